@@ -1,0 +1,128 @@
+"""Checks that the modules of the Rust core look down only, and that no file outgrew its idea.
+
+The order stands in `rust/core/src/lib.rs`, lowest first, in lines such as `//! layer: hash arena`.
+A module may use itself and the modules of the lines above its own; the others in its line are
+strangers. `--self-test` breaks each rule once and sees that it is noticed.
+"""
+
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_LINES = 450
+COMMENT = re.compile(r"//.*")
+TESTS = re.compile(r"^#\[cfg\(test\)\]\n(?:#\[.*\]\n)*mod ", re.MULTILINE)
+# `crate::name` and `crate::{name, other::…}`; the same with `super::`, however often.
+PATH = re.compile(r"\b(crate|super(?:\s*::\s*super)*)\s*::\s*(?:(\w+|\*)|\{)")
+TOKEN = re.compile(r"\w+|\*|[{},]")
+
+
+def names_in_braces(code: str, start: int) -> Iterator[tuple[str, int]]:
+    """The first name of each path from `start` to the closing brace, and where it stands."""
+    depth, first = 1, True
+    for token in TOKEN.finditer(code, start):
+        match token.group():
+            case "{":
+                depth += 1
+            case "}":
+                depth -= 1
+            case ",":
+                first = first or depth == 1
+            case name if first:
+                first = False
+                yield name, token.start()
+        if depth == 0:
+            return
+
+
+def names_at_root(text: str, depth: int) -> Iterator[tuple[str, int]]:
+    """What a file `depth` modules below the crate's root uses of it, and in which line."""
+    code = COMMENT.sub("", text)
+    tests = TESTS.search(code)
+    for path in PATH.finditer(code):
+        in_tests = tests is not None and path.start() > tests.start()
+        if path[1] != "crate" and path[1].count("super") != depth + in_tests:
+            continue
+        found = [(path[2], path.start(2))] if path[2] else names_in_braces(code, path.end())
+        for name, position in found:
+            if name != "super":
+                yield name, code.count("\n", 0, position) + 1
+
+
+def complaints(root: Path) -> Iterator[str]:
+    """Every broken rule under `root`, as `file:line: what to do`."""
+    core = root / "rust/core/src"
+    lines = re.findall(r"^//! layer: (.+)$", (core / "lib.rs").read_text(), re.MULTILINE)
+    layer = {module: height for height, line in enumerate(lines) for module in line.split()}
+    for file in sorted([*core.rglob("*.rs"), *root.glob("rust/py/src/**/*.rs")]):
+        where, text = file.relative_to(root), file.read_text()
+        length = TESTS.split(text)[0].count("\n")
+        if length > MAX_LINES:
+            yield f"{where}:{MAX_LINES}: {length} lines before the tests; split off the second idea"
+        if not file.is_relative_to(core) or file == core / "lib.rs":
+            continue
+        place = file.relative_to(core).with_suffix("").parts
+        module, depth = place[0], len(place) - (place[-1] == "mod")
+        if module not in layer:
+            yield f"{where}:1: give `{module}` a place in the `//! layer:` lines of lib.rs"
+            continue
+        for name, line in names_at_root(text, depth):
+            if name not in layer:
+                yield f"{where}:{line}: `{name}` is in no layer; name the module that has it"
+            elif name != module and layer[name] >= layer[module]:
+                yield f"{where}:{line}: `{module}` may not use `{name}`; let one above do it"
+
+
+GOOD = {
+    "lib.rs": "//! layer: id\n//! layer: list hash\n//! layer: evict\npub use id::Id;\n",
+    "id.rs": "// crate::evict\nstruct Id;\n#[cfg(test)]\nmod tests {\n    use super::Id;\n}\n",
+    "hash.rs": "use crate::{id::{A, list}, id::C};\n",
+    "list.rs": "//! [`crate::evict`]\nuse crate::id::Id;\n#[cfg(test)]\nmod tests {}\n"
+    + "\n" * 500,
+    "evict/mod.rs": "use super::list::List;\nuse crate::evict::heap;\n",
+    "evict/heap.rs": "use super::Evict;\nuse super::super::id::Id;\n",
+}
+BAD = {
+    "no order": ("lib.rs", "mod id;\n"),
+    "no place": ("stray.rs", "\n"),
+    "up": ("list.rs", "use crate::evict::Evict;\n"),
+    "up, by the parent": ("list.rs", "use super::evict::Evict;\n"),
+    "up, from a folder": ("hash/parts.rs", "use super::super::evict;\n"),
+    "up, in tests": ("id.rs", "#[cfg(test)]\nmod tests {\n    use super::super::list;\n}\n"),
+    "sideways": ("hash.rs", "fn f() { crate::list::f() }\n"),
+    "sideways, in braces": ("hash.rs", "use crate::{\n    id::{A, B},\n    list::C,\n};\n"),
+    "past the module": ("hash.rs", "use crate::Id;\n"),
+    "everything": ("hash.rs", "use crate::*;\n"),
+    "too long": ("../../py/src/lib.rs", "//\n" * (MAX_LINES + 1)),
+    "too long after a test item": ("id.rs", "#[cfg(test)]\nfn f() {}\n" + "//\n" * MAX_LINES),
+}
+
+
+def self_test() -> None:
+    """Each rule, broken once, is noticed, and what keeps the rules is not."""
+    for name, change in {"nothing": (), **BAD}.items():
+        with tempfile.TemporaryDirectory() as root:
+            for path, text in [*GOOD.items(), *([change] if change else [])]:
+                file = Path(root, "rust/core/src", path)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+            found = list(complaints(Path(root)))
+        if bool(found) != bool(change):
+            sys.exit(f"layers: the self-test broke {name!r}, and this was found: {found}")
+    print(f"layers: {len(BAD)} broken rules noticed")
+
+
+def main() -> None:
+    """Checks the project, or with `--self-test` this script."""
+    if sys.argv[1:] == ["--self-test"]:
+        self_test()
+        return
+    found = list(complaints(Path(__file__).resolve().parent.parent))
+    print("\n".join(found) or "layers: every module looks down")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

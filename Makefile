@@ -1,0 +1,119 @@
+# One word for each thing to do; `make help` lists them. Everything is made inside the checkout: .venv and
+# target/ (cargo keeps the crates it downloaded in its own cache, as always).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+# What is tested is the installed wheel.
+unexport PYTHONPATH
+
+NEXTEST := $(shell cargo nextest --version 2>/dev/null)
+CARGO_TEST := $(if $(NEXTEST),cargo nextest run,cargo test)
+
+# Every file under the folders $1 whose name matches one of the patterns $2.
+files = $(foreach path,$(wildcard $(1:=/*)),$(call files,$(path),$2) $(filter $2,$(path)))
+
+RUST := Cargo.toml $(wildcard Cargo.lock) $(call files,rust,%.rs %.toml)
+SOURCES := $(sort $(RUST) pyproject.toml LICENSE $(call files,python,%.py %.pyi %/py.typed))
+PYTHON_CODE := $(wildcard .ci python tests/python tests/mutants benches/python)
+
+ENV_STAMP := $(VENV)/env.stamp
+WHEEL_STAMP := target/wheels/wheel.stamp
+INSTALL_STAMP := $(VENV)/install.stamp
+
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help check-tools env wheel install lint lint-rust lint-python test test-rust test-python \
+	check-wheel mutants bench measure fmt clean FORCE
+
+help:  ## list what make can do
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+check-tools:  ## is everything here that a build needs?
+	@sh .ci/check-tools.sh $(PYTHON)
+
+env: $(ENV_STAMP)  ## make .venv, with the pinned tools in it
+
+$(BIN)/python: | check-tools
+	$(PYTHON) -m venv --clear $(VENV)
+
+# Only what the group `dev` says counts, not every change of pyproject.toml.
+$(VENV)/dev.txt: pyproject.toml $(BIN)/python
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' >$@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(ENV_STAMP): $(VENV)/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+wheel: $(WHEEL_STAMP)  ## build the release wheel into target/wheels
+
+# Notices a source that went away, which no time stamp tells.
+target/sources.txt: FORCE
+	@mkdir -p target
+	@echo $(SOURCES) >$@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(WHEEL_STAMP): $(SOURCES) target/sources.txt $(ENV_STAMP) | check-tools
+	@rm -rf target/wheels
+	$(BIN)/maturin build --release --interpreter $(BIN)/python --out target/wheels
+	@touch $@
+
+install: $(INSTALL_STAMP)  ## install the wheel into .venv
+
+$(INSTALL_STAMP): $(WHEEL_STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
+	@touch $@
+
+lint: lint-rust lint-python  ## formats, lints, types, stubs, layers
+
+lint-rust: env
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --package blockyard-core --features shuttle --all-targets -- -D warnings
+	$(BIN)/python .ci/layers.py --self-test
+	$(BIN)/python .ci/layers.py
+
+lint-python: install
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --quiet --check
+	$(BIN)/mypy $(PYTHON_CODE)
+	$(BIN)/python -m mypy.stubtest blockyard._core
+	PYTHONPATH=python $(BIN)/lint-imports --no-logo
+	@if [ -f .ci/laws.py ]; then $(BIN)/python .ci/laws.py; fi
+
+test-rust: | check-tools  ## the core: unit tests, the model, doctests, shuttle
+	$(CARGO_TEST) --locked --package blockyard-core --tests
+	cargo test --locked --package blockyard-core --doc
+	$(CARGO_TEST) --locked --package blockyard-core --features shuttle --test races
+
+test-python: install  ## the binding and the package, from the installed wheel
+	$(BIN)/python -m pytest
+
+check-wheel: $(WHEEL_STAMP)  ## one wheel for every Python from 3.11, below 5 MB
+	@set -- target/wheels/*.whl; \
+	case "$$#$$1" in 1*-cp311-abi3-*) ;; *) echo "check-wheel: want one cp311-abi3 wheel, have $$*" >&2; exit 1 ;; esac; \
+	size=$$(wc -c <"$$1"); \
+	[ "$$size" -lt 5000000 ] || { echo "check-wheel: $$1 has $$size bytes, 5000000 are too many" >&2; exit 1; }; \
+	echo "check-wheel: $${1##*/}, $$size bytes"
+
+test: check-tools env install lint test-rust test-python check-wheel  ## everything that must pass before a change lands
+
+mutants: install  ## break each law in a copy: does a test notice?
+	$(BIN)/python tests/mutants/run.py
+
+bench: install  ## the benches, in Rust and from Python
+	cargo bench --locked --package blockyard-core
+	$(BIN)/python -m pytest benches/python --benchmark-enable -o timeout=0 -o faulthandler_timeout=0
+
+measure: install  ## the table of docs/measurements.md
+	$(BIN)/python benches/python/measure.py
+
+fmt: env  ## format everything
+	cargo fmt --all
+	$(BIN)/ruff check --quiet --fix-only
+	$(BIN)/ruff format --quiet
+
+clean:  ## remove all that make made
+	rm -rf target $(VENV) .benchmarks .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,3 @@
+//! Benches of the core.
+
+fn main() {}

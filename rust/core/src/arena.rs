@@ -1,0 +1,183 @@
+//! A slab with generations: u32 indices inside, stale handles are misses outside.
+
+use crate::id::{Id, Link};
+use std::num::NonZeroU32;
+
+/// A record that lends the arena one of its fields while it is dead: the free list runs through
+/// it, so that a million dead records need no list beside them.
+pub(crate) trait Record: Default {
+    fn link(&self) -> Option<Link>;
+    fn set_link(&mut self, link: Option<Link>);
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    /// Odd while the record lives.
+    generation: u32,
+    record: T,
+}
+
+/// What an id finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Found {
+    Live,
+    /// It was given out, and its record has ended.
+    Ended,
+    /// It was never given out.
+    Never,
+}
+
+#[derive(Debug)]
+pub(crate) struct Arena<T> {
+    entries: Vec<Entry<T>>,
+    vacant: Option<Link>,
+    live: u32,
+}
+
+impl<T: Record> Arena<T> {
+    /// Room for `capacity` records is made at once: a later insert within it never allocates.
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
+        Self {
+            entries: Vec::with_capacity(capacity),
+            vacant: None,
+            live: 0,
+        }
+    }
+
+    pub(crate) fn reserve(&mut self, capacity: usize) {
+        self.entries
+            .reserve_exact(capacity.saturating_sub(self.entries.len()));
+    }
+
+    pub(crate) fn insert(&mut self, record: T) -> u32 {
+        self.live += 1;
+        if let Some(link) = self.vacant {
+            let entry = &mut self.entries[link.at() as usize];
+            self.vacant = entry.record.link();
+            entry.record = record;
+            entry.generation = entry.generation.wrapping_add(1);
+            link.at()
+        } else {
+            self.entries.push(Entry {
+                generation: 1,
+                record,
+            });
+            (self.entries.len() - 1) as u32
+        }
+    }
+
+    pub(crate) fn remove(&mut self, index: u32) -> T {
+        let entry = &mut self.entries[index as usize];
+        debug_assert!(entry.generation % 2 == 1, "removing a dead record");
+        entry.generation = entry.generation.wrapping_add(1);
+        let record = std::mem::take(&mut entry.record);
+        entry.record.set_link(self.vacant);
+        self.vacant = Some(Link::to(index));
+        self.live -= 1;
+        record
+    }
+
+    pub(crate) fn id(&self, index: u32) -> Id {
+        let generation = NonZeroU32::new(self.entries[index as usize].generation);
+        Id {
+            index,
+            generation: generation.unwrap_or(NonZeroU32::MIN),
+        }
+    }
+
+    pub(crate) fn find(&self, id: Id) -> Found {
+        match self.entries.get(id.index as usize) {
+            Some(entry)
+                if entry.generation == id.generation.get() && id.generation.get() % 2 == 1 =>
+            {
+                Found::Live
+            }
+            Some(entry) if id.generation.get() < entry.generation => Found::Ended,
+            _ => Found::Never,
+        }
+    }
+
+    pub(crate) fn lives(&self, id: Id) -> bool {
+        self.find(id) == Found::Live
+    }
+
+    pub(crate) fn occupied(&self, index: u32) -> bool {
+        self.entries
+            .get(index as usize)
+            .is_some_and(|entry| entry.generation % 2 == 1)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.live as usize
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.entries
+            .iter()
+            .enumerate()
+            .filter(|(_, entry)| entry.generation % 2 == 1)
+            .map(|(index, entry)| (index as u32, &entry.record))
+    }
+}
+
+impl<T> std::ops::Index<u32> for Arena<T> {
+    type Output = T;
+    fn index(&self, index: u32) -> &T {
+        &self.entries[index as usize].record
+    }
+}
+
+impl<T> std::ops::IndexMut<u32> for Arena<T> {
+    fn index_mut(&mut self, index: u32) -> &mut T {
+        &mut self.entries[index as usize].record
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default, Debug)]
+    struct Thing(Option<Link>, u32);
+
+    impl Record for Thing {
+        fn link(&self) -> Option<Link> {
+            self.0
+        }
+        fn set_link(&mut self, link: Option<Link>) {
+            self.0 = link;
+        }
+    }
+
+    #[test]
+    fn a_stale_id_finds_nothing_even_when_its_place_is_taken_again() {
+        let mut arena = Arena::with_capacity(2);
+        let first = arena.insert(Thing(None, 7));
+        let old = arena.id(first);
+        assert!(arena.lives(old));
+        assert_eq!(arena.remove(first).1, 7);
+        assert_eq!(arena.find(old), Found::Ended);
+        let again = arena.insert(Thing(None, 8));
+        assert_eq!(again, first);
+        assert_eq!(arena.find(old), Found::Ended);
+        assert!(arena.lives(arena.id(again)));
+        let never = Id {
+            index: 9,
+            generation: NonZeroU32::MIN,
+        };
+        assert_eq!(arena.find(never), Found::Never);
+    }
+
+    #[test]
+    fn dead_places_are_taken_before_new_ones() {
+        let mut arena = Arena::with_capacity(0);
+        let all: Vec<u32> = (0..4).map(|n| arena.insert(Thing(None, n))).collect();
+        arena.remove(all[1]);
+        arena.remove(all[3]);
+        assert_eq!(arena.insert(Thing::default()), 3);
+        assert_eq!(arena.insert(Thing::default()), 1);
+        assert_eq!(arena.insert(Thing::default()), 4);
+        assert_eq!(arena.len(), 5);
+        assert_eq!(arena.iter().count(), 5);
+    }
+}

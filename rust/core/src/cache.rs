@@ -1,0 +1,178 @@
+//! The public face in Rust: makes the yard, hands out handles, and locks it.
+
+use crate::chain::{Chain, Extras};
+use crate::error::{Error, Result};
+use crate::hash::{KeyHash, Namespace, Seed};
+use crate::id::{Group, LeaseId, Retention};
+use crate::lease::{Lease, Parked, Seals};
+use crate::plan::Plan;
+use crate::shared::{Keys, Locked, Shared};
+use crate::state::{Answer, Begun, Config, Filling, Request, State};
+use crate::sync::Arc;
+
+/// A KV cache's bookkeeping, shared between threads.
+///
+/// ```
+/// use blockyard_core::{Cache, Config, Extras, Retention};
+///
+/// let cache = Cache::new(Config { slots: vec![64, 256], ..Config::default() }, Default::default(), &Default::default())?;
+/// let mut chain = cache.chain(Extras::default())?;
+/// chain.extend(&(0..100).collect::<Vec<u32>>())?;
+/// let (lease, _) = cache.begin(chain.clone(), 32, u32::MAX)?.expect("nothing is in the air");
+/// assert_eq!(cache.seal(&[(&lease, 100)])?, 6);
+/// cache.finish(lease, Retention::Ordinary)?;
+/// let (again, begun) = cache.begin(chain, 32, u32::MAX)?.expect("nothing is in the air");
+/// assert_eq!(begun.cached, 96);
+/// assert_eq!(cache.lock().audit(), None);
+/// # cache.finish(again, Retention::Ordinary)?;
+/// # Ok::<(), blockyard_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Cache {
+    shared: Arc<Shared>,
+    seed: Seed,
+}
+
+impl Cache {
+    /// A yard with these tiers, whose keys are in this namespace.
+    ///
+    /// # Errors
+    /// `Argument` and `Unsupported`, naming the value.
+    pub fn new(config: Config, hash: KeyHash, namespace: &Namespace) -> Result<Self> {
+        let block_size = config.block_size;
+        let state = State::new(config)?;
+        let seed = Seed::new(hash, namespace, Group(0), block_size);
+        Ok(Self {
+            shared: Shared::new(state),
+            seed,
+        })
+    }
+
+    /// Waits for the yard. Hold it for one verb.
+    pub fn lock(&self) -> Locked<'_> {
+        self.shared.lock()
+    }
+
+    /// The yard, if nobody has it.
+    pub fn try_lock(&self) -> Option<Locked<'_>> {
+        self.shared.try_lock()
+    }
+
+    /// An empty chain of keys in this cache's namespace.
+    ///
+    /// # Errors
+    /// `Argument` when media ranges overlap or are out of order.
+    pub fn chain(&self, extras: Extras) -> Result<Chain> {
+        Chain::new(&self.seed, extras)
+    }
+
+    /// What the cache's keys are seeded with.
+    pub fn seed(&self) -> &Seed {
+        &self.seed
+    }
+
+    /// The handle of a lease that [`State::begin`] or [`State::fork`] made for this chain.
+    pub fn handle(&self, id: LeaseId, chain: Chain) -> Lease {
+        Lease::new(&self.shared, id, Keys::new(chain))
+    }
+
+    /// Admits a sequence. `None`: part of its prefix is in the air.
+    ///
+    /// # Errors
+    /// `NoRoom`, `TooLarge`, `Argument`; nothing is held then.
+    pub fn begin(&self, chain: Chain, reserve: u64, load: u32) -> Result<Option<(Lease, Begun)>> {
+        let (keys, tokens) = (chain.keys(), chain.tokens());
+        let request = Request {
+            keys,
+            tokens,
+            reserve,
+            load,
+            filling: Filling::Soon,
+        };
+        let answer = self.lock().begin(&request)?;
+        Ok(match answer {
+            Answer::Begun(begun) => Some((self.handle(begun.lease, chain), begun)),
+            Answer::Soon(_) => None,
+        })
+    }
+
+    /// Publishes full, computed blocks of a batch; returns how many.
+    ///
+    /// # Errors
+    /// As [`State::seal`].
+    pub fn seal(&self, batch: &[(&Lease, u64)]) -> Result<u64> {
+        let mut seals = Seals::default();
+        for (lease, computed) in batch {
+            seals.add(lease, *computed)?;
+        }
+        let sealed = seals.apply(&mut self.lock())?;
+        seals.remember(|at| batch[at].0);
+        Ok(sealed)
+    }
+
+    /// Ends a sequence.
+    ///
+    /// # Errors
+    /// `Foreign` for a lease of another cache.
+    #[expect(clippy::needless_pass_by_value, reason = "it is spent")]
+    pub fn finish(&self, lease: Lease, retention: Retention) -> Result<()> {
+        self.lock().finish(&[lease.id()], retention, None)?;
+        lease.spend();
+        Ok(())
+    }
+
+    /// Parks a sequence after the engine's stop ack.
+    ///
+    /// # Errors
+    /// The lease comes back with the reason: nothing is given up.
+    pub fn park(&self, lease: Lease, computed: u64) -> Result<Parked, (Lease, Error)> {
+        let mut seals = Seals::default();
+        let parked = seals
+            .add(&lease, computed)
+            .and_then(|()| self.lock().park(&seals.row(&lease, computed), None));
+        match parked {
+            Ok(id) => Ok(lease.into_parked(id)),
+            Err(error) => Err((lease, error)),
+        }
+    }
+
+    /// Brings a parked sequence back.
+    ///
+    /// # Errors
+    /// The handle comes back with `None` while part of its path is in the air, or the reason.
+    pub fn resume(
+        &self,
+        parked: Parked,
+        reserve: u64,
+    ) -> Result<(Lease, Begun), (Parked, Option<Error>)> {
+        let id = parked.id();
+        let answer = parked.with_keys(|keys, tokens| self.lock().resume(id, keys, tokens, reserve));
+        match answer {
+            Ok(Answer::Begun(begun)) => Ok((parked.into_lease(begun.lease), begun)),
+            Ok(Answer::Soon(_)) => Err((parked, None)),
+            Err(error) => Err((parked, Some(error))),
+        }
+    }
+
+    /// Forks a sequence of which `computed` tokens have their KV.
+    ///
+    /// # Errors
+    /// As [`State::fork`].
+    pub fn fork(&self, lease: &Lease, computed: u64, reserve: u64) -> Result<(Lease, Begun)> {
+        lease.check()?;
+        let begun = self.lock().fork(lease.id(), computed, reserve)?;
+        Ok((self.handle(begun.lease, lease.chain()), begun))
+    }
+
+    /// Reports plans as carried out, whole.
+    ///
+    /// # Errors
+    /// `UnknownFlight`.
+    pub fn landed(&self, plans: &[Plan]) -> Result<()> {
+        let outcomes: Vec<_> = plans
+            .iter()
+            .map(|plan| (plan.flight, plan.len() as u32, false))
+            .collect();
+        self.lock().commit(&outcomes, None).map(|_| ())
+    }
+}

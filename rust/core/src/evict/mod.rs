@@ -1,0 +1,116 @@
+//! Who is evicted next. A policy sees slot numbers of one tier, and nothing else.
+
+mod heap;
+mod recency;
+
+use crate::id::Class;
+use heap::Heap;
+use recency::Recency;
+
+/// Whether an idle slot may be taken now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stand {
+    /// Yes.
+    Leaf,
+    /// Only after its children on this tier.
+    Branch,
+    /// No: it is read, or something below it is pinned or read.
+    Blocked,
+}
+
+/// Where in its class a slot enters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// As the last to go.
+    Back,
+    /// Just before its parent.
+    Before(u32),
+}
+
+/// A policy. The caller guarantees that a slot is inserted once until it is removed, and that a
+/// child is inserted before its parent; the policy guarantees that a victim is a leaf.
+pub(crate) trait Evict {
+    /// A slot has become idle.
+    fn insert(&mut self, slot: u32, class: Class, place: Place, stand: Stand);
+    /// A slot is idle no more.
+    fn remove(&mut self, slot: u32);
+    /// An idle slot stands otherwise now; it keeps its place.
+    fn stand(&mut self, slot: u32, stand: Stand);
+    /// The next to go; it stays until it is removed.
+    fn victim(&mut self) -> Option<u32>;
+    /// Adds the next `limit` victims to `out`, in the order in which they would go.
+    fn ahead(&self, limit: usize, out: &mut Vec<u32>);
+    /// All that is idle now goes before all that will be, in the order it has.
+    fn clear(&mut self);
+    /// The tier has this many slots now.
+    fn grow(&mut self, slots: usize);
+    /// Whether an idle slot is in the policy's order, for the audit.
+    fn holds(&self, slot: u32) -> bool;
+    /// A rank that rises along the order, for the audit; `None` if the policy keeps leaves only.
+    fn ranks(&self, slots: usize) -> Option<Vec<u32>>;
+}
+
+/// Which policy a yard uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Kind {
+    /// Lists by class in order of last use: O(1).
+    #[default]
+    Recency,
+    /// An indexed heap of leaves, for scores that are not plain recency: O(log n).
+    Heap,
+}
+
+/// The policies by arm: a call is a jump, not an allocation.
+#[derive(Debug)]
+pub(crate) enum Policy {
+    Recency(Recency),
+    Heap(Heap),
+}
+
+impl Policy {
+    pub(crate) fn new(kind: Kind, slots: usize) -> Self {
+        match kind {
+            Kind::Recency => Self::Recency(Recency::new(slots)),
+            Kind::Heap => Self::Heap(Heap::new(slots)),
+        }
+    }
+}
+
+macro_rules! each {
+    ($self:ident, $policy:ident => $call:expr) => {
+        match $self {
+            Policy::Recency($policy) => $call,
+            Policy::Heap($policy) => $call,
+        }
+    };
+}
+
+impl Evict for Policy {
+    fn insert(&mut self, slot: u32, class: Class, place: Place, stand: Stand) {
+        each!(self, policy => policy.insert(slot, class, place, stand));
+    }
+    fn remove(&mut self, slot: u32) {
+        each!(self, policy => policy.remove(slot));
+    }
+    fn stand(&mut self, slot: u32, stand: Stand) {
+        each!(self, policy => policy.stand(slot, stand));
+    }
+    fn victim(&mut self) -> Option<u32> {
+        each!(self, policy => policy.victim())
+    }
+    fn ahead(&self, limit: usize, out: &mut Vec<u32>) {
+        each!(self, policy => policy.ahead(limit, out));
+    }
+    fn clear(&mut self) {
+        each!(self, policy => policy.clear());
+    }
+    fn grow(&mut self, slots: usize) {
+        each!(self, policy => policy.grow(slots));
+    }
+    fn holds(&self, slot: u32) -> bool {
+        each!(self, policy => policy.holds(slot))
+    }
+    fn ranks(&self, slots: usize) -> Option<Vec<u32>> {
+        each!(self, policy => policy.ranks(slots))
+    }
+}

@@ -1,0 +1,199 @@
+//! Lists by class, each in order of last use, holding all idle slots. Because everything is
+//! released deepest first, a child always stands before its parent, and the front is a leaf.
+//!
+//! Blocked slots keep their place. A cursor per list remembers that everything before it is
+//! blocked, so that a long chain in the air is passed once and not at every call.
+
+use super::{Evict, Place, Stand};
+use crate::id::Class;
+use crate::list::Lists;
+
+const OPEN: u8 = 0;
+const BLOCKED: u8 = 1;
+/// Blocked, and the cursor has passed it.
+const PASSED: u8 = 2;
+
+#[derive(Debug)]
+pub(crate) struct Recency {
+    lists: Lists,
+    marks: Vec<u8>,
+    /// The first slot of each class that is perhaps not blocked; `None`: look from the front.
+    cursors: [Option<u32>; Class::COUNT],
+}
+
+impl Recency {
+    pub(super) fn new(slots: usize) -> Self {
+        Self {
+            lists: Lists::new(Class::COUNT, slots),
+            marks: vec![OPEN; slots],
+            cursors: [None; Class::COUNT],
+        }
+    }
+
+    /// A slot leaves the place where a cursor stands: the cursor moves on.
+    fn step_over(&mut self, slot: u32) {
+        for cursor in &mut self.cursors {
+            if *cursor == Some(slot) {
+                // At the end of the list there is nothing to stand on; looking from the front
+                // again is right, and as rare as an all-blocked list.
+                *cursor = self.lists.after(slot);
+            }
+        }
+    }
+
+    fn open_from(&mut self, class: usize) -> Option<u32> {
+        let mut at = self.cursors[class].or_else(|| self.lists.front(class));
+        while let Some(slot) = at {
+            if self.marks[slot as usize] == OPEN {
+                self.cursors[class] = Some(slot);
+                return Some(slot);
+            }
+            self.marks[slot as usize] = PASSED;
+            self.cursors[class] = Some(slot);
+            at = self.lists.after(slot);
+        }
+        None
+    }
+}
+
+impl Evict for Recency {
+    fn insert(&mut self, slot: u32, class: Class, place: Place, stand: Stand) {
+        match place {
+            Place::Back => self.lists.push_back(class as usize, slot),
+            Place::Before(other) => {
+                self.lists.insert_before(other, slot);
+                self.cursors[class as usize] = None;
+            }
+        }
+        self.marks[slot as usize] = if stand == Stand::Blocked {
+            BLOCKED
+        } else {
+            OPEN
+        };
+    }
+
+    fn remove(&mut self, slot: u32) {
+        self.step_over(slot);
+        self.lists.remove(slot);
+    }
+
+    fn stand(&mut self, slot: u32, stand: Stand) {
+        let mark = &mut self.marks[slot as usize];
+        if stand == Stand::Blocked {
+            if *mark == OPEN {
+                *mark = BLOCKED;
+            }
+        } else {
+            if *mark == PASSED {
+                // It may stand before any cursor: look from the front again.
+                self.cursors = [None; Class::COUNT];
+            }
+            *mark = OPEN;
+        }
+    }
+
+    fn victim(&mut self) -> Option<u32> {
+        (0..Class::COUNT).find_map(|class| self.open_from(class))
+    }
+
+    fn ahead(&self, limit: usize, out: &mut Vec<u32>) {
+        let all = (0..Class::COUNT).flat_map(|class| {
+            std::iter::successors(self.lists.front(class), |&slot| self.lists.after(slot))
+        });
+        out.extend(all.take(limit));
+    }
+
+    fn clear(&mut self) {
+        for class in 1..Class::COUNT {
+            self.lists.append(Class::Cleared as usize, class);
+        }
+        self.cursors = [None; Class::COUNT];
+    }
+
+    fn grow(&mut self, slots: usize) {
+        self.lists.grow(slots);
+        self.marks.resize(slots, OPEN);
+    }
+
+    fn holds(&self, slot: u32) -> bool {
+        self.lists.holds(slot)
+    }
+
+    fn ranks(&self, slots: usize) -> Option<Vec<u32>> {
+        let mut order = Vec::new();
+        self.ahead(usize::MAX, &mut order);
+        let mut ranks = vec![u32::MAX; slots];
+        for (rank, slot) in order.into_iter().enumerate() {
+            ranks[slot as usize] = rank as u32;
+        }
+        Some(ranks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drain(policy: &mut Recency) -> Vec<u32> {
+        let mut order = Vec::new();
+        while let Some(slot) = policy.victim() {
+            policy.remove(slot);
+            order.push(slot);
+        }
+        order
+    }
+
+    #[test]
+    fn classes_go_in_order_and_each_by_recency() {
+        let mut policy = Recency::new(8);
+        for (slot, class) in [
+            (0, Class::Retained),
+            (1, Class::Ordinary),
+            (2, Class::Ended),
+        ] {
+            policy.insert(slot, class, Place::Back, Stand::Leaf);
+        }
+        policy.insert(3, Class::Ordinary, Place::Back, Stand::Leaf);
+        policy.insert(4, Class::Ordinary, Place::Before(3), Stand::Leaf);
+        assert_eq!(drain(&mut policy), [2, 1, 4, 3, 0]);
+    }
+
+    #[test]
+    fn a_blocked_slot_keeps_its_place_and_is_found_again() {
+        let mut policy = Recency::new(8);
+        for slot in 0..5 {
+            policy.insert(slot, Class::Ordinary, Place::Back, Stand::Leaf);
+        }
+        policy.stand(0, Stand::Blocked);
+        policy.stand(1, Stand::Blocked);
+        assert_eq!(policy.victim(), Some(2));
+        policy.remove(2);
+        assert_eq!(policy.victim(), Some(3));
+        policy.stand(1, Stand::Leaf);
+        assert_eq!(policy.victim(), Some(1), "back at its place");
+        policy.stand(0, Stand::Leaf);
+        assert_eq!(drain(&mut policy), [0, 1, 3, 4]);
+    }
+
+    #[test]
+    fn what_stands_where_the_cursor_was_can_leave() {
+        let mut policy = Recency::new(8);
+        for slot in 0..3 {
+            policy.insert(slot, Class::Ordinary, Place::Back, Stand::Blocked);
+        }
+        assert_eq!(policy.victim(), None);
+        policy.remove(2);
+        policy.insert(3, Class::Ordinary, Place::Back, Stand::Leaf);
+        assert_eq!(policy.victim(), Some(3));
+    }
+
+    #[test]
+    fn cleared_goes_before_everything_new() {
+        let mut policy = Recency::new(8);
+        policy.insert(0, Class::Retained, Place::Back, Stand::Leaf);
+        policy.insert(1, Class::Ended, Place::Back, Stand::Leaf);
+        policy.clear();
+        policy.insert(2, Class::Ended, Place::Back, Stand::Leaf);
+        assert_eq!(drain(&mut policy), [1, 0, 2]);
+    }
+}

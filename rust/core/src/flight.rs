@@ -1,0 +1,68 @@
+//! What is in the air: the record of a plan until the end of its copies is known.
+
+use crate::arena::Record;
+use crate::id::{Id, Link, Tier};
+use crate::id::{LeaseId, ParkedId};
+
+/// What a flight is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Errand {
+    /// Copies below blocks; for a parked sequence, if one asked.
+    #[default]
+    Nothing,
+    Down {
+        parked: Option<ParkedId>,
+    },
+    /// The table of this lease from block `base` on; published when they land.
+    Up {
+        lease: LeaseId,
+        base: u32,
+    },
+    /// One block of this lease's table that stays private: a fork's partial block, or the last
+    /// block of a full hit. `None`: the lease gave it up.
+    Private {
+        lease: Option<LeaseId>,
+        block: u32,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Move {
+    /// The block that is copied; `None` for a private one.
+    pub(crate) node: Option<Id>,
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Flight {
+    link: Option<Link>,
+    pub(crate) from: Tier,
+    pub(crate) to: Tier,
+    pub(crate) errand: Errand,
+    pub(crate) moves: Vec<Move>,
+    /// Its deadline passed: its destinations are quarantined until the fence.
+    pub(crate) overdue: bool,
+}
+
+impl Flight {
+    pub(crate) fn new(from: Tier, to: Tier, errand: Errand, moves: Vec<Move>) -> Self {
+        Self {
+            link: None,
+            from,
+            to,
+            errand,
+            moves,
+            overdue: false,
+        }
+    }
+}
+
+impl Record for Flight {
+    fn link(&self) -> Option<Link> {
+        self.link
+    }
+    fn set_link(&mut self, link: Option<Link>) {
+        self.link = link;
+    }
+}

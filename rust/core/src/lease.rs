@@ -1,0 +1,264 @@
+//! Handles: what a caller holds of a running or a parked sequence. They are spent by the verb
+//! that ends them; one that is dropped instead gives back what it holds, and is counted.
+
+use crate::chain::Chain;
+use crate::error::{Error, Result};
+use crate::id::{Key, LeaseId, ParkedId};
+use crate::shared::{Dropped, Keys, Shared};
+use crate::state::{Sealing, State};
+use crate::sync::{Arc, AtomicBool, Ordering};
+
+/// A running sequence: its pinned block table, and its keys. Not `Clone`: see `fork`.
+#[derive(Debug)]
+pub struct Lease {
+    shared: Arc<Shared>,
+    id: LeaseId,
+    keys: Arc<Keys>,
+    open: AtomicBool,
+}
+
+/// A parked sequence: its keeps, and its keys.
+#[derive(Debug)]
+pub struct Parked {
+    shared: Arc<Shared>,
+    id: ParkedId,
+    keys: Arc<Keys>,
+    open: AtomicBool,
+}
+
+impl Lease {
+    pub(crate) fn new(shared: &Arc<Shared>, id: LeaseId, keys: Arc<Keys>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            id,
+            keys,
+            open: AtomicBool::new(true),
+        }
+    }
+
+    /// Its id, as the batch verbs of [`State`] take it.
+    pub fn id(&self) -> LeaseId {
+        self.id
+    }
+
+    /// A copy of its keys as they are now: for a fork, or to begin the same prompt again.
+    pub fn chain(&self) -> Chain {
+        self.keys.lock().chain.clone()
+    }
+
+    /// Tokens appended so far, the prompt included.
+    pub fn tokens(&self) -> u64 {
+        self.keys.lock().chain.tokens()
+    }
+
+    /// Tokens extend the keys; hashing happens here, outside the yard's lock.
+    ///
+    /// # Errors
+    /// `Spent`; `Argument` when its keys are given ready.
+    pub fn append(&self, tokens: &[u32]) -> Result<()> {
+        self.check()?;
+        self.keys.lock().chain.extend(tokens)
+    }
+
+    /// The same for keys given ready: `tokens` more, which complete the blocks of `keys`.
+    ///
+    /// # Errors
+    /// `Spent`; `Argument` when the keys do not fit the tokens, or it makes its own.
+    pub fn append_ready(&self, tokens: u64, keys: &[Key]) -> Result<()> {
+        self.check()?;
+        self.keys.lock().chain.extend_ready(tokens, keys)
+    }
+
+    /// Blocks that `more` tokens would complete, to judge the work of an append.
+    pub fn keys_made_by(&self, more: usize) -> usize {
+        self.keys.lock().chain.keys_made_by(more)
+    }
+
+    /// # Errors
+    /// `Spent` once it was finished or parked.
+    pub fn check(&self) -> Result<()> {
+        if self.open.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(Error::Spent {
+            what: "lease",
+            number: self.id.number(),
+        })
+    }
+
+    /// Marks the handle as spent, after a verb of [`State`] has ended the lease.
+    pub fn spend(&self) {
+        self.open.store(false, Ordering::Relaxed);
+    }
+
+    /// Its keys pass on to what it has become.
+    pub fn into_parked(&self, id: ParkedId) -> Parked {
+        self.spend();
+        let keys = Arc::clone(&self.keys);
+        keys.lock().sealed = 0;
+        Parked {
+            shared: Arc::clone(&self.shared),
+            id,
+            keys,
+            open: AtomicBool::new(true),
+        }
+    }
+}
+
+impl Parked {
+    /// Its id, as the verbs of [`State`] take it.
+    pub fn id(&self) -> ParkedId {
+        self.id
+    }
+
+    /// Tokens appended so far; the frozen count of computed ones is the yard's.
+    pub fn tokens(&self) -> u64 {
+        self.keys.lock().chain.tokens()
+    }
+
+    /// # Errors
+    /// `Spent` once it was resumed or given up.
+    pub fn check(&self) -> Result<()> {
+        if self.open.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(Error::Spent {
+            what: "parked sequence",
+            number: self.id.number(),
+        })
+    }
+
+    /// Marks the handle as spent, after a verb of [`State`] has ended the parking.
+    pub fn spend(&self) {
+        self.open.store(false, Ordering::Relaxed);
+    }
+
+    /// Runs `act` with its keys and its count of tokens.
+    pub fn with_keys<T>(&self, act: impl FnOnce(&[Key], u64) -> T) -> T {
+        let known = self.keys.lock();
+        act(known.chain.keys(), known.chain.tokens())
+    }
+
+    /// Its keys pass on to what it has become.
+    pub fn into_lease(&self, id: LeaseId) -> Lease {
+        self.spend();
+        Lease::new(&self.shared, id, Arc::clone(&self.keys))
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if *self.open.get_mut() {
+            self.shared.give_back(Dropped::Lease(self.id));
+        }
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        if *self.open.get_mut() {
+            self.shared.give_back(Dropped::Parked(self.id));
+        }
+    }
+}
+
+/// The keys of a batch that a seal may publish, gathered before the yard is locked.
+#[derive(Debug, Default)]
+pub struct Seals {
+    leases: Vec<LeaseId>,
+    keys: Vec<Key>,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug)]
+struct Row {
+    /// Its place in the batch.
+    at: usize,
+    lease: LeaseId,
+    computed: u64,
+    first: u32,
+    keys: std::ops::Range<usize>,
+    sealed: u32,
+}
+
+impl Seals {
+    /// Adds a row: `computed` tokens of this lease have their KV.
+    ///
+    /// # Errors
+    /// `Spent`; `Argument` when more is computed than was appended.
+    pub fn add(&mut self, lease: &Lease, computed: u64) -> Result<()> {
+        lease.check()?;
+        let known = lease.keys.lock();
+        if computed > known.chain.tokens() {
+            let help = "no more can be computed than was appended: append the tokens first";
+            return Err(Error::argument("computed", computed, help));
+        }
+        let at = self.leases.len();
+        self.leases.push(lease.id);
+        let full = (computed / u64::from(known.chain.block_size())) as usize;
+        let first = known.sealed as usize;
+        if full > first {
+            let start = self.keys.len();
+            self.keys
+                .extend_from_slice(&known.chain.keys()[first..full]);
+            let (keys, sealed) = (start..self.keys.len(), known.sealed);
+            self.rows.push(Row {
+                at,
+                lease: lease.id,
+                computed,
+                first: sealed,
+                keys,
+                sealed,
+            });
+        }
+        Ok(())
+    }
+
+    /// Blocks it may publish, to judge the work.
+    pub fn blocks(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Publishes; returns the blocks newly sealed.
+    ///
+    /// # Errors
+    /// As [`State::seal`]; nothing is changed then.
+    pub fn apply(&mut self, state: &mut State) -> Result<u64> {
+        state.check_rows(&self.leases)?;
+        let keys = &self.keys;
+        let rows: Vec<Sealing<'_>> = self
+            .rows
+            .iter()
+            .map(|row| Sealing {
+                lease: row.lease,
+                computed: row.computed,
+                first: row.first,
+                keys: &keys[row.keys.clone()],
+            })
+            .collect();
+        let sealed = state.seal(&rows)?;
+        for row in &mut self.rows {
+            row.sealed = state.sealed(row.lease);
+        }
+        Ok(sealed)
+    }
+
+    /// What of the batch a park seals.
+    pub fn row(&self, lease: &Lease, computed: u64) -> Sealing<'_> {
+        let row = self.rows.first();
+        Sealing {
+            lease: lease.id,
+            computed,
+            first: row.map_or(0, |row| row.first),
+            keys: row.map_or(&[], |row| &self.keys[row.keys.clone()]),
+        }
+    }
+
+    /// Remembers what is sealed, so that the next seal gathers only what is new. `batch` is the
+    /// batch that was added, in its order.
+    pub fn remember<'a>(&self, batch: impl Fn(usize) -> &'a Lease) {
+        for row in &self.rows {
+            batch(row.at).keys.lock().sealed = row.sealed;
+        }
+    }
+}

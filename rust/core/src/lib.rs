@@ -1,0 +1,54 @@
+//! The bookkeeping of a KV cache: which block lives where, who may use it, what moves next and
+//! who waits. It knows no bytes, no devices, no Python and no clock.
+//!
+//! A [`Cache`] is a yard behind one short mutex. [`State`] has every verb, by id; handles
+//! ([`Lease`], [`Parked`]) hold what a sequence holds. Keys are made outside the lock ([`Chain`]);
+//! copies are [`Plan`]s that somebody else carries out and reports back.
+//!
+//! A file may use only what stands above it; names on one line are strangers:
+//! layer: id sync
+//! layer: error
+//! layer: hash arena list index
+//! layer: chain pool ledger trie evict plan flight record
+//! layer: stats
+//! layer: state
+//! layer: shared
+//! layer: lease
+//! layer: cache
+
+#![forbid(unsafe_code)]
+
+mod arena;
+mod cache;
+mod chain;
+mod error;
+mod evict;
+mod flight;
+mod hash;
+mod id;
+mod index;
+mod lease;
+mod ledger;
+mod list;
+mod plan;
+mod pool;
+mod record;
+mod shared;
+mod state;
+mod stats;
+mod sync;
+mod trie;
+
+pub use cache::Cache;
+pub use chain::{Chain, Extras, Media};
+pub use error::{Error, Result};
+pub use evict::Kind;
+pub use hash::{KeyHash, Namespace, Seed};
+pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Retention, Slot, Tier};
+pub use lease::{Lease, Parked, Seals};
+pub use plan::{Plan, Run};
+pub use shared::Locked;
+pub use state::{
+    Answer, Begun, Breach, Cells, Config, Filling, Probe, Request, Sealing, State, Stop,
+};
+pub use stats::{Counters, Field, SCHEMA, Stats, TIER_SCHEMA, TierStats};

@@ -1,0 +1,117 @@
+//! Intrusive doubly linked lists over slot numbers: many heads, one array of links, no boxes.
+
+/// `heads` circular lists over the numbers `0..len`; a number is in one list at most.
+#[derive(Debug)]
+pub(crate) struct Lists {
+    /// The heads come first, so that growing leaves them where they are.
+    links: Vec<[u32; 2]>,
+    heads: u32,
+}
+
+const PREV: usize = 0;
+const NEXT: usize = 1;
+
+impl Lists {
+    pub(crate) fn new(heads: usize, len: usize) -> Self {
+        let mut lists = Self {
+            links: Vec::new(),
+            heads: heads as u32,
+        };
+        lists.grow(len);
+        lists
+    }
+
+    pub(crate) fn grow(&mut self, len: usize) {
+        let all = self.heads as usize + len;
+        self.links
+            .reserve_exact(all.saturating_sub(self.links.len()));
+        for at in self.links.len()..all {
+            self.links.push([at as u32; 2]);
+        }
+    }
+
+    pub(crate) fn holds(&self, number: u32) -> bool {
+        let at = self.heads + number;
+        self.links[at as usize][NEXT] != at
+    }
+
+    pub(crate) fn push_back(&mut self, head: usize, number: u32) {
+        self.link_before(head as u32, self.heads + number);
+    }
+
+    pub(crate) fn insert_before(&mut self, other: u32, number: u32) {
+        self.link_before(self.heads + other, self.heads + number);
+    }
+
+    fn link_before(&mut self, next: u32, at: u32) {
+        debug_assert!(self.links[at as usize] == [at; 2], "already in a list");
+        let prev = self.links[next as usize][PREV];
+        self.links[at as usize] = [prev, next];
+        self.links[prev as usize][NEXT] = at;
+        self.links[next as usize][PREV] = at;
+    }
+
+    pub(crate) fn remove(&mut self, number: u32) {
+        let at = self.heads + number;
+        let [prev, next] = self.links[at as usize];
+        debug_assert!(next != at, "in no list");
+        self.links[prev as usize][NEXT] = next;
+        self.links[next as usize][PREV] = prev;
+        self.links[at as usize] = [at; 2];
+    }
+
+    pub(crate) fn front(&self, head: usize) -> Option<u32> {
+        self.number(self.links[head][NEXT])
+    }
+
+    /// The one behind it in its list.
+    pub(crate) fn after(&self, number: u32) -> Option<u32> {
+        self.number(self.links[(self.heads + number) as usize][NEXT])
+    }
+
+    /// Moves a whole list behind another, in its order.
+    pub(crate) fn append(&mut self, to: usize, from: usize) {
+        let [last, first] = self.links[from];
+        if first == from as u32 {
+            return;
+        }
+        let end = self.links[to][PREV];
+        self.links[end as usize][NEXT] = first;
+        self.links[first as usize][PREV] = end;
+        self.links[last as usize][NEXT] = to as u32;
+        self.links[to][PREV] = last;
+        self.links[from] = [from as u32; 2];
+    }
+
+    fn number(&self, at: u32) -> Option<u32> {
+        at.checked_sub(self.heads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(lists: &Lists, head: usize) -> Vec<u32> {
+        std::iter::successors(lists.front(head), |&n| lists.after(n)).collect()
+    }
+
+    #[test]
+    fn lists_keep_their_order_through_inserts_removes_and_appends() {
+        let mut lists = Lists::new(2, 3);
+        lists.push_back(0, 0);
+        lists.push_back(0, 2);
+        lists.insert_before(2, 1);
+        assert_eq!(all(&lists, 0), [0, 1, 2]);
+        lists.remove(1);
+        assert!(!lists.holds(1) && lists.holds(2));
+        lists.grow(5);
+        lists.push_back(1, 4);
+        lists.push_back(1, 1);
+        lists.append(0, 1);
+        assert_eq!(all(&lists, 0), [0, 2, 4, 1]);
+        assert_eq!(all(&lists, 1), []);
+        lists.append(0, 1);
+        assert_eq!(all(&lists, 0), [0, 2, 4, 1]);
+    }
+}

@@ -1,0 +1,211 @@
+//! The slots of one tier: what holds each, and the list of free ones.
+
+use crate::id::{Class, Link, Set};
+
+/// What holds a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Hold {
+    Free {
+        next: Option<Link>,
+    },
+    /// Private to this many leases (more than one after a fork), without content yet.
+    Claimed {
+        leases: u32,
+    },
+    /// Private to this many leases, with content: a duplicate, or shared by forks and not sealed.
+    Owned {
+        leases: u32,
+    },
+    /// Destination of a flight: nobody may read it.
+    Filling {
+        flight: u32,
+    },
+    /// Published or parked, and held by this many leases and keeps.
+    Pinned {
+        pins: u32,
+    },
+    /// Published, and held by nobody; it stands in this class of the eviction order.
+    Idle {
+        class: Class,
+    },
+    /// A copy with an unknown end may still write or read it.
+    Quarantined,
+    /// Beyond the tier's size after a shrink; outside of the capacity.
+    Retired,
+    /// Padding for block tables; outside of the capacity, never given out.
+    Null,
+}
+
+impl Hold {
+    /// Its set, or `None` for what is outside of the capacity.
+    pub(crate) fn set(self) -> Option<Set> {
+        Some(match self {
+            Self::Free { .. } => Set::Free,
+            Self::Claimed { .. } => Set::Claimed,
+            Self::Owned { .. } | Self::Filling { .. } | Self::Pinned { .. } => Set::Pinned,
+            Self::Idle { .. } => Set::Idle,
+            Self::Quarantined => Set::Quarantined,
+            Self::Retired | Self::Null => return None,
+        })
+    }
+
+    /// Whether its bytes are a block's, complete and readable.
+    pub(crate) fn is_ready(self) -> bool {
+        matches!(self, Self::Pinned { .. } | Self::Idle { .. })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cell {
+    /// The block in it, if the trie or a parked sequence knows one.
+    pub(crate) node: Option<Link>,
+    pub(crate) hold: Hold,
+    /// Flights that read it: the reader mark on top of its set.
+    pub(crate) readers: u16,
+}
+
+#[derive(Debug)]
+pub(crate) struct Pool {
+    cells: Vec<Cell>,
+    free: Option<Link>,
+    /// Slots below this number may be given out; the others retire as they come free.
+    limit: u32,
+}
+
+impl Pool {
+    /// `slots` slots of which the first `null` are padding.
+    pub(crate) fn new(slots: u32, null: u32) -> Self {
+        let mut pool = Self {
+            cells: Vec::new(),
+            free: None,
+            limit: 0,
+        };
+        pool.grow(slots, null);
+        pool
+    }
+
+    /// More slots; the first `null` of the new ones are padding.
+    pub(crate) fn grow(&mut self, slots: u32, null: u32) {
+        let first = self.cells.len() as u32;
+        self.cells.reserve_exact((slots - first) as usize);
+        for _ in first..slots {
+            self.cells.push(Cell {
+                node: None,
+                hold: Hold::Retired,
+                readers: 0,
+            });
+        }
+        for slot in first..first + null {
+            self.cells[slot as usize].hold = Hold::Null;
+        }
+        self.limit = slots;
+        // Backwards, so that the lowest is given out first.
+        for slot in (first + null..slots).rev() {
+            self.push_free(slot);
+        }
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.cells.len() as u32
+    }
+
+    pub(crate) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    pub(crate) fn cell(&self, slot: u32) -> &Cell {
+        &self.cells[slot as usize]
+    }
+
+    pub(crate) fn cell_mut(&mut self, slot: u32) -> &mut Cell {
+        &mut self.cells[slot as usize]
+    }
+
+    pub(crate) fn cells(&self) -> impl Iterator<Item = (u32, &Cell)> {
+        self.cells
+            .iter()
+            .enumerate()
+            .map(|(slot, cell)| (slot as u32, cell))
+    }
+
+    /// Takes the next free slot off the list; its hold is the caller's to set.
+    pub(crate) fn pop_free(&mut self) -> Option<u32> {
+        let slot = self.free?.at();
+        if let Hold::Free { next } = self.cells[slot as usize].hold {
+            self.free = next;
+        }
+        Some(slot)
+    }
+
+    pub(crate) fn push_free(&mut self, slot: u32) {
+        let cell = &mut self.cells[slot as usize];
+        debug_assert!(
+            cell.node.is_none() && cell.readers == 0,
+            "slot {slot} is not free"
+        );
+        cell.hold = Hold::Free { next: self.free };
+        self.free = Some(Link::to(slot));
+    }
+
+    /// Sets the size; free slots beyond it are retired. Returns how many were.
+    pub(crate) fn set_limit(&mut self, limit: u32) -> u32 {
+        self.limit = limit;
+        let free: Vec<u32> = std::iter::from_fn(|| self.pop_free()).collect();
+        let mut retired = 0;
+        for slot in free.into_iter().rev() {
+            if slot < limit {
+                self.push_free(slot);
+            } else {
+                self.cells[slot as usize].hold = Hold::Retired;
+                retired += 1;
+            }
+        }
+        retired
+    }
+
+    /// Slots that had retired and lie below the limit again. Returns how many there were.
+    pub(crate) fn revive(&mut self) -> u32 {
+        let mut revived = 0;
+        for slot in (0..self.limit.min(self.len())).rev() {
+            if self.cells[slot as usize].hold == Hold::Retired {
+                self.push_free(slot);
+                revived += 1;
+            }
+        }
+        revived
+    }
+
+    /// The free list, for the audit.
+    pub(crate) fn free_slots(&self) -> impl Iterator<Item = u32> {
+        std::iter::successors(self.free.map(Link::at), |&slot| {
+            match self.cell(slot).hold {
+                Hold::Free { next } => next.map(Link::at),
+                _ => None,
+            }
+        })
+        .take(self.cells.len() + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_slot_goes_first_and_null_slots_never() {
+        let mut pool = Pool::new(4, 1);
+        assert_eq!(
+            std::iter::from_fn(|| pool.pop_free()).collect::<Vec<_>>(),
+            [1, 2, 3]
+        );
+        assert_eq!(pool.cell(0).hold, Hold::Null);
+        pool.push_free(2);
+        assert_eq!(pool.pop_free(), Some(2));
+        assert_eq!(pool.pop_free(), None);
+    }
+
+    #[test]
+    fn a_cell_is_sixteen_bytes() {
+        assert_eq!(size_of::<Cell>(), 16);
+    }
+}

@@ -1,0 +1,101 @@
+//! The records of running and parked sequences: what they hold. The handles are in `lease.rs`.
+
+use crate::arena::Record;
+use crate::id::{LeaseId, Link, Retention};
+
+/// A running sequence.
+#[derive(Debug, Default)]
+pub(crate) struct Running {
+    pub(crate) link: Option<Link>,
+    /// Device slots of its blocks, in order.
+    pub(crate) table: Vec<u32>,
+    /// Published blocks that it pins because its own slot is a duplicate: (block, node), ascending.
+    pub(crate) twins: Vec<(u32, u32)>,
+    /// Token positions it has, or asked, slots for.
+    pub(crate) tokens: u64,
+    /// Blocks up to which growth is promised.
+    pub(crate) limit: u32,
+    /// Blocks up to which growth was promised at the start: what a trim promises again.
+    pub(crate) reserve_limit: u32,
+    /// Leading blocks that are published or stand beside a published twin.
+    pub(crate) sealed: u32,
+    /// Leading tokens whose KV was there at the start, once its flights have landed.
+    pub(crate) cached: u64,
+    pub(crate) epoch: u32,
+    /// Table cells that `block_tables` has written already.
+    pub(crate) shown: u32,
+    /// Flights in the air for it.
+    pub(crate) loading: u32,
+    /// The parked sequence it was resumed from, until its loads have landed.
+    pub(crate) resumed: Option<u32>,
+    /// A load of its resume did not come whole.
+    pub(crate) short: bool,
+    /// Its handle is spent; it is released when its flights have landed.
+    pub(crate) ended: Option<Retention>,
+}
+
+impl Running {
+    pub(crate) fn blocks(&self) -> u32 {
+        self.table.len() as u32
+    }
+
+    /// Blocks promised and not taken.
+    pub(crate) fn promised(&self) -> u32 {
+        self.limit.saturating_sub(self.blocks())
+    }
+
+    pub(crate) fn twin(&self, block: u32) -> Option<u32> {
+        let at = self
+            .twins
+            .binary_search_by_key(&block, |&(block, _)| block)
+            .ok()?;
+        Some(self.twins[at].1)
+    }
+}
+
+/// A parked sequence.
+#[derive(Debug, Default)]
+pub(crate) struct Parked {
+    pub(crate) link: Option<Link>,
+    /// Its blocks with content, root first; the last ones may be anonymous.
+    pub(crate) path: Vec<u32>,
+    /// Leading blocks whose device copies it still pins: the last of them has no copy below.
+    pub(crate) on_device: u32,
+    /// Tokens whose KV it has: frozen at the stop.
+    pub(crate) computed: u64,
+    /// Copies down that failed since it was parked.
+    pub(crate) failures: u32,
+    /// When it was parked, among all: the youngest keep is broken first.
+    pub(crate) order: u64,
+    /// It lost its keeps, whole.
+    pub(crate) broken: bool,
+    /// The lease that is resuming it.
+    pub(crate) lease: Option<LeaseId>,
+}
+
+/// Slots held back for a step in flight.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) step: u64,
+    pub(crate) table: Vec<u32>,
+    pub(crate) twins: Vec<(u32, u32)>,
+    pub(crate) retention: Retention,
+}
+
+impl Record for Running {
+    fn link(&self) -> Option<Link> {
+        self.link
+    }
+    fn set_link(&mut self, link: Option<Link>) {
+        self.link = link;
+    }
+}
+
+impl Record for Parked {
+    fn link(&self) -> Option<Link> {
+        self.link
+    }
+    fn set_link(&mut self, link: Option<Link>) {
+        self.link = link;
+    }
+}

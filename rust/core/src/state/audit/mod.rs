@@ -1,0 +1,152 @@
+//! The audit: everything that is counted or linked is computed again from what is held, by the
+//! definitions of the laws, and compared. It may be called at any moment.
+
+mod order;
+mod promises;
+mod slots;
+
+use super::keep::HOST;
+use super::{State, Storey};
+use crate::id::{Group, Key, Slot, Tier};
+use std::fmt;
+
+/// The first law found broken. There is none unless Blockyard has a bug.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Breach {
+    /// Its name.
+    pub law: &'static str,
+    /// What was found and what should have been.
+    pub what: String,
+    /// Where.
+    pub slot: Option<Slot>,
+    /// The block's key; `None` for an anonymous or private block.
+    pub block: Option<Key>,
+}
+
+impl fmt::Display for Breach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.law, self.what)?;
+        if let Some(slot) = self.slot {
+            write!(f, ", {} slot {}", slot.tier.name(), slot.index)?;
+        }
+        if let Some(key) = self.block {
+            write!(f, ", block {key:?}")?;
+        }
+        Ok(())
+    }
+}
+
+type Check = Result<(), Breach>;
+
+/// Holders of each slot, counted from the records.
+struct Holders {
+    /// Tables of leases, running, ended and held back, plus twins and keeps.
+    pins: Vec<Vec<u32>>,
+    readers: Vec<Vec<u32>>,
+    /// Destinations in the air, overdue ones included.
+    written: Vec<Vec<u32>>,
+}
+
+impl State {
+    /// Checks INV-1, 3, 6, 14 and 20 to 24.
+    pub fn audit(&self) -> Option<Breach> {
+        self.laws().err()
+    }
+
+    fn laws(&self) -> Check {
+        let holders = self.holders()?;
+        for tier in 0..self.tiers.len() {
+            self.conserved(tier)?;
+            for slot in 0..self.tiers[tier].pool.len() {
+                self.held_rightly(tier, slot, &holders)?;
+                self.resident(tier, slot)?;
+                self.fenced(tier, slot, &holders)?;
+            }
+            self.budget(tier)?;
+            self.ordered(tier)?;
+        }
+        for (index, node) in self.trie.iter() {
+            self.monotone(index, node)?;
+        }
+        self.counted()?;
+        self.promises()?;
+        self.keeps()?;
+        self.epochs()
+    }
+
+    fn breach(&self, law: &'static str, tier: usize, slot: u32, what: String) -> Breach {
+        let place = Slot {
+            group: Group(0),
+            tier: Tier(tier as u8),
+            index: slot,
+        };
+        let node = (slot < self.tiers[tier].pool.len())
+            .then(|| self.node_in(tier, slot))
+            .flatten()
+            .filter(|&node| self.trie.alive(node));
+        let block = node
+            .filter(|&node| !self.trie[node].anonymous)
+            .map(|n| self.trie[n].key);
+        Breach {
+            law,
+            what,
+            slot: Some(place),
+            block,
+        }
+    }
+
+    fn holders(&self) -> Result<Holders, Breach> {
+        let zeros = || {
+            let slots = |storey: &Storey| vec![0; storey.pool.len() as usize];
+            self.tiers.iter().map(slots).collect::<Vec<Vec<u32>>>()
+        };
+        let (mut pins, mut readers, mut written) = (zeros(), zeros(), zeros());
+        let running = self
+            .leases
+            .iter()
+            .map(|(_, lease)| (&lease.table, &lease.twins));
+        let held = self.held.iter().map(|held| (&held.table, &held.twins));
+        for (table, twins) in running.chain(held) {
+            for &slot in table {
+                pins[0][slot as usize] += 1;
+            }
+            for &(block, node) in twins {
+                let alive = self.trie.alive(node).then(|| self.trie[node].slot(0));
+                let Some(slot) = alive.flatten() else {
+                    let what = format!("the published twin of block {block} is gone");
+                    return Err(Breach {
+                        law: "INV-3",
+                        what,
+                        slot: None,
+                        block: None,
+                    });
+                };
+                pins[0][slot as usize] += 1;
+            }
+        }
+        for (_, parked) in self.parked.iter() {
+            for (at, &node) in parked.path.iter().enumerate() {
+                if let Some(slot) = self.trie[node]
+                    .slot(0)
+                    .filter(|_| at < parked.on_device as usize)
+                {
+                    pins[0][slot as usize] += 1;
+                }
+                if let Some(slot) = self.ready(node, HOST) {
+                    pins[HOST][slot as usize] += 1;
+                }
+            }
+        }
+        for (_, flight) in self.flights.iter() {
+            for step in &flight.moves {
+                readers[flight.from.at()][step.from as usize] += 1;
+                written[flight.to.at()][step.to as usize] += 1;
+            }
+        }
+        Ok(Holders {
+            pins,
+            readers,
+            written,
+        })
+    }
+}

@@ -1,0 +1,123 @@
+//! Order and paths: INV-20 and 21.
+
+use super::{Breach, Check};
+use crate::evict::Evict;
+use crate::id::{Class, MAX_TIERS};
+use crate::pool::Hold;
+use crate::state::State;
+use crate::trie::Node;
+
+impl State {
+    /// INV-20: the order holds all idle blocks, child before parent; pins are closed to the root.
+    pub(super) fn ordered(&self, tier: usize) -> Check {
+        let storey = &self.tiers[tier];
+        let ranks = storey.order.ranks(storey.pool.len() as usize);
+        for (slot, cell) in storey.pool.cells() {
+            let idle = matches!(cell.hold, Hold::Idle { .. });
+            if storey.order.holds(slot) != idle {
+                let what = format!("it is {:?}; in the order: {}", cell.hold, !idle);
+                return Err(self.breach("INV-20", tier, slot, what));
+            }
+            let Some(node) = cell.node.map(crate::id::Link::at) else {
+                continue;
+            };
+            let above = self
+                .trie
+                .parent(node)
+                .and_then(|parent| self.trie[parent].slot(tier));
+            let Some(above) = above else { continue };
+            match self.hold(tier, above) {
+                Hold::Idle { class } => {
+                    let filling_below = tier > 0 && matches!(cell.hold, Hold::Filling { .. });
+                    if !idle && !filling_below {
+                        let what = format!("it is {:?}, and its parent is idle", cell.hold);
+                        return Err(self.breach("INV-20", tier, slot, what));
+                    }
+                    let behind = ranks
+                        .as_ref()
+                        .is_some_and(|ranks| idle && ranks[slot as usize] >= ranks[above as usize]);
+                    let own = match cell.hold {
+                        Hold::Idle { class } => class,
+                        _ => Class::Cleared,
+                    };
+                    if behind || own > class {
+                        let what = format!("it stands behind its parent in slot {above}");
+                        return Err(self.breach("INV-20", tier, slot, what));
+                    }
+                }
+                Hold::Filling { .. } if idle && tier == 0 => {
+                    let what = "it is idle, and its parent is still filling".to_owned();
+                    return Err(self.breach("INV-20", tier, slot, what));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// INV-20: the counts of children, and of hot ones, that say what may be taken.
+    pub(super) fn counted(&self) -> Check {
+        let mut families = std::collections::BTreeMap::new();
+        for (index, node) in self.trie.iter() {
+            let Some(parent) = self.trie.parent(index) else {
+                continue;
+            };
+            let family = families
+                .entry(parent)
+                .or_insert([(0_u32, 0_u32); MAX_TIERS]);
+            for (tier, (children, busy)) in family.iter_mut().enumerate() {
+                *children += u32::from(node.copies[tier].slot.is_some());
+                *busy += u32::from(self.hot_by_definition(index, tier));
+            }
+        }
+        for (index, node) in self.trie.iter() {
+            let family = families.get(&index).copied().unwrap_or_default();
+            for (tier, found) in family.into_iter().enumerate() {
+                let copy = &node.copies[tier];
+                if (copy.children, copy.busy) != found {
+                    let told = (copy.children, copy.busy);
+                    let what = format!("{told:?} children and hot ones are counted, not {found:?}");
+                    let slot = node.slot(tier).unwrap_or_default();
+                    return Err(self.breach("INV-20", tier.min(self.tiers.len() - 1), slot, what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn hot_by_definition(&self, node: u32, tier: usize) -> bool {
+        let Some(slot) = self.trie[node].slot(tier) else {
+            return false;
+        };
+        let cell = self.tiers[tier].pool.cell(slot);
+        let filling = tier > 0 && matches!(cell.hold, Hold::Filling { .. });
+        cell.readers > 0 || filling || self.trie[node].copies[tier].busy > 0
+    }
+
+    /// INV-21: a block's parent is on a tier as high, or higher.
+    pub(super) fn monotone(&self, index: u32, node: &Node) -> Check {
+        let top = |node: &Node| (0..self.tiers.len()).find(|&tier| node.slot(tier).is_some());
+        let Some(own) = top(node) else {
+            let what = format!("block {index} is in the trie and on no tier");
+            return Err(Breach {
+                law: "INV-3",
+                what,
+                slot: None,
+                block: Some(node.key),
+            });
+        };
+        let slot = node.slot(own).unwrap_or_default();
+        let above = match (node.parent, self.trie.parent(index)) {
+            (None, _) => Some(0),
+            (Some(_), None) => None,
+            (Some(_), Some(parent)) => top(&self.trie[parent]),
+        };
+        if above.is_none_or(|above| above > own) && own == 0
+            || above.is_some_and(|above| above > own)
+        {
+            let what = "it stands higher than its parent".to_owned();
+            return Err(self.breach("INV-21", own, slot, what));
+        }
+        Ok(())
+    }
+}

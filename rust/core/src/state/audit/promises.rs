@@ -1,0 +1,115 @@
+//! Promises, keeps and epochs: INV-22 to 24.
+
+use super::{Breach, Check};
+use crate::id::Class;
+use crate::pool::Hold;
+use crate::record::Running;
+use crate::state::State;
+use crate::state::keep::HOST;
+use crate::trie::Node;
+
+impl State {
+    /// INV-22: promises are the sum of what was promised, and they are backed.
+    pub(super) fn promises(&self) -> Check {
+        for (tier, storey) in self.tiers.iter().enumerate() {
+            let ledger = &storey.ledger;
+            let slots = 0..storey.pool.len();
+            let takeable = slots.filter(|&slot| self.takeable(tier, slot)).count() as u32;
+            if takeable != ledger.takeable() {
+                let what = format!("{} takeable are counted, {takeable} are", ledger.takeable());
+                return Err(self.breach("INV-22", tier, 0, what));
+            }
+            let promised: u32 = match tier {
+                0 => {
+                    let running = self
+                        .leases
+                        .iter()
+                        .filter(|(_, lease)| lease.ended.is_none());
+                    running.map(|(_, lease)| Running::promised(lease)).sum()
+                }
+                HOST => {
+                    let owed = |node: &Node| node.keeps > 0 && node.slot(HOST).is_none();
+                    self.trie.iter().filter(|(_, node)| owed(node)).count() as u32
+                }
+                _ => 0,
+            };
+            if promised != ledger.promised() {
+                let what = format!(
+                    "{} are counted as promised, {promised} are",
+                    ledger.promised()
+                );
+                return Err(self.breach("INV-22", tier, 0, what));
+            }
+            if ledger.available() < 0 {
+                let (free, takeable) = (ledger.free(), ledger.takeable());
+                let what = format!("{promised} promised, {free} free, {takeable} takeable");
+                return Err(self.breach("INV-22", tier, 0, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// INV-23: what is kept is counted, whole, and pinned no higher than it must be.
+    pub(super) fn keeps(&self) -> Check {
+        let mut keeps = std::collections::BTreeMap::new();
+        for (_, parked) in self.parked.iter() {
+            for (&node, at) in parked.path.iter().zip(1..) {
+                *keeps.entry(node).or_insert(0_u16) += 1;
+                let below = self.ready(node, HOST).is_some();
+                let lost = !below && self.ready(node, 0).is_none();
+                if lost || (below && at == parked.on_device) || (!below && at > parked.on_device) {
+                    let what = format!(
+                        "block {at} of a parked sequence, {} pinned on the device, ready below: \
+                         {below}, lost: {lost}",
+                        parked.on_device
+                    );
+                    let block = Some(self.trie[node].key);
+                    return Err(Breach {
+                        law: "INV-23",
+                        what,
+                        slot: None,
+                        block,
+                    });
+                }
+            }
+        }
+        for (index, node) in self.trie.iter() {
+            let kept = keeps.get(&index).copied().unwrap_or(0);
+            if node.keeps != kept || (node.anonymous && kept == 0) {
+                let what = format!("{} keeps are counted, {kept} are", node.keeps);
+                return Err(Breach {
+                    law: "INV-23",
+                    what,
+                    slot: None,
+                    block: Some(node.key),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// INV-24: what an ended epoch left idle goes first, is not found, and nothing keeps it.
+    pub(super) fn epochs(&self) -> Check {
+        for (_, node) in self
+            .trie
+            .iter()
+            .filter(|(_, node)| node.epoch != self.trie.epoch())
+        {
+            let found = self.trie.find(&node.key);
+            let found = found.is_some_and(|found| self.trie[found].epoch == node.epoch);
+            let kept = node.keeps > 0;
+            let late = (0..self.tiers.len()).find_map(|tier| {
+                let slot = node.slot(tier)?;
+                let idle =
+                    matches!(self.hold(tier, slot), Hold::Idle { class } if class > Class::Cleared);
+                idle.then_some((tier, slot))
+            });
+            if found || kept || late.is_some() {
+                let what = format!("a block of an ended epoch; found: {found}, kept: {kept}");
+                let (tier, slot) = late.unwrap_or((0, node.slot(0).unwrap_or_default()));
+                return Err(self.breach("INV-24", tier, slot, what));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! Slots: INV-1, 3, 6 and 14.
+
+use super::{Check, Holders};
+use crate::id::Set;
+use crate::pool::Hold;
+use crate::state::State;
+
+impl State {
+    /// INV-1: the sets add up to the capacity, and the free list is the free set.
+    pub(super) fn conserved(&self, tier: usize) -> Check {
+        let storey = &self.tiers[tier];
+        let mut counts = [0_u32; 5];
+        for (_, cell) in storey.pool.cells() {
+            if let Some(set) = cell.hold.set() {
+                counts[set as usize] += 1;
+            }
+        }
+        let sets = [
+            Set::Free,
+            Set::Claimed,
+            Set::Pinned,
+            Set::Idle,
+            Set::Quarantined,
+        ];
+        for set in sets {
+            if storey.ledger.count(set) != counts[set as usize] {
+                let (told, found) = (storey.ledger.count(set), counts[set as usize]);
+                let what = format!("the ledger counts {told} {set:?} slots, there are {found}");
+                return Err(self.breach("INV-1", tier, 0, what));
+            }
+        }
+        let sum: u32 = counts.iter().sum();
+        if sum != storey.ledger.capacity() {
+            let what = format!("the sets add up to {sum}, not {}", storey.ledger.capacity());
+            return Err(self.breach("INV-1", tier, 0, what));
+        }
+        let listed = storey.pool.free_slots().count();
+        if listed != counts[0] as usize {
+            let what = format!("the free list has {listed} slots, {} are free", counts[0]);
+            return Err(self.breach("INV-1", tier, 0, what));
+        }
+        Ok(())
+    }
+
+    /// INV-1: each slot is in the set that its holders put it in.
+    pub(super) fn held_rightly(&self, tier: usize, slot: u32, holders: &Holders) -> Check {
+        let pins = holders.pins[tier][slot as usize];
+        let written = holders.written[tier][slot as usize];
+        let hold = self.hold(tier, slot);
+        let right = match hold {
+            Hold::Free { .. } | Hold::Retired | Hold::Null | Hold::Idle { .. } => {
+                pins == 0 && written == 0
+            }
+            Hold::Claimed { leases } | Hold::Owned { leases } => pins == leases && written == 0,
+            // A lease's destination is in its table; a copy down is nobody's yet.
+            Hold::Filling { .. } => pins <= 1 && written == 1,
+            Hold::Pinned { pins: told } => pins == told && written == 0,
+            Hold::Quarantined => pins == 0 && written <= 1,
+        };
+        if right && (hold != Hold::Null || (tier == 0 && slot < self.config.null_slots)) {
+            return Ok(());
+        }
+        let what = format!("it is {hold:?}, with {pins} holders and {written} copies into it");
+        Err(self.breach("INV-1", tier, slot, what))
+    }
+
+    /// INV-3: slot and block name each other, and only ready or filling slots have a block.
+    pub(super) fn resident(&self, tier: usize, slot: u32) -> Check {
+        let hold = self.hold(tier, slot);
+        let Some(node) = self.node_in(tier, slot) else {
+            if hold.is_ready() {
+                let what = format!("it is {hold:?} and holds no block");
+                return Err(self.breach("INV-3", tier, slot, what));
+            }
+            return Ok(());
+        };
+        let alive = self.trie.alive(node);
+        if !alive || self.trie[node].slot(tier) != Some(slot) {
+            let what = "its block is dead or stands elsewhere".to_owned();
+            return Err(self.breach("INV-3", tier, slot, what));
+        }
+        if !hold.is_ready() && !matches!(hold, Hold::Filling { .. }) {
+            let what = format!("it is {hold:?} and still names a block");
+            return Err(self.breach("INV-3", tier, slot, what));
+        }
+        let node = &self.trie[node];
+        if !node.anonymous
+            && node.epoch == self.trie.epoch()
+            && self
+                .trie
+                .find(&node.key)
+                .is_none_or(|found| self.trie[found].slot(tier) != Some(slot))
+        {
+            return Err(self.breach("INV-3", tier, slot, "its key does not find it".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// INV-6: reader marks are the copies in the air, and nobody has a slot before its fence.
+    pub(super) fn fenced(&self, tier: usize, slot: u32, holders: &Holders) -> Check {
+        let cell = self.tiers[tier].pool.cell(slot);
+        let readers = holders.readers[tier][slot as usize];
+        let written = holders.written[tier][slot as usize];
+        if u32::from(cell.readers) != readers {
+            let what = format!("{} reader marks, {readers} copies read it", cell.readers);
+            return Err(self.breach("INV-6", tier, slot, what));
+        }
+        let fenced = matches!(cell.hold, Hold::Filling { .. } | Hold::Quarantined);
+        if written > 0 && !fenced {
+            let what = format!("it is {:?} while a copy writes it", cell.hold);
+            return Err(self.breach("INV-6", tier, slot, what));
+        }
+        if cell.hold == Hold::Quarantined && written == 0 && readers == 0 {
+            let what = "quarantined, and no copy has an unknown end".to_owned();
+            return Err(self.breach("INV-6", tier, slot, what));
+        }
+        Ok(())
+    }
+
+    /// INV-14: no more slots than the tier was given, but for those that have yet to retire.
+    pub(super) fn budget(&self, tier: usize) -> Check {
+        let pool = &self.tiers[tier].pool;
+        for (slot, cell) in pool.cells() {
+            let free = matches!(cell.hold, Hold::Free { .. });
+            if (free && slot >= pool.limit()) || (cell.hold == Hold::Retired && slot < pool.limit())
+            {
+                let what = format!("{:?}, and the tier's size is {}", cell.hold, pool.limit());
+                return Err(self.breach("INV-14", tier, slot, what));
+            }
+        }
+        Ok(())
+    }
+}

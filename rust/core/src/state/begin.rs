@@ -1,0 +1,308 @@
+//! Begin: match the longest prefix over all tiers, pin it, claim what is missing, promise the
+//! growth, evict exactly the deficit. All or nothing.
+
+use super::{Answer, Begun, State, Stop};
+use crate::error::{Error, Result};
+use crate::flight::{Errand, Move};
+use crate::id::{FlightId, Key, LeaseId, MAX_TIERS};
+use crate::plan::Plan;
+use crate::pool::Hold;
+use crate::record::Running;
+
+/// What a begin does at a block that is in the air.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Filling {
+    /// The prefix ends there.
+    #[default]
+    Stop,
+    /// Nothing is held; the answer is `Soon` with the flight to wait for.
+    Soon,
+}
+
+/// What a begin asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Keys of its full blocks.
+    pub keys: &'a [Key],
+    /// Its tokens.
+    pub tokens: u64,
+    /// Tokens of growth to promise.
+    pub reserve: u64,
+    /// Most blocks to load from below the device; what loading beats computing for.
+    pub load: u32,
+    /// At a block in the air.
+    pub filling: Filling,
+}
+
+/// A prefix as far as a begin will use it.
+struct Prefix {
+    /// Blocks of the path on the device; they are shared.
+    device: usize,
+    /// Blocks of the path behind them that are loaded, all from `tier`.
+    lower: usize,
+    tier: usize,
+    /// The last block of a full hit: its last token is computed again, in a private copy.
+    last: Option<u32>,
+    stop: Stop,
+}
+
+impl State {
+    /// Admits a sequence.
+    ///
+    /// # Errors
+    /// `Argument`, `TooLarge`, or `NoRoom` with the numbers; nothing is held then.
+    pub fn begin(&mut self, request: &Request<'_>) -> Result<Answer> {
+        if request.tokens == 0 {
+            return Err(Error::argument(
+                "tokens",
+                0,
+                "a sequence has at least one token",
+            ));
+        }
+        let (total, limit) = self.size(request.tokens, request.reserve)?;
+        let mut prefix = self.prefix(request);
+        if let (Stop::Filling(flight), Filling::Soon) = (prefix.stop, request.filling) {
+            return Ok(Answer::Soon(flight));
+        }
+        let path = std::mem::take(&mut self.path);
+        let answer = self.admit(&path, &mut prefix, total, limit, request.tokens);
+        self.path = path;
+        answer.map(Answer::Begun)
+    }
+
+    /// Blocks of the tokens, and with the promised growth; `TooLarge` if they can never fit.
+    pub(super) fn size(&self, tokens: u64, reserve: u64) -> Result<(u32, u32)> {
+        let limit = self.blocks_of(tokens.saturating_add(reserve));
+        let pool = &self.tiers[0].pool;
+        let capacity = u64::from(pool.limit()) - u64::from(self.config.null_slots);
+        if limit > capacity {
+            return Err(Error::TooLarge {
+                tier: crate::id::Tier::DEVICE,
+                need: limit,
+                capacity,
+            });
+        }
+        Ok((self.blocks_of(tokens) as u32, limit as u32))
+    }
+
+    fn prefix(&mut self, request: &Request<'_>) -> Prefix {
+        let block_size = u64::from(self.config.block_size);
+        let shared = ((request.tokens - 1) / block_size) as usize;
+        let probe = self.walk(&request.keys[..request.keys.len().min(shared + 1)]);
+        let device = (probe.hits[0] as usize).min(shared);
+        let tier = (1..MAX_TIERS)
+            .find(|&tier| probe.hits[tier] > 0)
+            .unwrap_or(1);
+        let lower = self.path.len().min(shared) - device;
+        let mut prefix = Prefix {
+            device,
+            lower,
+            tier,
+            last: None,
+            stop: probe.stop,
+        };
+        let mut loads = lower;
+        if let Some(&last) = self.path.get(shared) {
+            prefix.last = Some(last);
+            loads += usize::from(self.ready(last, 0).is_none());
+        }
+        if loads > request.load as usize {
+            prefix.lower = lower.min(request.load as usize);
+            (prefix.last, prefix.stop) = (None, Stop::Slow);
+        }
+        prefix
+    }
+
+    fn admit(
+        &mut self,
+        path: &[u32],
+        prefix: &mut Prefix,
+        total: u32,
+        limit: u32,
+        tokens: u64,
+    ) -> Result<Begun> {
+        let device = &path[..prefix.device];
+        let last = prefix.last.and_then(|node| self.ready(node, 0));
+        let spent = device
+            .iter()
+            .filter_map(|&node| self.ready(node, 0))
+            .chain(last)
+            .filter(|&slot| self.takeable(0, slot))
+            .count() as u32;
+        let new = total - prefix.device as u32;
+        let need = u64::from(new) + u64::from(limit - total);
+        if !self.tiers[0].ledger.affords(u64::from(spent) + need) {
+            self.counters.no_room += 1;
+            return Err(self.no_room(0, need, u64::from(spent)));
+        }
+
+        let mut table = Vec::with_capacity(limit as usize);
+        for (at, &node) in path.iter().enumerate().take(prefix.device + prefix.lower) {
+            self.link(node, at.checked_sub(1).map(|above| path[above]));
+        }
+        for &node in device {
+            if let Some(slot) = self.ready(node, 0) {
+                self.pin(0, slot);
+                table.push(slot);
+            }
+        }
+        self.mark_sources(path, prefix);
+        let last = prefix.last.and_then(|node| self.mark_last(node, path));
+        if prefix.last.is_some() && last.is_none() {
+            prefix.stop = Stop::Promised;
+        }
+        self.make_room(0, new);
+        self.tiers[0].ledger.promise(limit - total);
+
+        let lease = self.leases.insert(Running {
+            tokens,
+            limit,
+            reserve_limit: limit,
+            ..Running::default()
+        });
+        let id = self.lease_id(lease);
+        let mut plans = Vec::new();
+        if prefix.lower > 0 {
+            let loaded = &path[prefix.device..prefix.device + prefix.lower];
+            plans.push(self.load(id, prefix.device as u32, prefix.tier, loaded, &mut table));
+        }
+        if let Some((tier, slot, node)) = last {
+            plans.push(self.private_copy(id, tier, slot, Some(node), &mut table));
+        }
+        while (table.len() as u32) < total {
+            let Some(slot) = self.take_free(0, Hold::Claimed { leases: 1 }) else {
+                break;
+            };
+            table.push(slot);
+        }
+
+        let found = (prefix.device + prefix.lower) as u64;
+        let record = &mut self.leases[lease];
+        record.table = table;
+        record.sealed = found as u32;
+        record.epoch = self.trie.epoch();
+        record.loading = plans.len() as u32;
+        record.cached = found * u64::from(self.config.block_size);
+        if last.is_some() {
+            record.cached = tokens - 1;
+        }
+        let mut hits = [0; MAX_TIERS];
+        hits[0] = prefix.device as u32 + u32::from(last.is_some_and(|(tier, ..)| tier == 0));
+        hits[prefix.tier] =
+            prefix.lower as u32 + u32::from(last.is_some_and(|(tier, ..)| tier == prefix.tier));
+        self.counters.begun += 1;
+        self.counters.tokens += tokens;
+        self.counters.cached += self.leases[lease].cached;
+        for (sum, hit) in self.counters.hits.iter_mut().zip(hits) {
+            *sum += u64::from(hit);
+        }
+        Ok(Begun {
+            lease: id,
+            cached: self.leases[lease].cached,
+            hits,
+            stop: prefix.stop,
+            plans,
+        })
+    }
+
+    /// Marks the blocks to load, root first, as far as the tier's promises stay backed: a block
+    /// that is read cannot be taken, nor can what is above it.
+    fn mark_sources(&mut self, path: &[u32], prefix: &mut Prefix) {
+        let tier = prefix.tier;
+        for at in 0..prefix.lower {
+            let slot = self.ready(path[prefix.device + at], tier);
+            let Some(slot) = slot.filter(|&slot| self.mark_backed(tier, slot)) else {
+                (prefix.lower, prefix.last, prefix.stop) = (at, None, Stop::Promised);
+                return;
+            };
+            debug_assert!(self.tiers[tier].pool.cell(slot).readers > 0);
+        }
+    }
+
+    /// Marks a slot as read unless a promise would lose its backing.
+    pub(super) fn mark_backed(&mut self, tier: usize, slot: u32) -> bool {
+        self.mark(tier, slot);
+        if self.tiers[tier].ledger.available() < 0 {
+            self.unmark(tier, slot);
+            return false;
+        }
+        true
+    }
+
+    /// Marks the last block of a full hit, on its highest tier.
+    fn mark_last(&mut self, node: u32, path: &[u32]) -> Option<(usize, u32, u32)> {
+        let tier = (0..self.tiers.len()).find(|&tier| self.trie[node].slot(tier).is_some())?;
+        let slot = self.ready(node, tier)?;
+        if !self.link(node, path.len().checked_sub(2).map(|above| path[above])) {
+            return None;
+        }
+        if tier == 0 {
+            // Counted in what the begin spends.
+            self.mark(tier, slot);
+        } else if !self.mark_backed(tier, slot) {
+            return None;
+        }
+        Some((tier, slot, node))
+    }
+
+    /// Puts the loads of marked blocks in the air, and their destinations in the table.
+    pub(super) fn load(
+        &mut self,
+        lease: LeaseId,
+        base: u32,
+        tier: usize,
+        nodes: &[u32],
+        table: &mut Vec<u32>,
+    ) -> Plan {
+        let flight = self.board(tier, 0, Errand::Up { lease, base });
+        let mut moves = Vec::with_capacity(nodes.len());
+        for &node in nodes {
+            let from = self.trie[node].slot(tier);
+            if let Some((from, to)) = from.zip(self.destination(node, 0, flight)) {
+                moves.push(Move {
+                    node: Some(self.trie.id(node)),
+                    from,
+                    to,
+                });
+                table.push(to);
+            }
+        }
+        self.take_off(flight, moves)
+    }
+
+    /// Puts the copy of a marked slot into a private one in the air.
+    pub(super) fn private_copy(
+        &mut self,
+        lease: LeaseId,
+        tier: usize,
+        from: u32,
+        node: Option<u32>,
+        table: &mut Vec<u32>,
+    ) -> Plan {
+        let block = table.len() as u32;
+        let flight = self.board(
+            tier,
+            0,
+            Errand::Private {
+                lease: Some(lease),
+                block,
+            },
+        );
+        let mut moves = Vec::with_capacity(1);
+        if let Some(to) = self.take_free(0, Hold::Filling { flight }) {
+            moves.push(Move {
+                node: node.map(|node| self.trie.id(node)),
+                from,
+                to,
+            });
+            table.push(to);
+        }
+        self.take_off(flight, moves)
+    }
+
+    /// The flight to wait for, if this block is in the air on the tier.
+    pub(super) fn in_the_air(&self, node: u32, tier: usize) -> Option<FlightId> {
+        self.filling(node, tier)
+            .map(|flight| FlightId(self.flights.id(flight)))
+    }
+}

@@ -1,0 +1,48 @@
+//! Clear: weights changed, nothing published so far may be used again. It never waits.
+
+use super::State;
+use crate::evict::Evict;
+
+impl State {
+    /// Breaks all keeps, ends the epoch, hands all idle blocks over to be evicted first, and
+    /// detaches the running leases: their blocks stay theirs and are never published.
+    pub fn clear(&mut self) {
+        let mut parked: Vec<(u64, u32)> = self
+            .parked
+            .iter()
+            .map(|(index, parked)| (parked.order, index))
+            .collect();
+        // In an order that is the same on every rank.
+        parked.sort_unstable_by_key(|&(order, _)| std::cmp::Reverse(order));
+        for (_, index) in parked {
+            self.break_keep(index);
+        }
+        self.trie.end_epoch();
+        for tier in 0..self.tiers.len() {
+            self.tiers[tier].order.clear();
+            // The class is in the hold too; it is what the audit and `lift` read.
+            for slot in 0..self.tiers[tier].pool.len() {
+                let cell = self.tiers[tier].pool.cell_mut(slot);
+                if let crate::pool::Hold::Idle { class } = &mut cell.hold {
+                    *class = crate::id::Class::Cleared;
+                }
+            }
+        }
+        self.counters.cleared += 1;
+    }
+
+    /// Whether anything of an ended epoch is still held or in the air.
+    pub fn draining(&self) -> bool {
+        let epoch = self.trie.epoch();
+        self.leases.iter().any(|(_, lease)| lease.epoch != epoch)
+            || self.trie.iter().any(|(_, node)| {
+                node.epoch != epoch
+                    && (0..self.tiers.len()).any(|tier| {
+                        node.slot(tier).is_some_and(|slot| {
+                            let cell = self.tiers[tier].pool.cell(slot);
+                            cell.readers > 0 || !matches!(cell.hold, crate::pool::Hold::Idle { .. })
+                        })
+                    })
+            })
+    }
+}

@@ -1,0 +1,183 @@
+//! Demote: copies down, ahead of need, so that evicting is free; and promote: copies up, ahead
+//! of a request.
+
+use super::State;
+use super::keep::HOST;
+use crate::error::Result;
+use crate::evict::Evict;
+use crate::flight::{Errand, Move};
+use crate::id::{Key, LeaseId, ParkedId, Retention};
+use crate::plan::Plan;
+use crate::record::Running;
+
+impl State {
+    /// Sees that the next `blocks` victims of the device have a copy below, as far as the host's
+    /// promises allow; `None` when there is nothing to copy.
+    pub fn demote(&mut self, blocks: u32) -> Option<Plan> {
+        let mut ahead = Vec::new();
+        if self.tiers.len() > HOST {
+            self.tiers[0].order.ahead(blocks as usize, &mut ahead);
+        }
+        let nodes: Vec<u32> = ahead
+            .into_iter()
+            .filter_map(|slot| self.node_in(0, slot))
+            .filter(|&node| self.trie[node].epoch == self.trie.epoch())
+            .collect();
+        self.copy_down(Errand::Down { parked: None }, nodes.into_iter(), blocks)
+    }
+
+    /// Copies up to `blocks` sealed blocks of a running sequence down, the root first.
+    pub fn demote_lease(&mut self, id: LeaseId, blocks: u32) -> Result<Option<Plan>> {
+        let lease = self.lease(id)?;
+        if self.detached(lease) || self.tiers.len() <= HOST {
+            return Ok(None);
+        }
+        let record = &self.leases[lease];
+        let path: Vec<u32> = (0..record.sealed)
+            .map_while(|block| self.published(record, block))
+            .collect();
+        Ok(self.copy_down(Errand::Down { parked: None }, path.into_iter(), blocks))
+    }
+
+    /// Copies up to `blocks` blocks of a parked sequence down, the deepest first: within the
+    /// slots promised when it was parked, so that it always can.
+    pub fn demote_parked(&mut self, id: ParkedId, blocks: u32) -> Result<Option<Plan>> {
+        let parked = self.parked(id)?;
+        let record = &self.parked[parked];
+        let path = record.path[..record.on_device as usize].to_vec();
+        let errand = Errand::Down { parked: Some(id) };
+        Ok(self.copy_down(errand, path.into_iter().rev(), blocks))
+    }
+
+    fn copy_down(
+        &mut self,
+        errand: Errand,
+        nodes: impl Iterator<Item = u32>,
+        most: u32,
+    ) -> Option<Plan> {
+        let flight = self.board(0, HOST, errand);
+        let mut moves = Vec::new();
+        for node in nodes {
+            if moves.len() >= most as usize {
+                break;
+            }
+            let Some(from) = self.ready(node, 0) else {
+                continue;
+            };
+            if self.trie[node].slot(HOST).is_some() {
+                continue;
+            }
+            let Some(to) = self.place_below(node, from, flight) else {
+                break;
+            };
+            moves.push(Move {
+                node: Some(self.trie.id(node)),
+                from,
+                to,
+            });
+        }
+        if moves.is_empty() {
+            self.flights.remove(flight);
+            return None;
+        }
+        Some(self.take_off(flight, moves))
+    }
+
+    /// Marks a device slot as read and gives its block a host slot to fill. `None`, with nothing
+    /// changed, where that would take the backing of a promise.
+    fn place_below(&mut self, node: u32, from: u32, flight: u32) -> Option<u32> {
+        let owed = u32::from(self.trie[node].keeps > 0);
+        let ledger = &mut self.tiers[HOST].ledger;
+        if owed == 0 && ledger.available() < 1 {
+            return None;
+        }
+        if !self.mark_backed(0, from) {
+            return None;
+        }
+        self.tiers[HOST].ledger.release(owed);
+        let to = if self.make_room(HOST, 1) {
+            self.destination(node, HOST, flight)
+        } else {
+            None
+        };
+        let Some(to) = to else {
+            self.tiers[HOST].ledger.promise(owed);
+            self.unmark(0, from);
+            return None;
+        };
+        if self.tiers[HOST].ledger.available() < 0 {
+            self.detach(node, HOST);
+            self.free(HOST, to);
+            self.tiers[HOST].ledger.promise(owed);
+            self.unmark(0, from);
+            return None;
+        }
+        Some(to)
+    }
+
+    /// Copies what of this prefix lies below up to the device, at most `blocks` blocks; `None`
+    /// when there is nothing to load. Its path stays pinned until it has landed.
+    pub fn promote(&mut self, keys: &[Key], blocks: u32) -> Result<Option<Plan>> {
+        let probe = self.walk(keys);
+        let device = probe.hits[0] as usize;
+        let tier = (1..self.tiers.len())
+            .find(|&tier| probe.hits[tier] > 0)
+            .unwrap_or(HOST);
+        let lower = (self.path.len() - device).min(blocks as usize);
+        if lower == 0 {
+            return Ok(None);
+        }
+        let path = std::mem::take(&mut self.path);
+        let plan = self.load_path(&path[..device + lower], device, tier);
+        self.path = path;
+        plan
+    }
+
+    fn load_path(&mut self, path: &[u32], device: usize, tier: usize) -> Result<Option<Plan>> {
+        let spent = path[..device]
+            .iter()
+            .filter_map(|&node| self.ready(node, 0))
+            .filter(|&slot| self.takeable(0, slot))
+            .count() as u64;
+        let need = (path.len() - device) as u64;
+        if !self.tiers[0].ledger.affords(need + spent) {
+            return Err(self.no_room(0, need, spent));
+        }
+        for (at, &node) in path.iter().enumerate() {
+            self.link(node, at.checked_sub(1).map(|above| path[above]));
+        }
+        let mut end = device;
+        for &node in &path[device..] {
+            let Some(slot) = self.ready(node, tier) else {
+                break;
+            };
+            if !self.mark_backed(tier, slot) {
+                break;
+            }
+            end += 1;
+        }
+        if end == device {
+            return Ok(None);
+        }
+        let mut table = Vec::with_capacity(end);
+        for &node in &path[..device] {
+            if let Some(slot) = self.ready(node, 0) {
+                self.pin(0, slot);
+                table.push(slot);
+            }
+        }
+        self.make_room(0, (end - device) as u32);
+        // A lease that has ended already: what pins its path goes when its load lands.
+        let lease = self.leases.insert(Running::default());
+        let id = self.lease_id(lease);
+        let plan = self.load(id, device as u32, tier, &path[device..end], &mut table);
+        let tokens = table.len() as u64 * u64::from(self.config.block_size);
+        let epoch = self.trie.epoch();
+        let blocks = table.len() as u32;
+        let record = &mut self.leases[lease];
+        (record.table, record.tokens, record.cached) = (table, tokens, tokens);
+        (record.limit, record.sealed, record.epoch) = (blocks, blocks, epoch);
+        (record.loading, record.ended) = (1, Some(Retention::Ordinary));
+        Ok(Some(plan))
+    }
+}

@@ -1,0 +1,163 @@
+//! Finish: everything a sequence holds goes back, deepest block first, so that a child is always
+//! evicted before its parent.
+
+use super::State;
+use crate::error::Result;
+use crate::id::{Class, LeaseId, ParkedId, Retention};
+use crate::pool::Hold;
+use crate::record::Held;
+
+impl State {
+    /// Ends sequences. With `after`, a step in flight may still write: their slots are held back
+    /// until that step is reported done. One whose loads are in the air keeps only those, until
+    /// they land.
+    pub fn finish(
+        &mut self,
+        leases: &[LeaseId],
+        retention: Retention,
+        after: Option<u64>,
+    ) -> Result<()> {
+        for (row, &id) in leases.iter().enumerate() {
+            self.lease(id)?;
+            if leases[..row].contains(&id) && leases.len() > 1 {
+                return Err(crate::error::Error::Spent {
+                    what: "lease",
+                    number: id.number(),
+                });
+            }
+        }
+        for &id in leases {
+            self.counters.finished += 1;
+            self.end(id.0.index, retention, after);
+        }
+        Ok(())
+    }
+
+    pub(super) fn end(&mut self, lease: u32, retention: Retention, after: Option<u64>) {
+        let promised = self.leases[lease].promised();
+        self.tiers[0].ledger.release(promised);
+        if self.leases[lease].loading > 0 {
+            // Its path stays pinned until its loads land, so that what arrives has its parents.
+            let landing = self.last_filling(lease);
+            self.cut(lease, landing);
+            let record = &mut self.leases[lease];
+            record.limit = record.blocks();
+            record.ended = Some(retention);
+            return;
+        }
+        let record = self.leases.remove(lease);
+        if let Some(parked) = record.resumed {
+            self.end_keep(parked);
+        }
+        self.release_or_hold(record.table, record.twins, retention, after);
+    }
+
+    /// Blocks up to and with the last one in the air.
+    fn last_filling(&self, lease: u32) -> u32 {
+        let table = &self.leases[lease].table;
+        let last = table
+            .iter()
+            .rposition(|&slot| matches!(self.hold(0, slot), Hold::Filling { .. }));
+        last.map_or(0, |at| at as u32 + 1)
+            .max(self.leases[lease].sealed)
+    }
+
+    pub(super) fn release_or_hold(
+        &mut self,
+        table: Vec<u32>,
+        twins: Vec<(u32, u32)>,
+        retention: Retention,
+        after: Option<u64>,
+    ) {
+        match after {
+            Some(step) => self.held.push(Held {
+                step,
+                table,
+                twins,
+                retention,
+            }),
+            None => self.release(&table, &twins, retention),
+        }
+    }
+
+    /// The engine has done this step, and all before it: what was held back for them goes.
+    pub fn done(&mut self, step: u64) {
+        if self.held.iter().all(|held| held.step > step) {
+            return;
+        }
+        for held in std::mem::take(&mut self.held) {
+            if held.step <= step {
+                self.release(&held.table, &held.twins, held.retention);
+            } else {
+                self.held.push(held);
+            }
+        }
+    }
+
+    /// Unpins a table, deepest block first.
+    ///
+    /// A block's class is never below its children's: `least` carries the highest class upwards,
+    /// and "session ended" reaches only as far as nobody else has anything below.
+    pub(super) fn release(&mut self, table: &[u32], twins: &[(u32, u32)], retention: Retention) {
+        let mut twins = twins;
+        let mut alone = retention == Retention::SessionEnded;
+        let mut least = if retention == Retention::Retain {
+            Class::Retained
+        } else {
+            Class::Ended
+        };
+        let mut child = None;
+        for (block, &slot) in table.iter().enumerate().rev() {
+            let mut published = slot;
+            if let Some((&(at, node), rest)) = twins.split_last()
+                && at as usize == block
+            {
+                twins = rest;
+                self.release_private(slot);
+                match self.trie[node].slot(0) {
+                    Some(twin) => published = twin,
+                    None => continue,
+                }
+            }
+            let Some(node) = self.node_in(0, published) else {
+                self.release_private(published);
+                continue;
+            };
+            alone = alone && self.is_alone(node, child, published);
+            if alone {
+                self.trie[node].class = Class::Ended;
+            } else {
+                least = least.max(Class::Ordinary).max(self.trie[node].class);
+                self.trie[node].class = least;
+            }
+            child = Some(node);
+            self.unpin(0, published);
+        }
+    }
+
+    /// Whether this is the block's last holder and `child` the only block below it on any tier.
+    fn is_alone(&self, node: u32, child: Option<u32>, slot: u32) -> bool {
+        self.hold(0, slot) == (Hold::Pinned { pins: 1 })
+            && self.trie[node].keeps == 0
+            && (0..self.tiers.len()).all(|tier| {
+                let own = child.is_some_and(|child| self.trie[child].slot(tier).is_some());
+                self.trie[node].copies[tier].children == u32::from(own)
+            })
+    }
+
+    /// Takes back what a handle held that was dropped and not finished; counted.
+    pub(crate) fn leak_lease(&mut self, id: LeaseId) {
+        if let Ok(lease) = self.lease(id) {
+            self.counters.leaked += 1;
+            self.end(lease, Retention::Ordinary, None);
+        }
+    }
+
+    /// The same for a parked sequence.
+    pub(crate) fn leak_parked(&mut self, id: ParkedId) {
+        if let Ok(parked) = self.parked(id) {
+            self.counters.leaked += 1;
+            self.end_keep(parked);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Fork: share the full blocks, copy only the partial one.
+
+use super::{Begun, State, Stop};
+use crate::error::{Error, Result};
+use crate::id::{LeaseId, MAX_TIERS};
+use crate::pool::Hold;
+use crate::record::Running;
+
+impl State {
+    /// One more sequence with the same `computed` tokens. Blocks full up to there are shared; the
+    /// partial one is copied on the device; the rest gets slots of its own.
+    pub fn fork(&mut self, id: LeaseId, computed: u64, reserve: u64) -> Result<Begun> {
+        self.check_rows(&[id])?;
+        let parent = id.0.index;
+        let record = &self.leases[parent];
+        if record.loading > 0 {
+            let what = format!("forking lease {}, whose blocks are loading", id.number());
+            return Err(Error::state(what, "commit the outcomes of its plans first"));
+        }
+        if record.short {
+            let what = format!(
+                "forking lease {}, whose resume came back short",
+                id.number()
+            );
+            return Err(Error::state(
+                what,
+                "seal it once it is recomputed, or park it again",
+            ));
+        }
+        let block_size = u64::from(self.config.block_size);
+        let room = record.tokens.min(u64::from(record.blocks()) * block_size);
+        let found = record
+            .cached
+            .max(u64::from(record.sealed) * block_size)
+            .min(record.tokens);
+        if computed > room || computed < found {
+            let help = "give the tokens whose KV the parent has: no less than sealed or cached, \
+                        and no more than it has slots for";
+            return Err(Error::argument("computed", computed, help));
+        }
+        let tokens = record.tokens;
+        let shared = (computed / block_size) as u32;
+        let (total, limit) = self.size(tokens, reserve)?;
+        let partial = !computed.is_multiple_of(block_size);
+        let need = u64::from(limit - shared);
+        if !self.tiers[0].ledger.affords(need) {
+            self.counters.no_room += 1;
+            return Err(self.no_room(0, need, 0));
+        }
+        self.make_room(0, total - shared);
+        self.tiers[0].ledger.promise(limit - total);
+
+        let parent = &self.leases[parent];
+        let mut table = parent.table[..shared as usize].to_vec();
+        let source = parent
+            .table
+            .get(shared as usize)
+            .copied()
+            .filter(|_| partial);
+        let twins: Vec<(u32, u32)> = parent
+            .twins
+            .iter()
+            .copied()
+            .filter(|&(block, _)| block < shared)
+            .collect();
+        let sealed = parent.sealed.min(shared);
+        let epoch = parent.epoch;
+        for &slot in &table {
+            self.share(slot);
+        }
+        for &(_, node) in &twins {
+            if let Some(slot) = self.trie[node].slot(0) {
+                self.pin(0, slot);
+            }
+        }
+        let (limit, reserve_limit) = (limit, limit);
+        let record = Running {
+            tokens,
+            limit,
+            reserve_limit,
+            ..Running::default()
+        };
+        let forked = self.leases.insert(record);
+        let child = self.lease_id(forked);
+        let mut plans = Vec::new();
+        if let Some(slot) = source {
+            self.mark(0, slot);
+            plans.push(self.private_copy(child, 0, slot, None, &mut table));
+        }
+        while (table.len() as u32) < total {
+            let Some(slot) = self.take_free(0, Hold::Claimed { leases: 1 }) else {
+                break;
+            };
+            table.push(slot);
+        }
+        let record = &mut self.leases[forked];
+        record.table = table;
+        record.twins = twins;
+        record.sealed = sealed;
+        record.epoch = epoch;
+        record.cached = computed;
+        record.loading = plans.len() as u32;
+        self.counters.forked += 1;
+        let mut hits = [0; MAX_TIERS];
+        hits[0] = shared;
+        Ok(Begun {
+            lease: child,
+            cached: computed,
+            hits,
+            stop: Stop::Whole,
+            plans,
+        })
+    }
+
+    /// One more lease on a slot of a table.
+    fn share(&mut self, slot: u32) {
+        match self.hold(0, slot) {
+            Hold::Claimed { leases } | Hold::Owned { leases } => {
+                self.put(0, slot, Hold::Owned { leases: leases + 1 });
+            }
+            _ => self.pin(0, slot),
+        }
+    }
+}

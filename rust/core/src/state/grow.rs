@@ -1,0 +1,150 @@
+//! Grow and trim: counts and no token values, so that they can run a step ahead.
+
+use super::State;
+use crate::error::{Error, Result};
+use crate::id::LeaseId;
+use crate::pool::Hold;
+
+impl State {
+    /// Adds token positions to each row, in order, each whole or not at all; `unserved` gets the
+    /// rows that found no room. A row inside its promise is always served.
+    pub fn grow(
+        &mut self,
+        leases: &[LeaseId],
+        more: impl Fn(usize) -> u64,
+        unserved: &mut Vec<u32>,
+    ) -> Result<()> {
+        self.check_rows(leases)?;
+        for (row, id) in leases.iter().enumerate() {
+            if !self.grow_one(id.0.index, more(row)) {
+                unserved.push(row as u32);
+            }
+        }
+        self.counters.unserved += unserved.len() as u64;
+        Ok(())
+    }
+
+    /// Every row is a live lease, and none is named twice by a spent handle. Checked before the
+    /// first is touched, so that a bad row leaves the batch as it was.
+    pub(crate) fn check_rows(&self, leases: &[LeaseId]) -> Result<()> {
+        for &id in leases {
+            let lease = self.lease(id)?;
+            if self.leases[lease].short && !self.config.recompute {
+                return Err(Error::state(
+                    format!("using lease {}, whose resume came back short", id.number()),
+                    "this engine cannot recompute: park it again and resume it later",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn grow_one(&mut self, lease: u32, more: u64) -> bool {
+        if self.leases[lease].short {
+            self.accept_short(lease);
+        }
+        let block_size = u64::from(self.config.block_size);
+        let record = &self.leases[lease];
+        let tokens = record.tokens.saturating_add(more);
+        if tokens <= u64::from(record.blocks()) * block_size {
+            self.leases[lease].tokens = tokens;
+            return true;
+        }
+        let need = self.blocks_of(tokens) - u64::from(record.blocks());
+        let promised = u64::from(record.promised()).min(need);
+        let beyond = need - promised;
+        if beyond > 0 && !self.tiers[0].ledger.affords(beyond) {
+            return false;
+        }
+        self.tiers[0].ledger.release(promised as u32);
+        self.make_room(0, need as u32);
+        for _ in 0..need {
+            let Some(slot) = self.take_free(0, Hold::Claimed { leases: 1 }) else {
+                break;
+            };
+            self.leases[lease].table.push(slot);
+        }
+        let record = &mut self.leases[lease];
+        record.tokens = tokens;
+        record.limit = record.limit.max(record.blocks());
+        true
+    }
+
+    /// Cuts each row to a number of tokens and gives back the blocks behind, into the row's own
+    /// promise where it came from there.
+    pub fn trim(&mut self, leases: &[LeaseId], to: &[u64]) -> Result<()> {
+        self.check_rows(leases)?;
+        let block_size = u64::from(self.config.block_size);
+        for (&id, &tokens) in leases.iter().zip(to) {
+            let record = &self.leases[id.0.index];
+            let sealed = u64::from(record.sealed) * block_size;
+            if tokens < sealed.max(record.cached.min(record.tokens)) || tokens == 0 {
+                let help = "trim to no less than what is sealed or was cached, and to 1 or more";
+                return Err(Error::argument("tokens", tokens, help));
+            }
+            if tokens > record.tokens {
+                let help = "trim only cuts: use grow to add token positions";
+                return Err(Error::argument("tokens", tokens, help));
+            }
+            if record.loading > 0 {
+                let help = "wait until its plans have landed";
+                return Err(Error::state(
+                    format!("trimming loading lease {}", id.number()),
+                    help,
+                ));
+            }
+        }
+        for (&id, &tokens) in leases.iter().zip(to) {
+            let lease = id.0.index;
+            self.leases[lease].tokens = tokens;
+            let blocks = self.blocks_of(tokens) as u32;
+            // What it had been promised beyond begin was its own growth: only the reserve is
+            // promised again.
+            let promised = self.leases[lease].promised();
+            let limit = self.leases[lease].reserve_limit;
+            self.cut(lease, blocks);
+            self.promise_to(lease, promised, limit);
+        }
+        Ok(())
+    }
+
+    /// Drops private blocks behind `blocks` from the table, deepest first.
+    pub(super) fn cut(&mut self, lease: u32, blocks: u32) {
+        while self.leases[lease].blocks() > blocks {
+            let Some(slot) = self.leases[lease].table.pop() else {
+                return;
+            };
+            self.release_private(slot);
+        }
+        let record = &mut self.leases[lease];
+        record.shown = record.shown.min(blocks);
+        let keep = record.twins.partition_point(|&(block, _)| block < blocks);
+        debug_assert!(keep == record.twins.len(), "a sealed block was cut");
+    }
+
+    /// One lease less on a slot without a published block.
+    pub(super) fn release_private(&mut self, slot: u32) {
+        match self.hold(0, slot) {
+            Hold::Claimed { leases: 1 } | Hold::Owned { leases: 1 } => self.free(0, slot),
+            Hold::Claimed { leases } => self.put(0, slot, Hold::Claimed { leases: leases - 1 }),
+            Hold::Owned { leases } => self.put(0, slot, Hold::Owned { leases: leases - 1 }),
+            // Shared with a fork, and parked or published by it.
+            Hold::Pinned { .. } => self.unpin(0, slot),
+            hold => debug_assert!(false, "slot {slot} of a table is {hold:?}"),
+        }
+    }
+
+    /// Sets the promise so that growth up to `limit` blocks is promised, as far as it is backed;
+    /// `promised` is what the ledger counts for the lease now.
+    pub(super) fn promise_to(&mut self, lease: u32, promised: u32, limit: u32) {
+        let blocks = self.leases[lease].blocks();
+        let want = limit.saturating_sub(blocks);
+        let ledger = &mut self.tiers[0].ledger;
+        ledger.release(promised);
+        let backed = u32::try_from(ledger.available().max(0))
+            .unwrap_or(u32::MAX)
+            .min(want);
+        ledger.promise(backed);
+        self.leases[lease].limit = blocks + backed;
+    }
+}

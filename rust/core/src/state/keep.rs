@@ -1,0 +1,158 @@
+//! Keeps: what protects the one copy that a parked block must not lose (INV-23).
+//!
+//! Of a block that is kept, each keeper pins the host copy if it is ready. Without one, the host
+//! owes a slot: promised once per block, however many keep it. The device copies of a path stay
+//! pinned up to the last block without a copy below, so that pins stay closed to the root.
+
+use super::State;
+use crate::pool::Hold;
+
+/// The tier that keeps are moved to.
+pub(super) const HOST: usize = 1;
+
+impl State {
+    /// What parking these published blocks would spend of the host's backing.
+    pub(super) fn keep_cost(&self, path: impl Iterator<Item = u32>) -> u64 {
+        path.map(|node| match self.ready(node, HOST) {
+            Some(slot) => u64::from(self.takeable(HOST, slot)),
+            None => u64::from(self.owes_host(node, 0)),
+        })
+        .sum()
+    }
+
+    /// Whether the host owes this block a slot, were it kept by someone.
+    fn owes_host(&self, node: u32, keeps: u16) -> bool {
+        self.trie[node].keeps == keeps && self.trie[node].slot(HOST).is_none()
+    }
+
+    /// Makes a record keep its path.
+    pub(super) fn keep(&mut self, parked: u32) {
+        let path = std::mem::take(&mut self.parked[parked].path);
+        let mut on_device = 0;
+        for (&node, at) in path.iter().zip(1_u32..) {
+            if let Some(slot) = self.ready(node, HOST) {
+                self.pin(HOST, slot);
+            } else {
+                on_device = at;
+                let owed = u32::from(self.owes_host(node, 0));
+                self.tiers[HOST].ledger.promise(owed);
+            }
+            self.trie[node].keeps += 1;
+        }
+        for &node in &path[..on_device as usize] {
+            if let Some(slot) = self.trie[node].slot(0) {
+                self.pin(0, slot);
+            }
+        }
+        let record = &mut self.parked[parked];
+        (record.path, record.on_device) = (path, on_device);
+    }
+
+    /// Ends a record: its keeps go, deepest block first; anonymous blocks of it dissolve.
+    pub(super) fn end_keep(&mut self, parked: u32) {
+        self.unkeep(parked);
+        self.parked.remove(parked);
+    }
+
+    /// Takes the keeps of a record away, whole. Its sequence recomputes.
+    pub(super) fn break_keep(&mut self, parked: u32) {
+        if !self.parked[parked].broken {
+            self.parked[parked].broken = true;
+            self.counters.broken += 1;
+            self.unkeep(parked);
+        }
+    }
+
+    /// Breaks keeps, youngest first, until the host's promises are backed again.
+    pub(super) fn break_unbacked(&mut self) {
+        while self.tiers[HOST].ledger.available() < 0 {
+            let youngest = self
+                .parked
+                .iter()
+                .filter(|(_, parked)| !parked.broken)
+                .max_by_key(|(_, parked)| parked.order)
+                .map(|(index, _)| index);
+            let Some(parked) = youngest else { return };
+            self.break_keep(parked);
+        }
+    }
+
+    fn unkeep(&mut self, parked: u32) {
+        let record = &mut self.parked[parked];
+        let path = std::mem::take(&mut record.path);
+        let on_device = std::mem::take(&mut record.on_device) as usize;
+        for (at, &node) in path.iter().enumerate().rev() {
+            let owed = self.owes_host(node, 1);
+            self.trie[node].keeps -= 1;
+            if owed {
+                self.tiers[HOST].ledger.release(1);
+            }
+            if self.trie[node].anonymous && self.trie[node].keeps == 0 {
+                self.dissolve(node, u32::from(at < on_device));
+                continue;
+            }
+            if at < on_device
+                && let Some(slot) = self.trie[node].slot(0)
+            {
+                self.unpin(0, slot);
+            }
+            if let Some(slot) = self.ready(node, HOST) {
+                self.unpin(HOST, slot);
+            }
+        }
+    }
+
+    /// Ends an anonymous block. Its copies below are freed; one in the air is abandoned, since
+    /// the engine may write its source. Its device slot stays with the leases that hold it.
+    fn dissolve(&mut self, node: u32, kept: u32) {
+        for tier in (0..self.tiers.len()).rev() {
+            let Some(slot) = self.trie[node].slot(tier) else {
+                continue;
+            };
+            if let Hold::Idle { .. } = self.hold(tier, slot) {
+                self.pin(tier, slot);
+                self.detach(node, tier);
+                self.free(tier, slot);
+                continue;
+            }
+            self.detach(node, tier);
+            match self.hold(tier, slot) {
+                Hold::Pinned { pins } if tier == 0 && pins > kept => {
+                    self.put(
+                        tier,
+                        slot,
+                        Hold::Owned {
+                            leases: pins - kept,
+                        },
+                    );
+                }
+                Hold::Pinned { .. } => self.free(tier, slot),
+                // In the air: its flight frees it, or lands it as a lease's private block.
+                _ => {}
+            }
+        }
+        self.trie.bury(node);
+    }
+
+    /// Kept blocks have become ready below: device copies that only held the path are let go.
+    pub(super) fn shrink_keeps(&mut self) {
+        let all: Vec<u32> = self
+            .parked
+            .iter()
+            .filter(|(_, parked)| parked.on_device > 0)
+            .map(|(index, _)| index)
+            .collect();
+        for parked in all {
+            while let Some(last) = self.parked[parked].on_device.checked_sub(1) {
+                let node = self.parked[parked].path[last as usize];
+                if self.ready(node, HOST).is_none() {
+                    break;
+                }
+                self.parked[parked].on_device = last;
+                if let Some(slot) = self.trie[node].slot(0) {
+                    self.unpin(0, slot);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Outcomes of flights: table 2.3. A copy that fails shortens a prefix, never a request; a copy
+//! whose end is unknown keeps its slots out of everybody's hands until it is known.
+
+use super::State;
+use super::keep::HOST;
+use crate::arena::Found;
+use crate::error::{Error, Result};
+use crate::flight::{Errand, Move};
+use crate::id::{FlightId, LeaseId};
+use crate::pool::Hold;
+
+impl State {
+    /// The copies of a flight have ended, and the leading `good` ones are intact on all ranks.
+    /// `corrupt`: the first bad one failed its checksum, so that its source is no good either.
+    /// After [`Self::unknown`] this is the fence: `good` no longer matters. `false`: a duplicate
+    /// or late outcome, which changes nothing.
+    fn land(&mut self, id: FlightId, good: u32, corrupt: bool) -> Result<bool> {
+        if !self.check_outcome(id, good)? {
+            self.counters.late += 1;
+            return Ok(false);
+        }
+        let flight = self.flights.remove(id.0.index);
+        let (from, to) = (flight.from.at(), flight.to.at());
+        // Sources before any lease: what is released later stands behind them.
+        for step in &flight.moves {
+            self.unmark(from, step.from);
+        }
+        let good = good as usize;
+        if flight.overdue {
+            for step in &flight.moves {
+                self.free(to, step.to);
+            }
+            return Ok(true);
+        }
+        self.counters.failed += (flight.moves.len() - good.min(flight.moves.len())) as u64;
+        match flight.errand {
+            Errand::Nothing => {}
+            Errand::Down { parked } => {
+                let kept_failed = self.land_below(to, &flight.moves, good);
+                if kept_failed && let Some(id) = parked {
+                    self.count_failure(id);
+                }
+                self.shrink_keeps();
+            }
+            Errand::Up { lease, base } => {
+                self.land_on_device(lease, base, &flight.moves, good);
+                if corrupt && let Some(bad) = flight.moves.get(good) {
+                    self.drop_corrupt(from, *bad);
+                }
+                self.landed(lease);
+            }
+            Errand::Private { lease, block } => {
+                for step in &flight.moves {
+                    match lease {
+                        None => self.free(to, step.to),
+                        Some(_) if good > 0 => self.put(to, step.to, Hold::Owned { leases: 1 }),
+                        Some(_) => self.put(to, step.to, Hold::Claimed { leases: 1 }),
+                    }
+                }
+                if let Some(lease) = lease {
+                    if good == 0 {
+                        self.shorten(lease, block);
+                    }
+                    self.landed(lease);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// `false`: it has ended before.
+    fn check_outcome(&self, id: FlightId, good: u32) -> Result<bool> {
+        match self.flights.find(id.0) {
+            Found::Never => Err(Error::UnknownFlight {
+                number: id.number(),
+            }),
+            Found::Ended => Ok(false),
+            Found::Live if good as usize > self.flights[id.0.index].moves.len() => {
+                let help = "good counts the plan's leading intact blocks: no more than it has";
+                Err(Error::argument("good", good, help))
+            }
+            Found::Live => Ok(true),
+        }
+    }
+
+    /// The block a destination is attached to still, if it was not abandoned.
+    fn arrival(&self, tier: usize, step: &Move) -> Option<u32> {
+        let node = step.node.and_then(|id| self.trie.live(id))?;
+        (self.node_in(tier, step.to) == Some(node)).then_some(node)
+    }
+
+    /// Returns whether a kept block's copy failed.
+    fn land_below(&mut self, tier: usize, moves: &[Move], good: usize) -> bool {
+        let mut kept_failed = false;
+        for (at, step) in moves.iter().enumerate() {
+            let Some(node) = self.arrival(tier, step) else {
+                self.free(tier, step.to);
+                continue;
+            };
+            let keeps = u32::from(self.trie[node].keeps);
+            if at < good && self.trie[node].epoch == self.trie.epoch() {
+                self.fill(node, tier, step.to, keeps.max(1));
+                if keeps == 0 {
+                    self.unpin(tier, step.to);
+                }
+                continue;
+            }
+            self.detach(node, tier);
+            self.free(tier, step.to);
+            if keeps > 0 {
+                self.tiers[tier].ledger.promise(1);
+                kept_failed = true;
+            }
+            self.bury_if_gone(node);
+        }
+        kept_failed
+    }
+
+    fn count_failure(&mut self, id: crate::id::ParkedId) {
+        if self.parked.find(id.0) == Found::Live {
+            let record = &mut self.parked[id.0.index];
+            record.failures += 1;
+            if record.failures > self.config.retries {
+                self.break_keep(id.0.index);
+            }
+        }
+    }
+
+    fn land_on_device(&mut self, lease: LeaseId, base: u32, moves: &[Move], good: usize) {
+        let detached = self.detached(lease.0.index);
+        // Deepest first, so that copies below line up as shadows child before parent.
+        for (at, step) in moves.iter().enumerate().rev() {
+            let node = self.arrival(0, step);
+            match node {
+                Some(node) if at < good && !detached => {
+                    self.fill(node, 0, step.to, 1);
+                    self.touch_below(node, 0);
+                    continue;
+                }
+                Some(node) => {
+                    self.detach(node, 0);
+                    self.bury_if_gone(node);
+                }
+                None => {}
+            }
+            let leases = 1;
+            let content = at < good;
+            let hold = if content {
+                Hold::Owned { leases }
+            } else {
+                Hold::Claimed { leases }
+            };
+            self.put(0, step.to, hold);
+        }
+        if good < moves.len() {
+            self.shorten(lease, base + good as u32);
+        }
+        if detached {
+            let record = &mut self.leases[lease.0.index];
+            record.sealed = record.sealed.min(base);
+        }
+    }
+
+    /// A lease's prefix is good only up to this block.
+    fn shorten(&mut self, lease: LeaseId, block: u32) {
+        let tokens = u64::from(block) * u64::from(self.config.block_size);
+        let record = &mut self.leases[lease.0.index];
+        record.cached = record.cached.min(tokens);
+        record.sealed = record.sealed.min(block);
+    }
+
+    /// One flight less is in the air for a lease.
+    fn landed(&mut self, id: LeaseId) {
+        let lease = id.0.index;
+        self.leases[lease].loading -= 1;
+        if self.leases[lease].loading > 0 {
+            return;
+        }
+        if let Some(retention) = self.leases[lease].ended {
+            let record = self.leases.remove(lease);
+            if let Some(parked) = record.resumed {
+                self.end_keep(parked);
+            }
+            self.release(&record.table, &record.twins, retention);
+            return;
+        }
+        if let Some(parked) = self.leases[lease].resumed {
+            if self.leases[lease].cached == self.parked[parked].computed {
+                self.leases[lease].resumed = None;
+                self.end_keep(parked);
+            } else {
+                self.leases[lease].short = true;
+            }
+        }
+    }
+
+    /// A copy below failed its checksum: it is dropped; others stay. Who kept it recomputes.
+    fn drop_corrupt(&mut self, tier: usize, bad: Move) {
+        let Some(node) = bad.node.and_then(|id| self.trie.live(id)) else {
+            return;
+        };
+        if self.trie[node].keeps > 0 {
+            let keepers: Vec<u32> = self
+                .parked
+                .iter()
+                .filter(|(_, parked)| parked.path.contains(&node))
+                .map(|(index, _)| index)
+                .collect();
+            for parked in keepers {
+                self.break_keep(parked);
+            }
+        }
+        // An anonymous block dissolved with its keep.
+        let Some(node) = bad.node.and_then(|id| self.trie.live(id)) else {
+            return;
+        };
+        if let Some(slot) = self.trie[node].slot(tier)
+            && matches!(self.hold(tier, slot), Hold::Idle { .. })
+        {
+            self.pin(tier, slot);
+            self.detach(node, tier);
+            self.free(tier, slot);
+            self.bury_if_gone(node);
+            self.counters.corrupt += 1;
+            if tier == HOST {
+                self.break_unbacked();
+            }
+        }
+    }
+
+    /// A flight's deadline has passed and its end is unknown: its destinations are unlinked and
+    /// quarantined at once; its sources stay, readable. `false`: it has ended before.
+    pub fn unknown(&mut self, id: FlightId) -> Result<bool> {
+        if !self.check_outcome(id, 0)? {
+            self.counters.late += 1;
+            return Ok(false);
+        }
+        let flight = &mut self.flights[id.0.index];
+        if std::mem::replace(&mut flight.overdue, true) {
+            self.counters.late += 1;
+            return Ok(false);
+        }
+        self.counters.overdue += 1;
+        let (to, errand, moves) = (flight.to.at(), flight.errand, flight.moves.clone());
+        if let Errand::Up { lease, base: block }
+        | Errand::Private {
+            lease: Some(lease),
+            block,
+        } = errand
+        {
+            self.fall_back(lease, block, id.0.index);
+            return Ok(true);
+        }
+        for step in &moves {
+            if let Some(node) = self.arrival(to, step) {
+                self.detach(node, to);
+                if self.trie[node].keeps > 0 {
+                    self.tiers[to].ledger.promise(1);
+                }
+                self.put(to, step.to, Hold::Quarantined);
+                self.bury_if_gone(node);
+            } else {
+                self.put(to, step.to, Hold::Quarantined);
+            }
+        }
+        if to == HOST {
+            self.break_unbacked();
+        }
+        Ok(true)
+    }
+
+    /// The lease falls back to its good prefix: the table ends before `block`, and growth up to
+    /// where it ended is promised as far as it is backed.
+    fn fall_back(&mut self, id: LeaseId, block: u32, overdue: u32) {
+        let lease = id.0.index;
+        let promised = self.leases[lease].promised();
+        let limit = self.leases[lease].limit;
+        while self.leases[lease].blocks() > block {
+            let Some(slot) = self.leases[lease].table.pop() else {
+                break;
+            };
+            match self.hold(0, slot) {
+                Hold::Filling { flight } if flight == overdue => {
+                    if let Some(node) = self.node_in(0, slot) {
+                        self.detach(node, 0);
+                        self.bury_if_gone(node);
+                    }
+                    self.put(0, slot, Hold::Quarantined);
+                }
+                Hold::Filling { flight } => {
+                    // The private copy of a full hit: still in the air, for nobody.
+                    self.flights[flight].errand = Errand::Private { lease: None, block };
+                    self.leases[lease].loading -= 1;
+                }
+                _ => self.release_private(slot),
+            }
+        }
+        self.shorten(id, block);
+        let record = &mut self.leases[lease];
+        record.shown = record.shown.min(block);
+        if record.ended.is_some() {
+            record.limit = record.blocks();
+        } else {
+            self.promise_to(lease, promised, limit);
+        }
+        self.landed(id);
+    }
+
+    /// Lands a batch, checked before the first is applied, then reports step `done` as done.
+    /// Returns how many flights ended; the others were late and are only counted.
+    pub fn commit(&mut self, outcomes: &[(FlightId, u32, bool)], done: Option<u64>) -> Result<u64> {
+        for &(id, good, _) in outcomes {
+            self.check_outcome(id, good)?;
+        }
+        let mut ended = 0;
+        for &(id, good, corrupt) in outcomes {
+            ended += u64::from(self.land(id, good, corrupt)?);
+        }
+        if let Some(step) = done {
+            self.done(step);
+        }
+        Ok(ended)
+    }
+}

@@ -1,0 +1,255 @@
+//! Every transition of the yard, as plain `&mut self` arithmetic: no I/O, no clock, no lock. One
+//! file per verb; this one holds what they share, and `copies.rs` the moves between sets.
+
+mod audit;
+mod begin;
+mod clear;
+mod copies;
+mod demote;
+mod finish;
+mod fork;
+mod grow;
+mod keep;
+mod land;
+mod load;
+mod park;
+mod probe;
+mod resize;
+mod resume;
+mod seal;
+mod tables;
+
+pub use audit::Breach;
+pub use begin::{Filling, Request};
+pub use probe::{Probe, Stop};
+pub use seal::Sealing;
+pub use tables::Cells;
+
+use crate::arena::{Arena, Found};
+use crate::error::{Error, Result};
+use crate::evict::{Kind, Policy};
+use crate::flight::Flight;
+use crate::id::{FlightId, LeaseId, MAX_TIERS, ParkedId, Tier};
+use crate::ledger::Ledger;
+use crate::plan::Plan;
+use crate::pool::Pool;
+use crate::record::{Held, Parked, Running};
+use crate::stats::{Counters, Stats, TierStats};
+use crate::trie::Trie;
+
+/// How a yard is built; the same on every rank.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Tokens per block.
+    pub block_size: u32,
+    /// Slots per tier, the device first. A lower tier may have none.
+    pub slots: Vec<u32>,
+    /// Leading device slots that pad block tables and are never given out.
+    pub null_slots: u32,
+    /// Eviction policy of every tier.
+    pub policy: Kind,
+    /// Whether the engine can recompute KV that was lost. A decode-only instance may not.
+    pub recompute: bool,
+    /// How often a failed copy of a kept block is tried again before its keep is broken.
+    pub retries: u32,
+    /// Groups of layers; only 1 is supported.
+    pub groups: u8,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            block_size: 16,
+            slots: Vec::new(),
+            null_slots: 1,
+            policy: Kind::Recency,
+            recompute: true,
+            retries: 3,
+            groups: 1,
+        }
+    }
+}
+
+/// Slots that a tier may have: 4-byte numbers with room for list heads.
+const MOST_SLOTS: u32 = u32::MAX - 16;
+
+#[derive(Debug)]
+pub(crate) struct Storey {
+    pub(crate) pool: Pool,
+    pub(crate) order: Policy,
+    pub(crate) ledger: Ledger,
+}
+
+/// What a begin, a fork or a resume gives.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Begun {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Leading tokens whose KV is there, or will be when `plans` have landed.
+    pub cached: u64,
+    /// Blocks found per tier, the device first.
+    pub hits: [u32; MAX_TIERS],
+    /// Why the prefix ended where it did.
+    pub stop: Stop,
+    /// Copies to make before the sequence may run.
+    pub plans: Vec<Plan>,
+}
+
+/// A begin's answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// It may run, once its plans have landed.
+    Begun(Begun),
+    /// Part of its prefix is in the air: ask again when this flight has landed. Nothing is held.
+    Soon(FlightId),
+}
+
+/// The yard: every verb of the core, by id. It is reached through [`crate::Cache::lock`].
+#[derive(Debug)]
+pub struct State {
+    pub(crate) config: Config,
+    pub(crate) trie: Trie,
+    pub(crate) tiers: Vec<Storey>,
+    pub(crate) leases: Arena<Running>,
+    pub(crate) parked: Arena<Parked>,
+    pub(crate) flights: Arena<Flight>,
+    pub(crate) held: Vec<Held>,
+    pub(crate) counters: Counters,
+    /// The path that the last match found, reused so that a match allocates nothing.
+    path: Vec<u32>,
+    parkings: u64,
+}
+
+impl State {
+    pub(crate) fn new(config: Config) -> Result<Self> {
+        check(&config)?;
+        let all = config.slots.iter().map(|&slots| slots as usize).sum();
+        let tiers = (0..config.slots.len())
+            .map(|tier| {
+                let slots = config.slots[tier];
+                let null = if tier == 0 { config.null_slots } else { 0 };
+                let mut ledger = Ledger::default();
+                ledger.enter(slots - null);
+                Storey {
+                    pool: Pool::new(slots, null),
+                    order: Policy::new(config.policy, slots as usize),
+                    ledger,
+                }
+            })
+            .collect();
+        Ok(Self {
+            trie: Trie::new(all),
+            tiers,
+            leases: Arena::with_capacity(0),
+            parked: Arena::with_capacity(0),
+            flights: Arena::with_capacity(0),
+            held: Vec::new(),
+            counters: Counters::default(),
+            path: Vec::new(),
+            parkings: 0,
+            config,
+        })
+    }
+
+    pub(crate) fn blocks_of(&self, tokens: u64) -> u64 {
+        tokens.div_ceil(u64::from(self.config.block_size))
+    }
+
+    /// The lease's record, or why its handle is no good.
+    pub(crate) fn lease(&self, id: LeaseId) -> Result<u32> {
+        match self.leases.find(id.0) {
+            Found::Live if self.leases[id.0.index].ended.is_none() => Ok(id.0.index),
+            Found::Never => Err(Error::Foreign {
+                number: id.number(),
+            }),
+            _ => Err(Error::Spent {
+                what: "lease",
+                number: id.number(),
+            }),
+        }
+    }
+
+    pub(crate) fn parked(&self, id: ParkedId) -> Result<u32> {
+        match self.parked.find(id.0) {
+            Found::Live if self.parked[id.0.index].lease.is_none() => Ok(id.0.index),
+            Found::Never => Err(Error::Foreign {
+                number: id.number(),
+            }),
+            _ => Err(Error::Spent {
+                what: "parked sequence",
+                number: id.number(),
+            }),
+        }
+    }
+
+    pub(crate) fn lease_id(&self, lease: u32) -> LeaseId {
+        LeaseId(self.leases.id(lease))
+    }
+
+    /// Whether `clear` has detached it.
+    pub(crate) fn detached(&self, lease: u32) -> bool {
+        self.leases[lease].epoch != self.trie.epoch()
+    }
+
+    pub(crate) fn no_room(&self, tier: usize, need: u64, spent: u64) -> Error {
+        let ledger = &self.tiers[tier].ledger;
+        Error::NoRoom {
+            tier: Tier(tier as u8),
+            need,
+            free: u64::from(ledger.free()),
+            evictable: u64::from(ledger.takeable()).saturating_sub(spent),
+            promised: u64::from(ledger.promised()),
+        }
+    }
+
+    /// Counters and sizes in one reading.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            tiers: self
+                .tiers
+                .iter()
+                .map(|storey| TierStats::of(&storey.ledger))
+                .collect(),
+            leases: self.leases.len() as u64,
+            parked: self.parked.len() as u64,
+            flights: self.flights.len() as u64,
+            blocks: self.trie.len() as u64,
+            epoch: u64::from(self.trie.epoch()),
+            counters: self.counters,
+        }
+    }
+}
+
+fn check(config: &Config) -> Result<()> {
+    if config.block_size == 0 {
+        return Err(Error::argument(
+            "block_size",
+            0,
+            "give the tokens per block, 1 or more",
+        ));
+    }
+    if config.groups != 1 {
+        return Err(Error::Unsupported {
+            what: "groups",
+            value: u64::from(config.groups),
+            help: "only one group of layers works so far; use one cache per group",
+        });
+    }
+    if config.slots.is_empty() || config.slots.len() > MAX_TIERS {
+        let help = "give the slots of one to three tiers, the device first";
+        return Err(Error::argument("tiers", config.slots.len(), help));
+    }
+    let device = config.slots[0];
+    if device <= config.null_slots {
+        let help = "give the device more blocks than its null slots";
+        return Err(Error::argument("device", device, help));
+    }
+    if let Some(&slots) = config.slots.iter().find(|&&slots| slots > MOST_SLOTS) {
+        return Err(Error::argument(
+            "slots",
+            slots,
+            "a tier has at most 4,294,967,279 blocks",
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! Park: take a sequence off the device without losing its work. Pins become keeps; nothing is
+//! copied yet.
+
+use super::keep::HOST;
+use super::{Sealing, State};
+use crate::error::{Error, Result};
+use crate::id::{ParkedId, Retention, Tier};
+use crate::record::Parked;
+
+impl State {
+    /// After the engine's stop ack: `row.computed` is the frozen count of computed tokens. What is
+    /// full of it is sealed first, and stays sealed whatever the answer; what cannot be sealed,
+    /// and the partial block, become anonymous. `NoRoom` of the host when it cannot promise the
+    /// slots: nothing is given up then.
+    pub fn park(&mut self, row: &Sealing<'_>, after: Option<u64>) -> Result<ParkedId> {
+        let lease = self.lease(row.lease)?;
+        if self.leases[lease].short {
+            return Ok(self.park_again(lease));
+        }
+        if self.leases[lease].loading > 0 {
+            let what = format!(
+                "parking lease {}, whose blocks are loading",
+                row.lease.number()
+            );
+            return Err(Error::state(
+                what,
+                "finish it, or commit the outcomes of its plans first",
+            ));
+        }
+        if self.detached(lease) {
+            let what = format!(
+                "parking lease {}, which clear has detached",
+                row.lease.number()
+            );
+            return Err(Error::state(what, "finish it, and begin again"));
+        }
+        self.check_sealing(row)?;
+        let found = self.leases[lease].cached.min(self.leases[lease].tokens);
+        let block_size = u64::from(self.config.block_size);
+        if row.computed < found.max(u64::from(self.leases[lease].sealed) * block_size) {
+            let help = "no less can be computed than was sealed, or found at the start";
+            return Err(Error::argument("computed", row.computed, help));
+        }
+        let blocks = self.blocks_of(row.computed) as u32;
+        let capacity = self.tiers.get(HOST).map_or(0, |storey| storey.pool.limit());
+        if capacity == 0 {
+            let (need, capacity) = (u64::from(blocks), 0);
+            return Err(Error::TooLarge {
+                tier: Tier::HOST,
+                need,
+                capacity,
+            });
+        }
+        self.counters.sealed += u64::from(self.seal_one(row));
+        self.check_keeps(lease, blocks)?;
+
+        let mut path = self.sealed_path(lease);
+        for block in path.len() as u32..blocks {
+            let slot = self.leases[lease].table[block as usize];
+            let node = self.node_in(0, slot).unwrap_or_else(|| {
+                let node = self.trie.add(path.last().copied());
+                self.adopt(node, slot);
+                node
+            });
+            path.push(node);
+        }
+        self.parkings += 1;
+        let parked = self.parked.insert(Parked {
+            path,
+            computed: row.computed,
+            order: self.parkings,
+            ..Parked::default()
+        });
+        self.keep(parked);
+        self.counters.parked += 1;
+        self.tiers[0].ledger.release(self.leases[lease].promised());
+        let record = self.leases.remove(lease);
+        self.release_or_hold(record.table, record.twins, Retention::Ordinary, after);
+        Ok(ParkedId(self.parked.id(parked)))
+    }
+
+    fn sealed_path(&self, lease: u32) -> Vec<u32> {
+        let record = &self.leases[lease];
+        (0..record.sealed)
+            .map_while(|block| self.published(record, block))
+            .collect()
+    }
+
+    fn check_keeps(&self, lease: u32, blocks: u32) -> Result<()> {
+        let path = self.sealed_path(lease);
+        if let Some(&node) = path.iter().find(|&&node| self.trie[node].keeps == u16::MAX) {
+            return Err(Error::Unsupported {
+                what: "parked sequences that share a block",
+                value: u64::from(self.trie[node].keeps),
+                help: "resume or finish some of them first",
+            });
+        }
+        let private = u64::from(blocks) - path.len() as u64;
+        let need = self.keep_cost(path.into_iter()) + private;
+        if !self.tiers[HOST].ledger.affords(need) {
+            return Err(self.no_room(HOST, need, 0));
+        }
+        Ok(())
+    }
+
+    /// A resume came back short, and its keeps are whole: back to where it was.
+    fn park_again(&mut self, lease: u32) -> ParkedId {
+        self.tiers[0].ledger.release(self.leases[lease].promised());
+        let record = self.leases.remove(lease);
+        let again = match record.resumed {
+            Some(parked) => Parked {
+                lease: None,
+                ..self.parked.remove(parked)
+            },
+            None => Parked {
+                broken: true,
+                ..Parked::default()
+            },
+        };
+        let parked = self.parked.insert(again);
+        self.release(&record.table, &record.twins, Retention::Ordinary);
+        ParkedId(self.parked.id(parked))
+    }
+
+    /// Gives a parked sequence up: its keeps and promises end.
+    pub fn abandon(&mut self, id: ParkedId) -> Result<()> {
+        let parked = self.parked(id)?;
+        self.end_keep(parked);
+        Ok(())
+    }
+}

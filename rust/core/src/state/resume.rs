@@ -1,0 +1,146 @@
+//! Resume: a parked sequence takes the road of begin; what is still on the device is found.
+
+use super::keep::HOST;
+use super::{Answer, Begun, Filling, Request, State, Stop};
+use crate::error::Result;
+use crate::id::{Key, MAX_TIERS, ParkedId};
+use crate::pool::Hold;
+use crate::record::Running;
+
+impl State {
+    /// Brings a parked sequence of `tokens` tokens back, at exactly the count of computed tokens
+    /// that it was parked with. If its keeps were broken it begins anew. `NoRoom` and `Soon`
+    /// leave it parked.
+    pub fn resume(
+        &mut self,
+        id: ParkedId,
+        keys: &[Key],
+        tokens: u64,
+        reserve: u64,
+    ) -> Result<Answer> {
+        let parked = self.parked(id)?;
+        if self.parked[parked].broken {
+            let load = u32::MAX;
+            let filling = Filling::Soon;
+            let answer = self.begin(&Request {
+                keys,
+                tokens,
+                reserve,
+                load,
+                filling,
+            })?;
+            if let Answer::Begun(_) = answer {
+                self.parked.remove(parked);
+            }
+            return Ok(answer);
+        }
+        let path = std::mem::take(&mut self.parked[parked].path);
+        let answer = self.readmit(parked, &path, tokens, reserve);
+        if matches!(answer, Ok(Answer::Begun(_))) {
+            // The lease stands in for the handle until its loads have landed.
+            self.parked[parked].path = path;
+            self.settle_resume(parked);
+        } else {
+            self.parked[parked].path = path;
+        }
+        answer
+    }
+
+    fn readmit(&mut self, parked: u32, path: &[u32], tokens: u64, reserve: u64) -> Result<Answer> {
+        let soon = path.iter().find_map(|&node| self.in_the_air(node, 0));
+        if let Some(flight) = soon {
+            return Ok(Answer::Soon(flight));
+        }
+        let computed = self.parked[parked].computed;
+        let tokens = tokens.max(computed);
+        let (total, limit) = self.size(tokens, reserve)?;
+        let device = path
+            .iter()
+            .take_while(|&&node| self.ready(node, 0).is_some())
+            .count();
+        let spent = path[..device]
+            .iter()
+            .filter_map(|&node| self.ready(node, 0))
+            .filter(|&slot| self.takeable(0, slot))
+            .count() as u64;
+        let need = u64::from(limit) - device as u64;
+        if !self.tiers[0].ledger.affords(spent + need) {
+            self.counters.no_room += 1;
+            return Err(self.no_room(0, need, spent));
+        }
+        let mut table = Vec::with_capacity(limit as usize);
+        for &node in &path[..device] {
+            if let Some(slot) = self.ready(node, 0) {
+                self.pin(0, slot);
+                table.push(slot);
+            }
+        }
+        let lower = &path[device..];
+        for &node in lower {
+            if let Some(slot) = self.ready(node, HOST) {
+                self.mark(HOST, slot);
+            }
+        }
+        self.make_room(0, total - device as u32);
+        self.tiers[0].ledger.promise(limit - total);
+        let lease = self.leases.insert(Running {
+            tokens,
+            limit,
+            ..Running::default()
+        });
+        let id = self.lease_id(lease);
+        let mut plans = Vec::new();
+        if !lower.is_empty() {
+            plans.push(self.load(id, device as u32, HOST, lower, &mut table));
+        }
+        while (table.len() as u32) < total {
+            let Some(slot) = self.take_free(0, Hold::Claimed { leases: 1 }) else {
+                break;
+            };
+            table.push(slot);
+        }
+        let named = path
+            .iter()
+            .take_while(|&&node| !self.trie[node].anonymous)
+            .count();
+        let record = &mut self.leases[lease];
+        record.table = table;
+        record.reserve_limit = limit;
+        record.sealed = named as u32;
+        record.epoch = self.trie.epoch();
+        record.cached = computed;
+        record.loading = plans.len() as u32;
+        record.resumed = Some(parked);
+        self.parked[parked].lease = Some(id);
+        self.counters.resumed += 1;
+        let mut hits = [0; MAX_TIERS];
+        (hits[0], hits[HOST]) = (device as u32, lower.len() as u32);
+        let begun = Begun {
+            lease: id,
+            cached: computed,
+            hits,
+            stop: Stop::Whole,
+            plans,
+        };
+        Ok(Answer::Begun(begun))
+    }
+
+    /// With nothing to load, the keeps end at once.
+    fn settle_resume(&mut self, parked: u32) {
+        if let Some(id) = self.parked[parked].lease
+            && self.leases[id.0.index].loading == 0
+        {
+            self.leases[id.0.index].resumed = None;
+            self.end_keep(parked);
+        }
+    }
+
+    /// The engine goes on with a resume that came back short: it recomputes from the good prefix,
+    /// and the keeps end.
+    pub(super) fn accept_short(&mut self, lease: u32) {
+        self.leases[lease].short = false;
+        if let Some(parked) = self.leases[lease].resumed.take() {
+            self.end_keep(parked);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Seal: publish full, computed blocks. Table 2.1, block by block.
+
+use super::State;
+use crate::error::{Error, Result};
+use crate::id::{Key, LeaseId};
+use crate::pool::Hold;
+use crate::record::Running;
+
+/// One row of a seal.
+#[derive(Clone, Copy, Debug)]
+pub struct Sealing<'a> {
+    /// Whose blocks.
+    pub lease: LeaseId,
+    /// Tokens whose KV the engine has acknowledged as computed.
+    pub computed: u64,
+    /// The first of `keys` is the key of this block.
+    pub first: u32,
+    /// Keys up to the last full computed block.
+    pub keys: &'a [Key],
+}
+
+impl State {
+    /// Publishes what is full and computed of each row; returns the blocks newly sealed.
+    pub fn seal(&mut self, rows: &[Sealing<'_>]) -> Result<u64> {
+        for row in rows {
+            self.check_sealing(row)?;
+        }
+        let mut sealed = 0;
+        for row in rows {
+            sealed += u64::from(self.seal_one(row));
+        }
+        self.counters.sealed += sealed;
+        Ok(sealed)
+    }
+
+    /// Leading blocks that are sealed.
+    pub(crate) fn sealed(&self, id: LeaseId) -> u32 {
+        self.leases[id.0.index].sealed
+    }
+
+    pub(super) fn check_sealing(&self, row: &Sealing<'_>) -> Result<()> {
+        self.check_rows(&[row.lease])?;
+        let record = &self.leases[row.lease.0.index];
+        if record.loading > 0 {
+            let what = format!(
+                "sealing lease {}, whose blocks are loading",
+                row.lease.number()
+            );
+            return Err(Error::state(what, "commit the outcomes of its plans first"));
+        }
+        let room = u64::from(record.blocks()) * u64::from(self.config.block_size);
+        if row.computed > record.tokens.min(room) {
+            let help = "no more can be computed than the lease has slots for: grow it first";
+            return Err(Error::argument("computed", row.computed, help));
+        }
+        Ok(())
+    }
+
+    pub(super) fn seal_one(&mut self, row: &Sealing<'_>) -> u32 {
+        let lease = row.lease.0.index;
+        if self.leases[lease].short {
+            self.accept_short(lease);
+        }
+        if self.detached(lease) {
+            return 0;
+        }
+        let before = self.leases[lease].sealed;
+        for (key, block) in row.keys.iter().zip(row.first..) {
+            if block == self.leases[lease].sealed {
+                if !self.publish(lease, block, key) {
+                    break;
+                }
+                self.leases[lease].sealed += 1;
+            }
+        }
+        self.leases[lease].sealed - before
+    }
+
+    /// The published block that a sealed block of the table is or stands beside.
+    pub(super) fn published(&self, record: &Running, block: u32) -> Option<u32> {
+        record
+            .twin(block)
+            .or_else(|| self.node_in(0, *record.table.get(block as usize)?))
+    }
+
+    /// `false`: it must wait for the next step.
+    fn publish(&mut self, lease: u32, block: u32, key: &Key) -> bool {
+        let record = &self.leases[lease];
+        let slot = record.table[block as usize];
+        let parent = block
+            .checked_sub(1)
+            .and_then(|above| self.published(record, above));
+        let own = self.node_in(0, slot);
+        let Some(node) = self.trie.find(key) else {
+            // New: publish it. A fork that was parked may have given it a node already.
+            let node = own.unwrap_or_else(|| self.trie.add(parent));
+            self.trie.name(node, *key);
+            if own.is_none() {
+                self.adopt(node, slot);
+            }
+            return true;
+        };
+        if own == Some(node) {
+            return true;
+        }
+        if own.is_some() || !self.link(node, parent) {
+            return false;
+        }
+        let Some(published) = self.trie[node].slot(0) else {
+            // Only below the device so far: the lease's slot becomes its device copy.
+            self.adopt(node, slot);
+            self.touch_below(node, 0);
+            return true;
+        };
+        if !self.hold(0, published).is_ready() {
+            return false;
+        }
+        // A duplicate: the slot stays private, and the published block is pinned beside it.
+        if self.takeable(0, published) && self.tiers[0].ledger.available() < 1 {
+            return false;
+        }
+        self.pin(0, published);
+        if let Hold::Claimed { leases } = self.hold(0, slot) {
+            self.put(0, slot, Hold::Owned { leases });
+        }
+        self.leases[lease].twins.push((block, node));
+        self.counters.duplicates += 1;
+        true
+    }
+
+    /// A private slot becomes the device copy of a block.
+    pub(super) fn adopt(&mut self, node: u32, slot: u32) {
+        if let Hold::Claimed { leases: pins } | Hold::Owned { leases: pins } = self.hold(0, slot) {
+            self.attach(node, 0, slot, Hold::Pinned { pins });
+        }
+    }
+}

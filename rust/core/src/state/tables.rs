@@ -1,0 +1,94 @@
+//! Block tables and slot mappings, written into the engine's own arrays.
+
+use super::State;
+use crate::error::{Error, Result};
+use crate::id::LeaseId;
+
+/// Which cells of a block table are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Cells {
+    /// All, padded with the null slot.
+    #[default]
+    All,
+    /// Those that are new since the last call for the lease. The row must still hold what that
+    /// call wrote there.
+    Changed,
+}
+
+impl State {
+    /// Writes each lease's device slots into its row of `width` cells; returns the cells written.
+    pub fn block_tables(
+        &mut self,
+        leases: &[LeaseId],
+        width: usize,
+        cells: Cells,
+        mut write: impl FnMut(usize, u32),
+    ) -> Result<u64> {
+        self.check_rows(leases)?;
+        for &id in leases {
+            let blocks = self.leases[id.0.index].blocks();
+            if blocks as usize > width {
+                let help = "out is too narrow: give it a column per block of the longest lease";
+                return Err(Error::argument("blocks", blocks, help));
+            }
+        }
+        let mut written = 0;
+        for (row, id) in leases.iter().enumerate() {
+            let record = &mut self.leases[id.0.index];
+            let first = if cells == Cells::All {
+                0
+            } else {
+                record.shown as usize
+            };
+            for (column, &slot) in record.table.iter().enumerate().skip(first) {
+                write(row * width + column, slot);
+            }
+            written += record.table.len() - first.min(record.table.len());
+            if cells == Cells::All {
+                for column in record.table.len()..width {
+                    write(row * width + column, 0);
+                }
+                written += width - record.table.len();
+            }
+            record.shown = record.blocks();
+        }
+        Ok(written as u64)
+    }
+
+    /// The flat place, slot × block size + offset, of `count` tokens from `first` on of each row,
+    /// one row after the other.
+    pub fn slot_mapping(
+        &self,
+        leases: &[LeaseId],
+        first: &[u64],
+        count: impl Fn(usize) -> u64,
+        mut write: impl FnMut(usize, u64),
+    ) -> Result<u64> {
+        self.check_rows(leases)?;
+        let block_size = u64::from(self.config.block_size);
+        for (row, id) in leases.iter().enumerate() {
+            let record = &self.leases[id.0.index];
+            let room = u64::from(record.blocks()) * block_size;
+            let end = first[row].saturating_add(count(row));
+            if end > room {
+                let help = "the lease has no slots for these positions: grow it first";
+                return Err(Error::argument("position", end.saturating_sub(1), help));
+            }
+        }
+        let mut at = 0;
+        for (row, id) in leases.iter().enumerate() {
+            let table = &self.leases[id.0.index].table;
+            let (mut block, mut offset) =
+                ((first[row] / block_size) as usize, first[row] % block_size);
+            for _ in 0..count(row) {
+                write(at, u64::from(table[block]) * block_size + offset);
+                at += 1;
+                offset += 1;
+                if offset == block_size {
+                    (block, offset) = (block + 1, 0);
+                }
+            }
+        }
+        Ok(at as u64)
+    }
+}

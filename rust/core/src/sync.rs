@@ -1,0 +1,15 @@
+//! The lock: the standard library's, or shuttle's when its feature is on.
+
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use std::sync::{
+    Arc, Mutex, MutexGuard, TryLockError,
+    atomic::{AtomicBool, Ordering},
+};
+
+#[cfg(feature = "shuttle")]
+pub(crate) use shuttle::sync::{
+    Arc, Mutex, MutexGuard,
+    atomic::{AtomicBool, Ordering},
+};
+#[cfg(feature = "shuttle")]
+pub(crate) use std::sync::TryLockError;

@@ -1,0 +1,1 @@
+//! The shared shell under random schedules.
