@@ -1,5 +1,43 @@
 """The KV cache of an inference engine: which block lives where, and who may use it."""
 
-from blockyard._core import __version__
+from blockyard._core import (
+    BlockyardError,
+    Breach,
+    ForeignLease,
+    InUse,
+    Keys,
+    Lease,
+    Misuse,
+    NoRoom,
+    Parked,
+    Plan,
+    Probe,
+    Soon,
+    SpentLease,
+    TooLarge,
+    Unavailable,
+    Unsupported,
+    __version__,
+)
+from blockyard.cache import KVCache
 
-__all__ = ["__version__"]
+__all__ = [
+    "BlockyardError",
+    "Breach",
+    "ForeignLease",
+    "InUse",
+    "KVCache",
+    "Keys",
+    "Lease",
+    "Misuse",
+    "NoRoom",
+    "Parked",
+    "Plan",
+    "Probe",
+    "Soon",
+    "SpentLease",
+    "TooLarge",
+    "Unavailable",
+    "Unsupported",
+    "__version__",
+]

@@ -1,5 +1,609 @@
 """Block bookkeeping in Rust; the public names are those of the package `blockyard`."""
 
-__all__ = ["__version__"]
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeAlias, final, overload
 
-__version__: str
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Buffer, disjoint_base, override
+
+__all__ = [
+    "DEBUG",
+    "BlockyardError",
+    "Breach",
+    "Cache",
+    "ForeignLease",
+    "InUse",
+    "Keys",
+    "Lease",
+    "Misuse",
+    "NoRoom",
+    "Parked",
+    "Plan",
+    "Probe",
+    "Soon",
+    "SpentLease",
+    "TooLarge",
+    "Unavailable",
+    "Unsupported",
+    "__version__",
+    "_forked",
+    "stats_schema",
+]
+
+_Ints: TypeAlias = Buffer | Iterable[int]
+_Batch: TypeAlias = Lease | Sequence[Lease]
+_Flights: TypeAlias = Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]
+_Tier: TypeAlias = Literal["device", "host", "disk"]
+_Stop: TypeAlias = Literal["whole", "missing", "filling", "slow", "promised", "contradiction"]
+_Media: TypeAlias = Iterable[tuple[int, int, str | bytes]]
+_Field: TypeAlias = tuple[str, str, str]
+
+DEBUG: Final[bool]
+"""Whether this is a debug build."""
+__version__: Final[str]
+
+class BlockyardError(Exception):
+    """Any error of Blockyard."""
+
+class Misuse(BlockyardError):
+    """A bug in the caller: a bad argument, or a handle in a wrong state."""
+
+class SpentLease(Misuse):
+    """A handle was used after the verb that ended it."""
+
+class ForeignLease(Misuse):
+    """A handle or flight of another cache."""
+
+class Unsupported(Misuse):
+    """Something that Blockyard does not do yet."""
+
+class NoRoom(BlockyardError):
+    """Try again later; nothing is held. The numbers are blocks."""
+
+    tier: str
+    need: int
+    free: int
+    evictable: int
+    promised: int
+
+class TooLarge(NoRoom):
+    """It never fits."""
+
+    capacity: int
+
+class InUse(NoRoom):
+    """A resize below what is held."""
+
+    want: int
+    used: int
+
+class Unavailable(BlockyardError):
+    """A tier, device or store is out."""
+
+@final
+class Keys:
+    """The chained keys of a prompt's full blocks, frozen. `docs/keys.md` has the encoding."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prompt, those of its partial last block included."""
+
+    def hex(self) -> list[str]:
+        """The keys as 64 hexadecimal digits each."""
+
+    def __len__(self) -> int: ...
+    def __bytes__(self) -> bytes: ...
+
+@final
+class Plan:
+    """Copies to make between two tiers, or within the device: frozen, equal by value.
+
+    It pickles, and has bytes: 24 and 8 per block.
+    """
+
+    @property
+    def flight(self) -> int:
+        """The flight to report outcomes of."""
+
+    @property
+    def group(self) -> int:
+        """Whose layers are copied; 0."""
+
+    @property
+    def source_tier(self) -> _Tier:
+        """Tier of the sources."""
+
+    @property
+    def destination_tier(self) -> _Tier:
+        """Tier of the destinations."""
+
+    @property
+    def sources(self) -> NDArray[np.uint32]:
+        """Source slots, shape (blocks,), read-only."""
+
+    @property
+    def destinations(self) -> NDArray[np.uint32]:
+        """Destination slots, shape (blocks,), read-only."""
+
+    def runs(self) -> NDArray[np.uint32]:
+        """Runs of consecutive slots, shape (runs, 3): first source, first destination, blocks."""
+
+    def to_bytes(self) -> bytes:
+        """The plan as bytes, the same on every machine."""
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Plan:
+        """Back from `to_bytes`; `Misuse` when they are not a plan of this version, whole."""
+
+    def __len__(self) -> int: ...
+    @override
+    def __eq__(self, other: object, /) -> bool: ...
+    @override
+    def __ne__(self, other: object, /) -> bool: ...
+    @override
+    def __hash__(self) -> int: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[bytes]]: ...
+
+@final
+class Probe:
+    """How much of a prefix is where, in blocks; each is counted on its highest tier."""
+
+    @property
+    def device(self) -> int:
+        """Blocks on the device."""
+
+    @property
+    def host(self) -> int:
+        """Blocks behind them on the host."""
+
+    @property
+    def disk(self) -> int:
+        """Blocks behind them on disk."""
+
+    @property
+    def stop(self) -> _Stop:
+        """Why the prefix ended."""
+
+    @property
+    def flight(self) -> int | None:
+        """What is in the air where it ended, if `stop` is "filling"."""
+
+    @override
+    def __eq__(self, other: object, /) -> bool: ...
+    @override
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Soon:
+    """Part of the prefix is in the air: ask again when the flight has landed. Nothing is held."""
+
+    @property
+    def flight(self) -> int:
+        """The flight to wait for."""
+
+    @override
+    def __eq__(self, other: object, /) -> bool: ...
+    @override
+    def __ne__(self, other: object, /) -> bool: ...
+    @override
+    def __hash__(self) -> int: ...
+
+@final
+class Breach:
+    """The first law that the audit found broken. There is none unless Blockyard has a bug."""
+
+    @property
+    def law(self) -> str:
+        """Its name, "INV-1" say."""
+
+    @property
+    def what(self) -> str:
+        """What was found and what should have been."""
+
+    @property
+    def tier(self) -> _Tier | None:
+        """Where."""
+
+    @property
+    def slot(self) -> int | None:
+        """Where."""
+
+    @property
+    def block(self) -> str | None:
+        """Key of the block, in hex; None for an anonymous or private one."""
+
+@final
+class Lease:
+    """A running sequence: its block table, with every block pinned.
+
+    End it with `Cache.finish` or `with`. One that is dropped instead gives its blocks back late,
+    and is counted in `stats()["leaked"]`.
+    """
+
+    @property
+    def id(self) -> int:
+        """Its number, never given out twice."""
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Copies to make before it may run."""
+
+    @property
+    def hits(self) -> tuple[int, int, int]:
+        """Blocks found at the start on device, host and disk."""
+
+    @property
+    def stop(self) -> _Stop:
+        """Why the prefix that was found ended there."""
+
+    @property
+    def appended(self) -> int:
+        """Tokens appended so far, the prompt included."""
+
+    @property
+    def cached(self) -> int:
+        """Leading tokens whose KV is there, or will be when `plans` have landed."""
+
+    @property
+    def tokens(self) -> int:
+        """Token positions it has, or asked, slots for."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in its table."""
+
+    @property
+    def sealed(self) -> int:
+        """Leading blocks that are published, or stand beside a published twin."""
+
+    @property
+    def promised(self) -> int:
+        """Blocks of growth still promised to it."""
+
+    @property
+    def state(self) -> Literal["ready", "loading", "short", "detached", "spent"]:
+        """Whether it may run.
+
+        "loading" until its plans have landed. "short" when the loads of a resume did not come
+        whole: seal or grow goes on from `cached`, park goes back. "detached" after `clear`.
+        """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class Parked:
+    """A sequence taken off the device without losing its work."""
+
+    @property
+    def id(self) -> int:
+        """Its number, never given out twice."""
+
+    @property
+    def appended(self) -> int:
+        """Tokens appended so far."""
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose KV is kept; frozen when it was parked."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks kept."""
+
+    @property
+    def on_device(self) -> int:
+        """Leading blocks whose device slots it still pins."""
+
+    @property
+    def state(self) -> Literal["kept", "broken", "spent"]:
+        """Whether it will come back as it was; "broken": it will be computed again."""
+
+@disjoint_base
+class Cache:
+    """The bookkeeping of one KV cache.
+
+    Args:
+        block_size: Tokens per block.
+        device: Slots of the device, null slots included.
+        host: Slots of the host; 0 for none.
+        null_slots: Leading device slots that pad block tables and are never given out.
+        eviction: "recency" (lists, O(1)) or "heap" (an indexed heap of leaves).
+        recompute: Whether the engine can recompute KV that was lost.
+        retries: How often a failed copy of a kept block is tried again.
+        groups: Groups of layers; only 1 is supported.
+        namespace: What tells this cache's keys from others': model, weights, dtype, layout,
+            parallel.
+        key_hash: "sha256", or "xxh3" where all tenants trust each other.
+
+    Raises:
+        Misuse: A value is out of range; it is named.
+        Unsupported: More than one group.
+    """
+
+    def __new__(
+        cls,
+        *,
+        block_size: int = 16,
+        device: int,
+        host: int = 0,
+        null_slots: int = 1,
+        eviction: Literal["recency", "heap"] = "recency",
+        recompute: bool = True,
+        retries: int = 3,
+        groups: int = 1,
+        namespace: Mapping[str, str] | None = None,
+        key_hash: Literal["sha256", "xxh3"] = "sha256",
+    ) -> Self: ...
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+
+    def keys(
+        self,
+        tokens: _Ints,
+        *,
+        lora: str | bytes | None = None,
+        salt: str | bytes | None = None,
+        media: _Media | None = None,
+    ) -> Keys:
+        """The keys of a prompt's full blocks.
+
+        Args:
+            tokens: Token ids, shape (tokens,), from 0 to 2**32 - 1.
+            lora: Name of the adapter.
+            salt: The tenant's salt: nobody without it finds these blocks.
+            media: Items (start, end, id) at token positions [start, end), ascending.
+        """
+
+    def ready_keys(self, keys: Buffer | Iterable[bytes | str], tokens: int) -> Keys:
+        """Keys that the engine has made: 32 bytes each, one per full block of `tokens` tokens.
+
+        Args:
+            keys: A buffer of 32 bytes per key, or a list of bytes or of hexadecimal strings.
+            tokens: Tokens of the prompt.
+        """
+
+    def probe(self, prefix: Keys | _Ints | None = None, /) -> Probe:
+        """How much of a prefix is where. Changes nothing, not even recency."""
+
+    @overload
+    def begin(
+        self,
+        prompt: Keys | _Ints,
+        /,
+        *,
+        reserve: int = 0,
+        load: int | None = None,
+        filling: Literal["stop"] = "stop",
+        lora: str | bytes | None = None,
+        salt: str | bytes | None = None,
+        media: _Media | None = None,
+    ) -> Lease: ...
+    @overload
+    def begin(
+        self,
+        prompt: Keys | _Ints,
+        /,
+        *,
+        reserve: int = 0,
+        load: int | None = None,
+        filling: Literal["stop", "soon"],
+        lora: str | bytes | None = None,
+        salt: str | bytes | None = None,
+        media: _Media | None = None,
+    ) -> Lease | Soon: ...
+    @overload
+    def begin(self, prompt: Parked, /, *, reserve: int = 0) -> Lease | Soon:
+        """Admits a sequence, or brings a parked one back: all or nothing.
+
+        Matches the longest prefix over all tiers, pins it, claims what is missing, promises the
+        growth, evicts exactly the deficit. A full hit computes its last token again, in a private
+        copy of the last block. A parked sequence resumes at the token it was parked at.
+
+        Args:
+            prompt: Keys, tokens, or what `park` gave.
+            reserve: Tokens of growth to promise: a grow inside it never fails.
+            load: Most blocks to load from below the device; None for all.
+            filling: At a block in the air: "stop" ends the prefix there, "soon" answers `Soon`.
+            lora: As in `keys`.
+            salt: As in `keys`.
+            media: As in `keys`.
+
+        Raises:
+            NoRoom: Try again later; nothing is held.
+            TooLarge: It never fits.
+        """
+
+    def append(self, batch: _Batch, tokens: _Ints, counts: _Ints | int | None = None) -> None:
+        """Sampled or accepted tokens extend each row's keys.
+
+        Args:
+            batch: Leases.
+            tokens: Token ids, row after row.
+            counts: Tokens per row; without it one each, or all for a single lease.
+        """
+
+    def append_ready(self, lease: Lease, tokens: int, keys: Buffer | Iterable[bytes | str]) -> None:
+        """The same for a lease begun with `ready_keys`: `keys` are of the blocks completed."""
+
+    def grow(self, batch: _Batch, counts: _Ints | int | None = None) -> NDArray[np.int32]:
+        """Adds token positions, 1 each or `counts`; rows in order, each whole or not at all.
+
+        Returns:
+            The rows that found no room, shape (rows,). A row inside its promise is never there.
+        """
+
+    def trim(self, batch: _Batch, lengths: _Ints | int) -> None:
+        """Cuts each row to a number of token positions; blocks behind go back."""
+
+    @overload
+    def block_tables(self, batch: _Batch, out: None = None) -> NDArray[np.int32]: ...
+    @overload
+    def block_tables(
+        self, batch: _Batch, out: Buffer, *, cells: Literal["all", "changed"] = "all"
+    ) -> int:
+        """Each lease's device slots, in order.
+
+        Args:
+            batch: Leases.
+            out: int32, C-contiguous, shape (rows or more, columns); without it a new array.
+            cells: "all", padded with the null slot 0; or "changed": those that are new since the
+                last call for the lease, whose row must still hold what that call wrote.
+
+        Returns:
+            The new array, or how many cells were written.
+        """
+
+    @overload
+    def slot_mapping(
+        self,
+        batch: _Batch,
+        first: _Ints | int,
+        counts: _Ints | int | None = None,
+        out: None = None,
+    ) -> NDArray[np.int64]: ...
+    @overload
+    def slot_mapping(
+        self, batch: _Batch, first: _Ints | int, counts: _Ints | int | None, out: Buffer
+    ) -> int:
+        """Where the KV of tokens goes: slot * block size + offset, row after row.
+
+        Args:
+            batch: Leases.
+            first: First token position of each row.
+            counts: Tokens of each row; 1 without it.
+            out: int64, C-contiguous, shape (tokens or more,); the rest is padded with 0, which is
+                in the null slot. Without it a new array.
+
+        Returns:
+            The new array, or how many places were written.
+        """
+
+    def seal(self, batch: _Batch, computed: _Ints | int) -> int:
+        """Publishes full blocks of which every token is computed and acknowledged.
+
+        Args:
+            batch: Leases.
+            computed: Tokens of each row whose KV the engine has acknowledged.
+
+        Returns:
+            Blocks newly sealed. One whose twin is in the air waits for a later seal.
+        """
+
+    def park(self, lease: Lease, computed: _Ints | int, *, after: int | None = None) -> Parked:
+        """Takes a sequence off the device without losing its work, after the engine's stop ack.
+
+        What is full and computed is sealed first. Nothing is copied yet: `demote(of=parked)` does,
+        tail first, as far as the need goes.
+
+        Args:
+            lease: The sequence.
+            computed: Tokens whose KV it has: frozen from here on.
+            after: A step in flight may still write: slots are held back until `commit(done=)`.
+
+        Raises:
+            NoRoom: The host cannot promise the slots; the lease stays as it was.
+        """
+
+    def abandon(self, parked: Parked) -> None:
+        """Gives a parked sequence up."""
+
+    def fork(self, lease: Lease, computed: int, *, reserve: int = 0) -> Lease:
+        """One more sequence with the same tokens: shares full blocks, copies the partial one.
+
+        Args:
+            lease: The parent.
+            computed: Tokens whose KV the parent has.
+            reserve: Tokens of growth to promise.
+        """
+
+    def finish(
+        self,
+        batch: _Batch,
+        *,
+        retention: Literal["ordinary", "session-ended", "retain"] = "ordinary",
+        after: int | None = None,
+    ) -> None:
+        """Ends sequences; their blocks go back deepest first.
+
+        Args:
+            batch: Leases.
+            retention: "session-ended": what nobody else shares goes first; "retain": last.
+            after: A step in flight may still write: slots are held back until `commit(done=)`.
+        """
+
+    def demote(self, blocks: int, *, of: Parked | Lease | None = None) -> Plan | None:
+        """Copies down.
+
+        Args:
+            blocks: Without `of`, how many of the device's next victims should have a copy below;
+                with it, how many blocks to copy at most.
+            of: A parked sequence, deepest block first; or a lease's sealed blocks, root first.
+        """
+
+    def promote(self, keys: Keys, blocks: int | None = None) -> Plan | None:
+        """Copies what of a prefix lies below up to the device, ahead of a request."""
+
+    def commit(
+        self,
+        flights: _Flights,
+        good: _Ints | int | None = None,
+        *,
+        corrupt: _Ints | int | None = None,
+        done: int | None = None,
+    ) -> int:
+        """Outcomes of flights: their copies have ended.
+
+        Args:
+            flights: Plans, or numbers of flights.
+            good: Leading intact blocks of each, the minimum over ranks; all, for plans.
+            corrupt: Not 0 where the first bad block failed its checksum: its source is dropped.
+            done: A step that the engine has done: what was held back for it goes.
+
+        Returns:
+            Flights that ended. Duplicate and late outcomes are counted and change nothing.
+        """
+
+    def abort(self, flights: _Flights) -> int:
+        """The copies of these flights have ended, and none is good."""
+
+    def unknown(self, flights: _Flights) -> int:
+        """The deadline of these flights has passed and their end is unknown.
+
+        Their destinations are quarantined until `commit` or `abort` reports the fence.
+        """
+
+    def clear(self) -> None:
+        """Weights changed: nothing published so far is used again. It never waits."""
+
+    def draining(self) -> bool:
+        """Whether anything from before a clear is still held or in the air."""
+
+    def resize(self, tier: _Tier, slots: int) -> None:
+        """Gives a tier `slots` slots; slots beyond retire as they come free.
+
+        Raises:
+            InUse: What is pinned, claimed, promised or quarantined does not fit.
+        """
+
+    def stats(self) -> dict[str, int]:
+        """Counters and sizes in one reading; `stats_schema` has units and meanings."""
+
+    def audit(self) -> Breach | None:
+        """The first law found broken, or None. It takes time in proportion to the cache."""
+
+def stats_schema() -> tuple[list[_Field], list[_Field]]:
+    """Name, unit and meaning of what `stats` gives: for all tiers together, then per tier."""
+
+def _forked() -> None:
+    """Called in the child after a fork: caches made before it refuse to be used there."""

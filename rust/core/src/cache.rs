@@ -76,6 +76,16 @@ impl Cache {
         Lease::new(&self.shared, id, Keys::new(chain))
     }
 
+    /// Whether it made this lease.
+    pub fn made(&self, lease: &Lease) -> bool {
+        Arc::ptr_eq(&self.shared, lease.shared())
+    }
+
+    /// Whether it made this parked sequence.
+    pub fn made_parked(&self, parked: &Parked) -> bool {
+        Arc::ptr_eq(&self.shared, parked.shared())
+    }
+
     /// Admits a sequence. `None`: part of its prefix is in the air.
     ///
     /// # Errors

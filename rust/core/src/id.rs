@@ -10,12 +10,18 @@ pub const MAX_TIERS: usize = 3;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Key(pub [u8; 32]);
 
+impl Key {
+    /// Its 64 hexadecimal digits.
+    pub fn hex(&self) -> String {
+        let digits = b"0123456789abcdef";
+        let pair = |byte: &u8| [digits[(byte >> 4) as usize], digits[(byte & 15) as usize]];
+        self.0.iter().flat_map(pair).map(char::from).collect()
+    }
+}
+
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for byte in &self.0[..8] {
-            write!(f, "{byte:02x}")?;
-        }
-        f.write_str("…")
+        write!(f, "{}…", &self.hex()[..16])
     }
 }
 

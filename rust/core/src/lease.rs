@@ -41,6 +41,10 @@ impl Lease {
         self.id
     }
 
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// A copy of its keys as they are now: for a fork, or to begin the same prompt again.
     pub fn chain(&self) -> Chain {
         self.keys.lock().chain.clone()
@@ -109,6 +113,10 @@ impl Parked {
     /// Its id, as the verbs of [`State`] take it.
     pub fn id(&self) -> ParkedId {
         self.id
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// Tokens appended so far; the frozen count of computed ones is the yard's.

@@ -49,6 +49,7 @@ pub use lease::{Lease, Parked, Seals};
 pub use plan::{Plan, Run};
 pub use shared::Locked;
 pub use state::{
-    Answer, Begun, Breach, Cells, Config, Filling, Probe, Request, Sealing, State, Stop,
+    Answer, Begun, Breach, Cells, Config, Filling, ParkedView, Probe, Request, Sealing, State,
+    Stop, View,
 };
 pub use stats::{Counters, Field, SCHEMA, Stats, TIER_SCHEMA, TierStats};

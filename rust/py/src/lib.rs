@@ -1,12 +1,78 @@
-//! The `blockyard._core` extension module.
+//! The `blockyard._core` extension module: buffers in, arrays out, one crossing per verb.
+
+mod arguments;
+mod batch;
+mod buffers;
+mod cache;
+mod enter;
+mod error;
+mod handles;
+mod keys;
+mod moves;
+mod plan;
+mod step;
 
 /// Block bookkeeping in Rust; the public names are those of the package `blockyard`.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
+    use pyo3::exceptions::PyRuntimeWarning;
     use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::cache::Cache;
+    #[pymodule_export]
+    use crate::handles::{Breach, Lease, Parked, Probe, Soon};
+    #[pymodule_export]
+    use crate::keys::Keys;
+    #[pymodule_export]
+    use crate::plan::Plan;
+
+    #[pymodule_export]
+    use crate::error::{
+        BlockyardError, ForeignLease, InUse, Misuse, NoRoom, SpentLease, TooLarge, Unavailable,
+        Unsupported,
+    };
+
+    /// Called in the child after a fork: caches made before it refuse to be used there.
+    #[pyfunction]
+    fn _forked() {
+        crate::enter::forked();
+    }
+
+    /// Name, unit and help of every number that `Cache.stats` gives for all tiers together, then
+    /// of those it gives per tier.
+    #[pyfunction]
+    #[expect(clippy::type_complexity, reason = "a table")]
+    fn stats_schema() -> (
+        Vec<(&'static str, &'static str, &'static str)>,
+        Vec<(&'static str, &'static str, &'static str)>,
+    ) {
+        let table = |fields: &[blockyard_core::Field]| {
+            fields
+                .iter()
+                .map(|field| (field.name, field.unit, field.help))
+                .collect()
+        };
+        (
+            table(blockyard_core::SCHEMA),
+            table(blockyard_core::TIER_SCHEMA),
+        )
+    }
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("__version__", env!("CARGO_PKG_VERSION"))
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("DEBUG", cfg!(debug_assertions))?;
+        if cfg!(debug_assertions) {
+            let message =
+                c"blockyard is a debug build, 10 to 50 times slower: build with --release";
+            PyErr::warn(
+                module.py(),
+                &module.py().get_type::<PyRuntimeWarning>(),
+                message,
+                1,
+            )?;
+        }
+        Ok(())
     }
 }

@@ -18,12 +18,14 @@ mod resize;
 mod resume;
 mod seal;
 mod tables;
+mod view;
 
 pub use audit::Breach;
 pub use begin::{Filling, Request};
 pub use probe::{Probe, Stop};
 pub use seal::Sealing;
 pub use tables::Cells;
+pub use view::{ParkedView, View};
 
 use crate::arena::{Arena, Found};
 use crate::error::{Error, Result};
@@ -70,8 +72,8 @@ impl Default for Config {
     }
 }
 
-/// Slots that a tier may have: 4-byte numbers with room for list heads.
-const MOST_SLOTS: u32 = u32::MAX - 16;
+/// Slots that a tier may have: block tables are int32, and list heads need a few numbers.
+const MOST_SLOTS: u32 = i32::MAX as u32 - 16;
 
 #[derive(Debug)]
 pub(crate) struct Storey {
@@ -248,7 +250,7 @@ fn check(config: &Config) -> Result<()> {
         return Err(Error::argument(
             "slots",
             slots,
-            "a tier has at most 4,294,967,279 blocks",
+            "a tier has at most 2,147,483,631 blocks",
         ));
     }
     Ok(())

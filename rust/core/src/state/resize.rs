@@ -28,7 +28,7 @@ impl State {
             return Err(Error::argument(
                 "slots",
                 slots,
-                "a tier has at most 4,294,967,279 blocks",
+                "a tier has at most 2,147,483,631 blocks",
             ));
         }
         if slots < self.tiers[at].pool.limit() {
@@ -89,6 +89,19 @@ impl State {
         storey.ledger.enter(revived);
         self.recount(tier);
         self.tiers[tier].ledger.available() >= 0
+            && (self.config.recompute || !self.keeps_would_break(tier))
+    }
+
+    /// Whether a kept block is on its way to a slot beyond the limit: if that copy fails, its slot
+    /// retires, and nothing backs the promise that stands again.
+    fn keeps_would_break(&self, tier: usize) -> bool {
+        let pool = &self.tiers[tier].pool;
+        (pool.limit()..pool.len()).any(|slot| {
+            let node = self.node_in(tier, slot);
+            tier == HOST
+                && matches!(pool.cell(slot).hold, Hold::Filling { .. })
+                && node.is_some_and(|node| self.trie[node].keeps > 0)
+        })
     }
 
     /// Counts the takeable slots anew: those beyond the limit back no promise.

@@ -1,0 +1,92 @@
+//! View: one consistent reading of a lease or a parked sequence.
+
+use super::State;
+use crate::arena::Found;
+use crate::error::{Error, Result};
+use crate::id::{FlightId, LeaseId, ParkedId};
+
+/// A lease as it is now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct View {
+    /// Leading tokens whose KV it had at its start; shorter once a load has failed.
+    pub cached: u64,
+    /// Token positions it has, or asked, slots for.
+    pub tokens: u64,
+    /// Blocks in its table.
+    pub blocks: u32,
+    /// Leading blocks that are sealed.
+    pub sealed: u32,
+    /// Blocks of growth still promised to it.
+    pub promised: u32,
+    /// Flights in the air for it; it may not run before they have landed.
+    pub loading: u32,
+    /// A resume that came back short: seal or grow goes on from `cached`, park goes back.
+    pub short: bool,
+    /// `clear` has detached it: what it computes is never published.
+    pub detached: bool,
+}
+
+/// A parked sequence as it is now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ParkedView {
+    /// Tokens whose KV is kept; frozen when it was parked.
+    pub computed: u64,
+    /// Blocks kept.
+    pub blocks: u32,
+    /// Leading blocks whose device slots it still pins.
+    pub on_device: u32,
+    /// Its keeps were broken: it will be computed again.
+    pub broken: bool,
+}
+
+impl State {
+    /// The lease as it is now.
+    ///
+    /// # Errors
+    /// `Spent`.
+    pub fn view(&self, id: LeaseId) -> Result<View> {
+        let lease = self.lease(id)?;
+        let record = &self.leases[lease];
+        Ok(View {
+            cached: record.cached,
+            tokens: record.tokens,
+            blocks: record.blocks(),
+            sealed: record.sealed,
+            promised: record.promised(),
+            loading: record.loading,
+            short: record.short,
+            detached: self.detached(lease),
+        })
+    }
+
+    /// The parked sequence as it is now.
+    ///
+    /// # Errors
+    /// `Spent`.
+    pub fn view_parked(&self, id: ParkedId) -> Result<ParkedView> {
+        let record = &self.parked[self.parked(id)?];
+        Ok(ParkedView {
+            computed: record.computed,
+            blocks: record.path.len() as u32,
+            on_device: record.on_device,
+            broken: record.broken,
+        })
+    }
+
+    /// Whether all of these flights were issued here, so that a batch of outcomes is refused
+    /// before its first is applied.
+    ///
+    /// # Errors
+    /// `UnknownFlight`.
+    pub fn check_flights(&self, flights: &[FlightId]) -> Result<()> {
+        match flights
+            .iter()
+            .find(|id| self.flights.find(id.0) == Found::Never)
+        {
+            Some(id) => Err(Error::UnknownFlight {
+                number: id.number(),
+            }),
+            None => Ok(()),
+        }
+    }
+}

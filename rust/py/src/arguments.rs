@@ -1,0 +1,255 @@
+//! Words, counts and prompts, out of Python's arguments.
+
+use crate::buffers::integers;
+use crate::enter::hash;
+use crate::error::{Failure, Outcome};
+use blockyard_core::{Cache, Cells, Chain, Extras, Filling, FlightId, Key, Kind, Media, Retention};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyInt, PyMapping, PyString};
+
+/// One count for all rows, or one each.
+pub(crate) enum Counts {
+    All(u64),
+    Each(Vec<u64>),
+}
+
+impl Counts {
+    pub(crate) fn new(name: &'static str, from: &Bound<'_, PyAny>, rows: usize) -> PyResult<Self> {
+        if from.is_instance_of::<PyInt>() {
+            let count = from.extract().map_err(|_| {
+                Failure::misuse(format!("{name} = {from}: pass 0 or more, up to 2**64 - 1"))
+            })?;
+            return Ok(Self::All(count));
+        }
+        let each: Vec<u64> = integers(name, from)?;
+        if each.len() != rows {
+            let len = each.len();
+            let message = format!("{name} has {len} values for a batch of {rows}: pass one each");
+            return Err(Failure::misuse(message).into());
+        }
+        Ok(Self::Each(each))
+    }
+
+    pub(crate) fn of(&self, row: usize) -> u64 {
+        match self {
+            Self::All(count) => *count,
+            Self::Each(each) => each[row],
+        }
+    }
+
+    pub(crate) fn each(self, rows: usize) -> Vec<u64> {
+        match self {
+            Self::All(count) => vec![count; rows],
+            Self::Each(each) => each,
+        }
+    }
+}
+
+fn word<T: Copy>(name: &str, given: &str, words: &[(&str, T)]) -> Outcome<T> {
+    let found = words.iter().find(|(word, _)| *word == given);
+    found.map(|&(_, value)| value).ok_or_else(|| {
+        let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        Failure::misuse(format!("{name} = {given:?}: pass one of {known:?}"))
+    })
+}
+
+pub(crate) fn retention(given: &str) -> Outcome<Retention> {
+    let words = [
+        ("ordinary", Retention::Ordinary),
+        ("session-ended", Retention::SessionEnded),
+        ("retain", Retention::Retain),
+    ];
+    word("retention", given, &words)
+}
+
+pub(crate) fn filling(given: &str) -> Outcome<Filling> {
+    word(
+        "filling",
+        given,
+        &[("stop", Filling::Stop), ("soon", Filling::Soon)],
+    )
+}
+
+pub(crate) fn cells(given: &str) -> Outcome<Cells> {
+    word(
+        "cells",
+        given,
+        &[("all", Cells::All), ("changed", Cells::Changed)],
+    )
+}
+
+pub(crate) fn eviction(given: &str) -> Outcome<Kind> {
+    word(
+        "eviction",
+        given,
+        &[("recency", Kind::Recency), ("heap", Kind::Heap)],
+    )
+}
+
+pub(crate) fn key_hash(given: &str) -> Outcome<blockyard_core::KeyHash> {
+    use blockyard_core::KeyHash::{Sha256, Xxh3};
+    word("key_hash", given, &[("sha256", Sha256), ("xxh3", Xxh3)])
+}
+
+pub(crate) fn tier(given: &str) -> Outcome<blockyard_core::Tier> {
+    use blockyard_core::Tier;
+    word(
+        "tier",
+        given,
+        &[
+            ("device", Tier::DEVICE),
+            ("host", Tier::HOST),
+            ("disk", Tier::DISK),
+        ],
+    )
+}
+
+pub(crate) fn namespace(from: Option<&Bound<'_, PyAny>>) -> PyResult<blockyard_core::Namespace> {
+    let mut namespace = blockyard_core::Namespace::default();
+    let Some(from) = from else {
+        return Ok(namespace);
+    };
+    let mapping = from.cast::<PyMapping>().map_err(|_| {
+        Failure::misuse("namespace: pass a mapping with model, weights, dtype, layout, parallel")
+    })?;
+    for item in mapping.items()? {
+        let (name, value): (String, String) = item.extract().map_err(|_| {
+            Failure::misuse(format!(
+                "namespace has {item}: names and values are strings"
+            ))
+        })?;
+        *match name.as_str() {
+            "model" => &mut namespace.model,
+            "weights" => &mut namespace.weights,
+            "dtype" => &mut namespace.dtype,
+            "layout" => &mut namespace.layout,
+            "parallel" => &mut namespace.parallel,
+            _ => {
+                let message = format!(
+                    "namespace has {name:?}: it knows model, weights, dtype, layout and parallel"
+                );
+                return Err(Failure::misuse(message).into());
+            }
+        } = value;
+    }
+    Ok(namespace)
+}
+
+/// What tells a prompt's keys apart besides its tokens.
+pub(crate) struct Apart<'a, 'py> {
+    pub(crate) lora: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) salt: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) media: Option<&'a Bound<'py, PyAny>>,
+}
+
+impl Apart<'_, '_> {
+    pub(crate) fn is_plain(&self) -> bool {
+        self.lora.is_none() && self.salt.is_none() && self.media.is_none()
+    }
+
+    fn extras(&self) -> PyResult<Extras> {
+        let mut extras = Extras {
+            lora: self.lora.map(|lora| text("lora", lora)).transpose()?,
+            salt: self.salt.map(|salt| text("salt", salt)).transpose()?,
+            media: Vec::new(),
+        };
+        if let Some(media) = self.media {
+            for item in media.try_iter()? {
+                let item = item?;
+                let wrong = |_| {
+                    Failure::misuse(format!(
+                        "media has {item}: pass (start, end, id) with token positions and str or bytes"
+                    ))
+                };
+                let (start, end, id): (u64, u64, Bound<'_, PyAny>) =
+                    item.extract().map_err(wrong)?;
+                extras.media.push(Media {
+                    start,
+                    end,
+                    id: text("media id", &id)?,
+                });
+            }
+        }
+        Ok(extras)
+    }
+}
+
+fn text(name: &str, from: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    if let Ok(text) = from.cast::<PyString>() {
+        return Ok(text.to_cow()?.as_bytes().to_vec());
+    }
+    if let Ok(bytes) = from.cast::<PyBytes>() {
+        return Ok(bytes.as_bytes().to_vec());
+    }
+    Err(Failure::misuse(format!("{name} is {}: pass str or bytes", from.get_type())).into())
+}
+
+/// The keys of a prompt, hashed detached when it is long.
+pub(crate) fn chain(
+    py: Python<'_>,
+    cache: &Cache,
+    tokens: &Bound<'_, PyAny>,
+    apart: &Apart<'_, '_>,
+) -> PyResult<Chain> {
+    let tokens: Vec<u32> = integers("tokens", tokens)?;
+    let mut chain = cache.chain(apart.extras()?).map_err(Failure::from)?;
+    let blocks = chain.keys_made_by(tokens.len());
+    let hashed = hash(py, blocks, || chain.extend(&tokens));
+    hashed.map_err(Failure::from)?;
+    Ok(chain)
+}
+
+/// Keys given ready: bytes of 32 each, a buffer of them, or a list of bytes or hex strings.
+pub(crate) fn ready_keys(from: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
+    if let Ok(buffer) = pyo3::buffer::PyBuffer::<u8>::get(from) {
+        let bytes = buffer.to_vec(from.py())?;
+        let (keys, rest) = bytes.as_chunks::<32>();
+        if !rest.is_empty() {
+            let message = format!("keys has {} bytes: pass 32 per key", bytes.len());
+            return Err(Failure::misuse(message).into());
+        }
+        return Ok(keys.iter().map(|key| Key(*key)).collect());
+    }
+    let items = from.try_iter().map_err(|_| {
+        let kind = from.get_type();
+        Failure::misuse(format!(
+            "keys is {kind}: pass a buffer, or a list of bytes or of hex"
+        ))
+    })?;
+    items
+        .enumerate()
+        .map(|(at, item)| Ok(Key(one_key(at, &item?)?)))
+        .collect()
+}
+
+fn one_key(at: usize, item: &Bound<'_, PyAny>) -> Outcome<[u8; 32]> {
+    let wrong = || {
+        Failure::misuse(format!(
+            "keys[{at}] = {item}: pass 32 bytes, or 64 hexadecimal digits"
+        ))
+    };
+    if let Ok(bytes) = item.cast::<PyBytes>() {
+        return bytes.as_bytes().try_into().map_err(|_| wrong());
+    }
+    let text = item.cast::<PyString>().map_err(|_| wrong())?;
+    let text = text.to_cow().map_err(|_| wrong())?;
+    let digits = text.as_bytes();
+    let mut key = [0; 32];
+    if digits.len() != 64 {
+        return Err(wrong());
+    }
+    for (byte, pair) in key.iter_mut().zip(digits.as_chunks::<2>().0) {
+        let digit = |digit: u8| char::from(digit).to_digit(16).ok_or_else(wrong);
+        *byte = (digit(pair[0])? << 4 | digit(pair[1])?) as u8;
+    }
+    Ok(key)
+}
+
+/// A flight's number, from an int or a plan.
+pub(crate) fn flight(number: u64) -> Outcome<FlightId> {
+    FlightId::from_number(number).ok_or_else(|| {
+        Failure::Foreign(format!(
+            "flight {number} was never issued: pass the number of a plan"
+        ))
+    })
+}

@@ -1,0 +1,127 @@
+//! Batches: sequences of leases, and of flights.
+
+use crate::arguments::flight;
+use crate::buffers::integers;
+use crate::cache::Cache;
+use crate::error::{Failure, Outcome};
+use crate::handles::{Lease, foreign};
+use crate::plan::Plan;
+use blockyard_core as core;
+use blockyard_core::{FlightId, LeaseId};
+use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyList, PyTuple};
+
+/// The leases of a batch, checked to be of one cache and not spent.
+pub(crate) struct Batch<'py> {
+    pub(crate) leases: Vec<Bound<'py, Lease>>,
+    pub(crate) ids: Vec<LeaseId>,
+}
+
+impl<'py> Batch<'py> {
+    pub(crate) fn new(cache: &Cache, from: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(lease) = from.cast::<Lease>() {
+            let mut batch = Self {
+                leases: Vec::with_capacity(1),
+                ids: Vec::with_capacity(1),
+            };
+            batch.add(cache, lease.clone())?;
+            return Ok(batch);
+        }
+        if let Ok(list) = from.cast::<PyList>() {
+            return Self::all(cache, list.len(), list.iter());
+        }
+        if let Ok(tuple) = from.cast::<PyTuple>() {
+            return Self::all(cache, tuple.len(), tuple.iter());
+        }
+        let items = from.try_iter().map_err(|_| {
+            let kind = from.get_type();
+            Failure::misuse(format!(
+                "batch is {kind}: pass a lease, or a list of leases"
+            ))
+        })?;
+        let items = items.collect::<PyResult<Vec<_>>>()?;
+        Self::all(cache, items.len(), items.into_iter())
+    }
+
+    fn all(
+        cache: &Cache,
+        rows: usize,
+        items: impl Iterator<Item = Bound<'py, PyAny>>,
+    ) -> PyResult<Self> {
+        let mut batch = Self {
+            leases: Vec::with_capacity(rows),
+            ids: Vec::with_capacity(rows),
+        };
+        for (row, item) in items.enumerate() {
+            let lease = item.cast_into::<Lease>().map_err(|wrong| {
+                let kind = wrong.into_inner().get_type();
+                Failure::misuse(format!("batch[{row}] is {kind}: pass leases"))
+            })?;
+            batch.add(cache, lease)?;
+        }
+        Ok(batch)
+    }
+
+    fn add(&mut self, cache: &Cache, lease: Bound<'py, Lease>) -> PyResult<()> {
+        let handle = &lease.get().inner;
+        if !cache.inner.made(handle) {
+            return Err(foreign("lease", handle.id().number()).into());
+        }
+        handle.check().map_err(Failure::from)?;
+        self.ids.push(handle.id());
+        self.leases.push(lease);
+        Ok(())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    pub(crate) fn handles(&self) -> Vec<&core::Lease> {
+        self.leases.iter().map(|lease| &lease.get().inner).collect()
+    }
+
+    /// A lease that is named twice would be served twice: refused where that matters.
+    pub(crate) fn check_once(&self, verb: &str) -> Outcome<()> {
+        let mut ids = self.ids.clone();
+        ids.sort_unstable();
+        match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            None => Ok(()),
+            Some(pair) => {
+                let number = pair[0].number();
+                Err(Failure::misuse(format!(
+                    "lease {number} is in the batch twice: {verb} it once"
+                )))
+            }
+        }
+    }
+}
+
+/// Flights out of a plan, a number, a sequence of either, or an array of numbers; with the length
+/// of a plan where it is known.
+pub(crate) fn flights(from: &Bound<'_, PyAny>) -> PyResult<Vec<(FlightId, Option<u32>)>> {
+    if from.is_instance_of::<Plan>() || from.is_instance_of::<PyInt>() {
+        return Ok(vec![one_flight(from)?]);
+    }
+    if from.is_instance_of::<PyList>() || from.is_instance_of::<PyTuple>() {
+        return from.try_iter()?.map(|item| one_flight(&item?)).collect();
+    }
+    let numbers: Vec<u64> = integers("flights", from)?;
+    Ok(numbers
+        .into_iter()
+        .map(|number| Ok((flight(number)?, None)))
+        .collect::<Outcome<_>>()?)
+}
+
+fn one_flight(from: &Bound<'_, PyAny>) -> PyResult<(FlightId, Option<u32>)> {
+    if let Ok(plan) = from.cast::<Plan>() {
+        let plan = &plan.get().0;
+        return Ok((plan.flight, Some(plan.len() as u32)));
+    }
+    let number = from.extract().map_err(|_| {
+        Failure::misuse(format!(
+            "flight {from}: pass a Plan, or the number of its flight"
+        ))
+    })?;
+    Ok((flight(number)?, None))
+}

@@ -1,0 +1,147 @@
+//! The exceptions, and how the core's errors become them. To add one: an arm in `From<Error>`,
+//! a class here, a line in the stub and in `blockyard/__init__.py`.
+
+use blockyard_core::Error;
+use pyo3::create_exception;
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+
+create_exception!(
+    blockyard,
+    BlockyardError,
+    PyException,
+    "Any error of Blockyard."
+);
+create_exception!(
+    blockyard,
+    Misuse,
+    BlockyardError,
+    "A bug in the caller: a bad argument, or a handle in a wrong state."
+);
+create_exception!(
+    blockyard,
+    SpentLease,
+    Misuse,
+    "A handle was used after the verb that ended it."
+);
+create_exception!(
+    blockyard,
+    ForeignLease,
+    Misuse,
+    "A handle or flight of another cache."
+);
+create_exception!(
+    blockyard,
+    Unsupported,
+    Misuse,
+    "Something that Blockyard does not do yet."
+);
+create_exception!(
+    blockyard,
+    NoRoom,
+    BlockyardError,
+    "Try again later; nothing is held. Attributes: tier, need, free, evictable, promised (blocks)."
+);
+create_exception!(
+    blockyard,
+    TooLarge,
+    NoRoom,
+    "It never fits. Attributes: tier, need, capacity (blocks)."
+);
+create_exception!(
+    blockyard,
+    InUse,
+    NoRoom,
+    "A resize below what is held. Attributes: tier, want, used (blocks)."
+);
+create_exception!(
+    blockyard,
+    Unavailable,
+    BlockyardError,
+    "A tier, device or store is out."
+);
+
+/// What a verb of the binding fails with, before it becomes a Python exception: it holds nothing
+/// of Python's, so that it can be made while detached.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Core(Error),
+    Misuse(String),
+    Foreign(String),
+}
+
+pub(crate) type Outcome<T> = Result<T, Failure>;
+
+impl Failure {
+    pub(crate) fn misuse(message: impl Into<String>) -> Self {
+        Self::Misuse(message.into())
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Core(error)
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Misuse(message) => Misuse::new_err(message),
+            Failure::Foreign(message) => ForeignLease::new_err(message),
+            Failure::Core(error) => from_core(&error),
+        }
+    }
+}
+
+fn from_core(error: &Error) -> PyErr {
+    let message = error.to_string();
+    match error {
+        Error::Spent { .. } => SpentLease::new_err(message),
+        Error::Foreign { .. } | Error::UnknownFlight { .. } => ForeignLease::new_err(message),
+        Error::Unsupported { .. } => Unsupported::new_err(message),
+        &Error::NoRoom {
+            tier,
+            need,
+            free,
+            evictable,
+            promised,
+        } => with(
+            NoRoom::new_err(message),
+            tier.name(),
+            &[
+                ("need", need),
+                ("free", free),
+                ("evictable", evictable),
+                ("promised", promised),
+            ],
+        ),
+        &Error::TooLarge {
+            tier,
+            need,
+            capacity,
+        } => {
+            let numbers = [("need", need), ("capacity", capacity)];
+            with(TooLarge::new_err(message), tier.name(), &numbers)
+        }
+        &Error::InUse { tier, want, used } => with(
+            InUse::new_err(message),
+            tier.name(),
+            &[("want", want), ("used", used)],
+        ),
+        _ => Misuse::new_err(message),
+    }
+}
+
+/// The numbers as attributes, for a scheduler to act on.
+fn with(error: PyErr, tier: &str, numbers: &[(&str, u64)]) -> PyErr {
+    Python::attach(|py| {
+        let value = error.value(py);
+        let set = value.setattr("tier", tier).and_then(|()| {
+            numbers
+                .iter()
+                .try_for_each(|(name, number)| value.setattr(*name, *number))
+        });
+        set.err().unwrap_or(error)
+    })
+}

@@ -1,0 +1,311 @@
+//! What verbs give: leases, parked sequences, and small frozen answers.
+
+use crate::cache::Cache;
+use crate::enter::enter;
+use crate::error::{Failure, Outcome};
+use crate::plan::Plan;
+use blockyard_core as core;
+use pyo3::prelude::*;
+use pyo3::types::{PyAny, PyTuple};
+
+/// A running sequence: its block table, with every block pinned.
+#[pyclass(frozen, module = "blockyard", weakref)]
+pub(crate) struct Lease {
+    pub(crate) inner: core::Lease,
+    pub(crate) cache: Py<Cache>,
+    hits: [u32; core::MAX_TIERS],
+    stop: core::Stop,
+    plans: Vec<Py<Plan>>,
+}
+
+impl Lease {
+    pub(crate) fn new(
+        py: Python<'_>,
+        cache: Py<Cache>,
+        inner: core::Lease,
+        begun: core::Begun,
+    ) -> PyResult<Self> {
+        let plans = begun.plans.into_iter().map(|plan| Py::new(py, Plan(plan)));
+        let plans = plans.collect::<PyResult<_>>()?;
+        Ok(Self {
+            inner,
+            cache,
+            hits: begun.hits,
+            stop: begun.stop,
+            plans,
+        })
+    }
+
+    fn view(&self, py: Python<'_>) -> Outcome<core::View> {
+        let cache = self.cache.get();
+        cache.check_fork()?;
+        self.inner.check()?;
+        Ok(enter(py, &cache.inner, 1, |state| {
+            state.view(self.inner.id())
+        })?)
+    }
+}
+
+#[pymethods]
+impl Lease {
+    #[getter]
+    fn id(&self) -> u64 {
+        self.inner.id().number()
+    }
+
+    #[getter]
+    fn hits(&self) -> (u32, u32, u32) {
+        self.hits.into()
+    }
+
+    #[getter]
+    fn stop(&self) -> &'static str {
+        stop_word(self.stop)
+    }
+
+    #[getter]
+    fn plans<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.plans.iter().map(|plan| plan.clone_ref(py)))
+    }
+
+    #[getter]
+    fn appended(&self) -> u64 {
+        self.inner.tokens()
+    }
+
+    #[getter]
+    fn cached(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.view(py)?.cached)
+    }
+
+    #[getter]
+    fn tokens(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.view(py)?.tokens)
+    }
+
+    #[getter]
+    fn blocks(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.view(py)?.blocks)
+    }
+
+    #[getter]
+    fn sealed(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.view(py)?.sealed)
+    }
+
+    #[getter]
+    fn promised(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.view(py)?.promised)
+    }
+
+    #[getter]
+    fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
+        if self.inner.check().is_err() {
+            return Ok("spent");
+        }
+        let view = self.view(py)?;
+        Ok(match (view.loading > 0, view.short, view.detached) {
+            (true, ..) => "loading",
+            (_, true, _) => "short",
+            (.., true) => "detached",
+            _ => "ready",
+        })
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        slf: &Bound<'_, Self>,
+        _kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let lease = slf.get();
+        if lease.inner.check().is_err() {
+            return Ok(());
+        }
+        lease
+            .cache
+            .get()
+            .finish(slf.py(), slf.as_any(), "ordinary", None)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Lease(id={}, appended={})", self.id(), self.appended())
+    }
+}
+
+/// A sequence taken off the device without losing its work.
+#[pyclass(frozen, module = "blockyard", weakref)]
+pub(crate) struct Parked {
+    pub(crate) inner: core::Parked,
+    pub(crate) cache: Py<Cache>,
+}
+
+impl Parked {
+    fn view(&self, py: Python<'_>) -> Outcome<core::ParkedView> {
+        let cache = self.cache.get();
+        cache.check_fork()?;
+        self.inner.check()?;
+        Ok(enter(py, &cache.inner, 1, |state| {
+            state.view_parked(self.inner.id())
+        })?)
+    }
+}
+
+#[pymethods]
+impl Parked {
+    #[getter]
+    fn id(&self) -> u64 {
+        self.inner.id().number()
+    }
+
+    #[getter]
+    fn appended(&self) -> u64 {
+        self.inner.tokens()
+    }
+
+    #[getter]
+    fn computed(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.view(py)?.computed)
+    }
+
+    #[getter]
+    fn blocks(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.view(py)?.blocks)
+    }
+
+    #[getter]
+    fn on_device(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.view(py)?.on_device)
+    }
+
+    #[getter]
+    fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
+        if self.inner.check().is_err() {
+            return Ok("spent");
+        }
+        Ok(if self.view(py)?.broken {
+            "broken"
+        } else {
+            "kept"
+        })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Parked(id={}, appended={})", self.id(), self.appended())
+    }
+}
+
+/// Part of the prefix is in the air: ask again when the flight has landed. Nothing is held.
+#[pyclass(frozen, eq, hash, get_all, module = "blockyard")]
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct Soon {
+    pub(crate) flight: u64,
+}
+
+#[pymethods]
+impl Soon {
+    fn __repr__(&self) -> String {
+        format!("Soon(flight={})", self.flight)
+    }
+}
+
+/// How much of a prefix is where.
+#[pyclass(frozen, eq, get_all, module = "blockyard")]
+#[derive(PartialEq, Eq)]
+pub(crate) struct Probe {
+    pub(crate) device: u32,
+    pub(crate) host: u32,
+    pub(crate) disk: u32,
+    pub(crate) stop: &'static str,
+    pub(crate) flight: Option<u64>,
+}
+
+impl From<core::Probe> for Probe {
+    fn from(probe: core::Probe) -> Self {
+        let [device, host, disk] = probe.hits;
+        let flight = match probe.stop {
+            core::Stop::Filling(flight) => Some(flight.number()),
+            _ => None,
+        };
+        Self {
+            device,
+            host,
+            disk,
+            stop: stop_word(probe.stop),
+            flight,
+        }
+    }
+}
+
+#[pymethods]
+impl Probe {
+    fn __repr__(&self) -> String {
+        let Self {
+            device,
+            host,
+            disk,
+            stop,
+            ..
+        } = self;
+        format!("Probe(device={device}, host={host}, disk={disk}, stop={stop:?})")
+    }
+}
+
+/// The first law that the audit found broken.
+#[pyclass(frozen, get_all, module = "blockyard")]
+pub(crate) struct Breach {
+    law: &'static str,
+    what: String,
+    tier: Option<&'static str>,
+    slot: Option<u32>,
+    block: Option<String>,
+}
+
+impl From<core::Breach> for Breach {
+    fn from(breach: core::Breach) -> Self {
+        let block = breach.block.map(|key| key.hex());
+        Self {
+            law: breach.law,
+            what: breach.what,
+            tier: breach.slot.map(|slot| slot.tier.name()),
+            slot: breach.slot.map(|slot| slot.index),
+            block,
+        }
+    }
+}
+
+#[pymethods]
+impl Breach {
+    fn __repr__(&self) -> String {
+        let Self {
+            law,
+            what,
+            tier,
+            slot,
+            block,
+        } = self;
+        format!("Breach({law}: {what}; tier {tier:?}, slot {slot:?}, block {block:?})")
+    }
+}
+
+fn stop_word(stop: core::Stop) -> &'static str {
+    match stop {
+        core::Stop::Whole => "whole",
+        core::Stop::Missing => "missing",
+        core::Stop::Filling(_) => "filling",
+        core::Stop::Slow => "slow",
+        core::Stop::Promised => "promised",
+        core::Stop::Contradiction => "contradiction",
+    }
+}
+
+/// A handle that belongs elsewhere.
+pub(crate) fn foreign(what: &str, number: u64) -> Failure {
+    Failure::Foreign(format!(
+        "{what} {number} belongs to another cache: pass it to the cache that made it"
+    ))
+}

@@ -1,0 +1,190 @@
+//! The verbs that end, park, share and move what a sequence holds, and the outcomes of flights.
+
+use crate::arguments::Counts;
+use crate::batch::flights as read;
+use crate::cache::Cache;
+use crate::enter::enter;
+use crate::error::Failure;
+use crate::handles::{Lease, Parked};
+use crate::keys::Keys;
+use crate::plan::Plan;
+use pyo3::prelude::*;
+
+#[pymethods]
+impl Cache {
+    #[pyo3(signature = (lease, computed, *, after=None))]
+    fn park(
+        slf: &Bound<'_, Self>,
+        lease: &Bound<'_, Lease>,
+        computed: &Bound<'_, PyAny>,
+        after: Option<u64>,
+    ) -> PyResult<Parked> {
+        let (py, cache) = (slf.py(), slf.get());
+        let batch = cache.batch(lease.as_any())?;
+        let computed = Counts::new("computed", computed, 1)?;
+        let seals = Self::seals(&batch, &computed)?;
+        let handle = &lease.get().inner;
+        let row = seals.row(handle, computed.of(0));
+        let parked = enter(py, &cache.inner, cache.blocks(&batch), |state| {
+            state.park(&row, after)
+        });
+        let inner = handle.into_parked(parked.map_err(Failure::from)?);
+        Ok(Parked {
+            inner,
+            cache: slf.clone().unbind(),
+        })
+    }
+
+    fn abandon(&self, py: Python<'_>, parked: &Bound<'_, Parked>) -> PyResult<()> {
+        let handle = self.parked(parked.get())?;
+        let blocks = (handle.tokens() / u64::from(self.block_size)) as usize;
+        let done = enter(py, &self.inner, blocks, |state| state.abandon(handle.id()));
+        done.map_err(Failure::from)?;
+        handle.spend();
+        Ok(())
+    }
+
+    #[pyo3(signature = (lease, computed, *, reserve=0))]
+    fn fork(
+        slf: &Bound<'_, Self>,
+        lease: &Bound<'_, Lease>,
+        computed: u64,
+        reserve: u64,
+    ) -> PyResult<Lease> {
+        let (py, cache) = (slf.py(), slf.get());
+        let batch = cache.batch(lease.as_any())?;
+        let id = batch.ids[0];
+        let blocks = cache.blocks(&batch);
+        let begun = enter(py, &cache.inner, blocks, |state| {
+            state.fork(id, computed, reserve)
+        });
+        let begun = begun.map_err(Failure::from)?;
+        let handle = cache.inner.handle(begun.lease, lease.get().inner.chain());
+        Lease::new(py, slf.clone().unbind(), handle, begun)
+    }
+
+    #[pyo3(name = "finish", signature = (batch, *, retention="ordinary", after=None))]
+    fn finish_batch(
+        &self,
+        py: Python<'_>,
+        batch: &Bound<'_, PyAny>,
+        retention: &str,
+        after: Option<u64>,
+    ) -> PyResult<()> {
+        self.finish(py, batch, retention, after)
+    }
+
+    #[pyo3(signature = (blocks, *, of=None))]
+    fn demote(
+        &self,
+        py: Python<'_>,
+        blocks: u32,
+        of: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Plan>> {
+        self.check_fork()?;
+        let named = blocks as usize;
+        let plan = match of {
+            None => Ok(enter(py, &self.inner, named, |state| state.demote(blocks))),
+            Some(of) => {
+                if let Ok(parked) = of.cast::<Parked>() {
+                    let id = self.parked(parked.get())?.id();
+                    enter(py, &self.inner, named, |state| {
+                        state.demote_parked(id, blocks)
+                    })
+                } else {
+                    let id = self.batch(of)?.ids.first().copied();
+                    let id = id.ok_or_else(|| Failure::misuse("of is empty: pass a lease"))?;
+                    enter(py, &self.inner, named, |state| {
+                        state.demote_lease(id, blocks)
+                    })
+                }
+            }
+        };
+        Ok(plan.map_err(Failure::from)?.map(Plan))
+    }
+
+    #[pyo3(signature = (keys, blocks=None))]
+    fn promote(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, Keys>,
+        blocks: Option<u32>,
+    ) -> PyResult<Option<Plan>> {
+        self.check_fork()?;
+        let keys = keys.get().0.keys();
+        let most = blocks.unwrap_or(u32::MAX);
+        let plan = enter(py, &self.inner, keys.len(), |state| {
+            state.promote(keys, most)
+        });
+        Ok(plan.map_err(Failure::from)?.map(Plan))
+    }
+
+    #[pyo3(signature = (flights, good=None, *, corrupt=None, done=None))]
+    fn commit(
+        &self,
+        py: Python<'_>,
+        flights: &Bound<'_, PyAny>,
+        good: Option<&Bound<'_, PyAny>>,
+        corrupt: Option<&Bound<'_, PyAny>>,
+        done: Option<u64>,
+    ) -> PyResult<u64> {
+        self.check_fork()?;
+        let named = read(flights)?;
+        let good = good
+            .map(|good| Counts::new("good", good, named.len()))
+            .transpose()?;
+        let corrupt = corrupt
+            .map(|bad| Counts::new("corrupt", bad, named.len()))
+            .transpose()?;
+        let mut outcomes = Vec::with_capacity(named.len());
+        for (at, &(flight, len)) in named.iter().enumerate() {
+            let good = good
+                .as_ref()
+                .map(|good| good.of(at))
+                .or_else(|| len.map(u64::from));
+            let good = good.ok_or_else(|| {
+                Failure::misuse(format!(
+                    "good is missing for flight {}: pass it, or plans",
+                    flight.number()
+                ))
+            })?;
+            let good = u32::try_from(good).map_err(|_| {
+                Failure::misuse(format!("good[{at}] = {good}: no plan has as many blocks"))
+            })?;
+            outcomes.push((
+                flight,
+                good,
+                corrupt.as_ref().is_some_and(|bad| bad.of(at) > 0),
+            ));
+        }
+        let blocks = outcomes.iter().map(|&(_, good, _)| good as usize + 1).sum();
+        let ended = enter(py, &self.inner, blocks, |state| {
+            state.commit(&outcomes, done)
+        });
+        Ok(ended.map_err(Failure::from)?)
+    }
+
+    fn abort(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
+        self.check_fork()?;
+        let outcomes: Vec<_> = read(flights)?
+            .into_iter()
+            .map(|(flight, _)| (flight, 0, false))
+            .collect();
+        let ended = enter(py, &self.inner, outcomes.len(), |state| {
+            state.commit(&outcomes, None)
+        });
+        Ok(ended.map_err(Failure::from)?)
+    }
+
+    fn unknown(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
+        self.check_fork()?;
+        let named = read(flights)?;
+        let ids: Vec<_> = named.iter().map(|&(flight, _)| flight).collect();
+        let ended = enter(py, &self.inner, named.len(), |state| {
+            state.check_flights(&ids)?;
+            ids.iter()
+                .try_fold(0, |ended, &id| Ok(ended + u64::from(state.unknown(id)?)))
+        });
+        Ok(ended.map_err(Failure::Core)?)
+    }
+}
