@@ -15,8 +15,8 @@ CARGO_TEST := $(if $(NEXTEST),cargo nextest run,cargo test)
 files = $(foreach path,$(wildcard $(1:=/*)),$(call files,$(path),$2) $(filter $2,$(path)))
 
 RUST := Cargo.toml $(wildcard Cargo.lock) $(call files,rust,%.rs %.toml)
-SOURCES := $(sort $(RUST) pyproject.toml LICENSE $(call files,python,%.py %.pyi %/py.typed))
-PYTHON_CODE := $(wildcard .ci python tests/python tests/mutants benches/python)
+SOURCES := $(sort $(RUST) pyproject.toml LICENSE README.md $(call files,python,%.py %.pyi %/py.typed))
+PYTHON_CODE := $(wildcard .ci examples python tests/python tests/mutants benches/python)
 
 ENV_STAMP := $(VENV)/env.stamp
 WHEEL_STAMP := target/wheels/wheel.stamp
@@ -24,7 +24,7 @@ INSTALL_STAMP := $(VENV)/install.stamp
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help check-tools env wheel install lint lint-rust lint-python test test-rust test-python \
+.PHONY: help check-tools env wheel install run lint lint-rust lint-python test test-rust test-python \
 	check-wheel mutants bench measure fmt clean FORCE
 
 help:  ## list what make can do
@@ -65,6 +65,9 @@ install: $(INSTALL_STAMP)  ## install the wheel into .venv
 $(INSTALL_STAMP): $(WHEEL_STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
 	@touch $@
+
+run: install  ## walk one sequence from tokens to finish
+	@$(BIN)/python examples/sequence.py
 
 lint: lint-rust lint-python  ## formats, lints, types, stubs, layers
 

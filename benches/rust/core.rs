@@ -1,3 +1,37 @@
-//! Benches of the core.
+//! The rows of `work.rs` under criterion: `make bench`.
 
-fn main() {}
+mod work;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use std::time::{Duration, Instant};
+use work::{ROWS_BY_NAME, row};
+
+/// Blocks of the full pool.
+const BLOCKS: u32 = 100_000;
+
+fn rows(criterion: &mut Criterion) {
+    for name in ROWS_BY_NAME {
+        let mut made = None;
+        criterion.bench_function(name, |bencher| {
+            let row = made.get_or_insert_with(|| row(name, BLOCKS));
+            bencher.iter_custom(|iterations| {
+                let (mut spent, mut done) = (Duration::ZERO, 0);
+                while done < iterations {
+                    row.prepare();
+                    let start = Instant::now();
+                    done += row.run();
+                    spent += start.elapsed();
+                    row.restore();
+                }
+                spent.mul_f64(iterations as f64 / done as f64)
+            });
+        });
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(10).measurement_time(Duration::from_secs(2));
+    targets = rows
+}
+criterion_main!(benches);

@@ -11,9 +11,9 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// Heads for about `nodes` nodes: one to two nodes per head when full.
+    /// Heads for `nodes` nodes: at most one node per head, on average, when all are there.
     pub(crate) fn new(nodes: usize) -> Self {
-        let heads = (nodes / 2 + 1).next_power_of_two().max(2);
+        let heads = nodes.next_power_of_two().max(2);
         Self {
             heads: vec![None; heads],
             shift: 64 - heads.trailing_zeros(),

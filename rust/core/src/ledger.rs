@@ -53,11 +53,12 @@ impl Ledger {
         }
         if let Some(set) = from {
             self.counts[set as usize] -= 1;
-            self.capacity -= 1;
         }
         if let Some(set) = to {
             self.counts[set as usize] += 1;
-            self.capacity += 1;
+        }
+        if from.is_none() || to.is_none() {
+            self.capacity = self.capacity + u32::from(to.is_some()) - u32::from(from.is_some());
         }
     }
 
