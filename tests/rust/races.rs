@@ -1,1 +1,351 @@
-//! The shared shell under random schedules.
+//! The shared shell under random schedules. A failure prints the seed of its schedule, and
+//! `SEED=… cargo nextest run -p blockyard-core --features shuttle --test races` runs it again.
+
+use blockyard_core::{
+    Cache, Cells, Chain, Config, Error, Extras, KeyHash, Kind, Lease, LeaseId, Namespace, Parked,
+    Plan, Retention, State,
+};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::sync::{Arc, RwLock};
+use shuttle::thread::{JoinHandle, spawn};
+use std::collections::BTreeMap;
+
+const SIZE: u64 = 4;
+
+/// Runs `race` under so many schedules, or under the one of `SEED`.
+fn schedules(times: usize, race: impl Fn() + Send + Sync + 'static) {
+    match std::env::var("SEED") {
+        Ok(seed) => {
+            let seed = seed.parse().expect("SEED is a number");
+            shuttle::check_random_with_seed(race, seed, 1);
+        }
+        Err(_) => shuttle::check_random(race, times),
+    }
+}
+
+fn cache(device: u32, host: u32) -> Cache {
+    let config = Config {
+        block_size: SIZE as u32,
+        slots: vec![device + 1, host],
+        policy: [Kind::Recency, Kind::Heap][thread_rng().gen_range(0..2)],
+        ..Config::default()
+    };
+    Cache::new(config, KeyHash::default(), &Namespace::default()).expect("a good configuration")
+}
+
+fn chain(cache: &Cache, name: u32, tokens: u64) -> Chain {
+    let mut chain = cache.chain(Extras::default()).expect("no media");
+    let tokens: Vec<u32> = (0..tokens as u32).map(|at| name * 1000 + at).collect();
+    chain.extend(&tokens).expect("it makes its own keys");
+    chain
+}
+
+fn begin(cache: &Cache, name: u32, tokens: u64) -> Lease {
+    let begun = cache.begin(chain(cache, name, tokens), 0, u32::MAX);
+    begun
+        .expect("there is room")
+        .expect("nothing is in the air")
+        .0
+}
+
+/// What one thread has.
+#[derive(Default)]
+struct Hands {
+    leases: Vec<Lease>,
+    parked: Vec<Parked>,
+    air: Vec<Plan>,
+}
+
+struct Yard {
+    cache: Cache,
+    /// Every lease there ever was.
+    all: RwLock<Vec<LeaseId>>,
+}
+
+impl Yard {
+    fn started(&self, hands: &mut Hands, lease: Lease, plans: Vec<Plan>) {
+        self.all.write().expect("no panic").push(lease.id());
+        hands.leases.push(lease);
+        hands.air.extend(plans);
+    }
+
+    /// What is counted is what is held, and no two leases hold one private slot.
+    fn check(&self) {
+        let all = self.all.read().expect("no panic").clone();
+        let mut locked = self.cache.lock();
+        assert_eq!(locked.audit(), None);
+        let mut holders = BTreeMap::new();
+        let mut private = Vec::new();
+        for id in all {
+            let Ok(view) = locked.view(id) else { continue };
+            let table = table(&mut locked, id, view.blocks);
+            private.extend_from_slice(&table[view.sealed as usize..]);
+            for slot in table {
+                *holders.entry(slot).or_insert(0) += 1;
+            }
+        }
+        for slot in private {
+            assert_eq!(holders[&slot], 1, "slot {slot} is private to one lease");
+        }
+    }
+
+    /// One verb, picked by the schedule.
+    fn act(&self, hands: &mut Hands) {
+        let mut dice = thread_rng();
+        match dice.gen_range(0..10) {
+            0..3 => {
+                let (name, tokens) = (dice.gen_range(1..3), dice.gen_range(1..14));
+                let reserve = dice.gen_range(0..2) * SIZE;
+                let begun = self
+                    .cache
+                    .begin(chain(&self.cache, name, tokens), reserve, u32::MAX);
+                match begun {
+                    Ok(Some((lease, begun))) => self.started(hands, lease, begun.plans),
+                    Ok(None) | Err(Error::NoRoom { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            3 => {
+                if let Some(lease) = hands.leases.last() {
+                    lease.append(&[9, 9, 9]).expect("it is open");
+                    let mut unserved = vec![];
+                    let grown = self.cache.lock().grow(&[lease.id()], |_| 3, &mut unserved);
+                    grown.expect("it is open");
+                }
+            }
+            4 => {
+                if let Some(lease) = hands.leases.last() {
+                    let computed = lease.tokens().min(SIZE * 2);
+                    match self.cache.seal(&[(lease, computed)]) {
+                        // Loading still, or it grew less than it was appended to.
+                        Ok(_) | Err(Error::State { .. } | Error::Argument { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            }
+            5 => {
+                if let Some(lease) = hands.leases.pop() {
+                    self.cache
+                        .finish(lease, Retention::Ordinary)
+                        .expect("it is open");
+                }
+            }
+            6 => {
+                if let Some(lease) = hands.leases.pop() {
+                    let computed = lease.tokens();
+                    match self.cache.park(lease, computed) {
+                        Ok(parked) => hands.parked.push(parked),
+                        Err((lease, _)) => hands.leases.push(lease),
+                    }
+                }
+            }
+            7 => {
+                if let Some(parked) = hands.parked.pop() {
+                    let plan = self.cache.lock().demote_parked(parked.id(), 2);
+                    hands.air.extend(plan.expect("it is parked"));
+                    match self.cache.resume(parked, 0) {
+                        Ok((lease, begun)) => self.started(hands, lease, begun.plans),
+                        Err((parked, None | Some(Error::NoRoom { .. }))) => {
+                            hands.parked.push(parked);
+                        }
+                        Err((_, Some(error))) => panic!("{error}"),
+                    }
+                }
+            }
+            8 => drop((hands.leases.pop(), hands.parked.pop())),
+            _ => {
+                self.cache.landed(&hands.air).expect("they are ours");
+                hands.air.clear();
+                hands.air.extend(self.cache.lock().demote(2));
+            }
+        }
+    }
+}
+
+fn table(state: &mut State, id: LeaseId, blocks: u32) -> Vec<u32> {
+    let mut table = vec![0; blocks as usize];
+    let width = table.len();
+    state
+        .block_tables(&[id], width, Cells::All, |at, slot| table[at] = slot)
+        .expect("it runs");
+    table
+}
+
+/// Nobody holds anything any more.
+fn at_rest(cache: &Cache) {
+    let locked = cache.lock();
+    assert_eq!(locked.audit(), None);
+    let stats = locked.stats();
+    assert_eq!((stats.leases, stats.parked, stats.flights), (0, 0, 0));
+    for tier in &stats.tiers {
+        assert_eq!(tier.free + tier.idle, tier.capacity, "{tier:?}");
+        assert_eq!((tier.promised, tier.takeable), (0, tier.idle), "{tier:?}");
+    }
+}
+
+fn mixed(threads: u32, verbs: u32) {
+    let yard = Arc::new(Yard {
+        cache: cache(9, 5),
+        all: RwLock::default(),
+    });
+    let run = |_| {
+        let yard = Arc::clone(&yard);
+        spawn(move || {
+            let mut hands = Hands::default();
+            for _ in 0..verbs {
+                yard.act(&mut hands);
+                yard.check();
+            }
+            // Its handles are dropped here, beside the verbs of the others.
+            hands.air
+        })
+    };
+    let threads: Vec<JoinHandle<Vec<Plan>>> = (0..threads).map(run).collect();
+    for thread in threads {
+        let air = thread.join().expect("it did not panic");
+        yard.cache.landed(&air).expect("they are ours");
+    }
+    at_rest(&yard.cache);
+}
+
+#[test]
+fn two_threads_with_all_verbs_leave_the_yard_whole() {
+    schedules(30_000, || mixed(2, 12));
+}
+
+#[test]
+fn three_threads_with_all_verbs_leave_the_yard_whole() {
+    schedules(20_000, || mixed(3, 10));
+}
+
+#[test]
+fn handles_dropped_while_others_hold_the_lock_all_come_back() {
+    schedules(20_000, || {
+        let cache = cache(12, 4);
+        let drops: Vec<_> = (1..4)
+            .map(|name| {
+                let lease = begin(&cache, name, 6);
+                spawn(move || drop(lease))
+            })
+            .collect();
+        let other = cache.clone();
+        let asking = spawn(move || {
+            for _ in 0..3 {
+                assert_eq!(other.lock().audit(), None);
+                if let Some(locked) = other.try_lock() {
+                    assert_eq!(locked.audit(), None);
+                }
+            }
+        });
+        for thread in drops.into_iter().chain([asking]) {
+            thread.join().expect("it did not panic");
+        }
+        at_rest(&cache);
+        assert_eq!(cache.lock().stats().counters.leaked, 3);
+    });
+}
+
+#[test]
+fn of_two_threads_that_end_one_lease_one_is_told_that_it_is_spent() {
+    schedules(20_000, || {
+        let cache = cache(12, 4);
+        let lease = Arc::new(begin(&cache, 1, 8));
+        let ends: Vec<_> = [true, false]
+            .map(|park| {
+                let (cache, lease) = (cache.clone(), Arc::clone(&lease));
+                spawn(move || {
+                    let sealed = cache.seal(&[(&lease, 8)]);
+                    assert!(matches!(sealed, Ok(_) | Err(Error::Spent { .. })));
+                    let mut locked = cache.lock();
+                    if park {
+                        let row = blockyard_core::Sealing {
+                            lease: lease.id(),
+                            computed: 8,
+                            first: 0,
+                            keys: &[],
+                        };
+                        locked.park(&row, None).map(Some)
+                    } else {
+                        locked
+                            .finish(&[lease.id()], Retention::Ordinary, None)
+                            .map(|()| None)
+                    }
+                })
+            })
+            .into_iter()
+            .map(|thread| thread.join().expect("it did not panic"))
+            .collect();
+        let won = ends.iter().filter(|end| end.is_ok()).count();
+        assert_eq!(won, 1, "{ends:?}");
+        lease.spend();
+        for parked in ends.into_iter().flatten().flatten() {
+            cache.lock().abandon(parked).expect("it is parked");
+        }
+        at_rest(&cache);
+    });
+}
+
+#[test]
+fn one_sequence_appended_to_by_one_thread_is_sealed_by_another() {
+    schedules(20_000, || {
+        let cache = cache(12, 0);
+        let lease = Arc::new(begin(&cache, 1, 4));
+        let mut unserved = vec![];
+        let grown = cache.lock().grow(&[lease.id()], |_| 8, &mut unserved);
+        grown.expect("it runs");
+        let appending = {
+            let lease = Arc::clone(&lease);
+            spawn(move || {
+                for token in 0..8 {
+                    lease.append(&[token]).expect("it is open");
+                }
+            })
+        };
+        let mut sealed = 0;
+        for _ in 0..3 {
+            sealed += cache
+                .seal(&[(&lease, lease.tokens())])
+                .expect("what was appended may be computed");
+        }
+        appending.join().expect("it did not panic");
+        sealed += cache.seal(&[(&lease, 12)]).expect("all was appended");
+        assert_eq!(sealed, 3, "each block once");
+        let lease = Arc::into_inner(lease).expect("the other has ended");
+        cache
+            .finish(lease, Retention::Ordinary)
+            .expect("it is open");
+        at_rest(&cache);
+    });
+}
+
+/// A long append hashes beside the keys: what another thread appends meanwhile is not lost.
+#[test]
+fn of_a_long_and_a_short_append_at_once_neither_is_lost() {
+    schedules(500, || {
+        let cache = cache(4, 0);
+        let lease = Arc::new(begin(&cache, 1, 4));
+        let appends: Vec<_> = [2_000, 4]
+            .map(|count| {
+                let lease = Arc::clone(&lease);
+                spawn(move || lease.append(&vec![count; count as usize]))
+            })
+            .into_iter()
+            .collect();
+        for thread in appends {
+            let appended = thread.join().expect("it did not panic");
+            appended.expect("it is open");
+        }
+        assert_eq!(lease.tokens(), 2_008);
+        let (whole, mut one, mut two) = (lease.chain(), chain(&cache, 1, 4), chain(&cache, 1, 4));
+        for piece in [&[2_000; 2_000][..], &[4; 4]] {
+            one.extend(piece).expect("it makes its own keys");
+        }
+        for piece in [&[4; 4][..], &[2_000; 2_000]] {
+            two.extend(piece).expect("it makes its own keys");
+        }
+        let keys = [one.keys(), two.keys()];
+        assert!(keys.contains(&whole.keys()), "in one order or the other");
+        drop(lease);
+        at_rest(&cache);
+    });
+}

@@ -169,7 +169,7 @@ impl Cache {
     /// # Errors
     /// As [`State::fork`].
     pub fn fork(&self, lease: &Lease, computed: u64, reserve: u64) -> Result<(Lease, Begun)> {
-        lease.check()?;
+        lease.check_computed(computed)?;
         let begun = self.lock().fork(lease.id(), computed, reserve)?;
         Ok((self.handle(begun.lease, lease.chain()), begun))
     }

@@ -112,12 +112,9 @@ impl Chain {
     /// `Argument` if the engine makes this chain's keys; nothing has changed then.
     pub fn extend(&mut self, tokens: &[u32]) -> Result<()> {
         let (made, mut filled) = (self.keys_made_by(tokens.len()), self.partial());
+        self.check_extend()?;
         let Source::Tokens { frame, media } = &mut self.source else {
-            return Err(argument(
-                "tokens",
-                format!("{} tokens", tokens.len()),
-                "the engine makes the keys of this chain: use extend_ready",
-            ));
+            return Ok(());
         };
         let block_size = self.block_size as usize;
         self.keys.reserve(made);
@@ -136,6 +133,21 @@ impl Chain {
         }
         self.tokens += tokens.len() as u64;
         Ok(())
+    }
+
+    /// Whether [`Self::extend`] can be used.
+    ///
+    /// # Errors
+    /// `Argument` if the engine makes this chain's keys.
+    pub fn check_extend(&self) -> Result<()> {
+        match self.source {
+            Source::Tokens { .. } => Ok(()),
+            Source::Engine => Err(argument(
+                "tokens",
+                format!("after {}", self.tokens),
+                "the engine makes the keys of this sequence: append them ready",
+            )),
+        }
     }
 
     /// Counts `tokens` more tokens, whose full blocks have these keys.

@@ -6,7 +6,7 @@
 //! ```
 
 use crate::error::{Error, Result};
-use crate::id::{FlightId, Group, Slot, Tier};
+use crate::id::{FlightId, Group, MAX_TIERS, Slot, Tier};
 
 const MAGIC: &[u8; 4] = b"BYPL";
 const VERSION: u8 = 1;
@@ -130,6 +130,9 @@ impl Plan {
         };
         let flight = FlightId::from_number(u64::from(word(12)) << 32 | u64::from(word(8)))
             .ok_or_else(|| bad("its flight number is none"))?;
+        if header[6].max(header[7]) as usize >= MAX_TIERS {
+            return Err(bad("it names a tier that there is none of"));
+        }
         let count = word(16) as usize;
         if slots.len() != 8 * count {
             return Err(bad(

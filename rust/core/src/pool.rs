@@ -12,8 +12,12 @@ pub(crate) enum Hold {
     Claimed {
         leases: u32,
     },
-    /// Private to this many leases, with content: a duplicate, or shared by forks and not sealed.
+    /// Private to this many leases, with content: shared by forks and not sealed.
     Owned {
+        leases: u32,
+    },
+    /// A duplicate, private to this many leases: it pins the published block, once for them all.
+    Twin {
         leases: u32,
     },
     /// Destination of a flight: nobody may read it.
@@ -42,7 +46,9 @@ impl Hold {
         Some(match self {
             Self::Free { .. } => Set::Free,
             Self::Claimed { .. } => Set::Claimed,
-            Self::Owned { .. } | Self::Filling { .. } | Self::Pinned { .. } => Set::Pinned,
+            Self::Owned { .. } | Self::Twin { .. } | Self::Filling { .. } | Self::Pinned { .. } => {
+                Set::Pinned
+            }
             Self::Idle { .. } => Set::Idle,
             Self::Quarantined => Set::Quarantined,
             Self::Retired | Self::Null => return None,
@@ -57,7 +63,8 @@ impl Hold {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cell {
-    /// The block in it, if the trie or a parked sequence knows one.
+    /// The block in it, if the trie or a parked sequence knows one; for a duplicate, the published
+    /// block that it pins.
     pub(crate) node: Option<Link>,
     pub(crate) hold: Hold,
     /// Flights that read it: the reader mark on top of its set.

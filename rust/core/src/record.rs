@@ -9,8 +9,6 @@ pub(crate) struct Running {
     pub(crate) link: Option<Link>,
     /// Device slots of its blocks, in order.
     pub(crate) table: Vec<u32>,
-    /// Published blocks that it pins because its own slot is a duplicate: (block, node), ascending.
-    pub(crate) twins: Vec<(u32, u32)>,
     /// Token positions it has, or asked, slots for.
     pub(crate) tokens: u64,
     /// Blocks up to which growth is promised.
@@ -43,14 +41,6 @@ impl Running {
     pub(crate) fn promised(&self) -> u32 {
         self.limit.saturating_sub(self.blocks())
     }
-
-    pub(crate) fn twin(&self, block: u32) -> Option<u32> {
-        let at = self
-            .twins
-            .binary_search_by_key(&block, |&(block, _)| block)
-            .ok()?;
-        Some(self.twins[at].1)
-    }
 }
 
 /// A parked sequence.
@@ -78,7 +68,6 @@ pub(crate) struct Parked {
 pub(crate) struct Held {
     pub(crate) step: u64,
     pub(crate) table: Vec<u32>,
-    pub(crate) twins: Vec<(u32, u32)>,
     pub(crate) retention: Retention,
 }
 

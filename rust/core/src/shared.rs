@@ -84,7 +84,10 @@ impl Shared {
 
 /// A sequence's keys, beside its lease so that hashing happens outside the yard's lock.
 #[derive(Debug)]
-pub(crate) struct Keys(Mutex<Known>);
+pub(crate) struct Keys {
+    known: Mutex<Known>,
+    ready: bool,
+}
 
 #[derive(Debug)]
 pub(crate) struct Known {
@@ -95,11 +98,19 @@ pub(crate) struct Known {
 
 impl Keys {
     pub(crate) fn new(chain: Chain) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Known { chain, sealed: 0 })))
+        Arc::new(Self {
+            ready: chain.check_extend().is_err(),
+            known: Mutex::new(Known { chain, sealed: 0 }),
+        })
+    }
+
+    /// Whether the engine makes them.
+    pub(crate) fn are_ready(&self) -> bool {
+        self.ready
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Known> {
-        wait(&self.0)
+        wait(&self.known)
     }
 }
 

@@ -2,7 +2,7 @@
 //! in O(log n), and nothing stale is ever in it. The score here is class, then last use; another
 //! score is another line in [`Heap::insert`].
 
-use super::{Evict, Place, Stand};
+use super::{Evict, Opens, Place, Stand};
 use crate::id::Class;
 
 const OUT: u32 = u32::MAX;
@@ -117,22 +117,21 @@ impl Evict for Heap {
         self.leaves.first().copied()
     }
 
-    fn ahead(&self, limit: usize, out: &mut Vec<u32>) {
-        // The smallest of a heap, in order, through a frontier of places: O(k log k).
+    fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>) {
+        // The smallest of a heap, in order, through a frontier of slots: O(k log k).
         let mut frontier = std::collections::BinaryHeap::new();
-        let next = |at: usize| std::cmp::Reverse((self.score(at), at));
-        if !self.leaves.is_empty() {
-            frontier.push(next(0));
-        }
+        let next = |slot: u32| std::cmp::Reverse((self.scores[slot as usize], slot));
+        frontier.extend(self.leaves.first().map(|&slot| next(slot)));
         for _ in 0..limit {
-            let Some(std::cmp::Reverse((_, at))) = frontier.pop() else {
+            let Some(std::cmp::Reverse((_, slot))) = frontier.pop() else {
                 break;
             };
-            out.push(self.leaves[at]);
-            for below in [2 * at + 1, 2 * at + 2] {
-                if below < self.leaves.len() {
-                    frontier.push(next(below));
-                }
+            out.push(slot);
+            frontier.extend(opens(slot).map(next));
+            let at = self.places[slot as usize];
+            if at != OUT {
+                let below = self.leaves.iter().skip(2 * at as usize + 1).take(2);
+                frontier.extend(below.map(|&slot| next(slot)));
             }
         }
     }
@@ -182,8 +181,13 @@ mod tests {
         assert_eq!(heap.victim(), Some(1));
         heap.stand(2, Stand::Leaf);
         let mut ahead = Vec::new();
-        heap.ahead(3, &mut ahead);
+        heap.ahead(3, &mut |_| None, &mut ahead);
         assert_eq!(ahead, [2, 1, 3]);
+        heap.insert(5, Class::Ordinary, Place::Back, Stand::Branch);
+        ahead.clear();
+        heap.ahead(9, &mut |slot| (slot == 1).then_some(5), &mut ahead);
+        assert_eq!(ahead, [2, 1, 3, 5, 0], "what it opens has its own score");
+        heap.remove(5);
         heap.clear();
         heap.insert(4, Class::Ended, Place::Back, Stand::Leaf);
         let order: Vec<u32> = std::iter::from_fn(|| {

@@ -27,6 +27,9 @@ pub(crate) enum Place {
     Before(u32),
 }
 
+/// The slot that becomes a leaf when this one leaves.
+pub(crate) type Opens<'a> = &'a mut dyn FnMut(u32) -> Option<u32>;
+
 /// A policy. The caller guarantees that a slot is inserted once until it is removed, and that a
 /// child is inserted before its parent; the policy guarantees that a victim is a leaf.
 pub(crate) trait Evict {
@@ -38,8 +41,9 @@ pub(crate) trait Evict {
     fn stand(&mut self, slot: u32, stand: Stand);
     /// The next to go; it stays until it is removed.
     fn victim(&mut self) -> Option<u32>;
-    /// Adds the next `limit` victims to `out`, in the order in which they would go.
-    fn ahead(&self, limit: usize, out: &mut Vec<u32>);
+    /// Adds the next `limit` victims to `out`, in the order in which they would go. `opens` is
+    /// told each in turn, by a policy that must know, and says which slot is a leaf without it.
+    fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>);
     /// All that is idle now goes before all that will be, in the order it has.
     fn clear(&mut self);
     /// The tier has this many slots now.
@@ -98,8 +102,8 @@ impl Evict for Policy {
     fn victim(&mut self) -> Option<u32> {
         each!(self, policy => policy.victim())
     }
-    fn ahead(&self, limit: usize, out: &mut Vec<u32>) {
-        each!(self, policy => policy.ahead(limit, out));
+    fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>) {
+        each!(self, policy => policy.ahead(limit, opens, out));
     }
     fn clear(&mut self) {
         each!(self, policy => policy.clear());

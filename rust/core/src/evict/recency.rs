@@ -4,7 +4,7 @@
 //! Blocked slots keep their place. A cursor per list remembers that everything before it is
 //! blocked, so that a long chain in the air is passed once and not at every call.
 
-use super::{Evict, Place, Stand};
+use super::{Evict, Opens, Place, Stand};
 use crate::id::Class;
 use crate::list::Lists;
 
@@ -96,7 +96,7 @@ impl Evict for Recency {
         (0..Class::COUNT).find_map(|class| self.open_from(class))
     }
 
-    fn ahead(&self, limit: usize, out: &mut Vec<u32>) {
+    fn ahead(&self, limit: usize, _opens: Opens<'_>, out: &mut Vec<u32>) {
         let all = (0..Class::COUNT).flat_map(|class| {
             std::iter::successors(self.lists.front(class), |&slot| self.lists.after(slot))
         });
@@ -121,7 +121,7 @@ impl Evict for Recency {
 
     fn ranks(&self, slots: usize) -> Option<Vec<u32>> {
         let mut order = Vec::new();
-        self.ahead(usize::MAX, &mut order);
+        self.ahead(usize::MAX, &mut |_| None, &mut order);
         let mut ranks = vec![u32::MAX; slots];
         for (rank, slot) in order.into_iter().enumerate() {
             ranks[slot as usize] = rank as u32;

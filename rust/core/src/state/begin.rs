@@ -9,7 +9,7 @@ use crate::plan::Plan;
 use crate::pool::Hold;
 use crate::record::Running;
 
-/// What a begin does at a block that is in the air.
+/// What a begin does at a block that is in the air. Where the engine cannot recompute it waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Filling {
     /// The prefix ends there.
@@ -61,7 +61,8 @@ impl State {
         }
         let (total, limit) = self.size(request.tokens, request.reserve)?;
         let mut prefix = self.prefix(request);
-        if let (Stop::Filling(flight), Filling::Soon) = (prefix.stop, request.filling) {
+        let waits = request.filling == Filling::Soon || !self.config.recompute;
+        if let (Stop::Filling(flight), true) = (prefix.stop, waits) {
             return Ok(Answer::Soon(flight));
         }
         let path = std::mem::take(&mut self.path);

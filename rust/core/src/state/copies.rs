@@ -10,13 +10,21 @@ use crate::evict::{Evict, Place, Stand};
 use crate::id::{Class, Link};
 use crate::pool::Hold;
 
+/// Victims for which it does not pay to look ahead.
+const FEW: u32 = 4;
+
 impl State {
     pub(super) fn hold(&self, tier: usize, slot: u32) -> Hold {
         self.tiers[tier].pool.cell(slot).hold
     }
 
+    /// The block whose copy the slot is.
     pub(super) fn node_in(&self, tier: usize, slot: u32) -> Option<u32> {
-        self.tiers[tier].pool.cell(slot).node.map(Link::at)
+        let cell = self.tiers[tier].pool.cell(slot);
+        let own = cell
+            .node
+            .filter(|_| !matches!(cell.hold, Hold::Twin { .. }));
+        own.map(Link::at)
     }
 
     /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
@@ -41,7 +49,7 @@ impl State {
         }
     }
 
-    fn is_hot(&self, node: u32, tier: usize) -> bool {
+    pub(super) fn is_hot(&self, node: u32, tier: usize) -> bool {
         let copy = &self.trie[node].copies[tier];
         let Some(slot) = copy.slot else { return false };
         let cell = self.tiers[tier].pool.cell(slot.at());
@@ -63,9 +71,14 @@ impl State {
         }
     }
 
-    /// Whether an idle slot backs promises: taking it gives a slot that may be given out again.
+    /// Whether an idle slot that stands so backs promises: taking it gives a slot that may be
+    /// given out again.
+    fn backs_as(&self, tier: usize, slot: u32, stand: Stand) -> bool {
+        stand != Stand::Blocked && slot < self.tiers[tier].pool.limit()
+    }
+
     pub(super) fn backs(&self, tier: usize, slot: u32) -> bool {
-        slot < self.tiers[tier].pool.limit() && self.stand_of(tier, slot) != Stand::Blocked
+        self.backs_as(tier, slot, self.stand_of(tier, slot))
     }
 
     pub(super) fn takeable(&self, tier: usize, slot: u32) -> bool {
@@ -75,7 +88,8 @@ impl State {
     /// Something about an idle slot has changed; `before`: whether it was takeable.
     fn restand(&mut self, tier: usize, slot: u32, before: bool) {
         if matches!(self.hold(tier, slot), Hold::Idle { .. }) {
-            let (stand, after) = (self.stand_of(tier, slot), self.backs(tier, slot));
+            let stand = self.stand_of(tier, slot);
+            let after = self.backs_as(tier, slot, stand);
             let storey = &mut self.tiers[tier];
             storey.ledger.takeable_from(before, after);
             storey.order.stand(slot, stand);
@@ -187,13 +201,17 @@ impl State {
         if self.is_hot(node, tier) {
             self.cool(node, tier);
         }
+        self.depart(node, tier, slot);
+        Some(slot)
+    }
+
+    fn depart(&mut self, node: u32, tier: usize, slot: u32) {
         self.trie[node].copies[tier].slot = None;
         self.tiers[tier].pool.cell_mut(slot).node = None;
         if let Some(parent) = self.trie.parent(node) {
             self.trie[parent].copies[tier].children -= 1;
             self.stand_again(parent, tier);
         }
-        Some(slot)
     }
 
     /// A destination has its bytes, and is pinned by `pins` holders: what the filling slot
@@ -216,13 +234,14 @@ impl State {
         }
     }
 
-    /// A block's children on the tier have changed: leaf or branch.
+    /// A block's children on the tier have changed: leaf or branch. What is takeable has not.
     fn stand_again(&mut self, node: u32, tier: usize) {
-        if let Some(slot) = self.trie[node].slot(tier)
-            && self.trie[node].copies[tier].children <= 1
+        let copy = &self.trie[node].copies[tier];
+        if let Some(slot) = copy.slot.filter(|_| copy.children <= 1)
+            && matches!(self.hold(tier, slot.at()), Hold::Idle { .. })
         {
-            let takeable = self.takeable(tier, slot);
-            self.restand(tier, slot, takeable);
+            let stand = self.stand_of(tier, slot.at());
+            self.tiers[tier].order.stand(slot.at(), stand);
         }
     }
 
@@ -300,7 +319,8 @@ impl State {
             _ => Place::Back,
         };
         self.put(tier, slot, Hold::Idle { class });
-        let (stand, takeable) = (self.stand_of(tier, slot), self.backs(tier, slot));
+        let stand = self.stand_of(tier, slot);
+        let takeable = self.backs_as(tier, slot, stand);
         let storey = &mut self.tiers[tier];
         storey.order.insert(slot, class, place, stand);
         storey.ledger.takeable_from(false, takeable);
@@ -370,14 +390,15 @@ impl State {
         }
     }
 
-    /// Evicts one takeable block from a tier.
+    /// Evicts one block that the order gave as a victim, or that is a leaf.
     pub(super) fn drop_copy(&mut self, tier: usize, slot: u32) {
-        let takeable = self.takeable(tier, slot);
+        let takeable = self.backs_as(tier, slot, Stand::Leaf);
         let storey = &mut self.tiers[tier];
         storey.ledger.takeable_from(takeable, false);
         storey.order.remove(slot);
         if let Some(node) = self.node_in(tier, slot) {
-            self.detach(node, tier);
+            // Not hot, or it would be blocked.
+            self.depart(node, tier, slot);
             self.touch_below(node, tier);
             self.bury_if_gone(node);
         }
@@ -398,6 +419,10 @@ impl State {
     /// Evicts exactly as many blocks as `need` slots lack. The caller has checked that free and
     /// takeable slots suffice; `false`, with nothing broken, if it was wrong.
     pub(super) fn make_room(&mut self, tier: usize, need: u32) -> bool {
+        let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
+        if deficit > FEW {
+            self.warm_victims(tier, deficit as usize);
+        }
         while self.tiers[tier].ledger.free() < need {
             let Some(slot) = self.tiers[tier].order.victim() else {
                 debug_assert!(false, "promised room for {need} is not there");
@@ -406,5 +431,16 @@ impl State {
             self.drop_copy(tier, slot);
         }
         true
+    }
+
+    fn warm_victims(&mut self, tier: usize, deficit: usize) {
+        let mut ahead = std::mem::take(&mut self.ahead);
+        ahead.clear();
+        self.tiers[tier]
+            .order
+            .ahead(deficit, &mut |_| None, &mut ahead);
+        let nodes = ahead.iter().filter_map(|&slot| self.node_in(tier, slot));
+        self.trie.warm(nodes.map(|node| &self.trie[node].key));
+        self.ahead = ahead;
     }
 }

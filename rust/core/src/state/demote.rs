@@ -4,11 +4,13 @@
 use super::State;
 use super::keep::HOST;
 use crate::error::Result;
-use crate::evict::Evict;
+use crate::evict::{Evict, Stand};
 use crate::flight::{Errand, Move};
 use crate::id::{Key, LeaseId, ParkedId, Retention};
 use crate::plan::Plan;
+use crate::pool::Hold;
 use crate::record::Running;
+use std::collections::BTreeMap;
 
 impl State {
     /// Sees that the next `blocks` victims of the device have a copy below, as far as the host's
@@ -16,7 +18,11 @@ impl State {
     pub fn demote(&mut self, blocks: u32) -> Option<Plan> {
         let mut ahead = Vec::new();
         if self.tiers.len() > HOST {
-            self.tiers[0].order.ahead(blocks as usize, &mut ahead);
+            let mut gone = BTreeMap::new();
+            let mut opens = |slot| self.opened_by(slot, &mut gone);
+            self.tiers[0]
+                .order
+                .ahead(blocks as usize, &mut opens, &mut ahead);
         }
         let nodes: Vec<u32> = ahead
             .into_iter()
@@ -24,6 +30,17 @@ impl State {
             .filter(|&node| self.trie[node].epoch == self.trie.epoch())
             .collect();
         self.copy_down(Errand::Down { parked: None }, nodes.into_iter(), blocks)
+    }
+
+    /// The idle parent on the device that is a leaf once this slot, and those before it, are gone.
+    fn opened_by(&self, slot: u32, gone: &mut BTreeMap<u32, u32>) -> Option<u32> {
+        let parent = self.trie.parent(self.node_in(0, slot)?)?;
+        let children = gone.entry(parent).or_default();
+        *children += 1;
+        let above = self.trie[parent].slot(0)?;
+        let idle = matches!(self.hold(0, above), Hold::Idle { .. });
+        let last = *children == self.trie[parent].copies[0].children;
+        (idle && last && self.stand_of(0, above) != Stand::Blocked).then_some(above)
     }
 
     /// Copies up to `blocks` sealed blocks of a running sequence down, the root first.
@@ -84,35 +101,32 @@ impl State {
     }
 
     /// Marks a device slot as read and gives its block a host slot to fill. `None`, with nothing
-    /// changed, where that would take the backing of a promise.
+    /// changed and nothing evicted, where that would take the backing of a promise: the slot's,
+    /// and that of the idle blocks above it, which must stay while it fills.
     fn place_below(&mut self, node: u32, from: u32, flight: u32) -> Option<u32> {
-        let owed = u32::from(self.trie[node].keeps > 0);
-        let ledger = &mut self.tiers[HOST].ledger;
-        if owed == 0 && ledger.available() < 1 {
-            return None;
-        }
-        if !self.mark_backed(0, from) {
+        let owed = u32::from(self.trie[node].keeps > 0 && self.trie[node].slot(HOST).is_none());
+        let takes = 1 + self.shaded_by(node, HOST);
+        if self.tiers[HOST].ledger.available() + i64::from(owed) < i64::from(takes)
+            || !self.mark_backed(0, from)
+        {
             return None;
         }
         self.tiers[HOST].ledger.release(owed);
-        let to = if self.make_room(HOST, 1) {
-            self.destination(node, HOST, flight)
-        } else {
-            None
-        };
-        let Some(to) = to else {
-            self.tiers[HOST].ledger.promise(owed);
-            self.unmark(0, from);
-            return None;
-        };
-        if self.tiers[HOST].ledger.available() < 0 {
-            self.detach(node, HOST);
-            self.free(HOST, to);
-            self.tiers[HOST].ledger.promise(owed);
-            self.unmark(0, from);
-            return None;
+        self.make_room(HOST, 1);
+        self.destination(node, HOST, flight)
+    }
+
+    /// Idle blocks above that cannot be taken while `node` is hot on the tier, and could before.
+    fn shaded_by(&self, mut node: u32, tier: usize) -> u32 {
+        let mut shaded = 0;
+        while let Some(parent) = self.trie.parent(node)
+            && let Some(slot) = self.trie[parent].slot(tier)
+            && !self.is_hot(parent, tier)
+        {
+            shaded += u32::from(self.takeable(tier, slot));
+            node = parent;
         }
-        Some(to)
+        shaded
     }
 
     /// Copies what of this prefix lies below up to the device, at most `blocks` blocks; `None`

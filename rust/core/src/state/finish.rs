@@ -10,27 +10,33 @@ use crate::record::Held;
 impl State {
     /// Ends sequences. With `after`, a step in flight may still write: their slots are held back
     /// until that step is reported done. One whose loads are in the air keeps only those, until
-    /// they land.
+    /// they land. A bad row, or one that is named again, is rejected and counted, and the others
+    /// are served (INV-2); the first of them is the error.
     pub fn finish(
         &mut self,
         leases: &[LeaseId],
         retention: Retention,
         after: Option<u64>,
     ) -> Result<()> {
-        for (row, &id) in leases.iter().enumerate() {
-            self.lease(id)?;
-            if leases[..row].contains(&id) && leases.len() > 1 {
-                return Err(crate::error::Error::Spent {
-                    what: "lease",
-                    number: id.number(),
-                });
+        let mut all = Ok(());
+        for &id in leases {
+            match self.lease(id) {
+                Ok(lease) => {
+                    self.counters.finished += 1;
+                    self.end(lease, retention, after);
+                }
+                Err(bad) => {
+                    self.reject(1);
+                    all = all.and(Err(bad));
+                }
             }
         }
-        for &id in leases {
-            self.counters.finished += 1;
-            self.end(id.0.index, retention, after);
-        }
-        Ok(())
+        all
+    }
+
+    /// Counts handles that were turned away before their verb came here.
+    pub fn reject(&mut self, handles: u64) {
+        self.counters.rejected += handles;
     }
 
     pub(super) fn end(&mut self, lease: u32, retention: Retention, after: Option<u64>) {
@@ -49,7 +55,7 @@ impl State {
         if let Some(parked) = record.resumed {
             self.end_keep(parked);
         }
-        self.release_or_hold(record.table, record.twins, retention, after);
+        self.release_or_hold(record.table, retention, after);
     }
 
     /// Blocks up to and with the last one in the air.
@@ -65,7 +71,6 @@ impl State {
     pub(super) fn release_or_hold(
         &mut self,
         table: Vec<u32>,
-        twins: Vec<(u32, u32)>,
         retention: Retention,
         after: Option<u64>,
     ) {
@@ -73,10 +78,9 @@ impl State {
             Some(step) => self.held.push(Held {
                 step,
                 table,
-                twins,
                 retention,
             }),
-            None => self.release(&table, &twins, retention),
+            None => self.release(&table, retention),
         }
     }
 
@@ -87,7 +91,7 @@ impl State {
         }
         for held in std::mem::take(&mut self.held) {
             if held.step <= step {
-                self.release(&held.table, &held.twins, held.retention);
+                self.release(&held.table, held.retention);
             } else {
                 self.held.push(held);
             }
@@ -98,8 +102,7 @@ impl State {
     ///
     /// A block's class is never below its children's: `least` carries the highest class upwards,
     /// and "session ended" reaches only as far as nobody else has anything below.
-    pub(super) fn release(&mut self, table: &[u32], twins: &[(u32, u32)], retention: Retention) {
-        let mut twins = twins;
+    pub(super) fn release(&mut self, table: &[u32], retention: Retention) {
         let mut alone = retention == Retention::SessionEnded;
         let mut least = if retention == Retention::Retain {
             Class::Retained
@@ -107,37 +110,29 @@ impl State {
             Class::Ended
         };
         let mut child = None;
-        for (block, &slot) in table.iter().enumerate().rev() {
-            let mut published = slot;
-            if let Some((&(at, node), rest)) = twins.split_last()
-                && at as usize == block
-            {
-                twins = rest;
-                self.release_private(slot);
-                match self.trie[node].slot(0) {
-                    Some(twin) => published = twin,
-                    None => continue,
+        for &slot in table.iter().rev() {
+            if let Some(node) = self.node_of(slot) {
+                alone = alone && self.is_alone(node, child, slot);
+                if alone {
+                    self.trie[node].class = Class::Ended;
+                } else {
+                    least = least.max(Class::Ordinary).max(self.trie[node].class);
+                    self.trie[node].class = least;
                 }
+                child = Some(node);
             }
-            let Some(node) = self.node_in(0, published) else {
-                self.release_private(published);
-                continue;
-            };
-            alone = alone && self.is_alone(node, child, published);
-            if alone {
-                self.trie[node].class = Class::Ended;
-            } else {
-                least = least.max(Class::Ordinary).max(self.trie[node].class);
-                self.trie[node].class = least;
-            }
-            child = Some(node);
-            self.unpin(0, published);
+            self.leave(slot);
         }
     }
 
     /// Whether this is the block's last holder and `child` the only block below it on any tier.
     fn is_alone(&self, node: u32, child: Option<u32>, slot: u32) -> bool {
-        self.hold(0, slot) == (Hold::Pinned { pins: 1 })
+        let own = matches!(
+            self.hold(0, slot),
+            Hold::Pinned { pins: 1 } | Hold::Twin { leases: 1 }
+        );
+        let published = self.trie[node].slot(0);
+        own && published.is_some_and(|slot| self.hold(0, slot) == Hold::Pinned { pins: 1 })
             && self.trie[node].keeps == 0
             && (0..self.tiers.len()).all(|tier| {
                 let own = child.is_some_and(|child| self.trie[child].slot(tier).is_some());

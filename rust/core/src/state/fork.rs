@@ -8,7 +8,8 @@ use crate::record::Running;
 
 impl State {
     /// One more sequence with the same `computed` tokens. Blocks full up to there are shared; the
-    /// partial one is copied on the device; the rest gets slots of its own.
+    /// partial one is copied on the device; the rest gets slots of its own. Where the engine cannot
+    /// recompute, a fork whose copy fails is undone: its handle is spent.
     pub fn fork(&mut self, id: LeaseId, computed: u64, reserve: u64) -> Result<Begun> {
         self.check_rows(&[id])?;
         let parent = id.0.index;
@@ -57,21 +58,10 @@ impl State {
             .get(shared as usize)
             .copied()
             .filter(|_| partial);
-        let twins: Vec<(u32, u32)> = parent
-            .twins
-            .iter()
-            .copied()
-            .filter(|&(block, _)| block < shared)
-            .collect();
         let sealed = parent.sealed.min(shared);
         let epoch = parent.epoch;
         for &slot in &table {
             self.share(slot);
-        }
-        for &(_, node) in &twins {
-            if let Some(slot) = self.trie[node].slot(0) {
-                self.pin(0, slot);
-            }
         }
         let (limit, reserve_limit) = (limit, limit);
         let record = Running {
@@ -95,7 +85,6 @@ impl State {
         }
         let record = &mut self.leases[forked];
         record.table = table;
-        record.twins = twins;
         record.sealed = sealed;
         record.epoch = epoch;
         record.cached = computed;
@@ -118,6 +107,7 @@ impl State {
             Hold::Claimed { leases } | Hold::Owned { leases } => {
                 self.put(0, slot, Hold::Owned { leases: leases + 1 });
             }
+            Hold::Twin { leases } => self.put(0, slot, Hold::Twin { leases: leases + 1 }),
             _ => self.pin(0, slot),
         }
     }

@@ -114,21 +114,26 @@ impl State {
             let Some(slot) = self.leases[lease].table.pop() else {
                 return;
             };
-            self.release_private(slot);
+            self.leave(slot);
         }
         let record = &mut self.leases[lease];
         record.shown = record.shown.min(blocks);
-        let keep = record.twins.partition_point(|&(block, _)| block < blocks);
-        debug_assert!(keep == record.twins.len(), "a sealed block was cut");
     }
 
-    /// One lease less on a slot without a published block.
-    pub(super) fn release_private(&mut self, slot: u32) {
+    /// One lease less on a slot of a table. A duplicate goes before the block it stands beside.
+    pub(super) fn leave(&mut self, slot: u32) {
         match self.hold(0, slot) {
             Hold::Claimed { leases: 1 } | Hold::Owned { leases: 1 } => self.free(0, slot),
             Hold::Claimed { leases } => self.put(0, slot, Hold::Claimed { leases: leases - 1 }),
             Hold::Owned { leases } => self.put(0, slot, Hold::Owned { leases: leases - 1 }),
-            // Shared with a fork, and parked or published by it.
+            Hold::Twin { leases: 1 } => {
+                let node = self.tiers[0].pool.cell_mut(slot).node.take();
+                self.free(0, slot);
+                if let Some(slot) = node.and_then(|node| self.trie[node.at()].slot(0)) {
+                    self.unpin(0, slot);
+                }
+            }
+            Hold::Twin { leases } => self.put(0, slot, Hold::Twin { leases: leases - 1 }),
             Hold::Pinned { .. } => self.unpin(0, slot),
             hold => debug_assert!(false, "slot {slot} of a table is {hold:?}"),
         }

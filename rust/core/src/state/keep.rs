@@ -65,16 +65,21 @@ impl State {
 
     /// Breaks keeps, youngest first, until the host's promises are backed again.
     pub(super) fn break_unbacked(&mut self) {
-        while self.tiers[HOST].ledger.available() < 0 {
-            let youngest = self
-                .parked
-                .iter()
-                .filter(|(_, parked)| !parked.broken)
-                .max_by_key(|(_, parked)| parked.order)
-                .map(|(index, _)| index);
-            let Some(parked) = youngest else { return };
+        while self.tiers[HOST].ledger.available() < 0 && self.break_youngest() {}
+    }
+
+    /// Breaks the youngest keep; `false`: there is none.
+    pub(super) fn break_youngest(&mut self) -> bool {
+        let youngest = self
+            .parked
+            .iter()
+            .filter(|(_, parked)| !parked.broken)
+            .max_by_key(|(_, parked)| parked.order)
+            .map(|(index, _)| index);
+        if let Some(parked) = youngest {
             self.break_keep(parked);
         }
+        youngest.is_some()
     }
 
     fn unkeep(&mut self, parked: u32) {

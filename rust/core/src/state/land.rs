@@ -6,7 +6,7 @@ use super::keep::HOST;
 use crate::arena::Found;
 use crate::error::{Error, Result};
 use crate::flight::{Errand, Move};
-use crate::id::{FlightId, LeaseId};
+use crate::id::{FlightId, LeaseId, Retention};
 use crate::pool::Hold;
 
 impl State {
@@ -40,6 +40,10 @@ impl State {
                 if kept_failed && let Some(id) = parked {
                     self.count_failure(id);
                 }
+                if to == HOST {
+                    // A destination that a resize left beyond the limit retires: it backs nothing.
+                    self.break_unbacked();
+                }
                 self.shrink_keeps();
             }
             Errand::Up { lease, base } => {
@@ -60,12 +64,26 @@ impl State {
                 if let Some(lease) = lease {
                     if good == 0 {
                         self.shorten(lease, block);
+                        if let Some(&bad) = flight.moves.first().filter(|_| corrupt && from > 0) {
+                            self.drop_corrupt(from, bad);
+                        }
                     }
                     self.landed(lease);
+                    if good == 0 {
+                        self.undo_fork(lease, &flight.moves);
+                    }
                 }
             }
         }
         Ok(true)
+    }
+
+    /// A fork's partial block did not come, and the engine cannot recompute it: the fork ends.
+    fn undo_fork(&mut self, lease: LeaseId, moves: &[Move]) {
+        let forks = moves.iter().all(|step| step.node.is_none());
+        if forks && !self.config.recompute && self.lease(lease).is_ok() {
+            self.end(lease.0.index, Retention::Ordinary, None);
+        }
     }
 
     /// `false`: it has ended before.
@@ -181,7 +199,7 @@ impl State {
             if let Some(parked) = record.resumed {
                 self.end_keep(parked);
             }
-            self.release(&record.table, &record.twins, retention);
+            self.release(&record.table, retention);
             return;
         }
         if let Some(parked) = self.leases[lease].resumed {
@@ -249,6 +267,9 @@ impl State {
         } = errand
         {
             self.fall_back(lease, block, id.0.index);
+            if let Errand::Private { .. } = errand {
+                self.undo_fork(lease, &moves);
+            }
             return Ok(true);
         }
         for step in &moves {
@@ -292,7 +313,7 @@ impl State {
                     self.flights[flight].errand = Errand::Private { lease: None, block };
                     self.leases[lease].loading -= 1;
                 }
-                _ => self.release_private(slot),
+                _ => self.leave(slot),
             }
         }
         self.shorten(id, block);

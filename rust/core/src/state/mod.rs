@@ -119,6 +119,8 @@ pub struct State {
     pub(crate) counters: Counters,
     /// The path that the last match found, reused so that a match allocates nothing.
     path: Vec<u32>,
+    /// The next victims, reused likewise.
+    ahead: Vec<u32>,
     parkings: u64,
 }
 
@@ -148,6 +150,7 @@ impl State {
             held: Vec::new(),
             counters: Counters::default(),
             path: Vec::new(),
+            ahead: Vec::new(),
             parkings: 0,
             config,
         })

@@ -57,7 +57,7 @@ impl State {
         let mut path = self.sealed_path(lease);
         for block in path.len() as u32..blocks {
             let slot = self.leases[lease].table[block as usize];
-            let node = self.node_in(0, slot).unwrap_or_else(|| {
+            let node = self.node_of(slot).unwrap_or_else(|| {
                 let node = self.trie.add(path.last().copied());
                 self.adopt(node, slot);
                 node
@@ -75,7 +75,7 @@ impl State {
         self.counters.parked += 1;
         self.tiers[0].ledger.release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
-        self.release_or_hold(record.table, record.twins, Retention::Ordinary, after);
+        self.release_or_hold(record.table, Retention::Ordinary, after);
         Ok(ParkedId(self.parked.id(parked)))
     }
 
@@ -87,7 +87,15 @@ impl State {
     }
 
     fn check_keeps(&self, lease: u32, blocks: u32) -> Result<()> {
-        let path = self.sealed_path(lease);
+        let mut path = self.sealed_path(lease);
+        let mut private = 0;
+        for &slot in &self.leases[lease].table[path.len()..blocks as usize] {
+            // A fork may have published or parked what this lease has not sealed.
+            match self.node_of(slot) {
+                Some(node) => path.push(node),
+                None => private += 1,
+            }
+        }
         if let Some(&node) = path.iter().find(|&&node| self.trie[node].keeps == u16::MAX) {
             return Err(Error::Unsupported {
                 what: "parked sequences that share a block",
@@ -95,7 +103,6 @@ impl State {
                 help: "resume or finish some of them first",
             });
         }
-        let private = u64::from(blocks) - path.len() as u64;
         let need = self.keep_cost(path.into_iter()) + private;
         if !self.tiers[HOST].ledger.affords(need) {
             return Err(self.no_room(HOST, need, 0));
@@ -118,7 +125,7 @@ impl State {
             },
         };
         let parked = self.parked.insert(again);
-        self.release(&record.table, &record.twins, Retention::Ordinary);
+        self.release(&record.table, Retention::Ordinary);
         ParkedId(self.parked.id(parked))
     }
 

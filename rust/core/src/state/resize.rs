@@ -62,13 +62,15 @@ impl State {
     fn shrink(&mut self, tier: usize, slots: u32, null: u32) -> Result<()> {
         let want = u64::from(slots - null);
         let before = self.tiers[tier].pool.limit();
-        loop {
-            let used = self.tiers[tier].ledger.used();
-            if used <= want && self.set_limit(tier, slots) {
-                break;
-            }
-            self.set_limit(tier, before);
-            if !(tier <= HOST && self.config.recompute && self.break_youngest(tier)) {
+        let mut fits = self.set_limit(tier, slots) && self.tiers[tier].ledger.used() <= want;
+        if !fits {
+            let breaks = tier <= HOST && self.config.recompute;
+            let least = self
+                .used_without_keeps(tier)
+                .filter(|&used| breaks && used <= want);
+            if least.is_none() {
+                let used = self.tiers[tier].ledger.used();
+                self.set_limit(tier, before);
                 return Err(Error::InUse {
                     tier: Tier(tier as u8),
                     want,
@@ -76,8 +78,82 @@ impl State {
                 });
             }
         }
+        while !fits && self.break_youngest() {
+            let ledger = &self.tiers[tier].ledger;
+            fits = ledger.used() <= want && ledger.available() >= 0;
+        }
         self.retire_idle(tier);
         Ok(())
+    }
+
+    /// What would be in use at the limit if every keep were broken; `None` if promises would lose
+    /// their backing even so.
+    fn used_without_keeps(&self, tier: usize) -> Option<u64> {
+        let (pool, ledger) = (&self.tiers[tier].pool, &self.tiers[tier].ledger);
+        let kept = self.kept_pins(tier);
+        let kept = |slot: u32| {
+            self.hold(tier, slot)
+                == (Hold::Pinned {
+                    pins: kept[slot as usize],
+                })
+        };
+        // An anonymous block dissolves with its last keep.
+        let gone = |slot: u32| {
+            let node = self.node_in(tier, slot);
+            kept(slot) && node.is_some_and(|node| self.trie[node].anonymous)
+        };
+        let blocked = self.blocked_without(tier, gone);
+        let promised = if tier == HOST { 0 } else { ledger.promised() };
+        let (mut used, mut backing) = (promised, 0);
+        for (slot, cell) in pool.cells() {
+            let below = u32::from(slot < pool.limit());
+            match cell.hold {
+                Hold::Null | Hold::Retired => {}
+                Hold::Free { .. } => backing += below,
+                _ if gone(slot) && cell.readers > 0 => used += 1,
+                _ if gone(slot) => backing += below,
+                Hold::Idle { .. } => backing += below * u32::from(!blocked[slot as usize]),
+                _ if kept(slot) => backing += below * u32::from(!blocked[slot as usize]),
+                _ => used += 1,
+            }
+        }
+        (backing >= promised).then_some(u64::from(used))
+    }
+
+    /// How often keeps alone pin each slot.
+    fn kept_pins(&self, tier: usize) -> Vec<u32> {
+        let mut pins = vec![0; self.tiers[tier].pool.len() as usize];
+        for (_, parked) in self.parked.iter() {
+            let on_device = parked.on_device as usize;
+            let pinned = if tier == 0 {
+                on_device
+            } else {
+                parked.path.len()
+            };
+            let slots = parked.path[..pinned].iter();
+            for slot in slots.filter_map(|&node| self.ready(node, tier)) {
+                pins[slot as usize] += 1;
+            }
+        }
+        pins
+    }
+
+    /// Slots that are read, or have something below that is read or filling, were some `gone`.
+    fn blocked_without(&self, tier: usize, gone: impl Fn(u32) -> bool) -> Vec<bool> {
+        let pool = &self.tiers[tier].pool;
+        let mut blocked = vec![false; pool.len() as usize];
+        for (slot, cell) in pool.cells() {
+            let filling = tier > 0 && matches!(cell.hold, Hold::Filling { .. });
+            let mut at = Some(slot).filter(|&slot| (filling || cell.readers > 0) && !gone(slot));
+            while let Some(slot) = at.filter(|&slot| !blocked[slot as usize]) {
+                blocked[slot as usize] = true;
+                let parent = self
+                    .node_in(tier, slot)
+                    .and_then(|node| self.trie.parent(node));
+                at = parent.and_then(|parent| self.trie[parent].slot(tier));
+            }
+        }
+        blocked
     }
 
     /// Moves the limit; `false` if promises would lose their backing by it.
@@ -109,22 +185,6 @@ impl State {
         let slots = 0..self.tiers[tier].pool.len();
         let takeable = slots.filter(|&slot| self.takeable(tier, slot)).count() as u32;
         self.tiers[tier].ledger.set_takeable(takeable);
-    }
-
-    fn break_youngest(&mut self, tier: usize) -> bool {
-        let used = |state: &Self| state.tiers[tier].ledger.used();
-        let before = used(self);
-        while used(self) == before {
-            let youngest = self
-                .parked
-                .iter()
-                .filter(|(_, parked)| !parked.broken)
-                .max_by_key(|(_, parked)| parked.order)
-                .map(|(index, _)| index);
-            let Some(parked) = youngest else { return false };
-            self.break_keep(parked);
-        }
-        true
     }
 
     /// Evicts idle leaves beyond the limit, and what becomes a leaf by it.

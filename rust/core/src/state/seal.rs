@@ -2,7 +2,7 @@
 
 use super::State;
 use crate::error::{Error, Result};
-use crate::id::{Key, LeaseId};
+use crate::id::{Key, LeaseId, Link};
 use crate::pool::Hold;
 use crate::record::Running;
 
@@ -64,6 +64,7 @@ impl State {
         if self.detached(lease) {
             return 0;
         }
+        self.trie.warm(row.keys.iter());
         let before = self.leases[lease].sealed;
         for (key, block) in row.keys.iter().zip(row.first..) {
             if block == self.leases[lease].sealed {
@@ -76,11 +77,14 @@ impl State {
         self.leases[lease].sealed - before
     }
 
+    /// The block whose copy a slot of a table is, or beside whose copy it stands.
+    pub(super) fn node_of(&self, slot: u32) -> Option<u32> {
+        self.tiers[0].pool.cell(slot).node.map(Link::at)
+    }
+
     /// The published block that a sealed block of the table is or stands beside.
     pub(super) fn published(&self, record: &Running, block: u32) -> Option<u32> {
-        record
-            .twin(block)
-            .or_else(|| self.node_in(0, *record.table.get(block as usize)?))
+        self.node_of(*record.table.get(block as usize)?)
     }
 
     /// `false`: it must wait for the next step.
@@ -90,7 +94,7 @@ impl State {
         let parent = block
             .checked_sub(1)
             .and_then(|above| self.published(record, above));
-        let own = self.node_in(0, slot);
+        let own = self.node_of(slot);
         let Some(node) = self.trie.find(key) else {
             // New: publish it. A fork that was parked may have given it a node already.
             let node = own.unwrap_or_else(|| self.trie.add(parent));
@@ -120,10 +124,10 @@ impl State {
             return false;
         }
         self.pin(0, published);
-        if let Hold::Claimed { leases } = self.hold(0, slot) {
-            self.put(0, slot, Hold::Owned { leases });
+        if let Hold::Claimed { leases } | Hold::Owned { leases } = self.hold(0, slot) {
+            self.put(0, slot, Hold::Twin { leases });
+            self.tiers[0].pool.cell_mut(slot).node = Some(Link::to(node));
         }
-        self.leases[lease].twins.push((block, node));
         self.counters.duplicates += 1;
         true
     }

@@ -7,7 +7,8 @@ mod slots;
 
 use super::keep::HOST;
 use super::{State, Storey};
-use crate::id::{Group, Key, Slot, Tier};
+use crate::id::{Group, Key, Link, Slot, Tier};
+use crate::pool::Hold;
 use std::fmt;
 
 /// The first law found broken. There is none unless Blockyard has a bug.
@@ -40,7 +41,7 @@ type Check = Result<(), Breach>;
 
 /// Holders of each slot, counted from the records.
 struct Holders {
-    /// Tables of leases, running, ended and held back, plus twins and keeps.
+    /// Tables of leases, running, ended and held back, plus duplicates and keeps.
     pins: Vec<Vec<u32>>,
     readers: Vec<Vec<u32>>,
     /// Destinations in the air, overdue ones included.
@@ -51,6 +52,12 @@ impl State {
     /// Checks INV-1, 3, 6, 14 and 20 to 24.
     pub fn audit(&self) -> Option<Breach> {
         self.laws().err()
+    }
+
+    /// Whether the slot holds a block that may be read: what a test cannot learn from outside.
+    #[doc(hidden)]
+    pub fn holds_block(&self, tier: Tier, slot: u32) -> bool {
+        self.tiers[tier.at()].pool.cell(slot).hold.is_ready()
     }
 
     fn laws(&self) -> Check {
@@ -101,28 +108,21 @@ impl State {
             self.tiers.iter().map(slots).collect::<Vec<Vec<u32>>>()
         };
         let (mut pins, mut readers, mut written) = (zeros(), zeros(), zeros());
-        let running = self
-            .leases
-            .iter()
-            .map(|(_, lease)| (&lease.table, &lease.twins));
-        let held = self.held.iter().map(|held| (&held.table, &held.twins));
-        for (table, twins) in running.chain(held) {
-            for &slot in table {
-                pins[0][slot as usize] += 1;
+        let running = self.leases.iter().map(|(_, lease)| &lease.table);
+        let held = self.held.iter().map(|held| &held.table);
+        for &slot in running.chain(held).flatten() {
+            pins[0][slot as usize] += 1;
+        }
+        for (slot, cell) in self.tiers[0].pool.cells() {
+            if !matches!(cell.hold, Hold::Twin { .. }) {
+                continue;
             }
-            for &(block, node) in twins {
-                let alive = self.trie.alive(node).then(|| self.trie[node].slot(0));
-                let Some(slot) = alive.flatten() else {
-                    let what = format!("the published twin of block {block} is gone");
-                    return Err(Breach {
-                        law: "INV-3",
-                        what,
-                        slot: None,
-                        block: None,
-                    });
-                };
-                pins[0][slot as usize] += 1;
-            }
+            let published = cell.node.map(Link::at).filter(|&n| self.trie.alive(n));
+            let Some(published) = published.and_then(|node| self.trie[node].slot(0)) else {
+                let what = "the published block beside this duplicate is gone".to_owned();
+                return Err(self.breach("INV-3", 0, slot, what));
+            };
+            pins[0][published as usize] += 1;
         }
         for (_, parked) in self.parked.iter() {
             for (at, &node) in parked.path.iter().enumerate() {

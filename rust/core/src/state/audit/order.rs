@@ -18,7 +18,7 @@ impl State {
                 let what = format!("it is {:?}; in the order: {}", cell.hold, !idle);
                 return Err(self.breach("INV-20", tier, slot, what));
             }
-            let Some(node) = cell.node.map(crate::id::Link::at) else {
+            let Some(node) = self.node_in(tier, slot) else {
                 continue;
             };
             let above = self

@@ -51,7 +51,9 @@ impl State {
             Hold::Free { .. } | Hold::Retired | Hold::Null | Hold::Idle { .. } => {
                 pins == 0 && written == 0
             }
-            Hold::Claimed { leases } | Hold::Owned { leases } => pins == leases && written == 0,
+            Hold::Claimed { leases } | Hold::Owned { leases } | Hold::Twin { leases } => {
+                pins == leases && written == 0
+            }
             // A lease's destination is in its table; a copy down is nobody's yet.
             Hold::Filling { .. } => pins <= 1 && written == 1,
             Hold::Pinned { pins: told } => pins == told && written == 0,

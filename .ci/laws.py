@@ -1,0 +1,145 @@
+"""Checks that every law and table row of the core has a test, and that those tests exist.
+
+`docs/laws.md` is the map: a row begins with the name of a law or row, and its last column names
+tests as `module::name`, where the module is a file under `tests/`. `--self-test` breaks the map in
+each way once and sees that it is noticed.
+"""
+
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+CORE = [
+    *(f"INV-{law}" for law in (*range(1, 8), 14, 17, 19)),
+    *(f"INV-20{clause}" for clause in "abcdef"),
+    *(f"INV-{law}" for law in range(21, 25)),
+    *(f"2.1-{row}" for row in range(1, 6)),
+    *(f"2.2-{row}" for row in range(1, 10)),
+    *(
+        f"2.3-{movement}-{end}"
+        for movement in ("down", "up", "across")
+        for end in ("ok", "failed", "unknown")
+    ),
+    *("2.3-again", "2.3-tail", "2.3-tail-air", "2.3-resumed"),
+    *(f"2.7-{row}" for row in range(1, 5)),
+    *(f"R2-{row}" for row in range(1, 10)),
+    *(f"4.1-{row}" for row in range(1, 8)),
+    *(f"4.2-{row}" for row in range(8, 15)),
+    "4.3-20",
+]
+# Those that a later part of the project will show: they need a row that says so.
+LATER = [*(f"INV-{law}" for law in (*range(8, 14), 15, 16, 18, 25))]
+
+ROW = re.compile(r"^\| *([\w.-]+) *\|(.*)\| *$")
+TEST = re.compile(r"`(\w+)::(\w+)`")
+RUST = r"#\[test\]\s*(?:#\[[^\n]*\]\s*)*(?:pub )?fn {}\("
+PYTHON = r"^\s*(?:async )?def {}\("
+
+
+def rows(text: str) -> Iterator[tuple[int, str, str]]:
+    """Line, name and last column of every table row."""
+    for line, row in enumerate(text.splitlines(), 1):
+        if found := ROW.match(row):
+            yield line, found[1], found[2].rpartition("|")[2]
+
+
+def exists(root: Path, module: str, test: str) -> bool:
+    """Whether a file of that name under `tests/` has this test."""
+    files = [*root.glob(f"tests/**/{module}.rs"), *root.glob(f"tests/**/{module}.py")]
+    patterns = {".rs": RUST, ".py": PYTHON}
+    return any(
+        re.search(patterns[file.suffix].format(test), file.read_text(), re.MULTILINE)
+        for file in files
+    )
+
+
+def holes(text: str) -> Iterator[tuple[int, str]]:
+    """Laws and rows that the map has not, or has twice, or does not test, with their lines."""
+    seen: dict[str, int] = {}
+    for line, name, tests in rows(text):
+        if name not in CORE and name not in LATER:
+            continue
+        if name in seen:
+            yield line, f"{name} has a row already, in line {seen[name]}"
+        seen[name] = line
+        if name in CORE and not TEST.search(tests):
+            yield line, f"{name} has no test"
+        elif not tests.strip():
+            yield line, f"{name} says neither a test nor why there is none"
+    yield from ((1, f"{name} has no row") for name in (*CORE, *LATER) if name not in seen)
+
+
+def complaints(root: Path) -> Iterator[str]:
+    """Everything wrong with the map under `root`, as `file:line: what`."""
+    where = "docs/laws.md"
+    text = (root / where).read_text()
+    for line, hole in holes(text):
+        yield f"{where}:{line}: {hole}"
+    for line, row in enumerate(text.splitlines(), 1):
+        for module, test in TEST.findall(row):
+            if module != "module" and not exists(root, module, test):
+                yield f"{where}:{line}: there is no test {module}::{test}"
+
+
+def good() -> dict[str, str]:
+    """A map without holes, and its tests."""
+    core = "".join(f"| {name} | what | `one::shown`, `test_two::test_shown` |\n" for name in CORE)
+    later = "".join(f"| {name} | what | later |\n" for name in LATER)
+    return {
+        "docs/laws.md": f"`module::name` is a test.\n| law | what | tests |\n{core}{later}",
+        "tests/rust/laws/one.rs": "#[test]\n#[ignore]\nfn shown() {}\nfn helper() {}\n",
+        "tests/python/test_two.py": "def test_shown():\n    pass\n",
+    }
+
+
+BAD = {
+    "a law without a row": ("docs/laws.md", "| INV-20d |", "| INV-20x |"),
+    "a later law without a row": ("docs/laws.md", "| INV-9 |", "| INV-99 |"),
+    "a law twice": ("docs/laws.md", "| INV-2 |", "| INV-1 |"),
+    "a law without a test": (
+        "docs/laws.md",
+        "| R2-4 | what | `one::shown`, `test_two::test_shown` |",
+        "| R2-4 | `one::shown` | soon |",
+    ),
+    "an empty cell": ("docs/laws.md", "| INV-8 | what | later |", "| INV-8 | what | |"),
+    "a test that is gone": ("tests/rust/laws/one.rs", "fn shown", "fn hidden"),
+    "a function that is no test": ("tests/rust/laws/one.rs", "#[test]", ""),
+    "a Python test that is gone": ("tests/python/test_two.py", "test_shown", "test_hidden"),
+    "a module that is gone": ("docs/laws.md", "`one::shown`", "`three::shown`"),
+}
+
+
+def self_test() -> None:
+    """Each hole is noticed, and a map without holes is not complained of."""
+    for name, change in {"nothing": None, **BAD}.items():
+        files = good()
+        if change:
+            path, old, new = change
+            if old not in files[path]:
+                sys.exit(f"laws: the self-test has nothing to break for {name!r}")
+            files[path] = files[path].replace(old, new)
+        with tempfile.TemporaryDirectory() as root:
+            for path, text in files.items():
+                file = Path(root, path)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+            found = list(complaints(Path(root)))
+        if bool(found) != bool(change):
+            sys.exit(f"laws: the self-test broke {name!r}, and this was found: {found}")
+    print(f"laws: {len(BAD)} holes noticed")
+
+
+def main() -> None:
+    """Checks the project, or with `--self-test` this script."""
+    if sys.argv[1:] == ["--self-test"]:
+        self_test()
+        return
+    found = list(complaints(Path(__file__).resolve().parent.parent))
+    print("\n".join(found) or f"laws: {len(CORE)} laws and rows have tests")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+//! The laws of the core, one example at a time: `docs/laws.md` says which test shows which.
+
+#[path = "laws/beginning.rs"]
+mod beginning;
+#[path = "laws/clearing.rs"]
+mod clearing;
+#[path = "laws/down.rs"]
+mod down;
+#[path = "laws/evicting.rs"]
+mod evicting;
+#[path = "laws/keys.rs"]
+mod keys;
+#[path = "laws/order.rs"]
+mod order;
+#[path = "laws/parking.rs"]
+mod parking;
+#[path = "laws/pools.rs"]
+mod pools;
+#[path = "laws/promises.rs"]
+mod promises;
+#[path = "laws/replay.rs"]
+mod replay;
+#[path = "laws/resizing.rs"]
+mod resizing;
+#[path = "laws/sealing.rs"]
+mod sealing;
+#[path = "laws/slots.rs"]
+mod slots;
+#[path = "laws/tree.rs"]
+mod tree;
+#[path = "laws/up.rs"]
+mod up;
+#[path = "laws/yard.rs"]
+mod yard;

@@ -1,0 +1,194 @@
+//! Table 2.7: resize.
+
+use crate::yard::{KINDS, SIZE, Yard, and_one, config, one, text};
+use blockyard_core::{Config, Error, Tier};
+
+fn resize(yard: &Yard, tier: Tier, slots: u32) -> Result<(), Error> {
+    let resized = yard.cache.lock().resize(tier, slots);
+    yard.sound();
+    resized
+}
+
+/// The device's slots beside its null slot.
+fn device(yard: &Yard, slots: u32) -> Result<(), Error> {
+    resize(yard, Tier::DEVICE, slots + 1)
+}
+
+#[test]
+fn a_tier_that_grows_gives_out_slots_across_the_old_boundary() {
+    let yard = Yard::new(4, 0);
+    let lease = yard.run(&text(1, 3));
+    device(&yard, 8).unwrap();
+    assert_eq!((yard.device().capacity, yard.device().free), (8, 5));
+    let (other, _) = yard.begin(&text(2, 5));
+    let mut table = yard.table(&other);
+    table.sort_unstable();
+    assert_eq!(table, [4, 5, 6, 7, 8]);
+    yard.finish(other);
+    yard.finish(lease);
+    assert_eq!(yard.on_device(&text(1, 3)), 3, "and finds what it had");
+    yard.at_rest();
+}
+
+#[test]
+fn slots_that_nobody_uses_leave_at_once() {
+    let yard = Yard::new(8, 8);
+    let lease = yard.run(&text(1, 3));
+    device(&yard, 4).unwrap();
+    assert_eq!((yard.device().capacity, yard.device().free), (4, 1));
+    resize(&yard, Tier::HOST, 0).unwrap();
+    assert_eq!(yard.host().capacity, 0);
+    assert!(yard.begin_reserving(&text(2, 2), 0).is_err());
+    yard.finish(lease);
+}
+
+#[test]
+fn a_shrink_below_what_is_used_is_refused_and_changes_nothing() {
+    let yard = Yard::new(8, 8);
+    let claimed = yard.begin_reserving(&text(1, 2), 2 * SIZE).unwrap().0;
+    let pinned = yard.run(&text(2, 1));
+    let before = yard.stats();
+    let refused = device(&yard, 4).unwrap_err();
+    // Two claimed, one pinned, two promised.
+    assert!(matches!(
+        refused,
+        Error::InUse {
+            tier: Tier::DEVICE,
+            want: 4,
+            used: 5
+        }
+    ));
+    assert_eq!(yard.stats(), before);
+    device(&yard, 5).unwrap();
+    assert_eq!(yard.device().capacity, 5);
+    assert!(yard.grow(&claimed, 2 * SIZE), "the promise still holds");
+    yard.finish(claimed);
+    yard.finish(pinned);
+    yard.at_rest();
+}
+
+#[test]
+fn quarantined_slots_count_as_used() {
+    let yard = Yard::new(8, 4);
+    yard.publish(&text(1, 2));
+    let plan = yard.demote(2).unwrap();
+    yard.overdue(&plan);
+    let refused = resize(&yard, Tier::HOST, 1).unwrap_err();
+    assert!(matches!(
+        refused,
+        Error::InUse {
+            want: 1,
+            used: 2,
+            ..
+        }
+    ));
+    resize(&yard, Tier::HOST, 2).unwrap();
+    yard.fail(&plan, 0);
+    assert_eq!((yard.host().capacity, yard.host().free), (2, 2));
+}
+
+#[test]
+fn a_shrink_to_exactly_what_is_used_retires_high_slots_as_they_come_free() {
+    let yard = Yard::new(8, 0);
+    let low = yard.begin(&text(1, 5)).0;
+    let high = yard.run(&text(2, 3));
+    yard.finish(low);
+    device(&yard, 3).unwrap();
+    let capacity = yard.device().capacity;
+    assert_eq!(capacity, 6, "three free ones below, three held above");
+    assert!(yard.table(&high).iter().all(|&slot| slot > 3));
+    let (low, _) = yard.begin(&text(3, 3));
+    assert!(yard.table(&low).iter().all(|&slot| slot <= 3));
+    assert!(!yard.grow(&high, 1), "what retires is given to nobody");
+    yard.finish(high);
+    assert_eq!(yard.device().idle, 3, "published, and matchable still");
+    assert_eq!(yard.on_device(&text(2, 3)), 3);
+    assert!(
+        yard.begin_reserving(&text(4, 1), 0).is_err(),
+        "no room for more"
+    );
+    yard.finish(low);
+}
+
+#[test]
+fn idle_blocks_beyond_the_new_size_leave_child_before_parent() {
+    for policy in KINDS {
+        let yard = Yard::of(Config {
+            policy,
+            ..config(8, 8)
+        });
+        yard.publish(&text(1, 6));
+        yard.copy_down(6);
+        device(&yard, 3).unwrap();
+        assert_eq!(yard.device().capacity, 3);
+        assert_eq!(yard.hits(&text(1, 6)), [3, 3, 0], "the copies below serve");
+        yard.at_rest();
+    }
+}
+
+#[test]
+fn a_slot_that_is_loaded_when_the_tier_shrinks_retires_when_its_block_is_evicted() {
+    let yard = Yard::new(8, 8);
+    yard.publish_below(&text(1, 2));
+    let low = yard.begin(&text(2, 5)).0;
+    let (lease, begun) = yard.begin(&and_one(&text(1, 2)));
+    let slots = &one(&begun).destinations;
+    let beyond = slots.iter().filter(|&&slot| slot > 4).count() as u64;
+    yard.finish(low);
+    device(&yard, 4).unwrap();
+    yard.finish(lease);
+    yard.land(&begun.plans);
+    assert_eq!(yard.on_device(&text(1, 2)), 2, "published, and matchable");
+    assert!(beyond > 0);
+    assert_eq!(yard.device().capacity, 4 + beyond);
+    for name in 3..5 {
+        yard.publish(&text(name, 4));
+    }
+    assert_eq!((yard.device().capacity, yard.device().idle), (4, 4));
+    yard.at_rest();
+}
+
+#[test]
+fn a_shrink_that_is_taken_back_has_its_slots_again() {
+    let yard = Yard::new(8, 0);
+    let low = yard.begin(&text(1, 5)).0;
+    let high = yard.run(&text(2, 3));
+    yard.finish(low);
+    device(&yard, 3).unwrap();
+    device(&yard, 8).unwrap();
+    assert_eq!((yard.device().capacity, yard.device().free), (8, 5));
+    yard.finish(high);
+    yard.at_rest();
+}
+
+#[test]
+fn a_resize_of_what_is_not_there_names_its_argument() {
+    let yard = Yard::new(4, 4);
+    let disk = resize(&yard, Tier::DISK, 8);
+    assert!(matches!(disk, Err(Error::Argument { name: "tier", .. })));
+    let none = resize(&yard, Tier::DEVICE, 0);
+    assert!(matches!(none, Err(Error::Argument { name: "slots", .. })));
+    let vast = resize(&yard, Tier::HOST, u32::MAX);
+    assert!(matches!(vast, Err(Error::Argument { name: "slots", .. })));
+    assert_eq!((yard.device().capacity, yard.host().capacity), (4, 4));
+}
+
+#[test]
+fn keeps_in_the_way_on_the_device_are_broken_first() {
+    let yard = Yard::new(8, 8);
+    let parked = [1, 2].map(|name| yard.park(yard.run(&text(name, 3)), 12));
+    device(&yard, 4).unwrap();
+    let broken = parked.each_ref().map(|parked| yard.broken(parked));
+    assert_eq!(
+        broken,
+        [false, true],
+        "the youngest, and no more than needed"
+    );
+    for parked in parked {
+        yard.abandon(parked);
+    }
+    let (lease, begun) = yard.begin(&text(1, 3));
+    assert_eq!(one(&begun).len(), 1);
+    yard.land(&begun.plans);
+    yard.finish(lease);
+}

@@ -1,0 +1,154 @@
+//! Table 2.1: seal, block by block.
+
+use crate::yard::{Yard, and_one, cat, text, tokens};
+
+#[test]
+fn a_block_whose_key_is_new_is_published() {
+    let yard = Yard::new(8, 0);
+    let prompt = text(1, 2);
+    let (lease, _) = yard.begin(&prompt);
+    assert_eq!((yard.device().claimed, yard.on_device(&prompt)), (2, 0));
+    assert_eq!(yard.seal(&lease, 8), 2);
+    assert_eq!((yard.device().pinned, yard.on_device(&prompt)), (2, 2));
+    yard.finish(lease);
+    assert_eq!(yard.device().idle, 2);
+}
+
+#[test]
+fn a_key_without_a_device_copy_adopts_the_leases_slot() {
+    let yard = Yard::new(8, 8);
+    let prompt = text(1, 2);
+    yard.publish_below(&prompt);
+    // Not worth loading: computed again.
+    let (lease, _) = yard.stop(&prompt, 0);
+    assert_eq!(yard.seal(&lease, 8), 2);
+    assert_eq!(yard.on_device(&prompt), 2);
+    assert_eq!((yard.stats().counters.duplicates, yard.host().idle), (0, 2));
+    let slots = yard.table(&lease);
+    let (other, begun) = yard.begin(&and_one(&prompt));
+    assert_eq!((begun.hits, begun.plans.len()), ([2, 0, 0], 0));
+    assert_eq!(yard.table(&other)[..2], slots);
+    yard.finish(other);
+    yard.finish(lease);
+    yard.squeeze(2);
+    assert_eq!(
+        yard.hits(&prompt),
+        [0, 2, 0],
+        "the copies below still serve"
+    );
+}
+
+#[test]
+fn a_block_that_another_has_published_stays_private_and_pins_the_published_one() {
+    let yard = Yard::new(8, 0);
+    let prompt = text(1, 2);
+    let (first, second) = (yard.begin(&prompt).0, yard.begin(&prompt).0);
+    assert_eq!(yard.seal(&first, 8), 2);
+    let table = yard.table(&second);
+    assert_eq!(yard.seal(&second, 8), 2);
+    assert_eq!(yard.table(&second), table, "tables are append-only");
+    assert_eq!(yard.stats().counters.duplicates, 2);
+    assert_eq!(yard.device().pinned, 4);
+    yard.finish(first);
+    assert_eq!((yard.device().pinned, yard.device().idle), (4, 0), "pinned");
+    yard.finish(second);
+    let device = yard.device();
+    assert_eq!(
+        (device.free, device.idle),
+        (6, 2),
+        "the private ones are free"
+    );
+    assert_eq!(yard.on_device(&prompt), 2);
+}
+
+#[test]
+fn park_frees_private_duplicates_first_and_copies_only_the_published_blocks() {
+    let yard = Yard::new(8, 8);
+    let prompt = text(1, 2);
+    let (first, second) = (yard.begin(&prompt).0, yard.begin(&prompt).0);
+    yard.seal(&first, 8);
+    let published = yard.table(&first);
+    let parked = yard.park(second, 8);
+    assert_eq!((yard.device().free, yard.host().promised), (6, 2));
+    let plan = yard.demote_parked(&parked, 8).unwrap();
+    assert!(plan.sources.iter().all(|slot| published.contains(slot)));
+    yard.land(&[plan]);
+    yard.finish(first);
+    yard.abandon(parked);
+    yard.at_rest();
+}
+
+#[test]
+fn a_forks_slot_that_was_sealed_before_is_left_as_it_is() {
+    let yard = Yard::new(8, 0);
+    let prompt = text(1, 2);
+    let (lease, _) = yard.begin(&prompt);
+    let (forked, begun) = yard.cache.fork(&lease, 8, 0).unwrap();
+    assert!(begun.plans.is_empty());
+    assert_eq!(yard.table(&forked), yard.table(&lease), "all is shared");
+    yard.seal(&lease, 8);
+    let before = yard.device();
+    assert_eq!(yard.seal(&forked, 8), 2);
+    assert_eq!(
+        (yard.device(), yard.stats().counters.duplicates),
+        (before, 0)
+    );
+    yard.finish(lease);
+    assert_eq!(yard.device().pinned, 2);
+    yard.finish(forked);
+    assert_eq!((yard.device().idle, yard.device().free), (2, 6));
+}
+
+#[test]
+fn a_seal_stops_where_pinning_the_published_block_lacks_backing() {
+    let yard = Yard::new(4, 0);
+    let prompt = text(1, 1);
+    let (first, _) = yard.begin(&prompt);
+    let (second, _) = yard.begin(&prompt);
+    yard.seal(&first, 4);
+    yard.finish(first);
+    // Three left: two free and the idle block, all promised to a third.
+    let third = yard.begin_reserving(&text(2, 1), 8).unwrap().0;
+    assert_eq!(yard.device().promised, 2);
+    assert_eq!(yard.seal(&second, 4), 0, "pinning it would break a promise");
+    assert_eq!(yard.device().idle, 1);
+    assert!(yard.grow(&third, 8));
+    assert_eq!(yard.on_device(&prompt), 0, "the promise was kept");
+    assert_eq!(yard.seal(&second, 4), 1, "and now the key is new");
+    yard.finish(second);
+    yard.finish(third);
+    yard.at_rest();
+}
+
+#[test]
+fn a_duplicate_in_the_middle_of_a_table_leaves_the_rest_to_be_published_behind_it() {
+    let yard = Yard::new(12, 0);
+    let (stem, leaf) = (text(1, 2), text(2, 1));
+    let whole = cat(&stem, &leaf);
+    let (first, second) = (yard.begin(&stem).0, yard.begin(&whole).0);
+    yard.seal(&first, 8);
+    assert_eq!(yard.seal(&second, 12), 3);
+    assert_eq!(yard.stats().counters.duplicates, 2);
+    yard.finish(first);
+    yard.finish(second);
+    assert_eq!(yard.on_device(&whole), 3);
+    for left in (0..3).rev() {
+        yard.squeeze(1);
+        assert_eq!(yard.on_device(&whole), left);
+    }
+}
+
+#[test]
+fn forks_of_a_duplicate_pin_the_published_block_once_for_them_all() {
+    let yard = Yard::new(8, 0);
+    let prompt = text(1, 1);
+    let (first, second) = (yard.begin(&prompt).0, yard.begin(&tokens(1, 4)).0);
+    yard.seal(&first, 4);
+    yard.seal(&second, 4);
+    let (forked, _) = yard.cache.fork(&second, 4, 0).unwrap();
+    yard.finish(first);
+    yard.finish(second);
+    assert_eq!(yard.device().pinned, 2, "the fork has both still");
+    yard.finish(forked);
+    assert_eq!((yard.device().idle, yard.device().free), (1, 7));
+}
