@@ -32,7 +32,10 @@ __all__ = [
     "stats_schema",
 ]
 
-_Ints: TypeAlias = Buffer | Iterable[int]
+_Ints: TypeAlias = Buffer | NDArray[np.integer[Any]] | Iterable[int]
+_Out32: TypeAlias = Buffer | NDArray[np.int32]
+_Out64: TypeAlias = Buffer | NDArray[np.int64]
+_ReadyKeys: TypeAlias = Buffer | NDArray[np.uint8] | Iterable[bytes | str]
 _Batch: TypeAlias = Lease | Sequence[Lease]
 _Flights: TypeAlias = Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]
 _Tier: TypeAlias = Literal["device", "host", "disk"]
@@ -365,7 +368,7 @@ class Cache:
             media: Items (start, end, id) at token positions [start, end), ascending.
         """
 
-    def ready_keys(self, keys: Buffer | Iterable[bytes | str], tokens: int) -> Keys:
+    def ready_keys(self, keys: _ReadyKeys, tokens: int) -> Keys:
         """Keys that the engine has made: 32 bytes each, one per full block of `tokens` tokens.
 
         Args:
@@ -414,7 +417,8 @@ class Cache:
             prompt: Keys, tokens, or what `park` gave.
             reserve: Tokens of growth to promise: a grow inside it never fails.
             load: Most blocks to load from below the device; None for all.
-            filling: At a block in the air: "stop" ends the prefix there, "soon" answers `Soon`.
+            filling: At a block in the air: "stop" ends the prefix there, "soon" answers `Soon`;
+                so does "stop" where the engine cannot recompute.
             lora: As in `keys`.
             salt: As in `keys`.
             media: As in `keys`.
@@ -433,7 +437,7 @@ class Cache:
             counts: Tokens per row; without it one each, or all for a single lease.
         """
 
-    def append_ready(self, lease: Lease, tokens: int, keys: Buffer | Iterable[bytes | str]) -> None:
+    def append_ready(self, lease: Lease, tokens: int, keys: _ReadyKeys) -> None:
         """The same for a lease begun with `ready_keys`: `keys` are of the blocks completed."""
 
     def grow(self, batch: _Batch, counts: _Ints | int | None = None) -> NDArray[np.int32]:
@@ -450,7 +454,7 @@ class Cache:
     def block_tables(self, batch: _Batch, out: None = None) -> NDArray[np.int32]: ...
     @overload
     def block_tables(
-        self, batch: _Batch, out: Buffer, *, cells: Literal["all", "changed"] = "all"
+        self, batch: _Batch, out: _Out32, *, cells: Literal["all", "changed"] = "all"
     ) -> int:
         """Each lease's device slots, in order.
 
@@ -474,7 +478,7 @@ class Cache:
     ) -> NDArray[np.int64]: ...
     @overload
     def slot_mapping(
-        self, batch: _Batch, first: _Ints | int, counts: _Ints | int | None, out: Buffer
+        self, batch: _Batch, first: _Ints | int, counts: _Ints | int | None, out: _Out64
     ) -> int:
         """Where the KV of tokens goes: slot * block size + offset, row after row.
 
@@ -521,6 +525,8 @@ class Cache:
     def fork(self, lease: Lease, computed: int, *, reserve: int = 0) -> Lease:
         """One more sequence with the same tokens: shares full blocks, copies the partial one.
 
+        Where the engine cannot recompute, a fork whose copy fails is undone: it is "spent".
+
         Args:
             lease: The parent.
             computed: Tokens whose KV the parent has.
@@ -540,6 +546,11 @@ class Cache:
             batch: Leases.
             retention: "session-ended": what nobody else shares goes first; "retain": last.
             after: A step in flight may still write: slots are held back until `commit(done=)`.
+
+        Raises:
+            SpentLease: A row was ended before, or is in the batch twice. Such rows are rejected,
+                counted and named; the others are ended.
+            ForeignLease: The same for a lease of another cache.
         """
 
     def demote(self, blocks: int, *, of: Parked | Lease | None = None) -> Plan | None:
@@ -559,7 +570,7 @@ class Cache:
         flights: _Flights,
         good: _Ints | int | None = None,
         *,
-        corrupt: _Ints | int | None = None,
+        corrupt: NDArray[np.bool_] | Iterable[bool] | bool | None = None,
         done: int | None = None,
     ) -> int:
         """Outcomes of flights: their copies have ended.
@@ -567,7 +578,7 @@ class Cache:
         Args:
             flights: Plans, or numbers of flights.
             good: Leading intact blocks of each, the minimum over ranks; all, for plans.
-            corrupt: Not 0 where the first bad block failed its checksum: its source is dropped.
+            corrupt: True where the first bad block failed its checksum: its source is dropped.
             done: A step that the engine has done: what was held back for it goes.
 
         Returns:

@@ -12,7 +12,8 @@ class KVCache(Cache):
     """The bookkeeping of one KV cache: tiers are numbers of blocks, and no bytes are moved.
 
     Thread-safe; make it after fork or spawn, in the process that uses it. Every verb crosses into
-    Rust once, whatever the size of its batch, and changes nothing when it raises.
+    Rust once, whatever the size of its batch, and changes nothing when it raises; only `finish`
+    still ends its good rows.
 
     Example:
         >>> import blockyard as by

@@ -1,1 +1,95 @@
-//! Placeholder replaced by the model.
+//! The whole core under random operations, beside a naive model of it, audited after every step.
+//!
+//! `BLOCKYARD_CASES=n` runs n times as many scripts. What fails is printed as a short script, and
+//! its seed is kept in `model.proptest-regressions`, which every run tries first.
+
+#[path = "model/act.rs"]
+mod act;
+#[path = "model/admit.rs"]
+mod admit;
+#[path = "model/land.rs"]
+mod land;
+#[path = "model/moves.rs"]
+mod moves;
+#[path = "model/ops.rs"]
+mod ops;
+#[path = "model/verbs.rs"]
+mod verbs;
+#[path = "model/world.rs"]
+mod world;
+#[path = "model/yard.rs"]
+mod yard;
+
+use ops::{Op, Script, Setup, script};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, FileFailurePersistence};
+use std::panic;
+use world::World;
+
+const SEEDS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../tests/rust/model.proptest-regressions"
+);
+
+fn config() -> Config {
+    let times = std::env::var("BLOCKYARD_CASES").map_or(Ok(1), |times| times.parse::<u32>());
+    Config {
+        cases: 2048 * times.expect("BLOCKYARD_CASES is a number"),
+        // `shorten` does better: operations depend on those before them.
+        max_shrink_iters: 0,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(SEEDS))),
+        ..Config::default()
+    }
+}
+
+fn walk(setup: &Setup, ops: &[Op]) {
+    let mut world = World::new(setup);
+    for op in ops {
+        world.apply(op);
+    }
+}
+
+fn complaint(setup: &Setup, ops: &[Op]) -> Option<String> {
+    let panic = panic::catch_unwind(|| walk(setup, ops)).err()?;
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .or(Some(String::new()))
+}
+
+/// Leaves out what the failure does not need: long runs of operations first, then single ones.
+fn shorten(setup: &Setup, ops: &[Op]) -> Vec<Op> {
+    let mut ops = ops.to_vec();
+    let mut run = ops.len();
+    while run > 0 {
+        let (mut at, before) = (0, ops.len());
+        while at < ops.len() {
+            let mut fewer = ops.clone();
+            fewer.drain(at..(at + run).min(ops.len()));
+            if complaint(setup, &fewer).is_some() {
+                ops = fewer;
+            } else {
+                at += run;
+            }
+        }
+        if run > 1 || ops.len() == before {
+            run /= 2;
+        }
+    }
+    ops
+}
+
+proptest! {
+    #![proptest_config(config())]
+    #[test]
+    fn the_core_does_what_the_model_says(Script { setup, ops } in script(300)) {
+        if complaint(&setup, &ops).is_some() {
+            let hook = panic::take_hook();
+            panic::set_hook(Box::new(|_| ()));
+            let ops = shorten(&setup, &ops);
+            let what = complaint(&setup, &ops).unwrap_or_default();
+            panic::set_hook(hook);
+            let lines: Vec<String> = ops.iter().map(|op| format!("    {op:?}")).collect();
+            prop_assert!(false, "{what}\n{setup:?}\n{}", lines.join("\n"));
+        }
+    }
+}

@@ -1,11 +1,11 @@
 //! Words, counts and prompts, out of Python's arguments.
 
-use crate::buffers::integers;
+use crate::buffers::{Whole, integer, integers, is_integer};
 use crate::enter::hash;
 use crate::error::{Failure, Outcome};
 use blockyard_core::{Cache, Cells, Chain, Extras, Filling, FlightId, Key, Kind, Media, Retention};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyInt, PyMapping, PyString};
+use pyo3::types::{PyBool, PyBytes, PyInt, PyMapping, PyString};
 
 /// One count for all rows, or one each.
 pub(crate) enum Counts {
@@ -16,12 +16,12 @@ pub(crate) enum Counts {
 impl Counts {
     pub(crate) fn new(name: &'static str, from: &Bound<'_, PyAny>, rows: usize) -> PyResult<Self> {
         if from.is_instance_of::<PyInt>() {
-            let count = from.extract().map_err(|_| {
-                Failure::misuse(format!("{name} = {from}: pass 0 or more, up to 2**64 - 1"))
-            })?;
-            return Ok(Self::All(count));
+            return Ok(Self::All(integer(name, from)?));
         }
-        let each: Vec<u64> = integers(name, from)?;
+        let each: Vec<u64> = match integers(name, from) {
+            Err(_) if is_integer(from) => return Ok(Self::All(integer(name, from)?)),
+            each => each?,
+        };
         if each.len() != rows {
             let len = each.len();
             let message = format!("{name} has {len} values for a batch of {rows}: pass one each");
@@ -43,6 +43,70 @@ impl Counts {
             Self::Each(each) => each,
         }
     }
+}
+
+/// Keywords that are one integer: what is none, or does not fit, is named. `PyO3` alone would raise
+/// `OverflowError` for it.
+macro_rules! whole {
+    ($($name:ident: $type:ty),*) => {$(
+        pub(crate) fn $name(from: &Bound<'_, PyAny>) -> PyResult<$type> {
+            Keyword::read(stringify!($name), from)
+        }
+    )*};
+}
+
+trait Keyword: Sized {
+    fn read(name: &str, from: &Bound<'_, PyAny>) -> PyResult<Self>;
+}
+
+impl<T: Whole> Keyword for T {
+    fn read(name: &str, from: &Bound<'_, PyAny>) -> PyResult<Self> {
+        integer(name, from)
+    }
+}
+
+impl<T: Whole> Keyword for Option<T> {
+    fn read(name: &str, from: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if from.is_none() {
+            return Ok(None);
+        }
+        integer(name, from).map(Some)
+    }
+}
+
+whole!(
+    block_size: u32, device: u32, host: u32, null_slots: u32, retries: u32, groups: u8,
+    tokens: u64, reserve: u64, computed: u64, slots: u32, blocks: u32,
+    load: Option<u32>, after: Option<u64>, done: Option<u64>
+);
+
+/// How many blocks; `None` for all.
+pub(crate) fn most(from: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
+    Keyword::read("blocks", from)
+}
+
+/// Words of truth, one for all rows or one each: bools, or integers that are not 0.
+pub(crate) fn flags(
+    name: &'static str,
+    from: &Bound<'_, PyAny>,
+    rows: usize,
+) -> PyResult<Vec<bool>> {
+    if from.is_instance_of::<PyBool>() || is_integer(from) {
+        return Ok(vec![from.is_truthy()?; rows]);
+    }
+    let items = from.try_iter().map_err(|_| {
+        let kind = from.get_type();
+        Failure::misuse(format!("{name} is {kind}: pass a bool, or one each"))
+    })?;
+    let each: Vec<bool> = items
+        .map(|item| item?.is_truthy())
+        .collect::<PyResult<_>>()?;
+    if each.len() != rows {
+        let len = each.len();
+        let message = format!("{name} has {len} values for a batch of {rows}: pass one each");
+        return Err(Failure::misuse(message).into());
+    }
+    Ok(each)
 }
 
 fn word<T: Copy>(name: &str, given: &str, words: &[(&str, T)]) -> Outcome<T> {

@@ -2,36 +2,35 @@
 
 use crate::arguments::flight;
 use crate::buffers::integers;
-use crate::cache::Cache;
 use crate::error::{Failure, Outcome};
-use crate::handles::{Lease, foreign};
+use crate::handles::Lease;
 use crate::plan::Plan;
 use blockyard_core as core;
 use blockyard_core::{FlightId, LeaseId};
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyList, PyTuple};
 
-/// The leases of a batch, checked to be of one cache and not spent.
+/// The leases of a batch; `Cache::batch` checks that they are its own and not spent.
 pub(crate) struct Batch<'py> {
     pub(crate) leases: Vec<Bound<'py, Lease>>,
     pub(crate) ids: Vec<LeaseId>,
 }
 
 impl<'py> Batch<'py> {
-    pub(crate) fn new(cache: &Cache, from: &Bound<'py, PyAny>) -> PyResult<Self> {
+    pub(crate) fn new(from: &Bound<'py, PyAny>) -> PyResult<Self> {
         if let Ok(lease) = from.cast::<Lease>() {
             let mut batch = Self {
                 leases: Vec::with_capacity(1),
                 ids: Vec::with_capacity(1),
             };
-            batch.add(cache, lease.clone())?;
+            batch.add(lease.clone());
             return Ok(batch);
         }
         if let Ok(list) = from.cast::<PyList>() {
-            return Self::all(cache, list.len(), list.iter());
+            return Self::all(list.len(), list.iter());
         }
         if let Ok(tuple) = from.cast::<PyTuple>() {
-            return Self::all(cache, tuple.len(), tuple.iter());
+            return Self::all(tuple.len(), tuple.iter());
         }
         let items = from.try_iter().map_err(|_| {
             let kind = from.get_type();
@@ -40,14 +39,10 @@ impl<'py> Batch<'py> {
             ))
         })?;
         let items = items.collect::<PyResult<Vec<_>>>()?;
-        Self::all(cache, items.len(), items.into_iter())
+        Self::all(items.len(), items.into_iter())
     }
 
-    fn all(
-        cache: &Cache,
-        rows: usize,
-        items: impl Iterator<Item = Bound<'py, PyAny>>,
-    ) -> PyResult<Self> {
+    fn all(rows: usize, items: impl Iterator<Item = Bound<'py, PyAny>>) -> PyResult<Self> {
         let mut batch = Self {
             leases: Vec::with_capacity(rows),
             ids: Vec::with_capacity(rows),
@@ -57,20 +52,22 @@ impl<'py> Batch<'py> {
                 let kind = wrong.into_inner().get_type();
                 Failure::misuse(format!("batch[{row}] is {kind}: pass leases"))
             })?;
-            batch.add(cache, lease)?;
+            batch.add(lease);
         }
         Ok(batch)
     }
 
-    fn add(&mut self, cache: &Cache, lease: Bound<'py, Lease>) -> PyResult<()> {
-        let handle = &lease.get().inner;
-        if !cache.inner.made(handle) {
-            return Err(foreign("lease", handle.id().number()).into());
-        }
-        handle.check().map_err(Failure::from)?;
-        self.ids.push(handle.id());
+    fn add(&mut self, lease: Bound<'py, Lease>) {
+        self.ids.push(lease.get().inner.id());
         self.leases.push(lease);
-        Ok(())
+    }
+
+    /// Only the rows that are good.
+    pub(crate) fn retain(&mut self, good: impl FnMut(&Bound<'py, Lease>) -> bool) {
+        self.leases.retain(good);
+        let kept = self.leases.iter().map(|lease| lease.get().inner.id());
+        self.ids.clear();
+        self.ids.extend(kept);
     }
 
     pub(crate) fn len(&self) -> usize {

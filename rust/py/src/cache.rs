@@ -25,16 +25,57 @@ impl Cache {
 
     pub(crate) fn batch<'py>(&self, from: &Bound<'py, PyAny>) -> PyResult<Batch<'py>> {
         self.check_fork()?;
-        Batch::new(self, from)
+        let batch = Batch::new(from)?;
+        let bad = batch
+            .leases
+            .iter()
+            .find_map(|lease| self.check(lease).err());
+        match bad {
+            None => Ok(batch),
+            Some(bad) => Err(self.reject(from.py(), 1, bad)),
+        }
     }
 
-    pub(crate) fn parked<'a>(&self, parked: &'a Parked) -> Outcome<&'a core::Parked> {
-        self.check_fork()?;
-        if !self.inner.made_parked(&parked.inner) {
-            return Err(foreign("parked sequence", parked.inner.id().number()));
+    /// A lease of this cache that is not spent.
+    fn check(&self, lease: &Bound<'_, Lease>) -> Outcome<()> {
+        let handle = &lease.get().inner;
+        if !self.inner.made(handle) {
+            return Err(foreign("lease", handle.id().number()));
         }
-        parked.inner.check()?;
-        Ok(&parked.inner)
+        Ok(handle.check()?)
+    }
+
+    pub(crate) fn parked<'a>(
+        &self,
+        py: Python<'_>,
+        parked: &'a Parked,
+    ) -> PyResult<&'a core::Parked> {
+        self.check_fork()?;
+        let handle = &parked.inner;
+        let good = if self.inner.made_parked(handle) {
+            handle.check().map_err(Failure::from)
+        } else {
+            Err(foreign("parked sequence", handle.id().number()))
+        };
+        match good {
+            Ok(()) => Ok(handle),
+            Err(bad) => Err(self.reject(py, 1, bad)),
+        }
+    }
+
+    fn reject(&self, py: Python<'_>, handles: u64, bad: Failure) -> PyErr {
+        enter(py, &self.inner, 0, |state| state.reject(handles));
+        bad.into()
+    }
+
+    /// Keys are cut into this cache's blocks.
+    pub(crate) fn check_keys(&self, keys: &Chain) -> Outcome<()> {
+        if keys.block_size() == self.block_size {
+            return Ok(());
+        }
+        let (own, other) = (self.block_size, keys.block_size());
+        let message = format!("keys of blocks of {other} tokens, and the cache has {own}");
+        Err(Failure::misuse(message))
     }
 
     fn answer(slf: &Bound<'_, Self>, answer: Answer, chain: Chain) -> PyResult<Py<PyAny>> {
@@ -57,7 +98,7 @@ impl Cache {
 
     fn resume(slf: &Bound<'_, Self>, parked: &Parked, reserve: u64) -> PyResult<Py<PyAny>> {
         let (py, cache) = (slf.py(), slf.get());
-        let handle = cache.parked(parked)?;
+        let handle = cache.parked(py, parked)?;
         let blocks = (handle.tokens() / u64::from(cache.block_size)) as usize;
         let answer = enter(py, &cache.inner, blocks, |state| {
             handle.with_keys(|keys, tokens| state.resume(handle.id(), keys, tokens, reserve))
@@ -86,16 +127,29 @@ impl Cache {
         after: Option<u64>,
     ) -> PyResult<()> {
         let retention = arguments::retention(retention)?;
-        let batch = self.batch(batch)?;
-        batch.check_once("finish")?;
-        let blocks = self.blocks(&batch);
-        let ids = &batch.ids;
+        self.check_fork()?;
+        let mut batch = Batch::new(batch)?;
+        let (rows, blocks) = (batch.len(), self.blocks(&batch));
+        let mut bad: Vec<Failure> = Vec::new();
+        // Spent at once: the same lease a second time is turned away like any other.
+        batch.retain(|lease| {
+            let good = self
+                .check(lease)
+                .and_then(|()| Ok(lease.get().inner.take()?));
+            good.map_err(|failure| bad.push(failure)).is_ok()
+        });
+        let (ids, rejected) = (&batch.ids, bad.len() as u64);
         let done = enter(py, &self.inner, blocks, |state| {
+            if rejected > 0 {
+                state.reject(rejected);
+            }
             state.finish(ids, retention, after)
         });
         done.map_err(Failure::from)?;
-        batch.handles().iter().for_each(|lease| lease.spend());
-        Ok(())
+        match Failure::of_rows(bad, rows) {
+            None => Ok(()),
+            Some(bad) => Err(bad.into()),
+        }
     }
 
     /// About how many blocks a batch holds.
@@ -124,37 +178,27 @@ impl Cache {
         recompute=true, retries=3, groups=1, namespace=None, key_hash="sha256"))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
-        block_size: i64,
-        device: i64,
-        host: i64,
-        null_slots: i64,
+        #[pyo3(from_py_with = arguments::block_size)] block_size: u32,
+        #[pyo3(from_py_with = arguments::device)] device: u32,
+        #[pyo3(from_py_with = arguments::host)] host: u32,
+        #[pyo3(from_py_with = arguments::null_slots)] null_slots: u32,
         eviction: &str,
         recompute: bool,
-        retries: u32,
-        groups: u8,
+        #[pyo3(from_py_with = arguments::retries)] retries: u32,
+        #[pyo3(from_py_with = arguments::groups)] groups: u8,
         namespace: Option<&Bound<'_, PyAny>>,
         key_hash: &str,
     ) -> PyResult<Self> {
-        let count = |name: &str, value: i64| {
-            u32::try_from(value).map_err(|_| {
-                Failure::misuse(format!("{name} = {value}: pass 0 or more, below 2**32"))
-            })
-        };
-        if device <= 0 {
-            let message = format!("device = {device}: a device needs at least one block");
-            return Err(Failure::misuse(message).into());
-        }
         let config = Config {
-            block_size: count("block_size", block_size)?,
-            slots: vec![count("device", device)?, count("host", host)?],
-            null_slots: count("null_slots", null_slots)?,
+            block_size,
+            slots: vec![device, host],
+            null_slots,
             policy: arguments::eviction(eviction)?,
             recompute,
             retries,
             groups,
         };
         let namespace = arguments::namespace(namespace)?;
-        let block_size = config.block_size;
         let inner = core::Cache::new(config, arguments::key_hash(key_hash)?, &namespace);
         Ok(Self {
             inner: inner.map_err(Failure::from)?,
@@ -185,7 +229,11 @@ impl Cache {
         )?))
     }
 
-    fn ready_keys(&self, keys: &Bound<'_, PyAny>, tokens: u64) -> PyResult<Keys> {
+    fn ready_keys(
+        &self,
+        keys: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::tokens)] tokens: u64,
+    ) -> PyResult<Keys> {
         let chain = Chain::ready(self.block_size, ready_keys(keys)?, tokens);
         Ok(Keys(chain.map_err(Failure::from)?))
     }
@@ -197,6 +245,7 @@ impl Cache {
             return Ok(enter(py, &self.inner, 0, |state| state.probe(&[])).into());
         };
         if let Ok(keys) = prefix.cast::<Keys>() {
+            self.check_keys(&keys.get().0)?;
             let keys = keys.get().0.keys();
             return Ok(enter(py, &self.inner, keys.len(), |state| state.probe(keys)).into());
         }
@@ -216,8 +265,8 @@ impl Cache {
     fn begin(
         slf: &Bound<'_, Self>,
         prompt: &Bound<'_, PyAny>,
-        reserve: u64,
-        load: Option<u32>,
+        #[pyo3(from_py_with = arguments::reserve)] reserve: u64,
+        #[pyo3(from_py_with = arguments::load)] load: Option<u32>,
         filling: &str,
         lora: Option<&Bound<'_, PyAny>>,
         salt: Option<&Bound<'_, PyAny>>,
@@ -240,11 +289,7 @@ impl Cache {
             Err(_) => chain(py, &cache.inner, prompt, &apart)?,
         };
         let (keys, tokens) = (chain.keys(), chain.tokens());
-        if chain.block_size() != cache.block_size {
-            let (own, other) = (cache.block_size, chain.block_size());
-            let message = format!("keys of blocks of {other} tokens, and the cache has {own}");
-            return Err(Failure::misuse(message).into());
-        }
+        cache.check_keys(&chain)?;
         let request = Request {
             keys,
             tokens,
@@ -268,12 +313,14 @@ impl Cache {
         Ok(away(py, || self.inner.lock().draining()))
     }
 
-    fn resize(&self, py: Python<'_>, tier: &str, slots: i64) -> PyResult<()> {
+    fn resize(
+        &self,
+        py: Python<'_>,
+        tier: &str,
+        #[pyo3(from_py_with = arguments::slots)] slots: u32,
+    ) -> PyResult<()> {
         self.check_fork()?;
         let tier = arguments::tier(tier)?;
-        let slots = u32::try_from(slots).map_err(|_| {
-            Failure::misuse(format!("slots = {slots}: pass 0 or more, below 2**32"))
-        })?;
         let resized = away(py, || self.inner.lock().resize(tier, slots));
         Ok(resized.map_err(Failure::from)?)
     }

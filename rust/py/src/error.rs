@@ -67,12 +67,38 @@ create_exception!(
 pub(crate) enum Failure {
     Core(Error),
     Misuse(String),
+    Spent(String),
     Foreign(String),
 }
 
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
+    /// One for the rows of a batch that were rejected while the others were served: of the first
+    /// one's kind, with what all of them say.
+    pub(crate) fn of_rows(mut bad: Vec<Self>, rows: usize) -> Option<Self> {
+        if bad.len() <= 1 && rows <= 1 {
+            return bad.pop();
+        }
+        let all: Vec<String> = bad.iter().map(Self::message).collect();
+        let (rejected, all) = (bad.len(), all.join("; "));
+        let message = format!("{rejected} of {rows} rows rejected, the others served: {all}");
+        match bad.into_iter().next()? {
+            Self::Core(Error::Spent { .. }) => Some(Self::Spent(message)),
+            Self::Foreign(_) => Some(Self::Foreign(message)),
+            _ => Some(Self::Misuse(message)),
+        }
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Self::Core(error) => error.to_string(),
+            Self::Misuse(message) | Self::Spent(message) | Self::Foreign(message) => {
+                message.clone()
+            }
+        }
+    }
+
     pub(crate) fn misuse(message: impl Into<String>) -> Self {
         Self::Misuse(message.into())
     }
@@ -88,6 +114,7 @@ impl From<Failure> for PyErr {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Misuse(message) => Misuse::new_err(message),
+            Failure::Spent(message) => SpentLease::new_err(message),
             Failure::Foreign(message) => ForeignLease::new_err(message),
             Failure::Core(error) => from_core(&error),
         }

@@ -46,6 +46,16 @@ impl Lease {
     }
 }
 
+/// In a forked child somebody who is not there may hold the locks: what was made before is left
+/// alone.
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.cache.get().check_fork().is_err() {
+            self.inner.spend();
+        }
+    }
+}
+
 #[pymethods]
 impl Lease {
     #[getter]
@@ -69,8 +79,9 @@ impl Lease {
     }
 
     #[getter]
-    fn appended(&self) -> u64 {
-        self.inner.tokens()
+    fn appended(&self) -> PyResult<u64> {
+        self.cache.get().check_fork()?;
+        Ok(self.inner.tokens())
     }
 
     #[getter]
@@ -100,10 +111,11 @@ impl Lease {
 
     #[getter]
     fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
-        if self.inner.check().is_err() {
-            return Ok("spent");
-        }
-        let view = self.view(py)?;
+        let view = match self.view(py) {
+            // By this handle, or by the yard: a fork that was undone.
+            Err(Failure::Core(core::Error::Spent { .. })) => return Ok("spent"),
+            view => view?,
+        };
         Ok(match (view.loading > 0, view.short, view.detached) {
             (true, ..) => "loading",
             (_, true, _) => "short",
@@ -133,7 +145,7 @@ impl Lease {
     }
 
     fn __repr__(&self) -> String {
-        format!("Lease(id={}, appended={})", self.id(), self.appended())
+        format!("Lease(id={})", self.id())
     }
 }
 
@@ -155,6 +167,15 @@ impl Parked {
     }
 }
 
+/// As for `Lease`.
+impl Drop for Parked {
+    fn drop(&mut self) {
+        if self.cache.get().check_fork().is_err() {
+            self.inner.spend();
+        }
+    }
+}
+
 #[pymethods]
 impl Parked {
     #[getter]
@@ -163,8 +184,9 @@ impl Parked {
     }
 
     #[getter]
-    fn appended(&self) -> u64 {
-        self.inner.tokens()
+    fn appended(&self) -> PyResult<u64> {
+        self.cache.get().check_fork()?;
+        Ok(self.inner.tokens())
     }
 
     #[getter]
@@ -184,18 +206,20 @@ impl Parked {
 
     #[getter]
     fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
-        if self.inner.check().is_err() {
-            return Ok("spent");
-        }
-        Ok(if self.view(py)?.broken {
-            "broken"
-        } else {
-            "kept"
+        Ok(match self.view(py) {
+            Err(Failure::Core(core::Error::Spent { .. })) => "spent",
+            view => {
+                if view?.broken {
+                    "broken"
+                } else {
+                    "kept"
+                }
+            }
         })
     }
 
     fn __repr__(&self) -> String {
-        format!("Parked(id={}, appended={})", self.id(), self.appended())
+        format!("Parked(id={})", self.id())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The verbs that end, park, share and move what a sequence holds, and the outcomes of flights.
 
-use crate::arguments::Counts;
+use crate::arguments::{self, Counts};
 use crate::batch::flights as read;
 use crate::cache::Cache;
 use crate::enter::enter;
@@ -17,7 +17,7 @@ impl Cache {
         slf: &Bound<'_, Self>,
         lease: &Bound<'_, Lease>,
         computed: &Bound<'_, PyAny>,
-        after: Option<u64>,
+        #[pyo3(from_py_with = arguments::after)] after: Option<u64>,
     ) -> PyResult<Parked> {
         let (py, cache) = (slf.py(), slf.get());
         let batch = cache.batch(lease.as_any())?;
@@ -36,7 +36,7 @@ impl Cache {
     }
 
     fn abandon(&self, py: Python<'_>, parked: &Bound<'_, Parked>) -> PyResult<()> {
-        let handle = self.parked(parked.get())?;
+        let handle = self.parked(py, parked.get())?;
         let blocks = (handle.tokens() / u64::from(self.block_size)) as usize;
         let done = enter(py, &self.inner, blocks, |state| state.abandon(handle.id()));
         done.map_err(Failure::from)?;
@@ -48,18 +48,20 @@ impl Cache {
     fn fork(
         slf: &Bound<'_, Self>,
         lease: &Bound<'_, Lease>,
-        computed: u64,
-        reserve: u64,
+        #[pyo3(from_py_with = arguments::computed)] computed: u64,
+        #[pyo3(from_py_with = arguments::reserve)] reserve: u64,
     ) -> PyResult<Lease> {
         let (py, cache) = (slf.py(), slf.get());
         let batch = cache.batch(lease.as_any())?;
         let id = batch.ids[0];
+        let handle = &lease.get().inner;
+        handle.check_computed(computed).map_err(Failure::from)?;
         let blocks = cache.blocks(&batch);
         let begun = enter(py, &cache.inner, blocks, |state| {
             state.fork(id, computed, reserve)
         });
         let begun = begun.map_err(Failure::from)?;
-        let handle = cache.inner.handle(begun.lease, lease.get().inner.chain());
+        let handle = cache.inner.handle(begun.lease, handle.chain());
         Lease::new(py, slf.clone().unbind(), handle, begun)
     }
 
@@ -69,7 +71,7 @@ impl Cache {
         py: Python<'_>,
         batch: &Bound<'_, PyAny>,
         retention: &str,
-        after: Option<u64>,
+        #[pyo3(from_py_with = arguments::after)] after: Option<u64>,
     ) -> PyResult<()> {
         self.finish(py, batch, retention, after)
     }
@@ -78,7 +80,7 @@ impl Cache {
     fn demote(
         &self,
         py: Python<'_>,
-        blocks: u32,
+        #[pyo3(from_py_with = arguments::blocks)] blocks: u32,
         of: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Plan>> {
         self.check_fork()?;
@@ -87,13 +89,16 @@ impl Cache {
             None => Ok(enter(py, &self.inner, named, |state| state.demote(blocks))),
             Some(of) => {
                 if let Ok(parked) = of.cast::<Parked>() {
-                    let id = self.parked(parked.get())?.id();
+                    let id = self.parked(py, parked.get())?.id();
                     enter(py, &self.inner, named, |state| {
                         state.demote_parked(id, blocks)
                     })
                 } else {
-                    let id = self.batch(of)?.ids.first().copied();
-                    let id = id.ok_or_else(|| Failure::misuse("of is empty: pass a lease"))?;
+                    let lease = of.cast::<Lease>().map_err(|_| {
+                        let kind = of.get_type();
+                        Failure::misuse(format!("of is {kind}: pass a lease or a parked sequence"))
+                    })?;
+                    let id = self.batch(lease.as_any())?.ids[0];
                     enter(py, &self.inner, named, |state| {
                         state.demote_lease(id, blocks)
                     })
@@ -108,9 +113,10 @@ impl Cache {
         &self,
         py: Python<'_>,
         keys: &Bound<'_, Keys>,
-        blocks: Option<u32>,
+        #[pyo3(from_py_with = arguments::most)] blocks: Option<u32>,
     ) -> PyResult<Option<Plan>> {
         self.check_fork()?;
+        self.check_keys(&keys.get().0)?;
         let keys = keys.get().0.keys();
         let most = blocks.unwrap_or(u32::MAX);
         let plan = enter(py, &self.inner, keys.len(), |state| {
@@ -126,7 +132,7 @@ impl Cache {
         flights: &Bound<'_, PyAny>,
         good: Option<&Bound<'_, PyAny>>,
         corrupt: Option<&Bound<'_, PyAny>>,
-        done: Option<u64>,
+        #[pyo3(from_py_with = arguments::done)] done: Option<u64>,
     ) -> PyResult<u64> {
         self.check_fork()?;
         let named = read(flights)?;
@@ -134,7 +140,7 @@ impl Cache {
             .map(|good| Counts::new("good", good, named.len()))
             .transpose()?;
         let corrupt = corrupt
-            .map(|bad| Counts::new("corrupt", bad, named.len()))
+            .map(|bad| arguments::flags("corrupt", bad, named.len()))
             .transpose()?;
         let mut outcomes = Vec::with_capacity(named.len());
         for (at, &(flight, len)) in named.iter().enumerate() {
@@ -151,11 +157,7 @@ impl Cache {
             let good = u32::try_from(good).map_err(|_| {
                 Failure::misuse(format!("good[{at}] = {good}: no plan has as many blocks"))
             })?;
-            outcomes.push((
-                flight,
-                good,
-                corrupt.as_ref().is_some_and(|bad| bad.of(at) > 0),
-            ));
+            outcomes.push((flight, good, corrupt.as_ref().is_some_and(|bad| bad[at])));
         }
         let blocks = outcomes.iter().map(|&(_, good, _)| good as usize + 1).sum();
         let ended = enter(py, &self.inner, blocks, |state| {

@@ -28,6 +28,11 @@ impl Cache {
             None => Counts::All(1),
         };
         let rows = 0..batch.len();
+        let handles = batch.handles();
+        handles
+            .iter()
+            .try_for_each(|lease| lease.check_append())
+            .map_err(Failure::from)?;
         let sum = rows
             .clone()
             .try_fold(0_u64, |sum, row| sum.checked_add(counts.of(row)));
@@ -36,7 +41,6 @@ impl Cache {
             let message = format!("{given} tokens given and {sum} counted: pass one per count");
             return Err(Failure::misuse(message).into());
         }
-        let handles = batch.handles();
         let blocks: usize = match &counts {
             Counts::All(1) => 0,
             _ => rows
@@ -57,7 +61,7 @@ impl Cache {
     fn append_ready(
         &self,
         lease: &Bound<'_, Lease>,
-        tokens: u64,
+        #[pyo3(from_py_with = arguments::tokens)] tokens: u64,
         keys: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let batch = self.batch(lease.as_any())?;
@@ -121,6 +125,10 @@ impl Cache {
         let batch = self.batch(batch)?;
         let ids = &batch.ids;
         let Some(out) = out else {
+            if cells == core::Cells::Changed {
+                let message = "cells = \"changed\" without out: pass the array that has the others";
+                return Err(Failure::misuse(message).into());
+            }
             let width = enter(py, &self.inner, batch.len(), |state| {
                 ids.iter()
                     .try_fold(0, |width, &id| Ok(state.view(id)?.blocks.max(width)))

@@ -1,0 +1,253 @@
+"""Keys: made as docs/keys.md says, the same however tokens arrive, and never shared by chance."""
+
+import hashlib
+import re
+import struct
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import blockyard as by
+from yard import array, begin, profile, publish, text
+
+Media = list[tuple[int, int, bytes]]
+NAMESPACE = {
+    "model": "llama",
+    "weights": "1",
+    "dtype": "bfloat16",
+    "layout": "hnd",
+    "parallel": "tp1",
+}
+EXTRA = st.one_of(st.none(), st.binary(max_size=40))
+
+
+def header(tag: int, size: int, parts: int) -> bytes:
+    return struct.pack("<BBBBII4s", tag, 1, 0, 0, size, parts, b"BYKY")
+
+
+def sized(part: bytes) -> bytes:
+    return struct.pack("<Q", len(part)) + part
+
+
+def digest(*parts: bytes) -> bytes:
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def reference(
+    tokens: list[int],
+    size: int,
+    namespace: dict[str, str],
+    lora: bytes | None = None,
+    salt: bytes | None = None,
+    media: Media | None = None,
+) -> list[str]:
+    """The keys, by the letter of docs/keys.md."""
+    fields = ("model", "weights", "dtype", "layout", "parallel")
+    parent = digest(header(1, size, 5), *(sized(namespace.get(f, "").encode()) for f in fields))
+    if lora is not None or salt is not None:
+        extras = [b"\0" if part is None else b"\1" + sized(part) for part in (lora, salt)]
+        parent = digest(header(2, size, 2), parent, *extras)
+    keys = []
+    for at in range(0, len(tokens) - size + 1, size):
+        over = [item for item in media or [] if item[0] < at + size and item[1] > at]
+        items = [sized(i) + struct.pack("<qQ", start - at, end - start) for start, end, i in over]
+        words = struct.pack(f"<{size}I", *tokens[at : at + size])
+        parent = digest(header(3, size, len(over)), parent, words, *items)
+        keys.append(parent.hex())
+    return keys
+
+
+@st.composite
+def items(draw: st.DrawFn) -> Media:
+    cuts = sorted(draw(st.lists(st.integers(0, 60), max_size=8, unique=True)))
+    ids = draw(st.lists(st.binary(max_size=12), min_size=4, max_size=4))
+    return [(cuts[at], cuts[at + 1], ids[at // 2]) for at in range(0, len(cuts) - 1, 2)]
+
+
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=70)
+
+
+@profile(200)
+@given(TOKENS, st.integers(1, 20), EXTRA, EXTRA, items())
+def test_keys_are_those_of_the_document(
+    tokens: list[int], size: int, lora: bytes | None, salt: bytes | None, media: Media
+) -> None:
+    cache = by.KVCache(block_size=size, device=8, namespace=NAMESPACE)
+    keys = cache.keys(tokens, lora=lora, salt=salt, media=media)
+    expected = reference(tokens, size, NAMESPACE, lora, salt, media)
+    assert keys.hex() == expected
+    assert (len(keys), keys.tokens) == (len(tokens) // size, len(tokens))
+    assert bytes(keys) == b"".join(map(bytes.fromhex, expected))
+
+
+def test_the_document_holds_what_it_shows() -> None:
+    document = (Path(__file__).parents[2] / "docs/keys.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    shown: dict[str, Any] = {}
+    exec(code, shown)  # noqa: S102
+    root = shown["root"](NAMESPACE.values(), 0, 0, 16)
+    (key,) = shown["keys"](root, list(range(16)), [], 0, 0, 16)
+    assert key.hex() == by.KVCache(device=8, namespace=NAMESPACE).keys(range(16)).hex()[0]
+    for made in (root, key):
+        assert f"`{made.hex()[:16]}…`" in document
+
+
+@profile(100)
+@given(TOKENS, st.integers(1, 9), st.lists(st.integers(0, 70), max_size=6), items())
+def test_tokens_that_arrive_in_pieces_give_the_same_keys(
+    tokens: list[int], size: int, cuts: list[int], media: Media
+) -> None:
+    tokens = [*tokens, 7]
+    ends = sorted({1, *(min(max(cut, 1), len(tokens)) for cut in cuts), len(tokens)})
+    cache = by.KVCache(block_size=size, device=80, null_slots=0)
+    lease = begin(cache, tokens[:1], media=media, salt="s")
+    for start, end in pairwise(ends):
+        cache.append(lease, tokens[start:end])
+        cache.grow(lease, end - start)
+    cache.seal(lease, len(tokens))
+    found = cache.probe(cache.keys(tokens, media=media, salt="s"))
+    assert (found.device, found.stop) == (len(tokens) // size, "whole")
+    cache.finish(lease)
+
+
+def test_text_is_its_utf8_bytes_and_empty_is_not_missing() -> None:
+    cache = by.KVCache(block_size=4, device=8)
+    prompt = text(1, 8)
+    assert cache.keys(prompt, salt="sälz").hex() == cache.keys(prompt, salt="sälz".encode()).hex()
+    made = [
+        cache.keys(prompt).hex()[0],
+        cache.keys(prompt, salt="").hex()[0],
+        cache.keys(prompt, lora="").hex()[0],
+        cache.keys(prompt, lora="", salt="").hex()[0],
+        cache.keys(prompt, lora="ab").hex()[0],
+        cache.keys(prompt, lora="a", salt="b").hex()[0],
+        cache.keys(prompt, salt="ab").hex()[0],
+    ]
+    assert len(set(made)) == len(made)
+
+
+def test_any_array_or_sequence_of_the_same_tokens_gives_the_same_keys() -> None:
+    cache = by.KVCache(block_size=4, device=8)
+    expected = cache.keys(range(12)).hex()
+    whole = np.arange(24, dtype=np.int64)
+    whole[::2] = np.arange(12)
+    arrays: list[Any] = [np.arange(12, dtype=kind) for kind in ("i2", "u2", "i4", "u4", "i8", "u8")]
+    for tokens in (*arrays, whole[::2], memoryview(arrays[2]), list(range(12)), iter(range(12))):
+        assert cache.keys(tokens).hex() == expected
+    assert cache.keys(np.arange(12)[::-1]).hex() == cache.keys(range(11, -1, -1)).hex()
+
+
+def test_the_callers_array_is_neither_kept_nor_changed() -> None:
+    cache = by.KVCache(block_size=4, device=32, host=8)
+    prompt = array(text(1, 10))
+    before = prompt.copy()
+    keys = cache.keys(prompt)
+    lease = begin(cache, prompt)
+    sampled = array([1, 2])
+    cache.append(lease, sampled)
+    prompt[:] = 0
+    sampled[:] = 9
+    cache.grow(lease, 2)
+    cache.seal(lease, 12)
+    assert cache.probe([*before.tolist(), 1, 2]).device == 3
+    assert keys.hex() == cache.keys(before).hex()
+    prompt[:] = before
+    for _ in range(3):
+        parked = cache.park(lease, lease.appended)
+        again = cache.begin(parked)
+        assert isinstance(again, by.Lease)
+        lease = again
+        cache.append(lease, prompt[:3])
+        cache.grow(lease, 3)
+    assert (prompt == before).all()
+    cache.finish(lease)
+
+
+@pytest.mark.parametrize("eviction", ["recency", "heap"])
+def test_another_tenant_adapter_or_image_never_hits(eviction: Any) -> None:
+    cache = by.KVCache(block_size=4, device=64, eviction=eviction)
+    prompt = text(1, 13)
+    own: dict[str, Any] = {"salt": "a", "lora": "b", "media": [(2, 6, "c")]}
+    publish(cache, prompt, **own)
+    assert begin(cache, prompt, **own).cached == 12
+    for other in (
+        {},
+        {"salt": "x"},
+        {"lora": "x"},
+        {"salt": None},
+        {"lora": None},
+        {"salt": "b", "lora": "a"},
+        {"media": None},
+        {"media": [(2, 6, "x")]},
+        {"media": [(2, 7, "c")]},
+        {"media": [(1, 6, "c")]},
+    ):
+        apart: dict[str, Any] = own | other if other else {}
+        lease = begin(cache, prompt, **apart)
+        assert (lease.cached, lease.hits, lease.stop) == (0, (0, 0, 0), "missing"), other
+        assert cache.probe(cache.keys(prompt, **apart)).device == 0
+
+
+def test_media_change_the_keys_from_their_block_on() -> None:
+    cache = by.KVCache(block_size=4, device=64)
+    prompt = text(1, 16)
+    plain, seen = cache.keys(prompt), cache.keys(prompt, media=[(6, 9, "image")])
+    assert plain.hex()[0] == seen.hex()[0]
+    assert not set(plain.hex()[1:]) & set(seen.hex())
+    adjacent = cache.keys(prompt, media=[(4, 8, "image")])
+    assert adjacent.hex()[0] == plain.hex()[0]
+
+
+def test_another_namespace_or_block_size_never_hits() -> None:
+    made = [
+        by.KVCache(device=8, namespace=namespace).keys(range(16)).hex()[0]
+        for namespace in (None, {"model": "a"}, {"weights": "a"}, {"model": "a", "weights": "a"})
+    ]
+    made.append(by.KVCache(device=8, block_size=8).keys(range(16)).hex()[0])
+    made.append(by.KVCache(device=8, key_hash="xxh3").keys(range(16)).hex()[0])
+    assert len(set(made)) == len(made)
+    assert by.KVCache(device=8, namespace={}).keys(range(16)).hex()[0] == made[0]
+
+
+def test_ready_keys_come_as_a_buffer_bytes_a_list_or_hex() -> None:
+    cache = by.KVCache(block_size=4, device=32)
+    own = cache.keys(text(1, 14))
+    whole = bytes(own)
+    parts = [whole[at : at + 32] for at in range(0, 96, 32)]
+    publish(cache, text(1, 14))
+    as_array = np.frombuffer(whole, np.uint8)
+    forms: list[Any] = [
+        whole,
+        bytearray(whole),
+        memoryview(whole),
+        as_array,
+        as_array.reshape(3, 32),
+    ]
+    forms += [parts, tuple(parts), own.hex(), [text.upper() for text in own.hex()]]
+    for form in forms:
+        keys = cache.ready_keys(form, 14)
+        assert bytes(keys) == whole
+        assert (len(keys), keys.tokens) == (3, 14)
+        assert cache.probe(keys).device == 3
+    assert begin(cache, cache.ready_keys(parts, 14)).cached == 12
+
+
+def test_a_sequence_with_ready_keys_goes_on_with_ready_keys() -> None:
+    cache = by.KVCache(block_size=4, device=32)
+    lease = begin(cache, cache.ready_keys([b"a" * 32], 5))
+    with pytest.raises(by.Misuse, match="ready"):
+        cache.append(lease, [1])
+    with pytest.raises(by.Misuse, match="0 keys for 1"):
+        cache.append_ready(lease, 3, [])
+    cache.append_ready(lease, 2, [])
+    cache.append_ready(lease, 6, [b"b" * 32, b"c" * 32])
+    cache.grow(lease, 8)
+    assert cache.seal(lease, 13) == 3
+    assert cache.probe(cache.ready_keys([b"a" * 32, b"b" * 32, b"c" * 32], 12)).device == 3
+    other = begin(cache, cache.ready_keys([b"b" * 32], 5))
+    assert (other.cached, other.stop) == (0, "contradiction"), "b stood behind a"

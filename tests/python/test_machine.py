@@ -1,0 +1,307 @@
+"""Any life of any sequences, through the real binding: after every step the audit is silent."""
+
+import contextlib
+from typing import Any, Literal
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+import blockyard as by
+from known import (
+    ANY,
+    BOOL,
+    FEW,
+    PATH,
+    RETENTION,
+    SALT,
+    Known,
+    Resting,
+    Salt,
+    Sequence,
+    need,
+    step,
+)
+from yard import EXAMPLES, array, begin, free_for_all, profile
+
+
+class Life(Known):
+    @step(path=PATH, blocks=FEW, tail=FEW, salt=SALT, reserve=FEW, load=FEW, soon=BOOL, ready=BOOL)
+    def begin(
+        self,
+        path: int,
+        blocks: int,
+        tail: int,
+        salt: Salt,
+        reserve: int,
+        load: int,
+        soon: bool,
+        ready: bool,
+    ) -> None:
+        tokens = self.prompt(path, blocks, tail) or [1]
+        keywords: dict[str, Any] = {"reserve": reserve, "filling": "soon" if soon else "stop"}
+        keywords |= {"load": None if load > 2 else load}
+        if ready:
+            self.admit(Sequence(tokens, salt), self.cache.keys(tokens, salt=salt), **keywords)
+        else:
+            self.admit(Sequence(tokens, salt), array(tokens), salt=salt, **keywords)
+
+    def admit(self, sequence: Sequence, prompt: Any, **keywords: Any) -> None:
+        known = self.known(sequence.salt, sequence.tokens)
+        found = self.cache.probe(self.cache.keys(sequence.tokens, salt=sequence.salt))
+        assert (found.device + found.host) * self.size <= known
+        before = self.cache.stats()
+        try:
+            answer = self.cache.begin(prompt, **keywords)
+        except by.NoRoom as refused:
+            assert refused.need > 0  # noqa: PT017
+            before["no_room"] += not isinstance(refused, by.TooLarge)
+            assert self.cache.stats() == before
+            return
+        if isinstance(answer, by.Soon):
+            assert any(plan.flight == answer.flight for plan in self.air)
+            assert self.cache.stats() == before
+            return
+        self.enter(answer, sequence, known)
+
+    @step(path=PATH, blocks=FEW, salt=SALT, retention=RETENTION)
+    def publish(
+        self,
+        path: int,
+        blocks: int,
+        salt: Salt,
+        retention: Literal["ordinary", "session-ended", "retain"],
+    ) -> None:
+        running = len(self.running)
+        tokens = self.prompt(path, blocks, 1)
+        self.admit(Sequence(tokens, salt), self.cache.keys(tokens, salt=salt))
+        need(len(self.running) > running)
+        row = self.running[-1]
+        self.air = [plan for plan in self.air if plan not in row.lease.plans]
+        self.cache.commit(row.lease.plans)
+        if row.lease.state == "ready":
+            computed = self.range_of(row, 255)
+            self.seals(row, computed)
+            self.cache.seal(row.lease, computed)
+        self.running.remove(row)
+        self.cache.finish(row.lease, retention=retention)
+
+    @step(down=BOOL)
+    def squeeze(self, down: bool) -> None:
+        """Everything idle leaves the device, with or without a copy below."""
+        plan = self.cache.demote(100) if down else None
+        if plan is not None:
+            self.cache.commit(plan)
+        blocks = free_for_all(self.cache) - self.cache.stats()["device_promised"]
+        need(blocks > 0)
+        self.cache.finish(begin(self.cache, [7] * (blocks * self.size)))
+
+    @step(rows=st.lists(st.tuples(ANY, FEW, FEW, BOOL), min_size=1, max_size=4))
+    def append_and_grow(self, rows: list[tuple[int, int, int, bool]]) -> None:
+        batch = {id(row := self.pick(at, "ready", "loading", "detached")): row for at, *_ in rows}
+        chosen = list(batch.values())
+        new = [[int(bit)] * count for _, count, _, bit in rows][: len(chosen)]
+        leases = [row.lease for row in chosen]
+        for row, tokens in zip(chosen, new, strict=True):
+            row.tokens += tokens
+        flat = array(token for tokens in new for token in tokens)
+        self.cache.append(leases, flat, [len(tokens) for tokens in new])
+        drafts = [row[2] for row in rows]
+        more = [drafts[at] + len(tokens) for at, tokens in enumerate(new)]
+        before = [(lease.tokens, lease.blocks + lease.promised) for lease in leases]
+        unserved = set(self.cache.grow(leases, more).tolist())
+        for at, lease in enumerate(leases):
+            had, room = before[at]
+            grown = had + (0 if at in unserved else more[at])
+            assert lease.tokens == grown
+            assert at not in unserved or had + more[at] > room * self.size, "in its promise"
+            assert lease.appended == len(chosen[at].tokens)
+
+    @step(which=ANY, to=ANY)
+    def trim(self, which: int, to: int) -> None:
+        row = self.pick(which, "ready", "detached")
+        lease = row.lease
+        least = max(1, lease.sealed * self.size, min(lease.cached, lease.tokens))
+        need(least <= lease.tokens)
+        row.shrinks = True
+        length = least + to % (lease.tokens - least + 1)
+        self.cache.trim(lease, length)
+        assert lease.tokens == length
+
+    @step(which=ANY, computed=ANY)
+    def seal(self, which: int, computed: int) -> None:
+        row = self.pick(which, *(["ready", "short"] if self.recompute else ["ready"]))
+        computed = self.range_of(row, computed)
+        self.seals(row, computed)
+        before = row.lease.sealed
+        assert self.cache.seal(row.lease, computed) == row.lease.sealed - before
+        assert row.lease.sealed * self.size <= max(computed, before * self.size)
+
+    @step(which=ANY, computed=ANY, reserve=FEW)
+    def fork(self, which: int, computed: int, reserve: int) -> None:
+        row = self.pick(which, "ready", "detached")
+        computed = self.range_of(row, computed)
+        with contextlib.suppress(by.NoRoom):
+            child = self.cache.fork(row.lease, computed, reserve=reserve)
+            assert (child.cached, child.appended) == (computed, row.lease.appended)
+            self.enter(child, row, None)
+
+    @step(rows=st.lists(ANY, min_size=1, max_size=3), retention=RETENTION, after=BOOL)
+    def finish(
+        self,
+        rows: list[int],
+        retention: Literal["ordinary", "session-ended", "retain"],
+        after: bool,
+    ) -> None:
+        need(self.running)
+        chosen = [self.running.pop(at % len(self.running)) for at in rows[: len(self.running)]]
+        leases = [row.lease for row in chosen]
+        self.step += after
+        self.cache.finish(leases, retention=retention, after=self.step if after else None)
+        assert all(lease.state == "spent" for lease in leases)
+
+    @step(which=ANY, computed=ANY, after=BOOL)
+    def park(self, which: int, computed: int, after: bool) -> None:
+        row = self.pick(which, "ready", "short")
+        computed = self.range_of(row, computed)
+        if row.lease.state == "ready":
+            self.seals(row, computed)
+        self.step += after
+        short = row.lease.state == "short"
+        try:
+            parked = self.cache.park(row.lease, computed, after=self.step if after else None)
+        except by.NoRoom as refused:
+            assert refused.tier == "host"  # noqa: PT017
+            assert row.lease.state == "ready"
+            return
+        assert short or parked.computed == computed
+        self.running.remove(row)
+        self.parked.append(Resting(row.tokens, row.salt, parked))
+
+    @precondition(lambda self: self.parked)
+    @step(which=ANY, reserve=FEW)
+    def resume(self, which: int, reserve: int) -> None:
+        row = self.parked[which % len(self.parked)]
+        broken, computed = row.handle.state == "broken", row.handle.computed
+        known = self.known(row.salt, row.tokens)
+        try:
+            lease = self.cache.begin(row.handle, reserve=reserve)
+        except by.NoRoom:
+            assert row.handle.state != "spent"
+            return
+        if isinstance(lease, by.Soon):
+            assert any(plan.flight == lease.flight for plan in self.air)
+            return
+        assert broken or lease.cached == computed, "at exactly the token it was parked at"
+        self.parked.remove(row)
+        self.enter(lease, row, known if broken else None)
+
+    @precondition(lambda self: self.parked)
+    @step(which=ANY)
+    def abandon(self, which: int) -> None:
+        row = self.parked.pop(which % len(self.parked))
+        self.cache.abandon(row.handle)
+        assert row.handle.state == "spent"
+
+    @step(blocks=FEW)
+    def demote(self, blocks: int) -> None:
+        self.fly(self.cache.demote(blocks))
+
+    @step(which=ANY, blocks=FEW)
+    def demote_of_a_lease(self, which: int, blocks: int) -> None:
+        row = self.pick(which, "ready", "loading", "detached", "short")
+        self.fly(self.cache.demote(blocks, of=row.lease))
+
+    @precondition(lambda self: self.parked)
+    @step(which=ANY, blocks=FEW)
+    def demote_of_a_parked_one(self, which: int, blocks: int) -> None:
+        row = self.parked[which % len(self.parked)]
+        self.fly(self.cache.demote(blocks, of=row.handle))
+
+    @step(path=PATH, blocks=FEW, salt=SALT, most=FEW)
+    def promote(self, path: int, blocks: int, salt: Salt, most: int) -> None:
+        keys = self.cache.keys(array(self.prompt(path, blocks, 0)), salt=salt)
+        with contextlib.suppress(by.NoRoom):
+            self.fly(self.cache.promote(keys, most))
+
+    def fly(self, plan: by.Plan | None) -> None:
+        if plan is not None:
+            assert len(plan) > 0
+            self.air.append(plan)
+
+    def take(self, flights: list[by.Plan], which: list[int]) -> list[by.Plan]:
+        need(flights)
+        return [flights.pop(at % len(flights)) for at in which[: len(flights)]]
+
+    @step(which=st.lists(ANY, min_size=1, max_size=3), bad=FEW, corrupt=BOOL)
+    def commit(self, which: list[int], bad: int, corrupt: bool) -> None:
+        plans = self.take(self.air, which)
+        good = [max(0, len(plan) - max(0, bad - 3)) for plan in plans]
+        assert self.cache.commit(plans, good, corrupt=corrupt) == len(plans)
+        self.ended += plans
+        self.undone()
+
+    @step(which=ANY)
+    def abort(self, which: int) -> None:
+        plans = self.take(self.air, [which])
+        assert self.cache.abort(plans) == 1
+        self.ended += plans
+        self.undone()
+
+    @step(which=ANY)
+    def unknown(self, which: int) -> None:
+        plans = self.take(self.air, [which])
+        for row in self.running:
+            row.shrinks |= row.lease.state == "loading"
+        assert self.cache.unknown(plans) == 1
+        self.overdue += plans
+        self.undone()
+
+    @step(which=ANY, good=BOOL)
+    def fence(self, which: int, good: bool) -> None:
+        plans = self.take(self.overdue, [which])
+        ended = self.cache.commit(plans) if good else self.cache.abort(plans)
+        assert ended == 1
+        self.ended += plans
+        self.undone()
+
+    @precondition(lambda self: self.ended)
+    @step(which=ANY, word=st.sampled_from(["commit", "abort", "unknown"]))
+    def late(self, which: int, word: str) -> None:
+        plan = self.ended[which % len(self.ended)]
+        before = self.cache.stats()
+        assert getattr(self.cache, word)(plan) == 0
+        assert self.cache.stats() == before | {"late": before["late"] + 1}
+
+    @rule()
+    def done(self) -> None:
+        self.cache.commit([], done=self.step)
+
+    @step(really=st.integers(0, 7))
+    def clear(self, really: int) -> None:
+        need(really == 7)
+        self.cache.clear()
+        self.sealed.clear()
+
+    @step(tier=st.sampled_from(["device", "host"]), slots=st.integers(1, 28))
+    def resize(self, tier: Literal["device", "host"], slots: int) -> None:
+        before = self.cache.stats()
+        try:
+            self.cache.resize(tier, slots + (self.null if tier == "device" else 0))
+        except by.InUse as refused:
+            assert refused.used > refused.want or not self.recompute  # noqa: PT017
+            assert self.cache.stats()[f"{tier}_capacity"] == before[f"{tier}_capacity"]
+
+    @step(which=ANY, parked=BOOL)
+    def drop(self, which: int, parked: bool) -> None:
+        rows: list[Any] = self.parked if parked else self.running
+        need(rows)
+        leaked = self.cache.stats()["leaked"]
+        del rows[which % len(rows)]
+        assert self.cache.stats()["leaked"] == leaked + 1
+
+
+TestLife = Life.TestCase
+TestLife.settings = profile(500, 80)
+if EXAMPLES:
+    TestLife = pytest.mark.timeout(0)(TestLife)

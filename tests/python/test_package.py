@@ -1,0 +1,108 @@
+"""The package: what it needs, what it shows, and that its examples run."""
+
+import doctest
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import blockyard as by
+import blockyard.cache
+from blockyard import _core
+
+ROOT = Path(__file__).parents[2]
+PROSE = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def run(code: str) -> str:
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_it_needs_nothing_but_numpy_and_warns_of_nothing() -> None:
+    loaded = run(
+        "import sys; before = set(sys.modules); import blockyard;"
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    others = set(loaded.split()) - set(sys.stdlib_module_names)
+    assert others <= {"blockyard", "numpy"}
+
+
+def test_it_imports_where_there_is_no_cupy_and_no_device() -> None:
+    run(
+        "import os, sys; sys.modules['cupy'] = None; os.environ['CUDA_VISIBLE_DEVICES'] = '';"
+        "import blockyard as by; by.KVCache(device=8).begin([1])"
+    )
+
+
+def test_numpy_is_its_only_dependency() -> None:
+    needs = importlib.metadata.requires("blockyard") or []
+    assert [re.split(r"[^\w-]", need)[0] for need in needs] == ["numpy"]
+    assert importlib.metadata.metadata("blockyard")["Requires-Python"] == ">=3.11"
+
+
+def test_cargo_is_the_one_source_of_the_version() -> None:
+    cargo = tomllib.loads((ROOT / "Cargo.toml").read_text())
+    version = cargo["workspace"]["package"]["version"]
+    assert by.__version__ == _core.__version__ == version
+    assert importlib.metadata.version("blockyard") == version
+
+
+def test_it_is_typed_and_built_for_release() -> None:
+    installed = Path(by.__file__).parent
+    assert (installed / "py.typed").exists()
+    assert (installed / "_core.pyi").exists()
+    assert not _core.DEBUG
+
+
+def test_the_public_names_are_few_sorted_and_described() -> None:
+    assert len(by.__all__) <= 25
+    assert by.__all__ == sorted(by.__all__)
+    modules = {"cache"}
+    assert {name for name in vars(by) if not name.startswith("_")} == (
+        set(by.__all__) - {"__version__"}
+    ) | modules
+    for name in set(by.__all__) - {"__version__"}:
+        thing = getattr(by, name)
+        assert thing.__doc__, name
+        assert thing.__module__.split(".")[0] == "blockyard", name
+
+
+def test_errors_are_a_small_family() -> None:
+    children = {
+        by.BlockyardError: (by.Misuse, by.NoRoom, by.Unavailable),
+        by.Misuse: (by.SpentLease, by.ForeignLease, by.Unsupported),
+        by.NoRoom: (by.TooLarge, by.InUse),
+    }
+    for parent, kinds in children.items():
+        assert all(kind.__bases__ == (parent,) for kind in kinds)
+    assert by.BlockyardError.__bases__ == (Exception,)
+
+
+def test_the_example_of_the_cache_runs() -> None:
+    failed, tried = doctest.testmod(blockyard.cache)
+    assert (failed, tried > 0) == (0, True)
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: path.name)
+def test_the_code_in_the_documents_runs(path: Path) -> None:
+    names: dict[str, Any] = {}
+    for code in CODE.findall(path.read_text()):
+        exec(compile(code, path.name, "exec"), names)  # noqa: S102
+
+
+def test_what_is_public_in_the_core_is_what_its_stub_says() -> None:
+    stub = (ROOT / "python/blockyard/_core.pyi").read_text()
+    listed = re.search(r"__all__ = \[(.*?)\]", stub, re.DOTALL)
+    assert listed is not None
+    names = set(re.findall(r'"(\w+)"', listed[1]))
+    own = {name for name in vars(_core) if not name.startswith("__")} | {"__version__"}
+    assert names == own

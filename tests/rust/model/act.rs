@@ -1,0 +1,389 @@
+//! Carries an operation out on the real cache, then tells the naive yard.
+
+use crate::ops::Op;
+use crate::world::World;
+use crate::yard::{Block, DEVICE};
+use blockyard_core::{
+    Answer, Begun, Chain, Error, Extras, Filling, Lease, LeaseId, Plan, Request, Retention,
+    Sealing, Seals, Tier,
+};
+
+fn pick<T>(list: &[T], at: u8) -> Option<usize> {
+    (!list.is_empty()).then(|| at as usize % list.len())
+}
+
+impl World {
+    /// Whether the core refused; `None` if there was nothing to act upon.
+    pub(crate) fn act(&mut self, op: &Op) -> Option<bool> {
+        match *op {
+            Op::Begin(prompt, reserve, load, soon) => {
+                let chain = self.chain(prompt);
+                let load = if load == 255 {
+                    u32::MAX
+                } else {
+                    u32::from(load)
+                };
+                return Some(self.begin(chain, u64::from(reserve), load, soon));
+            }
+            Op::Fill(more, keep) => return Some(self.fill(u64::from(more), keep)),
+            Op::Append(lease, tokens, run) => {
+                let lease = &self.leases[pick(&self.leases, lease)?];
+                let appended = lease.append(&vec![u32::from(run); tokens as usize]);
+                appended.expect("it makes its own keys");
+                let chain = lease.chain();
+                self.know(chain.keys());
+            }
+            Op::Grow(ref rows) => return self.grow(rows),
+            Op::Trim(lease, by) => {
+                let id = self.leases[pick(&self.leases, lease)?].id();
+                let to = self.yard.leases[&id].tokens.saturating_sub(u64::from(by));
+                let answer = self.cache.lock().trim(&[id], &[to]);
+                self.yard.trim(id, to, &answer);
+                return Some(answer.is_err());
+            }
+            Op::Seal(ref rows) => return self.seal(rows),
+            Op::Fork(lease, computed, reserve) => {
+                let parent = &self.leases[pick(&self.leases, lease)?];
+                let (computed, reserve) = (self.computed(parent, computed), u64::from(reserve));
+                let mut state = self.cache.lock();
+                let answer = state.fork(parent.id(), computed, reserve);
+                self.yard
+                    .fork(&state, parent.id(), computed, reserve, &answer);
+                drop(state);
+                let chain = parent.chain();
+                return Some(self.admitted(answer.ok(), chain));
+            }
+            Op::Finish(ref leases, retention, in_flight) => {
+                return self.finish(leases, retention, in_flight);
+            }
+            Op::Park(lease, computed, in_flight) => return self.park(lease, computed, in_flight),
+            Op::Resume(parked, more, reserve) => {
+                return self.resume(parked, u64::from(more), u64::from(reserve));
+            }
+            Op::Abandon(parked) => {
+                let handle = self.parked.swap_remove(pick(&self.parked, parked)?);
+                assert_eq!(self.cache.lock().abandon(handle.id()), Ok(()));
+                self.yard.end_keep(handle.id());
+                handle.spend();
+            }
+            Op::Demote(..) | Op::DemoteLease(..) | Op::DemoteParked(..) => self.demote(op)?,
+            Op::Promote(prompt, blocks) => {
+                let chain = self.chain(prompt);
+                let answer = self.cache.lock().promote(chain.keys(), u32::from(blocks));
+                self.yard.promote(chain.keys(), blocks as usize, &answer);
+                self.air.extend(answer.iter().flatten().cloned());
+                return Some(answer.is_err());
+            }
+            Op::Land(ref rows) => self.land(rows),
+            Op::DropLease(lease) => {
+                let lease = self.leases.swap_remove(pick(&self.leases, lease)?);
+                self.yard.end(lease.id(), Retention::Ordinary, None);
+            }
+            Op::DropParked(parked) => {
+                let parked = self.parked.swap_remove(pick(&self.parked, parked)?);
+                self.yard.end_keep(parked.id());
+            }
+            _ => return self.act_on_all(op),
+        }
+        Some(false)
+    }
+
+    /// What names no lease and no parked sequence.
+    fn act_on_all(&mut self, op: &Op) -> Option<bool> {
+        match *op {
+            Op::Unknown(flight) => {
+                let id = self.air[pick(&self.air, flight)?].flight;
+                assert_eq!(self.cache.lock().unknown(id), Ok(self.yard.unknown(id)));
+            }
+            Op::Late(flight, deadline) => {
+                let (id, before) = (
+                    self.ended[pick(&self.ended, flight)?],
+                    self.cache.lock().stats(),
+                );
+                if deadline {
+                    assert_eq!(self.cache.lock().unknown(id), Ok(false));
+                } else {
+                    assert_eq!(self.cache.lock().commit(&[(id, 0, false)], None), Ok(0));
+                }
+                let mut stats = self.cache.lock().stats();
+                stats.counters.late -= 1;
+                assert_eq!(stats, before, "late, and something changed");
+            }
+            Op::Stale(lease, verb) => {
+                let id = self.spent[pick(&self.spent, lease)?];
+                let error = self.use_spent(id, verb);
+                assert!(matches!(error, Some(Error::Spent { .. })), "{error:?}");
+                return Some(true);
+            }
+            Op::Done(back) => {
+                let step = self.step.saturating_sub(u64::from(back));
+                assert_eq!(self.cache.lock().commit(&[], Some(step)), Ok(0));
+                self.yard.done(step);
+            }
+            Op::Clear => {
+                self.cache.lock().clear();
+                self.yard.clear();
+            }
+            Op::Resize(tier, slots) => {
+                let evicted =
+                    |world: &Self| world.cache.lock().stats().counters.evicted[tier as usize];
+                let before = evicted(self);
+                let answer = self.cache.lock().resize(Tier(tier), u32::from(slots));
+                let evicted = evicted(self) - before;
+                self.yard
+                    .resize(tier as usize, u32::from(slots), &answer, evicted);
+                return Some(answer.is_err());
+            }
+            _ => return None,
+        }
+        Some(false)
+    }
+
+    /// `true` without a lease: it was refused, or is to ask again.
+    fn admitted(&mut self, begun: Option<Begun>, chain: Chain) -> bool {
+        let Some(begun) = begun else { return true };
+        self.leases.push(self.cache.handle(begun.lease, chain));
+        self.air.extend(begun.plans);
+        false
+    }
+
+    fn begin(&mut self, chain: Chain, reserve: u64, load: u32, soon: bool) -> bool {
+        let filling = if soon { Filling::Soon } else { Filling::Stop };
+        let (keys, tokens) = (chain.keys(), chain.tokens());
+        let request = Request {
+            keys,
+            tokens,
+            reserve,
+            load,
+            filling,
+        };
+        let mut state = self.cache.lock();
+        let answer = state.begin(&request);
+        self.yard.begin(&state, &request, &answer);
+        drop(state);
+        let begun = match answer {
+            Ok(Answer::Begun(begun)) => Some(begun),
+            _ => None,
+        };
+        self.admitted(begun, chain)
+    }
+
+    /// What may be evicted is what the model says: exactly so many slots can be had, and all that
+    /// was takeable is gone then.
+    fn fill(&mut self, more: u64, keep: bool) -> bool {
+        let most = self.yard.spare(DEVICE) as u64 + more;
+        let mut chain = self.cache.chain(Extras::default()).expect("no extras");
+        self.fills += 1;
+        let tokens = vec![1 + self.fills; (most * self.yard.block_size) as usize];
+        chain.extend(&tokens).expect("tokens");
+        let refused = self.begin(chain, 0, 0, false);
+        assert_eq!(refused, more > 0 || most == 0);
+        if !refused && !keep {
+            let lease = self.leases.pop().expect("begun");
+            self.end(&lease, Retention::Ordinary, None);
+        }
+        refused
+    }
+
+    fn end(&mut self, lease: &Lease, retention: Retention, after: Option<u64>) {
+        assert_eq!(
+            self.cache.lock().finish(&[lease.id()], retention, after),
+            Ok(())
+        );
+        self.yard.end(lease.id(), retention, after);
+        self.spend(lease);
+    }
+
+    fn spend(&mut self, lease: &Lease) {
+        lease.spend();
+        self.spent.push(lease.id());
+    }
+
+    fn grow(&mut self, rows: &[(u8, u8)]) -> Option<bool> {
+        let mut named = Vec::new();
+        for &(lease, more) in rows {
+            named.push((
+                self.leases[pick(&self.leases, lease)?].id(),
+                u64::from(more),
+            ));
+        }
+        let (ids, mut unserved): (Vec<LeaseId>, _) =
+            (named.iter().map(|row| row.0).collect(), vec![]);
+        let mut state = self.cache.lock();
+        let answer = state.grow(&ids, |row| named[row].1, &mut unserved);
+        self.yard.grow(&state, &named, &answer, &unserved);
+        Some(answer.is_err())
+    }
+
+    fn seal(&mut self, rows: &[(u8, u8)]) -> Option<bool> {
+        let mut batch = Vec::new();
+        for &(lease, computed) in rows {
+            let lease = &self.leases[pick(&self.leases, lease)?];
+            batch.push((lease, self.computed(lease, computed)));
+        }
+        let answer = self.cache.seal(&batch);
+        self.yard.seal_batch(&batch, &answer);
+        Some(answer.is_err())
+    }
+
+    fn finish(&mut self, leases: &[u8], retention: u8, in_flight: bool) -> Option<bool> {
+        let after = self.after(in_flight);
+        let retention = [
+            Retention::SessionEnded,
+            Retention::Ordinary,
+            Retention::Retain,
+        ][retention as usize];
+        let (mut ids, spent) = (Vec::new(), self.spent.len());
+        for &lease in leases {
+            ids.push(self.leases[pick(&self.leases, lease)?].id());
+        }
+        let rejected = |world: &Self| world.cache.lock().stats().counters.rejected;
+        let before = rejected(self);
+        let answer = self.cache.lock().finish(&ids, retention, after);
+        // One that stands in the batch twice is rejected the second time; the others are served.
+        for id in ids {
+            if let Some(at) = self.leases.iter().position(|lease| lease.id() == id) {
+                self.yard.end(id, retention, after);
+                let lease = self.leases.swap_remove(at);
+                self.spend(&lease);
+            }
+        }
+        let twice = leases.len() as u64 - (self.spent.len() - spent) as u64;
+        assert_eq!(
+            (answer.is_err(), rejected(self) - before),
+            (twice > 0, twice)
+        );
+        Some(false)
+    }
+
+    fn park(&mut self, lease: u8, computed: u8, in_flight: bool) -> Option<bool> {
+        let (at, after) = (pick(&self.leases, lease)?, self.after(in_flight));
+        let lease = &self.leases[at];
+        let computed = self.computed(lease, computed);
+        let mut seals = Seals::default();
+        seals.add(lease, computed).expect("it was appended");
+        let answer = self.cache.lock().park(&seals.row(lease, computed), after);
+        self.yard
+            .park(lease.id(), lease.chain().keys(), computed, after, &answer);
+        match answer {
+            Ok(id) => {
+                let lease = self.leases.swap_remove(at);
+                self.parked.push(lease.into_parked(id));
+                self.spend(&lease);
+                Some(false)
+            }
+            // What could be sealed stays sealed.
+            Err(Error::NoRoom { .. }) => Some(false),
+            Err(_) => Some(true),
+        }
+    }
+
+    fn resume(&mut self, parked: u8, more: u64, reserve: u64) -> Option<bool> {
+        let at = pick(&self.parked, parked)?;
+        let (handle, mut state) = (&self.parked[at], self.cache.lock());
+        let answer = handle.with_keys(|keys, tokens| {
+            let answer = state.resume(handle.id(), keys, tokens + more, reserve);
+            self.yard
+                .resume(&state, handle.id(), keys, tokens + more, reserve, &answer);
+            answer
+        });
+        drop(state);
+        let Ok(Answer::Begun(begun)) = answer else {
+            return Some(true);
+        };
+        let handle = self.parked.swap_remove(at);
+        self.leases.push(handle.into_lease(begun.lease));
+        self.air.extend(begun.plans);
+        Some(false)
+    }
+
+    fn demote(&mut self, op: &Op) -> Option<()> {
+        let (path, most, plan): (Vec<Block>, _, Option<Plan>);
+        let mut parked = None;
+        match *op {
+            Op::DemoteLease(lease, blocks) => {
+                let id = self.leases[pick(&self.leases, lease)?].id();
+                (path, most) = (self.yard.sealed_path(id), blocks);
+                plan = self
+                    .cache
+                    .lock()
+                    .demote_lease(id, u32::from(blocks))
+                    .expect("it lives");
+            }
+            Op::DemoteParked(handle, blocks) => {
+                let id = self.parked[pick(&self.parked, handle)?].id();
+                let stay = &self.yard.parked[&id];
+                path = stay.path[..stay.on_device].iter().rev().copied().collect();
+                (most, parked) = (blocks, Some(id));
+                plan = self
+                    .cache
+                    .lock()
+                    .demote_parked(id, u32::from(blocks))
+                    .expect("it is parked");
+            }
+            Op::Demote(blocks) => {
+                // A list looks ahead over what is in the air too, a heap over its leaves alone.
+                let heap = self.heap.then(|| self.yard.next_victims(blocks as usize));
+                let ahead = heap
+                    .unwrap_or_else(|| self.yard.ahead())
+                    .into_iter()
+                    .take(blocks as usize);
+                let ahead = ahead.filter_map(|slot| self.yard.block_in(DEVICE, slot));
+                path = ahead
+                    .filter(|&block| self.yard.blocks[block].epoch == self.yard.epoch)
+                    .collect();
+                most = blocks;
+                plan = self.cache.lock().demote(u32::from(blocks));
+            }
+            _ => return None,
+        }
+        let state = self.cache.lock();
+        self.yard
+            .copy_down(&state, &path, most as usize, parked, plan.as_ref());
+        drop(state);
+        self.air.extend(plan);
+        Some(())
+    }
+
+    fn land(&mut self, rows: &[(u8, u8, bool)]) {
+        let mut outcomes = Vec::new();
+        for &(flight, good, corrupt) in rows {
+            let Some(at) = pick(&self.air, flight) else {
+                return;
+            };
+            let plan = &self.air[at];
+            outcomes.push((plan.flight, u32::from(good).min(plan.len() as u32), corrupt));
+        }
+        let answer = self.cache.lock().commit(&outcomes, None);
+        let mut ended = 0;
+        for (id, good, corrupt) in outcomes {
+            // One that stands in the batch twice is late the second time.
+            if self.yard.flights.contains_key(&id) {
+                self.yard.land(id, good as usize, corrupt);
+                self.ended.push(id);
+                ended += 1;
+            }
+        }
+        assert_eq!(answer, Ok(ended));
+        self.air
+            .retain(|plan| self.yard.flights.contains_key(&plan.flight));
+    }
+
+    fn use_spent(&self, id: LeaseId, verb: u8) -> Option<Error> {
+        let mut state = self.cache.lock();
+        let row = Sealing {
+            lease: id,
+            computed: 0,
+            first: 0,
+            keys: &[],
+        };
+        match verb {
+            0 => state.finish(&[id], Retention::Ordinary, None).err(),
+            1 => state.grow(&[id], |_| 1, &mut Vec::new()).err(),
+            2 => state.trim(&[id], &[1]).err(),
+            3 => state.seal(&[row]).err(),
+            4 => state.park(&row, None).err(),
+            _ => state.fork(id, 0, 0).err(),
+        }
+    }
+}

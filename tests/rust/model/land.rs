@@ -1,0 +1,304 @@
+//! The naive yard's flights, and what comes over all of it: clear and resize.
+
+use crate::yard::{Class, DEVICE, Errand, HOST, What, Yard};
+use blockyard_core::{Error, FlightId, LeaseId, Result, Retention, Tier};
+
+impl Yard {
+    /// The copies of a flight have ended; the leading `good` ones are intact.
+    pub(crate) fn land(&mut self, id: FlightId, good: usize, corrupt: bool) {
+        let air = self.flights.remove(&id).expect("in the air");
+        for &(_, source, _) in &air.moves {
+            if self.slots[air.from].get(&source) == Some(&What::Quarantined) {
+                self.fence(air.from, source);
+            }
+        }
+        if air.overdue {
+            for step in &air.moves {
+                self.fence(air.to, step.2);
+            }
+            return;
+        }
+        let arrived = |yard: &Self, step: &(Option<usize>, u32, u32)| {
+            step.0
+                .filter(|&block| yard.block_in(air.to, step.2) == Some(block))
+        };
+        match air.errand {
+            Errand::Down(parked) => {
+                let mut kept_failed = false;
+                for (at, step) in air.moves.iter().enumerate() {
+                    match arrived(self, step) {
+                        Some(block) if at < good && self.blocks[block].epoch == self.epoch => {
+                            self.slots[HOST].insert(step.2, What::Ready(block));
+                        }
+                        Some(block) => {
+                            kept_failed |= self.kept(block);
+                            self.drop_copy(HOST, step.2);
+                        }
+                        None => self.give_back(HOST, step.2),
+                    }
+                }
+                if let Some(stay) = parked
+                    .filter(|_| kept_failed)
+                    .and_then(|id| self.parked.get_mut(&id))
+                {
+                    stay.failures += 1;
+                    if stay.failures > self.retries {
+                        self.break_keep(parked.expect("it has one"));
+                    }
+                }
+                self.break_unbacked();
+                self.shrink_keeps();
+            }
+            Errand::Up(lease, base) => {
+                let detached = self.leases[&lease].epoch != self.epoch;
+                for (at, step) in air.moves.iter().enumerate() {
+                    let content = if at < good {
+                        What::Owned
+                    } else {
+                        What::Claimed
+                    };
+                    let what = match arrived(self, step) {
+                        Some(block) if at < good && !detached => What::Ready(block),
+                        Some(block) => {
+                            self.blocks[block].slots[DEVICE] = None;
+                            content
+                        }
+                        None => content,
+                    };
+                    self.slots[DEVICE].insert(step.2, what);
+                }
+                if good < air.moves.len() {
+                    self.shorten(lease, base + good);
+                }
+                let seq = self.leases.get_mut(&lease).expect("it waits");
+                if detached {
+                    seq.sealed = seq.sealed.min(base);
+                }
+                if corrupt {
+                    self.drop_corrupt(air.moves.get(good).and_then(|step| step.0));
+                }
+                self.landed(lease);
+            }
+            Errand::Private(None, _) => self.give_back(DEVICE, air.moves[0].2),
+            Errand::Private(Some(lease), block) => {
+                let what = if good > 0 { What::Owned } else { What::Claimed };
+                self.slots[DEVICE].insert(air.moves[0].2, what);
+                if good == 0 {
+                    self.shorten(lease, block);
+                    self.drop_corrupt(air.moves[0].0.filter(|_| corrupt && air.from == HOST));
+                }
+                self.landed(lease);
+                if good == 0 {
+                    self.undo_fork(lease, air.moves[0].0);
+                }
+            }
+        }
+        self.settle();
+    }
+
+    /// Without its partial block, a fork that cannot recompute ends.
+    pub(crate) fn undo_fork(&mut self, lease: LeaseId, source: Option<usize>) {
+        let lives = self
+            .leases
+            .get(&lease)
+            .is_some_and(|seq| seq.ended.is_none());
+        if source.is_none() && lives && !self.recompute {
+            self.end(lease, Retention::Ordinary, None);
+        }
+    }
+
+    /// A quarantined slot is free once nothing reads or writes it any more.
+    pub(crate) fn fence(&mut self, tier: usize, slot: u32) {
+        let written = self
+            .flights
+            .values()
+            .any(|air| air.to == tier && air.moves.iter().any(|step| step.2 == slot));
+        if !written && !self.read(tier, slot) {
+            self.slots[tier].remove(&slot);
+        }
+    }
+
+    pub(crate) fn shorten(&mut self, lease: LeaseId, block: usize) {
+        let tokens = block as u64 * self.block_size;
+        let seq = self.leases.get_mut(&lease).expect("it waits");
+        (seq.cached, seq.sealed) = (seq.cached.min(tokens), seq.sealed.min(block));
+    }
+
+    pub(crate) fn landed(&mut self, lease: LeaseId) {
+        let seq = self.leases.get_mut(&lease).expect("it waits");
+        seq.loading -= 1;
+        if seq.loading > 0 {
+            return;
+        }
+        if let Some(retention) = seq.ended {
+            if let Some(parked) = seq.resumed {
+                self.end_keep(parked);
+            }
+            let seq = self.leases.remove(&lease).expect("it waits");
+            return self.release(&seq.table, retention);
+        }
+        if let Some(parked) = seq.resumed {
+            if seq.cached == self.parked[&parked].computed {
+                seq.resumed = None;
+                self.end_keep(parked);
+            } else {
+                seq.short = true;
+            }
+        }
+    }
+
+    /// A copy below failed its checksum: who kept it recomputes, and it is dropped if it is idle.
+    pub(crate) fn drop_corrupt(&mut self, block: Option<usize>) {
+        let Some(block) = block.filter(|&block| self.alive(block)) else {
+            return;
+        };
+        let mut keepers: Vec<_> = self
+            .parked
+            .iter()
+            .filter(|(_, stay)| stay.path.contains(&block))
+            .map(|(&id, _)| id)
+            .collect();
+        keepers.sort_by_key(|id| id.number() as u32);
+        for id in keepers {
+            self.break_keep(id);
+        }
+        if let Some(slot) = self.ready(block, HOST) {
+            self.drop_copy(HOST, slot);
+            self.break_unbacked();
+        }
+    }
+
+    /// A deadline has passed: destinations are quarantined, sources stay.
+    pub(crate) fn unknown(&mut self, id: FlightId) -> bool {
+        let air = self.flights.get_mut(&id).expect("in the air");
+        if std::mem::replace(&mut air.overdue, true) {
+            return false;
+        }
+        let (to, errand, moves) = (air.to, air.errand, air.moves.clone());
+        for &(_, _, slot) in &moves {
+            if let Some(block) = self.block_in(to, slot) {
+                self.blocks[block].slots[to] = None;
+            }
+            self.slots[to].insert(slot, What::Quarantined);
+        }
+        if let Errand::Up(lease, block) | Errand::Private(Some(lease), block) = errand {
+            let limit = self.leases[&lease].limit;
+            let cut = self
+                .leases
+                .get_mut(&lease)
+                .expect("it waits")
+                .table
+                .split_off(block);
+            for slot in cut
+                .iter()
+                .filter(|slot| matches!(self.slots[DEVICE][slot], What::Filling(_)))
+            {
+                // The private copy of a full hit: still in the air, for nobody.
+                let other = self
+                    .flights
+                    .values_mut()
+                    .find(|air| air.to == DEVICE && air.moves.iter().any(|step| step.2 == *slot));
+                other.expect("it fills").errand = Errand::Private(None, 0);
+                self.leases.get_mut(&lease).expect("it waits").loading -= 1;
+            }
+            self.leases.get_mut(&lease).expect("it waits").limit = block;
+            self.let_go(&cut);
+            self.shorten(lease, block);
+            if self.leases[&lease].ended.is_none() {
+                self.promise_to(lease, limit);
+            }
+            self.landed(lease);
+            if let Errand::Private(..) = errand {
+                self.undo_fork(lease, moves[0].0);
+            }
+        }
+        self.break_unbacked();
+        self.settle();
+        true
+    }
+
+    pub(crate) fn clear(&mut self) {
+        let mut all: Vec<_> = self
+            .parked
+            .iter()
+            .map(|(&id, stay)| (stay.order, id))
+            .collect();
+        all.sort_unstable();
+        for (_, id) in all.into_iter().rev() {
+            self.break_keep(id);
+        }
+        self.epoch += 1;
+        self.order = self
+            .ahead()
+            .into_iter()
+            .map(|slot| (Class::Cleared, slot))
+            .collect();
+    }
+
+    /// Table 2.7. What a refusal leaves is compared by the caller.
+    pub(crate) fn resize(&mut self, tier: usize, slots: u32, answer: &Result<()>, evicted: u64) {
+        let null = if tier == DEVICE { self.null } else { 0 };
+        if tier == DEVICE && slots <= null {
+            return assert!(matches!(answer, Err(Error::Argument { .. })));
+        }
+        if let Err(Error::InUse { tier: at, want, .. }) = answer {
+            assert_eq!((*at, *want), (Tier(tier as u8), u64::from(slots - null)));
+            // With every keep broken, were that allowed, it must not have fitted.
+            assert!(!self.fits_somehow(tier, slots), "refused, and would fit");
+            return;
+        }
+        assert_eq!(answer, &Ok(()));
+        let shrinks = slots < self.limits[tier];
+        self.limits[tier] = slots;
+        while shrinks && !self.fits(tier) {
+            assert!(self.recompute, "a keep was in the way");
+            let youngest = self.youngest().expect("something was in the way");
+            self.break_keep(youngest);
+        }
+        // Idle leaves beyond the size go at once, and what becomes a leaf by it.
+        let mut gone = 0;
+        let leaf = |yard: &Self| {
+            let mut beyond = yard.may_go(tier).into_iter().filter(|&slot| slot >= slots);
+            beyond.find(|&slot| {
+                let block = yard.block_in(tier, slot).expect("it is idle");
+                yard.children(tier, block).is_empty()
+            })
+        };
+        while let Some(slot) = leaf(self).filter(|_| shrinks) {
+            self.drop_copy(tier, slot);
+            gone += 1;
+        }
+        assert_eq!(gone, evicted);
+        self.evicted[tier] += gone;
+        self.settle();
+    }
+
+    pub(crate) fn used(&self, tier: usize) -> u64 {
+        let sizes = self.sizes(tier);
+        sizes.pinned + sizes.claimed + sizes.promised + sizes.quarantined
+    }
+
+    /// What is held, promised or quarantined fits the size, and promises keep their backing: also
+    /// that of a kept block whose copy is on its way beyond the size and may yet fail.
+    pub(crate) fn fits(&self, tier: usize) -> bool {
+        let stranded = self.slots[tier]
+            .range(self.limits[tier]..)
+            .any(|(_, what)| match what {
+                What::Filling(Some(block)) => tier == HOST && !self.recompute && self.kept(*block),
+                _ => false,
+            });
+        self.used(tier) <= self.size(tier) && !self.unbacked(tier) && !stranded
+    }
+
+    pub(crate) fn fits_somehow(&mut self, tier: usize, slots: u32) -> bool {
+        let mut other = self.clone();
+        other.limits[tier] = slots;
+        while !other.fits(tier) {
+            match other.youngest().filter(|_| self.recompute) {
+                Some(youngest) => other.break_keep(youngest),
+                None => return false,
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,145 @@
+//! What is done: operations name what they touch by a number modulo what there is, so that a
+//! script still means something when parts of it are left out.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use std::fmt;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) block_size: u32,
+    pub(crate) device: u32,
+    pub(crate) host: u32,
+    pub(crate) null: u32,
+    pub(crate) heap: bool,
+    pub(crate) recompute: bool,
+    pub(crate) retries: u32,
+}
+
+/// One run of equal tokens per block, 0 or 1 by the bits of `path`, and a partial block of `tail`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prompt {
+    pub(crate) path: u8,
+    pub(crate) blocks: u8,
+    pub(crate) tail: u8,
+}
+
+/// Numbers are of a lease, a parked sequence or a flight where they come first.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    /// With tokens of reserve, most loads, and whether to wait for what is in the air.
+    Begin(Prompt, u8, u8, bool),
+    /// A prompt of nobody else that takes all there is, and blocks more; kept, or ended at once.
+    Fill(u8, bool),
+    /// So many tokens of this run.
+    Append(u8, u8, u8),
+    /// Rows of a lease and tokens.
+    Grow(Vec<(u8, u8)>),
+    /// Tokens to cut.
+    Trim(u8, u8),
+    /// Rows of a lease and what of it is computed.
+    Seal(Vec<(u8, u8)>),
+    /// What is computed, tokens of reserve.
+    Fork(u8, u8, u8),
+    /// With a retention, and whether a step is in flight.
+    Finish(Vec<u8>, u8, bool),
+    /// What is computed, and whether a step is in flight.
+    Park(u8, u8, bool),
+    /// With more tokens, and tokens of reserve.
+    Resume(u8, u8, u8),
+    Abandon(u8),
+    Demote(u8),
+    DemoteLease(u8, u8),
+    DemoteParked(u8, u8),
+    Promote(Prompt, u8),
+    /// Outcomes: a flight, its good blocks, whether the first bad one is corrupt.
+    Land(Vec<(u8, u8, bool)>),
+    Unknown(u8),
+    /// An outcome, or a deadline, of a flight that has ended.
+    Late(u8, bool),
+    /// Some verb with a spent handle.
+    Stale(u8, u8),
+    /// The steps are done, but for so many of the last.
+    Done(u8),
+    Clear,
+    Resize(u8, u8),
+    DropLease(u8),
+    DropParked(u8),
+}
+
+fn prompts() -> impl Strategy<Value = Prompt> {
+    let path = prop_oneof![3 => Just(0), 2 => Just(0b100), 1 => any::<u8>()];
+    let tail = prop_oneof![Just(0), 0..4_u8];
+    (path, 0..8_u8, tail).prop_map(|(path, blocks, tail)| Prompt { path, blocks, tail })
+}
+
+fn ops() -> impl Strategy<Value = Op> {
+    let any8 = any::<u8>;
+    let reserve = prop_oneof![2 => Just(0), 1 => 0..10_u8];
+    let load = prop_oneof![4 => Just(255), 1 => 0..3_u8];
+    let computed = || prop_oneof![Just(255), any::<u8>()];
+    let good = prop_oneof![2 => Just(255), 1 => 0..4_u8];
+    let in_flight = || prop::bool::weighted(0.2);
+    prop_oneof![
+        48 => (prompts(), reserve, load, any::<bool>()).prop_map(|(a, b, c, d)| Op::Begin(a, b, c, d)),
+        14 => (0..2_u8, in_flight()).prop_map(|(a, b)| Op::Fill(a, b)),
+        24 => (any8(), 0..8_u8, 0..2_u8).prop_map(|(a, b, c)| Op::Append(a, b, c)),
+        30 => vec((any8(), 0..10_u8), 1..4).prop_map(Op::Grow),
+        6 => (any8(), 0..12_u8).prop_map(|(a, b)| Op::Trim(a, b)),
+        48 => vec((any8(), computed()), 1..3).prop_map(Op::Seal),
+        18 => (any8(), computed(), 0..6_u8).prop_map(|(a, b, c)| Op::Fork(a, b, c)),
+        48 => (vec(any8(), 1..3), 0..3_u8, in_flight()).prop_map(|(a, b, c)| Op::Finish(a, b, c)),
+        30 => (any8(), computed(), in_flight()).prop_map(|(a, b, c)| Op::Park(a, b, c)),
+        18 => (any8(), 0..6_u8, 0..6_u8).prop_map(|(a, b, c)| Op::Resume(a, b, c)),
+        6 => any8().prop_map(Op::Abandon),
+        30 => (0..6_u8).prop_map(Op::Demote),
+        12 => (any8(), 0..6_u8).prop_map(|(a, b)| Op::DemoteLease(a, b)),
+        18 => (any8(), 0..6_u8).prop_map(|(a, b)| Op::DemoteParked(a, b)),
+        12 => (prompts(), 0..6_u8).prop_map(|(a, b)| Op::Promote(a, b)),
+        66 => vec((any8(), good, any::<bool>()), 1..3).prop_map(Op::Land),
+        6 => any8().prop_map(Op::Unknown),
+        6 => (any8(), any::<bool>()).prop_map(|(a, b)| Op::Late(a, b)),
+        3 => (any8(), 0..6_u8).prop_map(|(a, b)| Op::Stale(a, b)),
+        6 => (0..3_u8).prop_map(Op::Done),
+        1 => Just(Op::Clear),
+        3 => (0..2_u8, 2..28_u8).prop_map(|(a, b)| Op::Resize(a, b)),
+        6 => any8().prop_map(Op::DropLease),
+        6 => any8().prop_map(Op::DropParked),
+    ]
+}
+
+fn setups() -> impl Strategy<Value = Setup> {
+    let host = prop_oneof![1 => Just(0), 9 => 1..25_u32];
+    let sizes = (2..5_u32, 6..25_u32, host, 0..2_u32);
+    let kinds = (any::<bool>(), prop::bool::weighted(0.8), 0..3_u32);
+    (sizes, kinds).prop_map(|(sizes, (heap, recompute, retries))| {
+        let (block_size, device, host, null) = sizes;
+        Setup {
+            block_size,
+            device: device + null,
+            host,
+            null,
+            heap,
+            recompute,
+            retries,
+        }
+    })
+}
+
+#[derive(Clone)]
+pub(crate) struct Script {
+    pub(crate) setup: Setup,
+    pub(crate) ops: Vec<Op>,
+}
+
+/// Short: what matters of a script that fails is printed by the test, and its seed is kept.
+impl fmt::Debug for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} operations on {:?}", self.ops.len(), self.setup)
+    }
+}
+
+pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
+    let ops = vec(ops(), steps / 2..steps);
+    (setups(), ops).prop_map(|(setup, ops)| Script { setup, ops })
+}

@@ -1,0 +1,490 @@
+//! The verbs of the naive yard: each gets what the core answered, and says what it should have.
+
+use crate::yard::{Block, DEVICE, Errand, HOST, Seq, Stay, What, Yard};
+use blockyard_core::{
+    Begun, Error, Key, Lease, LeaseId, ParkedId, Plan, Result, Retention, State, Stop, Tier,
+};
+
+/// Slots of a lease's table, as the core has them.
+pub(crate) fn table(state: &State, block_size: u64, lease: LeaseId) -> Vec<u32> {
+    let blocks = u64::from(state.view(lease).expect("it lives").blocks);
+    let mut cells = Vec::new();
+    let places = state.slot_mapping(
+        &[lease],
+        &[0],
+        |_| blocks * block_size,
+        |_, place| {
+            if place.is_multiple_of(block_size) {
+                cells.push((place / block_size) as u32);
+            }
+        },
+    );
+    assert_eq!(places, Ok(blocks * block_size));
+    cells
+}
+
+impl Yard {
+    pub(crate) fn need(&self, tokens: u64, reserve: u64) -> Result<(usize, usize), Error> {
+        let (need, capacity) = (
+            self.blocks_of(tokens + reserve),
+            u64::from(self.limits[DEVICE] - self.null),
+        );
+        if need as u64 > capacity {
+            return Err(Error::TooLarge {
+                tier: Tier::DEVICE,
+                need: need as u64,
+                capacity,
+            });
+        }
+        Ok((self.blocks_of(tokens), need))
+    }
+
+    pub(crate) fn no_room(&self, tier: usize, need: u64, evictable: u64) -> Error {
+        let (free, promised) = (self.free(tier), self.promised(tier));
+        Error::NoRoom {
+            tier: Tier(tier as u8),
+            need,
+            free,
+            evictable,
+            promised,
+        }
+    }
+
+    pub(crate) fn fork(
+        &mut self,
+        state: &State,
+        id: LeaseId,
+        computed: u64,
+        reserve: u64,
+        answer: &Result<Begun>,
+    ) {
+        let parent = self.leases[&id].clone();
+        if parent.loading > 0 || parent.short {
+            return assert!(matches!(answer, Err(Error::State { .. })));
+        }
+        let room = parent
+            .tokens
+            .min(parent.table.len() as u64 * self.block_size);
+        let found = parent
+            .cached
+            .max(parent.sealed as u64 * self.block_size)
+            .min(parent.tokens);
+        if computed > room || computed < found {
+            return assert!(matches!(
+                answer,
+                Err(Error::Argument {
+                    name: "computed",
+                    ..
+                })
+            ));
+        }
+        let (total, limit) = match self.need(parent.tokens, reserve) {
+            Ok(size) => size,
+            Err(error) => return assert_eq!(answer, &Err(error)),
+        };
+        let shared = (computed / self.block_size) as usize;
+        if let Err(error) = self.afford(&[], limit - shared) {
+            return assert_eq!(answer, &Err(error));
+        }
+        let begun = answer.as_ref().expect("there is room");
+        let partial = !computed.is_multiple_of(self.block_size);
+        let seq = Seq {
+            table: parent.table[..shared].to_vec(),
+            tokens: parent.tokens,
+            sealed: parent.sealed.min(shared),
+            cached: computed,
+            epoch: parent.epoch,
+            loading: u32::from(partial),
+            ..Seq::default()
+        };
+        for slot in &seq.table {
+            if self.slots[DEVICE][slot] == What::Claimed {
+                self.slots[DEVICE].insert(*slot, What::Owned);
+            }
+        }
+        self.enter(state, begun.lease, seq, total, limit);
+        if partial {
+            self.untake(begun.lease, shared, 1);
+            let source = vec![(None, parent.table[shared])];
+            self.fly(
+                &begun.plans[0],
+                DEVICE,
+                DEVICE,
+                Errand::Private(Some(begun.lease), shared),
+                source,
+            );
+        }
+        assert_eq!(begun.plans.len(), usize::from(partial));
+        assert_eq!(
+            (begun.cached, begun.hits, begun.stop),
+            (computed, [shared as u32, 0, 0], Stop::Whole)
+        );
+        self.settle();
+    }
+
+    /// Whether an engine that cannot recompute may use the lease.
+    pub(crate) fn usable(&self, id: LeaseId) -> bool {
+        self.recompute || !self.leases[&id].short
+    }
+
+    pub(crate) fn accept_short(&mut self, id: LeaseId) {
+        let seq = self.leases.get_mut(&id).expect("it lives");
+        seq.short = false;
+        if let Some(parked) = seq.resumed.take() {
+            self.end_keep(parked);
+        }
+    }
+
+    pub(crate) fn grow(
+        &mut self,
+        state: &State,
+        rows: &[(LeaseId, u64)],
+        answer: &Result<()>,
+        unserved: &[u32],
+    ) {
+        if rows.iter().any(|row| !self.usable(row.0)) {
+            return assert!(matches!(answer, Err(Error::State { .. })));
+        }
+        assert_eq!(answer, &Ok(()));
+        let mut missed = Vec::new();
+        for (row, &(id, more)) in rows.iter().enumerate() {
+            if self.leases[&id].short {
+                self.accept_short(id);
+            }
+            let seq = &self.leases[&id];
+            let (tokens, had) = (seq.tokens + more, seq.table.len());
+            let need = self.blocks_of(tokens).saturating_sub(had);
+            let beyond = need.saturating_sub(seq.limit.saturating_sub(had));
+            if self.spare(DEVICE) < beyond && beyond > 0 {
+                missed.push(row as u32);
+                continue;
+            }
+            self.make_room(need);
+            // A later row may have grown the same lease further: look at these blocks alone.
+            let cells = table(state, self.block_size, id);
+            assert_eq!(cells[..had], self.leases[&id].table);
+            for &slot in &cells[had..had + need] {
+                self.take(DEVICE, slot, What::Claimed);
+            }
+            let seq = self.leases.get_mut(&id).expect("it lives");
+            seq.table.extend(&cells[had..had + need]);
+            seq.tokens = tokens;
+            seq.limit = seq.limit.max(seq.table.len());
+        }
+        assert_eq!(unserved, missed);
+    }
+
+    pub(crate) fn trim(&mut self, id: LeaseId, to: u64, answer: &Result<()>) {
+        let seq = &self.leases[&id];
+        let least = (seq.sealed as u64 * self.block_size)
+            .max(seq.cached.min(seq.tokens))
+            .max(1);
+        let right = match answer {
+            Ok(()) => self.usable(id) && (least..=seq.tokens).contains(&to) && seq.loading == 0,
+            Err(Error::Argument { .. }) => !(least..=seq.tokens).contains(&to),
+            Err(_) => seq.loading > 0 || !self.usable(id),
+        };
+        assert!(right, "{answer:?}");
+        if answer.is_err() {
+            return;
+        }
+        let blocks = self.blocks_of(to).min(seq.table.len());
+        let limit = seq.reserve_limit;
+        let seq = self.leases.get_mut(&id).expect("it lives");
+        seq.tokens = to;
+        let cut = seq.table.split_off(blocks);
+        seq.limit = blocks;
+        self.let_go(&cut);
+        self.promise_to(id, limit);
+    }
+
+    /// Promises growth up to `limit` blocks, as far as it is backed.
+    pub(crate) fn promise_to(&mut self, id: LeaseId, limit: usize) {
+        let blocks = self.leases[&id].table.len();
+        self.leases.get_mut(&id).expect("it lives").limit = blocks;
+        let backed = self.spare(DEVICE);
+        self.leases.get_mut(&id).expect("it lives").limit =
+            blocks + limit.saturating_sub(blocks).min(backed);
+    }
+
+    /// Whether a seal, or the seal in a park, is refused.
+    pub(crate) fn refuses_sealing(&self, id: LeaseId, computed: u64) -> bool {
+        let seq = &self.leases[&id];
+        let room = seq.tokens.min(seq.table.len() as u64 * self.block_size);
+        !self.usable(id) || seq.loading > 0 || computed > room
+    }
+
+    /// Table 2.1, block by block.
+    pub(crate) fn seal(&mut self, id: LeaseId, keys: &[Key], computed: u64) {
+        if self.leases[&id].short {
+            self.accept_short(id);
+        }
+        let full = (computed / self.block_size) as usize;
+        while self.leases[&id].epoch == self.epoch && self.leases[&id].sealed < full {
+            let at = self.leases[&id].sealed;
+            let slot = self.leases[&id].table[at];
+            let above = at
+                .checked_sub(1)
+                .and_then(|above| self.block_of(self.leases[&id].table[above]));
+            let own = self.block_of(slot);
+            match self.find(&keys[at]) {
+                None => {
+                    let block = own.unwrap_or_else(|| self.add(None, above));
+                    self.blocks[block].key = Some(keys[at]);
+                    self.adopt(block, slot);
+                }
+                Some(block) if own == Some(block) => {}
+                Some(_) if own.is_some() => break,
+                Some(block) => {
+                    self.link(&above.into_iter().chain([block]).collect::<Vec<_>>());
+                    match self.blocks[block].slots[DEVICE] {
+                        None => self.adopt(block, slot),
+                        Some(published) => {
+                            let backs = self.may_go(DEVICE).contains(&published)
+                                && published < self.limits[DEVICE];
+                            if self.ready(block, DEVICE).is_none()
+                                || (backs && self.spare(DEVICE) < 1)
+                            {
+                                break;
+                            }
+                            self.slots[DEVICE].insert(slot, What::Twin(block));
+                        }
+                    }
+                }
+            }
+            self.leases.get_mut(&id).expect("it lives").sealed += 1;
+        }
+        self.settle();
+    }
+
+    /// A batch is checked before the first row is sealed.
+    pub(crate) fn seal_batch(&mut self, batch: &[(&Lease, u64)], answer: &Result<u64>) {
+        if answer.is_err() {
+            let refuses =
+                |&(lease, computed): &(&Lease, u64)| self.refuses_sealing(lease.id(), computed);
+            return assert!(batch.iter().any(refuses), "{answer:?}");
+        }
+        let mut sealed = 0;
+        for &(lease, computed) in batch {
+            let (id, before) = (lease.id(), self.leases[&lease.id()].sealed);
+            // With nothing new to publish the core is not asked; of a resume that came back short
+            // the handle knows nothing yet.
+            let full = (computed / self.block_size) as usize;
+            if full > before || (self.leases[&id].short && full > 0) {
+                assert!(!self.refuses_sealing(id, computed));
+                self.seal(id, lease.chain().keys(), computed);
+            }
+            sealed += self.leases[&id].sealed - before;
+        }
+        assert_eq!(answer, &Ok(sealed as u64));
+    }
+
+    /// The block that a slot of a table is or stands beside.
+    pub(crate) fn block_of(&self, slot: u32) -> Option<Block> {
+        match self.slots[DEVICE][&slot] {
+            What::Ready(block) | What::Twin(block) => Some(block),
+            _ => None,
+        }
+    }
+
+    /// Sealed blocks of a lease that may still be published.
+    pub(crate) fn sealed_path(&self, id: LeaseId) -> Vec<Block> {
+        let seq = &self.leases[&id];
+        let sealed = if seq.epoch == self.epoch {
+            seq.sealed
+        } else {
+            0
+        };
+        seq.table[..sealed]
+            .iter()
+            .map_while(|&slot| self.block_of(slot))
+            .collect()
+    }
+
+    pub(crate) fn adopt(&mut self, block: Block, slot: u32) {
+        self.blocks[block].slots[DEVICE] = Some(slot);
+        self.slots[DEVICE].insert(slot, What::Ready(block));
+    }
+
+    pub(crate) fn park(
+        &mut self,
+        id: LeaseId,
+        keys: &[Key],
+        computed: u64,
+        after: Option<u64>,
+        answer: &Result<ParkedId>,
+    ) {
+        let seq = self.leases[&id].clone();
+        if seq.short {
+            // Back to where it was; or, if its keeps are gone, it will be computed again.
+            let parked = *answer.as_ref().expect("it comes back");
+            let again = seq.resumed.map_or(
+                Stay {
+                    broken: true,
+                    ..Stay::default()
+                },
+                |old| self.parked.remove(&old).expect("kept"),
+            );
+            self.parked.insert(
+                parked,
+                Stay {
+                    lease: None,
+                    ..again
+                },
+            );
+            self.leases.remove(&id);
+            return self.release(&seq.table, Retention::Ordinary);
+        }
+        let found = seq
+            .cached
+            .min(seq.tokens)
+            .max(seq.sealed as u64 * self.block_size);
+        if seq.epoch != self.epoch || self.refuses_sealing(id, computed) || computed < found {
+            return assert!(
+                matches!(answer, Err(Error::State { .. } | Error::Argument { .. })),
+                "{answer:?}"
+            );
+        }
+        let blocks = self.blocks_of(computed);
+        if self.limits[HOST] == 0 {
+            return assert!(matches!(answer, Err(Error::TooLarge { .. })), "{answer:?}");
+        }
+        self.seal(id, keys, computed);
+        let seq = self.leases[&id].clone();
+        let mut path: Vec<Block> = seq.table[..seq.sealed.min(blocks)]
+            .iter()
+            .filter_map(|&slot| self.block_of(slot))
+            .collect();
+        assert_eq!(path.len(), seq.sealed);
+
+        // What keeping the blocks would take from the host; private ones are owed a slot each.
+        let room = |yard: &Self| (yard.takeable(HOST), yard.promised(HOST));
+        let (before, spare) = (room(self), self.spare(HOST));
+        let known = seq.table[..blocks]
+            .iter()
+            .filter_map(|&slot| self.block_of(slot));
+        let tried = Stay {
+            path: known.collect(),
+            ..Stay::default()
+        };
+        let private = (blocks - tried.path.len()) as u64;
+        let try_id = ParkedId::from_number(u64::MAX).expect("a number");
+        self.parked.insert(try_id, tried);
+        let tried = room(self);
+        self.parked.remove(&try_id);
+        let need = before.0 - tried.0 + tried.1 - before.1 + private;
+        if need > spare as u64 {
+            return assert_eq!(answer, &Err(self.no_room(HOST, need, before.0)));
+        }
+        let parked = *answer.as_ref().expect("there is room");
+        for &slot in &seq.table[path.len()..blocks] {
+            let block = self.block_of(slot).unwrap_or_else(|| {
+                let block = self.add(None, path.last().copied());
+                self.adopt(block, slot);
+                block
+            });
+            path.push(block);
+        }
+        let on_device = path
+            .iter()
+            .rposition(|&block| self.ready(block, HOST).is_none())
+            .map_or(0, |at| at + 1);
+        self.parkings += 1;
+        let stay = Stay {
+            path,
+            on_device,
+            computed,
+            order: self.parkings,
+            ..Stay::default()
+        };
+        self.parked.insert(parked, stay);
+        self.leases.remove(&id);
+        self.hold_or_release(seq.table, Retention::Ordinary, after);
+    }
+
+    pub(crate) fn hold_or_release(
+        &mut self,
+        table: Vec<u32>,
+        retention: Retention,
+        after: Option<u64>,
+    ) {
+        match after {
+            Some(step) => self.held.push((step, table, retention)),
+            None => self.release(&table, retention),
+        }
+        self.settle();
+    }
+
+    pub(crate) fn done(&mut self, step: u64) {
+        while let Some(at) = self.held.iter().position(|held| held.0 <= step) {
+            let (_, table, retention) = self.held.remove(at);
+            self.release(&table, retention);
+        }
+    }
+
+    /// Finish, or a dropped handle.
+    pub(crate) fn end(&mut self, id: LeaseId, retention: Retention, after: Option<u64>) {
+        let seq = self.leases.get_mut(&id).expect("it lives");
+        if seq.loading > 0 {
+            // Its path stays pinned until its loads land.
+            let filling = seq
+                .table
+                .iter()
+                .rposition(|slot| matches!(self.slots[DEVICE][slot], What::Filling(_)));
+            let cut = seq
+                .table
+                .split_off(filling.map_or(0, |at| at + 1).max(seq.sealed));
+            (seq.limit, seq.ended) = (seq.table.len(), Some(retention));
+            return self.let_go(&cut);
+        }
+        if let Some(parked) = seq.resumed {
+            self.end_keep(parked);
+        }
+        let seq = self.leases.remove(&id).expect("it lives");
+        self.hold_or_release(seq.table, retention, after);
+    }
+
+    /// Copies of these blocks down, in order, at most `most`: what has none below, as far as the
+    /// promises of both tiers stay backed.
+    pub(crate) fn copy_down(
+        &mut self,
+        state: &State,
+        blocks: &[Block],
+        most: usize,
+        parked: Option<ParkedId>,
+        plan: Option<&Plan>,
+    ) {
+        let lacks = |yard: &Self, block: Block| {
+            yard.ready(block, DEVICE).is_some() && yard.blocks[block].slots[HOST].is_none()
+        };
+        let first = blocks.iter().copied().find(|&block| lacks(self, block));
+        let free = self.free(HOST);
+        let gone = self.see_host_evictions(state);
+        // Exactly what was lacking went, but for what does not count beyond the tier's size.
+        let lacked = plan
+            .map_or(0, |plan| plan.len() as u64)
+            .saturating_sub(free);
+        assert_eq!(gone, lacked, "evicted from the host for {plan:?}");
+        let Some(plan) = plan else { return };
+        let from: Vec<Block> = plan
+            .sources
+            .iter()
+            .filter_map(|&slot| self.block_in(DEVICE, slot))
+            .collect();
+        assert!(from.len() == plan.len() && plan.len() <= most);
+        assert!(from.iter().all(|&block| lacks(self, block)));
+        assert_eq!(first, from.first().copied());
+        let mut rest = blocks.iter();
+        assert!(
+            from.iter().all(|block| rest.any(|other| other == block)),
+            "in this order"
+        );
+        let moves = from
+            .iter()
+            .copied()
+            .zip(&plan.sources)
+            .map(|(block, &slot)| (Some(block), slot))
+            .collect();
+        self.fly(plan, DEVICE, HOST, Errand::Down(parked), moves);
+    }
+}

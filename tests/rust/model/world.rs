@@ -1,0 +1,200 @@
+//! A real cache and the naive yard side by side, with what an engine holds: handles, plans, tables.
+
+use crate::ops::{Op, Prompt, Setup};
+use crate::yard::Yard;
+use blockyard_core::{
+    Cache, Cells, Chain, Config, Extras, FlightId, Key, KeyHash, Kind, Lease, LeaseId, Namespace,
+    Parked, Plan, Tier,
+};
+use std::collections::BTreeMap;
+
+/// Columns of an engine's block table.
+const WIDTH: usize = 64;
+/// Prompts that are probed after every step.
+const KNOWN: usize = 24;
+
+pub(crate) struct World {
+    pub(crate) cache: Cache,
+    pub(crate) yard: Yard,
+    pub(crate) leases: Vec<Lease>,
+    pub(crate) parked: Vec<Parked>,
+    pub(crate) air: Vec<Plan>,
+    /// Flights that have landed, and leases whose handles are spent.
+    pub(crate) ended: Vec<FlightId>,
+    pub(crate) spent: Vec<LeaseId>,
+    pub(crate) heap: bool,
+    /// The last step in flight, and the prompts of nobody else so far.
+    pub(crate) step: u64,
+    pub(crate) fills: u32,
+    known: Vec<Vec<Key>>,
+    /// A row of the engine's block table per lease, of which only changed cells are written.
+    rows: BTreeMap<LeaseId, Vec<u32>>,
+}
+
+impl World {
+    pub(crate) fn new(setup: &Setup) -> Self {
+        let config = Config {
+            block_size: setup.block_size,
+            slots: vec![setup.device, setup.host],
+            null_slots: setup.null,
+            policy: if setup.heap {
+                Kind::Heap
+            } else {
+                Kind::Recency
+            },
+            recompute: setup.recompute,
+            retries: setup.retries,
+            groups: 1,
+        };
+        let yard = Yard {
+            block_size: u64::from(setup.block_size),
+            recompute: setup.recompute,
+            retries: setup.retries,
+            null: setup.null,
+            limits: [setup.device, setup.host],
+            unnamed: u64::MAX,
+            ..Yard::default()
+        };
+        let cache = Cache::new(config, KeyHash::default(), &Namespace::default());
+        Self {
+            cache: cache.expect("a good configuration"),
+            yard,
+            leases: Vec::new(),
+            parked: Vec::new(),
+            air: Vec::new(),
+            ended: Vec::new(),
+            spent: Vec::new(),
+            heap: setup.heap,
+            step: 0,
+            fills: 0,
+            known: Vec::new(),
+            rows: BTreeMap::new(),
+        }
+    }
+
+    /// Does it in both, and compares all that can be asked. A call that is refused changes nothing.
+    pub(crate) fn apply(&mut self, op: &Op) {
+        let before = self.cache.lock().stats();
+        let refused = self.act(op).unwrap_or(false);
+        let mut stats = self.cache.lock().stats();
+        if refused {
+            stats.counters.no_room = before.counters.no_room;
+            stats.counters.rejected = before.counters.rejected;
+            assert_eq!(stats, before, "refused, and something changed");
+        }
+        if let Some(breach) = self.cache.lock().audit() {
+            panic!("{breach}");
+        }
+        // A fork that was undone leaves a spent handle.
+        self.leases
+            .retain(|lease| self.yard.leases.contains_key(&lease.id()));
+        self.compare();
+    }
+
+    fn compare(&mut self) {
+        let mut state = self.cache.lock();
+        self.yard.compare(&state.stats());
+        for lease in &self.leases {
+            let (id, seq) = (lease.id(), &self.yard.leases[&lease.id()]);
+            let view = state.view(id).expect("it lives");
+            let (sealed, promised) = (view.sealed as usize, view.promised as usize);
+            let told = (
+                view.cached,
+                view.tokens,
+                sealed,
+                promised,
+                view.loading,
+                view.short,
+            );
+            let promised = seq.limit.saturating_sub(seq.table.len());
+            let here = (
+                seq.cached,
+                seq.tokens,
+                seq.sealed,
+                promised,
+                seq.loading,
+                seq.short,
+            );
+            assert_eq!(told, here, "{id:?}");
+            if seq.short && !self.yard.recompute {
+                continue;
+            }
+            let row = self.rows.entry(id).or_insert_with(|| vec![u32::MAX; WIDTH]);
+            let written =
+                state.block_tables(&[id], WIDTH, Cells::Changed, |at, slot| row[at] = slot);
+            written.expect("it is wide enough");
+            assert_eq!(row[..seq.table.len()], seq.table, "{id:?}");
+        }
+        for parked in &self.parked {
+            let view = state.view_parked(parked.id()).expect("it is parked");
+            let stay = &self.yard.parked[&parked.id()];
+            let told = (
+                view.computed,
+                view.blocks as usize,
+                view.on_device as usize,
+                view.broken,
+            );
+            assert_eq!(
+                told,
+                (stay.computed, stay.path.len(), stay.on_device, stay.broken)
+            );
+        }
+        for keys in &self.known {
+            assert_eq!(
+                state.probe(keys),
+                self.yard.walk(keys).1,
+                "what is found of {keys:?}"
+            );
+        }
+        for (tier, slots) in self.yard.slots.iter().enumerate() {
+            for &slot in slots.keys() {
+                let block = self.yard.block_in(tier, slot);
+                let here = block.is_some_and(|block| self.yard.ready(block, tier).is_some());
+                let told = state.holds_block(Tier(tier as u8), slot);
+                assert_eq!(told, here, "slot {slot} of tier {tier}");
+            }
+        }
+    }
+
+    pub(crate) fn chain(&mut self, prompt: Prompt) -> Chain {
+        let mut chain = self.cache.chain(Extras::default()).expect("no extras");
+        let size = self.yard.block_size as usize;
+        for block in 0..=prompt.blocks {
+            let run = u32::from(prompt.path >> block & 1);
+            let partial = prompt.tail as usize % size;
+            let count = if block < prompt.blocks { size } else { partial };
+            chain.extend(&vec![run; count]).expect("tokens");
+        }
+        self.know(chain.keys());
+        chain
+    }
+
+    /// These keys, and with them all their prefixes, are probed from now on.
+    pub(crate) fn know(&mut self, keys: &[Key]) {
+        self.known.retain(|known| !keys.starts_with(known));
+        if self.known.len() == KNOWN {
+            self.known.remove(0);
+        }
+        self.known.push(keys.to_vec());
+    }
+
+    /// A count of computed tokens: mostly one that the engine may name.
+    pub(crate) fn computed(&self, lease: &Lease, by: u8) -> u64 {
+        let view = self.cache.lock().view(lease.id()).expect("it lives");
+        let most = view.tokens.min(lease.tokens());
+        let sealed = u64::from(view.sealed) * self.yard.block_size;
+        let found = view.cached.max(sealed).min(most);
+        match by {
+            255 => most,
+            254 => lease.tokens(),
+            253 => most / 2,
+            _ => found + u64::from(by) % (most - found + 1),
+        }
+    }
+
+    /// The step to wait for, if there is one in flight.
+    pub(crate) fn after(&mut self, in_flight: bool) -> Option<u64> {
+        self.step += u64::from(in_flight);
+        in_flight.then_some(self.step)
+    }
+}

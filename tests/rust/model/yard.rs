@@ -1,0 +1,325 @@
+//! A naive yard: what the laws say, as plain maps and scans. Nothing is counted ahead: who holds a
+//! slot, what may be taken and what is promised is worked out anew at every question.
+//!
+//! Which free slot is given out is the core's business: the model learns it from tables and plans,
+//! and checks that it was free. So it is with the host's victims: the order of a lower tier is not
+//! modelled, only that a victim may be taken and that no more go than must. The device's victims
+//! are predicted exactly.
+
+use blockyard_core::{FlightId, Key, LeaseId, ParkedId, Probe, Retention, Stats, Stop, TierStats};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(crate) type Block = usize;
+
+pub(crate) const DEVICE: usize = 0;
+pub(crate) const HOST: usize = 1;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Class {
+    Cleared,
+    Ended,
+    Ordinary,
+    Retained,
+}
+
+/// A block, for ever: its place in `Yard::blocks` is not used again.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) key: Option<Key>,
+    pub(crate) parent: Option<Block>,
+    pub(crate) epoch: u64,
+    pub(crate) class: Class,
+    pub(crate) slots: [Option<u32>; 2],
+}
+
+/// What is in a slot that is not free.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum What {
+    Claimed,
+    Owned,
+    Twin(Block),
+    Filling(Option<Block>),
+    Ready(Block),
+    Quarantined,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seq {
+    pub(crate) table: Vec<u32>,
+    pub(crate) tokens: u64,
+    pub(crate) limit: usize,
+    pub(crate) reserve_limit: usize,
+    pub(crate) sealed: usize,
+    pub(crate) cached: u64,
+    pub(crate) epoch: u64,
+    pub(crate) loading: u32,
+    pub(crate) resumed: Option<ParkedId>,
+    pub(crate) short: bool,
+    pub(crate) ended: Option<Retention>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stay {
+    pub(crate) path: Vec<Block>,
+    pub(crate) on_device: usize,
+    pub(crate) computed: u64,
+    pub(crate) failures: u32,
+    pub(crate) order: u64,
+    pub(crate) broken: bool,
+    pub(crate) lease: Option<LeaseId>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Errand {
+    Down(Option<ParkedId>),
+    Up(LeaseId, usize),
+    Private(Option<LeaseId>, usize),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Air {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) errand: Errand,
+    /// The block, its source and its destination.
+    pub(crate) moves: Vec<(Option<Block>, u32, u32)>,
+    pub(crate) overdue: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Yard {
+    pub(crate) block_size: u64,
+    pub(crate) recompute: bool,
+    pub(crate) retries: u32,
+    pub(crate) null: u32,
+    pub(crate) limits: [u32; 2],
+    pub(crate) blocks: Vec<Node>,
+    pub(crate) slots: [BTreeMap<u32, What>; 2],
+    /// Idle slots of the device, the next to go first within its class.
+    pub(crate) order: Vec<(Class, u32)>,
+    pub(crate) leases: BTreeMap<LeaseId, Seq>,
+    pub(crate) parked: BTreeMap<ParkedId, Stay>,
+    pub(crate) flights: BTreeMap<FlightId, Air>,
+    pub(crate) held: Vec<(u64, Vec<u32>, Retention)>,
+    pub(crate) epoch: u64,
+    pub(crate) parkings: u64,
+    pub(crate) evicted: [u64; 2],
+    /// Numbers for leases that have no handle.
+    pub(crate) unnamed: u64,
+}
+
+impl Yard {
+    pub(crate) fn blocks_of(&self, tokens: u64) -> usize {
+        tokens.div_ceil(self.block_size) as usize
+    }
+
+    /// The block whose copy, ready or on its way, is in the slot.
+    pub(crate) fn block_in(&self, tier: usize, slot: u32) -> Option<Block> {
+        match self.slots[tier].get(&slot) {
+            Some(What::Ready(block) | What::Filling(Some(block))) => Some(*block),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn blocks_on(&self, tier: usize) -> impl Iterator<Item = Block> {
+        self.slots[tier]
+            .keys()
+            .filter_map(move |&slot| self.block_in(tier, slot))
+    }
+
+    pub(crate) fn alive(&self, block: Block) -> bool {
+        self.blocks[block].slots != [None; 2]
+    }
+
+    pub(crate) fn kept(&self, block: Block) -> bool {
+        self.parked.values().any(|stay| stay.path.contains(&block))
+    }
+
+    pub(crate) fn in_table(&self, slot: u32) -> bool {
+        let tables = self
+            .leases
+            .values()
+            .map(|seq| &seq.table)
+            .chain(self.held.iter().map(|held| &held.1));
+        tables.flatten().any(|&held| held == slot)
+    }
+
+    /// Whether a table, a duplicate or a keep holds the slot.
+    pub(crate) fn has_holder(&self, tier: usize, slot: u32) -> bool {
+        let on = |&block: &Block| self.blocks[block].slots[tier] == Some(slot);
+        if tier == HOST {
+            return self.parked.values().any(|stay| stay.path.iter().any(on));
+        }
+        self.in_table(slot)
+            || self
+                .parked
+                .values()
+                .any(|stay| stay.path[..stay.on_device].iter().any(on))
+            || self.slots[DEVICE]
+                .values()
+                .any(|what| matches!(what, What::Twin(block) if on(block)))
+    }
+
+    pub(crate) fn idle(&self, tier: usize, slot: u32) -> bool {
+        matches!(self.slots[tier].get(&slot), Some(What::Ready(_))) && !self.has_holder(tier, slot)
+    }
+
+    pub(crate) fn read(&self, tier: usize, slot: u32) -> bool {
+        self.flights
+            .values()
+            .any(|air| air.from == tier && air.moves.iter().any(|step| step.1 == slot))
+    }
+
+    pub(crate) fn ready(&self, block: Block, tier: usize) -> Option<u32> {
+        self.blocks[block].slots[tier].filter(|slot| self.slots[tier][slot] == What::Ready(block))
+    }
+
+    pub(crate) fn children(&self, tier: usize, block: Block) -> Vec<Block> {
+        self.blocks_on(tier)
+            .filter(|&child| self.blocks[child].parent == Some(block))
+            .collect()
+    }
+
+    /// Idle slots that may go, those beyond the tier's size included: they are not read, and no
+    /// block below them on the tier is pinned, filling or read.
+    pub(crate) fn may_go(&self, tier: usize) -> BTreeSet<u32> {
+        let mut may: BTreeSet<u32> = self.slots[tier]
+            .keys()
+            .copied()
+            .filter(|&slot| self.idle(tier, slot))
+            .collect();
+        for &slot in self.slots[tier].keys() {
+            let stays = !self.idle(tier, slot) || self.read(tier, slot);
+            let mut at = self.block_in(tier, slot).filter(|_| stays);
+            while let Some((block, slot)) =
+                at.and_then(|block| Some((block, self.blocks[block].slots[tier]?)))
+            {
+                may.remove(&slot);
+                at = self.parent(block);
+            }
+        }
+        may
+    }
+
+    pub(crate) fn takeable(&self, tier: usize) -> u64 {
+        self.may_go(tier)
+            .into_iter()
+            .filter(|&slot| slot < self.limits[tier])
+            .count() as u64
+    }
+
+    pub(crate) fn size(&self, tier: usize) -> u64 {
+        u64::from(self.limits[tier] - if tier == DEVICE { self.null } else { 0 })
+    }
+
+    pub(crate) fn free(&self, tier: usize) -> u64 {
+        self.size(tier) - self.slots[tier].range(..self.limits[tier]).count() as u64
+    }
+
+    pub(crate) fn promised(&self, tier: usize) -> u64 {
+        if tier == DEVICE {
+            let running = self.leases.values().filter(|seq| seq.ended.is_none());
+            return running
+                .map(|seq| seq.limit.saturating_sub(seq.table.len()) as u64)
+                .sum();
+        }
+        let kept: BTreeSet<Block> = self
+            .parked
+            .values()
+            .flat_map(|stay| stay.path.clone())
+            .collect();
+        kept.into_iter()
+            .filter(|&block| self.blocks[block].slots[HOST].is_none())
+            .count() as u64
+    }
+
+    /// What can be had that nobody has been promised.
+    pub(crate) fn spare(&self, tier: usize) -> usize {
+        (self.free(tier) + self.takeable(tier)).saturating_sub(self.promised(tier)) as usize
+    }
+
+    pub(crate) fn unbacked(&self, tier: usize) -> bool {
+        self.free(tier) + self.takeable(tier) < self.promised(tier)
+    }
+
+    pub(crate) fn sizes(&self, tier: usize) -> TierStats {
+        let mut stats = TierStats {
+            capacity: self.size(tier) + self.slots[tier].range(self.limits[tier]..).count() as u64,
+            free: self.free(tier),
+            takeable: self.takeable(tier),
+            promised: self.promised(tier),
+            ..TierStats::default()
+        };
+        for (&slot, what) in &self.slots[tier] {
+            *match what {
+                What::Claimed => &mut stats.claimed,
+                What::Quarantined => &mut stats.quarantined,
+                _ if self.idle(tier, slot) => &mut stats.idle,
+                _ => &mut stats.pinned,
+            } += 1;
+        }
+        stats
+    }
+
+    pub(crate) fn find(&self, key: &Key) -> Option<Block> {
+        let mut all = self.blocks_on(DEVICE).chain(self.blocks_on(HOST));
+        all.find(|&block| {
+            self.blocks[block].key == Some(*key) && self.blocks[block].epoch == self.epoch
+        })
+    }
+
+    pub(crate) fn filling(&self, block: Block, tier: usize) -> Option<FlightId> {
+        let slot = self.blocks[block].slots[tier].filter(|_| self.ready(block, tier).is_none())?;
+        let into = |air: &Air| air.to == tier && air.moves.iter().any(|step| step.2 == slot);
+        self.flights
+            .iter()
+            .find(|(_, air)| into(air))
+            .map(|(&id, _)| id)
+    }
+
+    /// The longest prefix that is there: first on the device, then on the host.
+    pub(crate) fn walk(&self, keys: &[Key]) -> (Vec<Block>, Probe) {
+        let (mut path, mut probe) = (Vec::new(), Probe::default());
+        for key in keys {
+            let Some(block) = self.find(key) else {
+                probe.stop = Stop::Missing;
+                break;
+            };
+            let top = usize::from(self.blocks[block].slots[DEVICE].is_none());
+            if let Some(flight) = self.filling(block, top) {
+                probe.stop = Stop::Filling(flight);
+                break;
+            }
+            assert!(top == HOST || probe.hits[HOST] == 0, "INV-21");
+            probe.hits[top] += 1;
+            path.push(block);
+        }
+        (path, probe)
+    }
+
+    pub(crate) fn compare(&self, stats: &Stats) {
+        for tier in [DEVICE, HOST] {
+            assert_eq!(stats.tiers[tier], self.sizes(tier), "tier {tier}");
+            assert_eq!(
+                stats.counters.evicted[tier], self.evicted[tier],
+                "evicted from tier {tier}"
+            );
+        }
+        let blocks: BTreeSet<Block> = self.blocks_on(DEVICE).chain(self.blocks_on(HOST)).collect();
+        let told = (
+            stats.leases,
+            stats.parked,
+            stats.flights,
+            stats.blocks,
+            stats.epoch,
+        );
+        let here = (
+            self.leases.len() as u64,
+            self.parked.len() as u64,
+            self.flights.len() as u64,
+            blocks.len() as u64,
+            self.epoch,
+        );
+        assert_eq!(told, here, "leases, parked, flights, blocks, epoch");
+    }
+}
