@@ -1,8 +1,9 @@
-"""Checks that every law and table row of the core has a test, and that those tests exist.
+"""Checks that every law and table row of the core has a test, and every law a mutant.
 
 `docs/laws.md` is the map: a row begins with the name of a law or row, and its last column names
-tests as `module::name`, where the module is a file under `tests/`. `--self-test` breaks the map in
-each way once and sees that it is noticed.
+tests as `module::name`, where the module is a file under `tests/`. A row that begins with the name
+of a patch in `tests/mutants` says next which law it breaks, as the patch itself does. `--self-test`
+breaks the map in each way once and sees that it is noticed.
 """
 
 import re
@@ -31,9 +32,12 @@ CORE = [
 ]
 # Those that a later part of the project will show: they need a row that says so.
 LATER = [*(f"INV-{law}" for law in (*range(8, 14), 15, 16, 18, 25))]
+# Those that a mutant must break: that their tests can fail has been seen.
+BROKEN = [name for name in CORE if name.startswith("INV-") or name in ("R2-3", "R2-4", "R2-7")]
 
 ROW = re.compile(r"^\| *([\w.-]+) *\|(.*)\| *$")
 TEST = re.compile(r"`(\w+)::(\w+)`")
+MUTANT = re.compile(r"^\| *`([\w.-]+)` *\| *([\w.-]+) *\|")
 RUST = r"#\[test\]\s*(?:#\[[^\n]*\]\s*)*(?:pub )?fn {}\("
 PYTHON = r"^\s*(?:async )?def {}\("
 
@@ -71,11 +75,38 @@ def holes(text: str) -> Iterator[tuple[int, str]]:
     yield from ((1, f"{name} has no row") for name in (*CORE, *LATER) if name not in seen)
 
 
+def mutants(root: Path, text: str) -> Iterator[tuple[int, str]]:
+    """Mutants that the map has not, or has twice, or calls otherwise, and laws without one."""
+    laws = {patch.stem: law_of(patch) for patch in sorted(root.glob("tests/mutants/*.patch"))}
+    seen: dict[str, int] = {}
+    for line, row in enumerate(text.splitlines(), 1):
+        if not (found := MUTANT.match(row)):
+            continue
+        name, law = found.groups()
+        if name in seen:
+            yield line, f"{name} has a row already, in line {seen[name]}"
+        seen[name] = line
+        if name not in laws:
+            yield line, f"there is no tests/mutants/{name}.patch"
+        elif law != laws[name]:
+            yield line, f"{name} breaks {laws[name]}, as it says itself"
+        if law not in CORE:
+            yield line, f"{name} breaks {law}, which is no law or row of the core"
+    yield from ((1, f"the mutant {name} has no row") for name in laws if name not in seen)
+    yield from ((1, f"{law} has no mutant") for law in BROKEN if law not in laws.values())
+
+
+def law_of(patch: Path) -> str:
+    """The law that a patch says it breaks."""
+    said = re.search(r"^law: (.*)$", patch.read_text(), re.MULTILINE)
+    return said[1] if said else "nothing"
+
+
 def complaints(root: Path) -> Iterator[str]:
     """Everything wrong with the map under `root`, as `file:line: what`."""
     where = "docs/laws.md"
     text = (root / where).read_text()
-    for line, hole in holes(text):
+    for line, hole in (*holes(text), *mutants(root, text)):
         yield f"{where}:{line}: {hole}"
     for line, row in enumerate(text.splitlines(), 1):
         for module, test in TEST.findall(row):
@@ -87,8 +118,10 @@ def good() -> dict[str, str]:
     """A map without holes, and its tests."""
     core = "".join(f"| {name} | what | `one::shown`, `test_two::test_shown` |\n" for name in CORE)
     later = "".join(f"| {name} | what | later |\n" for name in LATER)
+    broken = "".join(f"| `breaks-{name}` | {name} |\n" for name in BROKEN)
     return {
-        "docs/laws.md": f"`module::name` is a test.\n| law | what | tests |\n{core}{later}",
+        "docs/laws.md": f"`module::name` is a test.\n| law | what | tests |\n{core}{later}{broken}",
+        **{f"tests/mutants/breaks-{name}.patch": f"law: {name}\ntest: all()\n" for name in BROKEN},
         "tests/rust/laws/one.rs": "#[test]\n#[ignore]\nfn shown() {}\nfn helper() {}\n",
         "tests/python/test_two.py": "def test_shown():\n    pass\n",
     }
@@ -108,6 +141,16 @@ BAD = {
     "a function that is no test": ("tests/rust/laws/one.rs", "#[test]", ""),
     "a Python test that is gone": ("tests/python/test_two.py", "test_shown", "test_hidden"),
     "a module that is gone": ("docs/laws.md", "`one::shown`", "`three::shown`"),
+    "a mutant without a row": ("docs/laws.md", "| `breaks-INV-7` | INV-7 |\n", ""),
+    "a mutant that is gone": ("docs/laws.md", "`breaks-INV-7`", "`mends-INV-7`"),
+    "a mutant twice": ("docs/laws.md", "`breaks-INV-7` | INV-7", "`breaks-INV-6` | INV-6"),
+    "a mutant that breaks another law": (
+        "docs/laws.md",
+        "`breaks-INV-7` | INV-7",
+        "`breaks-INV-7` | INV-6",
+    ),
+    "a law without a mutant": ("tests/mutants/breaks-R2-4.patch", "R2-4", "R2-3"),
+    "a mutant of no law": ("tests/mutants/breaks-R2-4.patch", "R2-4", "R2-44"),
 }
 
 
@@ -137,7 +180,8 @@ def main() -> None:
         self_test()
         return
     found = list(complaints(Path(__file__).resolve().parent.parent))
-    print("\n".join(found) or f"laws: {len(CORE)} laws and rows have tests")
+    counts = f"{len(CORE)} laws and rows have tests, {len(BROKEN)} have mutants"
+    print("\n".join(found) or f"laws: {counts}")
     sys.exit(bool(found))
 
 

@@ -196,7 +196,7 @@ def worst(blocks: int, many: int) -> tuple[int, str, int, float]:
     return furthest
 
 
-def beside(busy: bool) -> float:  # noqa: FBT001
+def beside(busy: bool) -> float:
     """Wall time of a short verb, in ns, alone or beside one busy Python thread."""
     rig = Rig(10_000, 0, "recency", 100)
     lease = rig.cache.begin(rig.keys(rig.fresh(64)), reserve=100_000)

@@ -82,7 +82,7 @@ def fails(tree: Path, test: str) -> str | None:
         sys.exit(f"{test} did not run: {ran.stderr.strip()[-500:]}")
     if ran.returncode == 0:
         return None
-    said = re.search(r"panicked at .*\n *(.+)", ran.stderr)
+    said = re.search(r"panicked at .*\n *(.{1,120})", ran.stderr)
     return said[1] if said else "it did not end"
 
 

@@ -302,6 +302,6 @@ class Life(Known):
 
 
 TestLife = Life.TestCase
-TestLife.settings = profile(500, 80)
+TestLife.settings = profile(300, 80)
 if EXAMPLES:
     TestLife = pytest.mark.timeout(0)(TestLife)

@@ -190,6 +190,32 @@ fn a_shrink_that_is_refused_breaks_no_keep() {
     finish(&cache, running);
 }
 
+/// A block that a walk links again may be of a higher class than all that was published above it
+/// meanwhile: they rise with it, or a keep that ends would leave them before their child.
+#[test]
+fn what_is_linked_again_raises_the_class_of_all_above_it() {
+    let cache = cache(8, 2, true);
+    let chain = text(&cache, 1, 3);
+    let lease = run(&cache, &chain);
+    cache.finish(lease, Retention::Retain).expect("it runs");
+    let plan = cache
+        .lock()
+        .demote(1)
+        .expect("the deepest block can go down");
+    land(&cache, &plan, 1);
+    let (whole, _) = begin(&cache, &text(&cache, 2, 8));
+    finish(&cache, whole);
+    // The first two blocks again, of no special class; the third is on the host still.
+    let lease = run(&cache, &text(&cache, 1, 2));
+    let parked = cache.park(lease, 4).map_err(|(_, error)| error);
+    let parked = parked.expect("the host can promise");
+    assert_eq!(cache.lock().promote(chain.keys(), 3), Ok(None));
+    sound(&cache);
+    assert_eq!(cache.lock().abandon(parked.id()), Ok(()));
+    parked.spend();
+    sound(&cache);
+}
+
 /// An anonymous block that is being copied dissolves with its keep: what stands above it can be
 /// taken then, and backs promises.
 #[test]

@@ -4,11 +4,11 @@ use crate::chain::Chain;
 use crate::id::{LeaseId, ParkedId};
 use crate::state::State;
 use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
+use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 /// The yard behind its one short mutex. Only arithmetic happens under it: it is never held while
 /// hashing, copying, logging or calling out.
-#[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<State>,
     /// What dropped handles held: taken back by whoever locks next, so that a drop never waits.
@@ -36,6 +36,19 @@ impl Deref for Locked<'_> {
 impl DerefMut for Locked<'_> {
     fn deref_mut(&mut self) -> &mut State {
         &mut self.0
+    }
+}
+
+/// Short: a handle that is printed must not print the whole yard, keys included.
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Yard")
+    }
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keys")
     }
 }
 
@@ -83,7 +96,6 @@ impl Shared {
 }
 
 /// A sequence's keys, beside its lease so that hashing happens outside the yard's lock.
-#[derive(Debug)]
 pub(crate) struct Keys {
     known: Mutex<Known>,
     ready: bool,

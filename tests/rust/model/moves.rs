@@ -26,18 +26,10 @@ impl Yard {
                 continue;
             }
             self.blocks[below].parent = Some(above);
-            // A block's class is never below its children's; on the host it rises at once.
-            let mut class = self.blocks[above].class.max(self.blocks[below].class);
-            self.blocks[above].class = class;
-            let mut at = Some(above);
-            while let Some(block) = at.filter(|_| self.blocks[below].slots[HOST].is_some()) {
-                if !self.blocks[block].slots[HOST].is_some_and(|slot| self.idle(HOST, slot)) {
-                    break;
-                }
-                if self.ready(block, DEVICE).is_none() {
-                    self.blocks[block].class = self.blocks[block].class.max(class);
-                    class = self.blocks[block].class;
-                }
+            // A block's class is never below its children's.
+            let (class, mut at) = (self.blocks[below].class, Some(above));
+            while let Some(block) = at {
+                self.blocks[block].class = self.blocks[block].class.max(class);
                 at = self.parent(block);
             }
         }

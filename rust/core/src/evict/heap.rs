@@ -162,6 +162,10 @@ impl Evict for Heap {
         self.scores[slot as usize] > 0
     }
 
+    fn agrees(&self, slot: u32, stand: Stand) -> bool {
+        (self.places[slot as usize] != OUT) == (stand == Stand::Leaf)
+    }
+
     fn ranks(&self, _slots: usize) -> Option<Vec<u32>> {
         None
     }

@@ -50,6 +50,8 @@ pub(crate) trait Evict {
     fn grow(&mut self, slots: usize);
     /// Whether an idle slot is in the policy's order, for the audit.
     fn holds(&self, slot: u32) -> bool;
+    /// Whether the policy knows an idle slot as standing so, as far as it cares; for the audit.
+    fn agrees(&self, slot: u32, stand: Stand) -> bool;
     /// A rank that rises along the order, for the audit; `None` if the policy keeps leaves only.
     fn ranks(&self, slots: usize) -> Option<Vec<u32>>;
 }
@@ -113,6 +115,9 @@ impl Evict for Policy {
     }
     fn holds(&self, slot: u32) -> bool {
         each!(self, policy => policy.holds(slot))
+    }
+    fn agrees(&self, slot: u32, stand: Stand) -> bool {
+        each!(self, policy => policy.agrees(slot, stand))
     }
     fn ranks(&self, slots: usize) -> Option<Vec<u32>> {
         each!(self, policy => policy.ranks(slots))

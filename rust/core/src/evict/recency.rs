@@ -119,6 +119,10 @@ impl Evict for Recency {
         self.lists.holds(slot)
     }
 
+    fn agrees(&self, slot: u32, stand: Stand) -> bool {
+        (self.marks[slot as usize] == OPEN) == (stand != Stand::Blocked)
+    }
+
     fn ranks(&self, slots: usize) -> Option<Vec<u32>> {
         let mut order = Vec::new();
         self.ahead(usize::MAX, &mut |_| None, &mut order);

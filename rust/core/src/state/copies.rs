@@ -260,11 +260,14 @@ impl State {
                         self.count_child(node, tier);
                     }
                 }
-                let class = self.trie[node].class.max(self.trie[parent].class);
-                self.trie[parent].class = class;
+                let (class, mut at) = (self.trie[node].class, Some(parent));
+                while let Some(above) = at.filter(|&above| self.trie[above].class < class) {
+                    self.trie[above].class = class;
+                    at = self.trie.parent(above);
+                }
                 for tier in 1..self.tiers.len() {
                     if self.trie[node].slot(tier).is_some() {
-                        self.lift(parent, tier, class);
+                        self.lift(parent, tier);
                     }
                 }
                 true
@@ -326,7 +329,7 @@ impl State {
         storey.ledger.takeable_from(false, takeable);
         if let Some((parent, _)) = parent.filter(|_| !childless) {
             // It closes a gap in a path: its ancestors follow it.
-            self.lift(parent, tier, Class::Cleared);
+            self.lift(parent, tier);
         }
     }
 
@@ -342,18 +345,14 @@ impl State {
 
     /// Moves an idle block and its idle ancestors on the tier to the back of their class, so that
     /// they stand behind what was linked or inserted below them.
-    fn lift(&mut self, node: u32, tier: usize, mut least: Class) {
+    fn lift(&mut self, node: u32, tier: usize) {
         let mut at = Some(node);
         while let Some(node) = at {
             let Some(slot) = self.trie[node].slot(tier) else {
                 return;
             };
-            let Hold::Idle { class } = self.hold(tier, slot) else {
+            if !matches!(self.hold(tier, slot), Hold::Idle { .. }) {
                 return;
-            };
-            if class != Class::Shadow && class != Class::Cleared {
-                self.trie[node].class = self.trie[node].class.max(least);
-                least = self.trie[node].class;
             }
             self.reorder(node, tier, slot);
             at = self.trie.parent(node);

@@ -18,6 +18,13 @@ impl State {
                 let what = format!("it is {:?}; in the order: {}", cell.hold, !idle);
                 return Err(self.breach("INV-20", tier, slot, what));
             }
+            if idle && !storey.order.agrees(slot, self.stand_of(tier, slot)) {
+                let what = format!(
+                    "the order does not know that it is {:?}",
+                    self.stand_of(tier, slot)
+                );
+                return Err(self.breach("INV-20", tier, slot, what));
+            }
             let Some(node) = self.node_in(tier, slot) else {
                 continue;
             };
@@ -96,6 +103,15 @@ impl State {
 
     /// INV-21: a block's parent is on a tier as high, or higher.
     pub(super) fn monotone(&self, index: u32, node: &Node) -> Check {
+        for tier in 0..self.tiers.len() {
+            let Some(slot) = node.slot(tier) else {
+                continue;
+            };
+            if self.node_in(tier, slot) != Some(index) {
+                let what = "a block says that it is here, and the slot has another".to_owned();
+                return Err(self.breach("INV-3", tier, slot, what));
+            }
+        }
         let top = |node: &Node| (0..self.tiers.len()).find(|&tier| node.slot(tier).is_some());
         let Some(own) = top(node) else {
             let what = format!("block {index} is in the trie and on no tier");
