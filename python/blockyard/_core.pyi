@@ -63,7 +63,10 @@ class Unsupported(Misuse):
     """Something that Blockyard does not do yet."""
 
 class NoRoom(BlockyardError):
-    """Try again later; nothing is held. The numbers are blocks."""
+    """Try again later; nothing is held.
+
+    The numbers are blocks. What does not matter to `TooLarge` and `InUse` is 0 there.
+    """
 
     tier: str
     need: int
@@ -103,9 +106,10 @@ class Keys:
 class Plan:
     """Copies to make between two tiers, or within the device: frozen, equal by value.
 
-    It pickles, and has bytes: 24 and 8 per block.
+    It pickles, in at most 64 bytes and 8 per block, and has bytes: 16 and 8 per block.
     """
 
+    def __new__(cls, data: bytes) -> Self: ...
     @property
     def flight(self) -> int:
         """The flight to report outcomes of."""

@@ -81,6 +81,15 @@ impl Cache {
         Arc::ptr_eq(&self.shared, lease.shared())
     }
 
+    fn own(&self, lease: &Lease) -> Result<()> {
+        let number = lease.id().number();
+        if self.made(lease) {
+            Ok(())
+        } else {
+            Err(Error::Foreign { number })
+        }
+    }
+
     /// Whether it made this parked sequence.
     pub fn made_parked(&self, parked: &Parked) -> bool {
         Arc::ptr_eq(&self.shared, parked.shared())
@@ -113,6 +122,7 @@ impl Cache {
     pub fn seal(&self, batch: &[(&Lease, u64)]) -> Result<u64> {
         let mut seals = Seals::default();
         for (lease, computed) in batch {
+            self.own(lease)?;
             seals.add(lease, *computed)?;
         }
         let sealed = seals.apply(&mut self.lock())?;
@@ -126,6 +136,7 @@ impl Cache {
     /// `Foreign` for a lease of another cache.
     #[expect(clippy::needless_pass_by_value, reason = "it is spent")]
     pub fn finish(&self, lease: Lease, retention: Retention) -> Result<()> {
+        self.own(&lease)?;
         self.lock().finish(&[lease.id()], retention, None)?;
         lease.spend();
         Ok(())
@@ -137,8 +148,9 @@ impl Cache {
     /// The lease comes back with the reason: nothing is given up.
     pub fn park(&self, lease: Lease, computed: u64) -> Result<Parked, (Lease, Error)> {
         let mut seals = Seals::default();
-        let parked = seals
-            .add(&lease, computed)
+        let parked = self
+            .own(&lease)
+            .and_then(|()| seals.add(&lease, computed))
             .and_then(|()| self.lock().park(&seals.row(&lease, computed), None));
         match parked {
             Ok(id) => Ok(lease.into_parked(id)),
@@ -156,7 +168,14 @@ impl Cache {
         reserve: u64,
     ) -> Result<(Lease, Begun), (Parked, Option<Error>)> {
         let id = parked.id();
-        let answer = parked.with_keys(|keys, tokens| self.lock().resume(id, keys, tokens, reserve));
+        if !self.made_parked(&parked) {
+            let number = id.number();
+            return Err((parked, Some(Error::Foreign { number })));
+        }
+        let chain = parked.chain();
+        let answer = self
+            .lock()
+            .resume(id, chain.keys(), chain.tokens(), reserve);
         match answer {
             Ok(Answer::Begun(begun)) => Ok((parked.into_lease(begun.lease), begun)),
             Ok(Answer::Soon(_)) => Err((parked, None)),

@@ -41,18 +41,21 @@ pub(crate) struct Flight {
     pub(crate) to: Tier,
     pub(crate) errand: Errand,
     pub(crate) moves: Vec<Move>,
+    /// When it took off.
+    pub(crate) epoch: u32,
     /// Its deadline passed: its destinations are quarantined until the fence.
     pub(crate) overdue: bool,
 }
 
 impl Flight {
-    pub(crate) fn new(from: Tier, to: Tier, errand: Errand, moves: Vec<Move>) -> Self {
+    pub(crate) fn new(from: Tier, to: Tier, errand: Errand, epoch: u32) -> Self {
         Self {
             link: None,
             from,
             to,
             errand,
-            moves,
+            moves: Vec::new(),
+            epoch,
             overdue: false,
         }
     }

@@ -197,10 +197,9 @@ impl Parked {
         self.open.store(false, Ordering::Relaxed);
     }
 
-    /// Runs `act` with its keys and its count of tokens.
-    pub fn with_keys<T>(&self, act: impl FnOnce(&[Key], u64) -> T) -> T {
-        let known = self.keys.lock();
-        act(known.chain.keys(), known.chain.tokens())
+    /// A copy of its keys, so that no lock on them is held while the yard is waited for.
+    pub fn chain(&self) -> Chain {
+        self.keys.lock().chain.clone()
     }
 
     /// Its keys pass on to what it has become.
@@ -322,7 +321,12 @@ impl Seals {
     /// batch that was added, in its order.
     pub fn remember<'a>(&self, batch: impl Fn(usize) -> &'a Lease) {
         for row in &self.rows {
-            batch(row.at).keys.lock().sealed = row.sealed;
+            let lease = batch(row.at);
+            let mut known = lease.keys.lock();
+            // Parked meanwhile, by another thread: what it becomes starts to count anew.
+            if lease.check().is_ok() {
+                known.sealed = row.sealed;
+            }
         }
     }
 }

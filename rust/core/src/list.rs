@@ -69,6 +69,11 @@ impl Lists {
         self.number(self.links[(self.heads + number) as usize][NEXT])
     }
 
+    /// The one before it in its list.
+    pub(crate) fn before(&self, number: u32) -> Option<u32> {
+        self.number(self.links[(self.heads + number) as usize][PREV])
+    }
+
     /// Moves a whole list behind another, in its order.
     pub(crate) fn append(&mut self, to: usize, from: usize) {
         let [last, first] = self.links[from];

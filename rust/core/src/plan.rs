@@ -1,16 +1,16 @@
 //! Plans: copies to make, as a small frozen value that can be sent to another process.
 //!
 //! ```text
-//! 0      4    5      6     7   8       16     20      24
-//! "BYPL" ver  group  from  to  flight  count  0       from[count] u32 LE, to[count] u32 LE
+//! 0     2      3               4       8       16
+//! "Y1"  group  from * 16 + to  blocks  flight  from[blocks] u32 LE, to[blocks] u32 LE
 //! ```
 
 use crate::error::{Error, Result};
 use crate::id::{FlightId, Group, MAX_TIERS, Slot, Tier};
 
-const MAGIC: &[u8; 4] = b"BYPL";
-const VERSION: u8 = 1;
-const HEADER: usize = 24;
+/// With the version.
+const MAGIC: &[u8; 2] = b"Y1";
+const HEADER: usize = 16;
 
 /// Copies between two tiers, or within the device. `from` and `to` have equal length; the copies
 /// are independent, and an outcome counts how many of the leading ones are intact.
@@ -95,14 +95,13 @@ impl Plan {
         runs
     }
 
-    /// 24 bytes and 8 per block, little endian, the same on every machine.
+    /// 16 bytes and 8 per block, little endian, the same on every machine.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER + 8 * self.len());
         bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&[VERSION, self.group.0, self.from.0, self.to.0]);
-        bytes.extend_from_slice(&self.flight.number().to_le_bytes());
+        bytes.extend_from_slice(&[self.group.0, self.from.0 << 4 | self.to.0]);
         bytes.extend_from_slice(&(self.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&[0; 4]);
+        bytes.extend_from_slice(&self.flight.number().to_le_bytes());
         for slot in self.sources.iter().chain(&self.destinations) {
             bytes.extend_from_slice(&slot.to_le_bytes());
         }
@@ -118,7 +117,7 @@ impl Plan {
         let Some((header, slots)) = bytes.split_at_checked(HEADER) else {
             return Err(bad("pass what Plan.to_bytes() gave, whole"));
         };
-        if header[..4] != *MAGIC || header[4] != VERSION {
+        if header[..2] != *MAGIC {
             return Err(bad(
                 "not a plan of this version: run one version everywhere",
             ));
@@ -130,13 +129,14 @@ impl Plan {
         };
         let flight = FlightId::from_number(u64::from(word(12)) << 32 | u64::from(word(8)))
             .ok_or_else(|| bad("its flight number is none"))?;
-        if header[6].max(header[7]) as usize >= MAX_TIERS {
+        let (from, to) = (Tier(header[3] >> 4), Tier(header[3] & 15));
+        if from.max(to).at() >= MAX_TIERS {
             return Err(bad("it names a tier that there is none of"));
         }
-        let count = word(16) as usize;
+        let count = word(4) as usize;
         if slots.len() != 8 * count {
             return Err(bad(
-                "its length is not 24 + 8 per block: it was cut or padded",
+                "its length is not 16 + 8 per block: it was cut or padded",
             ));
         }
         let mut words = slots
@@ -146,9 +146,9 @@ impl Plan {
             .map(|word| u32::from_le_bytes(*word));
         Ok(Self {
             flight,
-            group: Group(header[5]),
-            from: Tier(header[6]),
-            to: Tier(header[7]),
+            group: Group(header[2]),
+            from,
+            to,
             sources: words.by_ref().take(count).collect(),
             destinations: words.collect(),
         })
@@ -171,9 +171,9 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_24_and_8_per_block_and_come_back() {
+    fn bytes_are_16_and_8_per_block_and_come_back() {
         let bytes = plan().to_bytes();
-        assert_eq!(bytes.len(), 24 + 8 * 4);
+        assert_eq!(bytes.len(), 16 + 8 * 4);
         assert_eq!(Plan::from_bytes(&bytes), Ok(plan()));
         for cut in 0..bytes.len() {
             assert!(Plan::from_bytes(&bytes[..cut]).is_err());

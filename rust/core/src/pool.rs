@@ -68,7 +68,7 @@ pub(crate) struct Cell {
     pub(crate) node: Option<Link>,
     pub(crate) hold: Hold,
     /// Flights that read it: the reader mark on top of its set.
-    pub(crate) readers: u16,
+    pub(crate) readers: u32,
 }
 
 #[derive(Debug)]

@@ -53,8 +53,8 @@ pub(crate) struct Parked {
     pub(crate) on_device: u32,
     /// Tokens whose KV it has: frozen at the stop.
     pub(crate) computed: u64,
-    /// Copies down that failed since it was parked.
-    pub(crate) failures: u32,
+    /// Blocks whose copy down failed, and how often since it was parked.
+    pub(crate) failures: Vec<(u32, u32)>,
     /// When it was parked, among all: the youngest keep is broken first.
     pub(crate) order: u64,
     /// It lost its keeps, whole.
@@ -69,6 +69,7 @@ pub(crate) struct Held {
     pub(crate) step: u64,
     pub(crate) table: Vec<u32>,
     pub(crate) retention: Retention,
+    pub(crate) epoch: u32,
 }
 
 impl Record for Running {

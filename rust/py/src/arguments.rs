@@ -257,8 +257,7 @@ pub(crate) fn chain(
 ) -> PyResult<Chain> {
     let tokens: Vec<u32> = integers("tokens", tokens)?;
     let mut chain = cache.chain(apart.extras()?).map_err(Failure::from)?;
-    let blocks = chain.keys_made_by(tokens.len());
-    let hashed = hash(py, blocks, || chain.extend(&tokens));
+    let hashed = hash(py, tokens.len(), || chain.extend(&tokens));
     hashed.map_err(Failure::from)?;
     Ok(chain)
 }

@@ -2,6 +2,7 @@
 
 use crate::arguments::flight;
 use crate::buffers::integers;
+use crate::enter::SHORT;
 use crate::error::{Failure, Outcome};
 use crate::handles::Lease;
 use crate::plan::Plan;
@@ -94,31 +95,65 @@ impl<'py> Batch<'py> {
     }
 }
 
-/// Flights out of a plan, a number, a sequence of either, or an array of numbers; with the length
-/// of a plan where it is known.
-pub(crate) fn flights(from: &Bound<'_, PyAny>) -> PyResult<Vec<(FlightId, Option<u32>)>> {
-    if from.is_instance_of::<Plan>() || from.is_instance_of::<PyInt>() {
-        return Ok(vec![one_flight(from)?]);
-    }
-    if from.is_instance_of::<PyList>() || from.is_instance_of::<PyTuple>() {
-        return from.try_iter()?.map(|item| one_flight(&item?)).collect();
-    }
-    let numbers: Vec<u64> = integers("flights", from)?;
-    Ok(numbers
-        .into_iter()
-        .map(|number| Ok((flight(number)?, None)))
-        .collect::<Outcome<_>>()?)
+/// A flight that the caller has named, by its plan or by its number.
+pub(crate) struct Named<'py> {
+    pub(crate) flight: FlightId,
+    plan: Option<Bound<'py, Plan>>,
 }
 
-fn one_flight(from: &Bound<'_, PyAny>) -> PyResult<(FlightId, Option<u32>)> {
-    if let Ok(plan) = from.cast::<Plan>() {
-        let plan = &plan.get().0;
-        return Ok((plan.flight, Some(plan.len() as u32)));
+impl<'py> Named<'py> {
+    /// Flights out of a plan, a number, a sequence of either, or an array of numbers.
+    pub(crate) fn all(from: &Bound<'py, PyAny>) -> PyResult<Vec<Self>> {
+        if from.is_instance_of::<Plan>() || from.is_instance_of::<PyInt>() {
+            return Ok(vec![Self::one(from)?]);
+        }
+        if from.is_instance_of::<PyList>() || from.is_instance_of::<PyTuple>() {
+            return from.try_iter()?.map(|item| Self::one(&item?)).collect();
+        }
+        let numbers: Vec<u64> = integers("flights", from)?;
+        let named = |number| {
+            Ok(Self {
+                flight: flight(number)?,
+                plan: None,
+            })
+        };
+        Ok(numbers.into_iter().map(named).collect::<Outcome<_>>()?)
     }
-    let number = from.extract().map_err(|_| {
-        Failure::misuse(format!(
-            "flight {from}: pass a Plan, or the number of its flight"
-        ))
-    })?;
-    Ok((flight(number)?, None))
+
+    fn one(from: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(plan) = from.cast::<Plan>() {
+            return Ok(Self {
+                flight: plan.get().0.flight,
+                plan: Some(plan.clone()),
+            });
+        }
+        let number = from.extract().map_err(|_| {
+            Failure::misuse(format!(
+                "flight {from}: pass a Plan, or the number of its flight"
+            ))
+        })?;
+        Ok(Self {
+            flight: flight(number)?,
+            plan: None,
+        })
+    }
+
+    pub(crate) fn plan(&self) -> Option<&core::Plan> {
+        self.plan.as_ref().map(|plan| &plan.get().0)
+    }
+
+    /// The plan's blocks, where it is known.
+    pub(crate) fn len(&self) -> Option<u32> {
+        self.plan().map(|plan| plan.len() as u32)
+    }
+
+    /// About how many blocks a batch is of; a number alone may be of any.
+    pub(crate) fn blocks(all: &[Self]) -> usize {
+        let len = |named: &Self| named.len().map_or(SHORT + 1, |len| len as usize + 1);
+        all.iter().map(len).sum()
+    }
+
+    pub(crate) fn plans(all: &[Self]) -> Vec<&core::Plan> {
+        all.iter().filter_map(Self::plan).collect()
+    }
 }

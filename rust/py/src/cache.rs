@@ -15,6 +15,7 @@ use pyo3::types::PyDict;
 pub(crate) struct Cache {
     pub(crate) inner: core::Cache,
     pub(crate) block_size: u32,
+    pub(crate) null_slots: u32,
     born: u64,
 }
 
@@ -99,9 +100,9 @@ impl Cache {
     fn resume(slf: &Bound<'_, Self>, parked: &Parked, reserve: u64) -> PyResult<Py<PyAny>> {
         let (py, cache) = (slf.py(), slf.get());
         let handle = cache.parked(py, parked)?;
-        let blocks = (handle.tokens() / u64::from(cache.block_size)) as usize;
-        let answer = enter(py, &cache.inner, blocks, |state| {
-            handle.with_keys(|keys, tokens| state.resume(handle.id(), keys, tokens, reserve))
+        let chain = handle.chain();
+        let answer = enter(py, &cache.inner, chain.keys().len(), |state| {
+            state.resume(handle.id(), chain.keys(), chain.tokens(), reserve)
         });
         match answer.map_err(Failure::from)? {
             Answer::Soon(flight) => Ok(Py::new(
@@ -203,6 +204,7 @@ impl Cache {
         Ok(Self {
             inner: inner.map_err(Failure::from)?,
             block_size,
+            null_slots,
             born: generation(),
         })
     }
@@ -221,6 +223,7 @@ impl Cache {
         salt: Option<&Bound<'_, PyAny>>,
         media: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Keys> {
+        self.check_fork()?;
         Ok(Keys(chain(
             py,
             &self.inner,
@@ -234,6 +237,7 @@ impl Cache {
         keys: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::tokens)] tokens: u64,
     ) -> PyResult<Keys> {
+        self.check_fork()?;
         let chain = Chain::ready(self.block_size, ready_keys(keys)?, tokens);
         Ok(Keys(chain.map_err(Failure::from)?))
     }

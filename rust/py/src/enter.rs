@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// µs. See "short verbs" in `docs/measurements.md`.
 pub(crate) const SHORT: usize = 1024;
 
-/// Blocks that may be hashed attached: at about 75 ns each, 20 µs.
-pub(crate) const SHORT_HASHING: usize = 256;
+/// Tokens that may be hashed attached: at about 5 ns each, 20 µs.
+const SHORT_HASHING: usize = 4096;
 
 /// Forks so far in this process and its ancestors.
 static FORKS: AtomicU64 = AtomicU64::new(0);
@@ -62,9 +62,9 @@ pub(crate) fn enter<T: Send>(
     away(py, || act(&mut cache.lock()))
 }
 
-/// Runs work outside the yard, hashing say, over `blocks` blocks.
-pub(crate) fn hash<T: Send>(py: Python<'_>, blocks: usize, act: impl FnOnce() -> T + Send) -> T {
-    if blocks <= SHORT_HASHING {
+/// Runs work outside the yard, hashing say, over `tokens` tokens.
+pub(crate) fn hash<T: Send>(py: Python<'_>, tokens: usize, act: impl FnOnce() -> T + Send) -> T {
+    if tokens <= SHORT_HASHING {
         act()
     } else {
         away(py, act)

@@ -148,13 +148,27 @@ fn from_core(error: &Error) -> PyErr {
             need,
             capacity,
         } => {
-            let numbers = [("need", need), ("capacity", capacity)];
+            // What is free or promised does not matter: it never fits.
+            let numbers = [
+                ("need", need),
+                ("capacity", capacity),
+                ("free", 0),
+                ("evictable", 0),
+                ("promised", 0),
+            ];
             with(TooLarge::new_err(message), tier.name(), &numbers)
         }
         &Error::InUse { tier, want, used } => with(
             InUse::new_err(message),
             tier.name(),
-            &[("want", want), ("used", used)],
+            &[
+                ("want", want),
+                ("used", used),
+                ("need", used),
+                ("free", 0),
+                ("evictable", 0),
+                ("promised", 0),
+            ],
         ),
         _ => Misuse::new_err(message),
     }

@@ -2,11 +2,12 @@
 
 use crate::cache::Cache;
 use crate::enter::enter;
-use crate::error::{Failure, Outcome};
+use crate::error::{Failure, Outcome, SpentLease};
 use crate::plan::Plan;
 use blockyard_core as core;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
 
 /// A running sequence: its block table, with every block pinned.
 #[pyclass(frozen, module = "blockyard", weakref)]
@@ -138,10 +139,19 @@ impl Lease {
         if lease.inner.check().is_err() {
             return Ok(());
         }
-        lease
+        let finished = lease
             .cache
             .get()
-            .finish(slf.py(), slf.as_any(), "ordinary", None)
+            .finish(slf.py(), slf.as_any(), "ordinary", None);
+        // The yard may have undone it: a fork whose copy failed. There is nothing left to end.
+        match finished {
+            Err(error) if !error.is_instance_of::<SpentLease>(slf.py()) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.cache)
     }
 
     fn __repr__(&self) -> String {
@@ -216,6 +226,10 @@ impl Parked {
                 }
             }
         })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.cache)
     }
 
     fn __repr__(&self) -> String {

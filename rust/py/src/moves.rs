@@ -1,7 +1,7 @@
 //! The verbs that end, park, share and move what a sequence holds, and the outcomes of flights.
 
 use crate::arguments::{self, Counts};
-use crate::batch::flights as read;
+use crate::batch::Named;
 use crate::cache::Cache;
 use crate::enter::enter;
 use crate::error::Failure;
@@ -135,7 +135,7 @@ impl Cache {
         #[pyo3(from_py_with = arguments::done)] done: Option<u64>,
     ) -> PyResult<u64> {
         self.check_fork()?;
-        let named = read(flights)?;
+        let named = Named::all(flights)?;
         let good = good
             .map(|good| Counts::new("good", good, named.len()))
             .transpose()?;
@@ -143,11 +143,12 @@ impl Cache {
             .map(|bad| arguments::flags("corrupt", bad, named.len()))
             .transpose()?;
         let mut outcomes = Vec::with_capacity(named.len());
-        for (at, &(flight, len)) in named.iter().enumerate() {
+        for (at, own) in named.iter().enumerate() {
+            let flight = own.flight;
             let good = good
                 .as_ref()
                 .map(|good| good.of(at))
-                .or_else(|| len.map(u64::from));
+                .or_else(|| own.len().map(u64::from));
             let good = good.ok_or_else(|| {
                 Failure::misuse(format!(
                     "good is missing for flight {}: pass it, or plans",
@@ -160,7 +161,9 @@ impl Cache {
             outcomes.push((flight, good, corrupt.as_ref().is_some_and(|bad| bad[at])));
         }
         let blocks = outcomes.iter().map(|&(_, good, _)| good as usize + 1).sum();
+        let plans = Named::plans(&named);
         let ended = enter(py, &self.inner, blocks, |state| {
+            plans.iter().try_for_each(|plan| state.check_plan(plan))?;
             state.commit(&outcomes, done)
         });
         Ok(ended.map_err(Failure::from)?)
@@ -168,11 +171,11 @@ impl Cache {
 
     fn abort(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
         self.check_fork()?;
-        let outcomes: Vec<_> = read(flights)?
-            .into_iter()
-            .map(|(flight, _)| (flight, 0, false))
-            .collect();
-        let ended = enter(py, &self.inner, outcomes.len(), |state| {
+        let named = Named::all(flights)?;
+        let outcomes: Vec<_> = named.iter().map(|named| (named.flight, 0, false)).collect();
+        let (blocks, plans) = (Named::blocks(&named), Named::plans(&named));
+        let ended = enter(py, &self.inner, blocks, |state| {
+            plans.iter().try_for_each(|plan| state.check_plan(plan))?;
             state.commit(&outcomes, None)
         });
         Ok(ended.map_err(Failure::from)?)
@@ -180,9 +183,11 @@ impl Cache {
 
     fn unknown(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
         self.check_fork()?;
-        let named = read(flights)?;
-        let ids: Vec<_> = named.iter().map(|&(flight, _)| flight).collect();
-        let ended = enter(py, &self.inner, named.len(), |state| {
+        let named = Named::all(flights)?;
+        let ids: Vec<_> = named.iter().map(|named| named.flight).collect();
+        let (blocks, plans) = (Named::blocks(&named), Named::plans(&named));
+        let ended = enter(py, &self.inner, blocks, |state| {
+            plans.iter().try_for_each(|plan| state.check_plan(plan))?;
             state.check_flights(&ids)?;
             ids.iter()
                 .try_fold(0, |ended, &id| Ok(ended + u64::from(state.unknown(id)?)))

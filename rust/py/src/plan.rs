@@ -5,7 +5,7 @@ use crate::error::Failure;
 use blockyard_core as core;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyType};
 use std::hash::{Hash, Hasher};
 
 /// Copies to make between two tiers, or within the device.
@@ -37,7 +37,7 @@ impl Plan {
 
     #[getter]
     fn sources<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        frozen(&self.to_bytes(py), "<u4", self.0.len(), 24)
+        frozen(&self.to_bytes(py), "<u4", self.0.len(), 16)
     }
 
     #[getter]
@@ -46,7 +46,7 @@ impl Plan {
             &self.to_bytes(py),
             "<u4",
             self.0.len(),
-            24 + 4 * self.0.len(),
+            16 + 4 * self.0.len(),
         )
     }
 
@@ -65,6 +65,12 @@ impl Plan {
 
     fn to_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.0.to_bytes())
+    }
+
+    // Short names make short pickles: see `__reduce__`.
+    #[new]
+    fn new(data: &[u8]) -> PyResult<Self> {
+        Self::from_bytes(data)
     }
 
     #[staticmethod]
@@ -92,10 +98,7 @@ impl Plan {
         )
     }
 
-    fn __reduce__<'py>(
-        slf: &Bound<'py, Self>,
-    ) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
-        let rebuild = slf.get_type().getattr("from_bytes")?;
-        Ok((rebuild, (slf.get().to_bytes(slf.py()),)))
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, (Bound<'py, PyBytes>,)) {
+        (slf.get_type(), (slf.get().to_bytes(slf.py()),))
     }
 }

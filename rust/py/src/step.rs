@@ -42,12 +42,13 @@ impl Cache {
             return Err(Failure::misuse(message).into());
         }
         let blocks: usize = match &counts {
-            Counts::All(1) => 0,
+            // At most one short block each.
+            Counts::All(1) if self.block_size <= 64 => 0,
             _ => rows
                 .map(|row| handles[row].keys_made_by(counts.of(row) as usize))
                 .sum(),
         };
-        let appended = hash(py, blocks, || {
+        let appended = hash(py, blocks * self.block_size as usize, || {
             let mut rest = tokens.as_slice();
             handles.iter().enumerate().try_for_each(|(row, lease)| {
                 let (own, others) = rest.split_at(counts.of(row) as usize);
@@ -176,6 +177,14 @@ impl Cache {
         if len < places.len() {
             let need = places.len();
             let message = format!("out has {len} elements: pass {need} or more");
+            return Err(Failure::misuse(message).into());
+        }
+        if len > places.len() && self.null_slots == 0 {
+            let need = places.len();
+            let message = format!(
+                "out has {len} elements for {need} places, and this cache has no null slot to pad \
+                 with: pass exactly {need}, or make the cache with null_slots=1"
+            );
             return Err(Failure::misuse(message).into());
         }
         // Padding points into the null slot, slot 0.

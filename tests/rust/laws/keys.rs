@@ -41,7 +41,8 @@ fn hashing_gathering_and_dropping_go_on_while_the_yard_is_locked() {
         running.append(&text(5, 10_000)).unwrap();
         assert_eq!(running.tokens(), 10_003 * SIZE);
         assert_eq!(sealing(&running, 12).unwrap().blocks(), 3);
-        parked.with_keys(|keys, tokens| assert_eq!((keys.len(), tokens), (3, 12)));
+        let chain = parked.chain();
+        assert_eq!((chain.keys().len(), chain.tokens()), (3, 12));
         assert!(cache.try_lock().is_none(), "and it was held all along");
         drop((dropped, parked));
         assert_eq!(locked.stats().leases, 2, "taken back by the next verb");

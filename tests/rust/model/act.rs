@@ -281,12 +281,11 @@ impl World {
     fn resume(&mut self, parked: u8, more: u64, reserve: u64) -> Option<bool> {
         let at = pick(&self.parked, parked)?;
         let (handle, mut state) = (&self.parked[at], self.cache.lock());
-        let answer = handle.with_keys(|keys, tokens| {
-            let answer = state.resume(handle.id(), keys, tokens + more, reserve);
-            self.yard
-                .resume(&state, handle.id(), keys, tokens + more, reserve, &answer);
-            answer
-        });
+        let chain = handle.chain();
+        let (keys, tokens) = (chain.keys(), chain.tokens() + more);
+        let answer = state.resume(handle.id(), keys, tokens, reserve);
+        self.yard
+            .resume(&state, handle.id(), keys, tokens, reserve, &answer);
         drop(state);
         let Ok(Answer::Begun(begun)) = answer else {
             return Some(true);

@@ -351,6 +351,9 @@ impl Yard {
         if lower == 0 {
             return assert_eq!(answer, &Ok(None));
         }
+        if let Err(error) = self.need((device + lower) as u64 * self.block_size, 0) {
+            return assert_eq!(answer, &Err(error));
+        }
         if let Err(error) = self.afford(&path[..device], lower) {
             return assert_eq!(answer, &Err(error));
         }

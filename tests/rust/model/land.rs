@@ -24,26 +24,26 @@ impl Yard {
         };
         match air.errand {
             Errand::Down(parked) => {
-                let mut kept_failed = false;
+                let mut failed = Vec::new();
                 for (at, step) in air.moves.iter().enumerate() {
                     match arrived(self, step) {
                         Some(block) if at < good && self.blocks[block].epoch == self.epoch => {
                             self.slots[HOST].insert(step.2, What::Ready(block));
                         }
                         Some(block) => {
-                            kept_failed |= self.kept(block);
+                            failed.extend(Some(block).filter(|&block| self.kept(block)));
                             self.drop_copy(HOST, step.2);
                         }
                         None => self.give_back(HOST, step.2),
                     }
                 }
-                if let Some(stay) = parked
-                    .filter(|_| kept_failed)
-                    .and_then(|id| self.parked.get_mut(&id))
-                {
-                    stay.failures += 1;
-                    if stay.failures > self.retries {
-                        self.break_keep(parked.expect("it has one"));
+                if let Some(id) = parked.filter(|id| self.parked.contains_key(id)) {
+                    let stay = self.parked.get_mut(&id).expect("it is parked");
+                    for block in failed {
+                        *stay.failures.entry(block).or_default() += 1;
+                    }
+                    if stay.failures.values().any(|&times| times > self.retries) {
+                        self.break_keep(id);
                     }
                 }
                 self.break_unbacked();

@@ -1,6 +1,6 @@
 //! What changes in the naive yard, in the words that its verbs share.
 
-use crate::yard::{Block, Class, DEVICE, HOST, Node, What, Yard};
+use crate::yard::{Air, Block, Class, DEVICE, HOST, Node, What, Yard};
 use blockyard_core::{Key, ParkedId, Retention, State, Tier};
 
 impl Yard {
@@ -33,6 +33,24 @@ impl Yard {
                 at = self.parent(block);
             }
         }
+    }
+
+    /// A block without its parent is not linked again while a copy of it, or of one below it, is
+    /// in the air: what is above it would have to stay.
+    pub(crate) fn waits_for_a_fence(&self, block: Block) -> bool {
+        self.parent(block).is_none() && [DEVICE, HOST].iter().any(|&tier| self.hot(block, tier))
+    }
+
+    fn hot(&self, block: Block, tier: usize) -> bool {
+        let Some(slot) = self.blocks[block].slots[tier] else {
+            return false;
+        };
+        let reads = |air: &Air| air.from == tier && air.moves.iter().any(|step| step.1 == slot);
+        self.flights.values().any(reads)
+            || (tier == HOST && matches!(self.slots[tier][&slot], What::Filling(_)))
+            || (0..self.blocks.len()).any(|below| {
+                self.alive(below) && self.parent(below) == Some(block) && self.hot(below, tier)
+            })
     }
 
     pub(crate) fn parent(&self, block: Block) -> Option<Block> {

@@ -148,9 +148,6 @@ impl Yard {
         assert_eq!(answer, &Ok(()));
         let mut missed = Vec::new();
         for (row, &(id, more)) in rows.iter().enumerate() {
-            if self.leases[&id].short {
-                self.accept_short(id);
-            }
             let seq = &self.leases[&id];
             let (tokens, had) = (seq.tokens + more, seq.table.len());
             let need = self.blocks_of(tokens).saturating_sub(had);
@@ -158,6 +155,9 @@ impl Yard {
             if self.spare(DEVICE) < beyond && beyond > 0 {
                 missed.push(row as u32);
                 continue;
+            }
+            if self.leases[&id].short {
+                self.accept_short(id);
             }
             self.make_room(need);
             // A later row may have grown the same lease further: look at these blocks alone.
@@ -235,6 +235,7 @@ impl Yard {
                 }
                 Some(block) if own == Some(block) => {}
                 Some(_) if own.is_some() => break,
+                Some(block) if above.is_some() && self.waits_for_a_fence(block) => break,
                 Some(block) => {
                     self.link(&above.into_iter().chain([block]).collect::<Vec<_>>());
                     match self.blocks[block].slots[DEVICE] {
@@ -346,7 +347,7 @@ impl Yard {
             );
         }
         let blocks = self.blocks_of(computed);
-        if self.limits[HOST] == 0 {
+        if self.limits[HOST] == 0 || blocks > self.limits[HOST] as usize {
             return assert!(matches!(answer, Err(Error::TooLarge { .. })), "{answer:?}");
         }
         self.seal(id, keys, computed);
@@ -408,7 +409,7 @@ impl Yard {
         retention: Retention,
         after: Option<u64>,
     ) {
-        match after {
+        match after.filter(|&step| self.done.is_none_or(|done| done < step)) {
             Some(step) => self.held.push((step, table, retention)),
             None => self.release(&table, retention),
         }
@@ -416,6 +417,7 @@ impl Yard {
     }
 
     pub(crate) fn done(&mut self, step: u64) {
+        self.done = self.done.max(Some(step));
         while let Some(at) = self.held.iter().position(|held| held.0 <= step) {
             let (_, table, retention) = self.held.remove(at);
             self.release(&table, retention);

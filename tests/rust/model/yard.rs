@@ -63,7 +63,7 @@ pub(crate) struct Stay {
     pub(crate) path: Vec<Block>,
     pub(crate) on_device: usize,
     pub(crate) computed: u64,
-    pub(crate) failures: u32,
+    pub(crate) failures: BTreeMap<Block, u32>,
     pub(crate) order: u64,
     pub(crate) broken: bool,
     pub(crate) lease: Option<LeaseId>,
@@ -101,6 +101,7 @@ pub(crate) struct Yard {
     pub(crate) parked: BTreeMap<ParkedId, Stay>,
     pub(crate) flights: BTreeMap<FlightId, Air>,
     pub(crate) held: Vec<(u64, Vec<u32>, Retention)>,
+    pub(crate) done: Option<u64>,
     pub(crate) epoch: u64,
     pub(crate) parkings: u64,
     pub(crate) evicted: [u64; 2],
@@ -288,6 +289,10 @@ impl Yard {
             let top = usize::from(self.blocks[block].slots[DEVICE].is_none());
             if let Some(flight) = self.filling(block, top) {
                 probe.stop = Stop::Filling(flight);
+                break;
+            }
+            if !path.is_empty() && self.waits_for_a_fence(block) {
+                probe.stop = Stop::Promised;
                 break;
             }
             assert!(top == HOST || probe.hits[HOST] == 0, "INV-21");

@@ -10,7 +10,7 @@ use crate::list::Lists;
 
 const OPEN: u8 = 0;
 const BLOCKED: u8 = 1;
-/// Blocked, and the cursor has passed it.
+/// Blocked, and the cursor of this class has passed it: the class is added.
 const PASSED: u8 = 2;
 
 #[derive(Debug)]
@@ -30,13 +30,13 @@ impl Recency {
         }
     }
 
-    /// A slot leaves the place where a cursor stands: the cursor moves on.
+    /// A slot leaves the place where a cursor stands: the cursor goes on to the next, or, at the
+    /// end, back to the one before, which it has passed.
     fn step_over(&mut self, slot: u32) {
         for cursor in &mut self.cursors {
             if *cursor == Some(slot) {
-                // At the end of the list there is nothing to stand on; looking from the front
-                // again is right, and as rare as an all-blocked list.
-                *cursor = self.lists.after(slot);
+                let next = self.lists.after(slot);
+                *cursor = next.or_else(|| self.lists.before(slot));
             }
         }
     }
@@ -48,7 +48,7 @@ impl Recency {
                 self.cursors[class] = Some(slot);
                 return Some(slot);
             }
-            self.marks[slot as usize] = PASSED;
+            self.marks[slot as usize] = PASSED + class as u8;
             self.cursors[class] = Some(slot);
             at = self.lists.after(slot);
         }
@@ -84,9 +84,11 @@ impl Evict for Recency {
                 *mark = BLOCKED;
             }
         } else {
-            if *mark == PASSED {
-                // It may stand before any cursor: look from the front again.
-                self.cursors = [None; Class::COUNT];
+            if let Some(class) = mark.checked_sub(PASSED) {
+                // It may stand before the cursor: look from the front again. What was passed
+                // before a clear is among the cleared now.
+                self.cursors[class as usize] = None;
+                self.cursors[Class::Cleared as usize] = None;
             }
             *mark = OPEN;
         }

@@ -35,14 +35,7 @@ impl State {
     pub fn draining(&self) -> bool {
         let epoch = self.trie.epoch();
         self.leases.iter().any(|(_, lease)| lease.epoch != epoch)
-            || self.trie.iter().any(|(_, node)| {
-                node.epoch != epoch
-                    && (0..self.tiers.len()).any(|tier| {
-                        node.slot(tier).is_some_and(|slot| {
-                            let cell = self.tiers[tier].pool.cell(slot);
-                            cell.readers > 0 || !matches!(cell.hold, crate::pool::Hold::Idle { .. })
-                        })
-                    })
-            })
+            || self.held.iter().any(|held| held.epoch != epoch)
+            || self.flights.iter().any(|(_, flight)| flight.epoch != epoch)
     }
 }

@@ -141,6 +141,10 @@ impl State {
         if lower == 0 {
             return Ok(None);
         }
+        self.size(
+            (device + lower) as u64 * u64::from(self.config.block_size),
+            0,
+        )?;
         let path = std::mem::take(&mut self.path);
         let plan = self.load_path(&path[..device + lower], device, tier);
         self.path = path;

@@ -74,11 +74,12 @@ impl State {
         retention: Retention,
         after: Option<u64>,
     ) {
-        match after {
+        match after.filter(|&step| self.done.is_none_or(|done| done < step)) {
             Some(step) => self.held.push(Held {
                 step,
                 table,
                 retention,
+                epoch: self.trie.epoch(),
             }),
             None => self.release(&table, retention),
         }
@@ -86,6 +87,7 @@ impl State {
 
     /// The engine has done this step, and all before it: what was held back for them goes.
     pub fn done(&mut self, step: u64) {
+        self.done = self.done.max(Some(step));
         if self.held.iter().all(|held| held.step > step) {
             return;
         }

@@ -40,14 +40,12 @@ impl State {
     }
 
     fn grow_one(&mut self, lease: u32, more: u64) -> bool {
-        if self.leases[lease].short {
-            self.accept_short(lease);
-        }
         let block_size = u64::from(self.config.block_size);
         let record = &self.leases[lease];
         let tokens = record.tokens.saturating_add(more);
         if tokens <= u64::from(record.blocks()) * block_size {
             self.leases[lease].tokens = tokens;
+            self.accept_short(lease);
             return true;
         }
         let need = self.blocks_of(tokens) - u64::from(record.blocks());
@@ -56,6 +54,7 @@ impl State {
         if beyond > 0 && !self.tiers[0].ledger.affords(beyond) {
             return false;
         }
+        self.accept_short(lease);
         self.tiers[0].ledger.release(promised as u32);
         self.make_room(0, need as u32);
         for _ in 0..need {

@@ -141,22 +141,26 @@ impl State {
 
     /// Kept blocks have become ready below: device copies that only held the path are let go.
     pub(super) fn shrink_keeps(&mut self) {
-        let all: Vec<u32> = self
+        let holding = self
             .parked
             .iter()
-            .filter(|(_, parked)| parked.on_device > 0)
-            .map(|(index, _)| index)
-            .collect();
+            .filter(|(_, parked)| parked.on_device > 0);
+        let all: Vec<u32> = holding.map(|(index, _)| index).collect();
         for parked in all {
-            while let Some(last) = self.parked[parked].on_device.checked_sub(1) {
-                let node = self.parked[parked].path[last as usize];
-                if self.ready(node, HOST).is_none() {
-                    break;
-                }
-                self.parked[parked].on_device = last;
-                if let Some(slot) = self.trie[node].slot(0) {
-                    self.unpin(0, slot);
-                }
+            self.shrink_keep(parked);
+        }
+    }
+
+    /// The same for one record.
+    pub(super) fn shrink_keep(&mut self, parked: u32) {
+        while let Some(last) = self.parked[parked].on_device.checked_sub(1) {
+            let node = self.parked[parked].path[last as usize];
+            if self.ready(node, HOST).is_none() {
+                break;
+            }
+            self.parked[parked].on_device = last;
+            if let Some(slot) = self.trie[node].slot(0) {
+                self.unpin(0, slot);
             }
         }
     }

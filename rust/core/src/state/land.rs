@@ -6,8 +6,18 @@ use super::keep::HOST;
 use crate::arena::Found;
 use crate::error::{Error, Result};
 use crate::flight::{Errand, Move};
-use crate::id::{FlightId, LeaseId, Retention};
+use crate::id::{FlightId, LeaseId, ParkedId, Retention};
 use crate::pool::Hold;
+
+/// What became of the kept blocks of a flight down.
+#[derive(Default)]
+struct Kept {
+    /// Some are ready below now.
+    landed: bool,
+    /// Some of these are kept by more than one.
+    shared: bool,
+    failed: Vec<u32>,
+}
 
 impl State {
     /// The copies of a flight have ended, and the leading `good` ones are intact on all ranks.
@@ -36,15 +46,23 @@ impl State {
         match flight.errand {
             Errand::Nothing => {}
             Errand::Down { parked } => {
-                let kept_failed = self.land_below(to, &flight.moves, good);
-                if kept_failed && let Some(id) = parked {
-                    self.count_failure(id);
+                let kept = self.land_below(to, &flight.moves, good);
+                if let Some(id) = parked {
+                    self.count_failures(id, &kept.failed);
                 }
                 if to == HOST {
                     // A destination that a resize left beyond the limit retires: it backs nothing.
                     self.break_unbacked();
                 }
-                self.shrink_keeps();
+                let keeper = parked.filter(|id| {
+                    let lives = !kept.shared && self.parked.lives(id.0);
+                    lives && !self.parked[id.0.index].broken
+                });
+                match keeper {
+                    Some(id) => self.shrink_keep(id.0.index),
+                    None if kept.landed => self.shrink_keeps(),
+                    None => {}
+                }
             }
             Errand::Up { lease, base } => {
                 self.land_on_device(lease, base, &flight.moves, good);
@@ -107,9 +125,8 @@ impl State {
         (self.node_in(tier, step.to) == Some(node)).then_some(node)
     }
 
-    /// Returns whether a kept block's copy failed.
-    fn land_below(&mut self, tier: usize, moves: &[Move], good: usize) -> bool {
-        let mut kept_failed = false;
+    fn land_below(&mut self, tier: usize, moves: &[Move], good: usize) -> Kept {
+        let mut kept = Kept::default();
         for (at, step) in moves.iter().enumerate() {
             let Some(node) = self.arrival(tier, step) else {
                 self.free(tier, step.to);
@@ -121,25 +138,36 @@ impl State {
                 if keeps == 0 {
                     self.unpin(tier, step.to);
                 }
+                kept.landed |= keeps > 0;
+                kept.shared |= keeps > 1;
                 continue;
             }
             self.detach(node, tier);
             self.free(tier, step.to);
             if keeps > 0 {
                 self.tiers[tier].ledger.promise(1);
-                kept_failed = true;
+                kept.failed.push(node);
             }
             self.bury_if_gone(node);
         }
-        kept_failed
+        kept
     }
 
-    fn count_failure(&mut self, id: crate::id::ParkedId) {
-        if self.parked.find(id.0) == Found::Live {
-            let record = &mut self.parked[id.0.index];
-            record.failures += 1;
-            if record.failures > self.config.retries {
-                self.break_keep(id.0.index);
+    /// A kept block is tried again so many times; then its keep is broken.
+    fn count_failures(&mut self, id: ParkedId, failed: &[u32]) {
+        for &node in failed {
+            if !self.parked.lives(id.0) {
+                return;
+            }
+            let failures = &mut self.parked[id.0.index].failures;
+            let at = failures.iter().position(|&(failed, _)| failed == node);
+            let at = at.unwrap_or_else(|| {
+                failures.push((node, 0));
+                failures.len() - 1
+            });
+            failures[at].1 += 1;
+            if failures[at].1 > self.config.retries {
+                return self.break_keep(id.0.index);
             }
         }
     }

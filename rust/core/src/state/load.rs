@@ -11,7 +11,7 @@ impl State {
     pub(super) fn board(&mut self, from: usize, to: usize, errand: Errand) -> u32 {
         let (from, to) = (Tier(from as u8), Tier(to as u8));
         self.flights
-            .insert(Flight::new(from, to, errand, Vec::new()))
+            .insert(Flight::new(from, to, errand, self.trie.epoch()))
     }
 
     /// A slot on the device or below that this flight will fill, attached to its block.

@@ -122,6 +122,8 @@ pub struct State {
     /// The next victims, reused likewise.
     ahead: Vec<u32>,
     parkings: u64,
+    /// The last step that the engine has done.
+    done: Option<u64>,
 }
 
 impl State {
@@ -152,6 +154,7 @@ impl State {
             path: Vec::new(),
             ahead: Vec::new(),
             parkings: 0,
+            done: None,
             config,
         })
     }

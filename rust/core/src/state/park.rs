@@ -43,12 +43,11 @@ impl State {
         }
         let blocks = self.blocks_of(row.computed) as u32;
         let capacity = self.tiers.get(HOST).map_or(0, |storey| storey.pool.limit());
-        if capacity == 0 {
-            let (need, capacity) = (u64::from(blocks), 0);
+        if capacity == 0 || blocks > capacity {
             return Err(Error::TooLarge {
                 tier: Tier::HOST,
-                need,
-                capacity,
+                need: u64::from(blocks),
+                capacity: u64::from(capacity),
             });
         }
         self.counters.sealed += u64::from(self.seal_one(row));

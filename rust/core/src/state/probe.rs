@@ -15,7 +15,7 @@ pub enum Stop {
     Filling(FlightId),
     /// Loading the next block was not worth it: the caller's bound.
     Slow,
-    /// Loading the next block would use what is promised to others.
+    /// The next block, or loading it, would use what is promised to others.
     Promised,
     /// The next key has another parent: keys given ready contradict each other.
     Contradiction,
@@ -48,8 +48,14 @@ impl State {
             let alive = found.parent.and_then(|id| self.trie.live(id));
             let consistent = found.parent.is_some() == parent.is_some()
                 && alive.is_none_or(|alive| Some(alive) == parent);
-            if !consistent {
+            let orphan = parent.is_some() && alive.is_none();
+            // Living parents are each met once; only an orphan can come again.
+            if !consistent || (orphan && path.contains(&node)) {
                 probe.stop = Stop::Contradiction;
+                break;
+            }
+            if orphan && self.is_read(node) {
+                probe.stop = Stop::Promised;
                 break;
             }
             let Some(top) = (0..self.tiers.len()).find(|&tier| found.slot(tier).is_some()) else {

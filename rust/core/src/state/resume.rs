@@ -138,7 +138,9 @@ impl State {
     /// The engine goes on with a resume that came back short: it recomputes from the good prefix,
     /// and the keeps end.
     pub(super) fn accept_short(&mut self, lease: u32) {
-        self.leases[lease].short = false;
+        if !std::mem::take(&mut self.leases[lease].short) {
+            return;
+        }
         if let Some(parked) = self.leases[lease].resumed.take() {
             self.end_keep(parked);
         }

@@ -58,9 +58,7 @@ impl State {
 
     pub(super) fn seal_one(&mut self, row: &Sealing<'_>) -> u32 {
         let lease = row.lease.0.index;
-        if self.leases[lease].short {
-            self.accept_short(lease);
-        }
+        self.accept_short(lease);
         if self.detached(lease) {
             return 0;
         }
@@ -107,7 +105,8 @@ impl State {
         if own == Some(node) {
             return true;
         }
-        if own.is_some() || !self.link(node, parent) {
+        let orphan = parent.is_some() && self.trie.parent(node).is_none();
+        if own.is_some() || (orphan && self.is_read(node)) || !self.link(node, parent) {
             return false;
         }
         let Some(published) = self.trie[node].slot(0) else {

@@ -4,6 +4,7 @@ use super::State;
 use crate::arena::Found;
 use crate::error::{Error, Result};
 use crate::id::{FlightId, LeaseId, ParkedId};
+use crate::plan::Plan;
 
 /// A lease as it is now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,6 +72,34 @@ impl State {
             on_device: record.on_device,
             broken: record.broken,
         })
+    }
+
+    /// Whether a plan is the one that its flight was made for, unless that has ended: the plan of
+    /// another cache has a number that may be in use here.
+    ///
+    /// # Errors
+    /// `UnknownFlight`.
+    pub fn check_plan(&self, plan: &Plan) -> Result<()> {
+        let number = plan.flight.number();
+        let own = match self.flights.find(plan.flight.0) {
+            Found::Never => false,
+            Found::Ended => true,
+            Found::Live => {
+                let flight = &self.flights[plan.flight.0.index];
+                let moves = flight.moves.iter().map(|step| (step.from, step.to));
+                let copies = plan
+                    .sources
+                    .iter()
+                    .copied()
+                    .zip(plan.destinations.iter().copied());
+                (flight.from, flight.to) == (plan.from, plan.to) && moves.eq(copies)
+            }
+        };
+        if own {
+            Ok(())
+        } else {
+            Err(Error::UnknownFlight { number })
+        }
     }
 
     /// Whether all of these flights were issued here, so that a batch of outcomes is refused

@@ -103,7 +103,7 @@ impl State {
         let cell = self.tiers[tier].pool.cell(slot);
         let readers = holders.readers[tier][slot as usize];
         let written = holders.written[tier][slot as usize];
-        if u32::from(cell.readers) != readers {
+        if cell.readers != readers {
             let what = format!("{} reader marks, {readers} copies read it", cell.readers);
             return Err(self.breach("INV-6", tier, slot, what));
         }
