@@ -112,3 +112,28 @@ def test_promote_brings_a_prefix_up_ahead_of_its_request() -> None:
     assert (cache.probe(keys).device, cache.probe(keys).host) == (3, 1)
     assert cache.promote(cache.keys(text(2, 16))) is None
     assert begin(cache, text(1, 13)).plans == ()
+
+
+def test_the_plan_of_another_cache_is_refused() -> None:
+    ours, other = (by.KVCache(block_size=4, device=16, host=16) for _ in range(2))
+    for cache, name in ((ours, 1), (other, 2)):
+        publish(cache, text(name, 12 if cache is ours else 8))
+    mine, foreign = ours.demote(3), other.demote(2)
+    assert mine is not None
+    assert foreign is not None
+    assert mine.flight == foreign.flight
+    before = ours.stats()
+    for verb in (ours.commit, ours.abort, ours.unknown):
+        with pytest.raises(by.ForeignLease, match=str(foreign.flight)):
+            verb(foreign)
+    assert ours.stats() == before
+    assert ours.commit(mine) == 1
+
+
+def test_padding_needs_a_null_slot() -> None:
+    cache = by.KVCache(block_size=4, device=8, null_slots=0)
+    lease = cache.begin(range(6))
+    exact = np.zeros(2, dtype=np.int64)
+    assert cache.slot_mapping([lease], 4, 2, exact) == 2
+    with pytest.raises(by.Misuse, match="no null slot"):
+        cache.slot_mapping([lease], 4, 2, np.zeros(3, dtype=np.int64))

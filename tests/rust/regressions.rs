@@ -2,7 +2,7 @@
 
 use blockyard_core::{
     Answer, Begun, Cache, Chain, Config, Error, Extras, Filling, KeyHash, Lease, Namespace, Parked,
-    Plan, Request, Retention, Sealing, Tier,
+    Plan, Request, Retention, Sealing, Stop, Tier,
 };
 
 /// Two tokens per block, no null slots.
@@ -281,4 +281,75 @@ fn a_demotion_that_promises_forbid_evicts_nothing() {
     assert_eq!(cache.lock().stats().counters.evicted[1], 0);
     drop(parked);
     finish(&cache, lease);
+}
+
+/// A step that is done already holds nothing back.
+#[test]
+fn finishing_after_a_step_that_is_done_frees_at_once() {
+    let cache = cache(4, 0, true);
+    assert_eq!(cache.lock().commit(&[], Some(7)), Ok(0));
+    let lease = run(&cache, &text(&cache, 1, 4));
+    let ended = cache
+        .lock()
+        .finish(&[lease.id()], Retention::Ordinary, Some(7));
+    assert_eq!(ended, Ok(()));
+    lease.spend();
+    assert_eq!(cache.lock().stats().tiers[0].idle, 4);
+    sound(&cache);
+}
+
+/// Keys given ready may repeat a block whose parent was dropped: the walk stops there.
+#[test]
+fn an_orphan_that_comes_twice_in_a_path_is_a_contradiction() {
+    let cache = cache(8, 8, true);
+    let chain = text(&cache, 1, 3);
+    let lease = run(&cache, &chain);
+    finish(&cache, lease);
+    let plan = cache.lock().demote(2).expect("two can go down");
+    land(&cache, &plan, 2);
+    let (whole, _) = begin(&cache, &text(&cache, 2, 8));
+    finish(&cache, whole);
+    let lease = run(&cache, &text(&cache, 1, 1));
+    finish(&cache, lease);
+    let mut keys = chain.keys().to_vec();
+    keys.push(keys[1]);
+    let twice = Chain::ready(2, keys, 9).expect("one key per block");
+    let probe = cache.lock().probe(twice.keys());
+    assert_eq!((probe.hits, probe.stop), ([1, 2, 0], Stop::Contradiction));
+    let (lease, _) = begin(&cache, &twice);
+    sound(&cache);
+    finish(&cache, lease);
+}
+
+/// A held-back table from before a clear is still there: the cache is draining.
+#[test]
+fn what_a_step_in_flight_holds_is_drained_too() {
+    let cache = cache(4, 0, true);
+    let lease = run(&cache, &text(&cache, 1, 4));
+    cache.lock().clear();
+    let ended = cache
+        .lock()
+        .finish(&[lease.id()], Retention::Ordinary, Some(1));
+    assert_eq!(ended, Ok(()));
+    lease.spend();
+    assert!(cache.lock().draining());
+    assert_eq!(cache.lock().commit(&[], Some(1)), Ok(0));
+    assert!(!cache.lock().draining());
+    sound(&cache);
+}
+
+/// More copies of one block may be in the air than fit two bytes.
+#[test]
+fn a_block_may_be_read_by_seventy_thousand_copies() {
+    let cache = cache(70_100, 0, true);
+    let chain = text(&cache, 1, 1);
+    let lease = run(&cache, &chain);
+    finish(&cache, lease);
+    let all: Vec<Lease> = (0..70_000).map(|_| begin(&cache, &chain).0).collect();
+    assert_eq!(cache.lock().stats().flights, 70_000);
+    sound(&cache);
+    for lease in all {
+        cache.finish(lease, Retention::Ordinary).expect("it runs");
+    }
+    sound(&cache);
 }

@@ -5,7 +5,7 @@ use super::State;
 use crate::error::Result;
 use crate::id::{Class, LeaseId, ParkedId, Retention};
 use crate::pool::Hold;
-use crate::record::Held;
+use crate::record::{Held, Running};
 
 impl State {
     /// Ends sequences. With `after`, a step in flight may still write: their slots are held back
@@ -55,7 +55,7 @@ impl State {
         if let Some(parked) = record.resumed {
             self.end_keep(parked);
         }
-        self.release_or_hold(record.table, retention, after);
+        self.release_or_hold(record, retention, after);
     }
 
     /// Blocks up to and with the last one in the air.
@@ -70,16 +70,17 @@ impl State {
 
     pub(super) fn release_or_hold(
         &mut self,
-        table: Vec<u32>,
+        record: Running,
         retention: Retention,
         after: Option<u64>,
     ) {
+        let (table, epoch) = (record.table, record.epoch);
         match after.filter(|&step| self.done.is_none_or(|done| done < step)) {
             Some(step) => self.held.push(Held {
                 step,
                 table,
                 retention,
-                epoch: self.trie.epoch(),
+                epoch,
             }),
             None => self.release(&table, retention),
         }

@@ -16,6 +16,7 @@ mod park;
 mod probe;
 mod resize;
 mod resume;
+mod room;
 mod seal;
 mod tables;
 mod view;

@@ -74,7 +74,7 @@ impl State {
         self.counters.parked += 1;
         self.tiers[0].ledger.release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
-        self.release_or_hold(record.table, Retention::Ordinary, after);
+        self.release_or_hold(record, Retention::Ordinary, after);
         Ok(ParkedId(self.parked.id(parked)))
     }
 

@@ -1,0 +1,63 @@
+//! Room: evicting exactly the deficit, from the front of the order, leaf first.
+
+use super::State;
+use crate::evict::{Evict, Stand};
+
+/// Victims for which it does not pay to look ahead.
+const FEW: u32 = 4;
+
+impl State {
+    /// Evicts one block that the order gave as a victim, or that is a leaf.
+    pub(super) fn drop_copy(&mut self, tier: usize, slot: u32) {
+        let takeable = self.backs_as(tier, slot, Stand::Leaf);
+        let storey = &mut self.tiers[tier];
+        storey.ledger.takeable_from(takeable, false);
+        storey.order.remove(slot);
+        if let Some(node) = self.node_in(tier, slot) {
+            // Not hot, or it would be blocked.
+            self.depart(node, tier, slot);
+            self.touch_below(node, tier);
+            self.bury_if_gone(node);
+        }
+        self.free(tier, slot);
+        self.counters.evicted[tier] += 1;
+    }
+
+    pub(super) fn bury_if_gone(&mut self, node: u32) {
+        if self.trie[node]
+            .copies
+            .iter()
+            .all(|copy| copy.slot.is_none())
+        {
+            self.trie.bury(node);
+        }
+    }
+
+    /// Evicts exactly as many blocks as `need` slots lack. The caller has checked that free and
+    /// takeable slots suffice; `false`, with nothing broken, if it was wrong.
+    pub(super) fn make_room(&mut self, tier: usize, need: u32) -> bool {
+        let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
+        if deficit > FEW {
+            self.warm_victims(tier, deficit as usize);
+        }
+        while self.tiers[tier].ledger.free() < need {
+            let Some(slot) = self.tiers[tier].order.victim() else {
+                debug_assert!(false, "promised room for {need} is not there");
+                return false;
+            };
+            self.drop_copy(tier, slot);
+        }
+        true
+    }
+
+    fn warm_victims(&mut self, tier: usize, deficit: usize) {
+        let mut ahead = std::mem::take(&mut self.ahead);
+        ahead.clear();
+        self.tiers[tier]
+            .order
+            .ahead(deficit, &mut |_| None, &mut ahead);
+        let nodes = ahead.iter().filter_map(|&slot| self.node_in(tier, slot));
+        self.trie.warm(nodes.map(|node| &self.trie[node].key));
+        self.ahead = ahead;
+    }
+}
