@@ -270,6 +270,9 @@ def main() -> None:
     runs = sorted((worst(100_000, arguments.calls) for _ in range(3)), key=lambda run: run[3])
     for spent, verb, named, share in runs:
         print(f"- {verb} naming {named} blocks: {spent / 1000:.0f} µs, {share:.0%} of its bound")
+    print("\nNatively:\n")
+    for line in floor.once("worst", 100_000, arguments.calls):
+        print(f"- {line}")
     print("\n### Live bytes per slot, two tiers\n")
     for slots in (10_000, 1_000_000, 10_000_000):
         print(f"- {slots:,} slots: {floor.once('bytes', slots)[0]}")

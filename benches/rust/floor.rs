@@ -3,7 +3,7 @@
 //! ```text
 //! floor serve               reads "row blocks" lines; answers each with its ns per operation
 //! floor count row blocks    runs a row once, for callgrind with --toggle-collect='*measured*'
-//! floor worst blocks calls  the longest of as many calls
+//! floor worst blocks calls  the longest of as many calls, three times over
 //! floor bytes slots         live bytes per slot, by a counting allocator
 //! ```
 
@@ -92,20 +92,15 @@ fn count(name: &str, blocks: u32) {
     answer(&operations.to_string());
 }
 
-/// A million calls of every verb, each timed: the longest, of which verb, and per block it named.
-fn worst(blocks: u32, calls: u64) {
+/// Calls of all verbs, each timed: verb, blocks it named, and its ns.
+fn timed(blocks: u32, calls: usize) -> Vec<(&'static str, usize, u64)> {
     let mut rig = Rig::new(blocks, blocks, blockyard_core::Kind::Recency, 100);
-    let mut longest: BTreeMap<&str, (u128, usize)> = BTreeMap::new();
-    let mut made = 0;
-    let mut note = |verb: &'static str, named: usize, start: ThreadTime| {
-        let spent = start.elapsed().as_nanos();
-        let worst = longest.entry(verb).or_default();
-        if spent > worst.0 {
-            *worst = (spent, named);
-        }
-    };
+    let mut all = Vec::with_capacity(calls + 8);
     let mut round = 0_usize;
-    while made < calls {
+    while all.len() < calls {
+        let mut note = |verb: &'static str, named: usize, start: ThreadTime| {
+            all.push((verb, named, start.elapsed().as_nanos() as u64));
+        };
         round += 1;
         let length = 1 + round * 7919 % 306;
         let keys = rig.source.keys(length);
@@ -128,18 +123,38 @@ fn worst(blocks: u32, calls: u64) {
         let start = ThreadTime::now();
         let plan = rig.cache.lock().demote(64);
         note("demote", 64, start);
-        made += 5;
         if let Some(plan) = plan {
             let start = ThreadTime::now();
             let outcome = (plan.flight, plan.len() as u32, false);
             rig.cache.lock().commit(&[outcome], None).expect("known");
             note("commit", plan.len(), start);
-            made += 1;
         }
     }
-    for (verb, (spent, named)) in longest {
-        answer(&format!("{verb} {spent} {named}"));
+    all
+}
+
+/// The same calls three times over. First the longest call of each run, then, of the shortest of
+/// the three times of each call, the longest: what the machine did meanwhile is in the former.
+fn worst(blocks: u32, calls: usize) {
+    let runs: Vec<_> = (0..3).map(|_| timed(blocks, calls)).collect();
+    let longest = |calls: &mut dyn Iterator<Item = (&'static str, usize, u64)>| {
+        let (verb, named, spent) = calls.max_by_key(|call| call.2).expect("calls");
+        format!("{verb} of {named} blocks, {:.0} µs", spent as f64 / 1000.0)
+    };
+    for run in &runs {
+        answer(&format!(
+            "in one run: {}",
+            longest(&mut run.iter().copied())
+        ));
     }
+    let mut shortest = (0..runs[0].len()).map(|at| {
+        let spent = runs.iter().map(|run| run[at].2).min().unwrap_or(0);
+        (runs[0][at].0, runs[0][at].1, spent)
+    });
+    answer(&format!(
+        "the same call in all three runs: {}",
+        longest(&mut shortest)
+    ));
 }
 
 fn bytes(slots: u32) {
@@ -176,7 +191,7 @@ fn main() {
     match arguments.first().map(String::as_str) {
         Some("serve") => serve(),
         Some("count") => count(&arguments[1], number(2)),
-        Some("worst") => worst(number(1), u64::from(number(2))),
+        Some("worst") => worst(number(1), number(2) as usize),
         Some("bytes") => bytes(number(1)),
         // `cargo bench` runs every bench: nothing to do without a word.
         _ => {}
