@@ -1,6 +1,6 @@
 //! The whole core under random operations, beside a naive model of it, audited after every step.
 //!
-//! `BLOCKYARD_CASES=n` runs n times as many scripts. What fails is printed as a short script, and
+//! `BLOCKYARD_CASES=n` runs n times as many scripts, `BLOCKYARD_SEED=n` others. What fails is printed as a short script, and
 //! its seed is kept in `model.proptest-regressions`, which every run tries first.
 
 #[path = "model/act.rs"]
@@ -22,7 +22,7 @@ mod yard;
 
 use ops::{Op, Script, Setup, script};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, FileFailurePersistence};
+use proptest::test_runner::{Config, FileFailurePersistence, RngSeed};
 use std::panic;
 use world::World;
 
@@ -33,7 +33,10 @@ const SEEDS: &str = concat!(
 
 fn config() -> Config {
     let times = std::env::var("BLOCKYARD_CASES").map_or(Ok(1), |times| times.parse::<u32>());
+    // The same scripts everywhere; another seed, other scripts.
+    let seed = std::env::var("BLOCKYARD_SEED").map_or(Ok(7), |seed| seed.parse::<u64>());
     Config {
+        rng_seed: RngSeed::Fixed(seed.expect("BLOCKYARD_SEED is a number")),
         cases: 2048 * times.expect("BLOCKYARD_CASES is a number"),
         // `shorten` does better: operations depend on those before them.
         max_shrink_iters: 0,

@@ -82,13 +82,7 @@ impl Cache {
     fn answer(slf: &Bound<'_, Self>, answer: Answer, chain: Chain) -> PyResult<Py<PyAny>> {
         let py = slf.py();
         match answer {
-            Answer::Soon(flight) => Ok(Py::new(
-                py,
-                Soon {
-                    flight: flight.number(),
-                },
-            )?
-            .into_any()),
+            Answer::Soon(flight) => soon(py, flight),
             Answer::Begun(begun) => {
                 let handle = slf.get().inner.handle(begun.lease, chain);
                 let lease = Lease::new(py, slf.clone().unbind(), handle, begun)?;
@@ -105,13 +99,7 @@ impl Cache {
             state.resume(handle.id(), chain.keys(), chain.tokens(), reserve)
         });
         match answer.map_err(Failure::from)? {
-            Answer::Soon(flight) => Ok(Py::new(
-                py,
-                Soon {
-                    flight: flight.number(),
-                },
-            )?
-            .into_any()),
+            Answer::Soon(flight) => soon(py, flight),
             Answer::Begun(begun) => {
                 let lease = handle.into_lease(begun.lease);
                 let lease = Lease::new(py, slf.clone().unbind(), lease, begun)?;
@@ -344,4 +332,9 @@ impl Cache {
         self.check_fork()?;
         Ok(away(py, || self.inner.lock().audit()).map(Breach::from))
     }
+}
+
+fn soon(py: Python<'_>, flight: core::FlightId) -> PyResult<Py<PyAny>> {
+    let flight = flight.number();
+    Ok(Py::new(py, Soon { flight })?.into_any())
 }
