@@ -520,7 +520,9 @@ class Cache:
             after: A step in flight may still write: slots are held back until `commit(done=)`.
 
         Raises:
-            NoRoom: The host cannot promise the slots; the lease stays as it was.
+            NoRoom: The host cannot promise the slots: nothing is given up, and what was full is
+                sealed all the same.
+            TooLarge: The host can never hold it, or there is none.
         """
 
     def abandon(self, parked: Parked) -> None:
