@@ -1,10 +1,9 @@
 //! The only place that decides about the GIL.
 //!
 //! A verb that is short tries the lock while attached and, if it is free, does its arithmetic
-//! attached: detaching a 2 µs call beside one busy Python thread makes it hundreds of times
-//! slower, because that thread keeps the GIL for its 5 ms interval. A long verb, and one that
-//! finds the lock held, detaches: nobody waits for the lock while attached, and the lock is
-//! released before attaching again.
+//! attached: to attach again, a call of some µs may have to wait for the switch interval, 5 ms, of
+//! one busy Python thread. A long verb, and one that finds the lock held, detaches: nobody waits
+//! for the lock while attached, and the lock is released before attaching again.
 
 use crate::error::{Failure, Outcome};
 use blockyard_core::{Cache, Locked, State};
