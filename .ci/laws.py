@@ -27,7 +27,7 @@ CORE = [
     *(f"2.7-{row}" for row in range(1, 5)),
     *(f"R2-{row}" for row in range(1, 10)),
     *(f"4.1-{row}" for row in range(1, 8)),
-    *(f"4.2-{row}" for row in range(8, 15)),
+    *(f"4.2-{row}" for row in range(8, 16)),
     "4.3-20",
 ]
 # Those that a later part of the project will show: they need a row that says so.

@@ -22,6 +22,7 @@ __all__ = [
     "Parked",
     "Plan",
     "Probe",
+    "Room",
     "Soon",
     "SpentLease",
     "TooLarge",
@@ -40,6 +41,7 @@ _Batch: TypeAlias = Lease | Sequence[Lease]
 _Flights: TypeAlias = Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]
 _Tier: TypeAlias = Literal["device", "host", "disk"]
 _Stop: TypeAlias = Literal["whole", "missing", "filling", "slow", "promised", "contradiction"]
+_Holder: TypeAlias = tuple[Literal["lease", "parked"], int, int, int]
 _Media: TypeAlias = Iterable[tuple[int, int, str | bytes]]
 _Field: TypeAlias = tuple[str, str, str]
 
@@ -178,10 +180,45 @@ class Probe:
     def flight(self) -> int | None:
         """What is in the air where it ended, if `stop` is "filling"."""
 
+    @property
+    def evicted(self) -> bool | None:
+        """Whether the first missing block was there once and was dropped, as far as remembered.
+
+        None where no ghosts are kept (only `write="second-touch"` keeps them), and where `stop` is
+        not "missing".
+        """
+
     @override
     def __eq__(self, other: object, /) -> bool: ...
     @override
     def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Room:
+    """Room on one tier, in blocks, in one reading."""
+
+    @property
+    def free(self) -> int:
+        """Slots nobody has."""
+
+    @property
+    def evictable(self) -> int:
+        """Idle blocks that may be evicted now."""
+
+    @property
+    def promised(self) -> int:
+        """Of both together, what is promised: growth on the device, keeps on the host."""
+
+    @property
+    def evicted(self) -> int:
+        """Blocks evicted so far."""
+
+    @override
+    def __eq__(self, other: object, /) -> bool: ...
+    @override
+    def __ne__(self, other: object, /) -> bool: ...
+    @override
+    def __hash__(self) -> int: ...
 
 @final
 class Soon:
@@ -325,6 +362,16 @@ class Cache:
         host: Slots of the host; 0 for none.
         null_slots: Leading device slots that pad block tables and are never given out.
         eviction: "recency" (lists, O(1)) or "heap" (an indexed heap of leaves).
+        write: What `demote(blocks)` copies down. "on-evict": the next victims. "through": first
+            what was published, in that order, then the next victims. "second-touch": of the next
+            victims those that were used more than once: published again, begun over, or computed
+            again after they had been dropped.
+        ghosts: Keys of dropped blocks to remember for "second-touch", 8 bytes each, rounded up to
+            a power of two; None for four per slot of all tiers.
+        speeds: What one block takes in nanoseconds: to load it; to compute it at the start of a
+            sequence; and what computing takes more for each block before it. A begin then loads
+            what it found below only if that, behind all that is on its way up, takes less time
+            than computing it. None loads all.
         recompute: Whether the engine can recompute KV that was lost.
         retries: How often a failed copy of a kept block is tried again.
         groups: Groups of layers; only 1 is supported.
@@ -345,6 +392,9 @@ class Cache:
         host: int = 0,
         null_slots: int = 1,
         eviction: Literal["recency", "heap"] = "recency",
+        write: Literal["on-evict", "through", "second-touch"] = "on-evict",
+        ghosts: int | None = None,
+        speeds: tuple[int, int, int] | None = None,
         recompute: bool = True,
         retries: int = 3,
         groups: int = 1,
@@ -420,7 +470,8 @@ class Cache:
         Args:
             prompt: Keys, tokens, or what `park` gave.
             reserve: Tokens of growth to promise: a grow inside it never fails.
-            load: Most blocks to load from below the device; None for all.
+            load: Most blocks to load from below the device; None for all, as far as the cache's
+                `speeds` allow. What was left is said: the lease's `stop` is "slow".
             filling: At a block in the air: "stop" ends the prefix there, "soon" answers `Soon`;
                 so does "stop" where the engine cannot recompute.
             lora: As in `keys`.
@@ -563,9 +614,16 @@ class Cache:
         """Copies down.
 
         Args:
-            blocks: Without `of`, how many of the device's next victims should have a copy below;
-                with it, how many blocks to copy at most.
+            blocks: Without `of`, how many of the device's next victims should have a copy below,
+                or what else the cache's `write` says; with it, how many blocks to copy at most.
             of: A parked sequence, deepest block first; or a lease's sealed blocks, root first.
+        """
+
+    def dispatch(self) -> list[Plan]:
+        """Plans not given out here before, in the order in which they were made.
+
+        Those that begins, forks, demotes and promotes gave at once are among them: carry each out
+        once. What has ended meanwhile is left out.
         """
 
     def promote(self, keys: Keys, blocks: int | None = None) -> Plan | None:
@@ -611,6 +669,32 @@ class Cache:
 
         Raises:
             InUse: What is pinned, claimed, promised or quarantined does not fit.
+        """
+
+    def room(self, tier: _Tier = "device") -> Room:
+        """Room on a tier, in one reading."""
+
+    def holders(self) -> list[_Holder]:
+        """Who holds what, the largest first: a diagnostic, in time in proportion to what is held.
+
+        Returns:
+            Per running or parked sequence: its kind, its number, device blocks in its table or
+            pinned by its keeps, and blocks promised to it: growth on the device, or slots of the
+            host. Those that have ended or come back, and wait for their loads, are among them.
+        """
+
+    def blocks_in_air(self) -> tuple[int, int]:
+        """Blocks on their way down and up; those of flights whose end is unknown do not count."""
+
+    def worth_loading(self, blocks: int, after: int = 0) -> bool:
+        """Whether loading takes less time than computing, behind all that is on its way up now.
+
+        Args:
+            blocks: Blocks to load.
+            after: Blocks of the sequence before them.
+
+        Returns:
+            The answer by `speeds`; True for a cache without.
         """
 
     def stats(self) -> dict[str, int]:

@@ -1,5 +1,7 @@
 //! The laws of the core, one example at a time: `docs/laws.md` says which test shows which.
 
+#[path = "laws/asking.rs"]
+mod asking;
 #[path = "laws/beginning.rs"]
 mod beginning;
 #[path = "laws/clearing.rs"]
@@ -30,5 +32,7 @@ mod slots;
 mod tree;
 #[path = "laws/up.rs"]
 mod up;
+#[path = "laws/writing.rs"]
+mod writing;
 #[path = "laws/yard.rs"]
 mod yard;

@@ -45,6 +45,8 @@ pub(crate) struct Flight {
     pub(crate) epoch: u32,
     /// Its deadline passed: its destinations are quarantined until the fence.
     pub(crate) overdue: bool,
+    /// Its number among all that took off, until its plan was dispatched.
+    pub(crate) waits: Option<u64>,
 }
 
 impl Flight {
@@ -57,6 +59,7 @@ impl Flight {
             moves: Vec::new(),
             epoch,
             overdue: false,
+            waits: None,
         }
     }
 }

@@ -4,6 +4,17 @@
 
 use crate::id::{Key, Link};
 
+/// All 32 bytes count and are mixed: an engine's ready keys need not be uniform. The high bits are
+/// the best.
+pub(crate) fn mix(key: &Key) -> u64 {
+    let mut mixed = 0_u64;
+    for word in key.0.as_chunks::<8>().0 {
+        mixed =
+            (mixed.rotate_left(29) ^ u64::from_le_bytes(*word)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+    mixed
+}
+
 #[derive(Debug)]
 pub(crate) struct Index {
     heads: Vec<Option<Link>>,
@@ -20,14 +31,8 @@ impl Index {
         }
     }
 
-    /// All 32 bytes count and are mixed: an engine's ready keys need not be uniform.
     fn head(&self, key: &Key) -> usize {
-        let mut mixed = 0_u64;
-        for word in key.0.as_chunks::<8>().0 {
-            mixed = (mixed.rotate_left(29) ^ u64::from_le_bytes(*word))
-                .wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        }
-        (mixed >> self.shift) as usize
+        (mix(key) >> self.shift) as usize
     }
 
     pub(crate) fn first(&self, key: &Key) -> Option<Link> {

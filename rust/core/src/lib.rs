@@ -9,7 +9,7 @@
 //! layer: id sync
 //! layer: error
 //! layer: hash arena list index
-//! layer: chain pool ledger trie evict plan flight record
+//! layer: chain pool ledger trie ghost cost evict plan flight record
 //! layer: stats
 //! layer: state
 //! layer: shared
@@ -25,9 +25,11 @@
 mod arena;
 mod cache;
 mod chain;
+mod cost;
 mod error;
 mod evict;
 mod flight;
+mod ghost;
 mod hash;
 mod id;
 mod index;
@@ -45,6 +47,7 @@ mod trie;
 
 pub use cache::Cache;
 pub use chain::{Chain, Extras, Media};
+pub use cost::Speeds;
 pub use error::{Error, Result};
 pub use evict::Kind;
 pub use hash::{KeyHash, Namespace, Seed};
@@ -53,7 +56,7 @@ pub use lease::{Lease, Parked, Seals};
 pub use plan::{Plan, Run};
 pub use shared::Locked;
 pub use state::{
-    Answer, Begun, Breach, Cells, Config, Filling, ParkedView, Probe, Request, Sealing, State,
-    Stop, View,
+    Answer, Begun, Breach, Cells, Config, Filling, Holder, ParkedView, Probe, Request, Room,
+    Sealing, State, Stop, View, Who, Write,
 };
 pub use stats::{Counters, Field, SCHEMA, Stats, TIER_SCHEMA, TierStats};

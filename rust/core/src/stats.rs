@@ -18,6 +18,7 @@ pub struct Counters {
     pub unserved: u64,
     pub tokens: u64,
     pub cached: u64,
+    pub slow: u64,
     pub hits: [u64; MAX_TIERS],
     pub sealed: u64,
     pub duplicates: u64,
@@ -139,6 +140,11 @@ pub const SCHEMA: &[Field] = &[
     field("tokens", "tokens", "tokens of all begins"),
     field("cached", "tokens", "of these, tokens whose KV was found"),
     field(
+        "slow",
+        "blocks",
+        "blocks that begins found below and did not load: computing them is faster, or their bound",
+    ),
+    field(
         "sealed",
         "blocks",
         "blocks published, or found published when sealed",
@@ -230,6 +236,7 @@ impl Stats {
             c.unserved,
             c.tokens,
             c.cached,
+            c.slow,
             c.sealed,
             c.duplicates,
             c.flights,

@@ -26,8 +26,19 @@ pub(crate) struct Node {
     /// Parked sequences that keep it.
     pub(crate) keeps: u16,
     pub(crate) class: Class,
+    pub(crate) touched: Touched,
+}
+
+/// How often sequences have begun over a block or published it. One byte with what has no key, so
+/// that a node is no wider for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Touched {
     /// Without a key: a parked tail, reached only through its parked handle.
-    pub(crate) anonymous: bool,
+    #[default]
+    Anonymous,
+    /// Published, and not asked for since.
+    Once,
+    Again,
 }
 
 impl Record for Node {
@@ -43,6 +54,10 @@ impl Record for Node {
 impl Node {
     pub(crate) fn slot(&self, tier: usize) -> Option<u32> {
         self.copies[tier].slot.map(Link::at)
+    }
+
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.touched == Touched::Anonymous
     }
 }
 
@@ -70,7 +85,7 @@ impl Trie {
         let named: Vec<u32> = self
             .nodes
             .iter()
-            .filter(|(_, node)| !node.anonymous)
+            .filter(|(_, node)| !node.is_anonymous())
             .map(|(index, _)| index)
             .collect();
         for node in named {
@@ -141,17 +156,16 @@ impl Trie {
         self.nodes.insert(Node {
             parent,
             epoch,
-            anonymous: true,
             ..Node::default()
         })
     }
 
     /// Gives a node its key: from now on it is found.
-    pub(crate) fn name(&mut self, node: u32, key: Key) {
+    pub(crate) fn name(&mut self, node: u32, key: Key, touched: Touched) {
         debug_assert!(self.find(&key).is_none(), "key {key:?} published twice");
         let next = self.index.insert(&key, node);
         let named = &mut self.nodes[node];
-        (named.key, named.next, named.anonymous) = (key, next, false);
+        (named.key, named.next, named.touched) = (key, next, touched);
     }
 
     /// Ends a node that has no slot left.
@@ -161,7 +175,7 @@ impl Trie {
             dead.copies.iter().all(|copy| copy.slot.is_none()),
             "buried with a slot"
         );
-        if !dead.anonymous {
+        if !dead.is_anonymous() {
             self.unlink(node);
         }
         self.nodes.remove(node);
@@ -207,12 +221,17 @@ mod tests {
     }
 
     #[test]
+    fn a_node_is_no_wider_than_it_must_be() {
+        assert_eq!(size_of::<Node>(), 88);
+    }
+
+    #[test]
     fn a_buried_node_is_not_found_and_its_children_lose_their_parent() {
         let mut trie = Trie::new(8);
         let root = trie.add(None);
-        trie.name(root, key(1));
+        trie.name(root, key(1), Touched::Once);
         let child = trie.add(Some(root));
-        trie.name(child, key(2));
+        trie.name(child, key(2), Touched::Once);
         assert_eq!(trie.find(&key(2)), Some(child));
         assert_eq!(trie.parent(child), Some(root));
         trie.bury(root);
@@ -228,7 +247,7 @@ mod tests {
         let mut trie = Trie::new(2);
         for n in 0..64 {
             let node = trie.add(None);
-            trie.name(node, key(n));
+            trie.name(node, key(n), Touched::Once);
         }
         for n in (0..64).step_by(3) {
             let node = trie.find(&key(n)).expect("published");
@@ -248,11 +267,11 @@ mod tests {
     fn an_ended_epoch_is_not_found_but_can_be_published_again() {
         let mut trie = Trie::new(8);
         let old = trie.add(None);
-        trie.name(old, key(1));
+        trie.name(old, key(1), Touched::Once);
         trie.end_epoch();
         assert_eq!(trie.find(&key(1)), None);
         let new = trie.add(None);
-        trie.name(new, key(1));
+        trie.name(new, key(1), Touched::Once);
         assert_eq!(trie.find(&key(1)), Some(new));
         trie.bury(old);
         assert_eq!(trie.find(&key(1)), Some(new));

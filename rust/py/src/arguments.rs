@@ -3,7 +3,9 @@
 use crate::buffers::{Whole, integer, integers, is_integer};
 use crate::enter::hash;
 use crate::error::{Failure, Outcome};
-use blockyard_core::{Cache, Cells, Chain, Extras, Filling, FlightId, Key, Kind, Media, Retention};
+use blockyard_core::{
+    Cache, Cells, Chain, Extras, Filling, FlightId, Key, Kind, Media, Retention, Speeds, Write,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyInt, PyMapping, PyString};
 
@@ -77,8 +79,13 @@ impl<T: Whole> Keyword for Option<T> {
 whole!(
     block_size: u32, device: u32, host: u32, null_slots: u32, retries: u32, groups: u8,
     tokens: u64, reserve: u64, computed: u64, slots: u32, blocks: u32,
-    load: Option<u32>, after: Option<u64>, done: Option<u64>
+    load: Option<u32>, after: Option<u64>, done: Option<u64>, ghosts: Option<u32>
 );
+
+/// How many blocks come before.
+pub(crate) fn before(from: &Bound<'_, PyAny>) -> PyResult<u32> {
+    Keyword::read("after", from)
+}
 
 /// How many blocks; `None` for all.
 pub(crate) fn most(from: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
@@ -148,6 +155,33 @@ pub(crate) fn eviction(given: &str) -> Outcome<Kind> {
         given,
         &[("recency", Kind::Recency), ("heap", Kind::Heap)],
     )
+}
+
+pub(crate) fn write(given: &str) -> Outcome<Write> {
+    let words = [
+        ("on-evict", Write::OnEvict),
+        ("through", Write::Through),
+        ("second-touch", Write::SecondTouch),
+    ];
+    word("write", given, &words)
+}
+
+/// Three counts of nanoseconds, in order: load, compute, attend.
+pub(crate) fn speeds(from: &Bound<'_, PyAny>) -> PyResult<Option<Speeds>> {
+    if from.is_none() {
+        return Ok(None);
+    }
+    let given: Vec<u64> = integers("speeds", from)?;
+    let &[load, compute, attend] = given.as_slice() else {
+        let message =
+            format!("speeds = {from}: pass three counts of nanoseconds, load, compute, attend");
+        return Err(Failure::misuse(message).into());
+    };
+    Ok(Some(Speeds {
+        load,
+        compute,
+        attend,
+    }))
 }
 
 pub(crate) fn key_hash(given: &str) -> Outcome<blockyard_core::KeyHash> {

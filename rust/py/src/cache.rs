@@ -6,7 +6,7 @@ use crate::enter::{away, check_fork, enter, generation};
 use crate::error::{Failure, Outcome};
 use crate::handles::{Breach, Lease, Parked, Probe, Soon, foreign};
 use crate::keys::Keys;
-use blockyard_core::{self as core, Answer, Chain, Config, Request, Seals};
+use blockyard_core::{self as core, Answer, Chain, Config, Request, Seals, Speeds};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -164,7 +164,8 @@ impl Cache {
 impl Cache {
     #[new]
     #[pyo3(signature = (*, block_size=16, device, host=0, null_slots=1, eviction="recency",
-        recompute=true, retries=3, groups=1, namespace=None, key_hash="sha256"))]
+        write="on-evict", ghosts=None, speeds=None, recompute=true, retries=3, groups=1,
+        namespace=None, key_hash="sha256"))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         #[pyo3(from_py_with = arguments::block_size)] block_size: u32,
@@ -172,6 +173,9 @@ impl Cache {
         #[pyo3(from_py_with = arguments::host)] host: u32,
         #[pyo3(from_py_with = arguments::null_slots)] null_slots: u32,
         eviction: &str,
+        write: &str,
+        #[pyo3(from_py_with = arguments::ghosts)] ghosts: Option<u32>,
+        #[pyo3(from_py_with = arguments::speeds)] speeds: Option<Speeds>,
         recompute: bool,
         #[pyo3(from_py_with = arguments::retries)] retries: u32,
         #[pyo3(from_py_with = arguments::groups)] groups: u8,
@@ -183,6 +187,9 @@ impl Cache {
             slots: vec![device, host],
             null_slots,
             policy: arguments::eviction(eviction)?,
+            write: arguments::write(write)?,
+            ghosts,
+            speeds,
             recompute,
             retries,
             groups,

@@ -260,6 +260,7 @@ pub(crate) struct Probe {
     pub(crate) disk: u32,
     pub(crate) stop: &'static str,
     pub(crate) flight: Option<u64>,
+    pub(crate) evicted: Option<bool>,
 }
 
 impl From<core::Probe> for Probe {
@@ -275,6 +276,7 @@ impl From<core::Probe> for Probe {
             disk,
             stop: stop_word(probe.stop),
             flight,
+            evicted: probe.evicted,
         }
     }
 }

@@ -10,6 +10,7 @@ mod handles;
 mod keys;
 mod moves;
 mod plan;
+mod questions;
 mod step;
 
 /// Block bookkeeping in Rust; the public names are those of the package `blockyard`.
@@ -26,6 +27,8 @@ mod _core {
     use crate::keys::Keys;
     #[pymodule_export]
     use crate::plan::Plan;
+    #[pymodule_export]
+    use crate::questions::Room;
 
     #[pymodule_export]
     use crate::error::{

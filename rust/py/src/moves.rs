@@ -76,6 +76,12 @@ impl Cache {
         self.finish(py, batch, retention, after)
     }
 
+    fn dispatch(&self, py: Python<'_>) -> PyResult<Vec<Plan>> {
+        self.check_fork()?;
+        let plans = enter(py, &self.inner, 0, blockyard_core::State::dispatch);
+        Ok(plans.into_iter().map(Plan).collect())
+    }
+
     #[pyo3(signature = (blocks, *, of=None))]
     fn demote(
         &self,

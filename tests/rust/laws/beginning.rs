@@ -1,7 +1,7 @@
 //! Table 2.2: begin.
 
 use crate::yard::{KINDS, Yard, and_one, cat, config, one, room, text, tokens};
-use blockyard_core::{Answer, Config, Error, Filling, Stop};
+use blockyard_core::{Answer, Config, Error, Filling, Speeds, Stop};
 
 #[test]
 fn a_begin_never_evicts_its_own_prefix() {
@@ -245,4 +245,113 @@ fn a_begin_is_all_or_nothing_with_its_growth() {
     yard.finish(other);
     yard.finish(lease);
     yard.at_rest();
+}
+
+/// A block of its own takes 100 to compute, one more 110, and so on.
+fn gated(load: u64, recompute: bool) -> Yard {
+    let (compute, attend) = (100, 10);
+    let speeds = Some(Speeds {
+        load,
+        compute,
+        attend,
+    });
+    Yard::of(Config {
+        speeds,
+        recompute,
+        ..config(16, 16)
+    })
+}
+
+/// A prompt of which one block is on the device and three are below.
+fn spread(yard: &Yard, name: u32) -> Vec<u32> {
+    let prompt = text(name, 4);
+    yard.publish(&prompt);
+    yard.copy_down(3);
+    yard.squeeze(3);
+    assert_eq!(yard.hits(&prompt), [1, 3, 0]);
+    prompt
+}
+
+#[test]
+fn a_load_is_taken_where_it_beats_computing_and_left_where_it_takes_as_long() {
+    // 110 + 120 + 130 for the three blocks behind the first.
+    for (load, loaded, stop) in [(119, 3, Stop::Whole), (120, 0, Stop::Slow)] {
+        let yard = gated(load, true);
+        let prompt = spread(&yard, 1);
+        let (lease, begun) = yard.begin(&and_one(&prompt));
+        assert_eq!((begun.hits, begun.stop), ([1, loaded, 0], stop));
+        assert_eq!(yard.stats().counters.slow, u64::from(3 - loaded));
+        yard.land(&begun.plans);
+        yard.finish(lease);
+        yard.at_rest();
+    }
+}
+
+#[test]
+fn the_bound_of_a_begin_comes_before_what_pays() {
+    // Of two blocks behind the first: 110 + 120.
+    for (load, loaded) in [(114, 2), (115, 0)] {
+        let yard = gated(load, true);
+        let prompt = spread(&yard, 1);
+        let (lease, begun) = yard.stop(&and_one(&prompt), 2);
+        assert_eq!((begun.hits, begun.stop), ([1, loaded, 0], Stop::Slow));
+        assert_eq!(yard.stats().counters.slow, u64::from(3 - loaded));
+        yard.land(&begun.plans);
+        yard.finish(lease);
+    }
+}
+
+#[test]
+fn a_load_waits_behind_those_that_are_on_their_way_up() {
+    // (1 + 3) * 89 < 360 <= (1 + 3) * 90, with one block of another in the air.
+    for (load, loaded) in [(89, 3), (90, 0)] {
+        let yard = gated(load, true);
+        yard.publish_below(&text(2, 1));
+        let prompt = spread(&yard, 1);
+        let ahead = yard.chain(&text(2, 1));
+        let other = yard.cache.lock().promote(ahead.keys(), 1);
+        let other = other.expect("there is room").expect("it is below");
+        let (lease, begun) = yard.stop(&and_one(&prompt), u32::MAX);
+        assert_eq!(begun.hits, [1, loaded, 0]);
+        yard.land(&[other]);
+        yard.land(&begun.plans);
+        yard.finish(lease);
+        let (lease, begun) = yard.begin(&and_one(&prompt));
+        assert_eq!(begun.stop, Stop::Whole, "nothing is in the way");
+        yard.land(&begun.plans);
+        yard.finish(lease);
+    }
+}
+
+#[test]
+fn a_full_hit_whose_last_block_does_not_pay_computes_it() {
+    for (load, stop) in [(99, Stop::Whole), (100, Stop::Slow)] {
+        let yard = gated(load, true);
+        yard.publish_below(&text(1, 1));
+        let (lease, begun) = yard.begin(&text(1, 1));
+        let cached = if stop == Stop::Whole { 3 } else { 0 };
+        assert_eq!((begun.cached, begun.stop), (cached, stop));
+        yard.land(&begun.plans);
+        yard.finish(lease);
+    }
+}
+
+#[test]
+fn a_load_is_never_left_where_it_cannot_be_computed_nor_by_a_parked_sequence() {
+    let yard = gated(1_000_000, false);
+    let prompt = spread(&yard, 1);
+    let (lease, begun) = yard.begin(&and_one(&prompt));
+    assert_eq!((begun.hits, begun.stop), ([1, 3, 0], Stop::Whole));
+    yard.land(&begun.plans);
+    yard.finish(lease);
+
+    let yard = gated(1_000_000, true);
+    let parked = yard.park(yard.run(&text(1, 2)), 8);
+    yard.land(&[yard.demote_parked(&parked, 2).unwrap()]);
+    yard.squeeze(2);
+    let (lease, begun) = yard.resume(parked);
+    assert_eq!((begun.hits, begun.stop), ([0, 2, 0], Stop::Whole));
+    yard.land(&begun.plans);
+    yard.finish(lease);
+    assert_eq!(yard.stats().counters.slow, 0);
 }

@@ -2,7 +2,7 @@
 //! on the way, R2-3 on random histories: the audit counts anew what may be taken.
 
 use crate::yard::{KINDS, SIZE, Yard, cat, config, text, tokens};
-use blockyard_core::{Config, Kind, Lease, Parked, Plan, Retention, Tier};
+use blockyard_core::{Config, Kind, Lease, Parked, Plan, Retention, Speeds, Tier, Write};
 
 /// A small generator of our own: the numbers must not change with anybody's version.
 struct Dice(u64);
@@ -30,8 +30,16 @@ struct Hands {
 
 /// A history of so many calls, and everything that was answered.
 fn history(seed: u64, calls: u32, policy: Kind) -> Vec<String> {
+    let writes = [Write::OnEvict, Write::Through, Write::SecondTouch];
+    let speeds = Speeds {
+        load: 5,
+        compute: 3,
+        attend: 1,
+    };
     let yard = Yard::of(Config {
         policy,
+        write: writes[seed as usize % writes.len()],
+        speeds: Some(speeds).filter(|_| seed.is_multiple_of(2)),
         ..config(24, 12)
     });
     let (mut dice, mut hands) = (Dice(seed), Hands::default());

@@ -2,7 +2,7 @@
 
 use crate::ops::Op;
 use crate::world::World;
-use crate::yard::{Block, DEVICE};
+use crate::yard::{Block, DEVICE, HOST};
 use blockyard_core::{
     Answer, Begun, Chain, Error, Extras, Filling, Lease, LeaseId, Plan, Request, Retention,
     Sealing, Seals, Tier,
@@ -298,7 +298,7 @@ impl World {
 
     fn demote(&mut self, op: &Op) -> Option<()> {
         let (path, most, plan): (Vec<Block>, _, Option<Plan>);
-        let mut parked = None;
+        let (mut parked, mut fresh) = (None, 0);
         match *op {
             Op::DemoteLease(lease, blocks) => {
                 let id = self.leases[pick(&self.leases, lease)?].id();
@@ -321,16 +321,7 @@ impl World {
                     .expect("it is parked");
             }
             Op::Demote(blocks) => {
-                // A list looks ahead over what is in the air too, a heap over its leaves alone.
-                let heap = self.heap.then(|| self.yard.next_victims(blocks as usize));
-                let ahead = heap
-                    .unwrap_or_else(|| self.yard.ahead())
-                    .into_iter()
-                    .take(blocks as usize);
-                let ahead = ahead.filter_map(|slot| self.yard.block_in(DEVICE, slot));
-                path = ahead
-                    .filter(|&block| self.yard.blocks[block].epoch == self.yard.epoch)
-                    .collect();
+                (path, fresh) = self.yard.pick_for_demote(blocks as usize, self.heap);
                 most = blocks;
                 plan = self.cache.lock().demote(u32::from(blocks));
             }
@@ -340,6 +331,12 @@ impl World {
         self.yard
             .copy_down(&state, &path, most as usize, parked, plan.as_ref());
         drop(state);
+        // What was not copied stays first.
+        for &block in path[..fresh].iter().rev() {
+            if self.yard.blocks[block].slots[HOST].is_none() {
+                self.yard.fresh.push_front(block);
+            }
+        }
         self.air.extend(plan);
         Some(())
     }

@@ -24,6 +24,8 @@ struct Prefix {
     lower: usize,
     last: Option<Block>,
     stop: Stop,
+    /// Blocks that are found below and not loaded.
+    slow: usize,
 }
 
 /// Reader marks of a begin or a promote before their flights have a number.
@@ -106,11 +108,18 @@ impl Yard {
             lower: path.len().min(shared) - device,
             last: path.get(shared).copied(),
             stop: probe.stop,
+            slow: 0,
             path,
         };
-        if self.to_load(&prefix).len() > request.load as usize {
-            prefix.lower = prefix.lower.min(request.load as usize);
+        let found = self.to_load(&prefix).len();
+        let mut most = found.min(request.load as usize);
+        if self.recompute && !self.pays(most, device) {
+            most = 0;
+        }
+        if found > most {
+            prefix.lower = prefix.lower.min(most);
             (prefix.last, prefix.stop) = (None, Stop::Slow);
+            prefix.slow = found - prefix.lower;
         }
         prefix
     }
@@ -156,6 +165,8 @@ impl Yard {
             panic!("{answer:?}, but there is room")
         };
 
+        self.slow += prefix.slow as u64;
+        self.again.extend(&prefix.path);
         // The hits are held in every tier first, so that none of them is a victim; a reader mark
         // must leave the host's promises backed.
         let found = prefix.device + prefix.lower;

@@ -250,6 +250,7 @@ impl Yard {
         assert_eq!(answer, &Ok(()));
         let shrinks = slots < self.limits[tier];
         self.limits[tier] = slots;
+        self.most_fresh = self.most_fresh.max(self.limits[DEVICE] as usize);
         while shrinks && !self.fits(tier) {
             assert!(self.recompute, "a keep was in the way");
             let youngest = self.youngest().expect("something was in the way");

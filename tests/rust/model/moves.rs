@@ -1,7 +1,7 @@
 //! What changes in the naive yard, in the words that its verbs share.
 
 use crate::yard::{Air, Block, Class, DEVICE, HOST, Node, What, Yard};
-use blockyard_core::{Key, ParkedId, Retention, State, Tier};
+use blockyard_core::{Key, ParkedId, Retention, State, Tier, Write};
 
 impl Yard {
     pub(crate) fn add(&mut self, key: Option<Key>, parent: Option<Block>) -> Block {
@@ -123,6 +123,34 @@ impl Yard {
             gone.push(next);
         }
         gone
+    }
+
+    /// The blocks that a demote looks at: what is fresh, in the order of publication, and how many
+    /// of them there are; then the next victims.
+    pub(crate) fn pick_for_demote(&mut self, blocks: usize, heap: bool) -> (Vec<Block>, usize) {
+        let mut path = Vec::new();
+        while self.write == Write::Through && path.len() < blocks {
+            let Some(block) = self.fresh.pop_front() else {
+                break;
+            };
+            let node = &self.blocks[block];
+            if node.epoch == self.epoch
+                && node.slots[HOST].is_none()
+                && self.ready(block, DEVICE).is_some()
+            {
+                path.push(block);
+            }
+        }
+        // A list looks ahead over what is in the air too, a heap over its leaves alone.
+        let (fresh, rest) = (path.len(), blocks - path.len());
+        let heap = heap.then(|| self.next_victims(rest));
+        let ahead = heap.unwrap_or_else(|| self.ahead()).into_iter().take(rest);
+        let victims = ahead
+            .filter_map(|slot| self.block_in(DEVICE, slot))
+            .filter(|&block| self.blocks[block].epoch == self.epoch)
+            .filter(|block| self.write != Write::SecondTouch || self.again.contains(block));
+        path.extend(victims);
+        (path, fresh)
     }
 
     /// The block leaves the tier, and its slot is given back.

@@ -1,6 +1,7 @@
 //! What is done: operations name what they touch by a number modulo what there is, so that a
 //! script still means something when parts of it are left out.
 
+use blockyard_core::{Speeds, Write};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::fmt;
@@ -14,6 +15,8 @@ pub(crate) struct Setup {
     pub(crate) heap: bool,
     pub(crate) recompute: bool,
     pub(crate) retries: u32,
+    pub(crate) write: Write,
+    pub(crate) speeds: Option<Speeds>,
 }
 
 /// One run of equal tokens per block, 0 or 1 by the bits of `path`, and a partial block of `tail`.
@@ -122,8 +125,24 @@ fn setups() -> impl Strategy<Value = Setup> {
             heap,
             recompute,
             retries,
+            write: Write::OnEvict,
+            speeds: None,
         }
     })
+}
+
+fn policies() -> impl Strategy<Value = (Write, Option<Speeds>)> {
+    let write = prop_oneof![
+        Just(Write::OnEvict),
+        Just(Write::Through),
+        Just(Write::SecondTouch)
+    ];
+    let speeds = (0..30_u64, 0..20_u64, 0..4_u64).prop_map(|(load, compute, attend)| Speeds {
+        load,
+        compute,
+        attend,
+    });
+    (write, prop::option::of(speeds))
 }
 
 #[derive(Clone)]
@@ -141,5 +160,13 @@ impl fmt::Debug for Script {
 
 pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
     let ops = vec(ops(), steps / 2..steps);
-    (setups(), ops).prop_map(|(setup, ops)| Script { setup, ops })
+    // What is drawn last leaves the scripts of kept seeds as they were.
+    (setups(), ops, policies()).prop_map(|(setup, ops, (write, speeds))| Script {
+        setup: Setup {
+            write,
+            speeds,
+            ..setup
+        },
+        ops,
+    })
 }

@@ -231,6 +231,13 @@ impl Yard {
                 None => {
                     let block = own.unwrap_or_else(|| self.add(None, above));
                     self.blocks[block].key = Some(keys[at]);
+                    if self.ghosts.remove(&keys[at]) {
+                        self.again.insert(block);
+                    }
+                    self.fresh.push_back(block);
+                    if self.fresh.len() > self.most_fresh {
+                        self.fresh.pop_front();
+                    }
                     self.adopt(block, slot);
                 }
                 Some(block) if own == Some(block) => {}
@@ -239,7 +246,10 @@ impl Yard {
                 Some(block) => {
                     self.link(&above.into_iter().chain([block]).collect::<Vec<_>>());
                     match self.blocks[block].slots[DEVICE] {
-                        None => self.adopt(block, slot),
+                        None => {
+                            self.again.insert(block);
+                            self.adopt(block, slot);
+                        }
                         Some(published) => {
                             let backs = self.may_go(DEVICE).contains(&published)
                                 && published < self.limits[DEVICE];
@@ -248,6 +258,7 @@ impl Yard {
                             {
                                 break;
                             }
+                            self.again.insert(block);
                             self.slots[DEVICE].insert(slot, What::Twin(block));
                         }
                     }

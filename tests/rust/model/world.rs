@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 const WIDTH: usize = 64;
 /// Prompts that are probed after every step.
 const KNOWN: usize = 24;
+/// More than any script drops: the model forgets none.
+const GHOSTS: u32 = 1 << 12;
 
 pub(crate) struct World {
     pub(crate) cache: Cache,
@@ -19,6 +21,8 @@ pub(crate) struct World {
     pub(crate) leases: Vec<Lease>,
     pub(crate) parked: Vec<Parked>,
     pub(crate) air: Vec<Plan>,
+    /// Plans that were not dispatched yet.
+    waiting: Vec<Plan>,
     /// Flights that have landed, and leases whose handles are spent.
     pub(crate) ended: Vec<FlightId>,
     pub(crate) spent: Vec<LeaseId>,
@@ -42,6 +46,9 @@ impl World {
             } else {
                 Kind::Recency
             },
+            write: setup.write,
+            ghosts: Some(GHOSTS),
+            speeds: setup.speeds,
             recompute: setup.recompute,
             retries: setup.retries,
             groups: 1,
@@ -52,6 +59,9 @@ impl World {
             retries: setup.retries,
             null: setup.null,
             limits: [setup.device, setup.host],
+            most_fresh: setup.device as usize,
+            write: setup.write,
+            speeds: setup.speeds,
             unnamed: u64::MAX,
             ..Yard::default()
         };
@@ -62,6 +72,7 @@ impl World {
             leases: Vec::new(),
             parked: Vec::new(),
             air: Vec::new(),
+            waiting: Vec::new(),
             ended: Vec::new(),
             spent: Vec::new(),
             heap: setup.heap,
@@ -75,6 +86,7 @@ impl World {
     /// Does it in both, and compares all that can be asked. A call that is refused changes nothing.
     pub(crate) fn apply(&mut self, op: &Op) {
         let before = self.cache.lock().stats();
+        let known: Vec<FlightId> = self.air.iter().map(|plan| plan.flight).collect();
         let refused = self.act(op).unwrap_or(false);
         let mut stats = self.cache.lock().stats();
         if refused {
@@ -88,12 +100,26 @@ impl World {
         // A fork that was undone leaves a spent handle.
         self.leases
             .retain(|lease| self.yard.leases.contains_key(&lease.id()));
+        self.yard.haunt();
         self.compare();
+        let new = |plan: &&Plan| !known.contains(&plan.flight);
+        self.waiting.extend(self.air.iter().filter(new).cloned());
+        self.dispatch(stats.counters.flights);
+    }
+
+    /// Now and then, so that some have landed before they were dispatched.
+    fn dispatch(&mut self, flights: u64) {
+        if flights.is_multiple_of(3) {
+            let mut waiting = std::mem::take(&mut self.waiting);
+            waiting.retain(|plan| !self.ended.contains(&plan.flight));
+            assert_eq!(self.cache.lock().dispatch(), waiting);
+        }
     }
 
     fn compare(&mut self) {
         let mut state = self.cache.lock();
         self.yard.compare(&state.stats());
+        self.yard.compare_questions(&state);
         for lease in &self.leases {
             let (id, seq) = (lease.id(), &self.yard.leases[&lease.id()]);
             let view = state.view(id).expect("it lives");
@@ -142,7 +168,7 @@ impl World {
         for keys in &self.known {
             assert_eq!(
                 state.probe(keys),
-                self.yard.walk(keys).1,
+                self.yard.probe(keys),
                 "what is found of {keys:?}"
             );
         }

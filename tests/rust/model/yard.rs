@@ -6,8 +6,11 @@
 //! modelled, only that a victim may be taken and that no more go than must. The device's victims
 //! are predicted exactly.
 
-use blockyard_core::{FlightId, Key, LeaseId, ParkedId, Probe, Retention, Stats, Stop, TierStats};
-use std::collections::{BTreeMap, BTreeSet};
+use blockyard_core::{
+    FlightId, Key, LeaseId, ParkedId, Probe, Retention, Room, Speeds, State, Stats, Stop, Tier,
+    TierStats, Write,
+};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub(crate) type Block = usize;
 
@@ -105,6 +108,17 @@ pub(crate) struct Yard {
     pub(crate) epoch: u64,
     pub(crate) parkings: u64,
     pub(crate) evicted: [u64; 2],
+    pub(crate) write: Write,
+    /// Published and not copied down yet, and how many of them are remembered.
+    pub(crate) fresh: VecDeque<Block>,
+    pub(crate) most_fresh: usize,
+    /// Blocks that were touched more than once.
+    pub(crate) again: BTreeSet<Block>,
+    /// Blocks whose end was seen, and keys of those that have not come back.
+    pub(crate) gone: BTreeSet<Block>,
+    pub(crate) ghosts: BTreeSet<Key>,
+    pub(crate) speeds: Option<Speeds>,
+    pub(crate) slow: u64,
     /// Numbers for leases that have no handle.
     pub(crate) unnamed: u64,
 }
@@ -302,6 +316,73 @@ impl Yard {
         (path, probe)
     }
 
+    pub(crate) fn probe(&self, keys: &[Key]) -> Probe {
+        let (path, probe) = self.walk(keys);
+        let missing = self.write == Write::SecondTouch && probe.stop == Stop::Missing;
+        Probe {
+            evicted: missing.then(|| self.ghosts.contains(&keys[path.len()])),
+            ..probe
+        }
+    }
+
+    /// What has left every tier since the last call leaves a ghost.
+    pub(crate) fn haunt(&mut self) {
+        for block in 0..self.blocks.len() {
+            if !self.alive(block) && self.gone.insert(block) {
+                self.ghosts.extend(self.blocks[block].key);
+            }
+        }
+    }
+
+    /// Blocks in the air between these tiers, in flights that may still end in time.
+    pub(crate) fn in_air(&self, from: usize, to: usize) -> u32 {
+        let all = self.flights.values().filter(|air| !air.overdue);
+        all.filter(|air| (air.from, air.to) == (from, to))
+            .map(|air| air.moves.len() as u32)
+            .sum()
+    }
+
+    /// Whether loading beats computing, by adding up what each block takes.
+    pub(crate) fn pays(&self, blocks: usize, after: usize) -> bool {
+        let Some(speeds) = self.speeds else {
+            return true;
+        };
+        let queue = u64::from(self.in_air(HOST, DEVICE));
+        let computing: u64 = (after..after + blocks)
+            .map(|before| speeds.compute + speeds.attend * before as u64)
+            .sum();
+        (queue + blocks as u64) * speeds.load < computing
+    }
+
+    pub(crate) fn compare_questions(&self, state: &State) {
+        let (down, up) = (self.in_air(DEVICE, HOST), self.in_air(HOST, DEVICE));
+        assert_eq!(state.blocks_in_air(), (down, up), "in the air");
+        assert_eq!(state.worth_loading(3, 1), self.pays(3, 1));
+        for tier in [DEVICE, HOST] {
+            let room = Room {
+                free: self.free(tier) as u32,
+                evictable: self.takeable(tier) as u32,
+                promised: self.promised(tier) as u32,
+                evicted: self.evicted[tier],
+            };
+            assert_eq!(state.room(Tier(tier as u8)), Ok(room));
+        }
+        let lacks = |&&block: &&Block| self.blocks[block].slots[HOST].is_none();
+        let leases = self.leases.values().map(|seq| {
+            let blocks = seq.table.len();
+            (blocks, seq.limit.saturating_sub(blocks))
+        });
+        let parked = self.parked.values();
+        let parked = parked.map(|stay| (stay.on_device, stay.path.iter().filter(lacks).count()));
+        let mut here: Vec<_> = leases.chain(parked).collect();
+        here.sort_unstable_by(|one, other| other.cmp(one));
+        let told = state.holders().into_iter();
+        let told: Vec<_> = told
+            .map(|holder| (holder.device as usize, holder.promised as usize))
+            .collect();
+        assert_eq!(told, here, "holders");
+    }
+
     pub(crate) fn compare(&self, stats: &Stats) {
         for tier in [DEVICE, HOST] {
             assert_eq!(stats.tiers[tier], self.sizes(tier), "tier {tier}");
@@ -310,6 +391,7 @@ impl Yard {
                 "evicted from tier {tier}"
             );
         }
+        assert_eq!(stats.counters.slow, self.slow, "skipped as slow");
         let blocks: BTreeSet<Block> = self.blocks_on(DEVICE).chain(self.blocks_on(HOST)).collect();
         let told = (
             stats.leases,

@@ -8,6 +8,7 @@ use crate::id::{FlightId, Key, LeaseId, MAX_TIERS};
 use crate::plan::Plan;
 use crate::pool::Hold;
 use crate::record::Running;
+use crate::trie::Touched;
 
 /// What a begin does at a block that is in the air. Where the engine cannot recompute it waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -28,7 +29,7 @@ pub struct Request<'a> {
     pub tokens: u64,
     /// Tokens of growth to promise.
     pub reserve: u64,
-    /// Most blocks to load from below the device; what loading beats computing for.
+    /// Most blocks to load from below the device.
     pub load: u32,
     /// At a block in the air.
     pub filling: Filling,
@@ -44,6 +45,8 @@ struct Prefix {
     /// The last block of a full hit: its last token is computed again, in a private copy.
     last: Option<u32>,
     stop: Stop,
+    /// Blocks that were found below and are not loaded: not worth it.
+    slow: u32,
 }
 
 impl State {
@@ -101,17 +104,27 @@ impl State {
             tier,
             last: None,
             stop: probe.stop,
+            slow: 0,
         };
         let mut loads = lower;
         if let Some(&last) = self.path.get(shared) {
             prefix.last = Some(last);
             loads += usize::from(self.ready(last, 0).is_none());
         }
-        if loads > request.load as usize {
-            prefix.lower = lower.min(request.load as usize);
+        let most = self.pays(loads.min(request.load as usize), device);
+        if loads > most {
+            prefix.lower = lower.min(most);
             (prefix.last, prefix.stop) = (None, Stop::Slow);
+            prefix.slow = (loads - prefix.lower) as u32;
         }
         prefix
+    }
+
+    /// How many of so many loads behind `device` blocks to take: all, or none where computing
+    /// them beats it and the engine can.
+    fn pays(&self, loads: usize, device: usize) -> usize {
+        let pays = !self.config.recompute || self.worth_loading(loads as u32, device as u32);
+        if pays { loads } else { 0 }
     }
 
     fn admit(
@@ -137,6 +150,9 @@ impl State {
             return Err(self.no_room(0, need, u64::from(spent)));
         }
 
+        for &node in path {
+            self.trie[node].touched = Touched::Again;
+        }
         let mut table = Vec::with_capacity(limit as usize);
         for (at, &node) in path.iter().enumerate().take(prefix.device + prefix.lower) {
             self.link(node, at.checked_sub(1).map(|above| path[above]));
@@ -192,6 +208,7 @@ impl State {
         hits[prefix.tier] =
             prefix.lower as u32 + u32::from(last.is_some_and(|(tier, ..)| tier == prefix.tier));
         self.counters.begun += 1;
+        self.counters.slow += u64::from(prefix.slow);
         self.counters.tokens += tokens;
         self.counters.cached += self.leases[lease].cached;
         for (sum, hit) in self.counters.hits.iter_mut().zip(hits) {

@@ -6,30 +6,88 @@ use super::keep::HOST;
 use crate::error::Result;
 use crate::evict::{Evict, Stand};
 use crate::flight::{Errand, Move};
-use crate::id::{Key, LeaseId, ParkedId, Retention};
+use crate::id::{Id, Key, LeaseId, ParkedId, Retention};
 use crate::plan::Plan;
 use crate::pool::Hold;
 use crate::record::Running;
+use crate::trie::Touched;
 use std::collections::BTreeMap;
 
+/// What [`State::demote`] copies down.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Write {
+    /// The device's next victims.
+    #[default]
+    OnEvict,
+    /// What was published, in that order; then the next victims.
+    Through,
+    /// Of the next victims those that were touched more than once. A block is touched when a
+    /// sequence begins over it or publishes it, and once more if it had been dropped before.
+    SecondTouch,
+}
+
 impl State {
-    /// Sees that the next `blocks` victims of the device have a copy below, as far as the host's
-    /// promises allow; `None` when there is nothing to copy.
+    /// Sees that the next `blocks` victims of the device have a copy below, or what else
+    /// [`Write`] says, as far as the host's promises allow; `None` when there is nothing to copy.
     pub fn demote(&mut self, blocks: u32) -> Option<Plan> {
-        let mut ahead = Vec::new();
-        if self.tiers.len() > HOST {
-            let mut gone = BTreeMap::new();
-            let mut opens = |slot| self.opened_by(slot, &mut gone);
-            self.tiers[0]
-                .order
-                .ahead(blocks as usize, &mut opens, &mut ahead);
+        if self.tiers.len() <= HOST {
+            return None;
         }
-        let nodes: Vec<u32> = ahead
+        let fresh = self.take_fresh(blocks);
+        let mut nodes: Vec<u32> = fresh.iter().map(|id| id.index).collect();
+        nodes.extend(self.victims(blocks - nodes.len() as u32));
+        let plan = self.copy_down(Errand::Down { parked: None }, nodes.into_iter(), blocks);
+        for id in fresh.into_iter().rev() {
+            if self.trie[id.index].slot(HOST).is_none() {
+                self.fresh.push_front(id);
+            }
+        }
+        plan
+    }
+
+    /// The blocks of the next victims that are worth a copy.
+    fn victims(&self, blocks: u32) -> Vec<u32> {
+        let mut ahead = Vec::new();
+        let mut gone = BTreeMap::new();
+        let mut opens = |slot| self.opened_by(slot, &mut gone);
+        self.tiers[0]
+            .order
+            .ahead(blocks as usize, &mut opens, &mut ahead);
+        let once = self.config.write == Write::SecondTouch;
+        ahead
             .into_iter()
             .filter_map(|slot| self.node_in(0, slot))
             .filter(|&node| self.trie[node].epoch == self.trie.epoch())
-            .collect();
-        self.copy_down(Errand::Down { parked: None }, nodes.into_iter(), blocks)
+            .filter(|&node| !(once && self.trie[node].touched == Touched::Once))
+            .collect()
+    }
+
+    /// A block was published. Where nobody ever demotes, the oldest are forgotten.
+    pub(super) fn note_fresh(&mut self, node: u32) {
+        if self.config.write == Write::Through {
+            if self.fresh.len() >= self.tiers[0].pool.len() as usize {
+                self.fresh.pop_front();
+            }
+            self.fresh.push_back(self.trie.id(node));
+        }
+    }
+
+    /// The first `most` fresh blocks that have no copy below; what has one, or has left the
+    /// device, is forgotten on the way.
+    fn take_fresh(&mut self, most: u32) -> Vec<Id> {
+        let mut taken = Vec::new();
+        while taken.len() < most as usize
+            && let Some(id) = self.fresh.pop_front()
+        {
+            if let Some(node) = self.trie.live(id)
+                && self.trie[node].epoch == self.trie.epoch()
+                && self.trie[node].slot(HOST).is_none()
+                && self.ready(node, 0).is_some()
+            {
+                taken.push(id);
+            }
+        }
+        taken
     }
 
     /// The idle parent on the device that is a leaf once this slot, and those before it, are gone.

@@ -92,7 +92,7 @@ impl State {
             if owed {
                 self.tiers[HOST].ledger.release(1);
             }
-            if self.trie[node].anonymous && self.trie[node].keeps == 0 {
+            if self.trie[node].is_anonymous() && self.trie[node].keeps == 0 {
                 self.dissolve(node, u32::from(at < on_device));
                 continue;
             }

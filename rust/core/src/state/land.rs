@@ -42,6 +42,9 @@ impl State {
             }
             return Ok(true);
         }
+        if let Some(air) = self.in_air_of(flight.from, flight.to) {
+            *air -= flight.moves.len() as u32;
+        }
         self.counters.failed += (flight.moves.len() - good.min(flight.moves.len())) as u64;
         match flight.errand {
             Errand::Nothing => {}
@@ -287,7 +290,13 @@ impl State {
             return Ok(false);
         }
         self.counters.overdue += 1;
-        let (to, errand, moves) = (flight.to.at(), flight.errand, flight.moves.clone());
+        let (from, to) = (flight.from, flight.to);
+        let (errand, moves) = (flight.errand, flight.moves.clone());
+        // It may never end: nothing waits behind it.
+        if let Some(air) = self.in_air_of(from, to) {
+            *air -= moves.len() as u32;
+        }
+        let to = to.at();
         if let Errand::Up { lease, base: block }
         | Errand::Private {
             lease: Some(lease),

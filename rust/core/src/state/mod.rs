@@ -9,6 +9,7 @@ mod demote;
 mod finish;
 mod fork;
 mod grow;
+mod holders;
 mod keep;
 mod land;
 mod load;
@@ -23,22 +24,27 @@ mod view;
 
 pub use audit::Breach;
 pub use begin::{Filling, Request};
+pub use demote::Write;
+pub use holders::{Holder, Room, Who};
 pub use probe::{Probe, Stop};
 pub use seal::Sealing;
 pub use tables::Cells;
 pub use view::{ParkedView, View};
 
 use crate::arena::{Arena, Found};
+use crate::cost::Speeds;
 use crate::error::{Error, Result};
 use crate::evict::{Kind, Policy};
 use crate::flight::Flight;
-use crate::id::{FlightId, LeaseId, MAX_TIERS, ParkedId, Tier};
+use crate::ghost::Ghosts;
+use crate::id::{FlightId, Id, LeaseId, MAX_TIERS, ParkedId, Tier};
 use crate::ledger::Ledger;
 use crate::plan::Plan;
 use crate::pool::Pool;
 use crate::record::{Held, Parked, Running};
 use crate::stats::{Counters, Stats, TierStats};
 use crate::trie::Trie;
+use std::collections::VecDeque;
 
 /// How a yard is built; the same on every rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,6 +57,12 @@ pub struct Config {
     pub null_slots: u32,
     /// Eviction policy of every tier.
     pub policy: Kind,
+    /// What is copied down ahead of need.
+    pub write: Write,
+    /// Keys of dropped blocks to remember, for [`Write::SecondTouch`]; `None`: four per slot.
+    pub ghosts: Option<u32>,
+    /// Gates the loads of begins; `None`: every load is taken.
+    pub speeds: Option<Speeds>,
     /// Whether the engine can recompute KV that was lost. A decode-only instance may not.
     pub recompute: bool,
     /// How often a failed copy of a kept block is tried again before its keep is broken.
@@ -66,6 +78,9 @@ impl Default for Config {
             slots: Vec::new(),
             null_slots: 1,
             policy: Kind::Recency,
+            write: Write::OnEvict,
+            ghosts: None,
+            speeds: None,
             recompute: true,
             retries: 3,
             groups: 1,
@@ -75,6 +90,9 @@ impl Default for Config {
 
 /// Slots that a tier may have: block tables are int32, and list heads need a few numbers.
 const MOST_SLOTS: u32 = i32::MAX as u32 - 16;
+
+/// Ghosts that a yard may have: 8 bytes each.
+const MOST_GHOSTS: u32 = 1 << 30;
 
 #[derive(Debug)]
 pub(crate) struct Storey {
@@ -118,6 +136,12 @@ pub struct State {
     pub(crate) flights: Arena<Flight>,
     pub(crate) held: Vec<Held>,
     pub(crate) counters: Counters,
+    /// Blocks that were published and not copied down yet, under [`Write::Through`].
+    fresh: VecDeque<Id>,
+    /// Blocks that were dropped from every tier, under [`Write::SecondTouch`].
+    ghosts: Option<Ghosts>,
+    /// Blocks in the air, down and up, but for flights that are overdue.
+    air: [u32; 2],
     /// The path that the last match found, reused so that a match allocates nothing.
     path: Vec<u32>,
     /// The next victims, reused likewise.
@@ -131,6 +155,12 @@ impl State {
     pub(crate) fn new(config: Config) -> Result<Self> {
         check(&config)?;
         let all = config.slots.iter().map(|&slots| slots as usize).sum();
+        let ghosts = config.ghosts.map_or(4 * all, |ghosts| ghosts as usize);
+        let ghosts = ghosts.min(MOST_GHOSTS as usize) as u32;
+        let fresh = match config.write {
+            Write::Through => config.slots[0] as usize,
+            _ => 0,
+        };
         let tiers = (0..config.slots.len())
             .map(|tier| {
                 let slots = config.slots[tier];
@@ -152,6 +182,9 @@ impl State {
             flights: Arena::with_capacity(0),
             held: Vec::new(),
             counters: Counters::default(),
+            fresh: VecDeque::with_capacity(fresh),
+            ghosts: (config.write == Write::SecondTouch && ghosts > 0).then(|| Ghosts::new(ghosts)),
+            air: [0; 2],
             path: Vec::new(),
             ahead: Vec::new(),
             parkings: 0,
@@ -259,6 +292,10 @@ fn check(config: &Config) -> Result<()> {
             slots,
             "a tier has at most 2,147,483,631 blocks",
         ));
+    }
+    if let Some(ghosts) = config.ghosts.filter(|&ghosts| ghosts > MOST_GHOSTS) {
+        let help = "at most 1,073,741,824 keys are remembered; leave it out for four per slot";
+        return Err(Error::argument("ghosts", ghosts, help));
     }
     Ok(())
 }

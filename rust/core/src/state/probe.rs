@@ -13,7 +13,7 @@ pub enum Stop {
     Missing,
     /// The next block is in the air.
     Filling(FlightId),
-    /// Loading the next block was not worth it: the caller's bound.
+    /// Loading the next block was not worth it: the caller's bound, or the configured speeds.
     Slow,
     /// The next block, or loading it, would use what is promised to others.
     Promised,
@@ -28,6 +28,9 @@ pub struct Probe {
     pub hits: [u32; MAX_TIERS],
     /// Why it ended.
     pub stop: Stop,
+    /// Whether the first missing block was there once and was dropped, as far as is remembered;
+    /// `None` where no ghosts are kept, or nothing is missing.
+    pub evicted: Option<bool>,
 }
 
 impl State {
@@ -83,6 +86,14 @@ impl State {
 
     /// How much of the prefix is where.
     pub fn probe(&mut self, keys: &[Key]) -> Probe {
-        self.walk(keys)
+        let probe = self.walk(keys);
+        let missing = keys.get(self.path.len());
+        let missing = missing.filter(|_| probe.stop == Stop::Missing);
+        Probe {
+            evicted: missing
+                .zip(self.ghosts.as_ref())
+                .map(|(key, ghosts)| ghosts.knows(key)),
+            ..probe
+        }
     }
 }

@@ -49,6 +49,10 @@ impl State {
             storey.pool.grow(slots, 0);
             storey.ledger.enter(slots - old);
             storey.order.grow(slots as usize);
+            if tier == 0 && self.config.write == super::Write::Through {
+                self.fresh
+                    .reserve((slots as usize).saturating_sub(self.fresh.len()));
+            }
             let all = self
                 .tiers
                 .iter()
@@ -100,7 +104,7 @@ impl State {
         // An anonymous block dissolves with its last keep.
         let gone = |slot: u32| {
             let node = self.node_in(tier, slot);
-            kept(slot) && node.is_some_and(|node| self.trie[node].anonymous)
+            kept(slot) && node.is_some_and(|node| self.trie[node].is_anonymous())
         };
         let blocked = self.blocked_without(tier, gone);
         let promised = if tier == HOST { 0 } else { ledger.promised() };

@@ -101,7 +101,7 @@ impl State {
         }
         let named = path
             .iter()
-            .take_while(|&&node| !self.trie[node].anonymous)
+            .take_while(|&&node| !self.trie[node].is_anonymous())
             .count();
         let record = &mut self.leases[lease];
         record.table = table;

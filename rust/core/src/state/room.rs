@@ -29,6 +29,10 @@ impl State {
             .iter()
             .all(|copy| copy.slot.is_none())
         {
+            let dropped = &self.trie[node];
+            if let Some(ghosts) = self.ghosts.as_mut().filter(|_| !dropped.is_anonymous()) {
+                ghosts.remember(&dropped.key);
+            }
             self.trie.bury(node);
         }
     }

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::id::{Key, LeaseId, Link};
 use crate::pool::Hold;
 use crate::record::Running;
+use crate::trie::Touched;
 
 /// One row of a seal.
 #[derive(Clone, Copy, Debug)]
@@ -96,7 +97,10 @@ impl State {
         let Some(node) = self.trie.find(key) else {
             // New: publish it. A fork that was parked may have given it a node already.
             let node = own.unwrap_or_else(|| self.trie.add(parent));
-            self.trie.name(node, *key);
+            let ghost = self.ghosts.as_mut().is_some_and(|ghosts| ghosts.take(key));
+            let touched = if ghost { Touched::Again } else { Touched::Once };
+            self.trie.name(node, *key, touched);
+            self.note_fresh(node);
             if own.is_none() {
                 self.adopt(node, slot);
             }
@@ -111,6 +115,7 @@ impl State {
         }
         let Some(published) = self.trie[node].slot(0) else {
             // Only below the device so far: the lease's slot becomes its device copy.
+            self.trie[node].touched = Touched::Again;
             self.adopt(node, slot);
             self.touch_below(node, 0);
             return true;
@@ -122,6 +127,7 @@ impl State {
         if self.takeable(0, published) && self.tiers[0].ledger.available() < 1 {
             return false;
         }
+        self.trie[node].touched = Touched::Again;
         self.pin(0, published);
         if let Hold::Claimed { leases } | Hold::Owned { leases } = self.hold(0, slot) {
             self.put(0, slot, Hold::Twin { leases });

@@ -61,7 +61,7 @@ impl State {
     }
 
     fn laws(&self) -> Check {
-        let holders = self.holders()?;
+        let holders = self.count_holders()?;
         for tier in 0..self.tiers.len() {
             self.conserved(tier)?;
             for slot in 0..self.tiers[tier].pool.len() {
@@ -76,6 +76,7 @@ impl State {
             self.monotone(index, node)?;
         }
         self.counted()?;
+        self.in_air()?;
         self.promises()?;
         self.keeps()?;
         self.epochs()
@@ -92,7 +93,7 @@ impl State {
             .flatten()
             .filter(|&node| self.trie.alive(node));
         let block = node
-            .filter(|&node| !self.trie[node].anonymous)
+            .filter(|&node| !self.trie[node].is_anonymous())
             .map(|n| self.trie[n].key);
         Breach {
             law,
@@ -102,7 +103,7 @@ impl State {
         }
     }
 
-    fn holders(&self) -> Result<Holders, Breach> {
+    fn count_holders(&self) -> Result<Holders, Breach> {
         let zeros = || {
             let slots = |storey: &Storey| vec![0; storey.pool.len() as usize];
             self.tiers.iter().map(slots).collect::<Vec<Vec<u32>>>()

@@ -75,7 +75,7 @@ impl State {
         }
         for (index, node) in self.trie.iter() {
             let kept = keeps.get(&index).copied().unwrap_or(0);
-            if node.keeps != kept || (node.anonymous && kept == 0) {
+            if node.keeps != kept || (node.is_anonymous() && kept == 0) {
                 let what = format!("{} keeps are counted, {kept} are", node.keeps);
                 return Err(Breach {
                     law: "INV-23",

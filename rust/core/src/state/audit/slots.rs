@@ -86,7 +86,7 @@ impl State {
             return Err(self.breach("INV-3", tier, slot, what));
         }
         let node = &self.trie[node];
-        if !node.anonymous
+        if !node.is_anonymous()
             && node.epoch == self.trie.epoch()
             && self
                 .trie
@@ -115,6 +115,22 @@ impl State {
         if cell.hold == Hold::Quarantined && written == 0 && readers == 0 {
             let what = "quarantined, and no copy has an unknown end".to_owned();
             return Err(self.breach("INV-6", tier, slot, what));
+        }
+        Ok(())
+    }
+
+    /// INV-6: what is counted as in the air is in flights that may still end in time.
+    pub(super) fn in_air(&self) -> Check {
+        let mut air = (0, 0);
+        for (_, flight) in self.flights.iter().filter(|(_, flight)| !flight.overdue) {
+            let blocks = flight.moves.len() as u32;
+            air.0 += blocks * u32::from(flight.from < flight.to);
+            air.1 += blocks * u32::from(flight.from > flight.to);
+        }
+        if air != self.blocks_in_air() {
+            let told = self.blocks_in_air();
+            let what = format!("{told:?} blocks are counted in the air, down and up, not {air:?}");
+            return Err(self.breach("INV-6", 0, 0, what));
         }
         Ok(())
     }

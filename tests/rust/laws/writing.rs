@@ -1,0 +1,214 @@
+//! What is copied down ahead of need: the write policies, and what is remembered for them.
+
+use crate::yard::{KINDS, Yard, and_one, cat, config, room, text};
+use blockyard_core::{Config, Lease, Plan, Write};
+
+fn yard(write: Write, device: u32, host: u32) -> Yard {
+    Yard::of(Config {
+        write,
+        ..config(device, host)
+    })
+}
+
+/// What the plan reads, as positions in the tables of these leases, one after the other.
+fn order(yard: &Yard, leases: &[&Lease], plan: &Plan) -> Vec<usize> {
+    let all: Vec<u32> = leases.iter().flat_map(|lease| yard.table(lease)).collect();
+    let place = |slot: &u32| {
+        all.iter()
+            .position(|other| other == slot)
+            .expect("it is theirs")
+    };
+    plan.sources.iter().map(place).collect()
+}
+
+#[test]
+fn through_copies_what_was_published_in_that_order_and_then_the_next_victims() {
+    for policy in KINDS {
+        let yard = Yard::of(Config {
+            write: Write::Through,
+            policy,
+            ..config(16, 16)
+        });
+        yard.publish(&text(9, 3));
+        yard.land(&[yard.demote(1).unwrap()]);
+        let (first, _) = yard.begin(&text(1, 2));
+        let (second, _) = yard.begin(&text(2, 2));
+        yard.seal(&first, 4);
+        yard.seal(&second, 8);
+        yard.seal(&first, 8);
+        let plan = yard.demote(2).unwrap();
+        assert_eq!(plan.len(), 2, "older ones come first");
+        assert_eq!(yard.hits(&text(9, 3)), [3, 0, 0]);
+        yard.land(&[plan]);
+        let plan = yard.demote(3).unwrap();
+        assert_eq!(order(&yard, &[&first, &second], &plan), [0, 2, 3]);
+        yard.land(&[plan]);
+        let plan = yard.demote(3).unwrap();
+        assert_eq!(
+            order(&yard, &[&first], &plan),
+            [1],
+            "and the victims have theirs"
+        );
+        yard.land(&[plan]);
+        yard.finish(first);
+        yard.finish(second);
+        assert_eq!(yard.demote(16), None, "each was copied once");
+        yard.squeeze(7);
+        assert_eq!(yard.hits(&text(9, 3)), [0, 3, 0]);
+    }
+}
+
+#[test]
+fn what_found_no_room_below_stays_first_in_line() {
+    let yard = yard(Write::Through, 16, 2);
+    let keeper = yard.park(yard.run(&text(1, 1)), 4);
+    let (first, second) = (yard.run(&text(2, 1)), yard.run(&text(3, 1)));
+    let last = yard.run(&text(4, 1));
+    let plan = yard.demote(3).unwrap();
+    assert_eq!(plan.len(), 2, "the host has two slots");
+    assert_eq!(yard.demote(3), None);
+    yard.land(&[plan]);
+    yard.abandon(keeper);
+    let plan = yard.demote(3).unwrap();
+    assert_eq!(order(&yard, &[&second, &last], &plan), [0, 1]);
+    yard.land(&[plan]);
+    yard.finish(last);
+    yard.finish(first);
+    yard.finish(second);
+}
+
+#[test]
+fn through_forgets_what_has_left_and_the_oldest_where_nobody_copies() {
+    let yard = yard(Write::Through, 3, 8);
+    yard.publish(&text(1, 2));
+    yard.squeeze(2);
+    let lease = yard.run(&text(2, 2));
+    yard.cache.lock().clear();
+    assert_eq!(
+        yard.demote(9),
+        None,
+        "all of it is gone or of another epoch"
+    );
+    yard.finish(lease);
+    // Five are published and a device of four slots, one of them null, remembers four.
+    yard.publish(&text(3, 2));
+    let last = yard.run(&text(4, 3));
+    let plan = yard.demote(9).unwrap();
+    assert_eq!(order(&yard, &[&last], &plan), [0, 1, 2]);
+    yard.finish(last);
+}
+
+#[test]
+fn second_touch_passes_over_what_was_used_once() {
+    for policy in KINDS {
+        let yard = Yard::of(Config {
+            write: Write::SecondTouch,
+            policy,
+            ..config(12, 12)
+        });
+        let (once, twice) = (text(1, 3), text(2, 3));
+        yard.publish(&once);
+        yard.publish(&twice);
+        assert_eq!(yard.demote(12), None);
+        assert_eq!(yard.on_device(&and_one(&twice)), 3, "asking is no use");
+        assert_eq!(yard.demote(12), None);
+        let (lease, _) = yard.begin(&and_one(&twice[..8]));
+        yard.finish(lease);
+        assert_eq!(yard.demote(3), None, "of the next three victims");
+        let plan = yard.demote(12).unwrap();
+        assert_eq!(plan.len(), 2);
+        yard.land(&[plan]);
+        yard.squeeze(6);
+        assert_eq!((yard.hits(&once), yard.hits(&twice)), ([0; 3], [0, 2, 0]));
+    }
+}
+
+#[test]
+fn a_block_that_another_sequence_publishes_again_is_touched_again() {
+    let yard = yard(Write::SecondTouch, 12, 8);
+    let prompt = text(1, 2);
+    let (one, _) = yard.begin(&prompt);
+    let (other, _) = yard.begin(&prompt);
+    yard.seal(&one, 8);
+    yard.finish(one);
+    assert_eq!(yard.demote(12), None);
+    yard.seal(&other, 8);
+    yard.finish(other);
+    yard.copy_down(2);
+    yard.at_rest();
+}
+
+#[test]
+fn neither_asking_nor_a_begin_that_is_refused_touches_a_block() {
+    let yard = yard(Write::SecondTouch, 5, 8);
+    let prompt = text(1, 2);
+    yard.publish(&prompt);
+    let (other, _) = yard.begin(&text(2, 2));
+    assert_eq!(yard.on_device(&and_one(&prompt)), 2);
+    let refused = yard.begin_reserving(&and_one(&prompt), 8).unwrap_err();
+    assert_eq!(room(refused), (3, 1, 0, 0));
+    assert_eq!(yard.demote(5), None);
+    yard.finish(other);
+}
+
+#[test]
+fn a_fork_that_seals_the_slot_it_shares_touches_nothing() {
+    let yard = yard(Write::SecondTouch, 12, 8);
+    let (lease, _) = yard.begin(&text(1, 2));
+    let (fork, begun) = yard.cache.fork(&lease, 8, 0).unwrap();
+    assert!(begun.plans.is_empty());
+    yard.seal(&lease, 8);
+    yard.seal(&fork, 8);
+    yard.finish(fork);
+    yard.finish(lease);
+    assert_eq!(yard.demote(12), None, "computed once, for one begin");
+}
+
+#[test]
+fn a_block_that_is_computed_again_after_it_was_dropped_counts_as_touched_twice() {
+    let yard = yard(Write::SecondTouch, 6, 8);
+    let prompt = text(1, 2);
+    yard.publish(&prompt);
+    let before = yard.probe(&text(2, 1));
+    assert_eq!(before.evicted, Some(false), "it never was here");
+    yard.squeeze(2);
+    assert_eq!(yard.probe(&prompt).evicted, Some(true));
+    yard.publish(&prompt);
+    let probe = yard.probe(&cat(&prompt, &text(2, 1)));
+    assert_eq!((probe.hits, probe.evicted), ([2, 0, 0], Some(false)));
+    assert_eq!(yard.probe(&prompt).evicted, None, "nothing is missing");
+    yard.copy_down(2);
+    yard.squeeze(2);
+    assert_eq!(yard.hits(&prompt), [0, 2, 0]);
+}
+
+#[test]
+fn nothing_is_remembered_where_no_ghosts_are_kept() {
+    for (write, ghosts) in [(Write::OnEvict, Some(64)), (Write::SecondTouch, Some(0))] {
+        let yard = Yard::of(Config {
+            write,
+            ghosts,
+            ..config(6, 8)
+        });
+        yard.publish(&text(1, 2));
+        yard.squeeze(2);
+        assert_eq!(yard.probe(&text(1, 2)).evicted, None);
+        yard.publish(&text(1, 2));
+        let copied = yard.demote(2).map_or(0, |plan| plan.len());
+        assert_eq!(copied, if write == Write::OnEvict { 2 } else { 0 });
+    }
+}
+
+#[test]
+fn what_is_named_is_copied_whatever_the_policy() {
+    for write in [Write::OnEvict, Write::Through, Write::SecondTouch] {
+        let yard = yard(write, 12, 8);
+        let lease = yard.run(&text(1, 2));
+        yard.land(&[yard.demote_lease(&lease, 2)]);
+        let parked = yard.park(yard.run(&text(2, 2)), 8);
+        yard.land(&[yard.demote_parked(&parked, 2).unwrap()]);
+        yard.abandon(parked);
+        yard.finish(lease);
+        assert_eq!(yard.demote(8), None);
+    }
+}
