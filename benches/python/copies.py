@@ -1,0 +1,138 @@
+"""What copies cost: `ThreadCopier` beside one plain memcpy of the same bytes, in the same run.
+
+    python benches/python/copies.py [--mib 512] [--repeats 9]
+
+Blocks of 2 MiB in scattered slots; each repeat measures every row once, and the medians of the
+repeats are compared. Ratios are what counts: the machine is never alone. It fails when the default
+number of workers, page-first, stays below its target, or the caller's cost above it.
+"""
+
+import argparse
+import struct
+import threading
+import time
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+
+from blockyard.copiers.threads import ThreadCopier
+from blockyard.crane import Crane
+from blockyard.layout import KVLayout, Order
+from blockyard.plan import Plan
+from blockyard.tiers.memory import MemoryTier
+
+PLAN = 1024
+TARGET = 0.8
+"""Of one plain memcpy."""
+COST = 1e-3
+"""Seconds of the caller's CPU."""
+SMALL = KVLayout.llama(2, 2, 8)
+ORDERS: tuple[Order, ...] = ("page-first", "layer-first")
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+class Copies:
+    """A device and a host tier of the same blocks, and what is copied between them."""
+
+    def __init__(self, order: Order, mib: int) -> None:
+        layout = KVLayout.preset("llama-3-8b", order=order)
+        self.blocks = (mib << 20) // layout.block_bytes
+        self.device = MemoryTier(layout, self.blocks, name="device")
+        self.host = MemoryTier(layout, self.blocks)
+        for tier in (self.device, self.host):
+            for plane in tier.planes:
+                plane[...] = 1
+        mixed = np.random.default_rng(1)
+        self.sources, self.destinations = (
+            mixed.permutation(self.blocks).astype(np.uint32) for _ in range(2)
+        )
+
+    def run(self, copier: ThreadCopier, way: str) -> None:
+        ends = (self.device, self.host) if way == "down" else (self.host, self.device)
+        receipt = copier.start(*ends, self.sources, self.destinations)
+        while receipt is None or receipt.poll() is None:
+            time.sleep(0.0002)
+
+
+def throughput(mib: int, repeats: int) -> dict[str, float]:
+    """Median ratio to the plain copy, for each row."""
+    one, other = (np.ones(mib << 20, np.uint8) for _ in range(2))
+    rows: dict[str, Callable[[], object]] = {"plain": lambda: np.copyto(other, one)}
+    copiers = [ThreadCopier(workers=workers) for workers in (1, 2)]
+    for order in ORDERS:
+        copies = Copies(order, mib)
+        for workers, copier in enumerate(copiers, 1):
+            for way in ("down", "up"):
+                name = f"{order}, {way}, {workers} worker{'s'[: workers - 1]}"
+                rows[name] = lambda c=copies, k=copier, w=way: c.run(k, w)  # type: ignore[misc]
+    times: dict[str, list[float]] = {name: [] for name in rows}
+    for repeat in range(repeats + 1):
+        for name, work in rows.items():
+            taken = seconds(work)
+            if repeat:
+                times[name].append(taken)
+    for copier in copiers:
+        copier.close()
+    plain = median(times.pop("plain"))
+    print(f"one plain memcpy of {mib} MiB: {(mib << 20) / plain / 1e9:.1f} GB/s")
+    return {name: plain / median(taken) for name, taken in times.items()}
+
+
+def caller(repeats: int, *, busy: bool) -> float:
+    """Seconds of its own thread's CPU that submitting and landing a plan of 1,024 blocks costs."""
+    device, host = MemoryTier(SMALL, PLAN, name="device"), MemoryTier(SMALL, PLAN)
+    mixed = np.random.default_rng(1)
+    stop = threading.Event()
+
+    def spin() -> None:
+        while busy and not stop.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    costs = []
+    with Crane(SMALL, device=device, host=host) as crane:
+        for number in range(1, repeats + 1):
+            slots = [mixed.permutation(PLAN).astype("<u4").tobytes() for _ in range(2)]
+            header = struct.pack("<2sBBIQ", b"Y1", 0, 1, PLAN, 1 << 32 | number)
+            plan = Plan.from_bytes(header + slots[0] + slots[1])
+            cost = -time.thread_time()
+            crane.submit(plan)
+            cost += time.thread_time()
+            while crane.in_air:
+                time.sleep(0.0002)
+                begun = time.thread_time()
+                if crane.poll():
+                    costs.append(cost + time.thread_time() - begun)
+    stop.set()
+    thread.join()
+    return median(costs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=9)
+    given = parser.parse_args()
+    missed = []
+    for name, ratio in throughput(given.mib, given.repeats).items():
+        print(f"{name:32} {ratio:6.2f} of it")
+        if name.startswith("page-first") and name.endswith("2 workers") and ratio < TARGET:
+            missed.append(name)
+    for busy, where in ((False, "alone"), (True, "beside a busy thread")):
+        cost = caller(50, busy=busy)
+        print(f"submit and land {PLAN} blocks, {where}: {1e6 * cost:.0f} us of the caller's CPU")
+        if cost > COST:
+            missed.append(f"the caller {where}")
+    if missed:
+        parser.exit(1, f"missed: {'; '.join(missed)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What carries bytes from tier to tier. A new one is one new file here."""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard.plan import Cause
+from blockyard.tiers import Tier
+
+__all__ = ["Copier", "Landed", "Receipt", "Slots"]
+
+Slots = NDArray[np.uint32]
+
+
+class Landed(NamedTuple):
+    """How a copy has ended: nothing of it is read or written any more."""
+
+    good: int
+    """Leading blocks that are intact."""
+    cause: Cause | None = None
+    """None when all are."""
+
+
+class Receipt(Protocol):
+    """For a copy that was taken."""
+
+    def poll(self) -> Landed | None:
+        """How it has ended; None while it may still read or write. Never waits."""
+
+
+class Copier(Protocol):
+    """Carries blocks between two tiers of one rank, or within one."""
+
+    def start(
+        self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
+    ) -> Receipt | None:
+        """Takes a copy of all planes of some blocks. Never waits.
+
+        Args:
+            source: Where the bytes are.
+            destination: Where they go; its planes have the same blocks, the strides may differ.
+            sources: Slots, shape (blocks,), all there.
+            destinations: Slots, shape (blocks,), all there and each once.
+
+        Returns:
+            None when the queue is full: ask again later.
+        """
+
+    def reset(self) -> None:
+        """Ends all that was taken: when it returns, nothing is read or written any more."""
+
+    def close(self) -> None:
+        """Takes nothing more. When it returns, every receipt says how its copy has ended."""

@@ -1,0 +1,32 @@
+"""What a copy is, and what became of it: known to the yard and to every crane."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from blockyard._core import Plan
+
+__all__ = ["Cause", "Outcome", "Plan"]
+
+
+class Cause(StrEnum):
+    """Why a flight did not come whole."""
+
+    FAILED = "failed"
+    """The copy went wrong; nothing is known against its source."""
+    CORRUPT = "corrupt"
+    """The first bad block failed its checksum: its source is not to be used again."""
+    DEAD = "dead"
+    """Its rank was reset while the copy was in the air: it has ended, and nothing of it counts."""
+
+
+class Outcome(NamedTuple):
+    """What one rank's crane reports of one flight, once its copies there have ended."""
+
+    flight: int
+    """`Plan.flight`."""
+    rank: int
+    """Who reports, from 0."""
+    good: int
+    """How many of the plan's leading blocks are intact; over ranks the minimum counts."""
+    cause: Cause | None = None
+    """None when all are."""

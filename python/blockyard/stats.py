@@ -1,0 +1,36 @@
+"""What `stats()` says: name, unit and meaning, in one frozen schema."""
+
+from typing import NamedTuple
+
+from blockyard._core import stats_schema
+
+__all__ = ["Stat", "core_schema", "page"]
+
+
+class Stat(NamedTuple):
+    """One number of `stats()`."""
+
+    name: str
+    unit: str
+    help: str
+
+
+def core_schema() -> tuple[Stat, ...]:
+    """What the bookkeeping counts, for all tiers together and then tier by tier."""
+    whole, per_tier = stats_schema()
+    tiers = ("device", "host")
+    return tuple(Stat(*field) for field in whole) + tuple(
+        Stat(f"{tier}_{name}", unit, f"{tier}: {help_}")
+        for tier in tiers
+        for name, unit, help_ in per_tier
+    )
+
+
+def page(title: str, parts: dict[str, tuple[Stat, ...]]) -> str:
+    """A reference page in Markdown: a table for each part."""
+    lines = [f"# {title}", ""]
+    for part, stats in parts.items():
+        lines += [f"## {part}", "", "| name | unit | meaning |", "|---|---|---|"]
+        lines += [f"| `{stat.name}` | {stat.unit} | {stat.help} |" for stat in stats]
+        lines.append("")
+    return "\n".join(lines)

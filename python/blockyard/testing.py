@@ -1,0 +1,246 @@
+"""For tests of what uses cranes: a copier that misbehaves by script, the same way every time.
+
+Example:
+    >>> from blockyard.copiers.threads import ThreadCopier
+    >>> from blockyard.testing import Script, ScriptedCopier, delay, fail
+    >>> copier = ScriptedCopier(ThreadCopier(workers=0), [delay(2), fail(1)])
+    >>> print(Script.seeded(7, copies=4))
+    (deliver(), deliver(), deliver(), corrupt(12337))
+"""
+
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Literal, Self
+
+from blockyard._typing import override
+from blockyard.copiers import Copier, Landed, Receipt, Slots
+from blockyard.plan import Cause
+from blockyard.tiers import Tier
+
+__all__ = [
+    "Action",
+    "Script",
+    "ScriptedCopier",
+    "corrupt",
+    "delay",
+    "deliver",
+    "die",
+    "fail",
+    "hang",
+]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Action:
+    """What becomes of one copy; made by the functions below, and printed as their call."""
+
+    word: Literal["deliver", "delay", "fail", "corrupt", "hang", "die"]
+    number: int | None = None
+
+    @override
+    def __repr__(self) -> str:
+        return f"{self.word}({'' if self.number is None else self.number})"
+
+
+def deliver() -> Action:
+    """The copy is made, and lands as it would."""
+    return Action("deliver")
+
+
+def delay(polls: int) -> Action:
+    """It is begun only when it was polled so often: it reads late, and it writes late."""
+    return Action("delay", polls)
+
+
+def fail(good: int) -> Action:
+    """Only so many leading blocks are copied (modulo its blocks), and it lands as failed."""
+    return Action("fail", good)
+
+
+def corrupt(good: int) -> Action:
+    """All are copied, but the block behind `good` (modulo its blocks) wrongly, and it is said."""
+    return Action("corrupt", good)
+
+
+def hang() -> Action:
+    """It is not begun until `release`."""
+    return Action("hang")
+
+
+def die() -> Action:
+    """From now on nothing is begun, and nothing is heard of anything, until `revive`."""
+    return Action("die")
+
+
+class Script(tuple[Action, ...]):
+    """Actions, one per copy in the order in which they are started; printed, it can be replayed."""
+
+    __slots__ = ()
+
+    @classmethod
+    def seeded(
+        cls,
+        seed: int,
+        *,
+        copies: int = 1000,
+        late: float = 0.3,
+        failing: float = 0.05,
+        corrupting: float = 0.05,
+        hanging: float = 0.0,
+        dying: float = 0.0,
+        longest: int = 8,
+    ) -> Self:
+        """The same for the same arguments; the figures are probabilities, the rest is delivered.
+
+        Args:
+            seed: Any number.
+            copies: How many actions.
+            late: Of a delay of 1 to `longest` polls; copies overtake one another by it.
+            failing: Of a failure.
+            corrupting: Of a corruption.
+            hanging: Of a copy that hangs until it is released.
+            dying: Of the death of the copier.
+            longest: Longest delay in polls.
+        """
+        chance = random.Random(seed)  # noqa: S311 - it need not be hard to guess
+
+        def action() -> Action:
+            number = chance.randrange(2**16)
+            point = chance.random()
+            for share, made in (
+                (late, delay(1 + number % longest)),
+                (failing, fail(number)),
+                (corrupting, corrupt(number)),
+                (hanging, hang()),
+                (dying, die()),
+            ):
+                if point < share:
+                    return made
+                point -= share
+            return deliver()
+
+        return cls(action() for _ in range(copies))
+
+
+class ScriptedCopier:
+    """A copier around a real one: each copy is delayed, spoilt or held as its action says.
+
+    What it does depends on starts and polls alone; around a `ThreadCopier(workers=0)` it is the
+    same in every run.
+
+    Args:
+        inner: What moves the bytes.
+        script: An action per copy; what comes after its end is delivered.
+    """
+
+    def __init__(self, inner: Copier, script: Iterable[Action] = ()) -> None:
+        self.inner = inner
+        self._script = chain(script, repeat(deliver()))
+        self._next: Action | None = None
+        self._held: list[_Held] = []
+        self.dead = False
+
+    def start(
+        self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
+    ) -> Receipt | None:
+        """Takes the next action for this copy; None, and no action, when the real one is full."""
+        action = self._next or next(self._script)
+        held = _Held(self, (source, destination, sources, destinations), action)
+        if action.word == "die":
+            self.dead = True
+        if action.word == "deliver" and not self.dead and not held.begin():
+            self._next = action
+            return None
+        self._next = None
+        self._held = [one for one in self._held if not one.ended] + [held]
+        return held
+
+    def release(self) -> None:
+        """What hangs goes on."""
+        for held in self._held:
+            held.release()
+
+    def revive(self) -> None:
+        """Ends its death: all goes on where it stood."""
+        self.dead = False
+
+    def reset(self) -> None:
+        """Ends and forgets all that was taken, and its own death."""
+        self.inner.reset()
+        for held in self._held:
+            held.drop()
+        self._held = []
+        self.dead = False
+
+    def close(self) -> None:
+        """Closes the real one; what was never begun has failed."""
+        self.inner.close()
+        for held in self._held:
+            held.drop()
+        self.dead = False
+
+
+class _Held:
+    """A receipt that says what the script wants."""
+
+    def __init__(
+        self, copier: ScriptedCopier, copy: tuple[Tier, Tier, Slots, Slots], action: Action
+    ) -> None:
+        self._copier = copier
+        self._copy = copy
+        self._action = action
+        self._polls: float = math.inf if action.word == "hang" else 0
+        if action.word == "delay":
+            self._polls = action.number or 0
+        self._good = (action.number or 0) % max(len(copy[2]), 1)
+        self._receipt: Receipt | None = None
+        self.ended: Landed | None = None
+
+    def poll(self) -> Landed | None:
+        """How it has ended, when the script lets it."""
+        if self.ended is not None or self._copier.dead:
+            return self.ended
+        if self._polls > 0:
+            self._polls -= 1
+            return None
+        if self._receipt is None and not self.begin():
+            return None
+        landed = None if self._receipt is None else self._receipt.poll()
+        if landed is not None:
+            self.ended = self._twisted(landed)
+        return self.ended
+
+    def begin(self) -> bool:
+        """Starts the real copy; whether it was taken."""
+        source, destination, sources, destinations = self._copy
+        end = self._good if self._action.word == "fail" else len(sources)
+        self._receipt = self._copier.inner.start(
+            source, destination, sources[:end], destinations[:end]
+        )
+        return self._receipt is not None
+
+    def release(self) -> None:
+        """Hangs no longer."""
+        if self._action.word == "hang":
+            self._polls = 0
+
+    def drop(self) -> None:
+        """Is over, begun or not."""
+        if self._receipt is None:
+            self.ended = Landed(0, Cause.FAILED)
+
+    def _twisted(self, landed: Landed) -> Landed:
+        if landed.cause is not None:
+            return landed
+        if self._action.word == "fail":
+            return Landed(self._good, Cause.FAILED)
+        if self._action.word == "corrupt":
+            _source, destination, _sources, destinations = self._copy
+            slot = int(destinations[self._good])
+            for plane in destination.planes:
+                plane[slot] = ~plane[slot]
+            return Landed(self._good, Cause.CORRUPT)
+        return landed

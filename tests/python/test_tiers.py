@@ -1,0 +1,127 @@
+"""Tiers: memory made of slots."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blockyard._core import Misuse, Unavailable
+from blockyard.layout import KVLayout
+from blockyard.tiers.memory import MemoryTier
+from cranes import LAYOUTS, SHARED, filled, same
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_planes_have_the_shape_of_the_layout_and_every_byte_is_its_own(name: str) -> None:
+    layout = LAYOUTS[name]
+    for tier in (MemoryTier(layout, 5, name="device"), MemoryTier(layout, 5)):
+        assert [plane.shape for plane in tier.planes] == [
+            (5, plane.pieces, plane.piece_bytes) for plane in layout.planes
+        ]
+        assert not any(plane.any() for plane in tier.planes)
+        assert same(tier, filled(tier, 1))
+        for plane in tier.planes:
+            before = filled(tier, 2)
+            plane[...] = 0
+            others = [other for other in tier.planes if other is not plane]
+            kept = [
+                held for held, view in zip(before, tier.planes, strict=True) if view is not plane
+            ]
+            assert all(map(np.array_equal, others, kept))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_block_of_the_host_is_one_contiguous_slot(name: str) -> None:
+    layout = LAYOUTS[name]
+    tier = MemoryTier(layout, 3)
+    first = tier.planes[0].__array_interface__["data"][0]
+    at = 0
+    for plane, view in zip(layout.planes, tier.planes, strict=True):
+        assert view.__array_interface__["data"][0] == first + at
+        assert view.strides == (layout.block_bytes, plane.piece_bytes, 1)
+        at += plane.block_bytes
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_device_has_the_order_of_the_layout(name: str) -> None:
+    layout = LAYOUTS[name]
+    for plane, view in zip(layout.planes, MemoryTier(layout, 3, name="device").planes, strict=True):
+        assert view.strides == (plane.piece_bytes, 3 * plane.piece_bytes, 1)
+
+
+def resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+def test_memory_is_taken_as_it_is_touched_and_given_back_at_the_close() -> None:
+    layout = KVLayout.preset("llama-3-8b")
+    before = resident()
+    tier = MemoryTier(layout, 64)
+    assert tier.nbytes == 64 * layout.block_bytes == 128 << 20
+    assert resident() - before < 16 << 20
+    for plane in tier.planes:
+        plane[...] = 1
+    grown = resident() - before
+    assert 0.9 * tier.nbytes < grown < 1.1 * tier.nbytes
+    del plane
+    tier.close()
+    assert resident() - before < 16 << 20
+
+
+def test_a_tier_smaller_than_one_block_is_refused() -> None:
+    with pytest.raises(
+        Misuse, match=r"blocks = 0: a host tier smaller than one block of 512 bytes"
+    ):
+        MemoryTier(LAYOUTS["page-first"], 0)
+    for blocks in (-1, 1.5, "3", True):
+        with pytest.raises(Misuse, match=f"blocks = {blocks!r}: give an integer"):
+            MemoryTier(LAYOUTS["page-first"], blocks)  # type: ignore[arg-type]
+    with pytest.raises(Misuse, match="name = 'gpu'"):
+        MemoryTier(LAYOUTS["page-first"], 1, name="gpu")
+
+
+@pytest.mark.parametrize("blocks", [2**38, 2**50, 2**70])
+@pytest.mark.parametrize("name", ["device", "host"])
+def test_more_than_there_is_is_unavailable_and_the_bytes_are_said(name: str, blocks: int) -> None:
+    layout = KVLayout.preset("llama-3-8b")
+    with pytest.raises(Unavailable, match=f"{name} tier of {blocks} blocks: {blocks << 21} bytes"):
+        MemoryTier(layout, blocks, name=name)
+
+
+def test_ranks_of_a_host_share_what_is_replicated_and_nothing_else(tmp_path: Path) -> None:
+    one, two = (MemoryTier(SHARED, 4, shared=tmp_path / "host") for _ in range(2))
+    filled(one, 1)
+    own, common = two.planes
+    assert not own.any()
+    assert np.array_equal(common, one.planes[1])
+    common[2, 1, 3] += 1
+    assert np.array_equal(common, one.planes[1])
+    assert (tmp_path / "host").stat().st_size == 4 * SHARED.planes[1].block_bytes
+    assert one.nbytes == 4 * SHARED.block_bytes
+    one.close()
+    two.close()
+
+
+def test_no_file_is_made_where_nothing_is_shared(tmp_path: Path) -> None:
+    shared = tmp_path / "host"
+    MemoryTier(LAYOUTS["page-first"], 4, shared=shared)
+    MemoryTier(LAYOUTS["latent"], 4, shared=shared)
+    MemoryTier(SHARED, 4, name="device", shared=shared)
+    assert not shared.exists()
+
+
+def test_a_bad_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match="plane 'same' is the same on 2 ranks: give shared="):
+        MemoryTier(SHARED, 4)
+    shared = tmp_path / "host"
+    MemoryTier(SHARED, 4, shared=shared)
+    with pytest.raises(Misuse, match="host: it has 480 bytes and should have 600"):
+        MemoryTier(SHARED, 5, shared=shared)
+    for path in (tmp_path, tmp_path / "no" / "host"):
+        with pytest.raises(Unavailable, match=str(path)):
+            MemoryTier(SHARED, 5, shared=path)
+    with pytest.raises(Unavailable, match="no room for"):
+        MemoryTier(KVLayout.mla(2, ranks=2), 2**30, shared=tmp_path / "large")
