@@ -17,7 +17,7 @@ CARGO_TEST := $(if $(NEXTEST),cargo nextest run,timeout --kill-after=10 $(WATCHD
 files = $(foreach path,$(wildcard $(1:=/*)),$(call files,$(path),$2) $(filter $2,$(path)))
 
 RUST := Cargo.toml $(wildcard Cargo.lock) $(call files,rust,%.rs %.toml)
-SOURCES := $(sort $(RUST) pyproject.toml LICENSE README.md $(call files,python,%.py %.pyi %/py.typed))
+SOURCES := $(sort $(RUST) pyproject.toml LICENSE README.md $(call files,python,%.py %.pyi %/py.typed %.html %.css %.js))
 PYTHON_CODE := $(wildcard .ci examples python tests/python tests/mutants benches/python)
 
 ENV_STAMP := $(VENV)/env.stamp
@@ -26,7 +26,7 @@ INSTALL_STAMP := $(VENV)/install.stamp
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help check-tools env wheel install run lint lint-rust lint-python test test-rust test-python \
+.PHONY: help check-tools env wheel install run docs lint lint-rust lint-python test test-rust test-python \
 	check-wheel mutants bench measure fmt clean FORCE
 
 help:  ## list what make can do
@@ -68,8 +68,15 @@ $(INSTALL_STAMP): $(WHEEL_STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
 	@touch $@
 
-run: install  ## walk one sequence from tokens to finish
-	@$(BIN)/python examples/sequence.py
+run: install  ## replay generated traffic with real bytes, each checked; leaves a report
+	@$(BIN)/blockyard replay --verify --report target/report.html
+	@printf '%s\n' '' 'Next:' \
+		'  $(BIN)/blockyard replay --write-policy on-evict --write-policy second-touch --report target/report.html' \
+		'  $(BIN)/blockyard replay YOUR_TRACE.jsonl --preset llama-3-70b/h100x4 --host-gib 512' \
+		'  $(BIN)/blockyard replay --help'
+
+docs: install  ## write anew the pages that are made from the code
+	$(BIN)/python .ci/stats_page.py
 
 lint: lint-rust lint-python  ## formats, lints, types, stubs, layers
 
@@ -86,6 +93,7 @@ lint-python: install
 	$(BIN)/mypy $(PYTHON_CODE)
 	$(BIN)/python -m mypy.stubtest blockyard._core
 	PYTHONPATH=python $(BIN)/lint-imports --no-logo
+	$(BIN)/python .ci/stats_page.py --check
 	$(BIN)/python .ci/laws.py --self-test
 	$(BIN)/python .ci/laws.py
 

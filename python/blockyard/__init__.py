@@ -20,17 +20,27 @@ from blockyard._core import (
     __version__,
 )
 from blockyard.cache import KVCache
+from blockyard.config import Config, agree
+from blockyard.crane import Crane
+from blockyard.layout import KVLayout
+from blockyard.local import local
+from blockyard.plan import Cause, Outcome
 
 __all__ = [
     "BlockyardError",
     "Breach",
+    "Cause",
+    "Config",
+    "Crane",
     "ForeignLease",
     "InUse",
     "KVCache",
+    "KVLayout",
     "Keys",
     "Lease",
     "Misuse",
     "NoRoom",
+    "Outcome",
     "Parked",
     "Plan",
     "Probe",
@@ -40,4 +50,6 @@ __all__ = [
     "Unavailable",
     "Unsupported",
     "__version__",
+    "agree",
+    "local",
 ]

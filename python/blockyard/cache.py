@@ -1,8 +1,21 @@
 """`KVCache`: the life of a sequence, one verb per step."""
 
 import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Self, Unpack, cast
 
-from blockyard._core import Cache, _forked
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked, Plan, _forked
+from blockyard._typing import override
+from blockyard.config import Config, Keywords
+from blockyard.explain import Explanation, explain
+from blockyard.flights import Ended, Flights
+from blockyard.layout import KVLayout
+from blockyard.offload import Offload
+from blockyard.plan import Outcome
+from blockyard.stats import Stat, core_schema
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
@@ -15,6 +28,13 @@ class KVCache(Cache):
     Rust once, whatever the size of its batch, and changes nothing when it raises; only `finish`
     still ends its good rows.
 
+    Once per step, `dispatch` gives the plans for the cranes and `commit` takes their outcomes.
+    Those two belong to one thread, the one that drives the steps.
+
+    Args:
+        config: A `Config`; or a layout, with the rest as keywords; or keywords alone, which are
+            the fields of `Config`.
+
     Example:
         >>> import blockyard as by
         >>> cache = by.KVCache(device=64, host=256)
@@ -26,4 +46,153 @@ class KVCache(Cache):
         96
     """
 
-    __slots__ = ()
+    __slots__ = ("_config", "_flights", "_now", "_offload")
+
+    _config: Config
+    _flights: Flights
+    _now: int
+    _offload: Offload
+
+    def __new__(
+        cls, config: Config | KVLayout | None = None, /, **keywords: Unpack[Keywords]
+    ) -> Self:
+        """Makes an empty cache."""
+        if not isinstance(config, Config | KVLayout | None):
+            raise TypeError(
+                f"a KVCache is made of a Config, a KVLayout or keywords, not {config!r}"
+            )
+        if not isinstance(config, Config):
+            config = Config.of({"layout": config, **keywords})
+        elif keywords:
+            raise TypeError(f"a Config is whole: put {', '.join(keywords)} into it")
+        cache = super().__new__(cls, **config.core())
+        cache._config = config
+        cache._flights = Flights(config.ranks, config.deadline)
+        cache._offload = Offload(config)
+        cache._now = 0
+        return cache
+
+    @property
+    def config(self) -> Config:
+        """What it was made with."""
+        return self._config
+
+    @override
+    def dispatch(self) -> list[Plan]:
+        """Plans for the cranes, each given once: what began, and what should go down ahead.
+
+        Returns:
+            Plans in the order in which they were made. Every rank's crane carries each out.
+        """
+        self._offload.decide(self)
+        plans = super().dispatch()
+        for plan in plans:
+            self._flights.launch(plan, self._now)
+        return plans
+
+    @override
+    def commit(
+        self,
+        flights: Plan | int | Outcome | Sequence[Plan | int | Outcome] | NDArray[np.integer[Any]],
+        good: Any = None,  # noqa: ANN401 - as the parent has it
+        *,
+        corrupt: NDArray[np.bool_] | Iterable[bool] | bool | None = None,
+        done: int | None = None,
+        now: int | None = None,
+    ) -> int:
+        """Outcomes of flights: their copies have ended.
+
+        Args:
+            flights: What cranes reported of plans that `dispatch` gave: a flight ends when every
+                rank has spoken, with the least that is good. Or plans, or numbers of flights, when
+                the caller has brought the ranks together himself.
+            good: Leading intact blocks of each, the minimum over ranks; all, for plans.
+            corrupt: True where the first bad block failed its checksum: its source is dropped.
+            done: A step that the engine has done: what was held back for it goes.
+            now: The tick, agreed over ranks like all that enters here. What is in the air past its
+                deadline counts as unknown from now on.
+
+        Returns:
+            Flights that ended. Duplicate and late outcomes are counted and change nothing.
+
+        Raises:
+            Misuse: An outcome contradicts its plan, or `now` is before an earlier one.
+        """
+        if now is not None and now < self._now:
+            raise Misuse(f"now={now}: it was {self._now} before, and ticks only go on")
+        if isinstance(flights, Outcome):
+            flights = [flights]
+        if isinstance(flights, Sequence) and all(isinstance(one, Outcome) for one in flights):
+            count = self._end(self._flights.report(cast("Sequence[Outcome]", flights)), done)
+        else:
+            ids = cast("Plan | int | Sequence[Plan | int]", flights)
+            count = super().commit(ids, good, corrupt=corrupt, done=done)
+            self._forget(ids)
+        if now is not None:
+            self._now = now
+        late = self._flights.overdue(self._now)
+        if late:
+            self.unknown(late)
+        return count
+
+    def reset(self, rank: int, *, memory: Literal["lost", "kept"] = "lost") -> int:
+        """A rank's process was started anew, or its device reset: its copies have ended.
+
+        Quarantined slots that waited for that come back. What the other ranks still copy is
+        waited for.
+
+        Args:
+            rank: Which.
+            memory: Whether what its tiers held is "kept". Where it is "lost" nothing published so
+                far is used again, as after `clear`; running sequences must be computed anew.
+
+        Returns:
+            Flights that ended.
+
+        Raises:
+            Misuse: There is no such rank.
+        """
+        ended = self._flights.reset(rank)
+        if memory == "lost":
+            self.clear()
+        return self._end(ended, None)
+
+    def _end(self, ended: Ended, done: int | None) -> int:
+        if not ended.flights and done is None:
+            return 0
+        return super().commit(ended.flights, ended.good, corrupt=ended.corrupt, done=done)
+
+    @override
+    def abort(self, flights: Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]) -> int:
+        """The copies of these flights have ended, and none is good."""
+        count = super().abort(flights)
+        self._forget(cast("Plan | int | Sequence[Plan | int]", flights))
+        return count
+
+    def _forget(self, flights: Plan | int | Sequence[Plan | int]) -> None:
+        if not len(self._flights):
+            return
+        one = isinstance(flights, (Plan, int))
+        each = [flights] if one else cast("Sequence[Plan | int]", flights)
+        self._flights.forget(
+            plan.flight if isinstance(plan, Plan) else int(plan)
+            for plan in cast("Sequence[Plan | int]", each)
+        )
+
+    def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
+        """Why a prefix ends where it does, why a request waits, and who holds what.
+
+        Args:
+            request: A prompt, what `begin` or `park` gave, or a `NoRoom` it raised.
+        """
+        return explain(self, request)
+
+    @override
+    def stats(self) -> dict[str, int]:
+        """Counters and sizes; `schema` has units and meanings."""
+        return super().stats() | self._flights.stats()
+
+    @staticmethod
+    def schema() -> tuple[Stat, ...]:
+        """Name, unit and meaning of each number in `stats`."""
+        return core_schema() + Flights.SCHEMA

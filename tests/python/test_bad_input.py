@@ -54,6 +54,7 @@ MAKING: list[tuple[str, dict[str, Any], type[by.Misuse], str]] = [
     ("an unknown hash", {"key_hash": "md5"}, by.Misuse, 'key_hash = "md5"'),
     ("an unknown name", {"namespace": {"modle": "x"}}, by.Misuse, '"modle"'),
     ("a name that is no text", {"namespace": {"model": 3}}, by.Misuse, "'model', 3"),
+    ("a keyword nobody knows", {"banana": 1}, by.Misuse, "there is no 'banana'"),
     ("a namespace that is text", {"namespace": "llama"}, by.Misuse, "namespace"),
 ]
 
@@ -294,8 +295,6 @@ def test_wrong_kinds_of_arguments_are_type_errors_as_in_any_python_function() ->
     lease: Any = by.Lease
     acts: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = [
         (make, (8,), {}),
-        (make, (), {}),
-        (make, (), {"device": 8, "banana": 1}),
         (lease, (), {}),
         (house.cache.promote, ([1, 2],), {}),
         (house.cache.fork, ([house.lease], 4), {}),

@@ -14,7 +14,7 @@ import blockyard as by
 def making_and_asking(cache: by.KVCache) -> None:
     assert_type(by.KVCache(device=8, host=8, eviction="heap"), by.KVCache)
     by.KVCache(device=8, eviction="lru")  # type: ignore[arg-type]
-    by.KVCache(8)  # type: ignore[call-arg]
+    by.KVCache(8)  # type: ignore[arg-type]
     assert_type(cache.block_size, int)
     assert_type(cache.keys([1, 2], lora="a", salt=b"s", media=[(0, 2, "id")]), by.Keys)
     assert_type(cache.keys(np.arange(4)), by.Keys)
@@ -94,6 +94,8 @@ def flying(cache: by.KVCache, plan: by.Plan) -> None:
     assert_type(by.Plan.from_bytes(plan.to_bytes()), by.Plan)
     assert_type(cache.commit(plan), int)
     assert_type(cache.commit([plan, 3], [1, 2], corrupt=[True, False], done=3), int)
+    assert_type(cache.commit([by.Outcome(1, 0, 3)], now=7), int)
+    assert_type(cache.dispatch(), list[by.Plan])
     assert_type(cache.commit(np.array([1]), corrupt=np.array([True])), int)
     assert_type(cache.abort(plan.flight), int)
     assert_type(cache.unknown([plan]), int)

@@ -1,6 +1,7 @@
 """What the tests share: small caches, and what must be true of one at rest."""
 
 import os
+import struct
 from collections.abc import Iterable
 from typing import Any
 
@@ -83,3 +84,21 @@ def at_rest(cache: by.KVCache) -> None:
         for name in ("claimed", "pinned", "quarantined", "promised"):
             assert stats[f"{tier}_{name}"] == 0, (tier, name)
         assert stats[f"{tier}_free"] + stats[f"{tier}_idle"] == stats[f"{tier}_capacity"]
+
+
+def plan_of(
+    sources: int | list[int],
+    destinations: list[int] | None = None,
+    *,
+    flight: int,
+    way: str = "device host",
+) -> by.Plan:
+    """A plan that no cache made; see `rust/core/src/plan.rs` for its bytes."""
+    first = list(range(sources)) if isinstance(sources, int) else sources
+    second = first if destinations is None else destinations
+    tiers = ("device", "host", "disk")
+    start, end = (tiers.index(tier) for tier in way.split())
+    slots = struct.pack(f"<{2 * len(first)}I", *first, *second)
+    return by.Plan.from_bytes(
+        struct.pack("<2sBBIQ", b"Y1", 0, start << 4 | end, len(first), flight) + slots
+    )

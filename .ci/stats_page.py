@@ -1,0 +1,31 @@
+"""Writes docs/stats.md from the schema of `stats()`; with --check, says whether that was done."""
+
+import sys
+from pathlib import Path
+
+from blockyard.crane import Crane
+from blockyard.flights import Flights
+from blockyard.stats import core_schema, page
+
+PAGE = Path(__file__).parents[1] / "docs" / "stats.md"
+PARTS = {
+    "The yard": core_schema(),
+    "What is in the air": Flights.SCHEMA,
+    "A crane": Crane.SCHEMA,
+}
+
+
+def main() -> int:
+    """Writes or checks."""
+    text = page("What `stats()` says", PARTS)
+    if "--check" not in sys.argv:
+        PAGE.write_text(text)
+        return 0
+    if PAGE.exists() and PAGE.read_text() == text:
+        return 0
+    print(f"{PAGE.name} is not what the schema says: make docs")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""One frozen configuration for the yard and every crane, and the handshake over it."""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, TypedDict
+
+from blockyard._core import Misuse
+from blockyard.layout import Hello, KVLayout
+
+__all__ = ["Config", "Keywords", "Speeds", "agree"]
+
+
+class Speeds(NamedTuple):
+    """What loading and computing one block take, in nanoseconds: the one cost function's figures.
+
+    They are measured or looked up once and frozen here, so that every rank and every replay
+    decides alike.
+    """
+
+    load: int
+    """To copy one block up to the device."""
+    compute: int
+    """To compute the KV of one block at the start of a sequence."""
+    attend: int = 0
+    """What that grows by for each block before it."""
+
+
+class Keywords(TypedDict, total=False):
+    """The fields of `Config` but the layout, as keywords."""
+
+    ranks: int
+    block_size: int
+    device: int | str
+    host: int | str
+    null_slots: int
+    eviction: Literal["recency", "heap"]
+    write: Literal["on-evict", "through", "second-touch"]
+    ghosts: int | None
+    ahead: int | None
+    deadline: int | None
+    speeds: Speeds | tuple[int, int, int] | None
+    recompute: bool
+    retries: int
+    groups: int
+    namespace: Mapping[str, str] | None
+    key_hash: Literal["sha256", "xxh3"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything that the yard and the cranes must agree on.
+
+    Sizes of tiers are blocks, or memory as text where a layout says what a block takes: "64 GiB",
+    per host for the host tier and per rank for the device, or "64 GiB/rank". `block_size` and
+    `ranks` are the layout's where there is one.
+
+    Args:
+        device: Size of the device tier, null slots included.
+        host: Size of the host tier; 0 for none.
+        layout: What a block is in bytes. Without one there is bookkeeping only.
+        ranks: Cranes that report the outcome of every flight.
+        block_size: Tokens per block.
+        null_slots: Leading device slots that pad block tables and are never given out.
+        eviction: "recency" (lists, O(1)) or "heap" (an indexed heap of leaves).
+        write: What is copied down: "on-evict", the next victims ahead of need; "through", every
+            block when it is published; "second-touch", victims that were used more than once.
+        ghosts: Keys remembered after their block was dropped, for "second-touch"; None for four
+            per slot.
+        ahead: While fewer than this many device slots are free, this many of the next victims have
+            a copy below; with "through" the most blocks in the air. None for a sixteenth of the
+            device, at most 4,096; 0 copies nothing ahead.
+        deadline: Ticks after which the end of a flight counts as unknown; None for never.
+        speeds: Gates loads: a prefix is loaded only where that beats computing it. None loads all.
+        recompute: Whether the engine can recompute KV that was lost.
+        retries: How often a failed copy of a kept block is tried again.
+        groups: Groups of layers; only 1 is supported.
+        namespace: What tells this cache's keys from others': model, weights, dtype, layout,
+            parallel.
+        key_hash: "sha256", or "xxh3" where all tenants trust each other.
+
+    Raises:
+        Misuse: A value is out of range, or an unknown name: it is named, with the nearest known.
+    """
+
+    device: int | str
+    host: int | str = 0
+    layout: KVLayout | None = None
+    ranks: int = 1
+    block_size: int = 16
+    null_slots: int = 1
+    eviction: Literal["recency", "heap"] = "recency"
+    write: Literal["on-evict", "through", "second-touch"] = "on-evict"
+    ghosts: int | None = None
+    ahead: int | None = None
+    deadline: int | None = None
+    speeds: Speeds | tuple[int, int, int] | None = None
+    recompute: bool = True
+    retries: int = 3
+    groups: int = 1
+    namespace: Mapping[str, str] | None = None
+    key_hash: Literal["sha256", "xxh3"] = "sha256"
+
+    def __post_init__(self) -> None:
+        """Turns sizes into blocks, and checks what the core does not know."""
+        settle = object.__setattr__
+        layout = self.layout
+        if layout is not None:
+            for name in ("block_size", "ranks"):
+                given, own = getattr(self, name), getattr(layout, name)
+                default = type(self).__dataclass_fields__[name].default
+                if given not in {own, default}:
+                    raise Misuse(f"{name}={given}, but the layout has {own}: give it once, there")
+                settle(self, name, own)
+        _natural("ranks", self.ranks, least=1)
+        for name in ("ahead", "deadline"):
+            value = getattr(self, name)
+            if value is not None:
+                _natural(name, value, least=0 if name == "ahead" else 1)
+        for tier in ("device", "host"):
+            settle(self, tier, _blocks(tier, getattr(self, tier), layout))
+        if self.speeds is not None:
+            settle(self, "speeds", Speeds(*self.speeds))
+        if self.namespace is not None:
+            if not isinstance(self.namespace, Mapping):
+                raise Misuse(f"namespace={self.namespace!r}: give a mapping of names to text")
+            settle(self, "namespace", dict(self.namespace))
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, Any]) -> Self:
+        """From a mapping of plain values; a layout is a mapping too, or the name of a preset."""
+        known = [field.name for field in fields(cls)]
+        for name in mapping:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
+                raise Misuse(f"there is no {name!r} in a configuration: did you mean {near[0]!r}?")
+        values = dict(mapping)
+        if "device" not in values:
+            raise Misuse("device is missing: say how many blocks the device has")
+        layout = values.get("layout")
+        if isinstance(layout, str):
+            values["layout"] = KVLayout.preset(layout)
+        elif isinstance(layout, Mapping):
+            values["layout"] = KVLayout.from_mapping(layout)
+        return cls(**values)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """From a TOML file: a table `blockyard`, or the whole file."""
+        try:
+            with Path(path).open("rb") as file:
+                table = tomllib.load(file)
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise Misuse(f"{path} is no configuration: {error}") from error
+        return cls.of(table.get("blockyard", table))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values, for `of`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.layout is not None:
+            values["layout"] = self.layout.to_mapping()
+        if self.speeds is not None:
+            values["speeds"] = list(self.speeds)
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of all but the sizes of the tiers, which `agree` settles."""
+        values = self.to_mapping()
+        del values["device"], values["host"]
+        return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def device_blocks(self) -> int:
+        """Blocks of the device."""
+        return int(self.device)
+
+    @property
+    def host_blocks(self) -> int:
+        """Blocks of the host."""
+        return int(self.host)
+
+    @property
+    def ahead_blocks(self) -> int:
+        """`ahead`, with its default."""
+        return min(self.device_blocks // 16, 4096) if self.ahead is None else self.ahead
+
+    def core(self) -> dict[str, Any]:
+        """What the core takes."""
+        cranes = {"layout", "ranks", "ahead", "deadline"}
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in cranes
+        }
+
+
+def agree(config: Config, hellos: Sequence[Hello]) -> Config:
+    """The configuration that the yard opens with: each tier as small as its smallest rank's.
+
+    Args:
+        config: The yard's own.
+        hellos: What each rank's crane said, in any order.
+
+    Raises:
+        Misuse: A rank is missing, twice there or unknown, or was configured otherwise.
+    """
+    said = sorted(hello.rank for hello in hellos)
+    if said != list(range(config.ranks)):
+        raise Misuse(f"ranks {said} said hello, and {config.ranks} were expected: each once")
+    for hello in hellos:
+        if hello.fingerprint != config.fingerprint:
+            raise Misuse(
+                f"rank {hello.rank} is configured otherwise: its fingerprint is "
+                f"{hello.fingerprint[:12]}, the yard's {config.fingerprint[:12]}; start every "
+                "process from the same configuration"
+            )
+    return replace(
+        config,
+        device=min(hello.device for hello in hellos),
+        host=min(hello.host for hello in hellos),
+    )
+
+
+def _natural(name: str, value: object, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise Misuse(f"{name}={value!r}: give an integer of {least} or more")
+
+
+def _blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
+    """Blocks of a tier; the core checks the range of a number."""
+    if not isinstance(size, str):
+        return size
+    amount, _, unit = size.partition("GiB")
+    per = unit.strip().removeprefix("/").removeprefix("per ").strip()
+    try:
+        gib = float(amount)
+    except ValueError:
+        gib = -1.0
+    if gib < 0 or "GiB" not in size or per not in {"", "rank", "host"}:
+        raise Misuse(f"{tier}={size!r}: give blocks, or memory like '64 GiB' or '8 GiB/rank'")
+    if layout is None:
+        raise Misuse(f"{tier}={size!r}: without a layout nobody knows what a block takes")
+    if tier == "device":
+        if per == "host":
+            raise Misuse(f"{tier}={size!r}: a device belongs to a rank; say '{gib:g} GiB'")
+        blocks = layout.device_blocks(gib)
+    else:
+        blocks = layout.host_blocks(gib, per="rank" if per == "rank" else "host")
+    if blocks < 1 and gib > 0:
+        raise Misuse(f"{tier}={size!r} is smaller than one block of {layout.block_bytes} bytes")
+    return blocks

@@ -1,0 +1,152 @@
+"""One configuration: keywords, mapping, TOML; its fingerprint and the handshake."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import blockyard as by
+from blockyard.layout import Hello
+
+LAYOUT = by.KVLayout.llama(layers=2, kv_heads=4, head_dim=8, block_size=8, ranks=2)
+
+
+def hello(config: by.Config, rank: int, **other: Any) -> Hello:
+    said = Hello(rank, config.fingerprint, config.device_blocks, config.host_blocks)
+    return said._replace(**other)
+
+
+def test_keywords_mapping_and_toml_say_the_same(tmp_path: Path) -> None:
+    config = by.Config(device=100, host=50, layout=LAYOUT, write="through", speeds=(3, 4, 5))
+    assert by.Config.of(config.to_mapping()) == config
+    path = tmp_path / "yard.toml"
+    path.write_text(
+        """
+        [blockyard]
+        device = 100
+        host = 50
+        write = "through"
+        speeds = [3, 4, 5]
+        [blockyard.layout]
+        """
+        + "\n".join(
+            f"{name} = {value!r}".replace("'", '"')
+            .replace("True", "true")
+            .replace("False", "false")
+            for name, value in LAYOUT.to_mapping().items()
+            if not isinstance(value, list)
+        )
+        + "".join(
+            "\n[[blockyard.layout.planes]]\n"
+            + "\n".join(
+                f"{name} = {value!r}".replace("'", '"')
+                .replace("True", "true")
+                .replace("False", "false")
+                for name, value in plane.items()
+            )
+            for plane in LAYOUT.to_mapping()["planes"]
+        )
+    )
+    assert by.Config.read(path) == config
+    assert by.Config.read(path).fingerprint == config.fingerprint
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert by.KVCache(config).config == config
+    preset = by.Config.of({"device": 4, "layout": "llama-3-8b"})
+    assert preset.layout == by.KVLayout.preset("llama-3-8b")
+
+
+def test_a_layout_gives_block_size_and_ranks() -> None:
+    config = by.Config(device=10, layout=LAYOUT)
+    assert (config.block_size, config.ranks) == (8, 2)
+    assert by.KVCache(LAYOUT, device=10).block_size == 8
+    with pytest.raises(by.Misuse, match="block_size=32, but the layout has 8"):
+        by.Config(device=10, layout=LAYOUT, block_size=32)
+
+
+def test_sizes_in_gib_are_blocks_of_the_layout_per_rank_or_per_host() -> None:
+    block = LAYOUT.block_bytes
+    config = by.Config(device="0.01 GiB", host="0.5 GiB", layout=LAYOUT)
+    assert config.device_blocks == int(0.01 * 2**30) // block
+    assert config.host_blocks == 2**29 // (2 * block)
+    per_rank = by.Config(device=4, host="0.5 GiB/rank", layout=LAYOUT)
+    assert per_rank.host_blocks == 2**29 // block
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({}, "device is missing"),
+        ({"device": 8, "evicton": 3}, "no 'evicton' .* did you mean 'eviction'"),
+        ({"device": 8, "ranks": 0}, "ranks=0: give an integer of 1 or more"),
+        ({"device": 8, "ranks": True}, "ranks=True"),
+        ({"device": 8, "deadline": 0}, "deadline=0"),
+        ({"device": 8, "ahead": -1}, "ahead=-1"),
+        ({"device": "64 GB"}, "device='64 GB': give blocks, or memory like '64 GiB'"),
+        ({"device": 8, "host": "1 GiB"}, "without a layout nobody knows"),
+        ({"device": "1 GiB/host", "layout": LAYOUT}, "a device belongs to a rank"),
+        ({"device": 8, "host": "1e-9 GiB", "layout": LAYOUT}, "smaller than one block"),
+        ({"device": 8, "layout": "llama-4-8b"}, "llama-3"),
+    ],
+)
+def test_bad_values_are_named(keywords: dict[str, Any], says: str) -> None:
+    with pytest.raises(by.Misuse, match=says):
+        by.Config.of(keywords)
+
+
+def test_a_file_that_is_no_configuration_is_named(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text("device = [")
+    for path in (bad, tmp_path / "none.toml", tmp_path):
+        with pytest.raises(by.Misuse, match=str(path)):
+            by.Config.read(path)
+
+
+def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
+    config = by.Config(device=100, host=50, layout=LAYOUT)
+    prints = {config.fingerprint}
+    for change in (
+        {"null_slots": 2},
+        {"eviction": "heap"},
+        {"write": "through"},
+        {"ghosts": 7},
+        {"ahead": 3},
+        {"deadline": 9},
+        {"speeds": (1, 2, 3)},
+        {"recompute": False},
+        {"retries": 1},
+        {"namespace": {"model": "a"}},
+        {"key_hash": "xxh3"},
+        {"layout": by.KVLayout.llama(layers=2, kv_heads=4, head_dim=16, block_size=8, ranks=2)},
+    ):
+        prints.add(by.Config.of(config.to_mapping() | change).fingerprint)
+    assert len(prints) == 13
+    sized = by.Config.of(config.to_mapping() | {"device": 7, "host": 9})
+    assert sized.fingerprint == config.fingerprint
+
+
+def test_the_handshake_takes_the_least_that_any_rank_has() -> None:
+    config = by.Config(device=100, host=50, layout=LAYOUT)
+    agreed = by.agree(config, [hello(config, 1, device=90), hello(config, 0, host=40)])
+    assert (agreed.device, agreed.host) == (90, 40)
+    assert agreed.fingerprint == config.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("others", "says"),
+    [
+        ([{"rank": 0}], r"ranks \[0\] said hello, and 2 were expected"),
+        ([{"rank": 0}, {"rank": 0}], r"ranks \[0, 0\]"),
+        ([{"rank": 0}, {"rank": 2}], r"ranks \[0, 2\]"),
+        ([{"rank": 0}, {"rank": 1, "fingerprint": "f" * 64}], "rank 1 is configured otherwise"),
+    ],
+)
+def test_the_handshake_refuses(others: list[dict[str, Any]], says: str) -> None:
+    config = by.Config(device=100, layout=LAYOUT)
+    with pytest.raises(by.Misuse, match=says):
+        by.agree(config, [hello(config, **other) for other in others])
+
+
+def test_a_config_is_whole() -> None:
+    with pytest.raises(TypeError, match="put device into it"):
+        by.KVCache(by.Config(device=8), device=9)

@@ -1,0 +1,87 @@
+"""`explain`: why a prefix missed, why a request waits, who holds what, what would make room."""
+
+import re
+
+import pytest
+
+import blockyard as by
+from yard import begin, publish, publish_below, text
+
+
+@pytest.fixture
+def cache() -> by.KVCache:
+    return by.KVCache(block_size=4, device=17, host=16, ahead=0)
+
+
+def test_a_prefix_that_ends_says_where_and_why(cache: by.KVCache) -> None:
+    publish(cache, text(1, 8))
+    said = str(cache.explain(text(1, 8) + text(2, 8)))
+    assert "Of 4 full blocks, 2 are on the device, 0 on the host: 8 of 16 tokens." in said
+    assert "The prefix ends at block 2: the next block is nowhere." in said
+    assert "16 slots free" not in said
+    assert re.search(r"14 slots free, 2 evictable, 0 promised. Holders of blocks: 0\.", said)
+
+
+def test_a_whole_prefix_has_no_end_to_explain(cache: by.KVCache) -> None:
+    publish(cache, text(1, 8))
+    assert "ends" not in str(cache.explain(cache.keys(text(1, 8))))
+
+
+def test_what_is_in_the_air_is_named_with_its_flight(cache: by.KVCache) -> None:
+    publish_below(cache, text(1, 8))
+    lease = begin(cache, [*text(1, 8), 0])
+    (plan,) = lease.plans
+    said = str(cache.explain(text(1, 8)))
+    assert f"the next block is in the air, in flight {plan.flight}." in said
+    said = str(cache.explain(lease))
+    assert f"Lease {lease.id} is loading: 3 blocks, 2 of them published" in said
+    assert "0 blocks were on the device and 2 below" in said
+    assert f"It waits for flights {plan.flight}." in said
+
+
+def test_blocks_that_are_slow_to_load_are_said_to_be_skipped() -> None:
+    cache = by.KVCache(block_size=4, device=17, host=16, ahead=0, speeds=(10, 5, 0))
+    publish_below(cache, text(1, 8))
+    assert "Now the 2 on the host would be skipped: loading" in str(cache.explain(text(1, 8)))
+
+
+def test_an_evicted_prefix_is_told_from_one_never_seen() -> None:
+    cache = by.KVCache(block_size=4, device=17, host=0, write="second-touch")
+    publish(cache, text(1, 8))
+    assert "it was not seen lately" in str(cache.explain(text(2, 8)))
+    cache.finish(begin(cache, text(3, 64)))
+    assert "it was evicted" in str(cache.explain(text(1, 8)))
+
+
+def test_who_waits_learns_what_is_missing_and_who_holds_it(cache: by.KVCache) -> None:
+    small, large = begin(cache, text(1, 8), reserve=4), begin(cache, text(2, 40))
+    with pytest.raises(by.NoRoom) as refused:
+        cache.begin(text(3, 20))
+    said = cache.explain(refused.value)
+    assert "The device has no room: 5 slots are needed, 3 can be had" in str(said)
+    assert f"The end of lease {large.id} would make room." in str(said)
+    assert said.holders == (("lease", large.id, 10, 0), ("lease", small.id, 2, 1))
+    assert "It waits: it needs 5 slots, and 3 can be had." in str(cache.explain(text(3, 20)))
+
+
+def test_what_can_never_fit_is_said_so(cache: by.KVCache) -> None:
+    with pytest.raises(by.TooLarge) as refused:
+        cache.begin(text(1, 100))
+    assert "Even with every sequence ended it would not fit." in str(cache.explain(refused.value))
+
+
+def test_parked_and_spent_handles_are_explained(cache: by.KVCache) -> None:
+    lease = begin(cache, text(1, 10))
+    parked = cache.park(lease, 10)
+    assert f"Lease {lease.id} is spent." in str(cache.explain(lease))
+    said = str(cache.explain(parked))
+    assert f"Parked sequence {parked.id} is kept whole: 10 tokens in 3 blocks, 3 of them" in said
+    cache.abandon(parked)
+    assert f"Parked sequence {parked.id} is spent." in str(cache.explain(parked))
+
+
+def test_to_explain_changes_nothing(cache: by.KVCache) -> None:
+    publish(cache, text(1, 8))
+    before = cache.stats()
+    cache.explain(text(1, 8))
+    assert cache.stats() == before

@@ -1,0 +1,96 @@
+"""Yard and crane in one process: `step` is all there is to add to an engine's loop."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockyard as by
+from blockyard.local import Local
+from yard import at_rest, begin, text
+
+LAYOUT = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=8, block_size=4)
+
+
+def test_victims_are_copied_down_ahead_of_need_and_come_back() -> None:
+    with by.local(LAYOUT, device=33, host=64, ahead=16) as cache:
+        plane = cache.crane._tiers["device"].planes[0]
+        for name in range(8):
+            lease = begin(cache, text(name, 33))
+            while lease.state == "loading":
+                cache.step()
+            plane[cache.block_tables(lease)[0][:8]] = name + 1
+            cache.seal(lease, 33)
+            cache.finish(lease)
+            cache.step()
+            while cache.crane.in_air:  # the watchdog ends it, if ever
+                time.sleep(1e-4)
+                cache.step()
+        found = [cache.probe(cache.keys(text(name, 32))) for name in range(8)]
+        assert sum(probe.device + probe.host for probe in found) == 64
+        for name in range(8):
+            lease = begin(cache, text(name, 33))
+            while lease.state == "loading":
+                cache.step()
+            assert lease.cached == 32
+            assert np.all(plane[cache.block_tables(lease)[0][:8]] == name + 1)
+            cache.finish(lease)
+        stats = cache.stats()
+        assert stats["crane_blocks"] == stats["device_in"] + stats["host_in"]
+
+
+def test_through_copies_down_what_was_just_published() -> None:
+    with by.local(LAYOUT, device=33, host=64, ahead=16, write="through") as cache:
+        lease = begin(cache, text(1, 32))
+        cache.seal(lease, 32)
+        cache.step()
+        assert cache.stats()["host_in"] == 8
+        cache.finish(lease)
+
+
+def test_nothing_is_copied_ahead_where_ahead_is_0_or_there_is_room() -> None:
+    for ahead in (0, 4):
+        with by.local(LAYOUT, device=33, host=64, ahead=ahead) as cache:
+            cache.finish(begin(cache, text(1, 32)))
+            cache.step()
+            assert cache.stats()["plans"] == 0
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({"device": 0}, "device"),
+        ({"device": 8, "ranks": 2}, "ranks=2, but the layout has 1"),
+        ({"device": 8, "wirte": "through"}, "did you mean 'write'"),
+        ({"device": 8, "host": "0.0000001 GiB"}, "smaller than one block"),
+        ({"device": 8, "write": "never"}, "on-evict"),
+    ],
+)
+def test_bad_values_are_named_and_nothing_is_left_open(keywords: dict[str, Any], says: str) -> None:
+    with pytest.raises(by.Misuse, match=says):
+        by.local(LAYOUT, **keywords)
+
+
+def test_several_ranks_are_not_for_one_process() -> None:
+    layout = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=8, ranks=2)
+    with pytest.raises(by.Misuse, match="run a Crane in each rank's process"):
+        by.local(layout, device=8)
+
+
+def test_memory_that_is_not_to_be_had_is_said_so() -> None:
+    with pytest.raises(by.Unavailable, match="bytes"):
+        by.local(by.KVLayout.preset("llama-3.1-405b"), device=4_000_000_000)
+
+
+def test_it_can_be_closed_twice_and_with_copies_in_the_air() -> None:
+    cache = by.local(LAYOUT, device=33, host=64, ahead=32)
+    lease = begin(cache, text(1, 120))
+    cache.seal(lease, 120)
+    cache.finish(lease)
+    cache.step()
+    cache.close()
+    cache.close()
+    cache.commit(cache.crane.poll())
+    assert isinstance(cache, Local)
+    at_rest(cache)

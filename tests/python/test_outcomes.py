@@ -1,0 +1,185 @@
+"""Outcomes of several ranks: a flight ends when all have spoken, with the least that is good."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import blockyard as by
+from blockyard.flights import Flights
+from yard import at_rest, begin, plan_of, publish_below, text
+
+FLIGHT = 1 << 32 | 7
+
+
+def launched(flights: Flights, blocks: int = 4, now: int = 0) -> by.Plan:
+    plan = plan_of(blocks, flight=FLIGHT)
+    flights.launch(plan, now)
+    return plan
+
+
+def test_a_flight_ends_when_the_last_rank_has_spoken_and_not_before() -> None:
+    flights = Flights(3, None)
+    launched(flights)
+    assert flights.report([by.Outcome(FLIGHT, 2, 4), by.Outcome(FLIGHT, 0, 4)]).flights == []
+    assert flights.report([by.Outcome(FLIGHT, 1, 4)]) == ([FLIGHT], [4], [False])
+    assert len(flights) == 0
+
+
+@given(st.permutations([0, 1, 2]), st.lists(st.integers(0, 4), min_size=3, max_size=3))
+def test_the_least_that_is_good_counts_in_any_order(order: list[int], good: list[int]) -> None:
+    flights = Flights(3, None)
+    launched(flights)
+    ended = [
+        flights.report(
+            [by.Outcome(FLIGHT, rank, good[rank], None if good[rank] == 4 else by.Cause.FAILED)]
+        )
+        for rank in order
+    ][-1]
+    assert ended == ([FLIGHT], [min(good)], [False])
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_source_is_corrupt_only_if_the_first_bad_block_failed_its_checksum(
+    order: tuple[int, int],
+) -> None:
+    for good, corrupt in (([2, 3], True), ([3, 2], False), ([2, 2], True)):
+        flights = Flights(2, None)
+        launched(flights)
+        reports = [
+            by.Outcome(FLIGHT, 0, good[0], by.Cause.CORRUPT),
+            by.Outcome(FLIGHT, 1, good[1], by.Cause.FAILED),
+        ]
+        ended = flights.report([reports[at] for at in order])
+        assert ended == ([FLIGHT], [2], [corrupt])
+
+
+def test_duplicate_late_and_foreign_outcomes_are_counted_and_change_nothing() -> None:
+    flights = Flights(2, None)
+    launched(flights)
+    flights.report([by.Outcome(FLIGHT, 0, 4)])
+    for nobody in (
+        by.Outcome(FLIGHT, 0, 0),
+        by.Outcome(FLIGHT + 1, 0, 4),
+        by.Outcome(FLIGHT, 2, 0),
+    ):
+        assert flights.report([nobody]).flights == []
+    assert flights.report([by.Outcome(FLIGHT, 1, 4)]) == ([FLIGHT], [4], [False])
+    assert flights.report([by.Outcome(FLIGHT, 1, 4)]).flights == []
+    assert flights.stats()["outcomes_ignored"] == 4
+    assert flights.stats()["outcomes"] == 6
+
+
+@pytest.mark.parametrize("good", [-1, 5])
+def test_an_outcome_that_contradicts_its_plan_takes_nothing_of_its_call(good: int) -> None:
+    flights = Flights(2, None)
+    launched(flights)
+    with pytest.raises(
+        by.Misuse, match=f"reports {good} good blocks of flight 4294967303, which has 4"
+    ):
+        flights.report([by.Outcome(FLIGHT, 0, 4), by.Outcome(FLIGHT, 1, good)])
+    assert flights.report([by.Outcome(FLIGHT, 0, 4), by.Outcome(FLIGHT, 1, 4)]).flights == [FLIGHT]
+
+
+def test_a_deadline_names_a_flight_once_and_its_late_end_still_counts() -> None:
+    flights = Flights(1, 10)
+    launched(flights, now=5)
+    assert flights.overdue(14) == []
+    assert flights.overdue(15) == [FLIGHT]
+    assert flights.overdue(99) == []
+    assert flights.report([by.Outcome(FLIGHT, 0, 4)]).flights == [FLIGHT]
+
+
+def test_a_rank_that_was_reset_ends_what_it_had_in_the_air() -> None:
+    flights = Flights(2, None)
+    launched(flights)
+    flights.report([by.Outcome(FLIGHT, 0, 4)])
+    assert flights.reset(1) == ([FLIGHT], [0], [False])
+    assert flights.reset(1) == ([], [], [])
+    with pytest.raises(by.Misuse, match="rank 2"):
+        flights.reset(2)
+
+
+def two_ranks(**keywords: Any) -> by.KVCache:
+    return by.KVCache(block_size=4, device=32, host=32, ahead=0, ranks=2, **keywords)
+
+
+def test_a_load_is_there_only_when_both_ranks_have_it() -> None:
+    cache = two_ranks()
+    publish_below(cache, text(1, 16))
+    cache.dispatch()  # what the test's own commits have ended is not given again
+    lease = begin(cache, [*text(1, 16), 0])
+    (plan,) = cache.dispatch()
+    assert plan == lease.plans[0]
+    assert cache.dispatch() == []
+    assert cache.commit([by.Outcome(plan.flight, 0, 4)]) == 0
+    assert lease.state == "loading"
+    assert cache.commit([by.Outcome(plan.flight, 1, 2, by.Cause.FAILED)]) == 1
+    assert (lease.state, lease.cached) == ("ready", 8)
+    cache.finish(lease)
+    at_rest(cache)
+
+
+def test_what_no_rank_ends_in_time_is_quarantined_and_given_back_after_a_reset() -> None:
+    cache = two_ranks(deadline=3)
+    publish_below(cache, text(1, 16))
+    cache.dispatch()
+    cache.commit([], now=10)
+    lease = begin(cache, [*text(1, 16), 0])
+    (plan,) = cache.dispatch()
+    cache.commit([by.Outcome(plan.flight, 0, 4)], now=12)
+    assert lease.state == "loading"
+    cache.commit([], now=13)
+    assert lease.cached == 0
+    assert cache.stats()["device_quarantined"] == 4
+    assert cache.stats()["flights_unknown"] == 1
+    assert cache.audit() is None
+    assert cache.reset(1, memory="kept") == 1
+    assert cache.stats()["device_quarantined"] == 0
+    assert cache.probe(cache.keys(text(1, 16))).host == 4
+    cache.finish(lease)
+    at_rest(cache)
+
+
+def test_time_does_not_go_back() -> None:
+    cache = two_ranks()
+    cache.commit([], now=5)
+    with pytest.raises(by.Misuse, match="now=4: it was 5 before"):
+        cache.commit([], now=4)
+    cache.commit([], now=5)
+
+
+def test_one_outcome_needs_no_list() -> None:
+    cache = by.KVCache(block_size=4, device=32, host=32, ahead=0)
+    publish_below(cache, text(1, 16))
+    lease = begin(cache, [*text(1, 16), 0])
+    (plan,) = cache.dispatch()
+    assert cache.commit(by.Outcome(plan.flight, 0, 4)) == 1
+    assert lease.cached == 16
+
+
+def test_plans_ended_by_hand_are_not_waited_for() -> None:
+    cache = two_ranks(deadline=1)
+    publish_below(cache, text(1, 16))
+    cache.dispatch()
+    lease = begin(cache, [*text(1, 16), 0])
+    plans = cache.dispatch()
+    cache.commit(plans)
+    cache.commit([], now=50)
+    assert cache.stats()["flights_unknown"] == 0
+    assert lease.cached == 16
+    cache.finish(lease)
+    lease = begin(cache, text(2, 4))
+    cache.finish(lease)
+    at_rest(cache)
+
+
+def test_a_plan_that_ended_before_it_was_dispatched_is_not_given_out() -> None:
+    cache = two_ranks()
+    publish_below(cache, text(1, 16))
+    assert cache.dispatch() == []
+    cache.finish(begin(cache, [*text(1, 16), 0]))
+    (plan,) = cache.dispatch()  # its lease is gone; its slots wait for its end all the same
+    assert cache.commit([by.Outcome(plan.flight, rank, 4) for rank in range(2)]) == 1
+    at_rest(cache)

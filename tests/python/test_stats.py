@@ -1,0 +1,40 @@
+"""One schema for every number of `stats()`, and the page made from it."""
+
+import logging
+
+import pytest
+
+import blockyard as by
+from blockyard.log import Limited
+
+LAYOUT = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8)
+
+
+def test_the_schema_names_every_number_once() -> None:
+    cache = by.KVCache(device=8, host=8)
+    names = [stat.name for stat in cache.schema()]
+    assert sorted(names) == sorted(cache.stats())
+    assert len(set(names)) == len(names)
+    with by.local(LAYOUT, device=8, host=8) as wired:
+        names = [stat.name for stat in wired.schema()]
+        assert sorted(names) == sorted(wired.stats())
+    for stat in wired.schema():
+        assert stat.unit
+        assert stat.help
+        assert not stat.help.endswith(".")
+
+
+def test_a_message_is_logged_once_a_second_and_says_what_was_left_out(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.0]
+    monkeypatch.setattr("blockyard.log.time.monotonic", lambda: seconds[0])
+    log = Limited("blockyard.test")
+    with caplog.at_level(logging.WARNING, "blockyard"):
+        for at in range(5):
+            log.warning("flight %d failed", at)
+        log.warning("another")
+        log.debug("not wanted")
+        seconds[0] = 1.5
+        log.warning("flight %d failed", 9)
+    assert caplog.messages == ["flight 0 failed", "another", "flight 9 failed (and 4 more like it)"]

@@ -1,0 +1,221 @@
+"""What is copied down and what is loaded: write policies, ghosts, speeds, and the questions."""
+
+from typing import Any, Literal
+
+import pytest
+
+from blockyard._core import Cache, Misuse, Room, stats_schema
+
+Write = Literal["on-evict", "through", "second-touch"]
+POLICIES: list[Write] = ["on-evict", "through", "second-touch"]
+
+
+def text(name: int, blocks: int) -> list[int]:
+    return [name * 1000 + at for at in range(4 * blocks)]
+
+
+def small(**more: Any) -> Cache:
+    """Sixteen blocks of four tokens on the device and as many on the host."""
+    return Cache(**{"block_size": 4, "device": 17, "host": 16} | more)
+
+
+def publish(cache: Cache, prompt: list[int]) -> None:
+    with cache.begin(prompt) as lease:
+        cache.commit(lease.plans)
+        cache.seal(lease, len(prompt))
+
+
+def squeeze(cache: Cache) -> None:
+    """Evicts all that is idle."""
+    room = cache.room()
+    cache.finish(cache.begin(text(999, room.free + room.evictable)))
+
+
+def put_below(cache: Cache, prompt: list[int]) -> None:
+    """Leaves a prompt's blocks on the host alone."""
+    with cache.begin(prompt) as lease:
+        cache.seal(lease, len(prompt))
+        plan = cache.demote(len(prompt), of=lease)
+        assert plan is not None
+        cache.commit(plan)
+    squeeze(cache)
+
+
+def found(cache: Cache, prompt: list[int]) -> tuple[int, int]:
+    probe = cache.probe(prompt)
+    return probe.device, probe.host
+
+
+@pytest.mark.parametrize(
+    ("write", "kept"),
+    [
+        ("on-evict", {"once": 3, "twice": 3, "running": 0}),
+        ("through", {"once": 3, "twice": 3, "running": 3}),
+        ("second-touch", {"once": 0, "twice": 3, "running": 0}),
+    ],
+)
+def test_each_policy_copies_its_own_blocks_down(write: Write, kept: dict[str, int]) -> None:
+    cache = small(write=write)
+    prompts = {"once": text(1, 3), "twice": text(2, 3), "running": text(3, 3)}
+    publish(cache, prompts["once"])
+    publish(cache, prompts["twice"])
+    publish(cache, [*prompts["twice"], 7])
+    with cache.begin(prompts["running"]) as lease:
+        cache.seal(lease, 12)
+        while plan := cache.demote(16):
+            cache.commit(plan)
+    squeeze(cache)
+    assert {name: found(cache, prompt)[1] for name, prompt in prompts.items()} == kept
+    assert cache.audit() is None
+
+
+def test_through_copies_in_the_order_of_publication_whoever_publishes() -> None:
+    cache = small(write="through")
+    first, second = cache.begin(text(1, 2)), cache.begin(text(2, 1))
+    cache.seal(first, 4)
+    cache.seal(second, 4)
+    cache.seal(first, 8)
+    slots = [cache.block_tables(lease)[0] for lease in (first, second)]
+    plan = cache.demote(16)
+    assert plan is not None
+    assert list(plan.sources) == [slots[0][0], slots[1][0], slots[0][1]]
+
+
+def test_a_block_that_comes_back_after_it_was_dropped_counts_as_used_twice() -> None:
+    cache = small(write="second-touch")
+    assert cache.probe(text(1, 2)).evicted is False
+    publish(cache, text(1, 2))
+    assert cache.probe(text(1, 2)).evicted is None
+    assert cache.demote(16) is None
+    squeeze(cache)
+    assert cache.probe(text(1, 2)).evicted is True
+    publish(cache, text(1, 2))
+    plan = cache.demote(16)
+    assert plan is not None
+    assert len(plan) == 2
+
+
+@pytest.mark.parametrize("more", [{}, {"write": "through"}, {"write": "second-touch", "ghosts": 0}])
+def test_without_ghosts_nobody_knows_what_was_dropped(more: dict[str, Any]) -> None:
+    cache = small(**more)
+    publish(cache, text(1, 2))
+    squeeze(cache)
+    assert cache.probe(text(1, 2)).evicted is None
+
+
+def test_a_load_is_taken_only_where_it_takes_less_time_than_computing() -> None:
+    # Three blocks at the start of a sequence: 100 + 110 + 120 to compute.
+    for load, loaded, stop in ((109, 3, "whole"), (110, 0, "slow")):
+        cache = small(speeds=(load, 100, 10))
+        put_below(cache, text(1, 3))
+        assert cache.worth_loading(3) is (loaded == 3)
+        lease = cache.begin([*text(1, 3), 7])
+        assert (lease.hits, lease.stop) == ((0, loaded, 0), stop)
+        assert lease.cached == 4 * loaded
+        assert cache.stats()["slow"] == 3 - loaded
+        cache.commit(lease.plans)
+        cache.finish(lease)
+
+
+def test_what_is_in_the_air_upward_and_what_comes_before_count() -> None:
+    cache = small(speeds=(100, 100, 10))
+    put_below(cache, text(1, 3))
+    # 2 * 100 against 100 + 110; with three more in the air 5 * 100 against the same.
+    assert cache.worth_loading(2)
+    assert not cache.worth_loading(1)
+    assert cache.worth_loading(1, after=1)
+    plan = cache.promote(cache.keys(text(1, 3)))
+    assert plan is not None
+    assert cache.blocks_in_air() == (0, 3)
+    assert not cache.worth_loading(2)
+    assert cache.worth_loading(2, after=15)
+    assert not cache.worth_loading(2, after=14)
+    cache.unknown(plan)
+    assert cache.blocks_in_air() == (0, 0)
+    assert cache.worth_loading(2)
+
+
+def test_without_speeds_every_load_is_taken_and_the_bound_of_a_begin_holds_with_them() -> None:
+    assert small().worth_loading(1_000_000, after=0)
+    cache = small(speeds=(0, 1, 0))
+    put_below(cache, text(1, 3))
+    lease = cache.begin([*text(1, 3), 7], load=2)
+    assert (lease.hits, lease.stop) == ((0, 2, 0), "slow")
+    assert cache.stats()["slow"] == 1
+
+
+def test_room_is_one_reading_of_a_tier() -> None:
+    cache = small()
+    publish(cache, text(1, 2))
+    lease = cache.begin(text(2, 3), reserve=8)
+    room = cache.room()
+    assert (room.free, room.evictable, room.promised) == (11, 2, 2)
+    assert repr(room) == "Room(free=11, evictable=2, promised=2, evicted=0)"
+    assert room == cache.room("device") != cache.room("host")
+    assert isinstance(cache.room("host"), Room)
+    cache.finish(lease)
+
+
+def test_holders_are_told_the_largest_first() -> None:
+    cache = small()
+    lease = cache.begin(text(1, 2), reserve=4)
+    other = cache.begin(text(2, 3))
+    cache.seal(other, 12)
+    parked = cache.park(other, 12)
+    assert cache.holders() == [("parked", parked.id, 3, 3), ("lease", lease.id, 2, 1)]
+    plan = cache.demote(2, of=parked)
+    assert plan is not None
+    assert cache.blocks_in_air() == (2, 0)
+    cache.commit(plan)
+    assert cache.holders() == [("lease", lease.id, 2, 1), ("parked", parked.id, 1, 1)]
+    cache.finish(lease)
+    cache.abandon(parked)
+    assert cache.holders() == []
+
+
+def test_what_begins_leave_has_a_unit_and_a_meaning() -> None:
+    assert ("slow", "blocks") in {(name, unit) for name, unit, _ in stats_schema()[0]}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"write": "back"}, r'write = "back": pass one of .*"second-touch"'),
+        ({"ghosts": -1}, "ghosts = -1"),
+        ({"ghosts": "many"}, "ghosts"),
+        ({"ghosts": 2**30 + 1}, "ghosts = 1073741825"),
+        ({"speeds": (1, 2)}, r"speeds = \(1, 2\): pass three counts of nanoseconds"),
+        ({"speeds": (1, 2, -3)}, "speeds.*-3"),
+        ({"speeds": 5}, "speeds"),
+        ({"speeds": (1, 2, 3.5)}, "speeds"),
+    ],
+)
+def test_a_bad_value_is_named(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(Misuse, match=said):
+        small(**more)
+
+
+def test_a_bad_question_is_refused() -> None:
+    cache = small()
+    with pytest.raises(Misuse, match='tier = "moon"'):
+        cache.room("moon")  # type: ignore[arg-type]
+    with pytest.raises(Misuse, match="tier"):
+        cache.room("disk")
+    with pytest.raises(Misuse, match="after = -1"):
+        cache.worth_loading(1, after=-1)
+
+
+@pytest.mark.parametrize("write", POLICIES)
+def test_the_same_calls_copy_the_same_blocks(write: Write) -> None:
+    def history() -> list[bytes]:
+        cache, plans = small(write=write, ghosts=16), []
+        for turn in range(40):
+            publish(cache, text(turn * 7 % 5, 1 + turn % 3))
+            plan = cache.demote(2)
+            if plan is not None:
+                plans.append(plan.to_bytes())
+                cache.commit(plan)
+        assert cache.audit() is None
+        return plans
+
+    assert history() == history() != []
