@@ -1,0 +1,183 @@
+"""What a replay found: the JSON it writes, field by field."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+__all__ = [
+    "FORMAT",
+    "Bookkeeping",
+    "Moved",
+    "Result",
+    "Run",
+    "Series",
+    "Spread",
+    "Verified",
+    "Waits",
+]
+
+FORMAT = 1
+"""Changes when a key changes its meaning or goes."""
+
+
+class Spread(Struct, frozen=True, kw_only=True):
+    """A distribution: quantiles of all values, none of them interpolated over runs."""
+
+    mean: Annotated[float, Meta(description="arithmetic mean")]
+    p50: Annotated[float, Meta(description="median")]
+    p90: Annotated[float, Meta(description="nine in ten are not above")]
+    p99: Annotated[float, Meta(description="99 in 100 are not above")]
+    max: Annotated[float, Meta(description="largest")]
+    quantiles: Annotated[
+        list[float], Meta(description="101 values: quantiles 0, 0.01 … 1, for plots")
+    ]
+
+
+class Waits(Struct, frozen=True, kw_only=True):
+    """Why requests waited before they ran."""
+
+    no_room: Annotated[int, Meta(description="steps at which the first in line found no room")]
+    filling: Annotated[int, Meta(description="begins put off because the prefix was in the air")]
+    loading: Annotated[int, Meta(description="requests whose prefix was loaded from below first")]
+    queue_ms: Annotated[Spread, Meta(description="arrival to admission, modelled milliseconds")]
+
+
+class Moved(Struct, frozen=True, kw_only=True):
+    """Copies between tiers."""
+
+    blocks_down: Annotated[int, Meta(description="blocks copied device to host")]
+    blocks_up: Annotated[int, Meta(description="blocks copied host to device")]
+    blocks_across: Annotated[int, Meta(description="blocks copied within the device")]
+    bytes_down: Annotated[
+        int, Meta(description="the same in bytes of the modelled layout, all ranks")
+    ]
+    bytes_up: Annotated[
+        int, Meta(description="the same in bytes of the modelled layout, all ranks")
+    ]
+    failed_blocks: Annotated[int, Meta(description="copies that failed")]
+
+
+class Bookkeeping(Struct, frozen=True, kw_only=True):
+    """What Blockyard itself cost, measured on this machine while replaying."""
+
+    steps: Annotated[int, Meta(description="steps of the engine")]
+    us_per_step: Annotated[Spread, Meta(description="all verbs of one step, measured microseconds")]
+    us_per_request: Annotated[
+        float,
+        Meta(description="keys, begin and finish of one request, measured microseconds, mean"),
+    ]
+    share: Annotated[float, Meta(description="all of it per modelled second of the engine")]
+
+
+class Verified(Struct, frozen=True, kw_only=True):
+    """What `--verify` did with real bytes."""
+
+    written: Annotated[int, Meta(description="blocks that were given bytes derived from their key")]
+    checked: Annotated[int, Meta(description="blocks whose bytes were compared")]
+    wrong: Annotated[int, Meta(description="blocks with a wrong byte; anything but 0 is a bug")]
+    block_bytes: Annotated[
+        int, Meta(description="real bytes per block and rank; they stand for the layout's")
+    ]
+
+
+class Series(Struct, frozen=True, kw_only=True):
+    """Columns over modelled time, one entry per interval of equal length; all of one length."""
+
+    seconds: Annotated[list[float], Meta(description="end of the interval, modelled seconds")]
+    device_hit: Annotated[list[int], Meta(description="prompt tokens found on the device")]
+    host_hit: Annotated[list[int], Meta(description="prompt tokens found on the host")]
+    missed: Annotated[list[int], Meta(description="prompt tokens that were computed")]
+    device_used: Annotated[list[int], Meta(description="device slots with content, at the end")]
+    device_pinned: Annotated[list[int], Meta(description="of these, in use by running requests")]
+    host_used: Annotated[list[int], Meta(description="host slots with content, at the end")]
+    bytes_down: Annotated[list[int], Meta(description="bytes copied device to host")]
+    bytes_up: Annotated[list[int], Meta(description="bytes copied host to device")]
+    running: Annotated[list[int], Meta(description="requests admitted, at the end")]
+    waiting: Annotated[list[int], Meta(description="requests waiting, at the end")]
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One pass over the trace, with one policy."""
+
+    model: Annotated[Literal["virtual", "sequential"], Meta(description="how time was modelled")]
+    policy: Annotated[
+        str, Meta(description="eviction: recency, heap; or optimum, which knows the future")
+    ]
+    write_policy: Annotated[
+        str, Meta(description="what is copied down: on-evict, through, second-touch")
+    ]
+    device_blocks: Annotated[int, Meta(description="blocks of the device")]
+    host_blocks: Annotated[int, Meta(description="blocks of the host")]
+    requests: Annotated[int, Meta(description="requests that ended")]
+    refused: Annotated[int, Meta(description="requests too large to ever fit, left out")]
+    complete: Annotated[
+        bool, Meta(description="false when it was interrupted: all figures are up to then")
+    ]
+    input_tokens: Annotated[int, Meta(description="prompt tokens of the requests admitted")]
+    output_tokens: Annotated[int, Meta(description="tokens generated")]
+    hit_ratio: Annotated[
+        float, Meta(description="prompt tokens found in any tier / prompt tokens, 0 to 1")
+    ]
+    hit_ratio_by_tier: Annotated[
+        dict[str, float], Meta(description="the same by tier: device, host")
+    ]
+    skipped_slow: Annotated[
+        int, Meta(description="blocks found below but computed, as that was faster")
+    ]
+    engine_seconds: Annotated[float, Meta(description="first arrival to last end, modelled")]
+    wall_seconds: Annotated[float, Meta(description="what this run took here, measured")]
+    tokens_per_second: Annotated[float, Meta(description="output tokens per modelled second")]
+    ttft_ms: Annotated[
+        Spread | None,
+        Meta(description="arrival to first token, modelled; null with model sequential"),
+    ]
+    itl_ms: Annotated[
+        Spread | None, Meta(description="between tokens of a request, modelled; null likewise")
+    ]
+    waits: Annotated[Waits | None, Meta(description="why requests waited; null likewise")]
+    moved: Annotated[Moved, Meta(description="copies between tiers")]
+    peak: Annotated[
+        dict[str, int], Meta(description="most slots with content: device, host; and pinned")
+    ]
+    bookkeeping: Annotated[
+        Bookkeeping | None, Meta(description="measured cost; null with model sequential")
+    ]
+    verified: Annotated[Verified | None, Meta(description="null without --verify")]
+    audit: Annotated[str, Meta(description='"ok", or the law that was broken and how')]
+    series: Annotated[Series | None, Meta(description="over time; null with model sequential")]
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """Everything; the keys of the first run stand at the top as well."""
+
+    format: Annotated[int, Meta(description="version of these keys")]
+    blockyard: Annotated[str, Meta(description="version of Blockyard")]
+    trace: Annotated[str, Meta(description="the file's name, or how the workload was generated")]
+    trace_block: Annotated[int, Meta(description="tokens per trace id")]
+    trace_requests: Annotated[
+        int, Meta(description="requests in the trace, or as many as asked for")
+    ]
+    block_size: Annotated[int, Meta(description="tokens per block of the cache")]
+    block_bytes: Annotated[
+        int, Meta(description="bytes of a block in the modelled layout, all ranks")
+    ]
+    token_budget: Annotated[int, Meta(description="most tokens computed in one step")]
+    max_running: Annotated[int, Meta(description="most requests that run at once")]
+    prefetch: Annotated[
+        int, Meta(description="requests in line whose prefix is brought up ahead of their turn")
+    ]
+    gate: Annotated[
+        bool, Meta(description="whether a prefix is loaded only where that beats computing it")
+    ]
+    seed: Annotated[int, Meta(description="of tokens and workload")]
+    preset: Annotated[str, Meta(description="the modelled engine, e.g. llama-3-8b/h100")]
+    figures: Annotated[dict[str, float], Meta(description="the modelled engine's figures, as used")]
+    command: Annotated[str, Meta(description="what to type to see this again")]
+    runs: Annotated[list[Run], Meta(description="one per policy, in the order asked for")]
+
+    def encode(self) -> bytes:
+        """As JSON: the keys of this, those of the first run, and every run under `runs`."""
+        whole = msgspec.to_builtins(self)
+        whole |= {name: value for name, value in whole["runs"][0].items() if name != "series"}
+        return msgspec.json.format(msgspec.json.encode(whole), indent=2)

@@ -1,0 +1,311 @@
+"""Traces of requests in the Mooncake format: read and checked whole before anything runs."""
+
+import gzip
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from blockyard._typing import override
+
+from blockyard._core import Misuse
+
+__all__ = ["Trace", "TraceError", "read"]
+
+# So that nanoseconds fit 64 bits.
+_LATEST: Final = 2**63 // 10**6 - 1
+_LONGEST: Final = 2**31 - 1
+_GREATEST: Final = 2**63 - 1
+
+# Blocks that are tried where none is given, and the share of the lines that must agree.
+_BLOCKS: Final = tuple(1 << power for power in range(3, 13))
+_AGREE: Final = 0.9
+
+_WANTED: Final = {
+    "timestamp": f"milliseconds from the start, a whole number from 0 to {_LATEST}",
+    "input_length": f"tokens of the prompt, a whole number from 1 to {_LONGEST}",
+    "output_length": f"tokens of the answer, a whole number from 0 to {_LONGEST}",
+    "hash_ids": f"a list of whole numbers from 0 to {_GREATEST}, one for each block of the prompt",
+    "session": "text, the same for all requests of one session",
+}
+
+
+class TraceError(Misuse):
+    """A trace that cannot be read or written. It names the file, the line and the field."""
+
+
+class _Line(msgspec.Struct, omit_defaults=True, gc=False):
+    timestamp: Annotated[int, msgspec.Meta(ge=0, le=_LATEST)]
+    input_length: Annotated[int, msgspec.Meta(ge=1, le=_LONGEST)]
+    output_length: Annotated[int, msgspec.Meta(ge=0, le=_LONGEST)]
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=_GREATEST)]]
+    session: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Requests in the order of their arrival: frozen, equal by value whatever their name.
+
+    An id stands for `trace_block` tokens of a prompt and for all that is before them: equal id,
+    equal prefix. The last one may stand for fewer. Prompts may go on behind their last id, with
+    tokens that nobody shares.
+    """
+
+    name: str
+    """What to call it in a report."""
+    trace_block: int
+    """Tokens per id."""
+    arrival: NDArray[np.int64]
+    """Milliseconds from the start, never falling, shape (requests,)."""
+    input_length: NDArray[np.int64]
+    """Tokens of the prompts, 1 or more, shape (requests,)."""
+    output_length: NDArray[np.int64]
+    """Tokens of the answers, shape (requests,); 0: the prompt is computed and no token sampled."""
+    ids: NDArray[np.int64]
+    """The ids of all requests, one after another, none beyond its prompt."""
+    offsets: NDArray[np.int64]
+    """Request i has ids[offsets[i] : offsets[i + 1]], shape (requests + 1,)."""
+    session: NDArray[np.int64]
+    """Index into `sessions`, -1 for none, shape (requests,); shape (0,) where none has one."""
+    sessions: tuple[str, ...] = ()
+    """Names of the sessions, in the order they first appear."""
+
+    def __post_init__(self) -> None:
+        """Freezes the arrays."""
+        for array in self._arrays():
+            array.flags.writeable = False
+
+    def __len__(self) -> int:
+        """Requests."""
+        return len(self.arrival)
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trace) and self.digest() == other.digest()
+
+    @override
+    def __hash__(self) -> int:
+        return hash(self.digest())
+
+    def ids_of(self, request: int) -> NDArray[np.int64]:
+        """The ids of a prompt's blocks, the partial last one included."""
+        return self.ids[self.offsets[request] : self.offsets[request + 1]]
+
+    def last_turns(self) -> NDArray[np.bool_]:
+        """Which requests are the last of their session in this trace, shape (requests,)."""
+        last = np.zeros(len(self), np.bool_)
+        if len(self.session):
+            names, first = np.unique(self.session[::-1], return_index=True)
+            last[len(self) - 1 - first[names >= 0]] = True
+        return last
+
+    def digest(self) -> str:
+        """64 hexadecimal digits that are the same for equal traces, on every machine."""
+        digest = hashlib.sha256(b"%d" % self.trace_block)
+        for array in self._arrays():
+            digest.update(b"|%d|" % len(array))
+            digest.update(array.astype("<i8").tobytes())
+        digest.update("\0".join(self.sessions).encode())
+        return digest.hexdigest()
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Saves it as `read` reads it; gzipped if the name ends so. Nothing is left half written.
+
+        Raises:
+            TraceError: The file cannot be written.
+        """
+        path = Path(path)
+        partial = path.with_name(path.name + ".part")
+        sessions = [self.sessions[i] if i >= 0 else None for i in self.session.tolist()]
+        columns = zip(
+            self.arrival.tolist(),
+            self.input_length.tolist(),
+            self.output_length.tolist(),
+            (self.ids_of(request).tolist() for request in range(len(self))),
+            sessions or [None] * len(self),
+            strict=True,
+        )
+        lines = msgspec.json.Encoder().encode_lines([_Line(*column) for column in columns])
+        try:
+            # No time in the gzip header: equal traces, equal files.
+            partial.write_bytes(gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines)
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise TraceError(f"{path}: {error.strerror}; give a path to write to") from None
+
+    def _arrays(self) -> tuple[NDArray[np.int64], ...]:
+        lengths = (self.input_length, self.output_length)
+        return (self.arrival, *lengths, self.ids, self.offsets, self.session)
+
+
+def read(
+    path: str | os.PathLike[str], *, trace_block: int | None = None, requests: int | None = None
+) -> Trace:
+    """Reads a trace: one JSON object per line, gzipped if the name ends so.
+
+    Keys: `timestamp`, `input_length`, `output_length`, `hash_ids`, and `session` if there is one;
+    others are ignored. An id beyond what `input_length` covers is ignored.
+
+    Args:
+        path: The file.
+        trace_block: Tokens per id; None to find the power of two from 8 to 4096 that fits.
+        requests: Read no more than the first so many; None for all.
+
+    Raises:
+        TraceError: The first thing wrong. Lines are checked one by one; ids against those of
+            other lines when all lines are good.
+        Misuse: An argument is out of range.
+    """
+    path = Path(path)
+    for name, value in (("trace_block", trace_block), ("requests", requests)):
+        if value is not None and not 1 <= value <= _LONGEST:
+            raise Misuse(f"{name} = {value}: give a number from 1 to {_LONGEST}, or none")
+    head: list[tuple[int, int, int]] = []
+    flat: list[int] = []
+    counts: list[int] = []
+    codes: dict[str | None, int] = {None: -1}
+    session: list[int] = []
+    decode = msgspec.json.Decoder(_Line).decode
+    before = 0
+    for number, text in _lines(path):
+        try:
+            line = decode(text)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise _fault(path, number, text, error) from None
+        if line.timestamp < before:
+            raise _wrong(
+                path,
+                number,
+                "timestamp",
+                f"{line.timestamp} is below the previous line's {before}; sort the lines by it",
+            )
+        before = line.timestamp
+        head.append((line.timestamp, line.input_length, line.output_length))
+        flat += line.hash_ids
+        counts.append(len(line.hash_ids))
+        session.append(codes.setdefault(line.session, len(codes) - 1))
+        if len(head) == requests:
+            break
+    if not head:
+        raise TraceError(f"{path}: there is no request in it; give one JSON object per line")
+    arrival, inputs, outputs = np.array(head, np.int64).T.copy()
+    given = np.array(counts, np.int64)
+    block = _guess(path, inputs, given) if trace_block is None else trace_block
+    kept = np.minimum(given, -(-inputs // block))
+    # Where each id stands in its request.
+    place = np.arange(len(flat)) - np.repeat(np.cumsum(given) - given, given)
+    ids = np.array(flat, np.int64)[place < np.repeat(kept, given)]
+    offsets = np.concatenate(([0], np.cumsum(kept)))
+    _check_parents(path, ids, offsets)
+    none = len(codes) == 1
+    return Trace(
+        name=path.name,
+        trace_block=block,
+        arrival=arrival,
+        input_length=inputs,
+        output_length=outputs,
+        ids=ids,
+        offsets=offsets,
+        session=np.array([] if none else session, np.int64),
+        sessions=tuple(name for name in codes if name is not None),
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines with their numbers; blank ones only at the end."""
+    if path.is_dir():
+        raise TraceError(f"{path}: this is a directory; give the file of a trace")
+    blank = number = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for line in file:
+                number += 1
+                if line.isspace():
+                    blank = blank or number
+                    continue
+                if blank:
+                    raise _wrong(path, blank, None, "it is blank, but not the last; delete it")
+                yield number, line.decode()
+    except FileNotFoundError:
+        raise TraceError(f"{path}: there is no such file; give the path of a trace") from None
+    except UnicodeDecodeError as error:
+        what = f"byte {error.start} is not UTF-8; save the file as UTF-8 text"
+        raise _wrong(path, number, None, what) from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: it cannot be read: {error}") from None
+
+
+def _wrong(path: Path, line: int, field: str | None, what: str) -> TraceError:
+    where = "" if field is None else f", field {field}"
+    return TraceError(f"{path}, line {line}{where}: {what}")
+
+
+def _fault(path: Path, number: int, text: str, error: Exception) -> TraceError:
+    """Says what msgspec found in the words of the format, with the value that is there."""
+    if not isinstance(error, msgspec.ValidationError):
+        return _wrong(path, number, None, f"not JSON: {error}; give one object per line")
+    said = str(error)
+    if missing := re.search(r"missing required field `(\w+)`", said):
+        field = missing[1]
+        return _wrong(path, number, field, f"it is missing; give {_WANTED[field]}")
+    at = re.search(r"at `\$\.(\w+)(?:\[(\d+)\])?`", said)
+    if at is None:
+        return _wrong(path, number, None, "it is not a JSON object; give one object per line")
+    field, place = at[1], at[2]
+    where = field if place is None else f"{field}[{place}]"
+    return _wrong(path, number, where, f"{_value(text, field, place)}; give {_WANTED[field]}")
+
+
+def _value(text: str, field: str, place: str | None) -> str:
+    try:
+        value: Any = json.loads(text)[field]
+    except ValueError:  # an integer of thousands of digits
+        return "a number too large"
+    shown = json.dumps(value if place is None else value[int(place)])
+    return shown if len(shown) <= 60 else shown[:60] + "…"  # noqa: PLR2004 - some of a line
+
+
+def _guess(path: Path, inputs: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
+    """The block that fits. A prompt of n tokens and k > 1 ids fits one power of two at most."""
+    telling = counts > 1
+    inputs, counts = inputs[telling], counts[telling]
+    for block in _BLOCKS:
+        if len(counts) and np.mean(-(-inputs // block) == counts) >= _AGREE:
+            return block
+    raise TraceError(
+        f"{path}: how many tokens an id stands for cannot be told from it: no power of two from "
+        f"{_BLOCKS[0]} to {_BLOCKS[-1]} fits {_AGREE:.0%} of the prompts of two or more ids; "
+        f"give it with --trace-block"
+    )
+
+
+def _check_parents(path: Path, ids: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
+    """An id says what is before it: it has one parent, and so stands but once in a request."""
+    parents = np.concatenate(([-1], ids[:-1]))[: len(ids)]
+    parents[offsets[:-1][np.diff(offsets) > 0]] = -1
+    _, first, which = np.unique(ids, return_index=True, return_inverse=True)
+    bad = np.flatnonzero(parents != parents[first[which]])
+    if not len(bad):
+        return
+    at = int(bad[0])
+    seen = int(first[which[at]])
+    line, line_seen = np.searchsorted(offsets, [at, seen], side="right").tolist()
+    where = f"hash_ids[{at - offsets[line - 1]}]"
+    if line == line_seen:
+        what = f"{ids[at]} stands in it twice; an id stands for one place in a prompt"
+    else:
+        after = ["first" if i < 0 else f"after {i}" for i in (parents[at], parents[seen])]
+        what = (
+            f"{ids[at]} stands {after[0]}, but {after[1]} in line {line_seen}; "
+            "equal ids must have equal prefixes: give it another id"
+        )
+    raise _wrong(path, line, where, what)

@@ -1,0 +1,166 @@
+"""One request at a time: the figures that were simulated, reproduced through the real cache."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import blockyard as by
+from blockyard.replay.sequential import Policy, Write, sequential
+from blockyard.replay.trace import Trace, read
+from blockyard.replay.workload import Workload, generate
+from traces import CONVERSATION, made, real
+from yard import profile
+
+
+@pytest.fixture(scope="module")
+def conversation() -> Trace:
+    return read(real(CONVERSATION))
+
+
+# Hits in % of tokens.
+@pytest.mark.parametrize(
+    ("device", "host", "policy", "write", "hits"),
+    [
+        (1_000, 0, "recency", "on-evict", 4.6),
+        (2_000, 0, "recency", "on-evict", 5.6),
+        (5_000, 0, "recency", "on-evict", 12.1),
+        (10_000, 0, "recency", "on-evict", 21.9),
+        (20_000, 0, "recency", "on-evict", 29.9),
+        (5_000, 0, "heap", "on-evict", 12.1),
+        (1_000, 0, "optimum", "on-evict", 18.3),
+        (2_000, 0, "optimum", "on-evict", 25.4),
+        (5_000, 0, "optimum", "on-evict", 34.6),
+        (10_000, 0, "optimum", "on-evict", 37.3),
+        (2_000, 8_000, "recency", "on-evict", 21.6),
+        (2_000, 8_000, "recency", "through", 18.9),
+        (2_000, 8_000, "recency", "second-touch", 20.6),
+    ],
+)
+def test_the_conversation_trace_gives_the_figures_that_were_simulated(
+    conversation: Trace, device: int, host: int, policy: Policy, write: Write, hits: float
+) -> None:
+    result = sequential(
+        conversation, device_blocks=device, host_blocks=host, policy=policy, write=write
+    )
+    assert 100 * result.hit_ratio == pytest.approx(hits, abs=0.1)
+    assert result.audit == ("simulated" if policy == "optimum" else "clean")
+    assert result.requests == result.requests_in_trace == 12_031
+    assert result.tokens == 144_793_823
+    # 100 times as fast as it happened would be 36.
+    assert result.seconds < 10
+
+
+def test_tiers_and_moves_add_up() -> None:
+    trace = generate(1, requests=300)
+    result = sequential(trace, device_blocks=1_500, host_blocks=6_000)
+    ratios = result.hit_ratio_by_tier
+    assert ratios["device"] + ratios["host"] == pytest.approx(result.hit_ratio)
+    assert result.hits[:, 1].sum() == result.blocks_up > 0
+    assert result.blocks_down > 0
+    assert result.hit_ratio > sequential(trace, device_blocks=1_500).hit_ratio
+
+
+# Trees of ids: a request is a path of small numbers, and equal paths have equal ids.
+PATHS = st.lists(st.lists(st.integers(0, 2), min_size=0, max_size=6), min_size=1, max_size=40)
+
+
+def tree(paths: list[list[int]]) -> Trace:
+    names: dict[tuple[int, ...], int] = {}
+    prompts = []
+    for path in paths:
+        prefixes = [tuple(path[: depth + 1]) for depth in range(len(path))]
+        prompts.append((4 * len(path) + 2, [names.setdefault(p, len(names)) for p in prefixes]))
+    return made(prompts, 4)
+
+
+def lru(paths: list[list[int]], device: int) -> int:
+    """Blocks hit, by a list: the least recently used leaf goes first, the deeper the older."""
+    order: list[tuple[int, ...]] = []
+    hits = 0
+    for path in paths:
+        own = [tuple(path[: depth + 1]) for depth in range(min(len(path), device))]
+        found = [block for block in own if block in order]
+        hits += len(found)
+        others = [block for block in order if block not in own]
+        keep = device - len(own)
+        order = others[len(others) - keep :] if keep < len(others) else others
+        order += reversed(own)
+    return hits
+
+
+@given(PATHS, st.integers(1, 12), st.sampled_from(["recency", "heap"]))
+@profile(60)
+def test_the_cache_finds_what_a_list_finds(
+    paths: list[list[int]], device: int, policy: Policy
+) -> None:
+    result = sequential(tree(paths), device_blocks=device, policy=policy)
+    assert result.hits.sum() == lru(paths, device)
+    assert result.audit == "clean"
+
+
+@given(PATHS, st.integers(6, 12))
+@profile(60)
+def test_nothing_finds_more_than_the_optimum_or_an_endless_cache(
+    paths: list[list[int]], device: int
+) -> None:
+    trace = tree(paths)
+    best = sequential(trace, device_blocks=device, policy="optimum").hits.sum()
+    assert sequential(trace, device_blocks=device).hits.sum() <= best
+    endless = sequential(trace, device_blocks=1_000).hits.sum()
+    assert best <= endless == sequential(trace, device_blocks=1_000, policy="optimum").hits.sum()
+    # What leaves the device goes down first, so that an endless host loses nothing.
+    two = sequential(trace, device_blocks=device, host_blocks=1_000).hits.sum()
+    assert two == endless
+
+
+def test_a_prompt_larger_than_the_device_keeps_what_fits() -> None:
+    trace = made([(40, range(10)), (40, range(10))], 4)
+    for policy in ("recency", "heap", "optimum"):
+        result = sequential(trace, device_blocks=3, policy=policy)
+        assert result.hits[:, 0].tolist() == [0, 3]
+
+
+def test_a_partial_block_is_never_hit_and_still_counts_as_tokens() -> None:
+    trace = made([(3, [0]), (3, [0]), (7, [1, 2]), (7, [1, 2])], 4)
+    result = sequential(trace, device_blocks=8)
+    assert result.hits[:, 0].tolist() == [0, 0, 0, 1]
+    assert result.tokens == 20
+    assert result.hit_ratio == 4 / 20
+
+
+def test_progress_is_told_and_an_interrupt_leaves_what_is_known() -> None:
+    trace = generate(2, requests=450, workload=Workload(agents=0.0))
+    told: list[int] = []
+    whole = sequential(trace, device_blocks=500, progress=told.append)
+    assert told == [100, 200, 300, 400]
+    assert not whole.interrupted
+
+    def interrupt(served: int) -> None:
+        if served == 300:
+            raise KeyboardInterrupt
+
+    part = sequential(trace, device_blocks=500, progress=interrupt)
+    assert part.interrupted
+    assert part.requests == 300
+    assert part.requests_in_trace == 450
+    assert part.tokens == trace.input_length[:300].sum()
+    assert np.array_equal(part.hits, whole.hits[:300])
+    assert part.audit == "clean"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"device_blocks": 0}, "device_blocks = 0: give 1"),
+        ({"host_blocks": -1}, "host_blocks = -1: give 0"),
+        ({"policy": "lru"}, "policy = 'lru': give one of recency, heap, optimum"),
+        ({"write": "never"}, "write = 'never': give one of on-evict, through, second-touch"),
+        ({"policy": "optimum", "host_blocks": 4}, "host_blocks = 4: the optimum knows one tier"),
+    ],
+)
+def test_what_cannot_be_is_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(by.Misuse, match=says):
+        sequential(made([(8, [0])], 4), **({"device_blocks": 8} | wrong))

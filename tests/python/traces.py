@@ -1,0 +1,42 @@
+"""Traces for the tests: the real ones, where they are, and small ones made up."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blockyard.replay.trace import Trace
+
+CONVERSATION = "mooncake_conversation.jsonl"
+AGENTIC = "lmcache_agentic_blk16.jsonl"
+
+_PLACE = Path(__file__).parents[3] / "shared" / "traces"
+
+
+def real(name: str) -> Path:
+    """The file; without it the test is skipped, or fails where BLOCKYARD_REQUIRE has "traces"."""
+    path = _PLACE / name
+    if not path.exists():
+        reason = f"no {name} in ../shared/traces"
+        if "traces" in os.environ.get("BLOCKYARD_REQUIRE", ""):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return path
+
+
+def made(prompts: Sequence[tuple[int, Sequence[int]]], block: int, answer: int = 1) -> Trace:
+    """A trace of prompts (tokens, ids), a second apart."""
+    each = np.arange(len(prompts), dtype=np.int64)
+    counts = [len(ids) for _, ids in prompts]
+    return Trace(
+        name="made up",
+        trace_block=block,
+        arrival=each * 1000,
+        input_length=np.array([tokens for tokens, _ in prompts], np.int64),
+        output_length=np.full(len(prompts), answer, np.int64),
+        ids=np.array([i for _, ids in prompts for i in ids], np.int64),
+        offsets=np.cumsum([0, *counts], dtype=np.int64),
+        session=np.zeros(0, np.int64),
+    )
