@@ -77,6 +77,7 @@ run: install  ## replay generated traffic with real bytes, each checked; leaves 
 
 docs: install  ## write anew the pages that are made from the code
 	$(BIN)/python .ci/stats_page.py
+	$(BIN)/python .ci/replay_keys.py
 
 lint: lint-rust lint-python  ## formats, lints, types, stubs, layers
 
@@ -94,6 +95,7 @@ lint-python: install
 	$(BIN)/python -m mypy.stubtest blockyard._core
 	PYTHONPATH=python $(BIN)/lint-imports --no-logo
 	$(BIN)/python .ci/stats_page.py --check
+	$(BIN)/python .ci/replay_keys.py --check
 	$(BIN)/python .ci/laws.py --self-test
 	$(BIN)/python .ci/laws.py
 

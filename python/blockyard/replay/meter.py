@@ -1,6 +1,7 @@
 """What happened in a replay, gathered as it goes; turned into a `Run` at the end."""
 
 from collections.abc import Sequence
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,12 +44,13 @@ class Timeline:
         interval: Seconds of the first intervals; doubled whenever there are too many.
     """
 
-    __slots__ = ("_interval", "_rows", "_sums")
+    __slots__ = ("_interval", "_most", "_rows", "_sums")
 
     def __init__(self, interval: float = 0.25) -> None:
         self._interval = interval
         self._rows: list[list[int]] = []
         self._sums = [0] * len(_SUMS)
+        self._most = [0] * len(_LEVELS)
 
     @property
     def end(self) -> float:
@@ -60,10 +62,12 @@ class Timeline:
         self._sums[_SUMS.index(name)] += amount
 
     def close(self, now: float, levels: Sequence[int]) -> None:
-        """Closes the intervals that have ended by `now`, with levels in the order of `_LEVELS`."""
+        """Notes levels, in the order of `_LEVELS`, and closes the intervals ended by `now`."""
+        self._most = list(map(max, self._most, levels))
         while self.end <= now:
-            self._rows.append([*self._sums, *levels])
+            self._rows.append([*self._sums, *self._most])
             self._sums = [0] * len(_SUMS)
+            self._most = list(levels)
             if len(self._rows) >= _MOST:
                 self._halve()
 
@@ -71,14 +75,14 @@ class Timeline:
         pairs = zip(self._rows[::2], self._rows[1::2], strict=True)
         cut = len(_SUMS)
         self._rows = [
-            [*(a + b for a, b in zip(first[:cut], second[:cut], strict=True)), *second[cut:]]
+            [*map(add, first[:cut], second[:cut]), *map(max, first[cut:], second[cut:])]
             for first, second in pairs
         ]
         self._interval *= 2
 
     def series(self, levels: Sequence[int]) -> Series:
         """All columns, what has not filled an interval in a last one."""
-        rows = [*self._rows, [*self._sums, *levels]]
+        rows = [*self._rows, [*self._sums, *map(max, self._most, levels)]]
         columns = dict(zip(_SUMS + _LEVELS, map(list, zip(*rows, strict=True)), strict=True))
         seconds = [round((at + 1) * self._interval, 6) for at in range(len(rows))]
         return Series(seconds=seconds, **columns)

@@ -88,13 +88,17 @@ class Series(Struct, frozen=True, kw_only=True):
     device_hit: Annotated[list[int], Meta(description="prompt tokens found on the device")]
     host_hit: Annotated[list[int], Meta(description="prompt tokens found on the host")]
     missed: Annotated[list[int], Meta(description="prompt tokens that were computed")]
-    device_used: Annotated[list[int], Meta(description="device slots with content, at the end")]
-    device_pinned: Annotated[list[int], Meta(description="of these, in use by running requests")]
-    host_used: Annotated[list[int], Meta(description="host slots with content, at the end")]
+    device_used: Annotated[
+        list[int], Meta(description="most device slots with content, of all looks")
+    ]
+    device_pinned: Annotated[
+        list[int], Meta(description="most device slots in use by running requests, of all looks")
+    ]
+    host_used: Annotated[list[int], Meta(description="most host slots with content, of all looks")]
     bytes_down: Annotated[list[int], Meta(description="bytes copied device to host")]
     bytes_up: Annotated[list[int], Meta(description="bytes copied host to device")]
-    running: Annotated[list[int], Meta(description="requests admitted, at the end")]
-    waiting: Annotated[list[int], Meta(description="requests waiting, at the end")]
+    running: Annotated[list[int], Meta(description="most requests admitted, of all looks")]
+    waiting: Annotated[list[int], Meta(description="most requests waiting, of all looks")]
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -144,7 +148,10 @@ class Run(Struct, frozen=True, kw_only=True):
         Bookkeeping | None, Meta(description="measured cost; null with model sequential")
     ]
     verified: Annotated[Verified | None, Meta(description="null without --verify")]
-    audit: Annotated[str, Meta(description='"ok", or the law that was broken and how')]
+    audit: Annotated[
+        str,
+        Meta(description='"ok", the law that was broken and how, or "none" for the optimum'),
+    ]
     series: Annotated[Series | None, Meta(description="over time; null with model sequential")]
 
 

@@ -372,7 +372,7 @@ class _Replay:
         self.peak["pinned"] = max(self.peak["pinned"], pinned)
         device = self.capacity["device"] - self.cache.room().free
         running = len(self.first_come.running)
-        waiting = int(np.searchsorted(self.arrivals, self.now, side="right")) - self.started
+        waiting = int(np.searchsorted(self.arrivals, self.now)) - self.started
         return [device, pinned, self.host_used(), running, waiting]
 
     @property

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from blockyard._typing import override
 
 from blockyard._core import Misuse
+from blockyard._typing import override
 
 __all__ = ["Trace", "TraceError", "read"]
 

@@ -1,0 +1,93 @@
+"""Writes the tables of JSON keys in docs/replay.md; with --check, says whether they are up to date.
+
+They come from the structs of `blockyard.replay.result`, field by field, with what each field says
+of itself.
+"""
+
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from msgspec import Meta, Struct
+
+from blockyard.replay import result
+
+PAGE = Path(__file__).parents[1] / "docs" / "replay.md"
+BEGIN, END = "<!-- keys: begin -->\n", "<!-- keys: end -->\n"
+PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
+
+
+def said(kind: Any) -> str:  # noqa: ANN401 - a type, of which there is no type
+    """A field's type in words; the name of a struct is that of its table."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return said(inner[0])
+    if origin in {typing.Union, types.UnionType}:
+        return " or ".join(map(said, inner))
+    if origin is typing.Literal:
+        return " or ".join(f'"{word}"' for word in inner)
+    if origin is list:
+        return f"list of {said(inner[0])}"
+    if origin is dict:
+        return f"{said(inner[1])} by name"
+    return PLAIN.get(kind) or f"[{kind.__name__}](#{kind.__name__.lower()})"
+
+
+def structs(kind: type[Struct]) -> Iterator[type[Struct]]:
+    """A struct and those in its fields, each once."""
+    yield kind
+    seen = {kind}
+
+    def inside(kind: Any) -> Iterator[type[Struct]]:  # noqa: ANN401 - likewise
+        if isinstance(kind, type) and issubclass(kind, Struct):
+            yield kind
+        for inner in typing.get_args(kind):
+            yield from inside(inner)
+
+    for field in typing.get_type_hints(kind).values():
+        for found in inside(field):
+            for deeper in structs(found):
+                if deeper not in seen:
+                    seen.add(deeper)
+                    yield deeper
+
+
+def table(kind: type[Struct]) -> str:
+    """A heading, what it is, and a row for each field."""
+    lines = [f"#### {kind.__name__}", "", (kind.__doc__ or "").strip(), ""]
+    lines += ["| key | type | meaning |", "|---|---|---|"]
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        (meaning,) = (meta for meta in hint.__metadata__ if isinstance(meta, Meta))
+        lines.append(f"| `{name}` | {said(hint)} | {meaning.description} |")
+    return "\n".join(lines)
+
+
+def tables() -> str:
+    """All of them, the outermost first."""
+    return "\n\n".join(map(table, structs(result.Result))) + "\n"
+
+
+def page(text: str) -> str:
+    """The page with its tables as they are to be."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+
+
+def main() -> int:
+    """Writes or checks."""
+    text = PAGE.read_text()
+    if "--check" not in sys.argv:
+        PAGE.write_text(page(text))
+        return 0
+    if page(text) == text:
+        return 0
+    print(f"{PAGE.name} has not the keys that the result has: python .ci/replay_keys.py")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Files that are written at the end, whole or not at all."""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from blockyard._core import Misuse
+
+__all__ = ["claim", "write"]
+
+
+def claim(paths: Mapping[str, Path | None]) -> None:
+    """Checks that files can be written, and leaves nothing behind.
+
+    Args:
+        paths: By the option that asks for them; by any other name, an input that is not to be
+            overwritten.
+
+    Raises:
+        Misuse: One cannot be written, or is asked for twice.
+    """
+    taken: dict[Path, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        target = _target(path)
+        if target in taken:
+            raise Misuse(f"{option} {path}: that is what {taken[target]} names; give another file")
+        taken[target] = option
+        if option.startswith("--"):
+            _try(option, path, target)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a file beside and renames it, so that nobody ever sees half of it.
+
+    Raises:
+        Misuse: It cannot be written.
+    """
+    target = _target(path)
+    partial = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=target.parent, prefix=f".{target.name[:100]}.", delete=False
+        ) as file:
+            partial = Path(file.name)
+            file.write(content)
+        # A temporary file is its owner's alone; this one is to be as any other.
+        partial.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
+        partial.replace(target)
+        partial = None
+    except OSError as error:
+        raise Misuse(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+
+
+def _target(path: Path) -> Path:
+    """Where it really lies: a link stays, and what it names is replaced."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise Misuse(f"{path} cannot be written: {error}") from None
+
+
+def _try(option: str, path: Path, target: Path) -> None:
+    try:
+        if target.is_dir():
+            raise Misuse(f"{option} {path}: this is a directory; give a file in it")
+        if not target.parent.is_dir():
+            raise Misuse(f"{option} {path}: there is no directory {path.parent}; make it first")
+        if target.exists() and not target.is_file():
+            raise Misuse(f"{option} {path}: this is no regular file; give another path")
+        if target.exists() and not os.access(target, os.W_OK):
+            raise Misuse(f"{option} {path}: it may not be written; give another path")
+        # Also finds a name that is too long for the file system.
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name[:100]}."):
+            target.lstat() if target.exists() else None
+    except OSError as error:
+        raise Misuse(f"{option} {path}: it cannot be written: {error.strerror or error}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

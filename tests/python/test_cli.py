@@ -1,0 +1,421 @@
+"""The command line: what it refuses and how, what it writes, and how it ends."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+import blockyard as by
+import traces
+from blockyard.replay import cli
+from blockyard.replay.play import play
+from blockyard.replay.result import Run
+from blockyard.replay.setup import Progress, Setup
+from blockyard.replay.trace import Trace
+
+GOOD = '{"timestamp": 0, "input_length": 20, "output_length": 3, "hash_ids": [1, 2]}'
+MEASURED = ("wall_seconds", "bookkeeping")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(cli.cli, ["replay", *words])
+
+
+def found(*words: str) -> dict[str, Any]:
+    done = typed(*words, "--quiet", "--json", "-")
+    assert (done.exit_code, done.stderr) == (0, done.stderr), done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def forbidden(*_: object) -> Run:
+    pytest.fail("something ran")
+
+
+def refused(*words: str) -> str:
+    """What is said of words that must be refused: one line, status 2, and nothing else happens."""
+    before = files(Path())
+    done = typed(*words)
+    assert done.exit_code == 2, done.output
+    assert done.stdout == ""
+    assert files(Path()) == before
+    line, *others = done.stderr.splitlines()
+    assert not others
+    assert line.startswith("blockyard: ")
+    return line
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "play", forbidden)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--preset llama-3-8/h100", "did you mean 'llama-3-8b'?"),
+        ("--preset llama-3-8b/h10", "did you mean 'h100'?"),
+        ("--preset llama", "give a model and a GPU"),
+        ("--preset llama-3-70b/h100", "141 GB of weights"),
+        ("--set hbm_sharing=0.5", "did you mean 'hbm_share'?"),
+        ("--set hbm_share", "FIGURE=VALUE"),
+        ("--set hbm_share=much", "hbm_share = 'much'"),
+        ("--set hbm_share=nan", "hbm_share = 'nan'"),
+        ("--set flops=-1", "flops = -1"),
+        ("--set flops=1e-12", "5.14e+23 s"),
+        ("--set kv_bytes=1e-9", "takes no memory"),
+        ("--set ranks=2", "give --ranks 2"),
+        ("--ranks 3", "--ranks 3: that does not divide the 32 heads and 8 KV heads"),
+        ("--ranks 0", "0 is not in the range"),
+        ("--device-blocks 0", "'--device-blocks': 0 is not"),
+        ("--device-blocks -5", "'--device-blocks': -5 is not"),
+        ("--device-blocks many", "'many' is not a valid integer"),
+        ("--host-blocks -1", "'--host-blocks': -1 is not"),
+        ("--device-gib 0.001", "less than one block of 2.00 MiB"),
+        ("--device-gib 0", "more than 0"),
+        ("--device-gib nan", "--device-gib nan"),
+        ("--device-gib 1e300", "more than 1,000,000,000 blocks"),
+        ("--host-gib -3", "--host-gib -3"),
+        ("--host-gib 0.001", "less than one block"),
+        ("--device-blocks 9 --device-gib 1", "--device-blocks and --device-gib"),
+        ("--host-blocks 0 --host-gib 1", "--host-blocks and --host-gib"),
+        ("--device-blocks 999999999 --verify", "or leave out --verify"),
+        ("--requests 0", "'--requests': 0 is not"),
+        ("--seed -1", "'--seed': -1 is not"),
+        ("--rate 0", "rate = 0"),
+        ("--rate inf", "rate = inf"),
+        ("--trace-block 16", "--trace-block is for a TRACE"),
+        ("--policy lru", "'lru' is not one of 'recency', 'heap', 'optimum'"),
+        ("--policy optimum", "--model sequential"),
+        ("--model sequential --policy optimum --host-blocks 9", "knows one tier"),
+        ("--model sequential --verify", "--verify is for --model virtual"),
+        ("--model sequential --ranks 2", "--ranks is for --model virtual"),
+        ("--model sequential --prefetch 2", "--prefetch is for --model virtual"),
+        ("--model sequential --block-size 32", "leave it out"),
+        ("--frobnicate", "No such option"),
+        ("one.jsonl two.jsonl", "unexpected extra argument"),
+        ("missing.jsonl", "missing.jsonl: there is no such file"),
+        (".", "this is a directory"),
+        ("--json nowhere/x.json", "--json nowhere/x.json: there is no directory nowhere"),
+        ("--report .", "--report .: this is a directory"),
+        ("--report /dev/null", "no regular file"),
+        ("--report " + "x" * 300, "cannot be written"),
+        ("--save-trace nowhere/x", "--save-trace nowhere/x: there is no directory"),
+        ("--json x --report x", "that is what --json names"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2_before_anything_runs(words: str, said: str) -> None:
+    assert said in refused(*words.split())
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("", "there is no request in it"),
+        ("[1]", ", line 1: "),
+        ("{", ", line 1: not JSON"),
+        (GOOD + "\n\n" + GOOD, ", line 2: it is blank"),
+        (GOOD.replace("20", "-20"), ", line 1, field input_length: -20"),
+        (GOOD.replace("20", '"20"'), ', line 1, field input_length: "20"'),
+        (GOOD.replace('"output_length": 3, ', ""), ", line 1, field output_length: it is missing"),
+        (GOOD + "\n" + GOOD.replace("0,", "-1,", 1), ", line 2, field timestamp: -1"),
+        (GOOD.replace("0,", "5,", 1) + "\n" + GOOD, ", line 2, field timestamp: 0 is below"),
+        (GOOD.replace("2]", "2.5]"), ", line 1, field hash_ids[1]: 2.5"),
+        (GOOD + "\n" + GOOD.replace("[1, 2]", "[2, 1]"), ", line 2, field hash_ids[0]: 2 "),
+        (GOOD.replace("[1, 2]", "[1, 1]"), ", line 1, field hash_ids[1]: 1 stands in it twice"),
+        ("\udcff", ", line 1: byte 0 is not UTF-8"),
+    ],
+)
+def test_a_malformed_trace_is_refused_by_file_line_and_field(text: str, where: str) -> None:
+    Path("bad.jsonl").write_bytes(text.encode("utf-8", "surrogateescape"))
+    said = refused("bad.jsonl", "--trace-block", "16", "--report", "r.html", "--json", "j.json")
+    assert f"bad.jsonl{where}" in said or where in said
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_nothing_is_written_over_the_trace_that_is_read() -> None:
+    Path("t.jsonl").write_text(GOOD)
+    Path("link.json").symlink_to("t.jsonl")
+    for option in ("--json", "--report", "--save-trace"):
+        assert "that is what TRACE names" in refused("t.jsonl", option, "./t.jsonl")
+    assert "that is what TRACE names" in refused("t.jsonl", "--json", "link.json")
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder that not even root writes")
+def test_a_folder_that_may_not_be_written_is_noticed() -> None:
+    assert "cannot be written" in refused("--json", "/proc/x.json")
+
+
+def test_a_control_character_in_a_name_does_not_reach_the_terminal() -> None:
+    assert "\x1b" not in refused("a\x1b[31m\nb.jsonl")
+
+
+def test_both_ways_to_call_it_say_the_version_and_the_options() -> None:
+    script = shutil.which("blockyard", path=str(Path(sys.executable).parent))
+    assert script is not None, "the console script is not installed"
+    for command in ([script], [sys.executable, "-m", "blockyard"]):
+        said = subprocess.check_output([*command, "--version"], text=True)  # noqa: S603
+        assert said == f"blockyard {by.__version__}\n"
+        said = subprocess.check_output([*command, "replay", "--help"], text=True)  # noqa: S603
+        assert "--device-gib" in said
+
+
+@pytest.mark.parametrize("name", ["click", "msgspec", "plotly", "rich"])
+def test_without_the_extra_it_says_what_to_install(name: str) -> None:
+    code = f"import sys; sys.modules[{name!r}] = None; from blockyard.__main__ import main; main()"
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"blockyard: {name} missing: pip install 'blockyard[replay]'\n"
+
+
+def test_the_same_seed_gives_the_same_json_but_for_what_is_measured() -> None:
+    first, again, other = (found("--requests", "40", "--seed", seed) for seed in ("1", "1", "2"))
+    for result in (first, again, other):
+        for run in (result, *result["runs"]):
+            for name in MEASURED:
+                assert run.pop(name)
+    assert first == again
+    assert first["hit_ratio_by_tier"] != other["hit_ratio_by_tier"]
+
+
+def test_the_first_run_stands_at_the_top_and_policies_multiply() -> None:
+    words = "--requests 30 --policy heap --policy recency --policy heap"
+    result = found(*words.split(), "--write-policy", "through", "--write-policy", "on-evict")
+    ran = [(run["policy"], run["write_policy"]) for run in result["runs"]]
+    assert ran == [
+        ("heap", "through"),
+        ("heap", "on-evict"),
+        ("recency", "through"),
+        ("recency", "on-evict"),
+    ]
+    first = result["runs"][0]
+    del first["series"]
+    assert {name: result[name] for name in first} == first
+
+
+def test_sizes_in_memory_are_blocks_of_the_preset() -> None:
+    result = found("--requests", "3", "--device-gib", "3.001", "--host-gib", "0")
+    assert result["block_bytes"] == 2**21
+    assert (result["device_blocks"], result["host_blocks"]) == (1536, 0)
+
+
+def test_figures_and_ranks_reach_the_result() -> None:
+    words = "--requests 3 --preset llama-3-70b/h100x4 --set overhead=0.002 --set hbm_share=.8"
+    result = found(*words.split())
+    assert result["figures"]["ranks"] == 4
+    assert (result["figures"]["overhead"], result["figures"]["hbm_share"]) == (0.002, 0.8)
+
+
+def test_a_request_larger_than_the_device_is_refused_and_counted() -> None:
+    result = found("--requests", "20", "--device-blocks", "200", "--host-blocks", "10")
+    assert result["refused"] > 0
+    assert result["refused"] + result["requests"] == 20
+
+
+@pytest.mark.parametrize("words", ["", "--ranks 2"])
+def test_real_bytes_are_moved_and_checked(words: str) -> None:
+    result = found("--requests", "60", "--verify", *words.split())
+    assert result["verified"]["wrong"] == 0
+    assert result["verified"]["checked"] > 1000
+    assert result["moved"]["blocks_up"] > 0
+
+
+def test_a_saved_workload_replays_to_the_same_figures() -> None:
+    sizes = ["--device-blocks", "1500", "--host-blocks", "3000"]
+    made = found("--requests", "40", "--save-trace", "w.jsonl", *sizes)
+    read = found("w.jsonl", *sizes)
+    assert len(Path("w.jsonl").read_text().splitlines()) == 40
+    for name in ("hit_ratio_by_tier", "moved", "ttft_ms", "engine_seconds", "trace_block"):
+        assert read[name] == made[name], name
+
+
+@pytest.mark.parametrize("model", ["virtual", "sequential"])
+@pytest.mark.parametrize("name", [traces.CONVERSATION, traces.AGENTIC])
+def test_a_slice_of_a_real_trace_runs_from_end_to_end(name: str, model: str) -> None:
+    path = str(traces.real(name))
+    words = [path, "--requests", "60", "--model", model, "--json", "r.json", "--report", "r.html"]
+    done = typed(*words)
+    assert done.exit_code == 0, done.stderr
+    assert "\n60 requests, llama-3-8b/h100" in done.stdout
+    assert len(done.stderr.splitlines()) == 2
+    result = json.loads(Path("r.json").read_text())
+    assert (result["requests"], result["trace_requests"], result["audit"]) == (60, 60, "ok")
+    assert (result["trace"], result["complete"], result["model"]) == (name, True, model)
+    assert result["trace_block"] == (512 if name == traces.CONVERSATION else 16)
+    assert 0 < result["hit_ratio"] < 1
+    assert sum(result["hit_ratio_by_tier"].values()) == pytest.approx(result["hit_ratio"])
+    lines = [json.loads(line) for line in Path(path).read_text().splitlines()[:60]]
+    assert result["input_tokens"] == sum(line["input_length"] for line in lines)
+    if model == "virtual":
+        assert result["output_tokens"] == sum(line["output_length"] for line in lines)
+        series = result["runs"][0]["series"]
+        assert (
+            sum(series["device_hit"] + series["host_hit"] + series["missed"])
+            == (result["input_tokens"])
+        )
+    assert sorted(path.name for path in Path().iterdir()) == ["r.html", "r.json"]
+
+
+def test_what_was_only_simulated_is_not_said_to_be_audited() -> None:
+    words = "--requests 30 --model sequential --policy optimum --policy recency"
+    result = found(*words.split())
+    assert [run["audit"] for run in result["runs"]] == ["none", "ok"]
+
+
+def spoiled(change: Callable[[Run], Run]) -> Callable[..., Run]:
+    return lambda *arguments: change(play(*arguments))
+
+
+@pytest.mark.parametrize("what", ["audit", "bytes"])
+def test_a_breach_or_a_wrong_byte_is_status_1(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(run: Run) -> Run:
+        if what == "audit":
+            return msgspec.structs.replace(run, audit="INV-1: two and two make five")
+        assert run.verified is not None
+        wrong = msgspec.structs.replace(run.verified, wrong=7)
+        return msgspec.structs.replace(run, verified=wrong)
+
+    monkeypatch.setattr(cli, "play", spoiled(change))
+    done = typed("--requests", "5", "--verify", "--json", "r.json")
+    assert done.exit_code == 1
+    assert ("INV-1: two and two" if what == "audit" else "7 WRONG") in " ".join(done.stdout.split())
+    assert Path("r.json").exists()
+
+
+def test_what_cannot_be_written_at_the_end_leaves_the_old_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("r.json").write_text("old")
+
+    def full(_self: Path, _target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    done = typed("--requests", "5", "--quiet", "--json", "r.json")
+    assert done.exit_code == 2
+    assert done.stderr == "blockyard: r.json cannot be written: No space left on device\n"
+    assert files(Path()) == {"r.json": b"old"}
+
+
+def test_a_file_that_was_there_keeps_its_mode_and_its_name_when_it_is_a_link() -> None:
+    Path("real.json").write_text("old")
+    Path("real.json").chmod(0o640)
+    Path("link.json").symlink_to("real.json")
+    assert typed("--requests", "3", "--json", "link.json").exit_code == 0
+    assert Path("link.json").is_symlink()
+    assert Path("real.json").stat().st_mode & 0o777 == 0o640
+    assert json.loads(Path("real.json").read_text())["requests"] == 3
+
+
+def test_quiet_says_nothing_but_the_table_and_json_to_stdout_moves_the_table() -> None:
+    quiet = typed("--requests", "5", "--quiet")
+    assert quiet.stderr == ""
+    assert "on the device" in quiet.stdout
+    both = typed("--requests", "5", "--json", "-")
+    assert json.loads(both.stdout)["requests"] == 5
+    assert "on the device" in both.stderr
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_its_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    words = "--policy recency --policy heap --write-policy on-evict --write-policy through"
+    done = typed("--requests", "5", "--write-policy", "second-touch", *words.split())
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    # Three runs fit into 80 columns, five into 120.
+    assert done.stdout.count("to first token, median") == 2
+    assert "…" not in done.stdout
+
+
+@contextlib.contextmanager
+def started(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process of its own group, once it has said that it replays."""
+    command = [sys.executable, "-m", "blockyard", "replay", *words]
+    with subprocess.Popen(  # noqa: S603
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert "replaying" in process.stderr.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("words", ["", "--verify --ranks 2"])
+def test_ctrl_c_ends_it_with_what_is_known(words: str) -> None:
+    outputs = ["--json", "r.json", "--report", "r.html"]
+    policies = ["--policy", "recency", "--policy", "heap"]
+    with started([*words.split(), "--requests", "5000", *outputs, *policies]) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.7)
+        # To the whole group, as a terminal sends it.
+        os.killpg(process.pid, signal.SIGINT)
+        said, errors = process.communicate(timeout=20)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "Interrupted: all figures are up to then." in said
+    result = json.loads(Path("r.json").read_text())
+    assert (result["complete"], result["audit"], len(result["runs"])) == (False, "ok", 1)
+    assert 0 < result["requests"] < result["trace_requests"] == 5000
+    assert Path("r.html").stat().st_size > 10**6
+    assert not list(Path().glob(".r.*"))
+
+
+def test_ctrl_c_before_the_first_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> Run:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "play", interrupted)
+    done = typed("--requests", "5", "--quiet", "--json", "r.json")
+    assert (done.exit_code, done.stderr) == (130, "blockyard: interrupted\n")
+    assert not files(Path())
+
+
+def test_progress_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Progress] = []
+
+    def watched(setup: Setup, trace: Trace, progress: Callable[[Progress], None]) -> Run:
+        def both(state: Progress) -> None:
+            told.append(state)
+            progress(state)
+
+        return play(setup, trace, both)
+
+    monkeypatch.setattr(cli, "play", watched)
+    # Rich draws its bar only where it believes in a terminal.
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    done = typed("--requests", "50")
+    assert told[-1].requests_done == told[-1].requests == 50
+    assert "50/50" in done.stderr
+    assert "replaying" not in done.stderr
