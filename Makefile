@@ -70,7 +70,7 @@ $(INSTALL_STAMP): $(WHEEL_STAMP)
 
 run: install  ## replay generated traffic with real bytes, each checked; leaves a report
 	@$(BIN)/blockyard replay --verify --report target/report.html
-	@printf '%s\n' '' 'Next:' \
+	@printf '%s\n' 'The report: target/report.html' '' 'Next:' \
 		'  $(BIN)/blockyard replay --write-policy on-evict --write-policy second-touch --report target/report.html' \
 		'  $(BIN)/blockyard replay YOUR_TRACE.jsonl --preset llama-3-70b/h100x4 --host-gib 512' \
 		'  $(BIN)/blockyard replay --help'

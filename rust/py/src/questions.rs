@@ -26,9 +26,7 @@ impl Room {
             promised,
             evicted,
         } = self;
-        format!(
-            "Room(free={free}, evictable={evictable}, promised={promised}, evicted={evicted})"
-        )
+        format!("Room(free={free}, evictable={evictable}, promised={promised}, evicted={evicted})")
     }
 }
 
