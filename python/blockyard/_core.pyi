@@ -25,6 +25,7 @@ __all__ = [
     "Room",
     "Soon",
     "SpentLease",
+    "Ticket",
     "TooLarge",
     "Unavailable",
     "Unsupported",
@@ -41,7 +42,7 @@ _Batch: TypeAlias = Lease | Sequence[Lease]
 _Flights: TypeAlias = Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]
 _Tier: TypeAlias = Literal["device", "host", "disk"]
 _Stop: TypeAlias = Literal["whole", "missing", "filling", "slow", "promised", "contradiction"]
-_Holder: TypeAlias = tuple[Literal["lease", "parked"], int, int, int]
+_Holder: TypeAlias = tuple[Literal["lease", "parked", "ticket"], int, int, int]
 _Media: TypeAlias = Iterable[tuple[int, int, str | bytes]]
 _Field: TypeAlias = tuple[str, str, str]
 
@@ -207,7 +208,7 @@ class Room:
 
     @property
     def promised(self) -> int:
-        """Of both together, what is promised: growth on the device, keeps on the host."""
+        """Of both together, what is promised: growth and tickets; on the host, keeps."""
 
     @property
     def evicted(self) -> int:
@@ -352,6 +353,26 @@ class Parked:
     def state(self) -> Literal["kept", "broken", "spent"]:
         """Whether it will come back as it was; "broken": it will be computed again."""
 
+@final
+class Ticket:
+    """Device blocks promised to somebody who does not run yet; no slot moves for them.
+
+    `Cache.begin` spends it, and `Cache.release` gives it back. One that is dropped instead gives
+    its promise back late, and is counted in `stats()["leaked"]`.
+    """
+
+    @property
+    def id(self) -> int:
+        """Its number, never given out twice."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that it was made for."""
+
+    @property
+    def state(self) -> Literal["open", "spent"]:
+        """Whether it keeps its blocks still."""
+
 @disjoint_base
 class Cache:
     """The bookkeeping of one KV cache.
@@ -445,6 +466,7 @@ class Cache:
         lora: str | bytes | None = None,
         salt: str | bytes | None = None,
         media: _Media | None = None,
+        ticket: Ticket | None = None,
     ) -> Lease: ...
     @overload
     def begin(
@@ -458,9 +480,12 @@ class Cache:
         lora: str | bytes | None = None,
         salt: str | bytes | None = None,
         media: _Media | None = None,
+        ticket: Ticket | None = None,
     ) -> Lease | Soon: ...
     @overload
-    def begin(self, prompt: Parked, /, *, reserve: int = 0) -> Lease | Soon:
+    def begin(
+        self, prompt: Parked, /, *, reserve: int = 0, ticket: Ticket | None = None
+    ) -> Lease | Soon:
         """Admits a sequence, or brings a parked one back: all or nothing.
 
         Matches the longest prefix over all tiers, pins it, claims what is missing, promises the
@@ -477,11 +502,31 @@ class Cache:
             lora: As in `keys`.
             salt: As in `keys`.
             media: As in `keys`.
+            ticket: What `promise` gave: the begin may use the room that it keeps. Spent when the
+                sequence is admitted, also where it needed less; open still after `Soon` and
+                whatever is raised.
 
         Raises:
-            NoRoom: Try again later; nothing is held.
+            NoRoom: Try again later; nothing is held. What a `ticket` keeps is not among its
+                `promised`.
             TooLarge: It never fits.
         """
+
+    def promise(self, blocks: int) -> Ticket:
+        """Keeps device blocks obtainable for somebody who does not run yet.
+
+        Growth of running sequences and other begins leave them alone.
+
+        Args:
+            blocks: How many, 1 or more.
+
+        Raises:
+            NoRoom: That many are not to be had that nobody was promised.
+            TooLarge: The device never holds as many.
+        """
+
+    def release(self, ticket: Ticket) -> None:
+        """Gives a ticket back: what it kept is promised no more."""
 
     def append(self, batch: _Batch, tokens: _Ints, counts: _Ints | int | None = None) -> None:
         """Sampled or accepted tokens extend each row's keys.
@@ -680,7 +725,17 @@ class Cache:
         Returns:
             Per running or parked sequence: its kind, its number, device blocks in its table or
             pinned by its keeps, and blocks promised to it: growth on the device, or slots of the
-            host. Those that have ended or come back, and wait for their loads, are among them.
+            host. Those that have ended or come back, and wait for their loads, are among them. A
+            ticket holds nothing, and is promised its blocks of the device.
+        """
+
+    def digest(self) -> int:
+        """A fingerprint, of 64 bits, of all that decides about answers: a diagnostic.
+
+        Replicas that were fed the same calls have the same, and after different ones they differ
+        where an answer could. What a refused call counts is not in it, nor are tokens that were
+        appended and not sealed. Comparable between processes of one build only. It takes time in
+        proportion to the cache.
         """
 
     def blocks_in_air(self) -> tuple[int, int]:

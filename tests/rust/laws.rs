@@ -6,6 +6,8 @@ mod asking;
 mod beginning;
 #[path = "laws/clearing.rs"]
 mod clearing;
+#[path = "laws/digest.rs"]
+mod digest;
 #[path = "laws/down.rs"]
 mod down;
 #[path = "laws/evicting.rs"]
@@ -28,6 +30,8 @@ mod resizing;
 mod sealing;
 #[path = "laws/slots.rs"]
 mod slots;
+#[path = "laws/tickets.rs"]
+mod tickets;
 #[path = "laws/tree.rs"]
 mod tree;
 #[path = "laws/up.rs"]

@@ -13,6 +13,8 @@ mod land;
 mod moves;
 #[path = "model/ops.rs"]
 mod ops;
+#[path = "model/tickets.rs"]
+mod tickets;
 #[path = "model/verbs.rs"]
 mod verbs;
 #[path = "model/world.rs"]
@@ -79,6 +81,30 @@ fn shorten(setup: &Setup, ops: &[Op]) -> Vec<Op> {
         }
     }
     ops
+}
+
+/// Fewer and shorter scripts; what fails is the core's doing in either world, so that nothing is kept.
+fn two_cores() -> Config {
+    Config {
+        cases: config().cases / 8,
+        failure_persistence: None,
+        ..config()
+    }
+}
+
+proptest! {
+    #![proptest_config(two_cores())]
+    #[test]
+    fn two_cores_over_one_script_have_one_digest(Script { setup, ops } in script(120)) {
+        let mut worlds = [World::new(&setup), World::new(&setup)];
+        for op in &ops {
+            let [one, other] = worlds.each_mut().map(|world| {
+                world.apply(op);
+                world.cache.lock().digest()
+            });
+            prop_assert_eq!(one, other, "{:?} on {:?}", op, setup);
+        }
+    }
 }
 
 proptest! {

@@ -3,7 +3,7 @@
 
 use blockyard_core::{
     Cache, Cells, Chain, Config, Error, Extras, KeyHash, Kind, Lease, LeaseId, Namespace, Parked,
-    Plan, Retention, State,
+    Plan, Retention, State, Ticket,
 };
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Arc, RwLock};
@@ -54,6 +54,7 @@ fn begin(cache: &Cache, name: u32, tokens: u64) -> Lease {
 struct Hands {
     leases: Vec<Lease>,
     parked: Vec<Parked>,
+    tickets: Vec<Ticket>,
     air: Vec<Plan>,
 }
 
@@ -93,7 +94,7 @@ impl Yard {
     /// One verb, picked by the schedule.
     fn act(&self, hands: &mut Hands) {
         let mut dice = thread_rng();
-        match dice.gen_range(0..10) {
+        match dice.gen_range(0..11) {
             0..3 => {
                 let (name, tokens) = (dice.gen_range(1..3), dice.gen_range(1..14));
                 let reserve = dice.gen_range(0..2) * SIZE;
@@ -153,7 +154,11 @@ impl Yard {
                     }
                 }
             }
-            8 => drop((hands.leases.pop(), hands.parked.pop())),
+            8 => drop((hands.leases.pop(), hands.parked.pop(), hands.tickets.pop())),
+            9 => match hands.tickets.pop() {
+                Some(ticket) => self.cache.release(ticket).expect("it is open"),
+                None => hands.tickets.extend(self.cache.promise(2).ok()),
+            },
             _ => {
                 self.cache.landed(&hands.air).expect("they are ours");
                 hands.air.clear();
@@ -226,7 +231,8 @@ fn handles_dropped_while_others_hold_the_lock_all_come_back() {
         let drops: Vec<_> = (1..4)
             .map(|name| {
                 let lease = begin(&cache, name, 6);
-                spawn(move || drop(lease))
+                let ticket = cache.promise(1).expect("there is room");
+                spawn(move || drop((lease, ticket)))
             })
             .collect();
         let other = cache.clone();
@@ -242,7 +248,7 @@ fn handles_dropped_while_others_hold_the_lock_all_come_back() {
             thread.join().expect("it did not panic");
         }
         at_rest(&cache);
-        assert_eq!(cache.lock().stats().counters.leaked, 3);
+        assert_eq!(cache.lock().stats().counters.leaked, 6);
     });
 }
 

@@ -10,7 +10,7 @@ pub(crate) trait Record: Default {
     fn set_link(&mut self, link: Option<Link>);
 }
 
-#[derive(Debug)]
+#[derive(Hash, Debug)]
 struct Entry<T> {
     /// Odd while the record lives.
     generation: u32,
@@ -27,7 +27,7 @@ pub(crate) enum Found {
     Never,
 }
 
-#[derive(Debug)]
+#[derive(Hash, Debug)]
 pub(crate) struct Arena<T> {
     entries: Vec<Entry<T>>,
     vacant: Option<Link>,

@@ -3,8 +3,8 @@
 use crate::chain::{Chain, Extras};
 use crate::error::{Error, Result};
 use crate::hash::{KeyHash, Namespace, Seed};
-use crate::id::{Group, LeaseId, Retention};
-use crate::lease::{Lease, Parked, Seals};
+use crate::id::{Group, LeaseId, Retention, TicketId};
+use crate::lease::{Lease, Parked, Seals, Ticket};
 use crate::plan::Plan;
 use crate::shared::{Keys, Locked, Shared};
 use crate::state::{Answer, Begun, Config, Filling, Request, State};
@@ -181,6 +181,40 @@ impl Cache {
             Ok(Answer::Soon(_)) => Err((parked, None)),
             Err(error) => Err((parked, Some(error))),
         }
+    }
+
+    /// The handle of a ticket that [`State::promise`] made.
+    pub fn handle_ticket(&self, id: TicketId) -> Ticket {
+        Ticket::new(&self.shared, id)
+    }
+
+    /// Whether it made this ticket.
+    pub fn made_ticket(&self, ticket: &Ticket) -> bool {
+        Arc::ptr_eq(&self.shared, ticket.shared())
+    }
+
+    /// Promises device blocks to somebody who does not run yet.
+    ///
+    /// # Errors
+    /// As [`State::promise`].
+    pub fn promise(&self, blocks: u64) -> Result<Ticket> {
+        let id = self.lock().promise(blocks)?;
+        Ok(self.handle_ticket(id))
+    }
+
+    /// Gives a ticket back.
+    ///
+    /// # Errors
+    /// `Foreign` for a ticket of another cache.
+    #[expect(clippy::needless_pass_by_value, reason = "it is spent")]
+    pub fn release(&self, ticket: Ticket) -> Result<()> {
+        if !self.made_ticket(&ticket) {
+            let number = ticket.id().number();
+            return Err(Error::Foreign { number });
+        }
+        self.lock().release_ticket(ticket.id())?;
+        ticket.spend();
+        Ok(())
     }
 
     /// Forks a sequence of which `computed` tokens have their KV.

@@ -2,7 +2,7 @@
 //! clock, so that every rank and every replay decides alike.
 
 /// What moving and computing one block take, in nanoseconds: measured once, the same on all ranks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Speeds {
     /// Loading a block.
     pub load: u64,

@@ -29,9 +29,9 @@ pub enum Error {
         help: &'static str,
     },
     /// A handle that has been used up.
-    #[error("{what} {number} is spent: it was finished, parked or resumed before; drop it")]
+    #[error("{what} {number} is spent: the verb that ends it came before; drop it")]
     Spent {
-        /// Lease or parked.
+        /// Lease, parked sequence or ticket.
         what: &'static str,
         /// Its number.
         number: u64,

@@ -5,7 +5,7 @@ use crate::id::{Id, Link, Tier};
 use crate::id::{LeaseId, ParkedId};
 
 /// What a flight is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) enum Errand {
     /// Copies below blocks; for a parked sequence, if one asked.
     #[default]
@@ -26,7 +26,7 @@ pub(crate) enum Errand {
     },
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Move {
     /// The block that is copied; `None` for a private one.
     pub(crate) node: Option<Id>,
@@ -34,7 +34,7 @@ pub(crate) struct Move {
     pub(crate) to: u32,
 }
 
-#[derive(Debug, Default)]
+#[derive(Hash, Debug, Default)]
 pub(crate) struct Flight {
     link: Option<Link>,
     pub(crate) from: Tier,

@@ -13,7 +13,7 @@ const WAYS: usize = 8;
 /// The youngest first; 0 is nobody.
 type Bucket = [u64; WAYS];
 
-#[derive(Debug)]
+#[derive(Hash, Debug)]
 pub(crate) struct Ghosts {
     buckets: Vec<Bucket>,
     shift: u32,

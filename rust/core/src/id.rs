@@ -67,7 +67,7 @@ pub struct Slot {
 }
 
 /// A 4-byte index that leaves `Option<Link>` 4 bytes wide.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Link(NonZeroU32);
 
 impl Link {
@@ -130,6 +130,10 @@ handle!(
     ParkedId
 );
 handle!(
+    /// Which ticket; never given out twice.
+    TicketId
+);
+handle!(
     /// Which flight; never given out twice.
     FlightId
 );
@@ -145,7 +149,7 @@ pub(crate) enum Set {
 }
 
 /// How soon an idle block may be evicted; a block's class is never below its children's.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Debug)]
 pub(crate) enum Class {
     /// Of an epoch that `clear` has ended.
     Cleared,
@@ -165,7 +169,7 @@ impl Class {
 }
 
 /// What the caller knows of a sequence's future when it finishes.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub enum Retention {
     /// Its session has ended: what nobody else shares goes first.
     SessionEnded,

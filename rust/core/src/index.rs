@@ -15,7 +15,7 @@ pub(crate) fn mix(key: &Key) -> u64 {
     mixed
 }
 
-#[derive(Debug)]
+#[derive(Hash, Debug)]
 pub(crate) struct Index {
     heads: Vec<Option<Link>>,
     shift: u32,

@@ -1,9 +1,9 @@
-//! Handles: what a caller holds of a running or a parked sequence. They are spent by the verb
-//! that ends them; one that is dropped instead gives back what it holds, and is counted.
+//! Handles: what a caller holds of a running or a parked sequence, or was promised. They are spent
+//! by the verb that ends them; one that is dropped instead gives back what it holds, and is counted.
 
 use crate::chain::Chain;
 use crate::error::{Error, Result};
-use crate::id::{Key, LeaseId, ParkedId};
+use crate::id::{Key, LeaseId, ParkedId, TicketId};
 use crate::shared::{Dropped, Keys, Shared};
 use crate::state::{Sealing, State};
 use crate::sync::{Arc, AtomicBool, Ordering};
@@ -26,6 +26,14 @@ pub struct Parked {
     shared: Arc<Shared>,
     id: ParkedId,
     keys: Arc<Keys>,
+    open: AtomicBool,
+}
+
+/// Device blocks promised to who does not run yet: a begin or a resume may use them.
+#[derive(Debug)]
+pub struct Ticket {
+    shared: Arc<Shared>,
+    id: TicketId,
     open: AtomicBool,
 }
 
@@ -209,6 +217,42 @@ impl Parked {
     }
 }
 
+impl Ticket {
+    pub(crate) fn new(shared: &Arc<Shared>, id: TicketId) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            id,
+            open: AtomicBool::new(true),
+        }
+    }
+
+    /// Its id, as the verbs of [`State`] take it.
+    pub fn id(&self) -> TicketId {
+        self.id
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// # Errors
+    /// `Spent` once it was redeemed or given back.
+    pub fn check(&self) -> Result<()> {
+        if self.open.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(Error::Spent {
+            what: "ticket",
+            number: self.id.number(),
+        })
+    }
+
+    /// Marks the handle as spent, after a verb of [`State`] has ended the ticket.
+    pub fn spend(&self) {
+        self.open.store(false, Ordering::Relaxed);
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         if *self.open.get_mut() {
@@ -221,6 +265,14 @@ impl Drop for Parked {
     fn drop(&mut self) {
         if *self.open.get_mut() {
             self.shared.give_back(Dropped::Parked(self.id));
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if *self.open.get_mut() {
+            self.shared.give_back(Dropped::Ticket(self.id));
         }
     }
 }

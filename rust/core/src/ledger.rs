@@ -5,7 +5,7 @@
 
 use crate::id::Set;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Ledger {
     counts: [u32; 5],
     capacity: u32,

@@ -2,7 +2,7 @@
 //! who waits. It knows no bytes, no devices, no Python and no clock.
 //!
 //! A [`Cache`] is a yard behind one short mutex. [`State`] has every verb, by id; handles
-//! ([`Lease`], [`Parked`]) hold what a sequence holds. Keys are made outside the lock ([`Chain`]);
+//! ([`Lease`], [`Parked`], [`Ticket`]) hold what a sequence holds or was promised. Keys are made outside the lock ([`Chain`]);
 //! copies are [`Plan`]s that somebody else carries out and reports back.
 //!
 //! A file may use only what stands above it; names on one line are strangers:
@@ -51,8 +51,8 @@ pub use cost::Speeds;
 pub use error::{Error, Result};
 pub use evict::Kind;
 pub use hash::{KeyHash, Namespace, Seed};
-pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Retention, Slot, Tier};
-pub use lease::{Lease, Parked, Seals};
+pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Retention, Slot, TicketId, Tier};
+pub use lease::{Lease, Parked, Seals, Ticket};
 pub use plan::{Plan, Run};
 pub use shared::Locked;
 pub use state::{

@@ -1,7 +1,7 @@
 //! Intrusive doubly linked lists over slot numbers: many heads, one array of links, no boxes.
 
 /// `heads` circular lists over the numbers `0..len`; a number is in one list at most.
-#[derive(Debug)]
+#[derive(Hash, Debug)]
 pub(crate) struct Lists {
     /// The heads come first, so that growing leaves them where they are.
     links: Vec<[u32; 2]>,

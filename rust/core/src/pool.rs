@@ -3,7 +3,7 @@
 use crate::id::{Class, Link, Set};
 
 /// What holds a slot.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Hold {
     Free {
         next: Option<Link>,
@@ -61,7 +61,7 @@ impl Hold {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Hash, Debug)]
 pub(crate) struct Cell {
     /// The block in it, if the trie or a parked sequence knows one; for a duplicate, the published
     /// block that it pins.
@@ -71,7 +71,7 @@ pub(crate) struct Cell {
     pub(crate) readers: u32,
 }
 
-#[derive(Debug)]
+#[derive(Hash, Debug)]
 pub(crate) struct Pool {
     cells: Vec<Cell>,
     free: Option<Link>,
@@ -182,7 +182,15 @@ impl Pool {
         revived
     }
 
-    /// The free list, for the audit.
+    /// Puts the free slots into the order that [`Self::free_slots`] gave before.
+    pub(crate) fn restore_free(&mut self, order: &[u32]) {
+        self.free = None;
+        for &slot in order.iter().rev() {
+            self.push_free(slot);
+        }
+    }
+
+    /// The free slots, the next to be given out first.
     pub(crate) fn free_slots(&self) -> impl Iterator<Item = u32> {
         std::iter::successors(self.free.map(Link::at), |&slot| {
             match self.cell(slot).hold {

@@ -1,10 +1,11 @@
-//! The records of running and parked sequences: what they hold. The handles are in `lease.rs`.
+//! The records of running and parked sequences, and of tickets: what they hold. The handles are in
+//! `lease.rs`.
 
 use crate::arena::Record;
 use crate::id::{LeaseId, Link, Retention};
 
 /// A running sequence.
-#[derive(Debug, Default)]
+#[derive(Hash, Debug, Default)]
 pub(crate) struct Running {
     pub(crate) link: Option<Link>,
     /// Device slots of its blocks, in order.
@@ -44,7 +45,7 @@ impl Running {
 }
 
 /// A parked sequence.
-#[derive(Debug, Default)]
+#[derive(Hash, Debug, Default)]
 pub(crate) struct Parked {
     pub(crate) link: Option<Link>,
     /// Its blocks with content, root first; the last ones may be anonymous.
@@ -63,8 +64,21 @@ pub(crate) struct Parked {
     pub(crate) lease: Option<LeaseId>,
 }
 
+/// Device blocks promised to somebody who does not run yet.
+#[derive(Hash, Debug, Default)]
+pub(crate) struct Ticket {
+    link: Option<Link>,
+    pub(crate) blocks: u32,
+}
+
+impl Ticket {
+    pub(crate) fn of(blocks: u32) -> Self {
+        Self { link: None, blocks }
+    }
+}
+
 /// Slots held back for a step in flight.
-#[derive(Debug)]
+#[derive(Hash, Debug)]
 pub(crate) struct Held {
     pub(crate) step: u64,
     pub(crate) table: Vec<u32>,
@@ -82,6 +96,15 @@ impl Record for Running {
 }
 
 impl Record for Parked {
+    fn link(&self) -> Option<Link> {
+        self.link
+    }
+    fn set_link(&mut self, link: Option<Link>) {
+        self.link = link;
+    }
+}
+
+impl Record for Ticket {
     fn link(&self) -> Option<Link> {
         self.link
     }

@@ -1,7 +1,7 @@
 //! The only lock on the yard, and the only file that takes a lock.
 
 use crate::chain::Chain;
-use crate::id::{LeaseId, ParkedId};
+use crate::id::{LeaseId, ParkedId, TicketId};
 use crate::state::State;
 use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
 use std::fmt;
@@ -20,6 +20,7 @@ pub(crate) struct Shared {
 pub(crate) enum Dropped {
     Lease(LeaseId),
     Parked(ParkedId),
+    Ticket(TicketId),
 }
 
 /// The yard, locked. It unlocks when dropped.
@@ -88,6 +89,7 @@ impl Shared {
                 match what {
                     Dropped::Lease(id) => locked.leak_lease(id),
                     Dropped::Parked(id) => locked.leak_parked(id),
+                    Dropped::Ticket(id) => locked.leak_ticket(id),
                 }
             }
         }

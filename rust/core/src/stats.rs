@@ -4,7 +4,7 @@ use crate::id::{MAX_TIERS, Set, Tier};
 use crate::ledger::Ledger;
 
 /// What has happened since the yard was made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[expect(missing_docs, reason = "`SCHEMA` says what each means")]
 pub struct Counters {
     pub begun: u64,
@@ -72,6 +72,8 @@ pub struct Stats {
     pub leases: u64,
     /// Parked sequences.
     pub parked: u64,
+    /// Open tickets.
+    pub tickets: u64,
     /// Flights in the air, those included whose end is unknown.
     pub flights: u64,
     /// Blocks in the trie, and anonymous ones.
@@ -106,6 +108,11 @@ pub const SCHEMA: &[Field] = &[
     ),
     field("parked", "sequences", "parked sequences"),
     field(
+        "tickets",
+        "tickets",
+        "open tickets: device blocks promised to who does not run yet",
+    ),
+    field(
         "flights",
         "flights",
         "plans in the air, with those whose end is unknown",
@@ -128,13 +135,13 @@ pub const SCHEMA: &[Field] = &[
     ),
     field(
         "leaked",
-        "leases",
-        "leases dropped without finish; their blocks came back late",
+        "handles",
+        "handles dropped without the verb that ends them; what they held came back late",
     ),
     field(
         "no_room",
         "requests",
-        "begins, forks and resumes that found no room",
+        "begins, forks, resumes and tickets that found no room",
     ),
     field("unserved", "rows", "rows of grows that found no room"),
     field("tokens", "tokens", "tokens of all begins"),
@@ -207,7 +214,7 @@ pub const TIER_SCHEMA: &[Field] = &[
     field(
         "promised",
         "slots",
-        "slots kept obtainable for growth and keeps",
+        "slots kept obtainable for growth, tickets and keeps",
     ),
     field("hits", "blocks", "blocks that begins found here"),
     field("evicted", "blocks", "blocks evicted from here"),
@@ -222,6 +229,7 @@ impl Stats {
         let own = [
             self.leases,
             self.parked,
+            self.tickets,
             self.flights,
             self.blocks,
             self.epoch,

@@ -6,7 +6,7 @@ use crate::id::{Class, Id, Key, Link, MAX_TIERS};
 use crate::index::Index;
 
 /// One tier's view of a block.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Hash, Debug, Default)]
 pub(crate) struct Copy {
     pub(crate) slot: Option<Link>,
     /// Children with a slot on this tier.
@@ -15,7 +15,7 @@ pub(crate) struct Copy {
     pub(crate) busy: u32,
 }
 
-#[derive(Debug, Default)]
+#[derive(Hash, Debug, Default)]
 pub(crate) struct Node {
     pub(crate) key: Key,
     /// `None` at the root. A dead id: the parent was dropped; found again when a walk passes.
@@ -31,7 +31,7 @@ pub(crate) struct Node {
 
 /// How often sequences have begun over a block or published it. One byte with what has no key, so
 /// that a node is no wider for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) enum Touched {
     /// Without a key: a parked tail, reached only through its parked handle.
     #[default]
@@ -61,7 +61,7 @@ impl Node {
     }
 }
 
-#[derive(Debug)]
+#[derive(Hash, Debug)]
 pub(crate) struct Trie {
     nodes: Arena<Node>,
     index: Index,

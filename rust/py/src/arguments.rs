@@ -87,6 +87,11 @@ pub(crate) fn before(from: &Bound<'_, PyAny>) -> PyResult<u32> {
     Keyword::read("after", from)
 }
 
+/// How many blocks to promise; what no tier can hold is the yard's to say.
+pub(crate) fn promised(from: &Bound<'_, PyAny>) -> PyResult<u64> {
+    Keyword::read("blocks", from)
+}
+
 /// How many blocks; `None` for all.
 pub(crate) fn most(from: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
     Keyword::read("blocks", from)

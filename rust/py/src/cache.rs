@@ -6,7 +6,8 @@ use crate::enter::{away, check_fork, enter, generation};
 use crate::error::{Failure, Outcome};
 use crate::handles::{Breach, Lease, Parked, Probe, Soon, foreign};
 use crate::keys::Keys;
-use blockyard_core::{self as core, Answer, Chain, Config, Request, Seals, Speeds};
+use crate::tickets::Ticket;
+use blockyard_core::{self as core, Answer, Chain, Config, Request, Seals, Speeds, State};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -64,7 +65,7 @@ impl Cache {
         }
     }
 
-    fn reject(&self, py: Python<'_>, handles: u64, bad: Failure) -> PyErr {
+    pub(crate) fn reject(&self, py: Python<'_>, handles: u64, bad: Failure) -> PyErr {
         enter(py, &self.inner, 0, |state| state.reject(handles));
         bad.into()
     }
@@ -91,14 +92,38 @@ impl Cache {
         }
     }
 
-    fn resume(slf: &Bound<'_, Self>, parked: &Parked, reserve: u64) -> PyResult<Py<PyAny>> {
+    /// One begin or resume, with the room of a ticket if there is one.
+    fn admit(
+        &self,
+        py: Python<'_>,
+        blocks: usize,
+        ticket: Option<&core::Ticket>,
+        act: impl FnOnce(&mut State) -> core::Result<Answer> + Send,
+    ) -> Outcome<Answer> {
+        let Some(ticket) = ticket else {
+            return Ok(enter(py, &self.inner, blocks, act)?);
+        };
+        let id = ticket.id();
+        let answer = enter(py, &self.inner, blocks, |state| state.redeem(id, act))?;
+        if let Answer::Begun(_) = answer {
+            ticket.spend();
+        }
+        Ok(answer)
+    }
+
+    fn resume(
+        slf: &Bound<'_, Self>,
+        parked: &Parked,
+        reserve: u64,
+        ticket: Option<&core::Ticket>,
+    ) -> PyResult<Py<PyAny>> {
         let (py, cache) = (slf.py(), slf.get());
         let handle = cache.parked(py, parked)?;
         let chain = handle.chain();
-        let answer = enter(py, &cache.inner, chain.keys().len(), |state| {
+        let answer = cache.admit(py, chain.keys().len(), ticket, |state| {
             state.resume(handle.id(), chain.keys(), chain.tokens(), reserve)
         });
-        match answer.map_err(Failure::from)? {
+        match answer? {
             Answer::Soon(flight) => soon(py, flight),
             Answer::Begun(begun) => {
                 let lease = handle.into_lease(begun.lease);
@@ -259,7 +284,7 @@ impl Cache {
     }
 
     #[pyo3(signature = (prompt, /, *, reserve=0, load=None, filling="stop", lora=None, salt=None,
-        media=None))]
+        media=None, ticket=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn begin(
         slf: &Bound<'_, Self>,
@@ -270,6 +295,7 @@ impl Cache {
         lora: Option<&Bound<'_, PyAny>>,
         salt: Option<&Bound<'_, PyAny>>,
         media: Option<&Bound<'_, PyAny>>,
+        ticket: Option<&Bound<'_, Ticket>>,
     ) -> PyResult<Py<PyAny>> {
         let (py, cache) = (slf.py(), slf.get());
         cache.check_fork()?;
@@ -279,8 +305,11 @@ impl Cache {
             let message = "lora, salt and media are in the keys already: pass them to keys()";
             return Err(Failure::misuse(message).into());
         }
+        let ticket = ticket
+            .map(|ticket| ticket.get().of(cache, py))
+            .transpose()?;
         if let Ok(parked) = prompt.cast::<Parked>() {
-            return Self::resume(slf, parked.get(), reserve);
+            return Self::resume(slf, parked.get(), reserve, ticket);
         }
         let filling = arguments::filling(filling)?;
         let chain = match prompt.cast::<Keys>() {
@@ -297,8 +326,8 @@ impl Cache {
             filling,
         };
         let blocks = (tokens / u64::from(cache.block_size)) as usize;
-        let answer = enter(py, &cache.inner, blocks, |state| state.begin(&request));
-        Self::answer(slf, answer.map_err(Failure::from)?, chain)
+        let answer = cache.admit(py, blocks, ticket, |state| state.begin(&request));
+        Self::answer(slf, answer?, chain)
     }
 
     fn clear(&self, py: Python<'_>) -> PyResult<()> {

@@ -12,6 +12,7 @@ mod moves;
 mod plan;
 mod questions;
 mod step;
+mod tickets;
 
 /// Block bookkeeping in Rust; the public names are those of the package `blockyard`.
 #[pyo3::pymodule(gil_used = false)]
@@ -29,6 +30,8 @@ mod _core {
     use crate::plan::Plan;
     #[pymodule_export]
     use crate::questions::Room;
+    #[pymodule_export]
+    use crate::tickets::Ticket;
 
     #[pymodule_export]
     use crate::error::{

@@ -52,10 +52,16 @@ impl Cache {
             let (kind, number) = match holder.who {
                 Who::Lease(id) => ("lease", id.number()),
                 Who::Parked(id) => ("parked", id.number()),
+                Who::Ticket(id) => ("ticket", id.number()),
             };
             (kind, number, holder.device, holder.promised)
         };
         Ok(all.into_iter().map(row).collect())
+    }
+
+    fn digest(&self, py: Python<'_>) -> PyResult<u64> {
+        self.check_fork()?;
+        Ok(away(py, || self.inner.lock().digest()))
     }
 
     fn blocks_in_air(&self, py: Python<'_>) -> PyResult<(u32, u32)> {

@@ -2,7 +2,7 @@
 //! on the way, R2-3 on random histories: the audit counts anew what may be taken.
 
 use crate::yard::{KINDS, SIZE, Yard, cat, config, text, tokens};
-use blockyard_core::{Config, Kind, Lease, Parked, Plan, Retention, Speeds, Tier, Write};
+use blockyard_core::{Config, Kind, Lease, Parked, Plan, Retention, Speeds, Ticket, Tier, Write};
 
 /// A small generator of our own: the numbers must not change with anybody's version.
 struct Dice(u64);
@@ -25,6 +25,7 @@ impl Dice {
 struct Hands {
     leases: Vec<Lease>,
     parked: Vec<Parked>,
+    tickets: Vec<Ticket>,
     air: Vec<Plan>,
 }
 
@@ -47,6 +48,7 @@ fn history(seed: u64, calls: u32, policy: Kind) -> Vec<String> {
     for _ in 0..calls {
         told.push(call(&yard, &mut dice, &mut hands));
         told.push(format!("{:?}", yard.stats()));
+        told.push(format!("digest {:x}", yard.cache.lock().digest()));
         yard.sound();
     }
     for lease in hands.leases {
@@ -57,6 +59,7 @@ fn history(seed: u64, calls: u32, policy: Kind) -> Vec<String> {
         .parked
         .drain(..)
         .for_each(|parked| yard.abandon(parked));
+    hands.tickets.clear();
     for plan in hands.air {
         yard.land(&[plan]);
     }
@@ -162,7 +165,18 @@ fn call(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
 }
 
 fn rarely(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
-    match dice.roll(8) {
+    match dice.roll(12) {
+        8..11 => {
+            let promised = yard.cache.promise(dice.roll(9));
+            let told = format!("{:?}", promised.as_ref().map(Ticket::id));
+            hands.tickets.extend(promised);
+            told
+        }
+        11 => dice
+            .take(&mut hands.tickets)
+            .map_or_else(String::new, |ticket| {
+                format!("{:?}", yard.cache.release(ticket))
+            }),
         0 => {
             yard.cache.lock().clear();
             "clear".to_owned()

@@ -43,6 +43,20 @@ fn slots_that_nobody_uses_leave_at_once() {
 }
 
 #[test]
+fn a_shrink_that_is_refused_leaves_the_free_slots_in_their_order() {
+    let yard = Yard::new(8, 0);
+    let (first, second) = (yard.begin(&text(1, 2)).0, yard.begin(&text(2, 3)).0);
+    yard.finish(first);
+    let before = yard.cache.lock().digest();
+    assert!(device(&yard, 2).is_err());
+    assert_eq!(yard.cache.lock().digest(), before);
+    let (third, _) = yard.begin(&text(3, 3));
+    assert_eq!(yard.table(&third), [1, 2, 6], "as if nobody had asked");
+    yard.finish(second);
+    yard.finish(third);
+}
+
+#[test]
 fn a_shrink_below_what_is_used_is_refused_and_changes_nothing() {
     let yard = Yard::new(8, 8);
     let claimed = yard.begin_reserving(&text(1, 2), 2 * SIZE).unwrap().0;

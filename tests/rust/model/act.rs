@@ -5,10 +5,10 @@ use crate::world::World;
 use crate::yard::{Block, DEVICE, HOST};
 use blockyard_core::{
     Answer, Begun, Chain, Error, Extras, Filling, Lease, LeaseId, Plan, Request, Retention,
-    Sealing, Seals, Tier,
+    Sealing, Seals, TicketId, Tier,
 };
 
-fn pick<T>(list: &[T], at: u8) -> Option<usize> {
+pub(crate) fn pick<T>(list: &[T], at: u8) -> Option<usize> {
     (!list.is_empty()).then(|| at as usize % list.len())
 }
 
@@ -23,7 +23,7 @@ impl World {
                 } else {
                     u32::from(load)
                 };
-                return Some(self.begin(chain, u64::from(reserve), load, soon));
+                return Some(self.begin(chain, u64::from(reserve), load, soon, None));
             }
             Op::Fill(more, keep) => return Some(self.fill(u64::from(more), keep)),
             Op::Append(lease, tokens, run) => {
@@ -58,7 +58,7 @@ impl World {
             }
             Op::Park(lease, computed, in_flight) => return self.park(lease, computed, in_flight),
             Op::Resume(parked, more, reserve) => {
-                return self.resume(parked, u64::from(more), u64::from(reserve));
+                return self.resume(parked, u64::from(more), u64::from(reserve), None);
             }
             Op::Abandon(parked) => {
                 let handle = self.parked.swap_remove(pick(&self.parked, parked)?);
@@ -134,7 +134,7 @@ impl World {
                     .resize(tier as usize, u32::from(slots), &answer, evicted);
                 return Some(answer.is_err());
             }
-            _ => return None,
+            _ => return self.act_on_ticket(op),
         }
         Some(false)
     }
@@ -147,7 +147,14 @@ impl World {
         false
     }
 
-    fn begin(&mut self, chain: Chain, reserve: u64, load: u32, soon: bool) -> bool {
+    pub(crate) fn begin(
+        &mut self,
+        chain: Chain,
+        reserve: u64,
+        load: u32,
+        soon: bool,
+        ticket: Option<TicketId>,
+    ) -> bool {
         let filling = if soon { Filling::Soon } else { Filling::Stop };
         let (keys, tokens) = (chain.keys(), chain.tokens());
         let request = Request {
@@ -157,10 +164,11 @@ impl World {
             load,
             filling,
         };
-        let mut state = self.cache.lock();
-        let answer = state.begin(&request);
-        self.yard.begin(&state, &request, &answer);
-        drop(state);
+        let answer = self.admit(
+            ticket,
+            |state| state.begin(&request),
+            |yard, state, answer| yard.begin(state, &request, answer),
+        );
         let begun = match answer {
             Ok(Answer::Begun(begun)) => Some(begun),
             _ => None,
@@ -176,7 +184,7 @@ impl World {
         self.fills += 1;
         let tokens = vec![1 + self.fills; (most * self.yard.block_size) as usize];
         chain.extend(&tokens).expect("tokens");
-        let refused = self.begin(chain, 0, 0, false);
+        let refused = self.begin(chain, 0, 0, false, None);
         assert_eq!(refused, more > 0 || most == 0);
         if !refused && !keep {
             let lease = self.leases.pop().expect("begun");
@@ -278,15 +286,21 @@ impl World {
         }
     }
 
-    fn resume(&mut self, parked: u8, more: u64, reserve: u64) -> Option<bool> {
+    pub(crate) fn resume(
+        &mut self,
+        parked: u8,
+        more: u64,
+        reserve: u64,
+        ticket: Option<TicketId>,
+    ) -> Option<bool> {
         let at = pick(&self.parked, parked)?;
-        let (handle, mut state) = (&self.parked[at], self.cache.lock());
-        let chain = handle.chain();
+        let (id, chain) = (self.parked[at].id(), self.parked[at].chain());
         let (keys, tokens) = (chain.keys(), chain.tokens() + more);
-        let answer = state.resume(handle.id(), keys, tokens, reserve);
-        self.yard
-            .resume(&state, handle.id(), keys, tokens, reserve, &answer);
-        drop(state);
+        let answer = self.admit(
+            ticket,
+            |state| state.resume(id, keys, tokens, reserve),
+            |yard, state, answer| yard.resume(state, id, keys, tokens, reserve, answer),
+        );
         let Ok(Answer::Begun(begun)) = answer else {
             return Some(true);
         };

@@ -68,6 +68,14 @@ pub(crate) enum Op {
     Resize(u8, u8),
     DropLease(u8),
     DropParked(u8),
+    /// Blocks for who does not run yet.
+    Promise(u8),
+    Release(u8),
+    /// A begin with a ticket: tokens of reserve, and whether to wait for what is in the air.
+    Redeem(u8, Prompt, u8, bool),
+    /// A resume with a ticket, and tokens of reserve.
+    RedeemParked(u8, u8, u8),
+    DropTicket(u8),
 }
 
 fn prompts() -> impl Strategy<Value = Prompt> {
@@ -108,6 +116,18 @@ fn ops() -> impl Strategy<Value = Op> {
         3 => (0..2_u8, 2..28_u8).prop_map(|(a, b)| Op::Resize(a, b)),
         6 => any8().prop_map(Op::DropLease),
         6 => any8().prop_map(Op::DropParked),
+    ]
+}
+
+fn tickets() -> impl Strategy<Value = Op> {
+    let any8 = any::<u8>;
+    prop_oneof![
+        5 => (0..14_u8).prop_map(Op::Promise),
+        1 => any8().prop_map(Op::Release),
+        4 => (any8(), prompts(), 0..10_u8, any::<bool>())
+            .prop_map(|(a, b, c, d)| Op::Redeem(a, b, c, d)),
+        2 => (any8(), any8(), 0..6_u8).prop_map(|(a, b, c)| Op::RedeemParked(a, b, c)),
+        1 => any8().prop_map(Op::DropTicket),
     ]
 }
 
@@ -161,12 +181,19 @@ impl fmt::Debug for Script {
 pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
     let ops = vec(ops(), steps / 2..steps);
     // What is drawn last leaves the scripts of kept seeds as they were.
-    (setups(), ops, policies()).prop_map(|(setup, ops, (write, speeds))| Script {
-        setup: Setup {
-            write,
-            speeds,
-            ..setup
-        },
-        ops,
+    let tickets = vec((any::<prop::sample::Index>(), tickets()), 0..steps / 8);
+    let drawn = (setups(), ops, policies(), tickets);
+    drawn.prop_map(|(setup, mut ops, (write, speeds), tickets)| {
+        for (at, op) in tickets {
+            ops.insert(at.index(ops.len()), op);
+        }
+        Script {
+            setup: Setup {
+                write,
+                speeds,
+                ..setup
+            },
+            ops,
+        }
     })
 }

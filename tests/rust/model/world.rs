@@ -4,7 +4,7 @@ use crate::ops::{Op, Prompt, Setup};
 use crate::yard::Yard;
 use blockyard_core::{
     Cache, Cells, Chain, Config, Extras, FlightId, Key, KeyHash, Kind, Lease, LeaseId, Namespace,
-    Parked, Plan, Tier,
+    Parked, Plan, Ticket, Tier,
 };
 use std::collections::BTreeMap;
 
@@ -20,6 +20,7 @@ pub(crate) struct World {
     pub(crate) yard: Yard,
     pub(crate) leases: Vec<Lease>,
     pub(crate) parked: Vec<Parked>,
+    pub(crate) tickets: Vec<Ticket>,
     pub(crate) air: Vec<Plan>,
     /// Plans that were not dispatched yet.
     waiting: Vec<Plan>,
@@ -71,6 +72,7 @@ impl World {
             yard,
             leases: Vec::new(),
             parked: Vec::new(),
+            tickets: Vec::new(),
             air: Vec::new(),
             waiting: Vec::new(),
             ended: Vec::new(),
@@ -86,6 +88,7 @@ impl World {
     /// Does it in both, and compares all that can be asked. A call that is refused changes nothing.
     pub(crate) fn apply(&mut self, op: &Op) {
         let before = self.cache.lock().stats();
+        let digest = self.cache.lock().digest();
         let known: Vec<FlightId> = self.air.iter().map(|plan| plan.flight).collect();
         let refused = self.act(op).unwrap_or(false);
         let mut stats = self.cache.lock().stats();
@@ -93,6 +96,11 @@ impl World {
             stats.counters.no_room = before.counters.no_room;
             stats.counters.rejected = before.counters.rejected;
             assert_eq!(stats, before, "refused, and something changed");
+            assert_eq!(
+                self.cache.lock().digest(),
+                digest,
+                "the digest of what was refused"
+            );
         }
         if let Some(breach) = self.cache.lock().audit() {
             panic!("{breach}");

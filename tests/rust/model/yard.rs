@@ -7,8 +7,8 @@
 //! are predicted exactly.
 
 use blockyard_core::{
-    FlightId, Key, LeaseId, ParkedId, Probe, Retention, Room, Speeds, State, Stats, Stop, Tier,
-    TierStats, Write,
+    FlightId, Key, LeaseId, ParkedId, Probe, Retention, Room, Speeds, State, Stats, Stop, TicketId,
+    Tier, TierStats, Write,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -102,6 +102,8 @@ pub(crate) struct Yard {
     pub(crate) order: Vec<(Class, u32)>,
     pub(crate) leases: BTreeMap<LeaseId, Seq>,
     pub(crate) parked: BTreeMap<ParkedId, Stay>,
+    /// Blocks promised to who does not run yet.
+    pub(crate) tickets: BTreeMap<TicketId, u64>,
     pub(crate) flights: BTreeMap<FlightId, Air>,
     pub(crate) held: Vec<(u64, Vec<u32>, Retention)>,
     pub(crate) done: Option<u64>,
@@ -234,9 +236,8 @@ impl Yard {
     pub(crate) fn promised(&self, tier: usize) -> u64 {
         if tier == DEVICE {
             let running = self.leases.values().filter(|seq| seq.ended.is_none());
-            return running
-                .map(|seq| seq.limit.saturating_sub(seq.table.len()) as u64)
-                .sum();
+            let growth = running.map(|seq| seq.limit.saturating_sub(seq.table.len()) as u64);
+            return growth.chain(self.tickets.values().copied()).sum();
         }
         let kept: BTreeSet<Block> = self
             .parked
@@ -374,7 +375,8 @@ impl Yard {
         });
         let parked = self.parked.values();
         let parked = parked.map(|stay| (stay.on_device, stay.path.iter().filter(lacks).count()));
-        let mut here: Vec<_> = leases.chain(parked).collect();
+        let tickets = self.tickets.values().map(|&blocks| (0, blocks as usize));
+        let mut here: Vec<_> = leases.chain(parked).chain(tickets).collect();
         here.sort_unstable_by(|one, other| other.cmp(one));
         let told = state.holders().into_iter();
         let told: Vec<_> = told
@@ -396,6 +398,7 @@ impl Yard {
         let told = (
             stats.leases,
             stats.parked,
+            stats.tickets,
             stats.flights,
             stats.blocks,
             stats.epoch,
@@ -403,10 +406,14 @@ impl Yard {
         let here = (
             self.leases.len() as u64,
             self.parked.len() as u64,
+            self.tickets.len() as u64,
             self.flights.len() as u64,
             blocks.len() as u64,
             self.epoch,
         );
-        assert_eq!(told, here, "leases, parked, flights, blocks, epoch");
+        assert_eq!(
+            told, here,
+            "leases, parked, tickets, flights, blocks, epoch"
+        );
     }
 }

@@ -8,7 +8,7 @@ use crate::id::Class;
 const OUT: u32 = u32::MAX;
 const CLASS_SHIFT: u32 = 56;
 
-#[derive(Debug)]
+#[derive(Hash, Debug)]
 pub(crate) struct Heap {
     /// The heap itself.
     leaves: Vec<u32>,

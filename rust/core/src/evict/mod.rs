@@ -57,7 +57,7 @@ pub(crate) trait Evict {
 }
 
 /// Which policy a yard uses.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Kind {
     /// Lists by class in order of last use: O(1).
     #[default]
@@ -67,7 +67,7 @@ pub enum Kind {
 }
 
 /// The policies by arm: a call is a jump, not an allocation.
-#[derive(Debug)]
+#[derive(Hash, Debug)]
 pub(crate) enum Policy {
     Recency(Recency),
     Heap(Heap),

@@ -13,7 +13,7 @@ const BLOCKED: u8 = 1;
 /// Blocked, and the cursor of this class has passed it: the class is added.
 const PASSED: u8 = 2;
 
-#[derive(Debug)]
+#[derive(Hash, Debug)]
 pub(crate) struct Recency {
     lists: Lists,
     marks: Vec<u8>,

@@ -77,16 +77,21 @@ impl State {
     /// Blocks of the tokens, and with the promised growth; `TooLarge` if they can never fit.
     pub(super) fn size(&self, tokens: u64, reserve: u64) -> Result<(u32, u32)> {
         let limit = self.blocks_of(tokens.saturating_add(reserve));
+        Ok((self.blocks_of(tokens) as u32, self.fits_device(limit)?))
+    }
+
+    /// So many blocks, or `TooLarge` if the device can never hold them.
+    pub(super) fn fits_device(&self, need: u64) -> Result<u32> {
         let pool = &self.tiers[0].pool;
         let capacity = u64::from(pool.limit()) - u64::from(self.config.null_slots);
-        if limit > capacity {
+        if need > capacity {
             return Err(Error::TooLarge {
                 tier: crate::id::Tier::DEVICE,
-                need: limit,
+                need,
                 capacity,
             });
         }
-        Ok((self.blocks_of(tokens) as u32, limit as u32))
+        Ok(need as u32)
     }
 
     fn prefix(&mut self, request: &Request<'_>) -> Prefix {

@@ -14,7 +14,7 @@ use crate::trie::Touched;
 use std::collections::BTreeMap;
 
 /// What [`State::demote`] copies down.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Write {
     /// The device's next victims.
     #[default]

@@ -4,7 +4,7 @@
 use super::State;
 use super::keep::HOST;
 use crate::error::{Error, Result};
-use crate::id::{LeaseId, ParkedId, Tier};
+use crate::id::{LeaseId, ParkedId, TicketId, Tier};
 
 /// Room on one tier, in blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -26,6 +26,8 @@ pub enum Who {
     Lease(LeaseId),
     /// A parked sequence, or one that is coming back and waits for its loads.
     Parked(ParkedId),
+    /// A ticket, for somebody who does not run yet.
+    Ticket(TicketId),
 }
 
 /// What one of them holds.
@@ -35,8 +37,8 @@ pub struct Holder {
     pub who: Who,
     /// Device blocks in its table, or that its keeps pin.
     pub device: u32,
-    /// Blocks promised to it: growth on the device; for a parked one slots of the host, a shared
-    /// block for each that keeps it.
+    /// Blocks promised to it: growth or a ticket's on the device; for a parked one slots of the
+    /// host, a shared block for each that keeps it.
     pub promised: u32,
 }
 
@@ -74,7 +76,12 @@ impl State {
             device: record.on_device,
             promised: owed(&record.path),
         });
-        let mut all: Vec<Holder> = running.chain(parked).collect();
+        let tickets = self.tickets.iter().map(|(ticket, record)| Holder {
+            who: Who::Ticket(TicketId(self.tickets.id(ticket))),
+            device: 0,
+            promised: record.blocks,
+        });
+        let mut all: Vec<Holder> = running.chain(parked).chain(tickets).collect();
         all.sort_unstable_by_key(|holder| {
             let blocks = (holder.device, holder.promised);
             (std::cmp::Reverse(blocks), holder.who)

@@ -6,6 +6,7 @@ mod begin;
 mod clear;
 mod copies;
 mod demote;
+mod digest;
 mod finish;
 mod fork;
 mod grow;
@@ -20,6 +21,7 @@ mod resume;
 mod room;
 mod seal;
 mod tables;
+mod ticket;
 mod view;
 
 pub use audit::Breach;
@@ -41,13 +43,13 @@ use crate::id::{FlightId, Id, LeaseId, MAX_TIERS, ParkedId, Tier};
 use crate::ledger::Ledger;
 use crate::plan::Plan;
 use crate::pool::Pool;
-use crate::record::{Held, Parked, Running};
+use crate::record::{Held, Parked, Running, Ticket};
 use crate::stats::{Counters, Stats, TierStats};
 use crate::trie::Trie;
 use std::collections::VecDeque;
 
 /// How a yard is built; the same on every rank.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
     /// Tokens per block.
     pub block_size: u32,
@@ -94,7 +96,7 @@ const MOST_SLOTS: u32 = i32::MAX as u32 - 16;
 /// Ghosts that a yard may have: 8 bytes each.
 const MOST_GHOSTS: u32 = 1 << 30;
 
-#[derive(Debug)]
+#[derive(Hash, Debug)]
 pub(crate) struct Storey {
     pub(crate) pool: Pool,
     pub(crate) order: Policy,
@@ -133,6 +135,7 @@ pub struct State {
     pub(crate) tiers: Vec<Storey>,
     pub(crate) leases: Arena<Running>,
     pub(crate) parked: Arena<Parked>,
+    pub(crate) tickets: Arena<Ticket>,
     pub(crate) flights: Arena<Flight>,
     pub(crate) held: Vec<Held>,
     pub(crate) counters: Counters,
@@ -179,6 +182,7 @@ impl State {
             tiers,
             leases: Arena::with_capacity(0),
             parked: Arena::with_capacity(0),
+            tickets: Arena::with_capacity(0),
             flights: Arena::with_capacity(0),
             held: Vec::new(),
             counters: Counters::default(),
@@ -254,6 +258,7 @@ impl State {
                 .collect(),
             leases: self.leases.len() as u64,
             parked: self.parked.len() as u64,
+            tickets: self.tickets.len() as u64,
             flights: self.flights.len() as u64,
             blocks: self.trie.len() as u64,
             epoch: u64::from(self.trie.epoch()),

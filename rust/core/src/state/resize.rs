@@ -66,6 +66,7 @@ impl State {
     fn shrink(&mut self, tier: usize, slots: u32, null: u32) -> Result<()> {
         let want = u64::from(slots - null);
         let before = self.tiers[tier].pool.limit();
+        let free: Vec<u32> = self.tiers[tier].pool.free_slots().collect();
         let mut fits = self.set_limit(tier, slots) && self.tiers[tier].ledger.used() <= want;
         if !fits {
             let breaks = tier <= HOST && self.config.recompute;
@@ -75,6 +76,7 @@ impl State {
             if least.is_none() {
                 let used = self.tiers[tier].ledger.used();
                 self.set_limit(tier, before);
+                self.tiers[tier].pool.restore_free(&free);
                 return Err(Error::InUse {
                     tier: Tier(tier as u8),
                     want,

@@ -25,7 +25,9 @@ impl State {
                         .leases
                         .iter()
                         .filter(|(_, lease)| lease.ended.is_none());
-                    running.map(|(_, lease)| Running::promised(lease)).sum()
+                    let tickets = self.tickets.iter().map(|(_, ticket)| ticket.blocks);
+                    let growth = running.map(|(_, lease)| Running::promised(lease));
+                    growth.chain(tickets).sum()
                 }
                 HOST => {
                     let owed = |node: &Node| node.keeps > 0 && node.slot(HOST).is_none();

@@ -1,0 +1,100 @@
+//! Tickets: blocks promised to somebody who does not run yet.
+
+use crate::arguments;
+use crate::cache::Cache;
+use crate::enter::enter;
+use crate::error::Failure;
+use crate::handles::foreign;
+use blockyard_core as core;
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+
+/// Device blocks promised to somebody who does not run yet.
+#[pyclass(frozen, module = "blockyard", weakref)]
+pub(crate) struct Ticket {
+    inner: core::Ticket,
+    cache: Py<Cache>,
+    blocks: u64,
+}
+
+impl Ticket {
+    /// Of the cache that it is used with, and not spent.
+    pub(crate) fn of<'a>(&'a self, cache: &Cache, py: Python<'_>) -> PyResult<&'a core::Ticket> {
+        cache.check_fork()?;
+        let good = if cache.inner.made_ticket(&self.inner) {
+            self.inner.check().map_err(Failure::from)
+        } else {
+            Err(foreign("ticket", self.id()))
+        };
+        match good {
+            Ok(()) => Ok(&self.inner),
+            Err(bad) => Err(cache.reject(py, 1, bad)),
+        }
+    }
+}
+
+/// As for `Lease`.
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.cache.get().check_fork().is_err() {
+            self.inner.spend();
+        }
+    }
+}
+
+#[pymethods]
+impl Ticket {
+    #[getter]
+    fn id(&self) -> u64 {
+        self.inner.id().number()
+    }
+
+    #[getter]
+    fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    #[getter]
+    fn state(&self) -> PyResult<&'static str> {
+        self.cache.get().check_fork()?;
+        Ok(match self.inner.check() {
+            Ok(()) => "open",
+            Err(_) => "spent",
+        })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.cache)
+    }
+
+    fn __repr__(&self) -> String {
+        let (id, blocks) = (self.id(), self.blocks);
+        format!("Ticket(id={id}, blocks={blocks})")
+    }
+}
+
+#[pymethods]
+impl Cache {
+    fn promise(
+        slf: &Bound<'_, Self>,
+        #[pyo3(from_py_with = arguments::promised)] blocks: u64,
+    ) -> PyResult<Ticket> {
+        let cache = slf.get();
+        cache.check_fork()?;
+        let id = enter(slf.py(), &cache.inner, 0, |state| state.promise(blocks));
+        Ok(Ticket {
+            inner: cache.inner.handle_ticket(id.map_err(Failure::from)?),
+            cache: slf.clone().unbind(),
+            blocks,
+        })
+    }
+
+    fn release(&self, py: Python<'_>, ticket: &Bound<'_, Ticket>) -> PyResult<()> {
+        let handle = ticket.get().of(self, py)?;
+        let id = handle.id();
+        let done = enter(py, &self.inner, 0, |state| state.release_ticket(id));
+        done.map_err(Failure::from)?;
+        handle.spend();
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! INV-17: replicas of the yard that were fed the same calls are known to be the same by a number.
+
+use crate::yard::{SIZE, Yard, and_one, config, text};
+use blockyard_core::{Config, Kind, Retention, Tier, Write};
+use std::collections::BTreeMap;
+
+type Verb = (&'static str, fn(&Yard));
+
+/// A life with every verb in it: each leaves what the next ones need.
+const LIFE: &[Verb] = &[
+    ("publish", |yard| yard.publish(&text(1, 4))),
+    ("publish another", |yard| yard.publish(&text(2, 2))),
+    ("publish it again", |yard| yard.publish(&text(1, 4))),
+    ("demote and land", |yard| {
+        yard.land(&[yard.demote(4).expect("there is something")]);
+    }),
+    ("demote, and not land", |yard| {
+        yard.demote(6).expect("there is something more");
+    }),
+    ("dispatch", |yard| drop(yard.cache.lock().dispatch())),
+    ("hold back", |yard| {
+        let lease = yard.run(&text(3, 1));
+        let done = yard
+            .cache
+            .lock()
+            .finish(&[lease.id()], Retention::Ordinary, Some(4));
+        done.expect("it runs");
+        lease.spend();
+    }),
+    ("the step is done", |yard| {
+        drop(yard.cache.lock().commit(&[], Some(4)));
+    }),
+    ("end a session", |yard| {
+        yard.finish_as(yard.run(&text(4, 2)), Retention::SessionEnded);
+    }),
+    ("park and abandon", |yard| {
+        yard.abandon(yard.park(yard.run(&text(5, 2)), 8));
+    }),
+    ("forget a lease", |yard| drop(yard.begin(&text(6, 1)))),
+    ("promise and release", |yard| {
+        let ticket = yard.cache.promise(2).expect("there is room");
+        yard.cache.release(ticket).expect("it is ours");
+    }),
+    ("resize the host", |yard| {
+        yard.cache.lock().resize(Tier::HOST, 12).expect("it grows");
+    }),
+    ("resize the device", |yard| {
+        yard.cache
+            .lock()
+            .resize(Tier::DEVICE, 40)
+            .expect("it grows");
+    }),
+    ("clear", |yard| yard.cache.lock().clear()),
+];
+
+fn digest(yard: &Yard) -> u64 {
+    yard.cache.lock().digest()
+}
+
+#[test]
+fn two_yards_with_one_life_have_one_digest_after_every_verb_and_a_new_one_each_time() {
+    for policy in [Kind::Recency, Kind::Heap] {
+        for write in [Write::OnEvict, Write::Through, Write::SecondTouch] {
+            let made = || {
+                Yard::of(Config {
+                    policy,
+                    write,
+                    ..config(30, 8)
+                })
+            };
+            let (one, other) = (made(), made());
+            let mut seen = BTreeMap::from([(digest(&one), "nothing")]);
+            for (name, verb) in LIFE {
+                verb(&one);
+                assert_ne!(digest(&one), digest(&other), "{name}");
+                verb(&other);
+                assert_eq!(digest(&one), digest(&other), "{name}");
+                assert_eq!(seen.insert(digest(&one), name), None, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_order_of_two_calls_is_in_it() {
+    let after = |names: [u32; 2]| {
+        let yard = Yard::new(12, 8);
+        for name in [1, 2] {
+            yard.publish(&text(name, 2));
+        }
+        // Nothing but who was used last differs.
+        for name in names {
+            yard.publish(&and_one(&text(name, 2)));
+        }
+        digest(&yard)
+    };
+    assert_ne!(after([1, 2]), after([2, 1]));
+}
+
+#[test]
+fn who_was_asked_or_has_refused_has_the_digest_that_it_had() {
+    let yard = Yard::new(12, 8);
+    yard.publish(&text(1, 3));
+    yard.copy_down(2);
+    let (lease, _) = yard.begin_reserving(&text(2, 2), 2 * SIZE).unwrap();
+    let ticket = yard.cache.promise(2).unwrap();
+    let before = digest(&yard);
+    let mut state = yard.cache.lock();
+    state.holders();
+    state.stats();
+    state.blocks_in_air();
+    assert!(state.room(Tier::DEVICE).is_ok() && state.view(lease.id()).is_ok());
+    assert!(state.promise(20).is_err() && state.promise(7).is_err());
+    for slots in [3, 6] {
+        assert!(state.resize(Tier::DEVICE, slots).is_err());
+    }
+    drop(state);
+    assert!(yard.probe(&and_one(&text(1, 3))).hits[0] > 0);
+    assert!(yard.begin_reserving(&text(3, 4), 3 * SIZE).is_err());
+    assert!(!yard.grow(&lease, 10 * SIZE));
+    assert_eq!(digest(&yard), before);
+    yard.cache.release(ticket).unwrap();
+    yard.finish(lease);
+}
