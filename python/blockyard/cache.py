@@ -12,7 +12,7 @@ from blockyard._typing import override
 from blockyard.config import Config, Keywords
 from blockyard.explain import Explanation, explain
 from blockyard.flights import Ended, Flights
-from blockyard.layout import KVLayout
+from blockyard.layout import KVLayout, natural
 from blockyard.offload import Offload
 from blockyard.plan import Outcome
 from blockyard.stats import Stat, core_schema
@@ -118,12 +118,18 @@ class KVCache(Cache):
         Raises:
             Misuse: An outcome contradicts its plan, or `now` is before an earlier one.
         """
-        if now is not None and now < self._now:
-            raise Misuse(f"now={now}: it was {self._now} before, and ticks only go on")
+        if now is not None:
+            natural("now", now, least=self._now)
         if isinstance(flights, Outcome):
             flights = [flights]
         if isinstance(flights, Sequence) and all(isinstance(one, Outcome) for one in flights):
-            count = self._end(self._flights.report(cast("Sequence[Outcome]", flights)), done)
+            if good is not None or corrupt is not None:
+                raise Misuse("good and corrupt go with flights or plans: an outcome has its own")
+            outcomes = self._flights.check(cast("Sequence[Outcome]", flights))
+            # The core may refuse `done`; behind it nothing is refused, and so nothing is lost.
+            if done is not None:
+                super().commit([], done=done)
+            count = self._end(self._flights.report(outcomes))
         else:
             ids = cast("Plan | int | Sequence[Plan | int]", flights)
             count = super().commit(ids, good, corrupt=corrupt, done=done)
@@ -138,29 +144,33 @@ class KVCache(Cache):
     def reset(self, rank: int, *, memory: Literal["lost", "kept"] = "lost") -> int:
         """A rank's process was started anew, or its device reset: its copies have ended.
 
+        Call it only when that rank writes no more: `Crane.reset` comes before.
+
         Quarantined slots that waited for that come back. What the other ranks still copy is
         waited for.
 
         Args:
             rank: Which.
-            memory: Whether what its tiers held is "kept". Where it is "lost" nothing published so
-                far is used again, as after `clear`; running sequences must be computed anew.
+            memory: Whether what its tiers held is "kept", or "lost". Then nothing published so far
+                is used again, as after `clear`; running sequences must be computed anew.
 
         Returns:
             Flights that ended.
 
         Raises:
-            Misuse: There is no such rank.
+            Misuse: There is no such rank, or another word for `memory`.
         """
+        if memory not in {"lost", "kept"}:
+            raise Misuse(f"memory = {memory!r}: say 'lost' or 'kept'")
         ended = self._flights.reset(rank)
         if memory == "lost":
             self.clear()
-        return self._end(ended, None)
+        return self._end(ended)
 
-    def _end(self, ended: Ended, done: int | None) -> int:
-        if not ended.flights and done is None:
+    def _end(self, ended: Ended) -> int:
+        if not ended.flights:
             return 0
-        return super().commit(ended.flights, ended.good, corrupt=ended.corrupt, done=done)
+        return super().commit(ended.flights, ended.good, corrupt=ended.corrupt)
 
     @override
     def abort(self, flights: Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]) -> int:

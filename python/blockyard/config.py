@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -10,9 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from blockyard._core import Misuse
-from blockyard.layout import Hello, KVLayout
+from blockyard.layout import Hello, KVLayout, natural
 
 __all__ = ["Config", "Keywords", "Speeds", "agree"]
+
+
+class _Default(int):
+    """A number that nobody gave: a layout's own stands in for it."""
 
 
 class Speeds(NamedTuple):
@@ -90,8 +95,8 @@ class Config:
     device: int | str
     host: int | str = 0
     layout: KVLayout | None = None
-    ranks: int = 1
-    block_size: int = 16
+    ranks: int = _Default(1)
+    block_size: int = _Default(16)
     null_slots: int = 1
     eviction: Literal["recency", "heap"] = "recency"
     write: Literal["on-evict", "through", "second-touch"] = "on-evict"
@@ -102,38 +107,38 @@ class Config:
     recompute: bool = True
     retries: int = 3
     groups: int = 1
-    namespace: Mapping[str, str] | None = None
+    namespace: Mapping[str, str] | tuple[tuple[str, str], ...] | None = None
     key_hash: Literal["sha256", "xxh3"] = "sha256"
 
     def __post_init__(self) -> None:
         """Turns sizes into blocks, and checks what the core does not know."""
         settle = object.__setattr__
         layout = self.layout
-        if layout is not None:
-            for name in ("block_size", "ranks"):
-                given, own = getattr(self, name), getattr(layout, name)
-                default = type(self).__dataclass_fields__[name].default
-                if given not in {own, default}:
-                    raise Misuse(f"{name}={given}, but the layout has {own}: give it once, there")
-                settle(self, name, own)
-        _natural("ranks", self.ranks, least=1)
-        for name in ("ahead", "deadline"):
-            value = getattr(self, name)
-            if value is not None:
-                _natural(name, value, least=0 if name == "ahead" else 1)
+        if layout is not None and not isinstance(layout, KVLayout):
+            raise Misuse(f"layout = {layout!r}: give a KVLayout, a mapping, or a preset's name")
+        for name in ("block_size", "ranks"):
+            given = getattr(self, name)
+            own = given if layout is None else getattr(layout, name)
+            if given != own and not isinstance(given, _Default):
+                raise Misuse(f"{name} = {given!r}, but the layout has {own}: give it once, there")
+            settle(self, name, int(own) if isinstance(own, _Default) else own)
         for tier in ("device", "host"):
             settle(self, tier, _blocks(tier, getattr(self, tier), layout))
-        if self.speeds is not None:
-            settle(self, "speeds", Speeds(*self.speeds))
-        if self.namespace is not None:
-            if not isinstance(self.namespace, Mapping):
-                raise Misuse(f"namespace={self.namespace!r}: give a mapping of names to text")
-            settle(self, "namespace", dict(self.namespace))
+        for name, least in _LEAST.items():
+            if getattr(self, name) is not None:
+                natural(name, getattr(self, name), least=least)
+        for name, words in _WORDS.items():
+            _word(name, getattr(self, name), words)
+        for name, form in (("speeds", _speeds), ("namespace", _namespace)):
+            if getattr(self, name) is not None:
+                settle(self, name, form(getattr(self, name)))
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Self:
         """From a mapping of plain values; a layout is a mapping too, or the name of a preset."""
         known = [field.name for field in fields(cls)]
+        if not isinstance(mapping, Mapping):
+            raise Misuse(f"a configuration is a mapping of names to values, not {mapping!r}")
         for name in mapping:
             if name not in known:
                 near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
@@ -163,6 +168,8 @@ class Config:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.layout is not None:
             values["layout"] = self.layout.to_mapping()
+        if self.namespace is not None:
+            values["namespace"] = dict(self.namespace)
         if self.speeds is not None:
             values["speeds"] = list(self.speeds)
         return {name: value for name, value in values.items() if value is not None}
@@ -192,11 +199,14 @@ class Config:
     def core(self) -> dict[str, Any]:
         """What the core takes."""
         cranes = {"layout", "ranks", "ahead", "deadline"}
-        return {
+        values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
             if field.name not in cranes
         }
+        if self.namespace is not None:
+            values["namespace"] = dict(self.namespace)
+        return values
 
 
 def agree(config: Config, hellos: Sequence[Hello]) -> Config:
@@ -213,11 +223,14 @@ def agree(config: Config, hellos: Sequence[Hello]) -> Config:
     if said != list(range(config.ranks)):
         raise Misuse(f"ranks {said} said hello, and {config.ranks} were expected: each once")
     for hello in hellos:
+        rank = f"rank {hello.rank}"
+        if config.layout is not None and hello.layout != config.layout.fingerprint:
+            raise Misuse(f"{rank} has another layout: start every process from one configuration")
         if hello.fingerprint != config.fingerprint:
             raise Misuse(
-                f"rank {hello.rank} is configured otherwise: its fingerprint is "
+                f"{rank} is configured otherwise: its fingerprint is "
                 f"{hello.fingerprint[:12]}, the yard's {config.fingerprint[:12]}; start every "
-                "process from the same configuration"
+                "process from one configuration, and give its fingerprint to the Crane"
             )
     return replace(
         config,
@@ -226,14 +239,54 @@ def agree(config: Config, hellos: Sequence[Hello]) -> Config:
     )
 
 
-def _natural(name: str, value: object, *, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise Misuse(f"{name}={value!r}: give an integer of {least} or more")
+_LEAST = {
+    "block_size": 1,
+    "ranks": 1,
+    "null_slots": 0,
+    "ghosts": 0,
+    "ahead": 0,
+    "deadline": 1,
+    "retries": 0,
+}
+_WORDS = {
+    "eviction": ("recency", "heap"),
+    "write": ("on-evict", "through", "second-touch"),
+    "key_hash": ("sha256", "xxh3"),
+    "recompute": (True, False),
+}
+
+
+def _word(name: str, given: object, words: tuple[object, ...]) -> None:
+    if not any(given is word or (given == word and isinstance(given, str)) for word in words):
+        quoted = [f'"{word}"' if isinstance(word, str) else str(word) for word in (given, *words)]
+        raise Misuse(f"{name} = {quoted[0]}: say {' or '.join(quoted[1:])}")
+
+
+def _speeds(given: object) -> Speeds:
+    """Three whole numbers."""
+    if not isinstance(given, tuple | list) or len(given) not in {2, 3}:
+        raise Misuse(f"speeds = {given!r}: give (load, compute, attend) in nanoseconds a block")
+    for name, value in zip(Speeds._fields, given, strict=False):
+        natural(f"speeds: {name}", value, least=0)
+    return Speeds(*given)
+
+
+def _namespace(given: object) -> tuple[tuple[str, str], ...]:
+    """Sorted pairs: frozen, hashed, and the same however they were given."""
+    try:
+        pairs = sorted(dict(given).items())  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise Misuse(f"namespace = {given!r}: give a mapping of names to text") from None
+    for pair in pairs:
+        if not all(isinstance(part, str) for part in pair):
+            raise Misuse(f"namespace has {pair}: give text for a name that is text")
+    return tuple(pairs)
 
 
 def _blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
     """Blocks of a tier; the core checks the range of a number."""
     if not isinstance(size, str):
+        natural(tier, size, least=0)
         return size
     amount, _, unit = size.partition("GiB")
     per = unit.strip().removeprefix("/").removeprefix("per ").strip()
@@ -241,16 +294,16 @@ def _blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
         gib = float(amount)
     except ValueError:
         gib = -1.0
-    if gib < 0 or "GiB" not in size or per not in {"", "rank", "host"}:
-        raise Misuse(f"{tier}={size!r}: give blocks, or memory like '64 GiB' or '8 GiB/rank'")
+    if not 0 <= gib < math.inf or "GiB" not in size or per not in {"", "rank", "host"}:
+        raise Misuse(f"{tier} = {size!r}: give blocks, or memory like '64 GiB' or '8 GiB/rank'")
     if layout is None:
-        raise Misuse(f"{tier}={size!r}: without a layout nobody knows what a block takes")
+        raise Misuse(f"{tier} = {size!r}: without a layout nobody knows what a block takes")
     if tier == "device":
         if per == "host":
-            raise Misuse(f"{tier}={size!r}: a device belongs to a rank; say '{gib:g} GiB'")
+            raise Misuse(f"{tier} = {size!r}: a device belongs to a rank; say '{gib:g} GiB'")
         blocks = layout.device_blocks(gib)
     else:
         blocks = layout.host_blocks(gib, per="rank" if per == "rank" else "host")
     if blocks < 1 and gib > 0:
-        raise Misuse(f"{tier}={size!r} is smaller than one block of {layout.block_bytes} bytes")
+        raise Misuse(f"{tier} = {size!r} is smaller than one block of {layout.block_bytes} bytes")
     return blocks

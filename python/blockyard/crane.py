@@ -90,7 +90,12 @@ class Crane:
         """What it says at the handshake."""
         host = self._tiers.get("host")
         blocks = (self._tiers["device"].blocks, 0 if host is None else host.blocks)
-        return Hello(self._rank, self._fingerprint, *blocks)
+        return Hello(self._rank, self._fingerprint, *blocks, self._layout.fingerprint)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no plan any more."""
+        return self._closed
 
     @property
     def in_air(self) -> int:

@@ -76,6 +76,24 @@ class Flights:
             self._due.append(plan.flight)
         self._air[plan.flight] = _Air(len(plan), due, set(range(self._ranks)), len(plan))
 
+    def check(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
+        """The outcomes, as `report` will take them all.
+
+        Raises:
+            Misuse: One contradicts its plan.
+        """
+        outcomes = list(outcomes)
+        for outcome in outcomes:
+            if not all(type(number) is int for number in outcome[:3]):
+                raise Misuse(f"{outcome}: flight, rank and good are integers")
+            air = self._air.get(outcome.flight)
+            if air is not None and not 0 <= outcome.good <= air.blocks:
+                raise Misuse(
+                    f"rank {outcome.rank} reports {outcome.good} good blocks of flight "
+                    f"{outcome.flight}, which has {air.blocks}"
+                )
+        return outcomes
+
     def report(self, outcomes: Iterable[Outcome]) -> Ended:
         """Takes outcomes; answers with the flights that have ended by them.
 
@@ -85,14 +103,7 @@ class Flights:
         Raises:
             Misuse: An outcome contradicts its plan; none of the call is taken.
         """
-        outcomes = list(outcomes)
-        for outcome in outcomes:
-            air = self._air.get(outcome.flight)
-            if air is not None and not 0 <= outcome.good <= air.blocks:
-                raise Misuse(
-                    f"rank {outcome.rank} reports {outcome.good} good blocks of flight "
-                    f"{outcome.flight}, which has {air.blocks}"
-                )
+        outcomes = self.check(outcomes)
         ended = Ended([], [], [])
         for outcome in outcomes:
             self._counts["outcomes"] += 1

@@ -40,6 +40,8 @@ class Hello(NamedTuple):
     """Blocks of its device tier."""
     host: int
     """Blocks of its host tier; 0 for none."""
+    layout: str = ""
+    """Fingerprint of its layout."""
 
 
 class Overrides(TypedDict, total=False):
@@ -234,7 +236,7 @@ class KVLayout:
         Raises:
             Misuse: An unknown name; the nearest is offered.
         """
-        model = MODELS.get(name)
+        model = MODELS.get(str(name))
         if model is None:
             _unknown(f"preset {name!r}", name, MODELS)
         heads = isinstance(model, Heads)
@@ -298,7 +300,7 @@ def natural(name: str, value: object, *, least: int = 1) -> None:
 
 
 def _width(name: str, dtype: str) -> int:
-    if dtype not in WIDTHS:
+    if str(dtype) not in WIDTHS:
         _unknown(f"{name} {dtype!r}", dtype, WIDTHS)
     return WIDTHS[dtype]
 

@@ -1,7 +1,7 @@
 """One process: a yard and one crane, wired."""
 
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Literal, Self, Unpack
 
 from blockyard._core import Misuse
 from blockyard._typing import override
@@ -41,9 +41,26 @@ class Local(KVCache):
         Returns:
             Flights that ended.
         """
-        ended = self.commit(self._crane.poll(), done=done, now=self._now + 1)
+        if self._crane.closed:
+            raise Misuse("it is closed: make another")
+        # What the crane says once must not be lost to a `done` that is refused.
+        if done is not None:
+            self.commit([], done=done)
+        ended = self.commit(self._crane.poll(), now=self._now + 1)
         self._crane.submit(self.dispatch())
         return ended
+
+    @override
+    def reset(self, rank: int = 0, *, memory: Literal["lost", "kept"] = "kept") -> int:
+        """Ends all copies, good or not, and takes their slots back.
+
+        It waits for the chunks that are being copied. The memory is still there, so that it is
+        "kept" unless you say otherwise.
+        """
+        if rank != 0 or memory not in {"lost", "kept"}:
+            raise Misuse(f"rank = {rank!r}, memory = {memory!r}: say rank 0, and 'lost' or 'kept'")
+        self._crane.reset()
+        return self.commit(self._crane.poll()) + super().reset(rank, memory=memory)
 
     @override
     def stats(self) -> dict[str, int]:
@@ -57,8 +74,9 @@ class Local(KVCache):
         return KVCache.schema() + Crane.SCHEMA
 
     def close(self) -> None:
-        """Ends the copiers and frees the memory; what is in the air is waited for."""
+        """Ends the copiers and frees the memory; what was not copied yet has failed."""
         self._crane.close()
+        self.commit(self._crane.poll())
 
     def __enter__(self) -> Self:
         """Is closed at the end of the block."""
@@ -75,7 +93,8 @@ class Local(KVCache):
 
 
 def local(
-    layout: KVLayout,
+    config: Config | KVLayout,
+    /,
     *,
     memory: tuple[Tier, Tier | None] | None = None,
     copier: Copier | None = None,
@@ -84,8 +103,9 @@ def local(
     """Wires a yard and one crane in this process.
 
     Args:
-        layout: What a block is in bytes; of one rank.
-        memory: The tiers of device and host; None for NumPy memory of the sizes asked for.
+        config: A `Config` with a layout; or a layout, with the rest as keywords.
+        memory: The tiers of device and host, which then say their sizes; None for NumPy memory of
+            the sizes asked for.
         copier: What carries bytes; None for a few threads.
         keywords: The fields of `Config`.
 
@@ -104,12 +124,27 @@ def local(
         6
         0
     """
-    if layout.ranks != 1:
-        raise Misuse(f"a layout of {layout.ranks} ranks: run a Crane in each rank's process")
-    wanted: dict[str, Any] = {"layout": layout, **keywords}
-    config = Config.of(wanted)
-    device, host = memory or _numpy(layout, config)
-    crane = Crane(layout, device=device, host=host, copier=copier, fingerprint=config.fingerprint)
+    if isinstance(config, KVLayout):
+        if memory is not None:
+            given = [name for name in ("device", "host") if name in keywords]
+            if given:
+                raise Misuse(f"{given[0]} = {keywords[given[0]]!r}: the memory given has its size")
+            device, host = memory
+            sizes = {"device": device.blocks, "host": 0 if host is None else host.blocks}
+            config = Config.of({"layout": config, **keywords, **sizes})
+        else:
+            config = Config.of({"layout": config, **keywords})
+    elif keywords:
+        raise TypeError(f"a Config is whole: put {', '.join(keywords)} into it")
+    if config.layout is None:
+        raise Misuse("layout is missing: without one there are no bytes")
+    if config.layout.ranks != 1:
+        ranks = config.layout.ranks
+        raise Misuse(f"a layout of {ranks} ranks: run a Crane in each rank's process")
+    device, host = memory or _numpy(config.layout, config)
+    crane = Crane(
+        config.layout, device=device, host=host, copier=copier, fingerprint=config.fingerprint
+    )
     cache = Local(agree(config, [crane.hello()]))
     cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
     return cache

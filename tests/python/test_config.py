@@ -13,7 +13,8 @@ LAYOUT = by.KVLayout.llama(layers=2, kv_heads=4, head_dim=8, block_size=8, ranks
 
 
 def hello(config: by.Config, rank: int, **other: Any) -> Hello:
-    said = Hello(rank, config.fingerprint, config.device_blocks, config.host_blocks)
+    sizes = (config.device_blocks, config.host_blocks)
+    said = Hello(rank, config.fingerprint, *sizes, LAYOUT.fingerprint)
     return said._replace(**other)
 
 
@@ -60,7 +61,7 @@ def test_a_layout_gives_block_size_and_ranks() -> None:
     config = by.Config(device=10, layout=LAYOUT)
     assert (config.block_size, config.ranks) == (8, 2)
     assert by.KVCache(LAYOUT, device=10).block_size == 8
-    with pytest.raises(by.Misuse, match="block_size=32, but the layout has 8"):
+    with pytest.raises(by.Misuse, match="block_size = 32, but the layout has 8"):
         by.Config(device=10, layout=LAYOUT, block_size=32)
 
 
@@ -78,15 +79,34 @@ def test_sizes_in_gib_are_blocks_of_the_layout_per_rank_or_per_host() -> None:
     [
         ({}, "device is missing"),
         ({"device": 8, "evicton": 3}, "no 'evicton' .* did you mean 'eviction'"),
-        ({"device": 8, "ranks": 0}, "ranks=0: give an integer of 1 or more"),
-        ({"device": 8, "ranks": True}, "ranks=True"),
-        ({"device": 8, "deadline": 0}, "deadline=0"),
-        ({"device": 8, "ahead": -1}, "ahead=-1"),
-        ({"device": "64 GB"}, "device='64 GB': give blocks, or memory like '64 GiB'"),
+        ({"device": 8, "ranks": 0}, "ranks = 0: give an integer of 1 or more"),
+        ({"device": 8, "ranks": True}, "ranks = True"),
+        ({"device": 8, "deadline": 0}, "deadline = 0"),
+        ({"device": 8, "ahead": -1}, "ahead = -1"),
+        ({"device": "64 GB"}, "device = '64 GB': give blocks, or memory like '64 GiB'"),
         ({"device": 8, "host": "1 GiB"}, "without a layout nobody knows"),
         ({"device": "1 GiB/host", "layout": LAYOUT}, "a device belongs to a rank"),
         ({"device": 8, "host": "1e-9 GiB", "layout": LAYOUT}, "smaller than one block"),
         ({"device": 8, "layout": "llama-4-8b"}, "llama-3"),
+        ({"device": 8, "layout": 5}, "layout = 5"),
+        ({"device": 8, "layout": {"preset": ["x"]}}, "there is no preset"),
+        ({"device": 8, "layout": {"preset": "llama-3-8b", "dtype": ["x"]}}, "dtype"),
+        ({"device": 8, "block_size": [1]}, r"block_size = \[1\]"),
+        ({"device": 8, "block_size": [1], "layout": LAYOUT}, r"block_size = \[1\]"),
+        ({"device": 8, "block_size": 16, "layout": LAYOUT}, "block_size = 16, but"),
+        ({"device": 8, "ranks": 1, "layout": LAYOUT}, "ranks = 1, but"),
+        ({"device": "nan GiB", "layout": LAYOUT}, "device = 'nan GiB'"),
+        ({"device": "1e400 GiB", "layout": LAYOUT}, "device = '1e400 GiB'"),
+        ({"device": 1.5}, "device = 1.5"),
+        ({"device": -5}, "device = -5"),
+        ({"device": 8, "write": "bogus"}, 'write = "bogus": say "on-evict" or'),
+        ({"device": 8, "eviction": ["x"]}, "eviction ="),
+        ({"device": 8, "retries": "x"}, "retries = 'x'"),
+        ({"device": 8, "speeds": 5}, "speeds = 5"),
+        ({"device": 8, "speeds": [1]}, r"speeds = \[1\]"),
+        ({"device": 8, "speeds": [1, 2, -3]}, "speeds: attend = -3"),
+        ({"device": 8, "namespace": {"model": 3}}, "'model', 3"),
+        ({"device": 8, "recompute": 1}, "recompute = 1"),
     ],
 )
 def test_bad_values_are_named(keywords: dict[str, Any], says: str) -> None:
@@ -94,9 +114,23 @@ def test_bad_values_are_named(keywords: dict[str, Any], says: str) -> None:
         by.Config.of(keywords)
 
 
+def test_it_is_frozen_through_and_through() -> None:
+    names = {"model": "a", "dtype": "b"}
+    config = by.Config(device=8, namespace=names)
+    print_ = config.fingerprint
+    names["model"] = "z"
+    assert config.fingerprint == print_
+    assert hash(config) == hash(by.Config(device=8, namespace={"dtype": "b", "model": "a"}))
+    assert by.KVCache(config).config == config
+
+
 def test_a_file_that_is_no_configuration_is_named(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text("device = [")
+    number = tmp_path / "number.toml"
+    number.write_text("blockyard = 5")
+    with pytest.raises(by.Misuse, match="a mapping of names to values, not 5"):
+        by.Config.read(number)
     for path in (bad, tmp_path / "none.toml", tmp_path):
         with pytest.raises(by.Misuse, match=str(path)):
             by.Config.read(path)
@@ -139,6 +173,7 @@ def test_the_handshake_takes_the_least_that_any_rank_has() -> None:
         ([{"rank": 0}, {"rank": 0}], r"ranks \[0, 0\]"),
         ([{"rank": 0}, {"rank": 2}], r"ranks \[0, 2\]"),
         ([{"rank": 0}, {"rank": 1, "fingerprint": "f" * 64}], "rank 1 is configured otherwise"),
+        ([{"rank": 0}, {"rank": 1, "layout": "f" * 64}], "rank 1 has another layout"),
     ],
 )
 def test_the_handshake_refuses(others: list[dict[str, Any]], says: str) -> None:

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 import blockyard as by
+from blockyard.copiers.threads import ThreadCopier
 from blockyard.local import Local
+from blockyard.testing import ScriptedCopier, hang
+from blockyard.tiers.memory import MemoryTier
 from yard import at_rest, begin, text
 
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=8, block_size=4)
@@ -61,7 +64,7 @@ def test_nothing_is_copied_ahead_where_ahead_is_0_or_there_is_room() -> None:
     ("keywords", "says"),
     [
         ({"device": 0}, "device"),
-        ({"device": 8, "ranks": 2}, "ranks=2, but the layout has 1"),
+        ({"device": 8, "ranks": 2}, "ranks = 2, but the layout has 1"),
         ({"device": 8, "wirte": "through"}, "did you mean 'write'"),
         ({"device": 8, "host": "0.0000001 GiB"}, "smaller than one block"),
         ({"device": 8, "write": "never"}, "on-evict"),
@@ -83,6 +86,76 @@ def test_memory_that_is_not_to_be_had_is_said_so() -> None:
         by.local(by.KVLayout.preset("llama-3.1-405b"), device=4_000_000_000)
 
 
+def test_it_can_be_made_of_a_config_or_of_memory_that_is_there() -> None:
+    config = by.Config(device=9, host=5, layout=LAYOUT)
+    with by.local(config) as cache:
+        assert cache.config == config
+    memory = MemoryTier(LAYOUT, 7, name="device"), MemoryTier(LAYOUT, 3, name="host")
+    with pytest.raises(by.Misuse, match="device = 9: the memory given has its size"):
+        by.local(LAYOUT, memory=memory, device=9)
+    with by.local(LAYOUT, memory=memory) as cache:
+        assert (cache.config.device, cache.config.host) == (7, 3)
+    with pytest.raises(TypeError, match="put write into it"):
+        by.local(config, write="through")
+    with pytest.raises(by.Misuse, match="layout is missing"):
+        by.local(by.Config(device=8))
+
+
+def test_a_reset_ends_the_copies_before_it_gives_their_slots_back() -> None:
+    copier = ScriptedCopier(ThreadCopier(workers=0), [hang()])
+    with by.local(LAYOUT, device=33, host=32, ahead=0, copier=copier) as cache:
+        lease = begin(cache, text(1, 40))
+        cache.seal(lease, 40)
+        cache.demote(10, of=lease)
+        cache.step()
+        cache.finish(lease)
+        assert cache.reset() == 1
+        assert cache.crane.in_air == 0
+        lease = begin(cache, text(2, 40))
+        plane, below = (cache.crane._tiers[name].planes[0] for name in ("device", "host"))
+        plane[cache.block_tables(lease)[0]] = 2
+        cache.seal(lease, 40)
+        cache.demote(10, of=lease)
+        cache.step()
+        copier.release()  # whatever was left hanging must not write any more
+        cache.step()
+        assert np.all(below[:10] == 2)
+        cache.finish(lease)
+        cache.step()
+        at_rest(cache)
+
+
+@pytest.mark.parametrize("word", ["Lost", "", None])
+def test_a_reset_with_another_word_is_refused(word: Any) -> None:
+    with by.local(LAYOUT, device=33) as cache, pytest.raises(by.Misuse, match="'lost' or 'kept'"):
+        cache.reset(memory=word)
+    with pytest.raises(by.Misuse, match="'lost' or 'kept'"):
+        by.KVCache(device=8).reset(0, memory=word)
+
+
+def test_a_step_that_is_refused_loses_no_outcome() -> None:
+    with by.local(LAYOUT, device=33, host=32, copier=ThreadCopier(workers=0)) as cache:
+        lease = begin(cache, text(1, 40))
+        cache.seal(lease, 40)
+        cache.demote(10, of=lease)
+        cache.step()
+        with pytest.raises(by.Misuse, match="done"):
+            cache.step(done=-1)
+        assert cache.step() == 1
+        cache.finish(lease)
+        at_rest(cache)
+
+
+def test_who_is_closed_puts_nothing_in_the_air() -> None:
+    cache = by.local(LAYOUT, device=33, host=64, write="through")
+    lease = begin(cache, text(1, 120))
+    cache.seal(lease, 120)
+    cache.close()
+    with pytest.raises(by.Misuse, match="closed"):
+        cache.step()
+    assert cache.stats()["plans"] == 0
+
+
 def test_it_can_be_closed_twice_and_with_copies_in_the_air() -> None:
     cache = by.local(LAYOUT, device=33, host=64, ahead=32)
     lease = begin(cache, text(1, 120))
@@ -91,6 +164,5 @@ def test_it_can_be_closed_twice_and_with_copies_in_the_air() -> None:
     cache.step()
     cache.close()
     cache.close()
-    cache.commit(cache.crane.poll())
     assert isinstance(cache, Local)
     at_rest(cache)

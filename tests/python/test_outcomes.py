@@ -145,9 +145,34 @@ def test_what_no_rank_ends_in_time_is_quarantined_and_given_back_after_a_reset()
 def test_time_does_not_go_back() -> None:
     cache = two_ranks()
     cache.commit([], now=5)
-    with pytest.raises(by.Misuse, match="now=4: it was 5 before"):
+    with pytest.raises(by.Misuse, match="now = 4: give an integer of 5 or more"):
         cache.commit([], now=4)
     cache.commit([], now=5)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"done": -1},
+        {"good": 3},
+        {"corrupt": True},
+        {"now": 1.5},
+        {"outcomes": [by.Outcome(1, 0, 3.5)]},  # type: ignore[arg-type]
+        {"outcomes": [by.Outcome(1, "x", 3)]},  # type: ignore[arg-type]
+    ],
+)
+def test_a_commit_that_is_refused_has_taken_nothing(bad: dict[str, Any]) -> None:
+    cache = by.KVCache(block_size=4, device=32, host=32, ahead=0)
+    publish_below(cache, text(1, 16))
+    lease = begin(cache, [*text(1, 16), 0])
+    (plan,) = cache.dispatch()
+    outcome = by.Outcome(plan.flight, 0, 4)
+    outcomes = [outcome, *bad.pop("outcomes", [])]
+    with pytest.raises((by.Misuse, TypeError)):
+        cache.commit(outcomes, **bad)
+    assert lease.state == "loading"
+    assert cache.commit(outcome) == 1
+    assert lease.cached == 16
 
 
 def test_one_outcome_needs_no_list() -> None:

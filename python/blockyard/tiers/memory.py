@@ -103,6 +103,15 @@ def _width(planes: Sequence[Plane]) -> int:
     return sum(plane.block_bytes for plane in planes)
 
 
+def _claim(file: int, size: int) -> None:
+    """All of it at once: a page that is not to be had later would kill the process."""
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError:
+        os.ftruncate(file, 0)
+        raise
+
+
 def _mapped(path: Path, size: int) -> Bytes:
     """A file of zeros as memory that other processes share."""
     try:
@@ -110,10 +119,7 @@ def _mapped(path: Path, size: int) -> Bytes:
         try:
             found = os.fstat(file).st_size
             if found == 0:
-                disk = os.statvfs(path)
-                if disk.f_bavail * disk.f_frsize < size:
-                    raise Unavailable(f"{path}: no room for {size} bytes; give the tier fewer")
-                os.ftruncate(file, size)
+                _claim(file, size)
             elif found != size:
                 raise Misuse(
                     f"shared = {path}: it has {found} bytes and should have {size}; give every "
