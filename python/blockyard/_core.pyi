@@ -18,6 +18,7 @@ __all__ = [
     "Keys",
     "Lease",
     "Misuse",
+    "Need",
     "NoRoom",
     "Parked",
     "Plan",
@@ -42,7 +43,7 @@ _Batch: TypeAlias = Lease | Sequence[Lease]
 _Flights: TypeAlias = Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]
 _Tier: TypeAlias = Literal["device", "host", "disk"]
 _Stop: TypeAlias = Literal["whole", "missing", "filling", "slow", "promised", "contradiction"]
-_Holder: TypeAlias = tuple[Literal["lease", "parked", "ticket"], int, int, int]
+_Holder: TypeAlias = tuple[Literal["lease", "parked", "ticket"], int, int, int, int]
 _Media: TypeAlias = Iterable[tuple[int, int, str | bytes]]
 _Field: TypeAlias = tuple[str, str, str]
 
@@ -222,6 +223,59 @@ class Room:
     def __hash__(self) -> int: ...
 
 @final
+class Need:
+    """What a begin would answer now, by its own arithmetic; in blocks."""
+
+    @property
+    def need(self) -> int:
+        """Device slots to take or to promise."""
+
+    @property
+    def free(self) -> int:
+        """Slots nobody has."""
+
+    @property
+    def evictable(self) -> int:
+        """Idle blocks that may be evicted for it: not those that it would hold itself."""
+
+    @property
+    def promised(self) -> int:
+        """Of both together, what is promised to others."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it would be served."""
+
+    @property
+    def ever(self) -> bool:
+        """Whether the device could ever hold it."""
+
+    @property
+    def waits(self) -> int | None:
+        """The flight that it would be told to wait for."""
+
+    @property
+    def device(self) -> int:
+        """Blocks of the device that it would find."""
+
+    @property
+    def loads(self) -> int:
+        """Blocks that it would load, as far as promises allow."""
+
+    @property
+    def slow(self) -> int:
+        """Blocks that were found below and would not be loaded."""
+
+    @property
+    def stop(self) -> _Stop:
+        """Why the prefix that it would use ends."""
+
+    @override
+    def __eq__(self, other: object, /) -> bool: ...
+    @override
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
 class Soon:
     """Part of the prefix is in the air: ask again when the flight has landed. Nothing is held."""
 
@@ -313,7 +367,9 @@ class Lease:
         """Whether it may run.
 
         "loading" until its plans have landed. "short" when the loads of a resume did not come
-        whole: seal or grow goes on from `cached`, park goes back. "detached" after `clear`.
+        whole: seal or grow goes on from `cached`, park goes back. "short" too while its table ends
+        before `tokens`, because the end of a copy into it is unknown: `grow` by 0 gives it slots,
+        and it goes on from `cached`. "detached" after `clear`.
         """
 
     def __enter__(self) -> Self: ...
@@ -386,15 +442,17 @@ class Cache:
         write: What `demote(blocks)` copies down. "on-evict": the next victims. "through": first
             what was published, in that order, then the next victims. "second-touch": of the next
             victims those that were used more than once: published again, begun over, or computed
-            again after they had been dropped.
+            again after they had been dropped. What the device has too keeps its copy, unless a
+            block that is evicted sooner has none.
         ghosts: Keys of dropped blocks to remember for "second-touch", 8 bytes each, rounded up to
-            a power of two; None for four per slot of all tiers.
+            a power of two, 16 or more; 0 for none, None for four per slot of all tiers.
         speeds: What one block takes in nanoseconds: to load it; to compute it at the start of a
             sequence; and what computing takes more for each block before it. A begin then loads
             what it found below only if that, behind all that is on its way up, takes less time
             than computing it. None loads all.
         recompute: Whether the engine can recompute KV that was lost.
-        retries: How often a failed copy of a kept block is tried again.
+        retries: How often a failed copy down is tried again: of a kept block, before its keep is
+            broken; of others, before none is made ahead of need any more.
         groups: Groups of layers; only 1 is supported.
         namespace: What tells this cache's keys from others': model, weights, dtype, layout,
             parallel.
@@ -510,6 +568,30 @@ class Cache:
             NoRoom: Try again later; nothing is held. What a `ticket` keeps is not among its
                 `promised`.
             TooLarge: It never fits.
+        """
+
+    def asks(
+        self,
+        prompt: Keys | _Ints,
+        /,
+        *,
+        reserve: int = 0,
+        load: int | None = None,
+        filling: Literal["stop", "soon"] = "stop",
+        lora: str | bytes | None = None,
+        salt: str | bytes | None = None,
+        media: _Media | None = None,
+    ) -> Need:
+        """What `begin` would answer now, without a ticket. Changes nothing.
+
+        Args:
+            prompt: Keys or tokens.
+            reserve: As in `begin`.
+            load: As in `begin`.
+            filling: As in `begin`.
+            lora: As in `keys`.
+            salt: As in `keys`.
+            media: As in `keys`.
         """
 
     def promise(self, blocks: int) -> Ticket:
@@ -659,8 +741,9 @@ class Cache:
         """Copies down.
 
         Args:
-            blocks: Without `of`, how many of the device's next victims should have a copy below,
-                or what else the cache's `write` says; with it, how many blocks to copy at most.
+            blocks: How many blocks to copy at most. Without `of`, so many of the device's next
+                victims should have a copy below, or what else the cache's `write` says; those that
+                were looked at before are passed over, so that it may be asked at every step.
             of: A parked sequence, deepest block first; or a lease's sealed blocks, root first.
         """
 
@@ -724,9 +807,10 @@ class Cache:
 
         Returns:
             Per running or parked sequence: its kind, its number, device blocks in its table or
-            pinned by its keeps, and blocks promised to it: growth on the device, or slots of the
-            host. Those that have ended or come back, and wait for their loads, are among them. A
-            ticket holds nothing, and is promised its blocks of the device.
+            pinned by its keeps; blocks promised to it: growth on the device, or slots of the host;
+            and what of the device blocks only it holds, so that its end makes as many or more free
+            or evictable at once. Those that have ended or come back, and wait for their loads, are
+            among them. A ticket holds nothing, and is promised its blocks of the device.
         """
 
     def digest(self) -> int:
@@ -736,6 +820,12 @@ class Cache:
         where an answer could. What a refused call counts is not in it, nor are tokens that were
         appended and not sealed. Comparable between processes of one build only. It takes time in
         proportion to the cache.
+        """
+
+    def held_alone(self, lease: Lease) -> int:
+        """Device blocks of a lease that its end makes free or evictable at once, or more.
+
+        Nobody else holds them, and no copy reads them or fills what is below.
         """
 
     def blocks_in_air(self) -> tuple[int, int]:

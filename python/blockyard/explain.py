@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from blockyard._core import Cache, Keys, Lease, NoRoom, Parked, Probe
+from blockyard._core import Cache, InUse, Keys, Lease, NoRoom, Parked, Probe, TooLarge
 from blockyard._typing import override
 
 __all__ = ["Explanation", "explain"]
@@ -12,10 +13,12 @@ _STOPS = {
     "whole": "all of it was found",
     "missing": "the next block is nowhere",
     "filling": "the next block is in the air",
-    "slow": "loading the rest would take longer than computing it",
+    "slow": "loading the rest was bounded, or is slower than computing it",
     "promised": "the next block backs a promise that nobody may spend",
     "contradiction": "the next key is known with another parent: these keys were made otherwise",
 }
+
+_Holders: TypeAlias = tuple[tuple[str, int, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +26,8 @@ class Explanation:
     """What there is to say, in sentences; `str` joins them."""
 
     lines: tuple[str, ...]
-    holders: tuple[tuple[str, int, int, int], ...]
-    """Who holds the device: (kind, id, blocks held, blocks promised), the largest first."""
+    holders: _Holders
+    """Who holds the device: (kind, id, blocks held, blocks promised, held alone), as `holders`."""
 
     @override
     def __str__(self) -> str:
@@ -43,11 +46,11 @@ def explain(cache: Cache, request: Keys | Iterable[int] | Lease | Parked | NoRoo
             lines = _of_refusal(request, holders)
         case _:
             keys = request if isinstance(request, Keys) else cache.keys(request)
-            lines = _of_prompt(cache, keys)
+            lines = _of_prompt(cache, keys, holders)
     return Explanation((*lines, _room(cache, holders)), holders)
 
 
-def _of_prompt(cache: Cache, keys: Keys) -> list[str]:
+def _of_prompt(cache: Cache, keys: Keys, holders: _Holders) -> list[str]:
     probe = cache.probe(keys)
     found = probe.device + probe.host + probe.disk
     lines = [
@@ -58,13 +61,25 @@ def _of_prompt(cache: Cache, keys: Keys) -> list[str]:
     ]
     if probe.stop != "whole":
         lines.append(f"The prefix ends at block {found}: {_why(probe)}.")
-    if probe.host and not cache.worth_loading(probe.host, probe.device):
-        lines.append(f"Now the {probe.host} on the host would be skipped: {_STOPS['slow']}.")
-    room = cache.room()
-    need = -(-keys.tokens // cache.block_size) - probe.device
-    spare = room.free + room.evictable - room.promised
-    if need > spare:
-        lines.append(f"It waits: it needs {need} slots, and {max(spare, 0)} can be had.")
+    if not keys.tokens:
+        return lines
+    asked = cache.asks(keys)
+    if asked.slow:
+        lines.append(
+            f"Now {asked.slow} blocks on the host would be skipped: loading them would take "
+            "longer than computing them."
+        )
+    spare = asked.free + asked.evictable - asked.promised
+    if not asked.ever:
+        lines.append(f"It never fits: it needs {asked.need} slots more than it found.")
+    elif asked.waits is not None:
+        lines.append(f"It waits for flight {asked.waits}.")
+    elif not asked.fits:
+        had = "beside what it would find there" if asked.device else "now"
+        lines.append(
+            f"It waits: it needs {asked.need} slots, and {max(spare, 0)} can be had {had}."
+        )
+        lines += _ends(asked.need - spare, holders)
     return lines
 
 
@@ -91,7 +106,7 @@ def _of_lease(lease: Lease) -> list[str]:
     ]
     if lease.state == "loading":
         flights = ", ".join(str(plan.flight) for plan in lease.plans)
-        lines.append(f"It waits for flights {flights}.")
+        lines.append(f"It waits for its plans: flights {flights}.")
     return lines
 
 
@@ -107,34 +122,57 @@ def _of_parked(parked: Parked) -> list[str]:
     ]
 
 
-def _of_refusal(refusal: NoRoom, holders: tuple[tuple[str, int, int, int], ...]) -> list[str]:
-    spare = refusal.free + refusal.evictable - refusal.promised
-    lines = [
-        (
-            f"The {refusal.tier} has no room: {refusal.need} slots are needed, {max(spare, 0)} can "
-            f"be had ({refusal.free} free and {refusal.evictable} evictable, {refusal.promised} "
-            "promised)."
-        )
+def _of_refusal(refusal: NoRoom, holders: _Holders) -> list[str]:
+    match refusal:
+        case TooLarge():
+            return [
+                (
+                    f"It never fits: {refusal.need} slots are needed, and the {refusal.tier} has "
+                    f"{refusal.capacity}."
+                )
+            ]
+        case InUse():
+            return [
+                (
+                    f"The {refusal.tier} cannot have {refusal.want} slots: {refusal.used} are "
+                    "held, promised or quarantined."
+                )
+            ]
+        case _:
+            spare = refusal.free + refusal.evictable - refusal.promised
+            lines = [
+                (
+                    f"The {refusal.tier} had no room: {refusal.need} slots were needed, "
+                    f"{max(spare, 0)} could be had ({refusal.free} free and {refusal.evictable} "
+                    f"evictable, {refusal.promised} promised)."
+                )
+            ]
+            if refusal.tier == "device":
+                lines += _ends(refusal.need - spare, holders)
+            return lines
+
+
+def _ends(missing: int, holders: _Holders) -> list[str]:
+    """Whose ends give so many slots of the device for certain, the fewest first."""
+    # What a parked sequence was promised are slots of the host.
+    gains = [
+        (alone + (0 if kind == "parked" else promised), f"{kind} {number}")
+        for kind, number, _, promised, alone in holders
     ]
-    missing = refusal.need - spare
-    if refusal.tier != "device" or missing <= 0:
-        return lines
-    freed, ends = 0, []
-    for kind, number, blocks, promised in holders:
-        if freed >= missing:
+    ends = []
+    for gain, name in sorted(gains, key=lambda row: -row[0]):
+        if missing <= 0 or not gain:
             break
-        freed += blocks + promised
-        ends.append(f"{kind} {number}")
-    if freed >= missing:
-        lines.append(f"The end of {', '.join(ends)} would make room.")
-    else:
-        lines.append("Even with every sequence ended it would not fit.")
-    return lines
+        missing -= gain
+        ends.append(name)
+    if missing > 0:
+        return ["What is held is shared, or copies read it: no end alone is sure to make room."]
+    return [f"The end of {', '.join(ends)} would make room."] if ends else []
 
 
-def _room(cache: Cache, holders: tuple[tuple[str, int, int, int], ...]) -> str:
+def _room(cache: Cache, holders: _Holders) -> str:
     room = cache.room()
-    most = ", ".join(f"{kind} {number}: {blocks}" for kind, number, blocks, _ in holders[:3])
+    most = ", ".join(f"{kind} {number}: {blocks}" for kind, number, blocks, *_ in holders[:3])
     return (
         f"The device has {room.free} slots free, {room.evictable} evictable, {room.promised} "
         f"promised. Holders of blocks: {len(holders)}" + (f" ({most})." if most else ".")

@@ -10,30 +10,26 @@ class Offload:
     """Demotion by watermark; the core knows which blocks the write policy means.
 
     Below the watermark, that many of the device's next victims are copied down: what is evicted
-    then has its copy already, and what was not copied in time is dropped, never waited for. They
-    are looked at again when an eighth of them may be gone. With "through" the blocks just
-    published go down at once, the watermark bounding those in the air.
+    then has its copy already, and what was not copied in time is dropped, never waited for. The
+    core passes over what it has looked at before, so that every dispatch may ask. With "through"
+    the blocks just published go down at once, the watermark bounding those in the air.
     """
 
-    __slots__ = ("_ahead", "_evicted", "_through")
+    __slots__ = ("_ahead", "_by_air", "_through")
 
     def __init__(self, config: Config) -> None:
         self._ahead = config.ahead_blocks if config.host_blocks else 0
         self._through = config.write == "through"
-        self._evicted: int | None = None
+        # A heap does not see what is in the air: what is next to it would be copied too.
+        self._by_air = self._through or config.eviction == "heap"
 
     def decide(self, cache: Cache) -> None:
         """Puts copies in the air, if any are wanted now."""
-        if not self._ahead:
+        ahead = self._ahead
+        if not ahead or (not self._through and cache.room().free >= ahead):
             return
-        if self._through:
+        if self._by_air:
             down, _up = cache.blocks_in_air()
-            if down < self._ahead:
-                cache.demote(self._ahead - down)
-            return
-        room = cache.room()
-        if room.free >= self._ahead:
-            self._evicted = None
-        elif self._evicted is None or room.evicted - self._evicted >= max(1, self._ahead // 8):
-            self._evicted = room.evicted
-            cache.demote(self._ahead)
+            ahead -= down
+        if ahead > 0:
+            cache.demote(ahead)

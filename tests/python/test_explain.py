@@ -36,13 +36,52 @@ def test_what_is_in_the_air_is_named_with_its_flight(cache: by.KVCache) -> None:
     said = str(cache.explain(lease))
     assert f"Lease {lease.id} is loading: 3 blocks, 2 of them published" in said
     assert "0 blocks were on the device and 2 below" in said
-    assert f"It waits for flights {plan.flight}." in said
+    assert f"It waits for its plans: flights {plan.flight}." in said
 
 
 def test_blocks_that_are_slow_to_load_are_said_to_be_skipped() -> None:
     cache = by.KVCache(block_size=4, device=17, host=16, ahead=0, speeds=(10, 5, 0))
     publish_below(cache, text(1, 8))
-    assert "Now the 2 on the host would be skipped: loading" in str(cache.explain(text(1, 8)))
+    said = str(cache.explain(text(1, 8)))
+    assert "Now 2 blocks on the host would be skipped: loading them would take longer" in said
+
+
+def test_who_cannot_recompute_skips_nothing() -> None:
+    cache = by.KVCache(
+        block_size=4, device=17, host=16, ahead=0, speeds=(10, 5, 0), recompute=False
+    )
+    publish_below(cache, text(1, 8))
+    assert "skipped" not in str(cache.explain(text(1, 8)))
+
+
+def test_a_bounded_load_is_not_said_to_be_slow(cache: by.KVCache) -> None:
+    publish_below(cache, text(1, 8))
+    lease = begin(cache, [*text(1, 8), 0], load=0)
+    assert "the rest was bounded, or is slower than computing it" in str(cache.explain(lease))
+
+
+def test_what_a_prompt_finds_idle_is_not_evicted_for_it(cache: by.KVCache) -> None:
+    publish(cache, text(1, 8))
+    held = begin(cache, text(2, 52))
+    with pytest.raises(by.NoRoom):
+        cache.begin(text(1, 20))
+    said = str(cache.explain(text(1, 20)))
+    assert "It waits: it needs 3 slots, and 1 can be had beside what it would find there." in said
+    assert f"The end of lease {held.id} would make room." in said
+
+
+def test_a_full_hit_needs_a_slot_more_than_it_shares(cache: by.KVCache) -> None:
+    publish(cache, text(1, 8))
+    held = begin(cache, text(2, 56))
+    assert "It waits: it needs 1 slots, and 0 can be had" in str(cache.explain(text(1, 8)))
+    cache.finish(held)
+    assert "waits" not in str(cache.explain(text(1, 8)))
+
+
+def test_a_prompt_that_can_never_fit_does_not_wait(cache: by.KVCache) -> None:
+    said = str(cache.explain(text(1, 100)))
+    assert "It never fits" in said
+    assert "It waits" not in said
 
 
 def test_an_evicted_prefix_is_told_from_one_never_seen() -> None:
@@ -58,16 +97,69 @@ def test_who_waits_learns_what_is_missing_and_who_holds_it(cache: by.KVCache) ->
     with pytest.raises(by.NoRoom) as refused:
         cache.begin(text(3, 20))
     said = cache.explain(refused.value)
-    assert "The device has no room: 5 slots are needed, 3 can be had" in str(said)
+    assert "The device had no room: 5 slots were needed, 3 could be had" in str(said)
     assert f"The end of lease {large.id} would make room." in str(said)
-    assert said.holders == (("lease", large.id, 10, 0), ("lease", small.id, 2, 1))
-    assert "It waits: it needs 5 slots, and 3 can be had." in str(cache.explain(text(3, 20)))
+    assert said.holders == (("lease", large.id, 10, 0, 10), ("lease", small.id, 2, 1, 2))
+    assert "It waits: it needs 5 slots, and 3 can be had now." in str(cache.explain(text(3, 20)))
 
 
 def test_what_can_never_fit_is_said_so(cache: by.KVCache) -> None:
     with pytest.raises(by.TooLarge) as refused:
         cache.begin(text(1, 100))
-    assert "Even with every sequence ended it would not fit." in str(cache.explain(refused.value))
+    said = cache.explain(refused.value)
+    assert said.lines[0] == "It never fits: 25 slots are needed, and the device has 16."
+
+
+def test_a_shrink_that_is_refused_says_what_is_in_use(cache: by.KVCache) -> None:
+    lease = begin(cache, text(1, 20))
+    with pytest.raises(by.InUse) as refused:
+        cache.resize("device", 4)
+    said = cache.explain(refused.value)
+    assert said.lines[0].startswith("The device cannot have 3 slots: 5 are held, promised")
+    cache.finish(lease)
+
+
+def test_ends_that_free_nothing_are_not_said_to_make_room(cache: by.KVCache) -> None:
+    publish(cache, text(1, 32))
+    shared = [begin(cache, [*text(1, 32), 0]) for _ in range(3)]
+    with pytest.raises(by.NoRoom) as refused:
+        cache.begin(text(2, 40))
+    said = cache.explain(refused.value)
+    assert "no end alone is sure to make room" in str(said)
+    assert [row[4] for row in said.holders] == [1, 1, 1]
+    cache.finish(shared)
+    cache.finish(begin(cache, text(2, 40)))
+
+
+def test_what_a_parked_sequence_was_promised_is_no_room_on_the_device(cache: by.KVCache) -> None:
+    lease = begin(cache, text(1, 24))
+    parked = cache.park(lease, 24)
+    held = begin(cache, text(2, 32))
+    with pytest.raises(by.NoRoom) as refused:
+        cache.begin(text(3, 40))
+    # 2 slots are free: with the 6 of the parked one there are 8, and not the 14 of its promise.
+    said = str(cache.explain(refused.value))
+    assert f"The end of lease {held.id} would make room." in said
+    with pytest.raises(by.NoRoom) as refused:
+        cache.begin(text(3, 60))
+    said = str(cache.explain(refused.value))
+    assert f"The end of lease {held.id}, parked {parked.id} would make room." in said
+    cache.finish(held)
+    cache.abandon(parked)
+    cache.finish(begin(cache, text(3, 60)))
+
+
+def test_a_refusal_of_the_host_names_no_end(cache: by.KVCache) -> None:
+    cache.resize("host", 3)
+    parked = cache.park(begin(cache, text(1, 8)), 8)
+    lease = begin(cache, text(2, 8))
+    with pytest.raises(by.NoRoom) as refused:
+        cache.park(lease, 8)
+    said = str(cache.explain(refused.value))
+    assert "The host had no room: 2 slots were needed, 1 could be had" in said
+    assert "The end of" not in said
+    cache.finish(lease)
+    cache.abandon(parked)
 
 
 def test_parked_and_spent_handles_are_explained(cache: by.KVCache) -> None:

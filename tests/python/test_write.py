@@ -162,15 +162,61 @@ def test_holders_are_told_the_largest_first() -> None:
     other = cache.begin(text(2, 3))
     cache.seal(other, 12)
     parked = cache.park(other, 12)
-    assert cache.holders() == [("parked", parked.id, 3, 3), ("lease", lease.id, 2, 1)]
+    assert cache.holders() == [("parked", parked.id, 3, 3, 3), ("lease", lease.id, 2, 1, 2)]
     plan = cache.demote(2, of=parked)
     assert plan is not None
     assert cache.blocks_in_air() == (2, 0)
     cache.commit(plan)
-    assert cache.holders() == [("lease", lease.id, 2, 1), ("parked", parked.id, 1, 1)]
+    assert cache.holders() == [("lease", lease.id, 2, 1, 2), ("parked", parked.id, 1, 1, 1)]
     cache.finish(lease)
     cache.abandon(parked)
     assert cache.holders() == []
+
+
+def test_to_ask_is_to_know_what_a_begin_answers() -> None:
+    cache = small()
+    publish(cache, text(1, 3))
+    put_below(cache, text(2, 2))
+    publish(cache, text(1, 3))
+    before = cache.digest()
+    need = cache.asks(text(1, 3), reserve=4)
+    assert (need.need, need.fits, need.ever, need.stop) == (2, True, True, "whole")
+    assert (need.device, need.loads, need.slow, need.waits) == (3, 0, 0, None)
+    assert repr(need).startswith("Need(need=2, free=")
+    need = cache.asks(cache.keys([*text(2, 2), 7]), load=1)
+    assert (need.device, need.loads, need.slow, need.stop) == (0, 1, 1, "slow")
+    huge = cache.asks(text(3, 17))
+    assert (huge.fits, huge.ever, huge.need) == (False, False, 17)
+    assert cache.digest() == before
+    plan = cache.promote(cache.keys(text(2, 2)))
+    assert plan is not None
+    waits = cache.asks([*text(2, 2), 7], filling="soon")
+    assert (waits.fits, waits.waits) == (False, plan.flight)
+    assert cache.asks([*text(2, 2), 7]).fits
+    assert waits != huge
+
+
+def test_a_bad_prompt_is_refused_as_by_a_begin() -> None:
+    cache = small()
+    with pytest.raises(Misuse, match="tokens = 0"):
+        cache.asks([])
+    with pytest.raises(Misuse, match="are in the keys already"):
+        cache.asks(cache.keys(text(1, 1)), lora="a")
+
+
+def test_who_has_too_few_slots_after_a_load_of_unknown_end_is_short() -> None:
+    cache = small()
+    put_below(cache, text(1, 3))
+    lease = cache.begin([*text(1, 3), 7])
+    cache.unknown(lease.plans)
+    assert (lease.state, lease.cached, lease.tokens, lease.blocks) == ("short", 0, 13, 0)
+    assert cache.seal(lease, 0) == 0
+    assert lease.state == "short"
+    assert cache.grow(lease, 0).size == 0
+    assert (lease.state, lease.blocks) == ("ready", 4)
+    cache.commit(lease.plans)
+    cache.finish(lease)
+    assert cache.audit() is None
 
 
 def test_what_begins_leave_has_a_unit_and_a_meaning() -> None:

@@ -7,6 +7,8 @@
 mod act;
 #[path = "model/admit.rs"]
 mod admit;
+#[path = "model/down.rs"]
+mod down;
 #[path = "model/land.rs"]
 mod land;
 #[path = "model/moves.rs"]

@@ -29,7 +29,6 @@ pub struct Counters {
     pub corrupt: u64,
     pub overdue: u64,
     pub late: u64,
-    pub cleared: u64,
     pub rejected: u64,
 }
 
@@ -171,14 +170,13 @@ pub const SCHEMA: &[Field] = &[
     field(
         "overdue",
         "flights",
-        "flights whose deadline passed with their end unknown",
+        "flights that the yard was told are past their deadline: their destinations are quarantined",
     ),
     field(
         "late",
         "outcomes",
         "duplicate or late outcomes; they change nothing",
     ),
-    field("cleared", "clears", "how often the cache was cleared"),
     field(
         "rejected",
         "handles",
@@ -252,7 +250,6 @@ impl Stats {
             c.corrupt,
             c.overdue,
             c.late,
-            c.cleared,
             c.rejected,
         ];
         let mut values: Vec<(String, u64)> = SCHEMA

@@ -80,6 +80,22 @@ impl Cache {
         Err(Failure::misuse(message))
     }
 
+    /// The keys of a prompt: given, or made of its tokens.
+    pub(crate) fn prompt(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        apart: &Apart<'_, '_>,
+    ) -> PyResult<Chain> {
+        let Ok(keys) = prompt.cast::<Keys>() else {
+            return chain(py, &self.inner, prompt, apart);
+        };
+        check_plain(apart)?;
+        let chain = keys.get().0.clone();
+        self.check_keys(&chain)?;
+        Ok(chain)
+    }
+
     fn answer(slf: &Bound<'_, Self>, answer: Answer, chain: Chain) -> PyResult<Py<PyAny>> {
         let py = slf.py();
         match answer {
@@ -300,10 +316,8 @@ impl Cache {
         let (py, cache) = (slf.py(), slf.get());
         cache.check_fork()?;
         let apart = Apart { lora, salt, media };
-        let given = prompt.is_instance_of::<Keys>() || prompt.is_instance_of::<Parked>();
-        if given && !apart.is_plain() {
-            let message = "lora, salt and media are in the keys already: pass them to keys()";
-            return Err(Failure::misuse(message).into());
+        if prompt.is_instance_of::<Parked>() {
+            check_plain(&apart)?;
         }
         let ticket = ticket
             .map(|ticket| ticket.get().of(cache, py))
@@ -312,12 +326,8 @@ impl Cache {
             return Self::resume(slf, parked.get(), reserve, ticket);
         }
         let filling = arguments::filling(filling)?;
-        let chain = match prompt.cast::<Keys>() {
-            Ok(keys) => keys.get().0.clone(),
-            Err(_) => chain(py, &cache.inner, prompt, &apart)?,
-        };
+        let chain = cache.prompt(py, prompt, &apart)?;
         let (keys, tokens) = (chain.keys(), chain.tokens());
-        cache.check_keys(&chain)?;
         let request = Request {
             keys,
             tokens,
@@ -368,6 +378,14 @@ impl Cache {
         self.check_fork()?;
         Ok(away(py, || self.inner.lock().audit()).map(Breach::from))
     }
+}
+
+fn check_plain(apart: &Apart<'_, '_>) -> Outcome<()> {
+    if apart.is_plain() {
+        return Ok(());
+    }
+    let message = "lora, salt and media are in the keys already: pass them to keys()";
+    Err(Failure::misuse(message))
 }
 
 fn soon(py: Python<'_>, flight: core::FlightId) -> PyResult<Py<PyAny>> {

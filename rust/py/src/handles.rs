@@ -332,7 +332,7 @@ impl Breach {
     }
 }
 
-fn stop_word(stop: core::Stop) -> &'static str {
+pub(crate) fn stop_word(stop: core::Stop) -> &'static str {
     match stop {
         core::Stop::Whole => "whole",
         core::Stop::Missing => "missing",

@@ -29,7 +29,7 @@ mod _core {
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]
-    use crate::questions::Room;
+    use crate::questions::{Need, Room};
     #[pymodule_export]
     use crate::tickets::Ticket;
 

@@ -1,10 +1,11 @@
 //! Questions of a scheduler, and of whoever asks why.
 
-use crate::arguments;
+use crate::arguments::{self, Apart};
 use crate::cache::Cache;
 use crate::enter::{away, enter};
 use crate::error::Failure;
-use blockyard_core::Who;
+use crate::handles::{Lease, stop_word};
+use blockyard_core::{Request, Who};
 use pyo3::prelude::*;
 
 /// Room on one tier, in blocks.
@@ -30,8 +31,89 @@ impl Room {
     }
 }
 
+/// Kind, number, blocks held, promised, and held alone.
+type HolderRow = (&'static str, u64, u32, u32, u32);
+
+/// What a begin would answer.
+#[pyclass(frozen, eq, get_all, module = "blockyard")]
+#[derive(PartialEq, Eq)]
+#[expect(clippy::struct_field_names, reason = "what is needed of what is there")]
+pub(crate) struct Need {
+    need: u64,
+    free: u64,
+    evictable: u64,
+    promised: u64,
+    fits: bool,
+    ever: bool,
+    waits: Option<u64>,
+    device: u32,
+    loads: u32,
+    slow: u32,
+    stop: &'static str,
+}
+
+#[pymethods]
+impl Need {
+    fn __repr__(&self) -> String {
+        let truth = |truth| if truth { "True" } else { "False" };
+        format!(
+            "Need(need={}, free={}, evictable={}, promised={}, fits={}, ever={}, stop={:?})",
+            self.need,
+            self.free,
+            self.evictable,
+            self.promised,
+            truth(self.fits),
+            truth(self.ever),
+            self.stop
+        )
+    }
+}
+
 #[pymethods]
 impl Cache {
+    #[pyo3(signature = (prompt, /, *, reserve=0, load=None, filling="stop", lora=None, salt=None,
+        media=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords")]
+    fn asks(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::reserve)] reserve: u64,
+        #[pyo3(from_py_with = arguments::load)] load: Option<u32>,
+        filling: &str,
+        lora: Option<&Bound<'_, PyAny>>,
+        salt: Option<&Bound<'_, PyAny>>,
+        media: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Need> {
+        self.check_fork()?;
+        let filling = arguments::filling(filling)?;
+        let chain = self.prompt(py, prompt, &Apart { lora, salt, media })?;
+        let request = Request {
+            keys: chain.keys(),
+            tokens: chain.tokens(),
+            reserve,
+            load: load.unwrap_or(u32::MAX),
+            filling,
+        };
+        let asked = enter(py, &self.inner, chain.keys().len(), |state| {
+            state.asks(&request)
+        });
+        let need = asked.map_err(Failure::from)?;
+        Ok(Need {
+            need: need.need,
+            free: need.free,
+            evictable: need.evictable,
+            promised: need.promised,
+            fits: need.fits,
+            ever: need.ever,
+            waits: need.waits.map(blockyard_core::FlightId::number),
+            device: need.device,
+            loads: need.loads,
+            slow: need.slow,
+            stop: stop_word(need.stop),
+        })
+    }
+
     #[pyo3(signature = (tier="device"))]
     fn room(&self, py: Python<'_>, tier: &str) -> PyResult<Room> {
         self.check_fork()?;
@@ -45,7 +127,7 @@ impl Cache {
         })
     }
 
-    fn holders(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, u64, u32, u32)>> {
+    fn holders(&self, py: Python<'_>) -> PyResult<Vec<HolderRow>> {
         self.check_fork()?;
         let all = away(py, || self.inner.lock().holders());
         let row = |holder: blockyard_core::Holder| {
@@ -54,7 +136,7 @@ impl Cache {
                 Who::Parked(id) => ("parked", id.number()),
                 Who::Ticket(id) => ("ticket", id.number()),
             };
-            (kind, number, holder.device, holder.promised)
+            (kind, number, holder.device, holder.promised, holder.alone)
         };
         Ok(all.into_iter().map(row).collect())
     }
@@ -62,6 +144,16 @@ impl Cache {
     fn digest(&self, py: Python<'_>) -> PyResult<u64> {
         self.check_fork()?;
         Ok(away(py, || self.inner.lock().digest()))
+    }
+
+    fn held_alone(&self, lease: &Bound<'_, Lease>) -> PyResult<u32> {
+        let batch = self.batch(lease.as_any())?;
+        let blocks = self.blocks(&batch);
+        let id = batch.ids[0];
+        let alone = enter(lease.py(), &self.inner, blocks, |state| {
+            state.held_alone(id)
+        });
+        Ok(alone.map_err(Failure::from)?)
     }
 
     fn blocks_in_air(&self, py: Python<'_>) -> PyResult<(u32, u32)> {

@@ -1,7 +1,7 @@
 //! What a scheduler asks: how much room there is, who holds what, what is in the air.
 
 use crate::yard::{Yard, and_one, one, text};
-use blockyard_core::{Error, Holder, Room, Tier, Who};
+use blockyard_core::{Answer, Error, Filling, Holder, Request, Room, Tier, Who};
 
 #[test]
 fn room_is_what_is_free_may_be_evicted_and_is_promised() {
@@ -34,6 +34,7 @@ fn holders_are_told_the_largest_first_with_what_was_promised_to_them() {
     let holder = |who, device, promised| Holder {
         who,
         device,
+        alone: device,
         promised,
     };
     let expected = [
@@ -79,4 +80,66 @@ fn a_plan_is_dispatched_once_in_the_order_in_which_it_was_made_unless_it_has_end
     state.commit(&[(ended.flight, 1, false)], None).unwrap();
     assert_eq!(state.dispatch(), [first, last]);
     assert_eq!(state.dispatch(), []);
+}
+
+#[test]
+fn what_is_held_alone_is_what_the_end_of_a_lease_gives_back() {
+    let yard = Yard::new(24, 8);
+    yard.publish(&text(1, 3));
+    let (first, _) = yard.begin(&and_one(&text(1, 3)));
+    let alone = |lease: &blockyard_core::Lease| yard.cache.lock().held_alone(lease.id()).unwrap();
+    assert_eq!(alone(&first), 4);
+    let (second, _) = yard.begin(&and_one(&text(1, 3)));
+    assert_eq!((alone(&first), alone(&second)), (1, 1));
+    let room = |yard: &Yard| {
+        let room = yard.cache.lock().room(Tier::DEVICE).unwrap();
+        room.free + room.evictable
+    };
+    let before = room(&yard);
+    yard.finish(second);
+    assert_eq!(room(&yard), before + 1);
+    assert_eq!(alone(&first), 4);
+    let id = first.id();
+    yard.finish(first);
+    assert_eq!(room(&yard), before + 5);
+    assert!(yard.cache.lock().held_alone(id).is_err());
+}
+
+#[test]
+fn what_a_begin_would_answer_is_what_it_answers() {
+    let yard = Yard::new(8, 8);
+    yard.publish(&text(1, 3));
+    let (other, _) = yard.begin(&text(2, 3));
+    // Two slots are free, and its own three hits may not be evicted for it.
+    for (blocks, fits) in [(3, true), (5, true), (6, false), (8, false), (9, false)] {
+        let prompt = [text(1, 3), text(3, 6)].concat()[..4 * blocks].to_vec();
+        let chain = yard.chain(&prompt);
+        let request = Request {
+            keys: chain.keys(),
+            tokens: chain.tokens(),
+            reserve: 0,
+            load: u32::MAX,
+            filling: Filling::Stop,
+        };
+        let before = yard.cache.lock().digest();
+        let need = yard.cache.lock().asks(&request).unwrap();
+        assert_eq!(yard.cache.lock().digest(), before);
+        assert_eq!(
+            (need.fits, need.ever),
+            (fits, blocks < 9),
+            "{blocks} blocks"
+        );
+        // The last block of a full hit is copied: of three blocks two are shared.
+        let shared = (blocks - 1).min(3) as u64;
+        assert_eq!((need.need, need.device), (blocks as u64 - shared, 3));
+        match yard.ask(&prompt, 0, u32::MAX, Filling::Stop) {
+            Ok(Answer::Begun(begun)) => {
+                assert!(fits);
+                yard.land(&begun.plans);
+                yard.finish(yard.cache.handle(begun.lease, chain));
+            }
+            answer => assert!(answer.is_err() && !fits),
+        }
+    }
+    yard.finish(other);
 }

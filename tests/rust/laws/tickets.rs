@@ -239,6 +239,7 @@ fn a_ticket_is_among_the_holders_with_what_it_was_promised() {
     let holder = |who, device, promised| Holder {
         who,
         device,
+        alone: device,
         promised,
     };
     let expected = [

@@ -69,8 +69,14 @@ fn what_found_no_room_below_stays_first_in_line() {
     assert_eq!(yard.demote(3), None);
     yard.land(&[plan]);
     yard.abandon(keeper);
+    assert_eq!(
+        yard.demote(3),
+        None,
+        "it costs nobody on the device his copy"
+    );
+    yard.squeeze(1);
     let plan = yard.demote(3).unwrap();
-    assert_eq!(order(&yard, &[&second, &last], &plan), [0, 1]);
+    assert_eq!(order(&yard, &[&second, &last], &plan), [0]);
     yard.land(&[plan]);
     yard.finish(last);
     yard.finish(first);
@@ -211,4 +217,96 @@ fn what_is_named_is_copied_whatever_the_policy() {
         yard.finish(lease);
         assert_eq!(yard.demote(8), None);
     }
+}
+
+#[test]
+fn a_host_smaller_than_the_look_ahead_is_filled_once() {
+    for (write, policy) in [Write::OnEvict, Write::Through, Write::SecondTouch]
+        .into_iter()
+        .flat_map(|write| KINDS.map(|policy| (write, policy)))
+    {
+        let yard = Yard::of(Config {
+            write,
+            policy,
+            ..config(40, 8)
+        });
+        let step = || {
+            let plan = yard.demote(16);
+            yard.land(plan.as_slice());
+            plan.map_or(0, |plan| plan.len())
+        };
+        for name in 0..12 {
+            yard.publish(&and_one(&text(name % 5, 7)));
+            step();
+        }
+        let idle: Vec<usize> = (0..8).map(|_| step()).collect();
+        assert_eq!(idle[4..], [0; 4], "{write:?} {policy:?}: {idle:?}");
+        let before = yard.hits(&text(0, 7))[0];
+        yard.squeeze(8);
+        let kept: u32 = (0..5).map(|name| yard.hits(&text(name, 7))[1]).sum();
+        assert_eq!(kept, 8, "the next to go have the copies, {before}");
+    }
+}
+
+#[test]
+fn what_was_looked_at_is_looked_at_again_when_its_copy_is_gone() {
+    for policy in KINDS {
+        let yard = Yard::of(Config {
+            policy,
+            ..config(16, 12)
+        });
+        yard.publish(&text(1, 4));
+        let plan = yard.demote(4).unwrap();
+        assert_eq!(yard.demote(4), None, "all four are in the air");
+        yard.fail(&plan, 1);
+        let plan = yard.demote(4).unwrap();
+        assert_eq!(plan.len(), 3);
+        yard.overdue(&plan);
+        yard.fail(&plan, 0);
+        assert_eq!(yard.demote(4).map(|plan| plan.len()), Some(3));
+        let lease = yard.run(&text(2, 3));
+        yard.finish_as(lease, blockyard_core::Retention::SessionEnded);
+        assert_eq!(
+            yard.demote(3).map(|plan| plan.len()),
+            Some(3),
+            "they are first now"
+        );
+    }
+}
+
+#[test]
+fn a_failed_copy_ahead_is_tried_again_so_many_times() {
+    for (write, policy) in [Write::OnEvict, Write::Through]
+        .into_iter()
+        .flat_map(|write| KINDS.map(|policy| (write, policy)))
+    {
+        let yard = Yard::of(Config {
+            write,
+            policy,
+            retries: 2,
+            ..config(16, 16)
+        });
+        yard.publish(&text(1, 3));
+        yard.fail(&yard.demote(9).unwrap(), 2);
+        let plan = yard.demote(9).unwrap();
+        assert_eq!(plan.len(), 1);
+        yard.overdue(&plan);
+        yard.fail(&plan, 1);
+        yard.fail(&yard.demote(9).unwrap(), 0);
+        assert_eq!(yard.demote(9), None, "that was the second time again");
+        let (lease, _) = yard.begin(&and_one(&text(1, 3)));
+        yard.land(&[yard.demote_lease(&lease, 9)]);
+        yard.finish(lease);
+    }
+}
+
+#[test]
+fn through_puts_a_block_back_in_line_whose_copy_has_failed() {
+    let yard = yard(Write::Through, 16, 16);
+    let lease = yard.run(&text(1, 3));
+    yard.fail(&yard.demote(9).unwrap(), 2);
+    let plan = yard.demote(9).unwrap();
+    assert_eq!(order(&yard, &[&lease], &plan), [2]);
+    yard.land(&[plan]);
+    yard.finish(lease);
 }

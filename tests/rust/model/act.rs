@@ -2,10 +2,10 @@
 
 use crate::ops::Op;
 use crate::world::World;
-use crate::yard::{Block, DEVICE, HOST};
+use crate::yard::{Block, DEVICE};
 use blockyard_core::{
-    Answer, Begun, Chain, Error, Extras, Filling, Lease, LeaseId, Plan, Request, Retention,
-    Sealing, Seals, TicketId, Tier,
+    Answer, Begun, Chain, Error, Extras, Filling, Lease, LeaseId, Request, Retention, Sealing,
+    Seals, Stop, TicketId, Tier,
 };
 
 pub(crate) fn pick<T>(list: &[T], at: u8) -> Option<usize> {
@@ -164,16 +164,70 @@ impl World {
             load,
             filling,
         };
+        if ticket.is_none() {
+            self.ask(&request);
+        }
         let answer = self.admit(
             ticket,
             |state| state.begin(&request),
             |yard, state, answer| yard.begin(state, &request, answer),
         );
+        self.compare_asked(&answer);
         let begun = match answer {
             Ok(Answer::Begun(begun)) => Some(begun),
             _ => None,
         };
         self.admitted(begun, chain)
+    }
+
+    /// What a begin would answer is what it answers; to ask changes nothing.
+    fn ask(&mut self, request: &Request<'_>) {
+        let mut state = self.cache.lock();
+        let before = state.digest();
+        let need = state.asks(request);
+        assert_eq!(state.digest(), before, "it was only asked");
+        drop(state);
+        self.asked = Some(need);
+    }
+
+    fn compare_asked(&mut self, answer: &Result<Answer, Error>) {
+        let Some(need) = self.asked.take() else {
+            return;
+        };
+        let need = match need {
+            Ok(need) => need,
+            Err(error) => return assert_eq!(answer.as_ref().err(), Some(&error)),
+        };
+        let spare = (need.free + need.evictable).saturating_sub(need.promised);
+        assert_eq!(
+            need.fits,
+            need.ever && need.waits.is_none() && need.need <= spare
+        );
+        match answer {
+            Ok(Answer::Begun(begun)) => {
+                assert!(need.fits);
+                let loads = begun.hits[1];
+                assert_eq!(need.device, begun.hits[0]);
+                assert!(
+                    need.loads == loads || (need.loads > loads && begun.stop == Stop::Promised)
+                );
+                assert!(need.stop == begun.stop || begun.stop == Stop::Promised);
+            }
+            Ok(Answer::Soon(flight)) => assert_eq!((need.fits, need.waits), (false, Some(*flight))),
+            Err(Error::TooLarge { .. }) => assert!(!need.ever && !need.fits),
+            Err(Error::NoRoom {
+                need: told,
+                free,
+                evictable,
+                promised,
+                ..
+            }) => {
+                assert!(need.ever && !need.fits && need.waits.is_none());
+                let here = (need.need, need.free, need.evictable, need.promised);
+                assert_eq!((*told, *free, *evictable, *promised), here);
+            }
+            other => panic!("{other:?}"),
+        }
     }
 
     /// What may be evicted is what the model says: exactly so many slots can be had, and all that
@@ -311,46 +365,37 @@ impl World {
     }
 
     fn demote(&mut self, op: &Op) -> Option<()> {
-        let (path, most, plan): (Vec<Block>, _, Option<Plan>);
-        let (mut parked, mut fresh) = (None, 0);
-        match *op {
+        let mut state = self.cache.lock();
+        let plan = match *op {
             Op::DemoteLease(lease, blocks) => {
                 let id = self.leases[pick(&self.leases, lease)?].id();
-                (path, most) = (self.yard.sealed_path(id), blocks);
-                plan = self
-                    .cache
-                    .lock()
-                    .demote_lease(id, u32::from(blocks))
-                    .expect("it lives");
+                let path = self.yard.sealed_path(id);
+                let plan = state.demote_lease(id, u32::from(blocks));
+                let plan = plan.expect("it lives");
+                self.yard
+                    .copy_down(&state, &path, blocks as usize, None, plan.as_ref());
+                plan
             }
             Op::DemoteParked(handle, blocks) => {
                 let id = self.parked[pick(&self.parked, handle)?].id();
                 let stay = &self.yard.parked[&id];
-                path = stay.path[..stay.on_device].iter().rev().copied().collect();
-                (most, parked) = (blocks, Some(id));
-                plan = self
-                    .cache
-                    .lock()
-                    .demote_parked(id, u32::from(blocks))
-                    .expect("it is parked");
+                let path = stay.path[..stay.on_device].iter().rev();
+                let path: Vec<Block> = path.copied().collect();
+                let plan = state.demote_parked(id, u32::from(blocks));
+                let plan = plan.expect("it is parked");
+                self.yard
+                    .copy_down(&state, &path, blocks as usize, Some(id), plan.as_ref());
+                plan
             }
             Op::Demote(blocks) => {
-                (path, fresh) = self.yard.pick_for_demote(blocks as usize, self.heap);
-                most = blocks;
-                plan = self.cache.lock().demote(u32::from(blocks));
+                let plan = state.demote(u32::from(blocks));
+                self.yard
+                    .demote(&state, blocks as usize, self.heap, plan.as_ref());
+                plan
             }
             _ => return None,
-        }
-        let state = self.cache.lock();
-        self.yard
-            .copy_down(&state, &path, most as usize, parked, plan.as_ref());
+        };
         drop(state);
-        // What was not copied stays first.
-        for &block in path[..fresh].iter().rev() {
-            if self.yard.blocks[block].slots[HOST].is_none() {
-                self.yard.fresh.push_front(block);
-            }
-        }
         self.air.extend(plan);
         Some(())
     }

@@ -28,11 +28,13 @@ impl Yard {
                 for (at, step) in air.moves.iter().enumerate() {
                     match arrived(self, step) {
                         Some(block) if at < good && self.blocks[block].epoch == self.epoch => {
+                            self.note_copy(block, true);
                             self.slots[HOST].insert(step.2, What::Ready(block));
                         }
                         Some(block) => {
                             failed.extend(Some(block).filter(|&block| self.kept(block)));
                             self.drop_copy(HOST, step.2);
+                            self.note_copy(block, false);
                         }
                         None => self.give_back(HOST, step.2),
                     }
@@ -178,6 +180,9 @@ impl Yard {
         for &(_, _, slot) in &moves {
             if let Some(block) = self.block_in(to, slot) {
                 self.blocks[block].slots[to] = None;
+                if to == HOST {
+                    self.note_copy(block, false);
+                }
             }
             self.slots[to].insert(slot, What::Quarantined);
         }

@@ -5,13 +5,14 @@ use blockyard_core::{Key, ParkedId, Retention, State, Tier, Write};
 
 impl Yard {
     pub(crate) fn add(&mut self, key: Option<Key>, parent: Option<Block>) -> Block {
-        let (epoch, class, slots) = (self.epoch, Class::Ordinary, [None; 2]);
+        let (epoch, class, slots, failures) = (self.epoch, Class::Ordinary, [None; 2], 0);
         self.blocks.push(Node {
             key,
             parent,
             epoch,
             class,
             slots,
+            failures,
         });
         self.blocks.len() - 1
     }
@@ -125,32 +126,71 @@ impl Yard {
         gone
     }
 
-    /// The blocks that a demote looks at: what is fresh, in the order of publication, and how many
-    /// of them there are; then the next victims.
-    pub(crate) fn pick_for_demote(&mut self, blocks: usize, heap: bool) -> (Vec<Block>, usize) {
-        let mut path = Vec::new();
-        while self.write == Write::Through && path.len() < blocks {
+    /// A block is published, or put back because its copy has failed.
+    pub(crate) fn note_fresh(&mut self, block: Block) {
+        self.fresh.push_back(block);
+        if self.fresh.len() > self.most_fresh {
+            self.fresh.pop_front();
+        }
+    }
+
+    /// A copy down has ended: what was published is tried again, so many times.
+    pub(crate) fn note_copy(&mut self, block: Block, good: bool) {
+        let node = &mut self.blocks[block];
+        if node.epoch != self.epoch || node.key.is_none() || node.slots[DEVICE].is_none() {
+            return;
+        }
+        node.failures = if good { 0 } else { node.failures + 1 };
+        if !good && node.failures <= self.retries {
+            self.note_fresh(block);
+        }
+    }
+
+    /// Whether a block should have a copy below and has none.
+    pub(crate) fn wants_copy(&self, block: Block) -> bool {
+        let lacks = self.blocks[block].slots[HOST].is_none();
+        lacks && self.ready(block, DEVICE).is_some() && self.is_worth_a_copy(block)
+    }
+
+    fn is_worth_a_copy(&self, block: Block) -> bool {
+        let node = &self.blocks[block];
+        node.epoch == self.epoch
+            && node.failures <= self.retries
+            && (self.write != Write::SecondTouch || self.again.contains(&block))
+    }
+
+    /// What of a plan is of fresh blocks, in the order of publication; the first that found no room
+    /// stays in line.
+    pub(crate) fn take_fresh(&mut self, most: usize, sources: &[u32]) -> Vec<Block> {
+        let mut taken = Vec::new();
+        while self.write == Write::Through && taken.len() < most {
             let Some(block) = self.fresh.pop_front() else {
                 break;
             };
-            let node = &self.blocks[block];
-            if node.epoch == self.epoch
-                && node.slots[HOST].is_none()
-                && self.ready(block, DEVICE).is_some()
-            {
-                path.push(block);
+            if !self.wants_copy(block) || taken.contains(&block) {
+                continue;
             }
+            if sources.get(taken.len()).copied() != self.ready(block, DEVICE) {
+                self.fresh.push_front(block);
+                break;
+            }
+            taken.push(block);
         }
+        taken
+    }
+
+    /// What of the next victims should have a copy, in their order.
+    pub(crate) fn pick_for_demote(&self, blocks: usize, heap: bool) -> Vec<Block> {
         // A list looks ahead over what is in the air too, a heap over its leaves alone.
-        let (fresh, rest) = (path.len(), blocks - path.len());
-        let heap = heap.then(|| self.next_victims(rest));
-        let ahead = heap.unwrap_or_else(|| self.ahead()).into_iter().take(rest);
-        let victims = ahead
+        let heap = heap.then(|| self.next_victims(blocks));
+        let ahead = heap
+            .unwrap_or_else(|| self.ahead())
+            .into_iter()
+            .take(blocks);
+        ahead
             .filter_map(|slot| self.block_in(DEVICE, slot))
-            .filter(|&block| self.blocks[block].epoch == self.epoch)
-            .filter(|block| self.write != Write::SecondTouch || self.again.contains(block));
-        path.extend(victims);
-        (path, fresh)
+            .filter(|&block| self.is_worth_a_copy(block))
+            .collect()
     }
 
     /// The block leaves the tier, and its slot is given back.

@@ -2,7 +2,7 @@
 
 use crate::yard::{Block, DEVICE, Errand, HOST, Seq, Stay, What, Yard};
 use blockyard_core::{
-    Begun, Error, Key, Lease, LeaseId, ParkedId, Plan, Result, Retention, State, Stop, Tier,
+    Begun, Error, Key, Lease, LeaseId, ParkedId, Result, Retention, State, Stop, Tier,
 };
 
 /// Slots of a lease's table, as the core has them.
@@ -234,10 +234,7 @@ impl Yard {
                     if self.ghosts.remove(&keys[at]) {
                         self.again.insert(block);
                     }
-                    self.fresh.push_back(block);
-                    if self.fresh.len() > self.most_fresh {
-                        self.fresh.pop_front();
-                    }
+                    self.note_fresh(block);
                     self.adopt(block, slot);
                 }
                 Some(block) if own == Some(block) => {}
@@ -455,49 +452,5 @@ impl Yard {
         }
         let seq = self.leases.remove(&id).expect("it lives");
         self.hold_or_release(seq.table, retention, after);
-    }
-
-    /// Copies of these blocks down, in order, at most `most`: what has none below, as far as the
-    /// promises of both tiers stay backed.
-    pub(crate) fn copy_down(
-        &mut self,
-        state: &State,
-        blocks: &[Block],
-        most: usize,
-        parked: Option<ParkedId>,
-        plan: Option<&Plan>,
-    ) {
-        let lacks = |yard: &Self, block: Block| {
-            yard.ready(block, DEVICE).is_some() && yard.blocks[block].slots[HOST].is_none()
-        };
-        let first = blocks.iter().copied().find(|&block| lacks(self, block));
-        let free = self.free(HOST);
-        let gone = self.see_host_evictions(state);
-        // Exactly what was lacking went, but for what does not count beyond the tier's size.
-        let lacked = plan
-            .map_or(0, |plan| plan.len() as u64)
-            .saturating_sub(free);
-        assert_eq!(gone, lacked, "evicted from the host for {plan:?}");
-        let Some(plan) = plan else { return };
-        let from: Vec<Block> = plan
-            .sources
-            .iter()
-            .filter_map(|&slot| self.block_in(DEVICE, slot))
-            .collect();
-        assert!(from.len() == plan.len() && plan.len() <= most);
-        assert!(from.iter().all(|&block| lacks(self, block)));
-        assert_eq!(first, from.first().copied());
-        let mut rest = blocks.iter();
-        assert!(
-            from.iter().all(|block| rest.any(|other| other == block)),
-            "in this order"
-        );
-        let moves = from
-            .iter()
-            .copied()
-            .zip(&plan.sources)
-            .map(|(block, &slot)| (Some(block), slot))
-            .collect();
-        self.fly(plan, DEVICE, HOST, Errand::Down(parked), moves);
     }
 }

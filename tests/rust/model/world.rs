@@ -4,7 +4,7 @@ use crate::ops::{Op, Prompt, Setup};
 use crate::yard::Yard;
 use blockyard_core::{
     Cache, Cells, Chain, Config, Extras, FlightId, Key, KeyHash, Kind, Lease, LeaseId, Namespace,
-    Parked, Plan, Ticket, Tier,
+    Need, Parked, Plan, Result, Ticket, Tier,
 };
 use std::collections::BTreeMap;
 
@@ -31,6 +31,8 @@ pub(crate) struct World {
     /// The last step in flight, and the prompts of nobody else so far.
     pub(crate) step: u64,
     pub(crate) fills: u32,
+    /// What a begin would answer, as it was asked just before.
+    pub(crate) asked: Option<Result<Need>>,
     known: Vec<Vec<Key>>,
     /// A row of the engine's block table per lease, of which only changed cells are written.
     rows: BTreeMap<LeaseId, Vec<u32>>,
@@ -80,6 +82,7 @@ impl World {
             heap: setup.heap,
             step: 0,
             fills: 0,
+            asked: None,
             known: Vec::new(),
             rows: BTreeMap::new(),
         }
@@ -141,13 +144,14 @@ impl World {
                 view.short,
             );
             let promised = seq.limit.saturating_sub(seq.table.len());
+            let lacks = seq.table.len() < self.yard.blocks_of(seq.tokens);
             let here = (
                 seq.cached,
                 seq.tokens,
                 seq.sealed,
                 promised,
                 seq.loading,
-                seq.short,
+                seq.short || lacks,
             );
             assert_eq!(told, here, "{id:?}");
             if seq.short && !self.yard.recompute {

@@ -8,7 +8,7 @@
 
 use blockyard_core::{
     FlightId, Key, LeaseId, ParkedId, Probe, Retention, Room, Speeds, State, Stats, Stop, TicketId,
-    Tier, TierStats, Write,
+    Tier, TierStats, Who, Write,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -33,6 +33,8 @@ pub(crate) struct Node {
     pub(crate) epoch: u64,
     pub(crate) class: Class,
     pub(crate) slots: [Option<u32>; 2],
+    /// Copies down that have failed since one was good.
+    pub(crate) failures: u32,
 }
 
 /// What is in a slot that is not free.
@@ -383,6 +385,33 @@ impl Yard {
             .map(|holder| (holder.device as usize, holder.promised as usize))
             .collect();
         assert_eq!(told, here, "holders");
+        for holder in state.holders() {
+            let mut then = self.clone();
+            let room = |yard: &Self| yard.free(DEVICE) + yard.takeable(DEVICE);
+            let shared = match holder.who {
+                Who::Lease(id) if !self.leases.contains_key(&id) => continue,
+                Who::Lease(id) if self.leases[&id].ended.is_some() => continue,
+                Who::Lease(id) => {
+                    then.end(id, Retention::Ordinary, None);
+                    self.leases[&id].resumed.is_some()
+                }
+                Who::Parked(id) if self.parked.get(&id).is_none_or(|stay| stay.lease.is_some()) => {
+                    assert_eq!(holder.alone, 0);
+                    continue;
+                }
+                Who::Parked(id) => {
+                    then.end_keep(id);
+                    false
+                }
+                Who::Ticket(_) => continue,
+            };
+            let (alone, gained) = (u64::from(holder.alone), room(&then) - room(self));
+            assert!(
+                alone == gained || ((shared || !self.flights.is_empty()) && alone < gained),
+                "{:?} has {alone} alone, and its end gives {gained}",
+                holder.who
+            );
+        }
     }
 
     pub(crate) fn compare(&self, stats: &Stats) {

@@ -17,6 +17,8 @@ pub(crate) struct Heap {
     /// Class above, stamp of last use below; 0 for a slot that is not idle.
     scores: Vec<u64>,
     stamp: u64,
+    /// Of so many of the next victims none was new, and nothing has changed since.
+    settled: usize,
 }
 
 impl Heap {
@@ -26,6 +28,7 @@ impl Heap {
             places: Vec::new(),
             scores: Vec::new(),
             stamp: 0,
+            settled: 0,
         };
         heap.grow(slots);
         heap
@@ -99,6 +102,7 @@ impl Evict for Heap {
     }
 
     fn remove(&mut self, slot: u32) {
+        self.settled = 0;
         self.scores[slot as usize] = 0;
         if self.places[slot as usize] != OUT {
             self.leave(slot);
@@ -106,6 +110,7 @@ impl Evict for Heap {
     }
 
     fn stand(&mut self, slot: u32, stand: Stand) {
+        self.settled = 0;
         match (stand == Stand::Leaf, self.places[slot as usize] == OUT) {
             (true, true) => self.enter(slot),
             (false, false) => self.leave(slot),
@@ -136,7 +141,34 @@ impl Evict for Heap {
         }
     }
 
+    fn unseen(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>) {
+        if limit > self.settled {
+            self.ahead(limit, opens, out);
+        }
+    }
+
+    fn see(&mut self, _slot: u32) -> bool {
+        true
+    }
+
+    fn settle(&mut self, limit: usize) {
+        self.settled = limit;
+    }
+
+    fn unsee(&mut self, _slot: u32) {
+        self.settled = 0;
+    }
+
+    fn precedes(&self, slot: u32, other: u32) -> bool {
+        self.scores[slot as usize] < self.scores[other as usize]
+    }
+
+    fn seen(&self, _slot: u32) -> bool {
+        false
+    }
+
     fn clear(&mut self) {
+        self.settled = 0;
         // Cleared ranks first; by class and last use as before among themselves. Classes are
         // folded into fresh stamps, so that the order stays while the class sinks.
         let mut idle: Vec<u32> = (0..self.scores.len() as u32)

@@ -44,6 +44,19 @@ pub(crate) trait Evict {
     /// Adds the next `limit` victims to `out`, in the order in which they would go. `opens` is
     /// told each in turn, by a policy that must know, and says which slot is a leaf without it.
     fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>);
+    /// Adds those of the next `limit` victims to `out`, in that order, that were not seen.
+    fn unseen(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>);
+    /// A slot that `unseen` gave is seen: until it leaves or `unsee`, it is passed over. `false`:
+    /// one before it must be looked at again first.
+    fn see(&mut self, slot: u32) -> bool;
+    /// All that `unseen` gives for this limit is as good as seen, for a policy that walks it whole.
+    fn settle(&mut self, limit: usize);
+    /// A slot must be looked at again, and may be what is behind it.
+    fn unsee(&mut self, slot: u32);
+    /// Whether a slot goes before another of its class, the first that was not seen.
+    fn precedes(&self, slot: u32, other: u32) -> bool;
+    /// Whether a slot was seen, for the audit.
+    fn seen(&self, slot: u32) -> bool;
     /// All that is idle now goes before all that will be, in the order it has.
     fn clear(&mut self);
     /// The tier has this many slots now.
@@ -106,6 +119,24 @@ impl Evict for Policy {
     }
     fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>) {
         each!(self, policy => policy.ahead(limit, opens, out));
+    }
+    fn unseen(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>) {
+        each!(self, policy => policy.unseen(limit, opens, out));
+    }
+    fn see(&mut self, slot: u32) -> bool {
+        each!(self, policy => policy.see(slot))
+    }
+    fn settle(&mut self, limit: usize) {
+        each!(self, policy => policy.settle(limit));
+    }
+    fn unsee(&mut self, slot: u32) {
+        each!(self, policy => policy.unsee(slot));
+    }
+    fn precedes(&self, slot: u32, other: u32) -> bool {
+        each!(self, policy => policy.precedes(slot, other))
+    }
+    fn seen(&self, slot: u32) -> bool {
+        each!(self, policy => policy.seen(slot))
     }
     fn clear(&mut self) {
         each!(self, policy => policy.clear());

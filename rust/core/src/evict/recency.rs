@@ -3,6 +3,8 @@
 //!
 //! Blocked slots keep their place. A cursor per list remembers that everything before it is
 //! blocked, so that a long chain in the air is passed once and not at every call.
+//!
+//! What a copy ahead has seen is the beginning of each list, so that it goes on where it stopped.
 
 use super::{Evict, Opens, Place, Stand};
 use crate::id::Class;
@@ -19,6 +21,11 @@ pub(crate) struct Recency {
     marks: Vec<u8>,
     /// The first slot of each class that is perhaps not blocked; `None`: look from the front.
     cursors: [Option<u32>; Class::COUNT],
+    /// The last slot of each class that was seen, and how many were.
+    ends: [Option<u32>; Class::COUNT],
+    counts: [usize; Class::COUNT],
+    /// Of a slot that was seen: one more than its class.
+    seen: Vec<u8>,
 }
 
 impl Recency {
@@ -27,7 +34,22 @@ impl Recency {
             lists: Lists::new(Class::COUNT, slots),
             marks: vec![OPEN; slots],
             cursors: [None; Class::COUNT],
+            ends: [None; Class::COUNT],
+            counts: [0; Class::COUNT],
+            seen: vec![0; slots],
         }
+    }
+
+    /// The first slot of a class that was not seen.
+    fn first_unseen(&self, class: usize) -> Option<u32> {
+        match self.ends[class] {
+            Some(end) => self.lists.after(end),
+            None => self.lists.front(class),
+        }
+    }
+
+    fn class_seen(&self, slot: u32) -> Option<usize> {
+        self.seen[slot as usize].checked_sub(1).map(usize::from)
     }
 
     /// A slot leaves the place where a cursor stands: the cursor goes on to the next, or, at the
@@ -61,6 +83,7 @@ impl Evict for Recency {
         match place {
             Place::Back => self.lists.push_back(class as usize, slot),
             Place::Before(other) => {
+                self.unsee(other);
                 self.lists.insert_before(other, slot);
                 self.cursors[class as usize] = None;
             }
@@ -74,6 +97,13 @@ impl Evict for Recency {
 
     fn remove(&mut self, slot: u32) {
         self.step_over(slot);
+        if let Some(class) = self.class_seen(slot) {
+            self.seen[slot as usize] = 0;
+            self.counts[class] -= 1;
+            if self.ends[class] == Some(slot) {
+                self.ends[class] = self.lists.before(slot);
+            }
+        }
         self.lists.remove(slot);
     }
 
@@ -105,16 +135,64 @@ impl Evict for Recency {
         out.extend(all.take(limit));
     }
 
+    fn unseen(&self, limit: usize, _opens: Opens<'_>, out: &mut Vec<u32>) {
+        let mut left = limit;
+        for class in 0..Class::COUNT {
+            left = left.saturating_sub(self.counts[class]);
+            let (first, before) = (self.first_unseen(class).filter(|_| left > 0), out.len());
+            let rest = std::iter::successors(first, |&slot| self.lists.after(slot));
+            out.extend(rest.take(left));
+            left -= out.len() - before;
+        }
+    }
+
+    fn see(&mut self, slot: u32) -> bool {
+        let class = (0..Class::COUNT).find(|&class| self.first_unseen(class) == Some(slot));
+        let Some(class) = class else { return false };
+        self.ends[class] = Some(slot);
+        self.counts[class] += 1;
+        self.seen[slot as usize] = class as u8 + 1;
+        true
+    }
+
+    fn settle(&mut self, _limit: usize) {}
+
+    fn unsee(&mut self, slot: u32) {
+        let Some(class) = self.class_seen(slot) else {
+            return;
+        };
+        while let Some(end) = self.ends[class] {
+            self.seen[end as usize] = 0;
+            self.counts[class] -= 1;
+            self.ends[class] = self.lists.before(end);
+            if end == slot {
+                return;
+            }
+        }
+    }
+
+    fn precedes(&self, slot: u32, _other: u32) -> bool {
+        self.seen(slot)
+    }
+
+    fn seen(&self, slot: u32) -> bool {
+        self.seen[slot as usize] > 0
+    }
+
     fn clear(&mut self) {
         for class in 1..Class::COUNT {
             self.lists.append(Class::Cleared as usize, class);
         }
         self.cursors = [None; Class::COUNT];
+        self.ends = [None; Class::COUNT];
+        self.counts = [0; Class::COUNT];
+        self.seen.fill(0);
     }
 
     fn grow(&mut self, slots: usize) {
         self.lists.grow(slots);
         self.marks.resize(slots, OPEN);
+        self.seen.resize(slots, 0);
     }
 
     fn holds(&self, slot: u32) -> bool {
@@ -191,6 +269,36 @@ mod tests {
         policy.remove(2);
         policy.insert(3, Class::Ordinary, Place::Back, Stand::Leaf);
         assert_eq!(policy.victim(), Some(3));
+    }
+
+    #[test]
+    fn what_was_seen_is_passed_over_wherever_something_new_stands() {
+        let mut policy = Recency::new(8);
+        for slot in 0..4 {
+            policy.insert(slot, Class::Ordinary, Place::Back, Stand::Leaf);
+        }
+        let unseen = |policy: &Recency, limit| {
+            let mut out = Vec::new();
+            policy.unseen(limit, &mut |_| None, &mut out);
+            out
+        };
+        assert_eq!(unseen(&policy, 3), [0, 1, 2]);
+        assert!((0..3).all(|slot| policy.see(slot)));
+        assert_eq!((unseen(&policy, 3), unseen(&policy, 4)), (vec![], vec![3]));
+        policy.insert(4, Class::Ended, Place::Back, Stand::Leaf);
+        assert_eq!(unseen(&policy, 3), [4], "the first three are 4, 0 and 1");
+        assert!(policy.see(4));
+        policy.remove(2);
+        assert_eq!((unseen(&policy, 3), unseen(&policy, 4)), (vec![], vec![3]));
+        assert!(policy.precedes(1, 3) && !policy.precedes(3, 3));
+        policy.unsee(1);
+        assert_eq!(unseen(&policy, 9), [1, 3]);
+        policy.remove(0);
+        policy.remove(4);
+        assert_eq!(unseen(&policy, 1), [1], "nothing before it is left");
+        assert!(!policy.see(3) && policy.see(1));
+        policy.clear();
+        assert_eq!(unseen(&policy, 9), [1, 3]);
     }
 
     #[test]

@@ -8,7 +8,6 @@ use crate::id::{FlightId, Key, LeaseId, MAX_TIERS};
 use crate::plan::Plan;
 use crate::pool::Hold;
 use crate::record::Running;
-use crate::trie::Touched;
 
 /// What a begin does at a block that is in the air. Where the engine cannot recompute it waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -36,17 +35,25 @@ pub struct Request<'a> {
 }
 
 /// A prefix as far as a begin will use it.
-struct Prefix {
+pub(super) struct Prefix {
     /// Blocks of the path on the device; they are shared.
-    device: usize,
+    pub(super) device: usize,
     /// Blocks of the path behind them that are loaded, all from `tier`.
-    lower: usize,
+    pub(super) lower: usize,
     tier: usize,
     /// The last block of a full hit: its last token is computed again, in a private copy.
-    last: Option<u32>,
-    stop: Stop,
+    pub(super) last: Option<u32>,
+    pub(super) stop: Stop,
     /// Blocks that were found below and are not loaded: not worth it.
-    slow: u32,
+    pub(super) slow: u32,
+}
+
+pub(super) fn check(request: &Request<'_>) -> Result<()> {
+    if request.tokens > 0 {
+        return Ok(());
+    }
+    let help = "a sequence has at least one token";
+    Err(Error::argument("tokens", 0, help))
 }
 
 impl State {
@@ -55,23 +62,25 @@ impl State {
     /// # Errors
     /// `Argument`, `TooLarge`, or `NoRoom` with the numbers; nothing is held then.
     pub fn begin(&mut self, request: &Request<'_>) -> Result<Answer> {
-        if request.tokens == 0 {
-            return Err(Error::argument(
-                "tokens",
-                0,
-                "a sequence has at least one token",
-            ));
-        }
+        check(request)?;
         let (total, limit) = self.size(request.tokens, request.reserve)?;
         let mut prefix = self.prefix(request);
-        let waits = request.filling == Filling::Soon || !self.config.recompute;
-        if let (Stop::Filling(flight), true) = (prefix.stop, waits) {
+        if let Some(flight) = self.waits(request, prefix.stop) {
             return Ok(Answer::Soon(flight));
         }
         let path = std::mem::take(&mut self.path);
         let answer = self.admit(&path, &mut prefix, total, limit, request.tokens);
         self.path = path;
         answer.map(Answer::Begun)
+    }
+
+    /// The flight that a begin waits for.
+    pub(super) fn waits(&self, request: &Request<'_>, stop: Stop) -> Option<FlightId> {
+        let waits = request.filling == Filling::Soon || !self.config.recompute;
+        match stop {
+            Stop::Filling(flight) if waits => Some(flight),
+            _ => None,
+        }
     }
 
     /// Blocks of the tokens, and with the promised growth; `TooLarge` if they can never fit.
@@ -94,7 +103,8 @@ impl State {
         Ok(need as u32)
     }
 
-    fn prefix(&mut self, request: &Request<'_>) -> Prefix {
+    /// What of the path that it leaves in `self.path` a begin would use.
+    pub(super) fn prefix(&mut self, request: &Request<'_>) -> Prefix {
         let block_size = u64::from(self.config.block_size);
         let shared = ((request.tokens - 1) / block_size) as usize;
         let probe = self.walk(&request.keys[..request.keys.len().min(shared + 1)]);
@@ -132,6 +142,16 @@ impl State {
         if pays { loads } else { 0 }
     }
 
+    /// Idle blocks of the prefix that a begin would pin or read: they back nothing any more.
+    pub(super) fn spent(&self, path: &[u32], prefix: &Prefix) -> u64 {
+        let shared = path[..prefix.device].iter().copied();
+        shared
+            .chain(prefix.last)
+            .filter_map(|node| self.ready(node, 0))
+            .filter(|&slot| self.takeable(0, slot))
+            .count() as u64
+    }
+
     fn admit(
         &mut self,
         path: &[u32],
@@ -141,23 +161,14 @@ impl State {
         tokens: u64,
     ) -> Result<Begun> {
         let device = &path[..prefix.device];
-        let last = prefix.last.and_then(|node| self.ready(node, 0));
-        let spent = device
-            .iter()
-            .filter_map(|&node| self.ready(node, 0))
-            .chain(last)
-            .filter(|&slot| self.takeable(0, slot))
-            .count() as u32;
+        let spent = self.spent(path, prefix);
         let new = total - prefix.device as u32;
         let need = u64::from(new) + u64::from(limit - total);
-        if !self.tiers[0].ledger.affords(u64::from(spent) + need) {
+        if !self.tiers[0].ledger.affords(spent + need) {
             self.counters.no_room += 1;
-            return Err(self.no_room(0, need, u64::from(spent)));
+            return Err(self.no_room(0, need, spent));
         }
 
-        for &node in path {
-            self.trie[node].touched = Touched::Again;
-        }
         let mut table = Vec::with_capacity(limit as usize);
         for (at, &node) in path.iter().enumerate().take(prefix.device + prefix.lower) {
             self.link(node, at.checked_sub(1).map(|above| path[above]));
@@ -167,6 +178,9 @@ impl State {
                 self.pin(0, slot);
                 table.push(slot);
             }
+        }
+        for &node in path {
+            self.touch(node);
         }
         self.mark_sources(path, prefix);
         let last = prefix.last.and_then(|node| self.mark_last(node, path));

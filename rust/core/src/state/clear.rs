@@ -28,7 +28,6 @@ impl State {
                 }
             }
         }
-        self.counters.cleared += 1;
     }
 
     /// Whether anything of an ended epoch is still held or in the air.

@@ -6,9 +6,11 @@
 //! and keeps need no such count: their pins are closed towards the root.
 
 use super::State;
+use super::keep::HOST;
 use crate::evict::{Evict, Place, Stand};
 use crate::id::{Class, Link};
 use crate::pool::Hold;
+use crate::trie::Touched;
 
 impl State {
     pub(super) fn hold(&self, tier: usize, slot: u32) -> Hold {
@@ -205,6 +207,9 @@ impl State {
     pub(super) fn depart(&mut self, node: u32, tier: usize, slot: u32) {
         self.trie[node].copies[tier].slot = None;
         self.tiers[tier].pool.cell_mut(slot).node = None;
+        if tier == HOST {
+            self.look_again(node);
+        }
         if let Some(parent) = self.trie.parent(node) {
             self.trie[parent].copies[tier].children -= 1;
             self.stand_again(parent, tier);
@@ -231,10 +236,26 @@ impl State {
         }
     }
 
-    /// A block's children on the tier have changed: leaf or branch. What is takeable has not.
+    /// A block may want a copy below now that wanted none before.
+    fn look_again(&mut self, node: u32) {
+        if let Some(slot) = self.trie[node].slot(0) {
+            self.tiers[0].order.unsee(slot);
+        }
+    }
+
+    /// A sequence has begun over a block or published it, and it was not the first.
+    pub(super) fn touch(&mut self, node: u32) {
+        if self.trie[node].touched != Touched::Again {
+            self.trie[node].touched = Touched::Again;
+            self.look_again(node);
+        }
+    }
+
+    /// A block's children on the tier have changed: leaf or branch, or how many must go before it
+    /// does. What is takeable has not.
     fn stand_again(&mut self, node: u32, tier: usize) {
         let copy = &self.trie[node].copies[tier];
-        if let Some(slot) = copy.slot.filter(|_| copy.children <= 1)
+        if let Some(slot) = copy.slot
             && matches!(self.hold(tier, slot.at()), Hold::Idle { .. })
         {
             let stand = self.stand_of(tier, slot.at());

@@ -28,38 +28,95 @@ pub enum Write {
 
 impl State {
     /// Sees that the next `blocks` victims of the device have a copy below, or what else
-    /// [`Write`] says, as far as the host's promises allow; `None` when there is nothing to copy.
+    /// [`Write`] says, as far as the host's promises allow and no nearer victim loses its own copy
+    /// by it; `None` when there is nothing to copy. No more than `blocks` are copied, and what was
+    /// looked at before is passed over.
     pub fn demote(&mut self, blocks: u32) -> Option<Plan> {
         if self.tiers.len() <= HOST {
             return None;
         }
-        let fresh = self.take_fresh(blocks);
-        let mut nodes: Vec<u32> = fresh.iter().map(|id| id.index).collect();
-        nodes.extend(self.victims(blocks - nodes.len() as u32));
-        let plan = self.copy_down(Errand::Down { parked: None }, nodes.into_iter(), blocks);
-        for id in fresh.into_iter().rev() {
-            if self.trie[id.index].slot(HOST).is_none() {
-                self.fresh.push_front(id);
-            }
+        let flight = self.board(0, HOST, Errand::Down { parked: None });
+        let mut moves = Vec::new();
+        let victims = self.unseen_victims(blocks);
+        let waits = self.copy_fresh(blocks, flight, &mut moves);
+        self.copy_victims(&victims, blocks, flight, &mut moves);
+        self.ahead = victims;
+        if let Some(id) = waits {
+            self.fresh.push_front(id);
         }
-        plan
+        while let Some(&id) = self.fresh.front()
+            && !self.trie.live(id).is_some_and(|node| self.wants_copy(node))
+        {
+            self.fresh.pop_front();
+        }
+        self.depart_with(flight, moves)
     }
 
-    /// The blocks of the next victims that are worth a copy.
-    fn victims(&self, blocks: u32) -> Vec<u32> {
-        let mut ahead = Vec::new();
+    /// Copies what was published, until one finds no room: that one.
+    fn copy_fresh(&mut self, most: u32, flight: u32, moves: &mut Vec<Move>) -> Option<Id> {
+        while moves.len() < most as usize
+            && let Some(id) = self.fresh.pop_front()
+        {
+            let node = self.trie.live(id).filter(|&node| self.wants_copy(node));
+            if let Some(node) = node
+                && !self.copy_one(node, flight, moves, |_, _| false)
+            {
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// Those of the next victims that were not looked at.
+    fn unseen_victims(&mut self, blocks: u32) -> Vec<u32> {
+        let mut ahead = std::mem::take(&mut self.ahead);
+        ahead.clear();
         let mut gone = BTreeMap::new();
         let mut opens = |slot| self.opened_by(slot, &mut gone);
-        self.tiers[0]
-            .order
-            .ahead(blocks as usize, &mut opens, &mut ahead);
-        let once = self.config.write == Write::SecondTouch;
+        let order = &self.tiers[0].order;
+        order.unseen(blocks as usize, &mut opens, &mut ahead);
         ahead
-            .into_iter()
-            .filter_map(|slot| self.node_in(0, slot))
-            .filter(|&node| self.trie[node].epoch == self.trie.epoch())
-            .filter(|&node| !(once && self.trie[node].touched == Touched::Once))
-            .collect()
+    }
+
+    /// Copies what of the next victims wants a copy, until one finds no room.
+    fn copy_victims(&mut self, ahead: &[u32], blocks: u32, flight: u32, moves: &mut Vec<Move>) {
+        let most = blocks as usize;
+        let whole = ahead.iter().all(|&slot| {
+            let node = self.node_in(0, slot);
+            let done = node
+                .filter(|&node| self.wants_copy(node))
+                .is_none_or(|node| {
+                    let later = |state: &Self, other| state.goes_before(slot, other);
+                    moves.len() < most && self.copy_one(node, flight, moves, later)
+                });
+            done && self.tiers[0].order.see(slot)
+        });
+        if whole && moves.is_empty() {
+            self.tiers[0].order.settle(most);
+        }
+    }
+
+    /// Whether the idle block in `slot`, the next to be looked at, leaves the device before `other`.
+    fn goes_before(&self, slot: u32, other: u32) -> bool {
+        match (self.hold(0, slot), self.hold(0, other)) {
+            (Hold::Idle { class: own }, Hold::Idle { class }) if own == class => {
+                !self.tiers[0].order.precedes(other, slot)
+            }
+            (Hold::Idle { class: own }, Hold::Idle { class }) => own < class,
+            _ => true,
+        }
+    }
+
+    /// Whether a block on the device should have a copy below before it is evicted, and has none.
+    pub(super) fn wants_copy(&self, node: u32) -> bool {
+        let block = &self.trie[node];
+        let once = self.config.write == Write::SecondTouch && block.touched == Touched::Once;
+        block.epoch == self.trie.epoch()
+            && !once
+            && self.tiers.len() > HOST
+            && block.slot(HOST).is_none()
+            && self.ready(node, 0).is_some()
+            && !self.is_hopeless(node)
     }
 
     /// A block was published. Where nobody ever demotes, the oldest are forgotten.
@@ -72,22 +129,34 @@ impl State {
         }
     }
 
-    /// The first `most` fresh blocks that have no copy below; what has one, or has left the
-    /// device, is forgotten on the way.
-    fn take_fresh(&mut self, most: u32) -> Vec<Id> {
-        let mut taken = Vec::new();
-        while taken.len() < most as usize
-            && let Some(id) = self.fresh.pop_front()
-        {
-            if let Some(node) = self.trie.live(id)
-                && self.trie[node].epoch == self.trie.epoch()
-                && self.trie[node].slot(HOST).is_none()
-                && self.ready(node, 0).is_some()
-            {
-                taken.push(id);
-            }
+    /// A copy of this block below has ended, and is good or not. One that fails is tried again so
+    /// many times, where it goes down when it is published at the end of that line.
+    pub(super) fn note_copy(&mut self, node: u32, good: bool) {
+        let block = &self.trie[node];
+        let published = block.epoch == self.trie.epoch() && !block.is_anonymous();
+        if !published || block.slot(0).is_none() {
+            return;
         }
-        taken
+        let id = self.trie.id(node);
+        if good {
+            self.failures.remove(&id);
+            return;
+        }
+        if self.failures.len() > self.tiers[0].pool.len() as usize {
+            let trie = &self.trie;
+            self.failures.retain(|&id, _| trie.live(id).is_some());
+        }
+        let failures = self.failures.entry(id).or_default();
+        *failures = failures.saturating_add(1);
+        if !self.is_hopeless(node) {
+            self.note_fresh(node);
+        }
+    }
+
+    /// Whether its copy down has failed too often to be made ahead of need.
+    fn is_hopeless(&self, node: u32) -> bool {
+        let failures = self.failures.get(&self.trie.id(node));
+        failures.is_some_and(|&failures| failures > self.config.retries)
     }
 
     /// The idle parent on the device that is a leaf once this slot, and those before it, are gone.
@@ -136,21 +205,15 @@ impl State {
             if moves.len() >= most as usize {
                 break;
             }
-            let Some(from) = self.ready(node, 0) else {
-                continue;
-            };
-            if self.trie[node].slot(HOST).is_some() {
-                continue;
-            }
-            let Some(to) = self.place_below(node, from, flight) else {
+            let lacks = self.ready(node, 0).is_some() && self.trie[node].slot(HOST).is_none();
+            if lacks && !self.copy_one(node, flight, &mut moves, |_, _| true) {
                 break;
-            };
-            moves.push(Move {
-                node: Some(self.trie.id(node)),
-                from,
-                to,
-            });
+            }
         }
+        self.depart_with(flight, moves)
+    }
+
+    fn depart_with(&mut self, flight: u32, moves: Vec<Move>) -> Option<Plan> {
         if moves.is_empty() {
             self.flights.remove(flight);
             return None;
@@ -158,19 +221,63 @@ impl State {
         Some(self.take_off(flight, moves))
     }
 
+    /// One block more for a flight down; `false` where it finds no room. `may_go`: whether the copy
+    /// of a block that the device has too, in this slot, may make room.
+    fn copy_one(
+        &mut self,
+        node: u32,
+        flight: u32,
+        moves: &mut Vec<Move>,
+        may_go: impl Fn(&Self, u32) -> bool,
+    ) -> bool {
+        let Some(from) = self.ready(node, 0) else {
+            return false;
+        };
+        let Some(to) = self.place_below(node, from, flight, may_go) else {
+            return false;
+        };
+        let node = Some(self.trie.id(node));
+        moves.push(Move { node, from, to });
+        true
+    }
+
+    /// The next victim of the host, if it may go.
+    fn host_victim(&mut self, may_go: &impl Fn(&Self, u32) -> bool) -> Option<u32> {
+        let victim = self.tiers[HOST].order.victim()?;
+        let node = self.node_in(HOST, victim);
+        let above = node.and_then(|node| self.trie[node].slot(0));
+        above
+            .is_none_or(|slot| may_go(self, slot))
+            .then_some(victim)
+    }
+
     /// Marks a device slot as read and gives its block a host slot to fill. `None`, with nothing
-    /// changed and nothing evicted, where that would take the backing of a promise: the slot's,
-    /// and that of the idle blocks above it, which must stay while it fills.
-    fn place_below(&mut self, node: u32, from: u32, flight: u32) -> Option<u32> {
+    /// changed, where that would take the backing of a promise: the slot's, and that of the idle
+    /// blocks above it, which must stay while it fills; or where the next victim may not go.
+    fn place_below(
+        &mut self,
+        node: u32,
+        from: u32,
+        flight: u32,
+        may_go: impl Fn(&Self, u32) -> bool,
+    ) -> Option<u32> {
         let owed = u32::from(self.trie[node].keeps > 0 && self.trie[node].slot(HOST).is_none());
         let takes = 1 + self.shaded_by(node, HOST);
         if self.tiers[HOST].ledger.available() + i64::from(owed) < i64::from(takes)
+            || (self.tiers[HOST].ledger.free() == 0 && self.host_victim(&may_go).is_none())
             || !self.mark_backed(0, from)
         {
             return None;
         }
+        // One that a resize left beyond the limit retires, and the next is asked for.
+        while self.tiers[HOST].ledger.free() == 0 {
+            let Some(victim) = self.host_victim(&may_go) else {
+                self.unmark(0, from);
+                return None;
+            };
+            self.drop_copy(HOST, victim);
+        }
         self.tiers[HOST].ledger.release(owed);
-        self.make_room(HOST, 1);
         self.destination(node, HOST, flight)
     }
 

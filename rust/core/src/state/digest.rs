@@ -81,6 +81,7 @@ impl State {
             held,
             counters,
             fresh,
+            failures,
             ghosts,
             air,
             path: _,
@@ -98,7 +99,7 @@ impl State {
         let mut digest = Digest(0);
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
-        (counters, fresh, ghosts, air, parkings, done).hash(&mut digest);
+        (counters, fresh, failures, ghosts, air, parkings, done).hash(&mut digest);
         digest.finish()
     }
 }

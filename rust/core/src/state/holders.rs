@@ -5,6 +5,8 @@ use super::State;
 use super::keep::HOST;
 use crate::error::{Error, Result};
 use crate::id::{LeaseId, ParkedId, TicketId, Tier};
+use crate::pool::Hold;
+use crate::record::{Parked, Running};
 
 /// Room on one tier, in blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -37,6 +39,8 @@ pub struct Holder {
     pub who: Who,
     /// Device blocks in its table, or that its keeps pin.
     pub device: u32,
+    /// Of these, what its end makes free or evictable at once: see [`State::held_alone`].
+    pub alone: u32,
     /// Blocks promised to it: growth or a ticket's on the device; for a parked one slots of the
     /// host, a shared block for each that keeps it.
     pub promised: u32,
@@ -60,11 +64,74 @@ impl State {
         })
     }
 
+    /// Device blocks that the end of this lease makes free or evictable at once, or more: nobody
+    /// else holds them, and no copy reads them or fills what is below.
+    ///
+    /// # Errors
+    /// `Spent` or `Foreign` for a lease that is not there.
+    pub fn held_alone(&self, id: LeaseId) -> Result<u32> {
+        Ok(self.lease_alone(&self.leases[self.lease(id)?]))
+    }
+
+    fn lease_alone(&self, record: &Running) -> u32 {
+        if record.ended.is_some() {
+            return 0;
+        }
+        // Up to the last block in the air its path stays until that has landed.
+        let filling = |&slot: &u32| matches!(self.hold(0, slot), Hold::Filling { .. });
+        let landing = match record.loading {
+            0 => 0,
+            _ => (record.sealed as usize).max(
+                record
+                    .table
+                    .iter()
+                    .rposition(filling)
+                    .map_or(0, |at| at + 1),
+            ),
+        };
+        record.table[landing.min(record.table.len())..]
+            .iter()
+            .map(|&slot| self.given_back(slot))
+            .sum()
+    }
+
+    fn parked_alone(&self, record: &Parked) -> u32 {
+        if record.lease.is_some() {
+            return 0;
+        }
+        let path = record.path[..record.on_device as usize].iter();
+        path.filter_map(|&node| self.trie[node].slot(0))
+            .map(|slot| self.rests(slot))
+            .sum()
+    }
+
+    /// Slots that come back with the last holder of this one.
+    fn given_back(&self, slot: u32) -> u32 {
+        let pool = &self.tiers[0].pool;
+        let cell = pool.cell(slot);
+        let private = u32::from(cell.readers == 0 && slot < pool.limit());
+        match cell.hold {
+            Hold::Claimed { leases: 1 } | Hold::Owned { leases: 1 } => private,
+            Hold::Twin { leases: 1 } => {
+                let beside = self.node_of(slot).and_then(|node| self.trie[node].slot(0));
+                private + beside.map_or(0, |slot| self.rests(slot))
+            }
+            Hold::Pinned { .. } => self.rests(slot),
+            _ => 0,
+        }
+    }
+
+    /// 1 for a pinned slot that would be evictable with one pin less.
+    fn rests(&self, slot: u32) -> u32 {
+        u32::from(self.hold(0, slot) == Hold::Pinned { pins: 1 } && self.backs(0, slot))
+    }
+
     /// Who holds what, the largest first. It takes time in proportion to all that is held.
     pub fn holders(&self) -> Vec<Holder> {
         let running = self.leases.iter().map(|(lease, record)| Holder {
             who: Who::Lease(self.lease_id(lease)),
             device: record.blocks(),
+            alone: self.lease_alone(record),
             promised: record.promised(),
         });
         let owed = |path: &[u32]| {
@@ -74,11 +141,13 @@ impl State {
         let parked = self.parked.iter().map(|(parked, record)| Holder {
             who: Who::Parked(ParkedId(self.parked.id(parked))),
             device: record.on_device,
+            alone: self.parked_alone(record),
             promised: owed(&record.path),
         });
         let tickets = self.tickets.iter().map(|(ticket, record)| Holder {
             who: Who::Ticket(TicketId(self.tickets.id(ticket))),
             device: 0,
+            alone: 0,
             promised: record.blocks,
         });
         let mut all: Vec<Holder> = running.chain(parked).chain(tickets).collect();

@@ -141,6 +141,7 @@ impl State {
                 if keeps == 0 {
                     self.unpin(tier, step.to);
                 }
+                self.note_copy(node, true);
                 kept.landed |= keeps > 0;
                 kept.shared |= keeps > 1;
                 continue;
@@ -151,6 +152,7 @@ impl State {
                 self.tiers[tier].ledger.promise(1);
                 kept.failed.push(node);
             }
+            self.note_copy(node, false);
             self.bury_if_gone(node);
         }
         kept
@@ -316,6 +318,9 @@ impl State {
                     self.tiers[to].ledger.promise(1);
                 }
                 self.put(to, step.to, Hold::Quarantined);
+                if to == HOST {
+                    self.note_copy(node, false);
+                }
                 self.bury_if_gone(node);
             } else {
                 self.put(to, step.to, Hold::Quarantined);

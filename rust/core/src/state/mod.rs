@@ -1,6 +1,7 @@
 //! Every transition of the yard, as plain `&mut self` arithmetic: no I/O, no clock, no lock. One
 //! file per verb; this one holds what they share, and `copies.rs` the moves between sets.
 
+mod ask;
 mod audit;
 mod begin;
 mod clear;
@@ -24,6 +25,7 @@ mod tables;
 mod ticket;
 mod view;
 
+pub use ask::Need;
 pub use audit::Breach;
 pub use begin::{Filling, Request};
 pub use demote::Write;
@@ -46,7 +48,7 @@ use crate::pool::Pool;
 use crate::record::{Held, Parked, Running, Ticket};
 use crate::stats::{Counters, Stats, TierStats};
 use crate::trie::Trie;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// How a yard is built; the same on every rank.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -67,7 +69,8 @@ pub struct Config {
     pub speeds: Option<Speeds>,
     /// Whether the engine can recompute KV that was lost. A decode-only instance may not.
     pub recompute: bool,
-    /// How often a failed copy of a kept block is tried again before its keep is broken.
+    /// How often a failed copy down is tried again: of a kept block, before its keep is broken; of
+    /// others, before none is made ahead any more.
     pub retries: u32,
     /// Groups of layers; only 1 is supported.
     pub groups: u8,
@@ -141,6 +144,8 @@ pub struct State {
     pub(crate) counters: Counters,
     /// Blocks that were published and not copied down yet, under [`Write::Through`].
     fresh: VecDeque<Id>,
+    /// How often the copy down of a published block has failed since one was good.
+    failures: BTreeMap<Id, u32>,
     /// Blocks that were dropped from every tier, under [`Write::SecondTouch`].
     ghosts: Option<Ghosts>,
     /// Blocks in the air, down and up, but for flights that are overdue.
@@ -187,6 +192,7 @@ impl State {
             held: Vec::new(),
             counters: Counters::default(),
             fresh: VecDeque::with_capacity(fresh),
+            failures: BTreeMap::new(),
             ghosts: (config.write == Write::SecondTouch && ghosts > 0).then(|| Ghosts::new(ghosts)),
             air: [0; 2],
             path: Vec::new(),

@@ -115,8 +115,8 @@ impl State {
         }
         let Some(published) = self.trie[node].slot(0) else {
             // Only below the device so far: the lease's slot becomes its device copy.
-            self.trie[node].touched = Touched::Again;
             self.adopt(node, slot);
+            self.touch(node);
             self.touch_below(node, 0);
             return true;
         };
@@ -127,8 +127,8 @@ impl State {
         if self.takeable(0, published) && self.tiers[0].ledger.available() < 1 {
             return false;
         }
-        self.trie[node].touched = Touched::Again;
         self.pin(0, published);
+        self.touch(node);
         if let Hold::Claimed { leases } | Hold::Owned { leases } = self.hold(0, slot) {
             self.put(0, slot, Hold::Twin { leases });
             self.tiers[0].pool.cell_mut(slot).node = Some(Link::to(node));

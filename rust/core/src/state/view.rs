@@ -21,7 +21,8 @@ pub struct View {
     pub promised: u32,
     /// Flights in the air for it; it may not run before they have landed.
     pub loading: u32,
-    /// A resume that came back short: seal or grow goes on from `cached`, park goes back.
+    /// A resume whose loads did not come whole, or a table that ends before `tokens` because a
+    /// copy into it has an unknown end: `grow` by 0 gives it its slots.
     pub short: bool,
     /// `clear` has detached it: what it computes is never published.
     pub detached: bool,
@@ -48,6 +49,7 @@ impl State {
     pub fn view(&self, id: LeaseId) -> Result<View> {
         let lease = self.lease(id)?;
         let record = &self.leases[lease];
+        let lacks = u64::from(record.blocks()) < self.blocks_of(record.tokens);
         Ok(View {
             cached: record.cached,
             tokens: record.tokens,
@@ -55,7 +57,7 @@ impl State {
             sealed: record.sealed,
             promised: record.promised(),
             loading: record.loading,
-            short: record.short,
+            short: record.short || lacks,
             detached: self.detached(lease),
         })
     }

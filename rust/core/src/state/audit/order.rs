@@ -28,6 +28,10 @@ impl State {
             let Some(node) = self.node_in(tier, slot) else {
                 continue;
             };
+            if tier == 0 && storey.order.seen(slot) && self.wants_copy(node) {
+                let what = "a copy ahead passes it over, and it has none below".to_owned();
+                return Err(self.breach("INV-20", tier, slot, what));
+            }
             let above = self
                 .trie
                 .parent(node)

@@ -1,0 +1,66 @@
+//! Ask: what a begin would answer now. It is the begin's own arithmetic, and changes nothing.
+
+use super::begin::check;
+use super::{Request, State, Stop};
+use crate::error::Result;
+use crate::id::FlightId;
+
+/// What a begin would need and find.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Need {
+    /// Device slots to take or to promise.
+    pub need: u64,
+    /// Slots nobody has.
+    pub free: u64,
+    /// Idle blocks that may be evicted for it; those that it would hold itself are not among them.
+    pub evictable: u64,
+    /// Of free and evictable ones together, what is promised to others.
+    pub promised: u64,
+    /// Whether it would be served.
+    pub fits: bool,
+    /// Whether the device could ever hold it.
+    pub ever: bool,
+    /// The flight that it would be told to wait for.
+    pub waits: Option<FlightId>,
+    /// Blocks of the device that it would find: shared, or the source of a private copy.
+    pub device: u32,
+    /// Blocks that it would load, as far as promises allow.
+    pub loads: u32,
+    /// Blocks that were found below and would not be loaded.
+    pub slow: u32,
+    /// Why the prefix that it would use ends.
+    pub stop: Stop,
+}
+
+impl State {
+    /// What a begin would answer now.
+    ///
+    /// # Errors
+    /// `Argument`, as a begin.
+    pub fn asks(&mut self, request: &Request<'_>) -> Result<Need> {
+        check(request)?;
+        let limit = self.blocks_of(request.tokens.saturating_add(request.reserve));
+        let ever = self.fits_device(limit).is_ok();
+        let prefix = self.prefix(request);
+        let waits = self.waits(request, prefix.stop).filter(|_| ever);
+        let path = std::mem::take(&mut self.path);
+        let spent = self.spent(&path, &prefix);
+        self.path = path;
+        let need = limit - prefix.device as u64;
+        let ledger = &self.tiers[0].ledger;
+        let last = prefix.last.map(|node| self.ready(node, 0).is_some());
+        Ok(Need {
+            need,
+            free: u64::from(ledger.free()),
+            evictable: u64::from(ledger.takeable()).saturating_sub(spent),
+            promised: u64::from(ledger.promised()),
+            fits: ever && waits.is_none() && ledger.affords(need.saturating_add(spent)),
+            ever,
+            waits,
+            device: prefix.device as u32 + u32::from(last == Some(true)),
+            loads: prefix.lower as u32 + u32::from(last == Some(false)),
+            slow: prefix.slow,
+            stop: prefix.stop,
+        })
+    }
+}
