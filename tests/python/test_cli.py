@@ -296,8 +296,12 @@ def spoiled(change: Callable[[Run], Run]) -> Callable[..., Run]:
 
 
 @pytest.mark.parametrize("what", ["audit", "bytes"])
-def test_a_breach_or_a_wrong_byte_is_status_1(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_breach_or_a_wrong_byte_is_status_1_whether_or_not_it_was_interrupted(
+    what: str, monkeypatch: pytest.MonkeyPatch, *, complete: bool
+) -> None:
     def change(run: Run) -> Run:
+        run = msgspec.structs.replace(run, complete=complete)
         if what == "audit":
             return msgspec.structs.replace(run, audit="INV-1: two and two make five")
         assert run.verified is not None

@@ -1,5 +1,6 @@
 """The roofline: published figures in, plausible times out, and every figure can be replaced."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -33,6 +34,13 @@ def test_a_llama_takes_the_bytes_that_are_published() -> None:
     assert preset("qwen2.5-7b/h100x8").kv_bytes_per_token == 2 * 28 * 8 * 128 * 2
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_a_block_takes_the_bytes_of_the_layout_of_the_same_name(model: str) -> None:
+    roofline = dataclasses.replace(preset(f"{model}/h100"), ranks=2)
+    layout = by.KVLayout.preset(model, ranks=2)
+    assert 16 * roofline.kv_bytes_per_token == layout.host_block_bytes
+
+
 def test_the_device_holds_what_the_weights_leave() -> None:
     one = preset("llama-3-8b/h100")
     assert one.device_blocks(16) == (72_000_000_000 - 16_060_000_000) // (16 * 131_072)
@@ -45,16 +53,23 @@ def test_decode_is_bound_by_memory_and_prefill_by_arithmetic() -> None:
     roofline = preset("llama-3-8b/h100")
     step, overhead = roofline.step_seconds, roofline.overhead
     weights = 16.06e9 / (3.35e12 * 0.8)
-    assert step(0, 0, 1, 0) == pytest.approx(weights + overhead, rel=1e-3)
-    assert step(0, 0, 64, 64 * 4000) > step(0, 0, 64, 64 * 2000) > step(0, 0, 64, 0)
-    assert step(4096, 4096 * 2048, 0, 0) == pytest.approx(
+    assert step(0, 0, 0, 1, 0) == pytest.approx(weights + overhead, rel=1e-3)
+    assert step(0, 0, 0, 64, 64 * 4000) > step(0, 0, 0, 64, 64 * 2000) > step(0, 0, 0, 64, 0)
+    assert step(4096, 4096 * 2048, 4096, 0, 0) == pytest.approx(
         roofline.prefill_seconds(4096) + overhead, rel=1e-6
     )
-    assert step(4096, 4096 * 2048, 64, 64 * 4000) > step(4096, 4096 * 2048, 0, 0)
+    assert step(4096, 4096 * 2048, 4096, 64, 64 * 4000) > step(4096, 4096 * 2048, 4096, 0, 0)
+
+
+def test_every_chunk_reads_what_is_before_it() -> None:
+    step = preset("llama-3-8b/h100").step_seconds
+    context = 64 * 30_000
+    assert step(64, context, context, 0, 0) == step(0, 0, 0, 64, context)
+    assert step(64, context, context, 0, 0) > 10 * step(1, 30_000, 30_000, 0, 0)
 
 
 def test_more_ranks_and_faster_gpus_take_less_time() -> None:
-    work = (2048, 2048 * 1024, 32, 32 * 2000)
+    work = (2048, 2048 * 1024, 2048, 32, 32 * 2000)
     names = ["llama-3-70b/a100x4", "llama-3-70b/h100x4", "llama-3-70b/h100x8", "llama-3-70b/b200x8"]
     seconds = [preset(name).step_seconds(*work) for name in names]
     assert seconds == sorted(seconds, reverse=True)
@@ -63,7 +78,7 @@ def test_more_ranks_and_faster_gpus_take_less_time() -> None:
 
 def test_few_tokens_of_a_mixture_read_few_of_its_experts() -> None:
     mixture = preset("mixtral-8x7b/h100x2")
-    assert mixture.step_seconds(0, 0, 1, 0) < 0.5 * mixture.step_seconds(0, 0, 64, 0)
+    assert mixture.step_seconds(0, 0, 0, 1, 0) < 0.5 * mixture.step_seconds(0, 0, 0, 64, 0)
     same = mixture.with_({"active": mixture.model.params})
     assert mixture.prefill_seconds(1000) < 0.3 * same.prefill_seconds(1000)
 
@@ -87,7 +102,7 @@ def test_every_preset_gives_times_and_sizes(model: str, machine: str) -> None:
     roofline = preset(f"{model}/{machine}x8")
     if model != "llama-3.1-405b" or machine in {"h200", "b200"}:
         assert roofline.device_blocks(16) > 1000
-    assert 1e-3 < roofline.step_seconds(0, 0, 1, 1000) < 0.2
+    assert 1e-3 < roofline.step_seconds(0, 0, 0, 1, 1000) < 0.2
     assert min(roofline.speeds(16)) > 0
 
 

@@ -1,6 +1,8 @@
 """A replay: what it models, what it measures, and that it is the same every time."""
 
 import dataclasses
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blockyard as by
+from blockyard.config import agree
 from blockyard.replay import hardware, workload
 from blockyard.replay.clock import Link
+from blockyard.replay.fcfs import FirstCome, Running
 from blockyard.replay.hands import ProcessHands, RealHands, scaled
 from blockyard.replay.meter import Timeline, spread
 from blockyard.replay.result import Run
-from blockyard.replay.run import run
+from blockyard.replay.run import _config, _Replay, run
 from blockyard.replay.setup import Progress, Setup
 from blockyard.replay.trace import Trace
 from yard import plan_of
@@ -38,6 +42,35 @@ def setup_of(trace: Trace, **changes: Any) -> Setup:
 
 def quiet(_progress: Progress) -> None:
     pass
+
+
+def asked(requests: Sequence[tuple[int, int, int]]) -> Trace:
+    """Requests of (milliseconds, tokens of the prompt, tokens of the answer) that share nothing."""
+    arrivals, inputs, outputs = np.array(requests, np.int64).T
+    offsets = np.concatenate(([0], np.cumsum(-(-inputs // 16))))
+    return Trace(
+        name="made up",
+        trace_block=16,
+        arrival=arrivals,
+        input_length=inputs,
+        output_length=outputs,
+        ids=np.arange(offsets[-1]),
+        offsets=offsets,
+        session=np.zeros(0, np.int64),
+    )
+
+
+def again(trace: Trace) -> Trace:
+    """All requests have the first one's prompt."""
+    first = trace.ids[: trace.offsets[1]]
+    return dataclasses.replace(trace, ids=np.tile(first, len(trace)))
+
+
+def opened(setup: Setup, trace: Trace) -> _Replay:
+    """A replay with bytes in this process, about to begin."""
+    config = _config(setup)
+    hands = RealHands(config)
+    return _Replay(setup, trace, by.KVCache(agree(config, hands.hello())), hands)
 
 
 def modelled(result: Run) -> dict[str, Any]:
@@ -139,6 +172,96 @@ def test_a_request_that_never_fits_is_refused_and_the_others_run(trace: Trace) -
     assert result.requests + result.refused == 150
 
 
+def test_who_stands_behind_a_whole_line_of_too_large_requests_is_served() -> None:
+    trace = asked([(0, 3_200, 4)] * 256 + [(0, 64, 4)] * 44)
+    result = run(setup_of(trace, device_blocks=100), trace, quiet)
+    assert (result.requests, result.refused, result.complete) == (44, 256, True)
+
+
+def test_what_a_refused_request_would_have_held_is_not_kept() -> None:
+    trace = asked([(0, 3_200, 4), (0, 64, 4)])
+    setup = setup_of(trace, device_blocks=100, verify=True)
+    replay = opened(setup, trace)
+    assert replay.run(quiet).refused == 1
+    replay.hands.close()
+    assert not replay.keys64
+
+
+def test_prompts_are_computed_in_the_order_in_which_they_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served: list[int] = []
+    step = FirstCome.step
+
+    def watched(line: FirstCome) -> tuple[list[Running], list[tuple[Running, int]]]:
+        decode, chunks = step(line)
+        served.extend(row.request for row, _ in chunks)
+        return decode, chunks
+
+    monkeypatch.setattr(FirstCome, "step", watched)
+    # The first two end at once, and the last seats move into theirs.
+    trace = asked([(0, 64, 1)] * 2 + [(0, 2_048, 2)] * 3)
+    run(setup_of(trace, token_budget=256), trace, quiet)
+    assert served == sorted(served)
+    assert set(served) == set(range(5))
+
+
+def test_copies_that_trail_the_last_request_take_none_of_its_time() -> None:
+    slow = hardware.preset("llama-3-8b/h100").with_({"link_bytes_per_second": 1e7})
+    trace = asked([(0, 1_600, 10)])
+    ends = run(setup_of(trace), trace, quiet)
+    setup = setup_of(trace, roofline=slow, write_policy="through")
+    replay = opened(dataclasses.replace(setup, verify=True), trace)
+    trails = replay.run(quiet)
+    replay.hands.close()
+    assert trails.engine_seconds == ends.engine_seconds
+    assert trails.tokens_per_second == ends.tokens_per_second
+    assert trails.series is not None
+    assert trails.series.seconds[-1] < 1
+    # They are carried out all the same.
+    assert (trails.moved.blocks_down, trails.peak["host"], trails.audit) == (100, 100, "ok")
+    assert replay.cache.stats()["flights"] == 0
+
+
+def test_time_is_counted_from_the_first_arrival() -> None:
+    trace = asked([(1_000 * second, 160, 20) for second in range(120)])
+    late = dataclasses.replace(trace, arrival=trace.arrival + 1_700_000_000_000)
+    told: list[Progress] = []
+    first, second = run(setup_of(trace), trace, quiet), run(setup_of(late), late, told.append)
+    assert modelled(first) == modelled(second)
+    assert first.series is not None
+    assert 119 < first.series.seconds[-1] < 121
+    assert told[-1].engine_seconds < 121
+
+
+def test_the_most_that_requests_hold_is_seen_before_they_let_go() -> None:
+    # Five at once, each with 100 blocks of prompt and a last one for its answer.
+    trace = asked([(0, 1_600, 3)] * 5)
+    result = run(setup_of(trace), trace, quiet)
+    assert (result.peak["pinned"], result.peak["device"]) == (505, 505)
+    assert result.series is not None
+    assert max(result.series.device_pinned) == 505
+    assert max(result.series.running) == 5
+
+
+def test_what_a_jump_costs_is_counted_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The second prompt is loaded first, and nobody else runs: that begin is followed by a jump.
+    trace = again(asked([(0, 64, 1), (5_000, 64, 1)]))
+    begin = by.KVCache.begin
+
+    def slow(*given: Any, **keywords: Any) -> Any:
+        time.sleep(0.05)
+        return begin(*given, **keywords)
+
+    monkeypatch.setattr(by.KVCache, "begin", slow)
+    result = run(setup_of(trace), trace, quiet)
+    assert result.moved.blocks_across == 1
+    assert result.bookkeeping is not None
+    assert result.bookkeeping.steps == 2
+    assert result.bookkeeping.us_per_step.quantiles[0] > 50_000
+    assert result.bookkeeping.us_per_request < 50_000
+
+
 def test_prompts_without_an_answer_are_computed_and_end() -> None:
     trace = dataclasses.replace(
         workload.generate(1, requests=20), output_length=np.zeros(20, np.int64)
@@ -180,6 +303,83 @@ def test_a_wrong_byte_is_seen() -> None:
     hands.close()
 
 
+def spoiled(monkeypatch: pytest.MonkeyPatch, spoils: Callable[[RealHands, by.Plan], None]) -> None:
+    """Does something to every plan that has been carried out."""
+    land = RealHands.land
+
+    def landed(hands: RealHands, plans: Sequence[by.Plan]) -> list[by.Outcome]:
+        outcomes = land(hands, plans)
+        for plan in plans:
+            spoils(hands, plan)
+        return outcomes
+
+    monkeypatch.setattr(RealHands, "land", landed)
+
+
+@pytest.mark.parametrize("spoil", [False, True])
+def test_the_private_copy_of_a_full_hit_is_checked(
+    monkeypatch: pytest.MonkeyPatch, *, spoil: bool
+) -> None:
+    def spoils(hands: RealHands, plan: by.Plan) -> None:
+        if spoil and plan.source_tier == plan.destination_tier:
+            hands._device.planes[0][plan.destinations] ^= 1
+
+    spoiled(monkeypatch, spoils)
+    # Four blocks, whole: their last token is computed again, in a copy of the last block.
+    trace = again(asked([(5_000 * request, 64, 2) for request in range(3)]))
+    result = run(setup_of(trace, verify=True), trace, quiet)
+    assert result.moved.blocks_across == 2
+    assert result.verified is not None
+    # Before the copy, what is there already; after it, everything.
+    assert result.verified.checked == 2 * (3 + 4)
+    assert result.verified.wrong == (2 if spoil else 0)
+
+
+def test_half_of_the_copies_are_made_as_late_as_they_may_be() -> None:
+    config = by.Config(device=65, host=64, layout=scaled(16, 1))
+    slots, keys = np.arange(64, dtype=np.int32), np.arange(64, dtype=np.uint64)
+
+    def late(seed: int) -> list[int]:
+        hands = RealHands(config, seed=seed)
+        hands.write(slots, keys)
+        down = [plan_of([slot], flight=slot + 1 << 32) for slot in range(64)]
+        hands.submit(down)
+        patience = time.monotonic() + 10
+        while hands._crane.in_air and time.monotonic() < patience:
+            hands._early |= {outcome.flight: outcome for outcome in hands._crane.poll()}
+        # Whoever is early has the old bytes, whoever is late the new ones.
+        hands.write(slots, keys + np.uint64(64))
+        assert [outcome.good for outcome in hands.land(down)] == [1] * 64
+        up = plan_of(64, flight=1 << 40, way="host device")
+        hands.submit([up])
+        hands.land([up])
+        seen = [hands.wrong(slots[at : at + 1], keys[at : at + 1]) for at in range(64)]
+        hands.close()
+        return seen
+
+    assert late(1) == late(1) != late(2)
+    assert 16 < sum(late(1)) < 48
+
+
+def test_a_slot_given_away_before_its_copy_has_landed_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, trace: Trace
+) -> None:
+    dispatch = by.KVCache.dispatch
+
+    def hasty(cache: by.KVCache) -> list[by.Plan]:
+        plans = dispatch(cache)
+        cache.commit([plan for plan in plans if plan.source_tier == "host"])
+        return plans
+
+    # From now on the next copy down may go where a copy up still has to read.
+    monkeypatch.setattr(by.KVCache, "dispatch", hasty)
+    slow = hardware.preset("llama-3-8b/h100").with_({"link_bytes_per_second": 1e9})
+    setup = setup_of(trace, roofline=slow, gate=False, host_blocks=900, verify=True)
+    result = run(setup, trace, quiet)
+    assert result.verified is not None
+    assert result.verified.wrong > 100
+
+
 def test_a_rank_whose_process_is_gone_is_named() -> None:
     hands = ProcessHands(by.Config(device=8, host=4, layout=scaled(16, 2)))
     try:
@@ -197,9 +397,10 @@ def test_what_goes_wrong_in_a_rank_is_raised_here() -> None:
     config = by.Config(device=8, host=4, layout=scaled(16, 2))
     hands = ProcessHands(config)
     try:
-        hands.submit([plan_of([1], [99], flight=1 << 32)])
+        plans = [plan_of([1], [99], flight=1 << 32)]
+        hands.submit(plans)
         with pytest.raises(by.Misuse, match="host slot 99"):
-            hands.hello()
+            hands.land(plans)
     finally:
         hands.close()
 

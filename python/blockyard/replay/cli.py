@@ -145,12 +145,12 @@ def replay(ctx: click.Context, /, **asked: Unpack[Asked]) -> None:
     for part in show.tables(result, table.width):
         table.print(part)
     _write(asked, result)
-    if len(runs) < len(setups) or not runs[-1].complete:
-        ctx.exit(_INTERRUPTED)
     if any(
         run.audit not in {"ok", "none"} or (run.verified and run.verified.wrong) for run in runs
     ):
         ctx.exit(_BREACH)
+    if len(runs) < len(setups) or not runs[-1].complete:
+        ctx.exit(_INTERRUPTED)
 
 
 def _play(setups: Sequence[Setup], trace: Trace, console: Console | None) -> list[Run]:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,16 +103,16 @@ class FirstCome:
                 promote(waiting.keys)
 
     def step(self) -> tuple[list[Running], list[tuple[Running, int]]]:
-        """Rows that decode, and prompts with the tokens of them to compute next."""
+        """Rows that decode, and prompts as they came, with the tokens of them to compute next."""
         ready = [row for row in self.running if not row.loading]
         decode = [row for row in ready if row.computed >= row.prompt]
         left = self._budget - len(decode)
         chunks = []
-        for row in ready:
+        # Seats are no order: who came last may sit where one has left.
+        prompts = (row for row in ready if row.computed < row.prompt)
+        for row in sorted(prompts, key=attrgetter("request")):
             if left <= 0:
                 break
-            missing = row.prompt - row.computed
-            if missing > 0:
-                chunks.append((row, min(missing, left)))
-                left -= chunks[-1][1]
+            chunks.append((row, min(row.prompt - row.computed, left)))
+            left -= chunks[-1][1]
         return decode, chunks

@@ -85,13 +85,19 @@ class BookHands:
 class RealHands:
     """One rank's memory in this process.
 
+    Half of the plans, drawn by seed, are carried out at once, and half only when they are to land:
+    a slot that is read too early or given away too early shows wrong bytes.
+
     Args:
         config: Its layout is `scaled`: a few KiB stand for a block.
         rank: Whose it is; the bytes of a key differ from rank to rank.
         shared: File of the host memory that all ranks share, if the layout has such planes.
+        seed: Draws which plans are late, on each rank others.
     """
 
-    def __init__(self, config: Config, rank: int = 0, shared: Path | None = None) -> None:
+    def __init__(
+        self, config: Config, rank: int = 0, shared: Path | None = None, *, seed: int = 0
+    ) -> None:
         layout = config.layout
         if layout is None:
             raise Unavailable("there is no layout, and so no bytes")
@@ -104,17 +110,24 @@ class RealHands:
             layout, rank=rank, device=self._device, host=host, fingerprint=config.fingerprint
         )
         self._early: dict[int, Outcome] = {}
+        self._late: set[int] = set()
+        self._draw = np.random.Generator(np.random.PCG64([seed, rank])).random
 
     def hello(self) -> list[Hello]:
         """What its crane says."""
         return [self._crane.hello()]
 
     def submit(self, plans: Sequence[Plan]) -> None:
-        """Starts copies."""
-        self._crane.submit(plans)
+        """Starts copies, or keeps them for their landing."""
+        late = {plan.flight for plan in plans if self._draw() < 0.5}  # noqa: PLR2004 - half
+        self._late |= late
+        self._crane.submit(plan for plan in plans if plan.flight not in late)
 
     def land(self, plans: Sequence[Plan]) -> list[Outcome]:
         """Waits for these plans, and keeps what else has landed for later."""
+        late = [plan for plan in plans if plan.flight in self._late]
+        self._late.difference_update(plan.flight for plan in late)
+        self._crane.submit(late)
         stuck = time.monotonic() + _PATIENCE
         while True:
             self._early |= {outcome.flight: outcome for outcome in self._crane.poll()}
@@ -156,14 +169,14 @@ class RealHands:
 class ProcessHands:
     """A crane per rank, each in a process of its own; plans and outcomes travel pickled."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, seed: int = 0) -> None:
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="blockyard-", ignore_cleanup_errors=True)
         shared = Path(self._folder.name) / "host"
         self._ranks: list[tuple[Any, Connection]] = []
         for rank in range(config.ranks):
             here, there = context.Pipe()
-            what = (there, config.to_mapping(), rank, shared)
+            what = (there, config.to_mapping(), rank, shared, seed)
             process = context.Process(target=_serve, args=what, daemon=True)
             process.start()
             there.close()
@@ -221,13 +234,13 @@ class ProcessHands:
         return answers
 
 
-def _serve(pipe: Connection, config: dict[str, Any], rank: int, shared: Path) -> None:
+def _serve(pipe: Connection, config: dict[str, Any], rank: int, shared: Path, seed: int) -> None:
     """One rank's process: verbs of `RealHands` until the pipe closes."""
     hands: RealHands | None = None
     fault: Exception | None = None
     answers = {"hello", "land", "wrong"}
     try:
-        hands = RealHands(Config.of(config), rank, shared)
+        hands = RealHands(Config.of(config), rank, shared, seed=seed)
     except Exception as error:  # noqa: BLE001 - it is raised again where it is waited for
         fault = error
     while True:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from blockyard._core import Misuse
+from blockyard.models import MODELS as LAYOUTS
+from blockyard.models import Heads
 
 __all__ = ["MACHINES", "MODELS", "Machine", "Model", "Roofline", "preset"]
 
@@ -67,32 +69,35 @@ _PCIE4: Final = 25e9
 _PCIE5: Final = 50e9
 
 
-def _dense(name: str, params: float, *shape: int) -> Model:
-    layers, heads, kv_heads, head_dim = shape
+_SHAPES: Final = {name: shape for name, shape in LAYOUTS.items() if isinstance(shape, Heads)}
+
+
+def _dense(name: str, params: float, heads: int) -> Model:
+    shape = _SHAPES[name]
     return Model(
         name=name,
         params=params,
         active=params,
-        layers=layers,
+        layers=shape.layers,
         heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
     )
 
 
 _MODELS: Final = (
     # Llama 3 and 3.1 ("The Llama 3 Herd of Models", arXiv:2407.21783, table 3, and model cards).
-    _dense("llama-3-8b", 8.03e9, 32, 32, 8, 128),
-    _dense("llama-3-70b", 70.6e9, 80, 64, 8, 128),
-    _dense("llama-3.1-405b", 405.9e9, 126, 128, 8, 128),
+    _dense("llama-3-8b", 8.03e9, 32),
+    _dense("llama-3-70b", 70.6e9, 64),
+    _dense("llama-3.1-405b", 405.9e9, 128),
     # "Mistral 7B", arXiv:2310.06825, and "Mixtral of Experts", arXiv:2401.04088.
-    _dense("mistral-7b", 7.25e9, 32, 32, 8, 128),
-    replace(_dense("mixtral-8x7b", 46.7e9, 32, 32, 8, 128), active=12.9e9),
+    _dense("mistral-7b", 7.25e9, 32),
+    replace(_dense("mixtral-8x7b", 46.7e9, 32), active=12.9e9),
     # "Qwen2.5 Technical Report", arXiv:2412.15115, and "Qwen3 Technical Report", arXiv:2505.09388.
-    _dense("qwen2.5-7b", 7.62e9, 28, 28, 4, 128),
-    _dense("qwen2.5-72b", 72.7e9, 80, 64, 8, 128),
-    _dense("qwen3-8b", 8.19e9, 36, 32, 8, 128),
-    _dense("qwen3-32b", 32.8e9, 64, 64, 8, 128),
+    _dense("qwen2.5-7b", 7.62e9, 28),
+    _dense("qwen2.5-72b", 72.7e9, 64),
+    _dense("qwen3-8b", 8.19e9, 32),
+    _dense("qwen3-32b", 32.8e9, 64),
 )
 _MACHINES: Final = (
     # NVIDIA A100 80GB data sheet (SXM).
@@ -236,13 +241,15 @@ class Roofline:
             )
         return blocks
 
-    def step_seconds(self, prefill: int, pairs: float, rows: int, context: int) -> float:
+    def step_seconds(self, prefill: int, pairs: float, read: int, rows: int, context: int) -> float:
         """How long a step takes.
 
         Args:
             prefill: New tokens of all chunks of prompts.
             pairs: Over the chunks, the sum of new tokens times the tokens that each attends to:
                 those before the chunk and, on average, half of the chunk.
+            read: Tokens that the chunks attend to, summed over the chunks: each reads those before
+                it and its own, once for all of its tokens.
             rows: Sequences that compute one token each.
             context: Tokens that those attend to, summed over the rows.
         """
@@ -250,9 +257,7 @@ class Roofline:
         tokens = prefill + rows
         # Few tokens use few of the experts.
         weights = min(model.params, tokens * model.active) * model.weight_bytes
-        # A chunk reads what it attends to once for all of its tokens.
-        read = context + pairs / max(prefill, 1)
-        moved = weights + read * self.kv_bytes_per_token
+        moved = weights + (context + read) * self.kv_bytes_per_token
         reading = moved / (self.ranks * machine.hbm_bytes_per_second * machine.hbm_efficiency)
         syncs = 2 * model.layers * machine.sync if self.ranks > 1 else 0.0
         return max(self._computing(tokens, pairs + context), reading) + syncs + self.overhead

@@ -27,7 +27,7 @@ def _sequential(setup: Setup, trace: Trace, progress: Callable[[Progress], None]
     start = time.perf_counter()
 
     def served(requests: int) -> None:
-        arrival = float(trace.arrival[requests - 1]) / 1e3
+        arrival = float(trace.arrival[requests - 1] - trace.arrival[0]) / 1e3
         progress(Progress(requests, len(trace), arrival, None, 0, 0, 0, 0))
 
     got = sequential(
@@ -69,6 +69,6 @@ def _sequential(setup: Setup, trace: Trace, progress: Callable[[Progress], None]
         peak={},
         bookkeeping=None,
         verified=None,
-        audit={"clean": "ok", "simulated": "none"}.get(got.audit, got.audit),
+        audit=got.audit,
         series=None,
     )

@@ -62,10 +62,15 @@ class Bookkeeping(Struct, frozen=True, kw_only=True):
     """What Blockyard itself cost, measured on this machine while replaying."""
 
     steps: Annotated[int, Meta(description="steps of the engine")]
-    us_per_step: Annotated[Spread, Meta(description="all verbs of one step, measured microseconds")]
+    us_per_step: Annotated[
+        Spread,
+        Meta(
+            description="all verbs of one step, begins included, measured microseconds; those of "
+            "times when nobody could run count to the step after"
+        ),
+    ]
     us_per_request: Annotated[
-        float,
-        Meta(description="keys, begin and finish of one request, measured microseconds, mean"),
+        float, Meta(description="keys and finish of one request, measured microseconds, mean")
     ]
     share: Annotated[float, Meta(description="all of it per modelled second of the engine")]
 
@@ -84,7 +89,10 @@ class Verified(Struct, frozen=True, kw_only=True):
 class Series(Struct, frozen=True, kw_only=True):
     """Columns over modelled time, one entry per interval of equal length; all of one length."""
 
-    seconds: Annotated[list[float], Meta(description="end of the interval, modelled seconds")]
+    seconds: Annotated[
+        list[float],
+        Meta(description="end of the interval, modelled seconds from the first arrival"),
+    ]
     device_hit: Annotated[list[int], Meta(description="prompt tokens found on the device")]
     host_hit: Annotated[list[int], Meta(description="prompt tokens found on the host")]
     missed: Annotated[list[int], Meta(description="prompt tokens that were computed")]
@@ -142,7 +150,11 @@ class Run(Struct, frozen=True, kw_only=True):
     waits: Annotated[Waits | None, Meta(description="why requests waited; null likewise")]
     moved: Annotated[Moved, Meta(description="copies between tiers")]
     peak: Annotated[
-        dict[str, int], Meta(description="most slots with content: device, host; and pinned")
+        dict[str, int],
+        Meta(
+            description="most slots with content: device, host; and pinned, in use by running "
+            "requests; seen at the end of every step"
+        ),
     ]
     bookkeeping: Annotated[
         Bookkeeping | None, Meta(description="measured cost; null with model sequential")

@@ -1,6 +1,7 @@
 """One pass over a trace with the virtual-time engine: arrivals, steps, copies, ends."""
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -12,9 +13,9 @@ from blockyard.config import Config, Speeds, agree
 from blockyard.replay.clock import Link
 from blockyard.replay.fcfs import FirstCome, Running, Waiting
 from blockyard.replay.hands import BookHands, Hands, ProcessHands, RealHands, scaled
-from blockyard.replay.meter import Timeline, spread
-from blockyard.replay.result import Bookkeeping, Moved, Run, Verified, Waits
+from blockyard.replay.result import Run
 from blockyard.replay.setup import Progress, Setup
+from blockyard.replay.tally import Tally
 from blockyard.replay.tokens import Tokens
 from blockyard.replay.trace import Trace
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_SAMPLE: Final = 16
-"""Steps between two looks at the pinned slots."""
 _now = time.perf_counter_ns
 
 
@@ -46,9 +45,9 @@ def run(setup: Setup, trace: Trace, progress: Callable[[Progress], None]) -> Run
     if not setup.verify:
         hands = BookHands(config)
     elif setup.ranks == 1:
-        hands = RealHands(config)
+        hands = RealHands(config, seed=setup.seed)
     else:
-        hands = ProcessHands(config)
+        hands = ProcessHands(config, seed=setup.seed)
     try:
         replay = _Replay(setup, trace, KVCache(agree(config, hands.hello())), hands)
         return replay.run(progress)
@@ -81,9 +80,10 @@ class _Replay:
         self.hands = hands
         self.tokens = Tokens(trace, setup.seed)
         self.roofline = setup.roofline
-        # Times in the trace are milliseconds.
-        self.arrivals = trace.arrival / 1000.0
-        self.now = float(self.arrivals[0]) if len(trace) else 0.0
+        # Times in the trace are milliseconds, since whenever; here, seconds from the first arrival.
+        self.arrivals: list[float] = ((trace.arrival - trace.arrival[:1]) / 1000.0).tolist()
+        self.now = 0.0
+        self.end = 0.0
         self.tick = 0
         self.arrived = 0
         self.block_bytes = self.roofline.kv_bytes_per_token * setup.block_size
@@ -102,62 +102,75 @@ class _Replay:
         self.mapping = np.zeros(setup.token_budget + setup.max_running, np.int64)
         self.waits_on: dict[int, Running] = {}
         self.keys64: dict[int, NDArray[np.uint64]] = {}
-        # What is reported.
-        self.timeline = Timeline()
-        self.ended = 0
-        self.device_hit = self.host_hit = self.input_tokens = self.output_tokens = 0
-        self.loaded_requests = 0
-        self.moved = {"down": 0, "up": 0, "across": 0}
-        self.peak = {"device": 0, "host": 0, "pinned": 0}
-        self.ttft: list[float] = []
-        self.queue: list[float] = []
-        self.gaps: list[tuple[float, int]] = []
-        self.step_ns: list[int] = []
-        self.request_ns = 0
-        self.written = self.checked = self.wrong = 0
-        room = cache.room()
-        self.capacity = {"device": room.free, "host": setup.host_blocks}
+        self.tally = Tally()
 
     def run(self, progress: Callable[[Progress], None]) -> Run:
         wall = time.perf_counter()
         told = 0.0
-        complete = False
+        stopped = True
         try:
             while self.step():
                 if time.monotonic() - told > 0.1:  # noqa: PLR2004 - seconds between two lines
                     told = time.monotonic()
                     progress(self.progress())
-            complete = True
+            stopped = False
         except KeyboardInterrupt:
             pass
         progress(self.progress())
-        return self.result(complete=complete, wall=time.perf_counter() - wall)
+        complete = self.over and not stopped
+        self.tally.arrived = self.arrived
+        return self.tally.result(
+            self.setup,
+            self.cache,
+            self.first_come,
+            levels=self.levels(),
+            complete=complete,
+            seconds=self.seconds,
+            wall=time.perf_counter() - wall,
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether every request has ended or was refused; copies may still be in the air."""
+        return self.tally.ended + self.first_come.refused == len(self.trace)
+
+    @property
+    def seconds(self) -> float:
+        """Of the engine, so far: copies that trail the last request are none of its time."""
+        return self.end if self.over else self.now
 
     def step(self) -> bool:
         """One step of the engine, or one jump to the next event; False when all is done."""
         self.arrive()
-        spent = self.land()
-        spent += self.admit()
+        spent = self.tally.jump_ns + self.land() + self.admit()
+        # Of a line of too large ones nobody is left: who stood behind it comes now.
+        while not self.first_come.line and self.arrive():
+            spent += self.admit()
         decode, chunks = self.first_come.step()
         spent += self.dispatch()
         if not decode and not chunks:
+            self.tally.jump_ns = spent
             return self.jump()
+        self.tally.jump_ns = 0
         self.tick += 1
         seconds = self.roofline.step_seconds(
             sum(count for _, count in chunks),
             sum(count * (row.computed + count / 2) for row, count in chunks),
+            sum(row.computed + count for row, count in chunks),
             len(decode),
             sum(row.computed + 1 for row in decode),
         )
         spent += self.place(decode, chunks)
         self.now += seconds
-        spent += self.output(decode, chunks, seconds)
-        self.step_ns.append(spent)
-        self.look()
+        self.tally.step_ns.append(spent + self.output(decode, chunks, seconds))
+        # Before the ended ones let go of what they hold.
+        self.tally.timeline.close(self.now, self.levels())
+        self.finish(decode, chunks)
         return True
 
-    def arrive(self) -> None:
-        """Requests come into the line; their tokens are made and, once, turned into keys."""
+    def arrive(self) -> bool:
+        """Requests come into the line, if any; their tokens are, once, turned into keys."""
+        arrived = self.arrived
         arrivals, line = self.arrivals, self.first_come.line
         # Keys take memory: only as many as could be admitted soon are made ahead.
         while (
@@ -168,15 +181,12 @@ class _Replay:
             request = self.arrived
             self.arrived += 1
             prompt = self.tokens.prompt(request)
-            outputs = self.tokens.output(request)
             start = _now()
             keys = self.cache.keys(prompt)
-            self.request_ns += _now() - start
-            line.append(Waiting(request, float(arrivals[request]), keys, outputs))
-            if self.setup.verify:
-                whole = self.cache.keys(np.concatenate((prompt, outputs)))
-                words = np.frombuffer(bytes(whole), np.uint64).reshape(-1, 4)
-                self.keys64[request] = np.bitwise_xor.reduce(words, axis=1)
+            self.tally.request_ns += _now() - start
+            outputs = self.tokens.output(request)
+            line.append(Waiting(request, arrivals[request], keys, outputs))
+        return self.arrived > arrived
 
     def land(self) -> int:
         """Copies whose time has come."""
@@ -193,7 +203,7 @@ class _Replay:
                 row.loading.discard(plan.flight)
                 if not row.loading:
                     row.computed = row.lease.cached
-                    self.check(row, 0, row.computed // self.setup.block_size)
+                    self.check(row, -(-row.computed // self.setup.block_size))
         return spent
 
     def admit(self) -> int:
@@ -219,23 +229,24 @@ class _Replay:
         size = self.setup.block_size
         device = min(row.lease.hits[0] * size, row.computed)
         host = row.computed - device
-        self.device_hit += device
-        self.host_hit += host
-        self.input_tokens += row.prompt
-        self.timeline.add("device_hit", device)
-        self.timeline.add("host_hit", host)
-        self.timeline.add("missed", row.prompt - row.computed)
-        self.queue.append(self.now - row.arrival)
-        self.loaded_requests += host > 0
+        self.tally.device_hit += device
+        self.tally.host_hit += host
+        self.tally.input_tokens += row.prompt
+        self.tally.timeline.add("device_hit", device)
+        self.tally.timeline.add("host_hit", host)
+        self.tally.timeline.add("missed", row.prompt - row.computed)
+        self.tally.queue.append(self.now - row.arrival)
+        self.tally.loaded_requests += host > 0
         for flight in row.loading:
             self.waits_on[flight] = row
         if self.setup.verify:
+            whole = np.concatenate((self.tokens.prompt(row.request), row.outputs))
+            words = np.frombuffer(bytes(self.cache.keys(whole)), np.uint64).reshape(-1, 4)
+            self.keys64[row.request] = np.bitwise_xor.reduce(words, axis=1)
             seat = len(self.first_come.running) - 1
             self.cache.block_tables(row.lease, out=self.tables[seat : seat + 1])
-            if not row.loading:
-                self.check(row, 0, row.computed // size)
-            else:
-                self.check(row, 0, min(row.lease.hits[0], row.computed // size))
+            # What has to be copied first, the private last block of a full hit too, is seen then.
+            self.check(row, min(row.lease.hits[0], row.computed // size))
 
     def dispatch(self) -> int:
         """Sends out what should move."""
@@ -247,23 +258,22 @@ class _Replay:
             self.link.send(plans, self.now)
             for plan in plans:
                 way = _WAYS[plan.source_tier, plan.destination_tier]
-                self.moved[way] += len(plan)
+                self.tally.moved[way] += len(plan)
                 if way != "across":
-                    self.timeline.add(f"bytes_{way}", int(len(plan) * self.block_bytes))
+                    self.tally.timeline.add(f"bytes_{way}", int(len(plan) * self.block_bytes))
         return spent
 
     def jump(self) -> bool:
-        """Nothing can be computed: on to the next landing or arrival."""
-        events = []
+        """Nothing can be computed: on to the next landing or arrival; False when there is none."""
         landing = self.link.next()
-        if landing is not None:
-            events.append(landing)
-        if self.arrived < len(self.trace) and self.arrivals[self.arrived] > self.now:
-            events.append(float(self.arrivals[self.arrived]))
+        events = [] if landing is None else [landing]
+        events += [at for at in self.arrivals[self.arrived : self.arrived + 1] if at > self.now]
         if not events:
             return False
+        levels = self.levels()
         self.now = max(self.now, min(events))
-        self.look()
+        if not self.over:
+            self.tally.timeline.close(self.now, levels)
         return True
 
     def place(self, decode: list[Running], chunks: list[tuple[Running, int]]) -> int:
@@ -284,7 +294,7 @@ class _Replay:
     def output(
         self, decode: list[Running], chunks: list[tuple[Running, int]], seconds: float
     ) -> int:
-        """The step is done: tokens are appended, full blocks published, ended requests finished."""
+        """The step is done: tokens are appended, full blocks published."""
         sampled = []
         for row in decode:
             row.computed += 1
@@ -293,9 +303,9 @@ class _Replay:
             row.computed += count
             if row.computed == row.prompt and len(row.outputs):
                 sampled.append(row)
-                self.ttft.append(self.now - row.arrival)
+                self.tally.ttft.append(self.now - row.arrival)
         if decode:
-            self.gaps.append((seconds, len(decode)))
+            self.tally.gaps.append((seconds, len(decode)))
         tokens = [row.outputs[row.sampled] for row in sampled]
         for row in sampled:
             row.sampled += 1
@@ -306,19 +316,22 @@ class _Replay:
         if sampled:
             self.cache.append([row.lease for row in sampled], tokens)
         self.cache.seal([row.lease for row in rows], [row.computed for row in rows])
-        spent = _now() - start
-        done = [
-            row for row in rows if row.computed >= row.prompt and row.sampled == len(row.outputs)
-        ]
-        if done:
-            start = _now()
-            self.cache.finish([row.lease for row in done])
-            self.request_ns += _now() - start
-            self.leave(done)
-        return spent
+        return _now() - start
 
-    def leave(self, done: list[Running]) -> None:
-        """The last seats move into the empty ones, so that the other rows' cells stay."""
+    def finish(self, decode: list[Running], chunks: list[tuple[Running, int]]) -> None:
+        """Who has all of its answer leaves."""
+        done = [
+            row
+            for row in decode + [row for row, _ in chunks]
+            if row.computed >= row.prompt and row.sampled == len(row.outputs)
+        ]
+        if not done:
+            return
+        start = _now()
+        self.cache.finish([row.lease for row in done])
+        self.tally.request_ns += _now() - start
+        self.end = self.now
+        # The last seats move into the empty ones, so that the other rows' cells stay.
         running = self.first_come.running
         for row in done:
             seat, last = running.index(row), len(running) - 1
@@ -326,8 +339,8 @@ class _Replay:
                 running[seat] = running[last]
                 self.tables[seat] = self.tables[last]
             running.pop()
-            self.output_tokens += row.sampled
-            self.ended += 1
+            self.tally.output_tokens += row.sampled
+            self.tally.ended += 1
             self.keys64.pop(row.request, None)
 
     def write(self, decode: list[Running], chunks: list[tuple[Running, int]]) -> None:
@@ -342,117 +355,42 @@ class _Replay:
                 keys.append(self.keys64[row.request][old:new])
         if slots:
             self.hands.write(np.concatenate(slots), np.concatenate(keys))
-            self.written += sum(map(len, slots))
+            self.tally.written += sum(map(len, slots))
 
-    def check(self, row: Running, first: int, end: int) -> None:
-        """Blocks that a request reuses hold what their keys say."""
-        if not self.setup.verify or end <= first:
+    def check(self, row: Running, blocks: int) -> None:
+        """The first blocks of a request, which it reuses, hold what their keys say."""
+        if not self.setup.verify or not blocks:
             return
         seat = self.first_come.running.index(row)
-        keys = self.keys64[row.request][first:end]
-        self.wrong += self.hands.wrong(self.tables[seat, first:end].copy(), keys)
-        self.checked += end - first
-
-    def look(self) -> None:
-        """Peaks, and the timeline."""
-        device = self.capacity["device"] - self.cache.room().free
-        host = self.host_used()
-        self.peak["device"] = max(self.peak["device"], device)
-        self.peak["host"] = max(self.peak["host"], host)
-        if self.tick % _SAMPLE == 0 or self.now >= self.timeline.end:
-            self.timeline.close(self.now, self.levels())
-
-    def host_used(self) -> int:
-        if not self.capacity["host"]:
-            return 0
-        return self.capacity["host"] - self.cache.room("host").free
+        keys = self.keys64[row.request][:blocks]
+        self.tally.wrong += self.hands.wrong(self.tables[seat, :blocks].copy(), keys)
+        self.tally.checked += blocks
 
     def levels(self) -> list[int]:
-        pinned = self.cache.stats()["device_pinned"]
-        self.peak["pinned"] = max(self.peak["pinned"], pinned)
-        device = self.capacity["device"] - self.cache.room().free
-        running = len(self.first_come.running)
-        waiting = int(np.searchsorted(self.arrivals, self.now)) - self.started
-        return [device, pinned, self.host_used(), running, waiting]
-
-    @property
-    def started(self) -> int:
-        """Requests that have left the line."""
-        return self.arrived - len(self.first_come.line)
+        """For the timeline; and the peaks, which go up with them."""
+        stats = self.cache.stats()
+        device, host = (
+            stats[f"{tier}_capacity"] - stats[f"{tier}_free"] for tier in ("device", "host")
+        )
+        pinned = stats["device_pinned"] + stats["device_claimed"]
+        for what, slots in (("device", device), ("host", host), ("pinned", pinned)):
+            self.tally.peak[what] = max(self.tally.peak[what], slots)
+        line, running = len(self.first_come.line), len(self.first_come.running)
+        # Those for whom there was no place in line wait as well.
+        waiting = max(bisect_left(self.arrivals, self.now) - self.arrived, 0) + line
+        return [device, pinned, host, running, waiting]
 
     def progress(self) -> Progress:
-        hits = self.device_hit + self.host_hit
+        device, _, host, _, _ = self.levels()
         return Progress(
-            requests_done=self.ended,
+            requests_done=self.tally.ended,
             requests=len(self.trace),
-            engine_seconds=self.now,
-            hit_ratio=hits / max(self.input_tokens, 1),
-            device_used=self.capacity["device"] - self.cache.room().free,
-            host_used=self.host_used(),
-            blocks_down=self.moved["down"],
-            blocks_up=self.moved["up"],
-        )
-
-    def result(self, *, complete: bool, wall: float) -> Run:
-        stats = self.cache.stats()
-        breach = self.cache.audit()
-        setup, tokens = self.setup, max(self.input_tokens, 1)
-        seconds = self.now - (float(self.arrivals[0]) if len(self.trace) else 0.0)
-        gaps = np.array([gap for gap, _ in self.gaps])
-        rows = np.array([count for _, count in self.gaps], np.int64)
-        ns = np.array(self.step_ns, np.float64)
-        verified = None
-        if setup.verify:
-            layout = scaled(setup.block_size, setup.ranks)
-            verified = Verified(
-                written=self.written,
-                checked=self.checked,
-                wrong=self.wrong,
-                block_bytes=layout.block_bytes,
-            )
-        return Run(
-            model="virtual",
-            policy=setup.policy,
-            write_policy=setup.write_policy,
-            device_blocks=setup.device_blocks,
-            host_blocks=setup.host_blocks,
-            requests=self.ended,
-            refused=self.first_come.refused,
-            complete=complete,
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
-            hit_ratio=(self.device_hit + self.host_hit) / tokens,
-            hit_ratio_by_tier={"device": self.device_hit / tokens, "host": self.host_hit / tokens},
-            skipped_slow=stats["slow"],
-            engine_seconds=seconds,
-            wall_seconds=wall,
-            tokens_per_second=self.output_tokens / max(seconds, 1e-9),
-            ttft_ms=spread(np.array(self.ttft) * 1e3),
-            itl_ms=spread(gaps * 1e3, rows),
-            waits=Waits(
-                no_room=self.first_come.no_room,
-                filling=self.first_come.filling,
-                loading=self.loaded_requests,
-                queue_ms=spread(np.array(self.queue) * 1e3),
-            ),
-            moved=Moved(
-                blocks_down=self.moved["down"],
-                blocks_up=self.moved["up"],
-                blocks_across=self.moved["across"],
-                bytes_down=int(self.moved["down"] * self.block_bytes),
-                bytes_up=int(self.moved["up"] * self.block_bytes),
-                failed_blocks=stats["failed"],
-            ),
-            peak=dict(self.peak),
-            bookkeeping=Bookkeeping(
-                steps=len(ns),
-                us_per_step=spread(ns / 1e3),
-                us_per_request=self.request_ns / max(self.ended, 1) / 1e3,
-                share=(float(ns.sum()) + self.request_ns) / 1e9 / max(seconds, 1e-9),
-            ),
-            verified=verified,
-            audit="ok" if breach is None else f"{breach.law}: {breach.what}",
-            series=self.timeline.series(self.levels()),
+            engine_seconds=self.seconds,
+            hit_ratio=self.tally.hit_ratio,
+            device_used=device,
+            host_used=host,
+            blocks_down=self.tally.moved["down"],
+            blocks_up=self.tally.moved["up"],
         )
 
 

@@ -50,7 +50,7 @@ class Sequential:
     seconds: float
     """What it took, in seconds of one core."""
     audit: str
-    """ "clean", or the first law found broken; "simulated" where no cache was used."""
+    """ "ok", or the first law found broken; "none" where no cache was used."""
     interrupted: bool
     """Whether Ctrl-C ended it early."""
 
@@ -202,7 +202,7 @@ class _Yard:
 
     def audit(self) -> str:
         breach = self.cache.audit()
-        return "clean" if breach is None else f"{breach.law}: {breach.what}"
+        return "ok" if breach is None else f"{breach.law}: {breach.what}"
 
     def _copy_down(self, plan: Plan | None) -> None:
         if plan is not None:
@@ -249,4 +249,4 @@ class _Optimum:
         return hits, 0
 
     def audit(self) -> str:
-        return "simulated"
+        return "none"

@@ -21,7 +21,7 @@ class Progress(NamedTuple):
     requests: int
     """In the trace."""
     engine_seconds: float
-    """Modelled; with the model "sequential", when the last request arrived."""
+    """From the first arrival, modelled; with the model "sequential", to the last one served."""
     hit_ratio: float | None
     """Prompt tokens found / prompt tokens, so far; None: not known before the end."""
     device_used: int
