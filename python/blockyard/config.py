@@ -82,7 +82,8 @@ class Config:
         deadline: Ticks after which the end of a flight counts as unknown; None for never.
         speeds: Gates loads: a prefix is loaded only where that beats computing it. None loads all.
         recompute: Whether the engine can recompute KV that was lost.
-        retries: How often a failed copy of a kept block is tried again.
+        retries: How often a failed copy down is tried again: of a kept block, before its keep is
+            broken; of others, before none is made ahead of need any more.
         groups: Groups of layers; only 1 is supported.
         namespace: What tells this cache's keys from others': model, weights, dtype, layout,
             parallel.

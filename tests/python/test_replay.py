@@ -1,6 +1,8 @@
 """A replay: what it models, what it measures, and that it is the same every time."""
 
 import dataclasses
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -391,6 +393,19 @@ def test_a_rank_whose_process_is_gone_is_named() -> None:
             hands.hello()
     finally:
         hands.close()
+
+
+def test_a_rank_does_not_hear_ctrl_c() -> None:
+    hands = ProcessHands(by.Config(device=8, host=4, layout=scaled(16, 2)))
+    try:
+        for _ in range(5):
+            for process, _pipe in hands._ranks:
+                os.kill(process.pid, signal.SIGINT)
+            time.sleep(0.02)
+        assert len(hands.hello()) == 2
+    finally:
+        hands.close()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_what_goes_wrong_in_a_rank_is_raised_here() -> None:

@@ -1,9 +1,11 @@
 """Real bytes under a replay: cranes that move them, and every block checked against its key."""
 
 import multiprocessing
+import signal
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -178,7 +180,8 @@ class ProcessHands:
             here, there = context.Pipe()
             what = (there, config.to_mapping(), rank, shared, seed)
             process = context.Process(target=_serve, args=what, daemon=True)
-            process.start()
+            with _deaf():
+                process.start()
             there.close()
             self._ranks.append((process, here))
 
@@ -234,6 +237,16 @@ class ProcessHands:
         return answers
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Who is started meanwhile never hears Ctrl-C, which a terminal sends to all: we end it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(pipe: Connection, config: dict[str, Any], rank: int, shared: Path, seed: int) -> None:
     """One rank's process: verbs of `RealHands` until the pipe closes."""
     hands: RealHands | None = None
@@ -246,14 +259,12 @@ def _serve(pipe: Connection, config: dict[str, Any], rank: int, shared: Path, se
     while True:
         try:
             verb, what = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             break
         answer = None
         if fault is None:
             try:
                 answer = getattr(hands, verb)(*what)
-            except KeyboardInterrupt:
-                break
             except Exception as error:  # noqa: BLE001 - likewise
                 fault = error
         if verb in answers:
