@@ -18,7 +18,7 @@ files = $(foreach path,$(wildcard $(1:=/*)),$(call files,$(path),$2) $(filter $2
 
 RUST := Cargo.toml $(wildcard Cargo.lock) $(call files,rust,%.rs %.toml)
 SOURCES := $(sort $(RUST) pyproject.toml LICENSE README.md $(call files,python,%.py %.pyi %/py.typed %.html %.css %.js))
-PYTHON_CODE := $(wildcard .ci examples python tests/python tests/mutants benches/python)
+PYTHON_CODE := $(wildcard .ci examples python tests/python tests/mutants tests/soak.py benches/python)
 
 ENV_STAMP := $(VENV)/env.stamp
 WHEEL_STAMP := target/wheels/wheel.stamp
@@ -27,7 +27,7 @@ INSTALL_STAMP := $(VENV)/install.stamp
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel install run docs lint lint-rust lint-python test test-rust test-python \
-	check-wheel mutants bench measure fmt clean FORCE
+	check-wheel mutants soak bench measure fmt clean FORCE
 
 help:  ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -119,6 +119,11 @@ test: check-tools env install lint test-rust test-python check-wheel  ## everyth
 
 mutants: install  ## break each law in a copy: does a test notice?
 	$(BIN)/python tests/mutants/run.py
+
+SECONDS := 60
+
+soak: install  ## simulate with other seeds for SECONDS=60, on every core
+	$(BIN)/python tests/soak.py $(SECONDS)
 
 bench: install  ## the benches, in Rust and from Python
 	cargo bench --locked --package blockyard-core

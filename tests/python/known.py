@@ -173,6 +173,7 @@ class Known(RuleBasedStateMachine):
         holders: dict[int, tuple[int, Salt, tuple[int, ...]]] = {}
         for row in self.running:
             if row.lease.state == "short" and not self.recompute:
+                row.table = []  # what its lost load was to fill is gone, and it will not go on
                 continue
             self.cache.block_tables(row.lease, row.row, cells="changed")
             table = [int(slot) for slot in self.cache.block_tables(row.lease)[0]]

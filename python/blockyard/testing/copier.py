@@ -1,12 +1,4 @@
-"""For tests of what uses cranes: a copier that misbehaves by script, the same way every time.
-
-Example:
-    >>> from blockyard.copiers.threads import ThreadCopier
-    >>> from blockyard.testing import Script, ScriptedCopier, delay, fail
-    >>> copier = ScriptedCopier(ThreadCopier(workers=0), [delay(2), fail(1)])
-    >>> print(Script.seeded(7, copies=4))
-    (deliver(), deliver(), deliver(), corrupt(12337))
-"""
+"""A copier that misbehaves by script, the same way every time."""
 
 import math
 import random

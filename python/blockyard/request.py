@@ -1,0 +1,108 @@
+"""A request, the states it goes through, and how it ends."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Keys, Lease, Misuse, Ticket
+
+__all__ = ["Request", "Result", "State", "prompt_of"]
+
+_LARGEST = 0xFFFFFFFF
+
+
+class State(StrEnum):
+    """Where a request is; the last three are terminal."""
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    STOPPING = "stopping"
+    RECOMPUTE = "recompute"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+_TERMINAL = frozenset({State.FINISHED, State.ABORTED, State.FAILED})
+
+
+class Result(NamedTuple):
+    """How a request ended: exactly one for each."""
+
+    request: Hashable
+    state: State
+    tokens: NDArray[np.uint32]
+    """What it sampled."""
+    reason: str
+    """"stop", "length", "aborted", or what failed."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request; the scheduler alone changes it."""
+
+    id: Hashable
+    prompt: NDArray[np.uint32]
+    """A copy of the caller's: what he does with his own later changes nothing here."""
+    most: int
+    """Most tokens to sample."""
+    priority: int
+    order: int
+    salt: str | bytes | None = None
+    lora: str | bytes | None = None
+    ticket: Ticket | None = None
+    """Room promised to it; None once it has begun."""
+    state: State = State.WAITING
+    outputs: list[int] = field(default_factory=list)
+    keys: Keys | None = None
+    """Of its prompt and, after a preemption, of what it had sampled: N tokens, frozen."""
+    chain: bytes = b""
+    """The keys as bytes, while it waits or its prompt is computed."""
+    epoch: int = 0
+    overtaken: int = 0
+    """How often a later request was admitted before it."""
+    preempted: int = 0
+    lease: Lease | None = None
+    seat: int | None = None
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Whose turn it is: the smallest first."""
+        return (-self.priority, self.order)
+
+    @property
+    def terminal(self) -> bool:
+        """Whether it has ended."""
+        return self.state in _TERMINAL
+
+    def tokens(self) -> NDArray[np.uint32]:
+        """Prompt and what was sampled so far."""
+        return np.concatenate((self.prompt, np.array(self.outputs, np.uint32)))
+
+
+def prompt_of(tokens: object) -> NDArray[np.uint32]:
+    """A copy of a caller's prompt.
+
+    Raises:
+        Misuse: It is empty, or no sequence of token ids.
+    """
+    try:
+        given = np.array(tokens, copy=True)
+        # An empty list has floats in it.
+        wide = given.astype(np.int64) if given.dtype.kind in "iu" or not given.size else None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Misuse(f"prompt = {tokens!r:.60}: give token ids, one-dimensional") from error
+    if wide is None:
+        raise Misuse(f"a prompt of {given.dtype}: give token ids, which are integers")
+    if wide.ndim != 1 or not len(wide):
+        raise Misuse(f"prompt of shape {wide.shape}: give one token id or more, one-dimensional")
+    if wide.min() < 0 or wide.max() > _LARGEST:
+        bad = wide[(wide < 0) | (wide > _LARGEST)][0]
+        raise Misuse(f"token {bad} in the prompt: token ids are from 0 to {_LARGEST}")
+    return wide.astype(np.uint32)

@@ -1,0 +1,56 @@
+"""For tests: a copier that misbehaves by script, and a simulator of all that can go wrong.
+
+Both do the same every time.
+
+Example:
+    >>> from blockyard.copiers.threads import ThreadCopier
+    >>> from blockyard.testing import Script, ScriptedCopier, delay, fail
+    >>> copier = ScriptedCopier(ThreadCopier(workers=0), [delay(2), fail(1)])
+    >>> print(Script.seeded(7, copies=4))
+    (deliver(), deliver(), deliver(), corrupt(12337))
+
+    >>> from blockyard.testing import Event, Scenario, Setup, simulate
+    >>> ran = simulate(Scenario(Setup(device=8), (
+    ...     Event(0, "add", ("a", 0, 8, 2, 6, 0)),
+    ...     Event(1, "add", ("b", 0, 8, 5, 6, 0)),
+    ...     Event(5, "engine", ("recompute",)),
+    ... )))
+    >>> ran.seen["engine reset"], sorted(ran.results)
+    (1, ['a', 'b'])
+"""
+
+from blockyard.testing.copier import (
+    Action,
+    Script,
+    ScriptedCopier,
+    corrupt,
+    delay,
+    deliver,
+    die,
+    fail,
+    hang,
+)
+from blockyard.testing.engine import Broken, SimulatedEngine
+from blockyard.testing.minimise import minimised
+from blockyard.testing.scenario import Event, Scenario, Setup
+from blockyard.testing.simulator import Ran, simulate
+
+__all__ = [
+    "Action",
+    "Broken",
+    "Event",
+    "Ran",
+    "Scenario",
+    "Script",
+    "ScriptedCopier",
+    "Setup",
+    "SimulatedEngine",
+    "corrupt",
+    "delay",
+    "deliver",
+    "die",
+    "fail",
+    "hang",
+    "minimised",
+    "simulate",
+]

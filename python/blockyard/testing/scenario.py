@@ -1,0 +1,219 @@
+"""What a simulation is made of: a setup, and a list of events. Both are printed as Python."""
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, Self
+
+from blockyard._core import Misuse
+from blockyard._typing import override
+from blockyard.reserve import Full, Growing, Nothing, Reserve, Watermark
+from blockyard.victims import LastCome, LeastWork, Victims
+
+__all__ = ["RESERVES", "VICTIMS", "Event", "Scenario", "Setup"]
+
+RESERVES: Final[dict[str, Callable[[], Reserve]]] = {
+    "nothing": Nothing,
+    "full": Full,
+    "watermark": lambda: Watermark(2),
+    "growing": lambda: Growing(2.0, 0.1),
+}
+VICTIMS: Final[dict[str, Callable[[], Victims]]] = {
+    "last-come": LastCome,
+    "least-work": LeastWork,
+}
+
+_FIELDS: Final = {
+    "add": 6,
+    "abort": 2,
+    "ack": 2,
+    "copy": 4,
+    "outcome": 3,
+    "release": 1,
+    "stall": 1,
+    "rank": 2,
+    "engine": 1,
+    "weights": 0,
+    "reconcile": 1,
+}
+
+
+class Event(NamedTuple):
+    """What happens at a tick.
+
+    | verb | what |
+    |---|---|
+    | add | name, family of its prompt, tokens shared with the family, tokens of its own, most to \
+sample, priority |
+    | abort | name, "" or the state in which it is aborted as soon as it is |
+    | ack | "late", "twice", "lost", "unheard" or "foreign", ticks: the fate of the next stop |
+    | copy | rank, "up" or "down", word, number: the `Action` for the next copy there |
+    | outcome | rank, "late", "twice" or "lost", ticks: the fate of the next outcome from there |
+    | release | rank: what hangs goes on, and what was dead lives |
+    | stall | ticks in which the engine computes nothing |
+    | rank | rank, "kept" or "lost": it is reset, and so is its memory |
+    | engine | "recompute" or "abort": the engine is reset |
+    | weights | |
+    | reconcile | ticks that its news are old |
+    """
+
+    tick: int
+    verb: str
+    what: tuple[int | str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Sizes and policies."""
+
+    device: int = 12
+    host: int = 0
+    block_size: int = 4
+    ranks: int = 1
+    shape: Literal["page-first", "layer-first", "replicated"] = "page-first"
+    eviction: Literal["recency", "heap"] = "recency"
+    write: Literal["on-evict", "through", "second-touch"] = "on-evict"
+    ahead: int | None = None
+    deadline: int | None = None
+    speeds: tuple[int, int, int] | None = None
+    seats: int = 4
+    budget: int = 16
+    reserve: str = "growing"
+    victims: str = "last-come"
+    rest: int = 4
+    skip: int = 4
+    stops: Literal["in-order", "acked"] = "acked"
+    flight: int = 1
+    """Steps that may be in flight beside the one that is computed: tokens not heard of yet."""
+    drafts: int = 0
+    """Draft tokens in each row that decodes."""
+    channel: Literal["before", "behind", "inside"] = "behind"
+    """Whether acks come before the output that is heard with them, behind it, or inside it."""
+    eager: bool = False
+    """Whether an idle engine answers a stop before it computes the step that carries it."""
+    ends: bool = True
+    """Whether the engine ends some sequences by itself."""
+    watch: int = 8
+    """Ticks between two reconciles when acks may be missing; 0 for none before the faults end."""
+    replicas: int = 1
+    """Yards that are fed alike, and compared after every step."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Scenario:
+    """All that decides about a simulation. Leaving an event out leaves the others as they were."""
+
+    setup: Setup
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        """Refuses what is no event."""
+        for event in self.events:
+            if _FIELDS.get(event.verb) != len(event.what):
+                raise Misuse(f"{event} is no event: see `Event` for what there is")
+
+    @override
+    def __repr__(self) -> str:
+        lines = "".join(
+            f"    Event({event.tick}, {event.verb!r}, {event.what!r}),\n" for event in self.events
+        )
+        return f"Scenario({self.setup!r}, (\n{lines}))"
+
+    def with_events(self, events: Iterable[Event]) -> Self:
+        """The same setup with other events."""
+        return type(self)(self.setup, tuple(events))
+
+    @classmethod
+    def seeded(cls, seed: int) -> Self:
+        """The same for the same seed: a setup, some requests, and some kinds of faults."""
+        chance = random.Random(seed)  # noqa: S311 - it need not be hard to guess
+        setup = _setup(chance)
+        ticks = chance.randint(20, 120)
+        events = _requests(chance, setup, ticks)
+        events += _faults(chance, setup, ticks, [str(event.what[0]) for event in events])
+        return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
+
+
+def _setup(chance: random.Random) -> Setup:
+    pick: Callable[[list[Any]], Any] = chance.choice
+    ranks = pick([1, 1, 2])
+    stops = pick(["acked", "acked", "in-order"])
+    return Setup(
+        device=chance.randint(10, 28),
+        host=pick([0, 8, 24, 60]),
+        block_size=pick([1, 2, 4, 4]),
+        ranks=ranks,
+        shape=pick(["page-first", "layer-first", "replicated"]),
+        eviction=pick(["recency", "heap"]),
+        write=pick(["on-evict", "through", "second-touch"]),
+        ahead=pick([None, 0, 2, 6]),
+        deadline=pick([None, 3, 8]),
+        speeds=pick([None, None, (2, 1, 1)]),
+        seats=chance.randint(1, 6),
+        budget=pick([1, 3, 8, 16, 64]),
+        reserve=pick(list(RESERVES)),
+        victims=pick(list(VICTIMS)),
+        rest=pick([0, 2, 8]),
+        skip=pick([0, 2, 16]),
+        stops=stops,
+        flight=pick([0, 1, 2]),
+        drafts=pick([0, 0, 0, 1, 3]),
+        channel=pick(["before", "behind", "inside"]),
+        eager=pick([False, True]),
+        ends=pick([False, True]),
+        watch=pick([0, 5, 20]),
+        replicas=pick([1, 1, 2]),
+    )
+
+
+def _requests(chance: random.Random, setup: Setup, ticks: int) -> list[Event]:
+    """Prompts that share beginnings, of lengths that the device can hold."""
+    room = (setup.device - 1) * setup.block_size
+    events = []
+    for number in range(chance.randint(3, 24)):
+        most = chance.randint(1, max(1, min(20, room // 2)))
+        length = chance.randint(1, max(1, min(30, room - most)))
+        shared = min(length, chance.choice([0, 2, 8, 16, 30, 30]))
+        family, priority = chance.randrange(3), chance.choice([0, 0, 0, 1, 2])
+        what = (f"r{number}", family, shared, length - shared, most, priority)
+        events.append(Event(chance.randrange(ticks), "add", what))
+    return events
+
+
+def _faults(chance: random.Random, setup: Setup, ticks: int, names: list[str]) -> list[Event]:
+    """Of each kind many, some or none: a few kinds together find more than all at once."""
+
+    def many(most: int) -> range:
+        return range(chance.choice([0, 0, 1, most // 2, most]))
+
+    def when() -> int:
+        return chance.randrange(ticks)
+
+    def rank() -> int:
+        return chance.randrange(setup.ranks)
+
+    def late() -> int:
+        return chance.randint(1, 12)
+
+    pick: Callable[[list[Any]], Any] = chance.choice
+    fates = ["late", "late", "twice", "lost", "unheard", "foreign"]
+    actions = ["delay", "delay", "fail", "corrupt", "hang", "die"]
+    states = ["", "", "loading", "prefill", "decode", "stopping", "recompute"]
+    events = [Event(when(), "abort", (pick(names), str(pick(states)))) for _ in many(8)]
+    events += [Event(when(), "ack", (pick(fates), late())) for _ in many(16)]
+    events += [
+        Event(when(), "copy", (rank(), way, pick(actions), late()))
+        for way in ("up", "down")
+        for _ in many(16)
+    ]
+    spoken = ["late", "late", "twice", "lost"]
+    events += [Event(when(), "outcome", (rank(), pick(spoken), late())) for _ in many(12)]
+    events += [Event(when(), "release", (rank(),)) for _ in many(4)]
+    events += [Event(when(), "stall", (late(),)) for _ in many(4)]
+    events += [Event(when(), "rank", (rank(), pick(["kept", "lost"]))) for _ in many(3)]
+    events += [
+        Event(when(), "engine", (pick(["recompute", "recompute", "abort"]),)) for _ in many(2)
+    ]
+    events += [Event(when(), "weights") for _ in many(2)]
+    events += [Event(when(), "reconcile", (chance.randrange(4),)) for _ in many(4)]
+    return events

@@ -1,0 +1,1060 @@
+"""The scheduler, transition by transition: names and numbers are those of `docs/laws.md`."""
+
+import zlib
+from collections import deque
+from collections.abc import Collection, Hashable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockyard as by
+from blockyard.engine import Ack, Output, Start, Step, Stop
+from blockyard.request import Result, State
+from blockyard.reserve import Full, Growing, Nothing, Watermark
+from blockyard.scheduler import Scheduler
+from yard import publish_below, text
+
+
+def continuation(request: Hashable, prompt: int, most: int) -> list[int]:
+    """What a request samples, whatever happens to it."""
+    return [zlib.crc32(f"{request} {prompt + at}".encode()) % 900 for at in range(most)]
+
+
+class Loop:
+    """A scheduler, and an engine that does what it is told when the test says so.
+
+    `accept` is how many tokens a row samples of those it may, for engines with drafts.
+    """
+
+    def __init__(
+        self, *, device: int = 33, host: int = 0, size: int = 4, accept: int = 1, **keywords: Any
+    ) -> None:
+        self.cache = by.KVCache(block_size=size, device=device, host=host)
+        chosen: dict[str, Any] = {"seats": 4, "budget": 64, "reserve": Nothing(), **keywords}
+        self.scheduler = Scheduler(self.cache, **chosen)
+        self.accept = accept
+        self.air: deque[Step] = deque()
+        self.bound: dict[int, tuple[Start, int]] = {}
+        self.stops: list[Stop] = []
+        self.plans: list[by.Plan] = []
+        self.results: dict[Hashable, Result] = {}
+        self.begun: list[Hashable] = []
+
+    def add(self, request: Hashable, prompt: int | list[int], most: int, **keywords: Any) -> None:
+        tokens = text(len(self.results) + 1, prompt) if isinstance(prompt, int) else prompt
+        self.scheduler.add(request, tokens, most=most, **keywords)
+
+    def state(self, request: Hashable) -> State | None:
+        return self.scheduler.state(request)
+
+    def schedule(self) -> Step:
+        step = self.scheduler.schedule()
+        self.plans += self.cache.dispatch()
+        assert {stop.seat for stop in step.stops}.isdisjoint(self.rows(step))
+        self.air.append(step)
+        self.stops += step.stops
+        self.begun += [start.request for start in step.starts]
+        return step
+
+    def land(self) -> None:
+        for plan in self.plans:
+            self.cache.commit(plan)
+        self.plans.clear()
+
+    def rows(self, step: Step) -> list[int]:
+        return [*step.decode.tolist(), *(chunk.seat for chunk in step.chunks)]
+
+    def compute(self, *, ends: Collection[Hashable] = ()) -> Output:
+        """What the oldest step in flight has sampled; the seats of `ends` are free with it."""
+        step = self.air.popleft()
+        for start in step.starts:
+            self.bound[start.seat] = start, len(start.tokens)
+        seats, tokens, counts, ended = [], [], [], []
+        for at, seat in enumerate(self.rows(step)):
+            if seat not in self.bound:
+                continue
+            start, known = self.bound[seat]
+            last = int(step.positions[at] + step.counts[at])
+            if at >= len(step.decode) and last < known:
+                continue
+            count = min(self.accept, int(step.counts[at])) if at < len(step.decode) else 1
+            sampled = continuation(start.request, known, count)
+            self.bound[seat] = start, known + count
+            seats.append(seat)
+            tokens += sampled
+            counts.append(count)
+            ended.append(start.request in ends)
+            if ended[-1]:
+                del self.bound[seat]
+        return Output(
+            step.number,
+            np.array(seats, np.int32),
+            np.array(tokens, np.uint32),
+            np.array(counts, np.int64) if self.scheduler._drafts else None,
+            np.array(ended, np.bool_) if ends else None,
+        )
+
+    def output(self, *, ends: Collection[Hashable] = ()) -> None:
+        self.scheduler.on_output(self.compute(ends=ends))
+        self.look()
+
+    def ack(self) -> None:
+        """The engine answers all that it was told to stop."""
+        for stop in self.stops:
+            self.bound.pop(stop.seat, None)
+        self.scheduler.on_acks([Ack(*stop) for stop in self.stops])
+        self.stops.clear()
+        self.look()
+
+    def look(self) -> None:
+        for result in self.scheduler.results():
+            assert result.request not in self.results
+            assert self.scheduler.state(result.request) is None
+            self.results[result.request] = result
+        assert self.cache.audit() is None
+
+    def turn(self, turns: int = 1) -> Step:
+        """Steps, each computed and answered before the next."""
+        step = self.schedule()
+        self.land()
+        self.output()
+        self.ack()
+        return step if turns == 1 else self.turn(turns - 1)
+
+    def finish(self, bound: int = 400) -> None:
+        """Steps until there is nothing to do; and then nothing is left."""
+        while self.air:
+            self.output()
+        self.ack()
+        while not self.scheduler.idle:
+            bound -= 1
+            assert bound, [str(self.scheduler.explain(one)) for one in self.scheduler._requests]
+            self.turn()
+        # One more, so that what the last step kept for the batch is given back.
+        self.turn()
+        stats = self.cache.stats()
+        held = ("leases", "tickets", "device_pinned", "device_claimed", "device_promised", "leaked")
+        assert {name: stats[name] for name in held} == dict.fromkeys(held, 0)
+        self.empty()
+
+    def empty(self) -> None:
+        """INV-12: nobody is registered anywhere."""
+        scheduler = self.scheduler
+        seats = scheduler._seats.bound()
+        assert (scheduler._requests, scheduler._line, seats) == ({}, [], [])
+        lists = (scheduler._loading, scheduler._prefill, scheduler._decode, scheduler._stops)
+        assert lists == ([], [], [], [])
+        sizes = scheduler.stats()
+        assert (sizes["waiting"], sizes["seats"], sizes["stopping"]) == (0, 0, 0)
+
+    def told(self, name: str) -> int:
+        return self.scheduler.stats()[name]
+
+
+def squeezed(**keywords: Any) -> Loop:
+    """Eight blocks: "old" has run two steps, and "new" is to be its victim when both grow."""
+    loop = Loop(device=9, **keywords)
+    loop.add("old", text(1, 14), 12)
+    loop.add("new", text(2, 14), 12)
+    loop.turn(2)
+    assert (loop.state("old"), loop.state("new")) == (State.DECODE, State.DECODE)
+    return loop
+
+
+def stopping(**keywords: Any) -> Loop:
+    """ "new" was chosen, and its stop is with the engine."""
+    loop = squeezed(**keywords)
+    while loop.state("new") is not State.STOPPING:
+        loop.schedule()
+        loop.output()
+    assert [stop.request for stop in loop.stops] == ["new"]
+    return loop
+
+
+def loading(**keywords: Any) -> Loop:
+    """The prompt of "one" was found on the host, and is on its way up."""
+    loop = Loop(device=17, host=16, **keywords)
+    publish_below(loop.cache, text(1, 12))
+    loop.add("one", text(1, 14), 3)
+    step = loop.schedule()
+    assert (loop.state("one"), step.starts, len(step)) == (State.LOADING, (), 0)
+    return loop
+
+
+# -- begin ---------------------------------------------------------------------------------------
+
+
+def test_t1_who_fits_begins_at_once_and_has_a_seat() -> None:
+    loop = Loop()
+    loop.add("one", 10, 3)
+    assert loop.state("one") is State.WAITING
+    step = loop.schedule()
+    assert loop.state("one") is State.PREFILL
+    (start,) = step.starts
+    assert (start.request, start.seat, start.epoch, start.cached) == ("one", 0, 1, 0)
+    assert start.tokens.tolist() == text(1, 10)
+    assert step.chunks == ((0, 0, 10),)
+    loop.output()
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 10, 3)
+
+
+def test_t2_who_has_blocks_to_load_has_a_seat_and_the_engine_does_not_hear_of_it() -> None:
+    loop = loading()
+    assert loop.told("seats") == 1
+    assert loop.schedule().starts == ()
+    assert loop.state("one") is State.LOADING
+
+
+def test_t3_when_the_loads_have_landed_it_computes_behind_the_longer_prefix() -> None:
+    loop = loading()
+    loop.land()
+    step = loop.schedule()
+    assert [(one.request, one.cached) for one in step.starts] == [("one", 12)]
+    assert step.chunks == ((0, 12, 2),)
+    assert loop.state("one") is State.PREFILL
+    loop.finish()
+
+
+@pytest.mark.parametrize("end", ["fails", "is never known"])
+def test_t4_when_a_load_fails_or_is_late_it_computes_from_the_last_good_block(end: str) -> None:
+    loop = loading()
+    (plan,) = loop.plans
+    if end == "fails":
+        loop.cache.commit([plan], [2])
+    else:
+        loop.cache.unknown([plan])
+    loop.plans.clear()
+    step = loop.schedule()
+    good = 8 if end == "fails" else 0
+    assert [one.cached for one in step.starts] == [good]
+    assert step.chunks == ((0, good, 14 - good),)
+    if end != "fails":
+        loop.cache.abort([plan])
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
+
+
+def test_t5_who_finds_no_room_waits_and_nothing_has_changed() -> None:
+    loop = Loop(device=9)
+    loop.add("big", 28, 4)
+    loop.turn()
+    loop.add("too much", text(2, 12), 4)
+    before, digest = loop.cache.stats()["leases"], loop.cache.digest()
+    loop.scheduler._admit()
+    assert loop.cache.digest() == digest
+    assert (loop.state("too much"), loop.cache.stats()["leases"]) == (State.WAITING, before)
+    assert loop.told("seats") == 1
+    loop.finish()
+
+
+def test_t6_it_decodes_when_its_last_chunk_is_acknowledged() -> None:
+    loop = Loop(budget=6)
+    loop.add("one", 10, 3)
+    assert loop.schedule().chunks == ((0, 0, 6),)
+    assert loop.schedule().chunks == ((0, 6, 4),)
+    assert len(loop.schedule()) == 0
+    loop.output()
+    assert loop.state("one") is State.PREFILL
+    loop.output()
+    assert loop.state("one") is State.DECODE
+    loop.output()
+    assert loop.schedule().decode.tolist() == [0]
+
+
+# -- preemption ----------------------------------------------------------------------------------
+
+
+def test_t7_a_victim_has_no_new_work_and_keeps_its_blocks_and_its_seat() -> None:
+    loop = stopping()
+    lease = loop.scheduler._seats.bound()[1].lease
+    held = lease.blocks
+    assert loop.stops == [Stop("new", 1, 2)]
+    for _ in range(3):
+        step = loop.schedule()
+        assert (step.stops, loop.rows(step).count(1)) == ((), 0)
+        loop.output()
+    assert (loop.told("seats"), loop.told("stopping"), lease.blocks) == (2, 1, held)
+    loop.ack()
+    loop.finish()
+
+
+@pytest.mark.parametrize("flying", [0, 1, 2])
+def test_t8_tokens_that_come_before_the_ack_count(flying: int) -> None:
+    loop = Loop()
+    loop.add("one", 10, 20)
+    loop.turn(2)
+    for _ in range(flying):
+        loop.schedule()
+    loop.scheduler.update_weights()
+    loop.schedule()
+    for at in range(flying):
+        loop.output()
+        assert loop.state("one") is State.STOPPING
+        assert len(loop.scheduler._requests["one"].outputs) == 2 + at + 1
+    loop.output()
+    loop.ack()
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 10, 20)
+
+
+@pytest.mark.parametrize("flying", [0, 1, 2, 3])
+@pytest.mark.parametrize("prompt", [6, 7, 8, 9])
+def test_t9_the_ack_freezes_n_and_both_sides_begin_again_with_the_same(
+    flying: int, prompt: int
+) -> None:
+    """R4-1 and 4.7-46: tokens in flight, at block boundaries and beside them."""
+    loop = Loop()
+    loop.add("one", prompt, 9)
+    loop.turn(2)
+    for _ in range(flying):
+        loop.schedule()
+    loop.scheduler.update_weights()
+    loop.schedule()
+    for _ in range(flying + 1):
+        loop.output()
+    assert loop.state("one") is State.STOPPING
+    loop.ack()
+    assert loop.state("one") is State.RECOMPUTE
+    (start,) = loop.schedule().starts
+    assert len(start.tokens) == prompt + 2 + flying
+    assert start.tokens[prompt:].tolist() == continuation("one", prompt, 2 + flying)
+    lease = loop.scheduler._seats.bound()[0].lease
+    assert lease.appended == prompt + 2 + flying
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", prompt, 9)
+
+
+def test_t9_what_is_full_and_computed_is_published_and_the_last_token_is_not() -> None:
+    loop = Loop(size=4)
+    loop.add("one", 7, 9)
+    loop.turn()
+    assert len(loop.scheduler._requests["one"].outputs) == 1
+    # Eight tokens are there, and the KV of seven.
+    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.schedule()
+    loop.output()
+    loop.ack()
+    whole = text(1, 7) + continuation("one", 7, 1)
+    assert loop.cache.probe([*whole, 0]).device == 1
+
+
+def test_t11_a_victim_that_has_answered_waits_to_be_computed_again_and_holds_nothing() -> None:
+    loop = stopping()
+    loop.ack()
+    assert loop.state("new") is State.RECOMPUTE
+    assert (loop.told("seats"), loop.cache.stats()["leases"]) == (1, 1)
+    room = loop.cache.room()
+    assert room.free + room.evictable >= 4
+    loop.finish()
+
+
+def test_t22_it_begins_again_with_what_it_had_sampled_and_finds_what_was_published() -> None:
+    loop = stopping()
+    loop.ack()
+    said = list(loop.scheduler._requests["new"].outputs)
+    step = loop.turn()
+    while loop.state("new") is State.RECOMPUTE:
+        step = loop.turn()
+    (start,) = step.starts
+    assert start.tokens.tolist() == text(2, 14) + said
+    assert (start.request, start.epoch) == ("new", 3)
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+# -- abort ---------------------------------------------------------------------------------------
+
+
+def test_t23_who_waits_for_its_first_or_its_second_turn_is_aborted_at_once() -> None:
+    loop = stopping()
+    loop.ack()
+    loop.add("late", text(3, 30), 2)
+    for request in ("new", "late"):
+        loop.scheduler.abort(request)
+        assert loop.state(request) is None
+    loop.look()
+    assert {loop.results[one].state for one in ("new", "late")} == {State.ABORTED}
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 3)
+    assert loop.told("waiting") == 0
+    assert loop.scheduler._line == []
+    loop.finish()
+
+
+@pytest.mark.parametrize("state", [State.PREFILL, State.DECODE])
+def test_t24_who_runs_is_stopped_first(state: State) -> None:
+    loop = Loop(budget=6)
+    loop.add("one", 10, 6)
+    loop.turn(1 if state is State.PREFILL else 3)
+    assert loop.state("one") is state
+    loop.scheduler.abort("one")
+    assert loop.state("one") is State.STOPPING
+    assert [stop.request for stop in loop.schedule().stops] == ["one"]
+    loop.output()
+    assert loop.results == {}
+    loop.finish()
+    assert loop.results["one"].state is State.ABORTED
+
+
+def test_t25_who_is_aborted_while_it_stops_needs_one_ack() -> None:
+    loop = stopping()
+    loop.scheduler.abort("new")
+    assert loop.schedule().stops == ()
+    loop.output()
+    loop.ack()
+    assert loop.results["new"].state is State.ABORTED
+    assert loop.told("acks_ignored") == 0
+    loop.finish()
+
+
+def test_t26_the_ack_ends_who_was_aborted_with_one_result_and_frees_its_blocks() -> None:
+    loop = Loop()
+    loop.add("one", 10, 6)
+    loop.turn(2)
+    loop.scheduler.abort("one")
+    loop.scheduler.abort("one")
+    loop.schedule()
+    loop.output()
+    assert loop.cache.stats()["leases"] == 1
+    loop.ack()
+    assert loop.results["one"] == loop.results["one"]._replace(
+        state=State.ABORTED, reason="aborted"
+    )
+    assert (loop.cache.stats()["leases"], loop.told("seats")) == (0, 0)
+    loop.finish()
+
+
+def test_t27_who_loads_is_aborted_now_and_its_slots_come_back_at_the_fence_only() -> None:
+    loop = loading()
+    loop.scheduler.abort("one")
+    loop.look()
+    assert loop.results["one"].state is State.ABORTED
+    loop.empty()
+    taken = loop.cache.stats()["device_pinned"]
+    assert taken >= 3
+    loop.land()
+    assert loop.cache.stats()["device_pinned"] == 0
+    loop.finish()
+
+
+def test_t28_who_ends_before_its_ack_is_finished_and_the_ack_frees_seat_and_blocks() -> None:
+    loop = Loop()
+    loop.add("one", 10, 3)
+    loop.turn(2)
+    loop.schedule()
+    loop.scheduler.update_weights()
+    loop.schedule()
+    loop.output()
+    assert loop.results["one"].state is State.FINISHED
+    assert loop.scheduler._requests == {}
+    assert (loop.told("seats"), loop.cache.stats()["leases"]) == (1, 1)
+    loop.output()
+    assert loop.told("seats") == 1
+    loop.ack()
+    assert (loop.told("seats"), loop.cache.stats()["leases"]) == (0, 0)
+    loop.finish()
+
+
+# -- no ack, or too many -------------------------------------------------------------------------
+
+
+def test_t29_a_seat_that_the_engine_has_no_more_counts_as_acked() -> None:
+    loop = stopping()
+    at = loop.stops[0]
+    step = loop.scheduler._seats.bound()[1].stopped_at
+    loop.scheduler.reconcile([0], step - 1)
+    assert loop.state("new") is State.STOPPING
+    loop.scheduler.reconcile([0], step)
+    assert loop.state("new") is State.RECOMPUTE
+    loop.scheduler.on_acks([Ack(*at)])
+    assert loop.told("acks_ignored") == 1
+    loop.stops.clear()
+    loop.bound.pop(1)
+    loop.finish()
+
+
+def test_t29_a_seat_that_the_engine_still_has_is_told_again_with_the_same_epoch() -> None:
+    loop = stopping()
+    (stop,) = loop.stops
+    number = loop.scheduler._number
+    loop.scheduler.reconcile([0, 1], number)
+    loop.scheduler.reconcile([0, 1], number)
+    assert loop.schedule().stops == (stop,)
+    assert loop.state("new") is State.STOPPING
+    loop.output()
+    loop.stops.pop()
+    loop.ack()
+    loop.finish()
+
+
+def test_t29_a_stop_that_is_to_be_told_again_is_not_when_its_ack_comes_first() -> None:
+    loop = stopping()
+    loop.scheduler.reconcile([0, 1], loop.scheduler._number)
+    loop.ack()
+    assert loop.schedule().stops == ()
+    loop.output()
+    loop.finish()
+
+
+def test_t29_when_the_engine_is_dead_its_requests_fail_and_their_slots_wait_for_its_reset() -> None:
+    loop = stopping(seats=3)
+    loop.add("waits", text(3, 30), 2)
+    loop.scheduler.abort("old")
+    held = loop.cache.stats()["device_pinned"]
+    loop.scheduler.fail("it burns")
+    loop.scheduler.fail("it burns twice")
+    loop.look()
+    for request in ("old", "new"):
+        assert loop.results[request].state is State.FAILED
+        assert loop.results[request].reason == "it burns"
+    assert loop.state("waits") is State.WAITING
+    loop.ack()
+    loop.scheduler.reconcile([], loop.scheduler._number)
+    assert (loop.cache.stats()["device_pinned"], loop.told("seats")) == (held, 2)
+    with pytest.raises(by.Unavailable, match="it burns"):
+        loop.scheduler.schedule()
+    assert "it burns" in str(loop.scheduler.explain("waits"))
+    loop.scheduler.reset()
+    assert (loop.cache.stats()["leases"], loop.told("seats")) == (0, 0)
+    loop.bound.clear()
+    loop.finish()
+    assert loop.results["waits"].state is State.FINISHED
+
+
+def test_t29_what_a_dead_engine_still_says_is_counted_and_who_was_loading_waits_again() -> None:
+    loop = loading()
+    loop.add("two", text(2, 4), 4)
+    loop.schedule()
+    loop.output()
+    late = loop.compute()
+    loop.scheduler.fail()
+    assert loop.state("one") is State.RECOMPUTE
+    loop.scheduler.on_output(late)
+    assert loop.told("outputs_ignored") == 1
+    loop.look()
+    assert loop.results["two"].tokens.tolist() == []
+    loop.scheduler.reset()
+    loop.land()
+    loop.bound.clear()
+    loop.finish()
+
+
+def test_t30_a_second_ack_is_counted_and_changes_nothing() -> None:
+    loop = stopping()
+    acks = [Ack(*stop) for stop in loop.stops]
+    loop.ack()
+    while loop.state("new") is State.RECOMPUTE:
+        loop.turn()
+    loop.scheduler.on_acks(acks)
+    assert loop.told("acks_ignored") == 1
+    assert loop.state("new") in {State.PREFILL, State.DECODE}
+    loop.finish()
+
+
+def test_t30_no_ack_is_good_for_a_later_request_of_the_same_name_in_the_same_seat() -> None:
+    loop = Loop()
+    loop.add("one", 10, 6)
+    loop.turn()
+    loop.scheduler.abort("one")
+    loop.schedule()
+    (stop,) = loop.stops
+    loop.output()
+    loop.ack()
+    del loop.results["one"]
+    loop.add("one", 10, 6)
+    loop.turn()
+    loop.scheduler.abort("one")
+    loop.schedule()
+    loop.scheduler.on_acks([Ack(*stop)])
+    assert (loop.told("acks_ignored"), loop.state("one")) == (1, State.STOPPING)
+    loop.finish()
+
+
+@pytest.mark.parametrize(
+    "ack",
+    [
+        Ack("new", 1, 1),
+        Ack("new", 1, 3),
+        Ack("old", 0, 2),
+        Ack("old", 1, 2),
+        Ack("nobody", 7, 1),
+        Ack("new", -1, 2),
+    ],
+)
+def test_t31_a_late_or_foreign_ack_is_counted_and_neither_queues_nor_frees(ack: Ack) -> None:
+    loop = stopping()
+    before = loop.cache.digest()
+    loop.scheduler.on_acks([ack])
+    assert loop.told("acks_ignored") == 1
+    assert (loop.state("new"), loop.state("old")) == (State.STOPPING, State.DECODE)
+    assert loop.cache.digest() == before
+    loop.ack()
+    loop.finish()
+
+
+def test_t31_an_ack_before_its_stop_was_sent_is_nobodys() -> None:
+    loop = Loop()
+    loop.add("one", 10, 6)
+    loop.turn()
+    loop.scheduler.abort("one")
+    loop.scheduler.on_acks([Ack("one", 0, 2)])
+    assert (loop.told("acks_ignored"), loop.state("one")) == (1, State.STOPPING)
+    loop.finish()
+
+
+def test_t32_a_finish_of_who_was_acked_is_counted_and_changes_nothing() -> None:
+    loop = Loop()
+    loop.add("one", 10, 9)
+    loop.turn(2)
+    loop.schedule()
+    loop.scheduler.update_weights()
+    loop.schedule()
+    loop.scheduler.on_acks([Ack(*stop) for stop in loop.stops])
+    assert loop.state("one") is State.RECOMPUTE
+    loop.scheduler.on_output(loop.compute(ends=["one"]))
+    assert loop.state("one") is State.RECOMPUTE
+    assert len(loop.scheduler._requests["one"].outputs) == 2
+    assert loop.told("outputs_ignored") == 1
+    loop.stops.clear()
+    loop.output()
+    loop.finish()
+
+
+# -- reset, and new weights ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["recompute", "abort"])
+def test_t33_a_reset_frees_all_seats_and_the_policy_says_what_becomes_of_who_ran(
+    policy: Any,
+) -> None:
+    loop = stopping(seats=3)
+    loop.add("waits", text(3, 30), 2)
+    loop.schedule()
+    loop.scheduler.reset(requests=policy)
+    loop.look()
+    assert loop.told("seats") == 0
+    assert loop.cache.probe(text(1, 14)).device == 0
+    loop.air.clear()
+    loop.stops.clear()
+    loop.bound.clear()
+    if policy == "abort":
+        assert {loop.results[one].state for one in ("old", "new")} == {State.ABORTED}
+    else:
+        assert {loop.state(one) for one in ("old", "new")} == {State.RECOMPUTE}
+    assert loop.state("waits") is State.WAITING
+    loop.finish()
+    assert loop.results["waits"].state is State.FINISHED
+
+
+def test_t33_new_weights_stop_who_runs_first_also_whose_last_chunk_is_in_flight() -> None:
+    loop = Loop()
+    loop.add("decodes", text(1, 8), 9)
+    loop.turn(2)
+    loop.add("computes", text(2, 8), 9)
+    loop.schedule()
+    loop.scheduler.update_weights()
+    assert {loop.state(one) for one in ("decodes", "computes")} == {State.STOPPING}
+    assert loop.cache.probe(text(1, 8)).device == 0
+    assert {stop.request for stop in loop.schedule().stops} == {"decodes", "computes"}
+    loop.finish()
+    for request in ("decodes", "computes"):
+        assert loop.results[request].tokens.tolist() == continuation(request, 8, 9)
+
+
+def test_t33_new_weights_send_who_was_loading_back_in_line() -> None:
+    loop = loading()
+    loop.scheduler.update_weights()
+    assert (loop.state("one"), loop.told("seats")) == (State.RECOMPUTE, 0)
+    loop.land()
+    (start,) = loop.schedule().starts
+    assert start.cached == 0
+    loop.finish()
+
+
+# -- the end, and no room to grow ----------------------------------------------------------------
+
+
+def test_t35_who_was_ended_by_the_engine_frees_its_seat_and_its_blocks_come_after_the_step() -> (
+    None
+):
+    loop = Loop()
+    loop.add("one", 10, 9)
+    loop.turn(2)
+    loop.schedule()
+    loop.schedule()
+    loop.output(ends=["one"])
+    result = loop.results["one"]
+    assert (result.state, result.reason, len(result.tokens)) == (State.FINISHED, "stop", 3)
+    assert loop.told("seats") == 0
+    room = loop.cache.room()
+    assert room.free + room.evictable < 32
+    loop.output()
+    room = loop.cache.room()
+    assert (room.free + room.evictable, loop.told("outputs_ignored")) == (32, 1)
+    assert loop.schedule().stops == ()
+    loop.finish()
+
+
+def test_t35_who_reached_its_length_is_finished_and_its_seat_waits_for_the_ack() -> None:
+    loop = Loop()
+    loop.add("one", 10, 2)
+    loop.turn(1)
+    loop.schedule()
+    loop.output()
+    result = loop.results["one"]
+    assert (result.state, result.reason, len(result.tokens)) == (State.FINISHED, "length", 2)
+    assert (loop.told("seats"), loop.told("stopping")) == (1, 1)
+    assert [stop.request for stop in loop.schedule().stops] == ["one"]
+    loop.output()
+    loop.ack()
+    assert loop.told("seats") == 0
+    loop.finish()
+
+
+def test_t36_who_finds_no_room_stays_and_skips_the_step() -> None:
+    loop = squeezed()
+    step = loop.schedule()
+    while not loop.stops:
+        loop.output()
+        step = loop.schedule()
+    loop.output()
+    assert loop.told("skipped") == 2
+    assert (loop.state("old"), len(step)) == (State.DECODE, 0)
+    loop.ack()
+    assert loop.schedule().decode.tolist() == [0]
+    loop.output()
+    loop.finish()
+    for request in ("old", "new"):
+        assert loop.results[request].tokens.tolist() == continuation(request, 14, 12)
+
+
+def test_t36_nobody_is_chosen_while_what_is_coming_is_enough() -> None:
+    """INV-25 and 4.7-47: a victim whose ack is not there yet, then blocks held for a step."""
+    loop = squeezed(seats=3)
+    loop.schedule()
+    loop.schedule()
+    while loop.told("preempted") == 0:
+        loop.output()
+        loop.schedule()
+    for _ in range(4):
+        loop.output()
+        loop.schedule()
+    assert (loop.told("preempted"), loop.told("skipped") >= 1) == (1, True)
+    # The ack comes while a step that was told to compute in it is in flight.
+    loop.ack()
+    loop.schedule()
+    assert loop.told("preempted") == 1
+    loop.finish()
+
+
+def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
+    loop = Loop(device=9, seats=3)
+    loop.add("ends", text(1, 6), 9)
+    loop.add("a", text(2, 10), 9)
+    loop.add("b", text(3, 10), 9)
+    loop.schedule()
+    loop.output()
+    loop.schedule()
+    # It is in the step in flight too, so its blocks come when that is done.
+    loop.schedule()
+    loop.output(ends=["ends"])
+    assert loop.results["ends"].state is State.FINISHED
+    assert loop.told("seats") == 2
+    loop.schedule()
+    assert (loop.told("preempted"), loop.told("skipped")) == (0, 2)
+    loop.output()
+    assert loop.schedule().decode.tolist() == [1, 2]
+    loop.finish()
+
+
+def test_progress_who_rests_is_chosen_when_nobody_else_can_go_on() -> None:
+    """INV-25: two that were preempted lately, and no room for either."""
+    loop = Loop(device=6, rest=8)
+    for name in (1, 2, 3):
+        loop.add(name, text(name, 5), 12)
+    loop.finish(2000)
+    assert loop.told("preempted") > 2
+    for name in (1, 2, 3):
+        assert loop.results[name].tokens.tolist() == continuation(name, 5, 12)
+
+
+def test_progress_who_is_alone_with_two_copies_of_its_blocks_makes_room_for_itself() -> None:
+    """What two computed at once stands twice while one of them runs: it takes twice the room."""
+    loop = Loop(device=9, budget=4)
+    prompt = text(1, 12)
+    # They begin before either has computed anything, in the order of another scheduler's time.
+    twin = loop.cache.begin(prompt)
+    loop.add("one", prompt, 20)
+    loop.schedule()
+    loop.cache.seal(twin, 12)
+    for _ in range(2):
+        loop.output()
+        loop.schedule()
+    loop.cache.finish(twin)
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 12, 20)
+    assert loop.told("preempted") == 1
+
+
+def test_progress_a_prompt_of_the_whole_device_that_is_all_there_begins_all_the_same() -> None:
+    """A full hit computes its last token in a copy of its last block, and there is no room."""
+    loop = Loop(device=5)
+    for request in ("one", "two"):
+        loop.add(request, text(1, 16), 1)
+        loop.finish()
+        assert loop.results[request].tokens.tolist() == continuation(request, 16, 1)
+
+
+# -- seats: table 2.5 ----------------------------------------------------------------------------
+
+
+def test_a_seat_is_bound_to_one_request_and_epoch() -> None:
+    loop = Loop(seats=2)
+    for name in range(3):
+        loop.add(name, text(name + 1, 6), 5)
+    starts = loop.schedule().starts
+    assert [(one.request, one.seat, one.epoch) for one in starts] == [(0, 0, 1), (1, 1, 1)]
+    assert loop.state(2) is State.WAITING
+    loop.finish()
+
+
+def test_a_seat_that_stops_is_free_on_the_ack() -> None:
+    loop = stopping(seats=2)
+    loop.add("next", 2, 1)
+    for _ in range(4):
+        assert loop.schedule().starts == ()
+        loop.output()
+    loop.ack()
+    (start, *_) = loop.schedule().starts
+    assert (start.seat, start.epoch) == (1, 3)
+    loop.finish()
+
+
+def test_a_seat_that_stops_is_free_when_reconcile_finds_it_gone() -> None:
+    loop = stopping(seats=2)
+    loop.bound.pop(1)
+    loop.stops.clear()
+    loop.scheduler.reconcile([0], loop.scheduler._number)
+    assert loop.told("seats") == 1
+    loop.finish()
+
+
+def test_a_seat_that_the_engine_has_ended_is_free_at_once() -> None:
+    loop = Loop(seats=1)
+    loop.add("one", text(1, 6), 9)
+    loop.add("two", text(2, 6), 2)
+    loop.schedule()
+    loop.output(ends=["one"])
+    (start,) = loop.schedule().starts
+    assert (start.request, start.seat) == ("two", 0)
+    loop.finish()
+
+
+def test_a_seat_that_stops_is_never_bound() -> None:
+    """R4-8: loading, running, stopping and aborting seats together are all there are."""
+    loop = Loop(seats=2)
+    for name in range(5):
+        loop.add(name, text(name + 1, 6), 5)
+    loop.turn(2)
+    loop.scheduler.abort(0)
+    loop.scheduler.abort(1)
+    for _ in range(5):
+        assert loop.schedule().starts == ()
+        loop.output()
+    assert loop.told("seats") == 2
+    with pytest.raises(IndexError):
+        loop.scheduler._seats.bind(loop.scheduler._requests[2], None, 1)  # type: ignore[arg-type]
+    loop.finish()
+
+
+# -- reservation ---------------------------------------------------------------------------------
+
+
+def test_with_full_length_reserved_nobody_is_ever_preempted() -> None:
+    loop = Loop(device=9, reserve=Full())
+    for name in range(6):
+        loop.add(name, text(name + 1, 6), 14)
+    loop.finish()
+    assert (loop.told("preempted"), loop.told("skipped")) == (0, 0)
+
+
+def test_a_watermark_keeps_blocks_from_who_begins_and_gives_them_to_who_grows() -> None:
+    loop = Loop(device=9, reserve=Watermark(4))
+    loop.add("one", text(1, 12), 9)
+    loop.turn()
+    loop.add("two", text(2, 8), 2)
+    loop.turn()
+    assert (loop.state("two"), loop.scheduler.headroom) == (State.WAITING, 4)
+    loop.finish()
+
+
+def test_what_is_kept_for_growth_decays_with_every_step_and_is_whole_again_on_preemption() -> None:
+    reserve = Growing(8.0, 0.5)
+    loop = Loop(device=33, reserve=reserve)
+    loop.add("one", text(1, 12), 40)
+    loop.turn(5)
+    assert reserve.headroom(2) == int(2 * (8.0 - 5 * 0.5))
+    reserve.preempted()
+    assert reserve.headroom(2) == 16
+    loop.finish()
+
+
+# -- the order of the line -----------------------------------------------------------------------
+
+
+def test_the_larger_priority_comes_first_and_is_the_last_to_be_preempted() -> None:
+    loop = Loop(seats=1)
+    for name, priority in (("low", 0), ("high", 5), ("mid", 3)):
+        loop.add(name, text(len(name), 6), 2, priority=priority)
+    assert loop.schedule().starts[0].request == "high"
+    loop.finish()
+    assert list(loop.results) == ["high", "mid", "low"]
+    loop = Loop(device=9)
+    loop.add("high", text(1, 14), 12, priority=1)
+    loop.add("low", text(2, 14), 12)
+    while not loop.stops:
+        loop.schedule()
+        loop.output()
+    assert loop.stops[0].request == "low"
+    loop.finish()
+
+
+def test_a_victim_comes_back_before_those_that_came_after_it() -> None:
+    loop = stopping(seats=2, skip=0)
+    loop.add("later", text(3, 2), 1)
+    loop.ack()
+    loop.scheduler.abort("old")
+    loop.turn(3)
+    assert loop.begun == ["old", "new", "new", "later"]
+    loop.finish()
+
+
+def test_who_does_not_fit_is_overtaken_a_bounded_number_of_times() -> None:
+    loop = Loop(device=9, skip=3, seats=3)
+    loop.add("runs", text(1, 8), 20)
+    loop.turn()
+    loop.add("big", text(2, 28), 2)
+    for name in range(10):
+        loop.add(name, text(10 + name, 4), 1)
+    loop.finish()
+    assert loop.begun[:6] == ["runs", 0, 1, 2, "big", 3]
+
+
+def test_who_aborts_while_waiting_leaves_nothing_behind_however_long_the_line_stands() -> None:
+    loop = Loop(device=9)
+    loop.add("runs", text(1, 28), 4)
+    loop.turn()
+    loop.add("stands", text(2, 28), 2)
+    for name in range(1000):
+        loop.add(name, text(3, 28), 2)
+        loop.scheduler.abort(name)
+    assert len(loop.scheduler._line) < 10
+    loop.finish()
+
+
+# -- prompts that another is just computing ------------------------------------------------------
+
+
+def test_who_has_the_prompt_of_one_in_prefill_waits_for_it_and_finds_it() -> None:
+    loop = Loop(budget=8)
+    loop.add("first", text(1, 24), 4)
+    loop.add("second", text(1, 24) + text(2, 3), 4)
+    loop.add("other", text(3, 4), 2)
+    step = loop.schedule()
+    assert [one.request for one in step.starts] == ["first", "other"]
+    assert "It waits for request 'first'" in str(loop.scheduler.explain("second"))
+    loop.output()
+    while loop.state("second") is State.WAITING:
+        step = loop.turn()
+    assert [(one.request, one.cached) for one in step.starts] == [("second", 24)]
+    loop.finish()
+
+
+def test_it_waits_no_longer_than_that_prefill() -> None:
+    loop = Loop(budget=8)
+    loop.add("first", text(1, 24), 4)
+    loop.add("second", text(1, 24), 4)
+    loop.turn()
+    loop.scheduler.abort("first")
+    assert [one.request for one in loop.schedule().starts] == ["second"]
+    loop.finish()
+
+
+def test_a_prompt_of_another_tenant_is_not_waited_for() -> None:
+    loop = Loop(budget=8)
+    loop.add("first", text(1, 24), 4, salt="a")
+    loop.add("second", text(1, 24), 4, salt="b")
+    assert len(loop.schedule().starts) == 2
+    loop.finish()
+
+
+# -- drafts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accept", [1, 2, 3, 4])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_row_has_room_for_its_drafts_and_what_was_not_accepted_is_trimmed(
+    accept: int, lag: int
+) -> None:
+    loop = Loop(drafts=3, accept=accept, reserve=Full())
+    loop.add("one", text(1, 10), 21)
+    loop.add("two", text(2, 7), 20)
+    loop.turn()
+    rows = steps = 0
+    while loop.told("seats"):
+        step = loop.schedule()
+        for lease, first, count in zip(step.leases, step.positions, step.counts, strict=True):
+            assert lease.tokens >= first + count
+        rows += len(step.decode)
+        steps += 1
+        if len(loop.air) > lag:
+            loop.output()
+            loop.ack()
+            for seat in loop.scheduler._decode:
+                computed = int(loop.scheduler._seats.computed[seat.number])
+                flying = any(seat.number in one.decode for one in loop.air)
+                assert flying or seat.lease.tokens == computed == seat.lease.appended - 1
+        assert steps < 200
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 10, 21)
+    assert loop.results["two"].tokens.tolist() == continuation("two", 7, 20)
+    assert rows == -(-20 // accept) + -(-19 // accept)
+
+
+def test_drafts_are_never_published_and_never_go_past_the_length() -> None:
+    loop = Loop(drafts=7, accept=1)
+    loop.add("one", text(1, 6), 4)
+    loop.turn()
+    step = loop.schedule()
+    assert (step.positions.tolist(), step.counts.tolist()) == ([6], [3])
+    loop.output()
+    lease = loop.scheduler._seats.bound()[0].lease
+    assert (lease.sealed, lease.tokens) == (1, 7)
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 6, 4)
+
+
+@pytest.mark.parametrize("accept", [1, 3])
+def test_who_is_preempted_with_drafts_loses_none_of_its_tokens(accept: int) -> None:
+    loop = Loop(device=9, drafts=2, accept=accept)
+    for name in range(4):
+        loop.add(name, text(name + 1, 9), 15)
+    loop.finish()
+    assert loop.told("preempted") > 0
+    for name in range(4):
+        assert loop.results[name].tokens.tolist() == continuation(name, 9, 15)
+
+
+def test_nobody_begins_in_room_that_is_too_little_for_who_runs() -> None:
+    """T36: rows that need two blocks each, one that is free, and one in line that needs one."""
+    loop = Loop(device=9, drafts=7)
+    loop.add("a", text(1, 8), 20)
+    loop.add("b", text(2, 18), 12)
+    loop.turn()
+    loop.add("c", text(3, 3), 2)
+    step = loop.schedule()
+    assert (loop.told("skipped"), loop.cache.room().free) == (2, 1)
+    assert (step.starts, loop.state("c")) == ((), State.WAITING)
+    loop.output()
+    loop.finish()

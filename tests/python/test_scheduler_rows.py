@@ -1,0 +1,603 @@
+"""The scheduler against the lists of known failures, and against callers and engines that err."""
+
+import pickle
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from typing_extensions import override
+
+import blockyard as by
+from blockyard.engine import Ack, Output
+from blockyard.request import State
+from blockyard.reserve import Full, Growing, Nothing, Watermark
+from blockyard.scheduler import Scheduler
+from blockyard.victims import LeastWork
+from test_scheduler import Loop, continuation, loading, stopping
+from yard import profile, publish, publish_below, text
+
+# -- R1 ------------------------------------------------------------------------------------------
+
+
+def test_a_full_device_makes_room_for_what_comes_up_in_the_step_that_asks() -> None:
+    """R1-2: evicting is part of the begin; nothing waits, and nothing fails without need."""
+    loop = Loop(device=9, host=16)
+    publish_below(loop.cache, text(1, 24))
+    publish(loop.cache, text(2, 32))
+    room = loop.cache.room()
+    assert (room.free, room.evictable) == (0, 8)
+    loop.add("one", text(1, 26), 3)
+    loop.schedule()
+    assert loop.state("one") is State.LOADING
+    assert sum(len(plan) for plan in loop.plans) == 6
+    loop.land()
+    loop.finish()
+
+
+def test_sixteen_threads_that_need_each_others_room_are_served_or_refused_and_never_stuck() -> None:
+    """R1-2, under the watchdog of the test run."""
+    cache = by.KVCache(block_size=4, device=33, host=64)
+    for name in range(4):
+        publish_below(cache, text(name, 24))
+    errors: list[BaseException] = []
+    needless: list[by.NoRoom] = []
+
+    def run(name: int) -> None:
+        try:
+            for at in range(60):
+                try:
+                    lease = cache.begin(text((name + at) % 4, 25))
+                except by.NoRoom as refusal:
+                    spare = refusal.free + refusal.evictable - refusal.promised
+                    needless.append(refusal) if refusal.need <= spare else None
+                    continue
+                for plan in cache.dispatch() if name == 0 else ():
+                    cache.commit(plan)
+                cache.finish(lease)
+        except BaseException as error:  # noqa: BLE001 - told by the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert needless == []
+    assert (errors, [thread for thread in threads if thread.is_alive()]) == ([], [])
+    for plan in cache.dispatch():
+        cache.commit(plan)
+    assert cache.audit() is None
+
+
+@pytest.mark.parametrize("size", [1, 16])
+def test_what_goes_to_cranes_is_as_long_as_its_blocks_whatever_the_tokens(size: int) -> None:
+    """R1-4."""
+    loop = Loop(device=129, host=128, size=size)
+    publish_below(loop.cache, text(1, 100 * size))
+    loop.add("one", text(1, 100 * size + 1), 2)
+    loop.schedule()
+    (plan,) = loop.plans
+    assert len(plan) == 100
+    assert len(plan.to_bytes()) <= 64 + 8 * 100
+    assert len(pickle.dumps(plan)) <= 64 + 8 * 100 + 64
+    loop.land()
+    loop.finish()
+
+
+# -- R3 ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["abort", "finish"])
+def test_who_ends_while_its_ack_is_awaited_leaves_every_registry(how: str) -> None:
+    """R3-1: and a later ack is ignored and counted."""
+    loop = Loop()
+    loop.add("one", 10, 3)
+    loop.turn(1)
+    loop.schedule()
+    loop.scheduler.update_weights()
+    if how == "abort":
+        loop.scheduler.abort("one")
+    loop.schedule()
+    loop.output()
+    acks = [Ack(*stop) for stop in loop.stops]
+    loop.output()
+    loop.ack()
+    while loop.state("one"):
+        loop.turn()
+    loop.finish()
+    loop.scheduler.on_acks(acks)
+    assert loop.told("acks_ignored") == 1
+    loop.empty()
+
+
+def test_with_every_copy_stalled_the_others_go_on_within_a_millisecond() -> None:
+    """R3-4: nothing waits for a copy; the clock is that of this thread."""
+    loop = Loop(device=200, host=64, seats=8)
+    publish_below(loop.cache, text(1, 40))
+    loop.add("stalled", text(1, 41), 2)
+    for name in range(6):
+        loop.add(name, text(10 + name, 12), 60)
+    spent = []
+    for _ in range(40):
+        start = time.thread_time()
+        loop.schedule()
+        spent.append(time.thread_time() - start)
+        loop.output()
+    assert loop.state("stalled") is State.LOADING
+    assert all(len(loop.scheduler._requests[name].outputs) >= 39 for name in range(6))
+    assert sorted(spent)[len(spent) // 2] < 1e-3
+    loop.land()
+    loop.finish()
+
+
+@pytest.mark.parametrize(
+    "state", ["waiting", "loading", "prefill", "decode", "stopping", "recompute"]
+)
+def test_whatever_it_is_doing_an_abort_ends_it_once_and_leaves_nothing(state: str) -> None:
+    """R3-6."""
+    loop = loading(seats=2) if state == "loading" else stopping()
+    name = {"loading": "one", "decode": "old", "stopping": "new", "recompute": "new"}.get(
+        state, "x"
+    )
+    if state in {"recompute", "prefill"}:
+        loop.ack()
+    if state in {"waiting", "prefill"}:
+        if state == "prefill":
+            loop.scheduler.abort("old")
+            loop.scheduler.abort("new")
+            loop.turn(2)
+        loop.add("x", text(5, 24), 2)
+        if state == "prefill":
+            loop.schedule()
+    assert loop.state(name) == state
+    loop.scheduler.abort(name)
+    loop.finish()
+    loop.land()
+    assert loop.results[name].state is State.ABORTED
+    assert loop.cache.stats()["device_pinned"] == 0
+
+
+# -- R4 ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", [0, 1, 2**32 - 1, 2**32 - 3, 2**32 - 9, 2**31])
+def test_no_token_value_means_anything(token: int) -> None:
+    """R4-2."""
+    loop = stopping()
+    output = Output(
+        loop.schedule().number,
+        np.array([], np.int32),
+        np.array([], np.uint32),
+    )
+    loop.air.pop()
+    loop.scheduler.on_output(output)
+    loop.ack()
+    loop.add("one", text(4, 4), 3)
+    while not loop.state("one") or loop.state("one") is State.WAITING:
+        loop.turn()
+    states = {name: loop.state(name) for name in ("old", "new", "one")}
+    loop.schedule()
+    said = loop.compute()
+    said = Output(said.step, said.seats, np.full(len(said.tokens), token, np.uint32))
+    loop.scheduler.on_output(said)
+    for name, state in states.items():
+        assert loop.state(name) in {state, State.DECODE, State.STOPPING, None}
+    loop.finish()
+    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+
+
+def test_without_an_ack_nothing_moves_however_long_it_takes() -> None:
+    """R4-3."""
+    loop = stopping()
+    loop.scheduler.abort("old")
+    for _ in range(200):
+        step = loop.schedule()
+        assert (step.starts, len(step)) == ((), 0)
+        loop.output()
+    assert (loop.state("new"), loop.told("seats")) == (State.STOPPING, 2)
+    loop.ack()
+    loop.finish()
+
+
+def test_nothing_is_published_under_an_epoch_that_is_over() -> None:
+    """R4-4: output of a step that the ack has overtaken."""
+    loop = Loop()
+    loop.add("one", text(1, 15), 9)
+    loop.turn()
+    loop.schedule()
+    loop.scheduler.abort("one")
+    loop.schedule()
+    loop.scheduler.on_acks([Ack(*stop) for stop in loop.stops])
+    loop.stops.clear()
+    sealed = loop.cache.stats()["sealed"]
+    loop.output()
+    loop.output()
+    assert loop.cache.stats()["sealed"] == sealed
+    assert loop.cache.probe([*text(1, 15), *continuation("one", 15, 1), 0]).device == 3
+    loop.finish()
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_between_two_chunks_a_stop_publishes_what_is_computed_and_no_more(chunks: int) -> None:
+    """R4-5."""
+    loop = Loop(budget=6)
+    loop.add("one", text(1, 30), 4)
+    for _ in range(chunks):
+        loop.schedule()
+        loop.output()
+    loop.scheduler.abort("one")
+    loop.schedule()
+    loop.output()
+    loop.ack()
+    assert loop.cache.probe(text(1, 30)).device == chunks * 6 // 4
+    loop.finish()
+
+
+@pytest.mark.parametrize("stops", ["acked", "in-order"])
+def test_when_all_are_stopped_at_once_one_step_without_rows_is_enough(stops: Any) -> None:
+    """R4-6 and 4.7-45."""
+    loop = Loop(stops=stops)
+    for name in range(4):
+        loop.add(name, text(name + 1, 8), 9)
+    loop.turn(2)
+    loop.scheduler.update_weights()
+    step = loop.schedule()
+    assert (len(step.stops), len(step)) == (4, 0)
+    loop.bound.clear()
+    loop.output()
+    if stops == "acked":
+        assert loop.told("stopping") == 4
+        loop.ack()
+    loop.stops.clear()
+    assert (loop.told("stopping"), loop.told("waiting"), loop.told("seats")) == (0, 4, 0)
+    loop.finish()
+    for name in range(4):
+        assert loop.results[name].tokens.tolist() == continuation(name, 8, 9)
+
+
+def test_absence_counts_from_the_step_of_the_stop_on_and_for_who_is_stopping_alone() -> None:
+    """R4-7."""
+    loop = stopping()
+    step = loop.scheduler._seats.bound()[1].stopped_at
+    loop.scheduler.reconcile([], step - 1)
+    assert (loop.state("old"), loop.state("new")) == (State.DECODE, State.STOPPING)
+    loop.scheduler.reconcile([], step)
+    assert (loop.state("old"), loop.state("new")) == (State.DECODE, State.RECOMPUTE)
+    with pytest.raises(by.Misuse, match="only"):
+        loop.scheduler.reconcile([], loop.scheduler._number + 1)
+    loop.stops.clear()
+    loop.bound.pop(1)
+    loop.finish()
+
+
+def test_an_engine_that_stops_in_order_needs_no_ack_and_one_that_comes_is_nobodys() -> None:
+    loop = Loop(stops="in-order", device=9)
+    for name in range(3):
+        loop.add(name, text(name + 1, 9), 12)
+    loop.finish()
+    assert loop.told("preempted") > 0
+    assert loop.told("acks_ignored") > 0
+    for name in range(3):
+        assert loop.results[name].tokens.tolist() == continuation(name, 9, 12)
+
+
+# -- laws ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_a_prompt_is_the_callers_and_what_he_does_with_it_later_changes_nothing(kind: Any) -> None:
+    """INV-13."""
+    prompt = kind(text(1, 14))
+    loop = Loop(device=9)
+    loop.add("old", text(2, 14), 12)
+    loop.add("new", prompt, 12)
+    before = list(prompt)
+    if kind is not tuple:
+        prompt[3] = 7
+    loop.finish()
+    assert loop.told("preempted") > 0
+    if kind is not tuple:
+        assert prompt[3] == 7
+        prompt[3] = before[3]
+    assert list(prompt) == text(1, 14)
+    assert loop.cache.probe(text(1, 14)).device + loop.cache.probe(text(2, 14)).device > 0
+
+
+def test_questions_change_nothing() -> None:
+    """INV-5 and INV-16: what is asked is one reading."""
+    loop = stopping()
+    loop.add("waits", text(3, 20), 2)
+    before = loop.cache.digest(), loop.scheduler.stats()
+    for name in ("old", "new", "waits"):
+        assert f"Request '{name}' is {loop.state(name)}." in str(loop.scheduler.explain(name))
+    assert "waits for the ack" in str(loop.scheduler.explain("new"))
+    assert "requests stand before it" in str(loop.scheduler.explain("waits"))
+    assert (loop.scheduler.idle, loop.scheduler.running) == (False, 1)
+    assert (loop.cache.digest(), loop.scheduler.stats()) == before
+    schema = {stat.name for stat in Scheduler.SCHEMA}
+    assert schema == set(loop.scheduler.stats())
+    loop.ack()
+    loop.finish()
+
+
+# -- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"request": "there"}, "'there' is there already"),
+        ({"request": ["list"]}, "hashed"),
+        ({"prompt": []}, "one token id or more"),
+        ({"prompt": [[1], [2]]}, "one-dimensional"),
+        ({"prompt": [[1], [2, 3]]}, "one-dimensional"),
+        ({"prompt": 5}, "one-dimensional"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": "text"}, "prompt"),
+        ({"prompt": [1.5]}, "integers"),
+        ({"prompt": [True]}, "integers"),
+        ({"prompt": [-1]}, "token -1"),
+        ({"prompt": [2**32]}, "token 4294967296"),
+        ({"prompt": [2**70]}, "prompt"),
+        ({"most": 0}, "most = 0"),
+        ({"most": True}, "most = True"),
+        ({"priority": "high"}, "priority = 'high'"),
+    ],
+)
+def test_a_bad_request_is_named_and_nobody_is_added(wrong: dict[str, Any], says: str) -> None:
+    loop = Loop()
+    loop.add("there", text(2, 6), 2)
+    given = {"request": "new", "prompt": [1, 2], "most": 2, **wrong}
+    request, prompt = given.pop("request"), given.pop("prompt")
+    with pytest.raises(by.Misuse, match=says):
+        loop.scheduler.add(request, prompt, **given)
+    assert loop.told("waiting") == 1
+    loop.finish()
+
+
+@pytest.mark.parametrize("wrong", [{"salt": 5}, {"lora": 1.5}])
+def test_a_bad_salt_or_adapter_is_refused_when_it_is_given(wrong: dict[str, Any]) -> None:
+    loop = Loop()
+    with pytest.raises((by.Misuse, TypeError)):
+        loop.scheduler.add("one", [1, 2], most=1, **wrong)
+    assert loop.told("waiting") == 0
+
+
+def test_what_the_device_can_never_hold_is_refused_at_once_and_what_it_just_can_is_served() -> None:
+    loop = Loop(device=9)
+    with pytest.raises(by.TooLarge, match="9 blocks and the device has 8"):
+        loop.add("one", 20, 14)
+    loop.add("one", 20, 13)
+    loop.finish()
+    assert len(loop.results["one"].tokens) == 13
+
+
+def test_a_device_that_was_made_smaller_fails_who_fits_no_more() -> None:
+    loop = Loop(device=9)
+    loop.add("one", 30, 2)
+    loop.cache.resize("device", 5)
+    loop.schedule()
+    loop.output()
+    assert loop.results["one"].state is State.FAILED
+    loop.finish()
+
+
+def test_who_is_not_there_is_refused_by_name() -> None:
+    loop = Loop()
+    for verb in (loop.scheduler.abort, loop.scheduler.explain):
+        with pytest.raises(by.Misuse, match="no request 'x'"):
+            verb("x")
+
+
+def array(*numbers: int, kind: Any = np.int32) -> Any:
+    return np.array(numbers, kind)
+
+
+U32 = np.uint32
+BAD: dict[str, tuple[Any, str]] = {
+    "of a step that is not the oldest": (
+        lambda step: Output(step + 1, array(0), array(5, kind=U32)),
+        "the oldest in flight is",
+    ),
+    "of a seat that is not in it": (
+        lambda step: Output(step, array(0, 3), array(5, 5, kind=U32)),
+        "seat 3",
+    ),
+    "of a seat that does not exist": (
+        lambda step: Output(step, array(0, -1), array(5, 5, kind=U32)),
+        "seat -1",
+    ),
+    "of a seat twice": (lambda step: Output(step, array(0, 0), array(5, 5, kind=U32)), "seat 0"),
+    "of a prompt that is not computed": (
+        lambda step: Output(step, array(0, 1), array(5, 5, kind=U32)),
+        "seat 1, which samples nothing",
+    ),
+    "without a row": (lambda step: Output(step, array(), array(kind=U32)), "has not"),
+    "with too many tokens": (
+        lambda step: Output(step, array(0), array(5, 6, kind=U32)),
+        "2 tokens for 1",
+    ),
+    "with more tokens than drafts": (
+        lambda step: Output(step, array(0), array(5, 6, kind=U32), array(2)),
+        "from 1 to 1",
+    ),
+    "with no token": (
+        lambda step: Output(step, array(0), array(kind=U32), array(0)),
+        "from 1 to 1",
+    ),
+    "with tokens that are no token ids": (
+        lambda step: Output(step, array(0), array(-9, kind=np.int64)),
+        "give uint32",
+    ),
+    "with too few ends": (
+        lambda step: Output(step, array(0), array(5, kind=U32), None, array(kind=np.bool_)),
+        "0 ends",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_output_is_named_and_nothing_of_it_is_taken(what: str) -> None:
+    loop = Loop(budget=6)
+    loop.add("decodes", text(1, 4), 9)
+    loop.turn()
+    loop.add("computes", text(2, 12), 9)
+    step = loop.schedule()
+    assert loop.rows(step) == [0, 1]
+    wrong, says = BAD[what]
+    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._flown)
+    with pytest.raises(by.Misuse, match=says):
+        loop.scheduler.on_output(wrong(step.number))
+    assert (loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._flown)) == before
+    loop.finish()
+    for name, prompt in (("decodes", 4), ("computes", 12)):
+        assert loop.results[name].tokens.tolist() == continuation(name, prompt, 9)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"seats": 0}, "seats = 0"),
+        ({"budget": 0}, "budget = 0"),
+        ({"rest": -1}, "rest = -1"),
+        ({"skip": -1}, "skip = -1"),
+        ({"drafts": -1}, "drafts = -1"),
+        ({"stops": "perhaps"}, "'perhaps'"),
+    ],
+)
+def test_a_bad_scheduler_is_named(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(by.Misuse, match=says):
+        Loop(**wrong)
+
+
+def test_a_reset_by_another_policy_is_refused() -> None:
+    loop = Loop()
+    with pytest.raises(by.Misuse, match="'forget'"):
+        loop.scheduler.reset(requests="forget")  # type: ignore[arg-type]
+
+
+# -- all of it at once ---------------------------------------------------------------------------
+
+
+class Machine(RuleBasedStateMachine):
+    """Any order of what callers, engine and cranes may do: who ends has said the same as alone."""
+
+    @initialize(
+        device=st.integers(9, 20),
+        host=st.sampled_from([0, 24]),
+        reserve=st.sampled_from([Nothing, Full, lambda: Watermark(2), lambda: Growing(2.0, 0.2)]),
+        least=st.booleans(),
+        seats=st.integers(1, 4),
+        budget=st.integers(2, 24),
+        rest=st.integers(0, 6),
+        skip=st.integers(0, 3),
+        drafts=st.sampled_from([0, 0, 2]),
+        accept=st.integers(1, 3),
+    )
+    def make(self, *, reserve: Any, least: bool, **chosen: Any) -> None:
+        victims = LeastWork() if least else None
+        self.loop = Loop(reserve=reserve(), victims=victims, **chosen)
+        self.asked: dict[int, tuple[int, int]] = {}
+        self.aborted: set[int] = set()
+
+    @rule(
+        family=st.integers(0, 2),
+        prompt=st.integers(1, 16),
+        most=st.integers(1, 14),
+        priority=st.integers(0, 2),
+    )
+    def add(self, family: int, prompt: int, most: int, priority: int) -> None:
+        name = len(self.asked)
+        self.asked[name] = prompt, most
+        self.loop.add(name, text(family, prompt), most, priority=priority)
+
+    @rule(which=st.integers(0, 30))
+    def abort(self, which: int) -> None:
+        there = sorted(int(str(name)) for name in self.loop.scheduler._requests)
+        if there:
+            self.aborted.add(there[which % len(there)])
+            self.loop.scheduler.abort(there[which % len(there)])
+
+    @precondition(lambda self: len(self.loop.air) < 3)
+    @rule()
+    def schedule(self) -> None:
+        self.loop.schedule()
+
+    @precondition(lambda self: self.loop.air)
+    @rule()
+    def output(self) -> None:
+        self.loop.output()
+
+    @precondition(lambda self: self.loop.stops)
+    @rule()
+    def ack(self) -> None:
+        while self.loop.air:
+            self.loop.output()
+        self.loop.ack()
+
+    @rule(good=st.integers(0, 3))
+    def copies_end(self, good: int) -> None:
+        for plan in self.loop.plans:
+            self.loop.cache.commit([plan], [min(good, len(plan))])
+        self.loop.plans.clear()
+
+    @rule()
+    def land(self) -> None:
+        self.loop.land()
+
+    @rule()
+    def new_weights(self) -> None:
+        self.loop.scheduler.update_weights()
+
+    @rule()
+    def engine_reset(self) -> None:
+        self.loop.air.clear()
+        self.loop.stops.clear()
+        self.loop.bound.clear()
+        self.loop.scheduler.reset()
+
+    @rule()
+    def ask_each(self) -> None:
+        for name in self.loop.scheduler._requests:
+            assert str(self.loop.state(name)) in str(self.loop.scheduler.explain(name))
+
+    @invariant()
+    def whole(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        self.loop.look()
+        scheduler = self.loop.scheduler
+        seats = scheduler._seats.bound()
+        assert len({seat.number for seat in seats}) == len(seats) == scheduler.stats()["seats"]
+        there = [seat.request for seat in seats if not seat.gone]
+        assert all(scheduler._requests[one.id] is one for one in there)
+        assert len(scheduler._requests) == len(there) + scheduler.stats()["waiting"]
+
+    @override
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        self.loop.land()
+        self.loop.finish(3000)
+        assert set(self.loop.results) == set(self.asked)
+        for name, (prompt, most) in self.asked.items():
+            result = self.loop.results[name]
+            whole = continuation(name, prompt, most)
+            assert result.tokens.tolist() == whole[: len(result.tokens)]
+            assert result.state is State.FINISHED or name in self.aborted
+            assert result.state is not State.FINISHED or len(result.tokens) == most
+
+
+def test_any_order_of_events_ends_each_request_once_with_the_tokens_that_it_has_alone() -> None:
+    run_state_machine_as_test(Machine, settings=profile(60))

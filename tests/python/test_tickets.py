@@ -1,0 +1,205 @@
+"""Tickets: promises made to somebody else, by deadline and role; table 2.6."""
+
+from typing import Any
+
+import pytest
+
+import blockyard as by
+from blockyard.reserve import Full, Growing, Nothing, Watermark
+from blockyard.scheduler import Scheduler
+from blockyard.tickets import PromiseState, SpentTicket, Tickets
+from yard import begin, publish, text
+
+
+def made(*, device: int = 9, **reserves: Any) -> tuple[by.KVCache, Tickets]:
+    cache = by.KVCache(block_size=4, device=device)
+    chosen: dict[Any, Any] = {"decode": Nothing(), **reserves}
+    return cache, Tickets(cache, reserves=chosen)
+
+
+def spare(cache: by.KVCache) -> int:
+    room = cache.room()
+    return room.free + room.evictable - room.promised
+
+
+def test_a_ticket_is_open_until_it_is_committed_and_then_its_request_begins_with_it() -> None:
+    cache, tickets = made()
+    promise = tickets.open("a", 5, deadline=7)
+    assert (promise.state, promise.blocks, spare(cache)) == (PromiseState.OPEN, 5, 3)
+    with pytest.raises(by.NoRoom):
+        cache.begin(text(1, 16))
+    lease = begin(cache, text(1, 16), ticket=tickets.commit(promise.id))
+    assert (promise.state, lease.blocks, spare(cache)) == (PromiseState.COMMITTED, 4, 4)
+    assert tickets.stats()["tickets_committed"] == 1
+    assert cache.audit() is None
+
+
+def test_a_ticket_that_is_released_gives_its_blocks_back() -> None:
+    cache, tickets = made()
+    promise = tickets.open("a", 5, deadline=7)
+    tickets.release(promise.id)
+    assert (promise.state, spare(cache)) == (PromiseState.RELEASED, 8)
+    assert tickets.stats() == {
+        "tickets_open": 0,
+        "tickets_blocks": 0,
+        "tickets_committed": 0,
+        "tickets_released": 1,
+        "tickets_expired": 0,
+        "tickets_refused": 0,
+    }
+
+
+def test_a_ticket_expires_behind_its_deadline_and_not_on_it() -> None:
+    cache, tickets = made()
+    soon, later = tickets.open("a", 2, deadline=3), tickets.open("b", 3, deadline=9)
+    assert tickets.expire(3) == []
+    assert tickets.expire(4) == [soon]
+    assert (soon.state, later.state) == (PromiseState.EXPIRED, PromiseState.OPEN)
+    assert (spare(cache), tickets.stats()["tickets_expired"]) == (5, 1)
+
+
+def test_when_the_other_side_dies_all_that_it_asked_for_has_expired() -> None:
+    cache, tickets = made()
+    one = tickets.open("a", 1, deadline=9, peer="p0")
+    two = tickets.open("b", 2, deadline=9, peer="p1")
+    three = tickets.open("c", 3, deadline=9, peer="p0")
+    assert tickets.died("p0") == [one, three]
+    assert [each.state for each in (one, two, three)] == ["expired", "open", "expired"]
+    assert spare(cache) == 6
+    assert tickets.died("p0") == []
+
+
+@pytest.mark.parametrize("end", ["commit", "release", "expire", "die"])
+@pytest.mark.parametrize("verb", ["commit", "release"])
+def test_a_ticket_that_has_ended_is_refused_with_an_error_of_its_own(end: str, verb: str) -> None:
+    cache, tickets = made()
+    promise = tickets.open("a", 2, deadline=3, peer="p")
+    if end == "expire":
+        tickets.expire(4)
+    elif end == "die":
+        tickets.died("p")
+    else:
+        getattr(tickets, end)(promise.id)
+    # Another of the same request is not mistaken for it.
+    again = tickets.open("a", 1, deadline=9)
+    before = spare(cache)
+    with pytest.raises(SpentTicket, match=f"ticket {promise.id} is not open"):
+        getattr(tickets, verb)(promise.id)
+    assert (again.state, spare(cache)) == (PromiseState.OPEN, before)
+
+
+def test_a_second_ticket_of_a_request_is_rejected_and_the_first_is_as_it_was() -> None:
+    cache, tickets = made()
+    promise = tickets.open("a", 2, deadline=3)
+    with pytest.raises(by.Misuse, match="'a' has a ticket"):
+        tickets.open("a", 1, deadline=5)
+    assert (promise.state, spare(cache)) == (PromiseState.OPEN, 6)
+
+
+@pytest.mark.parametrize(
+    ("role", "policy"),
+    [("mixed", Growing(2.0)), ("prefill", Nothing()), ("decode", Watermark(3))],
+)
+@pytest.mark.parametrize("running", [0, 1, 2, 3])
+@pytest.mark.parametrize("idle", [0, 3])
+def test_a_promise_succeeds_if_and_only_if_it_leaves_what_the_roles_policy_wants(
+    role: Any, policy: Any, running: int, idle: int
+) -> None:
+    """R1-5: F + evictable - n >= policy(R, r)."""
+    for blocks in range(1, 13):
+        cache, tickets = made(device=13, **{role: policy})
+        publish(cache, text(1, 4 * idle)) if idle else None
+        growth = begin(cache, text(2, 8), reserve=8)
+        room = cache.room()
+        left = room.free + room.evictable - growth.promised - blocks
+        if left >= policy.headroom(running):
+            assert tickets.open("a", blocks, deadline=1, role=role, running=running).blocks
+        else:
+            with pytest.raises(by.NoRoom) as refused:
+                tickets.open("a", blocks, deadline=1, role=role, running=running)
+            assert refused.value.promised == growth.promised
+            assert tickets.stats()["tickets_refused"] == 1
+            assert spare(cache) == left + blocks
+            assert cache.stats()["tickets"] == 0
+        assert cache.audit() is None
+
+
+def test_what_a_scheduler_keeps_already_is_not_kept_twice() -> None:
+    cache = by.KVCache(block_size=4, device=13)
+    policy = Watermark(4)
+    scheduler = Scheduler(cache, seats=2, reserve=policy)
+    scheduler.add("runs", text(1, 8), most=9)
+    scheduler.schedule()
+    scheduler.schedule()
+    assert (scheduler.running, scheduler.headroom) == (1, 4)
+    tickets = Tickets(cache, reserves={"decode": policy})
+    kept = scheduler.headroom
+    want = spare(cache) + kept - policy.headroom(1)
+    with pytest.raises(by.NoRoom):
+        tickets.open("a", want + 1, deadline=1, running=1, kept=kept)
+    assert tickets.open("a", want, deadline=1, running=1, kept=kept).blocks == want
+
+
+def test_a_scheduled_request_begins_in_the_room_of_its_ticket() -> None:
+    cache, tickets = made()
+    scheduler = Scheduler(cache, seats=3, reserve=Full())
+    promise = tickets.open("comes", 6, deadline=5)
+    scheduler.add("other", text(1, 12), most=5)
+    scheduler.add("comes", text(2, 20), most=4, ticket=tickets.commit(promise.id))
+    step = scheduler.schedule()
+    assert [start.request for start in step.starts] == ["comes"]
+    assert cache.stats()["tickets"] == 0
+
+
+def test_a_request_that_is_aborted_in_line_gives_its_ticket_back() -> None:
+    cache, tickets = made()
+    scheduler = Scheduler(cache)
+    ticket = tickets.commit(tickets.open("a", 6, deadline=5).id)
+    scheduler.add("a", text(2, 20), most=4, ticket=ticket)
+    scheduler.abort("a")
+    assert (ticket.state, spare(cache)) == ("spent", 8)
+    with pytest.raises(by.Misuse, match="is spent"):
+        scheduler.add("a", text(2, 20), most=4, ticket=ticket)
+
+
+def test_a_ticket_of_another_cache_ends_its_request_and_nobody_elses() -> None:
+    cache, _ = made()
+    _, others = made()
+    scheduler = Scheduler(cache)
+    foreign = others.commit(others.open("a", 2, deadline=5).id)
+    scheduler.add("a", text(2, 8), most=4, ticket=foreign)
+    scheduler.add("b", text(3, 8), most=4)
+    assert [start.request for start in scheduler.schedule().starts] == ["b"]
+    (result,) = scheduler.results()
+    assert (result.request, result.state) == ("a", "failed")
+    assert (foreign.state, scheduler.stats()["waiting"]) == ("open", 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"blocks": 0}, "blocks = 0"),
+        ({"blocks": True}, "blocks = True"),
+        ({"deadline": 1}, "deadline = 1"),
+        ({"role": "cook"}, "'cook'"),
+        ({"running": -1}, "running = -1"),
+        ({"kept": 1.5}, "kept = 1.5"),
+    ],
+)
+def test_bad_values_are_named_and_nothing_is_promised(wrong: dict[str, Any], says: str) -> None:
+    cache, tickets = made()
+    tickets.expire(2)
+    with pytest.raises(by.Misuse, match=says):
+        tickets.open("a", **{"blocks": 1, "deadline": 5, **wrong})
+    assert (spare(cache), tickets.stats()["tickets_open"]) == (8, 0)
+
+
+def test_a_tick_never_goes_back_and_what_never_fits_is_said() -> None:
+    cache, tickets = made()
+    tickets.expire(5)
+    with pytest.raises(by.Misuse, match="now = 4"):
+        tickets.expire(4)
+    with pytest.raises(by.TooLarge):
+        tickets.open("a", 9, deadline=9)
+    with pytest.raises(by.Misuse, match="role"):
+        Tickets(cache, reserves={"cook": Nothing()})  # type: ignore[dict-item]

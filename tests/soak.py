@@ -1,0 +1,106 @@
+"""Simulations without end, on every core: `make soak SECONDS=600`.
+
+On a failure it prints the seed, and a script with the few events that the failure needs.
+"""
+
+import argparse
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blockyard.testing import Broken, Scenario, minimised, simulate
+
+if TYPE_CHECKING:
+    from multiprocessing.pool import AsyncResult
+
+# A scenario takes some 50 ms; more of them at a time cost less to hand out.
+BATCH = 20
+SCRIPT = Path("target/soak.py")
+
+
+def say(line: str) -> None:
+    """At once, also into a pipe."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def failures(first: int) -> list[tuple[int, str]]:
+    """What is broken in a batch of seeds."""
+    logging.getLogger("blockyard").setLevel(logging.CRITICAL)
+    broken = []
+    for seed in range(first, first + BATCH):
+        try:
+            simulate(Scenario.seeded(seed))
+        except Broken as said:
+            broken.append((seed, str(said)))
+    return broken
+
+
+def batches(first: int, seconds: float) -> Iterator[int]:
+    """First seeds of batches, until the time is over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield first
+        first += BATCH
+
+
+def script(seed: int, scenario: Scenario) -> str:
+    """A program that fails as the seed did."""
+    return (
+        f'"""Seed {seed}, minimised."""\n\n'
+        "from blockyard.testing import Event, Scenario, Setup, simulate\n\n"
+        f"simulate({scenario!r})\n"
+    )
+
+
+def soak(first: int, seconds: float, cores: int) -> int:
+    """Runs until the time is over or something is broken; how the process should exit."""
+    began = said = time.monotonic()
+    done = 0
+    with multiprocessing.get_context("spawn").Pool(cores) as pool:
+        # The seeds are drawn as they are needed: `imap` would draw them all at once.
+        running: deque[AsyncResult[list[tuple[int, str]]]] = deque()
+        todo = batches(first, seconds)
+        while True:
+            while len(running) < 2 * cores and (batch := next(todo, None)) is not None:
+                running.append(pool.apply_async(failures, (batch,)))
+            if not running:
+                break
+            broken = running.popleft().get()
+            done += BATCH
+            if time.monotonic() - said > 5:
+                said = time.monotonic()
+                rate = done / (said - began)
+                say(f"{said - began:6.0f} s  {done:8,} seeds  {rate:4.0f}/s")
+            for seed, what in broken:
+                say(f"seed {seed}: {what}")
+            if broken:
+                pool.terminate()
+                seed, _ = broken[0]
+                program = script(seed, minimised(Scenario.seeded(seed)))
+                SCRIPT.parent.mkdir(exist_ok=True)
+                SCRIPT.write_text(program)
+                say(f"\n{program}\nIt stands in {SCRIPT}, too.")
+                return 1
+    say(f"{done:,} seeds from {first}, none broken, in {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("--first", type=int, default=None, help="seed; by the clock without it")
+    parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
+    asked = parser.parse_args()
+    first = time.time_ns() // 1_000_000 % 10**9 if asked.first is None else asked.first
+    return soak(first, asked.seconds, asked.cores)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
