@@ -5,7 +5,8 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -240,6 +241,8 @@ class ProcessHands:
 @contextmanager
 def _deaf() -> Iterator[None]:
     """Who is started meanwhile never hears Ctrl-C, which a terminal sends to all: we end it."""
+    # The first start would start this, too, which lets the signal through again.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -259,7 +262,7 @@ def _serve(pipe: Connection, config: dict[str, Any], rank: int, shared: Path, se
     while True:
         try:
             verb, what = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             break
         answer = None
         if fault is None:
@@ -268,7 +271,8 @@ def _serve(pipe: Connection, config: dict[str, Any], rank: int, shared: Path, se
             except Exception as error:  # noqa: BLE001 - likewise
                 fault = error
         if verb in answers:
-            pipe.send(fault if fault is not None else answer)
+            with suppress(OSError):  # who asked may be gone, and then so are we
+                pipe.send(fault if fault is not None else answer)
     if hands is not None:
         hands.close()
 
