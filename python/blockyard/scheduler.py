@@ -469,7 +469,7 @@ class Scheduler:
 
         With nobody to wait for, it begins without that token, and so without the last block.
         """
-        size = entry.keys.tokens if entry.keys else 0
+        size = 1 if entry.keys is None else entry.keys.tokens
         if len(self._seats) or size == 1 or size % self._cache.block_size:
             return None
         tokens = entry.tokens()
