@@ -68,6 +68,8 @@ class Request:
     overtaken: int = 0
     """How often a later request was admitted before it."""
     preempted: int = 0
+    prefetched: bool = False
+    """Whether its prefix was asked for while it waits."""
     lease: Lease | None = None
     seat: int | None = None
 

@@ -1,8 +1,13 @@
 """Reservation: how much room a running batch keeps for its own growth. One small interface."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Literal, Protocol, TypeAlias
 
-__all__ = ["Full", "Growing", "Nothing", "Reserve", "Watermark"]
+from blockyard._core import Misuse
+
+__all__ = ["Full", "Growing", "Nothing", "Reserve", "Role", "Watermark", "usual"]
+
+Role: TypeAlias = Literal["mixed", "prefill", "decode"]
 
 
 class Reserve(Protocol):
@@ -108,3 +113,21 @@ class Growing:
     def preempted(self) -> None:
         """All again."""
         self._now = self._first
+
+
+_USUAL: Final[dict[Role, Callable[[], Reserve]]] = {
+    "mixed": Growing,
+    "prefill": Nothing,  # it samples one token, and grows no further
+    "decode": Growing,
+}
+
+
+def usual(role: Role) -> Reserve:
+    """A policy of its own for an engine of that role.
+
+    Raises:
+        Misuse: There is no such role.
+    """
+    if role not in _USUAL:
+        raise Misuse(f"role = {role!r}: say 'mixed', 'prefill' or 'decode'")
+    return _USUAL[role]()

@@ -15,7 +15,7 @@ from blockyard.engine import Ack, Chunk, Output, Start, Step, Stop
 from blockyard.explain import Explanation
 from blockyard.layout import natural
 from blockyard.request import Request, Result, State, prompt_of
-from blockyard.reserve import Growing, Reserve
+from blockyard.reserve import Reserve, Role, usual
 from blockyard.seats import Seat, Seats
 from blockyard.stats import Stat
 from blockyard.victims import Candidate, LastCome, Victims
@@ -53,7 +53,9 @@ class Scheduler:
         seats: Rows of the engine's running batch.
         budget: Most tokens computed in a step; rows that decode come first, and are never left
             out for it.
-        reserve: How much room the running batch keeps for its growth.
+        role: What this engine does: whole requests ("mixed"), or their "prefill" or "decode" alone.
+        reserve: How much room the running batch keeps for its growth; by default what is usual for
+            the role.
         victims: Who is preempted when that was too little.
         stops: "in-order" where a stop holds from its own step on, so that the output of that step
             is its ack; "acked" where the engine acks each stop.
@@ -61,6 +63,7 @@ class Scheduler:
         skip: How often one that does not fit may be overtaken.
         drafts: Draft tokens that a speculative engine may compute in each row beside its newest
             token. With them a row is in one step at a time.
+        prefetch: How many of the next in line have their prefix brought up ahead of their turn.
 
     Raises:
         Misuse: A value is out of range.
@@ -70,11 +73,14 @@ class Scheduler:
         Stat("waiting", "requests", "requests that wait for their turn"),
         Stat("seats", "seats", "seats that are not free"),
         Stat("stopping", "seats", "of these, seats that wait for their ack"),
+        Stat("headroom", "blocks", "blocks kept promised for the growth of those that run"),
         Stat("steps", "steps", "steps scheduled"),
         Stat("admitted", "requests", "requests admitted, once more after each preemption"),
         Stat("preempted", "requests", "requests preempted"),
         Stat("lost", "tokens", "tokens of KV given up by preemption"),
         Stat("skipped", "rows", "rows that found no room to grow and skipped a step"),
+        Stat("no_room", "steps", "steps at which somebody in line found no room"),
+        Stat("soon", "requests", "begins put off, as another computes or loads the same prefix"),
         Stat("acks_ignored", "acks", "acks that were late, came twice, or are nobody's"),
         Stat("outputs_ignored", "rows", "rows of output of requests that are not there any more"),
     )
@@ -85,12 +91,14 @@ class Scheduler:
         *,
         seats: int = 256,
         budget: int = 8192,
+        role: Role = "mixed",
         reserve: Reserve | None = None,
         victims: Victims | None = None,
         stops: Literal["in-order", "acked"] = "acked",
         rest: int = 8,
         skip: int = 16,
         drafts: int = 0,
+        prefetch: int = 0,
     ) -> None:
         for name, value, least in (
             ("seats", seats, 1),
@@ -98,18 +106,20 @@ class Scheduler:
             ("rest", rest, 0),
             ("skip", skip, 0),
             ("drafts", drafts, 0),
+            ("prefetch", prefetch, 0),
         ):
             natural(name, value, least=least)
         if stops not in {"in-order", "acked"}:
             raise Misuse(f"stops = {stops!r}: say 'in-order' or 'acked'")
         self._cache = cache
         self._budget = budget
-        self._reserve = Growing() if reserve is None else reserve
+        self._reserve = usual(role) if reserve is None else reserve
         self._victims = LastCome() if victims is None else victims
         self._in_order = stops == "in-order"
         self._rest = rest
         self._skip = skip
         self._drafts = drafts
+        self._prefetch = prefetch
         self._requests: dict[Hashable, Request] = {}
         self._line: list[tuple[tuple[int, int], Request]] = []
         self._waiting = 0
@@ -136,6 +146,8 @@ class Scheduler:
                 "preempted",
                 "lost",
                 "skipped",
+                "no_room",
+                "soon",
                 "acks_ignored",
                 "outputs_ignored",
             ),
@@ -239,6 +251,8 @@ class Scheduler:
         self._keep_headroom()
         if not self._short:
             starts += self._admit()
+        if self._prefetch:
+            self._bring_up()
         left = self._budget - (len(decode) if positions is None else int(positions.sum()))
         return self._launch(decode, positions, self._chunks(left), starts)
 
@@ -403,6 +417,8 @@ class Scheduler:
                 aside[0].overtaken += 1
         for entry in aside + soon:
             heapq.heappush(self._line, (entry.rank, entry))
+        self._counts["no_room"] += bool(aside)
+        self._counts["soon"] += len(soon)
         self._refused = self._standing() if aside and not soon else None
         return starts
 
@@ -427,9 +443,7 @@ class Scheduler:
 
     def _begin(self, entry: Request, starts: list[Start]) -> bool | None:
         """Whether it is in line no more; None where another computes or loads its prefix now."""
-        if entry.keys is None:
-            entry.keys = self._cache.keys(entry.tokens(), salt=entry.salt, lora=entry.lora)
-            entry.chain = bytes(entry.keys)
+        self._keyed(entry)
         if self._soon(entry) is not None:
             return None
         most = entry.most - len(entry.outputs)
@@ -489,6 +503,22 @@ class Scheduler:
             if seat.request.state is State.PREFILL and seat.request.chain:
                 found.setdefault(seat.request.chain[:_KEY], []).append(seat.request)
         return found
+
+    def _bring_up(self) -> None:
+        """The prefixes of the next in line, each once."""
+        for _, entry in heapq.nsmallest(self._prefetch, self._line):
+            if entry.terminal or entry.prefetched:
+                continue
+            entry.prefetched = True
+            self._keyed(entry)
+            if entry.keys is not None:
+                with contextlib.suppress(NoRoom):
+                    self._cache.promote(entry.keys)
+
+    def _keyed(self, entry: Request) -> None:
+        if entry.keys is None:
+            entry.keys = self._cache.keys(entry.tokens(), salt=entry.salt, lora=entry.lora)
+            entry.chain = bytes(entry.keys)
 
     def _soon(self, entry: Request) -> Request | None:
         """Who computes more of its prompt just now than can be found: it waits for that."""
@@ -952,6 +982,11 @@ class Scheduler:
         entry = self._requests.get(request)
         return None if entry is None else entry.state
 
+    def lease(self, request: Hashable) -> Lease | None:
+        """What a request holds; None while it waits, and when it has ended."""
+        entry = self._requests.get(request)
+        return None if entry is None else entry.lease
+
     def explain(self, request: Hashable) -> Explanation:
         """What a request is doing, or why it waits, and who holds the device.
 
@@ -962,10 +997,8 @@ class Scheduler:
         if entry is None:
             raise Misuse(f"there is no request {request!r}, or it has ended")
         seat = None if entry.seat is None else self._seats.at(entry.seat)
-        if entry.keys is None:
-            entry.keys = self._cache.keys(entry.tokens(), salt=entry.salt, lora=entry.lora)
-            entry.chain = bytes(entry.keys)
-        below = self._cache.explain(entry.keys if seat is None else seat.lease)
+        self._keyed(entry)
+        below = self._cache.explain(seat.lease if seat is not None else entry.keys or entry.tokens())
         lines = self._of_line(entry) if seat is None else self._of_seat(seat)
         return Explanation(
             (f"Request {request!r} is {entry.state}.", *lines, *below.lines), below.holders
@@ -1018,5 +1051,10 @@ class Scheduler:
     def stats(self) -> dict[str, int]:
         """Counters and sizes; `SCHEMA` has units and meanings."""
         seats = self._seats
-        sizes = {"waiting": self._waiting, "seats": len(seats), "stopping": seats.stopping}
+        sizes = {
+            "waiting": self._waiting,
+            "seats": len(seats),
+            "stopping": seats.stopping,
+            "headroom": self.headroom,
+        }
         return sizes | self._counts

@@ -3,18 +3,15 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from blockyard._core import Misuse, NoRoom, Room, Ticket
 from blockyard.cache import KVCache
 from blockyard.layout import natural
-from blockyard.reserve import Growing, Nothing, Reserve
+from blockyard.reserve import Reserve, Role, usual
 from blockyard.stats import Stat
 
-__all__ = ["Promise", "PromiseState", "Role", "SpentTicket", "Tickets"]
-
-Role: TypeAlias = Literal["mixed", "prefill", "decode"]
-_ROLES: Final[tuple[Role, ...]] = ("mixed", "prefill", "decode")
+__all__ = ["Promise", "PromiseState", "SpentTicket", "Tickets"]
 
 
 class SpentTicket(Misuse):
@@ -57,8 +54,7 @@ class Tickets:
 
     Args:
         cache: Whose blocks.
-        reserves: What must be left for those that run here, by role; "mixed" and "decode" keep
-            what `Growing` says, "prefill" nothing.
+        reserves: What must be left for those that run here, by role; by default what is usual.
 
     Raises:
         Misuse: There is no such role.
@@ -75,13 +71,9 @@ class Tickets:
 
     def __init__(self, cache: KVCache, *, reserves: Mapping[Role, Reserve] | None = None) -> None:
         self._cache = cache
-        self._reserves: dict[Role, Reserve] = {
-            "mixed": Growing(),
-            "prefill": Nothing(),
-            "decode": Growing(),
-        }
+        self._reserves: dict[Role, Reserve] = {}
         for role, reserve in (reserves or {}).items():
-            _known(role)
+            usual(role)
             self._reserves[role] = reserve
         self._now = 0
         self._open: dict[int, Promise] = {}
@@ -123,11 +115,11 @@ class Tickets:
         natural("deadline", deadline, least=self._now)
         natural("running", running, least=0)
         natural("kept", kept, least=0)
-        _known(role)
+        reserve = self._reserves.setdefault(role, usual(role))
         if request in self._requests:
             raise Misuse(f"request {request!r} has a ticket already: commit or release that one")
         room = self._cache.room()
-        headroom = max(self._reserves[role].headroom(running) - kept, 0)
+        headroom = max(reserve.headroom(running) - kept, 0)
         try:
             ticket = self._cache.promise(blocks)
             if room.free + room.evictable - room.promised < blocks + headroom:
@@ -219,7 +211,3 @@ def _refusal(room: Room, blocks: int, headroom: int) -> NoRoom:
     error.free, error.evictable, error.promised = room.free, room.evictable, room.promised
     return error
 
-
-def _known(role: str) -> None:
-    if role not in _ROLES:
-        raise Misuse(f"role = {role!r}: say 'mixed', 'prefill' or 'decode'")
