@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Keys, Lease, Misuse, Ticket
+from blockyard.cache import KVCache
 
 __all__ = ["Request", "Result", "State", "prompt_of"]
 
@@ -54,6 +55,9 @@ class Request:
     """Most tokens to sample."""
     priority: int
     order: int
+    """Among all requests, from 0."""
+    came: int
+    """The step before which it came."""
     salt: str | bytes | None = None
     lora: str | bytes | None = None
     ticket: Ticket | None = None
@@ -82,6 +86,20 @@ class Request:
     def terminal(self) -> bool:
         """Whether it has ended."""
         return self.state in _TERMINAL
+
+    def keyed(self, cache: KVCache) -> Keys:
+        """The keys of its tokens, made once for each stay in line."""
+        if self.keys is None:
+            self.keys = cache.keys(self.tokens(), salt=self.salt, lora=self.lora)
+            self.chain = bytes(self.keys)
+        return self.keys
+
+    def again(self) -> None:
+        """It waits to be computed anew, with all its tokens."""
+        self.keys = None
+        self.chain = b""
+        self.prefetched = False
+        self.state = State.RECOMPUTE
 
     def tokens(self) -> NDArray[np.uint32]:
         """Prompt and what was sampled so far."""

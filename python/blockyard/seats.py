@@ -6,7 +6,7 @@ import numpy as np
 
 from blockyard._core import Lease
 from blockyard.engine import Stop
-from blockyard.request import Request
+from blockyard.request import Request, State
 
 __all__ = ["Seat", "Seats"]
 
@@ -24,8 +24,8 @@ class Seat:
     stop: Stop | None = None
     stopped_at: int = 0
     """Step that carried the stop first; 0 before."""
-    abort: bool = False
-    """Whether its ack ends the request, or only its stay here."""
+    end: tuple[State, str] | None = None
+    """How its ack ends the request, and why; None: only its stay here."""
     gone: bool = False
     """The request has ended; the seat waits for its ack alone."""
     last: int = 0
@@ -55,6 +55,8 @@ class Seats:
         """Tokens that may ever be there."""
         self.ran = np.zeros(count, np.int64)
         """Steps that have computed in it since it was bound."""
+        self.bindings = 0
+        """How often a seat was taken."""
         self.left = 0
         """How often a seat was given up, or its request had ended."""
 
@@ -71,6 +73,10 @@ class Seats:
         """Who is bound to a seat."""
         return self._seats[number] if 0 <= number < len(self._seats) else None
 
+    def lives(self, seat: Seat) -> bool:
+        """Whether its request is there still, in this seat."""
+        return self._seats[seat.number] is seat and not seat.gone
+
     def bound(self) -> list[Seat]:
         """All that are not free, by number."""
         return [seat for seat in self._seats if seat is not None]
@@ -78,6 +84,7 @@ class Seats:
     def bind(self, request: Request, lease: Lease, limit: int) -> Seat:
         """Gives a request the lowest free seat."""
         number = self._free.pop()
+        self.bindings += 1
         # Later than any before of the request and of the seat: no ack is good twice.
         request.epoch = max(request.epoch, self._epochs[number]) + 1
         seat = Seat(number, request, lease, request.epoch, limit)

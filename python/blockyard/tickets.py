@@ -210,4 +210,3 @@ def _refusal(room: Room, blocks: int, headroom: int) -> NoRoom:
     error.tier, error.need = "device", blocks + headroom
     error.free, error.evictable, error.promised = room.free, room.evictable, room.promised
     return error
-

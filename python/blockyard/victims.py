@@ -1,42 +1,42 @@
-"""Who is preempted when the batch cannot grow. One small interface."""
+"""Who is preempted first when the batch cannot grow. One small interface."""
 
-from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 __all__ = ["Candidate", "LastCome", "LeastWork", "Victims"]
 
 
 class Candidate(NamedTuple):
-    """A running sequence that may be preempted, and would free something."""
+    """A running sequence that may be preempted."""
 
-    seat: int
     priority: int
+    came: int
+    """The step before which it came: the same for requests that came together."""
     order: int
-    """When it came, among all requests."""
-    frees: int
-    """Device blocks that nobody else holds."""
+    """Its number among all requests: no two have the same."""
+    blocks: int
+    """Blocks in its table."""
     computed: int
     """Tokens of KV that would be given up."""
 
 
 class Victims(Protocol):
-    """A policy."""
+    """A policy. Who would free nothing is passed over, whatever the policy says."""
 
-    def choose(self, candidates: Iterable[Candidate]) -> Candidate:
-        """One of them; there is at least one."""
+    def rank(self, candidate: Candidate) -> tuple[int, ...]:
+        """The smallest goes first."""
 
 
 class LastCome:
-    """The lowest priority, then who came last; the more blocks it frees on a tie."""
+    """The lowest priority, then who came last; the more blocks on a tie."""
 
-    def choose(self, candidates: Iterable[Candidate]) -> Candidate:
-        """The victim."""
-        return min(candidates, key=lambda one: (one.priority, -one.order, -one.frees))
+    def rank(self, candidate: Candidate) -> tuple[int, ...]:
+        """The smallest goes first."""
+        return (candidate.priority, -candidate.came, -candidate.blocks, -candidate.order)
 
 
 class LeastWork:
     """The lowest priority, then the least to compute again: for engines that only recompute."""
 
-    def choose(self, candidates: Iterable[Candidate]) -> Candidate:
-        """The victim."""
-        return min(candidates, key=lambda one: (one.priority, one.computed, -one.order))
+    def rank(self, candidate: Candidate) -> tuple[int, ...]:
+        """The smallest goes first."""
+        return (candidate.priority, candidate.computed, -candidate.order)

@@ -142,8 +142,9 @@ class Loop:
         """INV-12: nobody is registered anywhere."""
         scheduler = self.scheduler
         seats = scheduler._seats.bound()
-        assert (scheduler._requests, scheduler._line, seats) == ({}, [], [])
-        lists = (scheduler._loading, scheduler._prefill, scheduler._decode, scheduler._stops)
+        assert (scheduler._requests, scheduler._line._heap, seats) == ({}, [], [])
+        batch = scheduler._batch
+        lists = (batch.loading, batch.prefill, batch.decode, scheduler._stops)
         assert lists == ([], [], [], [])
         sizes = scheduler.stats()
         assert (sizes["waiting"], sizes["seats"], sizes["stopping"]) == (0, 0, 0)
@@ -378,7 +379,7 @@ def test_t23_who_waits_for_its_first_or_its_second_turn_is_aborted_at_once() -> 
     assert {loop.results[one].state for one in ("new", "late")} == {State.ABORTED}
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 3)
     assert loop.told("waiting") == 0
-    assert loop.scheduler._line == []
+    assert loop.scheduler._line._heap == []
     loop.finish()
 
 
@@ -477,7 +478,7 @@ def test_t29_a_seat_that_the_engine_has_no_more_counts_as_acked() -> None:
 def test_t29_a_seat_that_the_engine_still_has_is_told_again_with_the_same_epoch() -> None:
     loop = stopping()
     (stop,) = loop.stops
-    number = loop.scheduler._number
+    number = loop.scheduler._batch.number
     loop.scheduler.reconcile([0, 1], number)
     loop.scheduler.reconcile([0, 1], number)
     assert loop.schedule().stops == (stop,)
@@ -490,7 +491,7 @@ def test_t29_a_seat_that_the_engine_still_has_is_told_again_with_the_same_epoch(
 
 def test_t29_a_stop_that_is_to_be_told_again_is_not_when_its_ack_comes_first() -> None:
     loop = stopping()
-    loop.scheduler.reconcile([0, 1], loop.scheduler._number)
+    loop.scheduler.reconcile([0, 1], loop.scheduler._batch.number)
     loop.ack()
     assert loop.schedule().stops == ()
     loop.output()
@@ -510,7 +511,7 @@ def test_t29_when_the_engine_is_dead_its_requests_fail_and_their_slots_wait_for_
         assert loop.results[request].reason == "it burns"
     assert loop.state("waits") is State.WAITING
     loop.ack()
-    loop.scheduler.reconcile([], loop.scheduler._number)
+    loop.scheduler.reconcile([], loop.scheduler._batch.number)
     assert (loop.cache.stats()["device_pinned"], loop.told("seats")) == (held, 2)
     with pytest.raises(by.Unavailable, match="it burns"):
         loop.scheduler.schedule()
@@ -769,14 +770,15 @@ def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
 
 
 def test_progress_who_rests_is_chosen_when_nobody_else_can_go_on() -> None:
-    """INV-25: two that were preempted lately, and no room for either."""
-    loop = Loop(device=6, rest=8)
-    for name in (1, 2, 3):
-        loop.add(name, text(name, 5), 12)
+    """INV-25: all were preempted before, and there is no room for any."""
+    loop = Loop(device=7, rest=1000)
+    names = (1, 2, 3, 4)
+    for name in names:
+        loop.add(name, text(name, 5), 16)
     loop.finish(2000)
-    assert loop.told("preempted") > 2
-    for name in (1, 2, 3):
-        assert loop.results[name].tokens.tolist() == continuation(name, 5, 12)
+    assert loop.told("preempted") > len(names)
+    for name in names:
+        assert loop.results[name].tokens.tolist() == continuation(name, 5, 16)
 
 
 def test_progress_who_is_alone_with_two_copies_of_its_blocks_makes_room_for_itself() -> None:
@@ -835,7 +837,7 @@ def test_a_seat_that_stops_is_free_when_reconcile_finds_it_gone() -> None:
     loop = stopping(seats=2)
     loop.bound.pop(1)
     loop.stops.clear()
-    loop.scheduler.reconcile([0], loop.scheduler._number)
+    loop.scheduler.reconcile([0], loop.scheduler._batch.number)
     assert loop.told("seats") == 1
     loop.finish()
 
@@ -949,7 +951,7 @@ def test_who_aborts_while_waiting_leaves_nothing_behind_however_long_the_line_st
     for name in range(1000):
         loop.add(name, text(3, 28), 2)
         loop.scheduler.abort(name)
-    assert len(loop.scheduler._line) < 10
+    assert len(loop.scheduler._line._heap) < 10
     loop.finish()
 
 
@@ -1011,7 +1013,7 @@ def test_a_row_has_room_for_its_drafts_and_what_was_not_accepted_is_trimmed(
         if len(loop.air) > lag:
             loop.output()
             loop.ack()
-            for seat in loop.scheduler._decode:
+            for seat in loop.scheduler._batch.decode:
                 computed = int(loop.scheduler._seats.computed[seat.number])
                 flying = any(seat.number in one.decode for one in loop.air)
                 assert flying or seat.lease.tokens == computed == seat.lease.appended - 1

@@ -275,7 +275,7 @@ def test_absence_counts_from_the_step_of_the_stop_on_and_for_who_is_stopping_alo
     loop.scheduler.reconcile([], step)
     assert (loop.state("old"), loop.state("new")) == (State.DECODE, State.RECOMPUTE)
     with pytest.raises(by.Misuse, match="only"):
-        loop.scheduler.reconcile([], loop.scheduler._number + 1)
+        loop.scheduler.reconcile([], loop.scheduler._batch.number + 1)
     loop.stops.clear()
     loop.bound.pop(1)
     loop.finish()
@@ -393,6 +393,22 @@ def test_a_device_that_was_made_smaller_fails_who_fits_no_more() -> None:
     loop.finish()
 
 
+@pytest.mark.parametrize("stops", ["acked", "in-order"])
+def test_who_runs_and_has_outgrown_a_device_made_smaller_fails_with_its_tokens(stops: Any) -> None:
+    loop = Loop(device=9, stops=stops)
+    loop.add("one", 6, 20)
+    loop.turn(3)
+    loop.cache.resize("device", 5)
+    loop.add("two", text(2, 6), 4)
+    loop.finish()
+    one = loop.results["one"]
+    assert one.state is State.FAILED
+    # It holds all 4 blocks, and has sampled the token that would be the first of a fifth.
+    assert one.tokens.tolist() == continuation("one", 6, 20)[:11]
+    assert "all 4 blocks" in one.reason
+    assert loop.results["two"].state is State.FINISHED
+
+
 def test_who_is_not_there_is_refused_by_name() -> None:
     loop = Loop()
     for verb in (loop.scheduler.abort, loop.scheduler.explain):
@@ -456,10 +472,10 @@ def test_a_bad_output_is_named_and_nothing_of_it_is_taken(what: str) -> None:
     step = loop.schedule()
     assert loop.rows(step) == [0, 1]
     wrong, says = BAD[what]
-    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._flown)
+    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch.flown)
     with pytest.raises(by.Misuse, match=says):
         loop.scheduler.on_output(wrong(step.number))
-    assert (loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._flown)) == before
+    assert (loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch.flown)) == before
     loop.finish()
     for name, prompt in (("decodes", 4), ("computes", 12)):
         assert loop.results[name].tokens.tolist() == continuation(name, prompt, 9)

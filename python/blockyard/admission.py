@@ -1,0 +1,187 @@
+"""Who begins in the next step: first come, first served, the first overtaken seldom."""
+
+import contextlib
+from typing import NamedTuple
+
+from blockyard._core import ForeignLease, Lease, Misuse, NoRoom, Soon, TooLarge
+from blockyard.cache import KVCache
+from blockyard.line import Line
+from blockyard.request import Request, State
+from blockyard.reserve import Reserve
+from blockyard.seats import Seat, Seats
+
+__all__ = ["Admission", "Admitted"]
+
+_KEY = 32
+"""Bytes of a key."""
+
+
+class Admitted(NamedTuple):
+    """What came of one look at the line."""
+
+    seats: list[Seat]
+    """Who has a seat and a lease now: some load first."""
+    failed: list[tuple[Request, str]]
+    """Who can never begin, and why."""
+    refused: int
+    """Who found no room."""
+    soon: int
+    """Who waits, as another computes or loads the same prefix now."""
+
+
+class Admission:
+    """The way from the line into the seats.
+
+    Args:
+        cache: Where they begin.
+        seats: Where they sit.
+        line: Where they wait.
+        reserve: What they are promised for their growth.
+        skip: How often one that does not fit may be overtaken.
+        prefetch: How many of the next in line have their prefix brought up.
+    """
+
+    def __init__(
+        self, cache: KVCache, seats: Seats, line: Line, reserve: Reserve, skip: int, prefetch: int
+    ) -> None:
+        self._cache = cache
+        self._seats = seats
+        self._line = line
+        self._reserve = reserve
+        self._skip = skip
+        self._prefetch = prefetch
+        self._brought_up = 0
+        self._refused: tuple[int, ...] | None = None
+        self._computing: dict[bytes, list[Request]] = {}
+
+    def admit(self) -> Admitted:
+        """T1, T2, T5, T22: begins whoever fits."""
+        admitted = Admitted([], [], 0, 0)
+        if not len(self._line) or self._seats.full or self._refused == self._standing():
+            return admitted
+        self._computing = self._prefilling()
+        aside: list[Request] = []
+        soon: list[Request] = []
+        while len(aside) + len(soon) <= self._skip and (entry := self._next(aside)):
+            try:
+                lease = self._begin(entry)
+            except (TooLarge, Misuse) as error:
+                # The device was made smaller, or its ticket is not of this cache.
+                self.give_back(entry)
+                admitted.failed.append((entry, str(error)))
+                continue
+            except NoRoom:
+                aside.append(entry)
+                continue
+            if lease is None:
+                soon.append(entry)
+                continue
+            admitted.seats.append(self._seated(entry, lease))
+            if aside:
+                aside[0].overtaken += 1
+        self._line.back(aside + soon)
+        self._refused = self._standing() if aside and not soon else None
+        return admitted._replace(refused=len(aside), soon=len(soon))
+
+    def look_again(self) -> None:
+        """What was refused may fit now, though no number has changed."""
+        self._refused = None
+
+    def bring_up(self) -> None:
+        """The prefixes of the next in line are copied up ahead of their turn, each once."""
+        if not self._prefetch or self._brought_up == self._line.changes:
+            return
+        self._brought_up = self._line.changes
+        for entry in self._line.next(self._prefetch):
+            if not entry.prefetched:
+                entry.prefetched = True
+                with contextlib.suppress(NoRoom):
+                    self._cache.promote(entry.keyed(self._cache))
+
+    def give_back(self, entry: Request) -> None:
+        """What it was promised, as it never begins."""
+        if entry.ticket is not None and entry.ticket.state == "open":
+            with contextlib.suppress(ForeignLease):
+                self._cache.release(entry.ticket)
+
+    def spare(self) -> int:
+        """Device blocks to be had that nobody was promised; less than none after a resize."""
+        room = self._cache.room()
+        return room.free + room.evictable - room.promised
+
+    def _standing(self) -> tuple[int, ...]:
+        """What decides whether one that was refused is refused again."""
+        return self.spare(), self._seats.bindings, self._seats.left, self._line.changes
+
+    def _next(self, aside: list[Request]) -> Request | None:
+        """Whose turn it is; nobody's where all seats are taken, or one was overtaken enough."""
+        if self._seats.full or (aside and aside[0].overtaken >= self._skip):
+            return None
+        return self._line.pop()
+
+    def _begin(self, entry: Request) -> Lease | None:
+        """Its lease; None where another computes or loads its prefix now."""
+        keys = entry.keyed(self._cache)
+        if self.computed_by(entry) is not None:
+            return None
+        most = entry.most - len(entry.outputs)
+        reserve = min(self._reserve.promise(most - 1), most - 1)
+        try:
+            lease = self._cache.begin(keys, reserve=reserve, filling="soon", ticket=entry.ticket)
+        except TooLarge:
+            raise
+        except NoRoom:
+            alone = self._alone(entry, reserve)
+            if alone is None:
+                raise
+            return alone
+        return None if isinstance(lease, Soon) else lease
+
+    def _alone(self, entry: Request, reserve: int) -> Lease | None:
+        """One that fills the device and is all there has no room to compute its last token anew.
+
+        With nobody to wait for, it begins without that token, and so without the last block.
+        """
+        tokens = entry.tokens()
+        if len(self._seats) or len(tokens) == 1 or len(tokens) % self._cache.block_size:
+            return None
+        keys = self._cache.keys(tokens[:-1], salt=entry.salt, lora=entry.lora)
+        lease = self._cache.begin(keys, reserve=reserve + 1, ticket=entry.ticket)
+        self._cache.append(lease, tokens[-1:])
+        self._cache.grow(lease)
+        return lease
+
+    def _seated(self, entry: Request, lease: Lease) -> Seat:
+        entry.overtaken = 0
+        entry.ticket = None
+        seat = self._seats.bind(entry, lease, len(entry.prompt) + entry.most - 1)
+        entry.seat, entry.lease = seat.number, lease
+        if lease.state != "loading":
+            self._computing.setdefault(entry.chain[:_KEY], []).append(entry)
+        return seat
+
+    def _prefilling(self) -> dict[bytes, list[Request]]:
+        """Whose prompts are being computed, by their first key."""
+        found: dict[bytes, list[Request]] = {}
+        for seat in self._seats.bound():
+            if seat.request.state is State.PREFILL and seat.request.chain:
+                found.setdefault(seat.request.chain[:_KEY], []).append(seat.request)
+        return found
+
+    def waits_for(self, entry: Request) -> Request | None:
+        """Asked between steps: as `computed_by`."""
+        self._computing = self._prefilling()
+        return self.computed_by(entry)
+
+    def computed_by(self, entry: Request) -> Request | None:
+        """Who computes more of its prompt just now than can be found: it waits for that."""
+        others = self._computing.get(entry.chain[:_KEY]) if entry.chain else None
+        if not others:
+            return None
+        probe = self._cache.probe(entry.keyed(self._cache))
+        found = (probe.device + probe.host + probe.disk + 1) * _KEY
+        # Keys are chained: where one is the same, so are all before it.
+        mine = entry.chain[found - _KEY : found]
+        return next(
+            (one for one in others if mine and one.chain[found - _KEY : found] == mine), None
+        )
