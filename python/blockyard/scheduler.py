@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterable
 from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blockyard._core import Lease, Misuse, Ticket, TooLarge, Unavailable
 from blockyard.admission import Admission
@@ -111,6 +112,7 @@ class Scheduler:
         self._order = 0
         self._headroom: Ticket | None = None
         self._dead: str | None = None
+        self._behind = False
         self._counts = dict.fromkeys(
             (
                 "steps",
@@ -350,9 +352,25 @@ class Scheduler:
         self._cache.append(flown.leases, output.tokens)
         for seat, token in zip(flown.seats, output.tokens.tolist(), strict=True):
             seat.request.outputs.append(token)
-        self._cache.seal(flown.leases, seats.computed[flown.numbers])
+        self._seal_full(flown.leases, seats.computed[flown.numbers])
         self._done(output.step)
         self._reserve.stepped()
+
+    def _seal_full(self, leases: list[Lease], computed: NDArray[np.int64]) -> None:
+        """Of rows that computed one token each, those whose block that made full.
+
+        Where a seal had to stop, table 2.1, all are sealed in every step until none is behind.
+        """
+        size = self._cache.block_size
+        if not self._behind:
+            full = np.flatnonzero(computed % size == 0)
+            if not len(full):
+                return
+            if self._cache.seal([leases[at] for at in full], computed[full]) == len(full):
+                return
+        self._cache.seal(leases, computed)
+        sealed = [lease.sealed for lease in leases]
+        self._behind = bool((np.array(sealed) < computed // size).any())
 
     def _seal(self, flown: Flown, rows: list[Seat]) -> None:
         """What is computed is published; the positions of drafts not accepted go back first."""

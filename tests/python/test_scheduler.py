@@ -341,6 +341,27 @@ def test_t9_what_is_full_and_computed_is_published_and_the_last_token_is_not() -
     assert loop.cache.probe([*whole, 0]).device == 1
 
 
+def test_a_block_whose_twin_is_in_the_air_is_published_in_the_step_after_its_landing() -> None:
+    """Table 2.1, row 5: also when no block of that step is full."""
+    loop = Loop(device=33, host=16, seats=1)
+    prompt, said = text(1, 6), continuation("one", 6, 40)
+    loop.add("one", prompt, 40)
+    loop.turn()
+    publish_below(loop.cache, prompt + said[:6])
+    other = loop.cache.begin(prompt + said[:7])
+    assert other.state == "loading"
+    lease = loop.scheduler.lease("one")
+    assert lease is not None
+    for _ in range(4):
+        loop.schedule()
+        loop.output()
+    assert (loop.scheduler._seats.computed[0], lease.sealed) == (10, 1)
+    loop.turn()
+    assert (loop.scheduler._seats.computed[0], lease.sealed) == (11, 2)
+    loop.cache.finish(other)
+    loop.finish()
+
+
 def test_t11_a_victim_that_has_answered_waits_to_be_computed_again_and_holds_nothing() -> None:
     loop = stopping()
     loop.ack()
