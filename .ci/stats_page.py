@@ -5,13 +5,17 @@ from pathlib import Path
 
 from blockyard.crane import Crane
 from blockyard.flights import Flights
+from blockyard.scheduler import Scheduler
 from blockyard.stats import core_schema, page
+from blockyard.tickets import Tickets
 
 PAGE = Path(__file__).parents[1] / "docs" / "stats.md"
 PARTS = {
     "The yard": core_schema(),
     "What is in the air": Flights.SCHEMA,
     "A crane": Crane.SCHEMA,
+    "The scheduler": Scheduler.SCHEMA,
+    "Tickets of others": Tickets.SCHEMA,
 }
 
 

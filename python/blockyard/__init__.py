@@ -25,6 +25,7 @@ from blockyard.crane import Crane
 from blockyard.layout import KVLayout
 from blockyard.local import local
 from blockyard.plan import Cause, Outcome
+from blockyard.scheduler import Scheduler
 
 __all__ = [
     "BlockyardError",
@@ -44,6 +45,7 @@ __all__ = [
     "Parked",
     "Plan",
     "Probe",
+    "Scheduler",
     "Soon",
     "SpentLease",
     "TooLarge",
