@@ -9,12 +9,12 @@ import multiprocessing
 import os
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blockyard.testing import Broken, Scenario, minimised, simulate
+from blockyard.testing import ROWS, Broken, Scenario, minimised, simulate
 
 if TYPE_CHECKING:
     from multiprocessing.pool import AsyncResult
@@ -30,16 +30,21 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def failures(first: int) -> list[tuple[int, str]]:
-    """What is broken in a batch of seeds."""
+def failures(first: int) -> tuple[list[tuple[int, str]], Counter[str]]:
+    """What is broken in a batch of seeds, and what they have met."""
     logging.getLogger("blockyard").setLevel(logging.CRITICAL)
-    broken = []
+    broken, seen = [], Counter[str]()
     for seed in range(first, first + BATCH):
         try:
-            simulate(Scenario.seeded(seed))
+            seen.update(simulate(Scenario.seeded(seed)).seen)
         except Broken as said:
             broken.append((seed, str(said)))
-    return broken
+    return broken, seen
+
+
+def met(seen: Counter[str]) -> str:
+    """A table of what can go wrong, and how often it did."""
+    return "\n".join(f"{seen[row]:12,}  {row:18}  {what}" for row, what in ROWS.items())
 
 
 def batches(first: int, seconds: float) -> Iterator[int]:
@@ -62,18 +67,19 @@ def script(seed: int, scenario: Scenario) -> str:
 def soak(first: int, seconds: float, cores: int) -> int:
     """Runs until the time is over or something is broken; how the process should exit."""
     began = said = time.monotonic()
-    done = 0
+    done, seen = 0, Counter[str]()
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
         # The seeds are drawn as they are needed: `imap` would draw them all at once.
-        running: deque[AsyncResult[list[tuple[int, str]]]] = deque()
+        running: deque[AsyncResult[tuple[list[tuple[int, str]], Counter[str]]]] = deque()
         todo = batches(first, seconds)
         while True:
             while len(running) < 2 * cores and (batch := next(todo, None)) is not None:
                 running.append(pool.apply_async(failures, (batch,)))
             if not running:
                 break
-            broken = running.popleft().get()
+            broken, more = running.popleft().get()
             done += BATCH
+            seen.update(more)
             if time.monotonic() - said > 5:
                 said = time.monotonic()
                 rate = done / (said - began)
@@ -88,6 +94,7 @@ def soak(first: int, seconds: float, cores: int) -> int:
                 SCRIPT.write_text(program)
                 say(f"\n{program}\nIt stands in {SCRIPT}, too.")
                 return 1
+    say(met(seen))
     say(f"{done:,} seeds from {first}, none broken, in {time.monotonic() - began:.0f} s")
     return 0
 

@@ -1,6 +1,8 @@
 """Who begins in the next step: first come, first served, the first overtaken seldom."""
 
 import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from blockyard._core import ForeignLease, Lease, Misuse, NoRoom, Soon, TooLarge
@@ -23,9 +25,9 @@ class Admitted(NamedTuple):
     """Who has a seat and a lease now: some load first."""
     failed: list[tuple[Request, str]]
     """Who can never begin, and why."""
-    refused: int
+    refused: list[Request]
     """Who found no room."""
-    soon: int
+    soon: list[Request]
     """Who waits, as another computes or loads the same prefix now."""
 
 
@@ -56,13 +58,22 @@ class Admission:
 
     def admit(self) -> Admitted:
         """T1, T2, T5, T22: begins whoever fits."""
-        admitted = Admitted([], [], 0, 0)
         if not len(self._line) or self._seats.full or self._refused == self._standing():
-            return admitted
+            return Admitted([], [], [], [])
+        admitted = self._admit(lambda tried: chain(self._in_turn(tried), self._by_ticket()))
+        again = admitted.soon or not admitted.refused
+        self._refused = None if again else self._standing()
+        return admitted
+
+    def admit_promised(self) -> Admitted:
+        """Begins those alone who have a ticket: what it keeps is of no use to who grows."""
+        return self._admit(lambda _: self._by_ticket())
+
+    def _admit(self, turns: Callable[[Admitted], Iterable[Request]]) -> Admitted:
+        admitted = Admitted([], [], [], [])
         self._computing = self._prefilling()
-        aside: list[Request] = []
-        soon: list[Request] = []
-        while len(aside) + len(soon) <= self._skip and (entry := self._next(aside)):
+        for entry in turns(admitted):
+            promised = entry.ticket is not None
             try:
                 lease = self._begin(entry)
             except (TooLarge, Misuse) as error:
@@ -71,17 +82,35 @@ class Admission:
                 admitted.failed.append((entry, str(error)))
                 continue
             except NoRoom:
-                aside.append(entry)
+                admitted.refused.append(entry)
                 continue
             if lease is None:
-                soon.append(entry)
+                admitted.soon.append(entry)
                 continue
             admitted.seats.append(self._seated(entry, lease))
-            if aside:
-                aside[0].overtaken += 1
-        self._line.back(aside + soon)
-        self._refused = self._standing() if aside and not soon else None
-        return admitted._replace(refused=len(aside), soon=len(soon))
+            if admitted.refused and not promised:
+                admitted.refused[0].overtaken += 1
+        self._line.back(admitted.refused + admitted.soon)
+        return admitted
+
+    def _in_turn(self, tried: Admitted) -> Iterator[Request]:
+        """First come, first served; nobody where the first was overtaken enough."""
+        refused = tried.refused
+        while not self._seats.full and len(refused) + len(tried.soon) <= self._skip:
+            if refused and refused[0].overtaken >= self._skip:
+                return
+            entry = self._line.pop()
+            if entry is None:
+                return
+            yield entry
+
+    def _by_ticket(self) -> Iterator[Request]:
+        """Who was promised room waits for nobody else's."""
+        for entry in sorted(self._line.promised, key=lambda entry: entry.rank):
+            if self._seats.full:
+                return
+            self._line.take(entry)
+            yield entry
 
     def look_again(self) -> None:
         """What was refused may fit now, though no number has changed."""
@@ -104,6 +133,21 @@ class Admission:
             with contextlib.suppress(ForeignLease):
                 self._cache.release(entry.ticket)
 
+    def take_back(self, but: Request | None = None) -> None:
+        """Nobody goes on for want of room: the last in line with a ticket waits on without it.
+
+        Else those who were promised parts of the room would wait for one another.
+
+        Args:
+            but: Who keeps its own.
+        """
+        others = [entry for entry in self._line.promised if entry is not but]
+        if others:
+            last = max(others, key=lambda entry: entry.rank)
+            self.give_back(last)
+            self._line.promised.discard(last)
+            last.ticket = None
+
     def spare(self) -> int:
         """Device blocks to be had that nobody was promised; less than none after a resize."""
         room = self._cache.room()
@@ -112,12 +156,6 @@ class Admission:
     def _standing(self) -> tuple[int, ...]:
         """What decides whether one that was refused is refused again."""
         return self.spare(), self._seats.bindings, self._seats.left, self._line.changes
-
-    def _next(self, aside: list[Request]) -> Request | None:
-        """Whose turn it is; nobody's where all seats are taken, or one was overtaken enough."""
-        if self._seats.full or (aside and aside[0].overtaken >= self._skip):
-            return None
-        return self._line.pop()
 
     def _begin(self, entry: Request) -> Lease | None:
         """Its lease; None where another computes or loads its prefix now."""

@@ -16,6 +16,8 @@ class Line:
         self._waiting = 0
         self.changes = 0
         """Differs when who waits has changed."""
+        self.promised: set[Request] = set()
+        """Of those who wait, who has a ticket: what room it keeps is nobody else's."""
 
     def __len__(self) -> int:
         """Who waits, but for those who have ended."""
@@ -24,7 +26,12 @@ class Line:
     def push(self, entry: Request) -> None:
         """Somebody comes, or comes back: its place is that of its first coming."""
         self.changes += 1
+        self._stand(entry)
+
+    def _stand(self, entry: Request) -> None:
         self._waiting += 1
+        if entry.ticket is not None:
+            self.promised.add(entry)
         heapq.heappush(self._heap, (entry.rank, entry))
 
     def pop(self) -> Request | None:
@@ -32,20 +39,30 @@ class Line:
         while self._heap:
             entry = heapq.heappop(self._heap)[1]
             if not entry.terminal:
-                self.changes += 1
-                self._waiting -= 1
+                self._go(entry)
                 return entry
         return None
+
+    def take(self, entry: Request) -> None:
+        """Its turn comes, wherever it stands."""
+        self._heap.remove((entry.rank, entry))
+        heapq.heapify(self._heap)
+        self._go(entry)
+
+    def _go(self, entry: Request) -> None:
+        self.changes += 1
+        self._waiting -= 1
+        self.promised.discard(entry)
 
     def back(self, entries: Iterable[Request]) -> None:
         """Those whose turn came to nothing stand where they stood."""
         for entry in entries:
             self.changes -= 1
-            self._waiting += 1
-            heapq.heappush(self._heap, (entry.rank, entry))
+            self._stand(entry)
 
-    def ended(self) -> None:
+    def ended(self, entry: Request) -> None:
         """Somebody who waits has ended."""
+        self.promised.discard(entry)
         self.changes += 1
         self._waiting -= 1
         if len(self._heap) > 2 * self._waiting:

@@ -22,7 +22,12 @@ class Preemption:
     """
 
     def __init__(
-        self, cache: KVCache, seats: Seats, batch: Batch, policy: Victims, rest: int
+        self,
+        cache: KVCache,
+        seats: Seats,
+        batch: Batch,
+        policy: Victims,
+        rest: int,
     ) -> None:
         self._cache = cache
         self._seats = seats
@@ -50,15 +55,12 @@ class Preemption:
             spare: Blocks that are to be had.
         """
         batch, seats = self._batch, self._seats
-        coming = sum(blocks for _, blocks in self._returning)
-        coming += sum(self.frees(seat) for seat in seats.bound() if seat.stop is not None)
-        short = grown.need - coming - max(spare, 0)
+        short = grown.need - self._coming() - max(spare, 0)
         running = batch.decode + batch.prefill
         if short <= 0 or not running:
             return []
-        # Nothing that goes on would make room by itself.
-        flown = any(step.seats for step in batch.flown)
-        stuck = not (grown.seats or batch.prefill or flown or batch.loading or coming)
+        stuck = self.stuck(grown)
+        # One who runs alone makes room by its end, but for itself only of what it holds twice.
         if len(running) == 1 and not (stuck and self._twice(running[0])):
             return []
         ranked = sorted(running, key=self._rank)
@@ -68,7 +70,6 @@ class Preemption:
             if not seat.request.preempted or seats.ran[seat.number] >= self._rest
         ]
         chosen: list[Seat] = []
-        # One who runs on alone makes room by its end.
         most = max(len(running) - 1, 1)
         for seat in rested + ([seat for seat in ranked if seat not in rested] if stuck else []):
             if short <= 0 or len(chosen) == most:
@@ -78,6 +79,17 @@ class Preemption:
                 chosen.append(seat)
                 short -= frees
         return chosen
+
+    def stuck(self, grown: Grown) -> bool:
+        """Whether nothing that goes on would make room by itself."""
+        batch = self._batch
+        flown = any(step.seats for step in batch.flown)
+        return not (grown.seats or batch.prefill or flown or batch.loading or self._coming())
+
+    def _coming(self) -> int:
+        """Blocks that come back with the steps in flight, and with those that stop."""
+        stopping = (seat for seat in self._seats.bound() if seat.stop is not None)
+        return sum(blocks for _, blocks in self._returning) + sum(map(self.frees, stopping))
 
     def frees(self, seat: Seat) -> int:
         """Device blocks that only this seat's lease holds."""

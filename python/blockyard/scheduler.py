@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Lease, Misuse, Ticket, TooLarge, Unavailable
-from blockyard.admission import Admission
+from blockyard.admission import Admission, Admitted
 from blockyard.batch import Batch, Flown, Grown
 from blockyard.cache import KVCache
 from blockyard.engine import Ack, Output, Start, Step, Stop
@@ -197,7 +197,7 @@ class Scheduler:
         if seat is None:
             # T23.
             self._end(entry, State.ABORTED, "aborted")
-            self._line.ended()
+            self._line.ended(entry)
             self._admission.give_back(entry)
         elif entry.state is State.LOADING:
             # T27: the engine has not heard of it, and its loads are abandoned.
@@ -229,7 +229,9 @@ class Scheduler:
         starts = self._landed()
         self._keep_headroom()
         if not grown.short:
-            starts += self._admit()
+            starts += self._begun(self._admission.admit())
+        elif self._line.promised:
+            starts += self._begun(self._admission.admit_promised())
         self._admission.bring_up()
         stops, self._stops = self._stops, []
         step = self._batch.launch(grown, starts, stops)
@@ -249,7 +251,10 @@ class Scheduler:
                 why = f"its {seat.lease.tokens} tokens fill all {capacity} blocks of the device"
                 seat.end = State.FAILED, why
                 self._stop(seat)
-        for seat in self._preemption.victims(grown, self._admission.spare()):
+        victims = self._preemption.victims(grown, self._admission.spare())
+        if not victims and self._preemption.stuck(grown):
+            self._admission.take_back()
+        for seat in victims:
             self._counts["preempted"] += 1
             self._counts["lost"] += int(self._seats.computed[seat.number])
             seat.request.preempted += 1
@@ -272,13 +277,14 @@ class Scheduler:
         seat.request.state = State.PREFILL
         return self._batch.start(seat)
 
-    def _admit(self) -> list[Start]:
-        admitted = self._admission.admit()
+    def _begun(self, admitted: Admitted) -> list[Start]:
         self._counts["admitted"] += len(admitted.seats)
         self._counts["no_room"] += bool(admitted.refused)
-        self._counts["soon"] += admitted.soon
+        self._counts["soon"] += len(admitted.soon)
         for entry, why in admitted.failed:
             self._end(entry, State.FAILED, why)
+        if admitted.refused and not len(self._seats):
+            self._admission.take_back(but=admitted.refused[0])
         starts = []
         for seat in admitted.seats:
             if seat.lease.state == "loading":
@@ -313,6 +319,7 @@ class Scheduler:
         """
         if self._dead is not None:
             self._counts["outputs_ignored"] += len(output.seats)
+            self._counts["acks_ignored"] += len(output.acks)
             return
         flights = self._batch.flown
         if not flights or output.step != flights[0].number:
@@ -660,8 +667,9 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do any more."""
-        return not self._requests and not len(self._seats) and not self._batch.flown
+        """Whether there is nothing to do any more; a step in flight may be empty."""
+        flown = any(step.seats for step in self._batch.flown)
+        return not self._requests and not len(self._seats) and not flown
 
     def stats(self) -> dict[str, int]:
         """Counters and sizes; `SCHEMA` has units and meanings."""

@@ -243,7 +243,7 @@ def test_t5_who_finds_no_room_waits_and_nothing_has_changed() -> None:
     loop.turn()
     loop.add("too much", text(2, 12), 4)
     before, digest = loop.cache.stats()["leases"], loop.cache.digest()
-    loop.scheduler._admit()
+    loop.scheduler._admission.admit()
     assert loop.cache.digest() == digest
     assert (loop.state("too much"), loop.cache.stats()["leases"]) == (State.WAITING, before)
     assert loop.told("seats") == 1

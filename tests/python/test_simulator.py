@@ -1,8 +1,11 @@
 """Some hundreds of simulations, and that the simulator would notice what it is there to notice."""
 
+import dataclasses
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,24 +14,34 @@ import pytest
 import blockyard as by
 from blockyard import testing
 from blockyard.engine import Ack, Chunk, Output, Start, Step, Stop
+from blockyard.flights import Flights
+from blockyard.offload import Offload
 from blockyard.request import State
 from blockyard.scheduler import Scheduler
 from blockyard.seats import Seat
-from blockyard.testing import Broken, Event, Scenario, Setup, minimised, simulate
+from blockyard.testing import ROWS, Broken, Event, Scenario, Setup, minimised, simulate
 from blockyard.testing.engine import chained, continuation, ends
+from blockyard.testing.scenario import VERBS
+from blockyard.testing.witness import Witness
+from blockyard.tickets import Tickets
 
 # More: BLOCKYARD_SEEDS=10000 python -m pytest tests/python/test_simulator.py -o timeout=0
-SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "320"))
+SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "400"))
 PARTS = 8
 
 ACTIVE = ("waiting", "loading", "prefill", "decode", "stopping", "recompute")
-# Every one of these must have come to pass in the seeds together.
+# Every one of these must have come to pass in the seeds together, and every row that can fail.
 WANTED = (
+    *ROWS,
     *(f"abort in {state}" for state in ACTIVE),
     *(f"ack {fate}" for fate in ("late", "twice", "lost", "unheard", "foreign")),
-    *(f"outcome {fate}" for fate in ("late", "twice", "lost")),
+    *(f"outcome {fate}" for fate in ("late", "twice", "lost", "foreign")),
+    *(f"plans {way}" for way in ("down", "up", "across")),
+    *(f"{tier} {way}" for tier in ("device", "host") for way in ("smaller", "larger")),
+    *(f"ticket {end}" for end in ("committed", "released")),
     *(f"copy {cause}" for cause in ("failed", "corrupt", "dead")),
     "acks out of order",
+    "engine died",
     "engine reset",
     "rank reset, memory kept",
     "rank reset, memory lost",
@@ -37,6 +50,7 @@ WANTED = (
     "starts again",
     "finished",
     "aborted",
+    "failed",
     "stats preempted",
     "stats skipped",
     "stats acks_ignored",
@@ -110,20 +124,33 @@ def test_what_is_no_event_is_refused_by_name(event: Event) -> None:
 # -- what it would notice ----------------------------------------------------------------------
 
 
-def broken(monkeypatch: pytest.MonkeyPatch, verb: str, wrong: Callable[..., Any]) -> str:
+def broken(
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    wrong: Callable[..., Any],
+    of: type = Scheduler,
+    seeds: Iterable[int] = range(200),
+) -> str:
     """What the first seed says that notices a scheduler with this verb."""
-    right = getattr(Scheduler, verb)
+    right = getattr(of, verb)
 
-    def other(self: Scheduler, *what: Any, **named: Any) -> Any:
+    def other(self: Any, *what: Any, **named: Any) -> Any:
         return wrong(self, right, *what, **named)
 
-    monkeypatch.setattr(Scheduler, verb, other)
-    for seed in range(200):
+    monkeypatch.setattr(of, verb, other, raising=verb in vars(of))
+    for seed in seeds:
         try:
             simulate(Scenario.seeded(seed))
         except Broken as said:
             return str(said)
     return "nothing"
+
+
+def said(scenario: Scenario) -> str:
+    """What a scenario says of what is wrong."""
+    with pytest.raises(Broken) as caught:
+        simulate(scenario)
+    return str(caught.value)
 
 
 def test_a_token_that_is_lost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +220,379 @@ def test_old_weights_that_are_used_are_noticed(monkeypatch: pytest.MonkeyPatch) 
     assert "holds something else" in broken(monkeypatch, "update_weights", wrong)
 
 
+def dropped(self: by.KVCache, right: Any, batch: Any, **named: Any) -> None:
+    """Blocks go back at once, whatever step in flight may write them."""
+    right(self, batch, **named | {"after": None})
+
+
+@pytest.mark.parametrize("cranes", ["here", "elsewhere"])
+def test_blocks_that_go_back_before_the_fence_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, cranes: str
+) -> None:
+    seeds = [seed for seed in range(200) if Scenario.seeded(seed).setup.cranes == cranes]
+    found = broken(monkeypatch, "finish", dropped, by.KVCache, seeds)
+    assert "INV-6: a begin is given slots" in found
+
+
+def test_the_engine_too_notices_a_slot_that_is_given_out_before_the_fence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With nobody looking at what a begin gives."""
+    monkeypatch.delattr(Witness, "begin")
+    found = broken(monkeypatch, "finish", dropped, by.KVCache)
+    assert "a step in flight writes it for another" in found
+
+
+def step(number: int, *leases: by.Lease) -> Step:
+    """Who computes its first three tokens."""
+    firsts = np.zeros(len(leases), np.int64)
+    chunks = tuple(Chunk(seat, 0, 3) for seat in range(len(leases)))
+    rows = np.zeros(0, np.int32), list(leases), firsts, firsts + 3
+    return Step(number, (), (), chunks, *rows)
+
+
+def test_a_slot_that_is_in_two_tables_while_it_is_written_is_noticed() -> None:
+    engine = testing.SimulatedEngine([], block_size=4, stops="acked", ending=False, eager=False)
+    cache = by.KVCache(block_size=4, device=8)
+    with cache.begin([1, 2, 3]) as one, cache.begin([4, 5, 6]) as two:
+        engine.tables(np.full((2, 1), 3, np.int32))
+        with pytest.raises(Broken, match="two rows of step 1"):
+            engine.submit(step(1, one, two))
+        engine.submit(step(1, one))
+        assert engine.writing == {3: one.id}
+        engine.submit(step(2, one))
+        with pytest.raises(Broken, match="slot 3 is in a table of step 3"):
+            engine.submit(step(3, two))
+        engine.reset()
+        engine.submit(step(4, two))
+
+
+@pytest.mark.parametrize(("source", "destination"), [(1, 9), (9, 1)])
+def test_a_copy_from_or_to_a_slot_that_a_step_in_flight_writes_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, source: int, destination: int
+) -> None:
+    """The first block of the first request is slot 1."""
+    other = by.KVCache(block_size=4, device=12)
+    with other.begin(range(4)) as lease:
+        other.seal(lease, 4)
+        with other.begin(range(4)) as twin:
+            data = bytearray(twin.plans[0].to_bytes())
+    data[16:] = np.array([source, destination], "<u4").tobytes()
+    plan = by.Plan.from_bytes(bytes(data))
+    right = by.KVCache.dispatch
+    monkeypatch.setattr(
+        by.KVCache, "dispatch", lambda cache: [*right(cache), plan] if len(cache.holders()) else []
+    )
+    scenario = Scenario(Setup(cranes="elsewhere"), (Event(1, "add", ("a", 0, 4, 0, 4, 0)),))
+    assert ("INV-7" if source == 1 else "INV-6: a copy") in said(scenario)
+
+
+def test_a_refused_begin_that_changes_something_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: by.KVCache, right: Any, *what: Any, **named: Any) -> Any:
+        try:
+            return right(self, *what, **named)
+        except by.NoRoom:
+            self.clear()
+            raise
+
+    assert "T5" in broken(monkeypatch, "begin", wrong, by.KVCache)
+
+
+@pytest.mark.parametrize("part", ["salt", "lora"])
+def test_tenants_that_share_kv_are_noticed(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    def wrong(self: by.KVCache, right: Any, tokens: Any, **named: Any) -> Any:
+        return right(self, tokens, **named | {part: None})
+
+    assert "holds something else" in broken(monkeypatch, "keys", wrong, by.KVCache)
+
+
+def test_a_tenant_computes_what_another_has_and_finds_what_is_its_own() -> None:
+    setup = Setup(device=32, seats=1, ends=False)
+    two = [Event(1, "add", ("a", 0, 8, 0, 2, 0)), Event(20, "add", ("b", 0, 8, 0, 2, 0, "x", ""))]
+    assert simulate(Scenario(setup, tuple(two))).seen["stats device_hits"] == 0
+    two[0] = Event(1, "add", ("a", 0, 8, 0, 2, 0, "x", ""))
+    assert simulate(Scenario(setup, tuple(two))).seen["stats device_hits"] > 0
+    two[0] = Event(1, "add", ("a", 0, 8, 0, 2, 0, "", "x"))
+    assert simulate(Scenario(setup, tuple(two))).seen["stats device_hits"] == 0
+
+
+# -- tickets
+
+PROMISED: tuple[Event, ...] = (
+    Event(1, "promise", ("a", 2, 4, "p")),
+    Event(2, "promise", ("b", 2, 9, "p")),
+    Event(3, "add", ("a", 0, 4, 0, 4, 0)),
+    Event(4, "promise", ("c", 1, 2, "q")),
+    Event(5, "promise", ("c", 1, 2, "q")),
+    Event(6, "promise", ("d", 9, 2, "q")),
+    Event(8, "peer", ("p",)),
+    Event(9, "add", ("b", 0, 4, 0, 4, 0)),
+    Event(10, "promise", ("e", 2, 4, "q")),
+    Event(11, "withdraw", ("e",)),
+    Event(20, "add", ("c", 0, 4, 0, 4, 0)),
+)
+
+
+def test_a_ticket_comes_to_each_of_its_ends() -> None:
+    seen = simulate(Scenario(Setup(), PROMISED)).seen
+    ends = ("ticket committed", "ticket released", "2.6 expired", "2.6 peer", "2.6 second")
+    assert [seen[end] for end in (*ends, "2.6 spent", "2.6 refused")] == [1, 1, 1, 1, 1, 2, 1]
+
+
+def refuses(self: Tickets, _right: Any, request: str, *_what: Any, **_named: Any) -> Any:
+    raise by.NoRoom(f"{self} has no room for {request}")
+
+
+def again(self: Tickets, right: Any, request: str, *what: Any, **named: Any) -> Any:
+    self._requests.pop(request, None)
+    return right(self, request, *what, **named)
+
+
+def eager(self: Tickets, right: Any, *what: Any, **named: Any) -> Any:
+    return right(self, *what, **named | {"running": 0})
+
+
+def forgets(_self: Tickets, _right: Any, _what: Any) -> Any:
+    return []
+
+
+def late(self: Tickets, right: Any, now: int) -> Any:
+    return right(self, max(now - 1, 0))
+
+
+def keeps(self: Tickets, right: Any, number: int, state: Any) -> Any:
+    """An ended ticket is as good as an open one."""
+    promise = right(self, number, state)
+    self._open[number] = self._requests[promise.request] = promise
+    return promise
+
+
+def miscounts(self: Tickets, right: Any) -> Any:
+    return right(self) | {"tickets_open": 3}
+
+
+@pytest.mark.parametrize(
+    ("verb", "wrong", "found"),
+    [
+        ("open", refuses, "is refused 2 blocks"),
+        ("open", again, "has two tickets"),
+        ("open", eager, "is promised 10 of"),
+        ("expire", forgets, "2.6 expired"),
+        ("expire", late, "2.6 expired"),
+        ("died", forgets, "2.6 peer"),
+        ("_end", keeps, "the ticket of a has ended, and is taken"),
+        ("stats", miscounts, "tickets are open"),
+    ],
+)
+def test_a_ticket_that_comes_to_a_wrong_end_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, verb: str, wrong: Callable[..., Any], found: str
+) -> None:
+    right = getattr(Tickets, verb)
+    monkeypatch.setattr(Tickets, verb, lambda self, *what, **how: wrong(self, right, *what, **how))
+    events = PROMISED
+    if wrong is eager:
+        events = Event(1, "add", ("a", 0, 4, 0, 4, 0)), Event(2, "promise", ("d", 10, 2, "q"))
+    if wrong is keeps:
+        events = PROMISED[0], Event(2, "withdraw", ("a",)), Event(2, "add", ("a", 0, 4, 0, 4, 0))
+    assert found in said(Scenario(Setup(reserve="nothing"), events))
+
+
+def test_a_ticket_that_is_not_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request is aborted in line."""
+    monkeypatch.setattr(by.KVCache, "release", lambda *_: None, raising=False)
+    scenario = Scenario(
+        Setup(seats=1, reserve="nothing"),
+        (
+            Event(1, "add", ("a", 0, 4, 0, 8, 0)),
+            Event(2, "promise", ("b", 2, 9, "p")),
+            Event(3, "add", ("b", 1, 4, 0, 8, 0)),
+            Event(4, "abort", ("b", "")),
+        ),
+    )
+    assert "left behind" in said(scenario)
+
+
+# -- an engine that dies
+
+DIES = Scenario(
+    Setup(seats=2, host=24, reserve="nothing", flight=1),
+    (
+        Event(1, "add", ("a", 0, 4, 4, 8, 0)),
+        Event(1, "add", ("b", 1, 4, 4, 8, 0)),
+        Event(2, "add", ("c", 2, 4, 4, 8, 0)),
+        Event(4, "abort", ("a", "")),
+        Event(4, "stall", (3,)),
+        Event(5, "fail", (6, "recompute")),
+        Event(7, "add", ("d", 0, 4, 4, 8, 0)),
+        Event(8, "abort", ("d", "")),
+    ),
+)
+
+
+def test_whom_a_dead_engine_had_fails_and_who_waits_goes_on() -> None:
+    ran = simulate(DIES)
+    ends = {name: str(result.state) for name, result in ran.results.items()}
+    assert ends == {"a": "failed", "b": "failed", "c": "finished", "d": "aborted"}
+    assert ran.seen["T29 dead"] == 1
+
+
+def spares(self: Scheduler, right: Any, reason: str) -> None:
+    """Who is stopping is forgotten."""
+    for seat in self._seats.bound():
+        seat.gone = seat.stop is not None
+    right(self, reason)
+
+
+def frees(self: Scheduler, right: Any, reason: str) -> None:
+    """What it had goes back."""
+    right(self, reason)
+    for seat in self._seats.bound():
+        self._release(seat)
+
+
+def lives(self: Scheduler, right: Any, reason: str) -> None:
+    """It is taken for alive."""
+    right(self, reason)
+    self._dead = None
+
+
+def loads(self: Scheduler, right: Any, reason: str) -> None:
+    """Who is loading waits for a load."""
+    for seat in self._seats.bound():
+        if seat.request.state is State.LOADING:
+            seat.gone = True
+    self._batch.loading.clear()
+    right(self, reason)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (spares, "only"),
+        (frees, "INV-6: a begin is given slots"),
+        (lives, "T29: a step for an engine that is dead"),
+        (loads, "do not wait"),
+    ],
+)
+def test_a_death_that_is_taken_wrongly_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any], found: str
+) -> None:
+    assert found in broken(monkeypatch, "fail", wrong, seeds=range(600))
+
+
+def test_what_a_dead_engine_says_is_noticed_where_it_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wrong(self: Scheduler, right: Any, output: Output) -> None:
+        dead, self._dead = self._dead, None
+        right(self, output)
+        self._dead = dead
+
+    assert broken(monkeypatch, "on_output", wrong) != "nothing"
+
+
+# -- sizes
+
+SIZES = (
+    Event(1, "add", ("a", 0, 4, 4, 8, 0)),
+    Event(2, "resize", ("device", 7)),
+    Event(3, "resize", ("device", 2)),
+    Event(4, "resize", ("host", 4)),
+    Event(5, "add", ("b", 1, 4, 4, 8, 0)),
+    Event(20, "resize", ("device", 20)),
+    Event(21, "resize", ("host", 40)),
+)
+
+
+def test_tiers_become_smaller_and_larger_while_requests_run() -> None:
+    seen = simulate(Scenario(Setup(device=16, host=12), SIZES)).seen
+    names = [f"{tier} {way}" for tier in ("device", "host") for way in ("smaller", "larger")]
+    assert [seen[name] for name in (*names, "2.7 in use")] == [1, 1, 1, 1, 1]
+    assert (seen["stats device_capacity"], seen["stats host_capacity"]) == (19, 40)
+
+
+def test_who_fits_no_more_when_its_turn_comes_has_failed() -> None:
+    scenario = Scenario(
+        Setup(device=16, seats=1, ends=False),
+        (
+            Event(1, "add", ("a", 0, 4, 0, 4, 0)),
+            Event(2, "add", ("large", 1, 4, 40, 4, 0)),
+            Event(2, "add", ("b", 2, 4, 0, 4, 0)),
+            Event(3, "resize", ("device", 8)),
+        ),
+    )
+    ran = simulate(scenario)
+    ends = {name: str(result.state) for name, result in ran.results.items()}
+    assert ends == {"a": "finished", "large": "failed", "b": "finished"}
+    assert ran.seen["too small"] == 1
+
+
+def test_a_size_that_is_not_taken_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by.KVCache, "resize", lambda *_: None, raising=False)
+    assert "2.7" in said(Scenario(Setup(device=16, host=12), SIZES))
+
+
+def test_a_failure_that_nobody_has_caused_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: Scheduler, right: Any) -> Any:
+        return [result._replace(state=State.FAILED) for result in right(self)]
+
+    assert "is failed" in broken(monkeypatch, "results", wrong)
+
+
+# -- copies
+
+
+def test_copies_ahead_that_never_stop_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The private copy of a full hit, at every dispatch."""
+
+    def wrong(_self: Offload, cache: by.KVCache) -> None:
+        if not cache.holders():
+            cache.finish(cache.begin(range(1000, 1008)))
+
+    scenario = Scenario(Setup(cranes="elsewhere"), (Event(1, "add", ("a", 0, 8, 0, 2, 0)),))
+    assert simulate(scenario).results
+    monkeypatch.setattr(Offload, "decide", wrong)
+    assert "never ends" in said(scenario)
+
+
+@pytest.mark.parametrize(
+    ("verb", "wrong"),
+    [
+        ("overdue", lambda _self, _right, _now: []),
+        ("report", lambda self, right, outcomes: right(self, list(outcomes)[:1])),
+    ],
+)
+def test_outcomes_that_are_counted_wrongly_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, verb: str, wrong: Callable[..., Any]
+) -> None:
+    assert "of copies it says" in broken(monkeypatch, verb, wrong, Flights)
+
+
+def test_an_ack_that_is_not_counted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: Scheduler, right: Any, acks: Iterable[Ack]) -> None:
+        before = self._counts["acks_ignored"]
+        right(self, acks)
+        self._counts["acks_ignored"] = before
+
+    assert "T30" in broken(monkeypatch, "on_acks", wrong)
+
+
+def test_cranes_elsewhere_have_no_bytes_and_their_copies_land() -> None:
+    seeds = [seed for seed in range(60) if Scenario.seeded(seed).setup.cranes == "elsewhere"]
+    landed = sum((simulate(Scenario.seeded(seed)).seen for seed in seeds), Counter[str]())
+    assert landed["plans up"] > 0
+    assert landed["stats device_in"] > 0
+    assert landed["copy failed"] == landed["copy corrupt"] == 0
+
+
+def test_the_tables_of_events_and_rows_name_all_there_is() -> None:
+    table = re.findall(r"^ *\| (\w+) \|", str(Event.__doc__), re.MULTILINE)
+    assert sorted(set(table) - {"verb"}) == sorted(VERBS)
+    page = (Path(__file__).parents[2] / "docs/simulator.md").read_text(encoding="utf-8")
+    for name in (*VERBS, *ROWS):
+        assert f"| {name} |" in page or f"`{name}`" in page, name
+
+
 def test_a_failure_is_minimised_to_the_events_that_it_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -241,3 +641,31 @@ def test_one_token_waits_where_nothing_of_the_device_can_be_had() -> None:
     assert len(scheduler.schedule()) == 0
     cache.release(elsewhere)
     assert len(scheduler.schedule()) == 1
+
+
+BIG = Setup(device=8, block_size=4, seats=1, skip=0, ends=False, reserve="nothing")
+
+
+@pytest.mark.parametrize("seats", [1, 2])
+@pytest.mark.parametrize("skip", [0, 9])
+@pytest.mark.parametrize(
+    "events",
+    [
+        (("promise", ("b", 4, 30, "p")), ("add", ("a", 0, 16, 0, 1, 0))),
+        (("add", ("a", 0, 4, 0, 24, 0)), ("promise", ("b", 4, 30, "p"))),
+        (
+            ("promise", ("a", 3, 30, "p")),
+            ("promise", ("b", 3, 30, "p")),
+            ("add", ("a", 0, 26, 0, 2, 0)),
+        ),
+    ],
+    ids=["the first in line", "who runs alone", "each other"],
+)
+def test_nobody_waits_for_ever_for_room_that_was_promised_to_who_waits_for_him(
+    events: tuple[Any, ...], skip: int, seats: int
+) -> None:
+    most = 16 if len(events) == 3 else 4
+    asked = [Event(at, *event) for at, event in enumerate(events, 1)]
+    asked.append(Event(9, "add", ("b", 1, 12 if most == 16 else 4, 0, most, 0)))
+    ran = simulate(Scenario(dataclasses.replace(BIG, skip=skip, seats=seats), tuple(asked)))
+    assert {result.state for result in ran.results.values()} == {State.FINISHED}

@@ -32,10 +32,12 @@ from blockyard.testing.copier import (
 )
 from blockyard.testing.engine import Broken, SimulatedEngine
 from blockyard.testing.minimise import minimised
+from blockyard.testing.rows import ROWS
 from blockyard.testing.scenario import Event, Scenario, Setup
 from blockyard.testing.simulator import Ran, simulate
 
 __all__ = [
+    "ROWS",
     "Action",
     "Broken",
     "Event",

@@ -3,13 +3,16 @@
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockyard.engine import Ack, Output, Start, Step, Stop
 from blockyard.tiers import Tier
+
+if TYPE_CHECKING:
+    from blockyard._core import Lease
 
 __all__ = ["Broken", "SimulatedEngine", "Sums", "continuation"]
 
@@ -120,16 +123,18 @@ class _Air(NamedTuple):
     """Of its stops."""
     heard: bool
     """Whether they were answered before it was computed."""
+    writes: dict[int, int]
+    """Slots that its rows may write, and the number of each one's lease."""
 
 
 class SimulatedEngine:
     """An `Engine`: a step is computed when it is polled, so as late as can be.
 
-    It checks that what a row attends to is in memory, of these tokens and these weights, and that
-    nobody is given work or a seat who should not have it.
+    It checks that what a row attends to is in memory, of these tokens, these weights and this
+    tenant, and that nobody is given work, a seat or a slot who should not have it.
 
     Args:
-        memory: The ranks' devices.
+        memory: The ranks' devices; none where nobody looks at bytes.
         block_size: Tokens per block.
         stops: As in `Engine`.
         ending: Whether some sequences end by themselves.
@@ -171,6 +176,9 @@ class SimulatedEngine:
         """Tokens that were sampled and said, of each request."""
         self.seen: Counter[str] = Counter()
         """What came to pass."""
+        self.tags: dict[Hashable, int] = {}
+        """What the KV of a request depends on beside its tokens: its salt, its LoRA."""
+        self._tables_by_seat: dict[int, tuple[Lease, list[int]]] = {}
 
     def __len__(self) -> int:
         return len(self._air)
@@ -185,6 +193,21 @@ class SimulatedEngine:
         """Whether nothing is in flight, and no ack on its way."""
         return not self._air and not self._acks
 
+    @property
+    def writing(self) -> dict[int, int]:
+        """Slots that steps in flight may write, and the number of each one's lease."""
+        return {slot: lease for air in self._air for slot, lease in air.writes.items()}
+
+    @property
+    def holding(self) -> set[int]:
+        """Slots of the rows that it has, and those that steps in flight write."""
+        slots = set(self.writing)
+        for seat in self._rows.keys() & self._tables_by_seat.keys():
+            lease, table = self._tables_by_seat[seat]
+            # What was cut off behind drafts is its own no more.
+            slots.update(table[: lease.blocks] if lease.state != "spent" else ())
+        return slots
+
     def tables(self, tables: NDArray[np.int32]) -> None:
         """The block tables of the step that is submitted next, shape (rows, columns)."""
         self._tables = tables
@@ -194,7 +217,8 @@ class SimulatedEngine:
         self.seen["in flight"] = max(self.seen["in flight"], len(self._air) + 1)
         heard = self._eager and not self._air and self.stops == "acked"
         fates = [self.fates.popleft() if self.fates else ("", 0) for _ in step.stops]
-        self._air.append(_Air(step, self._tables, self.version, fates, heard))
+        writes = self._fenced(step)
+        self._air.append(_Air(step, self._tables, self.version, fates, heard, writes))
         for stop, (fate, _) in zip(step.stops, fates, strict=True):
             if fate == "foreign" and self.stops == "acked":
                 self._answer_for_others(stop)
@@ -219,10 +243,38 @@ class SimulatedEngine:
         """All it had is gone; acks that are on their way still come."""
         self._rows.clear()
         self._air.clear()
+        self._tables_by_seat.clear()
         for memory in self._memory:
             memory.forget()
 
     # -- a step ------------------------------------------------------------------------------
+
+    def _fenced(self, step: Step) -> dict[int, int]:
+        """What the step writes. INV-6: nobody has a slot that a step in flight writes for another.
+
+        A block that two share is published, so it is computed, and no step in flight writes it.
+        """
+        writing, writes, tables = self.writing, dict[int, int](), list[tuple[int, list[int]]]()
+        seats = [*step.decode.tolist(), *(chunk.seat for chunk in step.chunks)]
+        for start in step.starts:
+            self._tables_by_seat.pop(start.seat, None)
+        for at, (seat, lease) in enumerate(zip(seats, step.leases, strict=True)):
+            table = self._tables[at][: lease.blocks].tolist()
+            self._tables_by_seat[seat] = lease, table
+            tables.append((lease.id, table))
+            first = int(step.positions[at])
+            end = first + int(step.counts[at])
+            own = table[first // self._block_size : -(-end // self._block_size)]
+            check(not writes.keys() & own, f"INV-6: two rows of step {step.number} write {own}")
+            writes |= dict.fromkeys(own, lease.id)
+        for lease_id, table in tables:
+            for slot in table:
+                check(
+                    {writing.get(slot, lease_id), writes.get(slot, lease_id)} == {lease_id},
+                    f"INV-6: slot {slot} is in a table of step {step.number}, and a step in flight "
+                    "writes it for another",
+                )
+        return writes
 
     def _hear(self, step: Step, fates: list[tuple[str, int]]) -> None:
         for stop, (fate, ticks) in zip(step.stops, fates, strict=True):
@@ -331,7 +383,8 @@ class SimulatedEngine:
     def _attend(self, row: _Row, table: Slots, count: int, version: int) -> None:
         """Reads the KV of all tokens before, and writes that of the next ones."""
         first = row.computed
-        words = np.array(row.sums[: first + count], np.uint64) ^ np.uint64(version * 0x9E3779B9)
+        tag = version * 0x9E3779B9 ^ self.tags.get(row.start.request, 0)
+        words = np.array(row.sums[: first + count], np.uint64) ^ np.uint64(tag)
         places = np.arange(first + count)
         slots = table[places // self._block_size]
         offsets = places % self._block_size

@@ -1,7 +1,9 @@
-"""A rank of a simulation: memory, a crane, and a road that outcomes go lost on."""
+"""A rank of a simulation: a crane, here or elsewhere, and a road that outcomes go lost on."""
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 from blockyard._typing import override
 from blockyard.config import Config
@@ -9,14 +11,67 @@ from blockyard.copiers import Receipt, Slots
 from blockyard.copiers.threads import ThreadCopier
 from blockyard.crane import Crane
 from blockyard.layout import KVLayout, Plane
-from blockyard.plan import Outcome
+from blockyard.plan import Cause, Outcome, Plan
 from blockyard.testing.copier import Action, ScriptedCopier, deliver
 from blockyard.testing.engine import Sums
 from blockyard.testing.scenario import Setup
 from blockyard.tiers import Tier
 from blockyard.tiers.memory import MemoryTier
 
-__all__ = ["Hands", "config_of"]
+__all__ = ["Hands", "config_of", "way_of"]
+
+
+def way_of(source: str, destination: str) -> str:
+    """Where a copy between two tiers goes, seen from the device."""
+    if source == destination:
+        return "across"
+    return "up" if destination == "device" else "down"
+
+
+class _Crane(Protocol):
+    """What a simulation asks of a crane."""
+
+    @property
+    def in_air(self) -> int: ...
+    def submit(self, plans: list[Plan]) -> None: ...
+    def poll(self) -> list[Outcome]: ...
+    def reset(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Elsewhere:
+    """A crane of which nothing is seen but its outcomes: all is good, some polls later."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._air: list[tuple[int, Outcome]] = []
+        self._polls = 0
+
+    @property
+    def in_air(self) -> int:
+        """Flights taken and not yet reported."""
+        return len(self._air)
+
+    def submit(self, plans: Iterable[Plan]) -> None:
+        """Takes plans; they overtake one another."""
+        for plan in plans:
+            due = self._polls + 1 + (3 * plan.flight + self._rank) % 4
+            self._air.append((due, Outcome(plan.flight, self._rank, len(plan))))
+
+    def poll(self) -> list[Outcome]:
+        """What has ended since the last call."""
+        self._polls += 1
+        due = [outcome for at, outcome in self._air if at <= self._polls]
+        self._air = [entry for entry in self._air if entry[0] > self._polls]
+        return due
+
+    def reset(self) -> None:
+        """What is in the air is reported as dead by the next poll."""
+        dead = [Outcome(one.flight, one.rank, 0, Cause.DEAD) for _, one in self._air]
+        self._air = [(self._polls, outcome) for outcome in dead]
+
+    def close(self) -> None:
+        """Nothing is left to close."""
 
 
 class _Copier(ScriptedCopier):
@@ -24,7 +79,7 @@ class _Copier(ScriptedCopier):
 
     def __init__(self) -> None:
         self._way = "up"
-        self.actions: dict[str, deque[Action]] = {"up": deque(), "down": deque()}
+        self.actions: dict[str, deque[Action]] = {way: deque() for way in ("up", "down", "across")}
         super().__init__(ThreadCopier(workers=0), iter(self._action, None))
 
     def _action(self) -> Action:
@@ -36,22 +91,27 @@ class _Copier(ScriptedCopier):
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
     ) -> Receipt | None:
         """Takes the next action of its way."""
-        self._way = "up" if destination.name == "device" else "down"
+        self._way = way_of(source.name, destination.name)
         return super().start(source, destination, sources, destinations)
 
 
 class Hands:
     """A rank: its crane, and the road that its outcomes take."""
 
-    def __init__(self, config: Config, rank: int, shared: Path) -> None:
+    def __init__(self, config: Config, rank: int, shared: Path, *, here: bool) -> None:
         layout = config.layout
         assert layout is not None  # noqa: S101 - `config_of` makes one
-        device = MemoryTier(layout, config.device_blocks, name="device")
-        host = MemoryTier(layout, config.host_blocks, shared=shared) if config.host_blocks else None
-        self.memory = Sums(device, rank)
-        self.memory.forget()
         self.copier = _Copier()
-        self.crane = Crane(layout, rank=rank, device=device, host=host, copier=self.copier)
+        self.memory: list[Sums] = []
+        self.crane: _Crane = _Elsewhere(rank)
+        self._ranks = config.ranks
+        if here:
+            device = MemoryTier(layout, config.device_blocks, name="device")
+            slots = config.host_blocks
+            host = MemoryTier(layout, slots, shared=shared) if slots else None
+            self.memory = [Sums(device, rank)]
+            self.memory[0].forget()
+            self.crane = Crane(layout, rank=rank, device=device, host=host, copier=self.copier)
         self.fates: deque[tuple[str, int]] = deque()
         self.road: list[tuple[int, Outcome]] = []
         self.lost = False
@@ -69,6 +129,10 @@ class Hands:
             self.road.append((now + (ticks if fate == "late" else 0), outcome))
             if fate == "twice":
                 self.road.append((now + ticks, outcome))
+            if fate == "foreign":
+                nowhere = Outcome(outcome.flight + 10**6, outcome.rank, 0)
+                nobody = Outcome(outcome.flight, self._ranks, 0)
+                self.road += [(now, nowhere), (now, nobody)]
         due = [outcome for tick, outcome in self.road if tick <= now]
         self.road = [entry for entry in self.road if entry[0] > now]
         return due
@@ -79,8 +143,14 @@ class Hands:
         return not self.crane.in_air and not self.road
 
 
-def config_of(setup: Setup) -> Config:
-    """Memory of 8 bytes for each token and piece."""
+def config_of(setup: Setup, *, device: int = 0, host: int = 0) -> Config:
+    """Memory of 8 bytes for each token and piece.
+
+    Args:
+        setup: Its sizes.
+        device: Slots of the device where they are more than the setup's.
+        host: The same of the host.
+    """
     piece = 8 * setup.block_size
     planes = {
         "page-first": (Plane("kv", 1, piece),),
@@ -90,8 +160,8 @@ def config_of(setup: Setup) -> Config:
     layout = KVLayout(planes, block_size=setup.block_size, ranks=setup.ranks, dtype="uint8")
     return Config(
         layout=layout,
-        device=setup.device,
-        host=setup.host,
+        device=max(device, setup.device),
+        host=max(host, setup.host),
         eviction=setup.eviction,
         write=setup.write,
         ahead=setup.ahead,

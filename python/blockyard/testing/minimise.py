@@ -19,8 +19,8 @@ def failure(scenario: Scenario) -> str | None:
 
 
 def kind(said: str | None) -> str | None:
-    """The failure without its numbers."""
-    return None if said is None else re.sub(r"[0-9]+", "", said.partition(": ")[2])
+    """The failure without its numbers, and without whom it names in brackets."""
+    return None if said is None else re.sub(r"[0-9]+|[\[{].*[\]}]", "", said.partition(": ")[2])
 
 
 def minimised(scenario: Scenario, *, tries: int = 2000) -> Scenario:

@@ -10,7 +10,7 @@ from blockyard._typing import override
 from blockyard.reserve import Full, Growing, Nothing, Reserve, Watermark
 from blockyard.victims import LastCome, LeastWork, Victims
 
-__all__ = ["RESERVES", "VICTIMS", "Event", "Scenario", "Setup"]
+__all__ = ["RESERVES", "VERBS", "VICTIMS", "Event", "Scenario", "Setup"]
 
 RESERVES: Final[dict[str, Callable[[], Reserve]]] = {
     "nothing": Nothing,
@@ -23,19 +23,25 @@ VICTIMS: Final[dict[str, Callable[[], Victims]]] = {
     "least-work": LeastWork,
 }
 
-_FIELDS: Final = {
-    "add": 6,
-    "abort": 2,
-    "ack": 2,
-    "copy": 4,
-    "outcome": 3,
-    "release": 1,
-    "stall": 1,
-    "rank": 2,
-    "engine": 1,
-    "weights": 0,
-    "reconcile": 1,
+VERBS: Final = {
+    "add": (6, 8),
+    "abort": (2,),
+    "ack": (2,),
+    "copy": (4,),
+    "outcome": (3,),
+    "release": (1,),
+    "stall": (1,),
+    "rank": (2,),
+    "engine": (1,),
+    "weights": (0,),
+    "reconcile": (1,),
+    "fail": (2,),
+    "promise": (4,),
+    "withdraw": (1,),
+    "peer": (1,),
+    "resize": (2,),
 }
+"""How many fields each verb may have."""
 
 
 class Event(NamedTuple):
@@ -44,17 +50,23 @@ class Event(NamedTuple):
     | verb | what |
     |---|---|
     | add | name, family of its prompt, tokens shared with the family, tokens of its own, most to \
-sample, priority |
+sample, priority; and, where wanted, salt and LoRA, "" for none: with the promise of that name |
     | abort | name, "" or the state in which it is aborted as soon as it is |
     | ack | "late", "twice", "lost", "unheard" or "foreign", ticks: the fate of the next stop |
-    | copy | rank, "up" or "down", word, number: the `Action` for the next copy there |
-    | outcome | rank, "late", "twice" or "lost", ticks: the fate of the next outcome from there |
+    | copy | rank, "up", "down" or "across", word, number: the `Action` for the next copy there |
+    | outcome | rank, "late", "twice", "lost" or "foreign", ticks: the fate of the next outcome \
+from there |
     | release | rank: what hangs goes on, and what was dead lives |
     | stall | ticks in which the engine computes nothing |
     | rank | rank, "kept" or "lost": it is reset, and so is its memory |
     | engine | "recompute" or "abort": the engine is reset |
     | weights | |
     | reconcile | ticks that its news are old |
+    | fail | ticks, "recompute" or "abort": the engine is dead, and is reset so many ticks later |
+    | promise | name of a request, blocks, ticks, peer: a ticket for it, for so many ticks |
+    | withdraw | name of a request: its promise is released |
+    | peer | peer: it has died, and all that it asked for |
+    | resize | "device" or "host", slots |
     """
 
     tick: int
@@ -97,6 +109,8 @@ class Setup:
     """Ticks between two reconciles when acks may be missing; 0 for none before the faults end."""
     replicas: int = 1
     """Yards that are fed alike, and compared after every step."""
+    cranes: Literal["here", "elsewhere"] = "here"
+    """Elsewhere there are no bytes to look at: each copy is good, some ticks later."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -109,7 +123,7 @@ class Scenario:
     def __post_init__(self) -> None:
         """Refuses what is no event."""
         for event in self.events:
-            if _FIELDS.get(event.verb) != len(event.what):
+            if len(event.what) not in VERBS.get(event.verb, ()):
                 raise Misuse(f"{event} is no event: see `Event` for what there is")
 
     @override
@@ -131,6 +145,8 @@ class Scenario:
         ticks = chance.randint(20, 120)
         events = _requests(chance, setup, ticks)
         events += _faults(chance, setup, ticks, [str(event.what[0]) for event in events])
+        events += _resizes(chance, setup, ticks, events)
+        events += _promises(chance, setup, ticks, events)
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
 
@@ -163,6 +179,7 @@ def _setup(chance: random.Random) -> Setup:
         ends=pick([False, True]),
         watch=pick([0, 5, 20]),
         replicas=pick([1, 1, 2]),
+        cranes=pick(["here", "elsewhere"]),
     )
 
 
@@ -170,12 +187,14 @@ def _requests(chance: random.Random, setup: Setup, ticks: int) -> list[Event]:
     """Prompts that share beginnings, of lengths that the device can hold."""
     room = (setup.device - 1) * setup.block_size
     events = []
+    tenants = chance.choice([[("", "")], [("", ""), ("", ""), ("salt", ""), ("", "lora")]])
     for number in range(chance.randint(3, 24)):
         most = chance.randint(1, max(1, min(20, room // 2)))
         length = chance.randint(1, max(1, min(30, room - most)))
         shared = min(length, chance.choice([0, 2, 8, 16, 30, 30]))
         family, priority = chance.randrange(3), chance.choice([0, 0, 0, 1, 2])
-        what = (f"r{number}", family, shared, length - shared, most, priority)
+        tenant = chance.choice(tenants)
+        what = (f"r{number}", family, shared, length - shared, most, priority, *tenant)
         events.append(Event(chance.randrange(ticks), "add", what))
     return events
 
@@ -201,12 +220,15 @@ def _faults(chance: random.Random, setup: Setup, ticks: int, names: list[str]) -
     states = ["", "", "loading", "prefill", "decode", "stopping", "recompute"]
     events = [Event(when(), "abort", (pick(names), str(pick(states)))) for _ in many(8)]
     events += [Event(when(), "ack", (pick(fates), late())) for _ in many(16)]
+    # Few copies go up or across: they are spoilt early and often.
+    spoilt = ["delay", "fail", "fail", "corrupt", "corrupt", "hang"]
     events += [
-        Event(when(), "copy", (rank(), way, pick(actions), late()))
-        for way in ("up", "down")
-        for _ in many(16)
+        Event(when() // 3, "copy", (rank(), way, pick(spoilt), late()))
+        for way in ("up", "across")
+        for _ in many(32)
     ]
-    spoken = ["late", "late", "twice", "lost"]
+    events += [Event(when(), "copy", (rank(), "down", pick(actions), late())) for _ in many(16)]
+    spoken = ["late", "late", "twice", "lost", "foreign"]
     events += [Event(when(), "outcome", (rank(), pick(spoken), late())) for _ in many(12)]
     events += [Event(when(), "release", (rank(),)) for _ in many(4)]
     events += [Event(when(), "stall", (late(),)) for _ in many(4)]
@@ -216,4 +238,54 @@ def _faults(chance: random.Random, setup: Setup, ticks: int, names: list[str]) -
     ]
     events += [Event(when(), "weights") for _ in many(2)]
     events += [Event(when(), "reconcile", (chance.randrange(4),)) for _ in many(4)]
+    events += [
+        Event(when(), "fail", (late(), pick(["recompute", "recompute", "abort"]))) for _ in many(2)
+    ]
     return events
+
+
+def _blocks(setup: Setup, request: Event) -> int:
+    """Blocks that a request may need."""
+    _, _, shared, own, most = request.what[:5]
+    return -(-(int(shared) + int(own) + int(most) - 1) // setup.block_size)
+
+
+def _promises(chance: random.Random, setup: Setup, ticks: int, events: list[Event]) -> list[Event]:
+    """Tickets for some requests, some ticks before they come: most in time, some too late."""
+    requests = [event for event in events if event.verb == "add"]
+    left = _smallest(setup, events) - 1
+    made = []
+    for request in requests:
+        if left <= 0 or chance.random() > 0.5:  # noqa: PLR2004
+            continue
+        blocks = chance.randint(1, min(left, max(_blocks(setup, request), 1)))
+        left -= blocks
+        at = max(request.tick - chance.randint(1, 8), 0)
+        what = (request.what[0], blocks, chance.randint(1, 30), f"p{chance.randrange(3)}")
+        made += [Event(at, "promise", what)] * chance.choice([1, 1, 1, 2])
+        if chance.random() < 0.2:  # noqa: PLR2004
+            made.append(Event(at + chance.randint(0, 8), "withdraw", what[:1]))
+    if made:
+        made += [
+            Event(chance.randrange(ticks), "peer", (f"p{chance.randrange(3)}",))
+            for _ in range(chance.choice([0, 0, 1, 2]))
+        ]
+    return made
+
+
+def _smallest(setup: Setup, events: list[Event]) -> int:
+    """Slots that the device has at least."""
+    sizes = [event.what[1] for event in events if event.what[:1] == ("device",)]
+    return min([setup.device, *(size for size in sizes if isinstance(size, int))])
+
+
+def _resizes(chance: random.Random, setup: Setup, ticks: int, events: list[Event]) -> list[Event]:
+    """Down and up again, and never so far down that a request does not fit."""
+    least = 1 + max(_blocks(setup, event) for event in events if event.verb == "add")
+    made = []
+    for _ in range(chance.choice([0, 0, 0, 1, 2, 4])):
+        tier, slots = "device", chance.randint(min(least + 1, setup.device), setup.device + 4)
+        if setup.host and chance.random() < 0.5:  # noqa: PLR2004
+            tier, slots = "host", chance.randint(1, setup.host + 8)
+        made.append(Event(chance.randrange(ticks), "resize", (tier, slots)))
+    return made

@@ -1,6 +1,7 @@
 """A scheduler, its yard, an engine and cranes that misbehave, step by step in virtual time."""
 
 import tempfile
+import zlib
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,20 +11,24 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import BlockyardError
-from blockyard.cache import KVCache
+from blockyard._core import BlockyardError, InUse, Unavailable
 from blockyard.config import Config
-from blockyard.engine import Output, Step
+from blockyard.engine import Ack, Output, Step
 from blockyard.request import Result, State
 from blockyard.scheduler import Scheduler
 from blockyard.testing.copier import Action
+from blockyard.testing.copies import Copies
 from blockyard.testing.engine import Broken, SimulatedEngine, check, continuation
 from blockyard.testing.hands import Hands, config_of
-from blockyard.testing.scenario import RESERVES, VICTIMS, Scenario, Setup
+from blockyard.testing.promises import Promises
+from blockyard.testing.scenario import RESERVES, VICTIMS, Scenario
+from blockyard.testing.witness import Witness
 
 __all__ = ["Ran", "simulate"]
 
 _T = TypeVar("_T")
+# Ticks without a plan after which nothing more is copied ahead.
+_QUIET: Final = 24
 _WORDS: Final = frozenset({"deliver", "delay", "fail", "corrupt", "hang", "die"})
 
 
@@ -40,8 +45,28 @@ class Ran:
 class _Yard(NamedTuple):
     """One replica."""
 
-    cache: KVCache
+    cache: Witness
     scheduler: Scheduler
+    promises: Promises
+
+
+class _Asked(NamedTuple):
+    """A request, and what it may come to."""
+
+    prompt: list[int]
+    most: int
+    blocks: int
+    """That it may need."""
+
+
+class _Death(NamedTuple):
+    """The engine is dead."""
+
+    until: int
+    requests: Any
+    """What `reset` takes."""
+    slots: set[int]
+    """What it may write still."""
 
 
 def simulate(scenario: Scenario) -> Ran:
@@ -70,24 +95,56 @@ class _Simulation:
         self.setup = setup = scenario.setup
         self.now = 0
         self._events = deque(sorted(scenario.events, key=lambda event: event.tick))
-        config = config_of(setup)
-        self._yards = [_yard(config, setup) for _ in range(max(setup.replicas, 1))]
-        self._hands = [Hands(config, rank, shared) for rank in range(setup.ranks)]
+        config = config_of(
+            setup, device=_largest(scenario, "device"), host=_largest(scenario, "host")
+        )
+        here = setup.cranes == "here"
+        self._hands = [Hands(config, rank, shared, here=here) for rank in range(setup.ranks)]
         self._engine = SimulatedEngine(
-            [hands.memory for hands in self._hands],
+            [memory for hands in self._hands for memory in hands.memory],
             block_size=setup.block_size,
             stops=setup.stops,
             ending=setup.ends,
             eager=setup.eager,
             drafts=setup.drafts,
         )
-        self._asked: dict[str, tuple[list[int], int]] = {}
+        self._asked: dict[str, _Asked] = {}
         self._aborted: set[str] = set()
         self._condemned: list[tuple[str, str]] = []
         self._results: dict[str, Result] = {}
         self._news: list[tuple[int, list[int], int]] = []
         self._seen: Counter[str] = self._engine.seen
         self._work = 0
+        self._yards = [
+            # What comes to pass in replicas is the same: it counts once.
+            self._yard(config_of(setup), self._seen if not at else Counter())
+            for at in range(max(setup.replicas, 1))
+        ]
+        self._copies = Copies(setup.ranks, setup.deadline, self._seen)
+        self._slots = {"device": setup.device, "host": setup.host}
+        self._least = setup.device
+        self._dead: _Death | None = None
+        self._doomed: set[str] = set()
+        self._sent: set[tuple[Any, ...]] = set()
+        self._given: set[tuple[Any, ...]] = set()
+        self._stopping: set[str] = set()
+        self._quiet = 0
+
+    def _yard(self, config: Config, seen: Counter[str]) -> _Yard:
+        cache, setup = Witness(config), self.setup
+        cache.watch(seen, self._fenced)
+        scheduler = Scheduler(
+            cache,
+            seats=setup.seats,
+            budget=setup.budget,
+            reserve=RESERVES[setup.reserve](),
+            victims=VICTIMS[setup.victims](),
+            stops=setup.stops,
+            rest=setup.rest,
+            skip=setup.skip,
+            drafts=setup.drafts,
+        )
+        return _Yard(cache, scheduler, Promises(cache, seen))
 
     def close(self) -> None:
         for hands in self._hands:
@@ -99,7 +156,7 @@ class _Simulation:
         self._calm()
         bound = self.now + 400 + 16 * self._work
         moved = self.now, 0
-        while len(self._results) < len(self._asked) or self._scheduler.stats()["seats"]:
+        while self._busy():
             self._tick(watch=8)
             done = len(self._results) + self._engine.emitted.total()
             moved = moved if done == moved[1] else (self.now, done)
@@ -107,22 +164,38 @@ class _Simulation:
                 self.now < bound and self.now < moved[0] + 100 + self._work,
                 f"nobody disturbs them, and they are stuck: {self._open()}",
             )
-        bound = self.now + 400
-        while not self._silent():
-            self._tick(watch=8, schedule=False)
-            check(self.now < bound, "what is in the air never ends")
+        self._settle()
         # One more, so that what the last step kept for the batch is given back.
         self._tick(watch=0)
-        while not self._silent():
-            self._tick(watch=0, schedule=False)
+        self._settle()
         self._at_rest()
-        for name, number in (self._cache.stats() | self._scheduler.stats()).items():
+        for name, number in self._numbers().items():
             self._seen[f"stats {name}"] = number
         return Ran(self.now, self._seen, self._results)
 
+    def _busy(self) -> bool:
+        """Whether a request, a seat or a ticket has not come to its end."""
+        seats = self._scheduler.stats()["seats"]
+        return len(self._results) < len(self._asked) or seats > 0 or len(self._promises) > 0
+
+    def _settle(self) -> None:
+        """INV-25: with nobody left, what is in the air ends, and nothing new is copied ahead."""
+        bound = self.now + 400
+        self._quiet = self.now
+        while not self._silent() or self.now < self._quiet + _QUIET:
+            self._tick(watch=8, schedule=False)
+            check(self.now < bound, "nobody is left, and what is in the air never ends")
+
+    def _numbers(self) -> dict[str, int]:
+        return self._cache.stats() | self._scheduler.stats() | self._promises.stats()
+
     @property
-    def _cache(self) -> KVCache:
+    def _cache(self) -> Witness:
         return self._yards[0].cache
+
+    @property
+    def _promises(self) -> Promises:
+        return self._yards[0].promises
 
     @property
     def _scheduler(self) -> Scheduler:
@@ -150,6 +223,9 @@ class _Simulation:
     def _tick(self, *, watch: int, schedule: bool = True) -> None:
         self.now += 1
         self._engine.now = self.now
+        self._both(lambda yard: yard.promises.expire(self.now))
+        if self._dead is not None and self.now >= self._dead.until:
+            self._on_engine(self._dead.requests)
         while self._events and self._events[0].tick <= self.now:
             event = self._events.popleft()
             getattr(self, f"_on_{event.verb}")(*event.what)
@@ -160,22 +236,44 @@ class _Simulation:
             outcome for hands in self._hands for outcome in hands.poll(self.now, self._seen)
         ]
         self._both(lambda yard: yard.cache.commit(list(outcomes), now=self.now))
+        self._copies.heard(outcomes)
+        self._copies.overdue(self.now)
+        self._both(lambda yard: yard.cache.landed())
         self._hear()
         if watch and self.now % watch == 0:
             self._on_reconcile(0)
         for due, seats, done in [entry for entry in self._news if entry[0] <= self.now]:
             self._news.remove((due, seats, done))
             self._seen["reconciled"] += 1
+            before = self._scheduler.stats()["stopping"]
             self._both(lambda yard, at=(seats, done): yard.scheduler.reconcile(*at))  # type: ignore[misc]
-        if schedule and len(self._engine) <= self.setup.flight:
+            self._seen["T29 absent"] += before - self._scheduler.stats()["stopping"]
+        if schedule and self._dead is None and len(self._engine) <= self.setup.flight:
             self._schedule()
-        if schedule:
-            # At the end nobody needs what is copied ahead, and it might never stop.
-            self._dispatch()
+        self._dispatch()
         self._look()
 
     def _hear(self) -> None:
         outputs, acks = self._engine.poll()
+        self._stopping = {name for name, state in self._open().items() if state is State.STOPPING}
+        ignored = self._scheduler.stats()["acks_ignored"]
+        self._say(outputs, acks)
+        ignored = self._scheduler.stats()["acks_ignored"] - ignored
+        foreign = sum(ack not in self._sent for ack in acks)
+        twice = 0
+        for ack in acks:
+            twice += ack in self._sent and ack in self._given
+            self._given.add(ack)
+        late = ignored - twice - foreign
+        # Those inside the outputs of a dead engine are not counted one by one.
+        check(
+            late >= 0 or self._dead is not None,
+            f"T30, T31: of {twice} acks twice and {foreign} foreign ones it took some",
+        )
+        for name, number in (("T30", twice), ("T31 foreign", foreign), ("T31 late", max(late, 0))):
+            self._seen[name] += number
+
+    def _say(self, outputs: list[Output], acks: list[Ack]) -> None:
         if self.setup.channel == "before":
             self._both(lambda yard: yard.scheduler.on_acks(acks))
         for output in outputs:
@@ -205,13 +303,15 @@ class _Simulation:
         check(chunks <= left, f"{chunks} tokens of prompts in a step that has room for {left}")
         for start in step.starts:
             name = str(start.request)
-            prompt, _ = self._asked[name]
-            heard = len(start.tokens) - len(prompt)
+            heard = len(start.tokens) - len(self._asked[name].prompt)
             check(
                 heard == self._engine.emitted[name],
                 f"INV-8: {name} starts with {heard} sampled tokens of {self._engine.emitted[name]}",
             )
             self._seen["starts again"] += heard > 0
+        for stop in step.stops:
+            self._seen["T29 present"] += stop in self._sent
+            self._sent.add(stop)
         self._engine.tables(tables)
         self._engine.submit(step)
 
@@ -219,23 +319,41 @@ class _Simulation:
         plans = self._both(lambda yard: yard.cache.dispatch())
         for other in plans[1:]:
             check(plans[0] == other, "replicas differ in their plans")
+        self._copies.launched(plans[0], self.now)
+        writing, fenced = set(self._engine.writing), self._fenced()
+        for plan in plans[0]:
+            self._quiet = self.now
+            if plan.source_tier == "device":
+                bad = writing.intersection(plan.sources.tolist())
+                check(not bad, f"INV-7: slots {bad} are copied, and are not computed yet")
+            if plan.destination_tier == "device":
+                bad = fenced.intersection(plan.destinations.tolist())
+                check(not bad, f"INV-6: a copy goes to slots {bad}, which may be written")
         for hands in self._hands:
             hands.crane.submit(plans[0])
 
+    def _fenced(self) -> set[int]:
+        """INV-6: slots that nobody may be given, as the engine may write them."""
+        return set(self._engine.writing) | (self._dead.slots if self._dead else set())
+
     def _look(self) -> None:
         """What is checked after every tick."""
+        self._collect()
+        for breach in self._both(lambda yard: yard.cache.audit()):
+            check(breach is None, f"the audit: {breach}")
+        self._copies.compare(self._cache.stats())
+        stats = self._both(lambda yard: yard.scheduler.stats() | yard.promises.stats())
+        check(all(one == stats[0] for one in stats), "replicas differ in their counters")
+        if len(self._yards) > 1:
+            digests = {yard.cache.digest() for yard in self._yards}
+            check(len(digests) == 1, "replicas differ in their digest")
+
+    def _collect(self) -> None:
         for results in zip(*self._both(lambda yard: yard.scheduler.results()), strict=True):
             result = results[0]
             for other in results[1:]:
                 check(_said(result) == _said(other), f"replicas differ in {result}")
             self._ended(result)
-        for breach in self._both(lambda yard: yard.cache.audit()):
-            check(breach is None, f"the audit: {breach}")
-        if len(self._yards) > 1:
-            digests = {yard.cache.digest() for yard in self._yards}
-            check(len(digests) == 1, "replicas differ in their digest")
-            stats = [yard.scheduler.stats() for yard in self._yards]
-            check(all(one == stats[0] for one in stats), "replicas differ in their counters")
 
     def _ended(self, result: Result) -> None:
         """INV-11, INV-12: once, wholly, and with the tokens that nobody could disturb."""
@@ -248,15 +366,20 @@ class _Simulation:
         )
         self._results[name] = result
         self._seen[f"{result.state}"] += 1
-        prompt, most = self._asked[name]
-        whole = continuation(prompt, most, ending=self.setup.ends)
+        asked = self._asked[name]
+        whole = continuation(asked.prompt, asked.most, ending=self.setup.ends)
         tokens = result.tokens.tolist()
         if result.state is State.FINISHED:
             check(tokens == whole, f"{name} sampled {tokens}, undisturbed it is {whole}")
-        else:
-            check(result.state is State.ABORTED, f"{name} is {result.state}: {result.reason}")
+            self._seen["T28"] += name in self._stopping
+            return
+        check(tokens == whole[: len(tokens)], f"{name} sampled {tokens}, not {whole}")
+        if result.state is State.ABORTED:
             check(name in self._aborted, f"{name} was aborted, and nobody said so")
-            check(tokens == whole[: len(tokens)], f"{name} sampled {tokens}, not {whole}")
+            return
+        small = asked.blocks >= self._least
+        check(name in self._doomed or small, f"{name} is {result.state}: {result.reason}")
+        self._seen["too small"] += name not in self._doomed
 
     def _at_rest(self) -> None:
         """Nothing is held, promised or in the air."""
@@ -273,6 +396,13 @@ class _Simulation:
                 left += [f"{tier}_{kind}" for kind in kinds if stats[f"{tier}_{kind}"]]
             check(not left, f"left behind: { {name: stats[name] for name in left} }")
             check(not stats["rejected"], f"{stats['rejected']} handles were given back twice")
+            for tier, slots in (
+                ("device", self._slots["device"] - 1),
+                ("host", self._slots["host"]),
+            ):
+                # A slot beyond the size retires when its block is evicted.
+                more = stats[f"{tier}_capacity"] - slots
+                check(0 <= more <= stats[f"{tier}_idle"], f"2.7: {more} slots too many in {tier}")
 
     def _silent(self) -> bool:
         return self._engine.silent and not self._news and all(hands.silent for hands in self._hands)
@@ -280,15 +410,35 @@ class _Simulation:
     # -- events ------------------------------------------------------------------------------
 
     def _on_add(
-        self, name: str, family: int, shared: int, own: int, most: int, priority: int
+        self,
+        name: str,
+        family: int,
+        shared: int,
+        own: int,
+        most: int,
+        priority: int,
+        salt: str = "",
+        lora: str = "",
     ) -> None:
         prompt = [1000 + 100 * family + at for at in range(shared)]
         prompt += [sum(map(ord, name)) * 7919 + at for at in range(own)]
         if name in self._asked or not prompt:
             return
-        self._asked[name] = prompt, most
+        blocks = -(-(len(prompt) + most - 1) // self.setup.block_size)
+        self._asked[name] = _Asked(prompt, most, blocks)
         self._work += len(prompt) + most
-        self._both(lambda yard: yard.scheduler.add(name, prompt, most=most, priority=priority))
+        self._engine.tags[name] = zlib.crc32(f"{salt} {lora}".encode()) if salt or lora else 0
+        self._both(
+            lambda yard: yard.scheduler.add(
+                name,
+                prompt,
+                most=most,
+                priority=priority,
+                salt=salt or None,
+                lora=lora or None,
+                ticket=yard.promises.commit(name),
+            )
+        )
 
     def _on_abort(self, name: str, when: str) -> None:
         state = self._scheduler.state(name)
@@ -298,6 +448,7 @@ class _Simulation:
         if state is None:
             return
         self._seen[f"abort in {state}"] += 1
+        self._seen["T27"] += state is State.LOADING
         self._aborted.add(name)
         self._both(lambda yard: yard.scheduler.abort(name))
         if state in {State.WAITING, State.LOADING, State.RECOMPUTE}:
@@ -328,7 +479,9 @@ class _Simulation:
         hands.lost = False
         outcomes = hands.poll(self.now, self._seen)
         self._both(lambda yard: yard.cache.commit(list(outcomes)))
+        self._copies.heard(outcomes)
         self._both(lambda yard: yard.cache.reset(rank, memory=memory))
+        self._copies.reset(rank)
         # What its crane has said before is known by this.
         hands.lost = False
         if memory == "lost":
@@ -336,10 +489,81 @@ class _Simulation:
 
     def _on_engine(self, requests: Any) -> None:  # noqa: ANN401 - what `reset` takes
         self._seen["engine reset"] += 1
+        if self._dead is not None:
+            self._try_room()
         self._engine.reset()
+        self._dead = None
         if requests == "abort":
             self._aborted |= set(self._open())
         self._both(lambda yard: yard.scheduler.reset(requests=requests))
+
+    def _on_fail(self, ticks: int, requests: Any) -> None:  # noqa: ANN401 - what `reset` takes
+        """T29: whom it had ends as FAILED, once and now; the others never hear of it."""
+        if self._dead is not None:
+            return
+        self._collect()
+        states = self._open()
+        ended = {State.PREFILL, State.DECODE, State.STOPPING}
+        had = {name for name, state in states.items() if state in ended}
+        self._doomed |= had
+        self._dead = _Death(self.now + ticks, requests, self._engine.holding)
+        self._both(lambda yard: yard.scheduler.fail("it is gone"))
+        self._collect()
+        failed = {name for name in had if name in self._results}
+        check(failed == had, f"T29: the engine died with {had}, and only {failed} have failed")
+        waiting = {State.WAITING, State.RECOMPUTE}
+        lost = [name for name, state in self._open().items() if state not in waiting]
+        check(not lost, f"T29: {lost} do not wait, and the engine is dead")
+        self._seen["engine died"] += 1
+        self._seen["T29 dead"] += sum(states[name] is State.STOPPING for name in had)
+        for yard in self._yards:
+            try:
+                yard.scheduler.schedule()
+            except Unavailable:
+                continue
+            raise Broken("T29: a step for an engine that is dead")
+
+    def _try_room(self) -> None:
+        """T29: of the room that there is, none is what a dead engine may write.
+
+        `Witness.begin` looks at it. Nothing published outlives the reset that follows.
+        """
+        for yard in self._yards:
+            room = yard.cache.room()
+            spare = room.free + room.evictable - room.promised
+            if spare > 0:
+                tokens = range(10**6, 10**6 + spare * self.setup.block_size)
+                yard.cache.finish(yard.cache.begin(tokens, load=0))
+
+    def _on_promise(self, name: str, blocks: int, ticks: int, peer: str) -> None:
+        if name in self._asked:
+            return
+
+        def promised(yard: _Yard) -> bool:
+            running, kept = yard.scheduler.running, yard.scheduler.headroom
+            return yard.promises.open(
+                name, blocks, self.now + ticks, peer, running=running, kept=kept
+            )
+
+        answers = self._both(promised)
+        check(len(set(answers)) == 1, f"replicas differ about a ticket for {name}")
+
+    def _on_withdraw(self, name: str) -> None:
+        self._both(lambda yard: yard.promises.withdraw(name))
+
+    def _on_peer(self, peer: str) -> None:
+        self._both(lambda yard: yard.promises.died(peer))
+
+    def _on_resize(self, tier: Any, slots: int) -> None:  # noqa: ANN401 - "device" or "host"
+        try:
+            self._both(lambda yard: yard.cache.resize(tier, slots))
+        except InUse:
+            self._seen["2.7 in use"] += 1
+            return
+        self._seen[f"{tier} smaller"] += slots < self._slots[tier]
+        self._seen[f"{tier} larger"] += slots > self._slots[tier]
+        self._slots[tier] = slots
+        self._least = min(self._least, self._slots["device"])
 
     def _on_weights(self) -> None:
         self._seen["weights"] += 1
@@ -360,22 +584,14 @@ class _Simulation:
             self._on_release(rank)
             if hands.lost:
                 self._on_rank(rank, "kept")
+        if self._dead is not None:
+            self._on_engine(self._dead.requests)
 
 
-def _yard(config: Config, setup: Setup) -> _Yard:
-    cache = KVCache(config)
-    scheduler = Scheduler(
-        cache,
-        seats=setup.seats,
-        budget=setup.budget,
-        reserve=RESERVES[setup.reserve](),
-        victims=VICTIMS[setup.victims](),
-        stops=setup.stops,
-        rest=setup.rest,
-        skip=setup.skip,
-        drafts=setup.drafts,
-    )
-    return _Yard(cache, scheduler)
+def _largest(scenario: Scenario, tier: str) -> int:
+    """Slots that a tier ever has: the memory of a rank is there from the start."""
+    sizes = [event.what[1] for event in scenario.events if event.what[:1] == (tier,)]
+    return max((size for size in sizes if isinstance(size, int)), default=0)
 
 
 def _plain(step: Step) -> tuple[Any, ...]:

@@ -1,0 +1,112 @@
+"""The tickets of a simulation, and what must become of each."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from blockyard._core import Misuse, NoRoom, Ticket
+from blockyard.reserve import Growing
+from blockyard.testing.engine import check
+from blockyard.testing.witness import Witness
+from blockyard.tickets import SpentTicket, Tickets
+
+__all__ = ["Promises"]
+
+
+@dataclass(slots=True)
+class _Promise:
+    """What is known of one, from outside."""
+
+    number: int
+    deadline: int
+    peer: str
+    open: bool = True
+
+
+class Promises:
+    """What one yard has promised to others.
+
+    Args:
+        cache: The yard.
+        seen: Where it counts.
+    """
+
+    def __init__(self, cache: Witness, seen: Counter[str]) -> None:
+        self._cache = cache
+        self._seen = seen
+        self._tickets = Tickets(cache, reserves={"decode": Growing(1.0, 0.0)})
+        self._asked: dict[str, _Promise] = {}
+
+    def __len__(self) -> int:
+        """Those that are open."""
+        return sum(promise.open for promise in self._asked.values())
+
+    def open(
+        self, name: str, blocks: int, deadline: int, peer: str, *, running: int, kept: int
+    ) -> bool:
+        """Whether it was promised: if and only if there is room, and not twice."""
+        room = self._cache.room()
+        spare = room.free + room.evictable - room.promised
+        before = self._asked.get(name)
+        try:
+            promise = self._tickets.open(
+                name, blocks, deadline=deadline, peer=peer, running=running, kept=kept
+            )
+        except Misuse:
+            check(before is not None and before.open, f"{name} is refused its first ticket")
+            self._seen["2.6 second"] += 1
+            return False
+        except NoRoom:
+            check(spare < blocks + max(running - kept, 0), f"{name} is refused {blocks} blocks")
+            self._seen["2.6 refused"] += 1
+            return False
+        check(before is None or not before.open, f"{name} has two tickets")
+        check(spare >= blocks + max(running - kept, 0), f"{name} is promised {blocks} of {spare}")
+        self._asked[name] = _Promise(promise.id, deadline, peer)
+        return True
+
+    def commit(self, name: str) -> Ticket | None:
+        """The ticket with which a request comes; None where there is none, or it has ended."""
+        promise = self._asked.get(name)
+        if promise is None:
+            return None
+        try:
+            ticket = self._tickets.commit(promise.number)
+        except SpentTicket:
+            check(not promise.open, f"the ticket of {name} is open, and is refused")
+            self._seen["2.6 spent"] += 1
+            return None
+        check(promise.open, f"the ticket of {name} has ended, and is taken")
+        self._seen["ticket committed"] += 1
+        promise.open = False
+        return ticket
+
+    def withdraw(self, name: str) -> None:
+        """Its request does not come."""
+        promise = self._asked.get(name)
+        if promise is None or not promise.open:
+            return
+        self._seen["ticket released"] += 1
+        promise.open = False
+        self._tickets.release(promise.number)
+
+    def expire(self, now: int) -> None:
+        """Those whose deadline has passed have expired, and no others."""
+        late = [one for one in self._asked.values() if one.open and one.deadline < now]
+        self._gone("2.6 expired", late, [one.id for one in self._tickets.expire(now)])
+
+    def died(self, peer: str) -> None:
+        """Those of this peer have expired, and no others."""
+        its = [one for one in self._asked.values() if one.open and one.peer == peer]
+        self._gone("2.6 peer", its, [one.id for one in self._tickets.died(peer)])
+
+    def _gone(self, name: str, mine: list[_Promise], numbers: list[int]) -> None:
+        check(sorted(one.number for one in mine) == sorted(numbers), f"{name}: {numbers}")
+        self._seen[name] += len(mine)
+        for one in mine:
+            one.open = False
+
+    def stats(self) -> dict[str, int]:
+        """Of its tickets."""
+        stats = self._tickets.stats()
+        check(stats["tickets_open"] == len(self), f"{len(self)} tickets are open: {stats}")
+        return stats
