@@ -29,6 +29,8 @@ class Admitted(NamedTuple):
     """Who found no room."""
     soon: list[Request]
     """Who waits, as another computes or loads the same prefix now."""
+    lack: int
+    """Blocks more with which one of those that were refused would fit."""
 
 
 class Admission:
@@ -53,24 +55,32 @@ class Admission:
         self._skip = skip
         self._prefetch = prefetch
         self._brought_up = 0
-        self._refused: tuple[int, ...] | None = None
+        self._refused: tuple[tuple[int, ...], int] | None = None
         self._computing: dict[bytes, list[Request]] = {}
 
     def admit(self) -> Admitted:
         """T1, T2, T5, T22: begins whoever fits."""
-        if not len(self._line) or self._seats.full or self._refused == self._standing():
-            return Admitted([], [], [], [])
+        if not len(self._line) or self._seats.full or self._refused_still():
+            return Admitted([], [], [], [], 0)
         admitted = self._admit(lambda tried: chain(self._in_turn(tried), self._by_ticket()))
         again = admitted.soon or not admitted.refused
-        self._refused = None if again else self._standing()
+        self._refused = None if again else (self._standing(), self.spare() + admitted.lack)
         return admitted
+
+    def _refused_still(self) -> bool:
+        """Whether nobody in line would fit who did not fit before."""
+        if self._refused is None:
+            return False
+        standing, enough = self._refused
+        return standing == self._standing() and self.spare() < enough
 
     def admit_promised(self) -> Admitted:
         """Begins those alone who have a ticket: what it keeps is of no use to who grows."""
         return self._admit(lambda _: self._by_ticket())
 
     def _admit(self, turns: Callable[[Admitted], Iterable[Request]]) -> Admitted:
-        admitted = Admitted([], [], [], [])
+        admitted = Admitted([], [], [], [], 0)
+        lacks: list[int] = []
         self._computing = self._prefilling()
         for entry in turns(admitted):
             promised = entry.ticket is not None
@@ -81,7 +91,8 @@ class Admission:
                 self.give_back(entry)
                 admitted.failed.append((entry, str(error)))
                 continue
-            except NoRoom:
+            except NoRoom as error:
+                lacks.append(error.need + error.promised - error.free - error.evictable)
                 admitted.refused.append(entry)
                 continue
             if lease is None:
@@ -91,7 +102,7 @@ class Admission:
             if admitted.refused and not promised:
                 admitted.refused[0].overtaken += 1
         self._line.back(admitted.refused + admitted.soon)
-        return admitted
+        return admitted._replace(lack=max(min(lacks, default=1), 1))
 
     def _in_turn(self, tried: Admitted) -> Iterator[Request]:
         """First come, first served; nobody where the first was overtaken enough."""
@@ -154,8 +165,8 @@ class Admission:
         return room.free + room.evictable - room.promised
 
     def _standing(self) -> tuple[int, ...]:
-        """What decides whether one that was refused is refused again."""
-        return self.spare(), self._seats.bindings, self._seats.left, self._line.changes
+        """What changes when somebody comes or goes."""
+        return self._seats.bindings, self._seats.left, self._line.changes
 
     def _begin(self, entry: Request) -> Lease | None:
         """Its lease; None where another computes or loads its prefix now."""

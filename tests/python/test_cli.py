@@ -116,6 +116,12 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--model sequential --verify", "--verify is for --model virtual"),
         ("--model sequential --ranks 2", "--ranks is for --model virtual"),
         ("--model sequential --prefetch 2", "--prefetch is for --model virtual"),
+        ("--model sequential --role decode", "--role is for --model virtual"),
+        ("--model sequential --reserve full", "--reserve is for --model virtual"),
+        ("--model sequential --victims least-work", "--victims is for --model virtual"),
+        ("--role both", "'both' is not one of 'mixed', 'prefill', 'decode'"),
+        ("--reserve some", "'some' is not one of 'nothing', 'full', 'watermark', 'growing'"),
+        ("--victims first", "'first' is not one of 'last-come', 'least-work'"),
         ("--model sequential --block-size 32", "leave it out"),
         ("--frobnicate", "No such option"),
         ("one.jsonl two.jsonl", "unexpected extra argument"),
@@ -222,6 +228,45 @@ def test_the_first_run_stands_at_the_top_and_policies_multiply() -> None:
     assert {name: result[name] for name in first} == first
 
 
+def test_reserves_are_compared_in_one_command() -> None:
+    words = "--requests 120 --device-blocks 800 --host-blocks 0 --victims least-work"
+    result = found(*words.split(), "--reserve", "nothing", "--reserve", "full")
+    runs = result["runs"]
+    assert [(run["reserve"], run["victims"], run["role"]) for run in runs] == [
+        ("nothing", "least-work", "mixed"),
+        ("full", "least-work", "mixed"),
+    ]
+    assert runs[0]["preempted"]["count"] > runs[1]["preempted"]["count"] == 0
+    assert runs[0]["preempted"]["lost"] > runs[1]["preempted"]["lost"] == 0
+    assert runs[1]["reservations"]["promised_peak"] > runs[0]["reservations"]["promised_peak"] == 0
+    assert runs[0]["output_tokens"] == runs[1]["output_tokens"]
+    table = typed(*words.split(), "--reserve", "nothing", "--reserve", "full", "--quiet").stdout
+    assert "tokens computed again" in table
+    assert "nothing            full" in table
+
+
+@pytest.mark.parametrize(
+    ("role", "reserve"), [("mixed", "growing"), ("prefill", "nothing"), ("decode", "growing")]
+)
+def test_a_role_has_its_usual_reserve_and_its_own_figures(role: str, reserve: str) -> None:
+    result = found("--requests", "40", "--role", role, "--verify")
+    assert (result["role"], result["reserve"], result["requests"]) == (role, reserve, 40)
+    assert (result["output_tokens"] == 40) == (role == "prefill")
+    assert (result["reservations"]["tickets"] is not None) == (role == "decode")
+    assert (result["verified"]["wrong"], result["verified"]["wrong_answers"]) == (0, 0)
+    again = found("--requests", "40", "--role", role, "--verify")
+    for run in (result, again, *result["runs"], *again["runs"]):
+        for name in MEASURED:
+            assert run.pop(name)
+    assert result == again
+
+
+def test_without_time_there_is_no_scheduler() -> None:
+    result = found("--requests", "30", "--model", "sequential")
+    for name in ("role", "reserve", "victims", "preempted", "reservations"):
+        assert result[name] is None
+
+
 def test_sizes_in_memory_are_blocks_of_the_preset() -> None:
     result = found("--requests", "3", "--device-gib", "3.001", "--host-gib", "0")
     assert result["block_bytes"] == 2**21
@@ -295,7 +340,7 @@ def spoiled(change: Callable[[Run], Run]) -> Callable[..., Run]:
     return lambda *arguments: change(play(*arguments))
 
 
-@pytest.mark.parametrize("what", ["audit", "bytes"])
+@pytest.mark.parametrize("what", ["audit", "bytes", "answers"])
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_breach_or_a_wrong_byte_is_status_1_whether_or_not_it_was_interrupted(
     what: str, monkeypatch: pytest.MonkeyPatch, *, complete: bool
@@ -305,8 +350,9 @@ def test_a_breach_or_a_wrong_byte_is_status_1_whether_or_not_it_was_interrupted(
         if what == "audit":
             return msgspec.structs.replace(run, audit="INV-1: two and two make five")
         assert run.verified is not None
-        wrong = msgspec.structs.replace(run.verified, wrong=7)
-        return msgspec.structs.replace(run, verified=wrong)
+        wrong = {"bytes": "wrong", "answers": "wrong_answers"}[what]
+        verified = msgspec.structs.replace(run.verified, **{wrong: 7})
+        return msgspec.structs.replace(run, verified=verified)
 
     monkeypatch.setattr(cli, "play", spoiled(change))
     done = typed("--requests", "5", "--verify", "--json", "r.json")
@@ -382,7 +428,7 @@ def test_ctrl_c_ends_it_with_what_is_known(words: str) -> None:
     policies = ["--policy", "recency", "--policy", "heap"]
     with started([*words.split(), "--requests", "5000", *outputs, *policies]) as process:
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=0.7)
+            process.wait(timeout=2)
         # To the whole group, as a terminal sends it.
         os.killpg(process.pid, signal.SIGINT)
         said, errors = process.communicate(timeout=20)

@@ -14,15 +14,19 @@ from hypothesis import strategies as st
 
 import blockyard as by
 from blockyard.config import agree
+from blockyard.engine import Step
 from blockyard.replay import hardware, workload
 from blockyard.replay.clock import Link
-from blockyard.replay.fcfs import FirstCome, Running
+from blockyard.replay.engine import VirtualEngine
 from blockyard.replay.hands import ProcessHands, RealHands, scaled
 from blockyard.replay.meter import Timeline, spread
 from blockyard.replay.result import Run
 from blockyard.replay.run import _config, _Replay, run
 from blockyard.replay.setup import Progress, Setup
+from blockyard.replay.tokens import Tokens
 from blockyard.replay.trace import Trace
+from blockyard.replay.witness import Witness
+from blockyard.scheduler import Scheduler
 from yard import plan_of
 
 MEASURED = {"wall_seconds", "bookkeeping", "verified"}
@@ -186,22 +190,22 @@ def test_what_a_refused_request_would_have_held_is_not_kept() -> None:
     replay = opened(setup, trace)
     assert replay.run(quiet).refused == 1
     replay.hands.close()
-    assert not replay.keys64
+    assert replay.witness is not None
+    assert not replay.witness.keys
 
 
 def test_prompts_are_computed_in_the_order_in_which_they_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     served: list[int] = []
-    step = FirstCome.step
+    submit = VirtualEngine.submit
 
-    def watched(line: FirstCome) -> tuple[list[Running], list[tuple[Running, int]]]:
-        decode, chunks = step(line)
-        served.extend(row.request for row, _ in chunks)
-        return decode, chunks
+    def watched(engine: VirtualEngine, step: Step) -> None:
+        submit(engine, step)
+        served.extend(engine.request(chunk.seat) for chunk in step.chunks)
 
-    monkeypatch.setattr(FirstCome, "step", watched)
-    # The first two end at once, and the last seats move into theirs.
+    monkeypatch.setattr(VirtualEngine, "submit", watched)
+    # The first two end at once, and others sit in their seats.
     trace = asked([(0, 64, 1)] * 2 + [(0, 2_048, 2)] * 3)
     run(setup_of(trace, token_budget=256), trace, quiet)
     assert served == sorted(served)
@@ -332,8 +336,8 @@ def test_the_private_copy_of_a_full_hit_is_checked(
     result = run(setup_of(trace, verify=True), trace, quiet)
     assert result.moved.blocks_across == 2
     assert result.verified is not None
-    # Before the copy, what is there already; after it, everything.
-    assert result.verified.checked == 2 * (3 + 4)
+    # Once, when the copy has landed: the engine hears of the request only then.
+    assert result.verified.checked == 2 * 4
     assert result.verified.wrong == (2 if spoil else 0)
 
 
@@ -455,10 +459,224 @@ def test_a_timeline_keeps_its_sums_however_long_it_gets() -> None:
     line = Timeline(interval=1.0)
     for second in range(1, 5_001):
         line.add("missed", second)
-        line.close(float(second), [second, 0, 0, 0, 0])
-    series = line.series([7, 0, 0, 0, 0])
+        line.close(float(second), [second, 0, 0, 0, 0, 0])
+    series = line.series([7, 0, 0, 0, 0, 0])
     assert sum(series.missed) == 5_000 * 5_001 // 2
     assert len(series.seconds) <= 401
     assert np.allclose(np.diff(series.seconds), series.seconds[0])
     assert series.device_used[0] == series.seconds[0]
     assert series.device_used[-1] == 5_000
+
+
+# -- preemption, reservation and roles -----------------------------------------------------------
+
+
+def decoding(requests: int = 60) -> Trace:
+    """Short prompts and long answers: a batch that outgrows a small device."""
+    return asked([(20 * at, 64 + 16 * (at % 5), 300 + 7 * at) for at in range(requests)])
+
+
+def squeezed(trace: Trace, **changes: Any) -> Setup:
+    return setup_of(trace, **{"device_blocks": 220, "host_blocks": 0} | changes)
+
+
+RESERVES = ("nothing", "watermark", "growing", "full")
+
+
+@pytest.mark.parametrize("host", [0, 300])
+@pytest.mark.parametrize("victims", ["last-come", "least-work"])
+@pytest.mark.parametrize("reserve", RESERVES)
+def test_whoever_is_preempted_gives_all_its_tokens_and_finds_its_own_bytes(
+    reserve: Any, victims: Any, host: int
+) -> None:
+    trace = decoding()
+    setup = squeezed(trace, reserve=reserve, victims=victims, host_blocks=host, verify=True)
+    result = run(setup, trace, quiet)
+    assert (result.requests, result.complete, result.audit) == (60, True, "ok")
+    assert result.output_tokens == trace.output_length.sum()
+    assert result.input_tokens == trace.input_length.sum()
+    assert result.verified is not None
+    assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
+    gone = result.preempted
+    assert gone is not None
+    assert (gone.count > 0) == (reserve != "full")
+    assert result.series is not None
+    assert sum(result.series.preempted) == gone.count
+    assert gone.requests <= gone.count
+    # What was lost is found again, computed again, or both in part.
+    assert gone.found <= gone.lost
+    assert gone.lost <= gone.found + gone.recomputed + 16 * gone.count
+    assert 0 <= gone.share < 1
+    assert (gone.away_ms.max > 0) == (gone.count > 0)
+    assert modelled(result) == modelled(run(dataclasses.replace(setup, verify=False), trace, quiet))
+
+
+def test_the_more_is_reserved_the_less_is_preempted_and_computed_again() -> None:
+    trace = decoding()
+    gone = {}
+    for reserve in RESERVES:
+        result = run(squeezed(trace, reserve=reserve), trace, quiet)
+        assert result.preempted is not None
+        gone[reserve] = result.preempted
+        assert (result.reserve, result.role, result.victims) == (reserve, "mixed", "last-come")
+    assert gone["nothing"].count >= gone["watermark"].count > gone["full"].count == 0
+    assert gone["nothing"].recomputed > gone["growing"].recomputed > gone["full"].recomputed == 0
+
+
+def test_what_is_promised_is_what_the_policy_promises() -> None:
+    trace = decoding(20)
+    kept = {}
+    for reserve in RESERVES:
+        found = run(squeezed(trace, reserve=reserve), trace, quiet).reservations
+        assert found is not None
+        assert found.tickets is None
+        kept[reserve] = found
+    assert kept["nothing"].promised_peak == 0
+    assert (kept["watermark"].headroom_peak, kept["watermark"].promised_peak) == (2, 2)
+    assert kept["growing"].headroom_peak == kept["growing"].promised_peak > 2
+    assert kept["growing"].headroom == pytest.approx(kept["growing"].promised)
+    assert kept["full"].headroom_peak == 0
+    assert 0 < kept["full"].promised < kept["full"].promised_peak <= 220
+
+
+def test_two_who_need_the_whole_device_and_are_preempted_both_end() -> None:
+    # Each fits alone, with its last token.
+    trace = asked([(0, 64, 1_536), (0, 64, 1_536), (0, 1_500, 100)])
+    result = run(squeezed(trace, device_blocks=100, reserve="nothing", verify=True), trace, quiet)
+    assert (result.requests, result.output_tokens) == (3, 2 * 1_536 + 100)
+    assert result.verified is not None
+    assert result.verified.wrong == 0
+
+
+def test_a_gap_between_tokens_spans_the_time_that_somebody_was_away() -> None:
+    trace = decoding()
+    result = run(squeezed(trace, reserve="nothing"), trace, quiet)
+    calm = run(squeezed(trace, reserve="full"), trace, quiet)
+    assert result.itl_ms is not None
+    assert calm.itl_ms is not None
+    assert result.preempted is not None
+    assert result.itl_ms.max >= result.preempted.away_ms.max > 10 * calm.itl_ms.max
+    # Every token but each first one has a gap, whoever was preempted.
+    replay = opened(squeezed(trace, reserve="nothing", verify=True), trace)
+    replay.run(quiet)
+    replay.hands.close()
+    assert sum(rows for _, rows in replay.tally.gaps) == trace.output_length.sum() - len(trace)
+    assert len(replay.tally.ttft) == len(trace)
+
+
+def test_a_prefill_engine_gives_first_tokens_and_no_others(trace: Trace) -> None:
+    result = run(setup_of(trace, role="prefill", reserve="nothing", verify=True), trace, quiet)
+    assert (result.requests, result.output_tokens, result.role) == (150, 150, "prefill")
+    assert result.input_tokens == trace.input_length.sum()
+    assert result.ttft_ms is not None
+    assert result.itl_ms is not None
+    assert result.itl_ms.max == 0
+    assert result.preempted is not None
+    assert result.preempted.count == 0
+    assert result.verified is not None
+    assert result.verified.wrong == 0
+    mixed = run(setup_of(trace), trace, quiet)
+    assert mixed.ttft_ms is not None
+    assert result.ttft_ms.mean < mixed.ttft_ms.mean
+
+
+def test_a_decode_engine_computes_no_prompt_and_waits_for_room_and_for_the_link() -> None:
+    trace = asked([(0, 3_200, 50)] * 3)
+    setup = squeezed(trace, device_blocks=450, role="decode", reserve="full", verify=True)
+    result = run(setup, trace, quiet)
+    assert (result.requests, result.output_tokens) == (3, 150)
+    assert result.verified is not None
+    assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
+    assert result.reservations is not None
+    tickets = result.reservations.tickets
+    assert tickets is not None
+    # 200 blocks of prompt and four of answer each: two fit, and the third asks at every step.
+    assert (tickets.granted, tickets.expired, tickets.blocks) == (3, 0, 600)
+    assert tickets.refused > 40
+    assert result.series is not None
+    # Two prompts and their growth, while both are on their way.
+    assert max(result.series.device_promised) == 408
+    assert result.waits is not None
+    assert result.ttft_ms is not None
+    link = 1e3 * setup.roofline.copy_seconds(3_200)
+    step = 1e3 * setup.roofline.step_seconds(0, 0.0, 0, 1, 3_200)
+    assert result.waits.queue_ms.quantiles[0] == pytest.approx(link, rel=0.01)
+    assert result.ttft_ms.quantiles[0] == pytest.approx(link + step, rel=0.01)
+    assert result.ttft_ms.max > link + 50 * step
+    assert result.itl_ms is not None
+    assert result.itl_ms.max < 2 * step
+
+
+def test_what_a_decode_engine_has_already_is_not_sent_again() -> None:
+    trace = again(asked([(10_000 * at, 3_200, 20) for at in range(3)]))
+    result = run(squeezed(trace, device_blocks=450, role="decode"), trace, quiet)
+    assert result.reservations is not None
+    assert result.reservations.tickets is not None
+    assert result.reservations.tickets.blocks == 200
+    assert result.hit_ratio > 0.6
+
+
+@pytest.mark.parametrize("reserve", RESERVES)
+def test_a_squeezed_decode_engine_ends_every_request(reserve: Any) -> None:
+    trace = decoding()
+    result = run(squeezed(trace, role="decode", reserve=reserve, verify=True), trace, quiet)
+    assert (result.requests, result.output_tokens) == (60, trace.output_length.sum())
+    assert result.verified is not None
+    assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
+    assert result.preempted is not None
+    assert (result.preempted.count > 0) == (reserve != "full")
+    assert result.audit == "ok"
+
+
+def test_a_decode_engine_refuses_what_never_fits() -> None:
+    trace = asked([(0, 8_000, 10), (0, 64, 10)])
+    result = run(squeezed(trace, role="decode"), trace, quiet)
+    assert (result.requests, result.refused, result.complete) == (1, 1, True)
+
+
+def test_an_answer_that_is_not_the_trace_s_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = decoding(3)
+    sampled = Tokens.sampled
+
+    def forgetful(tokens: Tokens, requests: Any, places: Any) -> Any:
+        return sampled(tokens, requests, np.minimum(places, 5))
+
+    monkeypatch.setattr(Tokens, "sampled", forgetful)
+    result = run(squeezed(trace, verify=True), trace, quiet)
+    assert result.verified is not None
+    assert result.verified.wrong_answers == 3
+
+
+def test_a_byte_that_spoils_while_somebody_is_away_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts = Witness.starts
+
+    def spoiled(witness: Witness, request: int, slots: Any) -> None:
+        if request in witness.keys and len(slots):
+            assert isinstance(witness._hands, RealHands)
+            witness._hands._device.planes[0][slots[0]] ^= 1
+        starts(witness, request, slots)
+
+    monkeypatch.setattr(Witness, "starts", spoiled)
+    trace = decoding()
+    result = run(squeezed(trace, reserve="nothing", verify=True), trace, quiet)
+    assert result.verified is not None
+    assert result.verified.wrong > 0
+
+
+def test_who_is_stuck_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "_admit", lambda _: [])
+    trace = decoding(3)
+    with pytest.raises(by.Unavailable, match=r"nobody runs, .* and 3 requests are in line"):
+        run(squeezed(trace), trace, quiet)
+
+
+@given(st.integers(0, 2**64 - 1), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 29))))
+def test_one_token_of_an_answer_is_what_the_whole_answer_has(
+    seed: int, places: list[tuple[int, int]]
+) -> None:
+    tokens = Tokens(asked([(0, 16, 30)] * 3), seed)
+    whole = np.array([tokens.output(request) for request in range(3)])
+    requests, at = np.array(places, np.int64).reshape(-1, 2).T
+    assert np.array_equal(tokens.sampled(requests, at), whole[requests, at])

@@ -20,7 +20,7 @@ import pytest
 from blockyard.replay.hardware import preset
 from blockyard.replay.play import play
 from blockyard.replay.report import page
-from blockyard.replay.result import FORMAT, Result
+from blockyard.replay.result import FORMAT, Result, Tickets
 from blockyard.replay.setup import Progress, Setup
 from blockyard.replay.show import duration, size
 from blockyard.replay.workload import generate
@@ -28,6 +28,8 @@ from blockyard.replay.workload import generate
 Shown = Callable[[float], str]
 
 ROOT = Path(__file__).parents[2]
+DEVICE = 1000
+"""Blocks: so few that somebody is preempted."""
 NASTY = "</script><img src=x onerror=alert(1)>\u2028&amp; \"quoted\" 'too' ${x} <b>bold</b>"
 
 
@@ -47,8 +49,9 @@ def result(model: str = "virtual", policies: int = 2) -> Result:
             roofline=roofline,
             trace_block=16,
             block_size=16,
-            device_blocks=1500,
+            device_blocks=DEVICE,
             host_blocks=2000,
+            reserve="watermark",
             write_policy=write_policy,
             verify=model == "virtual",
         )
@@ -161,6 +164,7 @@ def test_it_opens_without_errors_and_shows_the_figures_of_the_json(tmp_path: Pat
         "moved.bytes_up": size,
         "waits.queue_ms.p99": lambda value: duration(value / 1e3),
         "peak.pinned": lambda value: f"{100 * value / first['device_blocks']:.1f} %",
+        "preempted.count": lambda value: f"{value:,.0f}",
         "bookkeeping.us_per_step.p50": lambda value: duration(value / 1e6),
     }
     tiles = re.findall(r'class="value" data-key="(.*?)" data-value="(.*?)">(.*?)<', dom)
@@ -186,12 +190,18 @@ def test_it_opens_without_errors_and_shows_the_figures_of_the_json(tmp_path: Pat
             else:
                 assert share is None
     occupied = {trace["name"]: trace for trace in drawn["occupancy"]}
-    assert max(occupied["device"]["y"]) == pytest.approx(100 * max(series["device_used"]) / 1500)
+    assert max(occupied["device"]["y"]) == pytest.approx(100 * max(series["device_used"]) / DEVICE)
     assert max(occupied["host"]["y"]) == pytest.approx(100 * max(series["host_used"]) / 2000)
     assert max(occupied["host"]["x"]) * in_minutes <= series["seconds"][-1]
     for run, way in enumerate(drawn["ttft"]):
-        assert way["name"] == ("recency, on-evict", "recency, second-touch")[run]
+        assert (
+            way["name"] == ("recency, on-evict, watermark", "recency, second-touch, watermark")[run]
+        )
         assert way["x"] == first["runs"][run]["ttft_ms"]["quantiles"]
+    promised = occupied["device, promised"]["y"]
+    assert max(promised) == pytest.approx(100 * max(series["device_promised"]) / DEVICE)
+    crowd = {trace["name"]: trace["y"] for trace in drawn["requests"]}
+    assert sum(crowd["preempted"]) == sum(series["preempted"]) == first["preempted"]["count"] > 0
     moved = {trace["name"]: trace["x"] for trace in drawn["by-moved"]}
     for name in ("down", "up"):
         expected = [run["moved"][f"bytes_{name}"] / 2**30 for run in first["runs"]]
@@ -215,7 +225,7 @@ def test_without_time_and_with_an_end_cut_short_it_says_so(tmp_path: Path) -> No
     assert "interrupted after 7 of 60 requests" in dom
     assert "audit: INV-2: &lt;b&gt;no" in dom
     assert drawn == {}
-    assert "repeat --policy or --write-policy" in dom
+    assert "repeat --policy, --write-policy or --reserve" in dom
 
 
 def keys_script() -> ModuleType:
@@ -238,8 +248,10 @@ def test_the_keys_in_the_documents_are_those_of_the_json() -> None:
     run = whole["runs"][0]
     for name, part in (("Run", run), ("Spread", run["ttft_ms"]), ("Waits", run["waits"])):
         assert set(part) == listed[name], name
-    for name in ("moved", "bookkeeping", "verified", "series"):
+    parts = ("moved", "preempted", "reservations", "bookkeeping", "verified", "series")
+    for name in parts:
         assert set(run[name]) == listed[name.title()], name
+    assert set(Tickets.__struct_fields__) == listed["Tickets"]
 
 
 def test_the_options_in_the_documents_are_those_there_are() -> None:

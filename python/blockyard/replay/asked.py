@@ -10,10 +10,11 @@ from typing import Literal, TypedDict
 from blockyard._core import Misuse
 from blockyard.replay.hands import scaled
 from blockyard.replay.hardware import Roofline, preset
-from blockyard.replay.setup import Setup, roomy, squeezed
+from blockyard.replay.setup import ReserveName, Setup, VictimsName, roomy, squeezed
 from blockyard.replay.show import size
 from blockyard.replay.trace import Trace, read
 from blockyard.replay.workload import generate
+from blockyard.reserve import Role
 
 __all__ = ["MOST_BLOCKS", "Asked", "Policy", "WritePolicy", "settle"]
 
@@ -23,6 +24,13 @@ MOST_BLOCKS = 10**9
 
 Policy = Literal["recency", "heap", "optimum"]
 WritePolicy = Literal["on-evict", "through", "second-touch"]
+
+_USUAL: dict[Role, tuple[ReserveName]] = {
+    "mixed": ("growing",),
+    "prefill": ("nothing",),
+    "decode": ("growing",),
+}
+"""As `blockyard.reserve.usual`."""
 
 
 class Asked(TypedDict):
@@ -41,6 +49,9 @@ class Asked(TypedDict):
     block_size: int | None
     policy: tuple[Policy, ...]
     write_policy: tuple[WritePolicy, ...]
+    role: Role
+    reserve: tuple[ReserveName, ...]
+    victims: VictimsName
     loads: Literal["gated", "all"]
     model: Literal["virtual", "sequential"]
     preset: str
@@ -85,6 +96,9 @@ def _check(asked: Asked) -> None:
         "--verify": asked["verify"],
         "--prefetch": asked["prefetch"],
         "--ranks": (asked["ranks"] or 1) > 1,
+        "--role": asked["role"] != "mixed",
+        "--reserve": asked["reserve"],
+        "--victims": asked["victims"] != "last-come",
     }
     for option, given in idle.items():
         if given:
@@ -143,6 +157,8 @@ def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
         block_size=block_size,
         device_blocks=1,
         host_blocks=0,
+        role=asked["role"],
+        victims=asked["victims"],
         seed=asked["seed"],
         verify=asked["verify"],
         token_budget=asked["token_budget"],
@@ -160,10 +176,17 @@ def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
     _check_memory(device + host, first)
     return [
         replace(
-            first, device_blocks=device, host_blocks=host, policy=policy, write_policy=write_policy
+            first,
+            device_blocks=device,
+            host_blocks=host,
+            policy=policy,
+            write_policy=write_policy,
+            reserve=reserve,
         )
-        for policy, write_policy in product(
-            dict.fromkeys(asked["policy"]), dict.fromkeys(asked["write_policy"])
+        for policy, write_policy, reserve in product(
+            dict.fromkeys(asked["policy"]),
+            dict.fromkeys(asked["write_policy"]),
+            dict.fromkeys(asked["reserve"]) or _USUAL[asked["role"]],
         )
     ]
 

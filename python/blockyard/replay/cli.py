@@ -17,8 +17,9 @@ from blockyard.replay.outputs import claim, write
 from blockyard.replay.play import play
 from blockyard.replay.report import page
 from blockyard.replay.result import FORMAT, Result, Run
-from blockyard.replay.setup import Setup
+from blockyard.replay.setup import ReserveName, Setup, VictimsName
 from blockyard.replay.trace import Trace
+from blockyard.reserve import Role
 
 __all__ = ["cli"]
 
@@ -103,6 +104,24 @@ def cli(ctx: click.Context) -> None:
     help="What is copied down; repeat it to compare.",
 )
 @click.option(
+    "--role",
+    type=click.Choice(get_args(Role)),
+    default="mixed",
+    help="What the engine does: whole requests, or their prompts or answers alone.",
+)
+@click.option(
+    "--reserve",
+    type=click.Choice(get_args(ReserveName)),
+    multiple=True,
+    help="Room kept for growth; growing, or nothing for a prefill engine. Repeat it to compare.",
+)
+@click.option(
+    "--victims",
+    type=click.Choice(get_args(VictimsName)),
+    default="last-come",
+    help="Who is preempted when that was too little.",
+)
+@click.option(
     "--loads",
     type=click.Choice(["gated", "all"]),
     default="gated",
@@ -146,7 +165,9 @@ def replay(ctx: click.Context, /, **asked: Unpack[Asked]) -> None:
         table.print(part)
     _write(asked, result)
     if any(
-        run.audit not in {"ok", "none"} or (run.verified and run.verified.wrong) for run in runs
+        run.audit not in {"ok", "none"}
+        or (run.verified and (run.verified.wrong or run.verified.wrong_answers))
+        for run in runs
     ):
         ctx.exit(_BREACH)
     if len(runs) < len(setups) or not runs[-1].complete:

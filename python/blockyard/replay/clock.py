@@ -1,4 +1,4 @@
-"""The virtual-time engine's clock, and the link that copies queue on."""
+"""The virtual-time engine's clock: the links that copies queue on."""
 
 import heapq
 from collections.abc import Sequence
@@ -6,11 +6,36 @@ from itertools import count
 
 from blockyard.plan import Plan
 
-__all__ = ["Link"]
+__all__ = ["Link", "Queue"]
+
+
+class Queue:
+    """One direction of a link: it carries one copy after another.
+
+    Args:
+        seconds: For each block.
+        latency: Seconds from submit to first byte.
+    """
+
+    __slots__ = ("_free", "_latency", "_seconds")
+
+    def __init__(self, seconds: float, latency: float) -> None:
+        self._seconds = seconds
+        self._latency = latency
+        self._free = 0.0
+
+    def lands(self, blocks: int, now: float) -> float:
+        """When so many blocks are there if they are sent at `now`."""
+        return max(now, self._free) + blocks * self._seconds + self._latency
+
+    def send(self, blocks: int, now: float) -> float:
+        """Sends them, and says the same."""
+        self._free = max(now, self._free) + blocks * self._seconds
+        return self._free + self._latency
 
 
 class Link:
-    """When copies land: each direction carries one plan after another at the link's speed.
+    """When copies land: each direction is a queue of its own.
 
     Args:
         block_bytes: Bytes of one block on one rank; every rank has a link of its own.
@@ -18,12 +43,12 @@ class Link:
         latency: Seconds from submit to first byte.
     """
 
-    __slots__ = ("_air", "_free", "_latency", "_order", "_seconds")
+    __slots__ = ("_air", "_latency", "_order", "_seconds", "_ways")
 
     def __init__(self, block_bytes: float, bytes_per_second: float, latency: float) -> None:
         self._seconds = block_bytes / bytes_per_second
         self._latency = latency
-        self._free: dict[tuple[str, str], float] = {}
+        self._ways: dict[tuple[str, str], Queue] = {}
         self._air: list[tuple[float, int, Plan]] = []
         self._order = count()
 
@@ -31,11 +56,12 @@ class Link:
         """Plans are submitted at `now` seconds."""
         for plan in plans:
             way = (plan.source_tier, plan.destination_tier)
-            # A copy within the device takes next to no time beside one over the link.
-            seconds = 0.0 if way[0] == way[1] else len(plan) * self._seconds
-            end = max(now, self._free.get(way, 0.0)) + seconds
-            self._free[way] = end
-            heapq.heappush(self._air, (end + self._latency, next(self._order), plan))
+            if way not in self._ways:
+                # A copy within the device takes next to no time beside one over the link.
+                seconds = 0.0 if way[0] == way[1] else self._seconds
+                self._ways[way] = Queue(seconds, self._latency)
+            lands = self._ways[way].send(len(plan), now)
+            heapq.heappush(self._air, (lands, next(self._order), plan))
 
     def next(self) -> float | None:
         """When the next plan lands; None when nothing is in the air."""

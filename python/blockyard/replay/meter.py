@@ -12,8 +12,8 @@ __all__ = ["Timeline", "spread"]
 
 _MOST = 400
 """Intervals of a timeline; when there are more, neighbours are put together."""
-_SUMS = ("device_hit", "host_hit", "missed", "bytes_down", "bytes_up")
-_LEVELS = ("device_used", "device_pinned", "host_used", "running", "waiting")
+_SUMS = ("device_hit", "host_hit", "missed", "bytes_down", "bytes_up", "preempted")
+_LEVELS = ("device_used", "device_pinned", "device_promised", "host_used", "running", "waiting")
 
 
 def spread(values: NDArray[np.float64], weights: NDArray[np.int64] | None = None) -> Spread:

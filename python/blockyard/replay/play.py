@@ -42,6 +42,9 @@ def _sequential(setup: Setup, trace: Trace, progress: Callable[[Progress], None]
         model="sequential",
         policy=setup.policy,
         write_policy=setup.write_policy,
+        role=None,
+        reserve=None,
+        victims=None,
         device_blocks=setup.device_blocks,
         host_blocks=setup.host_blocks,
         requests=got.requests,
@@ -58,6 +61,8 @@ def _sequential(setup: Setup, trace: Trace, progress: Callable[[Progress], None]
         ttft_ms=None,
         itl_ms=None,
         waits=None,
+        preempted=None,
+        reservations=None,
         moved=Moved(
             blocks_down=got.blocks_down,
             blocks_up=got.blocks_up,

@@ -5,7 +5,7 @@ const result = JSON.parse(document.getElementById("result").textContent);
 const runs = result.runs;
 const main = runs[0];
 const COLOURS = {
-  device: "#1f5fbf", pinned: "#0b3474", host: "#e08a1e", computed: "#d3d9e1",
+  device: "#1f5fbf", pinned: "#0b3474", promised: "#8fb339", lost: "#d1495b", host: "#e08a1e", computed: "#d3d9e1",
   down: "#7a6bc4", up: "#18927d", soft: "#5d6878", line: "#e6eaef",
 };
 const OF_RUNS = ["#1f5fbf", "#d1495b", "#18927d", "#e08a1e", "#7a6bc4", "#4c5a6b", "#8fb339", "#c05bb0", "#3aa7c9"];
@@ -36,7 +36,7 @@ function size(bytes) {
 
 const blocks = (number) => size(number * result.block_bytes);
 const ms = (value) => duration(value / 1e3);
-const named = (run) => `${run.policy}, ${run.write_policy}`;
+const named = (run) => [run.policy, run.write_policy, run.reserve].filter(Boolean).join(", ");
 
 // ---- elements ----
 
@@ -53,6 +53,7 @@ const at = (id) => document.getElementById(id);
 function head() {
   at("trace").textContent = result.trace;
   const facts = [`${count(result.trace_requests)} requests`, `${result.preset}`];
+  if (main.role && main.role !== "mixed") facts.push(`${main.role} only`);
   if (result.figures.ranks > 1) facts.push(`${result.figures.ranks} ranks`);
   facts.push(`blocks of ${result.block_size} tokens, ${size(result.block_bytes)}`);
   facts.push(`device ${blocks(main.device_blocks)}`, main.host_blocks ? `host ${blocks(main.host_blocks)}` : "no host tier");
@@ -66,6 +67,7 @@ function head() {
   else if (audits.every((audit) => audit === "ok")) verdict("audit ok", "good");
   const checked = runs.filter((run) => run.verified);
   const sum = (name) => checked.reduce((total, run) => total + run.verified[name], 0);
+  if (sum("wrong_answers")) verdict(`${count(sum("wrong_answers"))} WRONG answers`, "bad");
   if (sum("wrong")) verdict(`${count(sum("wrong"))} blocks with WRONG bytes`, "bad");
   else if (checked.length) verdict(`real bytes: ${count(sum("checked"))} blocks checked, none wrong`, "good");
   else verdict("without real bytes", "plain");
@@ -97,6 +99,8 @@ function tiles(run) {
     const host = run.host_blocks ? `host ${percent(run.peak.host / run.host_blocks)} full` : "no host tier";
     tile("In use by requests, most", "counted", "peak.pinned", run.peak.pinned, percent(run.peak.pinned / run.device_blocks), `of the device · ${host}`);
   }
+  const gone = run.preempted;
+  if (gone) tile("Preempted", "counted", "preempted.count", gone.count, count(gone.count), gone.count ? `${count(gone.lost)} tokens lost, ${count(gone.recomputed)} computed again` : "no work lost");
   const cost = run.bookkeeping;
   if (cost) tile("Bookkeeping of a step", "measured", "bookkeeping.us_per_step.p50", cost.us_per_step.p50, duration(cost.us_per_step.p50 / 1e6), `median; ${(100 * cost.share).toFixed(2)} % of the engine's time`);
   else tile("Time of this run", "measured", "wall_seconds", run.wall_seconds, duration(run.wall_seconds), `${count(run.requests)} requests`);
@@ -186,7 +190,7 @@ function overTime(run) {
   });
   const percents = { range: [0, 100], ticksuffix: " %" };
   plot("hits", [
-    share("device", "device_hit", COLOURS.device), share("host", "host_hit", COLOURS.host), share("computed", "missed", COLOURS.computed),
+    share("device", "device_hit", COLOURS.device), share("host", "host_hit", COLOURS.host), share(run.role === "decode" ? "came computed" : "computed", "missed", COLOURS.computed),
   ], { x: time.axis, y: percents, barmode: "stack" });
 
   const moments = fine.middles.map(time.scale);
@@ -198,6 +202,7 @@ function overTime(run) {
     level("device", "device_used", run.device_blocks, { line: { color: COLOURS.device, width: 2 } }),
     level("device, in use by requests", "device_pinned", run.device_blocks, { line: { color: COLOURS.pinned, width: 1 }, fill: "tozeroy", fillcolor: "rgba(31,95,191,.18)" }),
   ];
+  if (Math.max(...series.device_promised)) levels.push(level("device, promised", "device_promised", run.device_blocks, { line: { color: COLOURS.promised, width: 1.5 } }));
   if (run.host_blocks) levels.push(level("host", "host_used", run.host_blocks, { line: { color: COLOURS.host, width: 2 } }));
   at("occupancy-note").textContent = `most in each interval, of ${blocks(run.device_blocks)} on the device` + (run.host_blocks ? ` and ${blocks(run.host_blocks)} on the host` : "");
   plot("occupancy", levels, { x: time.axis, y: { ...percents, range: [0, 104] } });
@@ -217,8 +222,13 @@ function overTime(run) {
   const line = (name, key, colour) => ({
     type: "scatter", mode: "lines", name, x: moments, y: fine.most(key), line: { color: colour, width: 1.5 }, hovertemplate: "%{y:,}",
   });
-  const crowd = Math.max(...series.running, ...series.waiting);
-  plot("requests", [line("running", "running", COLOURS.device), line("waiting", "waiting", "#d1495b")], { x: time.axis, y: { tickformat: ",d", dtick: crowd < 6 ? 1 : undefined } });
+  const crowd = Math.max(...series.running, ...series.waiting, ...sum("preempted"));
+  const preemptions = {
+    type: "bar", name: "preempted", x, y: sum("preempted"), width, marker: { color: COLOURS.lost, line: { width: 0 } }, hovertemplate: "%{y:,}",
+  };
+  const crowds = [line("running", "running", COLOURS.device), line("waiting", "waiting", COLOURS.host)];
+  if (run.preempted.count) crowds.unshift(preemptions);
+  plot("requests", crowds, { x: time.axis, y: { tickformat: ",d", dtick: crowd < 6 ? 1 : undefined } });
 }
 
 const SHARES = [0, 25, 50, 75, 90, 99];
@@ -260,7 +270,7 @@ function distribution(id, of, unitless) {
 
 function compare() {
   at("hint").hidden = runs.length > 1;
-  at("hint").textContent = "One run only: repeat --policy or --write-policy, and the runs stand here side by side.";
+  at("hint").textContent = "One run only: repeat --policy, --write-policy or --reserve, and the runs stand here side by side.";
   at("compare").querySelector(".grid").hidden = runs.length < 2;
   const twoTiers = runs.some((run) => run.host_blocks);
   at("by-moved").parentElement.hidden = !twoTiers;
@@ -290,6 +300,8 @@ function compare() {
     const way = (name, key, colour) => bar(name, colour, runs.map((run) => run.moved[key] / per), runs.map((run) => size(run.moved[key])), "outside");
     if (twoTiers) chart("by-moved", [way("down", "bytes_down", COLOURS.down), way("up", "bytes_up", COLOURS.up)], { ticksuffix: ` ${unit}` }, "group");
   }
+  const kept = (run, key) => run.reservations && percent(run.reservations[key] / run.device_blocks);
+  const tickets = (run) => run.reservations && run.reservations.tickets;
   const rows = [
     ["Counted"],
     ["Prompt tokens found", (run) => percent(run.hit_ratio)],
@@ -299,6 +311,18 @@ function compare() {
     ["Copied up", (run) => (run.host_blocks ? size(run.moved.bytes_up) : null)],
     ["Blocks found below but computed, as that was faster", (run) => run.ttft_ms && count(run.skipped_slow)],
     ["Requests served", (run) => count(run.requests)],
+    ["Preempted"],
+    ["Preemptions", (run) => run.preempted && count(run.preempted.count)],
+    ["Requests preempted", (run) => run.preempted && count(run.preempted.requests)],
+    ["Tokens of work lost", (run) => run.preempted && count(run.preempted.lost)],
+    ["Tokens computed again", (run) => run.preempted && count(run.preempted.recomputed)],
+    ["Share of all computed", (run) => run.preempted && `${(100 * run.preempted.share).toFixed(2)} %`],
+    ["Promised, of the device"],
+    ["For growth of the batch, mean", (run) => kept(run, "headroom")],
+    ["In all, mean", (run) => kept(run, "promised")],
+    ["In all, most", (run) => kept(run, "promised_peak")],
+    ["Tickets given", (run) => tickets(run) && count(tickets(run).granted)],
+    ["Times a ticket was refused", (run) => tickets(run) && count(tickets(run).refused)],
     ["Modelled"],
     ["Time to first token, median", (run) => run.ttft_ms && ms(run.ttft_ms.p50)],
     ["Time to first token, 99 %", (run) => run.ttft_ms && ms(run.ttft_ms.p99)],
@@ -314,7 +338,7 @@ function compare() {
   ];
   const heading = add(add(at("table"), "thead"), "tr");
   add(heading, "th", "");
-  for (const run of runs) add(heading, "th", `${run.policy}\n${run.write_policy}`, { scope: "col" });
+  for (const run of runs) add(heading, "th", [run.policy, run.write_policy, run.reserve].filter(Boolean).join("\n"), { scope: "col" });
   const body = add(at("table"), "tbody");
   let part;
   for (const [name, of] of rows) {
@@ -346,6 +370,8 @@ function pairs(id, caption, entries) {
 function settings() {
   at("command").textContent = `$ ${result.command}`;
   const engine = [
+    ["Role", main.role],
+    ["Victims", main.victims],
     ["Most tokens in a step", count(result.token_budget)],
     ["Most requests that run", count(result.max_running)],
     ["Requests in line that are prefetched", count(result.prefetch)],

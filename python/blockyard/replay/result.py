@@ -9,15 +9,18 @@ __all__ = [
     "FORMAT",
     "Bookkeeping",
     "Moved",
+    "Preempted",
+    "Reservations",
     "Result",
     "Run",
     "Series",
     "Spread",
+    "Tickets",
     "Verified",
     "Waits",
 ]
 
-FORMAT = 1
+FORMAT = 2
 """Changes when a key changes its meaning or goes."""
 
 
@@ -35,12 +38,63 @@ class Spread(Struct, frozen=True, kw_only=True):
 
 
 class Waits(Struct, frozen=True, kw_only=True):
-    """Why requests waited before they ran."""
+    """Why requests waited."""
 
-    no_room: Annotated[int, Meta(description="steps at which the first in line found no room")]
-    filling: Annotated[int, Meta(description="begins put off because the prefix was in the air")]
+    queue_ms: Annotated[Spread, Meta(description="arrival to first admission, modelled")]
+    no_room: Annotated[int, Meta(description="steps at which somebody in line found no room")]
+    soon: Annotated[
+        int,
+        Meta(
+            description="begins put off because somebody computed or loaded the same prefix; one "
+            "request may be put off at many steps"
+        ),
+    ]
     loading: Annotated[int, Meta(description="requests whose prefix was loaded from below first")]
-    queue_ms: Annotated[Spread, Meta(description="arrival to admission, modelled milliseconds")]
+    overtaken: Annotated[int, Meta(description="requests that a later one was admitted before")]
+    skipped: Annotated[int, Meta(description="rows that found no room to grow and skipped a step")]
+    stopping: Annotated[
+        int, Meta(description="steps at which a seat waited for the ack of its stop, over seats")
+    ]
+
+
+class Preempted(Struct, frozen=True, kw_only=True):
+    """Who was preempted, and what of its work was lost."""
+
+    count: Annotated[int, Meta(description="preemptions")]
+    requests: Annotated[int, Meta(description="requests preempted at least once")]
+    lost: Annotated[int, Meta(description="tokens of KV given up by preemption")]
+    found: Annotated[
+        int, Meta(description="of these, tokens found in a tier when the request came back")
+    ]
+    recomputed: Annotated[int, Meta(description="tokens computed a second time")]
+    share: Annotated[float, Meta(description="these / all tokens computed, 0 to 1")]
+    away_ms: Annotated[Spread, Meta(description="preemption to next admission, modelled")]
+
+
+class Tickets(Struct, frozen=True, kw_only=True):
+    """Room promised to requests whose KV was on its way here."""
+
+    granted: Annotated[int, Meta(description="tickets given")]
+    refused: Annotated[
+        int, Meta(description="times one was refused for want of room; it is asked for again")
+    ]
+    expired: Annotated[int, Meta(description="tickets whose KV came too late")]
+    blocks: Annotated[int, Meta(description="blocks that came over the link")]
+
+
+class Reservations(Struct, frozen=True, kw_only=True):
+    """Device blocks that were kept free or evictable for somebody; means are over modelled time."""
+
+    headroom: Annotated[
+        float, Meta(description="blocks kept for the growth of the batch as a whole, mean")
+    ]
+    headroom_peak: Annotated[int, Meta(description="the same, most")]
+    promised: Annotated[
+        float,
+        Meta(description="all blocks promised: headroom, each sequence's growth, tickets; mean"),
+    ]
+    promised_peak: Annotated[int, Meta(description="the same, most")]
+    tickets: Annotated[Tickets | None, Meta(description="null but with role decode")]
 
 
 class Moved(Struct, frozen=True, kw_only=True):
@@ -65,12 +119,12 @@ class Bookkeeping(Struct, frozen=True, kw_only=True):
     us_per_step: Annotated[
         Spread,
         Meta(
-            description="all verbs of one step, begins included, measured microseconds; those of "
-            "times when nobody could run count to the step after"
+            description="scheduler and cache for one step, admissions and their keys included, "
+            "measured microseconds; what times when nobody could run took counts to the step after"
         ),
     ]
     us_per_request: Annotated[
-        float, Meta(description="keys and finish of one request, measured microseconds, mean")
+        float, Meta(description="to put one request in line, measured microseconds, mean")
     ]
     share: Annotated[float, Meta(description="all of it per modelled second of the engine")]
 
@@ -81,6 +135,9 @@ class Verified(Struct, frozen=True, kw_only=True):
     written: Annotated[int, Meta(description="blocks that were given bytes derived from their key")]
     checked: Annotated[int, Meta(description="blocks whose bytes were compared")]
     wrong: Annotated[int, Meta(description="blocks with a wrong byte; anything but 0 is a bug")]
+    wrong_answers: Annotated[
+        int, Meta(description="answers that were not the trace's; anything but 0 is a bug")
+    ]
     block_bytes: Annotated[
         int, Meta(description="real bytes per block and rank; they stand for the layout's")
     ]
@@ -95,7 +152,10 @@ class Series(Struct, frozen=True, kw_only=True):
     ]
     device_hit: Annotated[list[int], Meta(description="prompt tokens found on the device")]
     host_hit: Annotated[list[int], Meta(description="prompt tokens found on the host")]
-    missed: Annotated[list[int], Meta(description="prompt tokens that were computed")]
+    missed: Annotated[
+        list[int],
+        Meta(description="prompt tokens that were computed, or, with role decode, came computed"),
+    ]
     device_used: Annotated[
         list[int], Meta(description="most device slots with content, of all looks")
     ]
@@ -105,6 +165,10 @@ class Series(Struct, frozen=True, kw_only=True):
     host_used: Annotated[list[int], Meta(description="most host slots with content, of all looks")]
     bytes_down: Annotated[list[int], Meta(description="bytes copied device to host")]
     bytes_up: Annotated[list[int], Meta(description="bytes copied host to device")]
+    device_promised: Annotated[
+        list[int], Meta(description="most device slots promised to somebody, of all looks")
+    ]
+    preempted: Annotated[list[int], Meta(description="preemptions")]
     running: Annotated[list[int], Meta(description="most requests admitted, of all looks")]
     waiting: Annotated[list[int], Meta(description="most requests waiting, of all looks")]
 
@@ -119,6 +183,17 @@ class Run(Struct, frozen=True, kw_only=True):
     write_policy: Annotated[
         str, Meta(description="what is copied down: on-evict, through, second-touch")
     ]
+    role: Annotated[
+        str | None,
+        Meta(description="mixed, prefill or decode; null with model sequential"),
+    ]
+    reserve: Annotated[
+        str | None,
+        Meta(description="room kept for growth: nothing, full, watermark, growing; null likewise"),
+    ]
+    victims: Annotated[
+        str | None, Meta(description="who is preempted: last-come, least-work; null likewise")
+    ]
     device_blocks: Annotated[int, Meta(description="blocks of the device")]
     host_blocks: Annotated[int, Meta(description="blocks of the host")]
     requests: Annotated[int, Meta(description="requests that ended")]
@@ -126,7 +201,7 @@ class Run(Struct, frozen=True, kw_only=True):
     complete: Annotated[
         bool, Meta(description="false when it was interrupted: all figures are up to then")
     ]
-    input_tokens: Annotated[int, Meta(description="prompt tokens of the requests admitted")]
+    input_tokens: Annotated[int, Meta(description="prompt tokens of the requests that began")]
     output_tokens: Annotated[int, Meta(description="tokens generated")]
     hit_ratio: Annotated[
         float, Meta(description="prompt tokens found in any tier / prompt tokens, 0 to 1")
@@ -142,12 +217,21 @@ class Run(Struct, frozen=True, kw_only=True):
     tokens_per_second: Annotated[float, Meta(description="output tokens per modelled second")]
     ttft_ms: Annotated[
         Spread | None,
-        Meta(description="arrival to first token, modelled; null with model sequential"),
+        Meta(
+            description="arrival to first token of this engine, modelled; null with model "
+            "sequential"
+        ),
     ]
     itl_ms: Annotated[
         Spread | None, Meta(description="between tokens of a request, modelled; null likewise")
     ]
     waits: Annotated[Waits | None, Meta(description="why requests waited; null likewise")]
+    preempted: Annotated[
+        Preempted | None, Meta(description="who was stopped for want of room; null likewise")
+    ]
+    reservations: Annotated[
+        Reservations | None, Meta(description="room that was kept; null likewise")
+    ]
     moved: Annotated[Moved, Meta(description="copies between tiers")]
     peak: Annotated[
         dict[str, int],

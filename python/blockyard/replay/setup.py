@@ -4,11 +4,16 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blockyard.replay.hardware import Roofline
 from blockyard.replay.trace import Trace
+from blockyard.reserve import Role
 
-__all__ = ["Progress", "Setup", "roomy", "squeezed"]
+__all__ = ["Progress", "ReserveName", "Setup", "VictimsName", "roomy", "squeezed"]
+
+ReserveName = Literal["nothing", "full", "watermark", "growing"]
+VictimsName = Literal["last-come", "least-work"]
 
 _HOST_MULTIPLE: Final = 4
 """Host blocks per device block where nobody says: to 55 GB beside the weights, 220 GB of a host."""
@@ -48,6 +53,12 @@ class Setup:
     host_blocks: int
     policy: Literal["recency", "heap", "optimum"] = "recency"
     write_policy: Literal["on-evict", "through", "second-touch"] = "on-evict"
+    role: Role = "mixed"
+    """What the engine does: whole requests, or their first tokens, or the others."""
+    reserve: ReserveName = "growing"
+    """How much room the running batch keeps for its growth."""
+    victims: VictimsName = "last-come"
+    """Who is preempted."""
     seed: int = 0
     verify: bool = False
     """Whether every block carries real bytes, checked whenever it is used again."""
@@ -69,6 +80,11 @@ class Setup:
     def block_bytes(self) -> int:
         """Bytes of one block of the modelled layout, over all ranks."""
         return self.roofline.kv_bytes_per_token * self.block_size
+
+    def answers(self, trace: Trace) -> NDArray[np.int64]:
+        """Tokens that each request samples here: 1 at least, as that is how its prompt ends."""
+        longest = 1 if self.role == "prefill" else None
+        return np.clip(trace.output_length, 1, longest)
 
 
 def roomy(roofline: Roofline, block_size: int) -> tuple[int, int]:

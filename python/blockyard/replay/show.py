@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
-from blockyard.replay.result import Result, Run, Spread
+from blockyard.replay.result import Preempted, Reservations, Result, Run, Spread, Tickets
 from blockyard.replay.setup import Progress, Setup
 from blockyard.replay.trace import Trace
 
@@ -92,7 +92,8 @@ class Watch:
 
     def begin(self, setup: Setup) -> Callable[[Progress], None]:
         """A run begins; what it returns is to be told how it goes."""
-        name = f"{setup.policy}, {setup.write_policy}"
+        reserve = (setup.reserve,) if setup.model == "virtual" else ()
+        name = ", ".join((setup.policy, setup.write_policy, *reserve))
         if self._bar is None:
             self._say(
                 f"replaying {len(self._trace):,} requests of {self._trace.name}: {name}, "
@@ -159,6 +160,26 @@ def _queue(run: Run) -> _Cell:
     return _quantile(run.waits.queue_ms, "p99") if run.waits else None
 
 
+def _stopped(of: Callable[[Preempted], str]) -> Callable[[Run], _Cell]:
+    """Nothing where nobody was."""
+    return lambda run: of(run.preempted) if run.preempted and run.preempted.count else None
+
+
+def _kept(of: Callable[[Reservations], float]) -> Callable[[Run], _Cell]:
+    def cell(run: Run) -> _Cell:
+        return f"{of(run.reservations) / run.device_blocks:.1%}" if run.reservations else None
+
+    return cell
+
+
+def _tickets(of: Callable[[Tickets], int]) -> Callable[[Run], _Cell]:
+    def cell(run: Run) -> _Cell:
+        tickets = run.reservations and run.reservations.tickets
+        return f"{of(tickets):,}" if tickets else None
+
+    return cell
+
+
 def _cost(name: str) -> Callable[[Run], _Cell]:
     def cell(run: Run) -> _Cell:
         cost = run.bookkeeping
@@ -188,8 +209,8 @@ def _bytes(run: Run) -> _Cell:
     seen = run.verified
     if seen is None:
         return None
-    if seen.wrong:
-        return Text(f"{seen.wrong:,} WRONG", "bold red")
+    if seen.wrong or seen.wrong_answers:
+        return Text(f"{seen.wrong + seen.wrong_answers:,} WRONG", "bold red")
     return Text(f"{seen.checked:,} good", "green")
 
 
@@ -214,6 +235,20 @@ _PARTS: Final = {
         ("device held by requests, most", _peak("pinned")),
         ("device full, at most", _peak("device")),
         ("host full, at most", _peak("host")),
+    ),
+    "Preempted": _part(
+        ("preemptions", lambda run: f"{run.preempted.count:,}" if run.preempted else None),
+        ("requests preempted", _stopped(lambda gone: f"{gone.requests:,}")),
+        ("tokens of work lost", _stopped(lambda gone: f"{gone.lost:,}")),
+        ("tokens computed again", _stopped(lambda gone: f"{gone.recomputed:,}")),
+        ("share of all computed", _stopped(lambda gone: f"{gone.share:.2%}")),
+    ),
+    "Promised, of the device": _part(
+        ("for growth of the batch, mean", _kept(lambda kept: kept.headroom)),
+        ("in all, mean", _kept(lambda kept: kept.promised)),
+        ("in all, most", _kept(lambda kept: kept.promised_peak)),
+        ("tickets given", _tickets(lambda tickets: tickets.granted)),
+        ("times a ticket was refused", _tickets(lambda tickets: tickets.refused)),
     ),
     "Measured here": _part(
         ("bookkeeping of a step, median", _cost("p50")),
@@ -240,7 +275,8 @@ def tables(result: Result, width: int) -> Iterator[RenderableType]:
         for tier, blocks in (("device", runs[0].device_blocks), ("host", runs[0].host_blocks))
         if blocks
     ]
-    facts = f"{result.trace_requests:,} requests, {result.preset}, {' + '.join(sizes)}"
+    role = f", {runs[0].role}" if runs[0].role in {"prefill", "decode"} else ""
+    facts = f"{result.trace_requests:,} requests, {result.preset}{role}, {' + '.join(sizes)}"
     yield Text(f"\n{result.trace}", "bold")
     yield Text(f"{facts}\n")
     most = max(1, (width - _NAME) // _COLUMN)
@@ -255,7 +291,7 @@ def _table(runs: Sequence[Run]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("", no_wrap=True, min_width=_NAME - 2)
     for run in runs:
-        heading = Text(f"{run.policy}\n{run.write_policy}")
+        heading = Text("\n".join(filter(None, (run.policy, run.write_policy, run.reserve))))
         table.add_column(heading, justify="right", min_width=_COLUMN - 2)
     for part, rows in _PARTS.items():
         cells = {name: [of(run) for run in runs] for name, of in rows}

@@ -67,15 +67,22 @@ class Tokens:
         length = int(self._trace.output_length[request])
         return self._runs(self._answers[request : request + 1], length)
 
+    def sampled(self, requests: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Of each request's answer the token at a place from 0 on; also behind its end."""
+        steps = (places.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+        return self._scaled(_mix(self._answers[requests] + steps))
+
     def _runs(self, starts: _Words, length: int) -> NDArray[np.uint32]:
         """A run of `length` tokens from each start, one after another."""
         steps = np.arange(1, length + 1, dtype=np.uint64) * _GOLDEN
-        words = _mix(starts[:, None] + steps)
-        # The upper half, scaled: cheaper than a remainder.
+        return self._scaled(_mix(starts[:, None] + steps)).reshape(-1)
+
+    def _scaled(self, words: _Words) -> NDArray[np.uint32]:
+        """Below the vocabulary: the upper half, scaled, which is cheaper than a remainder."""
         words >>= _HALF
         words *= self._vocab
         words >>= _HALF
-        return words.astype(np.uint32).reshape(-1)
+        return words.astype(np.uint32)
 
 
 def _mix(words: _Words) -> _Words:
