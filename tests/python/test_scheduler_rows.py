@@ -3,6 +3,7 @@
 import pickle
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from blockyard.request import State
 from blockyard.reserve import Full, Growing, Nothing, Watermark
 from blockyard.scheduler import Scheduler
 from blockyard.victims import LeastWork
-from test_scheduler import Loop, continuation, loading, stopping
+from test_scheduler import Loop, continuation, loading, squeezed, stopping
 from yard import profile, publish, publish_below, text
 
 # -- R1 ------------------------------------------------------------------------------------------
@@ -617,3 +618,242 @@ class Machine(RuleBasedStateMachine):
 
 def test_any_order_of_events_ends_each_request_once_with_the_tokens_that_it_has_alone() -> None:
     run_state_machine_as_test(Machine, settings=profile(60))
+
+
+# -- what mutants have shown to be missing -------------------------------------------------------
+
+
+def test_acks_that_come_with_an_output_are_taken_also_where_all_decode() -> None:
+    """INV-9: an output that is like most others, but for its acks."""
+    loop = Loop()
+    for name in range(2):
+        loop.add(name, text(name + 1, 6), 9)
+    loop.turn(2)
+    loop.scheduler.abort(0)
+    loop.schedule()
+    acks = tuple(Ack(*stop) for stop in loop.stops)
+    loop.scheduler.on_output(replace(loop.compute(), acks=acks))
+    loop.stops.clear()
+    loop.bound.pop(0)
+    loop.look()
+    assert (loop.results[0].state, loop.told("seats")) == (State.ABORTED, 1)
+    loop.finish()
+
+
+@pytest.mark.parametrize("token", [0, 1, 2**32 - 1, 2**32 - 3, 2**32 - 9, 2**31])
+def test_no_token_value_is_an_end(token: int) -> None:
+    """R4-2: also where nothing else is said of the row."""
+    loop = Loop()
+    loop.add("one", 6, 5)
+    for _ in range(5):
+        loop.schedule()
+        said = loop.compute()
+        loop.scheduler.on_output(replace(said, tokens=np.full(len(said.tokens), token, U32)))
+    loop.look()
+    result = loop.results["one"]
+    assert (result.reason, result.tokens.tolist()) == ("length", [token] * 5)
+    loop.finish()
+
+
+def test_a_prompt_of_the_type_that_is_kept_is_copied_too() -> None:
+    """INV-13: it needs no conversion, and must not be the caller's array for that."""
+    prompt = np.array(text(1, 14), U32)
+    loop = Loop()
+    loop.scheduler.add("one", prompt, most=3)
+    prompt[3] = 7
+    (start,) = loop.schedule().starts
+    assert start.tokens.tolist() == text(1, 14)
+    start.tokens[5] = 8
+    assert prompt.tolist() == [*text(1, 3), 7, *text(1, 14)[4:]]
+    loop.output()
+    loop.finish()
+
+
+def test_who_frees_nothing_is_no_victim_whatever_its_rank() -> None:
+    """INV-25: all that it holds is held by another too."""
+    loop = Loop(device=5)
+    loop.add("shared", text(1, 7), 5)
+    loop.turn()
+    whole = text(1, 7) + continuation("shared", 7, 1)
+    loop.add("shares", [*whole, 5], 3, priority=1)
+    loop.turn()
+    (first, second) = loop.scheduler._seats.bound()
+    frees = [loop.cache.held_alone(seat.lease) for seat in (first, second)]
+    assert (frees, loop.cache.room().free) == ([0, 2], 0)
+    assert [stop.request for stop in loop.schedule().stops] == ["shares"]
+    loop.output()
+    loop.finish()
+
+
+def test_who_reaches_its_length_while_it_is_aborted_has_ended_once() -> None:
+    """INV-11: the ack of the abort ends nobody."""
+    loop = Loop()
+    loop.add("one", 10, 3)
+    loop.turn(2)
+    loop.schedule()
+    loop.scheduler.abort("one")
+    loop.schedule()
+    loop.output()
+    assert loop.results["one"].state is State.FINISHED
+    loop.output()
+    loop.ack()
+    loop.finish()
+
+
+def test_what_others_were_promised_is_no_room_for_who_grows() -> None:
+    """INV-25: two blocks are free and two are needed, and they are somebody else's."""
+    loop = Loop(device=11)
+    ticket = loop.cache.promise(2)
+    for name in range(2):
+        loop.add(name, text(name + 1, 14), 12)
+    loop.turn(3)
+    loop.schedule()
+    assert (loop.told("skipped"), loop.told("preempted")) == (2, 1)
+    assert loop.cache.room().free == 2
+    loop.cache.release(ticket)
+    loop.output()
+    loop.finish()
+
+
+@pytest.mark.parametrize(("rest", "victim"), [(3, "new"), (4, "old")])
+def test_who_was_preempted_runs_some_steps_before_it_is_a_victim_again(
+    rest: int, victim: str
+) -> None:
+    """T7: "new" has run three steps when both lack room."""
+    loop = squeezed(rest=rest)
+    loop.scheduler._requests["new"].preempted = 1
+    loop.turn()
+    assert [stop.request for stop in loop.schedule().stops] == [victim]
+    loop.output()
+    loop.finish()
+
+
+def test_after_a_preemption_all_that_was_kept_is_kept_again() -> None:
+    """R1-5: the scheduler tells the policy, and the policy begins anew."""
+    reserve = Growing(0.1, 0.1)
+    loop = squeezed(reserve=reserve)
+    loop.turn()
+    assert reserve.headroom(10) == 0
+    assert len(loop.schedule().stops) == 1
+    assert reserve.headroom(10) == 1
+    loop.output()
+    loop.finish()
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_chunks_have_of_the_budget_what_rows_that_decode_leave(drafts: int) -> None:
+    """T6: and of a row with drafts, every position counts."""
+    loop = Loop(budget=8, drafts=drafts)
+    loop.add("decodes", text(1, 4), 12)
+    loop.turn()
+    loop.add("computes", text(2, 20), 2)
+    step = loop.schedule()
+    assert step.counts.tolist() == [1 + drafts, 7 - drafts]
+    loop.output()
+    loop.finish()
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_a_first_token_and_drafts_that_come_before_the_ack_count(drafts: int) -> None:
+    """T8: not only those of rows that decode one token."""
+    loop = Loop(drafts=drafts, accept=1 + drafts)
+    loop.add("one", 10, 20)
+    if drafts:
+        loop.turn()
+    loop.schedule()
+    loop.scheduler.update_weights()
+    loop.schedule()
+    loop.output()
+    assert loop.state("one") is State.STOPPING
+    assert len(loop.scheduler._requests["one"].outputs) == (4 if drafts else 1)
+    loop.output()
+    loop.ack()
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 10, 20)
+
+
+def test_what_is_computed_while_it_stops_is_published_by_its_ack() -> None:
+    """T9: the second chunk was in flight when the stop was sent."""
+    loop = Loop(budget=6)
+    loop.add("one", text(1, 30), 4)
+    loop.turn()
+    loop.schedule()
+    loop.scheduler.abort("one")
+    loop.schedule()
+    loop.output()
+    loop.output()
+    loop.ack()
+    assert loop.cache.probe(text(1, 30)).device == 3
+    loop.finish()
+
+
+def test_who_is_ended_by_the_engine_before_its_ack_keeps_its_seat_for_it() -> None:
+    """T28: the stop is with the engine, and its answer would be nobody's."""
+    loop = Loop()
+    loop.add("one", 10, 9)
+    loop.turn(2)
+    loop.schedule()
+    loop.scheduler.update_weights()
+    loop.schedule()
+    loop.output(ends=["one"])
+    assert loop.results["one"].reason == "stop"
+    assert (loop.told("seats"), loop.cache.stats()["leases"]) == (1, 1)
+    loop.output()
+    loop.ack()
+    assert (loop.told("seats"), loop.told("acks_ignored")) == (0, 0)
+    loop.finish()
+
+
+def test_who_was_refused_for_its_own_prefix_is_looked_at_again_with_new_weights() -> None:
+    """T33: it needs a copy of its last block beside its prefix, until that is worth nothing."""
+    loop = Loop(device=6)
+    publish(loop.cache, text(1, 16))
+    loop.add("runs", text(2, 2), 3)
+    loop.turn()
+    loop.add("waits", text(1, 16), 1)
+    loop.turn()
+    assert loop.state("waits") is State.WAITING
+    loop.scheduler.update_weights()
+    step = loop.schedule()
+    assert [(one.request, one.cached) for one in step.starts] == [("waits", 0)]
+    loop.output()
+    loop.finish()
+
+
+def test_blocks_come_back_after_the_last_step_that_computes_in_them() -> None:
+    """T35: two more are in flight when the engine says that it has ended."""
+    loop = Loop()
+    loop.add("one", 10, 9)
+    loop.turn(2)
+    for _ in range(3):
+        loop.schedule()
+    loop.output(ends=["one"])
+    loop.output()
+    room = loop.cache.room()
+    assert room.free + room.evictable < 32
+    loop.output()
+    room = loop.cache.room()
+    assert room.free + room.evictable == 32
+    loop.finish()
+
+
+def test_who_shares_what_is_there_already_is_not_waited_for() -> None:
+    """Table 2.2, row 7: what the other computes just now is none of its prompt."""
+    loop = Loop(budget=8)
+    publish(loop.cache, text(1, 8))
+    loop.add("first", text(1, 8) + text(2, 24), 2)
+    loop.add("second", text(1, 8) + text(3, 24), 2)
+    starts = loop.schedule().starts
+    assert [(one.request, one.cached) for one in starts] == [("first", 8), ("second", 8)]
+    loop.output()
+    loop.finish()
+
+
+def test_a_prompt_of_the_whole_device_is_published_under_its_own_salt() -> None:
+    """INV-19: also where it begins without its last token."""
+    loop = Loop(device=5)
+    for request in ("one", "two"):
+        loop.add(request, text(1, 16), 1, salt="a")
+        loop.finish()
+    assert loop.cache.probe(text(1, 16)).device == 0
+    assert loop.cache.probe(loop.cache.keys(text(1, 16), salt="a")).device == 4
