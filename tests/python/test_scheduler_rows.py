@@ -857,3 +857,26 @@ def test_a_prompt_of_the_whole_device_is_published_under_its_own_salt() -> None:
         loop.finish()
     assert loop.cache.probe(text(1, 16)).device == 0
     assert loop.cache.probe(loop.cache.keys(text(1, 16), salt="a")).device == 4
+
+
+def test_who_was_promised_room_begins_though_the_first_in_line_was_overtaken_enough() -> None:
+    loop = Loop(device=9, skip=0)
+    ticket = loop.cache.promise(2)
+    loop.add("first", 28, 4)
+    loop.add("promised", text(2, 6), 2, ticket=ticket)
+    loop.schedule()
+    assert (loop.state("first"), loop.state("promised")) == (State.WAITING, State.PREFILL)
+    loop.output()
+    loop.finish()
+
+
+def test_who_was_refused_begins_when_less_is_kept_for_growth_though_nobody_comes_or_goes() -> None:
+    loop = Loop(device=9, reserve=Growing(4.0, 0.5))
+    loop.add("runs", 3, 12)
+    loop.turn()
+    loop.add("waits", text(2, 19), 2)
+    loop.turn()
+    assert (loop.state("waits"), loop.told("headroom")) == (State.WAITING, 3)
+    loop.turn(4)
+    assert (loop.state("runs"), loop.state("waits")) == (State.DECODE, State.DECODE)
+    loop.finish()
