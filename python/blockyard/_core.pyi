@@ -43,7 +43,7 @@ _Batch: TypeAlias = Lease | Sequence[Lease]
 _Flights: TypeAlias = Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]
 _Tier: TypeAlias = Literal["device", "host", "disk"]
 _Stop: TypeAlias = Literal["whole", "missing", "filling", "slow", "promised", "contradiction"]
-_Holder: TypeAlias = tuple[Literal["lease", "parked", "ticket"], int, int, int, int]
+_Holder: TypeAlias = tuple[Literal["lease", "parked", "ticket", "host ticket"], int, int, int, int]
 _Media: TypeAlias = Iterable[tuple[int, int, str | bytes]]
 _Field: TypeAlias = tuple[str, str, str]
 
@@ -209,7 +209,7 @@ class Room:
 
     @property
     def promised(self) -> int:
-        """Of both together, what is promised: growth and tickets; on the host, keeps."""
+        """Of both together, what is promised: growth and tickets; on the host, keeps too."""
 
     @property
     def evicted(self) -> int:
@@ -363,13 +363,21 @@ class Lease:
         """Blocks of growth still promised to it."""
 
     @property
+    def resumed(self) -> bool:
+        """Whether it stands for a parked sequence still: its loads are in the air, or came short.
+
+        Short, `park` takes it back to where it was. False once all has landed, or `grow` or `seal`
+        goes on from `cached`.
+        """
+
+    @property
     def state(self) -> Literal["ready", "loading", "short", "detached", "spent"]:
         """Whether it may run.
 
         "loading" until its plans have landed. "short" when the loads of a resume did not come
-        whole: seal or grow goes on from `cached`, park goes back. "short" too while its table ends
-        before `tokens`, because the end of a copy into it is unknown: `grow` by 0 gives it slots,
-        and it goes on from `cached`. "detached" after `clear`.
+        whole (`resumed` is True): seal or grow goes on from `cached`, park goes back. "short" too
+        while its table ends before `tokens`, because the end of a copy into it is unknown: `grow`
+        by 0 gives it slots, and it goes on from `cached`. "detached" after `clear`.
         """
 
     def __enter__(self) -> Self: ...
@@ -406,15 +414,31 @@ class Parked:
         """Leading blocks whose device slots it still pins."""
 
     @property
+    def moving(self) -> int:
+        """Of these, blocks whose copy down is in the air, whoever else pins them.
+
+        Told in time in proportion to `on_device`, as `alone` is.
+        """
+
+    @property
+    def alone(self) -> int:
+        """Of the others on the device those that only it pins, and no other copy reads.
+
+        Each comes free or can be evicted once it and those below it have their copies, or `abandon`
+        has ended the keeps, and what of it is in the air has landed.
+        """
+
+    @property
     def state(self) -> Literal["kept", "broken", "spent"]:
         """Whether it will come back as it was; "broken": it will be computed again."""
 
 @final
 class Ticket:
-    """Device blocks promised to somebody who does not run yet; no slot moves for them.
+    """Blocks promised to somebody who does not have them yet; no slot moves for them.
 
-    `Cache.begin` spends it, and `Cache.release` gives it back. One that is dropped instead gives
-    its promise back late, and is counted in `stats()["leaked"]`.
+    `Cache.begin` spends one for the device and `Cache.park` one for the host; `Cache.release` gives
+    it back. One that is dropped instead gives its promise back late, and is counted in
+    `stats()["leaked"]`.
     """
 
     @property
@@ -424,6 +448,10 @@ class Ticket:
     @property
     def blocks(self) -> int:
         """Blocks that it was made for."""
+
+    @property
+    def tier(self) -> Literal["device", "host"]:
+        """Whose blocks they are."""
 
     @property
     def state(self) -> Literal["open", "spent"]:
@@ -560,9 +588,9 @@ class Cache:
             lora: As in `keys`.
             salt: As in `keys`.
             media: As in `keys`.
-            ticket: What `promise` gave: the begin may use the room that it keeps. Spent when the
-                sequence is admitted, also where it needed less; open still after `Soon` and
-                whatever is raised.
+            ticket: What `promise` gave: the begin may use the room that it keeps on the device.
+                Spent when the sequence is admitted, also where it needed less; open still after
+                `Soon` and whatever is raised.
 
         Raises:
             NoRoom: Try again later; nothing is held. What a `ticket` keeps is not among its
@@ -594,17 +622,19 @@ class Cache:
             media: As in `keys`.
         """
 
-    def promise(self, blocks: int) -> Ticket:
-        """Keeps device blocks obtainable for somebody who does not run yet.
+    def promise(self, blocks: int, *, tier: Literal["device", "host"] = "device") -> Ticket:
+        """Keeps blocks obtainable for somebody who does not run yet, or who is to be parked.
 
-        Growth of running sequences and other begins leave them alone.
+        Growth of running sequences and other begins leave those of the device alone; other parks,
+        and copies ahead of need, those of the host.
 
         Args:
             blocks: How many, 1 or more.
+            tier: "device", for a `begin`; or "host", for a `park`.
 
         Raises:
             NoRoom: That many are not to be had that nobody was promised.
-            TooLarge: The device never holds as many.
+            TooLarge: The tier never holds as many, or the cache was made without a host.
         """
 
     def release(self, ticket: Ticket) -> None:
@@ -686,7 +716,14 @@ class Cache:
             Blocks newly sealed. One whose twin is in the air waits for a later seal.
         """
 
-    def park(self, lease: Lease, computed: _Ints | int, *, after: int | None = None) -> Parked:
+    def park(
+        self,
+        lease: Lease,
+        computed: _Ints | int,
+        *,
+        after: int | None = None,
+        ticket: Ticket | None = None,
+    ) -> Parked:
         """Takes a sequence off the device without losing its work, after the engine's stop ack.
 
         What is full and computed is sealed first. Nothing is copied yet: `demote(of=parked)` does,
@@ -696,10 +733,13 @@ class Cache:
             lease: The sequence.
             computed: Tokens whose KV it has: frozen from here on.
             after: A step in flight may still write: slots are held back until `commit(done=)`.
+            ticket: What `promise(tier="host")` gave: the park may use the room that it keeps, and
+                never lacks room for as many blocks. Spent when it parks, also where it needed less;
+                open still whatever is raised.
 
         Raises:
             NoRoom: The host cannot promise the slots: nothing is given up, and what was full is
-                sealed all the same.
+                sealed all the same. What a `ticket` keeps is not among its `promised`.
             TooLarge: The host can never hold it, or there is none.
         """
 
@@ -810,7 +850,8 @@ class Cache:
             pinned by its keeps; blocks promised to it: growth on the device, or slots of the host;
             and what of the device blocks only it holds, so that its end makes as many or more free
             or evictable at once. Those that have ended or come back, and wait for their loads, are
-            among them. A ticket holds nothing, and is promised its blocks of the device.
+            among them. A "ticket" holds nothing, and is promised its blocks of the device; a "host
+            ticket" likewise blocks of the host.
         """
 
     def digest(self) -> int:

@@ -123,10 +123,6 @@ class Admission:
             self._line.take(entry)
             yield entry
 
-    def look_again(self) -> None:
-        """What was refused may fit now, though no number has changed."""
-        self._refused = None
-
     def bring_up(self) -> None:
         """The prefixes of the next in line are copied up ahead of their turn, each once."""
         if not self._prefetch or self._brought_up == self._line.changes:
@@ -175,30 +171,8 @@ class Admission:
             return None
         most = entry.most - len(entry.outputs)
         reserve = min(self._reserve.promise(most - 1), most - 1)
-        try:
-            lease = self._cache.begin(keys, reserve=reserve, filling="soon", ticket=entry.ticket)
-        except TooLarge:
-            raise
-        except NoRoom:
-            alone = self._alone(entry, reserve)
-            if alone is None:
-                raise
-            return alone
+        lease = self._cache.begin(keys, reserve=reserve, filling="soon", ticket=entry.ticket)
         return None if isinstance(lease, Soon) else lease
-
-    def _alone(self, entry: Request, reserve: int) -> Lease | None:
-        """One that fills the device and is all there has no room to compute its last token anew.
-
-        With nobody to wait for, it begins without that token, and so without the last block.
-        """
-        tokens = entry.tokens()
-        if len(self._seats) or len(tokens) == 1 or len(tokens) % self._cache.block_size:
-            return None
-        keys = self._cache.keys(tokens[:-1], salt=entry.salt, lora=entry.lora)
-        lease = self._cache.begin(keys, reserve=reserve + 1, ticket=entry.ticket)
-        self._cache.append(lease, tokens[-1:])
-        self._cache.grow(lease)
-        return lease
 
     def _seated(self, entry: Request, lease: Lease) -> Seat:
         entry.overtaken = 0

@@ -156,7 +156,7 @@ def _ends(missing: int, holders: _Holders) -> list[str]:
     """Whose ends give so many slots of the device for certain, the fewest first."""
     # What a parked sequence was promised are slots of the host.
     gains = [
-        (alone + (0 if kind == "parked" else promised), f"{kind} {number}")
+        (alone + (0 if kind in {"parked", "host ticket"} else promised), f"{kind} {number}")
         for kind, number, _, promised, alone in holders
     ]
     ends = []

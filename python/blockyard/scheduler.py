@@ -587,7 +587,6 @@ class Scheduler:
             if seat.stop is None and seat.request.state is not State.LOADING:
                 self._stop(seat)
         self._leave_loading()
-        self._admission.look_again()
 
     def _leave_loading(self) -> None:
         for seat in self._batch.loading:

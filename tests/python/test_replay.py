@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blockyard as by
+from blockyard.admission import Admission, Admitted
 from blockyard.config import agree
 from blockyard.engine import Step
 from blockyard.replay import hardware, workload
@@ -26,7 +27,6 @@ from blockyard.replay.setup import Progress, Setup
 from blockyard.replay.tokens import Tokens
 from blockyard.replay.trace import Trace
 from blockyard.replay.witness import Witness
-from blockyard.scheduler import Scheduler
 from yard import plan_of
 
 MEASURED = {"wall_seconds", "bookkeeping", "verified"}
@@ -666,7 +666,7 @@ def test_a_byte_that_spoils_while_somebody_is_away_is_seen(
 
 
 def test_who_is_stuck_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "_admit", lambda _: [])
+    monkeypatch.setattr(Admission, "admit", lambda _: Admitted([], [], [], [], 0))
     trace = decoding(3)
     with pytest.raises(by.Unavailable, match=r"nobody runs, .* and 3 requests are in line"):
         run(squeezed(trace), trace, quiet)

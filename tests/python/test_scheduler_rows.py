@@ -804,22 +804,6 @@ def test_who_is_ended_by_the_engine_before_its_ack_keeps_its_seat_for_it() -> No
     loop.finish()
 
 
-def test_who_was_refused_for_its_own_prefix_is_looked_at_again_with_new_weights() -> None:
-    """T33: it needs a copy of its last block beside its prefix, until that is worth nothing."""
-    loop = Loop(device=6)
-    publish(loop.cache, text(1, 16))
-    loop.add("runs", text(2, 2), 3)
-    loop.turn()
-    loop.add("waits", text(1, 16), 1)
-    loop.turn()
-    assert loop.state("waits") is State.WAITING
-    loop.scheduler.update_weights()
-    step = loop.schedule()
-    assert [(one.request, one.cached) for one in step.starts] == [("waits", 0)]
-    loop.output()
-    loop.finish()
-
-
 def test_blocks_come_back_after_the_last_step_that_computes_in_them() -> None:
     """T35: two more are in flight when the engine says that it has ended."""
     loop = Loop()

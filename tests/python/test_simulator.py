@@ -669,3 +669,10 @@ def test_nobody_waits_for_ever_for_room_that_was_promised_to_who_waits_for_him(
     asked.append(Event(9, "add", ("b", 1, 12 if most == 16 else 4, 0, most, 0)))
     ran = simulate(Scenario(dataclasses.replace(BIG, skip=skip, seats=seats), tuple(asked)))
     assert {result.state for result in ran.results.values()} == {State.FINISHED}
+
+
+def test_a_prompt_that_fills_the_device_comes_twice_where_a_block_is_one_token() -> None:
+    setup = Setup(device=9, block_size=1, seats=1, reserve="full", skip=0, ends=False)
+    first, again = (Event(at, "add", (name, 0, 4, 0, 5, 0)) for at, name in ((1, "x"), (40, "y")))
+    ran = simulate(Scenario(setup, (first, again)))
+    assert {result.state for result in ran.results.values()} == {State.FINISHED}

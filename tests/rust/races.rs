@@ -3,7 +3,7 @@
 
 use blockyard_core::{
     Cache, Cells, Chain, Config, Error, Extras, KeyHash, Kind, Lease, LeaseId, Namespace, Parked,
-    Plan, Retention, State, Ticket,
+    Plan, Retention, State, Ticket, Tier,
 };
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Arc, RwLock};
@@ -155,10 +155,13 @@ impl Yard {
                 }
             }
             8 => drop((hands.leases.pop(), hands.parked.pop(), hands.tickets.pop())),
-            9 => match hands.tickets.pop() {
-                Some(ticket) => self.cache.release(ticket).expect("it is open"),
-                None => hands.tickets.extend(self.cache.promise(2).ok()),
-            },
+            9 => {
+                let tier = Tier(dice.gen_range(0..2));
+                match hands.tickets.pop() {
+                    Some(ticket) => self.cache.release(ticket).expect("it is open"),
+                    None => hands.tickets.extend(self.cache.promise(2, tier).ok()),
+                }
+            }
             _ => {
                 self.cache.landed(&hands.air).expect("they are ours");
                 hands.air.clear();
@@ -231,7 +234,7 @@ fn handles_dropped_while_others_hold_the_lock_all_come_back() {
         let drops: Vec<_> = (1..4)
             .map(|name| {
                 let lease = begin(&cache, name, 6);
-                let ticket = cache.promise(1).expect("there is room");
+                let ticket = cache.promise(1, Tier::DEVICE).expect("there is room");
                 spawn(move || drop((lease, ticket)))
             })
             .collect();

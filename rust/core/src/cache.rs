@@ -3,7 +3,7 @@
 use crate::chain::{Chain, Extras};
 use crate::error::{Error, Result};
 use crate::hash::{KeyHash, Namespace, Seed};
-use crate::id::{Group, LeaseId, Retention, TicketId};
+use crate::id::{Group, LeaseId, Retention, TicketId, Tier};
 use crate::lease::{Lease, Parked, Seals, Ticket};
 use crate::plan::Plan;
 use crate::shared::{Keys, Locked, Shared};
@@ -193,12 +193,13 @@ impl Cache {
         Arc::ptr_eq(&self.shared, ticket.shared())
     }
 
-    /// Promises device blocks to somebody who does not run yet.
+    /// Promises blocks of the device to somebody who does not run yet, or of the host to somebody
+    /// who is to be parked.
     ///
     /// # Errors
     /// As [`State::promise`].
-    pub fn promise(&self, blocks: u64) -> Result<Ticket> {
-        let id = self.lock().promise(blocks)?;
+    pub fn promise(&self, blocks: u64, tier: Tier) -> Result<Ticket> {
+        let id = self.lock().promise(blocks, tier)?;
         Ok(self.handle_ticket(id))
     }
 

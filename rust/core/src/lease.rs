@@ -29,7 +29,8 @@ pub struct Parked {
     open: AtomicBool,
 }
 
-/// Device blocks promised to who does not run yet: a begin or a resume may use them.
+/// Blocks promised to who does not have them yet: of the device for a begin or a resume, of the
+/// host for a park.
 #[derive(Debug)]
 pub struct Ticket {
     shared: Arc<Shared>,

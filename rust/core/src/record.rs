@@ -2,7 +2,7 @@
 //! `lease.rs`.
 
 use crate::arena::Record;
-use crate::id::{LeaseId, Link, Retention};
+use crate::id::{LeaseId, Link, Retention, Tier};
 
 /// A running sequence.
 #[derive(Hash, Debug, Default)]
@@ -64,16 +64,21 @@ pub(crate) struct Parked {
     pub(crate) lease: Option<LeaseId>,
 }
 
-/// Device blocks promised to somebody who does not run yet.
+/// Blocks of a tier promised to somebody who does not have them yet.
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Ticket {
     link: Option<Link>,
+    pub(crate) tier: Tier,
     pub(crate) blocks: u32,
 }
 
 impl Ticket {
-    pub(crate) fn of(blocks: u32) -> Self {
-        Self { link: None, blocks }
+    pub(crate) fn of(tier: Tier, blocks: u32) -> Self {
+        Self {
+            link: None,
+            tier,
+            blocks,
+        }
     }
 }
 

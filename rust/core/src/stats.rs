@@ -109,7 +109,7 @@ pub const SCHEMA: &[Field] = &[
     field(
         "tickets",
         "tickets",
-        "open tickets: device blocks promised to who does not run yet",
+        "open tickets: blocks promised to who does not run yet, or is to be parked",
     ),
     field(
         "flights",

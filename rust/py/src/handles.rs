@@ -111,6 +111,11 @@ impl Lease {
     }
 
     #[getter]
+    fn resumed(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.view(py)?.resumed)
+    }
+
+    #[getter]
     fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
         let view = match self.view(py) {
             // By this handle, or by the yard: a fork that was undone.
@@ -175,6 +180,16 @@ impl Parked {
             state.view_parked(self.inner.id())
         })?)
     }
+
+    fn pending(&self, py: Python<'_>) -> Outcome<core::Pending> {
+        let cache = self.cache.get();
+        cache.check_fork()?;
+        self.inner.check()?;
+        let blocks = (self.inner.tokens() / u64::from(cache.block_size)) as usize;
+        Ok(enter(py, &cache.inner, blocks, |state| {
+            state.pending(self.inner.id())
+        })?)
+    }
 }
 
 /// As for `Lease`.
@@ -212,6 +227,16 @@ impl Parked {
     #[getter]
     fn on_device(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.view(py)?.on_device)
+    }
+
+    #[getter]
+    fn moving(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.pending(py)?.moving)
+    }
+
+    #[getter]
+    fn alone(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.pending(py)?.alone)
     }
 
     #[getter]

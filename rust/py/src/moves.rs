@@ -8,27 +8,41 @@ use crate::error::Failure;
 use crate::handles::{Lease, Parked};
 use crate::keys::Keys;
 use crate::plan::Plan;
+use crate::tickets::Ticket;
 use pyo3::prelude::*;
 
 #[pymethods]
 impl Cache {
-    #[pyo3(signature = (lease, computed, *, after=None))]
+    #[pyo3(signature = (lease, computed, *, after=None, ticket=None))]
     fn park(
         slf: &Bound<'_, Self>,
         lease: &Bound<'_, Lease>,
         computed: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::after)] after: Option<u64>,
+        ticket: Option<&Bound<'_, Ticket>>,
     ) -> PyResult<Parked> {
         let (py, cache) = (slf.py(), slf.get());
         let batch = cache.batch(lease.as_any())?;
+        let ticket = ticket
+            .map(|ticket| ticket.get().of(cache, py))
+            .transpose()?;
         let computed = Counts::new("computed", computed, 1)?;
         let seals = Self::seals(&batch, &computed)?;
         let handle = &lease.get().inner;
         let row = seals.row(handle, computed.of(0));
-        let parked = enter(py, &cache.inner, cache.blocks(&batch), |state| {
-            state.park(&row, after)
-        });
+        let parked = enter(
+            py,
+            &cache.inner,
+            cache.blocks(&batch),
+            |state| match ticket {
+                Some(ticket) => state.redeem_parking(ticket.id(), &row, after),
+                None => state.park(&row, after),
+            },
+        );
         let inner = handle.into_parked(parked.map_err(Failure::from)?);
+        if let Some(ticket) = ticket {
+            ticket.spend();
+        }
         Ok(Parked {
             inner,
             cache: slf.clone().unbind(),

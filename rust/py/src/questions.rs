@@ -5,7 +5,7 @@ use crate::cache::Cache;
 use crate::enter::{away, enter};
 use crate::error::Failure;
 use crate::handles::{Lease, stop_word};
-use blockyard_core::{Request, Who};
+use blockyard_core::{Request, Tier, Who};
 use pyo3::prelude::*;
 
 /// Room on one tier, in blocks.
@@ -134,6 +134,7 @@ impl Cache {
             let (kind, number) = match holder.who {
                 Who::Lease(id) => ("lease", id.number()),
                 Who::Parked(id) => ("parked", id.number()),
+                Who::Ticket(id) if holder.tier == Tier::HOST => ("host ticket", id.number()),
                 Who::Ticket(id) => ("ticket", id.number()),
             };
             (kind, number, holder.device, holder.promised, holder.alone)

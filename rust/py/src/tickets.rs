@@ -1,4 +1,4 @@
-//! Tickets: blocks promised to somebody who does not run yet.
+//! Tickets: blocks promised to somebody who does not have them yet.
 
 use crate::arguments;
 use crate::cache::Cache;
@@ -9,12 +9,13 @@ use blockyard_core as core;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
-/// Device blocks promised to somebody who does not run yet.
+/// Blocks promised to somebody who does not have them yet.
 #[pyclass(frozen, module = "blockyard", weakref)]
 pub(crate) struct Ticket {
     inner: core::Ticket,
     cache: Py<Cache>,
     blocks: u64,
+    tier: core::Tier,
 }
 
 impl Ticket {
@@ -55,6 +56,11 @@ impl Ticket {
     }
 
     #[getter]
+    fn tier(&self) -> &'static str {
+        self.tier.name()
+    }
+
+    #[getter]
     fn state(&self) -> PyResult<&'static str> {
         self.cache.get().check_fork()?;
         Ok(match self.inner.check() {
@@ -69,23 +75,32 @@ impl Ticket {
 
     fn __repr__(&self) -> String {
         let (id, blocks) = (self.id(), self.blocks);
-        format!("Ticket(id={id}, blocks={blocks})")
+        match self.tier {
+            core::Tier::DEVICE => format!("Ticket(id={id}, blocks={blocks})"),
+            tier => format!("Ticket(id={id}, blocks={blocks}, tier={:?})", tier.name()),
+        }
     }
 }
 
 #[pymethods]
 impl Cache {
+    #[pyo3(signature = (blocks, *, tier="device"))]
     fn promise(
         slf: &Bound<'_, Self>,
         #[pyo3(from_py_with = arguments::promised)] blocks: u64,
+        tier: &str,
     ) -> PyResult<Ticket> {
         let cache = slf.get();
         cache.check_fork()?;
-        let id = enter(slf.py(), &cache.inner, 0, |state| state.promise(blocks));
+        let tier = arguments::tier(tier)?;
+        let id = enter(slf.py(), &cache.inner, 0, |state| {
+            state.promise(blocks, tier)
+        });
         Ok(Ticket {
             inner: cache.inner.handle_ticket(id.map_err(Failure::from)?),
             cache: slf.clone().unbind(),
             blocks,
+            tier,
         })
     }
 

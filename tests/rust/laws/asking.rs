@@ -1,7 +1,7 @@
 //! What a scheduler asks: how much room there is, who holds what, what is in the air.
 
-use crate::yard::{Yard, and_one, one, text};
-use blockyard_core::{Answer, Error, Filling, Holder, Request, Room, Tier, Who};
+use crate::yard::{Yard, and_one, cat, one, text, tokens};
+use blockyard_core::{Answer, Error, Filling, Holder, Parked, Pending, Request, Room, Tier, Who};
 
 #[test]
 fn room_is_what_is_free_may_be_evicted_and_is_promised() {
@@ -36,6 +36,10 @@ fn holders_are_told_the_largest_first_with_what_was_promised_to_them() {
         device,
         alone: device,
         promised,
+        tier: match who {
+            Who::Parked(_) => Tier::HOST,
+            _ => Tier::DEVICE,
+        },
     };
     let expected = [
         holder(Who::Lease(large.id()), 4, 1),
@@ -142,4 +146,61 @@ fn what_a_begin_would_answer_is_what_it_answers() {
         }
     }
     yard.finish(other);
+}
+
+#[test]
+fn of_a_parked_sequence_is_told_what_moves_and_what_only_it_holds() {
+    let yard = Yard::new(24, 8);
+    let pending = |parked: &Parked| {
+        let pending = yard.cache.lock().pending(parked.id()).unwrap();
+        (pending.moving, pending.alone)
+    };
+    // A stem that another runs on, two blocks of its own and a partial one.
+    let (other, _) = yard.begin(&and_one(&text(1, 2)));
+    yard.seal(&other, 8);
+    let prompt = cat(&text(1, 2), &tokens(2, 10));
+    let parked = yard.park(yard.run(&prompt), 18);
+    let digest = yard.cache.lock().digest();
+    assert_eq!(pending(&parked), (0, 3));
+    assert_eq!(yard.cache.lock().digest(), digest, "it was only asked");
+    // What is above a source must stay for now: at once its end would give nothing.
+    let tail = yard.demote_parked(&parked, 1).unwrap();
+    let alone = |yard: &Yard| {
+        let mut holders = yard.cache.lock().holders().into_iter();
+        holders
+            .find(|row| row.who == Who::Parked(parked.id()))
+            .unwrap()
+            .alone
+    };
+    assert_eq!((pending(&parked), alone(&yard)), ((1, 2), 0));
+    yard.overdue(&tail);
+    assert_eq!(pending(&parked), (0, 0), "it is read until the fence");
+    let rest = yard.demote_parked(&parked, 5).unwrap();
+    assert_eq!(rest.len(), 5);
+    assert_eq!(pending(&parked), (5, 0));
+    yard.fail(&tail, 0);
+    yard.fail(&rest, 2);
+    assert_eq!((pending(&parked), alone(&yard)), ((0, 1), 1));
+    yard.finish(other);
+    assert_eq!(pending(&parked), (0, 3), "the stem is its own now");
+    let (lease, begun) = yard.resume(parked);
+    assert_eq!((begun.hits, begun.plans.len()), ([5, 0, 0], 0));
+    yard.finish(lease);
+    yard.at_rest();
+}
+
+#[test]
+fn of_a_parked_sequence_that_is_broken_or_coming_back_nothing_is_told() {
+    let yard = Yard::new(8, 4);
+    let broken = yard.park(yard.run(&text(1, 2)), 8);
+    let id = yard.park(yard.run(&text(2, 1)), 4);
+    yard.cache.lock().resize(Tier::HOST, 0).unwrap();
+    yard.sound();
+    let pending = |parked: &Parked| yard.cache.lock().pending(parked.id());
+    assert_eq!(pending(&broken), Ok(Pending::default()));
+    yard.abandon(id);
+    let number = broken.id();
+    yard.abandon(broken);
+    let spent = yard.cache.lock().pending(number).unwrap_err();
+    assert!(matches!(spent, Error::Spent { .. }));
 }

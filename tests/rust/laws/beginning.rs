@@ -1,5 +1,6 @@
 //! Table 2.2: begin.
 
+use crate::tickets::request;
 use crate::yard::{KINDS, Yard, and_one, cat, config, one, room, text, tokens};
 use blockyard_core::{Answer, Config, Error, Filling, Speeds, Stop};
 
@@ -137,6 +138,26 @@ fn a_full_hit_recomputes_its_last_token_in_a_private_copy_of_the_last_block() {
     assert_eq!(yard.table(&lease), table, "it stays private");
     yard.finish(lease);
     assert_eq!((yard.device().free, yard.on_device(&prompt)), (6, 2));
+}
+
+/// The prompt is as large as the device: there is no slot for the copy beside its source.
+#[test]
+fn a_full_hit_without_room_for_a_copy_computes_its_last_block_anew() {
+    let yard = Yard::new(4, 0);
+    let prompt = text(1, 4);
+    yard.publish(&prompt);
+    let chain = yard.chain(&prompt);
+    let need = yard.cache.lock().asks(&request(&chain, 0)).unwrap();
+    let (lease, begun) = yard.begin(&prompt);
+    assert_eq!((begun.cached, begun.hits), (12, [3, 0, 0]));
+    assert_eq!((begun.stop, begun.plans.len()), (Stop::Promised, 0));
+    assert_eq!(
+        (need.fits, need.device, need.stop),
+        (true, 3, Stop::Promised)
+    );
+    yard.seal(&lease, 16);
+    yard.finish(lease);
+    assert_eq!(yard.on_device(&prompt), 4);
 }
 
 #[test]

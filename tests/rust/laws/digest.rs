@@ -1,7 +1,7 @@
 //! INV-17: replicas of the yard that were fed the same calls are known to be the same by a number.
 
-use crate::yard::{SIZE, Yard, and_one, config, text};
-use blockyard_core::{Config, Kind, Retention, Tier, Write};
+use crate::yard::{SIZE, Yard, and_one, config, sealing, text};
+use blockyard_core::{Config, Error, Kind, Retention, Tier, Write};
 use std::collections::BTreeMap;
 
 type Verb = (&'static str, fn(&Yard));
@@ -38,8 +38,17 @@ const LIFE: &[Verb] = &[
     }),
     ("forget a lease", |yard| drop(yard.begin(&text(6, 1)))),
     ("promise and release", |yard| {
-        let ticket = yard.cache.promise(2).expect("there is room");
+        let ticket = yard.cache.promise(2, Tier::DEVICE).expect("there is room");
         yard.cache.release(ticket).expect("it is ours");
+    }),
+    ("promise below and park", |yard| {
+        let lease = yard.run(&text(7, 2));
+        let ticket = yard.cache.promise(2, Tier::HOST).expect("there is room");
+        let seals = sealing(&lease, 8).expect("it runs");
+        let row = seals.row(&lease, 8);
+        let parked = yard.cache.lock().redeem_parking(ticket.id(), &row, None);
+        ticket.spend();
+        yard.abandon(lease.into_parked(parked.expect("it has a ticket")));
     }),
     ("resize the host", |yard| {
         yard.cache.lock().resize(Tier::HOST, 12).expect("it grows");
@@ -103,14 +112,19 @@ fn who_was_asked_or_has_refused_has_the_digest_that_it_had() {
     yard.publish(&text(1, 3));
     yard.copy_down(2);
     let (lease, _) = yard.begin_reserving(&text(2, 2), 2 * SIZE).unwrap();
-    let ticket = yard.cache.promise(2).unwrap();
+    let ticket = yard.cache.promise(2, Tier::DEVICE).unwrap();
+    let seals = sealing(&lease, 8).unwrap();
     let before = digest(&yard);
     let mut state = yard.cache.lock();
     state.holders();
     state.stats();
     state.blocks_in_air();
     assert!(state.room(Tier::DEVICE).is_ok() && state.view(lease.id()).is_ok());
-    assert!(state.promise(20).is_err() && state.promise(7).is_err());
+    for (blocks, tier) in [(20, Tier::DEVICE), (7, Tier::DEVICE), (9, Tier::HOST)] {
+        assert!(state.promise(blocks, tier).is_err());
+    }
+    let parking = state.redeem_parking(ticket.id(), &seals.row(&lease, 8), None);
+    assert!(matches!(parking, Err(Error::State { .. })));
     for slots in [3, 6] {
         assert!(state.resize(Tier::DEVICE, slots).is_err());
     }

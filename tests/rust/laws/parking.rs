@@ -145,6 +145,108 @@ fn a_resize_that_would_break_keeps_is_refused_where_the_engine_cannot_recompute(
     }
 }
 
+// A ticket of the host never loses its backing: keeps are broken for it.
+
+#[test]
+fn quarantine_breaks_even_the_last_keep_before_a_ticket_loses_its_backing() {
+    let yard = Yard::new(16, 4);
+    let handle = parked(&yard, &text(1, 2));
+    let ticket = yard.cache.promise(2, Tier::HOST).unwrap();
+    let plan = yard.demote_parked(&handle, 1).unwrap();
+    yard.overdue(&plan);
+    assert!(yard.broken(&handle));
+    let host = yard.host();
+    assert_eq!((host.quarantined, host.free, host.promised), (1, 3, 2));
+    yard.fail(&plan, 0);
+    yard.abandon(handle);
+    yard.cache.release(ticket).unwrap();
+    yard.at_rest();
+}
+
+#[test]
+fn a_copy_ahead_that_never_ends_takes_nothing_of_a_ticket() {
+    let yard = Yard::new(16, 4);
+    yard.publish(&text(1, 4));
+    let ticket = yard.cache.promise(2, Tier::HOST).unwrap();
+    let plan = yard.demote(4).unwrap();
+    yard.overdue(&plan);
+    let host = yard.host();
+    assert_eq!((host.quarantined, host.free, host.promised), (2, 2, 2));
+    yard.fail(&plan, 0);
+    yard.cache.release(ticket).unwrap();
+    yard.at_rest();
+}
+
+#[test]
+fn a_failed_copy_whose_slot_retires_breaks_its_keep_before_a_ticket_loses_its_backing() {
+    let yard = Yard::new(16, 4);
+    yard.publish_below(&text(1, 2));
+    let handle = parked(&yard, &text(2, 2));
+    let plan = yard.demote_parked(&handle, 2).unwrap();
+    assert_eq!(plan.destinations, [2, 3]);
+    let ticket = yard.cache.promise(1, Tier::HOST).unwrap();
+    // The root is read: the leaf alone backs the ticket, and one slot retires with the failure.
+    let (lease, begun) = yard.begin(&and_one(&text(1, 2)));
+    assert_eq!((one(&begun).len(), yard.host().takeable), (1, 1));
+    yard.cache.lock().resize(Tier::HOST, 3).unwrap();
+    yard.sound();
+    yard.fail(&plan, 0);
+    assert!(yard.broken(&handle));
+    let host = yard.host();
+    assert_eq!((host.capacity, host.free, host.takeable), (3, 1, 1));
+    assert_eq!(host.promised, 1);
+    yard.land(&begun.plans);
+    yard.finish(lease);
+    yard.abandon(handle);
+    yard.cache.release(ticket).unwrap();
+    yard.at_rest();
+}
+
+#[test]
+fn a_corrupt_copy_costs_its_keep_and_no_ticket() {
+    let yard = Yard::new(16, 3);
+    let handle = parked(&yard, &text(1, 2));
+    yard.land(&[yard.demote_parked(&handle, 2).unwrap()]);
+    yard.squeeze(2);
+    let ticket = yard.cache.promise(1, Tier::HOST).unwrap();
+    let (lease, begun) = yard.resume(handle);
+    yard.corrupt(one(&begun), 0);
+    let host = yard.host();
+    assert_eq!((host.free, host.idle, host.promised), (2, 1, 1));
+    let again = yard.park_again(lease);
+    assert!(yard.broken(&again));
+    yard.abandon(again);
+    yard.cache.release(ticket).unwrap();
+    yard.at_rest();
+}
+
+#[test]
+fn a_resize_breaks_keeps_for_a_ticket_and_is_refused_where_only_tickets_are_in_the_way() {
+    for recompute in [true, false] {
+        let yard = Yard::of(Config {
+            recompute,
+            ..config(16, 6)
+        });
+        let handle = parked(&yard, &text(1, 2));
+        let ticket = yard.cache.promise(3, Tier::HOST).unwrap();
+        let resize = |slots| yard.cache.lock().resize(Tier::HOST, slots);
+        let before = yard.stats();
+        let refused = Err(Error::InUse {
+            tier: Tier::HOST,
+            want: 2,
+            used: 5,
+        });
+        assert_eq!((resize(2), yard.stats()), (refused, before));
+        assert_eq!(resize(4).is_ok(), recompute);
+        yard.sound();
+        assert_eq!(yard.broken(&handle), recompute);
+        assert_eq!(yard.host().promised, if recompute { 3 } else { 5 });
+        yard.abandon(handle);
+        yard.cache.release(ticket).unwrap();
+        yard.at_rest();
+    }
+}
+
 #[test]
 fn a_sequence_whose_keeps_were_broken_begins_anew() {
     let yard = Yard::new(4, 4);

@@ -1,17 +1,21 @@
-//! INV-22: tickets, promises made for somebody who does not run yet.
+//! INV-22: tickets, promises made for somebody who does not run yet, or is to be parked.
 
-use crate::yard::{SIZE, Yard, and_one, room, text};
+use crate::yard::{SIZE, Yard, and_one, cat, config, room, sealing, text, tokens};
 use blockyard_core::{
-    Answer, Chain, Error, Filling, Holder, Lease, Request, Result, Ticket, Tier, Who,
+    Answer, Chain, Config, Error, Filling, Holder, Lease, Parked, Request, Result, Ticket, Tier,
+    Who,
 };
 
 fn promise(yard: &Yard, blocks: u64) -> Ticket {
-    let ticket = yard.cache.promise(blocks).expect("there is room");
+    let ticket = yard
+        .cache
+        .promise(blocks, Tier::DEVICE)
+        .expect("there is room");
     yard.sound();
     ticket
 }
 
-fn request(chain: &Chain, reserve: u64) -> Request<'_> {
+pub(crate) fn request(chain: &Chain, reserve: u64) -> Request<'_> {
     Request {
         keys: chain.keys(),
         tokens: chain.tokens(),
@@ -62,13 +66,13 @@ fn a_ticket_is_refused_with_the_numbers_and_one_that_never_fits_or_is_for_nothin
     yard.publish(&text(1, 2));
     let first = promise(&yard, 3);
     let before = yard.stats();
-    let refused = yard.cache.promise(6).unwrap_err();
+    let refused = yard.cache.promise(6, Tier::DEVICE).unwrap_err();
     assert_eq!(room(refused), (6, 6, 2, 3));
     for blocks in [9, u64::MAX] {
-        let large = yard.cache.promise(blocks).unwrap_err();
+        let large = yard.cache.promise(blocks, Tier::DEVICE).unwrap_err();
         assert!(matches!(large, Error::TooLarge { need, capacity: 8, .. } if need == blocks));
     }
-    let none = yard.cache.promise(0).unwrap_err();
+    let none = yard.cache.promise(0, Tier::DEVICE).unwrap_err();
     assert!(matches!(none, Error::Argument { name: "blocks", .. }));
     let after = yard.stats();
     assert_eq!((after.tiers, after.tickets), (before.tiers, 1));
@@ -233,20 +237,296 @@ fn a_clear_leaves_tickets_alone_and_a_resize_counts_them() {
 
 #[test]
 fn a_ticket_is_among_the_holders_with_what_it_was_promised() {
-    let yard = Yard::new(8, 0);
+    let yard = Yard::new(8, 4);
     let (lease, _) = yard.begin(&text(1, 1));
-    let ticket = promise(&yard, 5);
-    let holder = |who, device, promised| Holder {
+    let (ticket, below) = (promise(&yard, 5), promise_below(&yard, 3));
+    let holder = |who, device, promised, tier| Holder {
         who,
         device,
         alone: device,
         promised,
+        tier,
     };
     let expected = [
-        holder(Who::Lease(lease.id()), 1, 0),
-        holder(Who::Ticket(ticket.id()), 0, 5),
+        holder(Who::Lease(lease.id()), 1, 0, Tier::DEVICE),
+        holder(Who::Ticket(ticket.id()), 0, 5, Tier::DEVICE),
+        holder(Who::Ticket(below.id()), 0, 3, Tier::HOST),
     ];
     assert_eq!(yard.cache.lock().holders(), expected);
     yard.cache.release(ticket).unwrap();
+    yard.cache.release(below).unwrap();
     yard.finish(lease);
+}
+
+// Tickets of the host, for who is to be parked.
+
+fn promise_below(yard: &Yard, blocks: u64) -> Ticket {
+    let ticket = yard
+        .cache
+        .promise(blocks, Tier::HOST)
+        .expect("there is room");
+    yard.sound();
+    ticket
+}
+
+/// A park with a ticket, which it spends.
+fn park_in(yard: &Yard, ticket: &Ticket, lease: &Lease, computed: u64) -> Result<Parked> {
+    let seals = sealing(lease, computed)?;
+    let row = seals.row(lease, computed);
+    let parked = yard.cache.lock().redeem_parking(ticket.id(), &row, None);
+    yard.sound();
+    let parked = lease.into_parked(parked.inspect_err(|_| assert!(ticket.check().is_ok()))?);
+    ticket.spend();
+    Ok(parked)
+}
+
+#[test]
+fn a_ticket_of_the_host_keeps_its_slots_from_parks_and_copies_ahead_and_moves_none() {
+    let yard = Yard::new(16, 4);
+    let ticket = promise_below(&yard, 3);
+    assert_eq!((yard.host().free, yard.host().promised), (4, 3));
+    assert_eq!(yard.device().promised, 0);
+    yard.publish(&text(1, 3));
+    let plan = yard.demote(3).unwrap();
+    assert_eq!(plan.len(), 1, "the rest is promised");
+    assert_eq!(yard.demote(3), None);
+    yard.land(&[plan]);
+    let (lease, error) = yard.cache.park(yard.run(&text(2, 2)), 8).unwrap_err();
+    assert!(matches!(
+        error,
+        Error::NoRoom {
+            tier: Tier::HOST,
+            ..
+        }
+    ));
+    assert_eq!(room(error), (2, 3, 1, 3));
+    yard.cache.release(ticket).unwrap();
+    let parked = yard.park(lease, 8);
+    yard.abandon(parked);
+    yard.at_rest();
+}
+
+#[test]
+fn a_ticket_of_the_host_is_refused_with_the_hosts_numbers_and_one_that_never_fits_at_once() {
+    let yard = Yard::new(8, 4);
+    yard.publish_below(&text(1, 1));
+    let first = promise_below(&yard, 2);
+    let before = yard.stats();
+    let refused = yard.cache.promise(3, Tier::HOST).unwrap_err();
+    assert!(matches!(
+        refused,
+        Error::NoRoom {
+            tier: Tier::HOST,
+            ..
+        }
+    ));
+    assert_eq!(room(refused), (3, 3, 1, 2));
+    let large = yard.cache.promise(5, Tier::HOST).unwrap_err();
+    assert!(matches!(
+        large,
+        Error::TooLarge {
+            tier: Tier::HOST,
+            need: 5,
+            capacity: 4
+        }
+    ));
+    let none = yard.cache.promise(0, Tier::HOST).unwrap_err();
+    assert!(matches!(none, Error::Argument { name: "blocks", .. }));
+    let disk = yard.cache.promise(1, Tier::DISK).unwrap_err();
+    assert!(matches!(disk, Error::Argument { name: "tier", .. }));
+    assert_eq!(
+        (yard.stats().tiers, yard.stats().tickets),
+        (before.tiers, 1)
+    );
+    yard.cache.release(first).unwrap();
+
+    let bare = Yard::new(8, 0);
+    let none = bare.cache.promise(1, Tier::HOST).unwrap_err();
+    assert!(matches!(
+        none,
+        Error::TooLarge {
+            tier: Tier::HOST,
+            need: 1,
+            capacity: 0
+        }
+    ));
+    let alone = Yard::of(Config {
+        slots: vec![9],
+        ..config(8, 0)
+    });
+    let none = alone.cache.promise(1, Tier::HOST).unwrap_err();
+    assert!(matches!(none, Error::Argument { name: "tier", .. }));
+}
+
+#[test]
+fn a_park_uses_the_room_of_its_ticket_and_what_it_did_not_need_is_promised_no_more() {
+    let yard = Yard::new(16, 5);
+    let lease = yard.run(&cat(&text(1, 2), &tokens(2, 2)));
+    let ticket = promise_below(&yard, 5);
+    let (other, error) = yard.cache.park(yard.run(&text(3, 1)), 4).unwrap_err();
+    assert_eq!(room(error), (1, 5, 0, 5));
+    let parked = park_in(&yard, &ticket, &lease, 10).unwrap();
+    assert_eq!((yard.host().promised, yard.stats().tickets), (3, 0));
+    let other = yard.park(other, 4);
+    yard.land(&[yard.demote_parked(&parked, 3).unwrap()]);
+    assert_eq!(
+        yard.cache
+            .lock()
+            .view_parked(parked.id())
+            .unwrap()
+            .on_device,
+        0
+    );
+    yard.abandon(other);
+    yard.abandon(parked);
+    yard.at_rest();
+}
+
+#[test]
+fn a_park_inside_its_ticket_never_lacks_room_also_where_it_pins_what_is_below_already() {
+    let yard = Yard::new(24, 3);
+    let lease = yard.run(&cat(&text(1, 2), &tokens(2, 1)));
+    yard.land(&[yard.demote_lease(&lease, 2)]);
+    let ticket = promise_below(&yard, 3);
+    let host = yard.host();
+    assert_eq!((host.free, host.takeable, host.promised), (1, 2, 3));
+    // Nobody else may read or take what backs it.
+    yard.publish(&text(3, 2));
+    assert_eq!(yard.demote(2), None);
+    let parked = park_in(&yard, &ticket, &lease, 9).unwrap();
+    let host = yard.host();
+    assert_eq!((host.free, host.pinned, host.promised), (1, 2, 1));
+    yard.land(&[yard.demote_parked(&parked, 1).unwrap()]);
+    assert!(!yard.broken(&parked));
+    yard.abandon(parked);
+    yard.at_rest();
+}
+
+#[test]
+fn a_park_that_is_refused_has_its_ticket_still() {
+    let yard = Yard::new(32, 4);
+    let (small, others) = (promise_below(&yard, 1), promise_below(&yard, 2));
+    let (lease, _) = yard.begin(&text(1, 3));
+    let refused = park_in(&yard, &small, &lease, 12).unwrap_err();
+    assert_eq!(
+        room(refused),
+        (3, 4, 0, 2),
+        "his own ticket is not in his way"
+    );
+    assert_eq!((yard.host().promised, yard.stats().tickets), (3, 2));
+    assert_eq!(
+        yard.view(&lease).sealed,
+        3,
+        "what was full is sealed all the same"
+    );
+    let digest = yard.cache.lock().digest();
+    let less = park_in(&yard, &small, &lease, 11).unwrap_err();
+    assert!(matches!(
+        less,
+        Error::Argument {
+            name: "computed",
+            ..
+        }
+    ));
+    let (large, _) = yard.begin(&text(2, 5));
+    let never = park_in(&yard, &small, &large, 20).unwrap_err();
+    assert!(matches!(
+        never,
+        Error::TooLarge {
+            tier: Tier::HOST,
+            ..
+        }
+    ));
+    yard.finish(large);
+    yard.publish(&text(3, 1));
+    let (loading, begun) = yard.begin(&text(3, 1));
+    let early = park_in(&yard, &small, &loading, 4).unwrap_err();
+    assert!(matches!(early, Error::State { .. }));
+    yard.land(&begun.plans);
+    yard.finish(loading);
+    assert_eq!((yard.host().promised, yard.stats().tickets), (3, 2));
+    assert_ne!(yard.cache.lock().digest(), digest);
+    yard.cache.release(others).unwrap();
+    let parked = park_in(&yard, &small, &lease, 12).unwrap();
+    assert_eq!((yard.host().promised, yard.stats().tickets), (3, 0));
+    yard.abandon(parked);
+    yard.at_rest();
+}
+
+#[test]
+fn a_ticket_is_good_for_its_own_tier_alone() {
+    let yard = Yard::new(8, 4);
+    let (above, below) = (promise(&yard, 2), promise_below(&yard, 2));
+    let lease = yard.run(&text(1, 1));
+    let digest = yard.cache.lock().digest();
+    let refused = park_in(&yard, &above, &lease, 4).unwrap_err();
+    assert!(matches!(refused, Error::State { .. }), "{refused}");
+    assert!(
+        refused
+            .to_string()
+            .contains("is for the device: begin with it"),
+        "{refused}"
+    );
+    let refused = yard
+        .cache
+        .lock()
+        .redeem(below.id(), |_| panic!("nothing is run"));
+    let refused = refused.unwrap_err();
+    assert!(matches!(refused, Error::State { .. }), "{refused}");
+    assert!(
+        refused
+            .to_string()
+            .contains("is for the host: park with it"),
+        "{refused}"
+    );
+    assert_eq!(yard.cache.lock().digest(), digest);
+    yard.cache.release(above).unwrap();
+    yard.abandon(park_in(&yard, &below, &lease, 4).unwrap());
+    let again = yard.cache.lock().release_ticket(below.id()).unwrap_err();
+    assert!(matches!(again, Error::Spent { what: "ticket", .. }));
+    yard.at_rest();
+}
+
+#[test]
+fn a_resume_that_came_short_is_parked_again_and_spends_its_ticket_for_nothing() {
+    let yard = Yard::new(8, 4);
+    let parked = yard.park(yard.run(&text(1, 2)), 8);
+    yard.land(&[yard.demote_parked(&parked, 2).unwrap()]);
+    yard.squeeze(2);
+    let (lease, begun) = yard.resume(parked);
+    assert!(yard.view(&lease).resumed);
+    yard.fail(&begun.plans[0], 1);
+    assert!(yard.view(&lease).resumed && yard.view(&lease).short);
+    let ticket = promise_below(&yard, 2);
+    let parked = park_in(&yard, &ticket, &lease, 8).unwrap();
+    let host = yard.host();
+    assert_eq!((host.pinned, host.free, host.promised), (2, 2, 0));
+    yard.abandon(parked);
+    yard.at_rest();
+}
+
+#[test]
+fn a_ticket_of_the_host_that_is_dropped_comes_back_and_a_clear_and_a_resize_leave_it() {
+    let yard = Yard::new(8, 6);
+    let parked = yard.park(yard.run(&text(1, 2)), 8);
+    let ticket = promise_below(&yard, 3);
+    yard.cache.lock().clear();
+    yard.sound();
+    assert!(yard.broken(&parked));
+    assert_eq!((yard.host().promised, yard.stats().tickets), (3, 1));
+    let refused = yard.cache.lock().resize(Tier::HOST, 2).unwrap_err();
+    assert!(matches!(
+        refused,
+        Error::InUse {
+            want: 2,
+            used: 3,
+            ..
+        }
+    ));
+    yard.cache.lock().resize(Tier::HOST, 3).unwrap();
+    yard.sound();
+    drop(ticket);
+    assert_eq!((yard.host().promised, yard.stats().counters.leaked), (0, 1));
+    yard.abandon(parked);
+    yard.at_rest();
 }

@@ -56,7 +56,9 @@ impl World {
             Op::Finish(ref leases, retention, in_flight) => {
                 return self.finish(leases, retention, in_flight);
             }
-            Op::Park(lease, computed, in_flight) => return self.park(lease, computed, in_flight),
+            Op::Park(lease, computed, in_flight) => {
+                return self.park(lease, computed, in_flight, None);
+            }
             Op::Resume(parked, more, reserve) => {
                 return self.resume(parked, u64::from(more), u64::from(reserve), None);
             }
@@ -318,15 +320,23 @@ impl World {
         Some(false)
     }
 
-    fn park(&mut self, lease: u8, computed: u8, in_flight: bool) -> Option<bool> {
+    pub(crate) fn park(
+        &mut self,
+        lease: u8,
+        computed: u8,
+        in_flight: bool,
+        ticket: Option<TicketId>,
+    ) -> Option<bool> {
         let (at, after) = (pick(&self.leases, lease)?, self.after(in_flight));
         let lease = &self.leases[at];
+        let (id, chain) = (lease.id(), lease.chain());
         let computed = self.computed(lease, computed);
         let mut seals = Seals::default();
         seals.add(lease, computed).expect("it was appended");
-        let answer = self.cache.lock().park(&seals.row(lease, computed), after);
-        self.yard
-            .park(lease.id(), lease.chain().keys(), computed, after, &answer);
+        let row = seals.row(lease, computed);
+        let answer = self.park_in(ticket, &row, after, |yard, answer| {
+            yard.park(id, chain.keys(), computed, after, answer);
+        });
         match answer {
             Ok(id) => {
                 let lease = self.leases.swap_remove(at);

@@ -156,9 +156,18 @@ impl Yard {
         if let (Stop::Filling(flight), true) = (prefix.stop, waits) {
             return assert_eq!(answer, &Ok(Answer::Soon(flight)));
         }
-        let shared = &prefix.path[..prefix.device];
-        let pins: Vec<Block> = shared.iter().copied().chain(prefix.last).collect();
-        if let Err(error) = self.afford(&pins, limit - prefix.device) {
+        let pins = prefix.path[..prefix.device].to_vec();
+        let need = limit - prefix.device;
+        let copied = prefix
+            .last
+            .filter(|&last| self.ready(last, DEVICE).is_some());
+        let with_copy: Vec<Block> = pins.iter().copied().chain(copied).collect();
+        let mut room = self.afford(&with_copy, need);
+        if room.is_err() && copied.is_some() && self.recompute {
+            (prefix.last, prefix.stop) = (None, Stop::Promised);
+            room = self.afford(&pins, need);
+        }
+        if let Err(error) = room {
             return assert_eq!(answer, &Err(error));
         }
         let Ok(Answer::Begun(begun)) = answer else {

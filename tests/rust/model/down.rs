@@ -2,7 +2,7 @@
 //! own copy.
 
 use crate::yard::{Air, Block, DEVICE, Errand, HOST, What, Yard};
-use blockyard_core::{FlightId, ParkedId, Plan, State, Tier, Write};
+use blockyard_core::{FlightId, ParkedId, Pending, Plan, State, Tier, Write};
 
 impl Yard {
     /// Copies ahead of need: what was published, then the next victims.
@@ -98,6 +98,31 @@ impl Yard {
         let left = blocks.iter().find(|&&block| lacks(self, block));
         if let Some(&block) = left.filter(|_| copied < most) {
             assert!(!self.has_room_below(block), "block {block} was passed over");
+        }
+    }
+
+    /// What of a parked sequence moves, and what could be evicted were its copies down ready.
+    pub(crate) fn pending(&self, id: ParkedId) -> Pending {
+        let stay = &self.parked[&id];
+        let path = &stay.path[..stay.on_device];
+        let moves = |&block: &Block| self.filling(block, HOST).is_some();
+        let mut then = self.clone();
+        then.parked.get_mut(&id).expect("it is parked").on_device = 0;
+        for air in then.flights.values_mut().filter(|air| air.to == HOST) {
+            air.moves.retain(|&(block, _, to)| {
+                block.is_none_or(|block| {
+                    !path.contains(&block) || self.block_in(HOST, to) != Some(block)
+                })
+            });
+        }
+        let may = then.may_go(DEVICE);
+        let goes = |block: &&Block| {
+            let slot = self.blocks[**block].slots[DEVICE].expect("it is on the device");
+            may.contains(&slot) && slot < self.limits[DEVICE] && !moves(block)
+        };
+        Pending {
+            moving: path.iter().filter(|block| moves(block)).count() as u32,
+            alone: path.iter().filter(goes).count() as u32,
         }
     }
 

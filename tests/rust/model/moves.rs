@@ -354,7 +354,7 @@ impl Yard {
 
     pub(crate) fn break_unbacked(&mut self) {
         while self.unbacked(HOST) {
-            let youngest = self.youngest().expect("only keeps promise host slots");
+            let youngest = self.youngest().expect("a ticket never loses its backing");
             self.break_keep(youngest);
         }
     }

@@ -76,6 +76,10 @@ pub(crate) enum Op {
     /// A resume with a ticket, and tokens of reserve.
     RedeemParked(u8, u8, u8),
     DropTicket(u8),
+    /// Blocks of the host for who is to be parked.
+    PromiseBelow(u8),
+    /// A park with a ticket: what is computed, and whether a step is in flight.
+    RedeemParking(u8, u8, u8, bool),
 }
 
 fn prompts() -> impl Strategy<Value = Prompt> {
@@ -131,6 +135,17 @@ fn tickets() -> impl Strategy<Value = Op> {
     ]
 }
 
+fn tickets_below() -> impl Strategy<Value = Op> {
+    let any8 = any::<u8>;
+    let computed = prop_oneof![Just(255), any::<u8>()];
+    prop_oneof![
+        4 => (0..10_u8).prop_map(Op::PromiseBelow),
+        5 => (any8(), any8(), computed, prop::bool::weighted(0.2))
+            .prop_map(|(a, b, c, d)| Op::RedeemParking(a, b, c, d)),
+        1 => any8().prop_map(Op::Release),
+    ]
+}
+
 fn setups() -> impl Strategy<Value = Setup> {
     let host = prop_oneof![1 => Just(0), 9 => 1..25_u32];
     let sizes = (2..5_u32, 6..25_u32, host, 0..2_u32);
@@ -182,9 +197,13 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
     let ops = vec(ops(), steps / 2..steps);
     // What is drawn last leaves the scripts of kept seeds as they were.
     let tickets = vec((any::<prop::sample::Index>(), tickets()), 0..steps / 8);
-    let drawn = (setups(), ops, policies(), tickets);
-    drawn.prop_map(|(setup, mut ops, (write, speeds), tickets)| {
-        for (at, op) in tickets {
+    let below = vec(
+        (any::<prop::sample::Index>(), tickets_below()),
+        0..steps / 8,
+    );
+    let drawn = (setups(), ops, policies(), tickets, below);
+    drawn.prop_map(|(setup, mut ops, (write, speeds), tickets, below)| {
+        for (at, op) in tickets.into_iter().chain(below) {
             ops.insert(at.index(ops.len()), op);
         }
         Script {

@@ -1,39 +1,45 @@
-//! Tickets in both: what is promised to who does not run yet.
+//! Tickets in both: what is promised to who does not run yet, or is to be parked.
 
 use crate::act::pick;
 use crate::ops::Op;
 use crate::world::World;
-use crate::yard::{DEVICE, Yard};
-use blockyard_core::{Answer, Error, Result, State, TicketId};
+use crate::yard::{DEVICE, HOST, Yard};
+use blockyard_core::{Answer, Error, ParkedId, Result, Sealing, State, TicketId, Tier};
 
 impl Yard {
-    fn promise(&mut self, blocks: u64, answer: &Result<TicketId>) {
+    fn promise(&mut self, blocks: u64, tier: usize, answer: &Result<TicketId>) {
         if blocks == 0 {
             let none = matches!(answer, Err(Error::Argument { name: "blocks", .. }));
             return assert!(none, "{answer:?}");
         }
-        if let Err(error) = self.need(blocks * self.block_size, 0) {
+        if blocks > self.size(tier) {
+            let (tier, need, capacity) = (Tier(tier as u8), blocks, self.size(tier));
+            let error = Error::TooLarge {
+                tier,
+                need,
+                capacity,
+            };
             return assert_eq!(answer, &Err(error));
         }
-        if let Err(error) = self.afford(&[], blocks as usize) {
+        if blocks > self.spare(tier) as u64 {
+            let error = self.no_room(tier, blocks, self.takeable(tier));
             return assert_eq!(answer, &Err(error));
         }
         let id = *answer.as_ref().expect("there is room");
-        assert_eq!(self.tickets.insert(id, blocks), None);
+        assert_eq!(self.tickets.insert(id, (tier, blocks)), None);
     }
+}
+
+/// What is run with a ticket of another tier.
+fn never<T>(_: &mut State) -> Result<T> {
+    panic!("the ticket is for another tier");
 }
 
 impl World {
     pub(crate) fn act_on_ticket(&mut self, op: &Op) -> Option<bool> {
         match *op {
-            Op::Promise(blocks) => {
-                let answer = self.cache.lock().promise(u64::from(blocks));
-                self.yard.promise(u64::from(blocks), &answer);
-                let id = answer.ok();
-                self.tickets
-                    .extend(id.map(|id| self.cache.handle_ticket(id)));
-                Some(id.is_none())
-            }
+            Op::Promise(blocks) => Some(self.promise(u64::from(blocks), DEVICE)),
+            Op::PromiseBelow(blocks) => Some(self.promise(u64::from(blocks), HOST)),
             Op::Release(ticket) => {
                 let at = pick(&self.tickets, ticket)?;
                 let handle = self.tickets.swap_remove(at);
@@ -59,8 +65,70 @@ impl World {
                 let id = self.tickets[pick(&self.tickets, ticket)?].id();
                 self.resume(parked, 0, u64::from(reserve), Some(id))
             }
+            Op::RedeemParking(ticket, lease, computed, in_flight) => {
+                let id = self.tickets[pick(&self.tickets, ticket)?].id();
+                self.park(lease, computed, in_flight, Some(id))
+            }
             _ => None,
         }
+    }
+
+    fn promise(&mut self, blocks: u64, tier: usize) -> bool {
+        let answer = self.cache.lock().promise(blocks, Tier(tier as u8));
+        self.yard.promise(blocks, tier, &answer);
+        let id = answer.ok();
+        self.tickets
+            .extend(id.map(|id| self.cache.handle_ticket(id)));
+        id.is_none()
+    }
+
+    /// Has the core park somebody, by a ticket if he has one; and tells the model, in `then`, to
+    /// which it is not promised meanwhile.
+    pub(crate) fn park_in(
+        &mut self,
+        ticket: Option<TicketId>,
+        row: &Sealing<'_>,
+        after: Option<u64>,
+        then: impl FnOnce(&mut Yard, &Result<ParkedId>),
+    ) -> Result<ParkedId> {
+        let mut state = self.cache.lock();
+        let Some(id) = ticket else {
+            let answer = state.park(row, after);
+            drop(state);
+            then(&mut self.yard, &answer);
+            return answer;
+        };
+        let answer = state.redeem_parking(id, row, after);
+        drop(state);
+        let (tier, blocks) = self.yard.tickets[&id];
+        if tier != HOST {
+            assert!(matches!(answer, Err(Error::State { .. })), "{answer:?}");
+            return answer;
+        }
+        let inside = blocks >= self.yard.blocks_of(row.computed) as u64;
+        let refused = matches!(answer, Err(Error::NoRoom { .. }));
+        assert!(!(inside && refused), "{answer:?} inside of {blocks} blocks");
+        self.yard.tickets.remove(&id);
+        then(&mut self.yard, &answer);
+        self.spend_or_keep(id, (HOST, blocks), answer.is_ok());
+        answer
+    }
+
+    /// Whom a ticket has served has spent it; whom it has not, has it still.
+    fn spend_or_keep(&mut self, id: TicketId, kept: (usize, u64), served: bool) {
+        if !served {
+            self.yard.tickets.insert(id, kept);
+            return assert!(!self.yard.unbacked(kept.0), "it is backed as before");
+        }
+        let spent = self.cache.lock().release_ticket(id);
+        assert!(matches!(spent, Err(Error::Spent { .. })), "{spent:?}");
+        self.tickets.retain(|ticket| {
+            let other = ticket.id() != id;
+            if !other {
+                ticket.spend();
+            }
+            other
+        });
     }
 
     /// Lets the core admit somebody, by a ticket if he has one; while the model is asked, in
@@ -77,24 +145,17 @@ impl World {
             then(&mut self.yard, &state, &answer);
             return answer;
         };
-        let blocks = self.yard.tickets.remove(&id).expect("it is open");
+        let kept = self.yard.tickets[&id];
+        if kept.0 != DEVICE {
+            let answer = state.redeem(id, never);
+            assert!(matches!(answer, Err(Error::State { .. })), "{answer:?}");
+            return answer;
+        }
+        self.yard.tickets.remove(&id);
         let answer = state.redeem(id, act);
         then(&mut self.yard, &state, &answer);
         drop(state);
-        if let Ok(Answer::Begun(_)) = answer {
-            let spent = self.cache.lock().release_ticket(id);
-            assert!(matches!(spent, Err(Error::Spent { .. })), "{spent:?}");
-            self.tickets.retain(|ticket| {
-                let other = ticket.id() != id;
-                if !other {
-                    ticket.spend();
-                }
-                other
-            });
-        } else {
-            self.yard.tickets.insert(id, blocks);
-            assert!(!self.yard.unbacked(DEVICE), "it is backed as before");
-        }
+        self.spend_or_keep(id, kept, matches!(answer, Ok(Answer::Begun(_))));
         answer
     }
 }

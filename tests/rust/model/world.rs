@@ -142,6 +142,7 @@ impl World {
                 promised,
                 view.loading,
                 view.short,
+                view.resumed,
             );
             let promised = seq.limit.saturating_sub(seq.table.len());
             let lacks = seq.table.len() < self.yard.blocks_of(seq.tokens);
@@ -152,6 +153,7 @@ impl World {
                 promised,
                 seq.loading,
                 seq.short || lacks,
+                seq.resumed.is_some(),
             );
             assert_eq!(told, here, "{id:?}");
             if seq.short && !self.yard.recompute {
@@ -176,6 +178,8 @@ impl World {
                 told,
                 (stay.computed, stay.path.len(), stay.on_device, stay.broken)
             );
+            let pending = state.pending(parked.id()).expect("it is parked");
+            assert_eq!(pending, self.yard.pending(parked.id()));
         }
         for keys in &self.known {
             assert_eq!(

@@ -104,8 +104,8 @@ pub(crate) struct Yard {
     pub(crate) order: Vec<(Class, u32)>,
     pub(crate) leases: BTreeMap<LeaseId, Seq>,
     pub(crate) parked: BTreeMap<ParkedId, Stay>,
-    /// Blocks promised to who does not run yet.
-    pub(crate) tickets: BTreeMap<TicketId, u64>,
+    /// The tier, and blocks of it promised to who does not run yet, or is to be parked.
+    pub(crate) tickets: BTreeMap<TicketId, (usize, u64)>,
     pub(crate) flights: BTreeMap<FlightId, Air>,
     pub(crate) held: Vec<(u64, Vec<u32>, Retention)>,
     pub(crate) done: Option<u64>,
@@ -236,19 +236,20 @@ impl Yard {
     }
 
     pub(crate) fn promised(&self, tier: usize) -> u64 {
+        let tickets = self.tickets.values().filter(|ticket| ticket.0 == tier);
+        let tickets: u64 = tickets.map(|ticket| ticket.1).sum();
         if tier == DEVICE {
             let running = self.leases.values().filter(|seq| seq.ended.is_none());
             let growth = running.map(|seq| seq.limit.saturating_sub(seq.table.len()) as u64);
-            return growth.chain(self.tickets.values().copied()).sum();
+            return growth.sum::<u64>() + tickets;
         }
         let kept: BTreeSet<Block> = self
             .parked
             .values()
             .flat_map(|stay| stay.path.clone())
             .collect();
-        kept.into_iter()
-            .filter(|&block| self.blocks[block].slots[HOST].is_none())
-            .count() as u64
+        let owed = |block: &Block| self.blocks[*block].slots[HOST].is_none();
+        kept.into_iter().filter(owed).count() as u64 + tickets
     }
 
     /// What can be had that nobody has been promised.
@@ -377,7 +378,7 @@ impl Yard {
         });
         let parked = self.parked.values();
         let parked = parked.map(|stay| (stay.on_device, stay.path.iter().filter(lacks).count()));
-        let tickets = self.tickets.values().map(|&blocks| (0, blocks as usize));
+        let tickets = self.tickets.values().map(|ticket| (0, ticket.1 as usize));
         let mut here: Vec<_> = leases.chain(parked).chain(tickets).collect();
         here.sort_unstable_by(|one, other| other.cmp(one));
         let told = state.holders().into_iter();
@@ -403,7 +404,11 @@ impl Yard {
                     then.end_keep(id);
                     false
                 }
-                Who::Ticket(_) => continue,
+                Who::Ticket(id) => {
+                    let told = (holder.tier.0 as usize, u64::from(holder.promised));
+                    assert_eq!(told, self.tickets[&id]);
+                    continue;
+                }
             };
             let (alone, gained) = (u64::from(holder.alone), room(&then) - room(self));
             assert!(

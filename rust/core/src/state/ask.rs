@@ -40,13 +40,13 @@ impl State {
     pub fn asks(&mut self, request: &Request<'_>) -> Result<Need> {
         check(request)?;
         let limit = self.blocks_of(request.tokens.saturating_add(request.reserve));
-        let ever = self.fits_device(limit).is_ok();
-        let prefix = self.prefix(request);
+        let ever = self.fits(0, limit).is_ok();
+        let mut prefix = self.prefix(request);
         let waits = self.waits(request, prefix.stop).filter(|_| ever);
         let path = std::mem::take(&mut self.path);
-        let spent = self.spent(&path, &prefix);
-        self.path = path;
         let need = limit - prefix.device as u64;
+        let spent = self.settle(&path, &mut prefix, need);
+        self.path = path;
         let ledger = &self.tiers[0].ledger;
         let last = prefix.last.map(|node| self.ready(node, 0).is_some());
         Ok(Need {

@@ -86,16 +86,16 @@ impl State {
     /// Blocks of the tokens, and with the promised growth; `TooLarge` if they can never fit.
     pub(super) fn size(&self, tokens: u64, reserve: u64) -> Result<(u32, u32)> {
         let limit = self.blocks_of(tokens.saturating_add(reserve));
-        Ok((self.blocks_of(tokens) as u32, self.fits_device(limit)?))
+        Ok((self.blocks_of(tokens) as u32, self.fits(0, limit)?))
     }
 
-    /// So many blocks, or `TooLarge` if the device can never hold them.
-    pub(super) fn fits_device(&self, need: u64) -> Result<u32> {
-        let pool = &self.tiers[0].pool;
-        let capacity = u64::from(pool.limit()) - u64::from(self.config.null_slots);
+    /// So many blocks, or `TooLarge` if the tier can never hold them.
+    pub(super) fn fits(&self, tier: usize, need: u64) -> Result<u32> {
+        let null = if tier == 0 { self.config.null_slots } else { 0 };
+        let capacity = u64::from(self.tiers[tier].pool.limit() - null);
         if need > capacity {
             return Err(Error::TooLarge {
-                tier: crate::id::Tier::DEVICE,
+                tier: crate::id::Tier(tier as u8),
                 need,
                 capacity,
             });
@@ -152,6 +152,19 @@ impl State {
             .count() as u64
     }
 
+    /// What a begin of this prefix spends of idle blocks. Where there is no room for the private
+    /// copy of a full hit beside its source, the last block is computed anew in place of one.
+    pub(super) fn settle(&self, path: &[u32], prefix: &mut Prefix, need: u64) -> u64 {
+        let spent = self.spent(path, prefix);
+        let here = |node| self.ready(node, 0).is_some();
+        let copies = self.config.recompute && prefix.last.is_some_and(here);
+        if !copies || self.tiers[0].ledger.affords(spent.saturating_add(need)) {
+            return spent;
+        }
+        (prefix.last, prefix.stop) = (None, Stop::Promised);
+        self.spent(path, prefix)
+    }
+
     fn admit(
         &mut self,
         path: &[u32],
@@ -161,9 +174,9 @@ impl State {
         tokens: u64,
     ) -> Result<Begun> {
         let device = &path[..prefix.device];
-        let spent = self.spent(path, prefix);
         let new = total - prefix.device as u32;
         let need = u64::from(new) + u64::from(limit - total);
+        let spent = self.settle(path, prefix, need);
         if !self.tiers[0].ledger.affords(spent + need) {
             self.counters.no_room += 1;
             return Err(self.no_room(0, need, spent));

@@ -179,7 +179,7 @@ mod tests {
             .expect("it is parked")
             .expect("two");
         run(&mut state, 5, 2);
-        state.promise(4).expect("there is room");
+        state.promise(4, Tier::DEVICE).expect("there is room");
         state.dispatch();
         assert_eq!(state.audit(), None);
         state
@@ -274,6 +274,7 @@ mod tests {
         ("a broken keep", |s| s.parked[0].broken = true),
         ("the order of parking", |s| s.parked[0].order += 1),
         ("a ticket's blocks", |s| s.tickets[0].blocks += 1),
+        ("a ticket's tier", |s| s.tickets[0].tier = Tier::HOST),
         ("a flight's moves", |s| s.flights[0].moves.reverse()),
         ("a flight's errand", |s| {
             s.flights[0].errand = crate::flight::Errand::Nothing;
@@ -333,7 +334,8 @@ mod tests {
         let mut state = state(Kind::Recency, Write::OnEvict);
         let before = state.digest();
         state.reject(3);
-        assert!(state.promise(40).is_err());
+        assert!(state.promise(40, Tier::DEVICE).is_err());
+        assert!(state.promise(20, Tier::HOST).is_err());
         assert!(state.resize(Tier::DEVICE, 5).is_err());
         let late = FlightId(Id {
             index: 0,

@@ -28,7 +28,7 @@ pub enum Who {
     Lease(LeaseId),
     /// A parked sequence, or one that is coming back and waits for its loads.
     Parked(ParkedId),
-    /// A ticket, for somebody who does not run yet.
+    /// A ticket, for somebody who does not run yet, or is to be parked.
     Ticket(TicketId),
 }
 
@@ -41,9 +41,21 @@ pub struct Holder {
     pub device: u32,
     /// Of these, what its end makes free or evictable at once: see [`State::held_alone`].
     pub alone: u32,
-    /// Blocks promised to it: growth or a ticket's on the device; for a parked one slots of the
-    /// host, a shared block for each that keeps it.
+    /// Blocks promised to it: growth, or a ticket's; for a parked one slots of the host, a shared
+    /// block for each that keeps it.
     pub promised: u32,
+    /// Of which tier these are.
+    pub tier: Tier,
+}
+
+/// Device blocks of a parked sequence that are to come free.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Pending {
+    /// Blocks whose copy down is in the air, whoever else pins them.
+    pub moving: u32,
+    /// Of the others those that only its keeps pin: each is free or evictable once what it and
+    /// those below it lack is ready below, or its keeps have ended, and its copies have landed.
+    pub alone: u32,
 }
 
 impl State {
@@ -105,6 +117,32 @@ impl State {
             .sum()
     }
 
+    /// What the device is to get back of a parked sequence, in time in proportion to what of it is
+    /// there. What [`State::holders`] says it holds alone is less while its copies are in the air:
+    /// the blocks above a source must stay until it has landed.
+    ///
+    /// # Errors
+    /// `Spent` or `Foreign` for one that is not there.
+    pub fn pending(&self, id: ParkedId) -> Result<Pending> {
+        let record = &self.parked[self.parked(id)?];
+        let limit = self.tiers[0].pool.limit();
+        let mut pending = Pending::default();
+        // Deepest first: whether the block below is read by a copy of this path alone.
+        let mut below_lands = false;
+        let path = record.path[..record.on_device as usize].iter().rev();
+        for (&node, slot) in path.filter_map(|node| Some((node, self.trie[*node].slot(0)?))) {
+            let cell = self.tiers[0].pool.cell(slot);
+            let moving = self.filling(node, HOST).is_some();
+            let stays = cell.readers > u32::from(moving)
+                || self.trie[node].copies[0].busy > u32::from(below_lands);
+            below_lands = (moving || below_lands) && !stays;
+            let own = cell.hold == Hold::Pinned { pins: 1 } && slot < limit;
+            pending.moving += u32::from(moving);
+            pending.alone += u32::from(own && !moving && !stays);
+        }
+        Ok(pending)
+    }
+
     /// Slots that come back with the last holder of this one.
     fn given_back(&self, slot: u32) -> u32 {
         let pool = &self.tiers[0].pool;
@@ -133,6 +171,7 @@ impl State {
             device: record.blocks(),
             alone: self.lease_alone(record),
             promised: record.promised(),
+            tier: Tier::DEVICE,
         });
         let owed = |path: &[u32]| {
             let lacks = |&&node: &&u32| self.trie[node].slot(HOST).is_none();
@@ -143,12 +182,14 @@ impl State {
             device: record.on_device,
             alone: self.parked_alone(record),
             promised: owed(&record.path),
+            tier: Tier::HOST,
         });
         let tickets = self.tickets.iter().map(|(ticket, record)| Holder {
             who: Who::Ticket(TicketId(self.tickets.id(ticket))),
             device: 0,
             alone: 0,
             promised: record.blocks,
+            tier: record.tier,
         });
         let mut all: Vec<Holder> = running.chain(parked).chain(tickets).collect();
         all.sort_unstable_by_key(|holder| {

@@ -63,9 +63,12 @@ impl State {
         }
     }
 
-    /// Breaks keeps, youngest first, until the host's promises are backed again.
+    /// Breaks keeps, youngest first, until the host's promises are backed again. They are then,
+    /// tickets' too: nothing takes a free or takeable slot of the host unasked, and unasked none is
+    /// promised but to a kept block whose copy down has come to no good end.
     pub(super) fn break_unbacked(&mut self) {
         while self.tiers[HOST].ledger.available() < 0 && self.break_youngest() {}
+        debug_assert!(self.tiers[HOST].ledger.available() >= 0);
     }
 
     /// Breaks the youngest keep; `false`: there is none.

@@ -29,7 +29,7 @@ pub use ask::Need;
 pub use audit::Breach;
 pub use begin::{Filling, Request};
 pub use demote::Write;
-pub use holders::{Holder, Room, Who};
+pub use holders::{Holder, Pending, Room, Who};
 pub use probe::{Probe, Stop};
 pub use seal::Sealing;
 pub use tables::Cells;

@@ -88,6 +88,7 @@ impl State {
             let ledger = &self.tiers[tier].ledger;
             fits = ledger.used() <= want && ledger.available() >= 0;
         }
+        debug_assert!(fits, "tier {tier} does not fit {slots} slots");
         self.retire_idle(tier);
         Ok(())
     }
@@ -109,7 +110,10 @@ impl State {
             kept(slot) && node.is_some_and(|node| self.trie[node].is_anonymous())
         };
         let blocked = self.blocked_without(tier, gone);
-        let promised = if tier == HOST { 0 } else { ledger.promised() };
+        let promised = match tier {
+            HOST => self.kept_by_tickets(HOST),
+            _ => ledger.promised(),
+        };
         let (mut used, mut backing) = (promised, 0);
         for (slot, cell) in pool.cells() {
             let below = u32::from(slot < pool.limit());

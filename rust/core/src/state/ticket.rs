@@ -1,57 +1,115 @@
-//! Tickets: device blocks promised to somebody who does not run yet. No slot moves for them.
+//! Tickets: blocks promised to somebody who does not have them yet: of the device to who is to run,
+//! of the host to who is to be parked. No slot moves for them.
 
-use super::{Answer, State};
+use super::keep::HOST;
+use super::{Answer, Sealing, State};
 use crate::arena::Found;
 use crate::error::{Error, Result};
-use crate::id::TicketId;
+use crate::id::{ParkedId, TicketId, Tier};
 use crate::record::Ticket;
 
 impl State {
-    /// Promises so many device blocks to whoever has the ticket.
+    /// Promises so many blocks of a tier to whoever has the ticket.
     ///
     /// # Errors
-    /// `Argument` for none, `TooLarge`, or `NoRoom` with the numbers; nothing is promised then.
-    pub fn promise(&mut self, blocks: u64) -> Result<TicketId> {
+    /// `Argument` for none, or for another tier than the device or the host; `TooLarge`, or
+    /// `NoRoom` with the tier's numbers. Nothing is promised then.
+    pub fn promise(&mut self, blocks: u64, tier: Tier) -> Result<TicketId> {
         if blocks == 0 {
             let help = "a ticket is for one block or more; who needs none needs no ticket";
             return Err(Error::argument("blocks", blocks, help));
         }
-        let need = self.fits_device(blocks)?;
-        if !self.tiers[0].ledger.affords(blocks) {
-            self.counters.no_room += 1;
-            return Err(self.no_room(0, blocks, 0));
+        let at = tier.at();
+        if at > HOST || at >= self.tiers.len() {
+            let help = "a ticket is for the device, or for the host of a cache that has one";
+            return Err(Error::argument("tier", tier.name(), help));
         }
-        self.tiers[0].ledger.promise(need);
-        let ticket = self.tickets.insert(Ticket::of(need));
+        let need = self.fits(at, blocks)?;
+        if !self.tiers[at].ledger.affords(blocks) {
+            self.counters.no_room += 1;
+            return Err(self.no_room(at, blocks, 0));
+        }
+        self.tiers[at].ledger.promise(need);
+        let ticket = self.tickets.insert(Ticket::of(tier, need));
         Ok(TicketId(self.tickets.id(ticket)))
     }
 
     /// Gives a ticket back: what it kept is promised no more.
     pub fn release_ticket(&mut self, id: TicketId) -> Result<()> {
         let ticket = self.ticket(id)?;
-        let blocks = self.tickets.remove(ticket).blocks;
-        self.tiers[0].ledger.release(blocks);
+        let Ticket { tier, blocks, .. } = self.tickets.remove(ticket);
+        self.tiers[tier.at()].ledger.release(blocks);
         Ok(())
     }
 
-    /// Runs one begin or resume with the room that a ticket keeps. Whom it admits has spent the
-    /// ticket, also what of it was not needed; refused, or told to wait, he has it still.
+    /// Runs one begin or resume with the room that a ticket of the device keeps. Whom it admits has
+    /// spent the ticket, also what of it was not needed; refused, or told to wait, he has it still.
+    ///
+    /// # Errors
+    /// `Spent`, `Foreign`, `State` for a ticket of the host, or what `admit` says.
     pub fn redeem(
         &mut self,
         id: TicketId,
         admit: impl FnOnce(&mut Self) -> Result<Answer>,
     ) -> Result<Answer> {
+        let begun = |answer: &Answer| matches!(answer, Answer::Begun(_));
+        self.with_room_of(id, Tier::DEVICE, admit, begun)
+    }
+
+    /// Parks with the room that a ticket of the host keeps: inside it the host never lacks room.
+    /// Parked, the ticket is spent, also what of it was not needed; refused, it is there still.
+    ///
+    /// # Errors
+    /// `Spent`, `Foreign`, `State` for a ticket of the device, or as [`State::park`].
+    pub fn redeem_parking(
+        &mut self,
+        id: TicketId,
+        row: &Sealing<'_>,
+        after: Option<u64>,
+    ) -> Result<ParkedId> {
+        let park = |state: &mut Self| state.park(row, after);
+        self.with_room_of(id, Tier::HOST, park, |_| true)
+    }
+
+    fn with_room_of<T>(
+        &mut self,
+        id: TicketId,
+        tier: Tier,
+        act: impl FnOnce(&mut Self) -> Result<T>,
+        spends: impl FnOnce(&T) -> bool,
+    ) -> Result<T> {
         let ticket = self.ticket(id)?;
-        let blocks = self.tickets[ticket].blocks;
-        self.tiers[0].ledger.release(blocks);
-        let answer = admit(self);
-        if let Ok(Answer::Begun(_)) = answer {
+        let Ticket {
+            tier: own, blocks, ..
+        } = self.tickets[ticket];
+        if own != tier {
+            let what = format!("ticket {} is for the {}", id.number(), own.name());
+            let help = match own {
+                Tier::DEVICE => "begin with it; park with a ticket for the host",
+                _ => "park with it; begin with a ticket for the device",
+            };
+            return Err(Error::state(what, help));
+        }
+        let at = tier.at();
+        self.tiers[at].ledger.release(blocks);
+        let answer = act(self);
+        if answer.as_ref().is_ok_and(spends) {
             self.tickets.remove(ticket);
         } else {
-            // Nothing was taken meanwhile: it is backed as it was.
-            self.tiers[0].ledger.promise(blocks);
+            // Nothing of its tier was taken meanwhile: it is backed as it was.
+            self.tiers[at].ledger.promise(blocks);
+            debug_assert!(self.tiers[at].ledger.available() >= 0);
         }
         answer
+    }
+
+    /// Blocks of a tier that tickets keep.
+    pub(super) fn kept_by_tickets(&self, tier: usize) -> u32 {
+        let tickets = self.tickets.iter().map(|(_, ticket)| ticket);
+        tickets
+            .filter(|ticket| ticket.tier.at() == tier)
+            .map(|ticket| ticket.blocks)
+            .sum()
     }
 
     fn ticket(&self, id: TicketId) -> Result<u32> {

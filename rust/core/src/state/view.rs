@@ -24,6 +24,9 @@ pub struct View {
     /// A resume whose loads did not come whole, or a table that ends before `tokens` because a
     /// copy into it has an unknown end: `grow` by 0 gives it its slots.
     pub short: bool,
+    /// It stands for a parked sequence still: the loads of its resume are in the air, or did not
+    /// come whole, and a park takes it back to where it was.
+    pub resumed: bool,
     /// `clear` has detached it: what it computes is never published.
     pub detached: bool,
 }
@@ -58,6 +61,7 @@ impl State {
             promised: record.promised(),
             loading: record.loading,
             short: record.short || lacks,
+            resumed: record.resumed.is_some(),
             detached: self.detached(lease),
         })
     }

@@ -19,15 +19,13 @@ impl State {
                 let what = format!("{} takeable are counted, {takeable} are", ledger.takeable());
                 return Err(self.breach("INV-22", tier, 0, what));
             }
-            let promised: u32 = match tier {
+            let own: u32 = match tier {
                 0 => {
                     let running = self
                         .leases
                         .iter()
                         .filter(|(_, lease)| lease.ended.is_none());
-                    let tickets = self.tickets.iter().map(|(_, ticket)| ticket.blocks);
-                    let growth = running.map(|(_, lease)| Running::promised(lease));
-                    growth.chain(tickets).sum()
+                    running.map(|(_, lease)| Running::promised(lease)).sum()
                 }
                 HOST => {
                     let owed = |node: &Node| node.keeps > 0 && node.slot(HOST).is_none();
@@ -35,6 +33,7 @@ impl State {
                 }
                 _ => 0,
             };
+            let promised = own + self.kept_by_tickets(tier);
             if promised != ledger.promised() {
                 let what = format!(
                     "{} are counted as promised, {promised} are",
