@@ -68,7 +68,9 @@ $(INSTALL_STAMP): $(WHEEL_STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
 	@touch $@
 
-run: install  ## replay generated traffic with real bytes, each checked; leaves a report
+run: install  ## show that no token is lost; then replay generated traffic with real bytes, and leave a report
+	@printf '%s\n' 'The same talks, with ample memory and with a quarter of it:'
+	@$(BIN)/blockyard proof
 	@$(BIN)/blockyard replay --verify --report target/report.html
 	@printf '%s\n' 'The report: target/report.html' '' 'Next:' \
 		'  $(BIN)/blockyard replay --write-policy on-evict --write-policy second-touch --report target/report.html' \
@@ -122,7 +124,7 @@ mutants: install  ## break each law in a copy: does a test notice?
 
 SECONDS := 60
 
-soak: install  ## simulate with other seeds for SECONDS=60, on every core
+soak: install  ## simulate, and prove, with other seeds for SECONDS=60, on every core
 	$(BIN)/python tests/soak.py $(SECONDS)
 
 bench: install  ## the benches, in Rust and from Python

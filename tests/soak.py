@@ -1,6 +1,7 @@
-"""Simulations without end, on every core: `make soak SECONDS=600`.
+"""Simulations without end, and proofs between them, on every core: `make soak SECONDS=600`.
 
-On a failure it prints the seed, and a script with the few events that the failure needs.
+On a failure it prints the seed, and a script with the few events that it needs; a proof that
+fails is run again by its seed: `prove(seed)` in `tests/python/proving.py`.
 """
 
 import argparse
@@ -16,12 +17,16 @@ from typing import TYPE_CHECKING
 
 from blockyard.testing import ROWS, Broken, Scenario, minimised, simulate
 
+sys.path.append(str(Path(__file__).parent / "python"))
+from proving import prove
+
 if TYPE_CHECKING:
     from multiprocessing.pool import AsyncResult
 
 # A scenario takes some 50 ms; more of them at a time cost less to hand out.
 BATCH = 20
 SCRIPT = Path("target/soak.py")
+PROOF = "proof"
 
 
 def say(line: str) -> None:
@@ -39,6 +44,10 @@ def failures(first: int) -> tuple[list[tuple[int, str]], Counter[str]]:
             seen.update(simulate(Scenario.seeded(seed)).seen)
         except Broken as said:
             broken.append((seed, str(said)))
+    try:
+        seen[PROOF] += bool(prove(first))
+    except AssertionError as said:
+        broken.append((first, f"{PROOF}: {said}"))
     return broken, seen
 
 
@@ -88,13 +97,16 @@ def soak(first: int, seconds: float, cores: int) -> int:
                 say(f"seed {seed}: {what}")
             if broken:
                 pool.terminate()
-                seed, _ = broken[0]
+                seed, what = broken[0]
+                if what.startswith(PROOF):
+                    return 1
                 program = script(seed, minimised(Scenario.seeded(seed)))
                 SCRIPT.parent.mkdir(exist_ok=True)
                 SCRIPT.write_text(program)
                 say(f"\n{program}\nIt stands in {SCRIPT}, too.")
                 return 1
     say(met(seen))
+    say(f"{seen[PROOF]:,} proofs, none of which lost a token")
     say(f"{done:,} seeds from {first}, none broken, in {time.monotonic() - began:.0f} s")
     return 0
 

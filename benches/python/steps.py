@@ -72,7 +72,8 @@ def decoding(cache: by.KVCache, rows: int, waiting: int, spare: int = 0) -> Sche
 
 def answer(scheduler: Scheduler, step: Step) -> int:
     """The engine's output, and the nanoseconds of CPU that taking it costs."""
-    output = Output(step.number, step.decode, np.full(len(step), step.number, np.uint32))
+    seats = step.seats[step.samples]
+    output = Output(step.number, seats, np.full(len(seats), step.number, np.uint32))
     begun = time.thread_time_ns()
     scheduler.on_output(output)
     return time.thread_time_ns() - begun
@@ -139,6 +140,39 @@ def stalled(seconds: float) -> tuple[int, float, float]:
     return len(cpu), max(cpu) / 1e3, max(elapsed) / 1e3
 
 
+def parking(times: int) -> dict[str, float]:
+    """Microseconds of CPU to park and to resume a sequence of 1,000 blocks, medians."""
+    cache = by.KVCache(block_size=16, device=3_000, host=3_000)
+    scheduler = Scheduler(cache, seats=8, budget=20_000)
+    scheduler.add("long", np.arange(15_990), most=5_000)
+    scheduler.add("other", np.arange(100), most=5_000)
+    park, resume, plain = [], [], []
+    for _ in range(times):
+        turn(scheduler)
+        turn(scheduler)
+        begun = time.thread_time_ns()
+        step = scheduler.schedule()
+        plain.append(time.thread_time_ns() - begun)
+        answer(scheduler, step)
+        (long,) = (seat for seat in scheduler._seats.bound() if seat.request.id == "long")
+        scheduler._stop(long)
+        step = scheduler.schedule()
+        answer(scheduler, step)
+        begun = time.thread_time_ns()
+        scheduler.on_acks([by.Ack(*stop) for stop in step.stops])
+        park.append(time.thread_time_ns() - begun)
+        begun = time.thread_time_ns()
+        step = scheduler.schedule()
+        resume.append(time.thread_time_ns() - begun)
+        answer(scheduler, step)
+    if scheduler.stats()["resumes"] != times:
+        raise SystemExit("nobody came back: this has measured nothing")
+    return {
+        "park": float(np.median(park)) / 1e3,
+        "resume": float(np.median(resume) - np.median(plain)) / 1e3,
+    }
+
+
 def below(cache: by.KVCache, prompt: Any) -> None:
     """Publishes a prompt on the host alone."""
     lease = cache.begin(prompt)
@@ -159,11 +193,14 @@ def main() -> int:
     median = steps(options.steps)
     # The 20,000 requests of before are collected now, and not in a step.
     gc.collect()
+    moves = parking(200)
     count, cpu, elapsed = stalled(options.stalled)
     rows = [
         (f"{ROWS} decodes, a step and its output", median["alone"], 150.0, "us"),
         ("of it, inside the yard", median["yard"], 30.0, "us"),
         (f"beside {WAITING:,} that wait", median["crowded"] / median["alone"], 1.1, "times"),
+        ("parking a sequence of 1,000 blocks", moves["park"], 100.0, "us"),
+        ("its resume, beside a plain schedule()", moves["resume"], 100.0, "us"),
         (f"copies stalled, worst schedule() of {count:,}, CPU", cpu, 1000.0, "us"),
     ]
     for what, seen, wanted, unit in rows:

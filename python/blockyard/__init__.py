@@ -22,12 +22,14 @@ from blockyard._core import (
 from blockyard.cache import KVCache
 from blockyard.config import Config, agree
 from blockyard.crane import Crane
+from blockyard.engine import Ack, Output, Step
 from blockyard.layout import KVLayout
 from blockyard.local import local
 from blockyard.plan import Cause, Outcome
 from blockyard.scheduler import Scheduler
 
 __all__ = [
+    "Ack",
     "BlockyardError",
     "Breach",
     "Cause",
@@ -42,12 +44,14 @@ __all__ = [
     "Misuse",
     "NoRoom",
     "Outcome",
+    "Output",
     "Parked",
     "Plan",
     "Probe",
     "Scheduler",
     "Soon",
     "SpentLease",
+    "Step",
     "TooLarge",
     "Unavailable",
     "Unsupported",

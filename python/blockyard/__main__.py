@@ -18,7 +18,7 @@ def main() -> None:
         )
         sys.exit(2)
     # Only now: the library itself has none of these.
-    from blockyard.replay.cli import cli  # noqa: PLC0415
+    from blockyard.cli import cli  # noqa: PLC0415
 
     cli.main(prog_name="blockyard")
 

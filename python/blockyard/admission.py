@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from blockyard._core import ForeignLease, Lease, Misuse, NoRoom, Soon, TooLarge
+from blockyard._core import ForeignLease, Keys, Lease, Misuse, NoRoom, Soon, TooLarge, Unavailable
 from blockyard.cache import KVCache
 from blockyard.line import Line
+from blockyard.preempt import Preempt
 from blockyard.request import Request, State
 from blockyard.reserve import Reserve
 from blockyard.seats import Seat, Seats
@@ -16,6 +17,10 @@ __all__ = ["Admission", "Admitted"]
 
 _KEY = 32
 """Bytes of a key."""
+_ASIDE = 64
+"""Most of those who wait for another's prefix that are asked in a step, and as many others."""
+_HASHED = 65_536
+"""Tokens whose keys are made in a step, or one prompt: 0.4 ms or so."""
 
 
 class Admitted(NamedTuple):
@@ -29,8 +34,19 @@ class Admitted(NamedTuple):
     """Who found no room."""
     soon: list[Request]
     """Who waits, as another computes or loads the same prefix now."""
-    lack: int
-    """Blocks more with which one of those that were refused would fit."""
+    lacks: list[int]
+    """Blocks that each of those who were refused lacks."""
+
+
+class _Refused(NamedTuple):
+    """When nobody in line found room, and with what somebody would."""
+
+    standing: tuple[int, ...]
+    some: int
+    """Blocks to be had with which somebody would fit."""
+    first: Request
+    enough: int
+    """Blocks to be had with which the first would."""
 
 
 class Admission:
@@ -41,87 +57,144 @@ class Admission:
         seats: Where they sit.
         line: Where they wait.
         reserve: What they are promised for their growth.
+        preempt: How parked ones come back.
         skip: How often one that does not fit may be overtaken.
         prefetch: How many of the next in line have their prefix brought up.
     """
 
     def __init__(
-        self, cache: KVCache, seats: Seats, line: Line, reserve: Reserve, skip: int, prefetch: int
+        self,
+        cache: KVCache,
+        seats: Seats,
+        line: Line,
+        reserve: Reserve,
+        preempt: Preempt,
+        skip: int,
+        prefetch: int,
     ) -> None:
         self._cache = cache
         self._seats = seats
         self._line = line
         self._reserve = reserve
+        self._preempt = preempt
         self._skip = skip
         self._prefetch = prefetch
         self._brought_up = 0
-        self._refused: tuple[tuple[int, ...], int] | None = None
+        self._refused: _Refused | None = None
         self._computing: dict[bytes, list[Request]] = {}
+        self._hashed = 0
 
     def admit(self) -> Admitted:
-        """T1, T2, T5, T22: begins whoever fits."""
+        """T1, T2, T5, T16, T17, T22: begins whoever fits."""
         if not len(self._line) or self._seats.full or self._refused_still():
-            return Admitted([], [], [], [], 0)
-        admitted = self._admit(lambda tried: chain(self._in_turn(tried), self._by_ticket()))
-        again = admitted.soon or not admitted.refused
-        self._refused = None if again else (self._standing(), self.spare() + admitted.lack)
+            return Admitted([], [], [], [], [])
+        admitted = self._admit(lambda tried: chain(self._in_turn(tried), self._owed(tried)))
+        self._refused = None
+        if admitted.refused:
+            spare, lacks = self.spare(), admitted.lacks
+            # Who waits for another's prefix, or for its keys, asks again.
+            asks = admitted.soon or self._hashed >= _HASHED
+            some = spare if asks else spare + max(min(lacks), 1)
+            first = spare + max(lacks[0], 1)
+            self._refused = _Refused(self._standing(), some, admitted.refused[0], first)
         return admitted
 
     def _refused_still(self) -> bool:
         """Whether nobody in line would fit who did not fit before."""
-        if self._refused is None:
-            return False
-        standing, enough = self._refused
-        return standing == self._standing() and self.spare() < enough
+        refused = self._refused
+        return (
+            refused is not None
+            and refused.standing == self._standing()
+            and self.spare() < refused.some
+        )
+
+    def lacking(self) -> tuple[Request, int] | None:
+        """Who is first of those that found no room, and the blocks that it lacks still.
+
+        T17: to be asked once per step: one that is parked grows older by it, and is looked at again
+        when it has waited too long.
+        """
+        refused = self._refused
+        if refused is None or refused.standing != self._standing():
+            return None
+        entry = refused.first
+        entry.refused += 1
+        if entry.parked is not None and self._preempt.is_old(entry.refused):
+            self._refused = None
+        return entry, refused.enough - self.spare()
 
     def admit_promised(self) -> Admitted:
         """Begins those alone who have a ticket: what it keeps is of no use to who grows."""
-        return self._admit(lambda _: self._by_ticket())
+        return self._admit(lambda tried: self._standing_there(self._line.promised, tried))
 
-    def _admit(self, turns: Callable[[Admitted], Iterable[Request]]) -> Admitted:
-        admitted = Admitted([], [], [], [], 0)
-        lacks: list[int] = []
+    def _admit(self, turns: Callable[[Admitted], Iterable[tuple[Request, bool]]]) -> Admitted:
+        """Begins those whose turn it is; with each, whether it has left its place for that."""
+        admitted = Admitted([], [], [], [], [])
+        back: list[Request] = []
+        aside: list[Request] = []
         self._computing = self._prefilling()
-        for entry in turns(admitted):
+        self._hashed = 0
+        for entry, popped in turns(admitted):
             promised = entry.ticket is not None
             try:
                 lease = self._begin(entry)
-            except (TooLarge, Misuse) as error:
-                # The device was made smaller, or its ticket is not of this cache.
+            except (TooLarge, Misuse, Unavailable) as error:
+                # The device was made smaller, its ticket is not of this cache, or its KV is lost.
+                if not popped:
+                    self._line.take(entry)
                 self.give_back(entry)
                 admitted.failed.append((entry, str(error)))
                 continue
             except NoRoom as error:
-                lacks.append(error.need + error.promised - error.free - error.evictable)
                 admitted.refused.append(entry)
+                lack = error.need + error.promised - error.free - error.evictable
+                admitted.lacks.append(lack)
+                back += [entry] * popped
                 continue
             if lease is None:
                 admitted.soon.append(entry)
+                aside += [entry] * popped
                 continue
+            if not popped:
+                self._line.take(entry)
             admitted.seats.append(self._seated(entry, lease))
             if admitted.refused and not promised:
                 admitted.refused[0].overtaken += 1
-        self._line.back(admitted.refused + admitted.soon)
-        return admitted._replace(lack=max(min(lacks, default=1), 1))
+        self._line.back(back)
+        self._line.put_aside(aside)
+        return admitted
 
-    def _in_turn(self, tried: Admitted) -> Iterator[Request]:
-        """First come, first served; nobody where the first was overtaken enough."""
+    def _in_turn(self, tried: Admitted) -> Iterator[tuple[Request, bool]]:
+        """First come, first served; nobody where the first was overtaken enough.
+
+        Nobody overtakes who was preempted: he would be a reason to preempt again. Who waits for
+        another's prefix is in nobody's way.
+        """
         refused = tried.refused
-        while not self._seats.full and len(refused) + len(tried.soon) <= self._skip:
-            if refused and refused[0].overtaken >= self._skip:
+        while not self._seats.full and len(refused) <= self._skip and self._hashed < _HASHED:
+            if refused and (refused[0].preempted or refused[0].overtaken >= self._skip):
                 return
-            entry = self._line.pop()
+            if len(tried.soon) >= 2 * _ASIDE:
+                return
+            entry = self._line.pop(aside=len(tried.soon) < _ASIDE)
             if entry is None:
                 return
-            yield entry
+            yield entry, True
 
-    def _by_ticket(self) -> Iterator[Request]:
-        """Who was promised room waits for nobody else's."""
-        for entry in sorted(self._line.promised, key=lambda entry: entry.rank):
-            if self._seats.full:
+    def _owed(self, tried: Admitted) -> Iterator[tuple[Request, bool]]:
+        """Who was promised room waits for nobody else's; nor does who must come back."""
+        yield from self._standing_there(self._line.promised, tried)
+        if self._preempt.must_park:
+            yield from self._standing_there(self._line.parked, tried)
+
+    def _standing_there(
+        self, entries: Iterable[Request], tried: Admitted
+    ) -> Iterator[tuple[Request, bool]]:
+        most = len(tried.refused) + self._skip
+        for entry in sorted(entries, key=lambda entry: entry.rank):
+            if self._seats.full or len(tried.refused) > most:
                 return
-            self._line.take(entry)
-            yield entry
+            yield entry, False
 
     def bring_up(self) -> None:
         """The prefixes of the next in line are copied up ahead of their turn, each once."""
@@ -129,13 +202,20 @@ class Admission:
             return
         self._brought_up = self._line.changes
         for entry in self._line.next(self._prefetch):
-            if not entry.prefetched:
+            if entry.prefetched or entry.parked is not None:
+                continue
+            with contextlib.suppress(NoRoom):
+                self._cache.promote(self._keys(entry))
                 entry.prefetched = True
-                with contextlib.suppress(NoRoom):
-                    self._cache.promote(entry.keyed(self._cache))
+            if self._hashed >= _HASHED:
+                self._brought_up = -1
+                return
 
     def give_back(self, entry: Request) -> None:
-        """What it was promised, as it never begins."""
+        """What it was promised and what was kept of it, as it never begins."""
+        if entry.parked is not None:
+            self._cache.abandon(entry.parked)
+            entry.parked = None
         if entry.ticket is not None and entry.ticket.state == "open":
             with contextlib.suppress(ForeignLease):
                 self._cache.release(entry.ticket)
@@ -154,6 +234,7 @@ class Admission:
             self.give_back(last)
             self._line.promised.discard(last)
             last.ticket = None
+            self._refused = None
 
     def spare(self) -> int:
         """Device blocks to be had that nobody was promised; less than none after a resize."""
@@ -166,20 +247,54 @@ class Admission:
 
     def _begin(self, entry: Request) -> Lease | None:
         """Its lease; None where another computes or loads its prefix now."""
-        keys = entry.keyed(self._cache)
-        if self.computed_by(entry) is not None:
-            return None
+        if entry.parked is not None and self._preempt.given_up(entry.parked, entry.refused):
+            if self._preempt.must_park:
+                raise Unavailable("kv_lost: what was kept of it is gone")
+            self._cache.abandon(entry.parked)
+            entry.again()
         most = entry.most - len(entry.outputs)
         reserve = min(self._reserve.promise(most - 1), most - 1)
+        if entry.parked is not None:
+            lease = self._preempt.resume(entry.parked, reserve=reserve)
+            return None if isinstance(lease, Soon) else lease
+        keys = self._keys(entry)
+        if self.computed_by(entry) is not None:
+            return None
+        if self._preempt.must_park:
+            self._check_safe(entry)
         lease = self._cache.begin(keys, reserve=reserve, filling="soon", ticket=entry.ticket)
         return None if isinstance(lease, Soon) else lease
+
+    def _keys(self, entry: Request) -> Keys:
+        if entry.keys is None:
+            self._hashed += len(entry.prompt) + len(entry.outputs)
+        return entry.keyed(self._cache)
+
+    def _check_safe(self, entry: Request) -> None:
+        """Where who is preempted must be parked: whatever they grow to, all but one can be.
+
+        Raises:
+            NoRoom: Some would stand in each other's way.
+        """
+        there = [seat.request for seat in self._seats.bound()] + [*self._line.parked, entry]
+        size = self._cache.block_size
+        sizes = [-(-(len(one.prompt) + one.most - 1) // size) for one in there]
+        stats = self._cache.stats()
+        others, host = sum(sizes) - max(sizes), stats.get("host_capacity", 0)
+        if sum(sizes) > stats["device_capacity"] and others > host:
+            error = NoRoom(f"no room on the host to park {others} blocks: it has {host}")
+            error.tier, error.need, error.free = "host", others, host
+            error.evictable = error.promised = 0
+            raise error
 
     def _seated(self, entry: Request, lease: Lease) -> Seat:
         entry.overtaken = 0
         entry.ticket = None
+        entry.resumes = entry.resumes + 1 if entry.parked is not None else 0
+        entry.parked = None
         seat = self._seats.bind(entry, lease, len(entry.prompt) + entry.most - 1)
         entry.seat, entry.lease = seat.number, lease
-        if lease.state != "loading":
+        if lease.state != "loading" and entry.chain:
             self._computing.setdefault(entry.chain[:_KEY], []).append(entry)
         return seat
 

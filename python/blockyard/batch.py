@@ -68,32 +68,37 @@ class Batch:
         self._drafts = drafts
         self._rows: tuple[list[Lease], NDArray[np.int64]] | None = None
         self.loading: list[Seat] = []
-        self.prefill: list[Seat] = []
-        self.decode: list[Seat] = []
+        # Ordered, as dictionaries are, and left in constant time.
+        self.prefill: dict[Seat, None] = {}
+        self.decode: dict[Seat, None] = {}
         self.flown: deque[Flown] = deque()
-        self.number = 0
-        """Of the newest step."""
+        self.number = cache.done
+        """Of the newest step; what is held back for others' steps has come back already."""
 
     def start(self, seat: Seat) -> Start:
         """The engine hears of a seat only now that it can compute in it."""
         cached = seat.lease.cached
         self._seats.scheduled[seat.number] = self._seats.computed[seat.number] = cached
-        self.prefill.append(seat)
+        self.prefill[seat] = None
         entry = seat.request
         return Start(entry.id, seat.number, seat.epoch, entry.tokens(), cached)
 
     def decodes(self, seat: Seat) -> None:
         """T6: its prompt is computed, and its first token is there."""
-        self.decode.append(seat)
+        self.decode[seat] = None
         self._rows = None
 
     def leave(self, seat: Seat) -> None:
         """Nothing more is computed in it."""
         if seat in self.decode:
-            self.decode.remove(seat)
+            del self.decode[seat]
             self._rows = None
-        elif seat in self.prefill:
-            self.prefill.remove(seat)
+        else:
+            self.prefill.pop(seat, None)
+
+    def running(self) -> list[Seat]:
+        """Who decodes, and whose prompt is computed."""
+        return [*self.decode, *self.prefill]
 
     def landed(self) -> list[Seat]:
         """Whose loads have ended: they load no more."""
@@ -104,7 +109,7 @@ class Batch:
 
     def grow(self) -> Grown:
         """Room for what the next step computes of those that decode."""
-        seats = self.decode.copy()
+        seats = list(self.decode)
         if not seats:
             return Grown([], None, [], 0)
         if self._rows is None:
@@ -130,13 +135,23 @@ class Batch:
         need = sum(
             self._blocks(leases[at], 1 if counts is None else int(counts[at])) for at in short
         )
-        served = np.setdiff1d(np.arange(len(seats)), unserved)
+        goes = np.ones(len(seats), np.bool_)
+        goes[unserved] = False
+        served = np.flatnonzero(goes)
         return Grown(
-            [seats[at] for at in served],
+            [seats[at] for at in served.tolist()],
             None if counts is None else counts[served],
             [seats[at] for at in short],
             need,
         )
+
+    def wanting(self, steps: int) -> int:
+        """Blocks that those who decode will want in so many steps from now, at one token each."""
+        if self._rows is None:
+            return 0
+        scheduled = self._seats.scheduled[self._rows[1]]
+        size = self._cache.block_size
+        return int(((scheduled + steps + size - 1) // size - (scheduled + size - 1) // size).sum())
 
     def _blocks(self, lease: Lease, more: int) -> int:
         """Blocks that a lease lacks for some positions more."""
@@ -162,6 +177,8 @@ class Batch:
             more = np.fromiter((seat.number for seat, _ in chunks), np.int64, len(chunks))
             numbers = np.concatenate((numbers, more))
             counts[len(decode) :] = [count for _, count in chunks]
+        # What the engine gets is its own to sort: the scheduler's own stays here.
+        counts.flags.writeable = False
         firsts = self._seats.scheduled[numbers]
         self._seats.scheduled[numbers] += counts
         for seat in seats:
@@ -172,8 +189,10 @@ class Batch:
             for seat, _ in chunks
             if self._seats.scheduled[seat.number] == self._seats.known[seat.number]
         ]
+        samples = self._seats.scheduled[numbers] == self._seats.known[numbers]
+        samples[: len(decode)] = True
         for seat in lasts:
-            self.prefill.remove(seat)
+            del self.prefill[seat]
         self.flown.append(
             Flown(
                 self.number,
@@ -195,9 +214,10 @@ class Batch:
                 for (seat, count), first in zip(chunks, firsts[len(decode) :], strict=True)
             ),
             numbers[: len(decode)].astype(np.int32),
-            leases,
+            list(leases),
             firsts,
             counts,
+            samples,
         )
 
     def _chunks(self, left: int) -> list[tuple[Seat, int]]:
@@ -216,6 +236,7 @@ class Batch:
     def clear(self) -> None:
         """Nobody runs, and nothing is in flight."""
         self.flown.clear()
-        for running in (self.loading, self.prefill, self.decode):
-            running.clear()
+        self.loading.clear()
+        self.prefill.clear()
+        self.decode.clear()
         self._rows = None

@@ -46,9 +46,10 @@ class KVCache(Cache):
         96
     """
 
-    __slots__ = ("_config", "_flights", "_now", "_offload")
+    __slots__ = ("_config", "_done", "_flights", "_now", "_offload")
 
     _config: Config
+    _done: int
     _flights: Flights
     _now: int
     _offload: Offload
@@ -70,12 +71,18 @@ class KVCache(Cache):
         cache._flights = Flights(config.ranks, config.deadline)
         cache._offload = Offload(config)
         cache._now = 0
+        cache._done = 0
         return cache
 
     @property
     def config(self) -> Config:
         """What it was made with."""
         return self._config
+
+    @property
+    def done(self) -> int:
+        """The last step that `commit` was told is done; 0 before."""
+        return self._done
 
     @override
     def dispatch(self) -> list[Plan]:
@@ -122,7 +129,9 @@ class KVCache(Cache):
             natural("now", now, least=self._now)
         elif good is None and corrupt is None and isinstance(flights, list) and not flights:
             # Every step says that it is done, most often with nothing landed.
-            return super().commit(flights, done=done)
+            count = super().commit(flights, done=done)
+            self._done = self._done if done is None else max(self._done, done)
+            return count
         if isinstance(flights, Outcome):
             flights = [flights]
         if isinstance(flights, Sequence) and all(isinstance(one, Outcome) for one in flights):
@@ -137,6 +146,7 @@ class KVCache(Cache):
             ids = cast("Plan | int | Sequence[Plan | int]", flights)
             count = super().commit(ids, good, corrupt=corrupt, done=done)
             self._forget(ids)
+        self._done = self._done if done is None else max(self._done, done)
         if now is not None:
             self._now = now
         late = self._flights.overdue(self._now)

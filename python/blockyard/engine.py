@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class Start:
 
 
 class Chunk(NamedTuple):
-    """Tokens of a prompt to compute in this step; the last chunk samples the next token."""
+    """Tokens of a prompt, or of what came back, to compute in this step; the last chunk samples."""
 
     seat: int
     first: int
@@ -54,7 +54,7 @@ class Step:
     """What to run, and what to stop. Stops come first: none of the rows is of a stopped seat."""
 
     number: int
-    """From 1, without a gap."""
+    """Without a gap, from 1 or behind the last step that the cache was told is done."""
     stops: tuple[Stop, ...]
     starts: tuple[Start, ...]
     chunks: tuple[Chunk, ...]
@@ -66,6 +66,14 @@ class Step:
     """First position that each row computes, in the same order."""
     counts: NDArray[np.int64]
     """Positions that each row computes: more than 1 in a row that decodes leave room for drafts."""
+    samples: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """Rows that sample: those that decode, and those that compute the last of their tokens."""
+
+    @property
+    def seats(self) -> NDArray[np.int32]:
+        """Of the rows, in the same order."""
+        chunks = np.fromiter((chunk.seat for chunk in self.chunks), np.int32, len(self.chunks))
+        return np.concatenate((self.decode, chunks))
 
     def __len__(self) -> int:
         return len(self.leases)
@@ -73,11 +81,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """What a step has computed: the KV of all its rows, and tokens of those that sampled."""
+    """What a step has computed: the KV of all its rows, and tokens of those that sampled.
+
+    Every step has one, in the order of the steps, also one without rows: see `nothing`.
+    """
 
     step: int
     seats: NDArray[np.int32]
-    """Rows that sampled, each once, shape (rows,)."""
+    """Rows that sampled: all of `Step.samples`, each once, in any order, shape (rows,)."""
     tokens: NDArray[np.uint32]
     """Row after row."""
     counts: NDArray[np.int64] | None = None
@@ -86,6 +97,11 @@ class Output:
     """Rows that the engine has ended by itself, at an end token: their seats are free."""
     acks: tuple[Ack, ...] = field(default=())
     """Where acks travel with the output; else give them to `Scheduler.on_acks`."""
+
+    @classmethod
+    def nothing(cls, step: int, acks: tuple[Ack, ...] = ()) -> Self:
+        """Of a step without rows, or whose rows sample nothing: that needs one, too."""
+        return cls(step, np.zeros(0, np.int32), np.zeros(0, np.uint32), acks=acks)
 
 
 class Engine(Protocol):

@@ -1,14 +1,62 @@
 """What a step's output says, held against what the step was."""
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
 from blockyard.batch import Flown
-from blockyard.engine import Output
+from blockyard.engine import Ack, Output
 from blockyard.seats import Seat, Seats
 
-__all__ = ["accepted", "plain", "sampled"]
+__all__ = ["accepted", "check", "check_acks", "plain", "sampled"]
+
+
+def check(output: object) -> None:
+    """Refuses what is no output of any step.
+
+    Raises:
+        Misuse: A field is of another kind or shape than `Output` says.
+    """
+    if not isinstance(output, Output):
+        raise Misuse(f"{output!r:.60} is no Output")
+    step: object = output.step
+    if not isinstance(step, int) or isinstance(step, bool):
+        raise Misuse(f"step = {step!r:.60} of an output: give the number of the step")
+    fields: dict[str, tuple[object, str, str]] = {
+        "seats": (output.seats, "iu", "integers"),
+        "tokens": (output.tokens, "u", "uint32"),
+        "counts": (output.counts, "iu", "integers"),
+        "ended": (output.ended, "b", "bools"),
+    }
+    for name, (array, kinds, wanted) in fields.items():
+        if array is None and name in {"counts", "ended"}:
+            continue
+        if not isinstance(array, np.ndarray):
+            raise Misuse(f"{name} of step {step}: {array!r:.60} is no array of {wanted}")
+        if array.ndim != 1 or array.dtype.kind not in kinds:
+            raise Misuse(
+                f"{name} of step {step} are {array.dtype} of shape {array.shape}: give {wanted}, "
+                "one-dimensional"
+            )
+    if output.acks:
+        check_acks(output.acks)
+
+
+def check_acks(acks: Iterable[Ack]) -> list[Ack]:
+    """The acks, all of them of the kind that they should be.
+
+    Raises:
+        Misuse: One is not.
+    """
+    if isinstance(acks, Ack) or not isinstance(acks, Iterable):
+        raise Misuse(f"acks = {acks!r:.60}: give a list of Acks")
+    given: list[object] = list(acks)
+    for ack in given:
+        if not isinstance(ack, Ack) or not all(type(number) is int for number in ack[1:]):
+            raise Misuse(f"{ack!r:.60} is no Ack(request, seat, epoch) of a Stop")
+    return [ack for ack in given if isinstance(ack, Ack)]
 
 
 def plain(output: Output, flown: Flown, seats: Seats) -> bool:

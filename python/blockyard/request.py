@@ -8,12 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Keys, Lease, Misuse, Ticket
+from blockyard._core import Keys, Lease, Misuse, Parked, Ticket
 from blockyard.cache import KVCache
 
-__all__ = ["Request", "Result", "State", "prompt_of"]
+__all__ = ["TERMINAL", "Request", "Result", "State", "prompt_of", "whole"]
 
 _LARGEST = 0xFFFFFFFF
+_MOST = 2**31 - 1
 
 
 class State(StrEnum):
@@ -24,13 +25,15 @@ class State(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     STOPPING = "stopping"
+    PARKED = "parked"
     RECOMPUTE = "recompute"
     FINISHED = "finished"
     ABORTED = "aborted"
     FAILED = "failed"
 
 
-_TERMINAL = frozenset({State.FINISHED, State.ABORTED, State.FAILED})
+TERMINAL = frozenset({State.FINISHED, State.ABORTED, State.FAILED})
+"""States that are ends."""
 
 
 class Result(NamedTuple):
@@ -72,6 +75,18 @@ class Request:
     overtaken: int = 0
     """How often a later request was admitted before it."""
     preempted: int = 0
+    parked: Parked | None = None
+    """What keeps its work while it is parked."""
+    settled: int = 0
+    """The step whose end it waits for before its blocks may be copied: it may write them still."""
+    resumes: int = 0
+    """How often in a row it began to come back; 0 once it runs."""
+    refused: int = 0
+    """How often in a row it found no room, or gave none, since it was parked."""
+    left: int = 0
+    """Blocks that it had on the device when it was last asked to give room."""
+    moved: int = 0
+    """How often it has come to a place in line, or left it."""
     prefetched: bool = False
     """Whether its prefix was asked for while it waits."""
     lease: Lease | None = None
@@ -85,7 +100,7 @@ class Request:
     @property
     def terminal(self) -> bool:
         """Whether it has ended."""
-        return self.state in _TERMINAL
+        return self.state in TERMINAL
 
     def keyed(self, cache: KVCache) -> Keys:
         """The keys of its tokens, made once for each stay in line."""
@@ -96,6 +111,8 @@ class Request:
 
     def again(self) -> None:
         """It waits to be computed anew, with all its tokens."""
+        self.parked = None
+        self.resumes = self.refused = 0
         self.keys = None
         self.chain = b""
         self.prefetched = False
@@ -104,6 +121,20 @@ class Request:
     def tokens(self) -> NDArray[np.uint32]:
         """Prompt and what was sampled so far."""
         return np.concatenate((self.prompt, np.array(self.outputs, np.uint32)))
+
+
+def whole(name: str, value: object, least: int | None = 1) -> int:
+    """An integer, NumPy's too, in the range that counts here have.
+
+    Raises:
+        Misuse: It is none, or out of range.
+    """
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        number = int(value)
+        if (-_MOST if least is None else least) <= number <= _MOST:
+            return number
+    said = f"from {least} to {_MOST}" if least is not None else f"to {_MOST}, either sign"
+    raise Misuse(f"{name} = {value!r:.60}: give an integer {said}")
 
 
 def prompt_of(tokens: object) -> NDArray[np.uint32]:
@@ -123,6 +154,6 @@ def prompt_of(tokens: object) -> NDArray[np.uint32]:
     if wide.ndim != 1 or not len(wide):
         raise Misuse(f"prompt of shape {wide.shape}: give one token id or more, one-dimensional")
     if wide.min() < 0 or wide.max() > _LARGEST:
-        bad = wide[(wide < 0) | (wide > _LARGEST)][0]
+        bad = given[(wide < 0) | (wide > _LARGEST)][0]
         raise Misuse(f"token {bad} in the prompt: token ids are from 0 to {_LARGEST}")
     return wide.astype(np.uint32)

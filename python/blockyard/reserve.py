@@ -1,15 +1,20 @@
 """Reservation: how much room a running batch keeps for its own growth. One small interface."""
 
 from collections.abc import Callable
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from blockyard._core import Misuse
+from blockyard.layout import natural
 
-__all__ = ["Full", "Growing", "Nothing", "Reserve", "Role", "Watermark", "usual"]
+__all__ = ["Full", "Growing", "Nothing", "Reserve", "Role", "Watermark", "checked_reserve", "usual"]
+
+_MOST: Final = 1_000_000
+"""Blocks for each sequence; more than any device has."""
 
 Role: TypeAlias = Literal["mixed", "prefill", "decode"]
 
 
+@runtime_checkable
 class Reserve(Protocol):
     """A policy. `promise` is kept per sequence, `headroom` for the batch as a whole."""
 
@@ -71,6 +76,7 @@ class Watermark(_Still):
     """
 
     def __init__(self, blocks: int) -> None:
+        natural("blocks", blocks, least=0)
         self._blocks = blocks
 
     def promise(self, most: int) -> int:
@@ -94,6 +100,10 @@ class Growing:
     """
 
     def __init__(self, blocks: float = 16.0, decay: float = 0.025) -> None:
+        given: dict[str, object] = {"blocks": blocks, "decay": decay}
+        for name, value in given.items():
+            if not isinstance(value, int | float) or not 0 <= value < _MOST:
+                raise Misuse(f"{name} = {value!r:.60}: give a number from 0 to {_MOST:,}")
         self._first = self._now = blocks
         self._decay = decay
 
@@ -128,6 +138,23 @@ def usual(role: Role) -> Reserve:
     Raises:
         Misuse: There is no such role.
     """
-    if role not in _USUAL:
+    if role not in tuple(_USUAL):
         raise Misuse(f"role = {role!r}: say 'mixed', 'prefill' or 'decode'")
     return _USUAL[role]()
+
+
+def checked_reserve(reserve: object) -> Reserve:
+    """A policy, asked once: what is wrong with it is said before anybody runs.
+
+    Raises:
+        Misuse: It is none, or answers with something else than a number of tokens and blocks.
+    """
+    if isinstance(reserve, type) or not isinstance(reserve, Reserve):
+        raise Misuse(f"reserve = {reserve!r:.60}: give a policy, like Growing()")
+    try:
+        said: tuple[object, object] = reserve.promise(1), reserve.headroom(1)
+    except Exception as error:
+        raise Misuse(f"reserve = {reserve!r:.60}: {error}") from error
+    if not all(isinstance(number, int) and number >= 0 for number in said):
+        raise Misuse(f"reserve = {reserve!r:.60} says {said}: give integers of 0 or more")
+    return reserve

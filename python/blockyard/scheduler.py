@@ -6,23 +6,26 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Lease, Misuse, Ticket, TooLarge, Unavailable
+from blockyard._core import Keys, Lease, Misuse, Parked, Ticket, TooLarge, Unavailable
 from blockyard.admission import Admission, Admitted
 from blockyard.batch import Batch, Flown, Grown
 from blockyard.cache import KVCache
-from blockyard.engine import Ack, Output, Start, Step, Stop
+from blockyard.engine import Ack, Engine, Output, Start, Step, Stop
 from blockyard.explain import Explanation
-from blockyard.layout import natural
 from blockyard.line import Line
-from blockyard.outputs import accepted, plain, sampled
-from blockyard.preemption import Preemption
-from blockyard.request import Request, Result, State, prompt_of
-from blockyard.reserve import Reserve, Role, usual
+from blockyard.outputs import accepted, check, check_acks, plain, sampled
+from blockyard.preempt import Preempt, Way
+from blockyard.relief import Relief
+from blockyard.request import Request, Result, State, prompt_of, whole
+from blockyard.reserve import Reserve, Role, checked_reserve, usual
 from blockyard.seats import Seat, Seats
 from blockyard.stats import Stat
-from blockyard.victims import LastCome, Victims
+from blockyard.victims import LastCome, Victims, checked_victims
 
 __all__ = ["Scheduler"]
+
+_AHEAD: Final = 2
+"""Steps for which parked sequences make room before somebody is short of it."""
 
 
 class Scheduler:
@@ -40,9 +43,13 @@ class Scheduler:
         reserve: How much room the running batch keeps for its growth; by default what is usual for
             the role.
         victims: Who is preempted when that was too little.
+        preempt: What becomes of a victim's work: "park", "full-blocks" or "recompute", as in
+            `Preempt`; by default it is parked where there is a host.
         stops: "in-order" where a stop holds from its own step on, so that the output of that step
             is its ack; "acked" where the engine acks each stop.
         rest: Steps that a preempted request runs, once it is back, before it can be a victim again.
+        patience: Steps in a row that one who is parked may find no room, or give none to others,
+            before it is computed again instead.
         skip: How often one that does not fit may be overtaken.
         drafts: Draft tokens that a speculative engine may compute in each row beside its newest
             token. With them a row is in one step at a time.
@@ -60,12 +67,14 @@ class Scheduler:
         Stat("steps", "steps", "steps scheduled"),
         Stat("admitted", "requests", "requests admitted, once more after each preemption"),
         Stat("preempted", "requests", "requests preempted"),
-        Stat("lost", "tokens", "tokens of KV given up by preemption"),
+        Stat("parked", "requests", "requests that are parked"),
+        Stat("lost", "tokens", "tokens of KV that preemption gave up: found, or computed again"),
         Stat("skipped", "rows", "rows that found no room to grow and skipped a step"),
         Stat("no_room", "steps", "steps at which somebody in line found no room"),
         Stat("soon", "requests", "begins put off, as another computes or loads the same prefix"),
         Stat("acks_ignored", "acks", "acks that were late, came twice, or are nobody's"),
         Stat("outputs_ignored", "rows", "rows of output of requests that are not there any more"),
+        *Preempt.SCHEMA,
     )
 
     def __init__(  # noqa: PLR0913 - what there is to choose
@@ -77,36 +86,37 @@ class Scheduler:
         role: Role = "mixed",
         reserve: Reserve | None = None,
         victims: Victims | None = None,
+        preempt: Way | None = None,
         stops: Literal["in-order", "acked"] = "acked",
         rest: int = 8,
+        patience: int = 1024,
         skip: int = 16,
         drafts: int = 0,
         prefetch: int = 0,
     ) -> None:
-        for name, value, least in (
-            ("seats", seats, 1),
-            ("budget", budget, 1),
-            ("rest", rest, 0),
-            ("skip", skip, 0),
-            ("drafts", drafts, 0),
-            ("prefetch", prefetch, 0),
-        ):
-            natural(name, value, least=least)
-        if stops not in {"in-order", "acked"}:
+        seats, budget = whole("seats", seats), whole("budget", budget)
+        rest, patience = whole("rest", rest, 0), whole("patience", patience, 0)
+        skip, drafts = whole("skip", skip, 0), whole("drafts", drafts, 0)
+        prefetch = whole("prefetch", prefetch, 0)
+        if stops not in ("in-order", "acked"):
             raise Misuse(f"stops = {stops!r}: say 'in-order' or 'acked'")
         self._cache = cache
-        self._reserve = usual(role) if reserve is None else reserve
+        usually = usual(role)
+        self._reserve = usually if reserve is None else checked_reserve(reserve)
         self._in_order = stops == "in-order"
         self._drafts = drafts
         self._requests: dict[Hashable, Request] = {}
         self._line = Line()
         self._seats = Seats(seats)
         self._batch = Batch(cache, self._seats, budget, drafts)
+        self._preempt = Preempt(cache, cache.config, way=preempt, patience=patience)
         self._admission = Admission(
-            cache, self._seats, self._line, self._reserve, skip=skip, prefetch=prefetch
+            cache, self._seats, self._line, self._reserve, self._preempt, skip, prefetch
         )
-        victims = LastCome() if victims is None else victims
-        self._preemption = Preemption(cache, self._seats, self._batch, victims, rest)
+        victims = LastCome() if victims is None else checked_victims(victims)
+        self._relief = Relief(
+            cache, self._seats, self._batch, self._line, self._preempt, victims, rest
+        )
         self._stops: list[Stop] = []
         self._results: list[Result] = []
         self._order = 0
@@ -156,23 +166,19 @@ class Scheduler:
             Misuse: The id is taken, the prompt is empty, or a value is out of range.
             TooLarge: The device can never hold it.
         """
-        try:
-            taken = request in self._requests
-        except TypeError as error:
-            raise Misuse(f"request {request!r:.60}: give an id that can be hashed") from error
-        if taken:
+        if self._find(request) is not None:
             raise Misuse(f"request {request!r} is there already: give each an id of its own")
-        natural("most", most)
-        if not isinstance(priority, int):
-            raise Misuse(f"priority = {priority!r}: give an integer")
-        if ticket is not None and ticket.state != "open":
-            raise Misuse(f"ticket {ticket.id} of request {request!r} is spent: promise again")
+        most, priority = whole("most", most), whole("priority", priority, None)
+        if ticket is not None:
+            self._check_ticket(request, ticket)
         tokens = prompt_of(prompt)
         # What is wrong with them is said now, not in a step.
-        self._cache.keys(tokens[:1], salt=salt, lora=lora)
-        config = self._cache.config
-        blocks = -(-(len(tokens) + most - 1) // config.block_size)
-        capacity = config.device_blocks - config.null_slots
+        try:
+            self._cache.keys(tokens[:1], salt=salt, lora=lora)
+        except UnicodeError as error:
+            raise Misuse(f"salt = {salt!r:.60}, lora = {lora!r:.60}: {error}") from error
+        blocks = -(-(len(tokens) + most - 1) // self._cache.block_size)
+        capacity = self._cache.stats()["device_capacity"]
         if blocks > capacity:
             raise TooLarge(
                 f"request {request!r} may need {blocks} blocks and the device has {capacity}: "
@@ -184,20 +190,40 @@ class Scheduler:
         self._requests[request] = entry
         self._line.push(entry)
 
+    def _check_ticket(self, request: Hashable, ticket: object) -> None:
+        if not isinstance(ticket, Ticket):
+            raise Misuse(
+                f"ticket = {ticket!r:.60} of request {request!r}: give what `KVCache.promise` or "
+                "`Tickets.commit` gave"
+            )
+        if ticket.tier != "device" or ticket.state != "open":
+            what = "of the host" if ticket.tier != "device" else "spent"
+            raise Misuse(f"ticket {ticket.id} of request {request!r} is {what}: promise again")
+        if any(other.ticket is ticket for other in self._line.promised):
+            raise Misuse(f"ticket {ticket.id} of request {request!r} is another request's")
+
+    def check(self, engine: Engine) -> None:
+        """Refuses an engine that was made for another scheduler: both must stop alike.
+
+        Raises:
+            Misuse: It stops otherwise.
+        """
+        said = getattr(engine, "stops", None)
+        if said != ("in-order" if self._in_order else "acked"):
+            raise Misuse(f"the engine's stops are {said!r}: make the scheduler with stops={said!r}")
+
     def abort(self, request: Hashable) -> None:
         """Ends a request, whatever it is doing; its result comes when its blocks are safe.
 
         Raises:
             Misuse: There is no such request.
         """
-        entry = self._requests.get(request)
-        if entry is None:
-            raise Misuse(f"there is no request {request!r}, or it has ended")
+        entry = self._there(request)
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         if seat is None:
             # T23.
             self._end(entry, State.ABORTED, "aborted")
-            self._line.ended(entry)
+            self._line.take(entry)
             self._admission.give_back(entry)
         elif entry.state is State.LOADING:
             # T27: the engine has not heard of it, and its loads are abandoned.
@@ -230,6 +256,8 @@ class Scheduler:
         self._keep_headroom()
         if not grown.short:
             starts += self._begun(self._admission.admit())
+            if self._line.parked:
+                self._move_ahead()
         elif self._line.promised:
             starts += self._begun(self._admission.admit_promised())
         self._admission.bring_up()
@@ -241,6 +269,17 @@ class Scheduler:
                 seat.stopped_at = step.number
         return step
 
+    def _move_ahead(self) -> None:
+        """Parked sequences make room for the first in line, and for who runs and wants it soon.
+
+        Behind admission: who comes back in this step does not move in it.
+        """
+        waits = self._admission.lacking()
+        if waits is not None:
+            self._relief.move(waits[1], behind=waits[0])
+        # What is moved now has landed when they want it.
+        self._relief.move(self._batch.wanting(_AHEAD) - self._admission.spare())
+
     def _make_room(self, grown: Grown) -> Grown:
         """T36: who found no room skips the step; T7: victims, where what comes is too little."""
         self._counts["skipped"] += len(grown.short)
@@ -251,12 +290,16 @@ class Scheduler:
                 why = f"its {seat.lease.tokens} tokens fill all {capacity} blocks of the device"
                 seat.end = State.FAILED, why
                 self._stop(seat)
-        victims = self._preemption.victims(grown, self._admission.spare())
-        if not victims and self._preemption.stuck(grown):
+        victims = self._relief.victims(grown, self._admission.spare())
+        if not victims and self._relief.stuck(grown):
             self._admission.take_back()
+            lost = self._relief.lost(grown)
+            if lost is not None:
+                why = "kv_lost: there is no room for all who run, and none on the host to park it"
+                lost.end = State.FAILED, why
+                self._stop(lost)
         for seat in victims:
             self._counts["preempted"] += 1
-            self._counts["lost"] += int(self._seats.computed[seat.number])
             seat.request.preempted += 1
             self._reserve.preempted()
             self._stop(seat)
@@ -266,6 +309,9 @@ class Scheduler:
         """T3, T4: whose loads have landed computes on from what is good."""
         starts = []
         for seat in self._batch.landed():
+            if seat.lease.state == "short" and seat.lease.resumed:
+                self._came_short(seat)
+                continue
             # The slots of a copy whose end is unknown are gone: others for them, or anew.
             if len(self._cache.grow([seat.lease], 0)):
                 self._again(seat)
@@ -273,9 +319,23 @@ class Scheduler:
                 starts.append(self._start(seat))
         return starts
 
+    def _came_short(self, seat: Seat) -> None:
+        """T19, T20: a resume whose loads failed is parked again; else it goes on as it can."""
+        parked = self._preempt.came_short(seat.lease, seat.request.resumes)
+        if parked is not None:
+            self._vacate(seat)
+            self._parked(seat.request, parked)
+        else:
+            self._again(seat)
+
     def _start(self, seat: Seat) -> Start:
-        seat.request.state = State.PREFILL
-        return self._batch.start(seat)
+        start = self._batch.start(seat)
+        entry = seat.request
+        entry.resumes = 0
+        # T16, T18: it decodes on where only its newest token is not computed.
+        whole = bool(entry.outputs) and start.cached == len(start.tokens) - 1
+        entry.state = State.DECODE if whole else State.PREFILL
+        return start
 
     def _begun(self, admitted: Admitted) -> list[Start]:
         self._counts["admitted"] += len(admitted.seats)
@@ -317,6 +377,7 @@ class Scheduler:
             Misuse: It is not of the oldest step in flight, of rows that were not in it, or without
                 one that was; nothing is taken.
         """
+        check(output)
         if self._dead is not None:
             self._counts["outputs_ignored"] += len(output.seats)
             self._counts["acks_ignored"] += len(output.acks)
@@ -336,7 +397,7 @@ class Scheduler:
         if not all(alive):
             self._counts["outputs_ignored"] += alive.count(False)
         self._seats.computed[flown.numbers[alive]] += computed[alive]
-        self._tokens(output, rows)
+        self._tokens(output, rows, flown.lasts)
         self._seal(
             flown,
             [
@@ -397,9 +458,9 @@ class Scheduler:
     def _done(self, step: int) -> None:
         """What was held back for this step comes back."""
         self._cache.commit([], done=step)
-        self._preemption.done(step)
+        self._relief.done(step)
 
-    def _tokens(self, output: Output, rows: list[Seat | None]) -> None:
+    def _tokens(self, output: Output, rows: list[Seat | None], lasts: frozenset[int]) -> None:
         """T8 too: tokens of who is stopping count, as long as its ack has not come."""
         tokens, counts = output.tokens, output.counts
         if counts is None and None not in rows:
@@ -411,7 +472,8 @@ class Scheduler:
                 if seat is not None:
                     seat.request.outputs.append(token)
         else:
-            ends = np.cumsum(np.ones(len(rows), np.int64) if counts is None else counts)
+            each = np.ones(len(rows)) if counts is None else counts
+            ends = np.cumsum(each.astype(np.int64))
             starts = np.concatenate(([0], ends))
             for seat, end, start in zip(rows, ends.tolist(), starts.tolist(), strict=False):
                 if seat is None:
@@ -421,7 +483,7 @@ class Scheduler:
                 self._seats.known[seat.number] += len(own)
                 seat.request.outputs.extend(own.tolist())
         for seat in rows:
-            if seat is not None and seat.request.state is State.PREFILL:
+            if seat is not None and seat.number in lasts and seat.stop is None:
                 seat.request.state = State.DECODE
                 seat.request.chain = b""
                 self._batch.decodes(seat)
@@ -458,8 +520,12 @@ class Scheduler:
         self._batch.leave(seat)
 
     def on_acks(self, acks: Iterable[Ack]) -> None:
-        """Takes acks; one that is late, came twice, or is nobody's is counted, and that is all."""
-        for ack in acks:
+        """Takes acks; one that is late, came twice, or is nobody's is counted, and that is all.
+
+        Raises:
+            Misuse: One is no `Ack`; none is taken.
+        """
+        for ack in check_acks(acks):
             seat = self._seats.at(ack.seat)
             if (
                 self._dead is not None
@@ -485,21 +551,54 @@ class Scheduler:
             self._release(seat)
             self._end(seat.request, *seat.end)
         else:
+            self._preempted(seat)
+
+    def _preempted(self, seat: Seat) -> None:
+        """T10, T11, T15: parked where that pays and the host can promise it; else computed anew."""
+        computed, after = int(self._seats.computed[seat.number]), self._after(seat)
+        parked = self._preempt.park(seat.lease, computed, after=after, ticket=seat.ticket)
+        if parked is None:
+            self._counts["lost"] += computed
             self._again(seat)
+        else:
+            self._counts["lost"] += computed - parked.computed
+            seat.ticket = None
+            self._vacate(seat)
+            seat.request.settled = after or 0
+            self._parked(seat.request, parked)
+
+    def _parked(self, entry: Request, parked: Parked) -> None:
+        """It waits in line, and what it had computed is kept."""
+        entry.parked = parked
+        entry.refused = 0
+        entry.state = State.PARKED
+        self._line.push(entry)
 
     def _again(self, seat: Seat) -> None:
         """Its request goes back in line, with N as it is now."""
         self._release(seat)
+        if self._preempt.must_park and seat.request.outputs:
+            self._end(seat.request, State.FAILED, "kv_lost: this engine cannot compute it again")
+            return
         seat.request.again()
         self._line.push(seat.request)
 
+    def _after(self, seat: Seat) -> int | None:
+        """The step in flight that may still write its blocks."""
+        flights = self._batch.flown
+        return seat.last if flights and flights[0].number <= seat.last else None
+
     def _release(self, seat: Seat) -> None:
         """Its blocks go back when the steps in flight that may write them are done."""
-        flights = self._batch.flown
-        after = seat.last if flights and flights[0].number <= seat.last else None
+        after = self._after(seat)
         if after is not None:
-            self._preemption.returns(self._preemption.frees(seat), flights[-1].number)
+            self._relief.returns(self._relief.frees(seat), self._batch.flown[-1].number)
         self._cache.finish(seat.lease, after=after)
+        if seat.ticket is not None:
+            self._cache.release(seat.ticket)
+        self._vacate(seat)
+
+    def _vacate(self, seat: Seat) -> None:
         if seat.stop is not None and seat.stop in self._stops:
             self._stops.remove(seat.stop)
         self._seats.free(seat)
@@ -522,10 +621,14 @@ class Scheduler:
         Raises:
             Misuse: The step was not scheduled yet.
         """
-        natural("step", step, least=0)
+        step = whole("step", step, 0)
         if step > self._batch.number:
             raise Misuse(f"step = {step}: only {self._batch.number} were scheduled")
-        there = set(active)
+        try:
+            given: list[object] = list(active)
+        except TypeError as error:
+            raise Misuse(f"active = {active!r:.60}: give the numbers of the seats") from error
+        there = {whole("a seat of active", seat, 0) for seat in given}
         for seat in self._seats.bound() if self._dead is None else ():
             if seat.stop is None or not 0 < seat.stopped_at <= step:
                 continue
@@ -564,7 +667,7 @@ class Scheduler:
         Raises:
             Misuse: Another word.
         """
-        if requests not in {"recompute", "abort"}:
+        if requests not in ("recompute", "abort"):
             raise Misuse(f"requests = {requests!r}: say 'recompute' or 'abort'")
         self._cache.clear()
         self._dead = None
@@ -602,12 +705,24 @@ class Scheduler:
 
     def state(self, request: Hashable) -> State | None:
         """Where a request is; None when it has ended or never was."""
-        entry = self._requests.get(request)
+        entry = self._find(request)
         return None if entry is None else entry.state
+
+    def _find(self, request: Hashable) -> Request | None:
+        try:
+            return self._requests.get(request)
+        except TypeError as error:
+            raise Misuse(f"request {request!r:.60}: an id can be hashed") from error
+
+    def _there(self, request: Hashable) -> Request:
+        entry = self._find(request)
+        if entry is None:
+            raise Misuse(f"there is no request {request!r}, or it has ended")
+        return entry
 
     def lease(self, request: Hashable) -> Lease | None:
         """What a request holds; None while it waits, and when it has ended."""
-        entry = self._requests.get(request)
+        entry = self._find(request)
         return None if entry is None else entry.lease
 
     def explain(self, request: Hashable) -> Explanation:
@@ -616,15 +731,16 @@ class Scheduler:
         Raises:
             Misuse: There is no such request.
         """
-        entry = self._requests.get(request)
-        if entry is None:
-            raise Misuse(f"there is no request {request!r}, or it has ended")
+        entry = self._there(request)
         seat = None if entry.seat is None else self._seats.at(entry.seat)
-        below = self._cache.explain(entry.keyed(self._cache) if seat is None else seat.lease)
+        below = self._cache.explain(self._held(entry))
         lines = self._of_line(entry) if seat is None else self._of_seat(seat)
         return Explanation(
             (f"Request {request!r} is {entry.state}.", *lines, *below.lines), below.holders
         )
+
+    def _held(self, entry: Request) -> Lease | Parked | Keys:
+        return entry.lease or entry.parked or entry.keyed(self._cache)
 
     def _of_line(self, entry: Request) -> list[str]:
         before = self._line.before(entry)
@@ -633,6 +749,9 @@ class Scheduler:
             lines.append(f"The engine failed: {self._dead}.")
         if self._seats.full:
             lines.append(f"All {len(self._seats)} seats are taken.")
+        if entry.parked is not None:
+            on_device, blocks = entry.parked.on_device, entry.parked.blocks
+            lines.append(f"{on_device} of the {blocks} blocks kept for it are on the device.")
         if (other := self._admission.waits_for(entry)) is not None:
             lines.append(f"It waits for request {other.id!r}, which computes the same prompt.")
         if self._headroom is not None:
@@ -641,6 +760,8 @@ class Scheduler:
 
     def _of_seat(self, seat: Seat) -> list[str]:
         at = seat.number
+        if seat.request.state is State.LOADING:
+            return [f"Seat {at} is kept for it, until its blocks have come up."]
         lines = [
             (
                 f"In seat {at}, epoch {seat.epoch}: {self._seats.computed[at]} of "
@@ -677,6 +798,7 @@ class Scheduler:
             "waiting": len(self._line),
             "seats": len(seats),
             "stopping": seats.stopping,
+            "parked": len(self._line.parked),
             "headroom": self.headroom,
         }
-        return sizes | self._counts
+        return sizes | self._counts | self._preempt.stats()

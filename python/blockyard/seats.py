@@ -1,10 +1,11 @@
 """The rows of the engine's running batch: free, bound, or stopping until the ack."""
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
 
-from blockyard._core import Lease
+from blockyard._core import Lease, Ticket
 from blockyard.engine import Stop
 from blockyard.request import Request, State
 
@@ -26,6 +27,8 @@ class Seat:
     """Step that carried the stop first; 0 before."""
     end: tuple[State, str] | None = None
     """How its ack ends the request, and why; None: only its stay here."""
+    ticket: Ticket | None = None
+    """Host slots promised to it, where a victim must be parked."""
     gone: bool = False
     """The request has ended; the seat waits for its ack alone."""
     last: int = 0
@@ -41,7 +44,7 @@ class Seats:
 
     def __init__(self, count: int) -> None:
         self._seats: list[Seat | None] = [None] * count
-        self._free = list(range(count))[::-1]
+        self._free = list(range(count))
         self._epochs = [0] * count
         self.stopping = 0
         """Seats that wait for their ack."""
@@ -83,7 +86,7 @@ class Seats:
 
     def bind(self, request: Request, lease: Lease, limit: int) -> Seat:
         """Gives a request the lowest free seat."""
-        number = self._free.pop()
+        number = heapq.heappop(self._free)
         self.bindings += 1
         # Later than any before of the request and of the seat: no ack is good twice.
         request.epoch = max(request.epoch, self._epochs[number]) + 1
@@ -108,5 +111,4 @@ class Seats:
         self.stopping -= seat.stop is not None
         self._epochs[seat.number] = seat.epoch
         self._seats[seat.number] = None
-        self._free.append(seat.number)
-        self._free.sort(reverse=True)
+        heapq.heappush(self._free, seat.number)

@@ -8,7 +8,7 @@ from typing import Final
 from blockyard._core import Misuse, NoRoom, Room, Ticket
 from blockyard.cache import KVCache
 from blockyard.layout import natural
-from blockyard.reserve import Reserve, Role, usual
+from blockyard.reserve import Nothing, Reserve, Role, checked_reserve, usual
 from blockyard.stats import Stat
 
 __all__ = ["Promise", "PromiseState", "SpentTicket", "Tickets"]
@@ -54,7 +54,8 @@ class Tickets:
 
     Args:
         cache: Whose blocks.
-        reserves: What must be left for those that run here, by role; by default what is usual.
+        reserves: What must be left for those that run here, by role: give the `Scheduler`'s own
+            policy, which learns. By default what it keeps promised already is enough.
 
     Raises:
         Misuse: There is no such role.
@@ -72,9 +73,11 @@ class Tickets:
     def __init__(self, cache: KVCache, *, reserves: Mapping[Role, Reserve] | None = None) -> None:
         self._cache = cache
         self._reserves: dict[Role, Reserve] = {}
+        if reserves is not None and not isinstance(reserves, Mapping):
+            raise Misuse(f"reserves = {reserves!r:.60}: give a policy for each role")
         for role, reserve in (reserves or {}).items():
             usual(role)
-            self._reserves[role] = reserve
+            self._reserves[role] = checked_reserve(reserve)
         self._now = 0
         self._open: dict[int, Promise] = {}
         self._requests: dict[Hashable, Promise] = {}
@@ -115,8 +118,13 @@ class Tickets:
         natural("deadline", deadline, least=self._now)
         natural("running", running, least=0)
         natural("kept", kept, least=0)
-        reserve = self._reserves.setdefault(role, usual(role))
-        if request in self._requests:
+        usual(role)
+        reserve = self._reserves.get(role, Nothing())
+        try:
+            taken = request in self._requests
+        except TypeError as error:
+            raise Misuse(f"request {request!r:.60}: an id can be hashed") from error
+        if taken:
             raise Misuse(f"request {request!r} has a ticket already: commit or release that one")
         room = self._cache.room()
         headroom = max(reserve.headroom(running) - kept, 0)

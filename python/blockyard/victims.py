@@ -1,8 +1,10 @@
 """Who is preempted first when the batch cannot grow. One small interface."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Candidate", "LastCome", "LeastWork", "Victims"]
+from blockyard._core import Misuse
+
+__all__ = ["Candidate", "LastCome", "LeastWork", "Victims", "checked_victims"]
 
 
 class Candidate(NamedTuple):
@@ -19,6 +21,7 @@ class Candidate(NamedTuple):
     """Tokens of KV that would be given up."""
 
 
+@runtime_checkable
 class Victims(Protocol):
     """A policy. Who would free nothing is passed over, whatever the policy says."""
 
@@ -40,3 +43,20 @@ class LeastWork:
     def rank(self, candidate: Candidate) -> tuple[int, ...]:
         """The smallest goes first."""
         return (candidate.priority, candidate.computed, -candidate.order)
+
+
+def checked_victims(victims: object) -> Victims:
+    """A policy, asked once: what is wrong with it is said before anybody runs.
+
+    Raises:
+        Misuse: It is none, or ranks by something else than integers.
+    """
+    if isinstance(victims, type) or not isinstance(victims, Victims):
+        raise Misuse(f"victims = {victims!r:.60}: give a policy, like LastCome()")
+    try:
+        said: object = victims.rank(Candidate(0, 0, 0, 1, 1))
+    except Exception as error:
+        raise Misuse(f"victims = {victims!r:.60}: {error}") from error
+    if not isinstance(said, tuple) or not all(isinstance(number, int) for number in said):
+        raise Misuse(f"victims = {victims!r:.60} ranks by {said!r:.60}: give a tuple of integers")
+    return victims

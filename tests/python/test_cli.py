@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 
 import blockyard as by
 import traces
-from blockyard.replay import cli
+from blockyard.cli import cli
+from blockyard.replay import cli as replay_cli
 from blockyard.replay.play import play
 from blockyard.replay.result import Run
 from blockyard.replay.setup import Progress, Setup
@@ -34,7 +35,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def typed(*words: str) -> Result:
-    return CliRunner().invoke(cli.cli, ["replay", *words])
+    return CliRunner().invoke(cli, ["replay", *words])
 
 
 def found(*words: str) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def refused(*words: str) -> str:
 
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "play", forbidden)
+    monkeypatch.setattr(replay_cli, "play", forbidden)
 
 
 @pytest.mark.usefixtures("nothing_runs")
@@ -354,7 +355,7 @@ def test_a_breach_or_a_wrong_byte_is_status_1_whether_or_not_it_was_interrupted(
         verified = msgspec.structs.replace(run.verified, **{wrong: 7})
         return msgspec.structs.replace(run, verified=verified)
 
-    monkeypatch.setattr(cli, "play", spoiled(change))
+    monkeypatch.setattr(replay_cli, "play", spoiled(change))
     done = typed("--requests", "5", "--verify", "--json", "r.json")
     assert done.exit_code == 1
     assert ("INV-1: two and two" if what == "audit" else "7 WRONG") in " ".join(done.stdout.split())
@@ -446,7 +447,7 @@ def test_ctrl_c_before_the_first_run_writes_nothing(monkeypatch: pytest.MonkeyPa
     def interrupted(*_: object) -> Run:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "play", interrupted)
+    monkeypatch.setattr(replay_cli, "play", interrupted)
     done = typed("--requests", "5", "--quiet", "--json", "r.json")
     assert (done.exit_code, done.stderr) == (130, "blockyard: interrupted\n")
     assert not files(Path())
@@ -462,7 +463,7 @@ def test_progress_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None
 
         return play(setup, trace, both)
 
-    monkeypatch.setattr(cli, "play", watched)
+    monkeypatch.setattr(replay_cli, "play", watched)
     # Rich draws its bar only where it believes in a terminal.
     monkeypatch.setenv("FORCE_COLOR", "1")
     done = typed("--requests", "50")

@@ -503,9 +503,13 @@ def test_whoever_is_preempted_gives_all_its_tokens_and_finds_its_own_bytes(
     assert result.series is not None
     assert sum(result.series.preempted) == gone.count
     assert gone.requests <= gone.count
+    assert (gone.parked, gone.lost) == ((gone.count, 0) if host else (0, gone.lost))
+    assert host or gone.relieved == 0
     # What was lost is found again, computed again, or both in part.
-    assert gone.found <= gone.lost
     assert gone.lost <= gone.found + gone.recomputed + 16 * gone.count
+    if host:
+        assert gone.recomputed == 0
+        assert reserve == "full" or 0 < gone.relieved < gone.kept
     assert 0 <= gone.share < 1
     assert (gone.away_ms.max > 0) == (gone.count > 0)
     assert modelled(result) == modelled(run(dataclasses.replace(setup, verify=False), trace, quiet))
@@ -666,7 +670,7 @@ def test_a_byte_that_spoils_while_somebody_is_away_is_seen(
 
 
 def test_who_is_stuck_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Admission, "admit", lambda _: Admitted([], [], [], [], 0))
+    monkeypatch.setattr(Admission, "admit", lambda _: Admitted([], [], [], [], []))
     trace = decoding(3)
     with pytest.raises(by.Unavailable, match=r"nobody runs, .* and 3 requests are in line"):
         run(squeezed(trace), trace, quiet)

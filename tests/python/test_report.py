@@ -28,7 +28,7 @@ from blockyard.replay.workload import generate
 Shown = Callable[[float], str]
 
 ROOT = Path(__file__).parents[2]
-DEVICE = 1000
+DEVICE = 700
 """Blocks: so few that somebody is preempted."""
 NASTY = "</script><img src=x onerror=alert(1)>\u2028&amp; \"quoted\" 'too' ${x} <b>bold</b>"
 
@@ -195,7 +195,8 @@ def test_it_opens_without_errors_and_shows_the_figures_of_the_json(tmp_path: Pat
     assert max(occupied["host"]["x"]) * in_minutes <= series["seconds"][-1]
     for run, way in enumerate(drawn["ttft"]):
         assert (
-            way["name"] == ("recency, on-evict, watermark", "recency, second-touch, watermark")[run]
+            way["name"]
+            == ("recency, on-evict, watermark, park", "recency, second-touch, watermark, park")[run]
         )
         assert way["x"] == first["runs"][run]["ttft_ms"]["quantiles"]
     promised = occupied["device, promised"]["y"]
@@ -225,7 +226,7 @@ def test_without_time_and_with_an_end_cut_short_it_says_so(tmp_path: Path) -> No
     assert "interrupted after 7 of 60 requests" in dom
     assert "audit: INV-2: &lt;b&gt;no" in dom
     assert drawn == {}
-    assert "repeat --policy, --write-policy or --reserve" in dom
+    assert "repeat --policy, --write-policy, --preempt or --reserve" in dom
 
 
 def keys_script() -> ModuleType:

@@ -1,189 +1,15 @@
 """The scheduler, transition by transition: names and numbers are those of `docs/laws.md`."""
 
-import zlib
-from collections import deque
-from collections.abc import Collection, Hashable
 from typing import Any
 
-import numpy as np
 import pytest
 
 import blockyard as by
-from blockyard.engine import Ack, Output, Start, Step, Stop
-from blockyard.request import Result, State
-from blockyard.reserve import Full, Growing, Nothing, Watermark
-from blockyard.scheduler import Scheduler
+from blockyard.engine import Ack, Stop
+from blockyard.request import State
+from blockyard.reserve import Full, Growing, Watermark
+from loop import Loop, continuation, loading, squeezed, stopping
 from yard import publish_below, text
-
-
-def continuation(request: Hashable, prompt: int, most: int) -> list[int]:
-    """What a request samples, whatever happens to it."""
-    return [zlib.crc32(f"{request} {prompt + at}".encode()) % 900 for at in range(most)]
-
-
-class Loop:
-    """A scheduler, and an engine that does what it is told when the test says so.
-
-    `accept` is how many tokens a row samples of those it may, for engines with drafts.
-    """
-
-    def __init__(
-        self, *, device: int = 33, host: int = 0, size: int = 4, accept: int = 1, **keywords: Any
-    ) -> None:
-        self.cache = by.KVCache(block_size=size, device=device, host=host)
-        chosen: dict[str, Any] = {"seats": 4, "budget": 64, "reserve": Nothing(), **keywords}
-        self.scheduler = Scheduler(self.cache, **chosen)
-        self.accept = accept
-        self.air: deque[Step] = deque()
-        self.bound: dict[int, tuple[Start, int]] = {}
-        self.stops: list[Stop] = []
-        self.plans: list[by.Plan] = []
-        self.results: dict[Hashable, Result] = {}
-        self.begun: list[Hashable] = []
-
-    def add(self, request: Hashable, prompt: int | list[int], most: int, **keywords: Any) -> None:
-        tokens = text(len(self.results) + 1, prompt) if isinstance(prompt, int) else prompt
-        self.scheduler.add(request, tokens, most=most, **keywords)
-
-    def state(self, request: Hashable) -> State | None:
-        return self.scheduler.state(request)
-
-    def schedule(self) -> Step:
-        step = self.scheduler.schedule()
-        self.plans += self.cache.dispatch()
-        assert {stop.seat for stop in step.stops}.isdisjoint(self.rows(step))
-        self.air.append(step)
-        self.stops += step.stops
-        self.begun += [start.request for start in step.starts]
-        return step
-
-    def land(self) -> None:
-        for plan in self.plans:
-            self.cache.commit(plan)
-        self.plans.clear()
-
-    def rows(self, step: Step) -> list[int]:
-        return [*step.decode.tolist(), *(chunk.seat for chunk in step.chunks)]
-
-    def compute(self, *, ends: Collection[Hashable] = ()) -> Output:
-        """What the oldest step in flight has sampled; the seats of `ends` are free with it."""
-        step = self.air.popleft()
-        for start in step.starts:
-            self.bound[start.seat] = start, len(start.tokens)
-        seats, tokens, counts, ended = [], [], [], []
-        for at, seat in enumerate(self.rows(step)):
-            if seat not in self.bound:
-                continue
-            start, known = self.bound[seat]
-            last = int(step.positions[at] + step.counts[at])
-            if at >= len(step.decode) and last < known:
-                continue
-            count = min(self.accept, int(step.counts[at])) if at < len(step.decode) else 1
-            sampled = continuation(start.request, known, count)
-            self.bound[seat] = start, known + count
-            seats.append(seat)
-            tokens += sampled
-            counts.append(count)
-            ended.append(start.request in ends)
-            if ended[-1]:
-                del self.bound[seat]
-        return Output(
-            step.number,
-            np.array(seats, np.int32),
-            np.array(tokens, np.uint32),
-            np.array(counts, np.int64) if self.scheduler._drafts else None,
-            np.array(ended, np.bool_) if ends else None,
-        )
-
-    def output(self, *, ends: Collection[Hashable] = ()) -> None:
-        self.scheduler.on_output(self.compute(ends=ends))
-        self.look()
-
-    def ack(self) -> None:
-        """The engine answers all that it was told to stop."""
-        for stop in self.stops:
-            self.bound.pop(stop.seat, None)
-        self.scheduler.on_acks([Ack(*stop) for stop in self.stops])
-        self.stops.clear()
-        self.look()
-
-    def look(self) -> None:
-        for result in self.scheduler.results():
-            assert result.request not in self.results
-            assert self.scheduler.state(result.request) is None
-            self.results[result.request] = result
-        assert self.cache.audit() is None
-
-    def turn(self, turns: int = 1) -> Step:
-        """Steps, each computed and answered before the next."""
-        step = self.schedule()
-        self.land()
-        self.output()
-        self.ack()
-        return step if turns == 1 else self.turn(turns - 1)
-
-    def finish(self, bound: int = 400) -> None:
-        """Steps until there is nothing to do; and then nothing is left."""
-        while self.air:
-            self.output()
-        self.ack()
-        while not self.scheduler.idle:
-            bound -= 1
-            assert bound, [str(self.scheduler.explain(one)) for one in self.scheduler._requests]
-            self.turn()
-        # One more, so that what the last step kept for the batch is given back.
-        self.turn()
-        stats = self.cache.stats()
-        held = ("leases", "tickets", "device_pinned", "device_claimed", "device_promised", "leaked")
-        assert {name: stats[name] for name in held} == dict.fromkeys(held, 0)
-        self.empty()
-
-    def empty(self) -> None:
-        """INV-12: nobody is registered anywhere."""
-        scheduler = self.scheduler
-        seats = scheduler._seats.bound()
-        assert (scheduler._requests, scheduler._line._heap, seats) == ({}, [], [])
-        batch = scheduler._batch
-        lists = (batch.loading, batch.prefill, batch.decode, scheduler._stops)
-        assert lists == ([], [], [], [])
-        sizes = scheduler.stats()
-        assert (sizes["waiting"], sizes["seats"], sizes["stopping"]) == (0, 0, 0)
-
-    def told(self, name: str) -> int:
-        return self.scheduler.stats()[name]
-
-
-def squeezed(**keywords: Any) -> Loop:
-    """Eight blocks: "old" has run two steps, and "new" is to be its victim when both grow."""
-    loop = Loop(device=9, **keywords)
-    loop.add("old", text(1, 14), 12)
-    loop.add("new", text(2, 14), 12)
-    loop.turn(2)
-    assert (loop.state("old"), loop.state("new")) == (State.DECODE, State.DECODE)
-    return loop
-
-
-def stopping(**keywords: Any) -> Loop:
-    """ "new" was chosen, and its stop is with the engine."""
-    loop = squeezed(**keywords)
-    while loop.state("new") is not State.STOPPING:
-        loop.schedule()
-        loop.output()
-    assert [stop.request for stop in loop.stops] == ["new"]
-    return loop
-
-
-def loading(**keywords: Any) -> Loop:
-    """The prompt of "one" was found on the host, and is on its way up."""
-    loop = Loop(device=17, host=16, **keywords)
-    publish_below(loop.cache, text(1, 12))
-    loop.add("one", text(1, 14), 3)
-    step = loop.schedule()
-    assert (loop.state("one"), step.starts, len(step)) == (State.LOADING, (), 0)
-    return loop
-
-
-# -- begin ---------------------------------------------------------------------------------------
 
 
 def test_t1_who_fits_begins_at_once_and_has_a_seat() -> None:
@@ -792,14 +618,14 @@ def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
 
 def test_progress_who_rests_is_chosen_when_nobody_else_can_go_on() -> None:
     """INV-25: all were preempted before, and there is no room for any."""
-    loop = Loop(device=7, rest=1000)
-    names = (1, 2, 3, 4)
+    loop = Loop(device=8, rest=1000, seats=6)
+    names = (1, 2, 3, 4, 5, 6)
     for name in names:
-        loop.add(name, text(name, 5), 16)
+        loop.add(name, text(name, 5), 20)
     loop.finish(2000)
     assert loop.told("preempted") > len(names)
     for name in names:
-        assert loop.results[name].tokens.tolist() == continuation(name, 5, 16)
+        assert loop.results[name].tokens.tolist() == continuation(name, 5, 20)
 
 
 def test_progress_who_is_alone_with_two_copies_of_its_blocks_makes_room_for_itself() -> None:
@@ -844,7 +670,7 @@ def test_a_seat_is_bound_to_one_request_and_epoch() -> None:
 
 def test_a_seat_that_stops_is_free_on_the_ack() -> None:
     loop = stopping(seats=2)
-    loop.add("next", 2, 1)
+    loop.add("next", 2, 1, priority=1)
     for _ in range(4):
         assert loop.schedule().starts == ()
         loop.output()

@@ -25,7 +25,7 @@ from blockyard.request import State
 from blockyard.reserve import Full, Growing, Nothing, Watermark
 from blockyard.scheduler import Scheduler
 from blockyard.victims import LeastWork
-from test_scheduler import Loop, continuation, loading, squeezed, stopping
+from loop import Loop, continuation, loading, squeezed, stopping
 from yard import profile, publish, publish_below, text
 
 # -- R1 ------------------------------------------------------------------------------------------

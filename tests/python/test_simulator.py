@@ -29,7 +29,7 @@ from blockyard.tickets import Tickets
 SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "400"))
 PARTS = 8
 
-ACTIVE = ("waiting", "loading", "prefill", "decode", "stopping", "recompute")
+ACTIVE = ("waiting", "loading", "prefill", "decode", "stopping", "recompute", "parked")
 # Every one of these must have come to pass in the seeds together, and every row that can fail.
 WANTED = (
     *ROWS,

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from blockyard._core import Misuse
+from blockyard.preempt import Way
 from blockyard.replay.hands import scaled
 from blockyard.replay.hardware import Roofline, preset
 from blockyard.replay.setup import ReserveName, Setup, VictimsName, roomy, squeezed
 from blockyard.replay.show import size
 from blockyard.replay.trace import Trace, read
-from blockyard.replay.workload import generate
+from blockyard.replay.workload import WORKLOADS, WorkloadName, generate
 from blockyard.reserve import Role
 
 __all__ = ["MOST_BLOCKS", "Asked", "Policy", "WritePolicy", "settle"]
@@ -40,6 +41,7 @@ class Asked(TypedDict):
     trace_block: int | None
     requests: int | None
     rate: float | None
+    workload: WorkloadName | None
     seed: int
     save_trace: Path | None
     device_blocks: int | None
@@ -50,6 +52,7 @@ class Asked(TypedDict):
     policy: tuple[Policy, ...]
     write_policy: tuple[WritePolicy, ...]
     role: Role
+    preempt: tuple[Way, ...]
     reserve: tuple[ReserveName, ...]
     victims: VictimsName
     loads: Literal["gated", "all"]
@@ -84,19 +87,28 @@ def _check(asked: Asked) -> None:
         blocks, gib = asked[f"{tier}_blocks"], asked[f"{tier}_gib"]  # type: ignore[literal-required]
         if blocks is not None and gib is not None:
             raise Misuse(f"--{tier}-blocks and --{tier}-gib: give one of them")
+    _check_source(asked)
+    if asked["model"] == "sequential":
+        _check_sequential(asked)
+    elif "optimum" in asked["policy"]:
+        raise Misuse("--policy optimum knows the future: give --model sequential with it")
+
+
+def _check_source(asked: Asked) -> None:
     if asked["trace"] is None and asked["trace_block"] is not None:
         raise Misuse("--trace-block is for a TRACE; a generated workload has 16 tokens per id")
-    if asked["trace"] is not None and asked["rate"] is not None:
-        raise Misuse("--rate is for a generated workload; a TRACE has its arrivals")
-    if asked["model"] == "virtual":
-        if "optimum" in asked["policy"]:
-            raise Misuse("--policy optimum knows the future: give --model sequential with it")
-        return
+    for option, value in (("--rate", asked["rate"]), ("--workload", asked["workload"])):
+        if asked["trace"] is not None and value is not None:
+            raise Misuse(f"{option} is for a generated workload; a TRACE has its requests")
+
+
+def _check_sequential(asked: Asked) -> None:
     idle = {
         "--verify": asked["verify"],
         "--prefetch": asked["prefetch"],
         "--ranks": (asked["ranks"] or 1) > 1,
         "--role": asked["role"] != "mixed",
+        "--preempt": asked["preempt"],
         "--reserve": asked["reserve"],
         "--victims": asked["victims"] != "last-come",
     }
@@ -137,7 +149,8 @@ def _trace(asked: Asked) -> Trace:
     if asked["trace"] is not None:
         return read(asked["trace"], trace_block=asked["trace_block"], requests=asked["requests"])
     rate = 4.0 if asked["rate"] is None else asked["rate"]
-    return generate(asked["seed"], requests=asked["requests"] or 1000, rate=rate)
+    workload = WORKLOADS[asked["workload"] or "mixed"]
+    return generate(asked["seed"], requests=asked["requests"] or 1000, rate=rate, workload=workload)
 
 
 def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
@@ -174,6 +187,9 @@ def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
         )
     device, host = _sizes(asked, first, trace)
     _check_memory(device + host, first)
+    ways = dict.fromkeys(asked["preempt"]) or (["park"] if host else ["recompute"])
+    if not host and asked["preempt"] and list(ways) != ["recompute"]:
+        raise Misuse(f"--preempt {next(iter(ways))} needs a host: give one, or leave it out")
     return [
         replace(
             first,
@@ -181,11 +197,13 @@ def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
             host_blocks=host,
             policy=policy,
             write_policy=write_policy,
+            preempt=way,
             reserve=reserve,
         )
-        for policy, write_policy, reserve in product(
+        for policy, write_policy, way, reserve in product(
             dict.fromkeys(asked["policy"]),
             dict.fromkeys(asked["write_policy"]),
+            ways,
             dict.fromkeys(asked["reserve"]) or _USUAL[asked["role"]],
         )
     ]

@@ -1,16 +1,16 @@
-"""The command line: what is asked for is checked whole, then run, shown and written."""
+"""`blockyard replay`: what is asked for is checked whole, then run, shown and written."""
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Unpack, get_args
+from typing import Unpack, get_args
 
 import click
 from rich.console import Console
 
-from blockyard._core import BlockyardError, Misuse, __version__
+from blockyard._core import __version__
 from blockyard._typing import override
+from blockyard.preempt import Way
 from blockyard.replay import show
 from blockyard.replay.asked import MOST_BLOCKS, Asked, Policy, WritePolicy, settle
 from blockyard.replay.outputs import claim, write
@@ -19,30 +19,13 @@ from blockyard.replay.report import page
 from blockyard.replay.result import FORMAT, Result, Run
 from blockyard.replay.setup import ReserveName, Setup, VictimsName
 from blockyard.replay.trace import Trace
+from blockyard.replay.workload import WorkloadName
 from blockyard.reserve import Role
 
-__all__ = ["cli"]
+__all__ = ["replay"]
 
-_BREACH, _MISUSE, _INTERRUPTED = 1, 2, 130
+_BREACH, _INTERRUPTED = 1, 130
 """Exit statuses."""
-
-
-class _OneLine(click.Group):
-    """Says what is wrong in one line on stderr, and with its exit status."""
-
-    @override
-    def main(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - as click has it
-        kwargs["standalone_mode"] = False
-        try:
-            sys.exit(super().main(*args, **kwargs))
-        except click.ClickException as error:
-            _fail(error.format_message(), _MISUSE)
-        except Misuse as error:
-            _fail(str(error), _MISUSE)
-        except BlockyardError as error:
-            _fail(str(error), _BREACH)
-        except click.Abort:
-            _fail("interrupted", _INTERRUPTED)
 
 
 class _Remembered(click.Command):
@@ -64,24 +47,16 @@ def _number(
     return click.option(option, type=within, metavar="N", default=default, help=text)
 
 
-@click.group(
-    cls=_OneLine,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
-)
-@click.version_option(__version__, prog_name="blockyard", message="%(prog)s %(version)s")
-@click.pass_context
-def cli(ctx: click.Context) -> None:
-    """A block manager for the KV cache of an LLM inference engine."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-
-
-@cli.command(cls=_Remembered)
+@click.command(cls=_Remembered)
 @click.argument("trace", required=False, type=_FILE)
 @_number("--trace-block", 1, 10**6, None, "Tokens per id of TRACE; by default it is found out.")
 @_number("--requests", 1, 10**7, None, "The first so many; by default all, or 1000 generated.")
 @click.option("--rate", type=float, metavar="HZ", help="Generated requests per second; 4.")
+@click.option(
+    "--workload",
+    type=click.Choice(get_args(WorkloadName)),
+    help="What to generate: chats and agents, or chats with long answers; mixed.",
+)
 @_number("--seed", 0, 2**64 - 1, 0, "Of the tokens, and of a generated workload.")
 @click.option("--save-trace", type=_FILE, metavar="PATH", help="Writes the requests as a trace.")
 @_number("--device-blocks", 1, MOST_BLOCKS, None, "Size of the device.")
@@ -108,6 +83,12 @@ def cli(ctx: click.Context) -> None:
     type=click.Choice(get_args(Role)),
     default="mixed",
     help="What the engine does: whole requests, or their prompts or answers alone.",
+)
+@click.option(
+    "--preempt",
+    type=click.Choice(get_args(Way)),
+    multiple=True,
+    help="What a victim keeps; park where there is a host. Repeat it to compare.",
 )
 @click.option(
     "--reserve",
@@ -235,8 +216,3 @@ def _result(setup: Setup, trace: Trace, command: str, runs: Sequence[Run]) -> Re
 def _plain(text: str) -> str:
     """In one line, with nothing that a terminal or an encoder would stumble over."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    click.echo(f"blockyard: {_plain(' '.join(message.split()))}", err=True)
-    sys.exit(status)

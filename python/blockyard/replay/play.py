@@ -45,6 +45,7 @@ def _sequential(setup: Setup, trace: Trace, progress: Callable[[Progress], None]
         role=None,
         reserve=None,
         victims=None,
+        preempt=None,
         device_blocks=setup.device_blocks,
         host_blocks=setup.host_blocks,
         requests=got.requests,

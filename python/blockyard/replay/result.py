@@ -62,9 +62,14 @@ class Preempted(Struct, frozen=True, kw_only=True):
 
     count: Annotated[int, Meta(description="preemptions")]
     requests: Annotated[int, Meta(description="requests preempted at least once")]
+    parked: Annotated[int, Meta(description="of the preemptions, those that kept the work")]
+    kept: Annotated[int, Meta(description="blocks of those, all that they had in tiers")]
+    relieved: Annotated[
+        int, Meta(description="blocks of parked requests copied down for who needed the room")
+    ]
     lost: Annotated[int, Meta(description="tokens of KV given up by preemption")]
     found: Annotated[
-        int, Meta(description="of these, tokens found in a tier when the request came back")
+        int, Meta(description="tokens of preempted requests, kept or found when they came back")
     ]
     recomputed: Annotated[int, Meta(description="tokens computed a second time")]
     share: Annotated[float, Meta(description="these / all tokens computed, 0 to 1")]
@@ -193,6 +198,10 @@ class Run(Struct, frozen=True, kw_only=True):
     ]
     victims: Annotated[
         str | None, Meta(description="who is preempted: last-come, least-work; null likewise")
+    ]
+    preempt: Annotated[
+        str | None,
+        Meta(description="what a victim keeps: park, full-blocks, recompute; null likewise"),
     ]
     device_blocks: Annotated[int, Meta(description="blocks of the device")]
     host_blocks: Annotated[int, Meta(description="blocks of the host")]

@@ -28,7 +28,7 @@ from blockyard.victims import LastCome, LeastWork
 __all__ = ["run"]
 
 _now = time.perf_counter_ns
-_UNBOUNDED: Final = 2**40
+_UNBOUNDED: Final = 2**31 - 1
 _PATIENCE: Final = 8
 """Steps in a row that run nobody, with nothing to wait for, until that is called stuck."""
 
@@ -117,6 +117,7 @@ class _Replay:
             budget=_UNBOUNDED if decodes else setup.token_budget,
             role=setup.role,
             reserve=reserve,
+            preempt=setup.preempt,
             victims=LeastWork() if setup.victims == "least-work" else LastCome(),
             stops="in-order",
             prefetch=setup.prefetch,
@@ -230,9 +231,11 @@ class _Replay:
     def place(self, step: Step) -> int:
         """Who stops and who starts in this step; and what its attention kernel reads."""
         for stop in step.stops:
+            lost, request = self.engine.computed_in(stop.seat), self.engine.request(stop.seat)
+            if self.witness is not None:
+                self.witness.stops(request, lost, self.tables.slots(stop.seat, 0, None))
             self.tables.leave(stop.seat)
-            lost = self.engine.computed_in(stop.seat)
-            self.tally.stopped[self.engine.request(stop.seat)] = self.now, lost
+            self.tally.stopped[request] = self.now, lost
             self.tally.timeline.add("preempted", 1)
         for begun in step.starts:
             self.begins(begun)

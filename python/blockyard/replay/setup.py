@@ -6,6 +6,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from blockyard.preempt import Way
 from blockyard.replay.hardware import Roofline
 from blockyard.replay.trace import Trace
 from blockyard.reserve import Role
@@ -57,6 +58,8 @@ class Setup:
     """What the engine does: whole requests, or their first tokens, or the others."""
     reserve: ReserveName = "growing"
     """How much room the running batch keeps for its growth."""
+    preempt: Way = "park"
+    """What becomes of a victim's KV."""
     victims: VictimsName = "last-come"
     """Who is preempted."""
     seed: int = 0

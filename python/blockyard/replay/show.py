@@ -92,8 +92,8 @@ class Watch:
 
     def begin(self, setup: Setup) -> Callable[[Progress], None]:
         """A run begins; what it returns is to be told how it goes."""
-        reserve = (setup.reserve,) if setup.model == "virtual" else ()
-        name = ", ".join((setup.policy, setup.write_policy, *reserve))
+        choices = (setup.reserve, setup.preempt) if setup.model == "virtual" else ()
+        name = ", ".join((setup.policy, setup.write_policy, *choices))
         if self._bar is None:
             self._say(
                 f"replaying {len(self._trace):,} requests of {self._trace.name}: {name}, "
@@ -239,6 +239,9 @@ _PARTS: Final = {
     "Preempted": _part(
         ("preemptions", lambda run: f"{run.preempted.count:,}" if run.preempted else None),
         ("requests preempted", _stopped(lambda gone: f"{gone.requests:,}")),
+        ("of them parked", _stopped(lambda gone: f"{gone.parked:,}")),
+        ("blocks that were kept", _stopped(lambda gone: f"{gone.kept:,}")),
+        ("of them moved for others", _stopped(lambda gone: f"{gone.relieved:,}")),
         ("tokens of work lost", _stopped(lambda gone: f"{gone.lost:,}")),
         ("tokens computed again", _stopped(lambda gone: f"{gone.recomputed:,}")),
         ("share of all computed", _stopped(lambda gone: f"{gone.share:.2%}")),
@@ -291,7 +294,9 @@ def _table(runs: Sequence[Run]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("", no_wrap=True, min_width=_NAME - 2)
     for run in runs:
-        heading = Text("\n".join(filter(None, (run.policy, run.write_policy, run.reserve))))
+        heading = Text(
+            "\n".join(filter(None, (run.policy, run.write_policy, run.reserve, run.preempt)))
+        )
         table.add_column(heading, justify="right", min_width=_COLUMN - 2)
     for part, rows in _PARTS.items():
         cells = {name: [of(run) for run in runs] for name, of in rows}

@@ -50,6 +50,6 @@ class Tables:
             self._mapping = np.zeros(2 * tokens, np.int64)
         self._cache.slot_mapping(step.leases, step.positions, step.counts, out=self._mapping)
 
-    def slots(self, seat: int, first: int, end: int) -> NDArray[np.int32]:
+    def slots(self, seat: int, first: int, end: int | None) -> NDArray[np.int32]:
         """Device slots of a sequence's blocks [first, end), as of the last `update`."""
         return self._cells[self._rows[seat], first:end].copy()

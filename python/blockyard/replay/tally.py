@@ -184,6 +184,7 @@ class Tally:
             role=setup.role,
             reserve=setup.reserve,
             victims=setup.victims,
+            preempt=setup.preempt,
             device_blocks=setup.device_blocks,
             host_blocks=setup.host_blocks,
             requests=self.ended,
@@ -228,6 +229,9 @@ class Tally:
     def _preempted(self, counts: dict[str, int], engine: VirtualEngine) -> Preempted:
         return Preempted(
             count=counts["preempted"],
+            parked=counts["parkings"],
+            kept=counts["kept_blocks"],
+            relieved=counts["relieved"],
             requests=len(engine.before),
             lost=counts["lost"],
             found=self.found,

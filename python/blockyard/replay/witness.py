@@ -47,6 +47,12 @@ class Witness:
             self.wrong += self._hands.wrong(slots, self.keys[request][: len(slots)])
             self.checked += len(slots)
 
+    def stops(self, request: int, computed: int, slots: NDArray[np.int32]) -> None:
+        """It may be parked with a block that is not full: that has its bytes from now on."""
+        block, filled = divmod(computed, self._cache.block_size)
+        if filled and block < len(self.keys[request]):
+            self._hands.write(slots[block : block + 1], self.keys[request][block : block + 1])
+
     def computed(self, step: Step, engine: VirtualEngine, tables: Tables) -> None:
         """Blocks that a step has completed get their bytes."""
         size = self._cache.block_size

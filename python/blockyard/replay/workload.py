@@ -7,7 +7,7 @@ from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from statistics import NormalDist
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from blockyard._core import Misuse
 from blockyard.replay.trace import Trace
 
-__all__ = ["Workload", "generate"]
+__all__ = ["WORKLOADS", "Workload", "WorkloadName", "generate"]
+
+WorkloadName = Literal["mixed", "decode-heavy"]
 
 # Sizes of texts, as multiples of their median: most within a factor of three.
 _SPREAD: Final = 0.8
@@ -92,6 +94,14 @@ class Workload:
         """Requests of a session, mean, as long as few reach `context`."""
         agent = self.agent_turns * (1 + self.agent_forks * self.agent_fork_turns)
         return self.agents * agent + (1 - self.agents) * self.chat_turns
+
+
+WORKLOADS: Final[dict[WorkloadName, Workload]] = {
+    "mixed": Workload(),
+    # Chats alone, with answers as long as those of models that think aloud.
+    "decode-heavy": Workload(agents=0.0, chat_answer_tokens=1500.0),
+}
+"""What can be asked for by name."""
 
 
 def generate(

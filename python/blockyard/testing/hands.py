@@ -167,4 +167,5 @@ def config_of(setup: Setup, *, device: int = 0, host: int = 0) -> Config:
         ahead=setup.ahead,
         deadline=setup.deadline,
         speeds=setup.speeds,
+        recompute=setup.recompute,
     )

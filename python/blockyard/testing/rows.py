@@ -2,7 +2,7 @@
 
 from typing import Final
 
-__all__ = ["ROWS"]
+__all__ = ["PARKING", "ROWS"]
 
 ROWS: Final[dict[str, str]] = {
     "2.3 down failed": "a copy down has failed",
@@ -25,6 +25,10 @@ ROWS: Final[dict[str, str]] = {
     "T31 late": "an ack came when nobody waited for it any more",
     "T31 foreign": "an ack of another epoch, seat or request",
     "T36": "a row found no room to grow",
+    "T13, T21": "what was kept of a parked request was lost, and it was computed again",
+    "T15": "the host had no room to park",
+    "T17": "one that was parked found or gave no room for too long, and was computed again",
+    "T19, T20": "a resume came back short, and was parked again",
     "2.6 expired": "a ticket was too late",
     "2.6 peer": "a ticket's peer died",
     "2.6 spent": "a ticket was committed after its end",
@@ -33,3 +37,11 @@ ROWS: Final[dict[str, str]] = {
     "2.7 in use": "a tier was not made smaller, as it was in use",
 }
 """Rows marked F, and what happens in them."""
+
+PARKING: Final[dict[str, str]] = {
+    "T13, T21": "kv_lost",
+    "T15": "no_host",
+    "T17": "aged",
+    "T19, T20": "retried",
+}
+"""Of these, what the scheduler counts itself."""

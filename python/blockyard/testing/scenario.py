@@ -7,6 +7,8 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 from blockyard._core import Misuse
 from blockyard._typing import override
+from blockyard.preempt import Way
+from blockyard.request import TERMINAL, State
 from blockyard.reserve import Full, Growing, Nothing, Reserve, Watermark
 from blockyard.victims import LastCome, LeastWork, Victims
 
@@ -92,6 +94,11 @@ class Setup:
     budget: int = 16
     reserve: str = "growing"
     victims: str = "last-come"
+    preempt: Way = "park"
+    """What becomes of a victim's work; without a host it is computed again in any case."""
+    recompute: bool = True
+    """Whether the engine can compute again what was lost; else who is preempted must be parked."""
+    patience: int = 32
     rest: int = 4
     skip: int = 4
     stops: Literal["in-order", "acked"] = "acked"
@@ -113,6 +120,15 @@ class Setup:
     """Elsewhere there are no bytes to look at: each copy is good, some ticks later."""
 
 
+_SAID: Final[dict[str, tuple[int, frozenset[str]]]] = {
+    "abort": (1, frozenset({"", *(state for state in State if state not in TERMINAL)})),
+    "ack": (0, frozenset({"late", "twice", "lost", "unheard", "foreign"})),
+    "copy": (1, frozenset({"up", "down", "across"})),
+    "outcome": (1, frozenset({"late", "twice", "lost", "foreign"})),
+}
+"""Where an event has a word of these."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Scenario:
     """All that decides about a simulation. Leaving an event out leaves the others as they were."""
@@ -125,6 +141,9 @@ class Scenario:
         for event in self.events:
             if len(event.what) not in VERBS.get(event.verb, ()):
                 raise Misuse(f"{event} is no event: see `Event` for what there is")
+            at, words = _SAID.get(event.verb, (0, frozenset()))
+            if words and event.what[at] not in words:
+                raise Misuse(f"{event}: {event.what[at]!r} is none of {sorted(words)}")
 
     @override
     def __repr__(self) -> str:
@@ -154,6 +173,7 @@ def _setup(chance: random.Random) -> Setup:
     pick: Callable[[list[Any]], Any] = chance.choice
     ranks = pick([1, 1, 2])
     stops = pick(["acked", "acked", "in-order"])
+    recompute = pick([True, True, True, True, True, False])
     return Setup(
         device=chance.randint(10, 28),
         host=pick([0, 8, 24, 60]),
@@ -163,12 +183,16 @@ def _setup(chance: random.Random) -> Setup:
         eviction=pick(["recency", "heap"]),
         write=pick(["on-evict", "through", "second-touch"]),
         ahead=pick([None, 0, 2, 6]),
-        deadline=pick([None, 3, 8]),
+        # Copies that are always late would leave one that must be parked where it is for ever.
+        deadline=pick([None, 3, 8]) if recompute else None,
         speeds=pick([None, None, (2, 1, 1)]),
         seats=chance.randint(1, 6),
         budget=pick([1, 3, 8, 16, 64]),
         reserve=pick(list(RESERVES)),
         victims=pick(list(VICTIMS)),
+        preempt=pick(["park", "park", "full-blocks", "recompute"]) if recompute else "park",
+        recompute=recompute,
+        patience=pick([4, 20, 60]),
         rest=pick([0, 2, 8]),
         skip=pick([0, 2, 16]),
         stops=stops,
@@ -217,7 +241,7 @@ def _faults(chance: random.Random, setup: Setup, ticks: int, names: list[str]) -
     pick: Callable[[list[Any]], Any] = chance.choice
     fates = ["late", "late", "twice", "lost", "unheard", "foreign"]
     actions = ["delay", "delay", "fail", "corrupt", "hang", "die"]
-    states = ["", "", "loading", "prefill", "decode", "stopping", "recompute"]
+    states = ["", "", "loading", "prefill", "decode", "stopping", "recompute", "parked"]
     events = [Event(when(), "abort", (pick(names), str(pick(states)))) for _ in many(8)]
     events += [Event(when(), "ack", (pick(fates), late())) for _ in many(16)]
     # Few copies go up or across: they are spoilt early and often.

@@ -21,6 +21,7 @@ from blockyard.testing.copies import Copies
 from blockyard.testing.engine import Broken, SimulatedEngine, check, continuation
 from blockyard.testing.hands import Hands, config_of
 from blockyard.testing.promises import Promises
+from blockyard.testing.rows import PARKING
 from blockyard.testing.scenario import RESERVES, VICTIMS, Scenario
 from blockyard.testing.witness import Witness
 
@@ -140,6 +141,8 @@ class _Simulation:
             reserve=RESERVES[setup.reserve](),
             victims=VICTIMS[setup.victims](),
             stops=setup.stops,
+            preempt=setup.preempt if setup.host else None,
+            patience=setup.patience,
             rest=setup.rest,
             skip=setup.skip,
             drafts=setup.drafts,
@@ -171,6 +174,8 @@ class _Simulation:
         self._at_rest()
         for name, number in self._numbers().items():
             self._seen[f"stats {name}"] = number
+        for row, stat in PARKING.items():
+            self._seen[row] = self._scheduler.stats()[stat]
         return Ran(self.now, self._seen, self._results)
 
     def _busy(self) -> bool:
@@ -377,6 +382,9 @@ class _Simulation:
         if result.state is State.ABORTED:
             check(name in self._aborted, f"{name} was aborted, and nobody said so")
             return
+        if not self.setup.recompute and result.reason.startswith("kv_lost"):
+            self._seen["kv lost"] += 1
+            return
         small = asked.blocks >= self._least
         check(name in self._doomed or small, f"{name} is {result.state}: {result.reason}")
         self._seen["too small"] += name not in self._doomed
@@ -451,7 +459,7 @@ class _Simulation:
         self._seen["T27"] += state is State.LOADING
         self._aborted.add(name)
         self._both(lambda yard: yard.scheduler.abort(name))
-        if state in {State.WAITING, State.LOADING, State.RECOMPUTE}:
+        if state in {State.WAITING, State.LOADING, State.RECOMPUTE, State.PARKED}:
             check(self._scheduler.state(name) is None, f"{name} was {state} and is not aborted")
 
     def _on_ack(self, fate: str, ticks: int) -> None:
@@ -511,7 +519,7 @@ class _Simulation:
         self._collect()
         failed = {name for name in had if name in self._results}
         check(failed == had, f"T29: the engine died with {had}, and only {failed} have failed")
-        waiting = {State.WAITING, State.RECOMPUTE}
+        waiting = {State.WAITING, State.RECOMPUTE, State.PARKED}
         lost = [name for name, state in self._open().items() if state not in waiting]
         check(not lost, f"T29: {lost} do not wait, and the engine is dead")
         self._seen["engine died"] += 1

@@ -1,0 +1,136 @@
+"""An engine and its loop: requests come and go, memory runs out, and no work is lost.
+
+`docs/engine.md` explains it line by line.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import blockyard as by
+from blockyard.copiers.threads import ThreadCopier
+from blockyard.engine import Ack, Output, Step
+from blockyard.engines.model import Batch, Model
+from blockyard.engines.weights import ModelConfig
+from blockyard.request import Result
+from blockyard.reserve import Nothing
+from blockyard.tiers.memory import MemoryTier
+
+END = 401  # the token that ends a sequence
+
+
+class Engine:
+    """One step runs while the next is scheduled; the model and the KV memory are its own."""
+
+    stops: Literal["in-order", "acked"] = "acked"
+
+    def __init__(self, cache: by.KVCache, model: Model, device: MemoryTier) -> None:
+        self._cache, self._model = cache, model
+        self._kv = model.view(device)
+        self._seats: dict[int, list[int]] = {}  # all tokens of who sits there
+        self._flight: deque[tuple[Step, NDArray[np.int32], NDArray[np.int64]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._flight)
+
+    def submit(self, step: Step) -> None:
+        """Begins a step. Never waits for it."""
+        # Asked now: by the time that the step runs, leases have grown, or ended.
+        tables = self._cache.block_tables(step.leases)
+        slots = self._cache.slot_mapping(step.leases, step.positions, step.counts)
+        self._flight.append((step, tables, slots))
+
+    def poll(self) -> tuple[list[Output], list[Ack]]:
+        """Steps that are done, in their order: here all but the newest, which is in flight."""
+        outputs, acks = [], []
+        while len(self._flight) > 1:
+            step, tables, slots = self._flight.popleft()
+            outputs.append(self._run(step, tables, slots))
+            # Neither this step nor one behind it has a row of that seat: no token follows.
+            acks += [Ack(*stop) for stop in step.stops]
+        return outputs, acks
+
+    def _run(self, step: Step, tables: NDArray[np.int32], slots: NDArray[np.int64]) -> Output:
+        for stop in step.stops:
+            self._seats.pop(stop.seat, None)
+        for start in step.starts:
+            self._seats[start.seat] = start.tokens.tolist()
+        if not len(step):  # it is answered all the same
+            return Output(step.number, np.empty(0, np.int32), np.empty(0, np.uint32))
+        # In the order of the leases: first who decodes, then the chunks of prompts.
+        seats = np.array([*step.decode, *(chunk.seat for chunk in step.chunks)], np.int32)
+        rows = [self._seats[seat] for seat in seats.tolist()]
+        firsts, lasts = step.positions.tolist(), (step.positions + step.counts).tolist()
+        spans = list(zip(rows, firsts, lasts, strict=True))
+        # Looked up only now: the newest token is one that the step before has sampled.
+        tokens = np.concatenate([row[first:last] for row, first, last in spans])
+        positions = np.concatenate([np.arange(first, last) for _, first, last in spans])
+        # Who decodes samples always; of a prompt the last chunk alone does.
+        samples = np.array([last == len(row) for row, _, last in spans])
+        wanted = np.cumsum(step.counts)[samples] - 1
+        batch = Batch(tokens, positions, slots, tables, step.counts)
+        sampled = self._model.forward(batch, self._kv, wanted).argmax(axis=1).astype(np.uint32)
+        for seat, token in zip(seats[samples].tolist(), sampled.tolist(), strict=True):
+            self._seats[seat].append(token)
+        return Output(step.number, seats[samples], sampled, ended=sampled == END)
+
+
+class Ask(NamedTuple):
+    """A request, and the step before which it comes."""
+
+    step: int
+    name: str
+    prompt: list[int]
+    most: int
+
+
+def serve(
+    asks: Sequence[Ask], aborts: Mapping[int, str], *, device: int, host: int
+) -> tuple[list[Result], dict[str, int]]:
+    """Answers all requests, in so many blocks of memory; some are aborted before a step."""
+    model = Model(ModelConfig())
+    layout = model.config.layout(block_size=16)
+    memory = MemoryTier(layout, device, name="device"), MemoryTier(layout, host)
+    # Copies without threads make every run the same. Yours has threads: leave the copier out.
+    with by.local(layout, memory=memory, copier=ThreadCopier(workers=0)) as cache:
+        engine = Engine(cache, model, memory[0])
+        # So small a memory is used to the last block. Yours keeps some: leave the reserve out.
+        scheduler = by.Scheduler(
+            cache, seats=8, budget=64, reserve=Nothing(), preempt="park", stops=engine.stops
+        )
+        coming, results, number = deque(asks), [], 0
+        while coming or not scheduler.idle:
+            while coming and coming[0].step <= number:
+                ask = coming.popleft()
+                scheduler.add(ask.name, ask.prompt, most=ask.most)
+            if number in aborts:
+                scheduler.abort(aborts[number])
+            if len(engine) <= 1:  # one that runs, and one that waits for it
+                step = scheduler.schedule()
+                engine.submit(step)
+                number = step.number
+            cache.step()  # what has been copied comes in, what is to be copied goes out
+            outputs, acks = engine.poll()
+            for output in outputs:
+                scheduler.on_output(output)
+            scheduler.on_acks(acks)
+            results += scheduler.results()
+        assert cache.audit() is None  # noqa: S101 - what it is here for
+        return results, scheduler.stats()
+
+
+SYSTEM = [token * 37 % 500 + 10 for token in range(40)]  # all prompts begin with it
+ASKS = [
+    Ask(4 * at, name, SYSTEM + [(at * 61 + token * 13) % 500 + 10 for token in range(20)], 60)
+    for at, name in enumerate(("Anna", "Ben", "Clara", "David", "Emma", "Felix"))
+]
+ABORTS = {30: "David"}  # he has hung up
+
+if __name__ == "__main__":
+    results, stats = serve(ASKS, ABORTS, device=18, host=48)
+    for result in results:
+        print(f"{result.request}: {result.state} ({result.reason}), {len(result.tokens)} tokens")
+    print(f"{stats['steps']} steps, {stats['preempted']} preempted, {stats['parkings']} parked")

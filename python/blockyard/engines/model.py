@@ -1,0 +1,367 @@
+"""A small Llama-shaped decoder: a token has the same bits in whatever company it is computed.
+
+Nothing here depends on how many rows there are, or on what stands in the others:
+
+- Products run in tiles of `TILE` rows, padded with zeros, so that BLAS is called with the same
+  shapes always.
+- Sums are trees of additions of two, and all else is elementwise: no order is left to a library.
+- What is divided over ranks is divided on one rank too: `ModelConfig.shards` partial sums, added
+  first to last.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Misuse
+from blockyard.engines.weights import PAGE, Floats, ModelConfig, rotations, weights
+from blockyard.layout import Order, natural
+from blockyard.tiers import Tier
+
+__all__ = ["TILE", "Batch", "Gather", "Model"]
+
+TILE: Final = 16
+"""Rows of every product."""
+_WIDE: Final = 128
+"""Most columns of a product with the vocabulary: BLAS begins no threads for so few."""
+_MOST: Final = 1 << 20
+"""Most values of a product of attention, unless one row has more."""
+
+Ints = NDArray[np.integer[Any]]
+Gather = Callable[[Floats], Floats]
+"""Partial sums of this rank's shards in, those of all out: shape (shards, rows, hidden)."""
+
+
+class Batch(NamedTuple):
+    """Rows of tokens to compute: sequence after sequence, each with consecutive positions."""
+
+    tokens: Ints
+    """Shape (rows,)."""
+    positions: Ints
+    """Shape (rows,)."""
+    slots: Ints
+    """Where each row's KV goes, as `KVCache.slot_mapping` has it, shape (rows,)."""
+    tables: NDArray[np.int32]
+    """As `KVCache.block_tables` has them, shape (sequences, columns)."""
+    counts: Ints
+    """Rows of each sequence, shape (sequences,)."""
+
+
+class Model:
+    """One rank's shards of the decoder, with weights drawn by seed.
+
+    Args:
+        config: Its figures.
+        seed: Of the weights; the same on all ranks.
+        rank: Whose shards, from 0.
+        ranks: Over how many the shards are divided.
+        xp: The array module: NumPy, or CuPy.
+
+    Raises:
+        Misuse: The shards do not divide over the ranks.
+
+    Example:
+        >>> import numpy as np
+        >>> from blockyard.engines.weights import ModelConfig
+        >>> from blockyard.tiers.memory import MemoryTier
+        >>> model = Model(ModelConfig())
+        >>> kv = model.view(MemoryTier(model.config.layout(), 4, name="device"))
+        >>> rows = np.arange(3)
+        >>> batch = Batch(rows + 7, rows, 16 + rows, np.array([[1]], np.int32), np.array([3]))
+        >>> model.forward(batch, kv, np.array([2])).shape
+        (1, 512)
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        seed: int = 0,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        xp: Any = np,  # noqa: ANN401 - a module
+    ) -> None:
+        natural("ranks", ranks)
+        natural("rank", rank, least=0)
+        natural("seed", seed, least=0)
+        if config.shards % ranks or rank >= ranks:
+            raise Misuse(
+                f"rank {rank} of {ranks}: the model is cut into {config.shards} shards; give each "
+                "rank as many of them"
+            )
+        self.config = config
+        self.seed = seed
+        self.rank = rank
+        self.ranks = ranks
+        self._xp = xp
+        mine = config.shards // ranks
+        drawn = weights(config, seed)
+        self._embedding = xp.asarray(drawn["embedding"])
+        self._norm = xp.asarray(drawn["norm"])
+        self._layers = [
+            _layer(config, drawn, f"layers.{layer}.", range(rank * mine, (rank + 1) * mine), xp)
+            for layer in range(config.layers)
+        ]
+        self._output = [
+            xp.asarray(np.ascontiguousarray(drawn["output"][:, first : first + _WIDE]))[None]
+            for first in range(0, config.vocabulary, _WIDE)
+        ]
+        # With the scores' 1 / sqrt(head_dim) (Vaswani et al. 2017, 3.2.1) in the queries.
+        self._scale = np.float32(config.head_dim**-0.5)
+        self._rotations = np.zeros((2, 0, config.head_dim // 2), np.float32)
+
+    def view(self, tier: Tier) -> Floats:
+        """A device's memory as this rank's KV.
+
+        Returns:
+            Shape (blocks, 2 * layers, block_size, heads, head_dim), with the rank's KV heads; the
+            keys of layer i are at 2 * i, its values at 2 * i + 1.
+
+        Raises:
+            Misuse: Its layout is not one of `ModelConfig.layout` for as many ranks.
+        """
+        config, layout = self.config, tier.layout
+        size = layout.block_size
+        orders: tuple[Order, ...] = get_args(Order)
+        fits = [config.layout(block_size=size, ranks=self.ranks, order=one) for one in orders]
+        if (layout.planes, layout.ranks, layout.dtype) not in [
+            (one.planes, one.ranks, one.dtype) for one in fits
+        ]:
+            raise Misuse(
+                f"layout {layout.name!r} of {layout.block_bytes} bytes a block in {layout.dtype} "
+                f"on {layout.ranks} ranks: the model needs {fits[0].block_bytes} in float32 on "
+                f"{self.ranks}; make it with ModelConfig.layout"
+            )
+        (plane,) = tier.planes
+        whole = plane[:, 0] if plane.shape[1] == 1 else plane
+        # It only splits axes, and so it is a view, however the pieces lie.
+        floats: Floats = whole.view(np.float32).reshape(
+            len(plane), 2 * config.layers, size, config.kv_heads // self.ranks, config.head_dim
+        )
+        return floats
+
+    def forward(
+        self, batch: Batch, kv: Floats, rows: Ints | None = None, gather: Gather | None = None
+    ) -> Floats:
+        """Computes tokens: writes their KV, and says what comes next.
+
+        Args:
+            batch: The tokens.
+            kv: What `view` gave.
+            rows: Rows of which logits are wanted; None for all.
+            gather: Brings the ranks' partial sums together; None where one rank has all shards.
+
+        Returns:
+            Logits, shape (rows wanted, vocabulary).
+
+        Raises:
+            Misuse: A part of the model's sums is on other ranks, and there is no `gather`.
+        """
+        if gather is None and self.ranks > 1:
+            raise Misuse(f"rank {self.rank} of {self.ranks} has partial sums: say how to gather")
+        xp, config, count = self._xp, self.config, len(batch.tokens)
+        groups = list(self._groups(batch, kv.shape[2]))
+        cosines, sines = self._rotated(batch.positions)
+        places = xp.asarray(batch.slots)
+        blocks, offsets = places // kv.shape[2], places % kv.shape[2]
+        # Padded once, for all products.
+        stream = xp.zeros((-(-count // TILE) * TILE, config.hidden), np.float32)
+        stream[:count] = self._embedding[xp.asarray(batch.tokens)]
+        for number, layer in enumerate(self._layers):
+            keys, values = kv[:, 2 * number], kv[:, 2 * number + 1]
+            fused = _product(xp, self._normed(stream, layer.attention_norm)[None], layer.qkv)
+            q, k, v = self._heads(fused[:, :count])
+            keys[blocks, offsets] = _turned(xp, k, cosines, sines)
+            values[blocks, offsets] = v
+            q = _turned(xp, q, cosines, sines) * self._scale
+            mixed = xp.zeros((len(fused), len(stream), layer.attended.shape[1]), np.float32)
+            for group in groups:
+                attended = self._attend(q[group.rows], keys, values, group)
+                shape = (len(attended), len(fused), -1)
+                mixed[:, group.rows] = attended.reshape(shape).transpose(1, 0, 2)
+            stream = stream + self._summed(_product(xp, mixed, layer.attended), gather)
+            fused = _product(xp, self._normed(stream, layer.mlp_norm)[None], layer.gate_up)
+            gate, up = xp.split(fused, 2, axis=2)
+            # SwiGLU (Shazeer 2020): silu(gate) * up.
+            inner = gate / (1 + xp.exp(-gate)) * up
+            stream = stream + self._summed(_product(xp, inner, layer.down), gather)
+        wanted = np.arange(count) if rows is None else rows
+        last = xp.zeros((1, -(-len(wanted) // TILE) * TILE, config.hidden), np.float32)
+        last[0, : len(wanted)] = self._normed(stream, self._norm)[xp.asarray(wanted)]
+        logits: Floats = xp.concatenate(
+            [_product(xp, last, part)[0, : len(wanted)] for part in self._output], axis=1
+        )
+        return logits
+
+    def _normed(self, stream: Floats, weight: Floats) -> Floats:
+        """RMSNorm (Zhang and Sennrich 2019)."""
+        xp, config = self._xp, self.config
+        mean = _sum(xp, stream * stream, 1)[:, None] / np.float32(config.hidden)
+        normed: Floats = stream / xp.sqrt(mean + np.float32(config.eps)) * weight
+        return normed
+
+    def _heads(self, fused: Floats) -> tuple[Floats, Floats, Floats]:
+        """Queries (rows, KV heads, query heads of each, head_dim), keys and values without them."""
+        config = self.config
+        shards, rows, _ = fused.shape
+        kv_heads, size = config.kv_heads // config.shards, config.head_dim
+        heads = config.heads // config.shards
+        each = fused.reshape(shards, rows, -1, size).transpose(1, 0, 2, 3)
+        q = each[:, :, :heads].reshape(rows, shards * kv_heads, heads // kv_heads, size)
+        k = each[:, :, heads : heads + kv_heads].reshape(rows, -1, size)
+        v = each[:, :, heads + kv_heads :].reshape(rows, -1, size)
+        return q, k, v
+
+    def _rotated(self, positions: Ints) -> tuple[Any, Any]:
+        """Cosines and sines of the rows' positions, each of shape (rows, head_dim / 2)."""
+        known = self._rotations.shape[1]
+        if int(positions.max()) >= known:
+            pages = range(known // PAGE, int(positions.max()) // PAGE + 1)
+            new = [rotations(self.config, page) for page in pages]
+            self._rotations = np.concatenate((self._rotations, *new), axis=1)
+        cosines, sines = self._xp.asarray(self._rotations[:, positions])
+        return cosines, sines
+
+    def _groups(self, batch: Batch, size: int) -> Iterator["_Group"]:
+        """Rows that attend together. Which ones do is for speed alone."""
+        ends = np.cumsum(batch.counts)
+        alone = np.flatnonzero(batch.counts == 1)
+        shares = [(ends[alone] - 1, alone)] if len(alone) else []
+        shares += [
+            (np.arange(ends[at] - batch.counts[at], ends[at]), np.array([at]))
+            for at in np.flatnonzero(batch.counts > 1)
+        ]
+        width = self.config.heads // self.ranks * self.config.head_dim
+        for rows, tables in shares:
+            at = 0
+            while at < len(rows):
+                most = int(batch.positions[rows[at:]].max()) + 1
+                taken = rows[at : at + max(1, _MOST // (most * width))]
+                lengths = batch.positions[taken] + 1
+                which = tables if len(tables) == 1 else tables[at : at + len(taken)]
+                columns = -(-int(lengths.max()) // size)
+                seen = np.arange(columns * size) < lengths[:, None]
+                xp = self._xp
+                yield _Group(
+                    xp.asarray(taken),
+                    xp.asarray(batch.tables[which, :columns]),
+                    xp.asarray(seen[..., None, None]),
+                    xp.asarray(seen[-1:] if len(which) == 1 else seen)[..., None, None],
+                )
+                at += len(taken)
+
+    def _attend(self, q: Floats, keys: Floats, values: Floats, group: "_Group") -> Floats:
+        """Grouped-query attention (Ainslie et al. 2023), over the blocks of a table.
+
+        Shorter rows are padded behind with weights of 0, which leave the sums as they were: pairs
+        of neighbours are added, and then pairs of pairs.
+        """
+        xp = self._xp
+        shape = (len(group.tables), group.seen.shape[1], *keys.shape[2:])
+        # What nobody has written may be anything, and must not come in.
+        nothing = np.float32(0)
+        k = xp.where(group.valid, keys[group.tables].reshape(shape), nothing)
+        v = xp.where(group.valid, values[group.tables].reshape(shape), nothing)
+        scores = _sum(xp, q[:, None] * k[:, :, :, None], 4)
+        scores = xp.where(group.seen, scores, np.float32(-np.inf))
+        shares = xp.exp(scores - scores.max(axis=1, keepdims=True))
+        mixed = _sum(xp, shares[..., None] * v[:, :, :, None], 1)
+        # A sum of zeros of either sign is 0, with padding and without.
+        attended: Floats = mixed / _sum(xp, shares, 1)[..., None] + nothing
+        return attended
+
+    def _summed(self, parts: Floats, gather: Gather | None) -> Floats:
+        """The sum over all shards, first to last."""
+        if gather is not None:
+            parts = gather(parts)
+        total: Floats = parts[0].copy()
+        for part in parts[1:]:
+            total += part
+        return total
+
+
+class _Layer(NamedTuple):
+    """Weights of one layer: of the rank's shards, (shards, in, out)."""
+
+    attention_norm: Any
+    qkv: Any
+    attended: Any
+    mlp_norm: Any
+    gate_up: Any
+    down: Any
+
+
+class _Group(NamedTuple):
+    """Rows that attend together: each to a table of its own, or all to one."""
+
+    rows: Any
+    tables: Any
+    """Shape (rows or 1, columns)."""
+    seen: Any
+    """What each row attends to, shape (rows, positions, 1, 1)."""
+    valid: Any
+    """What is there in each table, shape (rows or 1, positions, 1, 1)."""
+
+
+def _layer(
+    config: ModelConfig,
+    drawn: dict[str, Floats],
+    prefix: str,
+    shards: range,
+    xp: Any,  # noqa: ANN401 - a module
+) -> _Layer:
+    def columns(*names: str) -> Any:  # noqa: ANN401 - an array of `xp`
+        """Of each shard its columns of these, side by side."""
+        cut = [np.split(drawn[prefix + name], config.shards, axis=1) for name in names]
+        parts = [np.concatenate([one[shard] for one in cut], axis=1) for shard in shards]
+        return xp.asarray(np.stack(parts))
+
+    def rows(name: str) -> Any:  # noqa: ANN401 - likewise
+        cut = np.split(drawn[prefix + name], config.shards)
+        return xp.asarray(np.stack([cut[shard] for shard in shards]))
+
+    return _Layer(
+        xp.asarray(drawn[prefix + "attention_norm"]),
+        columns("query", "key", "value"),
+        rows("attended"),
+        xp.asarray(drawn[prefix + "mlp_norm"]),
+        columns("gate", "up"),
+        rows("down"),
+    )
+
+
+def _product(xp: Any, left: Floats, right: Floats) -> Floats:  # noqa: ANN401 - a module
+    """Of shapes (shards or 1, rows, in) and (shards, in, out), in calls of one shape."""
+    left = xp.ascontiguousarray(left)
+    out: Floats = xp.empty((len(right), left.shape[1], right.shape[2]), np.float32)
+    for shard, weight in enumerate(right):
+        source = left[shard if len(left) > 1 else 0]
+        for first in range(0, len(source), TILE):
+            xp.matmul(source[first : first + TILE], weight, out=out[shard, first : first + TILE])
+    return out
+
+
+def _sum(xp: Any, values: Floats, axis: int) -> Floats:  # noqa: ANN401 - a module
+    """Neighbours are added, then pairs of neighbours: zeros behind change nothing."""
+    head: tuple[Any, ...] = (slice(None),) * axis
+    while (count := values.shape[axis]) > 1:
+        pairs = values[(*head, slice(0, count - 1, 2))] + values[(*head, slice(1, count, 2))]
+        if count % 2:
+            pairs = xp.concatenate((pairs, values[(*head, slice(count - 1, count))]), axis=axis)
+        values = pairs
+    total: Floats = values[(*head, 0)]
+    return total
+
+
+def _turned(xp: Any, values: Floats, cosines: Floats, sines: Floats) -> Floats:  # noqa: ANN401 - a module
+    """Each head's halves, as pairs, turned by the angles of their row."""
+    middle = (1,) * (values.ndim - 2)
+    cosines = cosines.reshape(len(values), *middle, -1)
+    sines = sines.reshape(len(values), *middle, -1)
+    one, two = xp.split(values, 2, axis=-1)
+    turned: Floats = xp.concatenate(
+        (one * cosines - two * sines, two * cosines + one * sines), axis=-1
+    )
+    return turned

@@ -1,0 +1,183 @@
+"""One rank of the reference engine: seats and their tokens, shards of the model, KV memory."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Misuse
+from blockyard.engines.model import Batch, Gather, Model
+from blockyard.engines.sampling import Sampling
+from blockyard.tiers import Tier
+
+__all__ = ["Bound", "Rank", "Said", "Work"]
+
+
+class Bound(NamedTuple):
+    """A seat that is bound anew."""
+
+    seat: int
+    epoch: int
+    key: int
+    """Of the request, for sampling."""
+    tokens: NDArray[np.uint32]
+    """Shape (tokens,)."""
+
+
+class Work(NamedTuple):
+    """A step as plain values, with its tables as they were when it was submitted."""
+
+    number: int
+    stops: list[tuple[int, int]]
+    """Seat and epoch of each."""
+    starts: list[Bound]
+    seats: NDArray[np.int32]
+    """Of the rows, shape (rows,)."""
+    positions: NDArray[np.int64]
+    """First position that each row computes, shape (rows,)."""
+    counts: NDArray[np.int64]
+    """Positions that each row computes, shape (rows,)."""
+    tables: NDArray[np.int32]
+    """Block tables, shape (rows, columns)."""
+    slots: NDArray[np.int64]
+    """Where the KV goes, row after row."""
+
+
+class Said(NamedTuple):
+    """What a step has sampled."""
+
+    number: int
+    seats: NDArray[np.int32]
+    """Shape (rows that sampled,)."""
+    tokens: NDArray[np.uint32]
+    """Shape (rows that sampled,)."""
+    ended: NDArray[np.bool_]
+    """Which of them ended their sequence, shape (rows that sampled,)."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """Who sits in a seat."""
+
+    epoch: int
+    key: int
+    tokens: list[int]
+
+
+class Rank:
+    """Computes steps in their order, each when it is asked for it: as late as can be.
+
+    What a step samples is there for the next one, whether or not anybody has heard of it.
+
+    Args:
+        model: The rank's shards.
+        tier: The rank's device memory.
+        sampling: How tokens are drawn.
+        gather: As in `Model.forward`.
+        xp: The array module of model and memory.
+
+    Raises:
+        Misuse: The memory has another layout than the model needs.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tier: Tier,
+        *,
+        sampling: Sampling | None = None,
+        gather: Gather | None = None,
+        xp: Any = np,  # noqa: ANN401 - a module
+    ) -> None:
+        self._model = model
+        self._kv = model.view(tier)
+        self._gather = gather
+        self._xp = xp
+        self._rows: dict[int, _Row] = {}
+        self._line: deque[Work | Model] = deque()
+        self.config = model.config
+        """The figures of the model."""
+        self.layout = tier.layout
+        """Of the memory."""
+        self.sampling = Sampling() if sampling is None else sampling
+        """How tokens are drawn."""
+        if self.sampling.end is not None and self.sampling.end >= model.config.vocabulary:
+            raise Misuse(
+                f"end = {self.sampling.end}: the vocabulary has {model.config.vocabulary} tokens"
+            )
+
+    def begin(self, work: Work) -> None:
+        """Takes a step."""
+        self._line.append(work)
+
+    def finish(self) -> Said | None:
+        """Computes the oldest step that was taken; None where there is none."""
+        while self._line:
+            next_ = self._line.popleft()
+            if isinstance(next_, Work):
+                return self._compute(next_)
+            self._model = next_
+            self._rows.clear()
+        return None
+
+    def update(self, seed: int) -> None:
+        """Other weights for the steps that are taken from now on, and no seats at first."""
+        old = self._model
+        self._line.append(Model(old.config, seed, rank=old.rank, ranks=old.ranks, xp=self._xp))
+
+    def reset(self) -> None:
+        """Forgets its seats, and the steps that are not computed; the weights stay the newest."""
+        for entry in self._line:
+            if isinstance(entry, Model):
+                self._model = entry
+        self._line.clear()
+        self._rows.clear()
+
+    def _compute(self, work: Work) -> Said:
+        for seat, epoch in work.stops:
+            row = self._rows.get(seat)
+            # A stop that is old changes nothing for who came after.
+            if row is not None and row.epoch < epoch:
+                del self._rows[seat]
+        for start in work.starts:
+            self._rows[start.seat] = _Row(start.epoch, start.key, start.tokens.tolist())
+        # Who is not there has ended by itself when this step was on its way already.
+        here = [at for at, seat in enumerate(work.seats.tolist()) if seat in self._rows]
+        said = self._sample(work, here) if here else []
+        ended = np.array([token == self.sampling.end for _, token in said], np.bool_)
+        for seat, token in said:
+            if token == self.sampling.end:
+                del self._rows[seat]
+        return Said(
+            work.number,
+            np.array([seat for seat, _ in said], np.int32),
+            np.array([token for _, token in said], np.uint32),
+            ended,
+        )
+
+    def _sample(self, work: Work, here: list[int]) -> list[tuple[int, int]]:
+        """Computes these rows of a step: the seats that sampled, and their tokens."""
+        rows = [self._rows[int(work.seats[at])] for at in here]
+        counts, firsts = work.counts[here], work.positions[here]
+        lasts = firsts + counts
+        slots = np.split(work.slots, np.cumsum(work.counts)[:-1])
+        spans = list(zip(rows, firsts.tolist(), lasts.tolist(), strict=True))
+        batch = Batch(
+            np.concatenate([row.tokens[first:last] for row, first, last in spans]),
+            np.concatenate([np.arange(first, last) for _, first, last in spans]),
+            np.concatenate([slots[at] for at in here]),
+            work.tables[here],
+            counts,
+        )
+        which = [at for at, (row, _, last) in enumerate(spans) if last == len(row.tokens)]
+        wanted = np.cumsum(counts)[which] - 1
+        logits = self._model.forward(batch, self._kv, wanted, self._gather)
+        if not which:
+            return []
+        keys = np.array([rows[at].key for at in which], np.uint64)
+        tokens = self.sampling.draw(logits, keys, lasts[which], self._xp).tolist()
+        for at, token in zip(which, tokens, strict=True):
+            rows[at].tokens.append(token)
+        return [(int(work.seats[here[at]]), token) for at, token in zip(which, tokens, strict=True)]

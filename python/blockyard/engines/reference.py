@@ -1,0 +1,271 @@
+"""An engine that computes real tokens, so that a lost or stale block of KV shows in the text."""
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from blockyard._core import Misuse, Unsupported
+from blockyard.cache import KVCache
+from blockyard.config import Config
+from blockyard.copiers import Copier
+from blockyard.engine import Ack, Output, Start, Step, Stop
+from blockyard.engines.model import Model
+from blockyard.engines.parallel import Ranks
+from blockyard.engines.rank import Bound, Rank, Work
+from blockyard.engines.sampling import Sampling, key_of
+from blockyard.layout import natural
+from blockyard.local import Local, local
+from blockyard.tiers.memory import MemoryTier
+
+__all__ = ["ReferenceEngine", "alone"]
+
+
+class _Seat(NamedTuple):
+    """A seat that is bound, as of the step that was submitted last."""
+
+    request: Hashable
+    epoch: int
+    computed: int
+
+
+class _Air(NamedTuple):
+    """A step in flight."""
+
+    number: int
+    due: int
+    """The poll that gives its output."""
+    stops: tuple[Stop, ...]
+
+
+class ReferenceEngine:
+    """An `Engine` of a `Rank` in this process, or of `Ranks` in others.
+
+    Block tables and slot mappings are asked of the cache when a step is submitted, so that one in
+    flight has those it was scheduled with. Steps are computed in their order; what one samples the
+    next one uses, whether or not the scheduler has heard of it.
+
+    Args:
+        cache: Whose blocks the steps' leases are.
+        ranks: What computes.
+        stops: As in `Engine`.
+        lag: Polls that a step stays in flight before the one that gives its output: with a submit
+            and a poll in turns, as many steps are in flight.
+        late: Polls that an ack comes late. Without, it comes with the output of the last step
+            before its own, or with the next poll where that was given.
+
+    Raises:
+        Misuse: A value is out of range, or the cache has another layout than the ranks.
+
+    Example:
+        >>> from blockyard.engines.model import Model
+        >>> from blockyard.engines.weights import ModelConfig
+        >>> from blockyard.scheduler import Scheduler
+        >>> model = Model(ModelConfig())
+        >>> cache, engine = alone(model, Config(layout=model.config.layout(), device=16))
+        >>> scheduler = Scheduler(cache, stops=engine.stops)
+        >>> scheduler.add("one", [1, 2, 3], most=4)
+        >>> while not scheduler.idle:
+        ...     engine.submit(scheduler.schedule())
+        ...     moved = cache.step()
+        ...     outputs, acks = engine.poll()
+        ...     for output in outputs:
+        ...         scheduler.on_output(output)
+        ...     scheduler.on_acks(acks)
+        >>> len(scheduler.results()[0].tokens)
+        4
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        ranks: Rank | Ranks,
+        *,
+        stops: Literal["in-order", "acked"] = "acked",
+        lag: int = 0,
+        late: int = 0,
+    ) -> None:
+        natural("lag", lag, least=0)
+        natural("late", late, least=0)
+        if stops not in {"in-order", "acked"}:
+            raise Misuse(f"stops = {stops!r}: say 'in-order' or 'acked'")
+        if cache.config.layout != ranks.layout:
+            raise Misuse("the cache has another layout than the ranks: make both of one")
+        self.stops: Literal["in-order", "acked"] = stops
+        self._cache = cache
+        self._ranks = ranks
+        self._lag = lag
+        self._late = late
+        self._seats: dict[int, _Seat] = {}
+        self._air: deque[_Air] = deque()
+        self._acks: list[tuple[int, Ack]] = []
+        self._polls = 0
+        self._last = 0
+
+    def __len__(self) -> int:
+        """Steps in flight."""
+        return len(self._air)
+
+    def submit(self, step: Step) -> None:
+        """Begins a step. Never waits for it.
+
+        Raises:
+            Misuse: It is not newer than the last, binds a seat that is bound, or runs one that is
+                not, or not from where it stands. Nothing of it is taken.
+            Unsupported: A row has drafts.
+        """
+        if step.number <= self._last:
+            raise Misuse(f"step {step.number}: the last one was {self._last}")
+        seats = dict(self._seats)
+        for stop in step.stops:
+            # A stop that is old changes nothing for who came after.
+            if (seat := seats.get(stop.seat)) is not None and seat.epoch < stop.epoch:
+                del seats[stop.seat]
+        starts = [self._start(start, seats) for start in step.starts]
+        numbers = [*step.decode.tolist(), *(chunk.seat for chunk in step.chunks)]
+        self._rows(step, numbers, seats)
+        work = Work(
+            step.number,
+            [(stop.seat, stop.epoch) for stop in step.stops],
+            starts,
+            np.array(numbers, np.int32),
+            step.positions,
+            step.counts,
+            self._cache.block_tables(step.leases),
+            self._cache.slot_mapping(step.leases, step.positions, step.counts),
+        )
+        self._ranks.begin(work)
+        self._seats, self._last = seats, step.number
+        if not self._air:
+            self._hear(step.stops)
+        self._air.append(_Air(step.number, self._polls + 1 + self._lag, step.stops))
+
+    def poll(self) -> tuple[list[Output], list[Ack]]:
+        """Steps that are done, in their order, and acks. With ranks elsewhere it never waits.
+
+        A `Rank` in this process computes only now.
+
+        Raises:
+            Unavailable: A process of a rank is gone.
+        """
+        self._polls += 1
+        outputs = []
+        while self._air and self._air[0].due <= self._polls:
+            output = self._output()
+            if output is None:
+                break
+            outputs.append(output)
+            self._air.popleft()
+            if self._air:
+                self._hear(self._air[0].stops)
+        acks = [ack for due, ack in self._acks if due <= self._polls]
+        self._acks = [entry for entry in self._acks if entry[0] > self._polls]
+        return outputs, acks
+
+    def update_weights(self, seed: int) -> None:
+        """Other weights for the steps from the next one on; no seat of before may run in them.
+
+        Call `Scheduler.update_weights` too, before the next `schedule`.
+
+        Args:
+            seed: Of the weights.
+        """
+        natural("seed", seed, least=0)
+        self._ranks.update(seed)
+        self._seats.clear()
+
+    def reset(self) -> None:
+        """All it had is gone: seats, steps in flight, acks. Nothing is computed any more."""
+        self._ranks.reset()
+        self._seats.clear()
+        self._air.clear()
+        self._acks.clear()
+
+    def _start(self, start: Start, seats: dict[int, _Seat]) -> Bound:
+        vocabulary = self._ranks.config.vocabulary
+        if start.seat in seats:
+            raise Misuse(
+                f"seat {start.seat} is bound to {seats[start.seat].request!r}, and was to be to "
+                f"{start.request!r}: stop it first"
+            )
+        if not 0 <= start.cached < len(start.tokens):
+            raise Misuse(
+                f"request {start.request!r} has {start.cached} of {len(start.tokens)} tokens "
+                "computed: leave one, or none is sampled"
+            )
+        if start.tokens.max() >= vocabulary:
+            raise Misuse(
+                f"token {start.tokens.max()} of request {start.request!r}: the vocabulary has "
+                f"{vocabulary}"
+            )
+        seats[start.seat] = _Seat(start.request, start.epoch, start.cached)
+        return Bound(start.seat, start.epoch, key_of(start.request), start.tokens)
+
+    @staticmethod
+    def _rows(step: Step, numbers: list[int], seats: dict[int, _Seat]) -> None:
+        """Moves the seats on by what they compute."""
+        drafted = np.flatnonzero(step.counts[: len(step.decode)] != 1)
+        if len(drafted):
+            raise Unsupported(f"seat {numbers[drafted[0]]} has drafts in step {step.number}")
+        for number, first, count in zip(
+            numbers, step.positions.tolist(), step.counts.tolist(), strict=True
+        ):
+            seat = seats.get(number)
+            if seat is None:
+                raise Misuse(f"step {step.number} runs seat {number}, which is not bound")
+            if seat.computed != first:
+                raise Misuse(
+                    f"step {step.number} runs seat {number} from position {first}, and it stands "
+                    f"at {seat.computed}"
+                )
+            seats[number] = seat._replace(computed=first + count)
+
+    def _output(self) -> Output | None:
+        said = self._ranks.finish()
+        if said is None:
+            return None
+        for seat in said.seats[said.ended].tolist():
+            self._seats.pop(seat, None)
+        ends = self._ranks.sampling.end is not None
+        return Output(said.number, said.seats, said.tokens, ended=said.ended if ends else None)
+
+    def _hear(self, stops: tuple[Stop, ...]) -> None:
+        """All steps before these stops are done."""
+        if self.stops == "acked":
+            self._acks += [(self._polls + self._late, Ack(*stop)) for stop in stops]
+
+
+def alone(
+    model: Model,
+    config: Config,
+    *,
+    sampling: Sampling | None = None,
+    stops: Literal["in-order", "acked"] = "acked",
+    lag: int = 0,
+    late: int = 0,
+    copier: Copier | None = None,
+) -> tuple[Local, ReferenceEngine]:
+    """One process: a yard, a crane and the engine, over NumPy memory.
+
+    Args:
+        model: All of its shards.
+        config: Of yard and crane, with a layout of `ModelConfig.layout`.
+        sampling: How tokens are drawn.
+        stops: As in `ReferenceEngine`.
+        lag: As in `ReferenceEngine`.
+        late: As in `ReferenceEngine`.
+        copier: As in `local`.
+
+    Raises:
+        Misuse: A value is out of range, or the layout is not the model's.
+        Unavailable: The memory is not to be had.
+    """
+    layout = config.layout
+    if layout is None:
+        raise Misuse("layout is missing: without one there are no bytes")
+    device = MemoryTier(layout, config.device_blocks, name="device")
+    host = MemoryTier(layout, config.host_blocks) if config.host_blocks else None
+    rank = Rank(model, device, sampling=sampling)
+    cache = local(config, memory=(device, host), copier=copier)
+    return cache, ReferenceEngine(cache, rank, stops=stops, lag=lag, late=late)

@@ -1,0 +1,1 @@
+"""The proof that no request loses its work: the same talks under pressure, token by token."""

@@ -1,0 +1,191 @@
+"""Room for those that cannot grow: what is coming, who moves, who has to leave. INV-25."""
+
+from collections import deque
+
+from blockyard._core import Parked
+from blockyard.batch import Batch, Grown
+from blockyard.cache import KVCache
+from blockyard.line import Line
+from blockyard.preempt import Preempt
+from blockyard.request import Request
+from blockyard.seats import Seat, Seats
+from blockyard.victims import Candidate, Victims
+
+__all__ = ["Relief"]
+
+
+class Relief:
+    """Parked sequences move for who needs room; only where that is too little there are victims.
+
+    Args:
+        cache: Where the room is missing.
+        seats: Where they sit.
+        batch: Who runs.
+        line: Where the parked ones wait.
+        preempt: How they are moved.
+        policy: Who goes first.
+        rest: Steps that one who was preempted runs before it can be a victim again.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        seats: Seats,
+        batch: Batch,
+        line: Line,
+        preempt: Preempt,
+        policy: Victims,
+        rest: int,
+    ) -> None:
+        self._cache = cache
+        self._seats = seats
+        self._batch = batch
+        self._line = line
+        self._preempt = preempt
+        self._policy = policy
+        self._rest = rest
+        self._returning: deque[tuple[int, int]] = deque()
+
+    def returns(self, blocks: int, after: int) -> None:
+        """Blocks that come back when a step is done."""
+        self._returning.append((after, blocks))
+
+    def done(self, step: int) -> None:
+        """A step is done."""
+        while self._returning and self._returning[0][0] <= step:
+            self._returning.popleft()
+
+    def move(self, need: int, behind: Request | None = None) -> None:
+        """Copies blocks of parked sequences down, of those first who shall come back last.
+
+        T17: who is asked for long, and gives nothing, as its copies do not end say, is computed
+        again.
+
+        Args:
+            need: Blocks that somebody lacks.
+            behind: Who lacks them, where that is somebody in line: only those behind it move.
+        """
+        there = self._parked(behind) if need > 0 else []
+        there = [entry for entry in there if entry.settled <= self._cache.done]
+        if not there:
+            return
+        self._preempt.relieve(need, self._handles(there))
+        first = there[0]
+        if first.parked is not None:
+            left, first.left = first.left, first.parked.on_device
+            first.refused = first.refused + 1 if 0 < first.left == left else 0
+            if self._preempt.given_up(first.parked, first.refused):
+                self._cache.abandon(first.parked)
+                first.again()
+                self._line.parked.discard(first)
+
+    def _parked(self, behind: Request | None = None) -> list[Request]:
+        """Those whose work is kept, the last in line first."""
+        return sorted(
+            (
+                entry
+                for entry in self._line.parked
+                if (behind is None or entry.rank > behind.rank)
+                and entry.parked is not None
+                and entry.parked.state == "kept"
+            ),
+            key=lambda entry: entry.rank,
+            reverse=True,
+        )
+
+    @staticmethod
+    def _handles(entries: list[Request]) -> list[Parked]:
+        return [entry.parked for entry in entries if entry.parked is not None]
+
+    def victims(self, grown: Grown, spare: int) -> list[Seat]:
+        """Who is stopped for those that found no room.
+
+        What stops, or ends with the steps in flight, is on its way; so is what is parked.
+
+        Args:
+            grown: Who found none.
+            spare: Blocks that are to be had.
+        """
+        batch, seats = self._batch, self._seats
+        need = grown.need - max(spare, 0)
+        self.move(need - sum(blocks for _, blocks in self._returning))
+        running = batch.running()
+        short = need - self._coming()
+        if short <= 0 or not running:
+            return []
+        stuck = self.stuck(grown)
+        # One who runs alone makes room by its end, but for itself only of what it holds twice.
+        if len(running) == 1 and not (stuck and self._twice(running[0])):
+            return []
+        ranked = sorted(running, key=self._rank)
+        rested = [
+            seat
+            for seat in ranked
+            if not seat.request.preempted or seats.ran[seat.number] >= self._rest
+        ]
+        chosen: list[Seat] = []
+        # One who runs on alone makes room by its end.
+        most = max(len(running) - 1, 1)
+        if stuck:
+            early = set(rested)
+            rested += [seat for seat in ranked if seat not in early]
+        for seat in rested:
+            if short <= 0 or len(chosen) == most:
+                break
+            frees = self.frees(seat)
+            if frees and self._may_stop(seat):
+                chosen.append(seat)
+                short -= frees
+        return chosen
+
+    def lost(self, grown: Grown) -> Seat | None:
+        """Who fails where nobody can go on, as who must be parked finds no room on the host.
+
+        Admission sees to it that this cannot be; a host that is made smaller behind it can.
+        """
+        running = self._batch.running()
+        if not self._preempt.must_park or len(running) <= 1 or not self.stuck(grown):
+            return None
+        return min(filter(self.frees, running), key=self._rank, default=None)
+
+    def stuck(self, grown: Grown) -> bool:
+        """Whether nothing that goes on would make room by itself."""
+        batch = self._batch
+        flown = any(step.seats for step in batch.flown)
+        return not (grown.seats or batch.prefill or flown or batch.loading or self._coming())
+
+    def _coming(self) -> int:
+        """Blocks that come back with steps in flight, from who stops, and from who is parked."""
+        stopping = (seat for seat in self._seats.bound() if seat.stop is not None)
+        returning = sum(blocks for _, blocks in self._returning)
+        return (
+            returning
+            + sum(map(self.frees, stopping))
+            + self._preempt.coming(self._handles(self._parked()))
+        )
+
+    def _may_stop(self, seat: Seat) -> bool:
+        """T7: where the engine cannot recompute, only with the host slots promised."""
+        if self._preempt.must_park:
+            seat.ticket = self._preempt.promise(seat.lease)
+            return seat.ticket is not None
+        return True
+
+    def frees(self, seat: Seat) -> int:
+        """Device blocks that only this seat's lease holds."""
+        return self._cache.held_alone(seat.lease)
+
+    def _twice(self, seat: Seat) -> bool:
+        """Whether it holds a second copy of what another had computed too: its end frees that."""
+        stats = self._cache.stats()
+        held = stats["device_pinned"] + stats["device_claimed"]
+        return held > seat.lease.blocks + sum(
+            one.on_device for one in self._handles(self._parked())
+        )
+
+    def _rank(self, seat: Seat) -> tuple[int, ...]:
+        entry = seat.request
+        computed = int(self._seats.computed[seat.number])
+        return self._policy.rank(
+            Candidate(entry.priority, entry.came, entry.order, seat.lease.blocks, computed)
+        )

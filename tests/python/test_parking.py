@@ -1,0 +1,627 @@
+"""Parking and resume, transition by transition: names and numbers are those of `docs/laws.md`."""
+
+import logging
+import pickle
+import random
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockyard as by
+from blockyard.preempt import Preempt
+from blockyard.request import State
+from blockyard.scheduler import Scheduler
+from loop import Loop, continuation, squeezed, stopping
+from yard import free_for_all, publish, publish_below, text
+
+
+def parked(**keywords: Any) -> Loop:
+    """ "new" was chosen, and the engine has answered: its work is kept."""
+    loop = stopping(host=32, **keywords)
+    loop.ack()
+    assert loop.state("new") is State.PARKED
+    return loop
+
+
+def resuming(**keywords: Any) -> Loop:
+    """ "new" has been wholly below, and its blocks are on their way up."""
+    loop = parked(**keywords)
+    while loop.told("parked") and loop.handle().on_device:
+        loop.cache.demote(8, of=loop.handle())
+        loop.plans += loop.cache.dispatch()
+        loop.land()
+    # What it left idle on the device goes for something else.
+    publish(loop.cache, text(9, free_for_all(loop.cache) * 4))
+    loop.scheduler.abort("old")
+    for _ in range(20):
+        if loop.state("new") is State.LOADING:
+            return loop
+        loop.schedule()
+        loop.output()
+        loop.ack()
+    raise AssertionError(loop.scheduler.explain("new"))
+
+
+# -- the way down --------------------------------------------------------------------------------
+
+
+def test_t10_a_victim_is_parked_with_its_host_slots_promised_and_nothing_has_moved() -> None:
+    loop = stopping(host=32)
+    lease = loop.scheduler.lease("new")
+    assert lease is not None
+    blocks, before = lease.blocks, loop.cache.stats()
+    loop.ack()
+    assert (loop.state("new"), loop.told("parked"), loop.told("seats")) == (State.PARKED, 1, 1)
+    after = loop.cache.stats()
+    assert (after["parked"], after["host_promised"]) == (1, blocks)
+    assert after["device_out"] == before["device_out"]
+    assert (loop.told("parkings"), loop.told("lost")) == (1, 0)
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+def test_t10_the_blocks_of_the_parked_leave_tail_first_and_only_as_the_need_asks() -> None:
+    loop = parked()
+    blocks = loop.handle().blocks
+    loop.schedule()
+    (plan,) = loop.plans
+    assert len(plan) == 1
+    loop.land()
+    assert loop.handle().on_device == blocks - 1
+    # One block is room for four tokens; the next moves two steps before it is wanted.
+    moved = []
+    while loop.state("old") is State.DECODE:
+        moved.append(loop.told("relieved"))
+        loop.turn()
+    assert moved[0] == 1
+    assert all(later - now <= 1 for now, later in zip(moved, moved[3:], strict=False))
+    loop.finish()
+
+
+def test_t12_when_a_copy_has_landed_its_slot_is_somebody_elses_and_it_stays_parked() -> None:
+    loop = parked()
+    for _ in range(30):
+        loop.turn()
+        if loop.handle().on_device < loop.handle().blocks:
+            break
+    assert loop.state("new") is State.PARKED
+    assert loop.told("relieved") == loop.handle().blocks - loop.handle().on_device == 1
+    loop.turn()
+    assert loop.state("old") is State.DECODE
+    loop.finish()
+
+
+def test_t13_a_failed_copy_is_tried_again_and_then_the_keep_is_broken() -> None:
+    loop = parked()
+    for _ in range(4):
+        assert loop.state("new") is State.PARKED
+        loop.schedule()
+        (plan,) = loop.plans
+        loop.plans.clear()
+        loop.cache.commit([plan], [0])
+        loop.output()
+    assert loop.handle().state == "broken"
+    loop.finish()
+    assert loop.told("kv_lost") == 1
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+def test_t14_a_copy_that_never_ends_costs_its_destination_alone() -> None:
+    loop = parked()
+    loop.schedule()
+    (plan,) = loop.plans
+    loop.plans.clear()
+    loop.cache.unknown(plan)
+    loop.output()
+    assert (loop.handle().state, loop.handle().on_device) == ("kept", loop.handle().blocks)
+    assert loop.cache.stats()["host_quarantined"] == 1
+    for _ in range(5):
+        loop.turn()
+    # The fence: what it read, and what stands above that, may leave now.
+    loop.cache.commit(plan)
+    assert loop.cache.stats()["host_quarantined"] == 0
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+@pytest.mark.parametrize("host", [0, 2])
+def test_t15_what_the_host_cannot_promise_is_computed_again(host: int) -> None:
+    loop = stopping(host=host)
+    loop.ack()
+    assert loop.state("new") is State.RECOMPUTE
+    assert (loop.told("no_host"), loop.cache.stats()["parked"]) == (int(host > 0), 0)
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+def test_t15_idle_blocks_of_the_host_make_way_for_who_is_parked() -> None:
+    loop = Loop(device=9, host=6)
+    publish_below(loop.cache, text(7, 24))
+    assert loop.cache.stats()["host_free"] == 0
+    loop.add("old", text(1, 14), 12)
+    loop.add("new", text(2, 14), 12)
+    while loop.state("new") is not State.STOPPING:
+        loop.schedule()
+        loop.plans.clear()
+        loop.output()
+    loop.ack()
+    assert loop.state("new") is State.PARKED
+    loop.finish()
+
+
+# -- the way up ----------------------------------------------------------------------------------
+
+
+def test_t16_what_is_all_on_the_device_decodes_at_once() -> None:
+    loop = parked()
+    loop.scheduler.abort("old")
+    loop.schedule()
+    loop.output()
+    loop.ack()
+    step = loop.schedule()
+    (start,) = step.starts
+    assert start.request == "new"
+    assert start.cached == len(start.tokens) - 1
+    assert (loop.state("new"), loop.plans) == (State.DECODE, [])
+    assert step.chunks == ((start.seat, start.cached, 1),)
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+def test_t17_who_finds_no_room_stays_parked_and_ages() -> None:
+    loop = parked()
+    loop.turn()
+    before = loop.scheduler._requests["new"].refused
+    loop.turn(2)
+    assert loop.state("new") is State.PARKED
+    assert loop.scheduler._requests["new"].refused > before
+    loop.finish()
+
+
+def test_t17_who_has_aged_is_computed_again() -> None:
+    loop = parked()
+    loop.scheduler._preempt._patience = 2
+    for _ in range(8):
+        loop.turn()
+    assert loop.told("aged") == 1
+    assert loop.told("kv_lost") == 0
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+def test_t18_when_its_loads_have_landed_it_goes_on_at_the_same_token_in_a_new_epoch() -> None:
+    loop = resuming()
+    entry = loop.scheduler._requests["new"]
+    known = len(entry.prompt) + len(entry.outputs)
+    epoch = entry.epoch
+    loop.land()
+    step = loop.schedule()
+    (start,) = [one for one in step.starts if one.request == "new"]
+    assert (len(start.tokens), start.cached) == (known, known - 1)
+    assert start.epoch == epoch
+    assert loop.state("new") is State.DECODE
+    assert loop.told("lost") == 0
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+@pytest.mark.parametrize("end", ["fails", "never ends"])
+def test_t19_t20_a_resume_that_comes_short_is_parked_again_and_tried_again(end: str) -> None:
+    loop = resuming()
+    (plan,) = loop.plans
+    loop.plans.clear()
+    (loop.cache.unknown if end == "never ends" else loop.cache.abort)(plan)
+    loop.schedule()
+    loop.output()
+    assert (loop.told("retried"), loop.told("kv_lost")) == (1, 0)
+    assert loop.state("new") in {State.PARKED, State.LOADING}
+    if end == "never ends":
+        for _ in range(5):
+            loop.turn()
+        assert loop.cache.stats()["device_quarantined"] == len(plan)
+        assert loop.state("new") is State.PARKED
+        loop.cache.commit(plan)
+    loop.finish()
+    assert loop.told("lost") == 0
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_t19_who_has_tried_often_enough_is_computed_again_or_lost(recompute: Any) -> None:
+    loop = resuming(recompute=recompute)
+    for _ in range(3):
+        for _ in range(6):
+            if loop.state("new") is State.LOADING:
+                break
+            loop.schedule()
+            loop.output()
+        plans, loop.plans = loop.plans, []
+        loop.cache.abort(plans)
+        loop.schedule()
+        loop.output()
+    if recompute:
+        assert loop.state("new") in {State.RECOMPUTE, State.LOADING, State.PREFILL}
+    loop.finish()
+    result = loop.results["new"]
+    tokens = continuation("new", 14, 12)
+    if recompute:
+        assert (result.state, result.tokens.tolist()) == (State.FINISHED, tokens)
+    else:
+        assert result.state is State.FAILED
+        assert result.reason.startswith("kv_lost")
+        assert result.tokens.tolist() == tokens[: len(result.tokens)]
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_t21_a_kept_copy_that_is_corrupt_is_not_used(recompute: Any) -> None:
+    loop = resuming(recompute=recompute)
+    plans, loop.plans = loop.plans, []
+    loop.cache.commit(plans, [0], corrupt=True)
+    loop.finish()
+    result = loop.results["new"]
+    if recompute:
+        assert result.tokens.tolist() == continuation("new", 14, 12)
+    else:
+        assert (result.state, result.reason[:7]) == (State.FAILED, "kv_lost")
+    assert loop.told("kv_lost") == 1
+
+
+def test_t23_who_is_parked_is_aborted_at_once_and_nothing_is_kept() -> None:
+    loop = parked()
+    loop.scheduler.abort("new")
+    loop.look()
+    assert loop.results["new"].state is State.ABORTED
+    stats = loop.cache.stats()
+    assert (stats["parked"], stats["host_promised"], loop.told("parked")) == (0, 0, 0)
+    loop.finish()
+
+
+def test_t27_who_is_aborted_while_its_copies_are_in_the_air_gives_its_slots_back_at_the_fence() -> (
+    None
+):
+    loop = resuming()
+    loop.scheduler.abort("new")
+    loop.look()
+    assert loop.results["new"].state is State.ABORTED
+    assert loop.cache.stats()["device_pinned"] > 0
+    loop.land()
+    assert loop.cache.stats()["device_pinned"] == 0
+    loop.finish()
+
+
+def test_t27_who_is_aborted_while_it_moves_down_gives_its_slots_back_at_the_fence() -> None:
+    loop = parked()
+    loop.schedule()
+    (plan,) = loop.plans
+    loop.scheduler.abort("new")
+    loop.look()
+    assert loop.results["new"].state is State.ABORTED
+    assert loop.cache.audit() is None
+    loop.land()
+    del plan
+    loop.finish()
+
+
+def test_t32_a_finish_that_the_engine_reports_of_who_is_parked_changes_nothing() -> None:
+    """A row of a step in flight, whose ack came before its output."""
+    loop = stopping(host=32)
+    loop.schedule()
+    loop.ack()
+    assert loop.state("new") is State.PARKED
+    while loop.air:
+        loop.output()
+    assert loop.state("new") is State.PARKED
+    loop.finish()
+
+
+def test_t33_new_weights_break_what_is_kept() -> None:
+    loop = parked()
+    loop.scheduler.update_weights()
+    assert loop.handle().state == "broken"
+    loop.finish()
+    assert loop.told("kv_lost") == 1
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+# -- where the engine cannot recompute -----------------------------------------------------------
+
+
+def test_t7_where_nothing_can_be_recomputed_a_victim_has_its_host_slots_promised_first() -> None:
+    loop = squeezed(host=32, recompute=False)
+    while loop.state("new") is not State.STOPPING:
+        loop.schedule()
+        loop.output()
+    seat = loop.scheduler._seats.bound()[1]
+    assert seat.ticket is not None
+    assert (seat.ticket.tier, seat.ticket.blocks) == ("host", seat.lease.blocks)
+    assert loop.cache.room("host").promised == seat.lease.blocks
+    ticket = seat.ticket
+    loop.ack()
+    assert (loop.state("new"), ticket.state) == (State.PARKED, "spent")
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+def test_t7_a_victim_that_is_aborted_gives_its_host_slots_back() -> None:
+    loop = squeezed(host=32, recompute=False)
+    while loop.state("new") is not State.STOPPING:
+        loop.schedule()
+        loop.output()
+    loop.scheduler.abort("new")
+    loop.ack()
+    assert loop.cache.room("host").promised == 0
+    loop.finish()
+
+
+def test_who_could_not_be_parked_beside_the_others_waits_in_line() -> None:
+    """All but one of those that run find room on the host, however long they grow."""
+    loop = Loop(device=9, host=4, recompute=False)
+    loop.add("old", text(1, 14), 12)
+    loop.add("new", text(2, 14), 12)
+    loop.turn()
+    assert (loop.state("old"), loop.state("new")) == (State.DECODE, State.WAITING)
+    loop.finish()
+    assert loop.told("preempted") == 0
+
+
+def test_without_a_host_such_an_engine_admits_no_more_than_the_device_can_end() -> None:
+    loop = Loop(device=9, recompute=False)
+    for name in range(4):
+        loop.add(name, text(name + 1, 9), 8)
+    loop.finish()
+    assert loop.told("preempted") == 0
+    assert all(result.state is State.FINISHED for result in loop.results.values())
+
+
+@pytest.mark.parametrize("way", ["recompute", "full-blocks"])
+def test_what_such_an_engine_cannot_do_is_refused(way: Any) -> None:
+    with pytest.raises(by.Misuse, match="cannot recompute"):
+        Scheduler(by.KVCache(device=9, host=9, recompute=False), preempt=way)
+
+
+# -- the lists of known failures -----------------------------------------------------------------
+
+
+def test_r1_1_a_stalled_tier_holds_up_nobody_and_gives_no_slot_away() -> None:
+    loop = Loop(device=41, host=64, seats=8)
+    for name in range(6):
+        loop.add(name, text(name + 1, 20), 40)
+    spent, moving = [], set[int]()
+    for _ in range(200):
+        begun = time.thread_time()
+        step = loop.schedule()
+        spent.append(time.thread_time() - begun)
+        tables = loop.cache.block_tables(step.leases)
+        moving |= {int(slot) for plan in loop.plans for slot in plan.sources}
+        assert not moving & set(tables.ravel().tolist())
+        loop.output()
+        loop.ack()
+    assert loop.told("parked") > 0
+    assert moving
+    assert sorted(spent)[len(spent) // 2] < 1e-3
+    loop.finish()
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_r1_3_three_stays_in_the_yard_change_neither_the_prompt_nor_its_keys(kind: Any) -> None:
+    prompt = kind(text(2, 14))
+    before = pickle.dumps(prompt)
+    loop = Loop(device=9, host=32)
+    loop.add("old", text(1, 14), 16)
+    loop.scheduler.add("new", prompt, most=12)
+    stays = 0
+    while loop.scheduler.state("new") is not None:
+        loop.turn()
+        seat = next((one for one in loop.scheduler._seats.bound() if one.request.id == "new"), None)
+        if seat is not None and seat.request.state is State.DECODE and stays < 3:
+            loop.scheduler._stop(seat)
+            stays += 1
+    assert stays == 3
+    assert pickle.dumps(prompt) == before
+    keys = bytes(loop.cache.keys(text(2, 14)))
+    whole = loop.cache.keys([*text(2, 14), *continuation("new", 14, 12)])
+    assert bytes(whole)[: len(keys)] == keys
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+    loop.finish()
+
+
+def test_r1_6_what_a_victim_keeps_is_said_and_all_of_it_by_default() -> None:
+    for host, way, told in ((8, None, 2), (8, "full-blocks", 1), (8, "recompute", 0), (0, None, 0)):
+        scheduler = Scheduler(by.KVCache(device=9, host=host), preempt=way)  # type: ignore[arg-type]
+        assert scheduler.stats()["way"] == told
+
+
+def test_a_host_of_no_size_is_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert Scheduler(by.KVCache(device=9), preempt="park").stats()["way"] == 0
+    assert "no host" in caplog.text
+
+
+def test_full_blocks_alone_are_kept_and_the_tail_is_computed_again() -> None:
+    loop = stopping(host=32, preempt="full-blocks")
+    seat = loop.scheduler._seats.bound()[1]
+    computed = int(loop.scheduler._seats.computed[seat.number])
+    loop.ack()
+    assert loop.handle().computed == computed - computed % 4
+    assert loop.told("lost") == computed % 4
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+@pytest.mark.parametrize("computed", range(5, 10))
+@pytest.mark.parametrize("flying", range(4))
+def test_4_7_46_with_tokens_in_flight_around_a_block_n_is_one_number(
+    computed: int, flying: int
+) -> None:
+    """R1-9 too: what is published is full and computed, and the tail leaves as what it is."""
+    loop = Loop(device=33, host=32)
+    loop.add("one", 3, 20)
+    while int(loop.scheduler._seats.computed[0]) < computed:
+        loop.turn()
+    for _ in range(flying):
+        loop.schedule()
+    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.schedule()
+    lease = loop.scheduler.lease("one")
+    assert lease is not None
+    while loop.air:
+        loop.output()
+    loop.ack()
+    parked = loop.handle("one")
+    tokens = 3 + len(loop.scheduler._requests["one"].outputs)
+    assert (parked.computed, parked.appended) == (computed + flying, tokens)
+    assert tokens == parked.computed + 1
+    assert parked.blocks == -(-parked.computed // 4)
+    said = continuation("one", 3, 20)
+    probe = loop.cache.probe([*text(1, 3), *said])
+    assert probe.device == parked.computed // 4
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == said
+
+
+def test_r1_12_a_sequence_may_have_several_copies_in_the_air() -> None:
+    loop = parked()
+    loop.cache.demote(1, of=loop.handle())
+    loop.cache.demote(1, of=loop.handle())
+    plans = loop.cache.dispatch()
+    assert len({plan.flight for plan in plans}) == 2
+    loop.cache.commit(plans[1])
+    loop.cache.commit(plans[0])
+    assert loop.handle().on_device == loop.handle().blocks - 2
+    loop.finish()
+
+
+def test_r3_7_whatever_is_parked_the_host_never_holds_more_than_it_has() -> None:
+    """4.7-44: budgets and squeezes by seed; what is too much is computed again."""
+    chance = random.Random(7)
+    for _ in range(30):
+        host = chance.randint(1, 24)
+        loop = Loop(device=chance.randint(9, 17), host=host, seats=6)
+        names = range(chance.randint(3, 7))
+        for name in names:
+            loop.add(name, text(name + 1, chance.randint(1, 14)), chance.randint(4, 16))
+        while not loop.scheduler.idle:
+            loop.turn()
+            stats = loop.cache.stats()
+            held = stats["host_pinned"] + stats["host_idle"] + stats["host_promised"]
+            assert held - stats["host_takeable"] <= host
+        loop.finish()
+        assert all(loop.results[name].state is State.FINISHED for name in names)
+
+
+def test_r3_9_a_late_outcome_of_the_first_copy_is_none_of_the_second() -> None:
+    loop = parked()
+    loop.schedule()
+    (first,) = loop.plans
+    loop.plans.clear()
+    loop.cache.unknown(first)
+    loop.output()
+    loop.cache.demote(1, of=loop.handle())
+    (second,) = loop.cache.dispatch()
+    on_device = loop.handle().on_device
+    loop.cache.commit(first)
+    assert (loop.handle().on_device, loop.handle().moving) == (on_device, len(second))
+    loop.cache.commit(second)
+    assert loop.handle().on_device == on_device - 1
+    loop.finish()
+
+
+def test_r3_13_whatever_was_parked_comes_back_when_there_is_room() -> None:
+    for computed in range(1, 13):
+        cache = by.KVCache(block_size=4, device=17, host=16)
+        lease = cache.begin(text(1, computed))
+        preempt = Preempt(cache, cache.config)
+        handle = preempt.park(lease, computed)
+        assert handle is not None
+        assert (handle.computed, preempt.stats()["parkings"]) == (computed, 1)
+        assert preempt.relieve(16, [handle]) == handle.blocks
+        for plan in cache.dispatch():
+            cache.commit(plan)
+        back = preempt.resume(handle)
+        assert isinstance(back, by.Lease)
+        for plan in cache.dispatch():
+            cache.commit(plan)
+        assert (back.state, back.cached) == ("ready", computed)
+        cache.finish(back)
+        assert cache.audit() is None
+
+
+def test_4_7_45_when_all_are_parked_and_nobody_comes_they_come_back() -> None:
+    loop = Loop(device=17, host=64)
+    names = range(3)
+    for name in names:
+        loop.add(name, text(name + 1, 12), 12)
+    loop.turn(3)
+    for seat in loop.scheduler._seats.bound():
+        loop.scheduler._stop(seat)
+    loop.turn()
+    assert loop.told("parkings") == 3
+    loop.finish()
+    for name in names:
+        assert loop.results[name].tokens.tolist() == continuation(name, 12, 12)
+
+
+def test_4_7_48_who_comes_back_while_its_tail_is_on_its_way_down_takes_its_slot_back() -> None:
+    loop = parked()
+    loop.schedule()
+    (down,) = loop.plans
+    loop.plans.clear()
+    loop.scheduler.abort("old")
+    loop.output()
+    loop.schedule()
+    loop.output()
+    loop.ack()
+    step = loop.schedule()
+    assert [start.request for start in step.starts] == ["new"]
+    loop.output()
+    loop.cache.commit(down)
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+# -- bad input -----------------------------------------------------------------------------------
+
+
+def test_parking_what_is_not_ready_and_resuming_what_has_ended_is_refused() -> None:
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Preempt(cache, cache.config)
+    publish_below(cache, text(1, 12))
+    loading = cache.begin(text(1, 13))
+    assert loading.state == "loading"
+    with pytest.raises(by.Misuse, match="loading"):
+        preempt.park(loading, 12)
+    cache.finish(loading)
+    lease = cache.begin(text(2, 8))
+    handle = preempt.park(lease, 8)
+    assert handle is not None
+    with pytest.raises(by.SpentLease):
+        preempt.park(lease, 8)
+    cache.abandon(handle)
+    with pytest.raises(by.SpentLease):
+        preempt.resume(handle)
+    with pytest.raises(by.Misuse, match="preempt"):
+        Preempt(cache, cache.config, way="swap")  # type: ignore[arg-type]
+    assert cache.audit() is None
+
+
+def test_what_a_step_in_flight_may_write_still_is_not_copied_before_it_is_done() -> None:
+    """An ack may overtake the output of a step before it."""
+    loop = squeezed(host=32)
+    while loop.state("new") is not State.STOPPING:
+        loop.schedule()
+        loop.output()
+    loop.schedule()
+    number = loop.scheduler._batch.number
+    entry = loop.scheduler._requests["new"]
+    loop.scheduler._seats.bound()[1].last = number
+    loop.ack()
+    assert (loop.state("new"), entry.settled) == (State.PARKED, number)
+    loop.schedule()
+    assert loop.plans == []
+    loop.output()
+    loop.output()
+    loop.schedule()
+    assert len(loop.plans) == 1
+    loop.finish()
