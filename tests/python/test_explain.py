@@ -70,12 +70,15 @@ def test_what_a_prompt_finds_idle_is_not_evicted_for_it(cache: by.KVCache) -> No
     assert f"The end of lease {held.id} would make room." in said
 
 
-def test_a_full_hit_needs_a_slot_more_than_it_shares(cache: by.KVCache) -> None:
+def test_a_full_hit_does_not_wait_for_a_slot_for_the_copy_of_its_last_block(
+    cache: by.KVCache,
+) -> None:
     publish(cache, text(1, 8))
     held = begin(cache, text(2, 56))
-    assert "It waits: it needs 1 slots, and 0 can be had" in str(cache.explain(text(1, 8)))
-    cache.finish(held)
     assert "waits" not in str(cache.explain(text(1, 8)))
+    lease = begin(cache, text(1, 8))
+    assert (lease.cached, lease.stop) == (4, "promised")
+    cache.finish([lease, held])
 
 
 def test_a_prompt_that_can_never_fit_does_not_wait(cache: by.KVCache) -> None:
