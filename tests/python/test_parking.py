@@ -12,8 +12,9 @@ import pytest
 import blockyard as by
 from blockyard.preempt import Preempt
 from blockyard.request import State
+from blockyard.reserve import Full
 from blockyard.scheduler import Scheduler
-from loop import Loop, continuation, squeezed, stopping
+from loop import Loop, continuation, loading, squeezed, stopping
 from yard import free_for_all, publish, publish_below, text
 
 
@@ -625,3 +626,292 @@ def test_what_a_step_in_flight_may_write_still_is_not_copied_before_it_is_done()
     loop.schedule()
     assert len(loop.plans) == 1
     loop.finish()
+
+
+# -- who moves, who waits, who is given up -------------------------------------------------------
+
+
+def stopped(*requests: str, **keywords: Any) -> Loop:
+    """Requests of four blocks, of which those named are parked, with nothing moved."""
+    loop = Loop(**({"device": 33, "host": 32} | keywords))
+    names = ["old", "mid", "new"]
+    for name in names:
+        loop.add(name, text(names.index(name) + 1, 13), 12)
+    loop.turn()
+    for seat in loop.scheduler._seats.bound():
+        if seat.request.id in requests:
+            loop.scheduler._stop(seat)
+    loop.schedule()
+    loop.output()
+    loop.ack()
+    assert {loop.state(name) for name in requests} == {State.PARKED}
+    return loop
+
+
+def sink(loop: Loop, request: str = "new") -> None:
+    """All that is kept of a request goes down."""
+    while loop.handle(request).on_device:
+        loop.cache.demote(8, of=loop.handle(request))
+        loop.plans += loop.cache.dispatch()
+        loop.land()
+
+
+def test_r1_6_full_blocks_alone_are_kept_also_where_the_last_is_not_full() -> None:
+    loop = stopped("new", preempt="full-blocks")
+    assert (loop.handle().appended, loop.handle().computed, loop.told("lost")) == (14, 12, 1)
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 13, 12)
+
+
+def test_t12_a_slot_that_a_step_in_flight_may_write_is_not_free_before_it_is_done() -> None:
+    loop = Loop(device=33, host=32)
+    loop.add("new", 5, 12)
+    loop.turn(2)
+    loop.schedule()
+    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.schedule()
+    loop.ack()
+    sink(loop)
+    assert (loop.handle().blocks, loop.handle().moving, free_for_all(loop.cache)) == (2, 0, 30)
+    loop.output()
+    assert free_for_all(loop.cache) == 32
+    loop.finish()
+
+
+def test_a_second_victim_is_not_chosen_while_the_first_is_parked_and_moves() -> None:
+    loop = Loop(device=17, host=32)
+    for name in range(4):
+        loop.add(name, text(name + 1, 14), 12)
+    while loop.told("parkings") == 0:
+        loop.schedule()
+        loop.output()
+        loop.ack()
+    for _ in range(4):
+        loop.schedule()
+        loop.output()
+        assert loop.told("preempted") == 1
+    assert loop.handle(3).moving == 3
+    loop.finish()
+
+
+def test_who_comes_back_last_moves_first_and_nobody_for_who_stands_behind() -> None:
+    loop = stopped("mid", "new")
+    line = loop.scheduler._requests
+    loop.scheduler._relief.move(1, behind=line["new"])
+    assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 0)
+    loop.scheduler._relief.move(1)
+    assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 1)
+    loop.scheduler._relief.move(2, behind=line["mid"])
+    assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 2)
+    loop.finish()
+
+
+def test_what_is_on_its_way_is_not_asked_for_twice() -> None:
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Preempt(cache, cache.config)
+    handle = preempt.park(cache.begin(text(1, 16)), 16)
+    assert handle is not None
+    begun = [preempt.relieve(blocks, [handle]) for blocks in (2, 2, 3, 1)]
+    assert (begun, handle.moving) == ([2, 0, 1, 0], 3)
+
+
+def test_nobody_overtakes_who_was_preempted() -> None:
+    loop = parked()
+    sink(loop)
+    loop.add("small", text(3, 1), 1)
+    loop.schedule()
+    loop.output()
+    assert (loop.state("old"), loop.state("small")) == (State.DECODE, State.WAITING)
+    assert free_for_all(loop.cache) > 0
+    loop.finish()
+
+
+def test_the_parked_move_for_who_stands_before_them_and_waits() -> None:
+    loop = parked()
+    loop.add("first", text(3, 9), 1, priority=1)
+    for _ in range(8):
+        loop.turn()
+    assert loop.results["first"].state is State.FINISHED
+    assert loop.state("old") is State.DECODE
+    loop.finish()
+
+
+def test_who_must_come_back_does_not_wait_behind_who_finds_no_room() -> None:
+    loop = stopped("mid", "new", recompute=False, device=13, skip=0)
+    sink(loop)
+    loop.add("large", text(4, 45), 1, priority=1)
+    loop.schedule()
+    loop.output()
+    states = [loop.state(name) for name in ("large", "mid")]
+    assert states == [State.WAITING, State.DECODE]
+    loop.finish()
+
+
+def test_all_but_the_largest_can_be_parked_and_who_is_parked_counts() -> None:
+    loop = squeezed(host=7, recompute=False)
+    while loop.state("new") is not State.STOPPING:
+        loop.schedule()
+        loop.output()
+    loop.ack()
+    sink(loop)
+    loop.add("small", text(3, 1), 1, priority=1)
+    loop.schedule()
+    loop.output()
+    assert (loop.state("new"), loop.state("small")) == (State.PARKED, State.WAITING)
+    assert free_for_all(loop.cache) > 0
+    loop.finish()
+
+
+def test_when_the_host_is_made_smaller_and_nobody_can_be_parked_one_fails() -> None:
+    loop = squeezed(host=32, recompute=False)
+    loop.cache.resize("host", 1)
+    loop.finish()
+    assert loop.results["new"].reason.startswith("kv_lost")
+    assert loop.results["old"].tokens.tolist() == continuation("old", 14, 12)
+
+
+def test_t7_who_would_free_nothing_is_promised_nothing() -> None:
+    loop = Loop(device=5, host=32, recompute=False)
+    loop.add("shared", text(1, 7), 5)
+    loop.turn()
+    whole = text(1, 7) + continuation("shared", 7, 1)
+    loop.add("shares", [*whole, 5], 3, priority=1)
+    loop.turn()
+    (first, second) = loop.scheduler._seats.bound()
+    assert [loop.cache.held_alone(seat.lease) for seat in (first, second)] == [0, 2]
+    assert [stop.request for stop in loop.schedule().stops] == ["shares"]
+    assert (first.ticket, loop.cache.room("host").promised) == (None, second.lease.blocks)
+    loop.output()
+    loop.finish()
+
+
+def test_t17_who_cannot_be_computed_again_waits_however_long() -> None:
+    loop = parked(recompute=False)
+    loop.scheduler._preempt._patience = 2
+    for _ in range(8):
+        loop.turn()
+    assert (loop.state("new"), loop.told("aged")) == (State.PARKED, 0)
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+def test_t17_who_is_asked_for_room_and_gives_none_is_computed_again() -> None:
+    loop = parked()
+    loop.scheduler._preempt._patience = 2
+    for _ in range(8):
+        loop.schedule()
+        loop.output()
+    assert (loop.told("aged"), loop.told("parked")) == (1, 0)
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+def test_t17_who_gives_room_grows_no_older_by_it() -> None:
+    loop = stopped("new")
+    loop.scheduler._preempt._patience = 1
+    for _ in range(3):
+        loop.scheduler._relief.move(1)
+        loop.plans += loop.cache.dispatch()
+        loop.land()
+    assert (loop.told("relieved"), loop.told("aged")) == (3, 0)
+    loop.finish()
+
+
+def test_t12_room_is_there_before_it_is_wanted() -> None:
+    loop = parked()
+    loop.turn(2)
+    skipped = loop.told("skipped")
+    while "old" not in loop.results:
+        loop.turn()
+    assert loop.told("relieved") > 1
+    assert loop.told("skipped") == skipped
+    loop.finish()
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_t11_what_is_computed_sooner_than_moved_is_not_parked(recompute: Any) -> None:
+    cache = by.KVCache(block_size=4, device=17, host=16, speeds=(1000, 10, 0), recompute=recompute)
+    preempt = Preempt(cache, cache.config)
+    handle = preempt.park(cache.begin(text(1, 16)), 16)
+    assert (handle is None, preempt.stats()["cheaper"]) == (recompute, int(recompute))
+
+
+def test_r1_5_who_comes_back_is_promised_its_growth() -> None:
+    loop = stopped("new", reserve=Full())
+    before = loop.cache.room().promised
+    loop.turn()
+    assert loop.state("new") is State.DECODE
+    assert loop.cache.room().promised > before
+    loop.finish()
+
+
+def test_who_runs_alone_is_no_victim_for_what_a_parked_one_holds() -> None:
+    """A copy down whose end is unknown keeps all of it on the device."""
+    loop = parked()
+    loop.schedule()
+    (plan,) = loop.plans
+    loop.plans.clear()
+    loop.cache.unknown(plan)
+    loop.output()
+    for _ in range(5):
+        loop.turn()
+    handle = loop.handle()
+    assert (handle.on_device, handle.alone, handle.moving) == (handle.blocks, 0, 0)
+    assert (loop.state("old"), loop.told("preempted")) == (State.DECODE, 1)
+    loop.cache.commit(plan)
+    loop.finish()
+
+
+def test_nobody_fails_for_want_of_a_host_while_somebody_goes_on_and_ends() -> None:
+    loop = Loop(device=13, host=32, recompute=False)
+    loop.add("old", text(1, 14), 8)
+    loop.add("ends", text(2, 12), 5)
+    loop.add("new", text(3, 14), 8)
+    loop.turn()
+    loop.cache.resize("host", 1)
+    loop.finish()
+    assert loop.told("skipped") > 0
+    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+
+
+def test_t17_who_is_parked_again_is_as_young_as_at_first() -> None:
+    loop = parked()
+    loop.turn(3)
+    entry = loop.scheduler._requests["new"]
+    assert entry.refused > 0
+    loop.scheduler.abort("old")
+    while loop.state("new") is not State.DECODE:
+        loop.turn()
+    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.schedule()
+    loop.output()
+    loop.ack()
+    assert (loop.state("new"), entry.refused) == (State.PARKED, 0)
+    loop.finish()
+
+
+def test_t19_who_has_come_back_has_all_its_tries_again() -> None:
+    loop = resuming()
+    entry = loop.scheduler._requests["new"]
+    assert entry.resumes == 1
+    loop.land()
+    loop.schedule()
+    assert (loop.state("new"), entry.resumes) == (State.DECODE, 0)
+    loop.finish()
+
+
+def test_t33_who_was_loading_loses_nothing_where_nothing_can_be_recomputed() -> None:
+    loop = loading(recompute=False)
+    loop.scheduler.update_weights()
+    loop.land()
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
+
+
+def test_t16_a_tail_that_is_not_full_comes_back_too() -> None:
+    loop = stopped("new")
+    (start,) = loop.turn().starts
+    assert (start.request, len(start.tokens), start.cached) == ("new", 14, 13)
+    assert loop.state("new") is State.DECODE
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 13, 12)
