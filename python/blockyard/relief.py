@@ -138,13 +138,13 @@ class Relief:
                 short -= frees
         return chosen
 
-    def lost(self, grown: Grown) -> Seat | None:
-        """Who fails where nobody can go on, as who must be parked finds no room on the host.
+    def lost(self) -> Seat | None:
+        """Who fails where all are stuck, as who must be parked finds no room on the host.
 
         Admission sees to it that this cannot be; a host that is made smaller behind it can.
         """
         running = self._batch.running()
-        if not self._preempt.must_park or len(running) <= 1 or not self.stuck(grown):
+        if not self._preempt.must_park or len(running) <= 1:
             return None
         return min(filter(self.frees, running), key=self._rank, default=None)
 

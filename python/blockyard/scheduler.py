@@ -293,7 +293,7 @@ class Scheduler:
         victims = self._relief.victims(grown, self._admission.spare())
         if not victims and self._relief.stuck(grown):
             self._admission.take_back()
-            lost = self._relief.lost(grown)
+            lost = self._relief.lost()
             if lost is not None:
                 why = "kv_lost: there is no room for all who run, and none on the host to park it"
                 lost.end = State.FAILED, why
