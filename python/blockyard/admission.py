@@ -83,6 +83,7 @@ class Admission:
         self._refused: _Refused | None = None
         self._computing: dict[bytes, list[Request]] = {}
         self._hashed = 0
+        self._back: list[Request] = []
 
     def admit(self) -> Admitted:
         """T1, T2, T5, T16, T17, T22: begins whoever fits."""
@@ -130,7 +131,7 @@ class Admission:
     def _admit(self, turns: Callable[[Admitted], Iterable[tuple[Request, bool]]]) -> Admitted:
         """Begins those whose turn it is; with each, whether it has left its place for that."""
         admitted = Admitted([], [], [], [], [])
-        back: list[Request] = []
+        back = self._back = []
         aside: list[Request] = []
         self._computing = self._prefilling()
         self._hashed = 0
@@ -161,6 +162,7 @@ class Admission:
             if admitted.refused and not promised:
                 admitted.refused[0].overtaken += 1
         self._line.back(back)
+        self._back = []
         self._line.put_aside(aside)
         return admitted
 
@@ -220,13 +222,16 @@ class Admission:
             with contextlib.suppress(ForeignLease):
                 self._cache.release(entry.ticket)
 
-    def take_back(self, but: Request | None = None) -> None:
+    def take_back(self, but: Request | None = None) -> bool:
         """Nobody goes on for want of room: the last in line with a ticket waits on without it.
 
         Else those who were promised parts of the room would wait for one another.
 
         Args:
             but: Who keeps its own.
+
+        Returns:
+            Whether somebody had one.
         """
         others = [entry for entry in self._line.promised if entry is not but]
         if others:
@@ -235,6 +240,7 @@ class Admission:
             self._line.promised.discard(last)
             last.ticket = None
             self._refused = None
+        return bool(others)
 
     def spare(self) -> int:
         """Device blocks to be had that nobody was promised; less than none after a resize."""
@@ -276,12 +282,14 @@ class Admission:
         Raises:
             NoRoom: Some would stand in each other's way.
         """
-        there = [seat.request for seat in self._seats.bound()] + [*self._line.parked, entry]
+        # Those who were refused in this step have left their places, and keep what they had.
+        refused = (one for one in self._back if one.parked is not None)
+        there = [seat.request for seat in self._seats.bound()]
+        there += [*self._line.parked, *refused, entry]
         size = self._cache.block_size
         sizes = [-(-(len(one.prompt) + one.most - 1) // size) for one in there]
-        stats = self._cache.stats()
-        others, host = sum(sizes) - max(sizes), stats.get("host_capacity", 0)
-        if sum(sizes) > stats["device_capacity"] and others > host:
+        others, host = sum(sizes) - max(sizes), self._cache.limit("host")
+        if sum(sizes) > self._cache.limit() and others > host:
             error = NoRoom(f"no room on the host to park {others} blocks: it has {host}")
             error.tier, error.need, error.free = "host", others, host
             error.evictable = error.promised = 0

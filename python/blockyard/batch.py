@@ -129,6 +129,11 @@ class Batch:
             return Grown([], None, [], 0)
         counts = np.minimum(left[more], 1 + self._drafts) if self._drafts else None
         unserved = self._cache.grow(leases, counts)
+        if len(unserved) and counts is not None:
+            # Drafts are a wish: the newest token alone may have room.
+            again = self._cache.grow([leases[at] for at in unserved], None)
+            counts[unserved] = 1
+            unserved = unserved[again]
         if not len(unserved):
             return Grown(seats, counts, [], 0)
         short = unserved.tolist()

@@ -46,11 +46,12 @@ class KVCache(Cache):
         96
     """
 
-    __slots__ = ("_config", "_done", "_flights", "_now", "_offload")
+    __slots__ = ("_config", "_done", "_flights", "_limits", "_now", "_offload")
 
     _config: Config
     _done: int
     _flights: Flights
+    _limits: dict[str, int]
     _now: int
     _offload: Offload
 
@@ -72,6 +73,7 @@ class KVCache(Cache):
         cache._offload = Offload(config)
         cache._now = 0
         cache._done = 0
+        cache._limits = {"device": config.device_blocks, "host": config.host_blocks}
         return cache
 
     @property
@@ -83,6 +85,20 @@ class KVCache(Cache):
     def done(self) -> int:
         """The last step that `commit` was told is done; 0 before."""
         return self._done
+
+    def limit(self, tier: Literal["device", "host"] = "device") -> int:
+        """Blocks that a tier may hold: its size, as the last `resize` left it, less null slots."""
+        return self._limits[tier] - (self._config.null_slots if tier == "device" else 0)
+
+    @override
+    def resize(self, tier: Literal["device", "host", "disk"], slots: int) -> None:
+        """Gives a tier `slots` slots; slots beyond retire as they come free.
+
+        Raises:
+            InUse: What is pinned, claimed, promised or quarantined does not fit.
+        """
+        super().resize(tier, slots)
+        self._limits[tier] = slots
 
     @override
     def dispatch(self) -> list[Plan]:

@@ -70,14 +70,16 @@ class Relief:
         if not there:
             return
         self._preempt.relieve(need, self._handles(there))
-        first = there[0]
-        if first.parked is not None:
-            left, first.left = first.left, first.parked.on_device
-            first.refused = first.refused + 1 if 0 < first.left == left else 0
-            if self._preempt.given_up(first.parked, first.refused):
-                self._cache.abandon(first.parked)
-                first.again()
-                self._line.parked.discard(first)
+        # Who has left the device has nothing to give.
+        first = next((one for one in there if one.parked and one.parked.on_device), None)
+        if first is None or first.parked is None:
+            return
+        left, first.left = first.left, first.parked.on_device
+        first.refused = first.refused + 1 if first.left == left else 0
+        if self._preempt.given_up(first.parked, first.refused):
+            self._cache.abandon(first.parked)
+            first.again()
+            self._line.parked.discard(first)
 
     def _parked(self, behind: Request | None = None) -> list[Request]:
         """Those whose work is kept, the last in line first."""
@@ -114,8 +116,9 @@ class Relief:
         if short <= 0 or not running:
             return []
         stuck = self.stuck(grown)
-        # One who runs alone makes room by its end, but for itself only of what it holds twice.
-        if len(running) == 1 and not (stuck and self._twice(running[0])):
+        # One who runs alone makes room by its end, and for itself only where something else stands
+        # in its way: blocks that it holds twice, as another had computed them too.
+        if len(running) == 1 and not (stuck and self._fits(running[0], grown.need)):
             return []
         ranked = sorted(running, key=self._rank)
         rested = [
@@ -141,10 +144,11 @@ class Relief:
     def lost(self) -> Seat | None:
         """Who fails where all are stuck, as who must be parked finds no room on the host.
 
-        Admission sees to it that this cannot be; a host that is made smaller behind it can.
+        Admission sees to it that this cannot be, but for a host that was made smaller behind it,
+        and for blocks that a sequence holds twice.
         """
         running = self._batch.running()
-        if not self._preempt.must_park or len(running) <= 1:
+        if not self._preempt.must_park:
             return None
         return min(filter(self.frees, running), key=self._rank, default=None)
 
@@ -152,7 +156,10 @@ class Relief:
         """Whether nothing that goes on would make room by itself."""
         batch = self._batch
         flown = any(step.seats for step in batch.flown)
-        return not (grown.seats or batch.prefill or flown or batch.loading or self._coming())
+        goes = grown.seats or batch.prefill or flown or batch.loading or self._coming()
+        goes = goes or any(entry.settled > self._cache.done for entry in self._line.parked)
+        # A copy keeps what it reads, and all above that.
+        return not goes and self._cache.blocks_in_air() == (0, 0)
 
     def _coming(self) -> int:
         """Blocks that come back with steps in flight, from who stops, and from who is parked."""
@@ -175,13 +182,10 @@ class Relief:
         """Device blocks that only this seat's lease holds."""
         return self._cache.held_alone(seat.lease)
 
-    def _twice(self, seat: Seat) -> bool:
-        """Whether it holds a second copy of what another had computed too: its end frees that."""
-        stats = self._cache.stats()
-        held = stats["device_pinned"] + stats["device_claimed"]
-        return held > seat.lease.blocks + sum(
-            one.on_device for one in self._handles(self._parked())
-        )
+    def _fits(self, seat: Seat, need: int) -> bool:
+        """Whether it would have room if it were alone with what it needs."""
+        quarantined = self._cache.stats()["device_quarantined"]
+        return seat.lease.blocks + need <= self._cache.limit() - quarantined
 
     def _rank(self, seat: Seat) -> tuple[int, ...]:
         entry = seat.request

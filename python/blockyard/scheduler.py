@@ -178,7 +178,7 @@ class Scheduler:
         except UnicodeError as error:
             raise Misuse(f"salt = {salt!r:.60}, lora = {lora!r:.60}: {error}") from error
         blocks = -(-(len(tokens) + most - 1) // self._cache.block_size)
-        capacity = self._cache.stats()["device_capacity"]
+        capacity = self._cache.limit()
         if blocks > capacity:
             raise TooLarge(
                 f"request {request!r} may need {blocks} blocks and the device has {capacity}: "
@@ -283,7 +283,7 @@ class Scheduler:
     def _make_room(self, grown: Grown) -> Grown:
         """T36: who found no room skips the step; T7: victims, where what comes is too little."""
         self._counts["skipped"] += len(grown.short)
-        capacity = self._cache.stats()["device_capacity"]
+        capacity = self._cache.limit()
         for seat in grown.short:
             if seat.lease.tokens >= capacity * self._cache.block_size:
                 # The device was made smaller than it is long.
@@ -292,8 +292,8 @@ class Scheduler:
                 self._stop(seat)
         victims = self._relief.victims(grown, self._admission.spare())
         if not victims and self._relief.stuck(grown):
-            self._admission.take_back()
-            lost = self._relief.lost()
+            taken = self._admission.take_back()
+            lost = None if taken else self._relief.lost()
             if lost is not None:
                 why = "kv_lost: there is no room for all who run, and none on the host to park it"
                 lost.end = State.FAILED, why

@@ -893,17 +893,3 @@ def test_who_is_preempted_with_drafts_loses_none_of_its_tokens(accept: int) -> N
     assert loop.told("preempted") > 0
     for name in range(4):
         assert loop.results[name].tokens.tolist() == continuation(name, 9, 15)
-
-
-def test_nobody_begins_in_room_that_is_too_little_for_who_runs() -> None:
-    """T36: rows that need two blocks each, one that is free, and one in line that needs one."""
-    loop = Loop(device=9, drafts=7)
-    loop.add("a", text(1, 8), 20)
-    loop.add("b", text(2, 18), 12)
-    loop.turn()
-    loop.add("c", text(3, 3), 2)
-    step = loop.schedule()
-    assert (loop.told("skipped"), loop.cache.room().free) == (2, 1)
-    assert (step.starts, loop.state("c")) == ((), State.WAITING)
-    loop.output()
-    loop.finish()
