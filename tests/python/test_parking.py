@@ -939,10 +939,15 @@ def test_who_was_promised_room_gives_it_back_before_anybody_fails() -> None:
 
 
 def test_drafts_are_left_out_where_only_the_newest_token_has_room() -> None:
-    loop = Loop(device=7, size=1, drafts=3)
-    loop.add("one", [1, 2], 5)
+    """The device is made smaller than it is long: it goes on to the last slot."""
+    loop = Loop(device=33, size=1, drafts=2)
+    loop.add("one", [1], 25)
+    loop.turn(8)
+    loop.cache.resize("device", 16)
     loop.finish()
-    assert loop.results["one"].tokens.tolist() == continuation("one", 2, 5)
+    result = loop.results["one"]
+    assert (result.state, "all 15 blocks" in result.reason) == (State.FAILED, True)
+    assert result.tokens.tolist() == continuation("one", 1, 25)[:15]
 
 
 def test_who_fills_a_device_made_smaller_fails_whatever_is_idle_beyond_its_size() -> None:
