@@ -1,10 +1,11 @@
 """Preempt a running sequence: move its KV off the device and bring it back, or compute it again."""
 
 from collections.abc import Iterable
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
 from blockyard._core import Cache, Lease, Misuse, NoRoom, Parked, Soon, Ticket
 from blockyard.config import Config
+from blockyard.layout import natural
 from blockyard.log import Limited
 from blockyard.stats import Stat
 
@@ -14,7 +15,15 @@ Way: TypeAlias = Literal["park", "full-blocks", "recompute"]
 """What becomes of a victim's KV: all of it is kept; its full blocks are, and the tail is computed
 again; or nothing is kept."""
 
+_T = TypeVar("_T")
+
 _log = Limited(__name__)
+
+
+def _checked(given: object, kind: type[_T]) -> _T:
+    if isinstance(given, kind):
+        return given
+    raise Misuse(f"{given!r:.60} is no {kind.__name__}")
 
 
 class Preempt:
@@ -72,6 +81,8 @@ class Preempt:
         """Whether a victim that is not parked is lost."""
         if self.must_park and config.host_blocks and self.way != "park":
             raise Misuse(f"preempt = {way!r}: this engine cannot recompute; say 'park'")
+        natural("retries", retries, least=0)
+        natural("patience", patience, least=0)
         self._cache = cache
         self._size = config.block_size
         self._retries = retries
@@ -80,6 +91,7 @@ class Preempt:
 
     def promise(self, lease: Lease) -> Ticket | None:
         """T7: host slots for a victim of an engine that cannot recompute; None: there are none."""
+        _checked(lease, Lease)
         try:
             return self._cache.promise(lease.blocks, tier="host")
         except NoRoom:
@@ -99,6 +111,8 @@ class Preempt:
         Returns:
             What keeps it; None where it is to be computed again: finish the lease then.
         """
+        _checked(lease, Lease)
+        natural("computed", computed, least=0)
         if self.way == "recompute" or lease.state == "detached":
             return None
         if self.way == "full-blocks":
@@ -131,7 +145,7 @@ class Preempt:
         Returns:
             Blocks that were put on their way.
         """
-        parked = list(parked)
+        parked = [_checked(one, Parked) for one in parked]
         blocks -= sum(one.moving for one in parked)
         begun = 0
         for one in parked:
@@ -157,7 +171,7 @@ class Preempt:
         Raises:
             NoRoom: Try again later; it stays parked.
         """
-        lease = self._cache.begin(parked, reserve=reserve)
+        lease = self._cache.begin(_checked(parked, Parked), reserve=reserve)
         self._counts["resumes"] += isinstance(lease, Lease)
         return lease
 
@@ -172,10 +186,12 @@ class Preempt:
             What keeps it. None: it was tried often enough. `grow(lease, 0)` then goes on from what
             is good, where the engine can recompute; else its KV is lost.
         """
+        _checked(lease, Lease)
         if tries > self._retries:
             return None
+        parked = self._cache.park(lease, lease.cached)
         self._counts["retried"] += 1
-        return self._cache.park(lease, lease.cached)
+        return parked
 
     def given_up(self, parked: Parked, refused: int) -> bool:
         """T13, T17, T21: whether it is to be computed again; counted, so ask once.

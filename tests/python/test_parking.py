@@ -962,3 +962,27 @@ def test_who_fills_a_device_made_smaller_fails_whatever_is_idle_beyond_its_size(
     result = loop.results["A"]
     assert (result.state, loop.cache.limit()) == (State.FAILED, 4)
     assert "all 4 blocks" in result.reason
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda preempt, _: preempt.park(None, 3),
+        lambda preempt, lease: preempt.park(lease, 2.5),
+        lambda preempt, _: preempt.promise(None),
+        lambda preempt, lease: preempt.relieve(1, [lease]),
+        lambda preempt, _: preempt.resume([1, 2, 3]),
+        lambda preempt, _: preempt.came_short(None, 1),
+        lambda preempt, _: Preempt(preempt._cache, preempt._cache.config, retries=-1),
+        lambda preempt, _: Preempt(preempt._cache, preempt._cache.config, patience="x"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_neither_a_lease_nor_parked_is_refused_and_not_counted(call: Any) -> None:
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Preempt(cache, cache.config)
+    lease = cache.begin(text(1, 9))
+    before = cache.digest(), preempt.stats()
+    with pytest.raises(by.Misuse):
+        call(preempt, lease)
+    assert (cache.digest(), preempt.stats()) == before
+    cache.finish(lease)
