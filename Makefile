@@ -17,8 +17,8 @@ CARGO_TEST := $(if $(NEXTEST),cargo nextest run,timeout --kill-after=10 $(WATCHD
 files = $(foreach path,$(wildcard $(1:=/*)),$(call files,$(path),$2) $(filter $2,$(path)))
 
 RUST := Cargo.toml $(wildcard Cargo.lock) $(call files,rust,%.rs %.toml)
-SOURCES := $(sort $(RUST) pyproject.toml LICENSE README.md $(call files,python,%.py %.pyi %/py.typed %.html %.css %.js))
-PYTHON_CODE := $(wildcard .ci examples python tests/python tests/mutants tests/soak.py benches/python)
+SOURCES := $(sort $(RUST) pyproject.toml LICENSE README.md $(call files,python,%.py %.pyi %/py.typed %.cu %.html %.css %.js))
+PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/mutants tests/soak.py benches/python benches/gpu)
 
 ENV_STAMP := $(VENV)/env.stamp
 WHEEL_STAMP := target/wheels/wheel.stamp
