@@ -4,14 +4,14 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unsupported
 from blockyard.copiers import Copier, Landed, Receipt, Slots
-from blockyard.copiers.threads import ThreadCopier
+from blockyard.copiers.fitting import fitting
 from blockyard.layout import Hello, KVLayout, natural
 from blockyard.log import Limited
 from blockyard.plan import Cause, Outcome, Plan
@@ -37,7 +37,8 @@ class Crane:
         rank: Which rank this is, from 0.
         device: The device's memory.
         host: The host's; None for none.
-        copier: What carries bytes; None for a `ThreadCopier`.
+        copier: What carries bytes; None for what fits the tiers: a `CudaCopier` where the device is
+            a GPU, else a `ThreadCopier`.
         fingerprint: Of the configuration that this process was started with; without one the
             layout's own.
 
@@ -75,7 +76,7 @@ class Crane:
         self._layout = layout
         self._rank = rank
         self._fingerprint = fingerprint or layout.fingerprint
-        self._copier: Copier = ThreadCopier() if copier is None else copier
+        self._copier: Copier = fitting(device, host) if copier is None else copier
         shared = [layout.ranks > 1 and plane.replicated for plane in layout.planes]
         self._common = [index for index, common in enumerate(shared) if common]
         self._private = [index for index, common in enumerate(shared) if not common]
@@ -91,6 +92,11 @@ class Crane:
         host = self._tiers.get("host")
         blocks = (self._tiers["device"].blocks, 0 if host is None else host.blocks)
         return Hello(self._rank, self._fingerprint, *blocks, self._layout.fingerprint)
+
+    @property
+    def copier(self) -> Copier:
+        """What carries its bytes."""
+        return self._copier
 
     @property
     def closed(self) -> bool:
@@ -241,7 +247,9 @@ class Crane:
         good = landed.good
         if copy.which is not None:
             good = int(copy.which[good]) if good < len(copy.which) else flight.blocks
-        if good < flight.good:
+        if landed.cause is Cause.LOST:
+            flight.good, flight.cause = 0, Cause.LOST
+        elif good < flight.good:
             flight.good, flight.cause = good, landed.cause or Cause.FAILED
         elif good == flight.good < flight.blocks and landed.cause is Cause.CORRUPT:
             flight.cause = Cause.CORRUPT
@@ -295,7 +303,13 @@ class _Part:
         )
         self.blocks = tier.blocks
         self.nbytes = tier.blocks * self.layout.block_bytes
-        self.planes = tuple(tier.planes[index] for index in planes)
+        self._whole = tier
+        self._planes = planes
+
+    @property
+    def planes(self) -> tuple[Any, ...]:
+        """Some of the tier's."""
+        return tuple(self._whole.planes[index] for index in self._planes)
 
     def close(self) -> None:
         """The tier is whole, and is closed as such."""

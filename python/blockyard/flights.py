@@ -32,6 +32,8 @@ class _Air:
     missing: set[int]
     good: int
     corrupt: bool = False
+    late: bool = False
+    """Its end was said to be unknown."""
 
 
 class Flights:
@@ -54,13 +56,14 @@ class Flights:
         Stat("flights_unknown", "flights", "flights whose deadline passed before all ranks spoke"),
     )
 
-    __slots__ = ("_air", "_counts", "_deadline", "_due", "_ranks")
+    __slots__ = ("_air", "_counts", "_deadline", "_due", "_lost", "_ranks")
 
     def __init__(self, ranks: int, deadline: int | None) -> None:
         self._ranks = ranks
         self._deadline = deadline
         self._air: dict[int, _Air] = {}
         self._due: deque[int] = deque()
+        self._lost: list[int] = []
         self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
 
     def __len__(self) -> int:
@@ -112,6 +115,9 @@ class Flights:
                 self._counts["outcomes_ignored"] += 1
                 _log.debug("ignored an outcome nobody waits for: %s", outcome)
                 continue
+            if outcome.cause is Cause.LOST:
+                self._lost.append(outcome.flight)
+                continue
             air.missing.remove(outcome.rank)
             corrupt = outcome.cause is Cause.CORRUPT and outcome.good < air.blocks
             if outcome.good < air.good:
@@ -143,18 +149,27 @@ class Flights:
         return self.report(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
 
     def overdue(self, now: int) -> list[int]:
-        """Flights whose deadline has passed at tick `now`, each named once."""
+        """Flights whose deadline has passed at tick `now`, or whose device was lost, named once."""
         late = []
+        lost, self._lost = self._lost, []
+        for flight in lost:
+            air = self._air.get(flight)
+            if air is not None and not air.late:
+                late.append(self._unknown(flight, air, now))
         while self._due:
             air = self._air.get(self._due[0])
             if air is not None and air.due is not None and air.due > now:
                 break
             flight = self._due.popleft()
-            if air is not None:
-                late.append(flight)
-                self._counts["flights_unknown"] += 1
-                _log.warning("flight %d: no end known by tick %d", flight, now)
+            if air is not None and not air.late:
+                late.append(self._unknown(flight, air, now))
         return late
+
+    def _unknown(self, flight: int, air: _Air, now: int) -> int:
+        air.late = True
+        self._counts["flights_unknown"] += 1
+        _log.warning("flight %d: no end known by tick %d", flight, now)
+        return flight
 
     def forget(self, flights: Iterable[int]) -> None:
         """The caller has ended these by himself."""

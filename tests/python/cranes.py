@@ -54,7 +54,7 @@ def plan(number: int, way: Way, sources: Sequence[int], destinations: Sequence[i
     return Plan.from_bytes(header + struct.pack(f"<{2 * blocks}I", *sources, *destinations))
 
 
-def filled(tier: MemoryTier, seed: int) -> Bytes:
+def filled(tier: Tier, seed: int) -> Bytes:
     """Fills a tier with noise, and says what it holds."""
     noise = np.random.default_rng(seed)
     for plane in tier.planes:

@@ -1,9 +1,6 @@
 """Kinds of memory made of slots. A new one is one new file here."""
 
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Protocol
 
 from blockyard.layout import KVLayout
 
@@ -30,8 +27,11 @@ class Tier(Protocol):
         """Bytes of memory: `blocks` times the layout's `block_bytes`, and no more."""
 
     @property
-    def planes(self) -> tuple[NDArray[np.uint8], ...]:
-        """One view per plane of the layout, shape (blocks, pieces, piece_bytes), any strides."""
+    def planes(self) -> tuple[Any, ...]:
+        """One array of bytes per plane of the layout, shape (blocks, pieces, piece_bytes).
+
+        They are views with any strides: NumPy's, or where a GPU has the memory, CuPy's.
+        """
 
     def close(self) -> None:
         """Frees the memory, as soon as nobody has a view of it."""

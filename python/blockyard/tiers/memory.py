@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from blockyard._core import Misuse, Unavailable
 from blockyard.layout import KVLayout, Plane, natural
 
-__all__ = ["MemoryTier"]
+__all__ = ["Bytes", "MemoryTier", "mapped", "sized", "slots"]
 
 Bytes = NDArray[np.uint8]
 
@@ -43,34 +43,18 @@ class MemoryTier:
         name: str = "host",
         shared: str | os.PathLike[str] | None = None,
     ) -> None:
-        natural("blocks", blocks, least=0)
-        if not blocks:
-            raise Misuse(
-                f"blocks = 0: a {name} tier smaller than one block of {layout.block_bytes} bytes; "
-                "give it 1 or more, or leave it out"
-            )
+        nbytes = sized(layout, blocks, name)
         if name not in {"device", "host"}:
             raise Misuse(f"name = {name!r}: call it 'device' or 'host'")
         self.name = name
         self.layout = layout
         self.blocks = blocks
-        self.nbytes = blocks * layout.block_bytes
+        self.nbytes = nbytes
         self.planes: tuple[Bytes, ...]
         if name == "device":
             self.planes = tuple(self._in_order(plane) for plane in layout.planes)
             return
-        common = [plane for plane in layout.planes if plane.replicated and layout.ranks > 1]
-        private = [plane for plane in layout.planes if plane not in common]
-        views = self._slots(private, self._zeros((blocks * _width(private),)))
-        if common:
-            if shared is None:
-                raise Misuse(
-                    f"plane {common[0].name!r} is the same on {layout.ranks} ranks: "
-                    "give shared=, a file that the host tiers of all of them map"
-                )
-            memory = _mapped(Path(shared), blocks * _width(common))
-            views |= self._slots(common, memory)
-        self.planes = tuple(views[plane.name] for plane in layout.planes)
+        self.planes = slots(layout, blocks, shared, self._zeros_or_shared)
 
     def close(self) -> None:
         """Frees the memory, as soon as nobody has a view of it."""
@@ -88,19 +72,58 @@ class MemoryTier:
     def _in_order(self, plane: Plane) -> Bytes:
         return self._zeros((plane.pieces, self.blocks, plane.piece_bytes)).transpose(1, 0, 2)
 
-    def _slots(self, planes: Sequence[Plane], memory: Bytes) -> dict[str, Bytes]:
-        """Views of planes that lie side by side in slots."""
-        views, start = {}, 0
+    def _zeros_or_shared(self, nbytes: int, path: Path | None) -> Bytes:
+        return self._zeros((nbytes,)) if path is None else mapped(path, nbytes)
+
+
+def slots(
+    layout: KVLayout,
+    blocks: int,
+    shared: str | os.PathLike[str] | None,
+    memory: Callable[[int, Path | None], Bytes],
+) -> tuple[Bytes, ...]:
+    """Views of a host's planes, side by side in slots.
+
+    Args:
+        layout: What a block is.
+        blocks: Slots.
+        shared: File for replicated planes, where there are several ranks.
+        memory: Gives so many bytes, zero at first: its own, or those of a file.
+    """
+    common = [plane for plane in layout.planes if plane.replicated and layout.ranks > 1]
+    private = [plane for plane in layout.planes if plane not in common]
+    if common and shared is None:
+        raise Misuse(
+            f"plane {common[0].name!r} is the same on {layout.ranks} ranks: "
+            "give shared=, a file that the host tiers of all of them map"
+        )
+    views: dict[str, Bytes] = {}
+    for planes, path in ((private, None), (common, shared)):
+        width, start = sum(plane.block_bytes for plane in planes), 0
+        if not planes:
+            continue
+        bytes_ = memory(blocks * width, None if path is None else Path(path))
         for plane in planes:
-            shape = (self.blocks, plane.pieces, plane.piece_bytes)
-            strides = (_width(planes), plane.piece_bytes, 1)
-            views[plane.name] = np.ndarray(shape, np.uint8, memory, start, strides)
+            shape = (blocks, plane.pieces, plane.piece_bytes)
+            strides = (width, plane.piece_bytes, 1)
+            views[plane.name] = np.ndarray(shape, np.uint8, bytes_, start, strides)
             start += plane.block_bytes
-        return views
+    return tuple(views[plane.name] for plane in layout.planes)
 
 
-def _width(planes: Sequence[Plane]) -> int:
-    return sum(plane.block_bytes for plane in planes)
+def sized(layout: KVLayout, blocks: int, name: str) -> int:
+    """Bytes of a tier.
+
+    Raises:
+        Misuse: It is smaller than one block.
+    """
+    natural("blocks", blocks, least=0)
+    if not blocks:
+        raise Misuse(
+            f"blocks = 0: a {name} tier smaller than one block of {layout.block_bytes} bytes; "
+            "give it 1 or more, or leave it out"
+        )
+    return blocks * layout.block_bytes
 
 
 def _claim(file: int, size: int) -> None:
@@ -112,8 +135,8 @@ def _claim(file: int, size: int) -> None:
         raise
 
 
-def _mapped(path: Path, size: int) -> Bytes:
-    """A file of zeros as memory that other processes share."""
+def mapped(path: Path, size: int) -> Bytes:
+    """A file as memory that other processes share; of zeros, if it was not there."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:

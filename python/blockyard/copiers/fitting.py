@@ -1,0 +1,27 @@
+"""Which copier fits a pair of tiers when nobody says."""
+
+from blockyard._core import Misuse
+from blockyard.copiers import Copier
+from blockyard.copiers.threads import ThreadCopier
+from blockyard.tiers import Tier
+from blockyard.tiers.device import DeviceTier
+from blockyard.tiers.pinned import PinnedTier
+
+__all__ = ["fitting"]
+
+
+def fitting(device: Tier, host: Tier | None) -> Copier:
+    """A copier for these tiers.
+
+    Raises:
+        Misuse: One of them is a GPU's, and the other is not.
+    """
+    if not isinstance(device, DeviceTier):
+        if isinstance(host, PinnedTier):
+            raise Misuse("host = pinned memory, but the device is no GPU: give it a MemoryTier")
+        return ThreadCopier()
+    if host is not None and not isinstance(host, PinnedTier):
+        raise Misuse("device = a GPU, but the host's memory is not pinned: give it a PinnedTier")
+    from blockyard.copiers.cuda import CudaCopier  # noqa: PLC0415
+
+    return CudaCopier(device, host)

@@ -1,0 +1,146 @@
+"""How the bytes of a plane get from one tier to another on a GPU: addresses in, runs out."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Self
+
+import numpy as np
+
+from blockyard.copiers import Slots
+from blockyard.gpu import Addresses, Places
+from blockyard.plan import Thresholds
+
+__all__ = ["Runs", "Way", "width"]
+
+Road = Literal["rows", "runs", "ring", "kernel"]
+
+
+class Runs(NamedTuple):
+    """Contiguous bytes to copy, shape (runs,) each."""
+
+    to: Addresses
+    from_: Addresses
+    sizes: Addresses
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One plane, from one tier to another.
+
+    Pieces that follow one another on both sides are taken as one.
+
+    Args:
+        source: Where its pieces are.
+        destination: Where they go.
+        piece_bytes: Bytes of a piece.
+        below: The side that lies below the device, if its pieces follow one another in a slot, so
+            that a block passes through a ring whole; None if there is no such side.
+    """
+
+    source: Places
+    destination: Places
+    piece_bytes: int
+    below: Literal["source", "destination"] | None = None
+
+    @classmethod
+    def between(
+        cls, source: Places, destination: Places, piece_bytes: int, names: tuple[str, str]
+    ) -> Self:
+        """The way of a plane between the tiers of these names."""
+        whole = np.uint64(piece_bytes)
+        joined = (np.diff(source.pieces) == whole) & (np.diff(destination.pieces) == whole)
+        # Only as many at a time as divide all of them evenly, so that every piece stays as long.
+        starts = np.flatnonzero(np.concatenate(([True], ~joined)))
+        lengths = np.diff(np.append(starts, len(source.pieces)))
+        if len(set(lengths.tolist())) == 1:
+            source, destination = (
+                Places(side.pieces[starts], side.stride) for side in (source, destination)
+            )
+            piece_bytes *= int(lengths[0])
+        below: Literal["source", "destination"] | None = None
+        if names[0] != names[1]:
+            below = "source" if names[1] == "device" else "destination"
+            side = source if below == "source" else destination
+            if np.any(np.diff(side.pieces) != np.uint64(piece_bytes)):
+                below = None
+        return cls(source, destination, piece_bytes, below)
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a block."""
+        return len(self.source.pieces)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self.pieces * self.piece_bytes
+
+    @property
+    def flat(self) -> bool:
+        """Whether consecutive slots are one run of bytes on both sides."""
+        return self.source.stride == self.destination.stride == self.piece_bytes
+
+    @property
+    def width(self) -> int:
+        """Bytes that a kernel may load at a time here."""
+        return width(self.source, self.destination, self.piece_bytes)
+
+    def road(self, runs: int, blocks: int, limits: Thresholds, *, batches: bool) -> Road:
+        """By which means so many blocks go best.
+
+        Args:
+            runs: Runs of slots that are consecutive on both sides.
+            blocks: Blocks.
+            limits: What was found to be fastest here.
+            batches: Whether one call copies many runs.
+        """
+        if self.below is None or blocks * self.block_bytes < limits.kernel_below:
+            return "kernel"
+        if runs == 1 and self.pieces == 1 and not (batches and self.flat):
+            return "rows"
+        few = blocks * self.pieces <= limits.most_runs or self.pieces == 1
+        if batches and few and self.piece_bytes >= limits.piece_bytes:
+            return "runs"
+        return "ring" if batches and self.pieces > 1 else "kernel"
+
+    def runs(self, sources: Slots, destinations: Slots) -> Runs:
+        """All runs of some blocks; those that follow one another on both sides are one."""
+        to = _starts(self.destination, destinations)
+        from_ = _starts(self.source, sources)
+        size = np.uint64(self.piece_bytes)
+        if self.pieces > 1:
+            return Runs(to, from_, np.full(len(to), size))
+        breaks = (np.diff(to) != size) | (np.diff(from_) != size)
+        first = np.concatenate((_FIRST, np.flatnonzero(breaks) + 1))
+        counts = np.diff(np.append(first, len(to))).astype(np.uint64)
+        return Runs(to[first], from_[first], counts * size)
+
+    def through(self, ring: int, slots: Slots) -> Runs:
+        """Runs between the blocks of a ring that begins there and slots of the tier below."""
+        inside = np.uint64(ring) + np.arange(len(slots), dtype=np.uint64) * np.uint64(
+            self.block_bytes
+        )
+        side = self.source if self.below == "source" else self.destination
+        outside = np.uint64(side.pieces[0]) + slots * np.uint64(side.stride)
+        size = np.uint64(self.block_bytes)
+        breaks = np.diff(outside) != size
+        first = np.concatenate((_FIRST, np.flatnonzero(breaks) + 1))
+        counts = np.diff(np.append(first, len(slots))).astype(np.uint64)
+        ends = outside[first], inside[first]
+        to, from_ = ends if self.below == "destination" else ends[::-1]
+        return Runs(to, from_, counts * size)
+
+
+def width(source: Places, destination: Places, piece_bytes: int) -> int:
+    """The widest load, 16, 8, 4 or 1 bytes, of which everything is a multiple."""
+    every = [*source.pieces.tolist(), *destination.pieces.tolist()]
+    every += [source.stride, destination.stride, piece_bytes]
+    return next(bytes_ for bytes_ in (16, 8, 4, 1) if all(not one % bytes_ for one in every))
+
+
+_FIRST = np.zeros(1, np.intp)
+
+
+def _starts(places: Places, slots: Slots) -> Addresses:
+    """Of every piece of these slots, shape (slots * pieces,)."""
+    stride = np.uint64(places.stride)
+    return (slots.astype(np.uint64)[:, None] * stride + places.pieces).reshape(-1)

@@ -1,0 +1,361 @@
+"""A GPU of paper: streams, events, memory and the kernel, in ordinary memory and seeded order."""
+
+import ctypes
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Unavailable
+from blockyard.gpu import Addresses, Array, GpuError, Memory, Move
+
+__all__ = ["PaperGpu"]
+
+_ALIGNED = 256
+# Bytes copied between two steps of a copy: others' steps come between them.
+_STEP = 1 << 14
+
+
+@dataclass(slots=True, eq=False)
+class _Paper:
+    """Memory of it."""
+
+    gpu: "PaperGpu"
+    array: NDArray[np.uint8]
+    address: int
+    nbytes: int
+
+    def free(self) -> None:
+        self.gpu.freed(self.address)
+
+
+class PaperGpu:
+    """What `Gpu` asks for, without one; as unkind as the rules of CUDA allow.
+
+    What is submitted to a stream is only queued. Whenever it is asked whether an event has come,
+    some steps are taken, each of a stream chosen by the seed: streams overtake one another unless
+    they wait, the runs of a batch are copied in any order, and tables are read as late as can be.
+    An address that is neither allocated nor registered, a call outside `with`, and a record or wait
+    on a stream that is being captured, are errors.
+
+    Args:
+        seed: Of the order.
+        batches: Whether it has the call that copies many runs.
+        memory: Bytes of device memory.
+        pins: Bytes that it pins.
+        eager: Steps taken per question; 0 for none, so that nothing moves until `run`.
+    """
+
+    device = None
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        batches: bool = True,
+        memory: int = 1 << 30,
+        pins: int = 1 << 30,
+        eager: int = 8,
+    ) -> None:
+        self._chance = random.Random(seed)  # noqa: S311 - it need not be hard to guess
+        self.batches = batches
+        self._memory = memory
+        self._pins = pins
+        self._eager = eager
+        self._inside = 0
+        self._ids = iter(range(1 << 40, 1 << 41))
+        self._streams: dict[int, deque[Iterator[bool]]] = {0: deque()}
+        # Of each event: how often it was recorded, and which of these records has come.
+        self._records: dict[int, int] = {}
+        self._come: dict[int, int] = {}
+        self._capturing: set[int] = set()
+        self._stuck: set[int] = set()
+        self._ranges: dict[int, int] = {}
+        self._kept: dict[int, NDArray[np.uint8]] = {}
+        self._device: set[int] = set()
+        self._widths: set[int] = set()
+        self._failing: dict[str, tuple[str, bool]] = {}
+        self._gone = ""
+        self.calls: Counter[str] = Counter()
+        """Native calls by name; what is made or unmade is "allocate"."""
+
+    def __enter__(self) -> Self:
+        """Calls are allowed."""
+        self._check("enter")
+        self._inside += 1
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """As before."""
+        self._inside -= 1
+
+    # What tests do to it.
+
+    def compute(self, work: Callable[[], object], stream: int = 0) -> None:
+        """The engine's own work, on its stream."""
+        self._queue(stream, self._once(work))
+
+    def hang(self, stream: int) -> None:
+        """From here on the stream does nothing, until `release`."""
+        self._queue(stream, self._hold(stream))
+        self._stuck.add(stream)
+
+    def release(self) -> None:
+        """What hangs goes on."""
+        self._stuck.clear()
+
+    def fail(
+        self, call: str, name: str = "CUDA_ERROR_INVALID_VALUE", *, lost: bool = False
+    ) -> None:
+        """The next such call fails so; with `lost` all later ones do."""
+        self._failing[call] = name, lost
+
+    @contextmanager
+    def capture(self, stream: int = 0) -> Iterator[None]:
+        """A graph is being captured from this stream."""
+        self._capturing.add(stream)
+        try:
+            yield
+        finally:
+            self._capturing.remove(stream)
+
+    def run(self, steps: int = -1) -> bool:
+        """Takes so many steps, or all that can be taken; whether any was."""
+        taken = False
+        while steps:
+            steps -= 1
+            ready = [stream for stream, queue in self._streams.items() if queue]
+            self._chance.shuffle(ready)
+            if not any(self._step(stream) for stream in ready):
+                break
+            taken = True
+        return taken
+
+    @property
+    def held(self) -> int:
+        """Bytes allocated and pinned, and streams and events made, and not given back."""
+        return sum(self._ranges.values()) + len(self._streams) - 1 + len(self._records)
+
+    # What Blockyard asks of it.
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Device memory."""
+        self._call("allocate")
+        used = sum(self._ranges[address] for address in self._device)
+        if used + nbytes > self._memory:
+            raise Unavailable(f"{nbytes} bytes of device memory: {self._memory - used} are left")
+        array = np.zeros(nbytes + _ALIGNED, np.uint8)
+        first = -int(array.ctypes.data) % _ALIGNED
+        memory = _Paper(self, array[first : first + nbytes], int(array.ctypes.data) + first, nbytes)
+        self._ranges[memory.address] = nbytes
+        self._device.add(memory.address)
+        self._kept[memory.address] = array
+        return memory
+
+    def freed(self, address: int) -> None:
+        """Device memory was given back."""
+        if address in self._device:
+            self._idle("memory")
+            self._device.remove(address)
+            del self._ranges[address], self._kept[address]
+
+    def view(self, memory: Memory, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+        """A NumPy array."""
+        assert isinstance(memory, _Paper)  # noqa: S101 - nobody else makes any
+        return np.ndarray(shape, np.uint8, memory.array, 0, strides)
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Pins host memory."""
+        self._call("allocate")
+        pinned = sum(self._ranges[one] for one in self._ranges if one not in self._device)
+        if pinned + nbytes > self._pins:
+            raise GpuError("CUDA_ERROR_OUT_OF_MEMORY", "cuMemHostRegister")
+        self._ranges[address] = nbytes
+
+    def unregister(self, address: int) -> None:
+        """Unpins it."""
+        self._call("allocate")
+        self._idle("pinned memory")
+        del self._ranges[address]
+
+    def node(self) -> int | None:
+        """It is nowhere."""
+        return None
+
+    def stream(self) -> int:
+        """A stream."""
+        self._call("allocate")
+        self._streams[stream := next(self._ids)] = deque()
+        return stream
+
+    def event(self) -> int:
+        """An event."""
+        self._call("allocate")
+        event = next(self._ids)
+        self._records[event] = self._come[event] = 0
+        return event
+
+    def discard(self, stream: int, events: list[int]) -> None:
+        """Gives them back."""
+        assert not self._streams.pop(stream)  # noqa: S101 - so it would be with CUDA's, unnoticed
+        for event in events:
+            del self._records[event], self._come[event]
+
+    def prepare(self, width: int) -> None:
+        """Makes ready for moves of this width."""
+        self._call("allocate")
+        self._widths.add(width)
+
+    def record(self, event: int, stream: int) -> None:
+        """As of CUDA."""
+        self._call("record", stream)
+        self._records[event] = number = self._records[event] + 1
+        self._queue(stream, self._once(lambda: self._come.__setitem__(event, number)))
+
+    def wait(self, stream: int, event: int) -> None:
+        """As of CUDA."""
+        self._call("wait", stream)
+        number = self._records[event]
+        self._queue(stream, self._until(lambda: self._come.get(event, number) >= number))
+
+    def ended(self, event: int) -> bool:
+        """As of CUDA."""
+        self._call("ended")
+        self.run(self._chance.randint(0, self._eager))
+        return self._come[event] == self._records[event]
+
+    def capturing(self, stream: int) -> bool:
+        """As of CUDA."""
+        self._call("capturing")
+        return stream in self._capturing
+
+    def copy(self, to: Addresses, from_: Addresses, sizes: Addresses, stream: int) -> None:
+        """As of CUDA: tables are read now, bytes later, runs in any order."""
+        self._call("copy", stream)
+        assert self.batches and len(to) == len(from_) == len(sizes)  # noqa: S101, PT018
+        runs = list(zip(to.tolist(), from_.tolist(), sizes.tolist(), strict=True))
+        self._chance.shuffle(runs)
+        self._queue(stream, self._carry(runs))
+
+    def copy_rows(
+        self,
+        to: int,
+        to_pitch: int,
+        from_: int,
+        from_pitch: int,
+        width: int,
+        rows: int,
+        stream: int,
+    ) -> None:
+        """As of CUDA."""
+        self._call("copy_rows", stream)
+        if min(to_pitch, from_pitch) < width:
+            raise GpuError("CUDA_ERROR_INVALID_VALUE", "cuMemcpy2DAsync")
+        runs = [(to + row * to_pitch, from_ + row * from_pitch, width) for row in range(rows)]
+        self._queue(stream, self._carry(runs))
+
+    def move(self, move: Move, stream: int) -> None:
+        """As the kernel does it."""
+        self._call("move", stream)
+        assert move.width in self._widths and move.groups > 0  # noqa: S101, PT018
+        self._queue(stream, self._launch(move))
+
+    def synchronize(self, stream: int) -> None:
+        """Runs until the stream is empty."""
+        self._call("synchronize")
+        while self._streams[stream]:
+            if not self.run(1):
+                raise AssertionError("it would wait for ever: a stream hangs")
+
+    def _call(self, name: str, stream: int | None = None) -> None:
+        assert self._inside, f"{name} outside `with`"  # noqa: S101
+        self.calls[name] += 1
+        self._check(name)
+        if stream in self._capturing:
+            raise GpuError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", name)
+
+    def _check(self, name: str) -> None:
+        if self._gone:
+            raise GpuError(self._gone, name, lost=True)
+        if name in self._failing:
+            error, lost = self._failing.pop(name)
+            if lost:
+                self._gone = error
+                for queue in self._streams.values():
+                    queue.clear()
+            raise GpuError(error, name, lost=lost)
+
+    def _queue(self, stream: int, work: Iterator[bool]) -> None:
+        self._streams[stream].append(work)
+
+    def _step(self, stream: int) -> bool:
+        """One step of a stream; whether it could be taken."""
+        queue = self._streams[stream]
+        try:
+            return next(queue[0])
+        except StopIteration:
+            queue.popleft()
+            return True
+
+    def _idle(self, what: str) -> None:
+        assert not any(self._streams.values()), f"{what} freed while streams work"  # noqa: S101
+
+    @staticmethod
+    def _once(work: Callable[[], object]) -> Iterator[bool]:
+        work()
+        yield True
+
+    @staticmethod
+    def _until(come: Callable[[], bool]) -> Iterator[bool]:
+        while not come():
+            yield False
+
+    def _hold(self, stream: int) -> Iterator[bool]:
+        return self._until(lambda: stream not in self._stuck)
+
+    def _carry(self, runs: list[tuple[int, int, int]]) -> Iterator[bool]:
+        for to, from_, size in runs:
+            for first in range(0, size, _STEP):
+                step = min(_STEP, size - first)
+                ctypes.memmove(self._own(to + first, step), self._own(from_ + first, step), step)
+                yield True
+
+    def _launch(self, move: Move) -> Iterator[bool]:
+        from_, to = (
+            self._table(at, move.pieces, np.uint64) for at in (move.from_pieces, move.to_pieces)
+        )
+        places = [(block, piece) for block in range(move.blocks) for piece in range(move.pieces)]
+        self._chance.shuffle(places)
+        for block, piece in places:
+            here, there = (
+                self._table(at, move.blocks, np.uint32)[block] if at else block
+                for at in (move.from_slots, move.to_slots)
+            )
+            ends = (
+                int(to[piece]) + int(there) * move.to_stride,
+                int(from_[piece]) + int(here) * move.from_stride,
+            )
+            assert not any(end % move.width for end in (*ends, move.piece_bytes))  # noqa: S101
+            yield from self._carry([(*ends, move.piece_bytes)])
+
+    def _table(self, address: int, count: int, kind: type[np.unsignedinteger[Any]]) -> Array:
+        size = count * np.dtype(kind).itemsize
+        return np.frombuffer(ctypes.string_at(self._own(address, size), size), kind)
+
+    def _own(self, address: int, nbytes: int) -> int:
+        """The address, if all of it is the GPU's to use."""
+        for start, size in self._ranges.items():
+            if start <= address and address + nbytes <= start + size:
+                return address
+        raise AssertionError(f"{nbytes} bytes at {address:#x} are neither its own nor pinned")

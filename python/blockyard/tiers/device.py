@@ -1,0 +1,140 @@
+"""Memory of a GPU, which Blockyard allocates or an engine has already."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from blockyard._core import Unsupported
+from blockyard.cuda import current
+from blockyard.gpu import Array, Gpu, Memory, Places, address_of
+from blockyard.layout import KVLayout, Plane
+from blockyard.tiers.adopt import places
+from blockyard.tiers.memory import sized
+
+__all__ = ["DeviceTier"]
+
+
+class DeviceTier:
+    """A device tier on a GPU, zero at first, its planes in the layout's own order.
+
+    `adopt` makes one of an engine's own tensors.
+
+    Args:
+        layout: What a block is.
+        blocks: Slots, 1 or more.
+        gpu: Whose memory; None for the current CUDA device.
+        stream: Address of the stream on which the engine computes over this memory: an integer, or
+            an object with one, as PyTorch's and CuPy's streams are. 0 is the legacy default
+            stream. It may be set anew at any time.
+
+    Raises:
+        Misuse: It is smaller than one block.
+        Unavailable: There is no GPU, or not so much memory; nothing is left allocated.
+    """
+
+    name = "device"
+
+    def __init__(
+        self, layout: KVLayout, blocks: int, *, gpu: Gpu | None = None, stream: object = 0
+    ) -> None:
+        self.nbytes = sized(layout, blocks, "device")
+        self.layout = layout
+        self.blocks = blocks
+        self.gpu = current(gpu)
+        self.stream = stream
+        self._memory: list[Memory] = []
+        self._owners: object = None
+        self._planes: tuple[Any, ...] | None = ()
+        try:
+            with self.gpu:
+                for plane in layout.planes:
+                    self._memory.append(self.gpu.allocate(blocks * plane.block_bytes))
+                made = zip(layout.planes, self._memory, strict=True)
+                self._planes = tuple(self._view(plane, memory) for plane, memory in made)
+        except BaseException:
+            self.close()
+            raise
+        self.places = tuple(
+            _in_order(plane, memory.address, blocks)
+            for plane, memory in zip(layout.planes, self._memory, strict=True)
+        )
+
+    @classmethod
+    def adopt(
+        cls,
+        layout: KVLayout,
+        tensors: object,
+        *,
+        blocks: int | None = None,
+        axis: int | Mapping[str, int] | None = None,
+        gpu: Gpu | None = None,
+        stream: object = 0,
+    ) -> Self:
+        """A device tier of tensors that an engine has allocated, and goes on owning.
+
+        Args:
+            layout: What a block is.
+            tensors: The engine's, in the forms that `blockyard.tiers.adopt.places` tells of. They
+                are kept alive until the tier is closed.
+            blocks: How many blocks there are; or give `axis`.
+            axis: Which axis counts blocks, where not just one has their length; or by plane.
+            gpu: Whose memory; None for the current CUDA device.
+            stream: As of the class.
+
+        Raises:
+            Misuse: They are not what the layout says; what is wrong is named.
+            Unavailable: There is no GPU.
+        """
+        gpu = current(gpu)
+        found = places(
+            layout, tensors, blocks=blocks, axis=axis, device=gpu.device, host=gpu.device is None
+        )
+        self = cls.__new__(cls)
+        self.layout = layout
+        self.blocks = found.blocks
+        self.nbytes = sized(layout, found.blocks, "device")
+        self.gpu = gpu
+        self.stream = stream
+        self.places = found.places
+        self._memory = []
+        self._owners = found.tensors
+        self._planes = None
+        return self
+
+    @property
+    def planes(self) -> tuple[Any, ...]:
+        """One array per plane, shape (blocks, pieces, piece_bytes), of the GPU's own kind.
+
+        Raises:
+            Unsupported: The memory is adopted: use the engine's tensors.
+        """
+        if self._planes is None:
+            raise Unsupported("planes of adopted memory: use the tensors that it was adopted from")
+        return self._planes
+
+    @property
+    def stream(self) -> int:
+        """Address of the stream on which the engine computes."""
+        return self._stream
+
+    @stream.setter
+    def stream(self, stream: object) -> None:
+        self._stream = address_of(stream)
+
+    def close(self) -> None:
+        """Frees the memory, as soon as nobody has a view of it; what is adopted is let go."""
+        if self._planes is not None:
+            self._planes = ()
+        self._owners = None
+        for memory in self._memory:
+            memory.free()
+
+    def _view(self, plane: Plane, memory: Memory) -> Array:
+        shape = (self.blocks, plane.pieces, plane.piece_bytes)
+        return self.gpu.view(memory, shape, (plane.piece_bytes, self.blocks * plane.piece_bytes, 1))
+
+
+def _in_order(plane: Plane, address: int, blocks: int) -> Places:
+    pieces = np.arange(plane.pieces, dtype=np.uint64) * np.uint64(blocks * plane.piece_bytes)
+    return Places(np.uint64(address) + pieces, plane.piece_bytes)

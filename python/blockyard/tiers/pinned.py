@@ -1,0 +1,204 @@
+"""Pinned memory of the host: what a GPU reads and writes by itself, at the speed of its link."""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import platform
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from blockyard._core import Unavailable
+from blockyard.cuda import current
+from blockyard.gpu import Gpu, GpuError, Places
+from blockyard.layout import KVLayout
+from blockyard.log import Limited
+from blockyard.tiers.memory import Bytes, mapped, sized, slots
+
+__all__ = ["Pinned", "PinnedTier"]
+
+# Bytes touched at a time: what `progress` is told between.
+_CHUNK = 1 << 30
+_TOUCHERS = 4
+# From linux/mempolicy.h, and the system call's number on x86-64 and on AArch64.
+_PREFERRED = 1
+_MBIND = {"x86_64": 237, "aarch64": 235}
+_log = Limited("blockyard")
+
+Progress = Callable[[int, int], None]
+
+
+class Pinned:
+    """Host memory that a GPU sees, exactly as large as asked for, zero at first.
+
+    Every page is taken, near the GPU where that can be told, before all of it is pinned at once:
+    a copy may not cross from one pinned range to another.
+
+    Args:
+        gpu: Who will see it.
+        nbytes: Bytes.
+        progress: Called now and then with the bytes that are taken, and all there will be.
+        shared: A file that other processes map, too; made and sized if it is not there.
+
+    Raises:
+        Unavailable: The machine has, or pins, no such amount.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        nbytes: int,
+        *,
+        progress: Progress | None = None,
+        shared: Path | None = None,
+    ) -> None:
+        room = _available()
+        if nbytes > room:
+            raise Unavailable(
+                f"{nbytes} bytes of pinned memory: the machine has {room} to spare; ask for fewer"
+            )
+        self._gpu = gpu
+        self.nbytes = nbytes
+        self.array = _mapping(nbytes, shared)
+        self.address = int(self.array.ctypes.data)
+        _near(gpu, self.address, nbytes)
+        for taken in _touched(self.array):
+            if progress is not None:
+                progress(taken, nbytes)
+        self._registered = False
+        try:
+            with gpu:
+                gpu.register(self.address, nbytes)
+        except GpuError as error:
+            raise Unavailable(
+                f"{nbytes} bytes of memory cannot be pinned ({error}); ask for fewer, or raise the "
+                "machine's limit on locked memory"
+            ) from error
+        self._registered = True
+
+    def free(self) -> None:
+        """Unpins it; the memory goes when nobody has a view of it. Once is enough."""
+        if not self._registered:
+            return
+        self._registered = False
+        self.array = np.empty(0, np.uint8)
+        try:
+            with self._gpu:
+                self._gpu.unregister(self.address)
+        except GpuError as error:
+            _log.warning("pinned memory was not given back: %s", error)
+
+
+class PinnedTier:
+    """A host tier that a GPU copies to and from: each block in one contiguous slot.
+
+    Args:
+        layout: What a block is.
+        blocks: Slots, 1 or more.
+        gpu: Who copies; None for the current CUDA device.
+        shared: File for replicated planes on the host of several ranks, as `MemoryTier` has it.
+        progress: Called with (bytes taken, bytes in all) while a large pool is made.
+
+    Raises:
+        Misuse: As of `MemoryTier`.
+        Unavailable: There is no GPU, or the machine does not pin so much; nothing is left pinned.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        blocks: int,
+        *,
+        gpu: Gpu | None = None,
+        shared: str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.nbytes = sized(layout, blocks, "host")
+        self.name = "host"
+        self.layout = layout
+        self.blocks = blocks
+        self.gpu = current(gpu)
+        self._pools: list[Pinned] = []
+
+        def pool(nbytes: int, path: Path | None) -> Bytes:
+            self._pools.append(Pinned(self.gpu, nbytes, progress=progress, shared=path))
+            return self._pools[-1].array
+
+        try:
+            self.planes = slots(layout, blocks, shared, pool)
+        except BaseException:
+            self.close()
+            raise
+        self.places = tuple(_places(plane) for plane in self.planes)
+
+    def close(self) -> None:
+        """Unpins the memory, which goes as soon as nobody has a view of it."""
+        self.planes = ()
+        for memory in self._pools:
+            memory.free()
+
+
+def _places(plane: Bytes) -> Places:
+    first = int(plane.ctypes.data)
+    starts = first + plane.strides[1] * np.arange(plane.shape[1], dtype=np.uint64)
+    return Places(starts.astype(np.uint64), plane.strides[0])
+
+
+def _mapping(nbytes: int, shared: Path | None) -> Bytes:
+    if shared is not None:
+        return mapped(shared, nbytes)
+    try:
+        memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, ValueError) as error:
+        raise Unavailable(f"no {nbytes} bytes of memory to pin: {error}; ask for fewer") from error
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+def _available() -> int:
+    """Bytes that can be taken without ending a process: of the machine, and of its group."""
+    with Path("/proc/meminfo").open(encoding="ascii") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    room = int(lines["MemAvailable"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        most = (group / "memory.max").read_text(encoding="ascii").strip()
+        taken = int((group / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return room
+    return room if most == "max" else min(room, int(most) - taken)
+
+
+def _near(gpu: Gpu, address: int, nbytes: int) -> None:
+    """Asks for pages of the GPU's own node: a wish, which a machine may not know."""
+    node, number = gpu.node(), _MBIND.get(platform.machine())
+    if node is None or number is None:
+        return
+    mask = ctypes.c_ulong(1 << node)
+    bits = ctypes.sizeof(mask) * 8
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    arguments = (number, address, nbytes, _PREFERRED, ctypes.addressof(mask), bits + 1, 0)
+    if node >= bits or call(*map(ctypes.c_long, arguments)):
+        _log.warning("pinned memory is not bound to node %d, which is nearest the GPU", node)
+
+
+def _touched(array: Bytes) -> Iterator[int]:
+    """Takes every page; yields the bytes taken so far."""
+    page = mmap.PAGESIZE
+
+    def touch(start: int) -> int:
+        pages = array[start : start + _CHUNK : page]
+        # What a file has already is kept.
+        np.bitwise_or(pages, 0, out=pages)
+        return min(start + _CHUNK, len(array))
+
+    starts = range(0, len(array), _CHUNK)
+    if len(starts) == 1:
+        yield touch(0)
+        return
+    with ThreadPoolExecutor(_TOUCHERS) as pool:
+        yield from pool.map(touch, starts)

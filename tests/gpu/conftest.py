@@ -1,0 +1,43 @@
+"""Every test of this folder runs on NumPy, on a GPU of paper, and on a GPU where there is one."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+
+from rigs import CudaRig, PaperRig, Rig, ThreadRig
+
+GPUS = ["paper", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def _rig(kind: str) -> Rig:
+    if kind == "threads":
+        return ThreadRig()
+    if kind == "paper":
+        return PaperRig()
+    missing = CudaRig.missing()
+    if missing and "cuda" in os.environ.get("BLOCKYARD_REQUIRE", "").split():
+        pytest.fail(f"required here: {missing}")
+    if missing:
+        pytest.skip(missing)
+    return CudaRig()
+
+
+@pytest.fixture(params=["threads", *GPUS])
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """Memory and a copier of every kind."""
+    made = _rig(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=GPUS)
+def gpu(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """Those whose copies are queued behind an engine's work."""
+    made = _rig(request.param)
+    yield made
+    made.close()

@@ -1,0 +1,304 @@
+"""One face for memory and copiers of every kind, so that one suite of tests fits them all."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from blockyard import KVLayout, Unavailable
+from blockyard._typing import override
+from blockyard.copiers import Copier, Landed, Receipt
+from blockyard.copiers.cuda import CudaCopier
+from blockyard.copiers.threads import ThreadCopier
+from blockyard.cuda import Cuda
+from blockyard.gpu import Gpu
+from blockyard.plan import Thresholds
+from blockyard.testing.gpu import PaperGpu
+from blockyard.tiers import Tier
+from blockyard.tiers.device import DeviceTier
+from blockyard.tiers.memory import MemoryTier
+from blockyard.tiers.pinned import PinnedTier
+
+Bytes = list[NDArray[np.uint8]]
+Slots = NDArray[np.uint32]
+
+KERNEL = Thresholds(kernel_below=1 << 40)
+RUNS = Thresholds(kernel_below=0, piece_bytes=0, most_runs=1 << 20)
+RING = Thresholds(kernel_below=0, piece_bytes=1 << 40, ring_bytes=3000)
+#: Thresholds that force each road that bytes may take.
+ROADS = {"as it comes": Thresholds(), "kernel": KERNEL, "runs": RUNS, "ring": RING}
+
+
+def slots(*numbers: int) -> Slots:
+    return np.array(numbers, np.uint32)
+
+
+class Pair:
+    """Two tiers full of noise, their copier, and what they should hold by now."""
+
+    def __init__(self, rig: "Rig", device: Any, host: Tier, copier: Copier) -> None:
+        self.rig = rig
+        self.device, self.host, self.copier = device, host, copier
+        self.tiers = {"device": device, "host": host}
+        self.wanted = {name: rig.fill(tier, seed) for seed, (name, tier) in self._each()}
+
+    def _each(self) -> Any:
+        return enumerate(self.tiers.items())
+
+    def start(
+        self, way: tuple[str, str], sources: Sequence[int], destinations: Sequence[int]
+    ) -> Receipt | None:
+        """Starts a copy; from now on its destinations should hold what its sources should."""
+        source, destination = (self.tiers[name] for name in way)
+        receipt = self.copier.start(source, destination, slots(*sources), slots(*destinations))
+        if receipt is not None:
+            self.moved(way, sources, destinations)
+        return receipt
+
+    def moved(
+        self, way: tuple[str, str], sources: Sequence[int], destinations: Sequence[int]
+    ) -> None:
+        for mine, theirs in zip(self.wanted[way[1]], self.wanted[way[0]], strict=True):
+            mine[list(destinations)] = theirs[list(sources)]
+
+    def copy(
+        self, way: tuple[str, str], sources: Sequence[int], destinations: Sequence[int]
+    ) -> None:
+        """Copies, and waits for that."""
+        assert landed(self.start(way, sources, destinations)) == Landed(len(sources))
+
+    def check(self) -> None:
+        """Both tiers hold what they should, to the byte, everywhere."""
+        for name, tier in self.tiers.items():
+            held = self.rig.held(tier)
+            assert all(map(np.array_equal, held, self.wanted[name])), name
+
+    def close(self) -> None:
+        self.copier.close()
+        self.host.close()
+        self.device.close()
+
+
+class Rig:
+    """A kind of memory, and what carries its bytes."""
+
+    gpu: Gpu | None = None
+
+    def __init__(self) -> None:
+        self._pairs: list[Pair] = []
+
+    def pair(self, layout: KVLayout, device: int = 12, host: int = 9, **options: Any) -> Pair:
+        self._pairs.append(Pair(self, *self.made(layout, device, host, options)))
+        return self._pairs[-1]
+
+    def made(self, layout: KVLayout, device: int, host: int, options: Any) -> tuple[Any, Any, Any]:
+        raise NotImplementedError
+
+    def fill(self, tier: Tier, seed: int) -> Bytes:
+        made = noise(tier, seed)
+        for plane, bytes_ in zip(tier.planes, made, strict=True):
+            plane[...] = bytes_
+        return made
+
+    def held(self, tier: Tier) -> Bytes:
+        return [np.array(plane) for plane in tier.planes]
+
+    def compute(self, work: Callable[[], object]) -> None:
+        """Has the engine do some work, behind what it was given before."""
+        raise NotImplementedError
+
+    def hold(self) -> None:
+        """The engine's work waits from here on, until `release`."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """It goes on."""
+
+    def settle(self) -> None:
+        """Waits until everything is done."""
+
+    def capture(self) -> AbstractContextManager[Any]:
+        """A graph is captured from the engine's stream."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.release()
+        self.settle()
+        for pair in self._pairs:
+            pair.close()
+
+
+def noise(tier: Tier, seed: int) -> Bytes:
+    chance = np.random.default_rng(seed)
+    return [
+        chance.integers(0, 256, (tier.blocks, plane.pieces, plane.piece_bytes), np.uint8)
+        for plane in tier.layout.planes
+    ]
+
+
+class ThreadRig(Rig):
+    """NumPy memory and threads."""
+
+    @override
+    def made(
+        self,
+        layout: KVLayout,
+        device: int,
+        host: int,
+        options: Any,  # noqa: ARG002 - those of a GPU
+    ) -> tuple[Any, Any, Any]:
+        tiers = MemoryTier(layout, device, name="device"), MemoryTier(layout, host)
+        return *tiers, ThreadCopier()
+
+
+class PaperRig(Rig):
+    """A GPU of paper."""
+
+    gpu: PaperGpu
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpu = PaperGpu()
+
+    @override
+    def made(self, layout: KVLayout, device: int, host: int, options: Any) -> tuple[Any, Any, Any]:
+        tiers = gpu_tiers(self.gpu, layout, device, host)
+        return *tiers, CudaCopier(*tiers, **options)
+
+    @override
+    def compute(self, work: Callable[[], object]) -> None:
+        self.gpu.compute(work)
+
+    @override
+    def hold(self) -> None:
+        self.gpu.hang(0)
+
+    @override
+    def release(self) -> None:
+        self.gpu.release()
+
+    @override
+    def settle(self) -> None:
+        self.gpu.run()
+
+    @override
+    def capture(self) -> AbstractContextManager[Any]:
+        return self.gpu.capture()
+
+    @override
+    def close(self) -> None:
+        super().close()
+        assert not self.gpu.held
+
+
+class CudaRig(Rig):
+    """A GPU."""
+
+    gpu: Cuda
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cupy = cupy = pytest.importorskip("cupy")
+        self.gpu = Cuda()
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._gate = cupy.cuda.alloc_pinned_memory(4)
+        self._open = np.frombuffer(self._gate, np.uint32, 1)
+        self._spin = cupy.RawKernel(
+            'extern "C" __global__ void spin(const volatile unsigned *gate) { while (!*gate); }',
+            "spin",
+        )
+        self._open[0] = 1
+        self._wait()
+        self._stream.synchronize()
+
+    @staticmethod
+    def missing() -> str:
+        """Why there is none; empty where there is."""
+        try:
+            Cuda()
+        except Unavailable as error:
+            return str(error)
+        return ""
+
+    def _wait(self) -> None:
+        with self._stream:
+            self._spin((1,), (1,), (np.uint64(self._gate.ptr),))
+
+    @override
+    def made(self, layout: KVLayout, device: int, host: int, options: Any) -> tuple[Any, Any, Any]:
+        tier, below = gpu_tiers(self.gpu, layout, device, host)
+        tier.stream = self._stream
+        return tier, below, CudaCopier(tier, below, **options)
+
+    @override
+    def fill(self, tier: Tier, seed: int) -> Bytes:
+        if tier.name == "host":
+            return super().fill(tier, seed)
+        made = noise(tier, seed)
+        with self._stream:
+            for plane, bytes_ in zip(tier.planes, made, strict=True):
+                plane[...] = self._cupy.asarray(bytes_)
+        self._stream.synchronize()
+        return made
+
+    @override
+    def held(self, tier: Tier) -> Bytes:
+        self.settle()
+        return [self._cupy.asnumpy(plane) for plane in tier.planes]
+
+    @override
+    def compute(self, work: Callable[[], object]) -> None:
+        with self._stream:
+            work()
+
+    @override
+    def hold(self) -> None:
+        self._open[0] = 0
+        self._wait()
+
+    @override
+    def release(self) -> None:
+        self._open[0] = 1
+
+    @override
+    def settle(self) -> None:
+        self._cupy.cuda.runtime.deviceSynchronize()
+
+    @override
+    def capture(self) -> AbstractContextManager[Any]:
+        return _Capture(self._stream)
+
+
+class _Capture:
+    """A graph is captured from the stream, in CUDA's strictest mode."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.graph: Any = None
+
+    def __enter__(self) -> Self:
+        runtime = pytest.importorskip("cupy").cuda.runtime
+        self._entered = self._stream.__enter__()
+        self._stream.begin_capture(runtime.streamCaptureModeGlobal)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.graph = self._stream.end_capture()
+        self._stream.__exit__(None, None, None)
+
+
+def gpu_tiers(gpu: Gpu, layout: KVLayout, device: int, host: int) -> tuple[DeviceTier, PinnedTier]:
+    return DeviceTier(layout, device, gpu=gpu), PinnedTier(layout, host, gpu=gpu)
+
+
+def landed(receipt: Receipt | None) -> Landed:
+    """Waits for a copy."""
+    assert receipt is not None
+    end = time.monotonic() + 30
+    while (answer := receipt.poll()) is None:
+        assert time.monotonic() < end, "it never landed"
+    return answer

@@ -1,0 +1,411 @@
+"""The copier for GPUs, on one of paper: order, failures, and what it costs."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockyard as by
+from blockyard import Cause, KVLayout, Misuse, Unavailable
+from blockyard.copiers import Landed
+from blockyard.copiers.cuda import CudaCopier
+from blockyard.crane import Crane
+from blockyard.gpu import GpuError
+from blockyard.log import Limited
+from blockyard.plan import Thresholds
+from blockyard.testing.gpu import PaperGpu
+from blockyard.tiers.device import DeviceTier
+from blockyard.tiers.memory import MemoryTier
+from blockyard.tiers.pinned import Pinned, PinnedTier
+from cranes import LAYOUTS, after, filled, plan, same
+
+SMALL = [name for name in LAYOUTS if name != "odd"]
+LAYERED = LAYOUTS["layer-first"]
+ROADS = [
+    Thresholds(),
+    Thresholds(kernel_below=0, piece_bytes=0, most_runs=10**9),
+    Thresholds(kernel_below=0, piece_bytes=10**9, ring_bytes=2000),
+    Thresholds(kernel_below=300, piece_bytes=64, most_runs=9, ring_bytes=500),
+]
+
+
+def opened(
+    layout: KVLayout = LAYERED, *, device: int = 12, host: int = 9, seed: int = 0, **options: Any
+) -> tuple[PaperGpu, DeviceTier, PinnedTier, CudaCopier]:
+    own = {name: options.pop(name) for name in ("batches", "eager") if name in options}
+    gpu = PaperGpu(seed, **own)
+    tier, below = DeviceTier(layout, device, gpu=gpu), PinnedTier(layout, host, gpu=gpu)
+    return gpu, tier, below, CudaCopier(tier, below, **options)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
+    """What is logged, none of it left out because another test has said it, too."""
+    monkeypatch.setattr("blockyard.copiers.cuda._log", Limited("blockyard"))
+    return caplog
+
+
+def slots(*numbers: int) -> Any:
+    return np.array(numbers, np.uint32)
+
+
+class Work:
+    """Flights of all kinds, begun without waiting, between an engine's late writes."""
+
+    def __init__(self, seed: int, harm: Callable[[CudaCopier, PaperGpu], object] | None) -> None:
+        self.chance = chance = random.Random(seed)
+        self.gpu, device, host, self.copier = opened(
+            LAYOUTS[chance.choice(SMALL)],
+            seed=seed,
+            batches=chance.random() < 0.8,
+            eager=chance.choice([0, 2, 30]),
+            thresholds=chance.choice(ROADS),
+            depth=chance.choice([2, 5, 64]),
+            layers=chance.choice([1, 1, 2, 3]),
+        )
+        if harm is not None:
+            harm(self.copier, self.gpu)
+        self.tiers: list[Any] = [device, host]
+        self.wanted = [filled(tier, seed + which) for which, tier in enumerate(self.tiers)]
+        self.air: list[tuple[Any, int, set[int]]] = []
+
+    def fly(self) -> None:
+        chance = self.chance
+        ends = chance.choice([(0, 1), (1, 0), (0, 0)])
+        source, to = (self.tiers[end] for end in ends)
+        blocks = chance.randint(0, 6 if source is to else 9)
+        here = chance.sample(range(source.blocks), blocks)
+        free = sorted(set(range(to.blocks)) - (set(here) if source is to else set()))
+        there = chance.sample(free, blocks)
+        if chance.random() < 0.3:
+            here, there = sorted(here), sorted(there)
+        receipt = self.copier.start(source, to, slots(*here), slots(*there))
+        if receipt is None:
+            self.gpu.run(chance.randint(0, 50))
+            return
+        after(self.wanted[ends[1]], [plane.copy() for plane in self.wanted[ends[0]]], here, there)
+        self.air.append((receipt, blocks, set(here) if ends == (0, 1) else set()))
+
+    def write(self) -> None:
+        """An engine never writes what is read by a copy down: the yard holds the slot back."""
+        slot, value = self.chance.randrange(12), self.chance.randrange(256)
+        if any(slot in read for _receipt, _blocks, read in self.air):
+            return
+        self.copier.join()
+        for plane in self.wanted[0]:
+            plane[slot] = value
+        planes = self.tiers[0].planes
+        self.gpu.compute(lambda: [plane.__setitem__(slot, value) for plane in planes])
+
+    def poll(self) -> None:
+        for one in list(self.air):
+            landed = one[0].poll()
+            if landed is not None:
+                assert landed == Landed(one[1])
+                self.air.remove(one)
+
+    def end(self) -> None:
+        self.copier.reset()
+        self.gpu.run()
+        self.poll()
+        assert not self.air
+        assert all(map(same, self.tiers, self.wanted))
+        self.copier.close()
+        for tier in self.tiers:
+            tier.close()
+        assert not self.gpu.held
+
+
+def work(seed: int, harm: Callable[[CudaCopier, PaperGpu], object] | None = None) -> None:
+    all_ = Work(seed, harm)
+    for _ in range(60):
+        (all_.fly if all_.chance.random() < 0.8 else all_.write)()
+        all_.poll()
+    all_.end()
+
+
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_in_whatever_order_streams_work_bytes_are_those_of_the_order_of_calls(first: int) -> None:
+    for seed in range(first, first + 20):
+        work(seed)
+
+
+def _without_compute(copier: CudaCopier, gpu: PaperGpu) -> None:
+    wait, events = gpu.wait, {lane._computed for lane in copier._lanes.values()}
+    vars(gpu)["wait"] = lambda stream, event: event in events or wait(stream, event)
+
+
+def _without_the_other_lane(copier: CudaCopier, _gpu: PaperGpu) -> None:
+    for lane in copier._lanes.values():
+        lane.other = None
+
+
+def _without_sources(copier: CudaCopier, _gpu: PaperGpu) -> None:
+    for lane in set(copier._lanes.values()):
+
+        def touch(pair: Any, flight: Any, _sources: Any, to: Any, lane: Any = lane) -> None:
+            lane._touched[pair[1]][to] = flight.number
+
+        vars(lane)["touch"] = touch
+
+
+def _without_join(copier: CudaCopier, _gpu: PaperGpu) -> None:
+    vars(copier)["join"] = lambda: None
+
+
+def _with_one_table(copier: CudaCopier, _gpu: PaperGpu) -> None:
+    for lane in set(copier._lanes.values()):
+        vars(lane)["_place"] = lambda _words: 0
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [_without_compute, _without_the_other_lane, _without_sources, _without_join, _with_one_table],
+)
+def test_whatever_order_is_left_out_some_seed_shows(harm: Any) -> None:
+    def broken(seed: int) -> bool:
+        try:
+            work(seed, harm)
+        except AssertionError:
+            return True
+        return False
+
+    assert any(broken(seed) for seed in range(60))
+
+
+@pytest.mark.parametrize("layout", ["page-first", "layer-first"])
+def test_a_flight_costs_a_few_calls_and_no_memory_however_many_blocks_it_has(layout: str) -> None:
+    gpu, device, host, copier = opened(LAYOUTS[layout], device=4000, host=4000, eager=0)
+    costs = []
+    for blocks in (10, 4000):
+        before = gpu.calls.copy()
+        order = np.random.default_rng(1).permutation(4000)[:blocks].astype(np.uint32)
+        for source, to in ((device, host), (host, device)):
+            assert copier.start(source, to, order, order[::-1]) is not None
+        costs.append(gpu.calls - before)
+        copier.reset()
+    assert all(cost["allocate"] == 0 for cost in costs)
+    # Capturing, two records, a wait or two, a table, and the copy itself: each way.
+    assert all(cost.total() <= 16 for cost in costs)
+    copier.close()
+
+
+def test_a_ring_is_filled_as_often_as_the_blocks_need_and_no_more() -> None:
+    limits = Thresholds(kernel_below=0, piece_bytes=10**9, ring_bytes=10 * LAYERED.block_bytes)
+    gpu, device, host, copier = opened(device=100, host=100, thresholds=limits, eager=0)
+    before = gpu.calls.copy()
+    order = slots(*range(95))
+    copier.start(device, host, order, order)
+    assert (gpu.calls - before)["move"] == (gpu.calls - before)["copy"] == 10
+
+
+def test_without_the_call_for_many_runs_kernels_and_rows_do_its_work() -> None:
+    gpu, device, host, copier = opened(LAYOUTS["page-first"], batches=False)
+    bytes_ = filled(device, 1)
+    mine = filled(host, 2)
+    receipt = copier.start(device, host, slots(3, 1, 5), slots(8, 0, 2))
+    copier.reset()
+    assert receipt is not None
+    assert receipt.poll() == Landed(3)
+    assert same(host, after(mine, bytes_, [3, 1, 5], [8, 0, 2]))
+    assert not gpu.calls["copy"]
+
+
+def test_polling_asks_the_driver_once_a_lane_however_much_is_in_the_air() -> None:
+    gpu, device, host, copier = opened(depth=64, eager=0)
+    receipts = [copier.start(device, host, slots(1), slots(1)) for _ in range(50)]
+    before = gpu.calls.copy()
+    assert [receipt.poll() for receipt in receipts if receipt] == [None] * 50
+    assert (gpu.calls - before)["ended"] == 1
+
+
+def test_a_call_that_the_driver_refuses_fails_that_flight_alone(
+    said: pytest.LogCaptureFixture,
+) -> None:
+    gpu, device, host, copier = opened(thresholds=ROADS[1])
+    first = copier.start(device, host, slots(1), slots(1))
+    gpu.fail("copy", "CUDA_ERROR_INVALID_VALUE")
+    second = copier.start(device, host, slots(2), slots(2))
+    third = copier.start(device, host, slots(3), slots(3))
+    copier.reset()
+    ends = [receipt.poll() for receipt in (first, second, third) if receipt]
+    assert ends == [Landed(1), Landed(0, Cause.FAILED), Landed(1)]
+    assert "CUDA_ERROR_INVALID_VALUE" in said.text
+
+
+def test_a_lost_device_takes_all_that_is_in_the_air_with_it(
+    said: pytest.LogCaptureFixture,
+) -> None:
+    gpu, device, host, copier = opened(eager=0)
+    receipts = [
+        copier.start(device, host, slots(1), slots(1)),
+        copier.start(host, device, slots(2), slots(2)),
+    ]
+    gpu.fail("ended", "CUDA_ERROR_ILLEGAL_ADDRESS", lost=True)
+    assert [receipt.poll() for receipt in receipts if receipt] == [Landed(0, Cause.LOST)] * 2
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in said.text
+    with pytest.raises(Unavailable, match="the device is lost"):
+        copier.start(device, host, slots(1), slots(1))
+    copier.close()
+    host.close()
+
+
+@pytest.mark.parametrize("call", ["enter", "capturing", "record", "wait", "copy_rows", "move"])
+def test_whichever_call_finds_the_device_lost_no_flight_is_left_without_an_end(call: str) -> None:
+    gpu, device, host, copier = opened(device=100, host=100, eager=0, thresholds=ROADS[2])
+    first = copier.start(device, host, slots(1), slots(1))
+    gpu.fail(call, "CUDA_ERROR_LAUNCH_FAILED", lost=True)
+    many = slots(*range(80))
+    try:
+        second = copier.start(device, host, many, many)
+    except Unavailable:
+        second = None
+    assert first is not None
+    assert first.poll() == Landed(0, Cause.LOST)
+    assert second is None or second.poll() == Landed(0, Cause.LOST)
+
+
+def test_what_a_lost_device_had_in_the_air_is_quarantined_until_the_reset() -> None:
+    gpu = PaperGpu(eager=0)
+    layout = LAYOUTS["page-first"]
+    device, host = DeviceTier(layout, 8, gpu=gpu), PinnedTier(layout, 8, gpu=gpu)
+    cache = by.local(layout, memory=(device, host))
+    lease = cache.begin(range(16))
+    cache.seal([lease], [16])
+    cache.finish(lease)
+    cache.demote(4)
+    cache.step()
+    assert cache.stats()["host_quarantined"] == 0
+    gpu.fail("ended", "CUDA_ERROR_ECC_UNCORRECTABLE", lost=True)
+    cache.step()
+    numbers = cache.stats()
+    assert numbers["host_quarantined"] > 0
+    assert numbers["flights_unknown"] == 1
+    cache.audit()
+    # A deadline that passes later says nothing new.
+    cache.step()
+    assert cache.stats()["flights_unknown"] == 1
+    cache.reset(memory="lost")
+    assert cache.stats()["host_quarantined"] == 0
+    cache.audit()
+
+
+def test_a_crane_reports_a_flight_as_lost_when_any_copy_of_it_was() -> None:
+    gpu, device, host, copier = opened(eager=0)
+    crane = Crane(LAYERED, device=device, host=host, copier=copier)
+    crane.submit(plan(1, "down", [1, 2], [3, 4]))
+    gpu.fail("ended", "CUDA_ERROR_LAUNCH_FAILED", lost=True)
+    (outcome,) = crane.poll()
+    assert (outcome.good, outcome.cause) == (0, Cause.LOST)
+    # What is submitted then was never begun: it has failed, and nothing writes.
+    crane.submit(plan(2, "down", [1], [3]))
+    (outcome,) = crane.poll()
+    assert (outcome.good, outcome.cause) == (0, Cause.FAILED)
+
+
+def test_a_crane_on_a_gpu_picks_the_copier_for_it() -> None:
+    gpu = PaperGpu()
+    device = DeviceTier(LAYERED, 4, gpu=gpu)
+    with Crane(LAYERED, device=device, host=PinnedTier(LAYERED, 4, gpu=gpu)) as crane:
+        assert isinstance(crane.copier, CudaCopier)
+    assert not gpu.held
+    with pytest.raises(Misuse, match="give it a PinnedTier"):
+        Crane(LAYERED, device=DeviceTier(LAYERED, 4, gpu=gpu), host=MemoryTier(LAYERED, 4))
+    with pytest.raises(Misuse, match="give it a MemoryTier"):
+        Crane(
+            LAYERED,
+            device=MemoryTier(LAYERED, 4, name="device"),
+            host=PinnedTier(LAYERED, 4, gpu=gpu),
+        )
+
+
+def test_bad_input_is_named() -> None:
+    gpu, device, host, copier = opened()
+    with pytest.raises(Misuse, match="two GPUs"):
+        CudaCopier(device, PinnedTier(LAYERED, 4, gpu=PaperGpu()))
+    with pytest.raises(Misuse, match="depth = 0"):
+        CudaCopier(device, host, depth=0)
+    with pytest.raises(Misuse, match="layers = 0"):
+        CudaCopier(device, host, layers=0)
+    with pytest.raises(Misuse, match="layer = 1: KV comes in parts 0 to 0"):
+        copier.join(layer=1)
+    with pytest.raises(by.Unsupported, match="from host to host"):
+        copier.start(host, host, slots(1), slots(2))
+    for stream in ("7", -1, True, None):
+        with pytest.raises(Misuse, match="stream = "):
+            device.stream = stream
+    for tier in (DeviceTier, PinnedTier):
+        with pytest.raises(Misuse, match="blocks = 0"):
+            tier(LAYERED, 0, gpu=gpu)
+
+
+def test_a_stream_is_an_address_or_what_has_one() -> None:
+    _gpu, device, _host, _copier = opened()
+
+    class Torch:
+        cuda_stream = 12
+
+    class CuPy:
+        ptr = 13
+
+    for stream, address in ((11, 11), (Torch(), 12), (CuPy(), 13)):
+        device.stream = stream
+        assert device.stream == address
+
+
+def test_what_does_not_fit_is_said_and_nothing_is_left() -> None:
+    gpu = PaperGpu(memory=BOTH.block_bytes * 85, pins=LAYERED.block_bytes * 50)
+    with pytest.raises(Unavailable, match="device memory"):
+        DeviceTier(BOTH, 90, gpu=gpu)
+    assert not gpu.held
+    with pytest.raises(Unavailable, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        PinnedTier(LAYERED, 51, gpu=gpu)
+    with pytest.raises(Unavailable, match="to spare; ask for fewer"):
+        PinnedTier(LAYERED, 2**40, gpu=gpu)
+    assert not gpu.held
+    device, host = DeviceTier(LAYERED, 10, gpu=gpu), PinnedTier(LAYERED, 5, gpu=gpu)
+    held = gpu.held
+    with pytest.raises(Unavailable):
+        CudaCopier(device, host)
+    assert gpu.held == held
+
+
+BOTH = LAYOUTS["fp8 with scales, layer-first"]
+
+
+def test_pinned_memory_is_as_large_as_asked_and_tells_its_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("blockyard.tiers.pinned._CHUNK", 1 << 20)
+    gpu, told = PaperGpu(), []
+    memory = Pinned(gpu, 5 * 2**20 // 2, progress=lambda taken, size: told.append((taken, size)))
+    assert told == [(2**20, 2621440), (2**21, 2621440), (2621440, 2621440)]
+    assert len(memory.array) == gpu.held == 2621440
+    assert not memory.array.any()
+    memory.free()
+    memory.free()
+    assert not gpu.held
+
+
+def test_replicated_planes_lie_once_in_a_file_that_every_rank_pins(tmp_path: Any) -> None:
+    layout = KVLayout.mla(3, 12, 4, block_size=4, ranks=2)
+    gpus = [PaperGpu(), PaperGpu()]
+    tiers = [PinnedTier(layout, 4, gpu=gpu, shared=tmp_path / "kv") for gpu in gpus]
+    tiers[0].planes[0][2] = 9
+    assert (tiers[1].planes[0][2] == 9).all()
+    again = PinnedTier(layout, 4, gpu=PaperGpu(), shared=tmp_path / "kv")
+    assert (again.planes[0][2] == 9).all()
+    with pytest.raises(Misuse, match="give shared="):
+        PinnedTier(layout, 4, gpu=gpus[0])
+    assert gpus[0].held == layout.block_bytes * 4
+
+
+def test_an_error_of_the_driver_names_the_call_and_the_word() -> None:
+    error = GpuError("CUDA_ERROR_UNKNOWN", "cuEventQuery", lost=True)
+    assert (str(error), error.name, error.lost) == (
+        "cuEventQuery: CUDA_ERROR_UNKNOWN",
+        "CUDA_ERROR_UNKNOWN",
+        True,
+    )
