@@ -10,13 +10,14 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 import moves
 from blockyard import kernels
 from blockyard.gpu import Move
+from needs import without
 
 HERE = Path(__file__).parent
 SERIAL = HERE / "kernels" / "serial.cpp"
@@ -43,13 +44,6 @@ MISTAKES = {
         "(u64)gridDim.x",
     ),
 }
-
-
-def without(what: str, reason: str) -> NoReturn:
-    """Skips the test, or fails it where BLOCKYARD_REQUIRE names what is missing."""
-    if what in os.environ.get("BLOCKYARD_REQUIRE", "").split():
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @functools.cache

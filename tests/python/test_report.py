@@ -4,7 +4,6 @@ import functools
 import html
 import importlib.util
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from blockyard.replay.result import FORMAT, Result, Tickets
 from blockyard.replay.setup import Progress, Setup
 from blockyard.replay.show import duration, size
 from blockyard.replay.workload import generate
+from needs import without
 
 Shown = Callable[[float], str]
 
@@ -80,13 +80,11 @@ def result(model: str = "virtual", policies: int = 2) -> Result:
 
 @functools.cache
 def chromium() -> str:
-    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
-        if (path := shutil.which(name)) is not None:
-            return path
-    reason = "no chromium to open the report with"
-    if "chromium" in os.environ.get("BLOCKYARD_REQUIRE", ""):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        without("chromium", "no chromium to open the report with")
+    return path
 
 
 # What the page has drawn, as its plots know it, and whatever went wrong in it.

@@ -1,13 +1,12 @@
 """Traces for the tests: the real ones, where they are, and small ones made up."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from blockyard.replay.trace import Trace
+from needs import without
 
 CONVERSATION = "mooncake_conversation.jsonl"
 AGENTIC = "lmcache_agentic_blk16.jsonl"
@@ -19,10 +18,7 @@ def real(name: str) -> Path:
     """The file; without it the test is skipped, or fails where BLOCKYARD_REQUIRE has "traces"."""
     path = _PLACE / name
     if not path.exists():
-        reason = f"no {name} in ../shared/traces"
-        if "traces" in os.environ.get("BLOCKYARD_REQUIRE", ""):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        without("traces", f"no {name} in ../shared/traces")
     return path
 
 

@@ -1,0 +1,42 @@
+"""What a test needs and a machine may lack: then it is skipped with a reason, or fails."""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+
+def without(what: str, reason: str) -> NoReturn:
+    """Skips the test, or fails it where BLOCKYARD_REQUIRE names what is missing."""
+    if what in os.environ.get("BLOCKYARD_REQUIRE", "").split():
+        pytest.fail(f"required here: {reason}")
+    pytest.skip(reason)
+
+
+def _header() -> str:
+    """Folder of cuda.h, which comes with the wheel of CUDA's run time."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        for path in Path(folder).glob("*/include/cuda.h"):
+            return str(path.parent)
+    return ""
+
+
+_WAYS: dict[str, tuple[Callable[[], object], str, str]] = {
+    "gcc": (lambda: shutil.which("gcc"), "g++", "no gcc to compile with"),
+    "cupy": (lambda: importlib.util.find_spec("cupy"), "nvrtc", "no CuPy"),
+    "cuda.h": (_header, "nvrtc", "no cuda.h: it comes with nvidia-cuda-runtime-cu12"),
+}
+
+
+def need(what: str) -> str:
+    """Where it is."""
+    find, word, reason = _WAYS[what]
+    found = find()
+    if not found:
+        without(word, reason)
+    return str(found)
