@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from blockyard._core import Misuse
 from blockyard.layout import Hello, KVLayout, natural
+from blockyard.plan import Thresholds
 
 __all__ = ["Config", "Keywords", "Speeds", "agree"]
 
@@ -49,6 +50,7 @@ class Keywords(TypedDict, total=False):
     ahead: int | None
     deadline: int | None
     speeds: Speeds | tuple[int, int, int] | None
+    thresholds: Thresholds | tuple[int, ...] | Mapping[str, int] | None
     recompute: bool
     retries: int
     groups: int
@@ -81,6 +83,8 @@ class Config:
             device, at most 4,096; 0 copies nothing ahead.
         deadline: Ticks after which the end of a flight counts as unknown; None for never.
         speeds: Gates loads: a prefix is loaded only where that beats computing it. None loads all.
+        thresholds: How copies between a GPU and its host are best made, as `calibrate` found it;
+            None for what suits most.
         recompute: Whether the engine can recompute KV that was lost.
         retries: How often a failed copy down is tried again: of a kept block, before its keep is
             broken; of others, before none is made ahead of need any more.
@@ -105,6 +109,7 @@ class Config:
     ahead: int | None = None
     deadline: int | None = None
     speeds: Speeds | tuple[int, int, int] | None = None
+    thresholds: Thresholds | tuple[int, ...] | Mapping[str, int] | None = None
     recompute: bool = True
     retries: int = 3
     groups: int = 1
@@ -130,7 +135,8 @@ class Config:
                 natural(name, getattr(self, name), least=least)
         for name, words in _WORDS.items():
             _word(name, getattr(self, name), words)
-        for name, form in (("speeds", _speeds), ("namespace", _namespace)):
+        forms = {"speeds": _speeds, "thresholds": _thresholds, "namespace": _namespace}
+        for name, form in forms.items():
             if getattr(self, name) is not None:
                 settle(self, name, form(getattr(self, name)))
 
@@ -173,6 +179,8 @@ class Config:
             values["namespace"] = dict(self.namespace)
         if self.speeds is not None:
             values["speeds"] = list(self.speeds)
+        if self.copying is not None:
+            values["thresholds"] = self.copying._asdict()
         return {name: value for name, value in values.items() if value is not None}
 
     @property
@@ -197,9 +205,14 @@ class Config:
         """`ahead`, with its default."""
         return min(self.device_blocks // 16, 4096) if self.ahead is None else self.ahead
 
+    @property
+    def copying(self) -> Thresholds | None:
+        """`thresholds`, as cranes take it."""
+        return self.thresholds if isinstance(self.thresholds, Thresholds) else None
+
     def core(self) -> dict[str, Any]:
         """What the core takes."""
-        cranes = {"layout", "ranks", "ahead", "deadline"}
+        cranes = {"layout", "ranks", "ahead", "deadline", "thresholds"}
         values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -270,6 +283,23 @@ def _speeds(given: object) -> Speeds:
     for name, value in zip(Speeds._fields, given, strict=False):
         natural(f"speeds: {name}", value, least=0)
     return Speeds(*given)
+
+
+def _thresholds(given: object) -> Thresholds:
+    """Whole numbers, by name where not all are given."""
+    known = Thresholds._fields
+    if isinstance(given, Mapping):
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
+                raise Misuse(f"there is no {name!r} in thresholds: did you mean {near[0]!r}?")
+        given = Thresholds(**given)
+    if not isinstance(given, tuple | list) or len(given) > len(known):
+        raise Misuse(f"thresholds = {given!r}: give a mapping with some of {', '.join(known)}")
+    found = Thresholds(*given)
+    for name, value in found._asdict().items():
+        natural(f"thresholds: {name}", value, least=name in {"ring_bytes", "groups", "link_groups"})
+    return found
 
 
 def _namespace(given: object) -> tuple[tuple[str, str], ...]:

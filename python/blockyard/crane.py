@@ -14,7 +14,7 @@ from blockyard.copiers import Copier, Landed, Receipt, Slots
 from blockyard.copiers.fitting import fitting
 from blockyard.layout import Hello, KVLayout, natural
 from blockyard.log import Limited
-from blockyard.plan import Cause, Outcome, Plan
+from blockyard.plan import Cause, Outcome, Plan, Thresholds
 from blockyard.stats import Stat
 from blockyard.tiers import Tier
 
@@ -39,6 +39,7 @@ class Crane:
         host: The host's; None for none.
         copier: What carries bytes; None for what fits the tiers: a `CudaCopier` where the device is
             a GPU, else a `ThreadCopier`.
+        thresholds: How a copier for a GPU that is made here copies, as the configuration has it.
         fingerprint: Of the configuration that this process was started with; without one the
             layout's own.
 
@@ -62,6 +63,7 @@ class Crane:
         device: Tier,
         host: Tier | None = None,
         copier: Copier | None = None,
+        thresholds: Thresholds | None = None,
         fingerprint: str = "",
     ) -> None:
         natural("rank", rank, least=0)
@@ -76,7 +78,7 @@ class Crane:
         self._layout = layout
         self._rank = rank
         self._fingerprint = fingerprint or layout.fingerprint
-        self._copier: Copier = fitting(device, host) if copier is None else copier
+        self._copier: Copier = fitting(device, host, thresholds) if copier is None else copier
         shared = [layout.ranks > 1 and plane.replicated for plane in layout.planes]
         self._common = [index for index, common in enumerate(shared) if common]
         self._private = [index for index, common in enumerate(shared) if not common]

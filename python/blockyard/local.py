@@ -106,7 +106,7 @@ def local(
         config: A `Config` with a layout; or a layout, with the rest as keywords.
         memory: The tiers of device and host, which then say their sizes; None for NumPy memory of
             the sizes asked for.
-        copier: What carries bytes; None for a few threads.
+        copier: What carries bytes; None for what fits the memory.
         keywords: The fields of `Config`.
 
     Raises:
@@ -143,7 +143,12 @@ def local(
         raise Misuse(f"a layout of {ranks} ranks: run a Crane in each rank's process")
     device, host = memory or _numpy(config.layout, config)
     crane = Crane(
-        config.layout, device=device, host=host, copier=copier, fingerprint=config.fingerprint
+        config.layout,
+        device=device,
+        host=host,
+        copier=copier,
+        thresholds=config.copying,
+        fingerprint=config.fingerprint,
     )
     cache = Local(agree(config, [crane.hello()]))
     cache._crane = crane  # noqa: SLF001 - the wiring is what this file is

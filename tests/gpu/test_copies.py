@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import blockyard as by
 from blockyard import KVLayout, Misuse, Unsupported
 from blockyard.copiers import Landed
 from blockyard.copiers.cuda import CudaCopier
@@ -240,3 +241,26 @@ def test_a_tier_of_the_engines_tensors_is_copied_as_its_own(gpu: Rig) -> None:
     del tensors
     for one in memory:
         one.free()
+
+
+def test_a_copy_past_its_deadline_is_quarantined_and_comes_back_when_it_has_ended(
+    gpu: Rig,
+) -> None:
+    layout = KVLayout.llama(2, 2, 8, block_size=4, order="layer-first")
+    pair = gpu.pair(layout, 8, 8)
+    cache = by.local(layout, memory=(pair.device, pair.host), copier=pair.copier, deadline=2)
+    gpu.hold()
+    lease = cache.begin(range(16))
+    cache.seal(lease, 16)
+    cache.finish(lease)
+    cache.demote(4)
+    for _ in range(4):
+        cache.step()
+    assert cache.stats()["flights_unknown"] == 1
+    assert cache.stats()["host_quarantined"] == 4
+    cache.audit()
+    gpu.release()
+    gpu.settle()
+    cache.step()
+    assert cache.stats()["host_quarantined"] == 0
+    cache.audit()

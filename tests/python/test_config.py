@@ -8,6 +8,7 @@ import pytest
 
 import blockyard as by
 from blockyard.layout import Hello
+from blockyard.plan import Thresholds
 
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=4, head_dim=8, block_size=8, ranks=2)
 
@@ -105,6 +106,11 @@ def test_sizes_in_gib_are_blocks_of_the_layout_per_rank_or_per_host() -> None:
         ({"device": 8, "speeds": 5}, "speeds = 5"),
         ({"device": 8, "speeds": [1]}, r"speeds = \[1\]"),
         ({"device": 8, "speeds": [1, 2, -3]}, "speeds: attend = -3"),
+        ({"device": 8, "thresholds": {"ring": 5}}, "no 'ring' in thresholds: did you mean"),
+        ({"device": 8, "thresholds": {"ring_bytes": 0}}, "thresholds: ring_bytes = 0"),
+        ({"device": 8, "thresholds": {"most_runs": 1.5}}, r"thresholds: most_runs = 1\.5"),
+        ({"device": 8, "thresholds": [1] * 9}, "thresholds = "),
+        ({"device": 8, "thresholds": 7}, "thresholds = 7: give a mapping"),
         ({"device": 8, "namespace": {"model": 3}}, "'model', 3"),
         ({"device": 8, "recompute": 1}, "recompute = 1"),
     ],
@@ -147,6 +153,7 @@ def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
         {"ahead": 3},
         {"deadline": 9},
         {"speeds": (1, 2, 3)},
+        {"thresholds": {"kernel_below": 1}},
         {"recompute": False},
         {"retries": 1},
         {"namespace": {"model": "a"}},
@@ -154,7 +161,7 @@ def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
         {"layout": by.KVLayout.llama(layers=2, kv_heads=4, head_dim=16, block_size=8, ranks=2)},
     ):
         prints.add(by.Config.of(config.to_mapping() | change).fingerprint)
-    assert len(prints) == 13
+    assert len(prints) == 14
     sized = by.Config.of(config.to_mapping() | {"device": 7, "host": 9})
     assert sized.fingerprint == config.fingerprint
 
@@ -185,3 +192,10 @@ def test_the_handshake_refuses(others: list[dict[str, Any]], says: str) -> None:
 def test_a_config_is_whole() -> None:
     with pytest.raises(TypeError, match="put device into it"):
         by.KVCache(by.Config(device=8), device=9)
+
+
+def test_thresholds_are_whole_however_few_were_given_and_come_back_from_a_mapping() -> None:
+    config = by.Config(device=8, thresholds={"piece_bytes": 65536})
+    assert config.copying == Thresholds(piece_bytes=65536)
+    assert by.Config.of(config.to_mapping()) == config
+    assert by.Config(device=8).copying is None

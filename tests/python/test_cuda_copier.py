@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from blockyard.testing.gpu import PaperGpu
 from blockyard.tiers.device import DeviceTier
 from blockyard.tiers.memory import MemoryTier
 from blockyard.tiers.pinned import Pinned, PinnedTier
-from cranes import LAYOUTS, after, filled, plan, same
+from cranes import LAYOUTS, SHARED, after, filled, outcomes, plan, same
 
 SMALL = [name for name in LAYOUTS if name != "odd"]
 LAYERED = LAYOUTS["layer-first"]
@@ -389,7 +390,7 @@ def test_pinned_memory_is_as_large_as_asked_and_tells_its_progress(
     assert not gpu.held
 
 
-def test_replicated_planes_lie_once_in_a_file_that_every_rank_pins(tmp_path: Any) -> None:
+def test_replicated_planes_lie_once_in_a_file_that_every_rank_pins(tmp_path: Path) -> None:
     layout = KVLayout.mla(3, 12, 4, block_size=4, ranks=2)
     gpus = [PaperGpu(), PaperGpu()]
     tiers = [PinnedTier(layout, 4, gpu=gpu, shared=tmp_path / "kv") for gpu in gpus]
@@ -400,6 +401,45 @@ def test_replicated_planes_lie_once_in_a_file_that_every_rank_pins(tmp_path: Any
     with pytest.raises(Misuse, match="give shared="):
         PinnedTier(layout, 4, gpu=gpus[0])
     assert gpus[0].held == layout.block_bytes * 4
+
+
+def test_ranks_write_replicated_planes_in_turn_and_read_them_all(tmp_path: Path) -> None:
+    cranes: list[Crane] = []
+    hosts: list[PinnedTier] = []
+    devices: list[DeviceTier] = []
+    for rank in range(2):
+        gpu = PaperGpu(rank)
+        device = DeviceTier(SHARED, 8, gpu=gpu)
+        host = PinnedTier(SHARED, 8, gpu=gpu, shared=tmp_path / "kv")
+        filled(device, rank)
+        device.planes[1][...] = (devices or [device])[0].planes[1]
+        cranes.append(Crane(SHARED, rank=rank, device=device, host=host))
+        hosts.append(host)
+        devices.append(device)
+    down = plan(1, "down", [1, 2, 3], [4, 5, 6])
+    for crane in cranes:
+        crane.submit(down)
+    assert all(outcomes(crane)[0].good == 3 for crane in cranes)
+    for device, host in zip(devices, hosts, strict=True):
+        for plane, below in zip(device.planes, host.planes, strict=True):
+            assert np.array_equal(plane[[1, 2, 3]], below[[4, 5, 6]])
+    up = plan(2, "up", [4, 5, 6], [7, 0, 5])
+    for crane in cranes:
+        crane.submit(up)
+    assert all(outcomes(crane)[0].good == 3 for crane in cranes)
+    for device in devices:
+        for plane in device.planes:
+            assert np.array_equal(plane[[7, 0, 5]], plane[[1, 2, 3]])
+
+
+@pytest.mark.parametrize("node", [0, 63, 4000])
+def test_a_wish_for_a_node_is_only_a_wish(node: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = PaperGpu()
+    monkeypatch.setattr(gpu, "node", lambda: node)
+    memory = Pinned(gpu, 10_000)
+    memory.array[:] = 7
+    memory.free()
+    assert not gpu.held
 
 
 def test_an_error_of_the_driver_names_the_call_and_the_word() -> None:

@@ -2,7 +2,9 @@
 
 from blockyard._core import Misuse
 from blockyard.copiers import Copier
+from blockyard.copiers.cuda import CudaCopier
 from blockyard.copiers.threads import ThreadCopier
+from blockyard.plan import Thresholds
 from blockyard.tiers import Tier
 from blockyard.tiers.device import DeviceTier
 from blockyard.tiers.pinned import PinnedTier
@@ -10,8 +12,13 @@ from blockyard.tiers.pinned import PinnedTier
 __all__ = ["fitting"]
 
 
-def fitting(device: Tier, host: Tier | None) -> Copier:
+def fitting(device: Tier, host: Tier | None, thresholds: Thresholds | None = None) -> Copier:
     """A copier for these tiers.
+
+    Args:
+        device: The device tier.
+        host: The host tier, if there is one.
+        thresholds: How copies are best made, on a GPU.
 
     Raises:
         Misuse: One of them is a GPU's, and the other is not.
@@ -22,6 +29,4 @@ def fitting(device: Tier, host: Tier | None) -> Copier:
         return ThreadCopier()
     if host is not None and not isinstance(host, PinnedTier):
         raise Misuse("device = a GPU, but the host's memory is not pinned: give it a PinnedTier")
-    from blockyard.copiers.cuda import CudaCopier  # noqa: PLC0415
-
-    return CudaCopier(device, host)
+    return CudaCopier(device, host, thresholds=thresholds)

@@ -1,0 +1,154 @@
+"""Which way bytes go on a GPU: by addresses and sizes alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockyard.copiers.ways import Runs, Way
+from blockyard.gpu import Places
+from blockyard.plan import Thresholds
+
+LIMITS = Thresholds(kernel_below=1000, piece_bytes=64, most_runs=20, ring_bytes=1 << 20)
+
+
+def places(*pieces: int, stride: int) -> Places:
+    return Places(np.array(pieces, np.uint64), stride)
+
+
+def slots(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    return np.array(numbers, np.uint32)
+
+
+PAGES = Way.between(places(0, stride=128), places(4096, stride=128), 128, ("device", "host"))
+WIDE = Way.between(places(0, stride=128), places(4096, stride=160), 128, ("device", "host"))
+LAYERS = Way.between(
+    places(0, 1000, 2000, stride=64), places(9000, 9064, 9128, stride=192), 64, ("device", "host")
+)
+
+
+@pytest.mark.parametrize(
+    ("way", "runs", "blocks", "batches", "road"),
+    [
+        (PAGES, 3, 7, True, "kernel"),
+        (PAGES, 3, 8, True, "runs"),
+        (PAGES, 1, 8, True, "runs"),
+        (PAGES, 1, 8, False, "rows"),
+        (PAGES, 3, 8, False, "kernel"),
+        (WIDE, 1, 8, True, "rows"),
+        (WIDE, 30, 80, True, "runs"),
+        (LAYERS, 6, 6, True, "runs"),
+        (LAYERS, 7, 7, True, "ring"),
+        (LAYERS, 7, 7, False, "kernel"),
+        (LAYERS, 1, 5, True, "kernel"),
+    ],
+)
+def test_small_flights_go_by_kernel_large_pieces_alone_and_small_ones_through_the_ring(
+    way: Way, runs: int, blocks: int, batches: bool, road: str
+) -> None:
+    assert way.road(runs, blocks, LIMITS, batches=batches) == road
+
+
+def test_pieces_too_small_for_copies_of_their_own_take_the_ring() -> None:
+    limits = LIMITS._replace(piece_bytes=65)
+    assert LAYERS.road(6, 6, limits, batches=True) == "ring"
+    # A page that small has no other way than the kernel's.
+    assert PAGES.road(6, 8, LIMITS._replace(piece_bytes=129), batches=True) == "kernel"
+
+
+def test_within_the_device_there_is_only_the_kernel() -> None:
+    way = Way.between(places(0, stride=128), places(0, stride=128), 128, ("device", "device"))
+    assert way.road(1, 4096, LIMITS, batches=True) == "kernel"
+
+
+def test_pieces_side_by_side_on_both_sides_are_one() -> None:
+    way = Way.between(
+        places(0, 64, 1000, 1064, stride=500),
+        places(9000, 9064, 9128, 9192, stride=256),
+        64,
+        ("host", "device"),
+    )
+    assert (way.piece_bytes, way.pieces, way.block_bytes) == (128, 2, 256)
+    assert way.source.pieces.tolist() == [0, 1000]
+    assert way.destination.pieces.tolist() == [9000, 9128]
+
+
+def test_pieces_of_which_only_some_are_side_by_side_stay_as_they_are() -> None:
+    way = Way.between(
+        places(0, 64, 1000, stride=500),
+        places(9000, 9064, 9128, stride=192),
+        64,
+        ("host", "device"),
+    )
+    assert (way.piece_bytes, way.pieces) == (64, 3)
+
+
+def test_no_ring_where_the_host_has_a_block_in_scattered_pieces() -> None:
+    way = Way.between(
+        places(0, 1000, stride=64), places(9000, 9999, stride=64), 64, ("device", "host")
+    )
+    assert way.below is None
+    assert way.road(5, 100, LIMITS, batches=True) == "kernel"
+
+
+def test_runs_that_touch_on_both_sides_are_one_run() -> None:
+    runs = PAGES.runs(slots(1, 2, 3, 7), slots(5, 6, 7, 8))
+    assert runs.from_.tolist() == [128, 7 * 128]
+    assert runs.to.tolist() == [4096 + 5 * 128, 4096 + 8 * 128]
+    assert runs.sizes.tolist() == [3 * 128, 128]
+
+
+def test_slots_that_touch_on_one_side_only_are_runs_of_their_own() -> None:
+    runs = PAGES.runs(slots(1, 2, 3), slots(5, 4, 3))
+    assert runs.sizes.tolist() == [128] * 3
+
+
+@pytest.mark.parametrize(
+    ("first", "stride", "piece", "width"),
+    [(0, 128, 128, 16), (8, 128, 128, 8), (4, 128, 128, 4), (2, 128, 128, 1), (0, 20, 16, 4)],
+)
+def test_the_load_is_as_wide_as_every_address_allows(
+    first: int, stride: int, piece: int, width: int
+) -> None:
+    way = Way.between(
+        places(first, stride=stride), places(0, stride=128), piece, ("device", "host")
+    )
+    assert way.width == width
+
+
+@given(
+    st.lists(st.integers(0, 50), unique=True, min_size=1, max_size=40),
+    st.randoms(use_true_random=False),
+    st.sampled_from([PAGES, WIDE, LAYERS]),
+)
+def test_runs_are_every_byte_of_every_block_and_no_other(
+    sources: list[int], chance: object, way: Way
+) -> None:
+    destinations = chance.sample(range(60), len(sources))  # type: ignore[attr-defined]
+    wanted = {
+        (
+            int(to) + there * way.destination.stride + byte,
+            int(from_) + here * way.source.stride + byte,
+        )
+        for here, there in zip(sources, destinations, strict=True)
+        for from_, to in zip(way.source.pieces, way.destination.pieces, strict=True)
+        for byte in range(way.piece_bytes)
+    }
+
+    def pairs(runs: Runs) -> list[tuple[int, int]]:
+        return [
+            (int(to) + byte, int(from_) + byte)
+            for to, from_, size in zip(*runs, strict=True)
+            for byte in range(int(size))
+        ]
+
+    found = pairs(way.runs(slots(*sources), slots(*destinations)))
+    assert len(found) == len(wanted)
+    assert set(found) == wanted
+
+
+def test_through_the_ring_blocks_come_whole_and_those_that_touch_below_together() -> None:
+    runs = LAYERS.through(100_000, slots(4, 5, 9))
+    assert runs.to.tolist() == [9000 + 4 * 192, 9000 + 9 * 192]
+    assert runs.from_.tolist() == [100_000, 100_000 + 2 * 192]
+    assert runs.sizes.tolist() == [2 * 192, 192]
