@@ -1,5 +1,6 @@
 """The kernels without a device: compiled for it, and run on a processor, thread after thread."""
 
+import ctypes
 import functools
 import importlib
 import os
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import copying
 import moves
 from blockyard import kernels
 from blockyard.gpu import Move
@@ -222,3 +224,16 @@ def test_a_planted_mistake_is_noticed(tmp_path: Path, mistake: str | None) -> No
     else:
         crashes = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
         assert done.returncode in (moves.WRONG, *crashes), done.stderr
+
+
+def test_flights_of_the_copier_are_moved_by_the_kernels_themselves(library: Any) -> None:
+    def launch(move: Move) -> None:
+        words = (ctypes.c_uint64 * 9)(*kernels.arguments(move))
+        grid = kernels.grid(move)
+        if grid:
+            assert library.launch(move.width, grid, 0, words) * move.width == (
+                move.blocks * move.pieces * move.piece_bytes
+            )
+
+    for seed in range(40):
+        copying.work(seed, kernel=launch)

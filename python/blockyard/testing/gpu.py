@@ -50,6 +50,7 @@ class PaperGpu:
         memory: Bytes of device memory.
         pins: Bytes that it pins.
         eager: Steps taken per question; 0 for none, so that nothing moves until `run`.
+        kernel: What makes a move, instead of this; it gets what the kernel would.
     """
 
     device = None
@@ -62,12 +63,14 @@ class PaperGpu:
         memory: int = 1 << 30,
         pins: int = 1 << 30,
         eager: int = 8,
+        kernel: Callable[[Move], object] | None = None,
     ) -> None:
         self._chance = random.Random(seed)  # noqa: S311 - it need not be hard to guess
         self.batches = batches
         self._memory = memory
         self._pins = pins
         self._eager = eager
+        self._kernel = kernel
         self._inside = 0
         self._ids = iter(range(1 << 40, 1 << 41))
         self._streams: dict[int, deque[Iterator[bool]]] = {0: deque()}
@@ -332,6 +335,9 @@ class PaperGpu:
                 yield True
 
     def _launch(self, move: Move) -> Iterator[bool]:
+        if self._kernel is not None:
+            self._kernel(move)
+            return
         from_, to = (
             self._table(at, move.pieces, np.uint64) for at in (move.from_pieces, move.to_pieces)
         )

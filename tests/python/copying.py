@@ -1,0 +1,115 @@
+"""Flights on a GPU of paper, at random, and what they must have done."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from blockyard import KVLayout
+from blockyard.copiers import Landed
+from blockyard.copiers.cuda import CudaCopier
+from blockyard.plan import Thresholds
+from blockyard.testing.gpu import PaperGpu
+from blockyard.tiers.device import DeviceTier
+from blockyard.tiers.pinned import PinnedTier
+from cranes import LAYOUTS, after, filled, same
+
+Harm = Callable[[CudaCopier, PaperGpu], object]
+SMALL = [name for name in LAYOUTS if name != "odd"]
+LAYERED = LAYOUTS["layer-first"]
+ROADS = [
+    Thresholds(),
+    Thresholds(kernel_below=0, piece_bytes=0, most_runs=10**9),
+    Thresholds(kernel_below=0, piece_bytes=10**9, ring_bytes=2000),
+    Thresholds(kernel_below=300, piece_bytes=64, most_runs=9, ring_bytes=500),
+]
+
+
+def opened(
+    layout: KVLayout = LAYERED, *, device: int = 12, host: int = 9, seed: int = 0, **options: Any
+) -> tuple[PaperGpu, DeviceTier, PinnedTier, CudaCopier]:
+    own = {name: options.pop(name) for name in ("batches", "eager", "kernel") if name in options}
+    gpu = PaperGpu(seed, **own)
+    tier, below = DeviceTier(layout, device, gpu=gpu), PinnedTier(layout, host, gpu=gpu)
+    return gpu, tier, below, CudaCopier(tier, below, **options)
+
+
+def slots(*numbers: int) -> Any:
+    return np.array(numbers, np.uint32)
+
+
+class Work:
+    """Flights of all kinds, begun without waiting, between an engine's late writes."""
+
+    def __init__(self, seed: int, harm: Harm | None, **options: Any) -> None:
+        self.chance = chance = random.Random(seed)
+        self.gpu, device, host, self.copier = opened(
+            LAYOUTS[chance.choice(SMALL)],
+            seed=seed,
+            batches=chance.random() < 0.8,
+            eager=chance.choice([0, 2, 30]),
+            thresholds=chance.choice(ROADS),
+            depth=chance.choice([2, 5, 64]),
+            layers=chance.choice([1, 1, 2, 3]),
+            **options,
+        )
+        if harm is not None:
+            harm(self.copier, self.gpu)
+        self.tiers: list[Any] = [device, host]
+        self.wanted = [filled(tier, seed + which) for which, tier in enumerate(self.tiers)]
+        self.air: list[tuple[Any, int, set[int]]] = []
+
+    def fly(self) -> None:
+        chance = self.chance
+        ends = chance.choice([(0, 1), (1, 0), (0, 0)])
+        source, to = (self.tiers[end] for end in ends)
+        blocks = chance.randint(0, 6 if source is to else 9)
+        here = chance.sample(range(source.blocks), blocks)
+        free = sorted(set(range(to.blocks)) - (set(here) if source is to else set()))
+        there = chance.sample(free, blocks)
+        if chance.random() < 0.3:
+            here, there = sorted(here), sorted(there)
+        receipt = self.copier.start(source, to, slots(*here), slots(*there))
+        if receipt is None:
+            self.gpu.run(chance.randint(0, 50))
+            return
+        after(self.wanted[ends[1]], [plane.copy() for plane in self.wanted[ends[0]]], here, there)
+        self.air.append((receipt, blocks, set(here) if ends == (0, 1) else set()))
+
+    def write(self) -> None:
+        """An engine never writes what is read by a copy down: the yard holds the slot back."""
+        slot, value = self.chance.randrange(12), self.chance.randrange(256)
+        if any(slot in read for _receipt, _blocks, read in self.air):
+            return
+        self.copier.join()
+        for plane in self.wanted[0]:
+            plane[slot] = value
+        planes = self.tiers[0].planes
+        self.gpu.compute(lambda: [plane.__setitem__(slot, value) for plane in planes])
+
+    def poll(self) -> None:
+        for one in list(self.air):
+            landed = one[0].poll()
+            if landed is not None:
+                assert landed == Landed(one[1])
+                self.air.remove(one)
+
+    def end(self) -> None:
+        self.copier.reset()
+        self.gpu.run()
+        self.poll()
+        assert not self.air
+        assert all(map(same, self.tiers, self.wanted))
+        self.copier.close()
+        for tier in self.tiers:
+            tier.close()
+        assert not self.gpu.held
+
+
+def work(seed: int, harm: Harm | None = None, **options: Any) -> None:
+    all_ = Work(seed, harm, **options)
+    for _ in range(60):
+        (all_.fly if all_.chance.random() < 0.8 else all_.write)()
+        all_.poll()
+    all_.end()
