@@ -101,13 +101,14 @@ class Driver:
     def __init__(self, library: str = "libcuda.so.1") -> None:
         try:
             self._library = ctypes.PyDLL(library)
+            self._slow = ctypes.CDLL(library)
         except OSError as error:
             raise Unavailable(f"no CUDA driver ({error}); {_INSTALL}") from error
         where, word = POINTER(c_void_p), c_uint64
-        self.init = self._function("cuInit", c_uint)
+        self.init = self._function("cuInit", c_uint, slow=True)
         self.device_get = self._function("cuDeviceGet", POINTER(c_int), c_int)
         self.device_attribute = self._function("cuDeviceGetAttribute", POINTER(c_int), c_int, c_int)
-        self.context_retain = self._function("cuDevicePrimaryCtxRetain", where, c_int)
+        self.context_retain = self._function("cuDevicePrimaryCtxRetain", where, c_int, slow=True)
         self.context_push = self._function("cuCtxPushCurrent_v2", c_void_p)
         self.context_pop = self._function("cuCtxPopCurrent_v2", where)
         self.capture_mode = self._function("cuThreadExchangeStreamCaptureMode", POINTER(c_int))
@@ -115,8 +116,10 @@ class Driver:
         self.record = self._function("cuEventRecord", c_void_p, c_void_p)
         self.wait = self._function("cuStreamWaitEvent", c_void_p, c_void_p, c_uint)
         self.query = self._function("cuEventQuery", c_void_p)
-        self.register = self._function("cuMemHostRegister_v2", c_void_p, c_size_t, c_uint)
-        self.unregister = self._function("cuMemHostUnregister", c_void_p)
+        pins = (c_void_p, c_size_t, c_uint)
+        self.register = self._function("cuMemHostRegister_v2", *pins, slow=True)
+        self.unregister = self._function("cuMemHostUnregister", c_void_p, slow=True)
+        self.synchronize = self._function("cuStreamSynchronize", c_void_p, slow=True)
         self.rows = self._function("cuMemcpy2DAsync_v2", POINTER(Rows), c_void_p)
         self.launch = self._function(
             "cuLaunchKernel", c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p
@@ -152,8 +155,9 @@ class Driver:
         self._library.cuGetErrorName(c_int(code), byref(name))
         return (name.value or b"CUDA_ERROR_%d" % code).decode()
 
-    def _function(self, name: str, *arguments: Any) -> Any:
-        function = getattr(self._library, name)
+    def _function(self, name: str, *arguments: Any, slow: bool = False) -> Any:
+        """One of its functions; a slow one gives the interpreter's lock away meanwhile."""
+        function = getattr(self._slow if slow else self._library, name)
         function.argtypes = arguments
         function.restype = c_int
 
@@ -250,15 +254,16 @@ class Cuda:
 
     def allocate(self, nbytes: int) -> Memory:
         """Device memory, zero at first, exactly as large as asked for."""
-        with self._cupy.cuda.Device(self.device):
+        cuda = self._cupy.cuda
+        with cuda.Device(self.device):
             try:
                 memory = _Allocation(self._cupy, nbytes)
-            except self._cupy.cuda.memory.OutOfMemoryError as error:
+                cuda.runtime.memset(memory.address, 0, nbytes)
+                cuda.runtime.deviceSynchronize()
+            except (cuda.memory.OutOfMemoryError, cuda.runtime.CUDARuntimeError) as error:
                 raise Unavailable(
                     f"{nbytes} bytes of device memory: {error}; ask for fewer"
                 ) from error
-            self._cupy.cuda.runtime.memset(memory.address, 0, nbytes)
-            self._cupy.cuda.runtime.deviceSynchronize()
         return memory
 
     def view(self, memory: Memory, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
@@ -377,8 +382,7 @@ class Cuda:
 
     def synchronize(self, stream: int) -> None:
         """Waits until what was submitted to the stream has ended."""
-        with self._cupy.cuda.Device(self.device):
-            self._cupy.cuda.runtime.streamSynchronize(stream)
+        self._driver.synchronize(stream)
 
 
 _made: dict[tuple[int, int], Cuda] = {}

@@ -167,6 +167,8 @@ def test_events_and_streams_are_called_with_what_was_given(stub: Stub) -> None:
         gpu.register(2**43, 2**44)
         assert stub.words[:2] == [2**43, 2**44]
         assert stub.words[2] == stub.words[3]
+        gpu.synchronize(2**45)
+        assert (stub.called, stub.words[0]) == ("cuStreamSynchronize", 2**45)
         gpu.unregister(2**43)
         assert (stub.called, stub.words[0]) == ("cuMemHostUnregister", 2**43)
 
@@ -248,13 +250,9 @@ def test_every_name_of_cupys_that_is_used_is_there() -> None:
         "deviceSynchronize",
         "getDevice",
         "memset",
-        "streamSynchronize",
     ):
         assert hasattr(cupy.cuda.runtime, name)
     assert issubclass(cupy.cuda.memory.OutOfMemoryError, MemoryError)
-    assert {"backend", "options"} <= set(cupy.RawKernel.__doc__.split()) or "options" in str(
-        cupy.RawKernel.__doc__
-    )
 
 
 def test_importing_blockyard_imports_no_cupy_and_finds_no_driver() -> None:

@@ -65,6 +65,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     SAY(WORD(stream), WORD(event), flags);
     return answered();
 }
+CUresult cuStreamSynchronize(CUstream stream) { SAY(WORD(stream)); return answered(); }
 CUresult cuEventQuery(CUevent event) { SAY(WORD(event)); return answered(); }
 CUresult cuMemHostRegister(void *address, size_t size, unsigned int flags) {
     SAY(WORD(address), size, flags, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
