@@ -47,7 +47,7 @@ class Thresholds(NamedTuple):
     """Least bytes of a piece for which it is worth its own copy."""
     most_runs: int = 4096
     """Most copies that a flight of blocks of several pieces is made of; beyond, a ring is used."""
-    ring_bytes: int = 128 << 20
+    ring_bytes: int = 256 << 20
     """Device memory, each way, in which scattered pieces are gathered into whole blocks."""
     groups: int = 128
     """Thread blocks that gather and scatter at a time."""

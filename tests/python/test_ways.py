@@ -1,5 +1,7 @@
 """Which way bytes go on a GPU: by addresses and sizes alone."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,6 +20,17 @@ def places(*pieces: int, stride: int) -> Places:
 
 def slots(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     return np.array(numbers, np.uint32)
+
+
+def runs_of(way: Way, sources: list[int], destinations: list[int]) -> Runs:
+    pairs = list(zip(sources, destinations, strict=True))
+    touching = {(one + 1, other + 1) for one, other in pairs}
+    starts = [
+        number
+        for number, pair in enumerate(pairs)
+        if number == 0 or pair not in touching or pairs[number - 1] != (pair[0] - 1, pair[1] - 1)
+    ]
+    return way.runs(slots(*sources), slots(*destinations), np.array(starts))
 
 
 PAGES = Way.between(places(0, stride=128), places(4096, stride=128), 128, ("device", "host"))
@@ -92,14 +105,14 @@ def test_no_ring_where_the_host_has_a_block_in_scattered_pieces() -> None:
 
 
 def test_runs_that_touch_on_both_sides_are_one_run() -> None:
-    runs = PAGES.runs(slots(1, 2, 3, 7), slots(5, 6, 7, 8))
+    runs = runs_of(PAGES, [1, 2, 3, 7], [5, 6, 7, 8])
     assert runs.from_.tolist() == [128, 7 * 128]
     assert runs.to.tolist() == [4096 + 5 * 128, 4096 + 8 * 128]
     assert runs.sizes.tolist() == [3 * 128, 128]
 
 
 def test_slots_that_touch_on_one_side_only_are_runs_of_their_own() -> None:
-    runs = PAGES.runs(slots(1, 2, 3), slots(5, 4, 3))
+    runs = runs_of(PAGES, [1, 2, 3], [5, 4, 3])
     assert runs.sizes.tolist() == [128] * 3
 
 
@@ -142,13 +155,34 @@ def test_runs_are_every_byte_of_every_block_and_no_other(
             for byte in range(int(size))
         ]
 
-    found = pairs(way.runs(slots(*sources), slots(*destinations)))
+    found = pairs(runs_of(way, sources, destinations))
     assert len(found) == len(wanted)
     assert set(found) == wanted
 
 
 def test_through_the_ring_blocks_come_whole_and_those_that_touch_below_together() -> None:
-    runs = LAYERS.through(100_000, slots(4, 5, 9))
-    assert runs.to.tolist() == [9000 + 4 * 192, 9000 + 9 * 192]
-    assert runs.from_.tolist() == [100_000, 100_000 + 2 * 192]
-    assert runs.sizes.tolist() == [2 * 192, 192]
+    runs, fillings = LAYERS.through(100_000, 2, slots(4, 5, 9, 10, 11))
+    block = 192
+    assert runs.to.tolist() == [9000 + block * slot for slot in (4, 9, 11)]
+    assert runs.from_.tolist() == [100_000] * 3
+    assert runs.sizes.tolist() == [2 * block, 2 * block, block]
+    assert fillings == [0, 1, 2, 3]
+
+
+@given(st.lists(st.integers(0, 50), unique=True, min_size=1, max_size=40), st.integers(1, 45))
+def test_every_block_passes_through_the_ring_once_in_its_filling(
+    below: list[int], held: int
+) -> None:
+    runs, fillings = LAYERS.through(10**6, held, slots(*below))
+    assert len(fillings) == -(-len(below) // held) + 1
+    found = []
+    for first, end in itertools.pairwise(fillings):
+        filled = set()
+        for run in range(first, end):
+            for at in range(0, int(runs.sizes[run]), 192):
+                inside = (int(runs.from_[run]) + at - 10**6) // 192
+                assert 0 <= inside < held
+                filled.add(inside)
+                found.append((int(runs.to[run]) + at - 9000) // 192)
+        assert filled == set(range(len(filled)))
+    assert found == below

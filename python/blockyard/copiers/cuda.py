@@ -8,13 +8,14 @@ that it has landed.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from blockyard._core import Misuse, Unavailable, Unsupported
 from blockyard.copiers import Landed, Receipt, Slots
-from blockyard.copiers.ways import Way, width
+from blockyard.copiers.ways import Starts, Way, width
 from blockyard.gpu import Addresses, Gpu, GpuError, Memory, Move, Places, address_of
 from blockyard.layout import natural
 from blockyard.log import Limited
@@ -213,9 +214,11 @@ class CudaCopier:
         self, pair: tuple[str, str], source: Tier, sources: Slots, destinations: Slots
     ) -> "_Task":
         """What is to be queued for each plane."""
-        breaks = (np.diff(sources) != 1) | (np.diff(destinations) != 1)
-        runs, blocks = int(np.count_nonzero(breaks)) + 1, len(sources)
-        batches = self._gpu.batches
+        breaks = np.ones(len(sources), np.bool_)
+        np.not_equal(sources[1:] - sources[:-1], 1, out=breaks[1:])
+        breaks[1:] |= destinations[1:] - destinations[:-1] != 1
+        starts = np.flatnonzero(breaks)
+        runs, blocks, batches = len(starts), len(sources), self._gpu.batches
         roads = []
         for plane in source.layout.planes if blocks else ():
             tabled = self._ways[*pair, plane.name]
@@ -224,7 +227,7 @@ class CudaCopier:
             else:
                 road = tabled.way.road(runs, blocks, self._limits, batches=batches)
                 roads.append((tabled, road))
-        return _Task(roads, sources, destinations)
+        return _Task(roads, sources, destinations, starts)
 
     def _queue(
         self, lane: "_Lane", flight: "_Flight", task: "_Task", pair: tuple[str, str]
@@ -258,7 +261,8 @@ class CudaCopier:
                 rows = way.piece_bytes, flight.blocks
                 self._gpu.copy_rows(to, pitches[0], from_, pitches[1], *rows, lane.stream)
             elif road == "runs":
-                self._gpu.copy(*way.runs(task.sources, task.destinations), lane.stream)
+                runs = way.runs(task.sources, task.destinations, task.starts)
+                self._gpu.copy(*runs, lane.stream)
             elif road == "ring":
                 self._through_ring(lane, flight, tabled, task)
             elif road == "kernel":
@@ -277,18 +281,18 @@ class CudaCopier:
         """As many blocks at a time as the ring holds: whole below, in pieces above."""
         way, ring = tabled.way, lane.ring
         assert ring is not None  # noqa: S101 - made where a way has need of it
+        down = way.below == "destination"
         held = ring.nbytes // way.block_bytes
-        for first in range(0, flight.blocks, held):
-            part = slice(first, min(first + held, flight.blocks))
-            move = tabled.gather(flight, part, self._limits.groups)
-            if way.below == "destination":
-                self._gpu.move(move, lane.stream)
-                runs = way.through(ring.address, task.destinations[part])
-                self._gpu.copy(*runs, lane.stream)
-            else:
-                runs = way.through(ring.address, task.sources[part])
-                self._gpu.copy(*runs, lane.stream)
-                self._gpu.move(move, lane.stream)
+        below = task.destinations if down else task.sources
+        (to, from_, sizes), fillings = way.through(ring.address, held, below)
+        copy, move, stream = self._gpu.copy, self._gpu.move, lane.stream
+        for number, gather in enumerate(tabled.gathers(flight, held, self._limits.groups)):
+            part = slice(fillings[number], fillings[number + 1])
+            if down:
+                move(gather, stream)
+            copy(to[part], from_[part], sizes[part], stream)
+            if not down:
+                move(gather, stream)
 
     def _lose(self, error: GpuError) -> None:
         """An error of the driver: said, and if it is the last, everything in the air is lost."""
@@ -448,6 +452,8 @@ class _Task(NamedTuple):
     roads: "list[tuple[_Tabled, str]]"
     sources: Slots
     destinations: Slots
+    starts: Starts
+    """Of the runs of blocks whose slots are consecutive on both sides."""
 
     @property
     def by_kernel(self) -> bool:
@@ -521,15 +527,17 @@ class _Tabled:
             groups,
         )
 
-    def gather(self, flight: _Flight, part: slice, groups: int) -> Move:
-        """Between the device and the ring, for some of the flight's blocks."""
+    def gathers(self, flight: _Flight, held: int, groups: int) -> Iterator[Move]:
+        """Between the device and the ring, so many of the flight's blocks at a time."""
         way, ring = self.way, self._ring
-        from_slots, to_slots = (table + 4 * part.start for table in flight.tables)
-        from_ = self._tables[0], way.source.stride, from_slots
-        to = self._tables[1], way.destination.stride, to_slots
-        if way.below == "destination":
-            to = self._tables[2], ring.stride, 0
-        else:
-            from_ = self._tables[2], ring.stride, 0
-        sizes = part.stop - part.start, way.pieces, way.piece_bytes
-        return Move(*from_, *to, *sizes, self.ring_width, groups)
+        source = self._tables[0], way.source.stride
+        target = self._tables[1], way.destination.stride
+        inside = self._tables[2], ring.stride, 0
+        sizes = way.pieces, way.piece_bytes, self.ring_width, groups
+        from_slots, to_slots = flight.tables
+        for first in range(0, flight.blocks, held):
+            blocks, skip = min(held, flight.blocks - first), 4 * first
+            if way.below == "destination":
+                yield Move(*source, from_slots + skip, *inside, blocks, *sizes)
+            else:
+                yield Move(*inside, *target, to_slots + skip, blocks, *sizes)

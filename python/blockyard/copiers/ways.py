@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blockyard.copiers import Slots
 from blockyard.gpu import Addresses, Places
 from blockyard.plan import Thresholds
 
-__all__ = ["Runs", "Way", "width"]
+__all__ = ["Runs", "Starts", "Way", "width"]
 
 Road = Literal["rows", "runs", "ring", "kernel"]
+Starts = NDArray[np.intp]
 
 
 class Runs(NamedTuple):
@@ -102,32 +104,47 @@ class Way:
             return "runs"
         return "ring" if batches and self.pieces > 1 else "kernel"
 
-    def runs(self, sources: Slots, destinations: Slots) -> Runs:
-        """All runs of some blocks; those that follow one another on both sides are one."""
-        to = _starts(self.destination, destinations)
-        from_ = _starts(self.source, sources)
-        size = np.uint64(self.piece_bytes)
-        if self.pieces > 1:
-            return Runs(to, from_, np.full(len(to), size))
-        breaks = (np.diff(to) != size) | (np.diff(from_) != size)
-        first = np.concatenate((_FIRST, np.flatnonzero(breaks) + 1))
-        counts = np.diff(np.append(first, len(to))).astype(np.uint64)
-        return Runs(to[first], from_[first], counts * size)
+    def runs(self, sources: Slots, destinations: Slots, starts: Starts) -> Runs:
+        """All runs of some blocks.
 
-    def through(self, ring: int, slots: Slots) -> Runs:
-        """Runs between the blocks of a ring that begins there and slots of the tier below."""
-        inside = np.uint64(ring) + np.arange(len(slots), dtype=np.uint64) * np.uint64(
-            self.block_bytes
-        )
+        Args:
+            sources: Slots, shape (blocks,).
+            destinations: Slots, shape (blocks,).
+            starts: Of the runs of blocks whose slots are consecutive on both sides.
+        """
+        to = _addresses(self.destination, destinations)
+        from_ = _addresses(self.source, sources)
+        if not self.flat or self.pieces > 1 or len(starts) == len(sources):
+            return Runs(to, from_, np.full(len(to), self.piece_bytes, np.uint64))
+        return Runs(to[starts], from_[starts], self._lengths(starts, len(sources)))
+
+    def through(self, ring: int, held: int, slots: Slots) -> tuple[Runs, list[int]]:
+        """Runs between slots of the tier below and a ring that is filled again and again.
+
+        Args:
+            ring: Address of the ring.
+            held: Blocks that it holds.
+            slots: Of the tier below, shape (blocks,).
+
+        Returns:
+            The runs, and where those of each filling begin, with the end of the last behind them.
+        """
         side = self.source if self.below == "source" else self.destination
-        outside = np.uint64(side.pieces[0]) + slots * np.uint64(side.stride)
         size = np.uint64(self.block_bytes)
-        breaks = np.diff(outside) != size
-        first = np.concatenate((_FIRST, np.flatnonzero(breaks) + 1))
-        counts = np.diff(np.append(first, len(slots))).astype(np.uint64)
-        ends = outside[first], inside[first]
-        to, from_ = ends if self.below == "destination" else ends[::-1]
-        return Runs(to, from_, counts * size)
+        inside = np.uint64(ring) + np.arange(len(slots), dtype=np.uint64) % np.uint64(held) * size
+        outside = slots * np.uint64(side.stride) + side.pieces[0]
+        breaks = np.ones(len(slots), np.bool_)
+        np.not_equal(outside[1:] - outside[:-1], size, out=breaks[1:])
+        breaks[::held] = True
+        starts = np.flatnonzero(breaks)
+        fillings = np.searchsorted(starts, np.arange(0, len(slots) + held, held))
+        to, from_ = (outside, inside) if self.below == "destination" else (inside, outside)
+        lengths = self._lengths(starts, len(slots))
+        return Runs(to[starts], from_[starts], lengths), fillings.tolist()
+
+    def _lengths(self, starts: Starts, blocks: int) -> Addresses:
+        counts = np.diff(starts, append=blocks).astype(np.uint64)
+        return counts * np.uint64(self.block_bytes)
 
 
 def width(source: Places, destination: Places, piece_bytes: int) -> int:
@@ -137,10 +154,9 @@ def width(source: Places, destination: Places, piece_bytes: int) -> int:
     return next(bytes_ for bytes_ in (16, 8, 4, 1) if all(not one % bytes_ for one in every))
 
 
-_FIRST = np.zeros(1, np.intp)
-
-
-def _starts(places: Places, slots: Slots) -> Addresses:
+def _addresses(places: Places, slots: Slots) -> Addresses:
     """Of every piece of these slots, shape (slots * pieces,)."""
-    stride = np.uint64(places.stride)
-    return (slots.astype(np.uint64)[:, None] * stride + places.pieces).reshape(-1)
+    wide = slots * np.uint64(places.stride)
+    if len(places.pieces) == 1:
+        return wide + places.pieces
+    return (wide[:, None] + places.pieces).reshape(-1)
