@@ -23,7 +23,7 @@ __all__ = ["Attributes", "Cuda", "Driver", "Rows", "current"]
 
 _INSTALL = (
     "pip install 'blockyard[cuda12]', or [cuda13], as the driver has it; "
-    "the tier that needs no GPU is blockyard.tiers.memory.MemoryTier"
+    "no GPU is needed by blockyard.tiers.memory.MemoryTier, nor with --device memory"
 )
 # From cuda.h.
 _NOT_READY = 600

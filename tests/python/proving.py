@@ -3,9 +3,13 @@
 import dataclasses
 import random
 from collections import Counter
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
+from blockyard.copiers import Copier
 from blockyard.copiers.threads import ThreadCopier
+from blockyard.devices import NUMPY, Device, fetched
 from blockyard.engine import Step
 from blockyard.engines.model import Model
 from blockyard.engines.sampling import Sampling
@@ -16,7 +20,12 @@ from blockyard.request import State
 from blockyard.testing import Script, ScriptedCopier
 
 SIZE = 8
-MODEL = Model(ModelConfig(layers=4, vocabulary=512), 7)
+AT_ONCE = partial(ThreadCopier, workers=0)
+
+
+@cache
+def model(xp: Any) -> Model:
+    return Model(ModelConfig(layers=4, vocabulary=512), 7, xp=xp)
 
 
 class Bytes:
@@ -59,7 +68,7 @@ class Watched:
         return [self.play.seats[seat] for seat in seats]
 
     def kv(self, slot: int, offset: int) -> bytes:
-        return self.play.kv[slot, :, offset].tobytes()
+        return fetched(self.play.kv[slot, :, offset]).tobytes()
 
     def chain(self, request: Any, tokens: list[int]) -> list[int]:
         chain = self.chains.setdefault(request, [0])
@@ -96,10 +105,17 @@ class Watched:
                 )
 
 
-def undisturbed(talks: list[Talk], known: Bytes, sampling: Sampling) -> dict[str, list[int]]:
+def undisturbed(
+    talks: list[Talk], known: Bytes, sampling: Sampling, on: Device = NUMPY
+) -> dict[str, list[int]]:
     blocks = sum(-(-talk.tokens // SIZE) for talk in talks)
     play = Play(
-        talks, Memory(blocks + 1, 0, "recompute"), MODEL, block_size=SIZE, sampling=sampling
+        talks,
+        Memory(blocks + 1, 0, "recompute"),
+        model(on.xp),
+        block_size=SIZE,
+        sampling=sampling,
+        on=on,
     )
     try:
         watched = known.watch(play)
@@ -111,8 +127,17 @@ def undisturbed(talks: list[Talk], known: Bytes, sampling: Sampling) -> dict[str
         play.close()
 
 
-def prove(seed: int) -> Counter[str]:
+def prove(
+    seed: int,
+    on: Device = NUMPY,
+    inner: Callable[[], Copier] | None = AT_ONCE,
+) -> Counter[str]:
     """Plays talks with ample memory, then under pressure: no token, and no byte, may differ.
+
+    Args:
+        seed: Of talks, pressure and faults.
+        on: What computes, and in whose memory.
+        inner: Makes what moves the bytes, under the faults; None for what the crane takes.
 
     Returns:
         What came to pass under pressure.
@@ -127,28 +152,28 @@ def prove(seed: int) -> Counter[str]:
     assert max(talk.tokens for talk in talks) >= 8 * SIZE
     sampling = Sampling(temperature=chance.choice([0.0, 0.8]), seed=seed)
     known = Bytes()
-    tokens = undisturbed(talks, known, sampling)
+    tokens = undisturbed(talks, known, sampling, on)
     blocks = [-(-talk.tokens // SIZE) for talk in talks]
     device = 1 + max(sum(blocks) // 4, *blocks)
     slow = chance.choice([0.0, 0.4])
-    copier = ScriptedCopier(
-        ThreadCopier(workers=0),
-        Script.seeded(seed, copies=20_000, late=slow, failing=0.05, corrupting=0.03, longest=4),
-    )
+    script = Script.seeded(seed, copies=20_000, late=slow, failing=0.05, corrupting=0.03, longest=4)
     play = Play(
         talks,
         Memory(device, chance.choice([device, 3 * device]), "park"),
-        MODEL,
+        model(on.xp),
         block_size=SIZE,
         sampling=sampling,
         stops=chance.choice(["acked", "in-order"]),
         lag=chance.choice([0, 1, 2, 3]),
         late=chance.choice([0, 0, 2]),
-        copier=copier,
+        copier=inner() if inner else None,
+        on=on,
         deadline=chance.choice([None, 3]),
         eviction=chance.choice(["recency", "heap"]),
         write=chance.choice(["on-evict", "through"]),
     )
+    crane = play.cache.crane
+    crane._copier = ScriptedCopier(crane.copier, script)
     try:
         seen = pressed(known.watch(play), chance, spared)
         compare(tokens, play.tokens, aborted={name for name in seen if name in play.talks})

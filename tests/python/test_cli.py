@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import blockyard as by
+import paper_cupy as paper
 import traces
 from blockyard.cli import cli
 from blockyard.replay import cli as replay_cli
@@ -115,6 +116,9 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--policy optimum", "--model sequential"),
         ("--model sequential --policy optimum --host-blocks 9", "knows one tier"),
         ("--model sequential --verify", "--verify is for --model virtual"),
+        ("--device gpu --verify", "'gpu' is not one of 'memory', 'cuda'"),
+        ("--device cuda", "--device cuda is where --verify moves bytes"),
+        ("--model sequential --device cuda", "--device is for --model virtual"),
         ("--model sequential --ranks 2", "--ranks is for --model virtual"),
         ("--model sequential --prefetch 2", "--prefetch is for --model virtual"),
         ("--model sequential --role decode", "--role is for --model virtual"),
@@ -421,6 +425,28 @@ def started(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+
+
+def test_bytes_are_verified_in_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    paper.installed(monkeypatch)
+    paper.waits.clear()
+    result = found("--requests", "20", "--verify", "--device", "cuda")
+    assert result["verified"]["checked"] > 0
+    assert result["verified"]["wrong"] == 0
+    assert paper.waits["get"] > 0
+
+
+def test_what_a_gpu_holds_takes_no_memory_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ran(*_what: object) -> Run:
+        raise by.Unavailable("it has begun")
+
+    paper.installed(monkeypatch)
+    monkeypatch.setattr(replay_cli, "play", ran)
+    monkeypatch.setattr("blockyard.replay.asked.os.sysconf", lambda _name: 1 << 14)
+    large = ["--requests", "3", "--device-blocks", "100000", "--verify"]
+    assert "takes 39" in refused(*large)
+    assert "it has begun" in typed(*large, "--device", "cuda").stderr
+    assert "or leave out --verify" in refused(*large, "--device", "cuda", "--host-blocks", "100000")
 
 
 @pytest.mark.parametrize("words", ["", "--verify --ranks 2"])

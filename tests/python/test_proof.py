@@ -5,9 +5,14 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+import paper_cupy as paper
+from blockyard.cli import cli
+from blockyard.engines.sampling import Sampling
 from blockyard.proof.talks import Talk
-from proving import prove
+from gpus import gpu
+from proving import Bytes, prove, undisturbed
 
 SEEDS = int(os.environ.get("BLOCKYARD_PROOFS", "20"))
 
@@ -17,6 +22,30 @@ def test_no_request_loses_a_token_under_pressure(seed: int) -> None:
     seen = prove(seed)
     wanted = ("park", "resume", "recompute", "promote", "abort", "checked")
     assert all(seen[what] for what in wanted), seen
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_request_loses_a_token_in_the_memory_of_a_gpu_on_paper(seed: int) -> None:
+    """Where copies land in an order of their own, and the worst of them fail, too."""
+    seen = prove(seed, paper.elsewhere(seed), None)
+    wanted = ("park", "resume", "recompute", "promote", "abort", "checked")
+    assert all(seen[what] for what in wanted), seen
+
+
+def test_on_paper_a_gpu_has_the_bytes_and_the_tokens_of_numpy() -> None:
+    talks, known, sampling = Talk.seeded(5, 6), Bytes(), Sampling(0.8)
+    tokens = undisturbed(talks, known, sampling)
+    positions = len(known.known)
+    assert undisturbed(talks, known, sampling, paper.elsewhere()) == tokens
+    # None that was not the same: else there were more.
+    assert len(known.known) == positions > 300
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(4))
+def test_on_a_gpu_no_request_loses_a_token_under_pressure(seed: int) -> None:
+    seen = prove(seed, gpu(), None)
+    assert all(seen[what] for what in ("park", "resume", "checked")), seen
 
 
 def test_talks_are_the_same_for_their_seed_and_differ_by_it() -> None:
@@ -34,3 +63,13 @@ def test_the_command_shows_that_tokens_are_identical() -> None:
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "identical" in line]
     assert line.split()[2:] == ["✓", "✓", "✓"]
+
+
+def test_the_command_computes_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    paper.installed(monkeypatch)
+    paper.products.clear()
+    done = CliRunner().invoke(cli, ["proof", "--talks", "3", "--device", "cuda"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    (line,) = [line for line in done.stdout.splitlines() if "identical" in line]
+    assert line.split()[2:] == ["✓", "✓", "✓"]
+    assert paper.products

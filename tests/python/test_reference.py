@@ -15,10 +15,12 @@ import pytest
 from numpy.typing import NDArray
 
 import blockyard as by
+import paper_cupy as paper
 from blockyard.copiers import Copier
 from blockyard.copiers.threads import ThreadCopier
+from blockyard.devices import NUMPY, Device, fetched
 from blockyard.engine import Chunk, Engine, Output, Start, Step, Stop
-from blockyard.engines.model import Batch, Gather, Model
+from blockyard.engines.model import TILE, Batch, Gather, Model
 from blockyard.engines.parallel import Ranks, exchanged
 from blockyard.engines.rank import Rank
 from blockyard.engines.reference import ReferenceEngine, alone
@@ -30,6 +32,7 @@ from blockyard.reserve import Nothing
 from blockyard.scheduler import Scheduler
 from blockyard.tiers.memory import MemoryTier
 from cranes import plan
+from gpus import gpu
 
 CONFIG = ModelConfig()
 MODEL = Model(CONFIG)
@@ -61,15 +64,16 @@ class Memory:
         size: int = 16,
         order: Order = "page-first",
         seed: int = 0,
+        on: Device = NUMPY,
     ) -> None:
         layout = model.config.layout(block_size=size, ranks=model.ranks, order=order)
-        tier = MemoryTier(layout, 200, name="device")
+        tier, _ = on.tiers(layout, 200, 0)
         for plane in tier.planes:
             plane[...] = 0xFF
         self.model = model
         self.size = size
         self.kv = model.view(tier)
-        assert np.isnan(self.kv).all()
+        assert np.isnan(fetched(self.kv)).all()
         self.free = np.random.default_rng(seed).permutation(np.arange(1, 200))
 
     def table(self, tokens: int) -> NDArray[np.int32]:
@@ -97,7 +101,7 @@ class Memory:
         batch = Batch(
             np.concatenate(tokens), np.concatenate(positions), np.concatenate(slots), tables, counts
         )
-        logits = self.model.forward(batch, self.kv, gather=gather)
+        logits = fetched(self.model.forward(batch, self.kv, gather=gather))
         return np.split(logits, np.cumsum(counts)[:-1])
 
     def whole(self, text: NDArray[np.int64], chunk: int) -> Floats:
@@ -185,10 +189,8 @@ def test_bits_do_not_depend_on_the_block_size(size: int) -> None:
     assert same(Memory(size=size).whole(TEXT, 40), PLAIN)
 
 
-@pytest.mark.parametrize("place", range(8))
-def test_bits_do_not_depend_on_the_neighbours(place: int) -> None:
-    """One among 8, each with chunks of its own, and one of them much longer than all others."""
-    memory = Memory(seed=place)
+def among_others(memory: Memory, place: int) -> Floats:
+    """One of 8, each with chunks of its own, and one of them much longer than all others."""
     texts = [prompt(100 + at, (20, 300, 41, 130, 64, 7, 90, 33)[at]) for at in range(8)]
     texts[place] = TEXT
     chunks = [1 + (at * 5 + place) % 17 for at in range(8)]
@@ -206,24 +208,34 @@ def test_bits_do_not_depend_on_the_neighbours(place: int) -> None:
             min(first + chunk, len(text))
             for text, first, chunk in zip(texts, firsts, chunks, strict=True)
         ]
-    assert same(np.concatenate(said), PLAIN)
+    return np.concatenate(said)
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-def test_bits_of_a_row_that_decodes_are_those_of_its_prompt(batch: int) -> None:
-    memory = Memory()
+@pytest.mark.parametrize("place", range(8))
+def test_bits_do_not_depend_on_the_neighbours(place: int) -> None:
+    assert same(among_others(Memory(seed=place), place), PLAIN)
+
+
+def decoded(memory: Memory, batch: int) -> Floats:
+    """The second half of the text, token by token, beside others."""
     texts = [TEXT, *(prompt(200 + at, 20 + 17 * at) for at in range(batch - 1))]
     tables = [memory.table(len(text)) for text in texts]
     for text, table in zip(texts, tables, strict=True):
         memory.compute([(text, table, 0, len(text) // 2)])
+    said = []
     for step in range(65):
         spans = [
             (text, table, at, at + 1)
             for text, table in zip(texts, tables, strict=True)
             if (at := len(text) // 2 + step) < len(text)
         ]
-        first = memory.compute(spans)[0]
-        assert same(first, PLAIN[65 + step : 66 + step])
+        said.append(memory.compute(spans)[0])
+    return np.concatenate(said)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_bits_of_a_row_that_decodes_are_those_of_its_prompt(batch: int) -> None:
+    assert same(decoded(Memory(), batch), PLAIN[65:])
 
 
 def test_rows_whose_attention_is_cut_for_size_have_the_same_bits(
@@ -407,13 +419,14 @@ def ran(
     size: int = 4,
     model: Model = MODEL,
     copier: Copier | None = None,
+    on: Device = NUMPY,
     **keywords: Any,
 ) -> Ran:
     """Requests through an engine of their own, in this process."""
     layout = model.config.layout(block_size=size, order=order)
     config = by.Config(layout=layout, device=device, host=host)
     cache, engine = alone(
-        model, config, sampling=sampling, stops=stops, lag=lag, late=late, copier=copier
+        model, config, sampling=sampling, stops=stops, lag=lag, late=late, copier=copier, on=on
     )
     # What was never written would show in every token.
     engine._ranks._kv[...] = np.nan  # type: ignore[union-attr]
@@ -563,6 +576,108 @@ def test_stops_are_acked_where_every_row_was_stopped() -> None:
         assert [output.step for output in outputs] == [1, 2, 3]
         assert [tuple(ack) for ack in acks] == [tuple(stop) for stop in step.stops]
         assert engine.poll() == ([], [])
+
+
+# -- in the memory of a GPU --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["page-first", "layer-first"])
+def test_on_paper_a_gpu_computes_the_same_bits(order: Order) -> None:
+    model = Model(CONFIG, xp=paper)
+    memory = Memory(model=model, on=paper.elsewhere(), order=order)
+    assert same(memory.whole(TEXT, 7), PLAIN)
+    assert same(among_others(memory, 2), PLAIN)
+    assert same(decoded(Memory(model=model, on=paper.elsewhere()), 3), PLAIN[65:])
+
+
+def test_all_products_are_called_alike_whatever_the_batch() -> None:
+    """Else the library might choose another way to sum for them."""
+    model = Model(CONFIG, xp=paper)
+    paper.products.clear()
+    Memory(model=model, on=paper.elsewhere()).whole(TEXT[:20], 1)
+    alike = set(paper.products)
+    assert {left[0][0] for left, _, _ in alike} == {TILE}
+    assert {start for arrays in alike for _, _, start in arrays} == {0}
+    paper.products.clear()
+    among_others(Memory(model=model, on=paper.elsewhere()), 1)
+    assert paper.products == alike
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_on_paper_a_gpu_says_the_same_under_a_squeeze(temperature: float) -> None:
+    model, sampling = Model(CONFIG, xp=paper), Sampling(temperature, seed=5)
+    wanted = requests(6)
+    squeezed = ran(
+        30,
+        wanted=wanted,
+        host=60,
+        lag=1,
+        model=model,
+        sampling=sampling,
+        on=paper.elsewhere(3),
+    )
+    assert squeezed.stats["preempted"] > 0
+    assert squeezed.stats["host_out"] > 0
+    assert squeezed.tokens == ran(400, wanted=wanted, sampling=sampling).tokens
+
+
+def test_a_step_waits_for_the_gpu_once_and_without_a_token_never() -> None:
+    model = Model(CONFIG, xp=paper)
+    layout = CONFIG.layout(block_size=4)
+    cache, engine = alone(model, by.Config(layout=layout, device=60), on=paper.elsewhere())
+    scheduler = Scheduler(cache, budget=16, stops=engine.stops)
+    paper.waits.clear()
+    expected = 0
+    with cache:
+        for seed in range(3):
+            scheduler.add(seed, prompt(seed, 20), most=5)
+        while not scheduler.idle:
+            engine.submit(scheduler.schedule())
+            cache.step()
+            outputs, acks = engine.poll()
+            for output in outputs:
+                expected += len(output.seats) > 0
+                assert paper.waits.total() == expected
+                scheduler.on_output(output)
+            scheduler.on_acks(acks)
+    assert paper.waits == {"get": expected}
+
+
+def test_other_weights_are_in_the_memory_of_the_first() -> None:
+    rank = Rank(Model(CONFIG, xp=paper), paper.elsewhere().tiers(CONFIG.layout(), 2, 0)[0])
+    rank.update(1)
+    rank.finish()
+    assert rank._model.xp is paper
+    assert isinstance(rank._model._embedding, paper.ndarray)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_bits_depend_on_no_company_and_are_nearly_those_of_the_books() -> None:
+    on = gpu()
+    model = Model(CONFIG, xp=on.xp)
+    whole = Memory(model=model, on=on).whole(TEXT, 64)
+    np.testing.assert_allclose(whole, dense(TEXT), atol=1e-4)
+    orders: tuple[Order, ...] = ("page-first", "layer-first")
+    for order in orders:
+        for chunk in (1, 7, 130):
+            assert same(Memory(model=model, on=on, order=order).whole(TEXT, chunk), whole)
+    for size in (1, 5, 128):
+        assert same(Memory(model=model, on=on, size=size).whole(TEXT, 40), whole)
+    for place in range(8):
+        assert same(among_others(Memory(model=model, on=on), place), whole)
+    for batch in (1, 8):
+        assert same(decoded(Memory(model=model, on=on), batch), whole[65:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_on_a_gpu_a_squeeze_changes_no_token(temperature: float) -> None:
+    on = gpu()
+    model, sampling = Model(CONFIG, xp=on.xp), Sampling(temperature, seed=5)
+    calm = ran(400, model=model, sampling=sampling, on=on)
+    squeezed = ran(37, host=60, lag=1, model=model, sampling=sampling, on=on)
+    assert squeezed.stats["preempted"] > 0
+    assert squeezed.tokens == calm.tokens
 
 
 # -- two processes -----------------------------------------------------------------------------

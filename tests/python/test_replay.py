@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blockyard as by
+import paper_cupy as paper
 from blockyard.admission import Admission, Admitted
 from blockyard.config import agree
+from blockyard.devices import NUMPY, Device
 from blockyard.engine import Step
 from blockyard.replay import hardware, workload
 from blockyard.replay.clock import Link
@@ -27,6 +29,7 @@ from blockyard.replay.setup import Progress, Setup
 from blockyard.replay.tokens import Tokens
 from blockyard.replay.trace import Trace
 from blockyard.replay.witness import Witness
+from gpus import gpu
 from yard import plan_of
 
 MEASURED = {"wall_seconds", "bookkeeping", "verified"}
@@ -297,9 +300,10 @@ def test_a_slow_link_is_not_used(trace: Trace, plain: Run) -> None:
     assert gated.ttft_ms.mean < forced.ttft_ms.mean
 
 
-def test_a_wrong_byte_is_seen() -> None:
+@pytest.mark.parametrize("on", [NUMPY, paper.elsewhere()], ids=["memory", "paper"])
+def test_a_wrong_byte_is_seen(on: Device) -> None:
     config = by.Config(device=8, host=4, layout=scaled(16, 1))
-    hands = RealHands(config)
+    hands = RealHands(config, on=on)
     slots, keys = np.array([3, 5], np.int32), np.array([11, 12], np.uint64)
     hands.write(slots, keys)
     assert hands.wrong(slots, keys) == 0
@@ -307,6 +311,30 @@ def test_a_wrong_byte_is_seen() -> None:
     hands._device.planes[0][5, 1, 7] ^= 1
     assert hands.wrong(slots, keys) == 1
     hands.close()
+
+
+def test_a_replay_moves_real_bytes_of_a_gpu(
+    trace: Trace, plain: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paper.installed(monkeypatch)
+    paper.waits.clear()
+    result = run(setup_of(trace, verify=True, device="cuda"), trace, quiet)
+    assert paper.waits["get"] > 100
+    assert modelled(result) == modelled(plain)
+    assert result.verified is not None
+    assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
+    assert result.verified.checked > 1000
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_replay_moves_real_bytes_of_a_real_gpu(trace: Trace, ranks: int) -> None:
+    gpu()
+    result = run(setup_of(trace, verify=True, device="cuda", ranks=ranks), trace, quiet)
+    assert modelled(result) == modelled(run(setup_of(trace, ranks=ranks), trace, quiet))
+    assert result.verified is not None
+    assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
+    assert result.verified.checked > 1000
 
 
 def spoiled(monkeypatch: pytest.MonkeyPatch, spoils: Callable[[RealHands, by.Plan], None]) -> None:

@@ -3,7 +3,7 @@
 Nothing here depends on how many rows there are, or on what stands in the others:
 
 - Products run in tiles of `TILE` rows, padded with zeros, so that BLAS is called with the same
-  shapes always.
+  shapes always, of memory that lies alike.
 - Sums are trees of additions of two, and all else is elementwise: no order is left to a library.
 - What is divided over ranks is divided on one rank too: `ModelConfig.shards` partial sums, added
   first to last.
@@ -95,7 +95,8 @@ class Model:
         self.seed = seed
         self.rank = rank
         self.ranks = ranks
-        self._xp = xp
+        self.xp = xp
+        """The array module that it computes with."""
         mine = config.shards // ranks
         drawn = weights(config, seed)
         self._embedding = xp.asarray(drawn["embedding"])
@@ -105,7 +106,7 @@ class Model:
             for layer in range(config.layers)
         ]
         self._output = [
-            xp.asarray(np.ascontiguousarray(drawn["output"][:, first : first + _WIDE]))[None]
+            [xp.asarray(np.ascontiguousarray(drawn["output"][:, first : first + _WIDE]))]
             for first in range(0, config.vocabulary, _WIDE)
         ]
         # With the scores' 1 / sqrt(head_dim) (Vaswani et al. 2017, 3.2.1) in the queries.
@@ -161,7 +162,7 @@ class Model:
         """
         if gather is None and self.ranks > 1:
             raise Misuse(f"rank {self.rank} of {self.ranks} has partial sums: say how to gather")
-        xp, config, count = self._xp, self.config, len(batch.tokens)
+        xp, config, count = self.xp, self.config, len(batch.tokens)
         groups = list(self._groups(batch, kv.shape[2]))
         cosines, sines = self._rotated(batch.positions)
         places = xp.asarray(batch.slots)
@@ -176,7 +177,7 @@ class Model:
             keys[blocks, offsets] = _turned(xp, k, cosines, sines)
             values[blocks, offsets] = v
             q = _turned(xp, q, cosines, sines) * self._scale
-            mixed = xp.zeros((len(fused), len(stream), layer.attended.shape[1]), np.float32)
+            mixed = xp.zeros((len(fused), len(stream), len(layer.attended[0])), np.float32)
             for group in groups:
                 attended = self._attend(q[group.rows], keys, values, group)
                 shape = (len(attended), len(fused), -1)
@@ -197,7 +198,7 @@ class Model:
 
     def _normed(self, stream: Floats, weight: Floats) -> Floats:
         """RMSNorm (Zhang and Sennrich 2019)."""
-        xp, config = self._xp, self.config
+        xp, config = self.xp, self.config
         mean = _sum(xp, stream * stream, 1)[:, None] / np.float32(config.hidden)
         normed: Floats = stream / xp.sqrt(mean + np.float32(config.eps)) * weight
         return normed
@@ -221,7 +222,7 @@ class Model:
             pages = range(known // PAGE, int(positions.max()) // PAGE + 1)
             new = [rotations(self.config, page) for page in pages]
             self._rotations = np.concatenate((self._rotations, *new), axis=1)
-        cosines, sines = self._xp.asarray(self._rotations[:, positions])
+        cosines, sines = self.xp.asarray(self._rotations[:, positions])
         return cosines, sines
 
     def _groups(self, batch: Batch, size: int) -> Iterator["_Group"]:
@@ -243,7 +244,7 @@ class Model:
                 which = tables if len(tables) == 1 else tables[at : at + len(taken)]
                 columns = -(-int(lengths.max()) // size)
                 seen = np.arange(columns * size) < lengths[:, None]
-                xp = self._xp
+                xp = self.xp
                 yield _Group(
                     xp.asarray(taken),
                     xp.asarray(batch.tables[which, :columns]),
@@ -258,7 +259,7 @@ class Model:
         Shorter rows are padded behind with weights of 0, which leave the sums as they were: pairs
         of neighbours are added, and then pairs of pairs.
         """
-        xp = self._xp
+        xp = self.xp
         shape = (len(group.tables), group.seen.shape[1], *keys.shape[2:])
         # What nobody has written may be anything, and must not come in.
         nothing = np.float32(0)
@@ -283,14 +284,14 @@ class Model:
 
 
 class _Layer(NamedTuple):
-    """Weights of one layer: of the rank's shards, (shards, in, out)."""
+    """Weights of one layer, (in, out); each of the rank's shards begins at an even address."""
 
     attention_norm: Any
-    qkv: Any
-    attended: Any
+    qkv: list[Any]
+    attended: list[Any]
     mlp_norm: Any
-    gate_up: Any
-    down: Any
+    gate_up: list[Any]
+    down: list[Any]
 
 
 class _Group(NamedTuple):
@@ -312,15 +313,14 @@ def _layer(
     shards: range,
     xp: Any,  # noqa: ANN401 - a module
 ) -> _Layer:
-    def columns(*names: str) -> Any:  # noqa: ANN401 - an array of `xp`
+    def columns(*names: str) -> list[Any]:
         """Of each shard its columns of these, side by side."""
         cut = [np.split(drawn[prefix + name], config.shards, axis=1) for name in names]
-        parts = [np.concatenate([one[shard] for one in cut], axis=1) for shard in shards]
-        return xp.asarray(np.stack(parts))
+        return [xp.asarray(np.concatenate([one[shard] for one in cut], axis=1)) for shard in shards]
 
-    def rows(name: str) -> Any:  # noqa: ANN401 - likewise
+    def rows(name: str) -> list[Any]:
         cut = np.split(drawn[prefix + name], config.shards)
-        return xp.asarray(np.stack([cut[shard] for shard in shards]))
+        return [xp.asarray(cut[shard].copy()) for shard in shards]
 
     return _Layer(
         xp.asarray(drawn[prefix + "attention_norm"]),
@@ -332,10 +332,10 @@ def _layer(
     )
 
 
-def _product(xp: Any, left: Floats, right: Floats) -> Floats:  # noqa: ANN401 - a module
-    """Of shapes (shards or 1, rows, in) and (shards, in, out), in calls of one shape."""
+def _product(xp: Any, left: Floats, right: list[Any]) -> Floats:  # noqa: ANN401 - a module
+    """Of (shards or 1, rows, in) and, of each shard, (in, out), in calls of one shape."""
     left = xp.ascontiguousarray(left)
-    out: Floats = xp.empty((len(right), left.shape[1], right.shape[2]), np.float32)
+    out: Floats = xp.empty((len(right), left.shape[1], right[0].shape[1]), np.float32)
     for shard, weight in enumerate(right):
         source = left[shard if len(left) > 1 else 0]
         for first in range(0, len(source), TILE):

@@ -1,13 +1,11 @@
 """Tensor parallel: a process per rank, with its own memory, its crane, and its shards."""
 
 import multiprocessing
-import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple, Self
 
@@ -22,6 +20,7 @@ from blockyard.engines.sampling import Sampling
 from blockyard.engines.weights import Floats, ModelConfig
 from blockyard.layout import Hello
 from blockyard.plan import Outcome, Plan
+from blockyard.processes import deaf
 from blockyard.tiers.memory import MemoryTier
 
 __all__ = ["Ranks", "exchanged"]
@@ -84,7 +83,7 @@ class Ranks:
                 own = _Own(config.to_mapping(), model, seed, self.sampling, rank)
                 what = (there, peers[rank], own)
                 process = context.Process(target=_serve, args=what, daemon=True)
-                with _deaf():
+                with deaf():
                     process.start()
                 there.close()
                 self._ranks.append((process, here))
@@ -212,18 +211,6 @@ class Ranks:
 
 def _gone(ranks: list[int]) -> Unavailable:
     return Unavailable(f"the processes of these ranks are gone: {ranks}; make all of them anew")
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Who is started meanwhile never hears Ctrl-C, which a terminal sends to all: we end it."""
-    # The first start would start this, too, which lets the signal through again.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Own(NamedTuple):

@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,10 +73,9 @@ class Rank:
 
     Args:
         model: The rank's shards.
-        tier: The rank's device memory.
+        tier: The rank's device memory, in arrays of the model's module.
         sampling: How tokens are drawn.
         gather: As in `Model.forward`.
-        xp: The array module of model and memory.
 
     Raises:
         Misuse: The memory has another layout than the model needs.
@@ -89,12 +88,10 @@ class Rank:
         *,
         sampling: Sampling | None = None,
         gather: Gather | None = None,
-        xp: Any = np,  # noqa: ANN401 - a module
     ) -> None:
         self._model = model
         self._kv = model.view(tier)
         self._gather = gather
-        self._xp = xp
         self._rows: dict[int, _Row] = {}
         self._line: deque[Work | Model] = deque()
         self.config = model.config
@@ -125,7 +122,7 @@ class Rank:
     def update(self, seed: int) -> None:
         """Other weights for the steps that are taken from now on, and no seats at first."""
         old = self._model
-        self._line.append(Model(old.config, seed, rank=old.rank, ranks=old.ranks, xp=self._xp))
+        self._line.append(Model(old.config, seed, rank=old.rank, ranks=old.ranks, xp=old.xp))
 
     def reset(self) -> None:
         """Forgets its seats, and the steps that are not computed; the weights stay the newest."""
@@ -177,7 +174,7 @@ class Rank:
         if not which:
             return []
         keys = np.array([rows[at].key for at in which], np.uint64)
-        tokens = self.sampling.draw(logits, keys, lasts[which], self._xp).tolist()
+        tokens = self.sampling.draw(logits, keys, lasts[which], self._model.xp).tolist()
         for at, token in zip(which, tokens, strict=True):
             rows[at].tokens.append(token)
         return [(int(work.seats[here[at]]), token) for at, token in zip(which, tokens, strict=True)]

@@ -10,6 +10,7 @@ from blockyard._core import Misuse, Unsupported
 from blockyard.cache import KVCache
 from blockyard.config import Config
 from blockyard.copiers import Copier
+from blockyard.devices import NUMPY, Device
 from blockyard.engine import Ack, Output, Start, Step, Stop
 from blockyard.engines.model import Model
 from blockyard.engines.parallel import Ranks
@@ -17,7 +18,6 @@ from blockyard.engines.rank import Bound, Rank, Work
 from blockyard.engines.sampling import Sampling, key_of
 from blockyard.layout import natural
 from blockyard.local import Local, local
-from blockyard.tiers.memory import MemoryTier
 
 __all__ = ["ReferenceEngine", "alone"]
 
@@ -245,8 +245,9 @@ def alone(
     lag: int = 0,
     late: int = 0,
     copier: Copier | None = None,
+    on: Device = NUMPY,
 ) -> tuple[Local, ReferenceEngine]:
-    """One process: a yard, a crane and the engine, over NumPy memory.
+    """One process: a yard, a crane and the engine.
 
     Args:
         model: All of its shards.
@@ -256,6 +257,7 @@ def alone(
         lag: As in `ReferenceEngine`.
         late: As in `ReferenceEngine`.
         copier: As in `local`.
+        on: What computes, with the model's module, and in whose memory.
 
     Raises:
         Misuse: A value is out of range, or the layout is not the model's.
@@ -264,8 +266,7 @@ def alone(
     layout = config.layout
     if layout is None:
         raise Misuse("layout is missing: without one there are no bytes")
-    device = MemoryTier(layout, config.device_blocks, name="device")
-    host = MemoryTier(layout, config.host_blocks) if config.host_blocks else None
-    rank = Rank(model, device, sampling=sampling)
-    cache = local(config, memory=(device, host), copier=copier)
+    tiers = on.tiers(layout, config.device_blocks, config.host_blocks)
+    rank = Rank(model, tiers[0], sampling=sampling)
+    cache = local(config, memory=tiers, copier=copier)
     return cache, ReferenceEngine(cache, rank, stops=stops, lag=lag, late=late)

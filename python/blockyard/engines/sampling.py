@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
+from blockyard.devices import fetched
 from blockyard.layout import natural
 
 __all__ = ["Sampling", "key_of"]
@@ -70,9 +71,7 @@ class Sampling:
             words = _mixed(words + xp.arange(logits.shape[1], dtype=np.uint64), xp)
             uniform = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
             chosen = logits.astype(np.float64) / self.temperature - xp.log(-xp.log(uniform))
-        best = chosen.argmax(axis=1).astype(np.uint32)
-        tokens: NDArray[np.uint32] = best if xp is np else xp.asnumpy(best)
-        return tokens
+        return fetched(chosen.argmax(axis=1).astype(np.uint32))
 
 
 def key_of(request: Hashable) -> int:

@@ -1,10 +1,13 @@
 """`blockyard proof`: the same talks with ample memory, and with a quarter of it."""
 
 import time
+from typing import get_args
 
 import click
 from rich.console import Console
 
+from blockyard._core import Misuse, Unavailable
+from blockyard.devices import DeviceName, device
 from blockyard.engines.model import Model
 from blockyard.engines.weights import ModelConfig
 from blockyard.proof.play import Memory, Play
@@ -23,14 +26,25 @@ _SIZE = 8
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, help="Of talks and weights.")
 @click.option("--talks", type=click.IntRange(2, 1000), default=16, help="How many.")
 @click.option("--squeeze", type=click.IntRange(1, 64), default=4, help="Part of the memory.")
+@click.option(
+    "--device",
+    "name",
+    type=click.Choice(get_args(DeviceName)),
+    default="memory",
+    help="Where it computes: with NumPy in this machine's memory, or on a GPU.",
+)
 @click.pass_context
-def proof(ctx: click.Context, /, seed: int, talks: int, squeeze: int) -> None:
+def proof(ctx: click.Context, /, seed: int, talks: int, squeeze: int, name: DeviceName) -> None:
     """Shows that no request loses its work when memory runs out.
 
     A small Llama-shaped decoder, with real KV in real blocks, answers the same talks three times:
     with ample memory; with a part of it, parking whom it must preempt; and with the same part,
     computing them again. Every token of every answer must be the same.
     """
+    try:
+        on = device(name)
+    except Unavailable as error:
+        raise Misuse(f"--device {name}: {error}") from error
     said = Talk.seeded(seed, talks)
     blocks = [-(-talk.tokens // _SIZE) for talk in said]
     ample, least = sum(blocks), max(blocks)
@@ -40,8 +54,10 @@ def proof(ctx: click.Context, /, seed: int, talks: int, squeeze: int) -> None:
         "parking": Memory(tight + 1, ample, "park"),
         "recompute": Memory(tight + 1, ample, "recompute"),
     }
-    model = Model(ModelConfig(), seed)
-    plays = {name: Play(said, memory, model, block_size=_SIZE) for name, memory in memories.items()}
+    model = Model(ModelConfig(), seed, xp=on.xp)
+    plays = {
+        way: Play(said, memory, model, block_size=_SIZE, on=on) for way, memory in memories.items()
+    }
     try:
         good = _play(plays, sum(len(talk.turns) for talk in said))
     finally:

@@ -9,6 +9,7 @@ import numpy as np
 
 from blockyard.config import Config
 from blockyard.copiers import Copier
+from blockyard.devices import NUMPY, Device
 from blockyard.engine import Output, Step
 from blockyard.engines.model import Model
 from blockyard.engines.rank import Rank
@@ -20,7 +21,6 @@ from blockyard.proof.talks import Talk
 from blockyard.request import State
 from blockyard.reserve import Nothing, Reserve
 from blockyard.scheduler import Scheduler
-from blockyard.tiers.memory import MemoryTier
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,7 +65,8 @@ class Play:
         sampling: How tokens are drawn.
         reserve: Room kept for growth; by default none, so that the memory is used to the last
             block.
-        copier: What carries bytes; None for a few threads.
+        copier: What carries bytes; None for what suits the memory.
+        on: What computes, with the module of the model, and in whose memory.
         config: More fields of `Config`.
     """
 
@@ -82,13 +83,11 @@ class Play:
         sampling: Sampling | None = None,
         reserve: Callable[[], Reserve] = Nothing,
         copier: Copier | None = None,
+        on: Device = NUMPY,
         **config: object,
     ) -> None:
         layout = model.config.layout(block_size=block_size)
-        tiers = (
-            MemoryTier(layout, memory.device, name="device"),
-            MemoryTier(layout, memory.host) if memory.host else None,
-        )
+        tiers = on.tiers(layout, memory.device, memory.host)
         sizes = {"device": memory.device, "host": memory.host}
         self._block_bytes = layout.block_bytes
         whole = Config.of({"layout": layout, **sizes, **config})

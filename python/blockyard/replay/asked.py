@@ -7,7 +7,8 @@ from itertools import product
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from blockyard._core import Misuse
+from blockyard._core import Misuse, Unavailable
+from blockyard.devices import DeviceName, device
 from blockyard.preempt import Way
 from blockyard.replay.hands import scaled
 from blockyard.replay.hardware import Roofline, preset
@@ -64,6 +65,7 @@ class Asked(TypedDict):
     max_running: int
     prefetch: int
     verify: bool
+    device: DeviceName
     json: str | None
     report: Path | None
     quiet: bool
@@ -92,6 +94,17 @@ def _check(asked: Asked) -> None:
         _check_sequential(asked)
     elif "optimum" in asked["policy"]:
         raise Misuse("--policy optimum knows the future: give --model sequential with it")
+    _check_device(asked)
+
+
+def _check_device(asked: Asked) -> None:
+    name = asked["device"]
+    if name != "memory" and not asked["verify"]:
+        raise Misuse(f"--device {name} is where --verify moves bytes: give that, too")
+    try:
+        device(name)
+    except Unavailable as error:
+        raise Misuse(f"--device {name}: {error}") from error
 
 
 def _check_source(asked: Asked) -> None:
@@ -105,6 +118,7 @@ def _check_source(asked: Asked) -> None:
 def _check_sequential(asked: Asked) -> None:
     idle = {
         "--verify": asked["verify"],
+        "--device": asked["device"] != "memory",
         "--prefetch": asked["prefetch"],
         "--ranks": (asked["ranks"] or 1) > 1,
         "--role": asked["role"] != "mixed",
@@ -174,6 +188,7 @@ def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
         victims=asked["victims"],
         seed=asked["seed"],
         verify=asked["verify"],
+        device=asked["device"],
         token_budget=asked["token_budget"],
         max_running=asked["max_running"],
         prefetch=asked["prefetch"],
@@ -185,15 +200,15 @@ def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
             f"--set: by these figures a block takes {slowest / 1e9:.3g} s to load or compute; "
             "give faster ones"
         )
-    device, host = _sizes(asked, first, trace)
-    _check_memory(device + host, first)
+    blocks, host = _sizes(asked, first, trace)
+    _check_memory(blocks, host, first)
     ways = dict.fromkeys(asked["preempt"]) or (["park"] if host else ["recompute"])
     if not host and asked["preempt"] and list(ways) != ["recompute"]:
         raise Misuse(f"--preempt {next(iter(ways))} needs a host: give one, or leave it out")
     return [
         replace(
             first,
-            device_blocks=device,
+            device_blocks=blocks,
             host_blocks=host,
             policy=policy,
             write_policy=write_policy,
@@ -211,22 +226,22 @@ def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
 
 def _sizes(asked: Asked, setup: Setup, trace: Trace) -> tuple[int, int]:
     """Blocks of device and host."""
-    device, host = asked["device_blocks"], asked["host_blocks"]
+    blocks, host = asked["device_blocks"], asked["host_blocks"]
     if asked["device_gib"] is not None:
-        device = _blocks("--device-gib", asked["device_gib"], setup.block_bytes)
+        blocks = _blocks("--device-gib", asked["device_gib"], setup.block_bytes)
     if asked["host_gib"] is not None:
         host = (
             _blocks("--host-gib", asked["host_gib"], setup.block_bytes) if asked["host_gib"] else 0
         )
-    if device is None or host is None:
+    if blocks is None or host is None:
         if asked["trace"] is None:
             default = squeezed(trace, setup.roofline, setup.block_size)
         else:
             default = roomy(setup.roofline, setup.block_size)
-        device = default[0] if device is None else device
+        blocks = default[0] if blocks is None else blocks
         if host is None:
             host = 0 if "optimum" in asked["policy"] else default[1]
-    return device, host
+    return blocks, host
 
 
 def _blocks(option: str, gib: float, block_bytes: int) -> int:
@@ -240,15 +255,17 @@ def _blocks(option: str, gib: float, block_bytes: int) -> int:
     return int(blocks)
 
 
-def _check_memory(blocks: int, setup: Setup) -> None:
+def _check_memory(blocks: int, host: int, setup: Setup) -> None:
     """Whether this machine can hold what is to be kept of so many blocks."""
-    each = _BOOK_BYTES
+    needed = (blocks + host) * _BOOK_BYTES
     if setup.verify:
-        each += setup.ranks * scaled(setup.block_size, setup.ranks).block_bytes
+        each = setup.ranks * scaled(setup.block_size, setup.ranks).block_bytes
+        # A GPU says itself what it can hold.
+        needed += (host + (blocks if setup.device == "memory" else 0)) * each
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if blocks * each > there:
+    if needed > there:
         raise Misuse(
-            f"{blocks:,} blocks: to replay that many takes {size(blocks * each)} of this "
+            f"{blocks + host:,} blocks: to replay that many takes {size(needed)} of this "
             f"machine's {size(there)}; give fewer with --device-blocks and --host-blocks"
             + (", or leave out --verify" if setup.verify else "")
         )

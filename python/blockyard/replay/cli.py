@@ -10,6 +10,7 @@ from rich.console import Console
 
 from blockyard._core import __version__
 from blockyard._typing import override
+from blockyard.devices import DeviceName
 from blockyard.preempt import Way
 from blockyard.replay import show
 from blockyard.replay.asked import MOST_BLOCKS, Asked, Policy, WritePolicy, settle
@@ -123,6 +124,12 @@ def _number(
 @_number("--max-running", 1, 4096, 256, "Most requests that run at once.")
 @_number("--prefetch", 0, 4096, 0, "Requests in line whose prefix is brought up early.")
 @click.option("--verify", is_flag=True, help="Moves real bytes, and checks every block.")
+@click.option(
+    "--device",
+    type=click.Choice(get_args(DeviceName)),
+    default="memory",
+    help="Where --verify has the device's bytes: in this machine's memory, or on a GPU.",
+)
 @click.option("--json", metavar="PATH", help="Writes the result as JSON; - is stdout.")
 @click.option("--report", type=_FILE, metavar="PATH", help="Writes a page with plots.")
 @click.option("--quiet", is_flag=True, help="Shows no progress.")

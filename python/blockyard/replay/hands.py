@@ -1,12 +1,10 @@
 """Real bytes under a replay: cranes that move them, and every block checked against its key."""
 
 import multiprocessing
-import signal
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -17,9 +15,10 @@ from numpy.typing import NDArray
 from blockyard._core import Unavailable
 from blockyard.config import Config
 from blockyard.crane import Crane
+from blockyard.devices import NUMPY, Device, DeviceName, device, fetched
 from blockyard.layout import Hello, KVLayout
 from blockyard.plan import Outcome, Plan
-from blockyard.tiers.memory import MemoryTier
+from blockyard.processes import deaf
 
 __all__ = ["BookHands", "Hands", "ProcessHands", "RealHands", "scaled"]
 
@@ -96,21 +95,33 @@ class RealHands:
         rank: Whose it is; the bytes of a key differ from rank to rank.
         shared: File of the host memory that all ranks share, if the layout has such planes.
         seed: Draws which plans are late, on each rank others.
+        on: Whose memory the device's is.
     """
 
     def __init__(
-        self, config: Config, rank: int = 0, shared: Path | None = None, *, seed: int = 0
+        self,
+        config: Config,
+        rank: int = 0,
+        shared: Path | None = None,
+        *,
+        seed: int = 0,
+        on: Device = NUMPY,
     ) -> None:
         layout = config.layout
         if layout is None:
             raise Unavailable("there is no layout, and so no bytes")
         self._rank = rank
-        self._device = MemoryTier(layout, config.device_blocks, name="device")
-        host = None
-        if config.host_blocks:
-            host = MemoryTier(layout, config.host_blocks, name="host", shared=shared)
+        self._xp = on.xp
+        self._device, host = on.tiers(
+            layout, config.device_blocks, config.host_blocks, shared=shared
+        )
         self._crane = Crane(
-            layout, rank=rank, device=self._device, host=host, fingerprint=config.fingerprint
+            layout,
+            rank=rank,
+            device=self._device,
+            host=host,
+            thresholds=config.copying,
+            fingerprint=config.fingerprint,
         )
         self._early: dict[int, Outcome] = {}
         self._late: set[int] = set()
@@ -142,17 +153,18 @@ class RealHands:
 
     def write(self, slots: Slots, keys: Keys) -> None:
         """Fills whole blocks with their key's bytes."""
+        places = self._xp.asarray(slots)
         for plane, expected in self._expected(keys):
-            plane[slots] = expected
+            plane[places] = self._xp.asarray(expected)
 
     def wrong(self, slots: Slots, keys: Keys) -> int:
-        """Compares whole blocks."""
-        bad = np.zeros(len(slots), np.bool_)
+        """Compares whole blocks, as this process reads them."""
+        places, bad = self._xp.asarray(slots), np.zeros(len(slots), np.bool_)
         for plane, expected in self._expected(keys):
-            bad |= (plane[slots] != expected).any(axis=(1, 2))
+            bad |= (fetched(plane[places]) != expected).any(axis=(1, 2))
         return int(bad.sum())
 
-    def _expected(self, keys: Keys) -> Iterable[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+    def _expected(self, keys: Keys) -> Iterable[tuple[Any, NDArray[np.uint8]]]:
         """Each device plane with what these blocks must hold in it, (blocks, pieces, bytes)."""
         for number, plane in enumerate(self._device.planes):
             _, pieces, width = plane.shape
@@ -172,16 +184,16 @@ class RealHands:
 class ProcessHands:
     """A crane per rank, each in a process of its own; plans and outcomes travel pickled."""
 
-    def __init__(self, config: Config, *, seed: int = 0) -> None:
+    def __init__(self, config: Config, *, seed: int = 0, on: DeviceName = "memory") -> None:
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="blockyard-", ignore_cleanup_errors=True)
         shared = Path(self._folder.name) / "host"
         self._ranks: list[tuple[Any, Connection]] = []
         for rank in range(config.ranks):
             here, there = context.Pipe()
-            what = (there, config.to_mapping(), rank, shared, seed)
+            what = (there, config.to_mapping(), rank, shared, seed, on)
             process = context.Process(target=_serve, args=what, daemon=True)
-            with _deaf():
+            with deaf():
                 process.start()
             there.close()
             self._ranks.append((process, here))
@@ -238,25 +250,15 @@ class ProcessHands:
         return answers
 
 
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Who is started meanwhile never hears Ctrl-C, which a terminal sends to all: we end it."""
-    # The first start would start this, too, which lets the signal through again.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _serve(pipe: Connection, config: dict[str, Any], rank: int, shared: Path, seed: int) -> None:
+def _serve(
+    pipe: Connection, config: dict[str, Any], rank: int, shared: Path, seed: int, on: DeviceName
+) -> None:
     """One rank's process: verbs of `RealHands` until the pipe closes."""
     hands: RealHands | None = None
     fault: Exception | None = None
     answers = {"hello", "land", "wrong"}
     try:
-        hands = RealHands(Config.of(config), rank, shared, seed=seed)
+        hands = RealHands(Config.of(config), rank, shared, seed=seed, on=device(on))
     except Exception as error:  # noqa: BLE001 - it is raised again where it is waited for
         fault = error
     while True:

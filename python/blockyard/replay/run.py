@@ -7,6 +7,7 @@ from typing import Final, cast
 from blockyard._core import Unavailable
 from blockyard.cache import KVCache
 from blockyard.config import Config, Speeds, agree
+from blockyard.devices import device
 from blockyard.engine import Start, Step
 from blockyard.plan import Plan
 from blockyard.replay.arrivals import Arrivals, Transfers
@@ -51,9 +52,9 @@ def run(setup: Setup, trace: Trace, progress: Callable[[Progress], None]) -> Run
     if not setup.verify:
         hands = BookHands(config)
     elif setup.ranks == 1:
-        hands = RealHands(config, seed=setup.seed)
+        hands = RealHands(config, seed=setup.seed, on=device(setup.device))
     else:
-        hands = ProcessHands(config, seed=setup.seed)
+        hands = ProcessHands(config, seed=setup.seed, on=setup.device)
     try:
         replay = _Replay(setup, trace, KVCache(agree(config, hands.hello())), hands)
         return replay.run(progress)

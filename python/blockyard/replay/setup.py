@@ -6,6 +6,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from blockyard.devices import DeviceName
 from blockyard.preempt import Way
 from blockyard.replay.hardware import Roofline
 from blockyard.replay.trace import Trace
@@ -65,6 +66,8 @@ class Setup:
     seed: int = 0
     verify: bool = False
     """Whether every block carries real bytes, checked whenever it is used again."""
+    device: DeviceName = "memory"
+    """Whose memory has these bytes."""
     token_budget: int = 8192
     """Most tokens computed in one step."""
     max_running: int = 256

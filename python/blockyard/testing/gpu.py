@@ -317,7 +317,8 @@ class PaperGpu:
     @staticmethod
     def _once(work: Callable[[], object]) -> Iterator[bool]:
         work()
-        yield True
+        # It has ended with its only step.
+        yield from ()
 
     @staticmethod
     def _until(come: Callable[[], bool]) -> Iterator[bool]:
@@ -328,11 +329,15 @@ class PaperGpu:
         return self._until(lambda: stream not in self._stuck)
 
     def _carry(self, runs: list[tuple[int, int, int]]) -> Iterator[bool]:
-        for to, from_, size in runs:
-            for first in range(0, size, _STEP):
-                step = min(_STEP, size - first)
-                ctypes.memmove(self._own(to + first, step), self._own(from_ + first, step), step)
+        parts = (
+            (to + first, from_ + first, min(_STEP, size - first))
+            for to, from_, size in runs
+            for first in range(0, size, _STEP)
+        )
+        for number, (to, from_, size) in enumerate(parts):
+            if number:
                 yield True
+            ctypes.memmove(self._own(to, size), self._own(from_, size), size)
 
     def _launch(self, move: Move) -> Iterator[bool]:
         if self._kernel is not None:
@@ -343,7 +348,9 @@ class PaperGpu:
         )
         places = [(block, piece) for block in range(move.blocks) for piece in range(move.pieces)]
         self._chance.shuffle(places)
-        for block, piece in places:
+        for number, (block, piece) in enumerate(places):
+            if number:
+                yield True
             here, there = (
                 self._table(at, move.blocks, np.uint32)[block] if at else block
                 for at in (move.from_slots, move.to_slots)
