@@ -1,7 +1,7 @@
 //! Table 2.7: resize.
 
 use crate::yard::{KINDS, SIZE, Yard, and_one, config, one, text};
-use blockyard_core::{Config, Error, Tier};
+use blockyard_core::{Config, Error, Kind, Tier};
 
 fn resize(yard: &Yard, tier: Tier, slots: u32) -> Result<(), Error> {
     let resized = yard.cache.lock().resize(tier, slots);
@@ -115,13 +115,120 @@ fn a_shrink_to_exactly_what_is_used_retires_high_slots_as_they_come_free() {
     assert!(yard.table(&low).iter().all(|&slot| slot <= 3));
     assert!(!yard.grow(&high, 1), "what retires is given to nobody");
     yard.finish(high);
-    assert_eq!(yard.device().idle, 3, "published, and matchable still");
-    assert_eq!(yard.on_device(&text(2, 3)), 3);
+    assert_eq!((yard.device().capacity, yard.device().idle), (3, 0));
     assert!(
         yard.begin_reserving(&text(4, 1), 0).is_err(),
         "no room for more"
     );
     yard.finish(low);
+}
+
+/// Of 8 device slots 4 are left, and the one idle path has its root beyond them.
+fn rooted_beyond(policy: Kind) -> Yard {
+    let yard = Yard::of(Config {
+        policy,
+        ..config(8, 8)
+    });
+    let low = yard.begin(&text(2, 4)).0;
+    let high = yard.run(&text(1, 2));
+    yard.finish(low);
+    yard.finish(yard.run(&text(1, 4)));
+    yard.finish(high);
+    device(&yard, 4).expect("nothing is held");
+    assert_eq!((yard.device().capacity, yard.device().idle), (6, 4));
+    yard
+}
+
+#[test]
+fn a_block_beyond_the_size_retires_when_its_last_child_is_evicted() {
+    for policy in KINDS {
+        let yard = rooted_beyond(policy);
+        let sizes = [1, 2].map(|blocks| {
+            // Two slots are free.
+            yard.finish(yard.begin(&text(2 + blocks, 2 + u64::from(blocks))).0);
+            (yard.device().capacity, yard.on_device(&text(1, 4)))
+        });
+        assert_eq!(sizes, [(6, 3), (4, 0)], "{policy:?}");
+        assert_eq!(yard.stats().counters.evicted[0], 4);
+        yard.at_rest();
+    }
+}
+
+#[test]
+fn a_block_beyond_the_size_that_is_read_retires_when_the_copy_has_ended() {
+    for good in [0, 1] {
+        let yard = Yard::new(8, 8);
+        let low = yard.begin(&text(1, 7)).0;
+        yard.publish(&text(2, 1));
+        let plan = yard.demote(1).unwrap();
+        yard.finish(low);
+        device(&yard, 4).unwrap();
+        assert_eq!((yard.device().capacity, yard.device().idle), (5, 1));
+        yard.fail(&plan, good);
+        assert_eq!((yard.device().capacity, yard.device().idle), (4, 0));
+        assert_eq!(yard.hits(&text(2, 1)), [0, good, 0]);
+        yard.at_rest();
+    }
+}
+
+#[test]
+fn what_retires_when_its_copies_have_landed_leaves_them_to_go_leaf_first() {
+    for policy in KINDS {
+        let yard = Yard::of(Config {
+            policy,
+            ..config(8, 8)
+        });
+        let low = yard.begin(&text(1, 5)).0;
+        let lease = yard.run(&text(2, 3));
+        let root_first = yard.demote_lease(&lease, 3);
+        yard.finish(low);
+        yard.finish(lease);
+        device(&yard, 4).unwrap();
+        assert_eq!((yard.device().capacity, yard.device().idle), (7, 3));
+        yard.land(&[root_first]);
+        assert_eq!((yard.device().capacity, yard.device().idle), (4, 0));
+        resize(&yard, Tier::HOST, 3).unwrap();
+        yard.publish_below(&text(3, 1));
+        assert_eq!(yard.hits(&text(2, 3)), [0, 2, 0]);
+        yard.at_rest();
+    }
+}
+
+#[test]
+fn blocks_beyond_the_size_retire_when_the_copy_of_the_last_has_ended() {
+    for good in [0, 1] {
+        let yard = Yard::new(8, 4);
+        yard.publish_below(&text(1, 2));
+        let lease = yard.run(&text(2, 2));
+        yard.land(&[yard.demote_lease(&lease, 1)]);
+        let plan = yard.demote_lease(&lease, 1);
+        resize(&yard, Tier::HOST, 2).unwrap();
+        assert_eq!((yard.host().capacity, yard.host().idle), (4, 3));
+        yard.fail(&plan, good);
+        assert_eq!((yard.host().capacity, yard.host().idle), (2, 2));
+        assert_eq!(yard.hits(&text(1, 2)), [0, 2, 0]);
+        yard.finish(lease);
+        yard.at_rest();
+    }
+}
+
+#[test]
+fn blocks_beyond_the_size_retire_when_their_keeps_have_ended() {
+    for broken in [false, true] {
+        let yard = Yard::new(8, 8);
+        let low = yard.begin(&text(1, 5)).0;
+        let parked = yard.park(yard.run(&text(2, 3)), 12);
+        yard.finish(low);
+        device(&yard, 4).unwrap();
+        assert_eq!(yard.device().capacity, 7);
+        if broken {
+            yard.cache.lock().clear();
+            assert_eq!(yard.device().capacity, 4);
+        }
+        yard.abandon(parked);
+        assert_eq!((yard.device().capacity, yard.device().idle), (4, 0));
+        yard.at_rest();
+    }
 }
 
 #[test]
@@ -141,7 +248,7 @@ fn idle_blocks_beyond_the_new_size_leave_child_before_parent() {
 }
 
 #[test]
-fn a_slot_that_is_loaded_when_the_tier_shrinks_retires_when_its_block_is_evicted() {
+fn a_slot_that_is_loaded_for_nobody_when_the_tier_shrinks_retires_when_it_has_landed() {
     let yard = Yard::new(8, 8);
     yard.publish_below(&text(1, 2));
     let low = yard.begin(&text(2, 5)).0;
@@ -151,10 +258,10 @@ fn a_slot_that_is_loaded_when_the_tier_shrinks_retires_when_its_block_is_evicted
     yard.finish(low);
     device(&yard, 4).unwrap();
     yard.finish(lease);
-    yard.land(&begun.plans);
-    assert_eq!(yard.on_device(&text(1, 2)), 2, "published, and matchable");
     assert!(beyond > 0);
     assert_eq!(yard.device().capacity, 4 + beyond);
+    yard.land(&begun.plans);
+    assert_eq!(yard.device().capacity, 4);
     for name in 3..5 {
         yard.publish(&text(name, 4));
     }

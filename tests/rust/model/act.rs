@@ -127,13 +127,8 @@ impl World {
                 self.yard.clear();
             }
             Op::Resize(tier, slots) => {
-                let evicted =
-                    |world: &Self| world.cache.lock().stats().counters.evicted[tier as usize];
-                let before = evicted(self);
                 let answer = self.cache.lock().resize(Tier(tier), u32::from(slots));
-                let evicted = evicted(self) - before;
-                self.yard
-                    .resize(tier as usize, u32::from(slots), &answer, evicted);
+                self.yard.resize(tier as usize, u32::from(slots), &answer);
                 return Some(answer.is_err());
             }
             _ => return self.act_on_ticket(op),

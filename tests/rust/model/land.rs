@@ -16,7 +16,7 @@ impl Yard {
             for step in &air.moves {
                 self.fence(air.to, step.2);
             }
-            return;
+            return self.settle();
         }
         let arrived = |yard: &Self, step: &(Option<usize>, u32, u32)| {
             step.0
@@ -241,7 +241,7 @@ impl Yard {
     }
 
     /// Table 2.7. What a refusal leaves is compared by the caller.
-    pub(crate) fn resize(&mut self, tier: usize, slots: u32, answer: &Result<()>, evicted: u64) {
+    pub(crate) fn resize(&mut self, tier: usize, slots: u32, answer: &Result<()>) {
         let null = if tier == DEVICE { self.null } else { 0 };
         if tier == DEVICE && slots <= null {
             return assert!(matches!(answer, Err(Error::Argument { .. })));
@@ -256,27 +256,12 @@ impl Yard {
         let shrinks = slots < self.limits[tier];
         self.limits[tier] = slots;
         self.most_fresh = self.most_fresh.max(self.limits[DEVICE] as usize);
+        self.settle();
         while shrinks && !self.fits(tier) {
             assert!(self.recompute, "a keep was in the way");
             let youngest = self.youngest().expect("something was in the way");
             self.break_keep(youngest);
         }
-        // Idle leaves beyond the size go at once, and what becomes a leaf by it.
-        let mut gone = 0;
-        let leaf = |yard: &Self| {
-            let mut beyond = yard.may_go(tier).into_iter().filter(|&slot| slot >= slots);
-            beyond.find(|&slot| {
-                let block = yard.block_in(tier, slot).expect("it is idle");
-                yard.children(tier, block).is_empty()
-            })
-        };
-        while let Some(slot) = leaf(self).filter(|_| shrinks) {
-            self.drop_copy(tier, slot);
-            gone += 1;
-        }
-        assert_eq!(gone, evicted);
-        self.evicted[tier] += gone;
-        self.settle();
     }
 
     pub(crate) fn used(&self, tier: usize) -> u64 {

@@ -68,9 +68,30 @@ impl Yard {
         depth
     }
 
+    /// Table 2.7: what is idle beyond a tier's size goes at once if nothing reads it and nothing is
+    /// below it on the tier, and what becomes such a leaf by it.
+    fn retire(&mut self) {
+        for tier in [DEVICE, HOST] {
+            let leaf = |yard: &Self| {
+                let beyond = yard.slots[tier].range(yard.limits[tier]..);
+                let mut slots = beyond.map(|(&slot, _)| slot);
+                slots.find(|&slot| {
+                    let block = yard.block_in(tier, slot);
+                    let block = block.filter(|_| yard.idle(tier, slot) && !yard.read(tier, slot));
+                    block.is_some_and(|block| yard.children(tier, block).is_empty())
+                })
+            };
+            while let Some(slot) = leaf(self) {
+                self.drop_copy(tier, slot);
+                self.evicted[tier] += 1;
+            }
+        }
+    }
+
     /// What has become idle on the device goes to the back of its class, deepest first; what is
     /// held again leaves the order.
     pub(crate) fn settle(&mut self) {
+        self.retire();
         let mut order = std::mem::take(&mut self.order);
         order.retain(|&(_, slot)| self.idle(DEVICE, slot));
         let mut new: Vec<_> = (self.slots[DEVICE].iter())

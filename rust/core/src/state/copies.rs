@@ -34,6 +34,12 @@ impl State {
         cell.hold = hold;
     }
 
+    /// The slot of the parent of the block in this one.
+    pub(super) fn parent_slot(&self, tier: usize, slot: u32) -> Option<u32> {
+        let parent = self.trie.parent(self.node_in(tier, slot)?)?;
+        self.trie[parent].slot(tier)
+    }
+
     /// Whether the slot holds a block that may be read: neither absent nor filling.
     pub(super) fn ready(&self, node: u32, tier: usize) -> Option<u32> {
         let slot = self.trie[node].slot(tier)?;
@@ -200,7 +206,11 @@ impl State {
         if self.is_hot(node, tier) {
             self.cool(node, tier);
         }
+        let parent = self.parent_slot(tier, slot);
         self.depart(node, tier, slot);
+        if let Some(parent) = parent {
+            self.retire(tier, parent);
+        }
         Some(slot)
     }
 
@@ -318,7 +328,10 @@ impl State {
     /// One holder less; the last one leaves it idle.
     pub(super) fn unpin(&mut self, tier: usize, slot: u32) {
         match self.hold(tier, slot) {
-            Hold::Pinned { pins: 1 } => self.rest(tier, slot),
+            Hold::Pinned { pins: 1 } => {
+                self.rest(tier, slot);
+                self.retire(tier, slot);
+            }
             Hold::Pinned { pins } => self.put(tier, slot, Hold::Pinned { pins: pins - 1 }),
             hold => debug_assert!(false, "unpinning slot {slot}, which is {hold:?}"),
         }

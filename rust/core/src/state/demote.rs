@@ -269,8 +269,7 @@ impl State {
         {
             return None;
         }
-        // One that a resize left beyond the limit retires, and the next is asked for.
-        while self.tiers[HOST].ledger.free() == 0 {
+        if self.tiers[HOST].ledger.free() == 0 {
             let Some(victim) = self.host_victim(&may_go) else {
                 self.unmark(0, from);
                 return None;

@@ -125,6 +125,8 @@ impl State {
                 child = Some(node);
             }
             self.leave(slot);
+            // It may have retired, and be gone.
+            child = child.filter(|&child| self.trie.alive(child));
         }
     }
 

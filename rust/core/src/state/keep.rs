@@ -99,12 +99,13 @@ impl State {
                 self.dissolve(node, u32::from(at < on_device));
                 continue;
             }
+            let below = self.ready(node, HOST);
             if at < on_device
                 && let Some(slot) = self.trie[node].slot(0)
             {
                 self.unpin(0, slot);
             }
-            if let Some(slot) = self.ready(node, HOST) {
+            if let Some(slot) = below {
                 self.unpin(HOST, slot);
             }
         }

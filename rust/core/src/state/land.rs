@@ -5,7 +5,7 @@ use super::State;
 use super::keep::HOST;
 use crate::arena::Found;
 use crate::error::{Error, Result};
-use crate::flight::{Errand, Move};
+use crate::flight::{Errand, Flight, Move};
 use crate::id::{FlightId, LeaseId, ParkedId, Retention};
 use crate::pool::Hold;
 
@@ -30,17 +30,27 @@ impl State {
             return Ok(false);
         }
         let flight = self.flights.remove(id.0.index);
-        let (from, to) = (flight.from.at(), flight.to.at());
+        let from = flight.from.at();
         // Sources before any lease: what is released later stands behind them.
         for step in &flight.moves {
             self.unmark(from, step.from);
         }
-        let good = good as usize;
+        self.settle_flight(&flight, good as usize, corrupt);
+        // Not before the copies stand as shadows of their sources.
+        for step in &flight.moves {
+            self.retire(from, step.from);
+        }
+        Ok(true)
+    }
+
+    /// What becomes of a flight's destinations, and of whoever waits for them.
+    fn settle_flight(&mut self, flight: &Flight, good: usize, corrupt: bool) {
+        let (from, to) = (flight.from.at(), flight.to.at());
         if flight.overdue {
             for step in &flight.moves {
                 self.free(to, step.to);
             }
-            return Ok(true);
+            return;
         }
         if let Some(air) = self.in_air_of(flight.from, flight.to) {
             *air -= flight.moves.len() as u32;
@@ -96,7 +106,6 @@ impl State {
                 }
             }
         }
-        Ok(true)
     }
 
     /// A fork's partial block did not come, and the engine cannot recompute it: the fork ends.
@@ -138,10 +147,10 @@ impl State {
             let keeps = u32::from(self.trie[node].keeps);
             if at < good && self.trie[node].epoch == self.trie.epoch() {
                 self.fill(node, tier, step.to, keeps.max(1));
+                self.note_copy(node, true);
                 if keeps == 0 {
                     self.unpin(tier, step.to);
                 }
-                self.note_copy(node, true);
                 kept.landed |= keeps > 0;
                 kept.shared |= keeps > 1;
                 continue;

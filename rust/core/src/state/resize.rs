@@ -4,15 +4,15 @@
 use super::State;
 use super::keep::HOST;
 use crate::error::{Error, Result};
-use crate::evict::{Evict, Stand};
+use crate::evict::Evict;
 use crate::id::Tier;
 use crate::pool::Hold;
 
 impl State {
     /// Gives a tier `slots` slots. Growing is at once. Shrinking is refused with `InUse` where
     /// what is pinned, claimed, promised or quarantined does not fit; keeps in the way are broken
-    /// first where the engine can recompute. Idle and held slots beyond the new size retire as
-    /// they come free.
+    /// first where the engine can recompute. Slots beyond the new size retire as they come free:
+    /// an idle block there is evicted once nothing reads it and nothing is below it.
     pub fn resize(&mut self, tier: Tier, slots: u32) -> Result<()> {
         let at = tier.at();
         if at >= self.tiers.len() {
@@ -84,12 +84,15 @@ impl State {
                 });
             }
         }
+        // What is an idle leaf now; later each goes as it becomes one.
+        for slot in slots..self.tiers[tier].pool.len() {
+            self.retire(tier, slot);
+        }
         while !fits && self.break_youngest() {
             let ledger = &self.tiers[tier].ledger;
             fits = ledger.used() <= want && ledger.available() >= 0;
         }
         debug_assert!(fits, "tier {tier} does not fit {slots} slots");
-        self.retire_idle(tier);
         Ok(())
     }
 
@@ -104,12 +107,13 @@ impl State {
                     pins: kept[slot as usize],
                 })
         };
-        // An anonymous block dissolves with its last keep.
-        let gone = |slot: u32| {
+        // An anonymous block dissolves with its last keep, also one that is in the air.
+        let dissolves = |slot: u32| {
             let node = self.node_in(tier, slot);
-            kept(slot) && node.is_some_and(|node| self.trie[node].is_anonymous())
+            node.is_some_and(|node| self.trie[node].is_anonymous())
         };
-        let blocked = self.blocked_without(tier, gone);
+        let gone = |slot: u32| kept(slot) && dissolves(slot);
+        let blocked = self.blocked_without(tier, dissolves);
         let promised = match tier {
             HOST => self.kept_by_tickets(HOST),
             _ => ledger.promised(),
@@ -157,10 +161,7 @@ impl State {
             let mut at = Some(slot).filter(|&slot| (filling || cell.readers > 0) && !gone(slot));
             while let Some(slot) = at.filter(|&slot| !blocked[slot as usize]) {
                 blocked[slot as usize] = true;
-                let parent = self
-                    .node_in(tier, slot)
-                    .and_then(|node| self.trie.parent(node));
-                at = parent.and_then(|parent| self.trie[parent].slot(tier));
+                at = self.parent_slot(tier, slot);
             }
         }
         blocked
@@ -195,23 +196,5 @@ impl State {
         let slots = 0..self.tiers[tier].pool.len();
         let takeable = slots.filter(|&slot| self.takeable(tier, slot)).count() as u32;
         self.tiers[tier].ledger.set_takeable(takeable);
-    }
-
-    /// Evicts idle leaves beyond the limit, and what becomes a leaf by it.
-    fn retire_idle(&mut self, tier: usize) {
-        for first in self.tiers[tier].pool.limit()..self.tiers[tier].pool.len() {
-            let mut slot = Some(first);
-            while let Some(at) = slot.filter(|&at| at >= self.tiers[tier].pool.limit()) {
-                let idle = matches!(self.hold(tier, at), Hold::Idle { .. });
-                if !idle || self.stand_of(tier, at) != Stand::Leaf {
-                    break;
-                }
-                let parent = self
-                    .node_in(tier, at)
-                    .and_then(|node| self.trie.parent(node));
-                self.drop_copy(tier, at);
-                slot = parent.and_then(|parent| self.trie[parent].slot(tier));
-            }
-        }
     }
 }

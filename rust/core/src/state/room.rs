@@ -1,14 +1,42 @@
-//! Room: evicting exactly the deficit, from the front of the order, leaf first.
+//! Room: evicting exactly the deficit, from the front of the order, leaf first; and what a tier that
+//! has shrunk gives back.
 
 use super::State;
 use crate::evict::{Evict, Stand};
+use crate::pool::Hold;
 
 /// Victims for which it does not pay to look ahead.
 const FEW: u32 = 4;
 
 impl State {
-    /// Evicts one block that the order gave as a victim, or that is a leaf.
+    /// Evicts one block that the order gave as a victim, or that is a leaf; and of those above it
+    /// what retires by that.
     pub(super) fn drop_copy(&mut self, tier: usize, slot: u32) {
+        let mut next = Some(slot);
+        while let Some(slot) = next {
+            let parent = self.parent_slot(tier, slot);
+            self.drop_one(tier, slot);
+            next = parent.filter(|&parent| self.retires(tier, parent));
+        }
+    }
+
+    /// A slot is idle now, or read no more, or its last child has left: as a leaf beyond the tier's
+    /// size it goes at once (table 2.7), and what becomes one by that.
+    pub(super) fn retire(&mut self, tier: usize, slot: u32) {
+        if self.retires(tier, slot) {
+            self.drop_copy(tier, slot);
+        }
+    }
+
+    /// Whether the slot lies beyond the size, and nobody holds or reads what is in it, or has
+    /// anything below.
+    pub(super) fn retires(&self, tier: usize, slot: u32) -> bool {
+        slot >= self.tiers[tier].pool.limit()
+            && matches!(self.hold(tier, slot), Hold::Idle { .. })
+            && self.stand_of(tier, slot) == Stand::Leaf
+    }
+
+    fn drop_one(&mut self, tier: usize, slot: u32) {
         let takeable = self.backs_as(tier, slot, Stand::Leaf);
         let storey = &mut self.tiers[tier];
         storey.ledger.takeable_from(takeable, false);

@@ -135,13 +135,14 @@ impl State {
         Ok(())
     }
 
-    /// INV-14: no more slots than the tier was given, but for those that have yet to retire.
+    /// INV-14: no more slots than the tier was given, but for those that cannot retire yet: they
+    /// are held or read, or something is below them.
     pub(super) fn budget(&self, tier: usize) -> Check {
         let pool = &self.tiers[tier].pool;
         for (slot, cell) in pool.cells() {
-            let free = matches!(cell.hold, Hold::Free { .. });
-            if (free && slot >= pool.limit()) || (cell.hold == Hold::Retired && slot < pool.limit())
-            {
+            let free = matches!(cell.hold, Hold::Free { .. }) && slot >= pool.limit();
+            let retired = cell.hold == Hold::Retired && slot < pool.limit();
+            if free || retired || self.retires(tier, slot) {
                 let what = format!("{:?}, and the tier's size is {}", cell.hold, pool.limit());
                 return Err(self.breach("INV-14", tier, slot, what));
             }
