@@ -5,14 +5,14 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from blockyard._core import Misuse
 from blockyard.layout import Hello, KVLayout, natural
-from blockyard.plan import Thresholds
+from blockyard.thresholds import Thresholds
 
 __all__ = ["Config", "Keywords", "Speeds", "agree"]
 
@@ -50,7 +50,7 @@ class Keywords(TypedDict, total=False):
     ahead: int | None
     deadline: int | None
     speeds: Speeds | tuple[int, int, int] | None
-    thresholds: Thresholds | tuple[int, ...] | Mapping[str, int] | None
+    thresholds: Thresholds | Mapping[str, int] | None
     recompute: bool
     retries: int
     groups: int
@@ -109,7 +109,7 @@ class Config:
     ahead: int | None = None
     deadline: int | None = None
     speeds: Speeds | tuple[int, int, int] | None = None
-    thresholds: Thresholds | tuple[int, ...] | Mapping[str, int] | None = None
+    thresholds: Thresholds | Mapping[str, int] | None = None
     recompute: bool = True
     retries: int = 3
     groups: int = 1
@@ -180,7 +180,7 @@ class Config:
         if self.speeds is not None:
             values["speeds"] = list(self.speeds)
         if self.copying is not None:
-            values["thresholds"] = self.copying._asdict()
+            values["thresholds"] = asdict(self.copying)
         return {name: value for name, value in values.items() if value is not None}
 
     @property
@@ -286,20 +286,18 @@ def _speeds(given: object) -> Speeds:
 
 
 def _thresholds(given: object) -> Thresholds:
-    """Whole numbers, by name where not all are given."""
-    known = Thresholds._fields
-    if isinstance(given, Mapping):
-        for name in given:
-            if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
-                raise Misuse(f"there is no {name!r} in thresholds: did you mean {near[0]!r}?")
-        given = Thresholds(**given)
-    if not isinstance(given, tuple | list) or len(given) > len(known):
-        raise Misuse(f"thresholds = {given!r}: give a mapping with some of {', '.join(known)}")
-    found = Thresholds(*given)
-    for name, value in found._asdict().items():
-        natural(f"thresholds: {name}", value, least=name in {"ring_bytes", "groups", "link_groups"})
-    return found
+    """Some of them by name."""
+    if isinstance(given, Thresholds):
+        return given
+    if not isinstance(given, Mapping):
+        names = ", ".join(field.name for field in fields(Thresholds))
+        raise Misuse(f"thresholds = {given!r}: give a mapping with some of {names}")
+    known = [field.name for field in fields(Thresholds)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
+            raise Misuse(f"there is no {name!r} in thresholds: did you mean {near[0]!r}?")
+    return Thresholds(**given)
 
 
 def _namespace(given: object) -> tuple[tuple[str, str], ...]:

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.copiers import Copier, Landed, Receipt, Slots
+from blockyard.copiers import Copier, Joining, Landed, Receipt, Slots
 from blockyard.copiers.fitting import fitting
 from blockyard.layout import Hello, KVLayout, natural
 from blockyard.log import Limited
-from blockyard.plan import Cause, Outcome, Plan, Thresholds
+from blockyard.plan import Cause, Outcome, Plan
 from blockyard.stats import Stat
+from blockyard.thresholds import Thresholds
 from blockyard.tiers import Tier
 
 __all__ = ["Crane"]
@@ -145,6 +146,27 @@ class Crane:
         said, self._said = self._said, []
         return said
 
+    def join(self, stream: object = None, *, layer: int | None = None) -> bool:
+        """Has the engine's stream wait for what was submitted to come up, if that can be.
+
+        It says nothing of how a copy ends: one that fails is over, too.
+
+        Args:
+            stream: That which waits; None for the device tier's.
+            layer: As of `CudaCopier.join`.
+
+        Returns:
+            Whether all of it is waited for. If not, because the copier has no streams, is full, or
+            was held up by a capture, wait until the flights are reported.
+        """
+        self._start()
+        held = [copy for copy in self._waiting if copy.destination.name == "device"]
+        if isinstance(self._copier, Joining):
+            self._copier.join(stream, layer=layer)
+        else:
+            held += [copy for copy, _ in self._moving if copy.destination.name == "device"]
+        return not held
+
     def reset(self) -> None:
         """The rank was reset: what is in the air is ended, and reported as dead by the next poll.
 
@@ -249,7 +271,7 @@ class Crane:
         good = landed.good
         if copy.which is not None:
             good = int(copy.which[good]) if good < len(copy.which) else flight.blocks
-        if landed.cause is Cause.LOST:
+        if Cause.LOST in {landed.cause, flight.cause}:
             flight.good, flight.cause = 0, Cause.LOST
         elif good < flight.good:
             flight.good, flight.cause = good, landed.cause or Cause.FAILED

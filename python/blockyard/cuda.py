@@ -8,6 +8,8 @@ driver's library itself, with the lock held: it only queues work, and takes micr
 import ctypes
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 from types import TracebackType
@@ -51,7 +53,9 @@ _LOST = frozenset(
         "LAUNCH_FAILED",
         "LAUNCH_TIMEOUT",
         "MISALIGNED_ADDRESS",
+        "MPS_CLIENT_TERMINATED",
         "NVLINK_UNCORRECTABLE",
+        "TENSOR_MEMORY_LEAK",
         "UNKNOWN",
     )
 )
@@ -233,19 +237,31 @@ class Cuda:
         """Makes the device current to this thread; what follows is allowed beside a capture."""
         self._driver.context_push(self._context)
         mode = c_int(_RELAXED)
-        self._driver.capture_mode(byref(mode))
+        try:
+            self._driver.capture_mode(byref(mode))
+        except GpuError:
+            self._driver.context_pop(byref(c_void_p()))
+            raise
         self._here.modes.append(mode)
         return self
 
     def __exit__(
         self,
-        _kind: type[BaseException] | None,
+        kind: type[BaseException] | None,
         _value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
         """As it was before."""
-        self._driver.capture_mode(byref(self._here.modes.pop()))
-        self._driver.context_pop(byref(c_void_p()))
+        mode = self._here.modes.pop()
+        try:
+            try:
+                self._driver.capture_mode(byref(mode))
+            finally:
+                self._driver.context_pop(byref(c_void_p()))
+        except GpuError:
+            # What went wrong inside says more.
+            if kind is None:
+                raise
 
     @property
     def batches(self) -> bool:
@@ -291,18 +307,27 @@ class Cuda:
         return node if node >= 0 else None
 
     def stream(self) -> int:
-        """A non-blocking stream of CuPy's, of the highest priority: copies feed what waits."""
-        with self._cupy.cuda.Device(self.device):
+        """A non-blocking stream of CuPy's, its priority above the default: others wait for it."""
+        with self._made("a stream"):
             stream = self._cupy.cuda.Stream(non_blocking=True, priority=-1)
         self._kept[stream.ptr] = stream
         return int(stream.ptr)
 
     def event(self) -> int:
         """An event of CuPy's, without a time stamp."""
-        with self._cupy.cuda.Device(self.device):
+        with self._made("an event"):
             event = self._cupy.cuda.Event(block=False, disable_timing=True)
         self._kept[event.ptr] = event
         return int(event.ptr)
+
+    @contextmanager
+    def _made(self, what: str) -> Iterator[None]:
+        """On this device, with CuPy's errors told as the driver's own."""
+        try:
+            with self._cupy.cuda.Device(self.device):
+                yield
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            raise GpuError(str(error), what) from error
 
     def discard(self, stream: int, events: list[int]) -> None:
         """CuPy destroys them."""
@@ -364,17 +389,22 @@ class Cuda:
     def prepare(self, width: int) -> None:
         """Compiles the kernel for this width, unless it is there."""
         if width not in self._kernels:
-            with self._cupy.cuda.Device(self.device):
-                kernel = self._cupy.RawKernel(
-                    kernels.source(), kernels.name(width), options=kernels.options()
-                )
-                self._kernels[width] = kernel, int(kernel.kernel.ptr)
+            try:
+                with self._made("a kernel"):
+                    kernel = self._cupy.RawKernel(
+                        kernels.source(), kernels.name(width), options=kernels.options()
+                    )
+                    self._kernels[width] = kernel, int(kernel.kernel.ptr)
+            except GpuError:
+                raise
+            except Exception as error:  # of many kinds, without a common one
+                raise Unavailable(f"kernels cannot be compiled ({error}); {_INSTALL}") from error
 
     def move(self, move: Move, stream: int) -> None:
         """Launches the kernel."""
         _kernel, function = self._kernels[move.width]
         here, grid = self._here, kernels.grid(move)
-        if grid:
+        if kernels.items(move):
             here.parameters[:] = list(kernels.arguments(move))
             self._driver.launch(
                 function, grid, 1, 1, kernels.THREADS, 1, 1, 0, stream, here.arguments, None

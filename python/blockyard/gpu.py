@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 
 from blockyard._core import BlockyardError, Misuse
 
-__all__ = ["Addresses", "Array", "Gpu", "GpuError", "Memory", "Move", "Places", "address_of"]
+__all__ = [
+    "Addresses",
+    "Array",
+    "Gpu",
+    "GpuError",
+    "Memory",
+    "Move",
+    "Places",
+    "address_of",
+    "freed",
+]
 
 Addresses = NDArray[np.uint64]
 Array = Any
@@ -191,3 +201,14 @@ def address_of(stream: object) -> int:
     if not isinstance(stream, int) or isinstance(stream, bool) or stream < 0:
         raise Misuse(f"stream = {stream!r}: give its address, or PyTorch's or CuPy's object")
     return stream
+
+
+def freed(gpu: Gpu, memory: list[Memory]) -> None:
+    """Frees all of it, also where the device is lost, and beside a capture."""
+    try:
+        with gpu:
+            while memory:
+                memory.pop().free()
+    except GpuError:
+        # Of a lost device nothing can be given back.
+        memory.clear()

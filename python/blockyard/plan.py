@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from blockyard._core import Plan
 
-__all__ = ["Cause", "Outcome", "Plan", "Thresholds"]
+__all__ = ["Cause", "Outcome", "Plan"]
 
 
 class Cause(StrEnum):
@@ -33,23 +33,3 @@ class Outcome(NamedTuple):
     """How many of the plan's leading blocks are intact; over ranks the minimum counts."""
     cause: Cause | None = None
     """None when all are."""
-
-
-class Thresholds(NamedTuple):
-    """How copies between a GPU and its host are best made: measured once, and frozen here.
-
-    They change how bytes move, never which: ranks may differ in them without harm.
-    """
-
-    kernel_below: int = 1 << 20
-    """Bytes of a flight and plane below which a kernel copies over the link by itself."""
-    piece_bytes: int = 48 << 10
-    """Least bytes of a piece for which it is worth its own copy."""
-    most_runs: int = 4096
-    """Most copies that a flight of blocks of several pieces is made of; beyond, a ring is used."""
-    ring_bytes: int = 256 << 20
-    """Device memory, each way, in which scattered pieces are gathered into whole blocks."""
-    groups: int = 128
-    """Thread blocks that gather and scatter at a time."""
-    link_groups: int = 16
-    """Thread blocks that copy over the link at a time."""

@@ -16,8 +16,8 @@ from blockyard.copiers.cuda import CudaCopier
 from blockyard.copiers.threads import ThreadCopier
 from blockyard.cuda import Cuda
 from blockyard.gpu import Gpu
-from blockyard.plan import Thresholds
 from blockyard.testing.gpu import PaperGpu
+from blockyard.thresholds import Thresholds
 from blockyard.tiers import Tier
 from blockyard.tiers.device import DeviceTier
 from blockyard.tiers.memory import MemoryTier

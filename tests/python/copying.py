@@ -9,8 +9,8 @@ import numpy as np
 from blockyard import KVLayout
 from blockyard.copiers import Landed
 from blockyard.copiers.cuda import CudaCopier
-from blockyard.plan import Thresholds
 from blockyard.testing.gpu import PaperGpu
+from blockyard.thresholds import Thresholds
 from blockyard.tiers.device import DeviceTier
 from blockyard.tiers.pinned import PinnedTier
 from cranes import LAYOUTS, after, filled, same
@@ -26,13 +26,32 @@ ROADS = [
 ]
 
 
+OPENED: list[tuple[PaperGpu, CudaCopier, DeviceTier, PinnedTier]] = []
+
+
+def closed() -> None:
+    """Closes all that was opened."""
+    while OPENED:
+        for one in OPENED.pop()[1:]:
+            one.close()
+
+
+def unplugged() -> None:
+    """Closes it where streams still do what they should not."""
+    for gpu, *_ in OPENED:
+        gpu.lose()
+    closed()
+
+
 def opened(
     layout: KVLayout = LAYERED, *, device: int = 12, host: int = 9, seed: int = 0, **options: Any
 ) -> tuple[PaperGpu, DeviceTier, PinnedTier, CudaCopier]:
     own = {name: options.pop(name) for name in ("batches", "eager", "kernel") if name in options}
     gpu = PaperGpu(seed, **own)
     tier, below = DeviceTier(layout, device, gpu=gpu), PinnedTier(layout, host, gpu=gpu)
-    return gpu, tier, below, CudaCopier(tier, below, **options)
+    copier = CudaCopier(tier, below, **options)
+    OPENED.append((gpu, copier, tier, below))
+    return gpu, tier, below, copier
 
 
 def slots(*numbers: int) -> Any:
@@ -44,14 +63,20 @@ class Work:
 
     def __init__(self, seed: int, harm: Harm | None, **options: Any) -> None:
         self.chance = chance = random.Random(seed)
+        layout = LAYOUTS[chance.choice(SMALL)]
+        parts = [
+            parts
+            for parts in (1, 1, 2, 3)
+            if all(plane.pieces == 1 or plane.pieces % parts == 0 for plane in layout.planes)
+        ]
         self.gpu, device, host, self.copier = opened(
-            LAYOUTS[chance.choice(SMALL)],
+            layout,
             seed=seed,
             batches=chance.random() < 0.8,
             eager=chance.choice([0, 2, 30]),
             thresholds=chance.choice(ROADS),
             depth=chance.choice([2, 5, 64]),
-            layers=chance.choice([1, 1, 2, 3]),
+            layers=chance.choice(parts),
             **options,
         )
         if harm is not None:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
+from blockyard._typing import override
 from blockyard.copiers import Copier, Landed, Receipt
 from blockyard.copiers.threads import ThreadCopier
 from blockyard.crane import Crane

@@ -1,5 +1,7 @@
 """The copier for GPUs, on one of paper: order, failures, and what it costs."""
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,19 +9,26 @@ import numpy as np
 import pytest
 
 import blockyard as by
+import copying
 from blockyard import Cause, KVLayout, Misuse, Unavailable
 from blockyard.copiers import Landed
 from blockyard.copiers.cuda import CudaCopier
 from blockyard.crane import Crane
 from blockyard.gpu import GpuError
 from blockyard.log import Limited
-from blockyard.plan import Thresholds
 from blockyard.testing.gpu import PaperGpu
+from blockyard.thresholds import Thresholds
 from blockyard.tiers.device import DeviceTier
 from blockyard.tiers.memory import MemoryTier
 from blockyard.tiers.pinned import Pinned, PinnedTier
 from copying import LAYERED, ROADS, opened, slots, work
 from cranes import LAYOUTS, SHARED, after, filled, outcomes, plan, same
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    copying.closed()
 
 
 @pytest.fixture
@@ -72,6 +81,7 @@ def test_whatever_order_is_left_out_some_seed_shows(harm: Any) -> None:
         try:
             work(seed, harm)
         except AssertionError:
+            copying.unplugged()
             return True
         return False
 
@@ -224,6 +234,22 @@ def test_a_crane_on_a_gpu_picks_the_copier_for_it() -> None:
         )
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tiers_of_one_slot_are_copied_too(layout: str) -> None:
+    for sizes, limits in itertools.product([(1, 1), (1, 5), (5, 1)], ROADS):
+        _gpu, device, host, copier = opened(
+            LAYOUTS[layout], device=sizes[0], host=sizes[1], thresholds=limits
+        )
+        bytes_, mine = filled(device, 1), filled(host, 2)
+        copier.start(device, host, slots(0), slots(0))
+        copier.reset()
+        assert same(host, after(mine, bytes_, [0], [0]))
+        mine[0][0] = host.planes[0][0] = 99
+        copier.start(host, device, slots(0), slots(0))
+        copier.reset()
+        assert same(device, after(bytes_, mine, [0], [0]))
+
+
 def test_bad_input_is_named() -> None:
     gpu, device, host, copier = opened()
     with pytest.raises(Misuse, match="two GPUs"):
@@ -265,8 +291,8 @@ def test_what_does_not_fit_is_said_and_nothing_is_left() -> None:
     assert not gpu.held
     with pytest.raises(Unavailable, match="CUDA_ERROR_OUT_OF_MEMORY"):
         PinnedTier(LAYERED, 51, gpu=gpu)
-    with pytest.raises(Unavailable, match="to spare; ask for fewer"):
-        PinnedTier(LAYERED, 2**40, gpu=gpu)
+    with pytest.raises(Unavailable, match="ask for fewer"):
+        PinnedTier(LAYERED, 2**60, gpu=gpu)
     assert not gpu.held
     device, host = DeviceTier(LAYERED, 10, gpu=gpu), PinnedTier(LAYERED, 5, gpu=gpu)
     held = gpu.held
@@ -278,14 +304,26 @@ def test_what_does_not_fit_is_said_and_nothing_is_left() -> None:
 BOTH = LAYOUTS["fp8 with scales, layer-first"]
 
 
+def test_a_machine_is_asked_for_memory_before_each_part_of_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("blockyard.tiers.pinned._CHUNK", 1 << 20)
+    room = iter([5 * 2**20, 5 * 2**20, 2**20 - 1])
+    monkeypatch.setattr("blockyard.tiers.pinned._available", lambda: next(room))
+    gpu = PaperGpu()
+    with pytest.raises(Unavailable, match="8388608 were taken, and the machine has 1048575 more"):
+        Pinned(gpu, 9 * 2**20)
+    assert not gpu.held
+
+
 def test_pinned_memory_is_as_large_as_asked_and_tells_its_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("blockyard.tiers.pinned._CHUNK", 1 << 20)
     gpu, told = PaperGpu(), []
-    memory = Pinned(gpu, 5 * 2**20 // 2, progress=lambda taken, size: told.append((taken, size)))
-    assert told == [(2**20, 2621440), (2**21, 2621440), (2621440, 2621440)]
-    assert len(memory.array) == gpu.held == 2621440
+    memory = Pinned(gpu, 9 * 2**20, progress=lambda taken, size: told.append((taken, size)))
+    assert told == [(4 * 2**20, 9437184), (8 * 2**20, 9437184), (9437184, 9437184)]
+    assert len(memory.array) == gpu.held == 9437184
     assert not memory.array.any()
     memory.free()
     memory.free()

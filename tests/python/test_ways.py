@@ -1,6 +1,7 @@
 """Which way bytes go on a GPU: by addresses and sizes alone."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from blockyard.copiers.ways import Runs, Way
 from blockyard.gpu import Places
-from blockyard.plan import Thresholds
+from blockyard.thresholds import Thresholds
 
 LIMITS = Thresholds(kernel_below=1000, piece_bytes=64, most_runs=20, ring_bytes=1 << 20)
 
@@ -63,10 +64,10 @@ def test_small_flights_go_by_kernel_large_pieces_alone_and_small_ones_through_th
 
 
 def test_pieces_too_small_for_copies_of_their_own_take_the_ring() -> None:
-    limits = LIMITS._replace(piece_bytes=65)
+    limits = replace(LIMITS, piece_bytes=65)
     assert LAYERS.road(6, 6, limits, batches=True) == "ring"
     # A page that small has no other way than the kernel's.
-    assert PAGES.road(6, 8, LIMITS._replace(piece_bytes=129), batches=True) == "kernel"
+    assert PAGES.road(6, 8, replace(LIMITS, piece_bytes=129), batches=True) == "kernel"
 
 
 def test_within_the_device_there_is_only_the_kernel() -> None:
@@ -114,6 +115,15 @@ def test_runs_that_touch_on_both_sides_are_one_run() -> None:
 def test_slots_that_touch_on_one_side_only_are_runs_of_their_own() -> None:
     runs = runs_of(PAGES, [1, 2, 3], [5, 4, 3])
     assert runs.sizes.tolist() == [128] * 3
+
+
+def test_addresses_of_far_slots_are_not_cut_to_32_bits() -> None:
+    page = 2 << 20
+    ends = places(0, stride=page), places(1 << 40, stride=page)
+    way = Way.between(*ends, page, ("device", "host"))
+    runs = runs_of(way, [5000], [6000])
+    assert (int(runs.from_[0]), int(runs.to[0])) == (5000 * page, (1 << 40) + 6000 * page)
+    assert LAYERS.through(0, 5, slots(2**31))[0].to.tolist() == [9000 + 2**31 * 192]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What carries bytes from tier to tier. A new one is one new file here."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from blockyard.plan import Cause
 from blockyard.tiers import Tier
 
-__all__ = ["Copier", "Landed", "Receipt", "Slots"]
+__all__ = ["Copier", "Joining", "Landed", "Receipt", "Slots"]
 
 Slots = NDArray[np.uint32]
 
@@ -52,3 +52,11 @@ class Copier(Protocol):
 
     def close(self) -> None:
         """Takes nothing more. When it returns, every receipt says how its copy has ended."""
+
+
+@runtime_checkable
+class Joining(Protocol):
+    """A copier whose copies an engine's stream can wait for."""
+
+    def join(self, stream: object = None, *, layer: int | None = None) -> None:
+        """Has the stream wait for all that was started upward, or for one part of it."""

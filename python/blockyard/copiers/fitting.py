@@ -4,7 +4,7 @@ from blockyard._core import Misuse
 from blockyard.copiers import Copier
 from blockyard.copiers.cuda import CudaCopier
 from blockyard.copiers.threads import ThreadCopier
-from blockyard.plan import Thresholds
+from blockyard.thresholds import Thresholds
 from blockyard.tiers import Tier
 from blockyard.tiers.device import DeviceTier
 from blockyard.tiers.pinned import PinnedTier

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from blockyard.copiers import Slots
 from blockyard.gpu import Addresses, Places
-from blockyard.plan import Thresholds
+from blockyard.thresholds import Thresholds
 
-__all__ = ["Runs", "Starts", "Way", "width"]
+__all__ = ["Road", "Runs", "Starts", "Way", "width"]
 
 Road = Literal["rows", "runs", "ring", "kernel"]
 Starts = NDArray[np.intp]
@@ -45,15 +45,21 @@ class Way:
 
     @classmethod
     def between(
-        cls, source: Places, destination: Places, piece_bytes: int, names: tuple[str, str]
+        cls,
+        source: Places,
+        destination: Places,
+        piece_bytes: int,
+        names: tuple[str, str],
+        *,
+        apart: bool = False,
     ) -> Self:
-        """The way of a plane between the tiers of these names."""
+        """The way of a plane between the tiers of these names; `apart` leaves every piece alone."""
         whole = np.uint64(piece_bytes)
         joined = (np.diff(source.pieces) == whole) & (np.diff(destination.pieces) == whole)
         # Only as many at a time as divide all of them evenly, so that every piece stays as long.
         starts = np.flatnonzero(np.concatenate(([True], ~joined)))
         lengths = np.diff(np.append(starts, len(source.pieces)))
-        if len(set(lengths.tolist())) == 1:
+        if not apart and len(set(lengths.tolist())) == 1:
             source, destination = (
                 Places(side.pieces[starts], side.stride) for side in (source, destination)
             )
@@ -132,7 +138,7 @@ class Way:
         side = self.source if self.below == "source" else self.destination
         size = np.uint64(self.block_bytes)
         inside = np.uint64(ring) + np.arange(len(slots), dtype=np.uint64) % np.uint64(held) * size
-        outside = slots * np.uint64(side.stride) + side.pieces[0]
+        outside = np.multiply(slots, side.stride, dtype=np.uint64) + side.pieces[0]
         breaks = np.ones(len(slots), np.bool_)
         np.not_equal(outside[1:] - outside[:-1], size, out=breaks[1:])
         breaks[::held] = True
@@ -156,7 +162,8 @@ def width(source: Places, destination: Places, piece_bytes: int) -> int:
 
 def _addresses(places: Places, slots: Slots) -> Addresses:
     """Of every piece of these slots, shape (slots * pieces,)."""
-    wide = slots * np.uint64(places.stride)
+    # NumPy 1 would multiply within 32 bits.
+    wide = np.multiply(slots, places.stride, dtype=np.uint64)
     if len(places.pieces) == 1:
         return wide + places.pieces
     return (wide[:, None] + places.pieces).reshape(-1)

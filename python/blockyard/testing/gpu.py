@@ -124,6 +124,12 @@ class PaperGpu:
         """The next such call fails so; with `lost` all later ones do."""
         self._failing[call] = name, lost
 
+    def lose(self, name: str = "CUDA_ERROR_DEINITIALIZED") -> None:
+        """From now on every call fails, and nothing works any more."""
+        self._gone = name
+        for queue in self._streams.values():
+            queue.clear()
+
     @contextmanager
     def capture(self, stream: int = 0) -> Iterator[None]:
         """A graph is being captured from this stream."""
@@ -294,9 +300,7 @@ class PaperGpu:
         if name in self._failing:
             error, lost = self._failing.pop(name)
             if lost:
-                self._gone = error
-                for queue in self._streams.values():
-                    queue.clear()
+                self.lose(error)
             raise GpuError(error, name, lost=lost)
 
     def _queue(self, stream: int, work: Iterator[bool]) -> None:

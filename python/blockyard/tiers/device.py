@@ -5,9 +5,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from blockyard._core import Unsupported
+from blockyard._core import Unavailable, Unsupported
 from blockyard.cuda import current
-from blockyard.gpu import Array, Gpu, Memory, Places, address_of
+from blockyard.gpu import Array, Gpu, GpuError, Memory, Places, address_of, freed
 from blockyard.layout import KVLayout, Plane
 from blockyard.tiers.adopt import places
 from blockyard.tiers.memory import sized
@@ -26,7 +26,7 @@ class DeviceTier:
         gpu: Whose memory; None for the current CUDA device.
         stream: Address of the stream on which the engine computes over this memory: an integer, or
             an object with one, as PyTorch's and CuPy's streams are. 0 is the legacy default
-            stream. It may be set anew at any time.
+            stream. It may be set anew, to one that is behind what the old one was given.
 
     Raises:
         Misuse: It is smaller than one block.
@@ -52,6 +52,9 @@ class DeviceTier:
                     self._memory.append(self.gpu.allocate(blocks * plane.block_bytes))
                 made = zip(layout.planes, self._memory, strict=True)
                 self._planes = tuple(self._view(plane, memory) for plane, memory in made)
+        except GpuError as error:
+            self.close()
+            raise Unavailable(f"{self.nbytes} bytes of device memory: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -127,8 +130,7 @@ class DeviceTier:
         if self._planes is not None:
             self._planes = ()
         self._owners = None
-        for memory in self._memory:
-            memory.free()
+        freed(self.gpu, self._memory)
 
     def _view(self, plane: Plane, memory: Memory) -> Array:
         shape = (self.blocks, plane.pieces, plane.piece_bytes)

@@ -5,6 +5,7 @@ import ctypes
 import mmap
 import os
 import platform
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,41 +56,38 @@ class Pinned:
         progress: Progress | None = None,
         shared: Path | None = None,
     ) -> None:
-        room = _available()
-        if nbytes > room:
-            raise Unavailable(
-                f"{nbytes} bytes of pinned memory: the machine has {room} to spare; ask for fewer"
-            )
         self._gpu = gpu
         self.nbytes = nbytes
         self.array = _mapping(nbytes, shared)
         self.address = int(self.array.ctypes.data)
         _near(gpu, self.address, nbytes)
-        for taken in _touched(self.array):
+        for taken in _touched(self.array, kept=shared is not None):
             if progress is not None:
                 progress(taken, nbytes)
-        self._registered = False
         try:
             with gpu:
                 gpu.register(self.address, nbytes)
         except GpuError as error:
             raise Unavailable(
-                f"{nbytes} bytes of memory cannot be pinned ({error}); ask for fewer, or raise the "
+                f"{nbytes} bytes of memory cannot be pinned ({error}): ask for fewer, or raise the "
                 "machine's limit on locked memory"
+                + ("; a shared file is best on a memory file system" if shared else "")
             ) from error
-        self._registered = True
+        # It holds the memory: unmapped before it is unpinned, it may be somebody else's by then.
+        self._unpin = weakref.finalize(self, _unpinned, gpu, self.address, self.array)
 
     def free(self) -> None:
         """Unpins it; the memory goes when nobody has a view of it. Once is enough."""
-        if not self._registered:
-            return
-        self._registered = False
+        self._unpin()
         self.array = np.empty(0, np.uint8)
-        try:
-            with self._gpu:
-                self._gpu.unregister(self.address)
-        except GpuError as error:
-            _log.warning("pinned memory was not given back: %s", error)
+
+
+def _unpinned(gpu: Gpu, address: int, _array: Bytes) -> None:
+    try:
+        with gpu:
+            gpu.unregister(address)
+    except GpuError as error:
+        _log.warning("pinned memory was not given back: %s", error)
 
 
 class PinnedTier:
@@ -166,11 +164,15 @@ def _available() -> int:
     room = int(lines["MemAvailable"].split()[0]) * 1024
     group = Path("/sys/fs/cgroup")
     try:
-        most = (group / "memory.max").read_text(encoding="ascii").strip()
+        most = int((group / "memory.max").read_text(encoding="ascii"))
         taken = int((group / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):
+        stat = (group / "memory.stat").read_text(encoding="ascii")
+    except (OSError, ValueError):  # no such group, or "max"
         return room
-    return room if most == "max" else min(room, int(most) - taken)
+    # Files that were read count as taken, and make room.
+    parts = dict(line.split() for line in stat.splitlines())
+    files = sum(int(parts.get(name, 0)) for name in ("active_file", "inactive_file"))
+    return min(room, most - taken + files)
 
 
 def _near(gpu: Gpu, address: int, nbytes: int) -> None:
@@ -186,19 +188,31 @@ def _near(gpu: Gpu, address: int, nbytes: int) -> None:
         _log.warning("pinned memory is not bound to node %d, which is nearest the GPU", node)
 
 
-def _touched(array: Bytes) -> Iterator[int]:
-    """Takes every page; yields the bytes taken so far."""
-    page = mmap.PAGESIZE
+def _touched(array: Bytes, *, kept: bool) -> Iterator[int]:
+    """Takes every page; yields the bytes taken so far.
 
-    def touch(start: int) -> int:
-        pages = array[start : start + _CHUNK : page]
-        # What a file has already is kept.
-        np.bitwise_or(pages, 0, out=pages)
-        return min(start + _CHUNK, len(array))
+    A machine may say that it has memory as it is used, so that it is asked again and again, always
+    before what is taken next.
+    """
+    pages = array[:: mmap.PAGESIZE]
+    step = _CHUNK // mmap.PAGESIZE
 
-    starts = range(0, len(array), _CHUNK)
-    if len(starts) == 1:
-        yield touch(0)
-        return
+    def touch(first: int) -> None:
+        some = pages[first : first + step]
+        if kept:
+            # Others may be writing to the file, so that it is only read: its pages are there.
+            some.any()
+        else:
+            some[...] = 0
+
     with ThreadPoolExecutor(_TOUCHERS) as pool:
-        yield from pool.map(touch, starts)
+        for first in range(0, len(pages), _TOUCHERS * step):
+            end = min((first + _TOUCHERS * step) * mmap.PAGESIZE, len(array))
+            needed, room = end - first * mmap.PAGESIZE, _available()
+            if not kept and needed > room:
+                raise Unavailable(
+                    f"{len(array)} bytes of pinned memory: {first * mmap.PAGESIZE} were taken, and "
+                    f"the machine has {room} more to spare; ask for fewer"
+                )
+            list(pool.map(touch, range(first, first + _TOUCHERS * step, step)))
+            yield end
