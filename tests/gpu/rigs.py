@@ -1,9 +1,10 @@
 """One face for memory and copiers of every kind, so that one suite of tests fits them all."""
 
+import gc
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,7 +113,11 @@ class Rig:
         raise NotImplementedError
 
     def hold(self) -> None:
-        """The engine's work waits from here on, until `release`."""
+        """The engine's work waits from here on, until `release`.
+
+        What is given to it meanwhile must have been done before: a kernel that is loaded behind one
+        that waits may wait for it.
+        """
         raise NotImplementedError
 
     def release(self) -> None:
@@ -121,8 +126,11 @@ class Rig:
     def settle(self) -> None:
         """Waits until everything is done."""
 
-    def capture(self) -> AbstractContextManager[Any]:
-        """A graph is captured from the engine's stream."""
+    def capture(self, work: Callable[[], object]) -> AbstractContextManager[Callable[[], None]]:
+        """A graph of this work is captured from the engine's stream; answers with its launch.
+
+        The same work must have been done before: what is loaded or allocated ends a capture.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
@@ -186,8 +194,10 @@ class PaperRig(Rig):
         self.gpu.run()
 
     @override
-    def capture(self) -> AbstractContextManager[Any]:
-        return self.gpu.capture()
+    @contextmanager
+    def capture(self, work: Callable[[], object]) -> Iterator[Callable[[], None]]:
+        with self.gpu.capture():
+            yield lambda: self.gpu.compute(work)
 
     @override
     def close(self) -> None:
@@ -269,26 +279,20 @@ class CudaRig(Rig):
         self._cupy.cuda.runtime.deviceSynchronize()
 
     @override
-    def capture(self) -> AbstractContextManager[Any]:
-        return _Capture(self._stream)
-
-
-class _Capture:
-    """A graph is captured from the stream, in CUDA's strictest mode."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.graph: Any = None
-
-    def __enter__(self) -> Self:
-        runtime = pytest.importorskip("cupy").cuda.runtime
-        self._entered = self._stream.__enter__()
-        self._stream.begin_capture(runtime.streamCaptureModeGlobal)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.graph = self._stream.end_capture()
-        self._stream.__exit__(None, None, None)
+    @contextmanager
+    def capture(self, work: Callable[[], object]) -> Iterator[Callable[[], None]]:
+        graph: list[Any] = []
+        # What the collector frees would end the capture: it is in CUDA's strictest mode.
+        gc.collect()
+        gc.disable()
+        with self._stream:
+            self._stream.begin_capture(self._cupy.cuda.runtime.streamCaptureModeGlobal)
+            try:
+                work()
+                yield lambda: graph[0].launch(self._stream)
+            finally:
+                graph.append(self._stream.end_capture())
+                gc.enable()
 
 
 def gpu_tiers(gpu: Gpu, layout: KVLayout, device: int, host: int) -> tuple[DeviceTier, PinnedTier]:

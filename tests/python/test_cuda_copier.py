@@ -1,6 +1,7 @@
 """The copier for GPUs, on one of paper: order, failures, and what it costs."""
 
 import itertools
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,21 @@ import copying
 from blockyard import Cause, KVLayout, Misuse, Unavailable
 from blockyard.copiers import Landed
 from blockyard.copiers.cuda import CudaCopier
+from blockyard.copiers.threads import ThreadCopier
+from blockyard.copiers.ways import Way
 from blockyard.crane import Crane
 from blockyard.gpu import GpuError
 from blockyard.log import Limited
+from blockyard.testing import ScriptedCopier, hang
 from blockyard.testing.gpu import PaperGpu
 from blockyard.thresholds import Thresholds
 from blockyard.tiers.device import DeviceTier
 from blockyard.tiers.memory import MemoryTier
-from blockyard.tiers.pinned import Pinned, PinnedTier
+from blockyard.tiers.pinned import Pinned, PinnedTier, _available, _touched
 from copying import LAYERED, ROADS, opened, slots, work
 from cranes import LAYOUTS, SHARED, after, filled, outcomes, plan, same
+
+BOTH = LAYOUTS["fp8 with scales, layer-first"]
 
 
 @pytest.fixture(autouse=True)
@@ -218,6 +224,191 @@ def test_a_crane_reports_a_flight_as_lost_when_any_copy_of_it_was() -> None:
     assert (outcome.good, outcome.cause) == (0, Cause.FAILED)
 
 
+def test_a_copy_that_fails_half_queued_has_ended_only_with_what_was_queued(
+    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, device, host, copier = opened(BOTH, eager=0, thresholds=ROADS[1])
+    runs, seen = Way.runs, []
+
+    def second(*arguments: Any) -> Any:
+        seen.append(1)
+        if len(seen) == 2:
+            raise MemoryError("no room for a table")
+        return runs(*arguments)
+
+    monkeypatch.setattr(Way, "runs", second)
+    receipt = copier.start(device, host, slots(1), slots(1))
+    assert receipt is not None
+    assert receipt.poll() is None
+    gpu.run()
+    assert receipt.poll() == Landed(0, Cause.FAILED)
+    assert "no room for a table" in said.text
+
+
+def test_a_stream_that_is_none_refuses_the_copy_and_no_other() -> None:
+    gpu, device, host, copier = opened()
+    gpu.fail("capturing", "CUDA_ERROR_INVALID_HANDLE")
+    with pytest.raises(Unavailable, match="refused: capturing: CUDA_ERROR_INVALID_HANDLE"):
+        copier.start(device, host, slots(1), slots(1))
+    receipt = copier.start(device, host, slots(1), slots(1))
+    copier.reset()
+    assert receipt is not None
+    assert receipt.poll() == Landed(1)
+
+
+def test_whatever_fails_while_it_is_made_nothing_is_left() -> None:
+    gpu = PaperGpu()
+    device, host = DeviceTier(BOTH, 12, gpu=gpu), PinnedTier(BOTH, 9, gpu=gpu)
+    held, before = gpu.held, gpu.calls.copy()
+    copier = CudaCopier(device, host, depth=3, layers=2)
+    made = gpu.calls - before
+    copier.close()
+    assert made["allocate"] > 20
+    for call in ("allocate", "copy_rows"):
+        for after_ in range(made[call]):
+            gpu.fail(call, after=after_)
+            with pytest.raises(Unavailable):
+                CudaCopier(device, host, depth=3, layers=2)
+            gpu._failing.clear()
+            gpu.run()
+            assert gpu.held == held, (call, after_)
+    device.close()
+    host.close()
+
+
+def test_receipts_that_nobody_polls_do_not_fill_a_lane() -> None:
+    _gpu, device, host, copier = opened(depth=1)
+    for _ in range(5):
+        while copier.start(device, host, slots(1), slots(1)) is None:
+            pass
+
+
+def test_a_receipt_says_its_end_though_nobody_asks_the_first() -> None:
+    gpu, device, host, copier = opened()
+    receipts = [copier.start(device, host, slots(slot), slots(slot)) for slot in range(3)]
+    gpu.run()
+    last = receipts[-1]
+    assert last is not None
+    assert next(filter(None, (last.poll() for _ in range(3)))) == Landed(1)
+
+
+def test_no_more_is_queued_than_a_driver_takes_without_waiting() -> None:
+    gpu, device, host, copier = opened(depth=500, eager=0)
+    before = gpu.calls.total()
+    taken = 0
+    while copier.start(device, host, slots(1), slots(1)) is not None:
+        taken += 1
+    assert 50 < taken < 100
+    assert gpu.calls.total() - before < 1000
+    gpu.run()
+    assert copier.start(device, host, slots(1), slots(1)) is not None
+
+
+def test_a_crane_joins_what_the_copier_took_and_says_when_some_is_held_back() -> None:
+    gpu, device, host, copier = opened(depth=1, eager=0)
+    crane = Crane(LAYERED, device=device, host=host, copier=copier)
+    assert crane.join()
+    crane.submit([plan(1, "up", [1], [2]), plan(2, "up", [3], [4])])
+    assert not crane.join()
+    gpu.run()
+    assert crane.join()
+    crane.submit([plan(3, "down", [1], [2]), plan(4, "down", [3], [4])])
+    assert crane.join()
+    with gpu.capture():
+        crane.submit(plan(5, "up", [1], [2]))
+        with pytest.raises(Misuse, match="captured"):
+            crane.join()
+    crane.close()
+
+
+def test_a_crane_of_threads_joins_nothing_that_is_under_way() -> None:
+    device, host = MemoryTier(LAYERED, 4, name="device"), MemoryTier(LAYERED, 4)
+    copier = ScriptedCopier(ThreadCopier(workers=0), [hang()])
+    with Crane(LAYERED, device=device, host=host, copier=copier) as crane:
+        assert crane.join()
+        crane.submit(plan(1, "up", [1], [2]))
+        assert not crane.join()
+        copier.release()
+        outcomes(crane)
+        assert crane.join()
+
+
+def test_parts_are_of_the_layouts_pieces_however_they_lie_side_by_side() -> None:
+    gpu = PaperGpu(eager=0)
+    layout = KVLayout.llama(4, 1, 8, block_size=2, order="layer-first")
+    # One tensor of all layers: its pieces are one on the host and one here.
+    memory = np.zeros((6, 8, 32), np.uint8)
+    device = DeviceTier.adopt(layout, memory, axis=0, gpu=_within(gpu, memory))
+    host = PinnedTier(layout, 6, gpu=gpu)
+    filled(host, 1)
+    copier = CudaCopier(device, host, layers=4)
+    copier.start(host, device, slots(3), slots(2))
+    seen = []
+    for layer in range(4):
+        copier.join(layer=layer)
+        gpu.compute(lambda: seen.append(memory[2].copy()))
+    gpu.run()
+    for layer, bytes_ in enumerate(seen):
+        mine = slice(0, 2 * layer + 2)
+        assert np.array_equal(bytes_[mine], host.planes[0][3, mine])
+    copier.close()
+    host.close()
+    with pytest.raises(Misuse, match="layers = 3: plane 'kv' has 8 pieces"):
+        CudaCopier(device, None, layers=3)
+
+
+def _within(gpu: PaperGpu, memory: Any) -> PaperGpu:
+    """The GPU, to which this memory belongs."""
+    with gpu:
+        gpu.register(memory.ctypes.data, memory.nbytes)
+    return gpu
+
+
+def test_memory_is_unpinned_while_it_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, there = PaperGpu(), []
+    unregister = gpu.unregister
+
+    def mapped(address: int) -> None:
+        lines = Path("/proc/self/maps").read_text(encoding="ascii").splitlines()
+        ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
+        there.append(any(first <= address < end for first, end in ranges))
+        unregister(address)
+
+    monkeypatch.setattr(gpu, "unregister", mapped)
+    Pinned(gpu, 64 << 20).free()
+    memory = Pinned(gpu, 64 << 20)
+    del memory
+    assert there == [True, True]
+    assert not gpu.held
+
+
+def test_bytes_of_a_file_that_others_have_are_never_written_when_it_is_pinned() -> None:
+    bytes_ = np.ones(5 * mmap.PAGESIZE, np.uint8)
+    bytes_.flags.writeable = False
+    assert list(_touched(bytes_, kept=True)) == [len(bytes_)]
+
+
+def test_memory_that_is_there_already_needs_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Pinned(PaperGpu(), 10_000, shared=tmp_path / "kv").free()
+    monkeypatch.setattr("blockyard.tiers.pinned._available", lambda: 0)
+    Pinned(PaperGpu(), 10_000, shared=tmp_path / "kv").free()
+    with pytest.raises(Unavailable, match="0 were taken, and the machine has 0 more"):
+        Pinned(PaperGpu(), 10_000)
+
+
+def test_files_that_were_read_are_room_in_a_group(tmp_path: Path) -> None:
+    whole = _available(tmp_path)
+    assert whole > 2**20
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    (tmp_path / "memory.stat").write_text("anon 5\nactive_file 20000\ninactive_file 30000\n")
+    assert _available(tmp_path) == 150_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _available(tmp_path) > 2**20
+
+
 def test_a_crane_on_a_gpu_picks_the_copier_for_it() -> None:
     gpu = PaperGpu()
     device = DeviceTier(LAYERED, 4, gpu=gpu)
@@ -299,9 +490,6 @@ def test_what_does_not_fit_is_said_and_nothing_is_left() -> None:
     with pytest.raises(Unavailable):
         CudaCopier(device, host)
     assert gpu.held == held
-
-
-BOTH = LAYOUTS["fp8 with scales, layer-first"]
 
 
 def test_a_machine_is_asked_for_memory_before_each_part_of_it_is_taken(

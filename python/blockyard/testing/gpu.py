@@ -83,10 +83,10 @@ class PaperGpu:
         self._kept: dict[int, NDArray[np.uint8]] = {}
         self._device: set[int] = set()
         self._widths: set[int] = set()
-        self._failing: dict[str, tuple[str, bool]] = {}
+        self._failing: dict[str, tuple[str, bool, int]] = {}
         self._gone = ""
         self.calls: Counter[str] = Counter()
-        """Native calls by name; what is made or unmade is "allocate"."""
+        """Native calls by name; what is made is "allocate"."""
 
     def __enter__(self) -> Self:
         """Calls are allowed."""
@@ -119,10 +119,15 @@ class PaperGpu:
         self._stuck.clear()
 
     def fail(
-        self, call: str, name: str = "CUDA_ERROR_INVALID_VALUE", *, lost: bool = False
+        self,
+        call: str,
+        name: str = "CUDA_ERROR_INVALID_VALUE",
+        *,
+        lost: bool = False,
+        after: int = 0,
     ) -> None:
-        """The next such call fails so; with `lost` all later ones do."""
-        self._failing[call] = name, lost
+        """One such call fails so, after so many that do not; with `lost` all later ones do, too."""
+        self._failing[call] = name, lost, after
 
     def lose(self, name: str = "CUDA_ERROR_DEINITIALIZED") -> None:
         """From now on every call fails, and nothing works any more."""
@@ -194,7 +199,7 @@ class PaperGpu:
 
     def unregister(self, address: int) -> None:
         """Unpins it."""
-        self._call("allocate")
+        self._call("free")
         self._idle("pinned memory")
         del self._ranges[address]
 
@@ -298,7 +303,10 @@ class PaperGpu:
         if self._gone:
             raise GpuError(self._gone, name, lost=True)
         if name in self._failing:
-            error, lost = self._failing.pop(name)
+            error, lost, after = self._failing.pop(name)
+            if after:
+                self._failing[name] = error, lost, after - 1
+                return
             if lost:
                 self.lose(error)
             raise GpuError(error, name, lost=lost)

@@ -157,12 +157,11 @@ def _mapping(nbytes: int, shared: Path | None) -> Bytes:
     return np.frombuffer(memory, np.uint8)
 
 
-def _available() -> int:
+def _available(group: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that can be taken without ending a process: of the machine, and of its group."""
     with Path("/proc/meminfo").open(encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
     room = int(lines["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
     try:
         most = int((group / "memory.max").read_text(encoding="ascii"))
         taken = int((group / "memory.current").read_text(encoding="ascii"))
