@@ -5,8 +5,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
-# What is tested is the installed wheel.
+# What is tested is the installed wheel. With BARE=1 it is the one that PYTHONPATH names, on a machine without the
+# project's tools (docs/gpu.md): PYTHON runs it, and nothing is built or installed.
+ifdef BARE
+GPU_PYTHON := $(PYTHON)
+GPU_NEEDS :=
+else
 unexport PYTHONPATH
+GPU_PYTHON := $(BIN)/python
+GPU_NEEDS := install
+endif
 
 NEXTEST := $(shell cargo nextest --version 2>/dev/null)
 # nextest ends a test that hangs, see .config/nextest.toml; without it `timeout` ends the run.
@@ -27,7 +35,7 @@ INSTALL_STAMP := $(VENV)/install.stamp
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel install run docs lint lint-rust lint-python test test-rust test-python \
-	check-wheel mutants soak bench measure fmt clean FORCE
+	check-wheel mutants soak bench measure test-gpu bench-gpu fmt clean FORCE
 
 help:  ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -135,6 +143,19 @@ bench: install  ## the benches, in Rust and from Python
 
 measure: install  ## the table of docs/measurements.md
 	$(BIN)/python benches/python/measure.py
+
+# What needs no more than NumPy, CuPy and pytest; with the project's tools, everything that is marked for a GPU.
+GPU_TESTS := $(if $(BARE),-c tests/gpu/pytest.ini --rootdir . tests/gpu tests/python/test_reference.py,tests/gpu tests/python)
+
+test-gpu: $(GPU_NEEDS)  ## what runs on a GPU, on the one here, which must be there; BARE=1 brings the wheel
+	BLOCKYARD_REQUIRE="$(BLOCKYARD_REQUIRE) cuda" timeout --kill-after=10 400 \
+		$(GPU_PYTHON) -m pytest $(GPU_TESTS) -m gpu -p no:cacheprovider
+
+GPU_JSON := $(if $(OUT),$(OUT),target)/bench-gpu.json
+
+bench-gpu: $(GPU_NEEDS)  ## what copies reach on the GPU here, in under eight minutes; BARE=1 as above
+	@mkdir -p $(dir $(GPU_JSON))
+	$(GPU_PYTHON) benches/gpu/bench.py --json $(GPU_JSON)
 
 fmt: env  ## format everything
 	cargo fmt --all

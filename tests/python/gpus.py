@@ -1,16 +1,15 @@
 """A GPU for a test, or the reason why it is skipped."""
 
-import pytest
-
 import blockyard as by
 from blockyard.devices import Device, device
+from needs import without
 
 __all__ = ["gpu"]
 
 
 def gpu() -> Device:
-    """This machine's; without one, or without CuPy, the test is skipped."""
+    """This machine's; without one the test is skipped, or fails where one is required."""
     try:
         return device("cuda")
     except by.Unavailable as error:
-        pytest.skip(str(error))
+        without("cuda", str(error))

@@ -11,7 +11,6 @@ import paper_cupy as paper
 from blockyard.cli import cli
 from blockyard.engines.sampling import Sampling
 from blockyard.proof.talks import Talk
-from gpus import gpu
 from proving import Bytes, prove, undisturbed
 
 SEEDS = int(os.environ.get("BLOCKYARD_PROOFS", "20"))
@@ -39,13 +38,6 @@ def test_on_paper_a_gpu_has_the_bytes_and_the_tokens_of_numpy() -> None:
     assert undisturbed(talks, known, sampling, paper.elsewhere()) == tokens
     # None that was not the same: else there were more.
     assert len(known.known) == positions > 300
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("seed", range(4))
-def test_on_a_gpu_no_request_loses_a_token_under_pressure(seed: int) -> None:
-    seen = prove(seed, gpu(), None)
-    assert all(seen[what] for what in ("park", "resume", "checked")), seen
 
 
 def test_talks_are_the_same_for_their_seed_and_differ_by_it() -> None:

@@ -1,0 +1,168 @@
+"""The bench of the GPU layer, on a GPU of paper: that it runs, and judges what it sees."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import blockyard.copiers.calibrate
+from blockyard._typing import override
+from blockyard.copiers import Receipt
+from blockyard.copiers.cuda import CudaCopier
+from timed import Link, TimedGpu
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benches" / "gpu"))
+
+import bench
+from figures import figures, markdown
+from sizes import TINY
+from yardstick import Rig, Wrong
+
+Result = dict[str, Any]
+SECTIONS = set(bench.SECTIONS)
+NEED_A_GPU = {"compute", "others"}
+
+
+class Clocks:
+    """A GPU whose link is the bottleneck everywhere, and its clocks."""
+
+    def __init__(self) -> None:
+        link = Link(rate=1e9, copy=1e-9, run=0.0, kernel=1e9, launch=1e-9, within=1e15)
+        self.gpu = TimedGpu(link)
+        self.spent = 0
+
+    def rig(self, copier: Callable[..., Any] = CudaCopier) -> Rig:
+        return Rig(self.gpu, TINY, copier=copier, clock=self.gpu.clock, cpu=lambda: self.spent)
+
+
+@pytest.fixture(autouse=True)
+def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blockyard.copiers.calibrate, "_TURNS", 1)
+    monkeypatch.setattr(blockyard.copiers.calibrate, "_PIECES", (64 << 10, 256 << 10))
+    monkeypatch.setattr(blockyard.copiers.calibrate, "_SIZES", (64 << 10, 256 << 10))
+
+
+def verdicts(said: Result) -> list[str]:
+    return [figure["verdict"].split()[0] for figure in said["figures"]]
+
+
+def test_every_section_runs_and_what_the_link_bounds_meets_its_figure() -> None:
+    clocks = Clocks()
+    rig = clocks.rig()
+    said = bench.measure(rig, SECTIONS)
+    rig.close()
+    for name, part in said["sections"].items():
+        assert "error" not in part, part["error"]
+        assert ("skipped" in part) == (name in NEED_A_GPU)
+    assert verdicts(said) == ["met"] * 6 + ["not"] * 2
+    assert not clocks.gpu.held
+    json.dumps(said)
+
+
+def test_a_copier_that_is_slow_misses_every_figure_and_by_how_much_is_said() -> None:
+    clocks = Clocks()
+
+    class Slow(CudaCopier):
+        @override
+        def start(self, *what: Any) -> Receipt | None:
+            clocks.gpu.now += 1e-3
+            clocks.spent += 1_000_000
+            return super().start(*what)
+
+    rig = clocks.rig(Slow)
+    said = bench.measure(rig, {"link", "latency", "submit", "flights"})
+    rig.close()
+    assert verdicts(said) == ["missed"] * 6 + ["not"] * 2
+    cpu = said["figures"][4]
+    assert cpu["verdict"] == "missed by 900.0 µs"
+    assert f"| {cpu['what']} | ≤ 100 µs | 1000.0 µs | {cpu['verdict']} |" in markdown(said)
+
+
+def test_where_a_byte_is_wrong_nothing_is_timed() -> None:
+    class Shifted(CudaCopier):
+        @override
+        def start(self, *what: Any) -> Receipt | None:
+            source, destination, sources, destinations = what
+            return super().start(source, destination, (sources + 1) % source.blocks, destinations)
+
+    clocks, kept = Clocks(), []
+    rig = clocks.rig(Shifted)
+    with pytest.raises(Wrong, match="bytes differ"):
+        bench.measure(rig, SECTIONS, keep=lambda said: kept.append(json.dumps(said)))
+    rig.close()
+    assert list(json.loads(kept[-1])["sections"]) == ["checked"]
+
+
+def test_a_neighbour_that_is_written_is_seen() -> None:
+    class Spilling(CudaCopier):
+        @override
+        def start(self, *what: Any) -> Receipt | None:
+            receipt = super().start(*what)
+            _source, destination, _sources, destinations = what
+            destination.planes[0][(destinations[:1] + 1) % destination.blocks] += 1
+            return receipt
+
+    rig = Clocks().rig(Spilling)
+    with pytest.raises(Wrong, match=r"a neighbour was written|bytes differ"):
+        bench.measure(rig, SECTIONS)
+    rig.close()
+
+
+def test_a_section_that_fails_is_told_of_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(_rig: Rig, _until: float, said: Result) -> None:
+        said["rows"] = []
+        raise RuntimeError("no link today")
+
+    monkeypatch.setitem(bench.SECTIONS, "link", (1, fails))
+    rig = Clocks().rig()
+    said = bench.measure(rig, {"link", "submit", "latency"})
+    rig.close()
+    assert "no link today" in said["sections"]["link"]["error"]
+    assert "the link's peak was not measured" in said["sections"]["latency"]["error"]
+    assert "error" not in said["sections"]["submit"]
+    assert "- link failed: RuntimeError: no link today" in markdown(said)
+    assert [figure.measured is None for figure in figures(said)] == [True] * 4 + [False] * 2 + [
+        True
+    ] * 2
+
+
+def test_no_section_begins_when_time_is_over() -> None:
+    rig = Clocks().rig()
+    said = bench.measure(rig, SECTIONS, budget=1e-9)
+    rig.close()
+    late = [name for name, part in said["sections"].items() if "no time" in part.get("error", "")]
+    assert set(late) == SECTIONS - {bench.FIRST}
+
+
+def test_a_copier_that_takes_nothing_or_never_ends_fails_its_section(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pairs._PATIENCE", 0.01)
+
+    class Full(CudaCopier):
+        @override
+        def start(self, *_what: Any) -> Receipt | None:
+            return None
+
+    rig = Clocks().rig(Full)
+    said = bench.measure(rig, {"link"})
+    rig.close()
+    assert "no copy is taken" in said["sections"]["checked"]["error"]
+    assert "error" not in said["sections"]["link"]
+
+
+def test_the_command_writes_json_and_prints_the_table_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench-gpu.json"
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--paper", "--only", "link"])
+    assert bench.main() == 0
+    said = json.loads(out.read_text(encoding="utf-8"))
+    assert set(said["sections"]) == {"checked", "link"}
+    assert "| figure | target | measured |" in capsys.readouterr().out

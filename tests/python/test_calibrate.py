@@ -1,0 +1,91 @@
+"""Thresholds are found where the speeds cross."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from blockyard._core import Misuse, Unavailable
+from blockyard.copiers.calibrate import Sample, calibrate, crossover
+from blockyard.layout import KVLayout
+from blockyard.testing.gpu import PaperGpu
+from blockyard.thresholds import Thresholds
+from blockyard.tiers.device import DeviceTier
+from blockyard.tiers.pinned import PinnedTier
+from timed import Link, TimedGpu
+
+KNOWN = Thresholds(ring_bytes=32 << 20, groups=7, link_groups=3)
+
+
+def tiers(gpu: PaperGpu, order: str = "page-first") -> tuple[DeviceTier, PinnedTier]:
+    layout = KVLayout.llama(2, 1, 512, order=order)  # type: ignore[arg-type]
+    return DeviceTier(layout, 4, gpu=gpu), PinnedTier(layout, 4, gpu=gpu)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kernel_below"),
+    # 20.1 us more to begin, against what the link does in less time per byte.
+    [(10e9, 256 << 10), (25e9, 1 << 20), (1e9, 64 << 10), (60e9, 16 << 20)],
+)
+def test_the_size_from_which_the_kernel_loses_is_found(kernel: float, kernel_below: int) -> None:
+    gpu = TimedGpu(Link(rate=50e9, copy=25e-6, run=0.1e-6, launch=5e-6, kernel=kernel))
+    found = calibrate(*tiers(gpu), thresholds=KNOWN, clock=gpu.clock, budget=1e-3)
+    assert found.kernel_below == kernel_below
+
+
+@pytest.mark.parametrize(
+    ("run", "piece_bytes"),
+    # 22 us for the ring, as much as so many runs.
+    [(0.1e-6, 128 << 10), (0.02e-6, 16 << 10), (0.0, 4 << 10), (10e-6, 1 << 20)],
+)
+def test_the_piece_from_which_a_copy_of_its_own_wins_is_found(run: float, piece_bytes: int) -> None:
+    gpu = TimedGpu(Link(run=run, launch=5e-6, within=1e12))
+    found = calibrate(*tiers(gpu), thresholds=KNOWN, clock=gpu.clock, budget=1e-3)
+    assert found.piece_bytes == piece_bytes
+
+
+def test_pieces_of_the_layout_are_what_the_kernel_is_tried_with() -> None:
+    gpu = TimedGpu(Link(kernel=1e9))
+    device, host = tiers(gpu, "layer-first")
+    found = calibrate(device, host, thresholds=KNOWN, clock=gpu.clock, budget=1e-3)
+    assert found.kernel_below == 64 << 10
+
+
+def test_what_is_not_measured_stays_as_it_was_and_so_does_every_byte() -> None:
+    gpu = TimedGpu()
+    device, host = tiers(gpu)
+    for tier in (device, host):
+        tier.planes[0][...] = np.random.default_rng(1).integers(0, 256, tier.planes[0].shape)
+    before = [tier.planes[0].copy() for tier in (device, host)]
+    held = gpu.held
+    found = calibrate(device, host, thresholds=KNOWN, clock=gpu.clock, budget=1e-3)
+    assert replace(found, kernel_below=0, piece_bytes=0) == replace(
+        KNOWN, kernel_below=0, piece_bytes=0
+    )
+    assert all(map(np.array_equal, before, (device.planes[0], host.planes[0])))
+    assert gpu.held == held
+
+
+def test_without_batches_pieces_stay_as_they_were() -> None:
+    gpu = TimedGpu(batches=False)
+    found = calibrate(*tiers(gpu), thresholds=KNOWN, clock=gpu.clock, budget=1e-3)
+    assert found.piece_bytes == KNOWN.piece_bytes
+    assert found.kernel_below > 64 << 10
+
+
+def test_noise_in_one_sample_moves_the_threshold_no_further_than_that_sample() -> None:
+    samples = [Sample(1, 1.0, 2.0), Sample(2, 2.1, 2.0), Sample(4, 4.0, 5.0), Sample(8, 8.0, 6.0)]
+    assert crossover(samples) == 8
+
+
+def test_a_copy_that_fails_is_said() -> None:
+    gpu = TimedGpu()
+    device, host = tiers(gpu)
+    gpu.fail("record")
+    with pytest.raises(Unavailable, match="a copy failed"):
+        calibrate(device, host, thresholds=KNOWN, clock=gpu.clock, budget=1e-3)
+
+
+def test_tiers_of_two_gpus_are_refused() -> None:
+    with pytest.raises(Misuse, match="two GPUs"):
+        calibrate(tiers(TimedGpu())[0], tiers(TimedGpu())[1])

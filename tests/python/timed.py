@@ -1,0 +1,106 @@
+"""A GPU of paper whose copies take the time planted for them, by a clock of its own."""
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blockyard._typing import override
+from blockyard.gpu import Addresses, Move
+from blockyard.testing.gpu import PaperGpu
+
+
+@dataclass(frozen=True)
+class Link:
+    """What copies take."""
+
+    rate: float = 50e9
+    """Bytes per second of a copy over the link."""
+    copy: float = 20e-6
+    """Seconds to begin one."""
+    run: float = 0.1e-6
+    """Seconds for each run of it."""
+    kernel: float = 10e9
+    """Bytes per second of a kernel over the link."""
+    launch: float = 5e-6
+    """Seconds to begin one."""
+    within: float = 1e12
+    """Bytes per second of a kernel within the device."""
+
+
+class TimedGpu(PaperGpu):
+    """Copies at once, and has each event come when a simple model of a link says so."""
+
+    def __init__(self, link: Link | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.now = 0.0
+        self.link = Link() if link is None else link
+        self.idle_from: dict[int, float] = defaultdict(float)
+        self.comes: dict[int, float] = {}
+
+    def clock(self) -> float:
+        return self.now
+
+    def takes(self, stream: int, seconds: float) -> None:
+        """What was just submitted, on a stream that does one thing after the other."""
+        self.run()
+        self.idle_from[stream] = max(self.idle_from[stream], self.now) + seconds
+
+    @override
+    def copy(self, to: Addresses, from_: Addresses, sizes: Addresses, stream: int) -> None:
+        super().copy(to, from_, sizes, stream)
+        link = self.link
+        self.takes(stream, link.copy + len(sizes) * link.run + int(sizes.sum()) / link.rate)
+
+    @override
+    def copy_rows(self, *what: int) -> None:
+        super().copy_rows(*what)
+        width, rows, stream = what[-3:]
+        self.takes(stream, self.link.copy + width * rows / self.link.rate)
+
+    @override
+    def move(self, move: Move, stream: int) -> None:
+        super().move(move, stream)
+        tables = move.from_pieces, move.to_pieces
+        ends = [int(self._table(at, move.pieces, np.uint64)[0]) for at in tables]
+        speed = self.link.within if all(map(self._above, ends)) else self.link.kernel
+        size = move.blocks * move.pieces * move.piece_bytes
+        self.takes(stream, self.link.launch + size / speed)
+
+    @override
+    def record(self, event: int, stream: int) -> None:
+        super().record(event, stream)
+        self.run()
+        self.comes[event] = max(self.idle_from[stream], self.now)
+
+    @override
+    def wait(self, stream: int, event: int) -> None:
+        super().wait(stream, event)
+        self.run()
+        self.idle_from[stream] = max(self.idle_from[stream], self.comes.get(event, 0.0))
+
+    @override
+    def ended(self, event: int) -> bool:
+        assert super().ended(event)
+        if self.now >= self.comes.get(event, 0.0):
+            return True
+        # Whoever asks early asks again when it has come.
+        self.now = self.comes[event]
+        return False
+
+    @override
+    def synchronize(self, stream: int) -> None:
+        super().synchronize(stream)
+        self.now = max(self.now, self.idle_from[stream])
+
+    @override
+    def _carry(self, runs: list[tuple[int, int, int]]) -> Iterator[bool]:
+        for to, from_, size in runs:
+            ctypes.memmove(self._own(to, size), self._own(from_, size), size)
+        yield True
+
+    def _above(self, address: int) -> bool:
+        return any(start <= address < start + self._ranges[start] for start in self._device)
