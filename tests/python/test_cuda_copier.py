@@ -336,9 +336,9 @@ def test_a_crane_of_threads_joins_nothing_that_is_under_way() -> None:
 def test_parts_are_of_the_layouts_pieces_however_they_lie_side_by_side() -> None:
     gpu = PaperGpu(eager=0)
     layout = KVLayout.llama(4, 1, 8, block_size=2, order="layer-first")
-    # One tensor of all layers: its pieces are one on the host and one here.
-    memory = np.zeros((6, 8, 32), np.uint8)
-    device = DeviceTier.adopt(layout, memory, axis=0, gpu=_within(gpu, memory))
+    # K of all layers in one tensor and V in another: each is one piece as long as four.
+    memory = np.zeros((2, 6, 4, 32), np.uint8)
+    device = DeviceTier.adopt(layout, list(memory), axis=0, gpu=_within(gpu, memory))
     host = PinnedTier(layout, 6, gpu=gpu)
     filled(host, 1)
     copier = CudaCopier(device, host, layers=4)
@@ -346,7 +346,7 @@ def test_parts_are_of_the_layouts_pieces_however_they_lie_side_by_side() -> None
     seen = []
     for layer in range(4):
         copier.join(layer=layer)
-        gpu.compute(lambda: seen.append(memory[2].copy()))
+        gpu.compute(lambda: seen.append(memory[:, 2].reshape(8, 32).copy()))
     gpu.run()
     for layer, bytes_ in enumerate(seen):
         mine = slice(0, 2 * layer + 2)
