@@ -34,6 +34,7 @@ _UNIFIED = 4
 _RELAXED = 2
 _PORTABLE_MAPPED = 1 | 2
 _HOST_POINTER_WORKS = 91
+_MEMORY_KIND, _ORDINAL, _ON_DEVICE = 2, 9, 2
 # Errors after which no later call works in this process, by CUDA's documentation of each.
 _LOST = frozenset(
     f"CUDA_ERROR_{word}"
@@ -124,6 +125,7 @@ class Driver:
         self.register = self._function("cuMemHostRegister_v2", *pins, slow=True)
         self.unregister = self._function("cuMemHostUnregister", c_void_p, slow=True)
         self.synchronize = self._function("cuStreamSynchronize", c_void_p, slow=True)
+        self.pointer = self._function("cuPointerGetAttribute", POINTER(c_int), c_int, word)
         self.rows = self._function("cuMemcpy2DAsync_v2", POINTER(Rows), c_void_p)
         self.launch = self._function(
             "cuLaunchKernel", c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p
@@ -287,6 +289,18 @@ class Cuda:
         assert isinstance(memory, _Allocation)  # noqa: S101 - nobody else makes any
         array = self._cupy.ndarray
         return array(shape, np.uint8, memptr=memory.pointer, strides=strides)
+
+    def owns(self, address: int) -> bool:
+        """Whether there is memory of this device at an address."""
+        kind, device = c_int(), c_int()
+        try:
+            self._driver.pointer(byref(kind), _MEMORY_KIND, address)
+            self._driver.pointer(byref(device), _ORDINAL, address)
+        except GpuError as error:
+            if error.lost:
+                raise
+            return False
+        return (kind.value, device.value) == (_ON_DEVICE, self.device)
 
     def register(self, address: int, nbytes: int) -> None:
         """Pins host memory, for all contexts."""

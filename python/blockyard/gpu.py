@@ -105,6 +105,9 @@ class Gpu(Protocol):
             Unavailable: There is not so much.
         """
 
+    def owns(self, address: int) -> bool:
+        """Whether there is memory of this device at an address."""
+
     def register(self, address: int, nbytes: int) -> None:
         """Pins host memory, so that the device reads and writes it, at the same address.
 

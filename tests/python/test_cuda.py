@@ -173,6 +173,13 @@ def test_events_and_streams_are_called_with_what_was_given(stub: Stub) -> None:
         assert (stub.called, stub.words[0]) == ("cuMemHostUnregister", 2**43)
 
 
+def test_memory_of_this_device_is_told_from_others_and_from_none(stub: Stub) -> None:
+    assert stub.path.exists()
+    with Cuda() as gpu:
+        owned = [gpu.owns(address) for address in (8192, 8193, 2**40 + 8192, 16)]
+    assert owned == [True, False, False, False]
+
+
 def test_a_stream_that_is_captured_is_told_from_others(stub: Stub) -> None:
     with Cuda() as gpu:
         assert gpu.capturing(9)

@@ -357,6 +357,20 @@ def test_parts_are_of_the_layouts_pieces_however_they_lie_side_by_side() -> None
         CudaCopier(device, None, layers=3)
 
 
+def test_memory_of_another_gpu_is_not_adopted() -> None:
+    mine, other = PaperGpu(), PaperGpu()
+    layout = KVLayout.llama(4, 1, 8, block_size=2)
+    with other:
+        memory = other.allocate(6 * layout.block_bytes)
+        tensor = other.view(memory, (6, layout.block_bytes), (layout.block_bytes, 1))
+    with pytest.raises(Misuse, match=r"plane 'kv': 0x.* is no memory of GPU None; give"):
+        DeviceTier.adopt(layout, tensor, axis=0, gpu=mine)
+    DeviceTier.adopt(layout, tensor, axis=0, gpu=other).close()
+    longer = np.ndarray((7, layout.block_bytes), np.uint8, np.zeros(10**5, np.uint8))
+    with pytest.raises(Misuse, match="no memory of GPU"):
+        DeviceTier.adopt(layout, longer, axis=0, gpu=other)
+
+
 def _within(gpu: PaperGpu, memory: Any) -> PaperGpu:
     """The GPU, to which this memory belongs."""
     with gpu:

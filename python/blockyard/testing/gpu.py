@@ -189,6 +189,11 @@ class PaperGpu:
         assert isinstance(memory, _Paper)  # noqa: S101 - nobody else makes any
         return np.ndarray(shape, np.uint8, memory.array, 0, strides)
 
+    def owns(self, address: int) -> bool:
+        """Whether it was allocated, or registered, which is the same here."""
+        self._call("owns")
+        return any(start <= address < start + size for start, size in self._ranges.items())
+
     def register(self, address: int, nbytes: int) -> None:
         """Pins host memory."""
         self._call("allocate")

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from blockyard._core import Unavailable, Unsupported
+from blockyard._core import Misuse, Unavailable, Unsupported
 from blockyard.cuda import current
 from blockyard.gpu import Array, Gpu, GpuError, Memory, Places, address_of, freed
 from blockyard.layout import KVLayout, Plane
@@ -93,6 +93,15 @@ class DeviceTier:
         found = places(
             layout, tensors, blocks=blocks, axis=axis, device=gpu.device, host=gpu.device is None
         )
+        with gpu:
+            for plane, where in zip(layout.planes, found.places, strict=True):
+                last = (found.blocks - 1) * where.stride + plane.piece_bytes - 1
+                for piece in where.pieces.tolist():
+                    if not (gpu.owns(piece) and gpu.owns(piece + last)):
+                        raise Misuse(
+                            f"plane {plane.name!r}: {piece:#x} to {piece + last:#x} is no memory of "
+                            f"GPU {gpu.device}; give tensors of that one, or its gpu="
+                        )
         self = cls.__new__(cls)
         self.layout = layout
         self.blocks = found.blocks

@@ -67,6 +67,15 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
 }
 CUresult cuStreamSynchronize(CUstream stream) { SAY(WORD(stream)); return answered(); }
 CUresult cuEventQuery(CUevent event) { SAY(WORD(event)); return answered(); }
+CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr address) {
+    if (address < 4096) return CUDA_ERROR_INVALID_VALUE;
+    // Addresses below 2^40 are of device 0, those beyond of device 1; odd ones are the host's.
+    if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+        *(CUmemorytype *)value = address % 2 ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *(int *)value = address >> 40 ? 1 : 0;
+    else return CUDA_ERROR_NOT_SUPPORTED;
+    return answered();
+}
 CUresult cuMemHostRegister(void *address, size_t size, unsigned int flags) {
     SAY(WORD(address), size, flags, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
     return answered();
