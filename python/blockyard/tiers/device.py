@@ -99,8 +99,8 @@ class DeviceTier:
                 for piece in where.pieces.tolist():
                     if not (gpu.owns(piece) and gpu.owns(piece + last)):
                         raise Misuse(
-                            f"plane {plane.name!r}: {piece:#x} to {piece + last:#x} is no memory of "
-                            f"GPU {gpu.device}; give tensors of that one, or its gpu="
+                            f"plane {plane.name!r}: {piece:#x} to {piece + last:#x} is no memory "
+                            f"of GPU {gpu.device}; give tensors of that one, or its gpu="
                         )
         self = cls.__new__(cls)
         self.layout = layout
