@@ -139,6 +139,7 @@ bench: install  ## the benches, in Rust and from Python
 	cargo bench --locked --package blockyard-core
 	$(BIN)/python -m pytest benches/python --benchmark-enable -o timeout=0 -o faulthandler_timeout=0
 	$(BIN)/python benches/python/copies.py
+	$(BIN)/python benches/python/submit.py
 	$(BIN)/python benches/python/steps.py
 
 measure: install  ## the table of docs/measurements.md

@@ -17,6 +17,7 @@ __all__ = [
     "InUse",
     "Keys",
     "Lease",
+    "Marks",
     "Misuse",
     "Need",
     "NoRoom",
@@ -32,7 +33,10 @@ __all__ = [
     "Unsupported",
     "__version__",
     "_forked",
+    "consecutive",
+    "runs",
     "stats_schema",
+    "through",
 ]
 
 _Ints: TypeAlias = Buffer | NDArray[np.integer[Any]] | Iterable[int]
@@ -46,6 +50,8 @@ _Stop: TypeAlias = Literal["whole", "missing", "filling", "slow", "promised", "c
 _Holder: TypeAlias = tuple[Literal["lease", "parked", "ticket", "host ticket"], int, int, int, int]
 _Media: TypeAlias = Iterable[tuple[int, int, str | bytes]]
 _Field: TypeAlias = tuple[str, str, str]
+_Addresses: TypeAlias = NDArray[np.uint64]
+_Places: TypeAlias = tuple[_Addresses, int]
 
 DEBUG: Final[bool]
 """Whether this is a debug build."""
@@ -891,6 +897,74 @@ class Cache:
 
 def stats_schema() -> tuple[list[_Field], list[_Field]]:
     """Name, unit and meaning of what `stats` gives: for all tiers together, then per tier."""
+
+# What follows is the crane's arithmetic. It keeps the interpreter's lock, which NumPy gives away in
+# every loop of more than 500 elements.
+
+def consecutive(sources: _Ints, destinations: _Ints) -> int:
+    """How many runs of slots are consecutive on both sides."""
+
+def runs(
+    sources: _Ints, destinations: _Ints, source: _Places, destination: _Places, piece_bytes: int
+) -> tuple[_Addresses, _Addresses, _Addresses]:
+    """Bytes to copy from slots to slots, in the order of the slots and of their pieces.
+
+    Slots that are consecutive on both sides are one run where a piece is all of a slot there.
+
+    Args:
+        sources: Slots, shape (blocks,).
+        destinations: Slots, shape (blocks,).
+        source: Address of each piece of slot 0, and bytes from a slot to the next.
+        destination: The same of the other side, as many pieces.
+        piece_bytes: Bytes of a piece.
+
+    Returns:
+        Addresses to copy to, addresses to copy from, and bytes; shape (runs,) each.
+
+    Raises:
+        Misuse: The two sides are not alike, or an address does not fit into 64 bits.
+    """
+
+def through(
+    below: _Ints, places: _Places, ring: int, held: int, block_bytes: int
+) -> tuple[tuple[_Addresses, _Addresses, _Addresses], list[int]]:
+    """Bytes to copy between slots and a ring of blocks that is filled again and again.
+
+    Blocks that follow one another in the slots are one run, within a filling.
+
+    Args:
+        below: Slots of the tier below, shape (blocks,).
+        places: Of their pieces, which follow one another in a slot.
+        ring: Address of the ring.
+        held: Blocks that it holds.
+        block_bytes: Bytes of a block.
+
+    Returns:
+        Addresses in the slots, addresses in the ring, and bytes, shape (runs,) each; and where the
+        runs of each filling begin, with the end of the last behind them.
+
+    Raises:
+        Misuse: The ring holds nothing, or an address does not fit into 64 bits.
+    """
+
+@final
+class Marks:
+    """A number for each slot of a tier, 0 at first."""
+
+    def __new__(cls, slots: int) -> Self: ...
+    def touch(self, slots: _Ints, number: int) -> None:
+        """Marks slots with a number.
+
+        Raises:
+            Misuse: There is no such slot, and none is marked.
+        """
+
+    def latest(self, slots: _Ints) -> int:
+        """The highest number of these slots; 0 for none.
+
+        Raises:
+            Misuse: There is no such slot.
+        """
 
 def _forked() -> None:
     """Called in the child after a fork: caches made before it refuse to be used there."""

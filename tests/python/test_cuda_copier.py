@@ -64,7 +64,7 @@ def _without_sources(copier: CudaCopier, _gpu: PaperGpu) -> None:
     for lane in set(copier._lanes.values()):
 
         def touch(pair: Any, flight: Any, _sources: Any, to: Any, lane: Any = lane) -> None:
-            lane._touched[pair[1]][to] = flight.number
+            lane._touched[pair[1]].touch(to, flight.number)
 
         vars(lane)["touch"] = touch
 

@@ -24,14 +24,7 @@ def slots(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
 
 
 def runs_of(way: Way, sources: list[int], destinations: list[int]) -> Runs:
-    pairs = list(zip(sources, destinations, strict=True))
-    touching = {(one + 1, other + 1) for one, other in pairs}
-    starts = [
-        number
-        for number, pair in enumerate(pairs)
-        if number == 0 or pair not in touching or pairs[number - 1] != (pair[0] - 1, pair[1] - 1)
-    ]
-    return way.runs(slots(*sources), slots(*destinations), np.array(starts))
+    return way.runs(slots(*sources), slots(*destinations))
 
 
 PAGES = Way.between(places(0, stride=128), places(4096, stride=128), 128, ("device", "host"))

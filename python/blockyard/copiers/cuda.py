@@ -9,13 +9,11 @@ that it has landed.
 
 from typing import Literal, Protocol
 
-import numpy as np
-
-from blockyard._core import Misuse, Unavailable, Unsupported
+from blockyard._core import Misuse, Unavailable, Unsupported, consecutive
 from blockyard.copiers import Receipt, Slots
 from blockyard.copiers.lane import Flight, Lane
 from blockyard.copiers.routes import Atlas, Route, Task
-from blockyard.copiers.ways import Road, Starts, Way
+from blockyard.copiers.ways import Road, Way
 from blockyard.gpu import Gpu, GpuError, Memory, Places, address_of, freed
 from blockyard.layout import natural
 from blockyard.log import Limited
@@ -126,8 +124,7 @@ class CudaCopier:
         lane = self._lanes.get(pair)
         if lane is None:
             raise Unsupported(f"no copies from {pair[0]} to {pair[1]} here")
-        starts = _starts(sources, destinations)
-        jobs = self._jobs(pair, source, len(starts), len(sources))
+        jobs = self._jobs(pair, source, consecutive(sources, destinations), len(sources))
         flight: Flight | None = None
         try:
             with self._gpu:
@@ -135,7 +132,7 @@ class CudaCopier:
                     return None
                 flight = self._take(lane, len(sources), jobs)
                 if flight is not None:
-                    task = Task(flight, lane.stream, sources, destinations, starts)
+                    task = Task(flight, lane.stream, sources, destinations)
                     self._queue(lane, pair, task, jobs)
         except GpuError as error:
             if flight is None and not error.lost:
@@ -282,11 +279,3 @@ class CudaCopier:
         for lane in set(self._lanes.values()):
             lane.free()
         freed(self._gpu, self._memory)
-
-
-def _starts(sources: Slots, destinations: Slots) -> Starts:
-    """Of the runs of blocks whose slots are consecutive on both sides."""
-    breaks = np.ones(len(sources), np.bool_)
-    np.not_equal(sources[1:] - sources[:-1], 1, out=breaks[1:])
-    breaks[1:] |= destinations[1:] - destinations[:-1] != 1
-    return np.flatnonzero(breaks)

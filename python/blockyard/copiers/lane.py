@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from blockyard._core import Marks
 from blockyard.copiers import Landed, Slots
 from blockyard.gpu import Gpu, GpuError, Memory, freed
 from blockyard.plan import Cause
@@ -92,7 +93,7 @@ class Lane:
         self._gpu = gpu
         self._lose = lose
         self._last = 0
-        self._touched = {tier.name: np.zeros(tier.blocks, np.uint64) for tier in tiers}
+        self._touched = {tier.name: Marks(tier.blocks) for tier in tiers}
         # Slots are distinct where they are written, so that a tier bounds a flight: two of the
         # longest, or many short ones.
         self._size = max(4 * max(tier.blocks for tier in tiers), _DESK)
@@ -102,7 +103,8 @@ class Lane:
         self.stream = 0
         try:
             self._desk = desk = Pinned(gpu, 4 * self._size)
-            self._words = desk.array.view(np.uint32)
+            # Not as an array: NumPy gives the interpreter's lock away to copy 500 words.
+            self._words = desk.array.view(np.uint32).data
             self._memory.append(gpu.allocate(4 * self._size))
             self._tables = desk.address, self._memory[0].address
             self.stream = gpu.stream()
@@ -151,7 +153,7 @@ class Lane:
         if other is None or not other.flights or not len(sources):
             return
         met = zip(pair, (sources, destinations), strict=True)
-        last = max(int(other._touched[name][slots].max()) for name, slots in met)  # noqa: SLF001
+        last = max(other._touched[name].latest(slots) for name, slots in met)  # noqa: SLF001
         behind = last - other.flights[0].number
         if behind >= 0:
             self._gpu.wait(self.stream, other.flights[behind].event)
@@ -161,14 +163,14 @@ class Lane:
     ) -> None:
         """This flight is the last that was at these slots."""
         for name, slots in zip(pair, (sources, destinations), strict=True):
-            self._touched[name][slots] = flight.number
+            self._touched[name].touch(slots, flight.number)
 
     def table(self, flight: Flight, sources: Slots, destinations: Slots) -> None:
         """Lays out a flight's slots where a kernel reads them."""
         start, end = flight.span
         middle = start + flight.blocks
-        self._words[start:middle] = sources
-        self._words[middle:end] = destinations
+        self._words[start:middle] = sources.data
+        self._words[middle:end] = destinations.data
         base, copy = self._tables
         if flight.blocks > _SHORT:
             here, there, size = base + 4 * start, copy + 4 * start, 4 * (end - start)

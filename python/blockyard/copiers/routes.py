@@ -7,7 +7,7 @@ import numpy as np
 
 from blockyard.copiers import Slots
 from blockyard.copiers.lane import Flight
-from blockyard.copiers.ways import Road, Starts, Way, width
+from blockyard.copiers.ways import Road, Way, width
 from blockyard.gpu import Addresses, Gpu, Memory, Move, Places
 from blockyard.thresholds import Thresholds
 from blockyard.tiers.pinned import Pinned
@@ -22,8 +22,6 @@ class Task(NamedTuple):
     stream: int
     sources: Slots
     destinations: Slots
-    starts: Starts
-    """Of the runs of blocks whose slots are consecutive on both sides."""
 
 
 class Atlas:
@@ -110,7 +108,7 @@ class Route:
         if road == "kernel":
             self.move(task)
         elif road == "runs":
-            runs = way.runs(task.sources, task.destinations, task.starts)
+            runs = way.runs(task.sources, task.destinations)
             self._gpu.copy(*runs, task.stream)
         elif road == "rows":
             to, from_ = way.destination, way.source

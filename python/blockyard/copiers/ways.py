@@ -4,16 +4,15 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from blockyard._core import runs, through
 from blockyard.copiers import Slots
 from blockyard.gpu import Addresses, Places
 from blockyard.thresholds import Thresholds
 
-__all__ = ["Road", "Runs", "Starts", "Way", "width"]
+__all__ = ["Road", "Runs", "Way", "width"]
 
 Road = Literal["rows", "runs", "ring", "kernel"]
-Starts = NDArray[np.intp]
 
 
 class Runs(NamedTuple):
@@ -110,19 +109,15 @@ class Way:
             return "runs"
         return "ring" if batches and self.pieces > 1 else "kernel"
 
-    def runs(self, sources: Slots, destinations: Slots, starts: Starts) -> Runs:
+    def runs(self, sources: Slots, destinations: Slots) -> Runs:
         """All runs of some blocks.
 
         Args:
             sources: Slots, shape (blocks,).
             destinations: Slots, shape (blocks,).
-            starts: Of the runs of blocks whose slots are consecutive on both sides.
         """
-        to = _addresses(self.destination, destinations)
-        from_ = _addresses(self.source, sources)
-        if not self.flat or self.pieces > 1 or len(starts) == len(sources):
-            return Runs(to, from_, np.full(len(to), self.piece_bytes, np.uint64))
-        return Runs(to[starts], from_[starts], self._lengths(starts, len(sources)))
+        places = self.source, self.destination
+        return Runs(*runs(sources, destinations, *places, self.piece_bytes))
 
     def through(self, ring: int, held: int, slots: Slots) -> tuple[Runs, list[int]]:
         """Runs between slots of the tier below and a ring that is filled again and again.
@@ -136,21 +131,10 @@ class Way:
             The runs, and where those of each filling begin, with the end of the last behind them.
         """
         side = self.source if self.below == "source" else self.destination
-        size = np.uint64(self.block_bytes)
-        inside = np.uint64(ring) + np.arange(len(slots), dtype=np.uint64) % np.uint64(held) * size
-        outside = np.multiply(slots, side.stride, dtype=np.uint64) + side.pieces[0]
-        breaks = np.ones(len(slots), np.bool_)
-        np.not_equal(outside[1:] - outside[:-1], size, out=breaks[1:])
-        breaks[::held] = True
-        starts = np.flatnonzero(breaks)
-        fillings = np.searchsorted(starts, np.arange(0, len(slots) + held, held))
+        block = self.block_bytes
+        (outside, inside, sizes), fillings = through(slots, side, ring, held, block)
         to, from_ = (outside, inside) if self.below == "destination" else (inside, outside)
-        lengths = self._lengths(starts, len(slots))
-        return Runs(to[starts], from_[starts], lengths), fillings.tolist()
-
-    def _lengths(self, starts: Starts, blocks: int) -> Addresses:
-        counts = np.diff(starts, append=blocks).astype(np.uint64)
-        return counts * np.uint64(self.block_bytes)
+        return Runs(to, from_, sizes), fillings
 
 
 def width(source: Places, destination: Places, piece_bytes: int) -> int:
@@ -158,12 +142,3 @@ def width(source: Places, destination: Places, piece_bytes: int) -> int:
     every = [*source.pieces.tolist(), *destination.pieces.tolist()]
     every += [source.stride, destination.stride, piece_bytes]
     return next(bytes_ for bytes_ in (16, 8, 4, 1) if all(not one % bytes_ for one in every))
-
-
-def _addresses(places: Places, slots: Slots) -> Addresses:
-    """Of every piece of these slots, shape (slots * pieces,)."""
-    # NumPy 1 would multiply within 32 bits.
-    wide = np.multiply(slots, places.stride, dtype=np.uint64)
-    if len(places.pieces) == 1:
-        return wide + places.pieces
-    return (wide[:, None] + places.pieces).reshape(-1)

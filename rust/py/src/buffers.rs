@@ -237,7 +237,11 @@ pub(crate) fn array<'py, T: Element + Copy>(
     values: &[T],
     dtype: &str,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let array = zeros(py, &[values.len()], dtype)?;
+    static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    // `zeros` gives the GIL away to clear a kilobyte or more.
+    let array = EMPTY
+        .import(py, "numpy", "empty")?
+        .call1((values.len(), dtype))?;
     if !values.is_empty() {
         PyBuffer::<T>::get(&array)?.copy_from_slice(py, values)?;
     }

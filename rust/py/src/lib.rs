@@ -11,6 +11,7 @@ mod keys;
 mod moves;
 mod plan;
 mod questions;
+mod runs;
 mod step;
 mod tickets;
 
@@ -30,6 +31,8 @@ mod _core {
     use crate::plan::Plan;
     #[pymodule_export]
     use crate::questions::{Need, Room};
+    #[pymodule_export]
+    use crate::runs::{Marks, consecutive, runs, through};
     #[pymodule_export]
     use crate::tickets::Ticket;
 

@@ -1,6 +1,6 @@
 //! Table 2.7: resize.
 
-use crate::yard::{KINDS, SIZE, Yard, and_one, config, one, text};
+use crate::yard::{KINDS, SIZE, Yard, and_one, cat, config, one, text, tokens};
 use blockyard_core::{Config, Error, Kind, Tier};
 
 fn resize(yard: &Yard, tier: Tier, slots: u32) -> Result<(), Error> {
@@ -312,4 +312,24 @@ fn keeps_in_the_way_on_the_device_are_broken_first() {
     assert_eq!(one(&begun).len(), 1);
     yard.land(&begun.plans);
     yard.finish(lease);
+}
+
+#[test]
+fn a_tail_in_the_air_that_goes_with_its_keep_does_not_hold_what_backs_a_ticket() {
+    let yard = Yard::new(8, 4);
+    let prompt = cat(&text(1, 2), &tokens(2, 2));
+    yard.publish(&text(1, 2));
+    yard.copy_down(2);
+    let parked = yard.park(yard.run(&prompt), 10);
+    let plan = yard.demote_parked(&parked, 1).unwrap();
+    let ticket = yard.cache.promise(1, Tier::HOST).unwrap();
+    // Two kept, one in the air, one promised: without the keep the two may go for the ticket.
+    resize(&yard, Tier::HOST, 2).unwrap();
+    assert!(yard.broken(&parked));
+    assert_eq!((yard.host().capacity, yard.host().takeable), (3, 2));
+    yard.land(&[plan]);
+    assert_eq!((yard.host().capacity, yard.host().idle), (2, 2));
+    yard.abandon(parked);
+    yard.cache.release(ticket).unwrap();
+    yard.at_rest();
 }

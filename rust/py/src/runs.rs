@@ -1,0 +1,241 @@
+//! Runs of bytes that a plan comes to, for the crane: arithmetic on slots, and no state.
+//!
+//! `NumPy` gives the GIL away in every loop of more than 500 elements, which beside a busy Python
+//! thread costs up to 5 ms each time; what is here keeps it.
+
+use crate::buffers::{array, integers};
+use crate::enter::reckon;
+use crate::error::{Failure, Outcome};
+use pyo3::prelude::*;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+type Arrays<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
+
+/// Where pieces are: piece p of slot s begins at `pieces[p] + s * stride`.
+struct Places {
+    pieces: Vec<u64>,
+    stride: u64,
+}
+
+impl Places {
+    /// As `blockyard.gpu.Places` has them: a pair.
+    fn new(from: (Bound<'_, PyAny>, u64)) -> PyResult<Self> {
+        let (pieces, stride) = from;
+        let pieces = integers("pieces", &pieces)?;
+        Ok(Self { pieces, stride })
+    }
+
+    /// All bytes of these slots have an address: later sums do not overflow.
+    fn check(&self, slots: &[u32], bytes: u64) -> Outcome<()> {
+        let slot = slots.iter().max().copied().unwrap_or(0);
+        let piece = self.pieces.iter().max().copied().unwrap_or(0);
+        let end = self.stride.checked_mul(slot.into());
+        let end = end.and_then(|end| end.checked_add(piece)?.checked_add(bytes));
+        end.map(drop)
+            .ok_or_else(|| Failure::misuse(format!("slot {slot} has no address of 64 bits")))
+    }
+
+    fn first(&self, slot: u32) -> u64 {
+        self.pieces[0] + self.stride * u64::from(slot)
+    }
+
+    fn of(&self, slot: u32) -> impl Iterator<Item = u64> {
+        let skip = self.stride * u64::from(slot);
+        self.pieces.iter().map(move |piece| piece + skip)
+    }
+}
+
+/// Contiguous bytes to copy.
+#[derive(Default)]
+struct Runs {
+    to: Vec<u64>,
+    from: Vec<u64>,
+    sizes: Vec<u64>,
+}
+
+impl Runs {
+    fn with_capacity(runs: usize) -> Self {
+        Self {
+            to: Vec::with_capacity(runs),
+            from: Vec::with_capacity(runs),
+            sizes: Vec::with_capacity(runs),
+        }
+    }
+
+    fn push(&mut self, to: u64, from: u64, size: u64) {
+        self.to.push(to);
+        self.from.push(from);
+        self.sizes.push(size);
+    }
+
+    /// Makes the last run longer, if this one follows it on both sides.
+    fn join(&mut self, to: u64, from: u64, size: u64) {
+        match (self.to.last(), self.from.last(), self.sizes.last_mut()) {
+            (Some(last), Some(other), Some(length))
+                if last + *length == to && other + *length == from =>
+            {
+                *length += size;
+            }
+            _ => self.push(to, from, size),
+        }
+    }
+
+    fn arrays(self, py: Python<'_>) -> PyResult<Arrays<'_>> {
+        let [to, from, sizes] =
+            [self.to, self.from, self.sizes].map(|one| array(py, &one, "uint64"));
+        Ok((to?, from?, sizes?))
+    }
+}
+
+fn pairs(
+    sources: &Bound<'_, PyAny>,
+    destinations: &Bound<'_, PyAny>,
+) -> PyResult<(Vec<u32>, Vec<u32>)> {
+    let sources: Vec<u32> = integers("sources", sources)?;
+    let destinations: Vec<u32> = integers("destinations", destinations)?;
+    if sources.len() != destinations.len() {
+        let (from, to) = (sources.len(), destinations.len());
+        let message = format!("{from} sources and {to} destinations: pass as many");
+        return Err(Failure::misuse(message).into());
+    }
+    Ok((sources, destinations))
+}
+
+/// How many runs of slots are consecutive on both sides.
+#[pyfunction]
+pub(crate) fn consecutive(
+    sources: &Bound<'_, PyAny>,
+    destinations: &Bound<'_, PyAny>,
+) -> PyResult<usize> {
+    let py = sources.py();
+    let (sources, destinations) = pairs(sources, destinations)?;
+    Ok(reckon(py, sources.len(), || {
+        let follows = |slots: &[u32]| slots[0].checked_add(1) == Some(slots[1]);
+        let both = sources.windows(2).zip(destinations.windows(2));
+        let joints = both.filter(|&(here, there)| follows(here) && follows(there));
+        sources.len() - joints.count()
+    }))
+}
+
+/// The runs of some blocks, piece by piece. Slots that are consecutive on both sides are one where
+/// one piece is all of a slot.
+#[pyfunction]
+pub(crate) fn runs<'py>(
+    sources: &Bound<'py, PyAny>,
+    destinations: &Bound<'py, PyAny>,
+    source: (Bound<'py, PyAny>, u64),
+    destination: (Bound<'py, PyAny>, u64),
+    piece_bytes: u64,
+) -> PyResult<Arrays<'py>> {
+    let py = sources.py();
+    let (sources, destinations) = pairs(sources, destinations)?;
+    let (from, to) = (Places::new(source)?, Places::new(destination)?);
+    let pieces = from.pieces.len();
+    if to.pieces.len() != pieces {
+        let others = to.pieces.len();
+        let message = format!("a source of {pieces} pieces and a destination of {others}");
+        return Err(Failure::misuse(message).into());
+    }
+    let runs = reckon(py, sources.len().saturating_mul(pieces), || {
+        from.check(&sources, piece_bytes)?;
+        to.check(&destinations, piece_bytes)?;
+        let flat = pieces == 1 && [from.stride, to.stride] == [piece_bytes; 2];
+        let mut runs = Runs::with_capacity(sources.len() * pieces);
+        for (&here, &there) in sources.iter().zip(&destinations) {
+            for (to, from) in to.of(there).zip(from.of(here)) {
+                if flat {
+                    runs.join(to, from, piece_bytes);
+                } else {
+                    runs.push(to, from, piece_bytes);
+                }
+            }
+        }
+        Outcome::Ok(runs)
+    });
+    runs?.arrays(py)
+}
+
+/// The runs between slots of the tier below, whose pieces follow one another, and a ring that
+/// holds so many blocks and is filled again and again; and where the runs of each filling begin,
+/// with the end of the last behind them.
+#[pyfunction]
+pub(crate) fn through<'py>(
+    below: &Bound<'py, PyAny>,
+    places: (Bound<'py, PyAny>, u64),
+    ring: u64,
+    held: usize,
+    block_bytes: u64,
+) -> PyResult<(Arrays<'py>, Vec<usize>)> {
+    let py = below.py();
+    let below: Vec<u32> = integers("below", below)?;
+    let mut places = Places::new(places)?;
+    places.pieces.truncate(1);
+    if held == 0 || places.pieces.is_empty() {
+        return Err(
+            Failure::misuse("pass a ring of a block or more, and one piece or more").into(),
+        );
+    }
+    let ring = Places {
+        pieces: vec![ring],
+        stride: block_bytes,
+    };
+    let made = reckon(py, below.len(), || {
+        places.check(&below, block_bytes)?;
+        let used = u32::try_from(held.min(below.len())).unwrap_or(u32::MAX);
+        ring.check(&[used], 0)?;
+        let mut runs = Runs::with_capacity(below.len());
+        let mut fillings = vec![0];
+        for filling in below.chunks(held) {
+            for (&slot, at) in filling.iter().zip(0..) {
+                let (outside, inside) = (places.first(slot), ring.first(at));
+                if at == 0 {
+                    runs.push(outside, inside, block_bytes);
+                } else {
+                    runs.join(outside, inside, block_bytes);
+                }
+            }
+            fillings.push(runs.sizes.len());
+        }
+        Outcome::Ok((runs, fillings))
+    });
+    let (runs, fillings) = made?;
+    Ok((runs.arrays(py)?, fillings))
+}
+
+/// A number for each slot of a tier, 0 at first.
+#[pyclass(module = "blockyard._core", frozen)]
+pub(crate) struct Marks(Vec<AtomicU64>);
+
+#[pymethods]
+impl Marks {
+    #[new]
+    fn new(slots: u32) -> Self {
+        Self((0..slots).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// Marks slots, none if one of them is not there.
+    fn touch(&self, slots: &Bound<'_, PyAny>, number: u64) -> PyResult<()> {
+        for slot in self.there(slots)? {
+            self.0[slot as usize].store(number, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// The highest number of these slots; 0 for none.
+    fn latest(&self, slots: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let slots = self.there(slots)?.into_iter();
+        let numbers = slots.map(|slot| self.0[slot as usize].load(Ordering::Relaxed));
+        Ok(numbers.max().unwrap_or(0))
+    }
+}
+
+impl Marks {
+    fn there(&self, slots: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+        let slots: Vec<u32> = integers("slots", slots)?;
+        let most = self.0.len();
+        match slots.iter().find(|&&slot| slot as usize >= most) {
+            Some(slot) => Err(Failure::misuse(format!("slot {slot}: there are {most}")).into()),
+            None => Ok(slots),
+        }
+    }
+}
