@@ -267,12 +267,16 @@ class CudaRig(Rig):
 
     @override
     def hold(self) -> None:
+        # What the collector frees would wait for the kernel that waits for us.
+        gc.collect()
+        gc.disable()
         self._open[0] = 0
         self._wait()
 
     @override
     def release(self) -> None:
         self._open[0] = 1
+        gc.enable()
 
     @override
     def settle(self) -> None:
@@ -285,14 +289,16 @@ class CudaRig(Rig):
         # What the collector frees would end the capture: it is in CUDA's strictest mode.
         gc.collect()
         gc.disable()
-        with self._stream:
-            self._stream.begin_capture(self._cupy.cuda.runtime.streamCaptureModeGlobal)
-            try:
-                work()
-                yield lambda: graph[0].launch(self._stream)
-            finally:
-                graph.append(self._stream.end_capture())
-                gc.enable()
+        try:
+            with self._stream:
+                self._stream.begin_capture(self._cupy.cuda.runtime.streamCaptureModeGlobal)
+                try:
+                    work()
+                    yield lambda: graph[0].launch(self._stream)
+                finally:
+                    graph.append(self._stream.end_capture())
+        finally:
+            gc.enable()
 
 
 def gpu_tiers(gpu: Gpu, layout: KVLayout, device: int, host: int) -> tuple[DeviceTier, PinnedTier]:

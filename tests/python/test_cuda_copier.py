@@ -186,6 +186,38 @@ def test_whichever_call_finds_the_device_lost_no_flight_is_left_without_an_end(c
     assert second is None or second.poll() == Landed(0, Cause.LOST)
 
 
+def test_a_flight_that_finds_the_device_lost_while_it_looks_for_room_is_lost_too() -> None:
+    gpu, device, host, copier = opened(depth=500, eager=0)
+    while copier.start(device, host, slots(1), slots(1)) is not None:
+        pass
+    gpu.fail("ended", "CUDA_ERROR_LAUNCH_FAILED", lost=True)
+    second = copier.start(device, host, slots(2), slots(2))
+    assert second is not None
+    assert second.poll() == Landed(0, Cause.LOST)
+
+
+def test_a_reset_waits_for_copies_whose_end_was_taken_for_lost() -> None:
+    gpu, device, host, copier = opened(eager=0)
+    bytes_ = filled(device, 1)
+    gpu.fail("record", "CUDA_ERROR_INVALID_HANDLE", after=1)
+    receipt = copier.start(device, host, slots(1), slots(1))
+    assert receipt is not None
+    assert receipt.poll() == Landed(0, Cause.LOST)
+    copier.reset()
+    assert np.array_equal(host.planes[0][1], bytes_[0][1])
+
+
+def test_a_slot_that_is_not_there_fails_the_copy_before_anything_is_queued() -> None:
+    gpu, device, host, copier = opened()
+    mine = filled(host, 2)
+    receipt = copier.start(device, host, slots(1, 50), slots(1, 2))
+    copier.reset()
+    assert receipt is not None
+    assert receipt.poll() == Landed(0, Cause.FAILED)
+    assert same(host, mine)
+    assert not gpu.calls["move"]
+
+
 def test_what_a_lost_device_had_in_the_air_is_quarantined_until_the_reset() -> None:
     gpu = PaperGpu(eager=0)
     layout = LAYOUTS["page-first"]

@@ -171,8 +171,6 @@ class CudaCopier:
     def reset(self) -> None:
         """Waits until all that was taken has ended."""
         for lane in set(self._lanes.values()):
-            if self._lost:
-                return
             try:
                 with self._gpu:
                     self._gpu.synchronize(lane.stream)
@@ -241,6 +239,7 @@ class CudaCopier:
         """Queues a flight, behind what it must wait for, and its event behind it."""
         flight = task.flight
         try:
+            lane.touch(pair, flight, task.sources, task.destinations)
             lane.order(self._device.stream, pair, task.sources, task.destinations)
             if flight.span[0] < flight.span[1]:
                 lane.table(flight, task.sources, task.destinations)
@@ -261,7 +260,6 @@ class CudaCopier:
             if not isinstance(error, Exception):
                 raise
         finally:
-            lane.touch(pair, flight, task.sources, task.destinations)
             # What was queued before an error has an end like any other, and only then it is over.
             self._gpu.record(flight.event, lane.stream)
 
@@ -269,11 +267,12 @@ class CudaCopier:
         """An error of the driver: said, and if it is the last, everything in the air is lost."""
         if not error.lost:
             _log.warning("a copy failed: %s", error)
-        elif not self._lost:
+            return
+        if not self._lost:
             self._lost = error.name
             _log.warning("the device is lost, and all that is in the air: %s", error)
-            for lane in set(self._lanes.values()):
-                lane.lose()
+        for lane in set(self._lanes.values()):
+            lane.lose()
 
     def _free(self) -> None:
         for lane in set(self._lanes.values()):

@@ -1,5 +1,6 @@
 """One stream of copies: flights that end in the order in which they began."""
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -200,7 +201,9 @@ class Lane:
             self._desk.free()
         freed(self._gpu, self._memory)
         if self.stream:
-            self._gpu.discard(self.stream, self._made)
+            # Of a lost device nothing can be given back.
+            with contextlib.suppress(GpuError), self._gpu:
+                self._gpu.discard(self.stream, self._made)
             self.stream, self._made = 0, []
 
     def _event(self) -> int:

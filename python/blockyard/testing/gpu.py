@@ -227,6 +227,7 @@ class PaperGpu:
 
     def discard(self, stream: int, events: list[int]) -> None:
         """Gives them back."""
+        self._call("free")
         assert not self._streams.pop(stream)  # noqa: S101 - so it would be with CUDA's, unnoticed
         for event in events:
             del self._records[event], self._come[event]
