@@ -35,7 +35,7 @@ INSTALL_STAMP := $(VENV)/install.stamp
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel install run docs lint lint-rust lint-python test test-rust test-python \
-	check-wheel mutants soak bench measure test-gpu bench-gpu fmt clean FORCE
+	check-wheel bench-check mutants soak bench measure test-gpu bench-gpu fmt clean FORCE
 
 help:  ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -125,7 +125,10 @@ check-wheel: $(WHEEL_STAMP)  ## one wheel for every Python from 3.11, below 5 MB
 	[ "$$size" -lt 5000000 ] || { echo "check-wheel: $$1 has $$size bytes, 5000000 are too many" >&2; exit 1; }; \
 	echo "check-wheel: $${1##*/}, $$size bytes"
 
-test: check-tools env install lint test-rust test-python check-wheel  ## everything that must pass before a change lands
+test: check-tools env install lint test-rust test-python check-wheel bench-check  ## everything that must pass before a change lands
+
+bench-check: env  ## has an operation of the core become dearer by 5 %? UPDATE=1 writes the figures anew
+	$(BIN)/python benches/python/instructions.py $(if $(UPDATE),--update)
 
 mutants: install  ## break each law in a copy: does a test notice?
 	$(BIN)/python tests/mutants/run.py

@@ -6,12 +6,10 @@ callgrind's, for the native run. A row is met at its target or at three times it
 """
 
 import argparse
-import json
 import platform
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import blockyard as by
+import native
 from rows import BLOCK, PLAN, TURN, Rig, median, nanoseconds, row
 
 REPEATS = 7
@@ -57,27 +56,7 @@ class Floor:
     """The native side, kept running so that both sides are measured in turns."""
 
     def __init__(self) -> None:
-        built = subprocess.run(
-            [
-                "cargo",
-                "bench",
-                "--locked",
-                "-p",
-                "blockyard-core",
-                "--bench",
-                "floor",
-                "--no-run",
-                "--message-format",
-                "json",
-            ],
-            check=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        lines = [json.loads(line) for line in built.stdout.splitlines()]
-        self.path = next(
-            line["executable"] for line in lines if line.get("target", {}).get("name") == "floor"
-        )
+        self.path = native.build()
         self.process = subprocess.Popen(
             [self.path, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -99,36 +78,18 @@ class Floor:
         )
         return ran.stdout.splitlines()
 
-    def instructions(self, name: str, blocks: int) -> float:
-        """Callgrind's instructions per operation."""
-        with tempfile.TemporaryDirectory() as folder:
-            ran = subprocess.run(
-                [
-                    *("valgrind", "--tool=callgrind", "--toggle-collect=*measured*"),
-                    *(f"--callgrind-out-file={folder}/out", self.path),
-                    *("count", name, str(blocks)),
-                ],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            found = re.search(r"Collected : (\d+)", ran.stderr)
-            if found is None:
-                raise RuntimeError(ran.stderr)
-            return int(found[1]) / int(ran.stdout)
-
 
 def compare(floor: Floor, name: str, blocks: int) -> tuple[float, float]:
     """Python's and the native median of a row, in ns per operation."""
     work = row(name, blocks)
     nanoseconds(work)
-    ours, native = [], []
+    ours, theirs = [], []
     for _ in range(REPEATS):
         ours.append(nanoseconds(work))
-        native.append(float(floor.ask(f"{name} {blocks}")))
+        theirs.append(float(floor.ask(f"{name} {blocks}")))
     del work
     floor.ask("forget")
-    return median(ours), median(native)
+    return median(ours), median(theirs)
 
 
 def table(floor: Floor, rows: list[tuple[str, str, float]], blocks: int, *, count: bool) -> None:
@@ -136,11 +97,11 @@ def table(floor: Floor, rows: list[tuple[str, str, float]], blocks: int, *, coun
     print("| row | target | from Python | native | instructions | met |")
     print("|---|--:|--:|--:|--:|---|")
     for name, what, target in rows:
-        ours, native = compare(floor, name, blocks)
-        counted = f"{floor.instructions(name, blocks):,.0f}" if count else ""
-        met = "yes" if ours <= target else "by the floor" if ours <= 3 * native else "no"
+        ours, theirs = compare(floor, name, blocks)
+        counted = f"{native.count(floor.path, name, blocks).here:,.0f}" if count else ""
+        met = "yes" if ours <= target else "by the floor" if ours <= 3 * theirs else "no"
         print(
-            f"| {what} | {target:,.0f} | {ours:,.0f} | {native:,.0f} | {counted} | {met} |",
+            f"| {what} | {target:,.0f} | {ours:,.0f} | {theirs:,.0f} | {counted} | {met} |",
             flush=True,
         )
 

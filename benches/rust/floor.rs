@@ -1,13 +1,13 @@
-//! The native side of `benches/python/measure.py`.
+//! The native side of `benches/python`: `measure.py` and `instructions.py`.
 //!
 //! ```text
-//! floor serve               reads "row blocks" lines; answers each with its ns per operation
-//! floor count row blocks    runs a row once, for callgrind with --toggle-collect='*measured*'
-//! floor worst blocks calls  the longest of as many calls, three times over
-//! floor bytes slots         live bytes per slot, by a counting allocator
+//! floor serve                   reads "row blocks" lines; answers each with its ns per operation
+//! floor count row blocks times  runs a row for callgrind with --toggle-collect='*floor::measured';
+//!                               answers operations, of one time, and allocations, of all times
+//! floor worst blocks calls      the longest of as many calls, three times over
+//! floor bytes slots             live bytes per slot, by a counting allocator
 //! ```
 
-#[path = "work.rs"]
 mod work;
 
 use cpu_time::ThreadTime;
@@ -20,12 +20,14 @@ use work::{Rig, Row, row};
 struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: everything is the system allocator's; only sizes are added up beside it.
+// SAFETY: everything is the system allocator's; only sizes and calls are added up beside it.
 #[expect(unsafe_code, reason = "a counting allocator is one")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size(), Ordering::Relaxed);
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: handed through.
         unsafe { System.alloc(layout) }
     }
@@ -84,12 +86,18 @@ fn serve() {
     }
 }
 
-fn count(name: &str, blocks: u32) {
+/// With more than one time the row looks as much slower.
+fn count(name: &str, blocks: u32, times: u32) {
     let mut row = row(name, blocks);
-    row.prepare();
-    let operations = measured(row.as_mut());
-    row.restore();
-    answer(&operations.to_string());
+    let (mut operations, mut allocations) = (0, 0);
+    for _ in 0..times {
+        row.prepare();
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        operations = measured(row.as_mut());
+        allocations += ALLOCATIONS.load(Ordering::Relaxed) - before;
+        row.restore();
+    }
+    answer(&format!("{operations} {allocations}"));
 }
 
 /// Calls of all verbs, each timed: verb, blocks it named, and its ns.
@@ -183,17 +191,13 @@ fn answer(line: &str) {
 }
 
 fn main() {
-    let arguments: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|a| a != "--bench")
-        .collect();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize| arguments[at].parse::<u32>().expect("a number");
     match arguments.first().map(String::as_str) {
         Some("serve") => serve(),
-        Some("count") => count(&arguments[1], number(2)),
+        Some("count") => count(&arguments[1], number(2), number(3)),
         Some("worst") => worst(number(1), number(2) as usize),
         Some("bytes") => bytes(number(1)),
-        // `cargo bench` runs every bench: nothing to do without a word.
-        _ => {}
+        _ => answer("floor serve | count row blocks times | worst blocks calls | bytes slots"),
     }
 }

@@ -361,14 +361,18 @@ impl Decode {
             .collect();
         let ids = leases.iter().map(Lease::id).collect();
         let computed = leases.iter().map(Lease::tokens).collect();
-        Self {
+        let mut made = Self {
             cache,
             leases,
             ids,
             computed,
             tables: vec![0; ROWS * WIDTH],
             only_grow,
-        }
+        };
+        // The first step seals the prompts.
+        made.grow();
+        made.rest();
+        made
     }
 
     fn grow(&self) {

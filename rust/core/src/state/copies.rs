@@ -27,6 +27,7 @@ impl State {
     }
 
     /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
+    #[inline]
     pub(super) fn put(&mut self, tier: usize, slot: u32, hold: Hold) {
         let storey = &mut self.tiers[tier];
         let cell = storey.pool.cell_mut(slot);
@@ -54,6 +55,7 @@ impl State {
         }
     }
 
+    #[inline]
     pub(super) fn is_hot(&self, node: u32, tier: usize) -> bool {
         let copy = &self.trie[node].copies[tier];
         let Some(slot) = copy.slot else { return false };
@@ -236,6 +238,7 @@ impl State {
         }
     }
 
+    #[inline]
     fn count_child(&mut self, node: u32, tier: usize) {
         if let Some(parent) = self.trie.parent(node) {
             self.trie[parent].copies[tier].children += 1;

@@ -2,6 +2,7 @@
 
 use super::State;
 use crate::error::{Error, Result};
+use crate::evict::Kind;
 use crate::id::LeaseId;
 use crate::pool::Hold;
 
@@ -15,6 +16,15 @@ impl State {
         unserved: &mut Vec<u32>,
     ) -> Result<()> {
         self.check_rows(leases)?;
+        if self.config.policy == Kind::Recency {
+            // Each that is full evicts a block or some: their misses overlap only here. A heap does
+            // not know what comes behind a leaf.
+            let full = leases.iter().filter(|id| {
+                let record = &self.leases[id.0.index];
+                record.tokens >= u64::from(record.blocks()) * u64::from(self.config.block_size)
+            });
+            self.warm_room(0, full.count() as u32);
+        }
         for (row, id) in leases.iter().enumerate() {
             if !self.grow_one(id.0.index, more(row)) {
                 unserved.push(row as u32);

@@ -68,10 +68,7 @@ impl State {
     /// Evicts exactly as many blocks as `need` slots lack. The caller has checked that free and
     /// takeable slots suffice; `false`, with nothing broken, if it was wrong.
     pub(super) fn make_room(&mut self, tier: usize, need: u32) -> bool {
-        let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
-        if deficit > FEW {
-            self.warm_victims(tier, deficit as usize);
-        }
+        self.warm_room(tier, need);
         while self.tiers[tier].ledger.free() < need {
             let Some(slot) = self.tiers[tier].order.victim() else {
                 debug_assert!(false, "promised room for {need} is not there");
@@ -80,6 +77,14 @@ impl State {
             self.drop_copy(tier, slot);
         }
         true
+    }
+
+    /// Reads ahead what making this room will read, now or in the calls that follow.
+    pub(super) fn warm_room(&mut self, tier: usize, need: u32) {
+        let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
+        if deficit > FEW {
+            self.warm_victims(tier, deficit as usize);
+        }
     }
 
     fn warm_victims(&mut self, tier: usize, deficit: usize) {

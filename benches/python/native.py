@@ -1,0 +1,92 @@
+"""The rows natively: builds `benches/rust/floor.rs`, and has callgrind count what they execute.
+
+Which `memcpy` the C library takes is for the processor to say, and how long a `malloc` is for the
+library. So that a count is the same everywhere, what our own program executes is added up from the
+profile, and an allocation counts as a flat sum.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Instructions of an allocation and its end, about.
+ALLOCATION = 100
+#: What only some processors run. Valgrind has hidden these instructions from a program so far.
+UNEVEN = ("x86_sha::", "aarch64_sha2::")
+
+
+def build() -> str:
+    """Where the native side is, built as the wheel is."""
+    built = subprocess.run(
+        [
+            *("cargo", "build", "--locked", "--release", "--package", "blockyard-floor"),
+            *("--message-format", "json-render-diagnostics"),
+        ],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    lines = [json.loads(line) for line in built.stdout.splitlines()]
+    return next(str(line["executable"]) for line in lines if line.get("executable"))
+
+
+def can_count() -> bool:
+    """Whether there is a valgrind."""
+    return shutil.which("valgrind") is not None
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one operation of a row executes."""
+
+    #: Everything, the C library's part as it is here.
+    here: float
+    #: The same on every machine; or nothing, where valgrind shows what only some processors run.
+    even: float | None
+
+
+def count(program: str, name: str, blocks: int, times: int = 1) -> Count:
+    """Counts a row; with more times than one, as if it took as much longer."""
+    with tempfile.TemporaryDirectory() as folder:
+        profile = Path(folder) / "profile"
+        ran = subprocess.run(
+            [
+                *("valgrind", "--tool=callgrind", "--toggle-collect=*floor::measured"),
+                *("--compress-strings=no", "--compress-pos=no"),
+                *(f"--callgrind-out-file={profile}", program),
+                *("count", name, str(blocks), str(times)),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found = re.search(r"Collected : ([1-9]\d*)", ran.stderr)
+        if ran.returncode != 0 or found is None:
+            raise RuntimeError(f"{name}: {ran.stdout}{ran.stderr}")
+        operations, allocations = map(int, ran.stdout.split())
+        ours = own(profile.read_text(), program)
+        even = None if ours is None else (ours + ALLOCATION * allocations) / operations
+        return Count(int(found[1]) / operations, even)
+
+
+def own(profile: str, program: str) -> int | None:
+    """What a program executed itself, by its profile; nothing if some of it is uneven."""
+    total, ours, inclusive = 0, False, False
+    for line in profile.splitlines():
+        word, _, value = line.partition("=")
+        match word:
+            case "ob":
+                ours = value == program
+            case "fn" if ours and any(part in value for part in UNEVEN):
+                return None
+            case "calls":
+                # The next line is what the called function took.
+                inclusive = True
+            case _ if line[:1].isdigit():
+                total += int(line.split()[1]) if ours and not inclusive else 0
+                inclusive = False
+    return total
