@@ -26,7 +26,7 @@ files = $(foreach path,$(wildcard $(1:=/*)),$(call files,$(path),$2) $(filter $2
 
 RUST := Cargo.toml $(wildcard Cargo.lock) $(call files,rust,%.rs %.toml)
 SOURCES := $(sort $(RUST) pyproject.toml LICENSE README.md $(call files,python,%.py %.pyi %/py.typed %.cu %.html %.css %.js))
-PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/mutants tests/soak.py benches/python benches/gpu)
+PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/mutants tests/soak.py benches/python benches/gpu benches/peers)
 
 ENV_STAMP := $(VENV)/env.stamp
 WHEEL_STAMP := target/wheels/wheel.stamp
@@ -35,7 +35,7 @@ INSTALL_STAMP := $(VENV)/install.stamp
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel install run docs lint lint-rust lint-python test test-rust test-python \
-	check-wheel bench-check mutants soak bench measure test-gpu bench-gpu fmt clean FORCE
+	check-wheel bench-check mutants soak bench bench-peers measure test-gpu bench-gpu fmt clean FORCE
 
 help:  ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -144,6 +144,13 @@ bench: install  ## the benches, in Rust and from Python
 	$(BIN)/python benches/python/copies.py
 	$(BIN)/python benches/python/submit.py
 	$(BIN)/python benches/python/steps.py
+
+PEERS_JSON := $(if $(OUT),$(OUT),target)/bench-peers.json
+
+bench-peers: install  ## Blockyard beside its peers, set up from their published packages (6 GB); ROWS="admit …" for a few
+	$(BIN)/python benches/peers/setup.py
+	@mkdir -p $(dir $(PEERS_JSON))
+	$(BIN)/python benches/peers/bench.py --json $(PEERS_JSON) $(if $(ROWS),--only $(ROWS))
 
 measure: install  ## the table of docs/measurements.md
 	$(BIN)/python benches/python/measure.py

@@ -1,0 +1,260 @@
+"""`make bench-peers`: Blockyard beside its peers, in one run, on the same work.
+
+    python benches/peers/bench.py [--only ROW …] [--quick] [--json PATH] [--self-test]
+
+`setup.py` must have run. Each side is a process in an environment of its own; their rounds take
+turns, every peer's followed by one of Blockyard's. Before a row is timed each side has filled its
+pool and played a round; what an operation needs is made before the clock starts. Figures are
+thread CPU time, the median of the rounds' means; p99 and worst are of single operations, from
+rounds of their own, since a clock around each costs something. A ratio is a side's median over
+Blockyard's.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from peers import work as sizes
+from peers.process import SIDES, TARGET, Failed, Process
+from peers.table import (
+    LACKING,
+    OURS,
+    ROWS,
+    Line,
+    Spec,
+    judged,
+    markdown,
+    middle,
+)
+
+SEED = 7
+SLOW = 150.0
+"""Microseconds by which the self-test slows Blockyard."""
+
+
+Make = Callable[[str], Process]
+Seen = dict[str, dict[str, Any]]
+
+
+class Bench:
+    """The sides that run, and what they said."""
+
+    def __init__(self, make: Make, rounds: int) -> None:
+        self.make, self.rounds = make, rounds
+        self.running: dict[str, Process] = {}
+
+    def side(self, name: str) -> Process:
+        """A process, started when it is first needed."""
+        if name not in self.running:
+            self.running[name] = self.make(name)
+        return self.running[name]
+
+    def close(self) -> None:
+        """Ends all."""
+        for process in self.running.values():
+            process.close()
+        self.running = {}
+
+    def row(self, spec: Spec) -> Seen:
+        """What each side says to a row."""
+        if spec.stat == "memory":
+            return {side: self.memory(side, spec) for side in (OURS, *spec.sides)}
+        seen: Seen = {}
+        for side in (OURS, *spec.sides):
+            self.begin(side, spec, seen)
+        for _ in range(self.rounds):
+            for side in self.turns(seen):
+                self.round(side, spec, seen)
+        for said in seen.values():
+            if "failed" not in said:
+                said.update(figures(spec.stat, said))
+        for process in self.running.values():
+            # The room of this row is given back.
+            with contextlib.suppress(Failed):
+                process.ask(do="make", row="")
+        return seen
+
+    def begin(self, side: str, spec: Spec, seen: Seen) -> None:
+        """Makes the row there, and warms it up."""
+        try:
+            made = self.side(side).ask(do="make", row=spec.row, **spec.asked)
+            seen[side] = {"unit": made["unit"], "rounds": []}
+            for _ in range(spec.warm):
+                self.side(side).ask(do="round", how="alone")
+        except Failed as error:
+            self.fail(side, spec, error, seen)
+
+    def round(self, side: str, spec: Spec, seen: Seen) -> None:
+        """A round on each of its clocks."""
+        for how in _ways(spec, side):
+            if "failed" in seen[side]:
+                return
+            try:
+                said = self.side(side).ask(do="round", how=how)
+                seen[side]["rounds"].append({**said, "how": how})
+            except Failed as error:
+                self.fail(side, spec, error, seen)
+
+    def turns(self, seen: Seen) -> list[str]:
+        """Every peer, each followed by Blockyard."""
+        return [one for side in seen if side != OURS for one in (side, OURS)]
+
+    def fail(self, side: str, spec: Spec, error: Failed, seen: Seen) -> None:
+        """One side less; the others go on."""
+        print(f"  {spec.what}: {error}", file=sys.stderr)
+        seen[side] = {"failed": str(error)}
+        gone = self.running.get(side)
+        if gone is not None and gone.process.poll() is not None:
+            del self.running[side]
+
+    def memory(self, side: str, spec: Spec) -> dict[str, Any]:
+        """Bytes per block, of a process that has done nothing else."""
+        process = None
+        try:
+            process = self.make(side)
+            made = process.ask(do="make", row=spec.row, **spec.asked)
+            return {"value": made["grew"] / spec.asked["blocks"]}
+        except Failed as error:
+            return {"failed": str(error)}
+        finally:
+            if process is not None:
+                process.close()
+
+
+def _ways(spec: Spec, side: str) -> list[str]:
+    if spec.stat in {"beside", "two"}:
+        return ["long", spec.stat]
+    each = "each-wall" if side in spec.wall else "each"
+    return [each] if spec.stat == "worst" else ["alone", each]
+
+
+def figures(stat: str, said: dict[str, Any]) -> dict[str, Any]:
+    """A side's figures from its rounds."""
+
+    def mean(how: str, clock: str) -> list[float]:
+        return [
+            one[clock] / one["operations"] / said["unit"]
+            for one in said["rounds"]
+            if one["how"] == how
+        ]
+
+    each = [took / said["unit"] for one in said["rounds"] for took in one.get("each", ())]
+    if stat == "worst":
+        longest = [max(one["each"]) for one in said["rounds"]]
+        each = [took * said["unit"] for took in each]
+        return {"value": middle(longest), "wall": middle(longest), "each": each}
+    if stat in {"beside", "two"}:
+        # Some peers have rounds alone that another thread still disturbs: the least counts.
+        alone, other = min(mean("long", "wall")), middle(mean(stat, "wall"))
+        value = other / alone if stat == "beside" else alone / other
+        errors = [error for one in said["rounds"] for error in one.get("errors", ())]
+        return {"value": value, "alone": alone, "with": other, "errors": errors}
+    return {
+        "value": middle(mean("alone", "cpu")),
+        "wall": middle(mean("alone", "wall")),
+        "each": each,
+    }
+
+
+def compare(bench: Bench, specs: dict[str, Spec]) -> Iterator[tuple[str, list[Line], Any]]:
+    """Row after row."""
+    for name, spec in specs.items():
+        begun = time.monotonic()
+        seen = bench.row(spec)
+        print(f"{name}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+        yield name, judged(name, spec, seen), seen
+
+
+def self_test(work: Path, rows: tuple[str, ...] = ("keys", "match", "decode-256")) -> list[str]:
+    """A Blockyard that is slowed misses what one that is not meets; the complaints."""
+    specs = {
+        name: ROWS[name]._replace(
+            sides=("itself",),
+            goals={"itself": 0.4},
+            wall=(),
+            asked={**ROWS[name].asked, "blocks": 2_000},
+        )
+        for name in rows
+    }
+    SIDES["itself"] = SIDES[OURS]
+    wrong = []
+    for slow, wanted in ((0.0, "met"), (SLOW, "missed")):
+        more = ("--slow", str(slow)) if slow else ()
+
+        def make(side: str, more: tuple[str, ...] = more) -> Process:
+            return Process(side, work, *(more if side == OURS else ()))
+
+        bench = Bench(make, rounds=3)
+        lines = [line for _, part, _ in compare(bench, specs) for line in part]
+        bench.close()
+        print(markdown(lines, specs))
+        found = {line.row: line.verdict for line in lines if line.side == "itself"}
+        wrong += [
+            f"{row}, slowed by {slow:g} µs: {found.get(row)}, wanted {wanted}"
+            for row in rows
+            if found.get(row) != wanted
+        ]
+    return wrong
+
+
+def machine() -> str:
+    """Where this runs."""
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    load = ", ".join(f"{one:.2f}" for one in os.getloadavg())
+    return (
+        f"{cpu[1] if cpu else platform.processor()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}, load at the start {load}"
+    )
+
+
+def main() -> int:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", nargs="*", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--quick", action="store_true", help="two rounds, not five")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--self-test", action="store_true")
+    asked = parser.parse_args()
+    TARGET.mkdir(parents=True, exist_ok=True)
+    work = TARGET / "work.u32"
+    sizes.write(work, SEED)
+    if asked.self_test:
+        wrong = self_test(work)
+        print("\n".join(wrong) or "a slowed Blockyard shows up")
+        return int(bool(wrong))
+    print(machine(), flush=True)
+    bench = Bench(lambda side: Process(side, work), rounds=2 if asked.quick else 5)
+    specs = {name: ROWS[name] for name in ROWS if name in asked.only}
+    lines: list[Line] = []
+    raw: dict[str, Any] = {"machine": machine(), "rows": {}}
+    for name, part, seen in compare(bench, specs):
+        lines += part
+        raw["rows"][name] = {"lines": [line._asdict() for line in part], "seen": seen}
+        if asked.json:
+            asked.json.write_text(json.dumps(raw))
+    raw["versions"] = {side: one.about for side, one in bench.running.items()}
+    if asked.json:
+        asked.json.write_text(json.dumps(raw))
+    print("; ".join(f"{name} {one}" for name, one in versions(bench).items()) + "\n")
+    bench.close()
+    print(f"{markdown(lines, ROWS)}\n\n{LACKING}")
+    return 0
+
+
+def versions(bench: Bench) -> dict[str, str]:
+    """What ran, of each package."""
+    return {name: said for one in bench.running.values() for name, said in one.about.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

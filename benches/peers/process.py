@@ -1,0 +1,90 @@
+"""The sides, each a process of its own environment that is asked line by line."""
+
+import contextlib
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from peers.table import ARC, DYNAMO, LEGACY, OURS, PYTHON, RUST, VLLM, XXHASH
+
+HERE = Path(__file__).parent
+TARGET = HERE.parents[1] / "target" / "peers"
+#: A side's environment, its program, and the variant.
+SIDES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    OURS: ("", "side_blockyard.py", ()),
+    VLLM: ("vllm", "side_vllm.py", ("sha256", "lru")),
+    XXHASH: ("vllm", "side_vllm.py", ("xxhash", "lru")),
+    ARC: ("vllm", "side_vllm.py", ("sha256", "arc")),
+    RUST: ("sglang", "side_sglang.py", ("rust",)),
+    PYTHON: ("sglang", "side_sglang.py", ("python",)),
+    LEGACY: ("sglang", "side_sglang.py", ("legacy",)),
+    DYNAMO: ("dynamo", "side_dynamo.py", ()),
+}
+QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+PATIENCE = 900.0
+
+
+class Failed(Exception):
+    """A side did not answer, or said why it could not."""
+
+
+class Process:
+    """A side that runs."""
+
+    def __init__(self, side: str, work: Path, *more: str) -> None:
+        place, program, variant = SIDES[side]
+        python = TARGET / place / "bin" / "python" if place else Path(sys.executable)
+        around = {**os.environ, **QUIET}
+        if place:
+            around.pop("PYTHONPATH", None)
+        self.side = side
+        self.log = work.parent / f"{re.sub(r'[^a-z]+', '-', side.lower())}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [python, HERE / program, work, *variant, *more],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=around,
+            )
+        try:
+            self.about: dict[str, Any] = self.ask(do="about")
+        except Failed:
+            self.close()
+            raise
+
+    def ask(self, **asked: Any) -> dict[str, Any]:
+        """One line there, and one back."""
+        there, back = self.process.stdin, self.process.stdout
+        if there is None or back is None:
+            raise Failed("no pipes")
+        try:
+            print(json.dumps(asked), file=there, flush=True)
+        except BrokenPipeError as error:
+            raise Failed(f"{self.side} has ended: see {self.log}") from error
+        if not select.select([back], [], [], PATIENCE)[0]:
+            self.close()
+            raise Failed(f"{self.side} is silent")
+        line = back.readline()
+        if not line:
+            raise Failed(f"{self.side} has ended: see {self.log}")
+        said: dict[str, Any] = json.loads(line)
+        wrong = said.get("error") or said.get("lacks")
+        if wrong:
+            raise Failed(f"{self.side}: {wrong}")
+        return said
+
+    def close(self) -> None:
+        """Ends it."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()

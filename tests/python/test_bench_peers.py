@@ -1,0 +1,101 @@
+"""The bench beside the peers, without a peer: that it judges what it sees."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benches"))
+
+from peers import work as sizes
+from peers.bench import Bench, self_test
+from peers.process import SIDES, Failed, Process
+from peers.table import DYNAMO, NOTES, OURS, ROWS, RUST, VLLM, judged, markdown, verdict
+from peers.work import Work
+
+REQUIREMENTS = Path(sizes.__file__).parent / "requirements"
+
+
+@pytest.fixture(name="tokens")
+def _tokens(tmp_path: Path) -> Path:
+    path = tmp_path / "work.u32"
+    sizes.write(path, 7)
+    return path
+
+
+def said(value: float, wall: float = 0.0) -> dict[str, Any]:
+    return {"value": value, "wall": wall, "each": [value]}
+
+
+def test_a_slowed_blockyard_misses_what_the_same_meets_that_is_not_slowed(tokens: Path) -> None:
+    assert self_test(tokens, ("keys", "decode-256")) == []
+
+
+def test_every_row_runs_on_blockyards_side(tokens: Path) -> None:
+    small = {"keys", "match", "admit", "admit-tokens", "finish", "evict", "schedule"}
+    bench = Bench(lambda side: Process(side, tokens), rounds=1)
+    try:
+        for name in small:
+            spec = ROWS[name]._replace(sides=(), asked={**ROWS[name].asked, "blocks": 10_000})
+            seen: dict[str, dict[str, Any]] = {}
+            bench.begin(OURS, spec, seen)
+            bench.round(OURS, spec, seen)
+            assert seen[OURS]["rounds"][0]["operations"] > 0, (name, seen)
+    finally:
+        bench.close()
+
+
+def test_a_goal_is_met_from_its_ratio_on() -> None:
+    assert verdict(35.0, 35.0) == "met"
+    assert verdict(34.9, 35.0) == "missed"
+    assert verdict(34.9, None) == ""
+
+
+def test_each_side_is_judged_by_its_own_goal() -> None:
+    lines = judged("admit", ROWS["admit"], {OURS: said(10), VLLM: said(349), RUST: said(100)})
+    assert {line.side: line.verdict for line in lines} == {OURS: "", VLLM: "missed", RUST: "met"}
+
+
+def test_what_is_done_on_another_thread_is_judged_by_elapsed_time() -> None:
+    lines = judged("match", ROWS["match"], {OURS: said(1, 2), DYNAMO: said(1, 9)})
+    assert [line.ratio for line in lines] == [None, 4.5]
+
+
+def test_beside_a_busy_thread_our_own_figure_has_a_bound() -> None:
+    spec = ROWS["match-beside"]
+    assert [line.verdict for line in judged("match-beside", spec, {OURS: said(3.1)})] == ["missed"]
+    assert [line.verdict for line in judged("match-beside", spec, {OURS: said(2.9)})] == ["met"]
+
+
+def test_a_side_that_failed_has_no_line_and_the_others_do() -> None:
+    seen = {OURS: said(1), VLLM: {"failed": "no room"}, RUST: said(20)}
+    lines = judged("admit", ROWS["admit"], seen)
+    assert [line.side for line in lines] == [OURS, RUST]
+    assert len(markdown(lines, ROWS).splitlines()) == 4
+
+
+def test_a_side_that_cannot_start_is_told_of(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SIDES, "nobody", ("", "no_such_program.py", ()))
+    with pytest.raises(Failed, match="nobody"):
+        Process("nobody", tokens)
+
+
+def test_no_two_runs_of_tokens_begin_alike(tokens: Path) -> None:
+    work = Work(tokens)
+    many = [tuple(work.fresh(100)[:16]) for _ in range(sizes.TOKENS // 800)]
+    assert len(set(many)) == len(many)
+
+
+def test_every_side_and_row_that_is_named_is_there() -> None:
+    for spec in ROWS.values():
+        assert set(spec.sides) <= set(SIDES)
+        assert set(spec.goals) <= set(spec.sides)
+    assert {row for row, _ in NOTES} <= set(ROWS)
+
+
+def test_every_package_of_a_peer_is_pinned() -> None:
+    for listed in REQUIREMENTS.glob("*.txt"):
+        for line in listed.read_text().splitlines():
+            assert re.fullmatch(r"[\w.-]+==[\w.+]+", line), (listed.name, line)
