@@ -207,6 +207,24 @@ def test_a_reset_waits_for_copies_whose_end_was_taken_for_lost() -> None:
     assert np.array_equal(host.planes[0][1], bytes_[0][1])
 
 
+def test_a_copy_of_which_no_end_could_be_asked_for_is_lost_and_never_said_to_have_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, device, host, copier = opened(eager=0)
+    record, seen = gpu.record, []
+
+    def second(event: int, stream: int) -> None:
+        seen.append(event)
+        if len(seen) == 2:
+            raise MemoryError("no room for an argument")
+        record(event, stream)
+
+    monkeypatch.setattr(gpu, "record", second)
+    receipt = copier.start(device, host, slots(1), slots(1))
+    assert receipt is not None
+    assert receipt.poll() == Landed(0, Cause.LOST)
+
+
 def test_a_slot_that_is_not_there_fails_the_copy_before_anything_is_queued() -> None:
     gpu, device, host, copier = opened()
     mine = filled(host, 2)

@@ -261,7 +261,7 @@ class CudaCopier:
                 raise
         finally:
             # What was queued before an error has an end like any other, and only then it is over.
-            self._gpu.record(flight.event, lane.stream)
+            lane.end(flight)
 
     def _lose(self, error: GpuError) -> None:
         """An error of the driver: said, and if it is the last, everything in the air is lost."""

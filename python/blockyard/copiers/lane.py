@@ -179,6 +179,17 @@ class Lane:
             self._gpu.copy_rows(there, size, here, size, size, 1, self.stream)
         flight.tables = base + 4 * start, base + 4 * middle
 
+    def end(self, flight: Flight) -> None:
+        """The flight has ended with what was queued until now.
+
+        Raises:
+            GpuError: That could not be asked for: nobody will know when.
+        """
+        try:
+            self._gpu.record(flight.event, self.stream)
+        except MemoryError as error:
+            raise GpuError(repr(error), "the end of a copy", lost=True) from error
+
     def sweep(self) -> None:
         """Lands what has ended."""
         self.sweeps += 1
