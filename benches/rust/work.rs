@@ -247,18 +247,21 @@ impl Row for Turn {
     }
 }
 
-/// A copy down of the next 64 victims, one up of 64 blocks, and the landing of the former.
+/// A copy down of the next 64 victims, one up of 64 blocks, the landing of the former, and that of
+/// 64 blocks of a running sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Copies {
     Demote,
     Promote,
     Commit,
+    CommitLease,
 }
 
 pub(crate) struct Moves {
     rig: Rig,
     copies: Copies,
     path: Vec<Key>,
+    lease: Option<LeaseId>,
     plan: Option<Plan>,
 }
 
@@ -280,6 +283,22 @@ impl Moves {
     fn demote(&mut self) {
         self.plan = self.rig.cache.lock().demote(PLAN as u32);
     }
+
+    /// Copies a new path down, whose sequence runs on.
+    fn demote_lease(&mut self) {
+        self.path = self.rig.visit(PLAN);
+        let lease = self.rig.begin(&self.path, 0);
+        let plan = self.rig.cache.lock().demote_lease(lease, PLAN as u32);
+        self.plan = plan.expect("live");
+        self.lease = Some(lease);
+    }
+
+    fn finish(&mut self, retention: Retention) {
+        if let Some(lease) = self.lease.take() {
+            let mut state = self.rig.cache.lock();
+            state.finish(&[lease], retention, None).expect("live");
+        }
+    }
 }
 
 impl Row for Moves {
@@ -287,19 +306,12 @@ impl Row for Moves {
         match self.copies {
             Copies::Demote => {}
             Copies::Commit => self.demote(),
+            Copies::CommitLease => self.demote_lease(),
             Copies::Promote => {
                 // Copied down, and evicted by others: it is on the host only.
-                self.path = self.rig.visit(PLAN);
-                let lease = self.rig.begin(&self.path, 0);
-                let plan = self.rig.cache.lock().demote_lease(lease, PLAN as u32);
-                self.plan = plan.expect("live");
+                self.demote_lease();
                 self.land();
-                let ended = Retention::SessionEnded;
-                self.rig
-                    .cache
-                    .lock()
-                    .finish(&[lease], ended, None)
-                    .expect("live");
+                self.finish(Retention::SessionEnded);
                 self.rig.visit(PLAN);
             }
         }
@@ -308,7 +320,7 @@ impl Row for Moves {
     fn run(&mut self) -> u64 {
         match self.copies {
             Copies::Demote => self.demote(),
-            Copies::Commit => self.land(),
+            Copies::Commit | Copies::CommitLease => self.land(),
             Copies::Promote => {
                 self.plan = self
                     .rig
@@ -323,7 +335,8 @@ impl Row for Moves {
 
     fn restore(&mut self) {
         self.land();
-        if self.copies != Copies::Promote {
+        self.finish(Retention::Ordinary);
+        if matches!(self.copies, Copies::Demote | Copies::Commit) {
             // The victims that have copies now go; the next ones have none.
             self.rig.visit(PLAN);
         }
@@ -552,6 +565,7 @@ pub(crate) const ROWS_BY_NAME: &[&str] = &[
     "demote",
     "promote",
     "commit",
+    "commit-lease",
     "decode",
     "grow",
     "evict4-list",
@@ -580,6 +594,7 @@ pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
             rig,
             copies,
             path: vec![],
+            lease: None,
             plan: None,
         })
     };
@@ -605,6 +620,7 @@ pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
         "demote" => moves(Copies::Demote),
         "promote" => moves(Copies::Promote),
         "commit" => moves(Copies::Commit),
+        "commit-lease" => moves(Copies::CommitLease),
         "decode" => Box::new(Decode::new(blocks, false)),
         "grow" => Box::new(Decode::new(blocks, true)),
         "evict4-list" => evict(25_000, 4, Kind::Recency, Air::Nothing),

@@ -2,6 +2,7 @@
 
 use crate::yard::{Yard, and_one, config, text};
 use blockyard_core::{Config, Error, Lease, Parked, Plan};
+use std::time::{Duration, Instant};
 
 /// What may be copied down: idle victims, a running sequence's blocks, kept blocks.
 enum Source {
@@ -213,4 +214,28 @@ fn an_outcome_that_comes_after_its_block_was_evicted_is_dropped() {
     assert_eq!(yard.stats(), expected);
     assert_eq!(yard.hits(&prompt), [0, 0, 0], "it is not resident again");
     assert_eq!(yard.on_device(&text(2, 4)), 4);
+}
+
+/// The fastest of a few landings of a running sequence's copies, which go down root first.
+fn landing(blocks: u64) -> Duration {
+    let tries = (0..3).map(|_| {
+        let yard = Yard::new(blocks as u32 + 4, blocks as u32 + 4);
+        let lease = yard.run(&text(1, blocks));
+        let plan = yard.demote_lease(&lease, blocks as u32);
+        let outcome = (plan.flight, plan.len() as u32, false);
+        let start = Instant::now();
+        yard.cache.lock().commit(&[outcome], None).expect("known");
+        let spent = start.elapsed();
+        yard.finish(lease);
+        yard.at_rest();
+        spent
+    });
+    tries.min().unwrap_or_default()
+}
+
+#[test]
+fn a_path_that_went_down_root_first_lands_in_time_that_grows_with_its_length_alone() {
+    // Eight times as many blocks: sixty-four times as long, if each put those above it in order.
+    let (short, long) = (landing(1000), landing(8000));
+    assert!(long < 24 * short, "{short:?} and {long:?}");
 }

@@ -109,7 +109,7 @@ impl State {
     }
 
     /// A fork's partial block did not come, and the engine cannot recompute it: the fork ends.
-    fn undo_fork(&mut self, lease: LeaseId, moves: &[Move]) {
+    pub(super) fn undo_fork(&mut self, lease: LeaseId, moves: &[Move]) {
         let forks = moves.iter().all(|step| step.node.is_none());
         if forks && !self.config.recompute && self.lease(lease).is_ok() {
             self.end(lease.0.index, Retention::Ordinary, None);
@@ -117,7 +117,7 @@ impl State {
     }
 
     /// `false`: it has ended before.
-    fn check_outcome(&self, id: FlightId, good: u32) -> Result<bool> {
+    pub(super) fn check_outcome(&self, id: FlightId, good: u32) -> Result<bool> {
         match self.flights.find(id.0) {
             Found::Never => Err(Error::UnknownFlight {
                 number: id.number(),
@@ -132,39 +132,63 @@ impl State {
     }
 
     /// The block a destination is attached to still, if it was not abandoned.
-    fn arrival(&self, tier: usize, step: &Move) -> Option<u32> {
+    pub(super) fn arrival(&self, tier: usize, step: &Move) -> Option<u32> {
         let node = step.node.and_then(|id| self.trie.live(id))?;
         (self.node_in(tier, step.to) == Some(node)).then_some(node)
     }
 
     fn land_below(&mut self, tier: usize, moves: &[Move], good: usize) -> Kept {
         let mut kept = Kept::default();
-        for (at, step) in moves.iter().enumerate() {
-            let Some(node) = self.arrival(tier, step) else {
-                self.free(tier, step.to);
-                continue;
-            };
-            let keeps = u32::from(self.trie[node].keeps);
-            if at < good && self.trie[node].epoch == self.trie.epoch() {
-                self.fill(node, tier, step.to, keeps.max(1));
-                self.note_copy(node, true);
-                if keeps == 0 {
-                    self.unpin(tier, step.to);
-                }
-                kept.landed |= keeps > 0;
-                kept.shared |= keeps > 1;
-                continue;
+        let mut first = 0;
+        while first < moves.len() {
+            // Deepest first, so that a path that went down root first is not put in order once for
+            // each of its blocks.
+            let end = self.path_end(moves, first);
+            for at in (first..end).rev() {
+                self.land_one_below(tier, moves[at], at < good, &mut kept);
             }
-            self.detach(node, tier);
-            self.free(tier, step.to);
-            if keeps > 0 {
-                self.tiers[tier].ledger.promise(1);
-                kept.failed.push(node);
-            }
-            self.note_copy(node, false);
-            self.bury_if_gone(node);
+            first = end;
         }
         kept
+    }
+
+    /// Where the moves that follow each other from parent to child, from `first` on, end.
+    fn path_end(&self, moves: &[Move], first: usize) -> usize {
+        let follows = |pair: &[Move]| {
+            let below = pair[1].node.and_then(|id| self.trie.live(id));
+            pair[0].node.is_some() && below.is_some_and(|at| self.trie[at].parent == pair[0].node)
+        };
+        first
+            + 1
+            + moves[first..]
+                .windows(2)
+                .take_while(|pair| follows(pair))
+                .count()
+    }
+
+    fn land_one_below(&mut self, tier: usize, step: Move, good: bool, kept: &mut Kept) {
+        let Some(node) = self.arrival(tier, &step) else {
+            return self.free(tier, step.to);
+        };
+        let keeps = u32::from(self.trie[node].keeps);
+        if good && self.trie[node].epoch == self.trie.epoch() {
+            self.fill(node, tier, step.to, keeps.max(1));
+            self.note_copy(node, true);
+            if keeps == 0 {
+                self.unpin(tier, step.to);
+            }
+            kept.landed |= keeps > 0;
+            kept.shared |= keeps > 1;
+            return;
+        }
+        self.detach(node, tier);
+        self.free(tier, step.to);
+        if keeps > 0 {
+            self.tiers[tier].ledger.promise(1);
+            kept.failed.push(node);
+        }
+        self.note_copy(node, false);
+        self.bury_if_gone(node);
     }
 
     /// A kept block is tried again so many times; then its keep is broken.
@@ -222,7 +246,7 @@ impl State {
     }
 
     /// A lease's prefix is good only up to this block.
-    fn shorten(&mut self, lease: LeaseId, block: u32) {
+    pub(super) fn shorten(&mut self, lease: LeaseId, block: u32) {
         let tokens = u64::from(block) * u64::from(self.config.block_size);
         let record = &mut self.leases[lease.0.index];
         record.cached = record.cached.min(tokens);
@@ -230,7 +254,7 @@ impl State {
     }
 
     /// One flight less is in the air for a lease.
-    fn landed(&mut self, id: LeaseId) {
+    pub(super) fn landed(&mut self, id: LeaseId) {
         let lease = id.0.index;
         self.leases[lease].loading -= 1;
         if self.leases[lease].loading > 0 {
@@ -286,96 +310,6 @@ impl State {
                 self.break_unbacked();
             }
         }
-    }
-
-    /// A flight's deadline has passed and its end is unknown: its destinations are unlinked and
-    /// quarantined at once; its sources stay, readable. `false`: it has ended before.
-    pub fn unknown(&mut self, id: FlightId) -> Result<bool> {
-        if !self.check_outcome(id, 0)? {
-            self.counters.late += 1;
-            return Ok(false);
-        }
-        let flight = &mut self.flights[id.0.index];
-        if std::mem::replace(&mut flight.overdue, true) {
-            self.counters.late += 1;
-            return Ok(false);
-        }
-        self.counters.overdue += 1;
-        let (from, to) = (flight.from, flight.to);
-        let (errand, moves) = (flight.errand, flight.moves.clone());
-        // It may never end: nothing waits behind it.
-        if let Some(air) = self.in_air_of(from, to) {
-            *air -= moves.len() as u32;
-        }
-        let to = to.at();
-        if let Errand::Up { lease, base: block }
-        | Errand::Private {
-            lease: Some(lease),
-            block,
-        } = errand
-        {
-            self.fall_back(lease, block, id.0.index);
-            if let Errand::Private { .. } = errand {
-                self.undo_fork(lease, &moves);
-            }
-            return Ok(true);
-        }
-        for step in &moves {
-            if let Some(node) = self.arrival(to, step) {
-                self.detach(node, to);
-                if self.trie[node].keeps > 0 {
-                    self.tiers[to].ledger.promise(1);
-                }
-                self.put(to, step.to, Hold::Quarantined);
-                if to == HOST {
-                    self.note_copy(node, false);
-                }
-                self.bury_if_gone(node);
-            } else {
-                self.put(to, step.to, Hold::Quarantined);
-            }
-        }
-        if to == HOST {
-            self.break_unbacked();
-        }
-        Ok(true)
-    }
-
-    /// The lease falls back to its good prefix: the table ends before `block`, and growth up to
-    /// where it ended is promised as far as it is backed.
-    fn fall_back(&mut self, id: LeaseId, block: u32, overdue: u32) {
-        let lease = id.0.index;
-        let promised = self.leases[lease].promised();
-        let limit = self.leases[lease].limit;
-        while self.leases[lease].blocks() > block {
-            let Some(slot) = self.leases[lease].table.pop() else {
-                break;
-            };
-            match self.hold(0, slot) {
-                Hold::Filling { flight } if flight == overdue => {
-                    if let Some(node) = self.node_in(0, slot) {
-                        self.detach(node, 0);
-                        self.bury_if_gone(node);
-                    }
-                    self.put(0, slot, Hold::Quarantined);
-                }
-                Hold::Filling { flight } => {
-                    // The private copy of a full hit: still in the air, for nobody.
-                    self.flights[flight].errand = Errand::Private { lease: None, block };
-                    self.leases[lease].loading -= 1;
-                }
-                _ => self.leave(slot),
-            }
-        }
-        self.shorten(id, block);
-        let record = &mut self.leases[lease];
-        record.shown = record.shown.min(block);
-        if record.ended.is_some() {
-            record.limit = record.blocks();
-        } else {
-            self.promise_to(lease, promised, limit);
-        }
-        self.landed(id);
     }
 
     /// Lands a batch, checked before the first is applied, then reports step `done` as done.

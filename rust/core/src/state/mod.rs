@@ -15,6 +15,7 @@ mod holders;
 mod keep;
 mod land;
 mod load;
+mod overdue;
 mod park;
 mod probe;
 mod resize;
