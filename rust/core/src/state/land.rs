@@ -152,18 +152,17 @@ impl State {
         kept
     }
 
-    /// Where the moves that follow each other from parent to child, from `first` on, end.
+    /// Where the moves that follow each other from parent to child, from `first` on, end. A block
+    /// that has gone may be taken for another: its move lands nowhere.
     fn path_end(&self, moves: &[Move], first: usize) -> usize {
-        let follows = |pair: &[Move]| {
-            let below = pair[1].node.and_then(|id| self.trie.live(id));
-            pair[0].node.is_some() && below.is_some_and(|at| self.trie[at].parent == pair[0].node)
-        };
-        first
-            + 1
-            + moves[first..]
-                .windows(2)
-                .take_while(|pair| follows(pair))
-                .count()
+        let mut end = first + 1;
+        while let Some(below) = moves.get(end)
+            && let (Some(parent), Some(node)) = (moves[end - 1].node, below.node)
+            && self.trie[node.index].parent == Some(parent)
+        {
+            end += 1;
+        }
+        end
     }
 
     fn land_one_below(&mut self, tier: usize, step: Move, good: bool, kept: &mut Kept) {
