@@ -139,15 +139,19 @@ impl State {
 
     fn land_below(&mut self, tier: usize, moves: &[Move], good: usize) -> Kept {
         let mut kept = Kept::default();
+        let (good, bad) = moves.split_at(good.min(moves.len()));
         let mut first = 0;
-        while first < moves.len() {
+        while first < good.len() {
             // Deepest first, so that a path that went down root first is not put in order once for
             // each of its blocks.
-            let end = self.path_end(moves, first);
-            for at in (first..end).rev() {
-                self.land_one_below(tier, moves[at], at < good, &mut kept);
+            let end = self.path_end(good, first);
+            for &step in good[first..end].iter().rev() {
+                self.land_one_below(tier, step, true, &mut kept);
             }
             first = end;
+        }
+        for &step in bad {
+            self.land_one_below(tier, step, false, &mut kept);
         }
         kept
     }
@@ -297,7 +301,7 @@ impl State {
         let Some(node) = bad.node.and_then(|id| self.trie.live(id)) else {
             return;
         };
-        if let Some(slot) = self.trie[node].slot(tier)
+        if let Some(slot) = self.trie.slot(node, tier)
             && matches!(self.hold(tier, slot), Hold::Idle { .. })
         {
             self.pin(tier, slot);
