@@ -10,7 +10,9 @@ pub(crate) trait Record: Default {
     fn set_link(&mut self, link: Option<Link>);
 }
 
+/// It begins a line of the cache: a record of 60 bytes fills one, and never lies in two.
 #[derive(Hash, Debug)]
+#[repr(align(64))]
 struct Entry<T> {
     /// Odd while the record lives.
     generation: u32,
@@ -66,15 +68,32 @@ impl<T: Record> Arena<T> {
         }
     }
 
+    /// A place that lives from here on; what it holds is the caller's to write over, field by field.
+    pub(crate) fn revive(&mut self) -> u32 {
+        let Some(link) = self.vacant else {
+            return self.insert(T::default());
+        };
+        let entry = &mut self.entries[link.at() as usize];
+        self.vacant = entry.record.link();
+        entry.generation = entry.generation.wrapping_add(1);
+        self.live += 1;
+        link.at()
+    }
+
     pub(crate) fn remove(&mut self, index: u32) -> T {
+        let record = std::mem::take(&mut self[index]);
+        self.discard(index);
+        record
+    }
+
+    /// Ends a record and leaves it where it is.
+    pub(crate) fn discard(&mut self, index: u32) {
         let entry = &mut self.entries[index as usize];
         debug_assert!(entry.generation % 2 == 1, "removing a dead record");
         entry.generation = entry.generation.wrapping_add(1);
-        let record = std::mem::take(&mut entry.record);
         entry.record.set_link(self.vacant);
         self.vacant = Some(Link::to(index));
         self.live -= 1;
-        record
     }
 
     pub(crate) fn id(&self, index: u32) -> Id {
@@ -105,6 +124,11 @@ impl<T: Record> Arena<T> {
         self.entries
             .get(index as usize)
             .is_some_and(|entry| entry.generation % 2 == 1)
+    }
+
+    /// Places that hold a record, or have held one.
+    pub(crate) fn places(&self) -> usize {
+        self.entries.len()
     }
 
     pub(crate) fn len(&self) -> usize {

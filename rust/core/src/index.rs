@@ -1,8 +1,12 @@
-//! The intrusive index: a fixed power-of-two array of heads; `next` is in the node, keys are
-//! compared in the node. It never rehashes in a call: a general map at constant size stalls for
-//! milliseconds when it clears its tombstones.
+//! The index: places in a row, a third of them taken at most, in which a key is searched from its home
+//! on. A place names a node and half of the hash of its key, so that what is absent is known, and a
+//! node taken out, without a look at any node; keys are compared in the node.
+//!
+//! What leaves pulls up what stands behind it, so that nothing marks where it was, and nothing is
+//! ever rehashed: a general map at constant size stalls for milliseconds when it clears its
+//! tombstones.
 
-use crate::id::{Key, Link};
+use crate::id::Key;
 
 /// All 32 bytes count and are mixed: an engine's ready keys need not be uniform. The high bits are
 /// the best.
@@ -15,38 +19,174 @@ pub(crate) fn mix(key: &Key) -> u64 {
     mixed
 }
 
+/// Half of a key's hash, by which it is searched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Tag(u32);
+
+impl Tag {
+    #[inline]
+    pub(crate) fn of(key: &Key) -> Self {
+        Self((mix(key) >> 32) as u32)
+    }
+}
+
+/// A tag above, the node and one below; 0 is nobody. One word, so that it is read and compared as
+/// one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Place(u64);
+
+impl Place {
+    const EMPTY: Self = Self(0);
+
+    fn new(tag: Tag, node: u32) -> Self {
+        Self(u64::from(tag.0) << 32 | u64::from(node + 1))
+    }
+
+    fn tag(self) -> Tag {
+        Tag((self.0 >> 32) as u32)
+    }
+
+    fn node(self) -> Option<u32> {
+        (self.0 as u32).checked_sub(1)
+    }
+}
+
+/// Where a key that is absent belongs, until the index changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gap {
+    at: usize,
+    tag: Tag,
+}
+
 #[derive(Hash, Debug)]
 pub(crate) struct Index {
-    heads: Vec<Option<Link>>,
-    shift: u32,
+    places: Vec<Place>,
 }
 
 impl Index {
-    /// Heads for `nodes` nodes: at most one node per head, on average, when all are there.
+    /// Three times as many places as nodes, and one that stays empty: searches are short then.
     pub(crate) fn new(nodes: usize) -> Self {
-        let heads = nodes.next_power_of_two().max(2);
         Self {
-            heads: vec![None; heads],
-            shift: 64 - heads.trailing_zeros(),
+            places: vec![Place::EMPTY; 3 * nodes + 1],
         }
     }
 
-    fn head(&self, key: &Key) -> usize {
-        (mix(key) >> self.shift) as usize
+    fn home(&self, tag: Tag) -> usize {
+        ((u64::from(tag.0) * self.places.len() as u64) >> 32) as usize
     }
 
-    pub(crate) fn first(&self, key: &Key) -> Option<Link> {
-        self.heads[self.head(key)]
+    fn after(&self, at: usize) -> usize {
+        if at + 1 < self.places.len() {
+            at + 1
+        } else {
+            0
+        }
     }
 
-    /// Makes `node` the first of its bucket; returns what it must have as its `next`.
-    pub(crate) fn insert(&mut self, key: &Key, node: u32) -> Option<Link> {
-        let head = self.head(key);
-        self.heads[head].replace(Link::to(node))
+    /// How far behind a place another stands.
+    fn behind(&self, place: usize, at: usize) -> usize {
+        if at >= place {
+            at - place
+        } else {
+            at + self.places.len() - place
+        }
     }
 
-    pub(crate) fn set_first(&mut self, key: &Key, first: Option<Link>) {
-        let head = self.head(key);
-        self.heads[head] = first;
+    /// The first node with this tag that `is` the one, or the gap where it belongs.
+    #[inline]
+    pub(crate) fn seek(&self, tag: Tag, is: impl Fn(u32) -> bool) -> Result<u32, Gap> {
+        let mut at = self.home(tag);
+        loop {
+            let place = self.places[at];
+            match place.node() {
+                None => return Err(Gap { at, tag }),
+                Some(node) if place.tag() == tag && is(node) => return Ok(node),
+                Some(_) => at = self.after(at),
+            }
+        }
+    }
+
+    /// A number that depends on what stands at the homes of these tags, and two places on, where
+    /// another line of the cache may begin: to have it read.
+    pub(crate) fn read(&self, tags: &[Tag]) -> u64 {
+        tags.iter().fold(0, |sum, &tag| {
+            let home = self.home(tag);
+            let further = self.places.get(home + 2).map_or(0, |place| place.0);
+            sum.wrapping_add(self.places[home].0 ^ further)
+        })
+    }
+
+    pub(crate) fn insert(&mut self, gap: Gap, node: u32) {
+        debug_assert!(self.places[gap.at] == Place::EMPTY, "the gap has closed");
+        self.places[gap.at] = Place::new(gap.tag, node);
+    }
+
+    /// Takes a node out that is there, and pulls up what stands behind it and not at its home.
+    pub(crate) fn remove(&mut self, tag: Tag, node: u32) {
+        let (mut gap, own) = (self.home(tag), Place::new(tag, node));
+        while self.places[gap] != own {
+            debug_assert!(self.places[gap] != Place::EMPTY, "{node} has no place");
+            gap = self.after(gap);
+        }
+        let mut at = self.after(gap);
+        while self.places[at] != Place::EMPTY {
+            // As far from its home as from the gap, or farther: its search passes the gap.
+            let home = self.home(self.places[at].tag());
+            if self.behind(home, at) >= self.behind(gap, at) {
+                self.places[gap] = self.places[at];
+                gap = at;
+            }
+            at = self.after(at);
+        }
+        self.places[gap] = Place::EMPTY;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn insert(index: &mut Index, tag: Tag, node: u32) {
+        let gap = index.seek(tag, |_| false).expect_err("a gap");
+        index.insert(gap, node);
+    }
+
+    #[test]
+    fn what_passes_the_end_goes_on_at_the_beginning_and_comes_back() {
+        let mut index = Index::new(8);
+        let last = |n: u32| Tag(u32::MAX - n);
+        let find = |index: &Index, n| index.seek(last(n), |node| node == n).ok();
+        for n in 0..8 {
+            insert(&mut index, last(n), n);
+        }
+        let taken = |index: &Index| {
+            let taken = (0..index.places.len()).filter(|&at| index.places[at] != Place::EMPTY);
+            taken.collect::<Vec<_>>()
+        };
+        assert_eq!(taken(&index), [0, 1, 2, 3, 4, 5, 6, 24]);
+        // One at home in the middle of them: it stays behind its home.
+        let home = (0..u32::MAX)
+            .step_by(1 << 20)
+            .map(Tag)
+            .find(|&tag| index.home(tag) == 5);
+        let home = home.expect("a tag");
+        insert(&mut index, home, 9);
+        for n in [3, 0, 7, 1, 2] {
+            index.remove(last(n), n);
+            assert_eq!(find(&index, n), None);
+            assert_eq!(index.seek(home, |node| node == 9).ok(), Some(9));
+        }
+        assert!([4, 5, 6].iter().all(|&n| find(&index, n) == Some(n)));
+        assert_eq!(taken(&index), [0, 1, 5, 24]);
+    }
+
+    #[test]
+    fn the_same_tag_twice_is_told_apart_by_the_node() {
+        let mut index = Index::new(4);
+        insert(&mut index, Tag(7), 1);
+        insert(&mut index, Tag(7), 2);
+        assert_eq!(index.seek(Tag(7), |node| node == 2).ok(), Some(2));
+        index.remove(Tag(7), 1);
+        assert_eq!(index.seek(Tag(7), |_| true).ok(), Some(2));
     }
 }

@@ -47,6 +47,7 @@ impl Ledger {
     }
 
     /// A slot goes from one set to another; `None` is outside of the capacity.
+    #[inline]
     pub(crate) fn shift(&mut self, from: Option<Set>, to: Option<Set>) {
         if from == to {
             return;
@@ -60,6 +61,12 @@ impl Ledger {
         if from.is_none() || to.is_none() {
             self.capacity = self.capacity + u32::from(to.is_some()) - u32::from(from.is_some());
         }
+    }
+
+    /// So many slots of the capacity go from one set to another.
+    pub(crate) fn shift_all(&mut self, from: Set, to: Set, slots: u32) {
+        self.counts[from as usize] -= slots;
+        self.counts[to as usize] += slots;
     }
 
     /// Free slots that enter or leave the capacity.

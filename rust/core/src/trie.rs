@@ -3,7 +3,7 @@
 
 use crate::arena::{Arena, Record};
 use crate::id::{Class, Id, Key, Link, MAX_TIERS};
-use crate::index::Index;
+use crate::index::{Gap, Index, Tag};
 
 /// One tier's view of a block.
 #[derive(Clone, Copy, Hash, Debug, Default)]
@@ -15,13 +15,13 @@ pub(crate) struct Copy {
     pub(crate) busy: u32,
 }
 
+/// What every walk and every eviction reads: with its generation, one line of the cache.
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Node {
     pub(crate) key: Key,
     /// `None` at the root. A dead id: the parent was dropped; found again when a walk passes.
     pub(crate) parent: Option<Id>,
-    next: Option<Link>,
-    pub(crate) copies: [Copy; MAX_TIERS],
+    device: Copy,
     pub(crate) epoch: u32,
     /// Parked sequences that keep it.
     pub(crate) keeps: u16,
@@ -42,20 +42,16 @@ pub(crate) enum Touched {
 }
 
 impl Record for Node {
-    // A dead node is in no bucket, so the link that the index needs is free for the arena.
+    // A dead node has no slot, so that the place for one is free for the arena.
     fn link(&self) -> Option<Link> {
-        self.next
+        self.device.slot
     }
     fn set_link(&mut self, link: Option<Link>) {
-        self.next = link;
+        self.device.slot = link;
     }
 }
 
 impl Node {
-    pub(crate) fn slot(&self, tier: usize) -> Option<u32> {
-        self.copies[tier].slot.map(Link::at)
-    }
-
     pub(crate) fn is_anonymous(&self) -> bool {
         self.touched == Touched::Anonymous
     }
@@ -64,32 +60,41 @@ impl Node {
 #[derive(Hash, Debug)]
 pub(crate) struct Trie {
     nodes: Arena<Node>,
+    /// What the tiers below have of each node; empty while they have no slots.
+    below: Vec<[Copy; MAX_TIERS - 1]>,
     index: Index,
     epoch: u32,
 }
 
 impl Trie {
-    /// Every node has at least one slot, so that `slots` bounds their number.
-    pub(crate) fn new(slots: usize) -> Self {
-        Self {
-            nodes: Arena::with_capacity(slots),
-            index: Index::new(slots),
+    /// For a device and what lies below it, of so many slots. Every node has one at least, so that
+    /// they bound their number.
+    pub(crate) fn new(device: usize, below: usize) -> Self {
+        let mut trie = Self {
+            nodes: Arena::with_capacity(0),
+            below: Vec::new(),
+            index: Index::new(0),
             epoch: 0,
-        }
+        };
+        trie.reserve(device, below);
+        trie
     }
 
     /// Room for more slots: the one place that rehashes, called by a resize only.
-    pub(crate) fn reserve(&mut self, slots: usize) {
+    pub(crate) fn reserve(&mut self, device: usize, below: usize) {
+        let slots = device + below;
         self.nodes.reserve(slots);
+        if below > 0 {
+            self.below
+                .reserve_exact(slots.saturating_sub(self.below.len()));
+            self.below.resize(self.nodes.places(), Default::default());
+        }
         self.index = Index::new(slots);
-        let named: Vec<u32> = self
-            .nodes
-            .iter()
-            .filter(|(_, node)| !node.is_anonymous())
-            .map(|(index, _)| index)
-            .collect();
-        for node in named {
-            self.nodes[node].next = self.index.insert(&self.nodes[node].key, node);
+        for (node, named) in self.nodes.iter().filter(|(_, node)| !node.is_anonymous()) {
+            // Of two epochs a key can have a node each.
+            if let Err(gap) = self.index.seek(Tag::of(&named.key), |_| false) {
+                self.index.insert(gap, node);
+            }
         }
     }
 
@@ -124,82 +129,128 @@ impl Trie {
     }
 
     pub(crate) fn find(&self, key: &Key) -> Option<u32> {
-        let mut at = self.index.first(key);
-        while let Some(link) = at {
-            let node = &self.nodes[link.at()];
-            if node.key == *key && node.epoch == self.epoch {
-                return Some(link.at());
-            }
-            at = node.next;
-        }
-        None
+        self.seek(key, Tag::of(key)).ok()
     }
 
-    /// Touches what looking these keys up will read, and nothing else: the misses of a loop that
-    /// does only this overlap, where those of a loop that works with each key wait for each other.
-    pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = &'a Key>) {
-        // The key and the link behind it, no other field: a node does not fit a line of the cache.
-        let touched = keys.fold(0_usize, |sum, key| {
-            let first = self.index.first(key).map(|link| &self.nodes[link.at()]);
-            let read = first.map_or(0, |node| {
-                usize::from(node.key.0[0]) + node.next.map_or(0, Link::at) as usize
-            });
-            sum.wrapping_add(read)
-        });
-        std::hint::black_box(touched);
+    /// The node of this key, whose tag is known, or where it would be published.
+    #[inline]
+    pub(crate) fn seek(&self, key: &Key, tag: Tag) -> Result<u32, Gap> {
+        self.index.seek(tag, |node| {
+            let node = &self.nodes[node];
+            node.key == *key && node.epoch == self.epoch
+        })
+    }
+
+    /// Leaves the tags of these keys, and touches what looking them up will read first, and nothing
+    /// else: the misses of a loop that does only this overlap, where those of a loop that works with
+    /// each key wait for each other.
+    pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = &'a Key>, tags: &mut Vec<Tag>) {
+        tags.clear();
+        tags.extend(keys.map(Tag::of));
+        std::hint::black_box(self.index.read(tags));
+    }
+
+    /// One tier's view of a node.
+    #[inline]
+    pub(crate) fn copy(&self, node: u32, tier: usize) -> &Copy {
+        const NONE: Copy = Copy {
+            slot: None,
+            children: 0,
+            busy: 0,
+        };
+        match tier.checked_sub(1) {
+            None => &self.nodes[node].device,
+            Some(below) => match self.below.get(node as usize) {
+                Some(copies) => &copies[below],
+                None => &NONE,
+            },
+        }
+    }
+
+    #[inline]
+    pub(crate) fn copy_mut(&mut self, node: u32, tier: usize) -> &mut Copy {
+        match tier.checked_sub(1) {
+            None => &mut self.nodes[node].device,
+            Some(below) => &mut self.below[node as usize][below],
+        }
+    }
+
+    #[inline]
+    pub(crate) fn slot(&self, node: u32, tier: usize) -> Option<u32> {
+        self.copy(node, tier).slot.map(Link::at)
+    }
+
+    /// The highest tier that has the node, and its slot there.
+    #[inline]
+    pub(crate) fn highest(&self, node: u32) -> Option<(usize, u32)> {
+        if let Some(slot) = self.nodes[node].device.slot {
+            return Some((0, slot.at()));
+        }
+        let copies = self.below.get(node as usize)?.iter();
+        (1..)
+            .zip(copies)
+            .find_map(|(tier, copy)| Some((tier, copy.slot?.at())))
+    }
+
+    /// Whether no tier has the node.
+    pub(crate) fn is_gone(&self, node: u32) -> bool {
+        let below = self.below.get(node as usize);
+        self.nodes[node].device.slot.is_none()
+            && below.is_none_or(|copies| copies.iter().all(|copy| copy.slot.is_none()))
     }
 
     pub(crate) fn parent(&self, node: u32) -> Option<u32> {
         self.nodes[node].parent.and_then(|id| self.live(id))
     }
 
-    /// A new node without a key, and without a slot yet.
-    pub(crate) fn add(&mut self, parent: Option<u32>) -> u32 {
-        let parent = parent.map(|node| self.nodes.id(node));
-        let epoch = self.epoch;
-        self.nodes.insert(Node {
-            parent,
-            epoch,
-            ..Node::default()
-        })
+    /// The parent has a child less on a tier: its copy there since.
+    #[inline]
+    pub(crate) fn lose_child(&mut self, node: u32, tier: usize) -> Option<Copy> {
+        let copy = self.copy_mut(self.parent(node)?, tier);
+        copy.children -= 1;
+        Some(*copy)
     }
 
-    /// Gives a node its key: from now on it is found.
-    pub(crate) fn name(&mut self, node: u32, key: Key, touched: Touched) {
-        debug_assert!(self.find(&key).is_none(), "key {key:?} published twice");
-        let next = self.index.insert(&key, node);
+    /// The parent has a child more on a tier: its copy there since.
+    #[inline]
+    pub(crate) fn gain_child(&mut self, node: u32, tier: usize) -> Option<Copy> {
+        let copy = self.copy_mut(self.parent(node)?, tier);
+        copy.children += 1;
+        Some(*copy)
+    }
+
+    /// A new node without a key, and without a slot yet.
+    pub(crate) fn add(&mut self, parent: Option<u32>) -> u32 {
+        let node = self.nodes.revive();
+        let parent = parent.map(|node| self.nodes.id(node));
+        // Field by field: a node made beside its place and moved there waits for its own bytes.
+        let new = &mut self.nodes[node];
+        (new.key, new.parent, new.epoch) = (Key::default(), parent, self.epoch);
+        (new.device, new.keeps) = Default::default();
+        (new.class, new.touched) = Default::default();
+        if let Some(below) = self.below.get_mut(node as usize) {
+            *below = Default::default();
+        } else if self.below.capacity() > 0 {
+            self.below.push(Default::default());
+        }
+        node
+    }
+
+    /// Gives a node its key, which [`Self::seek`] has not found just now: from here on it is.
+    pub(crate) fn name(&mut self, node: u32, key: Key, gap: Gap, touched: Touched) {
+        self.index.insert(gap, node);
         let named = &mut self.nodes[node];
-        (named.key, named.next, named.touched) = (key, next, touched);
+        (named.key, named.touched) = (key, touched);
     }
 
     /// Ends a node that has no slot left.
     pub(crate) fn bury(&mut self, node: u32) {
+        debug_assert!(self.is_gone(node), "buried with a slot");
         let dead = &self.nodes[node];
-        debug_assert!(
-            dead.copies.iter().all(|copy| copy.slot.is_none()),
-            "buried with a slot"
-        );
         if !dead.is_anonymous() {
-            self.unlink(node);
+            self.index.remove(Tag::of(&dead.key), node);
         }
-        self.nodes.remove(node);
-    }
-
-    fn unlink(&mut self, node: u32) {
-        let (key, next) = (self.nodes[node].key, self.nodes[node].next);
-        let mut at = self.index.first(&key);
-        if at == Some(Link::to(node)) {
-            self.index.set_first(&key, next);
-            return;
-        }
-        while let Some(link) = at {
-            at = self.nodes[link.at()].next;
-            if at == Some(Link::to(node)) {
-                self.nodes[link.at()].next = next;
-                return;
-            }
-        }
-        debug_assert!(false, "node {node} is in no bucket");
+        self.nodes.discard(node);
     }
 }
 
@@ -224,18 +275,23 @@ mod tests {
         Key([n; 32])
     }
 
+    fn publish(trie: &mut Trie, parent: Option<u32>, key: Key) -> u32 {
+        let gap = trie.seek(&key, Tag::of(&key)).expect_err("not there yet");
+        let node = trie.add(parent);
+        trie.name(node, key, gap, Touched::Once);
+        node
+    }
+
     #[test]
     fn a_node_is_no_wider_than_it_must_be() {
-        assert_eq!(size_of::<Node>(), 88);
+        assert_eq!(size_of::<Node>(), 60);
     }
 
     #[test]
     fn a_buried_node_is_not_found_and_its_children_lose_their_parent() {
-        let mut trie = Trie::new(8);
-        let root = trie.add(None);
-        trie.name(root, key(1), Touched::Once);
-        let child = trie.add(Some(root));
-        trie.name(child, key(2), Touched::Once);
+        let mut trie = Trie::new(8, 0);
+        let root = publish(&mut trie, None, key(1));
+        let child = publish(&mut trie, Some(root), key(2));
         assert_eq!(trie.find(&key(2)), Some(child));
         assert_eq!(trie.parent(child), Some(root));
         trie.bury(root);
@@ -247,35 +303,37 @@ mod tests {
     }
 
     #[test]
-    fn buckets_survive_removal_in_any_order() {
-        let mut trie = Trie::new(2);
-        for n in 0..64 {
-            let node = trie.add(None);
-            trie.name(node, key(n), Touched::Once);
+    fn what_is_published_is_found_whatever_has_left_before() {
+        // Full as it can be: hashes meet, and those at the end go on at the beginning.
+        let mut trie = Trie::new(48, 0);
+        let mut there = std::collections::BTreeSet::new();
+        let mut seed = 1_u32;
+        for _ in 0..10_000 {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let n = (seed >> 24) as u8;
+            if there.remove(&n) {
+                let node = trie.find(&key(n)).expect("published");
+                trie.bury(node);
+            } else if there.len() < 48 {
+                publish(&mut trie, None, key(n));
+                there.insert(n);
+            }
+            for n in 0..=u8::MAX {
+                assert_eq!(trie.find(&key(n)).is_some(), there.contains(&n), "{n}");
+            }
         }
-        for n in (0..64).step_by(3) {
-            let node = trie.find(&key(n)).expect("published");
-            trie.bury(node);
-        }
-        for n in 0..64 {
-            assert_eq!(trie.find(&key(n)).is_some(), n % 3 != 0);
-        }
-        trie.reserve(4096);
-        assert_eq!(
-            (0..64).filter(|&n| trie.find(&key(n)).is_some()).count(),
-            trie.len()
-        );
+        trie.reserve(4096, 0);
+        let found = (0..=u8::MAX).filter(|&n| trie.find(&key(n)).is_some());
+        assert_eq!(found.collect::<std::collections::BTreeSet<u8>>(), there);
     }
 
     #[test]
     fn an_ended_epoch_is_not_found_but_can_be_published_again() {
-        let mut trie = Trie::new(8);
-        let old = trie.add(None);
-        trie.name(old, key(1), Touched::Once);
+        let mut trie = Trie::new(8, 0);
+        let old = publish(&mut trie, None, key(1));
         trie.end_epoch();
         assert_eq!(trie.find(&key(1)), None);
-        let new = trie.add(None);
-        trie.name(new, key(1), Touched::Once);
+        let new = publish(&mut trie, None, key(1));
         assert_eq!(trie.find(&key(1)), Some(new));
         trie.bury(old);
         assert_eq!(trie.find(&key(1)), Some(new));

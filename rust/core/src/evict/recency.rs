@@ -12,14 +12,14 @@ use crate::list::Lists;
 
 const OPEN: u8 = 0;
 const BLOCKED: u8 = 1;
-/// Blocked, and the cursor of this class has passed it: the class is added.
+/// Blocked, and passed by the cursor of this class, which is added; or before a clear.
 const PASSED: u8 = 2;
 
 #[derive(Hash, Debug)]
 pub(crate) struct Recency {
     lists: Lists,
     marks: Vec<u8>,
-    /// The first slot of each class that is perhaps not blocked; `None`: look from the front.
+    /// The last slot of each class that was passed; `None`: look from the front.
     cursors: [Option<u32>; Class::COUNT],
     /// The last slot of each class that was seen, and how many were.
     ends: [Option<u32>; Class::COUNT],
@@ -52,14 +52,13 @@ impl Recency {
         self.seen[slot as usize].checked_sub(1).map(usize::from)
     }
 
-    /// A slot leaves the place where a cursor stands: the cursor goes on to the next, or, at the
-    /// end, back to the one before, which it has passed.
-    fn step_over(&mut self, slot: u32) {
-        for cursor in &mut self.cursors {
-            if *cursor == Some(slot) {
-                let next = self.lists.after(slot);
-                *cursor = next.or_else(|| self.lists.before(slot));
-            }
+    /// A slot leaves. Where the cursor of its class stands, that goes back to the one before, which
+    /// it has passed too.
+    fn step_back(&mut self, slot: u32) {
+        if let Some(class) = self.marks[slot as usize].checked_sub(PASSED)
+            && self.cursors[class as usize] == Some(slot)
+        {
+            self.cursors[class as usize] = self.lists.before(slot);
         }
     }
 
@@ -67,7 +66,6 @@ impl Recency {
         let mut at = self.cursors[class].or_else(|| self.lists.front(class));
         while let Some(slot) = at {
             if self.marks[slot as usize] == OPEN {
-                self.cursors[class] = Some(slot);
                 return Some(slot);
             }
             self.marks[slot as usize] = PASSED + class as u8;
@@ -96,7 +94,7 @@ impl Evict for Recency {
     }
 
     fn remove(&mut self, slot: u32) {
-        self.step_over(slot);
+        self.step_back(slot);
         if let Some(class) = self.class_seen(slot) {
             self.seen[slot as usize] = 0;
             self.counts[class] -= 1;

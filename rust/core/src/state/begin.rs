@@ -176,22 +176,18 @@ impl State {
         let device = &path[..prefix.device];
         let new = total - prefix.device as u32;
         let need = u64::from(new) + u64::from(limit - total);
-        let spent = self.settle(path, prefix, need);
-        if !self.tiers[0].ledger.affords(spent + need) {
-            self.counters.no_room += 1;
-            return Err(self.no_room(0, need, spent));
+        let most = (prefix.device + usize::from(prefix.last.is_some())) as u64;
+        if !self.tiers[0].ledger.affords(most + need) {
+            let spent = self.settle(path, prefix, need);
+            if !self.tiers[0].ledger.affords(spent + need) {
+                self.counters.no_room += 1;
+                return Err(self.no_room(0, need, spent));
+            }
         }
 
         let mut table = Vec::with_capacity(limit as usize);
-        for (at, &node) in path.iter().enumerate().take(prefix.device + prefix.lower) {
-            self.link(node, at.checked_sub(1).map(|above| path[above]));
-        }
-        for &node in device {
-            if let Some(slot) = self.ready(node, 0) {
-                self.pin(0, slot);
-                table.push(slot);
-            }
-        }
+        self.link_path(&path[..prefix.device + prefix.lower]);
+        self.pin_path(device, &mut table);
         for &node in path {
             self.touch(node);
         }
@@ -218,12 +214,7 @@ impl State {
         if let Some((tier, slot, node)) = last {
             plans.push(self.private_copy(id, tier, slot, Some(node), &mut table));
         }
-        while (table.len() as u32) < total {
-            let Some(slot) = self.take_free(0, Hold::Claimed { leases: 1 }) else {
-                break;
-            };
-            table.push(slot);
-        }
+        self.tiers[0].claim(total, &mut table);
 
         let found = (prefix.device + prefix.lower) as u64;
         let record = &mut self.leases[lease];
@@ -281,7 +272,7 @@ impl State {
 
     /// Marks the last block of a full hit, on its highest tier.
     fn mark_last(&mut self, node: u32, path: &[u32]) -> Option<(usize, u32, u32)> {
-        let tier = (0..self.tiers.len()).find(|&tier| self.trie[node].slot(tier).is_some())?;
+        let tier = (0..self.tiers.len()).find(|&tier| self.trie.slot(node, tier).is_some())?;
         let slot = self.ready(node, tier)?;
         if !self.link(node, path.len().checked_sub(2).map(|above| path[above])) {
             return None;
@@ -307,7 +298,7 @@ impl State {
         let flight = self.board(tier, 0, Errand::Up { lease, base });
         let mut moves = Vec::with_capacity(nodes.len());
         for &node in nodes {
-            let from = self.trie[node].slot(tier);
+            let from = self.trie.slot(node, tier);
             if let Some((from, to)) = from.zip(self.destination(node, 0, flight)) {
                 moves.push(Move {
                     node: Some(self.trie.id(node)),

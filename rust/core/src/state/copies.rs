@@ -7,12 +7,14 @@
 
 use super::State;
 use super::keep::HOST;
+use super::storey::standing;
 use crate::evict::{Evict, Place, Stand};
 use crate::id::{Class, Link};
 use crate::pool::Hold;
 use crate::trie::Touched;
 
 impl State {
+    #[inline]
     pub(super) fn hold(&self, tier: usize, slot: u32) -> Hold {
         self.tiers[tier].pool.cell(slot).hold
     }
@@ -29,26 +31,23 @@ impl State {
     /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
     #[inline]
     pub(super) fn put(&mut self, tier: usize, slot: u32, hold: Hold) {
-        let storey = &mut self.tiers[tier];
-        let cell = storey.pool.cell_mut(slot);
-        storey.ledger.shift(cell.hold.set(), hold.set());
-        cell.hold = hold;
+        self.tiers[tier].put(slot, hold);
     }
 
     /// The slot of the parent of the block in this one.
     pub(super) fn parent_slot(&self, tier: usize, slot: u32) -> Option<u32> {
         let parent = self.trie.parent(self.node_in(tier, slot)?)?;
-        self.trie[parent].slot(tier)
+        self.trie.slot(parent, tier)
     }
 
     /// Whether the slot holds a block that may be read: neither absent nor filling.
     pub(super) fn ready(&self, node: u32, tier: usize) -> Option<u32> {
-        let slot = self.trie[node].slot(tier)?;
+        let slot = self.trie.slot(node, tier)?;
         self.hold(tier, slot).is_ready().then_some(slot)
     }
 
     pub(super) fn filling(&self, node: u32, tier: usize) -> Option<u32> {
-        let slot = self.trie[node].slot(tier)?;
+        let slot = self.trie.slot(node, tier)?;
         match self.hold(tier, slot) {
             Hold::Filling { flight } => Some(flight),
             _ => None,
@@ -57,7 +56,7 @@ impl State {
 
     #[inline]
     pub(super) fn is_hot(&self, node: u32, tier: usize) -> bool {
-        let copy = &self.trie[node].copies[tier];
+        let copy = *self.trie.copy(node, tier);
         let Some(slot) = copy.slot else { return false };
         let cell = self.tiers[tier].pool.cell(slot.at());
         copy.busy > 0 || cell.readers > 0 || (tier > 0 && matches!(cell.hold, Hold::Filling { .. }))
@@ -68,14 +67,7 @@ impl State {
         let Some(node) = cell.node else {
             return Stand::Blocked;
         };
-        let copy = &self.trie[node.at()].copies[tier];
-        if copy.busy > 0 || cell.readers > 0 {
-            Stand::Blocked
-        } else if copy.children > 0 {
-            Stand::Branch
-        } else {
-            Stand::Leaf
-        }
+        standing(*self.trie.copy(node.at(), tier), cell)
     }
 
     /// Whether an idle slot that stands so backs promises: taking it gives a slot that may be
@@ -107,9 +99,9 @@ impl State {
     fn heat(&mut self, mut node: u32, tier: usize) {
         while let Some(parent) = self.trie.parent(node) {
             let was = self.is_hot(parent, tier);
-            let slot = self.trie[parent].slot(tier);
+            let slot = self.trie.slot(parent, tier);
             let before = slot.is_some_and(|slot| self.takeable(tier, slot));
-            self.trie[parent].copies[tier].busy += 1;
+            self.trie.copy_mut(parent, tier).busy += 1;
             let Some(slot) = slot else { return };
             self.restand(tier, slot, before);
             if was {
@@ -122,8 +114,8 @@ impl State {
     /// `node` is hot no more.
     fn cool(&mut self, mut node: u32, tier: usize) {
         while let Some(parent) = self.trie.parent(node) {
-            self.trie[parent].copies[tier].busy -= 1;
-            let Some(slot) = self.trie[parent].slot(tier) else {
+            self.trie.copy_mut(parent, tier).busy -= 1;
+            let Some(slot) = self.trie.slot(parent, tier) else {
                 return;
             };
             if self.is_hot(parent, tier) {
@@ -164,68 +156,66 @@ impl State {
         }
     }
 
-    /// Takes a free slot; the caller has made room, and says what holds it now.
-    pub(super) fn take_free(&mut self, tier: usize, hold: Hold) -> Option<u32> {
-        let storey = &mut self.tiers[tier];
-        let slot = storey.pool.pop_free()?;
-        storey.ledger.shift(Some(crate::id::Set::Free), hold.set());
-        storey.pool.cell_mut(slot).hold = hold;
-        Some(slot)
+    /// Pins what of a path is ready on the device, and adds it to a table.
+    pub(super) fn pin_path(&mut self, path: &[u32], table: &mut Vec<u32>) {
+        let device = &mut self.tiers[0];
+        for &node in path {
+            let copy = *self.trie.copy(node, 0);
+            if let Some(slot) = copy.slot.map(Link::at)
+                && device.pool.cell(slot).hold.is_ready()
+            {
+                device.pin(slot, copy);
+                table.push(slot);
+            }
+        }
     }
 
-    /// Gives a slot back that holds no block: to the free ones, to retirement, or, while a flight
-    /// still reads it, to quarantine.
+    /// Takes a free slot; the caller has made room, and says what holds it now.
+    pub(super) fn take_free(&mut self, tier: usize, hold: Hold) -> Option<u32> {
+        self.tiers[tier].take_free(hold)
+    }
+
+    /// Gives a slot back that holds no block.
     pub(super) fn free(&mut self, tier: usize, slot: u32) {
-        debug_assert!(
-            self.node_in(tier, slot).is_none(),
-            "slot {slot} still holds a block"
-        );
-        if self.tiers[tier].pool.cell(slot).readers > 0 {
-            return self.put(tier, slot, Hold::Quarantined);
-        }
-        if slot >= self.tiers[tier].pool.limit() {
-            return self.put(tier, slot, Hold::Retired);
-        }
-        let storey = &mut self.tiers[tier];
-        storey.ledger.shift(
-            storey.pool.cell(slot).hold.set(),
-            Some(crate::id::Set::Free),
-        );
-        storey.pool.push_free(slot);
+        self.tiers[tier].free(slot);
     }
 
     /// The block gets a slot on the tier; the slot's hold is set to `hold`.
+    #[inline]
     pub(super) fn attach(&mut self, node: u32, tier: usize, slot: u32, hold: Hold) {
-        self.tiers[tier].pool.cell_mut(slot).node = Some(Link::to(node));
-        self.trie[node].copies[tier].slot = Some(Link::to(slot));
-        self.put(tier, slot, hold);
+        self.tiers[tier].hold_block(slot, Link::to(node), hold);
+        self.trie.copy_mut(node, tier).slot = Some(Link::to(slot));
         self.count_child(node, tier);
     }
 
     /// The block leaves the tier; its slot is the caller's to put somewhere.
     pub(super) fn detach(&mut self, node: u32, tier: usize) -> Option<u32> {
-        let slot = self.trie[node].slot(tier)?;
+        let slot = self.trie.slot(node, tier)?;
         if self.is_hot(node, tier) {
             self.cool(node, tier);
         }
-        let parent = self.parent_slot(tier, slot);
-        self.depart(node, tier, slot);
-        if let Some(parent) = parent {
+        if let Some(parent) = self.depart(node, tier, slot) {
             self.retire(tier, parent);
         }
         Some(slot)
     }
 
-    pub(super) fn depart(&mut self, node: u32, tier: usize, slot: u32) {
-        self.trie[node].copies[tier].slot = None;
+    /// The block's copy goes; returns the slot that its parent has.
+    fn depart(&mut self, node: u32, tier: usize, slot: u32) -> Option<u32> {
         self.tiers[tier].pool.cell_mut(slot).node = None;
+        self.leave_tier(node, tier)
+    }
+
+    /// A slot has a block no more: nor has the block the slot. Returns the slot that its parent has.
+    #[inline]
+    pub(super) fn leave_tier(&mut self, node: u32, tier: usize) -> Option<u32> {
+        self.trie.copy_mut(node, tier).slot = None;
         if tier == HOST {
             self.look_again(node);
         }
-        if let Some(parent) = self.trie.parent(node) {
-            self.trie[parent].copies[tier].children -= 1;
-            self.stand_again(parent, tier);
-        }
+        let parent = self.trie.lose_child(node, tier)?;
+        self.tiers[tier].stand_again(parent);
+        parent.slot.map(Link::at)
     }
 
     /// A destination has its bytes, and is pinned by `pins` holders: what the filling slot
@@ -240,9 +230,8 @@ impl State {
 
     #[inline]
     fn count_child(&mut self, node: u32, tier: usize) {
-        if let Some(parent) = self.trie.parent(node) {
-            self.trie[parent].copies[tier].children += 1;
-            self.stand_again(parent, tier);
+        if let Some(parent) = self.trie.gain_child(node, tier) {
+            self.tiers[tier].stand_again(parent);
         }
         if self.is_hot(node, tier) {
             self.heat(node, tier);
@@ -251,7 +240,7 @@ impl State {
 
     /// A block may want a copy below now that wanted none before.
     fn look_again(&mut self, node: u32) {
-        if let Some(slot) = self.trie[node].slot(0) {
+        if let Some(slot) = self.trie.slot(node, 0) {
             self.tiers[0].order.unsee(slot);
         }
     }
@@ -264,30 +253,30 @@ impl State {
         }
     }
 
-    /// A block's children on the tier have changed: leaf or branch, or how many must go before it
-    /// does. What is takeable has not.
-    fn stand_again(&mut self, node: u32, tier: usize) {
-        let copy = &self.trie[node].copies[tier];
-        if let Some(slot) = copy.slot
-            && matches!(self.hold(tier, slot.at()), Hold::Idle { .. })
-        {
-            let stand = self.stand_of(tier, slot.at());
-            self.tiers[tier].order.stand(slot.at(), stand);
+    /// Links the orphans of the path that the last walk found.
+    pub(super) fn link_path(&mut self, path: &[u32]) {
+        if std::mem::take(&mut self.loose) {
+            for pair in path.windows(2) {
+                self.link(pair[1], Some(pair[0]));
+            }
         }
     }
 
     /// A walk from the root found `node` behind `parent`: links it again if its parent was
     /// dropped. `false`: it has another living parent, so that its key contradicts itself.
     pub(super) fn link(&mut self, node: u32, parent: Option<u32>) -> bool {
-        match (self.trie[node].parent, parent) {
-            (None, None) => true,
+        let known = self.trie[node].parent;
+        if known == parent.map(|parent| self.trie.id(parent)) {
+            return true;
+        }
+        match (known, parent) {
             (Some(id), Some(parent)) => {
                 if let Some(alive) = self.trie.live(id) {
                     return alive == parent;
                 }
                 self.trie[node].parent = Some(self.trie.id(parent));
                 for tier in 0..self.tiers.len() {
-                    if self.trie[node].slot(tier).is_some() {
+                    if self.trie.slot(node, tier).is_some() {
                         self.count_child(node, tier);
                     }
                 }
@@ -297,7 +286,7 @@ impl State {
                     at = self.trie.parent(above);
                 }
                 for tier in 1..self.tiers.len() {
-                    if self.trie[node].slot(tier).is_some() {
+                    if self.trie.slot(node, tier).is_some() {
                         self.lift(parent, tier);
                     }
                 }
@@ -315,16 +304,9 @@ impl State {
 
     /// One more holder of a ready slot.
     pub(super) fn pin(&mut self, tier: usize, slot: u32) {
-        match self.hold(tier, slot) {
-            Hold::Idle { .. } => {
-                let takeable = self.backs(tier, slot);
-                let storey = &mut self.tiers[tier];
-                storey.ledger.takeable_from(takeable, false);
-                storey.order.remove(slot);
-                self.put(tier, slot, Hold::Pinned { pins: 1 });
-            }
-            Hold::Pinned { pins } => self.put(tier, slot, Hold::Pinned { pins: pins + 1 }),
-            hold => debug_assert!(false, "pinning slot {slot}, which is {hold:?}"),
+        if let Some(node) = self.tiers[tier].pool.cell(slot).node {
+            let copy = *self.trie.copy(node.at(), tier);
+            self.tiers[tier].pin(slot, copy);
         }
     }
 
@@ -347,30 +329,30 @@ impl State {
             return self.free(tier, slot);
         };
         let class = self.class_on(node, tier);
-        let parent = self
-            .trie
-            .parent(node)
-            .filter(|_| class == Class::Shadow)
-            .and_then(|parent| {
-                let above = self.trie[parent].slot(tier)?;
-                let stands = self.hold(tier, above) == Hold::Idle { class };
-                stands.then_some((parent, above))
-            });
-        let childless = self.trie[node].copies[tier].children == 0;
-        let place = match parent {
+        let copy = *self.trie.copy(node, tier);
+        let above = if class == Class::Shadow {
+            self.shadow_above(node, tier)
+        } else {
+            None
+        };
+        let childless = copy.children == 0;
+        let place = match above {
             Some((_, above)) if childless => Place::Before(above),
             _ => Place::Back,
         };
-        self.put(tier, slot, Hold::Idle { class });
-        let stand = self.stand_of(tier, slot);
-        let takeable = self.backs_as(tier, slot, stand);
-        let storey = &mut self.tiers[tier];
-        storey.order.insert(slot, class, place, stand);
-        storey.ledger.takeable_from(false, takeable);
-        if let Some((parent, _)) = parent.filter(|_| !childless) {
+        self.tiers[tier].rest(slot, class, place, copy);
+        if let Some((parent, _)) = above.filter(|_| !childless) {
             // It closes a gap in a path: its ancestors follow it.
             self.lift(parent, tier);
         }
+    }
+
+    /// The parent that stands on the tier as a shadow, and its slot.
+    fn shadow_above(&self, node: u32, tier: usize) -> Option<(u32, u32)> {
+        let parent = self.trie.parent(node)?;
+        let slot = self.trie.slot(parent, tier)?;
+        let class = Class::Shadow;
+        (self.hold(tier, slot) == Hold::Idle { class }).then_some((parent, slot))
     }
 
     fn class_on(&self, node: u32, tier: usize) -> Class {
@@ -388,7 +370,7 @@ impl State {
     fn lift(&mut self, node: u32, tier: usize) {
         let mut at = Some(node);
         while let Some(node) = at {
-            let Some(slot) = self.trie[node].slot(tier) else {
+            let Some(slot) = self.trie.slot(node, tier) else {
                 return;
             };
             if !matches!(self.hold(tier, slot), Hold::Idle { .. }) {
@@ -416,7 +398,7 @@ impl State {
             return;
         }
         for below in tier + 1..self.tiers.len() {
-            if let Some(slot) = self.trie[node].slot(below)
+            if let Some(slot) = self.trie.slot(node, below)
                 && let Hold::Idle { class } = self.hold(below, slot)
                 && class != self.class_on(node, below)
             {

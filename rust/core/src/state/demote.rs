@@ -114,7 +114,7 @@ impl State {
         block.epoch == self.trie.epoch()
             && !once
             && self.tiers.len() > HOST
-            && block.slot(HOST).is_none()
+            && self.trie.slot(node, HOST).is_none()
             && self.ready(node, 0).is_some()
             && !self.is_hopeless(node)
     }
@@ -134,7 +134,7 @@ impl State {
     pub(super) fn note_copy(&mut self, node: u32, good: bool) {
         let block = &self.trie[node];
         let published = block.epoch == self.trie.epoch() && !block.is_anonymous();
-        if !published || block.slot(0).is_none() {
+        if !published || self.trie.slot(node, 0).is_none() {
             return;
         }
         let id = self.trie.id(node);
@@ -164,9 +164,9 @@ impl State {
         let parent = self.trie.parent(self.node_in(0, slot)?)?;
         let children = gone.entry(parent).or_default();
         *children += 1;
-        let above = self.trie[parent].slot(0)?;
+        let above = self.trie.slot(parent, 0)?;
         let idle = matches!(self.hold(0, above), Hold::Idle { .. });
-        let last = *children == self.trie[parent].copies[0].children;
+        let last = *children == self.trie.copy(parent, 0).children;
         (idle && last && self.stand_of(0, above) != Stand::Blocked).then_some(above)
     }
 
@@ -205,7 +205,7 @@ impl State {
             if moves.len() >= most as usize {
                 break;
             }
-            let lacks = self.ready(node, 0).is_some() && self.trie[node].slot(HOST).is_none();
+            let lacks = self.ready(node, 0).is_some() && self.trie.slot(node, HOST).is_none();
             if lacks && !self.copy_one(node, flight, &mut moves, |_, _| true) {
                 break;
             }
@@ -245,7 +245,7 @@ impl State {
     fn host_victim(&mut self, may_go: &impl Fn(&Self, u32) -> bool) -> Option<u32> {
         let victim = self.tiers[HOST].order.victim()?;
         let node = self.node_in(HOST, victim);
-        let above = node.and_then(|node| self.trie[node].slot(0));
+        let above = node.and_then(|node| self.trie.slot(node, 0));
         above
             .is_none_or(|slot| may_go(self, slot))
             .then_some(victim)
@@ -261,7 +261,7 @@ impl State {
         flight: u32,
         may_go: impl Fn(&Self, u32) -> bool,
     ) -> Option<u32> {
-        let owed = u32::from(self.trie[node].keeps > 0 && self.trie[node].slot(HOST).is_none());
+        let owed = u32::from(self.trie[node].keeps > 0 && self.trie.slot(node, HOST).is_none());
         let takes = 1 + self.shaded_by(node, HOST);
         if self.tiers[HOST].ledger.available() + i64::from(owed) < i64::from(takes)
             || (self.tiers[HOST].ledger.free() == 0 && self.host_victim(&may_go).is_none())
@@ -284,7 +284,7 @@ impl State {
     fn shaded_by(&self, mut node: u32, tier: usize) -> u32 {
         let mut shaded = 0;
         while let Some(parent) = self.trie.parent(node)
-            && let Some(slot) = self.trie[parent].slot(tier)
+            && let Some(slot) = self.trie.slot(parent, tier)
             && !self.is_hot(parent, tier)
         {
             shaded += u32::from(self.takeable(tier, slot));
@@ -325,9 +325,7 @@ impl State {
         if !self.tiers[0].ledger.affords(need + spent) {
             return Err(self.no_room(0, need, spent));
         }
-        for (at, &node) in path.iter().enumerate() {
-            self.link(node, at.checked_sub(1).map(|above| path[above]));
-        }
+        self.link_path(path);
         let mut end = device;
         for &node in &path[device..] {
             let Some(slot) = self.ready(node, tier) else {
@@ -342,12 +340,7 @@ impl State {
             return Ok(None);
         }
         let mut table = Vec::with_capacity(end);
-        for &node in &path[..device] {
-            if let Some(slot) = self.ready(node, 0) {
-                self.pin(0, slot);
-                table.push(slot);
-            }
-        }
+        self.pin_path(&path[..device], &mut table);
         self.make_room(0, (end - device) as u32);
         // A lease that has ended already: what pins its path goes when its load lands.
         let lease = self.leases.insert(Running::default());

@@ -85,7 +85,9 @@ impl State {
             ghosts,
             air,
             path: _,
+            loose: _,
             ahead: _,
+            tags: _,
             parkings,
             done,
         } = self;
@@ -207,10 +209,10 @@ mod tests {
         ("a node's key", |s| s.trie[0].key.0[31] ^= 1),
         ("a node's parent", |s| s.trie[0].parent = Some(DEAD)),
         ("a node's copy", |s| {
-            s.trie[2].copies[1].slot = Some(Link::to(9));
+            s.trie.copy_mut(2, 1).slot = Some(Link::to(9));
         }),
-        ("a node's children", |s| s.trie[0].copies[0].children += 1),
-        ("a node's hot children", |s| s.trie[0].copies[1].busy += 1),
+        ("a node's children", |s| s.trie.copy_mut(0, 0).children += 1),
+        ("a node's hot children", |s| s.trie.copy_mut(0, 1).busy += 1),
         ("a node's epoch", |s| s.trie[0].epoch += 1),
         ("a node's keeps", |s| s.trie[0].keeps += 1),
         ("a node's class", |s| s.trie[0].class = Class::Retained),

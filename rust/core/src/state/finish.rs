@@ -136,12 +136,12 @@ impl State {
             self.hold(0, slot),
             Hold::Pinned { pins: 1 } | Hold::Twin { leases: 1 }
         );
-        let published = self.trie[node].slot(0);
+        let published = self.trie.slot(node, 0);
         own && published.is_some_and(|slot| self.hold(0, slot) == Hold::Pinned { pins: 1 })
             && self.trie[node].keeps == 0
             && (0..self.tiers.len()).all(|tier| {
-                let own = child.is_some_and(|child| self.trie[child].slot(tier).is_some());
-                self.trie[node].copies[tier].children == u32::from(own)
+                let own = child.is_some_and(|child| self.trie.slot(child, tier).is_some());
+                self.trie.copy(node, tier).children == u32::from(own)
             })
     }
 

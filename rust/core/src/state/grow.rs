@@ -138,7 +138,7 @@ impl State {
             Hold::Twin { leases: 1 } => {
                 let node = self.tiers[0].pool.cell_mut(slot).node.take();
                 self.free(0, slot);
-                if let Some(slot) = node.and_then(|node| self.trie[node.at()].slot(0)) {
+                if let Some(slot) = node.and_then(|node| self.trie.slot(node.at(), 0)) {
                     self.unpin(0, slot);
                 }
             }

@@ -112,7 +112,7 @@ impl State {
             return 0;
         }
         let path = record.path[..record.on_device as usize].iter();
-        path.filter_map(|&node| self.trie[node].slot(0))
+        path.filter_map(|&node| self.trie.slot(node, 0))
             .map(|slot| self.rests(slot))
             .sum()
     }
@@ -130,11 +130,11 @@ impl State {
         // Deepest first: whether the block below is read by a copy of this path alone.
         let mut below_lands = false;
         let path = record.path[..record.on_device as usize].iter().rev();
-        for (&node, slot) in path.filter_map(|node| Some((node, self.trie[*node].slot(0)?))) {
+        for (&node, slot) in path.filter_map(|node| Some((node, self.trie.slot(*node, 0)?))) {
             let cell = self.tiers[0].pool.cell(slot);
             let moving = self.filling(node, HOST).is_some();
             let stays = cell.readers > u32::from(moving)
-                || self.trie[node].copies[0].busy > u32::from(below_lands);
+                || self.trie.copy(node, 0).busy > u32::from(below_lands);
             below_lands = (moving || below_lands) && !stays;
             let own = cell.hold == Hold::Pinned { pins: 1 } && slot < limit;
             pending.moving += u32::from(moving);
@@ -151,7 +151,7 @@ impl State {
         match cell.hold {
             Hold::Claimed { leases: 1 } | Hold::Owned { leases: 1 } => private,
             Hold::Twin { leases: 1 } => {
-                let beside = self.node_of(slot).and_then(|node| self.trie[node].slot(0));
+                let beside = self.node_of(slot).and_then(|node| self.trie.slot(node, 0));
                 private + beside.map_or(0, |slot| self.rests(slot))
             }
             Hold::Pinned { .. } => self.rests(slot),
@@ -174,7 +174,7 @@ impl State {
             tier: Tier::DEVICE,
         });
         let owed = |path: &[u32]| {
-            let lacks = |&&node: &&u32| self.trie[node].slot(HOST).is_none();
+            let lacks = |&&node: &&u32| self.trie.slot(node, HOST).is_none();
             path.iter().filter(lacks).count() as u32
         };
         let parked = self.parked.iter().map(|(parked, record)| Holder {

@@ -22,7 +22,7 @@ impl State {
 
     /// Whether the host owes this block a slot, were it kept by someone.
     fn owes_host(&self, node: u32, keeps: u16) -> bool {
-        self.trie[node].keeps == keeps && self.trie[node].slot(HOST).is_none()
+        self.trie[node].keeps == keeps && self.trie.slot(node, HOST).is_none()
     }
 
     /// Makes a record keep its path.
@@ -40,7 +40,7 @@ impl State {
             self.trie[node].keeps += 1;
         }
         for &node in &path[..on_device as usize] {
-            if let Some(slot) = self.trie[node].slot(0) {
+            if let Some(slot) = self.trie.slot(node, 0) {
                 self.pin(0, slot);
             }
         }
@@ -101,7 +101,7 @@ impl State {
             }
             let below = self.ready(node, HOST);
             if at < on_device
-                && let Some(slot) = self.trie[node].slot(0)
+                && let Some(slot) = self.trie.slot(node, 0)
             {
                 self.unpin(0, slot);
             }
@@ -115,7 +115,7 @@ impl State {
     /// the engine may write its source. Its device slot stays with the leases that hold it.
     fn dissolve(&mut self, node: u32, kept: u32) {
         for tier in (0..self.tiers.len()).rev() {
-            let Some(slot) = self.trie[node].slot(tier) else {
+            let Some(slot) = self.trie.slot(node, tier) else {
                 continue;
             };
             if let Hold::Idle { .. } = self.hold(tier, slot) {
@@ -163,7 +163,7 @@ impl State {
                 break;
             }
             self.parked[parked].on_device = last;
-            if let Some(slot) = self.trie[node].slot(0) {
+            if let Some(slot) = self.trie.slot(node, 0) {
                 self.unpin(0, slot);
             }
         }

@@ -22,6 +22,7 @@ mod resize;
 mod resume;
 mod room;
 mod seal;
+mod storey;
 mod tables;
 mod ticket;
 mod view;
@@ -36,6 +37,8 @@ pub use seal::Sealing;
 pub use tables::Cells;
 pub use view::{ParkedView, View};
 
+pub(crate) use storey::Storey;
+
 use crate::arena::{Arena, Found};
 use crate::cost::Speeds;
 use crate::error::{Error, Result};
@@ -43,6 +46,7 @@ use crate::evict::{Kind, Policy};
 use crate::flight::Flight;
 use crate::ghost::Ghosts;
 use crate::id::{FlightId, Id, LeaseId, MAX_TIERS, ParkedId, Tier};
+use crate::index::Tag;
 use crate::ledger::Ledger;
 use crate::plan::Plan;
 use crate::pool::Pool;
@@ -100,13 +104,6 @@ const MOST_SLOTS: u32 = i32::MAX as u32 - 16;
 /// Ghosts that a yard may have: 8 bytes each.
 const MOST_GHOSTS: u32 = 1 << 30;
 
-#[derive(Hash, Debug)]
-pub(crate) struct Storey {
-    pub(crate) pool: Pool,
-    pub(crate) order: Policy,
-    pub(crate) ledger: Ledger,
-}
-
 /// What a begin, a fork or a resume gives.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Begun {
@@ -153,8 +150,12 @@ pub struct State {
     air: [u32; 2],
     /// The path that the last match found, reused so that a match allocates nothing.
     path: Vec<u32>,
+    /// Whether it has orphans, which who uses it must link again.
+    loose: bool,
     /// The next victims, reused likewise.
     ahead: Vec<u32>,
+    /// The tags of the keys that are looked up next, likewise.
+    tags: Vec<Tag>,
     parkings: u64,
     /// The last step that the engine has done.
     done: Option<u64>,
@@ -163,7 +164,8 @@ pub struct State {
 impl State {
     pub(crate) fn new(config: Config) -> Result<Self> {
         check(&config)?;
-        let all = config.slots.iter().map(|&slots| slots as usize).sum();
+        let all: usize = config.slots.iter().map(|&slots| slots as usize).sum();
+        let device = config.slots[0] as usize;
         let ghosts = config.ghosts.map_or(4 * all, |ghosts| ghosts as usize);
         let ghosts = ghosts.min(MOST_GHOSTS as usize) as u32;
         let fresh = match config.write {
@@ -184,7 +186,7 @@ impl State {
             })
             .collect();
         Ok(Self {
-            trie: Trie::new(all),
+            trie: Trie::new(device, all - device),
             tiers,
             leases: Arena::with_capacity(0),
             parked: Arena::with_capacity(0),
@@ -197,7 +199,9 @@ impl State {
             ghosts: (config.write == Write::SecondTouch && ghosts > 0).then(|| Ghosts::new(ghosts)),
             air: [0; 2],
             path: Vec::new(),
+            loose: false,
             ahead: Vec::new(),
+            tags: Vec::new(),
             parkings: 0,
             done: None,
             config,

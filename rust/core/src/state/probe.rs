@@ -1,7 +1,8 @@
 //! Probe: how much of a prefix is where. It changes nothing, not even recency.
 
 use super::State;
-use crate::id::{FlightId, Key, MAX_TIERS};
+use crate::id::{FlightId, Id, Key, MAX_TIERS};
+use crate::pool::Hold;
 
 /// Why a prefix ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -33,55 +34,78 @@ pub struct Probe {
     pub evicted: Option<bool>,
 }
 
+/// Keys that a walk looks ahead for.
+const AHEAD: usize = 32;
+
 impl State {
     /// Walks the keys from the root, leaving the nodes found in `self.path`. The device's blocks
     /// come before those only below (INV-21), and only one lower tier is entered.
     pub(super) fn walk(&mut self, keys: &[Key]) -> Probe {
         let mut path = std::mem::take(&mut self.path);
+        let mut tags = std::mem::take(&mut self.tags);
         path.clear();
-        let mut probe = Probe::default();
-        let mut tier = 0;
-        let mut parent = None;
-        for key in keys {
-            let Some(node) = self.trie.find(key) else {
-                probe.stop = Stop::Missing;
-                break;
-            };
-            let found = &self.trie[node];
-            let alive = found.parent.and_then(|id| self.trie.live(id));
-            let consistent = found.parent.is_some() == parent.is_some()
-                && alive.is_none_or(|alive| Some(alive) == parent);
-            let orphan = parent.is_some() && alive.is_none();
-            // Living parents are each met once; only an orphan can come again.
-            if !consistent || (orphan && path.contains(&node)) {
-                probe.stop = Stop::Contradiction;
-                break;
-            }
-            if orphan && self.is_read(node) {
-                probe.stop = Stop::Promised;
-                break;
-            }
-            let Some(top) = (0..self.tiers.len()).find(|&tier| found.slot(tier).is_some()) else {
-                probe.stop = Stop::Missing;
-                break;
-            };
-            if let Some(flight) = self.filling(node, top) {
-                probe.stop = Stop::Filling(FlightId(self.flights.id(flight)));
-                break;
-            }
-            if top != tier {
-                if top < tier || tier > 0 {
-                    probe.stop = Stop::Missing;
-                    break;
+        self.loose = false;
+        // The lower tier that was entered, and behind how many blocks.
+        let (mut lower, mut above) = (None, None);
+        let mut stop = Stop::Whole;
+        'walk: for keys in keys.chunks(AHEAD) {
+            self.trie.warm(keys.iter(), &mut tags);
+            for (key, &tag) in keys.iter().zip(&tags) {
+                let Ok(node) = self.trie.seek(key, tag) else {
+                    stop = Stop::Missing;
+                    break 'walk;
+                };
+                if self.trie[node].parent != above {
+                    if let Some(astray) = self.is_astray(node, above, &path) {
+                        stop = astray;
+                        break 'walk;
+                    }
+                    self.loose = true;
                 }
-                tier = top;
+                let Some((tier, slot)) = self.trie.highest(node) else {
+                    stop = Stop::Missing;
+                    break 'walk;
+                };
+                if let Hold::Filling { flight } = self.hold(tier, slot) {
+                    stop = Stop::Filling(FlightId(self.flights.id(flight)));
+                    break 'walk;
+                }
+                match lower {
+                    None if tier > 0 => lower = Some((tier, path.len())),
+                    Some((entered, _)) if tier != entered => {
+                        stop = Stop::Missing;
+                        break 'walk;
+                    }
+                    _ => {}
+                }
+                path.push(node);
+                above = Some(self.trie.id(node));
             }
-            probe.hits[tier] += 1;
-            path.push(node);
-            parent = Some(node);
         }
-        self.path = path;
-        probe
+        let mut hits = [0; MAX_TIERS];
+        hits[0] = path.len() as u32;
+        if let Some((tier, device)) = lower {
+            (hits[0], hits[tier]) = (device as u32, (path.len() - device) as u32);
+        }
+        (self.path, self.tags) = (path, tags);
+        let evicted = None;
+        Probe {
+            hits,
+            stop,
+            evicted,
+        }
+    }
+
+    /// Why a block that does not name the one `above` as its parent cannot stand behind it; an
+    /// orphan can.
+    fn is_astray(&self, node: u32, above: Option<Id>, path: &[u32]) -> Option<Stop> {
+        let parent = self.trie[node].parent;
+        let alive = parent.is_some_and(|id| self.trie.live(id).is_some());
+        // Living parents are each met once; only an orphan can come again.
+        if alive || parent.is_none() || above.is_none() || path.contains(&node) {
+            return Some(Stop::Contradiction);
+        }
+        self.is_read(node).then_some(Stop::Promised)
     }
 
     /// How much of the prefix is where.

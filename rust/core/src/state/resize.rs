@@ -53,12 +53,9 @@ impl State {
                 self.fresh
                     .reserve((slots as usize).saturating_sub(self.fresh.len()));
             }
-            let all = self
-                .tiers
-                .iter()
-                .map(|storey| storey.pool.len() as usize)
-                .sum();
-            self.trie.reserve(all);
+            let slots = self.tiers.iter().map(|tier| tier.pool.len() as usize);
+            let (device, all) = (self.tiers[0].pool.len() as usize, slots.sum::<usize>());
+            self.trie.reserve(device, all - device);
         }
         self.recount(tier);
     }

@@ -4,7 +4,6 @@ use super::keep::HOST;
 use super::{Answer, Begun, Filling, Request, State, Stop};
 use crate::error::Result;
 use crate::id::{Key, MAX_TIERS, ParkedId};
-use crate::pool::Hold;
 use crate::record::Running;
 
 impl State {
@@ -69,12 +68,7 @@ impl State {
             return Err(self.no_room(0, need, spent));
         }
         let mut table = Vec::with_capacity(limit as usize);
-        for &node in &path[..device] {
-            if let Some(slot) = self.ready(node, 0) {
-                self.pin(0, slot);
-                table.push(slot);
-            }
-        }
+        self.pin_path(&path[..device], &mut table);
         let lower = &path[device..];
         for &node in lower {
             if let Some(slot) = self.ready(node, HOST) {
@@ -93,12 +87,7 @@ impl State {
         if !lower.is_empty() {
             plans.push(self.load(id, device as u32, HOST, lower, &mut table));
         }
-        while (table.len() as u32) < total {
-            let Some(slot) = self.take_free(0, Hold::Claimed { leases: 1 }) else {
-                break;
-            };
-            table.push(slot);
-        }
+        self.tiers[0].claim(total, &mut table);
         let named = path
             .iter()
             .take_while(|&&node| !self.trie[node].is_anonymous())

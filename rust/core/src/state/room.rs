@@ -14,8 +14,7 @@ impl State {
     pub(super) fn drop_copy(&mut self, tier: usize, slot: u32) {
         let mut next = Some(slot);
         while let Some(slot) = next {
-            let parent = self.parent_slot(tier, slot);
-            self.drop_one(tier, slot);
+            let parent = self.drop_one(tier, slot);
             next = parent.filter(|&parent| self.retires(tier, parent));
         }
     }
@@ -36,33 +35,29 @@ impl State {
             && self.stand_of(tier, slot) == Stand::Leaf
     }
 
-    fn drop_one(&mut self, tier: usize, slot: u32) {
-        let takeable = self.backs_as(tier, slot, Stand::Leaf);
-        let storey = &mut self.tiers[tier];
-        storey.ledger.takeable_from(takeable, false);
-        storey.order.remove(slot);
-        if let Some(node) = self.node_in(tier, slot) {
-            // Not hot, or it would be blocked.
-            self.depart(node, tier, slot);
-            self.touch_below(node, tier);
-            self.bury_if_gone(node);
-        }
-        self.free(tier, slot);
+    /// The slot that its parent has.
+    fn drop_one(&mut self, tier: usize, slot: u32) -> Option<u32> {
         self.counters.evicted[tier] += 1;
+        let node = self.tiers[tier].evict(slot)?.at();
+        // Not hot, or it would be blocked.
+        let parent = self.leave_tier(node, tier);
+        if !self.bury_if_gone(node) {
+            self.touch_below(node, tier);
+        }
+        parent
     }
 
-    pub(super) fn bury_if_gone(&mut self, node: u32) {
-        if self.trie[node]
-            .copies
-            .iter()
-            .all(|copy| copy.slot.is_none())
-        {
-            let dropped = &self.trie[node];
-            if let Some(ghosts) = self.ghosts.as_mut().filter(|_| !dropped.is_anonymous()) {
-                ghosts.remember(&dropped.key);
-            }
-            self.trie.bury(node);
+    /// Whether no tier has the block any more, so that it is none.
+    pub(super) fn bury_if_gone(&mut self, node: u32) -> bool {
+        if !self.trie.is_gone(node) {
+            return false;
         }
+        let block = &self.trie[node];
+        if let Some(ghosts) = self.ghosts.as_mut().filter(|_| !block.is_anonymous()) {
+            ghosts.remember(&block.key);
+        }
+        self.trie.bury(node);
+        true
     }
 
     /// Evicts exactly as many blocks as `need` slots lack. The caller has checked that free and
@@ -93,8 +88,11 @@ impl State {
         self.tiers[tier]
             .order
             .ahead(deficit, &mut |_| None, &mut ahead);
-        let nodes = ahead.iter().filter_map(|&slot| self.node_in(tier, slot));
-        self.trie.warm(nodes.map(|node| &self.trie[node].key));
+        for slot in &mut ahead {
+            *slot = self.node_in(tier, *slot).unwrap_or(0);
+        }
+        let keys = ahead.iter().map(|&node| &self.trie[node].key);
+        self.trie.warm(keys, &mut self.tags);
         self.ahead = ahead;
     }
 }

@@ -3,6 +3,7 @@
 use super::State;
 use crate::error::{Error, Result};
 use crate::id::{Key, LeaseId, Link};
+use crate::index::Tag;
 use crate::pool::Hold;
 use crate::record::Running;
 use crate::trie::Touched;
@@ -27,8 +28,8 @@ impl State {
             self.check_sealing(row)?;
         }
         // In a step of decodes each row has a block or none: their misses overlap only here.
-        self.trie
-            .warm(rows.iter().filter_map(|row| row.keys.first()));
+        let firsts = rows.iter().filter_map(|row| row.keys.first());
+        self.trie.warm(firsts, &mut self.tags);
         let mut sealed = 0;
         for row in rows {
             sealed += u64::from(self.seal_one(row));
@@ -66,17 +67,30 @@ impl State {
         if self.detached(lease) {
             return 0;
         }
-        self.trie.warm(row.keys.iter());
-        let before = self.leases[lease].sealed;
-        for (key, block) in row.keys.iter().zip(row.first..) {
-            if block == self.leases[lease].sealed {
-                if !self.publish(lease, block, key) {
-                    break;
-                }
-                self.leases[lease].sealed += 1;
-            }
+        let record = &self.leases[lease];
+        let before = record.sealed;
+        let Some(keys) = before
+            .checked_sub(row.first)
+            .and_then(|known| row.keys.get(known as usize..))
+        else {
+            return 0;
+        };
+        let above = before.checked_sub(1);
+        let mut parent = above.and_then(|above| self.published(record, above));
+        let mut tags = std::mem::take(&mut self.tags);
+        self.trie.warm(keys.iter(), &mut tags);
+        let mut sealed = before;
+        for (key, &tag) in keys.iter().zip(&tags) {
+            let slot = self.leases[lease].table[sealed as usize];
+            let Some(node) = self.publish(slot, parent, key, tag) else {
+                break;
+            };
+            parent = Some(node);
+            sealed += 1;
         }
-        self.leases[lease].sealed - before
+        self.tags = tags;
+        self.leases[lease].sealed = sealed;
+        sealed - before
     }
 
     /// The block whose copy a slot of a table is, or beside whose copy it stands.
@@ -89,46 +103,45 @@ impl State {
         self.node_of(*record.table.get(block as usize)?)
     }
 
-    /// `false`: it must wait for the next step.
-    fn publish(&mut self, lease: u32, block: u32, key: &Key) -> bool {
-        let record = &self.leases[lease];
-        let slot = record.table[block as usize];
-        let parent = block
-            .checked_sub(1)
-            .and_then(|above| self.published(record, above));
+    /// The published block that the slot is, or stands beside, now; `None`: it must wait for the next
+    /// step.
+    fn publish(&mut self, slot: u32, parent: Option<u32>, key: &Key, tag: Tag) -> Option<u32> {
         let own = self.node_of(slot);
-        let Some(node) = self.trie.find(key) else {
-            // New: publish it. A fork that was parked may have given it a node already.
-            let node = own.unwrap_or_else(|| self.trie.add(parent));
-            let ghost = self.ghosts.as_mut().is_some_and(|ghosts| ghosts.take(key));
-            let touched = if ghost { Touched::Again } else { Touched::Once };
-            self.trie.name(node, *key, touched);
-            self.note_fresh(node);
-            if own.is_none() {
-                self.adopt(node, slot);
+        let node = match self.trie.seek(key, tag) {
+            Ok(node) => node,
+            Err(gap) => {
+                // New: publish it. A fork that was parked may have given it a node already.
+                let node = own.unwrap_or_else(|| self.trie.add(parent));
+                let ghost = self.ghosts.as_mut().is_some_and(|ghosts| ghosts.take(key));
+                let touched = if ghost { Touched::Again } else { Touched::Once };
+                self.trie.name(node, *key, gap, touched);
+                self.note_fresh(node);
+                if own.is_none() {
+                    self.adopt(node, slot);
+                }
+                return Some(node);
             }
-            return true;
         };
         if own == Some(node) {
-            return true;
+            return Some(node);
         }
         let orphan = parent.is_some() && self.trie.parent(node).is_none();
         if own.is_some() || (orphan && self.is_read(node)) || !self.link(node, parent) {
-            return false;
+            return None;
         }
-        let Some(published) = self.trie[node].slot(0) else {
+        let Some(published) = self.trie.slot(node, 0) else {
             // Only below the device so far: the lease's slot becomes its device copy.
             self.adopt(node, slot);
             self.touch(node);
             self.touch_below(node, 0);
-            return true;
+            return Some(node);
         };
         if !self.hold(0, published).is_ready() {
-            return false;
+            return None;
         }
         // A duplicate: the slot stays private, and the published block is pinned beside it.
         if self.takeable(0, published) && self.tiers[0].ledger.available() < 1 {
-            return false;
+            return None;
         }
         self.pin(0, published);
         self.touch(node);
@@ -137,12 +150,14 @@ impl State {
             self.tiers[0].pool.cell_mut(slot).node = Some(Link::to(node));
         }
         self.counters.duplicates += 1;
-        true
+        Some(node)
     }
 
     /// A private slot becomes the device copy of a block.
+    #[inline]
     pub(super) fn adopt(&mut self, node: u32, slot: u32) {
-        if let Hold::Claimed { leases: pins } | Hold::Owned { leases: pins } = self.hold(0, slot) {
+        let hold = self.hold(0, slot);
+        if let Hold::Claimed { leases: pins } | Hold::Owned { leases: pins } = hold {
             self.attach(node, 0, slot, Hold::Pinned { pins });
         }
     }

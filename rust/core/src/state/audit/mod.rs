@@ -119,7 +119,7 @@ impl State {
                 continue;
             }
             let published = cell.node.map(Link::at).filter(|&n| self.trie.alive(n));
-            let Some(published) = published.and_then(|node| self.trie[node].slot(0)) else {
+            let Some(published) = published.and_then(|node| self.trie.slot(node, 0)) else {
                 let what = "the published block beside this duplicate is gone".to_owned();
                 return Err(self.breach("INV-3", 0, slot, what));
             };
@@ -127,8 +127,9 @@ impl State {
         }
         for (_, parked) in self.parked.iter() {
             for (at, &node) in parked.path.iter().enumerate() {
-                if let Some(slot) = self.trie[node]
-                    .slot(0)
+                if let Some(slot) = self
+                    .trie
+                    .slot(node, 0)
                     .filter(|_| at < parked.on_device as usize)
                 {
                     pins[0][slot as usize] += 1;

@@ -35,7 +35,7 @@ impl State {
             let above = self
                 .trie
                 .parent(node)
-                .and_then(|parent| self.trie[parent].slot(tier));
+                .and_then(|parent| self.trie.slot(parent, tier));
             let Some(above) = above else { continue };
             match self.hold(tier, above) {
                 Hold::Idle { class } => {
@@ -69,7 +69,7 @@ impl State {
     /// INV-20: the counts of children, and of hot ones, that say what may be taken.
     pub(super) fn counted(&self) -> Check {
         let mut families = std::collections::BTreeMap::new();
-        for (index, node) in self.trie.iter() {
+        for (index, _) in self.trie.iter() {
             let Some(parent) = self.trie.parent(index) else {
                 continue;
             };
@@ -77,18 +77,18 @@ impl State {
                 .entry(parent)
                 .or_insert([(0_u32, 0_u32); MAX_TIERS]);
             for (tier, (children, busy)) in family.iter_mut().enumerate() {
-                *children += u32::from(node.copies[tier].slot.is_some());
+                *children += u32::from(self.trie.slot(index, tier).is_some());
                 *busy += u32::from(self.hot_by_definition(index, tier));
             }
         }
-        for (index, node) in self.trie.iter() {
+        for (index, _) in self.trie.iter() {
             let family = families.get(&index).copied().unwrap_or_default();
             for (tier, found) in family.into_iter().enumerate() {
-                let copy = &node.copies[tier];
+                let copy = *self.trie.copy(index, tier);
                 if (copy.children, copy.busy) != found {
                     let told = (copy.children, copy.busy);
                     let what = format!("{told:?} children and hot ones are counted, not {found:?}");
-                    let slot = node.slot(tier).unwrap_or_default();
+                    let slot = self.trie.slot(index, tier).unwrap_or_default();
                     return Err(self.breach("INV-20", tier.min(self.tiers.len() - 1), slot, what));
                 }
             }
@@ -97,18 +97,18 @@ impl State {
     }
 
     fn hot_by_definition(&self, node: u32, tier: usize) -> bool {
-        let Some(slot) = self.trie[node].slot(tier) else {
+        let Some(slot) = self.trie.slot(node, tier) else {
             return false;
         };
         let cell = self.tiers[tier].pool.cell(slot);
         let filling = tier > 0 && matches!(cell.hold, Hold::Filling { .. });
-        cell.readers > 0 || filling || self.trie[node].copies[tier].busy > 0
+        cell.readers > 0 || filling || self.trie.copy(node, tier).busy > 0
     }
 
     /// INV-21: a block's parent is on a tier as high, or higher.
     pub(super) fn monotone(&self, index: u32, node: &Node) -> Check {
         for tier in 0..self.tiers.len() {
-            let Some(slot) = node.slot(tier) else {
+            let Some(slot) = self.trie.slot(index, tier) else {
                 continue;
             };
             if self.node_in(tier, slot) != Some(index) {
@@ -116,8 +116,8 @@ impl State {
                 return Err(self.breach("INV-3", tier, slot, what));
             }
         }
-        let top = |node: &Node| (0..self.tiers.len()).find(|&tier| node.slot(tier).is_some());
-        let Some(own) = top(node) else {
+        let top = |node| Some(self.trie.highest(node)?.0);
+        let Some((own, slot)) = self.trie.highest(index) else {
             let what = format!("block {index} is in the trie and on no tier");
             return Err(Breach {
                 law: "INV-3",
@@ -126,11 +126,10 @@ impl State {
                 block: Some(node.key),
             });
         };
-        let slot = node.slot(own).unwrap_or_default();
         let above = match (node.parent, self.trie.parent(index)) {
             (None, _) => Some(0),
             (Some(_), None) => None,
-            (Some(_), Some(parent)) => top(&self.trie[parent]),
+            (Some(_), Some(parent)) => top(parent),
         };
         if above.is_none_or(|above| above > own) && own == 0
             || above.is_some_and(|above| above > own)

@@ -28,8 +28,9 @@ impl State {
                     running.map(|(_, lease)| Running::promised(lease)).sum()
                 }
                 HOST => {
-                    let owed = |node: &Node| node.keeps > 0 && node.slot(HOST).is_none();
-                    self.trie.iter().filter(|(_, node)| owed(node)).count() as u32
+                    let lacks = |node| self.trie.slot(node, HOST).is_none();
+                    let owed = |&(at, node): &(u32, &Node)| node.keeps > 0 && lacks(at);
+                    self.trie.iter().filter(owed).count() as u32
                 }
                 _ => 0,
             };
@@ -91,7 +92,7 @@ impl State {
 
     /// INV-24: what an ended epoch left idle goes first, is not found, and nothing keeps it.
     pub(super) fn epochs(&self) -> Check {
-        for (_, node) in self
+        for (index, node) in self
             .trie
             .iter()
             .filter(|(_, node)| node.epoch != self.trie.epoch())
@@ -100,14 +101,15 @@ impl State {
             let found = found.is_some_and(|found| self.trie[found].epoch == node.epoch);
             let kept = node.keeps > 0;
             let late = (0..self.tiers.len()).find_map(|tier| {
-                let slot = node.slot(tier)?;
+                let slot = self.trie.slot(index, tier)?;
                 let idle =
                     matches!(self.hold(tier, slot), Hold::Idle { class } if class > Class::Cleared);
                 idle.then_some((tier, slot))
             });
             if found || kept || late.is_some() {
                 let what = format!("a block of an ended epoch; found: {found}, kept: {kept}");
-                let (tier, slot) = late.unwrap_or((0, node.slot(0).unwrap_or_default()));
+                let (tier, slot) =
+                    late.unwrap_or((0, self.trie.slot(index, 0).unwrap_or_default()));
                 return Err(self.breach("INV-24", tier, slot, what));
             }
         }

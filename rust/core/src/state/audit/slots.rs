@@ -77,7 +77,7 @@ impl State {
             return Ok(());
         };
         let alive = self.trie.alive(node);
-        if !alive || self.trie[node].slot(tier) != Some(slot) {
+        if !alive || self.trie.slot(node, tier) != Some(slot) {
             let what = "its block is dead or stands elsewhere".to_owned();
             return Err(self.breach("INV-3", tier, slot, what));
         }
@@ -91,7 +91,7 @@ impl State {
             && self
                 .trie
                 .find(&node.key)
-                .is_none_or(|found| self.trie[found].slot(tier) != Some(slot))
+                .is_none_or(|found| self.trie.slot(found, tier) != Some(slot))
         {
             return Err(self.breach("INV-3", tier, slot, "its key does not find it".to_owned()));
         }

@@ -1,0 +1,145 @@
+//! One tier: its slots, who goes next, and the accounts of both, moved together. What a slot holds
+//! is known here by number; blocks and their parents are the trie's.
+
+use crate::evict::{Evict, Place, Policy, Stand};
+use crate::id::{Class, Link, Set};
+use crate::ledger::Ledger;
+use crate::pool::{Cell, Hold, Pool};
+use crate::trie::Copy;
+
+#[derive(Hash, Debug)]
+pub(crate) struct Storey {
+    pub(crate) pool: Pool,
+    pub(crate) order: Policy,
+    pub(crate) ledger: Ledger,
+}
+
+/// How an idle slot stands, by its block's copy on the tier and its cell.
+#[inline]
+pub(super) fn standing(copy: Copy, cell: &Cell) -> Stand {
+    if copy.busy > 0 || cell.readers > 0 {
+        Stand::Blocked
+    } else if copy.children > 0 {
+        Stand::Branch
+    } else {
+        Stand::Leaf
+    }
+}
+
+impl Storey {
+    /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
+    #[inline]
+    pub(super) fn put(&mut self, slot: u32, hold: Hold) {
+        let cell = self.pool.cell_mut(slot);
+        self.ledger.shift(cell.hold.set(), hold.set());
+        cell.hold = hold;
+    }
+
+    /// A slot has a block now, and is held like this.
+    #[inline]
+    pub(super) fn hold_block(&mut self, slot: u32, node: Link, hold: Hold) {
+        let cell = self.pool.cell_mut(slot);
+        self.ledger.shift(cell.hold.set(), hold.set());
+        (cell.node, cell.hold) = (Some(node), hold);
+    }
+
+    /// One more holder of a ready slot, whose block's copy this is.
+    #[inline]
+    pub(super) fn pin(&mut self, slot: u32, copy: Copy) {
+        let limit = self.pool.limit();
+        let cell = self.pool.cell_mut(slot);
+        match cell.hold {
+            Hold::Pinned { pins } => cell.hold = Hold::Pinned { pins: pins + 1 },
+            Hold::Idle { .. } => {
+                let backs = standing(copy, cell) != Stand::Blocked && slot < limit;
+                cell.hold = Hold::Pinned { pins: 1 };
+                self.ledger.takeable_from(backs, false);
+                self.ledger.shift(Some(Set::Idle), Some(Set::Pinned));
+                self.order.remove(slot);
+            }
+            hold => debug_assert!(false, "pinning slot {slot}, which is {hold:?}"),
+        }
+    }
+
+    /// A ready slot that nobody holds enters the order; its block's copy is this.
+    #[inline]
+    pub(super) fn rest(&mut self, slot: u32, class: Class, place: Place, copy: Copy) {
+        let stays = slot < self.pool.limit();
+        let cell = self.pool.cell_mut(slot);
+        self.ledger.shift(cell.hold.set(), Some(Set::Idle));
+        cell.hold = Hold::Idle { class };
+        let stand = standing(copy, cell);
+        let backs = stand != Stand::Blocked && stays;
+        self.ledger.takeable_from(false, backs);
+        self.order.insert(slot, class, place, stand);
+    }
+
+    /// An idle leaf leaves, and its slot with it: free, or retired beyond the size. Its block.
+    #[inline]
+    pub(super) fn evict(&mut self, slot: u32) -> Option<Link> {
+        let stays = slot < self.pool.limit();
+        let cell = self.pool.cell_mut(slot);
+        debug_assert!(
+            matches!(cell.hold, Hold::Idle { .. }) && cell.readers == 0,
+            "evicting slot {slot}, which is {cell:?}"
+        );
+        let node = cell.node.take();
+        self.order.remove(slot);
+        self.ledger.takeable_from(stays, false);
+        if stays {
+            self.ledger.shift(Some(Set::Idle), Some(Set::Free));
+            self.pool.push_free(slot);
+        } else {
+            self.put(slot, Hold::Retired);
+        }
+        node
+    }
+
+    /// The children of this copy's block have changed: leaf or branch, or how many must go before
+    /// it does. What is takeable has not.
+    #[inline]
+    pub(super) fn stand_again(&mut self, copy: Copy) {
+        if let Some(slot) = copy.slot.map(Link::at) {
+            let cell = self.pool.cell(slot);
+            if matches!(cell.hold, Hold::Idle { .. }) {
+                self.order.stand(slot, standing(copy, cell));
+            }
+        }
+    }
+
+    /// Takes a free slot; the caller has made room, and says what holds it now.
+    pub(super) fn take_free(&mut self, hold: Hold) -> Option<u32> {
+        let slot = self.pool.pop_free()?;
+        self.ledger.shift(Some(Set::Free), hold.set());
+        self.pool.cell_mut(slot).hold = hold;
+        Some(slot)
+    }
+
+    /// Claims free slots until a table has so many; the caller has made room.
+    pub(super) fn claim(&mut self, total: u32, table: &mut Vec<u32>) {
+        let before = table.len();
+        while (table.len() as u32) < total
+            && let Some(slot) = self.pool.pop_free()
+        {
+            self.pool.cell_mut(slot).hold = Hold::Claimed { leases: 1 };
+            table.push(slot);
+        }
+        let claimed = (table.len() - before) as u32;
+        self.ledger.shift_all(Set::Free, Set::Claimed, claimed);
+    }
+
+    /// Gives a slot back that holds no block: to the free ones, to retirement, or, while a flight
+    /// still reads it, to quarantine.
+    pub(super) fn free(&mut self, slot: u32) {
+        let cell = self.pool.cell(slot);
+        debug_assert!(cell.node.is_none(), "slot {slot} still holds a block");
+        if cell.readers > 0 {
+            self.put(slot, Hold::Quarantined);
+        } else if slot >= self.pool.limit() {
+            self.put(slot, Hold::Retired);
+        } else {
+            self.ledger.shift(cell.hold.set(), Some(Set::Free));
+            self.pool.push_free(slot);
+        }
+    }
+}
