@@ -84,6 +84,11 @@ impl Ledger {
         self.takeable = self.takeable + u32::from(after) - u32::from(before);
     }
 
+    /// So many takeable slots were taken.
+    pub(crate) fn take(&mut self, slots: u32) {
+        self.takeable -= slots;
+    }
+
     /// After a resize, when they were counted anew.
     pub(crate) fn set_takeable(&mut self, takeable: u32) {
         self.takeable = takeable;

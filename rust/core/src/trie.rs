@@ -245,10 +245,14 @@ impl Trie {
 
     /// Ends a node that has no slot left.
     pub(crate) fn bury(&mut self, node: u32) {
+        self.bury_by(node, Tag::of(&self.nodes[node].key));
+    }
+
+    /// The same, and the tag of its key is known.
+    pub(crate) fn bury_by(&mut self, node: u32, tag: Tag) {
         debug_assert!(self.is_gone(node), "buried with a slot");
-        let dead = &self.nodes[node];
-        if !dead.is_anonymous() {
-            self.index.remove(Tag::of(&dead.key), node);
+        if !self.nodes[node].is_anonymous() {
+            self.index.remove(tag, node);
         }
         self.nodes.discard(node);
     }

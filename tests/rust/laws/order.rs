@@ -193,6 +193,26 @@ fn a_copy_below_is_as_recent_as_the_drop_of_the_copy_above() {
 }
 
 #[test]
+fn copies_below_are_as_recent_as_the_drop_of_a_whole_path_above() {
+    for yard in yards(16, 12) {
+        let (early, late) = (text(1, 6), text(2, 6));
+        yard.publish(&early);
+        yard.publish(&late);
+        yard.copy_down(12);
+        // Used again: it leaves the device after the other.
+        yard.publish(&and_one(&early));
+        for left in [6, 0] {
+            yard.squeeze(6);
+            assert_eq!(yard.hits(&early), [left, 6 - left, 0]);
+            assert_eq!(yard.hits(&late), [0, 6, 0]);
+        }
+        squeeze_host(&yard, 10);
+        assert_eq!(yard.hits(&early), [0, 6, 0]);
+        assert_eq!(yard.hits(&late), [0, 5, 0]);
+    }
+}
+
+#[test]
 fn copies_made_root_first_are_evicted_leaf_first_once_they_stand_alone() {
     for yard in yards(8, 3) {
         let prompt = text(1, 3);

@@ -155,6 +155,28 @@ fn a_block_beyond_the_size_retires_when_its_last_child_is_evicted() {
 }
 
 #[test]
+fn a_path_that_is_evicted_at_once_leaves_nothing_beyond_the_size() {
+    for policy in KINDS {
+        let yard = Yard::of(Config {
+            policy,
+            ..config(16, 16)
+        });
+        let low = yard.begin(&text(2, 8)).0;
+        let high = yard.run(&text(1, 2));
+        yard.finish(low);
+        yard.finish(yard.run(&text(1, 8)));
+        yard.finish(high);
+        device(&yard, 8).expect("nothing is held");
+        assert_eq!((yard.device().capacity, yard.device().free), (10, 2));
+        // Six lie within the size, and the two above them beyond it.
+        yard.finish(yard.begin(&text(3, 8)).0);
+        assert_eq!((yard.device().capacity, yard.device().free), (8, 8));
+        assert_eq!(yard.stats().counters.evicted[0], 8, "{policy:?}");
+        yard.at_rest();
+    }
+}
+
+#[test]
 fn a_block_beyond_the_size_that_is_read_retires_when_the_copy_has_ended() {
     for good in [0, 1] {
         let yard = Yard::new(8, 8);

@@ -122,6 +122,8 @@ impl Evict for Heap {
         self.leaves.first().copied()
     }
 
+    fn take(&mut self, _count: usize, _out: &mut Vec<u32>) {}
+
     fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>) {
         // The smallest of a heap, in order, through a frontier of slots: O(k log k).
         let mut frontier = std::collections::BinaryHeap::new();

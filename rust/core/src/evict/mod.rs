@@ -41,6 +41,9 @@ pub(crate) trait Evict {
     fn stand(&mut self, slot: u32, stand: Stand);
     /// The next to go; it stays until it is removed.
     fn victim(&mut self) -> Option<u32>;
+    /// Removes as many victims, one after the other, and adds them to `out`; none, where what goes
+    /// next depends on what the last one opens.
+    fn take(&mut self, count: usize, out: &mut Vec<u32>);
     /// Adds the next `limit` victims to `out`, in the order in which they would go. `opens` is
     /// told each in turn, by a policy that must know, and says which slot is a leaf without it.
     fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>);
@@ -116,6 +119,9 @@ impl Evict for Policy {
     }
     fn victim(&mut self) -> Option<u32> {
         each!(self, policy => policy.victim())
+    }
+    fn take(&mut self, count: usize, out: &mut Vec<u32>) {
+        each!(self, policy => policy.take(count, out));
     }
     fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>) {
         each!(self, policy => policy.ahead(limit, opens, out));

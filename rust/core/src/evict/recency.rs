@@ -126,6 +126,18 @@ impl Evict for Recency {
         (0..Class::COUNT).find_map(|class| self.open_from(class))
     }
 
+    fn take(&mut self, count: usize, out: &mut Vec<u32>) {
+        let all = out.len() + count;
+        for class in 0..Class::COUNT {
+            while out.len() < all
+                && let Some(slot) = self.open_from(class)
+            {
+                self.remove(slot);
+                out.push(slot);
+            }
+        }
+    }
+
     fn ahead(&self, limit: usize, _opens: Opens<'_>, out: &mut Vec<u32>) {
         let all = (0..Class::COUNT).flat_map(|class| {
             std::iter::successors(self.lists.front(class), |&slot| self.lists.after(slot))

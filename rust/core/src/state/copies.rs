@@ -96,7 +96,7 @@ impl State {
     }
 
     /// `node` has become hot: so have its ancestors on the tier, up to the first that was.
-    fn heat(&mut self, mut node: u32, tier: usize) {
+    pub(super) fn heat(&mut self, mut node: u32, tier: usize) {
         while let Some(parent) = self.trie.parent(node) {
             let was = self.is_hot(parent, tier);
             let slot = self.trie.slot(parent, tier);
@@ -206,13 +206,18 @@ impl State {
         self.leave_tier(node, tier)
     }
 
-    /// A slot has a block no more: nor has the block the slot. Returns the slot that its parent has.
     #[inline]
-    pub(super) fn leave_tier(&mut self, node: u32, tier: usize) -> Option<u32> {
+    pub(super) fn forget_slot(&mut self, node: u32, tier: usize) {
         self.trie.copy_mut(node, tier).slot = None;
         if tier == HOST {
             self.look_again(node);
         }
+    }
+
+    /// A slot has a block no more: nor has the block the slot. Returns the slot that its parent has.
+    #[inline]
+    pub(super) fn leave_tier(&mut self, node: u32, tier: usize) -> Option<u32> {
+        self.forget_slot(node, tier);
         let parent = self.trie.lose_child(node, tier)?;
         self.tiers[tier].stand_again(parent);
         parent.slot.map(Link::at)

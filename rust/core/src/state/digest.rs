@@ -87,6 +87,7 @@ impl State {
             path: _,
             loose: _,
             ahead: _,
+            nodes: _,
             tags: _,
             parkings,
             done,

@@ -152,8 +152,9 @@ pub struct State {
     path: Vec<u32>,
     /// Whether it has orphans, which who uses it must link again.
     loose: bool,
-    /// The next victims, reused likewise.
+    /// The next victims and their blocks, reused likewise.
     ahead: Vec<u32>,
+    nodes: Vec<u32>,
     /// The tags of the keys that are looked up next, likewise.
     tags: Vec<Tag>,
     parkings: u64,
@@ -201,6 +202,7 @@ impl State {
             path: Vec::new(),
             loose: false,
             ahead: Vec::new(),
+            nodes: Vec::new(),
             tags: Vec::new(),
             parkings: 0,
             done: None,

@@ -3,6 +3,8 @@
 
 use super::State;
 use crate::evict::{Evict, Stand};
+use crate::id::Link;
+use crate::index::Tag;
 use crate::pool::Hold;
 
 /// Victims for which it does not pay to look ahead.
@@ -49,6 +51,12 @@ impl State {
 
     /// Whether no tier has the block any more, so that it is none.
     pub(super) fn bury_if_gone(&mut self, node: u32) -> bool {
+        let tag = Tag::of(&self.trie[node].key);
+        self.bury_by(node, tag)
+    }
+
+    /// The same, and the tag of its key is known.
+    fn bury_by(&mut self, node: u32, tag: Tag) -> bool {
         if !self.trie.is_gone(node) {
             return false;
         }
@@ -56,14 +64,17 @@ impl State {
         if let Some(ghosts) = self.ghosts.as_mut().filter(|_| !block.is_anonymous()) {
             ghosts.remember(&block.key);
         }
-        self.trie.bury(node);
+        self.trie.bury_by(node, tag);
         true
     }
 
     /// Evicts exactly as many blocks as `need` slots lack. The caller has checked that free and
     /// takeable slots suffice; `false`, with nothing broken, if it was wrong.
     pub(super) fn make_room(&mut self, tier: usize, need: u32) -> bool {
-        self.warm_room(tier, need);
+        let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
+        if deficit > FEW && !self.tiers[tier].is_shrunk() {
+            self.drop_many(tier, deficit as usize);
+        }
         while self.tiers[tier].ledger.free() < need {
             let Some(slot) = self.tiers[tier].order.victim() else {
                 debug_assert!(false, "promised room for {need} is not there");
@@ -74,25 +85,58 @@ impl State {
         true
     }
 
-    /// Reads ahead what making this room will read, now or in the calls that follow.
+    /// Evicts the next victims together, of a tier where nothing retires by that: what they need is
+    /// read ahead, and no parent that goes next is told of its child.
+    fn drop_many(&mut self, tier: usize, count: usize) {
+        let mut slots = std::mem::take(&mut self.ahead);
+        slots.clear();
+        self.tiers[tier].order.take(count, &mut slots);
+        let nodes = self.warm_blocks(tier, &slots);
+        self.tiers[tier].evict_all(&slots);
+        self.counters.evicted[tier] += slots.len() as u64;
+        for (at, &node) in nodes.iter().enumerate() {
+            match nodes.get(at + 1) {
+                Some(&next) if self.trie[node].parent == Some(self.trie.id(next)) => {
+                    self.trie.copy_mut(next, tier).children -= 1;
+                    self.forget_slot(node, tier);
+                }
+                _ => {
+                    self.leave_tier(node, tier);
+                }
+            }
+            if !self.bury_by(node, self.tags[at]) {
+                self.touch_below(node, tier);
+            }
+        }
+        (self.ahead, self.nodes) = (slots, nodes);
+    }
+
+    /// Reads ahead what making this room will read, in the calls that follow.
     pub(super) fn warm_room(&mut self, tier: usize, need: u32) {
         let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
         if deficit > FEW {
-            self.warm_victims(tier, deficit as usize);
+            let mut slots = std::mem::take(&mut self.ahead);
+            slots.clear();
+            let order = &self.tiers[tier].order;
+            order.ahead(deficit as usize, &mut |_| None, &mut slots);
+            self.nodes = self.warm_blocks(tier, &slots);
+            self.ahead = slots;
         }
     }
 
-    fn warm_victims(&mut self, tier: usize, deficit: usize) {
-        let mut ahead = std::mem::take(&mut self.ahead);
-        ahead.clear();
-        self.tiers[tier]
-            .order
-            .ahead(deficit, &mut |_| None, &mut ahead);
-        for slot in &mut ahead {
-            *slot = self.node_in(tier, *slot).unwrap_or(0);
-        }
-        let keys = ahead.iter().map(|&node| &self.trie[node].key);
+    /// The blocks in these idle slots, whose tags are left, and whose places in the index are read.
+    fn warm_blocks(&mut self, tier: usize, slots: &[u32]) -> Vec<u32> {
+        let mut nodes = std::mem::take(&mut self.nodes);
+        nodes.clear();
+        let pool = &self.tiers[tier].pool;
+        nodes.extend(
+            slots
+                .iter()
+                .filter_map(|&slot| pool.cell(slot).node)
+                .map(Link::at),
+        );
+        let keys = nodes.iter().map(|&node| &self.trie[node].key);
         self.trie.warm(keys, &mut self.tags);
-        self.ahead = ahead;
+        nodes
     }
 }

@@ -153,12 +153,18 @@ impl State {
         Some(node)
     }
 
-    /// A private slot becomes the device copy of a block.
+    /// A private slot becomes the device copy of a block, which has nothing below it there yet.
     #[inline]
     pub(super) fn adopt(&mut self, node: u32, slot: u32) {
-        let hold = self.hold(0, slot);
-        if let Hold::Claimed { leases: pins } | Hold::Owned { leases: pins } = hold {
-            self.attach(node, 0, slot, Hold::Pinned { pins });
+        let Some(is_read) = self.tiers[0].adopt(slot, Link::to(node)) else {
+            return;
+        };
+        self.trie.copy_mut(node, 0).slot = Some(Link::to(slot));
+        if let Some(parent) = self.trie.gain_child(node, 0) {
+            self.tiers[0].stand_again(parent);
+        }
+        if is_read {
+            self.heat(node, 0);
         }
     }
 }

@@ -43,6 +43,23 @@ impl Storey {
         (cell.node, cell.hold) = (Some(node), hold);
     }
 
+    /// A private slot holds a block that is known now: who had the slot pins it. Whether it is read;
+    /// `None`: it is not private.
+    #[inline]
+    pub(super) fn adopt(&mut self, slot: u32, node: Link) -> Option<bool> {
+        let cell = self.pool.cell_mut(slot);
+        let pins = match cell.hold {
+            Hold::Claimed { leases } => {
+                self.ledger.shift(Some(Set::Claimed), Some(Set::Pinned));
+                leases
+            }
+            Hold::Owned { leases } => leases,
+            _ => return None,
+        };
+        (cell.node, cell.hold) = (Some(node), Hold::Pinned { pins });
+        Some(cell.readers > 0)
+    }
+
     /// One more holder of a ready slot, whose block's copy this is.
     #[inline]
     pub(super) fn pin(&mut self, slot: u32, copy: Copy) {
@@ -93,6 +110,22 @@ impl Storey {
             self.put(slot, Hold::Retired);
         }
         node
+    }
+
+    /// Whether slots lie beyond its size, which retire as they come free.
+    pub(super) fn is_shrunk(&self) -> bool {
+        self.pool.limit() < self.pool.len()
+    }
+
+    /// Idle slots that have left the order come free, their blocks gone; none lies beyond the size.
+    pub(super) fn evict_all(&mut self, slots: &[u32]) {
+        for &slot in slots {
+            self.pool.cell_mut(slot).node = None;
+            self.pool.push_free(slot);
+        }
+        let count = slots.len() as u32;
+        self.ledger.shift_all(Set::Idle, Set::Free, count);
+        self.ledger.take(count);
     }
 
     /// The children of this copy's block have changed: leaf or branch, or how many must go before
