@@ -60,34 +60,35 @@ impl Node {
 #[derive(Hash, Debug)]
 pub(crate) struct Trie {
     nodes: Arena<Node>,
-    /// What the tiers below have of each node; empty while they have no slots.
-    below: Vec<[Copy; MAX_TIERS - 1]>,
+    /// What each tier below has of each node; without room while it has no slots.
+    below: [Vec<Copy>; MAX_TIERS - 1],
     index: Index,
     epoch: u32,
 }
 
 impl Trie {
-    /// For a device and what lies below it, of so many slots. Every node has one at least, so that
-    /// they bound their number.
-    pub(crate) fn new(device: usize, below: usize) -> Self {
+    /// For tiers of so many slots, the device first. Every node has one at least, so that they bound
+    /// their number.
+    pub(crate) fn new(tiers: &[usize]) -> Self {
         let mut trie = Self {
             nodes: Arena::with_capacity(0),
-            below: Vec::new(),
+            below: Default::default(),
             index: Index::new(0),
             epoch: 0,
         };
-        trie.reserve(device, below);
+        trie.reserve(tiers);
         trie
     }
 
     /// Room for more slots: the one place that rehashes, called by a resize only.
-    pub(crate) fn reserve(&mut self, device: usize, below: usize) {
-        let slots = device + below;
+    pub(crate) fn reserve(&mut self, tiers: &[usize]) {
+        let slots = tiers.iter().sum::<usize>();
         self.nodes.reserve(slots);
-        if below > 0 {
-            self.below
-                .reserve_exact(slots.saturating_sub(self.below.len()));
-            self.below.resize(self.nodes.places(), Default::default());
+        for (copies, &own) in self.below.iter_mut().zip(&tiers[1..]) {
+            if own > 0 {
+                copies.reserve_exact(slots.saturating_sub(copies.len()));
+                copies.resize(self.nodes.places(), Copy::default());
+            }
         }
         self.index = Index::new(slots);
         for (node, named) in self.nodes.iter().filter(|(_, node)| !node.is_anonymous()) {
@@ -160,10 +161,7 @@ impl Trie {
         };
         match tier.checked_sub(1) {
             None => &self.nodes[node].device,
-            Some(below) => match self.below.get(node as usize) {
-                Some(copies) => &copies[below],
-                None => &NONE,
-            },
+            Some(below) => self.below[below].get(node as usize).unwrap_or(&NONE),
         }
     }
 
@@ -171,7 +169,7 @@ impl Trie {
     pub(crate) fn copy_mut(&mut self, node: u32, tier: usize) -> &mut Copy {
         match tier.checked_sub(1) {
             None => &mut self.nodes[node].device,
-            Some(below) => &mut self.below[node as usize][below],
+            Some(below) => &mut self.below[below][node as usize],
         }
     }
 
@@ -186,17 +184,12 @@ impl Trie {
         if let Some(slot) = self.nodes[node].device.slot {
             return Some((0, slot.at()));
         }
-        let copies = self.below.get(node as usize)?.iter();
-        (1..)
-            .zip(copies)
-            .find_map(|(tier, copy)| Some((tier, copy.slot?.at())))
+        (1..MAX_TIERS).find_map(|tier| Some((tier, self.slot(node, tier)?)))
     }
 
     /// Whether no tier has the node.
     pub(crate) fn is_gone(&self, node: u32) -> bool {
-        let below = self.below.get(node as usize);
-        self.nodes[node].device.slot.is_none()
-            && below.is_none_or(|copies| copies.iter().all(|copy| copy.slot.is_none()))
+        self.highest(node).is_none()
     }
 
     pub(crate) fn parent(&self, node: u32) -> Option<u32> {
@@ -228,10 +221,11 @@ impl Trie {
         (new.key, new.parent, new.epoch) = (Key::default(), parent, self.epoch);
         (new.device, new.keeps) = Default::default();
         (new.class, new.touched) = Default::default();
-        if let Some(below) = self.below.get_mut(node as usize) {
-            *below = Default::default();
-        } else if self.below.capacity() > 0 {
-            self.below.push(Default::default());
+        for copies in self.below.iter_mut().filter(|one| one.capacity() > 0) {
+            match copies.get_mut(node as usize) {
+                Some(copy) => *copy = Copy::default(),
+                None => copies.push(Copy::default()),
+            }
         }
         node
     }
@@ -293,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_buried_node_is_not_found_and_its_children_lose_their_parent() {
-        let mut trie = Trie::new(8, 0);
+        let mut trie = Trie::new(&[8]);
         let root = publish(&mut trie, None, key(1));
         let child = publish(&mut trie, Some(root), key(2));
         assert_eq!(trie.find(&key(2)), Some(child));
@@ -309,7 +303,7 @@ mod tests {
     #[test]
     fn what_is_published_is_found_whatever_has_left_before() {
         // Full as it can be: hashes meet, and those at the end go on at the beginning.
-        let mut trie = Trie::new(48, 0);
+        let mut trie = Trie::new(&[48]);
         let mut there = std::collections::BTreeSet::new();
         let mut seed = 1_u32;
         for _ in 0..10_000 {
@@ -326,14 +320,14 @@ mod tests {
                 assert_eq!(trie.find(&key(n)).is_some(), there.contains(&n), "{n}");
             }
         }
-        trie.reserve(4096, 0);
+        trie.reserve(&[4096]);
         let found = (0..=u8::MAX).filter(|&n| trie.find(&key(n)).is_some());
         assert_eq!(found.collect::<std::collections::BTreeSet<u8>>(), there);
     }
 
     #[test]
     fn an_ended_epoch_is_not_found_but_can_be_published_again() {
-        let mut trie = Trie::new(8, 0);
+        let mut trie = Trie::new(&[8]);
         let old = publish(&mut trie, None, key(1));
         trie.end_epoch();
         assert_eq!(trie.find(&key(1)), None);

@@ -165,8 +165,8 @@ pub struct State {
 impl State {
     pub(crate) fn new(config: Config) -> Result<Self> {
         check(&config)?;
-        let all: usize = config.slots.iter().map(|&slots| slots as usize).sum();
-        let device = config.slots[0] as usize;
+        let slots: Vec<usize> = config.slots.iter().map(|&slots| slots as usize).collect();
+        let all: usize = slots.iter().sum();
         let ghosts = config.ghosts.map_or(4 * all, |ghosts| ghosts as usize);
         let ghosts = ghosts.min(MOST_GHOSTS as usize) as u32;
         let fresh = match config.write {
@@ -187,7 +187,7 @@ impl State {
             })
             .collect();
         Ok(Self {
-            trie: Trie::new(device, all - device),
+            trie: Trie::new(&slots),
             tiers,
             leases: Arena::with_capacity(0),
             parked: Arena::with_capacity(0),

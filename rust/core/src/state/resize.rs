@@ -53,9 +53,8 @@ impl State {
                 self.fresh
                     .reserve((slots as usize).saturating_sub(self.fresh.len()));
             }
-            let slots = self.tiers.iter().map(|tier| tier.pool.len() as usize);
-            let (device, all) = (self.tiers[0].pool.len() as usize, slots.sum::<usize>());
-            self.trie.reserve(device, all - device);
+            let tiers = self.tiers.iter().map(|tier| tier.pool.len() as usize);
+            self.trie.reserve(&tiers.collect::<Vec<_>>());
         }
         self.recount(tier);
     }
