@@ -1,8 +1,8 @@
 //! What the model has found, each as the few calls that show it.
 
 use blockyard_core::{
-    Answer, Begun, Cache, Chain, Config, Error, Extras, Filling, KeyHash, Lease, Namespace, Parked,
-    Plan, Request, Retention, Sealing, Stop, Tier,
+    Answer, Begun, Cache, Chain, Config, Error, Extras, Filling, Key, KeyHash, Lease, Namespace,
+    Parked, Plan, Request, Retention, Sealing, Stop, Tier,
 };
 
 /// Two tokens per block, no null slots.
@@ -352,4 +352,40 @@ fn a_block_may_be_read_by_seventy_thousand_copies() {
         cache.finish(lease, Retention::Ordinary).expect("it runs");
     }
     sound(&cache);
+}
+
+#[test]
+fn a_shared_slot_that_was_published_keeps_its_key_whatever_else_a_fork_calls_it() {
+    let cache = cache(5, 0, true);
+    for round in 0..20 {
+        let mut state = cache.lock();
+        let request = Request {
+            keys: &[],
+            tokens: 4,
+            reserve: 0,
+            load: 0,
+            filling: Filling::Stop,
+        };
+        let Ok(Answer::Begun(parent)) = state.begin(&request) else {
+            panic!("there is room");
+        };
+        let fork = state.fork(parent.lease, 4, 0).expect("there is room");
+        let keys = [Key([2 * round + 1; 32]), Key([2 * round + 2; 32])];
+        for (lease, key) in [parent.lease, fork.lease].into_iter().zip(&keys) {
+            let row = Sealing {
+                lease,
+                computed: 2,
+                first: 0,
+                keys: std::slice::from_ref(key),
+            };
+            state.seal(&[row]).expect("computed");
+            assert_eq!(state.audit(), None);
+        }
+        assert_eq!(state.probe(&keys[..1]).hits[0], 1);
+        assert_eq!(state.probe(&keys[1..]).hits[0], 0);
+        state
+            .finish(&[parent.lease, fork.lease], Retention::Ordinary, None)
+            .expect("live");
+        assert_eq!(state.audit(), None);
+    }
 }

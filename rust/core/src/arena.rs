@@ -10,7 +10,7 @@ pub(crate) trait Record: Default {
     fn set_link(&mut self, link: Option<Link>);
 }
 
-/// It begins a line of the cache: a record of 60 bytes fills one, and never lies in two.
+/// It begins a line of the cache: a node, of 60 bytes, fills one, and never lies in two.
 #[derive(Hash, Debug)]
 #[repr(align(64))]
 struct Entry<T> {

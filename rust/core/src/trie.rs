@@ -116,6 +116,11 @@ impl Trie {
         self.nodes.iter()
     }
 
+    /// Nodes that the index names, for the audit.
+    pub(crate) fn indexed(&self) -> usize {
+        self.index.taken()
+    }
+
     pub(crate) fn id(&self, node: u32) -> Id {
         self.nodes.id(node)
     }

@@ -1,7 +1,7 @@
 //! Table 2.3: copies down, and outcomes that come twice or late.
 
-use crate::yard::{Yard, and_one, config, text};
-use blockyard_core::{Config, Error, Lease, Parked, Plan};
+use crate::yard::{SIZE, Yard, and_one, config, text};
+use blockyard_core::{Config, Error, Lease, Parked, Plan, Write};
 use std::time::{Duration, Instant};
 
 /// What may be copied down: idle victims, a running sequence's blocks, kept blocks.
@@ -216,26 +216,52 @@ fn an_outcome_that_comes_after_its_block_was_evicted_is_dropped() {
     assert_eq!(yard.on_device(&text(2, 4)), 4);
 }
 
-/// The fastest of a few landings of a running sequence's copies, which go down root first.
-fn landing(blocks: u64) -> Duration {
+/// The fastest of a few landings of copies that went down root first.
+fn landing(plan: impl Fn() -> (Yard, Vec<Lease>, Plan)) -> Duration {
     let tries = (0..3).map(|_| {
-        let yard = Yard::new(blocks as u32 + 4, blocks as u32 + 4);
-        let lease = yard.run(&text(1, blocks));
-        let plan = yard.demote_lease(&lease, blocks as u32);
+        let (yard, leases, plan) = plan();
         let outcome = (plan.flight, plan.len() as u32, false);
         let start = Instant::now();
         yard.cache.lock().commit(&[outcome], None).expect("known");
         let spent = start.elapsed();
-        yard.finish(lease);
+        leases.into_iter().for_each(|lease| yard.finish(lease));
         yard.at_rest();
         spent
     });
     tries.min().unwrap_or_default()
 }
 
+/// Eight times as many blocks take sixty-four times as long, if each puts those above it in order.
+fn is_linear(plan: impl Fn(u64) -> (Yard, Vec<Lease>, Plan)) {
+    let (short, long) = (landing(|| plan(1000)), landing(|| plan(8000)));
+    assert!(long < 24 * short, "{short:?} and {long:?}");
+}
+
 #[test]
 fn a_path_that_went_down_root_first_lands_in_time_that_grows_with_its_length_alone() {
-    // Eight times as many blocks: sixty-four times as long, if each put those above it in order.
-    let (short, long) = (landing(1000), landing(8000));
-    assert!(long < 24 * short, "{short:?} and {long:?}");
+    is_linear(|blocks| {
+        let yard = Yard::new(blocks as u32 + 4, blocks as u32 + 4);
+        let lease = yard.run(&text(1, blocks));
+        let plan = yard.demote_lease(&lease, blocks as u32);
+        (yard, vec![lease], plan)
+    });
+}
+
+#[test]
+fn so_do_paths_that_went_down_side_by_side() {
+    is_linear(|blocks| {
+        let yard = Yard::of(Config {
+            write: Write::Through,
+            ..config(blocks as u32 + 8, blocks as u32 + 8)
+        });
+        let leases = [1, 2].map(|name| yard.begin(&text(name, blocks / 2)).0);
+        for block in 1..=blocks / 2 {
+            let computed = block * SIZE;
+            let rows = leases.each_ref().map(|lease| (lease, computed));
+            yard.cache.seal(&rows).expect("computed");
+        }
+        let plan = yard.cache.lock().demote(blocks as u32).expect("all");
+        assert_eq!(plan.len() as u64, blocks);
+        (yard, leases.into(), plan)
+    });
 }

@@ -42,7 +42,7 @@ pub(crate) trait Evict {
     /// The next to go; it stays until it is removed.
     fn victim(&mut self) -> Option<u32>;
     /// Removes as many victims, one after the other, and adds them to `out`; none, where what goes
-    /// next depends on what the last one opens.
+    /// next depends on what the last one opens: the caller asks for each then.
     fn take(&mut self, count: usize, out: &mut Vec<u32>);
     /// Adds the next `limit` victims to `out`, in the order in which they would go. `opens` is
     /// told each in turn, by a policy that must know, and says which slot is a leaf without it.

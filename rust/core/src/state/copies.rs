@@ -258,7 +258,7 @@ impl State {
         }
     }
 
-    /// Links the orphans of the path that the last walk found.
+    /// Links the orphans of a path, as far as it is used, that the last walk found.
     pub(super) fn link_path(&mut self, path: &[u32]) {
         if std::mem::take(&mut self.loose) {
             for pair in path.windows(2) {

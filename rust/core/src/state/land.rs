@@ -140,15 +140,20 @@ impl State {
     fn land_below(&mut self, tier: usize, moves: &[Move], good: usize) -> Kept {
         let mut kept = Kept::default();
         let (good, bad) = moves.split_at(good.min(moves.len()));
-        let mut first = 0;
-        while first < good.len() {
-            // Deepest first, so that a path that went down root first is not put in order once for
-            // each of its blocks.
-            let end = self.path_end(good, first);
-            for &step in good[first..end].iter().rev() {
-                self.land_one_below(tier, step, true, &mut kept);
+        // Deepest first: one that has others below it in the air waits for them, so that a path that
+        // went down root first is not put in order once for each of its blocks.
+        let mut waiting: Vec<Move> = Vec::new();
+        for &step in good {
+            waiting.push(step);
+            while let Some(&last) = waiting.last()
+                && !self.has_air_below(tier, last)
+            {
+                waiting.pop();
+                self.land_one_below(tier, last, true, &mut kept);
             }
-            first = end;
+        }
+        for step in waiting.into_iter().rev() {
+            self.land_one_below(tier, step, true, &mut kept);
         }
         for &step in bad {
             self.land_one_below(tier, step, false, &mut kept);
@@ -156,17 +161,10 @@ impl State {
         kept
     }
 
-    /// Where the moves that follow each other from parent to child, from `first` on, end. A block
-    /// that has gone may be taken for another: its move lands nowhere.
-    fn path_end(&self, moves: &[Move], first: usize) -> usize {
-        let mut end = first + 1;
-        while let Some(below) = moves.get(end)
-            && let (Some(parent), Some(node)) = (moves[end - 1].node, below.node)
-            && self.trie[node.index].parent == Some(parent)
-        {
-            end += 1;
-        }
-        end
+    /// Whether something below the block is filling or read on the tier.
+    fn has_air_below(&self, tier: usize, step: Move) -> bool {
+        let node = step.node.and_then(|id| self.trie.live(id));
+        node.is_some_and(|node| self.trie.copy(node, tier).busy > 0)
     }
 
     fn land_one_below(&mut self, tier: usize, step: Move, good: bool, kept: &mut Kept) {

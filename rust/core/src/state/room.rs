@@ -75,6 +75,7 @@ impl State {
         if deficit > FEW && !self.tiers[tier].is_shrunk() {
             self.drop_many(tier, deficit as usize);
         }
+        self.warm_room(tier, need);
         while self.tiers[tier].ledger.free() < need {
             let Some(slot) = self.tiers[tier].order.victim() else {
                 debug_assert!(false, "promised room for {need} is not there");

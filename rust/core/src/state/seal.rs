@@ -110,7 +110,11 @@ impl State {
         let node = match self.trie.seek(key, tag) {
             Ok(node) => node,
             Err(gap) => {
-                // New: publish it. A fork that was parked may have given it a node already.
+                // New: publish it. A fork that was parked may have given it a node already; one that
+                // was published may have given it another key, which stays.
+                if own.is_some_and(|own| !self.trie[own].is_anonymous()) {
+                    return None;
+                }
                 let node = own.unwrap_or_else(|| self.trie.add(parent));
                 let ghost = self.ghosts.as_mut().is_some_and(|ghosts| ghosts.take(key));
                 let touched = if ghost { Touched::Again } else { Touched::Once };

@@ -75,6 +75,7 @@ impl State {
         for (index, node) in self.trie.iter() {
             self.monotone(index, node)?;
         }
+        self.indexed()?;
         self.counted()?;
         self.in_air()?;
         self.promises()?;

@@ -105,6 +105,26 @@ impl State {
         cell.readers > 0 || filling || self.trie.copy(node, tier).busy > 0
     }
 
+    /// INV-3: what has a key is found by it, and the index names nothing else.
+    pub(super) fn indexed(&self) -> Check {
+        let mut named = 0;
+        for (index, node) in self.trie.iter().filter(|(_, node)| !node.is_anonymous()) {
+            named += 1;
+            let found = self.trie.find(&node.key);
+            if node.epoch == self.trie.epoch() && found != Some(index) {
+                let (tier, slot) = self.trie.highest(index).unwrap_or_default();
+                let what = format!("by its key block {found:?} is found, and it is {index}");
+                return Err(self.breach("INV-3", tier, slot, what));
+            }
+        }
+        let indexed = self.trie.indexed();
+        if named != indexed {
+            let what = format!("the index names {indexed} blocks, and {named} have a key");
+            return Err(self.breach("INV-3", 0, 0, what));
+        }
+        Ok(())
+    }
+
     /// INV-21: a block's parent is on a tier as high, or higher.
     pub(super) fn monotone(&self, index: u32, node: &Node) -> Check {
         for tier in 0..self.tiers.len() {
