@@ -268,7 +268,10 @@ class Admission:
             return None
         if self._preempt.must_park:
             self._check_safe(entry)
-        lease = self._cache.begin(keys, reserve=reserve, filling="soon", ticket=entry.ticket)
+        load = self._preempt.loads(entry.unloaded)
+        lease = self._cache.begin(
+            keys, reserve=reserve, load=load, filling="soon", ticket=entry.ticket
+        )
         return None if isinstance(lease, Soon) else lease
 
     def _keys(self, entry: Request) -> Keys:

@@ -193,6 +193,17 @@ class Preempt:
         self._counts["retried"] += 1
         return parked
 
+    def loads(self, failed: int) -> int | None:
+        """T4: how much of a request its next begin may load; without an end, it would load for ever.
+
+        Args:
+            failed: How often in a row its loads failed and left it no room to go on.
+
+        Returns:
+            None: all. 0: its loads failed often enough, and the engine can compute it instead.
+        """
+        return 0 if failed > self._retries and not self.must_park else None
+
     def given_up(self, parked: Parked, refused: int) -> bool:
         """T13, T17, T21: whether it is to be computed again; counted, so ask once.
 

@@ -81,6 +81,8 @@ class Request:
     """The step whose end it waits for before its blocks may be copied: it may write them still."""
     resumes: int = 0
     """How often in a row it began to come back; 0 once it runs."""
+    unloaded: int = 0
+    """How often in a row its loads failed and left it no room to go on; 0 once it runs."""
     refused: int = 0
     """How often in a row it found no room, or gave none, since it was parked."""
     left: int = 0

@@ -314,6 +314,7 @@ class Scheduler:
                 continue
             # The slots of a copy whose end is unknown are gone: others for them, or anew.
             if len(self._cache.grow([seat.lease], 0)):
+                seat.request.unloaded += 1
                 self._again(seat)
             else:
                 starts.append(self._start(seat))
@@ -331,7 +332,7 @@ class Scheduler:
     def _start(self, seat: Seat) -> Start:
         start = self._batch.start(seat)
         entry = seat.request
-        entry.resumes = 0
+        entry.resumes = entry.unloaded = 0
         # T16, T18: it decodes on where only its newest token is not computed.
         whole = bool(entry.outputs) and start.cached == len(start.tokens) - 1
         entry.state = State.DECODE if whole else State.PREFILL

@@ -63,6 +63,33 @@ def test_t4_when_a_load_fails_or_is_late_it_computes_from_the_last_good_block(en
     assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
 
 
+def test_t4_whose_every_load_is_late_is_computed_in_the_end() -> None:
+    # While a copy without an end holds its slots, there is no room to go on: it begins anew.
+    loop = Loop(device=6, host=16)
+    publish_below(loop.cache, text(1, 12))
+    loop.add("one", text(1, 14), 3)
+    loads = 0
+    while not loop.schedule().chunks:
+        if loop.plans:
+            (plan,) = loop.plans
+            loop.plans.clear()
+            loads += 1
+            assert loads < 10, "it loads for ever"
+            loop.cache.unknown([plan])
+            assert not loop.schedule().chunks
+            loop.cache.abort([plan])
+    assert loads == 3
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
+    # The next one is loaded as ever.
+    publish_below(loop.cache, text(1, 12))
+    loop.add("two", text(1, 14), 3)
+    loop.schedule()
+    assert loop.state("two") is State.LOADING
+    loop.land()
+    loop.finish()
+
+
 def test_t5_who_finds_no_room_waits_and_nothing_has_changed() -> None:
     loop = Loop(device=9)
     loop.add("big", 28, 4)
