@@ -75,9 +75,11 @@ class Bench:
         for _ in range(self.rounds):
             for side in self.turns(seen):
                 self.round(side, spec, seen)
-        for said in seen.values():
+        for side, said in seen.items():
             if "failed" not in said:
                 said.update(figures(spec.stat, said))
+                if "failed" in said:
+                    print(f"  {spec.what}: {side}: {said['failed']}", file=sys.stderr)
         for process in self.running.values():
             # The room of this row is given back.
             with contextlib.suppress(Failed):
@@ -158,7 +160,9 @@ def figures(stat: str, said: dict[str, Any]) -> dict[str, Any]:
         alone, other = min(mean("long", "wall")), middle(mean(stat, "wall"))
         value = other / alone if stat == "beside" else alone / other
         errors = [error for one in said["rounds"] for error in one.get("errors", ())]
-        return {"value": value, "alone": alone, "with": other, "errors": errors}
+        # Half of the calls of a thread that raised were never made.
+        found = {"failed": f"raised {errors[0]}"} if errors else {"value": value}
+        return {**found, "alone": alone, "with": other, "errors": errors}
     return {
         "value": middle(mean("alone", "cpu")),
         "wall": middle(mean("alone", "wall")),

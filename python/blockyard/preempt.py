@@ -194,7 +194,7 @@ class Preempt:
         return parked
 
     def loads(self, failed: int) -> int | None:
-        """T4: how much of a request its next begin may load; without an end, it would load for ever.
+        """T4: how much of a request its next begin may load; else it might load for ever.
 
         Args:
             failed: How often in a row its loads failed and left it no room to go on.

@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benches"))
 
 from peers import work as sizes
-from peers.bench import Bench, self_test
+from peers.bench import Bench, figures, self_test
 from peers.process import SIDES, Failed, Process
 from peers.table import DYNAMO, NOTES, OURS, ROWS, RUST, VLLM, judged, markdown, verdict
 from peers.work import Work
@@ -80,6 +80,19 @@ def test_a_side_that_cannot_start_is_told_of(tokens: Path, monkeypatch: pytest.M
     monkeypatch.setitem(SIDES, "nobody", ("", "no_such_program.py", ()))
     with pytest.raises(Failed, match="nobody"):
         Process("nobody", tokens)
+
+
+def test_a_side_that_raised_beside_a_second_thread_has_no_figure() -> None:
+    rounds: list[dict[str, Any]] = [
+        {"how": "long", "wall": 100, "cpu": 0, "operations": 10},
+        {"how": "two", "wall": 400, "cpu": 0, "operations": 20, "errors": []},
+    ]
+    good = figures("two", {"unit": 1, "rounds": rounds})
+    assert (good["value"], good["errors"]) == (0.5, [])
+    rounds[1]["errors"] = ["AssertionError()"]
+    bad = figures("two", {"unit": 1, "rounds": rounds})
+    assert bad["failed"] == "raised AssertionError()"
+    assert "value" not in bad
 
 
 def test_no_two_runs_of_tokens_begin_alike(tokens: Path) -> None:

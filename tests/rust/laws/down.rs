@@ -224,7 +224,9 @@ fn landing(plan: impl Fn() -> (Yard, Vec<Lease>, Plan)) -> Duration {
         let start = Instant::now();
         yard.cache.lock().commit(&[outcome], None).expect("known");
         let spent = start.elapsed();
-        leases.into_iter().for_each(|lease| yard.finish(lease));
+        for lease in leases {
+            yard.finish(lease);
+        }
         yard.at_rest();
         spent
     });
