@@ -183,7 +183,8 @@ impl State {
     /// The block gets a slot on the tier; the slot's hold is set to `hold`.
     #[inline]
     pub(super) fn attach(&mut self, node: u32, tier: usize, slot: u32, hold: Hold) {
-        self.tiers[tier].hold_block(slot, Link::to(node), hold);
+        self.tiers[tier].pool.cell_mut(slot).node = Some(Link::to(node));
+        self.put(tier, slot, hold);
         self.trie.copy_mut(node, tier).slot = Some(Link::to(slot));
         self.count_child(node, tier);
     }

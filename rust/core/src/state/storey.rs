@@ -35,14 +35,6 @@ impl Storey {
         cell.hold = hold;
     }
 
-    /// A slot has a block now, and is held like this.
-    #[inline]
-    pub(super) fn hold_block(&mut self, slot: u32, node: Link, hold: Hold) {
-        let cell = self.pool.cell_mut(slot);
-        self.ledger.shift(cell.hold.set(), hold.set());
-        (cell.node, cell.hold) = (Some(node), hold);
-    }
-
     /// A private slot holds a block that is known now: who had the slot pins it. Whether it is read;
     /// `None`: it is not private.
     #[inline]
