@@ -88,6 +88,7 @@ run: install  ## show that no token is lost; then replay generated traffic with 
 docs: install  ## write anew the pages that are made from the code
 	$(BIN)/python .ci/stats_page.py
 	$(BIN)/python .ci/replay_keys.py
+	$(BIN)/python tests/mutants/table.py --write
 
 lint: lint-rust lint-python  ## formats, lints, types, stubs, layers
 
@@ -108,6 +109,8 @@ lint-python: install
 	$(BIN)/python .ci/replay_keys.py --check
 	$(BIN)/python .ci/laws.py --self-test
 	$(BIN)/python .ci/laws.py
+	$(BIN)/python tests/mutants/table.py --self-test
+	$(BIN)/python tests/mutants/table.py
 
 test-rust: | check-tools  ## the core: unit tests, the model, doctests, shuttle
 	$(if $(NEXTEST),,cargo test --locked --package blockyard-core --tests --no-run)

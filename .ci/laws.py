@@ -1,14 +1,15 @@
 """Checks that every law and table row has a test, and every law a mutant.
 
 `docs/laws.md` is the map: a row begins with the name of a law or row, and its last column names
-tests as `module::name`, where the module is a file under `tests/`. A row that begins with the name
-of a patch in `tests/mutants` says next which law it breaks, as the patch itself does. `--self-test`
-breaks the map in each way once and sees that it is noticed.
+tests as `module::name`, where the module is a file under `tests/`. The mutants are the rows of
+`tests/mutants/*.toml`; `tests/mutants/table.py` checks that each fits the tree and writes their
+list into the map. `--self-test` breaks the map in each way once and sees that it is noticed.
 """
 
 import re
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,7 +56,6 @@ BROKEN = [name for name in SHOWN if name.startswith("INV-") or name in ("R2-3", 
 
 ROW = re.compile(r"^\| *([\w.-]+) *\|(.*)\| *$")
 TEST = re.compile(r"`(\w+)::(\w+)`")
-MUTANT = re.compile(r"^\| *`([\w.-]+)` *\| *([\w.-]+) *\|")
 RUST = r"#\[test\]\s*(?:#\[[^\n]*\]\s*)*(?:pub )?fn {}\("
 PYTHON = r"^\s*(?:async )?def {}\("
 
@@ -97,39 +97,26 @@ def holes(root: Path, text: str) -> Iterator[tuple[int, str]]:
     yield from ((1, f"{name} has no row") for name in (*SHOWN, *LATER) if name not in seen)
 
 
-def mutants(root: Path, text: str) -> Iterator[tuple[int, str]]:
-    """Mutants that the map has not, or has twice, or calls otherwise, and laws without one."""
-    laws = {patch.stem: law_of(patch) for patch in sorted(root.glob("tests/mutants/*.patch"))}
-    seen: dict[str, int] = {}
-    for line, row in enumerate(text.splitlines(), 1):
-        if not (found := MUTANT.match(row)):
-            continue
-        name, law = found.groups()
-        if name in seen:
-            yield line, f"{name} has a row already, in line {seen[name]}"
-        seen[name] = line
-        if name not in laws:
-            yield line, f"there is no tests/mutants/{name}.patch"
-        elif law != laws[name]:
-            yield line, f"{name} breaks {laws[name]}, as it says itself"
-        if law not in SHOWN:
-            yield line, f"{name} breaks {law}, which is no law or row that has tests"
-    yield from ((1, f"the mutant {name} has no row") for name in laws if name not in seen)
-    yield from ((1, f"{law} has no mutant") for law in BROKEN if law not in laws.values())
-
-
-def law_of(patch: Path) -> str:
-    """The law that a patch says it breaks."""
-    said = re.search(r"^law: (.*)$", patch.read_text(), re.MULTILINE)
-    return said[1] if said else "nothing"
+def mutants(root: Path) -> Iterator[tuple[str, str]]:
+    """Mutants of no law, and laws without a mutant, with the file that is to be mended."""
+    broken = set()
+    for path in sorted(root.glob("tests/mutants/*.toml")):
+        for row in tomllib.loads(path.read_text())["mutant"]:
+            broken.add(row["law"])
+            if row["law"] not in SHOWN:
+                what = f"{row['name']} breaks {row['law']}, which is no law or row that has tests"
+                yield str(path.relative_to(root)), what
+    yield from (("tests/mutants", f"{law} has no mutant") for law in BROKEN if law not in broken)
 
 
 def complaints(root: Path) -> Iterator[str]:
     """Everything wrong with the map under `root`, as `file:line: what`."""
     where = "docs/laws.md"
     text = (root / where).read_text()
-    for line, hole in (*holes(root, text), *mutants(root, text)):
+    for line, hole in holes(root, text):
         yield f"{where}:{line}: {hole}"
+    for file, hole in mutants(root):
+        yield f"{file}: {hole}"
     for line, row in enumerate(text.splitlines(), 1):
         for module, test in TEST.findall(row):
             if module != "module" and not exists(root, module, test):
@@ -140,10 +127,10 @@ def good() -> dict[str, str]:
     """A map without holes, and its tests."""
     core = "".join(f"| {name} | what | `one::shown`, `test_two::test_shown` |\n" for name in SHOWN)
     later = "".join(f"| {name} | what | later |\n" for name in LATER)
-    broken = "".join(f"| `breaks-{name}` | {name} |\n" for name in BROKEN)
+    broken = "".join(f'[[mutant]]\nname = "breaks-{law}"\nlaw = "{law}"\n' for law in BROKEN)
     return {
-        "docs/laws.md": f"`module::name` is a test.\n| law | what | tests |\n{core}{later}{broken}",
-        **{f"tests/mutants/breaks-{name}.patch": f"law: {name}\ntest: all()\n" for name in BROKEN},
+        "docs/laws.md": f"`module::name` is a test.\n| law | what | tests |\n{core}{later}",
+        "tests/mutants/all.toml": broken,
         "tests/rust/laws/one.rs": "#[test]\n#[ignore]\nfn shown() {}\nfn helper() {}\n",
         "tests/python/test_two.py": "def test_shown():\n    pass\n",
     }
@@ -170,21 +157,13 @@ BAD = {
     "a function that is no test": ("tests/rust/laws/one.rs", "#[test]", ""),
     "a Python test that is gone": ("tests/python/test_two.py", "test_shown", "test_hidden"),
     "a module that is gone": ("docs/laws.md", "`one::shown`", "`three::shown`"),
-    "a mutant without a row": ("docs/laws.md", "| `breaks-INV-7` | INV-7 |\n", ""),
-    "a mutant that is gone": ("docs/laws.md", "`breaks-INV-7`", "`mends-INV-7`"),
-    "a mutant twice": ("docs/laws.md", "`breaks-INV-7` | INV-7", "`breaks-INV-6` | INV-6"),
-    "a mutant that breaks another law": (
-        "docs/laws.md",
-        "`breaks-INV-7` | INV-7",
-        "`breaks-INV-7` | INV-6",
-    ),
-    "a law without a mutant": ("tests/mutants/breaks-R2-4.patch", "R2-4", "R2-3"),
+    "a law without a mutant": ("tests/mutants/all.toml", 'law = "R2-4"', 'law = "R2-3"'),
     "a law of the scheduler without a mutant": (
-        "tests/mutants/breaks-INV-25.patch",
-        "INV-25",
-        "INV-24",
+        "tests/mutants/all.toml",
+        'law = "INV-25"',
+        'law = "INV-24"',
     ),
-    "a mutant of no law": ("tests/mutants/breaks-R2-4.patch", "R2-4", "R2-44"),
+    "a mutant of no law": ("tests/mutants/all.toml", 'law = "INV-7"', 'law = "INV-77"'),
 }
 
 

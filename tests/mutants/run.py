@@ -1,16 +1,7 @@
 """Breaks one law at a time in a copy of the tree: one of the tests named for it must fail.
 
-A mutant is a patch in this folder whose first lines say which law it breaks and which tests must
-notice; `docs/laws.md` lists them all. One of the core names nextest filters of the tests in
-`tests/rust/laws`, one of the package names pytest ids, and runs on the core of the installed wheel:
-
-    law: INV-20a
-    test: test(=order::a_lease_pins_its_whole_path_so_that_nothing_above_it_can_go)
-    --- a/rust/core/src/...
-
-    law: T8
-    test: tests/python/test_scheduler.py::test_t8_tokens_that_come_before_the_ack_count
-    --- a/python/blockyard/...
+The mutants are rows of the TOML files in this folder; `table.py` says what a row is. A test of the
+package runs on the core of the installed wheel, unless the mistake is in Rust.
 
     python tests/mutants/run.py [NAME ...]
 """
@@ -21,36 +12,13 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from blockyard import _core
+from table import Mutant, complaints, mutants
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "target" / "mutants"
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A patch and what it claims."""
-
-    path: Path
-    law: str
-    tests: list[str]
-    python: bool
-
-    @classmethod
-    def read(cls, path: Path) -> "Mutant":
-        """A mutant without a law or without a test is no mutant."""
-        head, *changes = path.read_text().split("--- a/")
-        claims = [line.partition(": ") for line in head.splitlines() if ": " in line]
-        laws = [value for name, _, value in claims if name == "law"]
-        tests = [value for name, _, value in claims if name == "test"]
-        if len(laws) != 1 or not tests:
-            sys.exit(f"{path.name}: begin it with one `law: ...` and one or more `test: ...`")
-        python = any(change.startswith("python/") for change in changes)
-        return cls(path, laws[0], tests, python)
 
 
 def run(words: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
@@ -91,6 +59,7 @@ def fresh_copy() -> Path:
 
 
 NEXTEST = ["cargo", "nextest", "run", "--locked", "--package", "blockyard-core", "--test", "laws"]
+BINDING = ["cargo", "build", "--locked", "--package", "blockyard-py"]
 PYTEST = [sys.executable, "-m", "pytest", "--quiet", "--exitfirst", "-p", "no:cacheprovider"]
 # What the two exit with when tests ran and some failed; anything else is another mishap.
 NEXTEST_FAILED, PYTEST_FAILED = 100, 1
@@ -110,37 +79,40 @@ def fails(tree: Path, tests: list[str], *, python: bool) -> str | None:
 
 def judge(mutant: Mutant, tree: Path) -> tuple[bool, str]:
     """Whether a test has noticed the mutant, and what it said; or else why the mutant lives."""
-    applied = run(["git", "apply", str(mutant.path)], tree)
-    if applied.returncode != 0:
-        return False, f"it does not apply: {applied.stderr.strip()}"
-    if not mutant.python:
-        built = run([*NEXTEST, "--no-run"], tree)
+    mutant.mutate(tree)
+    if mutant.rust:
+        built = run(BINDING if mutant.python else [*NEXTEST, "--no-run"], tree)
         if built.returncode != 0:
             return False, f"it does not build: {built.stderr.strip()[-500:]}"
-    why = fails(tree, mutant.tests, python=mutant.python)
+        if mutant.python:
+            built_core = WORK / "target/debug/lib_core.so"
+            shutil.copyfile(built_core, tree / "python/blockyard" / Path(_core.__file__).name)
+    why = fails(tree, list(mutant.tests), python=mutant.python)
     return bool(why), why or "no test named for it fails"
 
 
 def main(names: list[str]) -> None:
     """Judges all mutants, or those named."""
-    mutants = [Mutant.read(path) for path in sorted(HERE.glob("*.patch"))]
-    mutants = [mutant for mutant in mutants if not names or mutant.path.stem in names]
-    if not mutants:
-        sys.exit(f"no mutant is named {names}")
+    if found := list(complaints(ROOT)):
+        sys.exit("\n".join(found))
+    rows = mutants(ROOT)
+    if unknown := set(names) - {mutant.name for mutant in rows}:
+        sys.exit(f"no mutant is named {', '.join(sorted(unknown))}")
+    rows = [mutant for mutant in rows if not names or mutant.name in names]
     tree = fresh_copy()
-    for python in {mutant.python for mutant in mutants}:
-        tests = {test for mutant in mutants if mutant.python == python for test in mutant.tests}
+    for python in {mutant.python for mutant in rows}:
+        tests = {test for mutant in rows if mutant.python == python for test in mutant.tests}
         if why := fails(tree, sorted(tests), python=python):
             sys.exit(f"the tests fail without any mutant: mend them first: {why}")
-    alive = []
-    for mutant in mutants:
+    alive = 0
+    for mutant in rows:
         start = time.monotonic()
         killed, why = judge(mutant, fresh_copy())
         verdict = "killed" if killed else "ALIVE"
         spent = time.monotonic() - start
-        print(f"{verdict:6} {mutant.law:12} {mutant.path.stem} ({spent:.0f} s): {why}", flush=True)
-        alive += [] if killed else [mutant]
-    print(f"{len(mutants) - len(alive)} passed, {len(alive)} failed")
+        print(f"{verdict:6} {mutant.law:12} {mutant.name} ({spent:.0f} s): {why}", flush=True)
+        alive += not killed
+    print(f"{len(rows) - alive} passed, {alive} failed")
     sys.exit(1 if alive else 0)
 
 
