@@ -215,7 +215,11 @@ class Room:
 
     @property
     def promised(self) -> int:
-        """Of both together, what is promised: growth and tickets; on the host, keeps too."""
+        """Of both together, what is promised: growth, headroom and tickets; on the host, keeps."""
+
+    @property
+    def headroom(self) -> int:
+        """Of what is promised, the part that `Cache.set_headroom` keeps; 0 on the host."""
 
     @property
     def evicted(self) -> int:
@@ -460,6 +464,10 @@ class Ticket:
         """Whose blocks they are."""
 
     @property
+    def cache(self) -> Cache:
+        """The cache that made it, and takes it back."""
+
+    @property
     def state(self) -> Literal["open", "spent"]:
         """Whether it keeps its blocks still."""
 
@@ -645,6 +653,21 @@ class Cache:
 
     def release(self, ticket: Ticket) -> None:
         """Gives a ticket back: what it kept is promised no more."""
+
+    def set_headroom(self, blocks: int) -> int:
+        """Keeps device blocks promised for the growth of the running sequences as a whole.
+
+        No begin, ticket, load or copy ahead takes them. A `grow` beyond its row's own promise does,
+        where nothing else is left. They take the place of those that were kept before, and become
+        fewer as they are used or a `resize` needs them; when the last running sequence has ended or
+        is parked there are none, at once. They become more only by another call.
+
+        Args:
+            blocks: How many are wanted, 0 or more.
+
+        Returns:
+            How many are kept: fewer where fewer can be had, 0 while nothing runs.
+        """
 
     def append(self, batch: _Batch, tokens: _Ints, counts: _Ints | int | None = None) -> None:
         """Sampled or accepted tokens extend each row's keys.

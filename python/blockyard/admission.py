@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from blockyard._core import ForeignLease, Keys, Lease, Misuse, NoRoom, Soon, TooLarge, Unavailable
+from blockyard._core import Keys, Lease, Misuse, NoRoom, Soon, TooLarge, Unavailable
 from blockyard.cache import KVCache
 from blockyard.line import Line
 from blockyard.preempt import Preempt
@@ -140,7 +140,7 @@ class Admission:
             try:
                 lease = self._begin(entry)
             except (TooLarge, Misuse, Unavailable) as error:
-                # The device was made smaller, its ticket is not of this cache, or its KV is lost.
+                # The device was made smaller, its ticket was given back, or its KV is lost.
                 if not popped:
                     self._line.take(entry)
                 self.give_back(entry)
@@ -219,8 +219,7 @@ class Admission:
             self._cache.abandon(entry.parked)
             entry.parked = None
         if entry.ticket is not None and entry.ticket.state == "open":
-            with contextlib.suppress(ForeignLease):
-                self._cache.release(entry.ticket)
+            self._cache.release(entry.ticket)
 
     def take_back(self, but: Request | None = None) -> bool:
         """Nobody goes on for want of room: the last in line with a ticket waits on without it.
@@ -246,6 +245,11 @@ class Admission:
         """Device blocks to be had that nobody was promised; less than none after a resize."""
         room = self._cache.room()
         return room.free + room.evictable - room.promised
+
+    def growth(self) -> int:
+        """Device blocks that those who run may grow by: what is spare, and the headroom."""
+        room = self._cache.room()
+        return room.free + room.evictable - room.promised + room.headroom
 
     def _standing(self) -> tuple[int, ...]:
         """What changes when somebody comes or goes."""

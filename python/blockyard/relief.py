@@ -50,6 +50,11 @@ class Relief:
         """Blocks that come back when a step is done."""
         self._returning.append((after, blocks))
 
+    @property
+    def returning(self) -> int:
+        """Blocks that come back with steps in flight."""
+        return sum(blocks for _, blocks in self._returning)
+
     def done(self, step: int) -> None:
         """A step is done."""
         while self._returning and self._returning[0][0] <= step:
@@ -110,7 +115,7 @@ class Relief:
         """
         batch, seats = self._batch, self._seats
         need = grown.need - max(spare, 0)
-        self.move(need - sum(blocks for _, blocks in self._returning))
+        self.move(need - self.returning)
         running = batch.running()
         short = need - self._coming()
         if short <= 0 or not running:
@@ -164,9 +169,8 @@ class Relief:
     def _coming(self) -> int:
         """Blocks that come back with steps in flight, from who stops, and from who is parked."""
         stopping = (seat for seat in self._seats.bound() if seat.stop is not None)
-        returning = sum(blocks for _, blocks in self._returning)
         return (
-            returning
+            self.returning
             + sum(map(self.frees, stopping))
             + self._preempt.coming(self._handles(self._parked()))
         )

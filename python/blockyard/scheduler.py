@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Iterable
 from typing import Final, Literal
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ from blockyard.stats import Stat
 from blockyard.victims import LastCome, Victims, checked_victims
 
 __all__ = ["Scheduler"]
+
+_drivers: "Final[WeakKeyDictionary[KVCache, ref[Scheduler]]]" = WeakKeyDictionary()
+"""The scheduler of each cache: there is one at a time."""
 
 _AHEAD: Final = 2
 """Steps for which parked sequences make room before somebody is short of it."""
@@ -56,7 +60,7 @@ class Scheduler:
         prefetch: How many of the next in line have their prefix brought up ahead of their turn.
 
     Raises:
-        Misuse: A value is out of range.
+        Misuse: A value is out of range, or another scheduler that has not ended drives the cache.
     """
 
     SCHEMA: Final = (
@@ -64,6 +68,11 @@ class Scheduler:
         Stat("seats", "seats", "seats that are not free"),
         Stat("stopping", "seats", "of these, seats that wait for their ack"),
         Stat("headroom", "blocks", "blocks kept promised for the growth of those that run"),
+        Stat(
+            "pinned_until_reset",
+            "blocks",
+            "device blocks that a failed engine may still write: held until `reset`",
+        ),
         Stat("steps", "steps", "steps scheduled"),
         Stat("admitted", "requests", "requests admitted, once more after each preemption"),
         Stat("preempted", "requests", "requests preempted"),
@@ -100,6 +109,12 @@ class Scheduler:
         prefetch = whole("prefetch", prefetch, 0)
         if stops not in ("in-order", "acked"):
             raise Misuse(f"stops = {stops!r}: say 'in-order' or 'acked'")
+        other = driver() if (driver := _drivers.get(cache)) else None
+        if other is not None and not other.idle:
+            raise Misuse(
+                f"another scheduler drives this cache, with {len(other._requests)} requests: "  # noqa: SLF001 - of its own kind
+                "use that one, or end its requests before you make another"
+            )
         self._cache = cache
         usually = usual(role)
         self._reserve = usually if reserve is None else checked_reserve(reserve)
@@ -120,7 +135,6 @@ class Scheduler:
         self._stops: list[Stop] = []
         self._results: list[Result] = []
         self._order = 0
-        self._headroom: Ticket | None = None
         self._dead: str | None = None
         self._behind = False
         self._counts = dict.fromkeys(
@@ -137,6 +151,7 @@ class Scheduler:
             ),
             0,
         )
+        _drivers[cache] = ref(self)
 
     # -- what the caller says ----------------------------------------------------------------
 
@@ -163,9 +178,12 @@ class Scheduler:
             ticket: Room promised to it, of `KVCache.promise`; it is given back if it never begins.
 
         Raises:
-            Misuse: The id is taken, the prompt is empty, or a value is out of range.
+            Misuse: The id is taken, the prompt is empty, a value is out of range, the ticket is
+                spent, of the host or of another cache, or another scheduler drives the cache now.
             TooLarge: The device can never hold it.
         """
+        if _drivers[self._cache]() is not self:
+            raise Misuse("another scheduler drives this cache now: add the request to that one")
         if self._find(request) is not None:
             raise Misuse(f"request {request!r} is there already: give each an id of its own")
         most, priority = whole("most", most), whole("priority", priority, None)
@@ -199,6 +217,11 @@ class Scheduler:
         if ticket.tier != "device" or ticket.state != "open":
             what = "of the host" if ticket.tier != "device" else "spent"
             raise Misuse(f"ticket {ticket.id} of request {request!r} is {what}: promise again")
+        if ticket.cache is not self._cache:
+            raise Misuse(
+                f"ticket {ticket.id} of request {request!r} was made by another cache: promise "
+                "the room with the cache of this scheduler"
+            )
         if any(other.ticket is ticket for other in self._line.promised):
             raise Misuse(f"ticket {ticket.id} of request {request!r} is another request's")
 
@@ -247,13 +270,12 @@ class Scheduler:
         if self._dead is not None:
             raise Unavailable(f"the engine failed ({self._dead}): reset it, then call `reset`")
         self._counts["steps"] += 1
-        self._give_up_headroom()
         grown = self._batch.grow()
         if grown.short:
             grown = self._make_room(grown)
         # Behind it: who starts in this very step is no victim in it.
         starts = self._landed()
-        self._keep_headroom()
+        self._cache.set_headroom(self._wanted_headroom())
         if not grown.short:
             starts += self._begun(self._admission.admit())
             if self._line.parked:
@@ -290,7 +312,7 @@ class Scheduler:
                 why = f"its {seat.lease.tokens} tokens fill all {capacity} blocks of the device"
                 seat.end = State.FAILED, why
                 self._stop(seat)
-        victims = self._relief.victims(grown, self._admission.spare())
+        victims = self._relief.victims(grown, self._admission.growth())
         if not victims and self._relief.stuck(grown):
             taken = self._admission.take_back()
             lost = None if taken else self._relief.lost()
@@ -355,19 +377,13 @@ class Scheduler:
                 starts.append(self._start(seat))
         return starts
 
-    def _give_up_headroom(self) -> None:
-        if self._headroom is not None:
-            self._cache.release(self._headroom)
-            self._headroom = None
+    def _wanted_headroom(self) -> int:
+        """What the batch may still grow by is kept promised, so that no begin can take it."""
+        return max(self._reserve.headroom(self.running), 0) if self.running else 0
 
-    def _keep_headroom(self) -> None:
-        """What the batch may still grow by is promised, so that no begin can take it."""
-        want = self._reserve.headroom(self.running) if self.running else 0
-        if want <= 0:
-            return
-        want = min(want, self._admission.spare())
-        if want > 0:
-            self._headroom = self._cache.promise(want)
+    def _lower_headroom(self) -> None:
+        """R1-5: fewer run than before, and keep no more than they may, at once."""
+        self._cache.set_headroom(min(self.headroom, self._wanted_headroom()))
 
     # -- what the engine says ----------------------------------------------------------------
 
@@ -519,6 +535,7 @@ class Scheduler:
             seat.request.state = State.STOPPING
         self._stops.append(seat.stop)
         self._batch.leave(seat)
+        self._lower_headroom()
 
     def on_acks(self, acks: Iterable[Ack]) -> None:
         """Takes acks; one that is late, came twice, or is nobody's is counted, and that is all.
@@ -604,6 +621,7 @@ class Scheduler:
             self._stops.remove(seat.stop)
         self._seats.free(seat)
         seat.request.seat = seat.request.lease = None
+        self._lower_headroom()
 
     def _end(self, entry: Request, state: State, reason: str) -> None:
         """The one place where a request ends."""
@@ -639,9 +657,11 @@ class Scheduler:
                 self._stops.append(seat.stop)
 
     def fail(self, reason: str = "the engine is dead") -> None:
-        """T29: the engine is dead. Whom it had ends as FAILED; their blocks wait for `reset`.
+        """T29: the engine is dead. The requests that it had end as FAILED.
 
-        Who is in line stays there, and who was loading goes back: the engine never had them.
+        It may still write their blocks: these stay pinned until `reset`, and
+        `stats()["pinned_until_reset"]` counts them; no copy is quarantined for it. A request in
+        line stays there, and one that was loading goes back: the engine never had it.
 
         Args:
             reason: Of their results.
@@ -657,7 +677,7 @@ class Scheduler:
                 self._end(seat.request, State.FAILED, reason)
         self._seats.left += 1
         self._stops.clear()
-        self._give_up_headroom()
+        self._cache.set_headroom(0)
 
     def reset(self, *, requests: Literal["recompute", "abort"] = "recompute") -> None:
         """T33: the engine was reset: nothing is computed any more, and its KV is gone.
@@ -755,8 +775,8 @@ class Scheduler:
             lines.append(f"{on_device} of the {blocks} blocks kept for it are on the device.")
         if (other := self._admission.waits_for(entry)) is not None:
             lines.append(f"It waits for request {other.id!r}, which computes the same prompt.")
-        if self._headroom is not None:
-            lines.append(f"{self._headroom.blocks} blocks are kept for those that run.")
+        if self.headroom:
+            lines.append(f"{self.headroom} blocks are kept for those that run.")
         return lines
 
     def _of_seat(self, seat: Seat) -> list[str]:
@@ -778,19 +798,30 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Sequences that run or are loading, for which `headroom` is kept."""
-        return len(self._seats) - self._seats.stopping
+        """Sequences that run or are loading, for which `headroom` is kept; 0 after `fail`."""
+        return 0 if self._dead is not None else len(self._seats) - self._seats.stopping
 
     @property
     def headroom(self) -> int:
         """Blocks that are kept promised for the growth of those that run."""
-        return 0 if self._headroom is None else self._headroom.blocks
+        return self._cache.room().headroom
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do any more; a step in flight may be empty."""
         flown = any(step.seats for step in self._batch.flown)
         return not self._requests and not len(self._seats) and not flown
+
+    def _pinned_until_reset(self) -> int:
+        """Blocks of the seats of a dead engine, each once, and those that its steps hold back."""
+        if self._dead is None:
+            return 0
+        held = {
+            slot
+            for seat in self._seats.bound()
+            for slot in self._cache.block_tables(seat.lease).ravel().tolist()[: seat.lease.blocks]
+        }
+        return len(held) + self._relief.returning
 
     def stats(self) -> dict[str, int]:
         """Counters and sizes; `SCHEMA` has units and meanings."""
@@ -801,5 +832,6 @@ class Scheduler:
             "stopping": seats.stopping,
             "parked": len(self._line.parked),
             "headroom": self.headroom,
+            "pinned_until_reset": self._pinned_until_reset(),
         }
         return sizes | self._counts | self._preempt.stats()

@@ -92,12 +92,12 @@ class Tickets:
         role: Role = "decode",
         peer: Hashable = None,
         running: int = 0,
-        kept: int = 0,
     ) -> Promise:
         """Promises blocks, where that leaves enough for those that run here.
 
         It does if and only if what is free or evictable, and was promised to nobody, is `blocks`
-        and the headroom that the role's policy wants for `running` sequences, or more.
+        and the headroom that the role's policy wants for `running` sequences, or more. What the
+        cache keeps as headroom already counts as a part of that, and is not kept twice.
 
         Args:
             request: Its id; one open promise for each.
@@ -106,8 +106,6 @@ class Tickets:
             role: What this instance is to the request.
             peer: Who asks.
             running: Sequences that run here: `Scheduler.running`.
-            kept: Of the blocks promised already, those kept as headroom for those that run:
-                `Scheduler.headroom`.
 
         Raises:
             Misuse: The request has an open promise, or a value is out of range.
@@ -117,7 +115,6 @@ class Tickets:
         natural("blocks", blocks)
         natural("deadline", deadline, least=self._now)
         natural("running", running, least=0)
-        natural("kept", kept, least=0)
         usual(role)
         reserve = self._reserves.get(role, Nothing())
         try:
@@ -127,7 +124,7 @@ class Tickets:
         if taken:
             raise Misuse(f"request {request!r} has a ticket already: commit or release that one")
         room = self._cache.room()
-        headroom = max(reserve.headroom(running) - kept, 0)
+        headroom = max(reserve.headroom(running) - room.headroom, 0)
         try:
             ticket = self._cache.promise(blocks)
             if room.free + room.evictable - room.promised < blocks + headroom:

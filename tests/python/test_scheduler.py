@@ -387,11 +387,16 @@ def test_t29_when_the_engine_is_dead_its_requests_fail_and_their_slots_wait_for_
     loop.ack()
     loop.scheduler.reconcile([], loop.scheduler._batch.number)
     assert (loop.cache.stats()["device_pinned"], loop.told("seats")) == (held, 2)
+    # They are not quarantined, which is for copies: the scheduler counts them.
+    stats = loop.cache.stats()
+    pinned = stats["device_pinned"] + stats["device_claimed"]
+    assert (stats["device_quarantined"], loop.told("pinned_until_reset")) == (0, pinned)
     with pytest.raises(by.Unavailable, match="it burns"):
         loop.scheduler.schedule()
     assert "it burns" in str(loop.scheduler.explain("waits"))
     loop.scheduler.reset()
     assert (loop.cache.stats()["leases"], loop.told("seats")) == (0, 0)
+    assert loop.told("pinned_until_reset") == 0
     loop.bound.clear()
     loop.finish()
     assert loop.results["waits"].state is State.FINISHED

@@ -1,5 +1,6 @@
 """The scheduler against callers who err, and against lines that are long or crossed."""
 
+import gc
 import time
 from typing import Any
 
@@ -84,6 +85,34 @@ def test_a_second_scheduler_on_a_cache_counts_on_where_the_first_has_ended() -> 
         seats = np.array([0] if number == step.number else [], np.int32)
         second.on_output(Output(number, seats, np.ones(len(seats), np.uint32)))
     assert loop.cache.room().free == 32 - loop.cache.stats()["device_idle"]
+
+
+def test_a_second_scheduler_is_refused_while_the_first_has_something_to_do() -> None:
+    loop = Loop(device=33)
+    loop.add("one", 10, 4)
+    with pytest.raises(by.Misuse, match="another scheduler drives this cache, with 1 requests"):
+        Scheduler(loop.cache)
+    loop.turn(2)
+    with pytest.raises(by.Misuse, match="another scheduler"):
+        Scheduler(loop.cache)
+    loop.finish()
+    second = Scheduler(loop.cache)
+    with pytest.raises(by.Misuse, match="another scheduler drives this cache now"):
+        loop.add("two", 10, 4)
+    second.add("two", text(2, 10), most=4)
+    assert [start.request for start in second.schedule().starts] == ["two"]
+    assert loop.cache.audit() is None
+
+
+def test_a_scheduler_that_is_gone_leaves_its_cache_to_another() -> None:
+    cache = by.KVCache(device=33)
+    first = Scheduler(cache)
+    first.add("one", text(1, 40), most=4)
+    first.schedule()
+    del first
+    gc.collect()
+    Scheduler(cache).add("one", text(1, 40), most=4)
+    assert cache.audit() is None
 
 
 def test_what_the_engine_does_to_a_step_changes_nothing_here() -> None:

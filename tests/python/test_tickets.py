@@ -8,7 +8,8 @@ import blockyard as by
 from blockyard.reserve import Full, Growing, Nothing, Watermark
 from blockyard.scheduler import Scheduler
 from blockyard.tickets import PromiseState, SpentTicket, Tickets
-from yard import begin, publish, text
+from loop import Loop
+from yard import begin, publish, publish_below, text
 
 
 def made(*, device: int = 9, **reserves: Any) -> tuple[by.KVCache, Tickets]:
@@ -133,11 +134,10 @@ def test_what_a_scheduler_keeps_already_is_not_kept_twice() -> None:
     scheduler.schedule()
     assert (scheduler.running, scheduler.headroom) == (1, 4)
     tickets = Tickets(cache, reserves={"decode": policy})
-    kept = scheduler.headroom
-    want = spare(cache) + kept - policy.headroom(1)
+    want = spare(cache) + scheduler.headroom - policy.headroom(1)
     with pytest.raises(by.NoRoom):
-        tickets.open("a", want + 1, deadline=1, running=1, kept=kept)
-    assert tickets.open("a", want, deadline=1, running=1, kept=kept).blocks == want
+        tickets.open("a", want + 1, deadline=1, running=1)
+    assert tickets.open("a", want, deadline=1, running=1).blocks == want
 
 
 def test_a_scheduled_request_begins_in_the_room_of_its_ticket() -> None:
@@ -162,17 +162,59 @@ def test_a_request_that_is_aborted_in_line_gives_its_ticket_back() -> None:
         scheduler.add("a", text(2, 20), most=4, ticket=ticket)
 
 
-def test_a_ticket_of_another_cache_ends_its_request_and_nobody_elses() -> None:
+def test_a_ticket_of_another_cache_is_refused_when_its_request_is_added() -> None:
     cache, _ = made()
     _, others = made()
     scheduler = Scheduler(cache)
     foreign = others.commit(others.open("a", 2, deadline=5).id)
-    scheduler.add("a", text(2, 8), most=4, ticket=foreign)
-    scheduler.add("b", text(3, 8), most=4)
-    assert [start.request for start in scheduler.schedule().starts] == ["b"]
-    (result,) = scheduler.results()
-    assert (result.request, result.state) == ("a", "failed")
-    assert (foreign.state, scheduler.stats()["waiting"]) == ("open", 0)
+    with pytest.raises(by.Misuse, match=f"ticket {foreign.id} of request 'a' was made by another"):
+        scheduler.add("a", text(2, 8), most=4, ticket=foreign)
+    assert (foreign.state, scheduler.state("a"), scheduler.idle) == ("open", None, True)
+    assert cache.audit() is None
+
+
+@pytest.mark.parametrize("how", ["finish", "stop", "abort while loading", "fail", "reset"])
+def test_when_nothing_runs_any_more_all_that_is_free_can_be_promised_at_once(how: str) -> None:
+    """R1-5: not at the next `schedule`, which an idle instance may never call."""
+    policy = Growing(8.0)
+    loop = Loop(device=65, host=64, reserve=policy)
+    tickets = Tickets(loop.cache, reserves={"decode": policy})
+    if how == "abort while loading":
+        publish_below(loop.cache, text(1, 32))
+    loop.add("one", text(1, 33), 9)
+    loop.schedule()
+    loop.schedule()
+    assert (loop.scheduler.running, loop.scheduler.headroom) == (1, 8)
+    room = loop.cache.room()
+    with pytest.raises(by.NoRoom):
+        tickets.open("comes", room.free + room.evictable, deadline=9, running=1)
+    if how == "finish":
+        loop.output()
+        loop.output()
+        while loop.state("one") is not None:
+            loop.turn()
+    elif how == "fail":
+        loop.scheduler.fail()
+    elif how == "reset":
+        loop.scheduler.reset(requests="abort")
+    else:
+        loop.scheduler.abort("one")
+    assert (loop.scheduler.running, loop.scheduler.headroom) == (0, 0)
+    room = loop.cache.room()
+    assert room.promised == 0
+    assert tickets.open("comes", room.free + room.evictable, deadline=9, running=0).blocks
+    assert loop.cache.audit() is None
+
+
+def test_as_fewer_run_less_is_kept_for_their_growth_at_once() -> None:
+    loop = Loop(device=65, reserve=Growing(4.0, 0.0))
+    for name in range(3):
+        loop.add(name, text(name, 8), 20)
+    loop.turn(2)
+    assert (loop.scheduler.running, loop.scheduler.headroom) == (3, 12)
+    loop.scheduler.abort(1)
+    assert (loop.scheduler.running, loop.scheduler.headroom) == (2, 8)
+    loop.finish()
 
 
 @pytest.mark.parametrize(
@@ -183,7 +225,6 @@ def test_a_ticket_of_another_cache_ends_its_request_and_nobody_elses() -> None:
         ({"deadline": 1}, "deadline = 1"),
         ({"role": "cook"}, "'cook'"),
         ({"running": -1}, "running = -1"),
-        ({"kept": 1.5}, "kept = 1.5"),
     ],
 )
 def test_bad_values_are_named_and_nothing_is_promised(wrong: dict[str, Any], says: str) -> None:

@@ -12,6 +12,8 @@ mod digest;
 mod down;
 #[path = "laws/evicting.rs"]
 mod evicting;
+#[path = "laws/headroom.rs"]
+mod headroom;
 #[path = "laws/keys.rs"]
 mod keys;
 #[path = "laws/order.rs"]

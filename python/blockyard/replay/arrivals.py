@@ -188,7 +188,6 @@ class Transfers(Arrivals):
                 self._blocks(keys.tokens + min(self._reserve.promise(most - 1), most - 1)),
                 deadline=_tick(lands),
                 running=self._scheduler.running,
-                kept=self._scheduler.headroom,
             )
         except NoRoom:
             return False

@@ -40,16 +40,15 @@ class Promises:
         """Those that are open."""
         return sum(promise.open for promise in self._asked.values())
 
-    def open(
-        self, name: str, blocks: int, deadline: int, peer: str, *, running: int, kept: int
-    ) -> bool:
+    def open(self, name: str, blocks: int, deadline: int, peer: str, *, running: int) -> bool:
         """Whether it was promised: if and only if there is room, and not twice."""
         room = self._cache.room()
-        spare = room.free + room.evictable - room.promised
+        spare, kept = room.free + room.evictable - room.promised, room.headroom
+        check(running > 0 or not kept, f"{kept} blocks of headroom, and nothing runs")
         before = self._asked.get(name)
         try:
             promise = self._tickets.open(
-                name, blocks, deadline=deadline, peer=peer, running=running, kept=kept
+                name, blocks, deadline=deadline, peer=peer, running=running
             )
         except Misuse:
             check(before is not None and before.open, f"{name} is refused its first ticket")

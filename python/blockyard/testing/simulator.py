@@ -549,10 +549,8 @@ class _Simulation:
             return
 
         def promised(yard: _Yard) -> bool:
-            running, kept = yard.scheduler.running, yard.scheduler.headroom
-            return yard.promises.open(
-                name, blocks, self.now + ticks, peer, running=running, kept=kept
-            )
+            running = yard.scheduler.running
+            return yard.promises.open(name, blocks, self.now + ticks, peer, running=running)
 
         answers = self._both(promised)
         check(len(set(answers)) == 1, f"replicas differ about a ticket for {name}")

@@ -15,6 +15,7 @@ pub(crate) struct Room {
     free: u32,
     evictable: u32,
     promised: u32,
+    headroom: u32,
     evicted: u64,
 }
 
@@ -25,9 +26,13 @@ impl Room {
             free,
             evictable,
             promised,
+            headroom,
             evicted,
         } = self;
-        format!("Room(free={free}, evictable={evictable}, promised={promised}, evicted={evicted})")
+        format!(
+            "Room(free={free}, evictable={evictable}, promised={promised}, headroom={headroom}, \
+             evicted={evicted})"
+        )
     }
 }
 
@@ -123,6 +128,7 @@ impl Cache {
             free: room.free,
             evictable: room.evictable,
             promised: room.promised,
+            headroom: room.headroom,
             evicted: room.evicted,
         })
     }

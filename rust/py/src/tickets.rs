@@ -1,4 +1,4 @@
-//! Tickets: blocks promised to somebody who does not have them yet.
+//! Promises that no lease has: tickets, and the headroom of the running batch.
 
 use crate::arguments;
 use crate::cache::Cache;
@@ -61,6 +61,11 @@ impl Ticket {
     }
 
     #[getter]
+    fn cache<'py>(&self, py: Python<'py>) -> Bound<'py, Cache> {
+        self.cache.bind(py).clone()
+    }
+
+    #[getter]
     fn state(&self) -> PyResult<&'static str> {
         self.cache.get().check_fork()?;
         Ok(match self.inner.check() {
@@ -102,6 +107,17 @@ impl Cache {
             blocks,
             tier,
         })
+    }
+
+    fn set_headroom(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::promised)] blocks: u64,
+    ) -> PyResult<u32> {
+        self.check_fork()?;
+        Ok(enter(py, &self.inner, 0, |state| {
+            state.set_headroom(blocks)
+        }))
     }
 
     fn release(&self, py: Python<'_>, ticket: &Bound<'_, Ticket>) -> PyResult<()> {

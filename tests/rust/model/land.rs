@@ -246,14 +246,20 @@ impl Yard {
         if tier == DEVICE && slots <= null {
             return assert!(matches!(answer, Err(Error::Argument { .. })));
         }
+        // What is kept for growth yields to the new size.
+        let shrinks = slots < self.limits[tier];
+        let headroom = match tier {
+            DEVICE if shrinks => std::mem::take(&mut self.headroom),
+            _ => 0,
+        };
         if let Err(Error::InUse { tier: at, want, .. }) = answer {
             assert_eq!((*at, *want), (Tier(tier as u8), u64::from(slots - null)));
             // With every keep broken, were that allowed, it must not have fitted.
             assert!(!self.fits_somehow(tier, slots), "refused, and would fit");
+            self.headroom += headroom;
             return;
         }
         assert_eq!(answer, &Ok(()));
-        let shrinks = slots < self.limits[tier];
         self.limits[tier] = slots;
         self.most_fresh = self.most_fresh.max(self.limits[DEVICE] as usize);
         self.settle();
@@ -261,6 +267,9 @@ impl Yard {
             assert!(self.recompute, "a keep was in the way");
             let youngest = self.youngest().expect("something was in the way");
             self.break_keep(youngest);
+        }
+        if headroom > 0 {
+            self.set_headroom(headroom);
         }
     }
 

@@ -80,6 +80,8 @@ pub(crate) enum Op {
     PromiseBelow(u8),
     /// A park with a ticket: what is computed, and whether a step is in flight.
     RedeemParking(u8, u8, u8, bool),
+    /// Blocks for the growth of the running batch.
+    Headroom(u8),
 }
 
 fn prompts() -> impl Strategy<Value = Prompt> {
@@ -146,6 +148,10 @@ fn tickets_below() -> impl Strategy<Value = Op> {
     ]
 }
 
+fn headroom() -> impl Strategy<Value = Op> {
+    prop_oneof![1 => Just(0), 4 => 1..20_u8].prop_map(Op::Headroom)
+}
+
 fn setups() -> impl Strategy<Value = Setup> {
     let host = prop_oneof![1 => Just(0), 9 => 1..25_u32];
     let sizes = (2..5_u32, 6..25_u32, host, 0..2_u32);
@@ -201,18 +207,21 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
         (any::<prop::sample::Index>(), tickets_below()),
         0..steps / 8,
     );
-    let drawn = (setups(), ops, policies(), tickets, below);
-    drawn.prop_map(|(setup, mut ops, (write, speeds), tickets, below)| {
-        for (at, op) in tickets.into_iter().chain(below) {
-            ops.insert(at.index(ops.len()), op);
-        }
-        Script {
-            setup: Setup {
-                write,
-                speeds,
-                ..setup
-            },
-            ops,
-        }
-    })
+    let headroom = vec((any::<prop::sample::Index>(), headroom()), 0..steps / 8);
+    let drawn = (setups(), ops, policies(), tickets, below, headroom);
+    drawn.prop_map(
+        |(setup, mut ops, (write, speeds), tickets, below, headroom)| {
+            for (at, op) in tickets.into_iter().chain(below).chain(headroom) {
+                ops.insert(at.index(ops.len()), op);
+            }
+            Script {
+                setup: Setup {
+                    write,
+                    speeds,
+                    ..setup
+                },
+                ops,
+            }
+        },
+    )
 }

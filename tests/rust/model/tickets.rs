@@ -30,6 +30,23 @@ impl Yard {
     }
 }
 
+impl Yard {
+    /// What can be had of it, where somebody runs.
+    pub(crate) fn set_headroom(&mut self, blocks: u64) -> u64 {
+        self.headroom = 0;
+        self.headroom = blocks.min(self.spare(DEVICE) as u64);
+        self.ease_headroom();
+        self.headroom
+    }
+
+    /// R1-5: with nothing running there is none.
+    pub(crate) fn ease_headroom(&mut self) {
+        if self.leases.values().all(|seq| seq.ended.is_some()) {
+            self.headroom = 0;
+        }
+    }
+}
+
 /// What is run with a ticket of another tier.
 fn never<T>(_: &mut State) -> Result<T> {
     panic!("the ticket is for another tier");
@@ -68,6 +85,11 @@ impl World {
             Op::RedeemParking(ticket, lease, computed, in_flight) => {
                 let id = self.tickets[pick(&self.tickets, ticket)?].id();
                 self.park(lease, computed, in_flight, Some(id))
+            }
+            Op::Headroom(blocks) => {
+                let told = self.cache.lock().set_headroom(u64::from(blocks));
+                assert_eq!(u64::from(told), self.yard.set_headroom(u64::from(blocks)));
+                Some(false)
             }
             _ => None,
         }

@@ -152,10 +152,12 @@ impl Yard {
             let (tokens, had) = (seq.tokens + more, seq.table.len());
             let need = self.blocks_of(tokens).saturating_sub(had);
             let beyond = need.saturating_sub(seq.limit.saturating_sub(had));
-            if self.spare(DEVICE) < beyond && beyond > 0 {
+            let lack = beyond.saturating_sub(self.spare(DEVICE)) as u64;
+            if lack > self.headroom {
                 missed.push(row as u32);
                 continue;
             }
+            self.headroom -= lack;
             if self.leases[&id].short {
                 self.accept_short(id);
             }

@@ -94,6 +94,7 @@ impl World {
         let digest = self.cache.lock().digest();
         let known: Vec<FlightId> = self.air.iter().map(|plan| plan.flight).collect();
         let refused = self.act(op).unwrap_or(false);
+        self.yard.ease_headroom();
         let mut stats = self.cache.lock().stats();
         if refused {
             stats.counters.no_room = before.counters.no_room;

@@ -106,6 +106,8 @@ pub(crate) struct Yard {
     pub(crate) parked: BTreeMap<ParkedId, Stay>,
     /// The tier, and blocks of it promised to who does not run yet, or is to be parked.
     pub(crate) tickets: BTreeMap<TicketId, (usize, u64)>,
+    /// Blocks promised for the growth of the running batch.
+    pub(crate) headroom: u64,
     pub(crate) flights: BTreeMap<FlightId, Air>,
     pub(crate) held: Vec<(u64, Vec<u32>, Retention)>,
     pub(crate) done: Option<u64>,
@@ -241,7 +243,7 @@ impl Yard {
         if tier == DEVICE {
             let running = self.leases.values().filter(|seq| seq.ended.is_none());
             let growth = running.map(|seq| seq.limit.saturating_sub(seq.table.len()) as u64);
-            return growth.sum::<u64>() + tickets;
+            return growth.sum::<u64>() + tickets + self.headroom;
         }
         let kept: BTreeSet<Block> = self
             .parked
@@ -367,6 +369,11 @@ impl Yard {
                 free: self.free(tier) as u32,
                 evictable: self.takeable(tier) as u32,
                 promised: self.promised(tier) as u32,
+                headroom: if tier == DEVICE {
+                    self.headroom as u32
+                } else {
+                    0
+                },
                 evicted: self.evicted[tier],
             };
             assert_eq!(state.room(Tier(tier as u8)), Ok(room));

@@ -90,6 +90,7 @@ impl State {
             nodes: _,
             tags: _,
             parkings,
+            headroom,
             done,
         } = self;
         let counters = Counters {
@@ -102,7 +103,10 @@ impl State {
         let mut digest = Digest(0);
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
-        (counters, fresh, failures, ghosts, air, parkings, done).hash(&mut digest);
+        (
+            counters, fresh, failures, ghosts, air, parkings, headroom, done,
+        )
+            .hash(&mut digest);
         digest.finish()
     }
 }
@@ -290,6 +294,7 @@ mod tests {
         ("what was published", |s| s.fresh.push_back(s.trie.id(0))),
         ("what is in the air", |s| s.air[1] += 1),
         ("how many were parked", |s| s.parkings += 1),
+        ("the headroom", |s| s.headroom += 1),
         ("the last step done", |s| s.done = Some(3)),
     ];
 

@@ -31,6 +31,7 @@ impl State {
                 }
             }
         }
+        self.ease_headroom();
         all
     }
 
@@ -150,6 +151,7 @@ impl State {
         if let Ok(lease) = self.lease(id) {
             self.counters.leaked += 1;
             self.end(lease, Retention::Ordinary, None);
+            self.ease_headroom();
         }
     }
 

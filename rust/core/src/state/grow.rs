@@ -8,7 +8,8 @@ use crate::pool::Hold;
 
 impl State {
     /// Adds token positions to each row, in order, each whole or not at all; `unserved` gets the
-    /// rows that found no room. A row inside its promise is always served.
+    /// rows that found no room. A row inside its promise is always served; beyond it, the headroom
+    /// is used where nothing else is left.
     pub fn grow(
         &mut self,
         leases: &[LeaseId],
@@ -61,7 +62,7 @@ impl State {
         let need = self.blocks_of(tokens) - u64::from(record.blocks());
         let promised = u64::from(record.promised()).min(need);
         let beyond = need - promised;
-        if beyond > 0 && !self.tiers[0].ledger.affords(beyond) {
+        if beyond > 0 && !self.afford_growth(beyond) {
             return false;
         }
         self.accept_short(lease);

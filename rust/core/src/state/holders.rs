@@ -17,6 +17,8 @@ pub struct Room {
     pub evictable: u32,
     /// Of both together, what is promised.
     pub promised: u32,
+    /// Of what is promised, the headroom: kept for the growth of the running batch as a whole.
+    pub headroom: u32,
     /// Blocks evicted so far.
     pub evicted: u64,
 }
@@ -72,6 +74,11 @@ impl State {
             free: storey.ledger.free(),
             evictable: storey.ledger.takeable(),
             promised: storey.ledger.promised(),
+            headroom: if tier == Tier::DEVICE {
+                self.headroom
+            } else {
+                0
+            },
             evicted: self.counters.evicted[tier.at()],
         })
     }

@@ -113,6 +113,7 @@ impl State {
         let forks = moves.iter().all(|step| step.node.is_none());
         if forks && !self.config.recompute && self.lease(lease).is_ok() {
             self.end(lease.0.index, Retention::Ordinary, None);
+            self.ease_headroom();
         }
     }
 

@@ -11,6 +11,7 @@ mod digest;
 mod finish;
 mod fork;
 mod grow;
+mod headroom;
 mod holders;
 mod keep;
 mod land;
@@ -158,6 +159,8 @@ pub struct State {
     /// The tags of the keys that are looked up next, likewise.
     tags: Vec<Tag>,
     parkings: u64,
+    /// Device blocks promised for the growth of the running batch, and for no lease in particular.
+    headroom: u32,
     /// The last step that the engine has done.
     done: Option<u64>,
 }
@@ -205,6 +208,7 @@ impl State {
             nodes: Vec::new(),
             tags: Vec::new(),
             parkings: 0,
+            headroom: 0,
             done: None,
             config,
         })

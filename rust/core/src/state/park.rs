@@ -75,6 +75,7 @@ impl State {
         self.tiers[0].ledger.release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
         self.release_or_hold(record, Retention::Ordinary, after);
+        self.ease_headroom();
         Ok(ParkedId(self.parked.id(parked)))
     }
 
@@ -125,6 +126,7 @@ impl State {
         };
         let parked = self.parked.insert(again);
         self.release(&record.table, Retention::Ordinary);
+        self.ease_headroom();
         ParkedId(self.parked.id(parked))
     }
 

@@ -32,7 +32,19 @@ impl State {
             ));
         }
         if slots < self.tiers[at].pool.limit() {
-            self.shrink(at, slots, null)
+            // Headroom is a wish: it yields to the new size, and is whole again where that is
+            // refused.
+            let headroom = if at == 0 {
+                std::mem::take(&mut self.headroom)
+            } else {
+                0
+            };
+            self.tiers[at].ledger.release(headroom);
+            let answer = self.shrink(at, slots, null);
+            if headroom > 0 {
+                self.set_headroom(u64::from(headroom));
+            }
+            answer
         } else {
             self.widen(at, slots);
             Ok(())

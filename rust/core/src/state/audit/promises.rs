@@ -9,8 +9,13 @@ use crate::state::keep::HOST;
 use crate::trie::Node;
 
 impl State {
-    /// INV-22: promises are the sum of what was promised, and they are backed.
+    /// INV-22: promises are the sum of what was promised, and they are backed; where nothing runs
+    /// there is no headroom.
     pub(super) fn promises(&self) -> Check {
+        if self.headroom > 0 && !self.runs() {
+            let what = format!("{} blocks of headroom, and nothing runs", self.headroom);
+            return Err(self.breach("INV-22", 0, 0, what));
+        }
         for (tier, storey) in self.tiers.iter().enumerate() {
             let ledger = &storey.ledger;
             let slots = 0..storey.pool.len();
@@ -34,7 +39,8 @@ impl State {
                 }
                 _ => 0,
             };
-            let promised = own + self.kept_by_tickets(tier);
+            let headroom = if tier == 0 { self.headroom } else { 0 };
+            let promised = own + self.kept_by_tickets(tier) + headroom;
             if promised != ledger.promised() {
                 let what = format!(
                     "{} are counted as promised, {promised} are",
