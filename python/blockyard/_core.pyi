@@ -691,6 +691,20 @@ class Cache:
     def trim(self, batch: _Batch, lengths: _Ints | int) -> None:
         """Cuts each row to a number of token positions; blocks behind go back."""
 
+    def dedup(self, batch: _Batch) -> int:
+        """Gives up in place what the leases hold twice, as another had computed it too.
+
+        A cell of a block table then shows the published block, and the lease's own copy of it is
+        free at once: no step in flight may read these tables. `block_tables` with cells="changed"
+        writes all from the first such cell on.
+
+        Args:
+            batch: Leases.
+
+        Returns:
+            How many cells of their tables show another slot now.
+        """
+
     @overload
     def block_tables(self, batch: _Batch, out: None = None) -> NDArray[np.int32]: ...
     @overload

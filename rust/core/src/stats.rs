@@ -22,6 +22,7 @@ pub struct Counters {
     pub hits: [u64; MAX_TIERS],
     pub sealed: u64,
     pub duplicates: u64,
+    pub deduped: u64,
     pub evicted: [u64; MAX_TIERS],
     pub flights: u64,
     pub moved: [[u64; MAX_TIERS]; MAX_TIERS],
@@ -160,6 +161,11 @@ pub const SCHEMA: &[Field] = &[
         "blocks",
         "of these, blocks that were computed twice",
     ),
+    field(
+        "deduped",
+        "blocks",
+        "of those, blocks given up in place while their sequences ran",
+    ),
     field("plans", "plans", "plans made"),
     field("failed", "blocks", "copies that failed"),
     field(
@@ -245,6 +251,7 @@ impl Stats {
             c.slow,
             c.sealed,
             c.duplicates,
+            c.deduped,
             c.flights,
             c.failed,
             c.corrupt,

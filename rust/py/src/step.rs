@@ -114,6 +114,15 @@ impl Cache {
         Ok(trimmed.map_err(Failure::from)?)
     }
 
+    fn dedup(&self, py: Python<'_>, batch: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let batch = self.batch(batch)?;
+        let ids = &batch.ids;
+        let given = enter(py, &self.inner, self.blocks(&batch), |state| {
+            state.dedup(ids)
+        });
+        Ok(given.map_err(Failure::from)?)
+    }
+
     #[pyo3(signature = (batch, out=None, *, cells="all"))]
     fn block_tables(
         &self,

@@ -1,6 +1,7 @@
 //! Table 2.1: seal, block by block.
 
 use crate::yard::{Yard, and_one, cat, text, tokens};
+use blockyard_core::{Cells, Error, Lease};
 
 #[test]
 fn a_block_whose_key_is_new_is_published() {
@@ -151,4 +152,97 @@ fn forks_of_a_duplicate_pin_the_published_block_once_for_them_all() {
     assert_eq!(yard.device().pinned, 2, "the fork has both still");
     yard.finish(forked);
     assert_eq!((yard.device().idle, yard.device().free), (1, 7));
+}
+
+/// INV-11, INV-25: a sequence may hold each of its blocks twice. Where that is too much it gives
+/// its own ones up, and goes on with those that the other has published.
+#[test]
+fn a_running_sequence_gives_its_duplicates_up_in_place() {
+    let yard = Yard::new(8, 0);
+    let prompt = text(1, 3);
+    let (first, second) = (yard.begin(&prompt).0, yard.begin(&prompt).0);
+    yard.seal(&first, 12);
+    yard.seal(&second, 8);
+    let (published, own) = (yard.table(&first), yard.table(&second));
+    yard.finish(first);
+    assert_eq!((yard.device().free, yard.device().idle), (2, 1));
+    assert_eq!(yard.cache.lock().dedup(&[second.id()]), Ok(2));
+    assert_eq!(yard.table(&second), [published[0], published[1], own[2]]);
+    let device = yard.device();
+    assert_eq!((device.free, device.pinned, device.claimed), (4, 2, 1));
+    assert_eq!(
+        yard.cache.lock().dedup(&[second.id()]),
+        Ok(0),
+        "they are gone"
+    );
+    // The third block is a duplicate only now, and the table may still grow.
+    assert_eq!(yard.seal(&second, 12), 1);
+    assert_eq!(yard.cache.lock().dedup(&[second.id()]), Ok(1));
+    assert_eq!(yard.table(&second), published);
+    assert!(yard.grow(&second, 8));
+    yard.finish(second);
+    assert_eq!(yard.stats().counters.deduped, 3);
+    assert_eq!(yard.on_device(&prompt), 3);
+    yard.at_rest();
+}
+
+#[test]
+fn changed_cells_tell_an_engine_of_every_duplicate_that_was_given_up() {
+    let yard = Yard::new(8, 0);
+    let prompt = text(1, 3);
+    let (first, second) = (yard.begin(&prompt).0, yard.begin(&prompt).0);
+    yard.seal(&first, 8);
+    yard.seal(&second, 8);
+    let mut row = [u32::MAX; 3];
+    let show = |row: &mut [u32; 3]| {
+        let (mut state, id) = (yard.cache.lock(), [second.id()]);
+        let written = state.block_tables(&id, 3, Cells::Changed, |at, slot| row[at] = slot);
+        written.expect("it is wide enough")
+    };
+    assert_eq!((show(&mut row), show(&mut row)), (3, 0));
+    assert_eq!(yard.cache.lock().dedup(&[second.id()]), Ok(2));
+    show(&mut row);
+    assert_eq!(row[..], yard.table(&second));
+    assert_eq!(row[..2], yard.table(&first)[..2]);
+    yard.finish(first);
+    yard.finish(second);
+    yard.at_rest();
+}
+
+#[test]
+fn a_duplicate_that_forks_share_is_free_when_the_last_of_them_has_given_it_up() {
+    let yard = Yard::new(8, 0);
+    let prompt = text(1, 1);
+    let (first, second) = (yard.begin(&prompt).0, yard.begin(&tokens(1, 4)).0);
+    yard.seal(&first, 4);
+    // The fork has not sealed the block; its parent has.
+    let (forked, _) = yard.cache.fork(&second, 4, 0).unwrap();
+    yard.seal(&second, 4);
+    let given = |lease: &Lease| yard.cache.lock().dedup(&[lease.id()]);
+    assert_eq!((given(&second), yard.device().free), (Ok(1), 6));
+    assert_eq!(given(&forked), Ok(1));
+    assert_eq!(yard.seal(&forked, 4), 1);
+    assert_eq!((yard.device().free, yard.device().pinned), (7, 1));
+    assert_eq!(yard.table(&forked), yard.table(&first));
+    for lease in [first, second, forked] {
+        yard.finish(lease);
+    }
+    yard.at_rest();
+}
+
+#[test]
+fn a_batch_with_a_spent_lease_gives_nothing_up() {
+    let yard = Yard::new(8, 0);
+    let prompt = text(1, 1);
+    let (first, second) = (yard.begin(&prompt).0, yard.begin(&prompt).0);
+    yard.seal(&first, 4);
+    yard.seal(&second, 4);
+    let spent = first.id();
+    yard.finish(first);
+    let before = yard.device();
+    let answer = yard.cache.lock().dedup(&[second.id(), spent]);
+    assert!(matches!(answer, Err(Error::Spent { .. })), "{answer:?}");
+    assert_eq!(yard.device(), before);
+    yard.finish(second);
+    yard.at_rest();
 }

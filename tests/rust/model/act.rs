@@ -42,6 +42,7 @@ impl World {
                 return Some(answer.is_err());
             }
             Op::Seal(ref rows) => return self.seal(rows),
+            Op::Dedup(ref rows) => return self.dedup(rows),
             Op::Fork(lease, computed, reserve) => {
                 let parent = &self.leases[pick(&self.leases, lease)?];
                 let (computed, reserve) = (self.computed(parent, computed), u64::from(reserve));
@@ -282,6 +283,16 @@ impl World {
         }
         let answer = self.cache.seal(&batch);
         self.yard.seal_batch(&batch, &answer);
+        Some(answer.is_err())
+    }
+
+    fn dedup(&mut self, rows: &[u8]) -> Option<bool> {
+        let mut ids = Vec::new();
+        for &lease in rows {
+            ids.push(self.leases[pick(&self.leases, lease)?].id());
+        }
+        let answer = self.cache.lock().dedup(&ids);
+        self.yard.dedup(&ids, &answer);
         Some(answer.is_err())
     }
 

@@ -82,6 +82,8 @@ pub(crate) enum Op {
     RedeemParking(u8, u8, u8, bool),
     /// Blocks for the growth of the running batch.
     Headroom(u8),
+    /// Of these leases.
+    Dedup(Vec<u8>),
 }
 
 fn prompts() -> impl Strategy<Value = Prompt> {
@@ -152,6 +154,10 @@ fn headroom() -> impl Strategy<Value = Op> {
     prop_oneof![1 => Just(0), 4 => 1..20_u8].prop_map(Op::Headroom)
 }
 
+fn dedups() -> impl Strategy<Value = Op> {
+    vec(any::<u8>(), 1..4).prop_map(Op::Dedup)
+}
+
 fn setups() -> impl Strategy<Value = Setup> {
     let host = prop_oneof![1 => Just(0), 9 => 1..25_u32];
     let sizes = (2..5_u32, 6..25_u32, host, 0..2_u32);
@@ -208,10 +214,12 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
         0..steps / 8,
     );
     let headroom = vec((any::<prop::sample::Index>(), headroom()), 0..steps / 8);
-    let drawn = (setups(), ops, policies(), tickets, below, headroom);
+    let dedups = vec((any::<prop::sample::Index>(), dedups()), 0..steps / 8);
+    let drawn = (setups(), ops, policies(), tickets, below, headroom, dedups);
     drawn.prop_map(
-        |(setup, mut ops, (write, speeds), tickets, below, headroom)| {
-            for (at, op) in tickets.into_iter().chain(below).chain(headroom) {
+        |(setup, mut ops, (write, speeds), tickets, below, headroom, dedups)| {
+            let more = tickets.into_iter().chain(below);
+            for (at, op) in more.chain(headroom).chain(dedups) {
                 ops.insert(at.index(ops.len()), op);
             }
             Script {

@@ -4,6 +4,7 @@ use crate::yard::{Block, DEVICE, Errand, HOST, Seq, Stay, What, Yard};
 use blockyard_core::{
     Begun, Error, Key, Lease, LeaseId, ParkedId, Result, Retention, State, Stop, Tier,
 };
+use std::collections::BTreeSet;
 
 /// Slots of a lease's table, as the core has them.
 pub(crate) fn table(state: &State, block_size: u64, lease: LeaseId) -> Vec<u32> {
@@ -198,6 +199,27 @@ impl Yard {
         seq.limit = blocks;
         self.let_go(&cut);
         self.promise_to(id, limit);
+    }
+
+    /// A table shows the published blocks, and nothing holds its duplicates any more.
+    pub(crate) fn dedup(&mut self, rows: &[LeaseId], answer: &Result<u64>) {
+        if rows.iter().any(|&id| !self.usable(id)) {
+            return assert!(matches!(answer, Err(Error::State { .. })));
+        }
+        let (mut given, mut changed) = (BTreeSet::new(), 0);
+        for id in rows {
+            let mut table = self.leases[id].table.clone();
+            for slot in &mut table {
+                if let What::Twin(block) = self.slots[DEVICE][slot] {
+                    given.insert(*slot);
+                    changed += 1;
+                    *slot = self.blocks[block].slots[DEVICE].expect("it is pinned");
+                }
+            }
+            self.leases.get_mut(id).expect("it lives").table = table;
+        }
+        assert_eq!(answer, &Ok(changed));
+        self.let_go(&Vec::from_iter(given));
     }
 
     /// Promises growth up to `limit` blocks, as far as it is backed.

@@ -6,6 +6,7 @@ mod audit;
 mod begin;
 mod clear;
 mod copies;
+mod dedup;
 mod demote;
 mod digest;
 mod finish;
