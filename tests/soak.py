@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,31 @@ def failures(first: int) -> tuple[list[tuple[int, str]], Counter[str]]:
     except AssertionError as said:
         broken.append((first, f"{PROOF}: {said}"))
     return broken, seen
+
+
+def parks(seed: int) -> tuple[int, bool, str]:
+    """Requests that say the same: the seed, whether one of them was parked, and what is broken."""
+    logging.getLogger("blockyard").setLevel(logging.CRITICAL)
+    try:
+        return seed, simulate(Scenario.alike(seed)).seen["stats parkings"] > 0, ""
+    except Broken as said:
+        return seed, False, str(said)
+
+
+def alike(first: int, wanted: int, cores: int) -> int:
+    """Runs seeds of equal requests until so many have parked one; how the process should exit."""
+    parked = seeds = 0
+    with multiprocessing.get_context("spawn").Pool(cores) as pool:
+        for at in count(first, BATCH * cores):
+            for seed, has, what in pool.map(parks, range(at, at + BATCH * cores)):
+                seeds, parked = seeds + 1, parked + has
+                if what:
+                    say(f"seed {seed} of `Scenario.alike`: {what}")
+                    return 1
+            if parked >= wanted:
+                break
+    say(f"{seeds:,} seeds from {first}: {parked:,} of them parked a request, and none was lost")
+    return 0
 
 
 def met(seen: Counter[str]) -> str:
@@ -113,11 +139,16 @@ def soak(first: int, seconds: float, cores: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("seconds", type=float)
+    parser.add_argument("seconds", type=float, nargs="?", default=60.0)
     parser.add_argument("--first", type=int, default=None, help="seed; by the clock without it")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--alike", type=int, help="instead, equal requests, until so many seeds have parked one"
+    )
     asked = parser.parse_args()
     first = time.time_ns() // 1_000_000 % 10**9 if asked.first is None else asked.first
+    if asked.alike is not None:
+        return alike(first, asked.alike, asked.cores)
     return soak(first, asked.seconds, asked.cores)
 
 

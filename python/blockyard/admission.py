@@ -11,6 +11,7 @@ from blockyard.line import Line
 from blockyard.preempt import Preempt
 from blockyard.request import Request, State
 from blockyard.reserve import Reserve
+from blockyard.safety import on_host
 from blockyard.seats import Seat, Seats
 
 __all__ = ["Admission", "Admitted"]
@@ -83,7 +84,7 @@ class Admission:
         self._refused: _Refused | None = None
         self._computing: dict[bytes, list[Request]] = {}
         self._hashed = 0
-        self._back: list[Request] = []
+        self._out: list[Request] = []
 
     def admit(self) -> Admitted:
         """T1, T2, T5, T16, T17, T22: begins whoever fits."""
@@ -131,8 +132,9 @@ class Admission:
     def _admit(self, turns: Callable[[Admitted], Iterable[tuple[Request, bool]]]) -> Admitted:
         """Begins those whose turn it is; with each, whether it has left its place for that."""
         admitted = Admitted([], [], [], [], [])
-        back = self._back = []
+        back: list[Request] = []
         aside: list[Request] = []
+        out = self._out = []
         self._computing = self._prefilling()
         self._hashed = 0
         for entry, popped in turns(admitted):
@@ -151,10 +153,12 @@ class Admission:
                 lack = error.need + error.promised - error.free - error.evictable
                 admitted.lacks.append(lack)
                 back += [entry] * popped
+                out.append(entry)
                 continue
             if lease is None:
                 admitted.soon.append(entry)
                 aside += [entry] * popped
+                out.append(entry)
                 continue
             if not popped:
                 self._line.take(entry)
@@ -162,7 +166,7 @@ class Admission:
             if admitted.refused and not promised:
                 admitted.refused[0].overtaken += 1
         self._line.back(back)
-        self._back = []
+        self._out = []
         self._line.put_aside(aside)
         return admitted
 
@@ -284,21 +288,20 @@ class Admission:
         return entry.keyed(self._cache)
 
     def _check_safe(self, entry: Request) -> None:
-        """Where who is preempted must be parked: whatever they grow to, all but one can be.
+        """Where who is preempted must be parked: `safety` says when all but one can be.
 
         Raises:
             NoRoom: Some would stand in each other's way.
         """
-        # Those who were refused in this step have left their places, and keep what they had.
-        refused = (one for one in self._back if one.parked is not None)
-        there = [seat.request for seat in self._seats.bound()]
-        there += [*self._line.parked, *refused, entry]
-        size = self._cache.block_size
-        sizes = [-(-(len(one.prompt) + one.most - 1) // size) for one in there]
-        others, host = sum(sizes) - max(sizes), self._cache.limit("host")
-        if sum(sizes) > self._cache.limit() and others > host:
-            error = NoRoom(f"no room on the host to park {others} blocks: it has {host}")
-            error.tier, error.need, error.free = "host", others, host
+        # Those who were refused in this step, or wait for a copy, have left their places, and keep
+        # what they had.
+        running, stopping = self._seats.requests()
+        parked = self._line.parked.union(one for one in self._out if one.parked is not None)
+        kept = [*stopping, *parked]
+        need, host = on_host(self._cache, [*running, entry], kept), self._cache.limit("host")
+        if need > host:
+            error = NoRoom(f"no room on the host to park {need} blocks: it has {host}")
+            error.tier, error.need, error.free = "host", need, host
             error.evictable = error.promised = 0
             raise error
 

@@ -157,6 +157,23 @@ class Preempt:
         self._counts["relieved"] += begun
         return begun
 
+    def leave(self, parked: Iterable[Parked]) -> int:
+        """Copies all down that parked sequences have on the device, also what others hold too.
+
+        Args:
+            parked: Whose.
+
+        Returns:
+            Blocks that were put on their way.
+        """
+        begun = 0
+        for one in parked:
+            there = _checked(one, Parked).on_device
+            plan = self._cache.demote(there, of=one) if there else None
+            begun += 0 if plan is None else len(plan)
+        self._counts["relieved"] += begun
+        return begun
+
     def resume(self, parked: Parked, *, reserve: int = 0) -> Lease | Soon:
         """Brings a sequence back, on the road of `begin`.
 

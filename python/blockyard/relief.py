@@ -8,6 +8,7 @@ from blockyard.cache import KVCache
 from blockyard.line import Line
 from blockyard.preempt import Preempt
 from blockyard.request import Request
+from blockyard.safety import on_host
 from blockyard.seats import Seat, Seats
 from blockyard.victims import Candidate, Victims
 
@@ -70,8 +71,7 @@ class Relief:
             need: Blocks that somebody lacks.
             behind: Who lacks them, where that is somebody in line: only those behind it move.
         """
-        there = self._parked(behind) if need > 0 else []
-        there = [entry for entry in there if entry.settled <= self._cache.done]
+        there = self._settled(behind) if need > 0 else []
         if not there:
             return
         self._preempt.relieve(need, self._handles(there))
@@ -85,6 +85,34 @@ class Relief:
             self._cache.abandon(first.parked)
             first.again()
             self._line.parked.discard(first)
+
+    def leave(self, behind: Request | None = None) -> bool:
+        """What parked sequences have on the device goes down, whoever else holds it.
+
+        What several of them keep, none gives up alone: where nobody goes on, all do.
+
+        Args:
+            behind: Where that is somebody in line, who goes on then: only those behind it.
+
+        Returns:
+            Whether anything is on its way now.
+        """
+        return self._preempt.leave(self._handles(self._settled(behind))) > 0
+
+    def dedup(self) -> bool:
+        """Those that run give up what they hold twice, as another had computed it too.
+
+        Only where they are `stuck`: no step in flight reads their tables.
+
+        Returns:
+            Whether they held anything twice.
+        """
+        return self._cache.dedup([seat.lease for seat in self._batch.running()]) > 0
+
+    def _settled(self, behind: Request | None) -> list[Request]:
+        """Of those the ones that no step in flight writes."""
+        there = self._parked(behind)
+        return [entry for entry in there if entry.settled <= self._cache.done]
 
     def _parked(self, behind: Request | None = None) -> list[Request]:
         """Those whose work is kept, the last in line first."""
@@ -122,8 +150,9 @@ class Relief:
             return []
         stuck = self.stuck(grown)
         # One who runs alone makes room by its end, and for itself only where something else stands
-        # in its way: blocks that it holds twice, as another had computed them too.
-        if len(running) == 1 and not (stuck and self._fits(running[0], grown.need)):
+        # in its way that does not leave.
+        alone = len(running) == 1
+        if alone and (not stuck or self.leave() or not self._fits(running[0], grown.need)):
             return []
         ranked = sorted(running, key=self._rank)
         rested = [
@@ -141,27 +170,41 @@ class Relief:
             if short <= 0 or len(chosen) == most:
                 break
             frees = self.frees(seat)
-            if frees and self._may_stop(seat):
+            if frees and self._is_safe(seat) and self._may_stop(seat):
                 chosen.append(seat)
                 short -= frees
         return chosen
 
+    def last_resort(self) -> Seat | None:
+        """Who is stopped where all are stuck, and nobody frees anything alone.
+
+        What several hold is free when the last of them has left. And where a host was made smaller
+        behind them, who is parked beyond `safety` is not lost, at least.
+        """
+        ranked = sorted(self._batch.running(), key=self._rank)
+        if len(ranked) == 1:
+            return None
+        ranked.sort(key=lambda seat: not self._is_safe(seat))
+        return next(filter(self._may_stop, ranked), None)
+
     def lost(self) -> Seat | None:
         """Who fails where all are stuck, as who must be parked finds no room on the host.
 
-        Admission sees to it that this cannot be, but for a host that was made smaller behind it,
-        and for blocks that a sequence holds twice.
+        `safety` says why this cannot be, but for a host or a device that has less room than when
+        they began. What is promised to who does not run comes back: for that they wait.
         """
         running = self._batch.running()
-        if not self._preempt.must_park:
+        promised = any(kind == "ticket" for kind, *_ in self._cache.holders())
+        if not self._preempt.must_park or promised:
             return None
-        return min(filter(self.frees, running), key=self._rank, default=None)
+        return min(running, key=lambda seat: (not self.frees(seat), self._rank(seat)), default=None)
 
     def stuck(self, grown: Grown) -> bool:
         """Whether nothing that goes on would make room by itself."""
         batch = self._batch
         flown = any(step.seats for step in batch.flown)
-        goes = grown.seats or batch.prefill or flown or batch.loading or self._coming()
+        goes = grown.seats or batch.prefill or flown or batch.loading or self._seats.stopping
+        goes = goes or self._coming()
         goes = goes or any(entry.settled > self._cache.done for entry in self._line.parked)
         # A copy keeps what it reads, and all above that.
         return not goes and self._cache.blocks_in_air() == (0, 0)
@@ -174,6 +217,15 @@ class Relief:
             + sum(map(self.frees, stopping))
             + self._preempt.coming(self._handles(self._parked()))
         )
+
+    def _is_safe(self, seat: Seat) -> bool:
+        """Whether all but one can be parked still when this one is."""
+        if not self._preempt.must_park:
+            return True
+        running, stopping = self._seats.requests()
+        others = [entry for entry in running if entry is not seat.request]
+        kept = [*stopping, *self._line.parked, seat.request]
+        return on_host(self._cache, others, kept) <= self._cache.limit("host")
 
     def _may_stop(self, seat: Seat) -> bool:
         """T7: where the engine cannot recompute, only with the host slots promised."""

@@ -299,11 +299,18 @@ class Scheduler:
         waits = self._admission.lacking()
         if waits is not None:
             self._relief.move(waits[1], behind=waits[0])
+            if not len(self._seats):
+                self._relief.leave(behind=waits[0])
         # What is moved now has landed when they want it.
         self._relief.move(self._batch.wanting(_AHEAD) - self._admission.spare())
 
     def _make_room(self, grown: Grown) -> Grown:
         """T36: who found no room skips the step; T7: victims, where what comes is too little."""
+        if self._relief.stuck(grown) and self._relief.dedup():
+            # Nobody had grown.
+            grown = self._batch.grow()
+            if not grown.short:
+                return grown
         self._counts["skipped"] += len(grown.short)
         capacity = self._cache.limit()
         for seat in grown.short:
@@ -314,18 +321,27 @@ class Scheduler:
                 self._stop(seat)
         victims = self._relief.victims(grown, self._admission.growth())
         if not victims and self._relief.stuck(grown):
-            taken = self._admission.take_back()
-            lost = None if taken else self._relief.lost()
-            if lost is not None:
-                why = "kv_lost: there is no room for all who run, and none on the host to park it"
-                lost.end = State.FAILED, why
-                self._stop(lost)
+            victims = self._unstick()
         for seat in victims:
             self._counts["preempted"] += 1
             seat.request.preempted += 1
             self._reserve.preempted()
             self._stop(seat)
         return grown.going()
+
+    def _unstick(self) -> list[Seat]:
+        """INV-25: nobody goes on, and nobody frees anything alone."""
+        if self._relief.leave() or self._admission.take_back():
+            return []
+        victim = self._relief.last_resort()
+        if victim is not None:
+            return [victim]
+        lost = self._relief.lost()
+        if lost is not None:
+            why = "kv_lost: there is no room for all who run, and none on the host to park it"
+            lost.end = State.FAILED, why
+            self._stop(lost)
+        return []
 
     def _landed(self) -> list[Start]:
         """T3, T4: whose loads have landed computes on from what is good."""

@@ -84,6 +84,13 @@ class Seats:
         """All that are not free, by number."""
         return [seat for seat in self._seats if seat is not None]
 
+    def requests(self) -> tuple[list[Request], list[Request]]:
+        """Those that run, or leave; and those that are to be parked, with slots promised."""
+        there: tuple[list[Request], list[Request]] = [], []
+        for seat in self.bound():
+            there[seat.ticket is not None].append(seat.request)
+        return there
+
     def bind(self, request: Request, lease: Lease, limit: int) -> Seat:
         """Gives a request the lowest free seat."""
         number = heapq.heappop(self._free)

@@ -927,6 +927,84 @@ def test_who_holds_blocks_twice_that_a_parked_one_keeps_makes_room_for_itself(
         assert not recompute or result.state is State.FINISHED
 
 
+@pytest.fixture
+def same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that begin alike sample alike."""
+    monkeypatch.setattr("loop.continuation", lambda _one, at, most: texts(1, at + most)[at:])
+
+
+@pytest.mark.usefixtures("same")
+@pytest.mark.parametrize("stops", ["acked", "in-order"])
+def test_inv_11_of_two_that_sample_alike_neither_is_lost(stops: Any) -> None:
+    """Each needs 6 blocks of 7, and one of them fits on the host: held twice they would not."""
+    loop = Loop(device=8, host=6, size=1, recompute=False, stops=stops)
+    for name in "AB":
+        loop.add(name, texts(1, 3), 4)
+    loop.finish()
+    for name in "AB":
+        result = loop.results[name]
+        assert (result.state, result.tokens.tolist()) == (State.FINISHED, texts(1, 7)[3:])
+    assert (loop.told("parkings"), loop.cache.stats()["deduped"]) == (1, 2)
+
+
+@pytest.mark.usefixtures("same")
+@pytest.mark.parametrize("spare", range(4))
+@pytest.mark.parametrize("size", range(1, 5))
+@pytest.mark.parametrize("many", [2, 3, 5])
+def test_inv_11_of_many_that_sample_alike_none_is_lost(many: int, size: int, spare: int) -> None:
+    each = -(-(3 + 9 * size - 1) // size)
+    loop = Loop(device=1 + each + spare, host=each * (many - 1), size=size, recompute=False)
+    for name in range(many):
+        loop.add(name, texts(1, 3), 9 * size)
+    loop.finish(2000)
+    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+
+
+def test_inv_11_the_largest_is_not_parked_where_the_others_then_could_not_be() -> None:
+    """Of 10, 6 and 6 blocks the host holds 12: with the 10 there neither of the others fits."""
+    loop = Loop(device=12, host=12, size=1, recompute=False)
+    loop.add("large", [1], 10)
+    loop.turn(6)
+    for name in (2, 3):
+        loop.add(name, [name], 6, priority=1)
+    loop.finish(1000)
+    assert loop.told("preempted") > 0
+    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+
+
+@pytest.mark.usefixtures("same")
+def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_nobody_goes_on() -> None:
+    """Each keeps what the others keep too: none would free a block by moving alone."""
+    loop = Loop(device=13, host=60, size=1, recompute=False)
+    for name in "AB":
+        loop.add(name, texts(1, 3), 9)
+    loop.turn(4)
+    for seat in loop.scheduler._seats.bound():
+        seat.ticket = loop.cache.promise(seat.lease.blocks, tier="host")
+        loop.scheduler._stop(seat)
+    loop.schedule()
+    loop.output()
+    loop.ack()
+    handles = [loop.handle(name) for name in "AB"]
+    assert min(handle.on_device for handle in handles) > 0
+    assert min(handle.alone for handle in handles) == 0
+    loop.add("first", texts(7, 12), 1, priority=1)
+    loop.finish(1000)
+    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+
+
+def test_nobody_is_lost_for_room_that_is_promised_to_who_does_not_run() -> None:
+    loop = Loop(device=8, size=1, recompute=False)
+    loop.add("A", [1], 6)
+    loop.turn(2)
+    ticket = loop.cache.promise(3)
+    loop.turn(6)
+    assert loop.state("A") is State.DECODE
+    loop.cache.release(ticket)
+    loop.finish()
+    assert loop.results["A"].state is State.FINISHED
+
+
 def test_who_was_promised_room_gives_it_back_before_anybody_fails() -> None:
     loop = Loop(device=13, size=1, recompute=False)
     loop.add("A", [1], 6)

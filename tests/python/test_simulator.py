@@ -16,6 +16,7 @@ from blockyard import testing
 from blockyard.engine import Ack, Chunk, Output, Start, Step, Stop
 from blockyard.flights import Flights
 from blockyard.offload import Offload
+from blockyard.relief import Relief
 from blockyard.request import State
 from blockyard.scheduler import Scheduler
 from blockyard.seats import Seat
@@ -675,4 +676,61 @@ def test_a_prompt_that_fills_the_device_comes_twice_where_a_block_is_one_token()
     setup = Setup(device=9, block_size=1, seats=1, reserve="full", skip=0, ends=False)
     first, again = (Event(at, "add", (name, 0, 4, 0, 5, 0)) for at, name in ((1, "x"), (40, "y")))
     ran = simulate(Scenario(setup, (first, again)))
+    assert {result.state for result in ran.results.values()} == {State.FINISHED}
+
+
+def test_of_requests_that_sample_alike_none_is_lost_where_nothing_can_be_recomputed() -> None:
+    """INV-11, INV-25. `tests/soak.py --alike 1000` takes as many seeds as you like."""
+    parked = 0
+    for seed in range(200):
+        ran = simulate(Scenario.alike(seed))
+        parked += ran.seen["stats parkings"] > 0
+        assert {result.state for result in ran.results.values()} == {State.FINISHED}, seed
+    assert parked > 180
+
+
+def test_who_is_lost_without_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Relief, "dedup", lambda _: False)
+    monkeypatch.setattr(Relief, "last_resort", lambda _: None)
+    scenario = Scenario(
+        Setup(device=8, host=6, block_size=1, reserve="nothing", recompute=False, ends=False),
+        (Event(1, "add", ("a", 0, 3, 0, 4, 0)), Event(1, "add", ("b", 0, 3, 0, 4, 0))),
+    )
+    with pytest.raises(Broken, match="is lost, and nothing has failed"):
+        simulate(scenario)
+
+
+def test_one_that_is_parked_and_waits_for_a_copy_counts_when_others_begin() -> None:
+    # Found by seed 1560 without its faults: its place in line was left while another was asked for.
+    setup = Setup(
+        device=14,
+        host=8,
+        block_size=1,
+        ranks=2,
+        shape="layer-first",
+        write="through",
+        ahead=2,
+        speeds=(2, 1, 1),
+        seats=5,
+        budget=3,
+        reserve="watermark",
+        victims="least-work",
+        recompute=False,
+        rest=0,
+        skip=16,
+        flight=2,
+        drafts=1,
+        channel="before",
+        ends=False,
+        watch=0,
+    )
+    requests = (
+        (5, ("r7", 1, 10, 0, 1, 1)),
+        (7, ("r4", 2, 7, 0, 3, 0)),
+        (7, ("r6", 1, 6, 0, 5, 2)),
+        (15, ("r2", 2, 6, 0, 3, 0)),
+        (19, ("r1", 0, 2, 4, 3, 0)),
+    )
+    events = [Event(tick, "add", what) for tick, what in requests]
+    ran = simulate(Scenario(setup, (*events, Event(8, "ack", ("unheard", 5)))))
     assert {result.state for result in ran.results.values()} == {State.FINISHED}

@@ -168,6 +168,66 @@ class Scenario:
         events += _promises(chance, setup, ticks, events)
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
+    @classmethod
+    def alike(cls, seed: int) -> Self:
+        """Requests that say the same, on an engine that cannot recompute, and too little room.
+
+        There are no faults. The device hardly holds more than the largest of them, and the host
+        what all others may need, or less: some must be parked, and none may be lost (INV-11).
+        """
+        chance = random.Random(seed)  # noqa: S311 - it need not be hard to guess
+        setup, events = _alike(chance)
+        return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
+
+
+def _alike(chance: random.Random) -> tuple[Setup, list[Event]]:
+    pick: Callable[[list[Any]], Any] = chance.choice
+    size, many = pick([1, 1, 2, 3, 4]), pick([2, 2, 2, 3, 4, 6])
+    shared = chance.randint(1, 2 * size)
+    longest = chance.randint(10, 16) * size
+    # One prompt and length for all; or some end early, or part from the others behind the prompt.
+    most = [pick([longest, longest, longest - size, longest // 2]) for _ in range(many)]
+    own = [pick([0, 0, 1, size]) for _ in range(many)]
+    if chance.random() < 0.5:  # noqa: PLR2004
+        most, own = [longest] * many, [0] * many
+    most[:2], own[:2] = [longest] * 2, [own[0]] * 2
+    needs = [-(-(shared + own[at] + most[at] - 1) // size) for at in range(many)]
+    largest, others = max(needs), sum(needs) - max(needs)
+    setup = Setup(
+        device=1 + largest + chance.randint(0, 3),
+        host=pick([others, others, others + 2, chance.randint(largest, max(largest, others))]),
+        block_size=size,
+        eviction=pick(["recency", "heap"]),
+        write=pick(["on-evict", "through"]),
+        ahead=pick([None, 0, 2]),
+        seats=chance.randint(2, 6),
+        budget=pick([16, 64]),
+        reserve=pick(["nothing", "nothing", "growing"]),
+        victims=pick(list(VICTIMS)),
+        recompute=False,
+        rest=pick([0, 2, 8]),
+        skip=pick([0, 4]),
+        stops=pick(["acked", "in-order"]),
+        flight=pick([0, 1, 2]),
+        drafts=pick([0, 0, 1, 3]),
+        eager=pick([False, True]),
+        ends=False,
+        cranes=pick(["here", "elsewhere"]),
+    )
+    # A third may have published the prompt before, and others be promised room while they wait.
+    first = pick([1, 1, 12])
+    events = [Event(1, "add", ("early", 0, shared, own[0], 1, 0))] if first > 1 else []
+    for at in range(many):
+        tick = first + (chance.randint(0, 12) if at > 1 else 0)
+        events.append(
+            Event(tick, "add", (f"r{at}", 0, shared, own[at], most[at], pick([0, 0, 0, 1])))
+        )
+    if chance.random() < 0.25:  # noqa: PLR2004
+        name, tick = pick(["peer's", f"r{many - 1}"]), chance.randint(1, 20)
+        what = (name, chance.randint(1, 3), chance.randint(1, 30), "p")
+        events.append(Event(tick, "promise", what))
+    return setup, events
+
 
 def _setup(chance: random.Random) -> Setup:
     pick: Callable[[list[Any]], Any] = chance.choice

@@ -30,6 +30,8 @@ __all__ = ["Ran", "simulate"]
 _T = TypeVar("_T")
 # Ticks without a plan after which nothing more is copied ahead.
 _QUIET: Final = 24
+# What may cost a sequence the last copy of its KV, or the room that it began with.
+_FAULTS: Final = frozenset({"copy", "outcome", "rank", "engine", "weights", "fail", "resize"})
 _WORDS: Final = frozenset({"deliver", "delay", "fail", "corrupt", "hang", "die"})
 
 
@@ -96,6 +98,7 @@ class _Simulation:
         self.setup = setup = scenario.setup
         self.now = 0
         self._events = deque(sorted(scenario.events, key=lambda event: event.tick))
+        self._faulty = any(event.verb in _FAULTS for event in scenario.events)
         config = config_of(
             setup, device=_largest(scenario, "device"), host=_largest(scenario, "host")
         )
@@ -383,6 +386,7 @@ class _Simulation:
             check(name in self._aborted, f"{name} was aborted, and nobody said so")
             return
         if not self.setup.recompute and result.reason.startswith("kv_lost"):
+            check(self._faulty, f"INV-11: {name} is lost, and nothing has failed: {result.reason}")
             self._seen["kv lost"] += 1
             return
         small = asked.blocks >= self._least
