@@ -146,13 +146,8 @@ class Relief:
         self.move(need - self.returning)
         running = batch.running()
         short = need - self._coming()
-        if short <= 0 or not running:
-            return []
-        stuck = self.stuck(grown)
-        # One who runs alone makes room by its end, and for itself only where something else stands
-        # in its way that does not leave.
-        alone = len(running) == 1
-        if alone and (not stuck or self.leave() or not self._fits(running[0], grown.need)):
+        # One who runs alone has nobody to make room for but itself.
+        if short <= 0 or len(running) <= 1:
             return []
         ranked = sorted(running, key=self._rank)
         rested = [
@@ -161,13 +156,12 @@ class Relief:
             if not seat.request.preempted or seats.ran[seat.number] >= self._rest
         ]
         chosen: list[Seat] = []
-        # One who runs on alone makes room by its end.
-        most = max(len(running) - 1, 1)
-        if stuck:
+        if self.stuck(grown):
             early = set(rested)
             rested += [seat for seat in ranked if seat not in early]
         for seat in rested:
-            if short <= 0 or len(chosen) == most:
+            # One who runs on alone makes room by its end.
+            if short <= 0 or len(chosen) == len(running) - 1:
                 break
             frees = self.frees(seat)
             if frees and self._is_safe(seat) and self._may_stop(seat):
@@ -182,7 +176,7 @@ class Relief:
         behind them, who is parked beyond `safety` is not lost, at least.
         """
         ranked = sorted(self._batch.running(), key=self._rank)
-        if len(ranked) == 1:
+        if len(ranked) <= 1:
             return None
         ranked.sort(key=lambda seat: not self._is_safe(seat))
         return next(filter(self._may_stop, ranked), None)
@@ -237,11 +231,6 @@ class Relief:
     def frees(self, seat: Seat) -> int:
         """Device blocks that only this seat's lease holds."""
         return self._cache.held_alone(seat.lease)
-
-    def _fits(self, seat: Seat, need: int) -> bool:
-        """Whether it would have room if it were alone with what it needs."""
-        quarantined = self._cache.stats()["device_quarantined"]
-        return seat.lease.blocks + need <= self._cache.limit() - quarantined
 
     def _rank(self, seat: Seat) -> tuple[int, ...]:
         entry = seat.request

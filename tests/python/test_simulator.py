@@ -682,11 +682,11 @@ def test_a_prompt_that_fills_the_device_comes_twice_where_a_block_is_one_token()
 def test_of_requests_that_sample_alike_none_is_lost_where_nothing_can_be_recomputed() -> None:
     """INV-11, INV-25. `tests/soak.py --alike 1000` takes as many seeds as you like."""
     parked = 0
-    for seed in range(200):
+    for seed in range(150):
         ran = simulate(Scenario.alike(seed))
         parked += ran.seen["stats parkings"] > 0
         assert {result.state for result in ran.results.values()} == {State.FINISHED}, seed
-    assert parked > 180
+    assert parked > 130
 
 
 def test_who_is_lost_without_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
