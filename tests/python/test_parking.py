@@ -770,6 +770,43 @@ def test_when_the_host_is_made_smaller_and_nobody_can_be_parked_one_fails() -> N
     assert loop.results["old"].tokens.tolist() == continuation("old", 14, 12)
 
 
+def test_when_the_host_is_made_smaller_who_fits_there_is_parked_before_anybody_fails() -> None:
+    """All that "new" may need does not fit on the host any more; what it has does."""
+    loop = squeezed(host=32, recompute=False)
+    loop.cache.resize("host", 6)
+    loop.finish()
+    assert loop.told("parkings") == 1
+    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+
+
+def test_of_two_pairs_that_hold_the_same_one_leaves_though_it_frees_nothing() -> None:
+    """What two hold is free when both have left: nobody frees a block by leaving alone."""
+    loop = Loop(device=16, host=32, size=1)
+    leases = []
+    for family in (1, 2):
+        pair = [loop.cache.begin(texts(family, 5)) for _ in range(2)]
+        loop.cache.seal(pair, 5)
+        assert loop.cache.dedup(pair) == 5
+        leases += pair
+    kept = loop.cache.promise(5)
+    seats = loop.scheduler._seats
+    for name, lease in enumerate(leases):
+        loop.add(name, texts(1 + name // 2, 5), 5)
+        entry = loop.scheduler._line.pop()
+        assert entry is not None
+        loop.scheduler._batch.decodes(seats.bind(entry, lease, 9))
+    seats.scheduled[:4] = seats.computed[:4] = 5
+    assert [loop.cache.held_alone(lease) for lease in leases] == [0] * 4
+    grown = loop.scheduler._batch.grow()
+    assert (grown.seats, len(grown.short)) == ([], 4)
+    assert loop.scheduler._relief.victims(grown, 0) == []
+    victim = loop.scheduler._relief.last_resort()
+    assert victim is not None
+    assert victim.request.id == 3
+    loop.cache.release(kept)
+    loop.cache.finish(leases)
+
+
 def test_t7_who_would_free_nothing_is_promised_nothing() -> None:
     loop = Loop(device=5, host=32, recompute=False)
     loop.add("shared", text(1, 7), 5)
