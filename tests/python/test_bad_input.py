@@ -159,6 +159,7 @@ HANDLES: list[tuple[str, Act, type[by.Misuse], str]] = [
     ("its table", lambda h: h.cache.block_tables(h.spent), by.SpentLease, "is spent"),
     ("its mapping", lambda h: h.cache.slot_mapping(h.spent, 0), by.SpentLease, "is spent"),
     ("trim one", lambda h: h.cache.trim(h.spent, 4), by.SpentLease, "is spent"),
+    ("dedup one", lambda h: h.cache.dedup([h.lease, h.spent]), by.SpentLease, "is spent"),
     ("demote of one", lambda h: h.cache.demote(1, of=h.spent), by.SpentLease, "is spent"),
     ("a bad row", lambda h: h.cache.grow([h.lease, h.spent]), by.SpentLease, "is spent"),
     ("resume twice", lambda h: h.cache.begin(h.abandoned), by.SpentLease, "parked sequence"),

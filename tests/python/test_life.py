@@ -128,6 +128,19 @@ def test_drafts_that_were_not_accepted_are_trimmed_and_promised_again() -> None:
     at_rest(cache)
 
 
+def test_what_is_held_twice_is_given_up_in_place() -> None:
+    cache = make()
+    first, second = begin(cache, text(1, 10)), begin(cache, text(1, 10))
+    for lease in (first, second):
+        cache.seal(lease, 8)
+    own = table(cache, second)[2]
+    assert cache.dedup([first, second]) == 2
+    assert table(cache, second) == [*table(cache, first)[:2], own]
+    assert (cache.dedup(second), cache.stats()["deduped"]) == (0, 2)
+    cache.finish([first, second])
+    at_rest(cache)
+
+
 def test_forks_share_full_blocks_and_copy_the_partial_one() -> None:
     cache = make()
     parent = begin(cache, text(1, 10))

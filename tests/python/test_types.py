@@ -67,6 +67,7 @@ def stepping(cache: by.KVCache, batch: list[by.Lease], out: NDArray[np.int32]) -
     assert_type(cache.slot_mapping(batch, [0], None, np.zeros(4, np.int64)), int)
     assert_type(cache.seal(batch, 3), int)
     cache.trim(batch, 3)
+    assert_type(cache.dedup(batch), int)
     cache.grow([batch])  # type: ignore[list-item]
 
 
