@@ -151,12 +151,18 @@ class Batch:
         )
 
     def wanting(self, steps: int) -> int:
-        """Blocks that those who decode will want in so many steps from now, at one token each."""
+        """Blocks that those who decode lack for so many steps more, at one token each.
+
+        To be asked behind `grow`: what the next step computes has its room.
+        """
         if self._rows is None:
             return 0
-        scheduled = self._seats.scheduled[self._rows[1]]
+        numbers = self._rows[1]
+        last = self._seats.most[numbers] - 1
+        there = np.minimum(self._seats.scheduled[numbers] + 1, last)
+        wanted = np.minimum(there + steps, last)
         size = self._cache.block_size
-        return int(((scheduled + steps + size - 1) // size - (scheduled + size - 1) // size).sum())
+        return int((-(-wanted // size) - -(-there // size)).sum())
 
     def _blocks(self, lease: Lease, more: int) -> int:
         """Blocks that a lease lacks for some positions more."""

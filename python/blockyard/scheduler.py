@@ -692,7 +692,6 @@ class Scheduler:
                 self._batch.leave(seat)
                 self._end(seat.request, State.FAILED, reason)
         self._seats.left += 1
-        self._stops.clear()
         self._cache.set_headroom(0)
 
     def reset(self, *, requests: Literal["recompute", "abort"] = "recompute") -> None:
@@ -708,7 +707,6 @@ class Scheduler:
             raise Misuse(f"requests = {requests!r}: say 'recompute' or 'abort'")
         self._cache.clear()
         self._dead = None
-        self._stops.clear()
         self._batch.clear()
         for seat in self._seats.bound():
             if seat.gone:

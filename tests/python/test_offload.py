@@ -97,3 +97,14 @@ def test_through_copies_what_runs_and_keeps_the_watermark_in_the_air() -> None:
     assert cache.dispatch() == []
     cache.commit(plan)
     assert [len(plan) for plan in cache.dispatch()] == [8]
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_what_is_just_enough_room_is_enough_and_a_block_less_is_not(
+    eviction: Literal["recency", "heap"],
+) -> None:
+    cache = small(ahead=8, eviction=eviction)
+    publish(cache, text(1, 128))
+    assert (cache.room().free, cache.dispatch()) == (8, [])
+    publish(cache, text(2, 4))
+    assert (cache.room().free, [len(plan) for plan in cache.dispatch()]) == (7, [8])

@@ -208,3 +208,20 @@ def test_a_plan_that_ended_before_it_was_dispatched_is_not_given_out() -> None:
     (plan,) = cache.dispatch()  # its lease is gone; its slots wait for its end all the same
     assert cache.commit([by.Outcome(plan.flight, rank, 4) for rank in range(2)]) == 1
     at_rest(cache)
+
+
+@pytest.mark.parametrize("landed", [False, True])
+def test_a_step_that_is_done_stays_done_whatever_is_told_later(landed: bool) -> None:
+    """INV-6: a second scheduler numbers its steps behind it."""
+    cache = by.KVCache(block_size=4, device=32, host=32, ahead=0)
+    publish_below(cache, text(1, 16))
+    lease = begin(cache, [*text(1, 16), 0])
+    (plan,) = cache.dispatch()
+    cache.commit([], done=7)
+    assert cache.commit([plan] if landed else [], done=3) == int(landed)
+    assert cache.done == 7
+    cache.commit([], done=8)
+    assert cache.done == 8
+    cache.commit(lease.plans)
+    cache.finish(lease)
+    at_rest(cache)

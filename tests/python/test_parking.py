@@ -1101,3 +1101,43 @@ def test_what_is_neither_a_lease_nor_parked_is_refused_and_not_counted(call: Any
         call(preempt, lease)
     assert (cache.digest(), preempt.stats()) == before
     cache.finish(lease)
+
+
+@pytest.mark.parametrize("most", [10, 11, 12])
+def test_t10_a_parked_block_leaves_two_steps_before_it_is_wanted_and_none_for_nobody(
+    most: int,
+) -> None:
+    """Not a step later, for a copy takes some; nor sooner, for "old" may have ended by then."""
+    loop = Loop(device=9, host=32)
+    loop.add("old", text(1, 14), most)
+    loop.add("new", text(2, 14), 12)
+    while loop.state("new") is not State.PARKED:
+        loop.turn()
+    moved = []
+    while "old" not in loop.results:
+        before = loop.told("relieved")
+        step = loop.schedule()
+        if len(step) and loop.told("relieved") > before:
+            moved.append(int(step.positions[0]))
+        loop.land()
+        loop.output()
+        loop.ack()
+    # It computes the positions up to 12 + most, and its blocks begin with the 20th and the 24th.
+    assert moved == [position for position in (18, 22) if position + 2 <= 12 + most]
+    loop.finish()
+
+
+def test_full_blocks_alone_are_kept_but_never_less_than_was_found() -> None:
+    """A full hit begins in the middle of a block: what it found there was computed by another."""
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Preempt(cache, cache.config, way="full-blocks")
+    publish(cache, text(1, 8))
+    lease = cache.begin(text(1, 8))
+    assert isinstance(lease, by.Lease)
+    cache.commit(lease.plans)
+    assert lease.cached == 7
+    handle = preempt.park(lease, 7)
+    assert handle is not None
+    assert (handle.computed, handle.blocks) == (7, 2)
+    cache.abandon(handle)
+    assert cache.audit() is None

@@ -864,3 +864,112 @@ def test_who_was_refused_begins_when_less_is_kept_for_growth_though_nobody_comes
     loop.turn(4)
     assert (loop.state("runs"), loop.state("waits")) == (State.DECODE, State.DECODE)
     loop.finish()
+
+
+# -- what planted mistakes have shown to be missing ----------------------------------------------
+
+
+def test_of_those_who_wait_for_one_anothers_tickets_the_last_in_line_gives_its_own_back() -> None:
+    """INV-25: nobody can begin, and who came before keeps what it was promised."""
+    loop = Loop(device=9)
+    tickets = [loop.cache.promise(2) for _ in range(2)]
+    loop.add("first", text(1, 28), 1)
+    loop.add("second", text(2, 28), 1, ticket=tickets[0])
+    loop.add("third", text(3, 28), 1, ticket=tickets[1])
+    loop.turn()
+    assert ([ticket.state for ticket in tickets], loop.begun) == (["open", "spent"], [])
+    loop.finish()
+    assert loop.begun == ["second", "first", "third"]
+
+
+def test_who_is_in_line_again_may_be_overtaken_as_often_as_at_first() -> None:
+    """INV-25: what was counted while it waited for its first turn is over with that turn."""
+    loop = Loop(device=9, skip=1)
+    loop.add("runs", text(1, 8), 4)
+    loop.turn()
+    loop.add("big", text(2, 28), 2)
+    loop.add("small", text(3, 4), 1)
+    loop.turn()
+    assert (loop.begun, loop.state("big")) == (["runs", "small"], State.WAITING)
+    assert "overtaken 1 times" in str(loop.scheduler.explain("big"))
+    while loop.state("big") is State.WAITING:
+        loop.turn()
+    loop.scheduler.reset()
+    loop.bound.clear()
+    held = loop.cache.begin(text(9, 8))
+    assert "overtaken 0 times" in str(loop.scheduler.explain("big"))
+    loop.add("other", text(4, 4), 1)
+    loop.add("another", text(5, 4), 1)
+    loop.turn()
+    assert loop.begun[-1] == "other"
+    assert [loop.state(name) for name in ("big", "another")] == [State.RECOMPUTE, State.WAITING]
+    loop.cache.finish(held)
+    loop.finish()
+
+
+def test_who_is_alone_and_would_not_fit_beside_quarantined_slots_waits_for_their_fence() -> None:
+    """INV-25: to leave would give it no room, and cost all that it has computed."""
+    loop = Loop(device=9, host=8, preempt="recompute")
+    publish_below(loop.cache, text(1, 12))
+    lost = loop.cache.begin(text(1, 13))
+    assert lost.state == "loading"
+    loop.cache.unknown(lost.plans)
+    loop.cache.finish(lost)
+    assert loop.cache.stats()["device_quarantined"] == 3
+    loop.add("one", text(2, 18), 12)
+    for _ in range(8):
+        loop.schedule()
+        loop.output()
+        loop.ack()
+    assert (loop.state("one"), loop.told("preempted"), loop.told("skipped")) == (State.DECODE, 0, 5)
+    loop.cache.abort(lost.plans)
+    loop.finish()
+    assert loop.told("preempted") == 0
+    assert loop.results["one"].tokens.tolist() == continuation("one", 18, 12)
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_stop_of_before_a_reset_is_not_sent_after_it(sent: bool) -> None:
+    """T33: the engine has forgotten the seat, and somebody else may have it by then."""
+    loop = Loop()
+    loop.add("one", text(1, 10), 6)
+    loop.turn(2)
+    loop.scheduler.abort("one")
+    if sent:
+        number = loop.schedule().number
+        loop.scheduler.reconcile([0], number)
+    loop.scheduler.reset()
+    loop.air.clear()
+    loop.stops.clear()
+    loop.bound.clear()
+    loop.add("two", text(2, 10), 6)
+    step = loop.schedule()
+    assert (step.stops, [start.seat for start in step.starts]) == ((), [0])
+    loop.output()
+    loop.finish()
+    assert [loop.results[name].state for name in ("one", "two")] == [State.ABORTED, State.FINISHED]
+
+
+def test_what_a_dead_engine_that_stops_in_order_still_says_gives_no_block_back() -> None:
+    """T29: only its reset shows that it writes no more; and what it says may lack some steps."""
+    loop = Loop(device=9, stops="in-order")
+    for name in range(3):
+        loop.add(name, text(name + 1, 6), 9)
+    loop.turn(2)
+    loop.schedule()
+    loop.scheduler.abort(0)
+    loop.schedule()
+    loop.scheduler.fail()
+    held, seats = loop.cache.stats()["device_pinned"], loop.told("seats")
+    outputs = [loop.compute(), loop.compute()]
+    for output in reversed(outputs):
+        loop.scheduler.on_output(output)
+    assert (loop.cache.stats()["device_pinned"], loop.told("seats")) == (held, seats)
+    assert loop.told("outputs_ignored") == sum(len(output.seats) for output in outputs)
+    loop.look()
+    assert [len(loop.results[name].tokens) for name in range(3)] == [2, 2, 2]
+    loop.scheduler.reset()
+    assert (loop.cache.stats()["device_pinned"], loop.told("seats")) == (0, 0)
+    loop.stops.clear()
+    loop.bound.clear()
+    loop.finish()
