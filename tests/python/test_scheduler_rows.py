@@ -973,3 +973,164 @@ def test_what_a_dead_engine_that_stops_in_order_still_says_gives_no_block_back()
     loop.stops.clear()
     loop.bound.clear()
     loop.finish()
+
+
+def test_the_last_come_is_the_victim_though_it_has_fewer_blocks() -> None:
+    """T7: more blocks decide only between those that came together."""
+    loop = Loop(device=9)
+    loop.add("old", text(1, 19), 9)
+    loop.turn()
+    loop.add("new", text(2, 11), 9)
+    while not loop.stops:
+        loop.schedule()
+        loop.output()
+    assert [stop.request for stop in loop.stops] == ["new"]
+    loop.finish()
+
+
+def test_absence_counts_from_the_first_time_that_a_stop_was_sent() -> None:
+    """T29: an answer of before it was sent again shows as much."""
+    loop = stopping()
+    loop.schedule()
+    loop.output()
+    number = loop.scheduler._batch.number
+    loop.scheduler.reconcile([0, 1], number - 1)
+    loop.schedule()
+    loop.output()
+    loop.scheduler.reconcile([0], number)
+    assert loop.state("new") is State.RECOMPUTE
+    loop.stops.clear()
+    loop.bound.pop(1)
+    loop.finish()
+
+
+def test_whose_loads_were_late_before_it_ran_is_loaded_again_when_it_has_run() -> None:
+    """T4: only so many failures in a row are a reason to compute what is there."""
+    loop = Loop(device=6, host=16, preempt="recompute")
+    publish_below(loop.cache, text(1, 12))
+    loop.add("one", text(1, 14), 3)
+    for _ in range(2):
+        loop.schedule()
+        (plan,) = loop.plans
+        loop.plans.clear()
+        loop.cache.unknown([plan])
+        assert not loop.schedule().chunks
+        loop.cache.abort([plan])
+    loop.turn(2)
+    assert loop.state("one") is State.PREFILL
+    while loop.air:
+        loop.output()
+    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.schedule()
+    loop.output()
+    loop.ack()
+    assert loop.state("one") is State.RECOMPUTE
+    publish(loop.cache, text(9, 20))
+    loop.schedule()
+    (plan,) = loop.plans
+    loop.plans.clear()
+    loop.cache.unknown([plan])
+    assert not loop.schedule().chunks
+    loop.cache.abort([plan])
+    loop.schedule()
+    assert loop.state("one") is State.LOADING
+    loop.land()
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
+
+
+def test_who_finds_all_but_its_last_token_computes_its_prompt_all_the_same() -> None:
+    """T1: it decodes when it has sampled something, T6, and not before."""
+    loop = Loop()
+    publish(loop.cache, text(1, 12))
+    loop.add("one", text(1, 13), 3)
+    (start,) = loop.schedule().starts
+    assert (start.cached, loop.state("one")) == (12, State.PREFILL)
+    loop.output()
+    assert loop.state("one") is State.DECODE
+    loop.finish()
+
+
+def test_steps_without_room_and_begins_put_off_are_counted() -> None:
+    """`no_room` counts steps, and `soon` requests."""
+    loop = Loop(device=9, budget=8)
+    loop.add("first", text(1, 24), 2)
+    for name in ("second", "third"):
+        loop.add(name, [*text(1, 24), len(name)], 2)
+    loop.schedule()
+    assert (loop.told("soon"), loop.told("no_room")) == (2, 0)
+    for name in ("fourth", "fifth"):
+        loop.add(name, text(len(name), 28), 2)
+    loop.schedule()
+    assert (loop.told("soon"), loop.told("no_room")) == (4, 1)
+    loop.finish()
+
+
+def test_who_alone_has_a_ticket_keeps_it_while_it_finds_no_room() -> None:
+    """INV-25: what it was promised is in nobody's way but that of others in line."""
+    loop = Loop(device=9)
+    other, own = loop.cache.promise(4), loop.cache.promise(2)
+    loop.add("one", text(1, 28), 1, ticket=own)
+    loop.turn(2)
+    assert (loop.state("one"), own.state) == (State.WAITING, "open")
+    loop.cache.release(other)
+    loop.finish()
+
+
+def test_nobody_loses_a_ticket_while_somebody_runs_who_will_make_room() -> None:
+    """INV-25."""
+    loop = Loop(device=9)
+    loop.add("runs", text(3, 4), 3)
+    loop.turn()
+    own = loop.cache.promise(2)
+    loop.add("first", text(1, 28), 1)
+    loop.add("second", text(2, 28), 1, ticket=own)
+    loop.turn()
+    assert (loop.state("first"), loop.state("second")) == (State.WAITING, State.WAITING)
+    assert own.state == "open"
+    loop.finish()
+
+
+def test_where_stops_hold_in_order_the_output_of_their_step_ends_who_was_stopped() -> None:
+    """T26: also where that step is like most others, and the rest decodes on."""
+    loop = Loop(stops="in-order")
+    for name in range(2):
+        loop.add(name, text(name + 1, 6), 9)
+    loop.turn(2)
+    loop.scheduler.abort(0)
+    loop.schedule()
+    loop.output()
+    assert (loop.results[0].state, loop.told("seats")) == (State.ABORTED, 1)
+    loop.stops.clear()
+    loop.bound.pop(0)
+    loop.finish()
+
+
+def test_who_is_ended_by_the_engine_at_its_very_length_has_reached_its_length() -> None:
+    """T35: and its seat is free at once all the same."""
+    loop = Loop()
+    loop.add("one", 10, 3)
+    loop.turn(2)
+    loop.schedule()
+    loop.output(ends=["one"])
+    assert (loop.results["one"].reason, loop.told("seats")) == ("length", 0)
+    loop.finish()
+
+
+def test_what_an_engine_computes_for_who_has_ended_before_its_ack_is_counted_and_dropped() -> None:
+    """T28: the next step was on its way when its end was seen, and it is like most others."""
+    loop = Loop()
+    loop.add("one", 10, 9)
+    loop.turn(2)
+    loop.schedule()
+    loop.schedule()
+    loop.scheduler.update_weights()
+    loop.output(ends=["one"])
+    assert loop.results["one"].reason == "stop"
+    step = loop.air.popleft()
+    loop.scheduler.on_output(Output(step.number, step.decode, array(7, kind=U32)))
+    assert loop.told("outputs_ignored") == 1
+    loop.schedule()
+    loop.output()
+    loop.ack()
+    loop.finish()
