@@ -43,6 +43,8 @@ class _Refused(NamedTuple):
     """When nobody in line found room, and with what somebody would."""
 
     standing: tuple[int, ...]
+    asks: bool
+    """Whether somebody waits for another's prefix, or for its keys, and not for room."""
     some: int
     """Blocks to be had with which somebody would fit."""
     first: Request
@@ -94,11 +96,9 @@ class Admission:
         self._refused = None
         if admitted.refused:
             spare, lacks = self.spare(), admitted.lacks
-            # Who waits for another's prefix, or for its keys, asks again.
-            asks = admitted.soon or self._hashed >= _HASHED
-            some = spare if asks else spare + max(min(lacks), 1)
-            first = spare + max(lacks[0], 1)
-            self._refused = _Refused(self._standing(), some, admitted.refused[0], first)
+            asks = bool(admitted.soon) or self._hashed >= _HASHED
+            some, first = (spare + max(lack, 1) for lack in (min(lacks), lacks[0]))
+            self._refused = _Refused(self._standing(), asks, some, admitted.refused[0], first)
         return admitted
 
     def _refused_still(self) -> bool:
@@ -106,6 +106,7 @@ class Admission:
         refused = self._refused
         return (
             refused is not None
+            and not refused.asks
             and refused.standing == self._standing()
             and self.spare() < refused.some
         )

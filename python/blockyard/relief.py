@@ -1,7 +1,5 @@
 """Room for those that cannot grow: what is coming, who moves, who has to leave. INV-25."""
 
-from collections import deque
-
 from blockyard._core import Parked
 from blockyard.batch import Batch, Grown
 from blockyard.cache import KVCache
@@ -45,7 +43,7 @@ class Relief:
         self._preempt = preempt
         self._policy = policy
         self._rest = rest
-        self._returning: deque[tuple[int, int]] = deque()
+        self._returning: list[tuple[int, int]] = []
 
     def returns(self, blocks: int, after: int) -> None:
         """Blocks that come back when a step is done."""
@@ -58,8 +56,7 @@ class Relief:
 
     def done(self, step: int) -> None:
         """A step is done."""
-        while self._returning and self._returning[0][0] <= step:
-            self._returning.popleft()
+        self._returning = [one for one in self._returning if one[0] > step]
 
     def move(self, need: int, behind: Request | None = None) -> None:
         """Copies blocks of parked sequences down, of those first who shall come back last.

@@ -596,7 +596,6 @@ class Scheduler:
             self._again(seat)
         else:
             self._counts["lost"] += computed - parked.computed
-            seat.ticket = None
             self._vacate(seat)
             seat.request.settled = after or 0
             self._parked(seat.request, parked)
@@ -626,7 +625,7 @@ class Scheduler:
         """Its blocks go back when the steps in flight that may write them are done."""
         after = self._after(seat)
         if after is not None:
-            self._relief.returns(self._relief.frees(seat), self._batch.flown[-1].number)
+            self._relief.returns(self._relief.frees(seat), after)
         self._cache.finish(seat.lease, after=after)
         if seat.ticket is not None:
             self._cache.release(seat.ticket)
@@ -689,9 +688,7 @@ class Scheduler:
         for seat in self._seats.bound():
             if not seat.gone:
                 seat.gone = True
-                self._batch.leave(seat)
                 self._end(seat.request, State.FAILED, reason)
-        self._seats.left += 1
         self._cache.set_headroom(0)
 
     def reset(self, *, requests: Literal["recompute", "abort"] = "recompute") -> None:

@@ -1134,3 +1134,149 @@ def test_what_an_engine_computes_for_who_has_ended_before_its_ack_is_counted_and
     loop.output()
     loop.ack()
     loop.finish()
+
+
+def test_what_comes_back_with_the_last_step_in_flight_counts_as_coming_until_then() -> None:
+    """INV-25: it computes in three steps when the engine says that it has ended."""
+    loop = Loop(device=9, seats=3)
+    loop.add("ends", text(1, 5), 9)
+    loop.add("a", text(2, 9), 9)
+    loop.add("b", text(3, 9), 9)
+    loop.turn()
+    for _ in range(3):
+        loop.schedule()
+    loop.output(ends=["ends"])
+    for skipped in (2, 4):
+        loop.schedule()
+        assert (loop.told("preempted"), loop.told("skipped")) == (0, skipped)
+        loop.output()
+    assert loop.schedule().decode.tolist() == [1, 2]
+    loop.finish()
+
+
+def test_what_has_come_back_is_not_waited_for_though_a_later_step_is_in_flight() -> None:
+    """INV-25: the stop was answered before the output of the last step that computes in it."""
+    loop = Loop(device=9, seats=3)
+    loop.add("leaves", text(1, 5), 9)
+    loop.add("a", text(2, 10), 9)
+    loop.add("b", text(3, 10), 9)
+    loop.turn()
+    loop.schedule()
+    loop.scheduler.abort("leaves")
+    loop.schedule()
+    loop.ack()
+    loop.output()
+    held = loop.cache.begin(text(4, 8))
+    assert [stop.request for stop in loop.schedule().stops] == ["b"]
+    assert isinstance(held, by.Lease)
+    loop.cache.finish(held)
+    loop.finish()
+
+
+def test_a_reset_gives_back_what_was_held_for_steps_that_are_never_done() -> None:
+    """T33: their outputs come no more, and what they wrote is gone."""
+    loop = Loop()
+    loop.add("one", 10, 9)
+    loop.turn(2)
+    for _ in range(2):
+        loop.schedule()
+    loop.output(ends=["one"])
+    room = loop.cache.room()
+    assert room.free + room.evictable < 32
+    assert not loop.scheduler.idle
+    loop.scheduler.reset()
+    loop.air.clear()
+    room = loop.cache.room()
+    assert (room.free + room.evictable, loop.scheduler.idle) == (32, True)
+    loop.finish()
+
+
+def test_who_has_ended_while_a_step_computes_in_its_blocks_leaves_the_scheduler_busy() -> None:
+    """T35: a loop that stopped now would leave them held."""
+    loop = Loop()
+    loop.add("one", 10, 9)
+    loop.turn(2)
+    for _ in range(2):
+        loop.schedule()
+    loop.output(ends=["one"])
+    assert (loop.told("seats"), loop.scheduler.idle) == (0, False)
+    loop.output()
+    assert loop.scheduler.idle
+    loop.finish()
+
+
+def test_who_was_failing_when_the_engine_was_reset_fails_for_its_own_reason() -> None:
+    """T33: a device made smaller, and not the reset, has ended it."""
+    loop = Loop(device=9)
+    loop.add("one", 6, 20)
+    loop.turn(3)
+    loop.cache.resize("device", 5)
+    while loop.state("one") is not State.STOPPING:
+        loop.schedule()
+        loop.output()
+    loop.scheduler.reset()
+    loop.stops.clear()
+    loop.bound.clear()
+    loop.look()
+    result = loop.results["one"]
+    assert (result.state, "all 4 blocks" in result.reason) == (State.FAILED, True)
+    loop.finish()
+
+
+def test_as_soon_as_the_least_of_those_who_wait_fits_it_begins() -> None:
+    """INV-25: nobody has come or gone, but a promise made to somebody else was given back."""
+    loop = Loop(device=9)
+    held, ticket = loop.cache.begin(text(9, 24)), loop.cache.promise(1)
+    loop.add("large", text(1, 28), 1)
+    loop.add("small", text(2, 8), 1)
+    loop.turn(2)
+    assert loop.begun == []
+    loop.cache.release(ticket)
+    loop.turn()
+    assert loop.begun == ["small"]
+    loop.cache.finish(held)
+    loop.finish()
+
+
+def test_who_waited_for_a_prefix_begins_when_it_is_there_though_another_finds_no_room() -> None:
+    """Table 2.2, row 7: nobody has come or gone, and there is no more room than before."""
+    loop = Loop(device=17, budget=8)
+    loop.add("first", text(1, 24), 40)
+    loop.add("second", [*text(1, 24), 7], 2)
+    loop.add("large", text(2, 60), 1)
+    loop.turn(2)
+    assert [loop.state(name) for name in ("second", "large")] == [State.WAITING] * 2
+    loop.turn(2)
+    assert loop.begun == ["first", "second"]
+    assert "first" not in loop.results
+    loop.finish()
+
+
+def test_behind_long_prompts_without_room_a_short_one_is_asked_in_the_next_step() -> None:
+    """Keys of a part of the line are made in each step, and the rest is not forgotten."""
+    cache = by.KVCache(block_size=16, device=2_000)
+    held = cache.begin(range(1_600))
+    scheduler = Scheduler(cache, reserve=Nothing())
+    for name in range(4):
+        scheduler.add(name, range(name, 31_000 + name), most=1)
+    scheduler.add("short", [1, 2, 3], most=1)
+    steps = 0
+    while scheduler.state("short") is State.WAITING:
+        scheduler.schedule()
+        steps += 1
+        assert steps < 4
+    assert steps == 2
+    cache.finish(held)
+
+
+def test_who_begins_with_a_ticket_has_overtaken_nobody() -> None:
+    """INV-25: the room was never that of who stands before it."""
+    loop = Loop(device=9, skip=1)
+    ticket = loop.cache.promise(2)
+    loop.add("large", text(1, 28), 1)
+    loop.add("promised", text(2, 6), 9, ticket=ticket)
+    loop.schedule()
+    assert loop.state("promised") is State.PREFILL
+    assert "overtaken 0 times" in str(loop.scheduler.explain("large"))
+    loop.output()
+    loop.finish()
