@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockyard.copiers import Landed
 from blockyard.copiers.threads import ThreadCopier
 from blockyard.crane import Crane
 from blockyard.layout import KVLayout
@@ -154,3 +155,48 @@ def test_two_cranes_in_two_processes_of_which_one_is_killed(tmp_path: Path) -> N
             assert all(map(np.array_equal, ask(again, "device"), expected))
         assert ask(one, "submit", [plan(4, "up", *UP)]) == [Outcome(1 << 32 | 4, 0, 5)]
         assert all(map(np.array_equal, ask(one, "device"), expected))
+
+
+class Told:
+    """A copier that carries nothing: its copies end as the test has it, or never."""
+
+    def __init__(self, *landings: Landed | None) -> None:
+        self.landings = list(landings)
+
+    def start(self, *_what: object) -> "Told":
+        return Told(self.landings.pop(0))
+
+    def poll(self) -> Landed | None:
+        return self.landings[0]
+
+    def reset(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("other", [Landed(5), Landed(0, Cause.CORRUPT), Landed(0, Cause.FAILED)])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_of_which_some_planes_are_lost_all_is_lost(
+    other: Landed, lost: int, tmp_path: Path
+) -> None:
+    """INV-6: nobody knows whether a slot of it is still written."""
+    device = MemoryTier(SHARED, 12, name="device")
+    host = MemoryTier(SHARED, 9, shared=tmp_path / "host")
+    landings = [other, other]
+    landings[lost] = Landed(2, Cause.LOST)
+    hands = Crane(SHARED, rank=0, device=device, host=host, copier=Told(*landings))
+    hands.submit(plan(1, "down", (0, 1, 2, 3, 4), (5, 6, 7, 8, 0)))
+    assert hands.poll() == [Outcome(1 << 32 | 1, 0, 0, Cause.LOST)]
+    hands.close()
+
+
+def test_to_join_is_to_wait_for_what_comes_up_and_not_for_what_goes_down(tmp_path: Path) -> None:
+    """INV-6: without streams, what is under way upwards is waited for by its report."""
+    device = MemoryTier(SHARED, 12, name="device")
+    host = MemoryTier(SHARED, 9, shared=tmp_path / "host")
+    hands = Crane(SHARED, rank=0, device=device, host=host, copier=Told(None, None, None))
+    hands.submit(plan(1, "down", (0, 1), (5, 6)))
+    assert hands.join()
+    hands.submit(plan(2, "up", (5, 6), (2, 3)))
+    assert not hands.join()
+    hands.close()

@@ -166,3 +166,19 @@ def test_it_can_be_closed_twice_and_with_copies_in_the_air() -> None:
     cache.close()
     assert isinstance(cache, Local)
     at_rest(cache)
+
+
+def test_a_step_is_a_tick_of_the_deadline() -> None:
+    copier = ScriptedCopier(ThreadCopier(workers=0), [hang()])
+    with by.local(LAYOUT, device=33, host=32, ahead=0, deadline=3, copier=copier) as cache:
+        lease = begin(cache, text(1, 40))
+        cache.seal(lease, 40)
+        cache.demote(10, of=lease)
+        for unknown in (0, 0, 0, 1):
+            cache.step()
+            assert cache.stats()["flights_unknown"] == unknown
+        copier.release()
+        cache.step()
+        cache.finish(lease)
+        cache.step()
+        at_rest(cache)

@@ -108,3 +108,14 @@ def test_what_is_just_enough_room_is_enough_and_a_block_less_is_not(
     assert (cache.room().free, cache.dispatch()) == (8, [])
     publish(cache, text(2, 4))
     assert (cache.room().free, [len(plan) for plan in cache.dispatch()]) == (7, [8])
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_while_the_next_victims_are_in_the_air_nothing_else_is_copied_ahead(
+    eviction: Literal["recency", "heap"],
+) -> None:
+    cache = small(ahead=8, eviction=eviction)
+    for name in range(9):
+        publish(cache, text(name, 16))
+    assert [len(plan) for plan in cache.dispatch()] == [8]
+    assert cache.dispatch() == []

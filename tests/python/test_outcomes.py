@@ -225,3 +225,26 @@ def test_a_step_that_is_done_stays_done_whatever_is_told_later(landed: bool) -> 
     cache.commit(lease.plans)
     cache.finish(lease)
     at_rest(cache)
+
+
+def test_what_is_all_good_is_not_corrupt_whatever_its_rank_says() -> None:
+    flights = Flights(2, None)
+    launched(flights)
+    flights.report([by.Outcome(FLIGHT, 0, 4, by.Cause.CORRUPT)])
+    assert flights.report([by.Outcome(FLIGHT, 1, 4)]) == ([FLIGHT], [4], [False])
+
+
+@pytest.mark.parametrize("first", ["deadline", "one rank", "both ranks"])
+def test_a_flight_whose_end_is_unknown_for_two_reasons_is_named_once(first: str) -> None:
+    """INV-6: its deadline passes, or its device is lost, and then the other."""
+    flights = Flights(2, 10)
+    launched(flights)
+    lost = [by.Outcome(FLIGHT, rank, 0, by.Cause.LOST) for rank in range(2)]
+    if first == "deadline":
+        assert flights.overdue(10) == [FLIGHT]
+        flights.report(lost)
+    else:
+        flights.report(lost[: 1 if first == "one rank" else 2])
+        assert flights.overdue(1) == [FLIGHT]
+    assert flights.overdue(20) == []
+    assert flights.stats()["flights_unknown"] == 1
