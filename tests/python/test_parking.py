@@ -1141,3 +1141,43 @@ def test_full_blocks_alone_are_kept_but_never_less_than_was_found() -> None:
     assert (handle.computed, handle.blocks) == (7, 2)
     cache.abandon(handle)
     assert cache.audit() is None
+
+
+def test_what_has_computed_nothing_is_not_parked() -> None:
+    """T11: there is nothing to keep, and nothing is counted."""
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Preempt(cache, cache.config)
+    lease = cache.begin(text(1, 8))
+    assert isinstance(lease, by.Lease)
+    assert preempt.park(lease, 0) is None
+    assert (lease.state, preempt.stats()["parkings"], preempt.stats()["cheaper"]) == ("ready", 0, 0)
+    cache.finish(lease)
+
+
+def test_a_tail_is_a_block_to_move_and_what_is_kept_is_counted() -> None:
+    """T11: less than a block is worth what a block is."""
+    cache = by.KVCache(block_size=4, device=17, host=16, speeds=(10, 1000, 0))
+    preempt = Preempt(cache, cache.config)
+    handle = preempt.park(cache.begin(text(1, 3)), 3)
+    assert handle is not None
+    assert (handle.blocks, preempt.stats()["kept_blocks"]) == (1, 1)
+    cache.abandon(handle)
+
+
+def test_patience_is_what_may_be_and_one_more_is_too_much() -> None:
+    """T17: a request finds no room that often in a row and is kept."""
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Preempt(cache, cache.config, patience=3)
+    handle = preempt.park(cache.begin(text(1, 8)), 8)
+    assert handle is not None
+    assert [preempt.given_up(handle, refused) for refused in (0, 3, 4)] == [False, False, True]
+    assert preempt.stats()["aged"] == 1
+    cache.abandon(handle)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_loads_that_fail_are_given_up_only_where_they_can_be_computed(recompute: Any) -> None:
+    """T4."""
+    cache = by.KVCache(block_size=4, device=17, host=16, recompute=recompute)
+    preempt = Preempt(cache, cache.config, retries=2)
+    assert [preempt.loads(failed) for failed in (2, 3)] == [None, 0 if recompute else None]

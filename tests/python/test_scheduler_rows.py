@@ -3,7 +3,7 @@
 import pickle
 import threading
 import time
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -1279,4 +1279,229 @@ def test_who_begins_with_a_ticket_has_overtaken_nobody() -> None:
     assert loop.state("promised") is State.PREFILL
     assert "overtaken 0 times" in str(loop.scheduler.explain("large"))
     loop.output()
+    loop.finish()
+
+
+def test_those_with_tickets_begin_in_the_order_of_the_line() -> None:
+    """INV-17: not in that of a set, which differs from rank to rank."""
+    loop = Loop(device=33, seats=1, skip=0)
+    names = list(range(8))
+    for name in reversed(names):
+        ticket = loop.cache.promise(2)
+        loop.add(name, text(name + 1, 6), 1, priority=-name, ticket=ticket)
+    loop.add("large", text(9, 128), 1, priority=1)
+    loop.turn(2 * len(names))
+    assert loop.begun[: len(names)] == names
+    loop.finish()
+
+
+def test_a_prefix_is_brought_up_ahead_of_its_turn_once() -> None:
+    """What was evicted again while it waits comes up when its turn has come."""
+    loop = Loop(device=9, host=16, prefetch=2)
+    publish_below(loop.cache, text(1, 12))
+    loop.add("runs", text(2, 13), 8)
+    loop.turn()
+    loop.add("waits", text(1, 30), 2)
+    loop.schedule()
+    assert [len(plan) for plan in loop.plans] == [3]
+    loop.land()
+    loop.output()
+    publish(loop.cache, text(8, 16))
+    assert loop.cache.probe(text(1, 12)).device < 3
+    loop.add("changes the line", text(3, 30), 2)
+    loop.schedule()
+    assert loop.plans == []
+    loop.output()
+    loop.finish()
+
+
+def test_who_computes_again_is_promised_what_it_has_still_to_sample() -> None:
+    """R1-5: what it had sampled is a part of its tokens now."""
+    loop = Loop(device=33, reserve=Full())
+    loop.add("one", text(1, 8), 9)
+    loop.turn(5)
+    assert len(loop.scheduler._requests["one"].outputs) == 5
+    loop.scheduler.reset()
+    loop.bound.clear()
+    loop.turn()
+    # Sixteen positions in all, the last token has none: four blocks, of which it holds them all.
+    lease = loop.scheduler.lease("one")
+    assert lease is not None
+    assert lease.blocks + loop.cache.room().promised == 4
+    loop.finish()
+
+
+class Lavish(Nothing):
+    @override
+    def promise(self, most: int) -> int:
+        return most + 40
+
+
+def test_a_policy_that_promises_too_much_promises_what_may_be_sampled() -> None:
+    """R1-5: nobody grows beyond its length."""
+    loop = Loop(device=9, reserve=Lavish())
+    loop.add("one", text(1, 8), 9)
+    loop.schedule()
+    assert (loop.state("one"), loop.cache.room().promised) == (State.PREFILL, 2)
+    loop.output()
+    loop.finish()
+
+
+def test_of_several_who_compute_behind_one_prefix_each_is_waited_for() -> None:
+    """Table 2.2, row 7: who came last is not the only one."""
+    loop = Loop(budget=8)
+    publish(loop.cache, text(1, 8))
+    for name in (2, 3):
+        loop.add(name, text(1, 8) + text(name, 24), 2)
+    loop.schedule()
+    assert loop.begun == [2, 3]
+    loop.output()
+    for name in (2, 3):
+        loop.add(f"as {name}", text(1, 8) + text(name, 24), 2)
+    loop.schedule()
+    assert loop.begun == [2, 3]
+    for name in (2, 3):
+        assert f"waits for request {name}," in str(loop.scheduler.explain(f"as {name}"))
+    loop.output()
+    loop.finish()
+
+
+def test_what_is_found_below_is_not_waited_for_either() -> None:
+    """Table 2.2, row 7: it is not worth loading here, and so both compute it."""
+    loop = Loop(budget=8)
+    cache = by.KVCache(block_size=4, device=33, host=16, speeds=(1000, 10, 0))
+    loop.cache, loop.scheduler = cache, Scheduler(cache, budget=8, reserve=Nothing())
+    publish_below(cache, text(1, 8))
+    loop.add("first", text(1, 8) + text(2, 24), 2)
+    loop.add("second", text(1, 8) + text(3, 24), 2)
+    loop.schedule()
+    assert (loop.begun, loop.plans) == (["first", "second"], [])
+    loop.output()
+    loop.finish()
+
+
+def short(budget: int = 64, **keywords: Any) -> Loop:
+    """ "A" holds five of eight blocks, and has computed all but the last position of them."""
+    loop = Loop(device=9, budget=budget, **keywords)
+    loop.add("A", text(2, 18), 9)
+    while loop.state("A") is not State.DECODE:
+        loop.turn()
+    return loop
+
+
+def test_nobody_leaves_while_a_last_chunk_is_in_flight() -> None:
+    """INV-25: whom it is of stands in no list, and goes on all the same."""
+    loop = short()
+    loop.turn()
+    loop.add("B", text(3, 9), 2)
+    loop.schedule()
+    loop.schedule()
+    assert (loop.told("skipped"), loop.told("preempted")) == (1, 0)
+    loop.output()
+    loop.output()
+    loop.finish()
+
+
+def test_nobody_who_rests_leaves_while_a_prompt_is_computed() -> None:
+    """INV-25: it goes on, and makes room by its end."""
+    loop = short(budget=5, rest=1000)
+    loop.add("B", text(3, 12), 1)
+    for request in loop.scheduler._requests.values():
+        request.preempted = 1
+    loop.turn(2)
+    assert loop.state("B") is State.PREFILL
+    loop.schedule()
+    assert (loop.told("skipped"), loop.told("preempted")) == (1, 0)
+    loop.output()
+    loop.finish()
+
+
+@pytest.mark.parametrize("landed", [False, True])
+def test_nobody_leaves_while_somebody_loads_or_has_just_loaded(landed: bool) -> None:
+    """INV-25: it starts in this very step."""
+    loop = Loop(device=9, host=16, preempt="recompute")
+    publish_below(loop.cache, text(1, 8))
+    loop.add("A", text(2, 18), 9)
+    loop.turn()
+    loop.add("B", text(1, 9), 2)
+    loop.schedule()
+    loop.output()
+    assert loop.state("B") is State.LOADING
+    loop.schedule()
+    loop.output()
+    if landed:
+        loop.land()
+    loop.schedule()
+    assert (loop.told("skipped"), loop.told("preempted")) == (1, 0)
+    assert loop.state("B") is (State.PREFILL if landed else State.LOADING)
+    loop.output()
+    loop.land()
+    loop.finish()
+
+
+def test_nobody_leaves_for_slots_that_a_copy_still_writes() -> None:
+    """INV-25: who asked for it is gone, and its end makes room."""
+    loop = Loop(device=9, host=8, preempt="recompute")
+    publish_below(loop.cache, text(1, 12))
+    gone = loop.cache.begin(text(1, 13))
+    assert isinstance(gone, by.Lease)
+    loop.cache.finish(gone)
+    loop.add("one", text(2, 18), 12)
+    for _ in range(6):
+        # No plan is taken, so that none lands.
+        loop.air.append(loop.scheduler.schedule())
+        loop.output()
+        loop.ack()
+    assert (loop.state("one"), loop.told("preempted")) == (State.DECODE, 0)
+    assert loop.told("skipped") > 1
+    loop.cache.commit(gone.plans)
+    loop.finish()
+
+
+@pytest.mark.parametrize("accept", [1, 3])
+def test_a_row_that_decodes_samples_whatever_room_it_has_for_drafts(accept: int) -> None:
+    loop = Loop(drafts=3, accept=accept)
+    loop.add("one", 10, 12)
+    loop.turn()
+    step = loop.schedule()
+    assert (step.counts.tolist(), step.samples.tolist()) == ([4], [True])
+    loop.output()
+    loop.finish()
+
+
+def test_epochs_of_a_request_rise_from_seat_to_seat() -> None:
+    """INV-9: what an engine says of an earlier stay is older, wherever that was."""
+    loop = Loop(seats=2)
+    loop.add("first", text(1, 6), 9)
+    loop.add("moves", text(2, 6), 20)
+    begun = []
+    for _ in range(30):
+        begun += [one[1:3] for one in map(astuple, loop.turn().starts) if one[0] == "moves"]
+        bound = {seat.request.id: seat for seat in loop.scheduler._seats.bound()}
+        moves = bound.get("moves")
+        if moves is not None and moves.stop is None and len(begun) < (4 if len(bound) < 2 else 3):
+            loop.scheduler._stop(moves)
+    assert begun[:4] == [(1, 1), (1, 3), (1, 5), (0, 7)]
+    loop.finish()
+
+
+def test_steps_that_ran_a_seat_are_those_of_who_sits_in_it() -> None:
+    """T7: who is back rests as long as it must, whoever sat there before."""
+    loop = Loop(seats=1)
+    loop.add("first", text(1, 6), 5)
+    loop.add("second", text(2, 6), 5)
+    while loop.state("second") is State.WAITING:
+        loop.turn()
+    assert "1 steps ran it" in str(loop.scheduler.explain("second"))
+    loop.finish()
+
+
+def test_who_stands_first_has_nobody_before_it() -> None:
+    loop = Loop(device=9)
+    loop.add("runs", text(1, 28), 4)
+    loop.turn()
+    for at, name in enumerate(("first", "second")):
+        loop.add(name, text(2 + at, 28), 2)
+    for at, name in enumerate(("first", "second")):
+        assert f"{at} requests stand before it" in str(loop.scheduler.explain(name))
     loop.finish()
