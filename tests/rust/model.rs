@@ -26,7 +26,8 @@ mod yard;
 
 use ops::{Op, Script, Setup, script};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, FileFailurePersistence, RngSeed};
+use proptest::test_runner::{Config, FileFailurePersistence, RngSeed, TestCaseError, TestRunner};
+use std::cell::Cell;
 use std::panic;
 use world::World;
 
@@ -109,18 +110,70 @@ proptest! {
     }
 }
 
-proptest! {
-    #![proptest_config(config())]
-    #[test]
-    fn the_core_does_what_the_model_says(Script { setup, ops } in script(300)) {
-        if complaint(&setup, &ops).is_some() {
-            let hook = panic::take_hook();
-            panic::set_hook(Box::new(|_| ()));
-            let ops = shorten(&setup, &ops);
-            let what = complaint(&setup, &ops).unwrap_or_default();
-            panic::set_hook(hook);
-            let lines: Vec<String> = ops.iter().map(|op| format!("    {op:?}")).collect();
-            prop_assert!(false, "{what}\n{setup:?}\n{}", lines.join("\n"));
+/// So many tests share the scripts, so that each is short and they run side by side.
+const PARTS: usize = 8;
+
+/// Every script whose turn it is: each is drawn, in one order, and has its turn in one part.
+fn walk_part(part: usize) {
+    let drawn = Cell::new(0);
+    let mut runner = TestRunner::new(config());
+    let all_good = runner.run(&script(300), |Script { setup, ops }| {
+        let at = drawn.replace(drawn.get() + 1);
+        if at % PARTS != part || complaint(&setup, &ops).is_none() {
+            return Ok(());
         }
+        let hook = panic::take_hook();
+        panic::set_hook(Box::new(|_| ()));
+        let ops = shorten(&setup, &ops);
+        let what = complaint(&setup, &ops).unwrap_or_default();
+        panic::set_hook(hook);
+        let lines: Vec<String> = ops.iter().map(|op| format!("    {op:?}")).collect();
+        Err(TestCaseError::fail(format!(
+            "{what}\n{setup:?}\n{}",
+            lines.join("\n")
+        )))
+    });
+    if let Err(error) = all_good {
+        panic!("{error}");
     }
+}
+
+#[test]
+fn the_core_does_what_the_model_says_1_of_8() {
+    walk_part(0);
+}
+
+#[test]
+fn the_core_does_what_the_model_says_2_of_8() {
+    walk_part(1);
+}
+
+#[test]
+fn the_core_does_what_the_model_says_3_of_8() {
+    walk_part(2);
+}
+
+#[test]
+fn the_core_does_what_the_model_says_4_of_8() {
+    walk_part(3);
+}
+
+#[test]
+fn the_core_does_what_the_model_says_5_of_8() {
+    walk_part(4);
+}
+
+#[test]
+fn the_core_does_what_the_model_says_6_of_8() {
+    walk_part(5);
+}
+
+#[test]
+fn the_core_does_what_the_model_says_7_of_8() {
+    walk_part(6);
+}
+
+#[test]
+fn the_core_does_what_the_model_says_8_of_8() {
+    walk_part(7);
 }

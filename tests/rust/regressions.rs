@@ -194,7 +194,7 @@ fn a_shrink_that_is_refused_breaks_no_keep() {
 /// meanwhile: they rise with it, or a keep that ends would leave them before their child.
 #[test]
 fn what_is_linked_again_raises_the_class_of_all_above_it() {
-    let cache = cache(8, 2, true);
+    let cache = cache(8, 3, true);
     let chain = text(&cache, 1, 3);
     let lease = run(&cache, &chain);
     cache.finish(lease, Retention::Retain).expect("it runs");
@@ -205,15 +205,27 @@ fn what_is_linked_again_raises_the_class_of_all_above_it() {
     land(&cache, &plan, 1);
     let (whole, _) = begin(&cache, &text(&cache, 2, 8));
     finish(&cache, whole);
-    // The first two blocks again, of no special class; the third is on the host still.
+    // The first two blocks again, of no special class, kept on the host; the third is there still.
     let lease = run(&cache, &text(&cache, 1, 2));
     let parked = cache.park(lease, 4).map_err(|(_, error)| error);
     let parked = parked.expect("the host can promise");
-    assert_eq!(cache.lock().promote(chain.keys(), 3), Ok(None));
+    let plan = cache.lock().demote_parked(parked.id(), 2);
+    land(
+        &cache,
+        &plan.expect("it is parked").expect("two are kept"),
+        2,
+    );
+    let (whole, _) = begin(&cache, &text(&cache, 3, 8));
+    finish(&cache, whole);
+    assert_eq!(found(&cache, &chain), [0, 3]);
+    let plan = cache.lock().promote(chain.keys(), 3);
+    let plan = plan.expect("there is room").expect("three are below");
     sound(&cache);
     assert_eq!(cache.lock().abandon(parked.id()), Ok(()));
     parked.spend();
     sound(&cache);
+    land(&cache, &plan, 3);
+    assert_eq!(found(&cache, &chain), [3, 0]);
 }
 
 /// An anonymous block that is being copied dissolves with its keep: what stands above it can be

@@ -388,6 +388,43 @@ fn what_a_dropped_copy_leaves_below_is_linked_again_by_the_next_begin() {
 }
 
 #[test]
+fn the_last_block_of_a_full_hit_is_linked_again_too() {
+    for yard in yards(8, 8) {
+        let prompt = text(1, 2);
+        orphan(&yard, &prompt);
+        yard.publish(&prompt[..4]);
+        let (lease, begun) = yard.begin(&prompt);
+        assert_eq!((begun.cached, begun.hits), (7, [1, 1, 0]));
+        let probe = yard.probe(&and_one(&prompt));
+        assert_eq!(probe.hits, [1, 1, 0], "others find it while it is read");
+        yard.land(&begun.plans);
+        yard.finish(lease);
+        yard.at_rest();
+    }
+}
+
+#[test]
+fn what_is_linked_again_raises_the_class_of_all_above_it() {
+    for yard in yards(8, 8) {
+        let prompt = text(1, 3);
+        yard.finish_as(yard.run(&prompt), Retention::Retain);
+        yard.copy_down(1);
+        yard.squeeze(3);
+        // Its first two blocks again, of no special class; the load of the third fails.
+        yard.publish(&prompt[..8]);
+        let chain = yard.chain(&prompt);
+        let plan = yard.cache.lock().promote(chain.keys(), 1).unwrap();
+        yard.fail(&plan.expect("the third is below"), 0);
+        let idle = yard.device().idle as u32;
+        let plan = yard.demote(idle).expect("all that is idle");
+        yard.land(&[plan]);
+        yard.squeeze(idle);
+        assert_eq!(yard.hits(&prompt), [0, 3, 0], "each behind its child");
+        yard.at_rest();
+    }
+}
+
+#[test]
 fn what_a_dropped_copy_leaves_below_is_aged_out() {
     for yard in yards(8, 1) {
         orphan(&yard, &text(1, 2));

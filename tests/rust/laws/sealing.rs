@@ -1,7 +1,12 @@
 //! Table 2.1: seal, block by block.
 
+<<<<<<< HEAD
 use crate::yard::{Yard, and_one, cat, text, tokens};
 use blockyard_core::{Cells, Error, Lease};
+=======
+use crate::yard::{SIZE, Yard, and_one, cat, one, text, tokens};
+use blockyard_core::Tier;
+>>>>>>> 6145d5c (tests: count the work of a landing, and show what survived in the core)
 
 #[test]
 fn a_block_whose_key_is_new_is_published() {
@@ -118,6 +123,38 @@ fn a_seal_stops_where_pinning_the_published_block_lacks_backing() {
     assert_eq!(yard.seal(&second, 4), 1, "and now the key is new");
     yard.finish(second);
     yard.finish(third);
+    yard.at_rest();
+}
+
+#[test]
+fn an_orphan_is_not_linked_again_while_it_is_read() {
+    let yard = Yard::new(8, 4);
+    let prompt = text(1, 2);
+    yard.publish(&prompt);
+    yard.copy_down(1);
+    yard.squeeze(1);
+    assert_eq!(yard.hits(&prompt), [1, 1, 0]);
+    let (lease, begun) = yard.begin(&and_one(&prompt));
+    yard.overdue(one(&begun));
+    yard.finish(lease);
+    yard.squeeze(yard.device().idle as u32);
+    assert_eq!(yard.hits(&prompt), [0, 0, 0], "its parent is gone");
+    // The first block again, with a copy below that backs a promise.
+    let (lease, _) = yard.begin(&prompt);
+    assert_eq!(yard.seal(&lease, SIZE), 1);
+    yard.land(&[yard.demote_lease(&lease, 1)]);
+    let host = yard.host();
+    let ticket = yard.cache.promise(host.free + host.takeable, Tier::HOST);
+    assert_eq!(
+        yard.seal(&lease, 2 * SIZE),
+        0,
+        "the copy above would be held"
+    );
+    yard.fail(one(&begun), 1);
+    assert_eq!(yard.seal(&lease, 2 * SIZE), 1);
+    assert_eq!(yard.on_device(&prompt), 2);
+    yard.cache.release(ticket.expect("there is room")).unwrap();
+    yard.finish(lease);
     yard.at_rest();
 }
 

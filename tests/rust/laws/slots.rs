@@ -1,6 +1,6 @@
 //! Slots: INV-1, 2, 3, 6 and 14.
 
-use crate::yard::{Yard, and_one, config, one, text, tokens};
+use crate::yard::{SIZE, Yard, and_one, config, one, text, tokens};
 use blockyard_core::{Cells, Config, Error, FlightId, Retention};
 
 #[test]
@@ -98,6 +98,29 @@ fn what_has_left_a_tier_is_found_there_no_more() {
     yard.squeeze(1);
     assert_eq!(yard.hits(&prompt), [0, 0, 0], "the root was not copied");
     assert_eq!((yard.device().idle, yard.host().idle), (0, 2));
+}
+
+#[test]
+fn what_a_trim_gave_back_is_written_again_where_only_changes_are() {
+    let yard = Yard::new(8, 0);
+    let (lease, _) = yard.begin(&text(1, 3));
+    let mut row = [0; 3];
+    yard.write_changed(&lease, &mut row);
+    let before = row;
+    let trimmed = yard.cache.lock().trim(&[lease.id()], &[SIZE]);
+    assert_eq!(trimmed, Ok(()));
+    let (other, _) = yard.begin(&text(2, 2));
+    let mut taken = yard.table(&other);
+    taken.sort_unstable();
+    let mut given = before[1..].to_vec();
+    given.sort_unstable();
+    assert_eq!(taken, given, "another has its slots now");
+    assert!(yard.grow(&lease, 2 * SIZE));
+    yard.write_changed(&lease, &mut row);
+    assert_eq!(row[..], yard.table(&lease));
+    yard.finish(lease);
+    yard.finish(other);
+    yard.at_rest();
 }
 
 #[test]

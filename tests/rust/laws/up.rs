@@ -108,6 +108,25 @@ fn a_load_of_unknown_end_quarantines_its_destinations_and_the_lease_falls_back()
 }
 
 #[test]
+fn what_a_load_of_unknown_end_has_left_is_written_again_where_only_changes_are() {
+    let yard = Yard::new(8, 4);
+    let prompt = text(1, 2);
+    yard.publish_below(&prompt);
+    let (lease, begun) = yard.begin(&and_one(&prompt));
+    let mut row = [0; 3];
+    yard.write_changed(&lease, &mut row);
+    let before = row;
+    yard.overdue(one(&begun));
+    assert!(yard.grow(&lease, 0), "room for what it computes itself");
+    yard.write_changed(&lease, &mut row);
+    assert_eq!(row[..], yard.table(&lease));
+    assert!(row.iter().all(|slot| !before[..2].contains(slot)));
+    yard.fail(one(&begun), 2);
+    yard.finish(lease);
+    yard.at_rest();
+}
+
+#[test]
 fn a_prefetch_that_is_ok_leaves_its_path_idle() {
     let yard = Yard::new(8, 4);
     let prompt = text(1, 2);

@@ -301,6 +301,34 @@ fn a_failed_copy_ahead_is_tried_again_so_many_times() {
 }
 
 #[test]
+fn a_good_copy_clears_the_failures_before_it() {
+    for policy in KINDS {
+        let yard = Yard::of(Config {
+            policy,
+            retries: 1,
+            ..config(8, 1)
+        });
+        let prompt = text(1, 1);
+        yard.publish(&prompt);
+        yard.fail(&yard.demote(1).unwrap(), 0);
+        yard.copy_down(1);
+        // Another takes the one slot below, and its copy may go for a nearer victim.
+        let lease = yard.run(&text(2, 1));
+        yard.land(&[yard.demote_lease(&lease, 1)]);
+        yard.finish(lease);
+        assert_eq!(yard.host().idle, 1);
+        yard.fail(&yard.demote(1).unwrap(), 0);
+        yard.copy_down(1);
+        yard.squeeze(1);
+        assert_eq!(
+            yard.hits(&prompt),
+            [0, 1, 0],
+            "tried again, as after the first"
+        );
+    }
+}
+
+#[test]
 fn through_puts_a_block_back_in_line_whose_copy_has_failed() {
     let yard = yard(Write::Through, 16, 16);
     let lease = yard.run(&text(1, 3));

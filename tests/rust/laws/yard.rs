@@ -293,6 +293,18 @@ impl Yard {
         self.then(table)
     }
 
+    /// Writes into an engine's row what is new in a lease's table since the last time.
+    pub(crate) fn write_changed(&self, lease: &Lease, row: &mut [u32]) {
+        let changed =
+            self.cache
+                .lock()
+                .block_tables(&[lease.id()], row.len(), Cells::Changed, |at, slot| {
+                    row[at] = slot;
+                });
+        changed.expect("it runs");
+        self.sound();
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         self.cache.lock().stats()
     }

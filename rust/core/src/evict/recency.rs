@@ -113,10 +113,10 @@ impl Evict for Recency {
             }
         } else {
             if let Some(class) = mark.checked_sub(PASSED) {
-                // It may stand before the cursor: look from the front again. What was passed
-                // before a clear is among the cleared now.
+                // It may stand before the cursor: look from the front again. What was passed before
+                // a clear has the class of then, and needs no more: the cursor of the cleared
+                // marks all that it passes as its own, so that this one is not behind it.
                 self.cursors[class as usize] = None;
-                self.cursors[Class::Cleared as usize] = None;
             }
             *mark = OPEN;
         }
@@ -267,6 +267,31 @@ mod tests {
         assert_eq!(policy.victim(), Some(1), "back at its place");
         policy.stand(0, Stand::Leaf);
         assert_eq!(drain(&mut policy), [0, 1, 3, 4]);
+    }
+
+    #[test]
+    fn what_was_passed_before_a_clear_is_found_in_its_place_when_it_opens() {
+        for passed_again in [false, true] {
+            let mut policy = Recency::new(8);
+            for slot in 0..3 {
+                policy.insert(slot, Class::Ordinary, Place::Back, Stand::Blocked);
+            }
+            policy.insert(3, Class::Ordinary, Place::Back, Stand::Leaf);
+            assert_eq!(policy.victim(), Some(3));
+            policy.clear();
+            policy.insert(4, Class::Ordinary, Place::Back, Stand::Blocked);
+            policy.insert(5, Class::Ordinary, Place::Back, Stand::Leaf);
+            if passed_again {
+                assert_eq!(policy.victim(), Some(3));
+            }
+            policy.stand(1, Stand::Leaf);
+            assert_eq!(policy.victim(), Some(1));
+            policy.stand(0, Stand::Leaf);
+            assert_eq!(drain(&mut policy), [0, 1, 3, 5]);
+            policy.stand(2, Stand::Leaf);
+            policy.stand(4, Stand::Leaf);
+            assert_eq!(drain(&mut policy), [2, 4]);
+        }
     }
 
     #[test]

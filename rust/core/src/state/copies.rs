@@ -98,6 +98,7 @@ impl State {
     /// `node` has become hot: so have its ancestors on the tier, up to the first that was.
     pub(super) fn heat(&mut self, mut node: u32, tier: usize) {
         while let Some(parent) = self.trie.parent(node) {
+            self.climb();
             let was = self.is_hot(parent, tier);
             let slot = self.trie.slot(parent, tier);
             let before = slot.is_some_and(|slot| self.takeable(tier, slot));
@@ -114,6 +115,7 @@ impl State {
     /// `node` is hot no more.
     fn cool(&mut self, mut node: u32, tier: usize) {
         while let Some(parent) = self.trie.parent(node) {
+            self.climb();
             self.trie.copy_mut(parent, tier).busy -= 1;
             let Some(slot) = self.trie.slot(parent, tier) else {
                 return;
@@ -123,6 +125,15 @@ impl State {
             }
             self.restand(tier, slot, false);
             node = parent;
+        }
+    }
+
+    /// A walk towards the root passes a block: the work of a verb that a test can bound without a
+    /// clock. A release counts nothing.
+    #[inline]
+    fn climb(&mut self) {
+        if cfg!(debug_assertions) {
+            self.climbed += 1;
         }
     }
 
@@ -376,6 +387,7 @@ impl State {
     fn lift(&mut self, node: u32, tier: usize) {
         let mut at = Some(node);
         while let Some(node) = at {
+            self.climb();
             let Some(slot) = self.trie.slot(node, tier) else {
                 return;
             };

@@ -92,6 +92,7 @@ impl State {
             parkings,
             headroom,
             done,
+            climbed: _,
         } = self;
         let counters = Counters {
             no_room: 0,

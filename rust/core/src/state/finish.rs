@@ -59,14 +59,14 @@ impl State {
         self.release_or_hold(record, retention, after);
     }
 
-    /// Blocks up to and with the last one in the air.
-    fn last_filling(&self, lease: u32) -> u32 {
+    /// Blocks up to and with the last one in the air: while something is, all that is sealed stands
+    /// there or above it, as the audit checks.
+    pub(super) fn last_filling(&self, lease: u32) -> u32 {
         let table = &self.leases[lease].table;
         let last = table
             .iter()
             .rposition(|&slot| matches!(self.hold(0, slot), Hold::Filling { .. }));
         last.map_or(0, |at| at as u32 + 1)
-            .max(self.leases[lease].sealed)
     }
 
     pub(super) fn release_or_hold(

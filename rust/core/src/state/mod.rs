@@ -164,6 +164,8 @@ pub struct State {
     headroom: u32,
     /// The last step that the engine has done.
     done: Option<u64>,
+    /// Blocks passed on walks towards the root, counted in debug builds alone.
+    climbed: u64,
 }
 
 impl State {
@@ -211,6 +213,7 @@ impl State {
             parkings: 0,
             headroom: 0,
             done: None,
+            climbed: 0,
             config,
         })
     }

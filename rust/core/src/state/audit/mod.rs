@@ -60,6 +60,14 @@ impl State {
         self.tiers[tier.at()].pool.cell(slot).hold.is_ready()
     }
 
+    /// Blocks that walks towards the root have passed so far, where a verb's work may grow faster
+    /// than what it is told. Debug builds count them.
+    #[doc(hidden)]
+    #[cfg(debug_assertions)]
+    pub fn climbed(&self) -> u64 {
+        self.climbed
+    }
+
     fn laws(&self) -> Check {
         let holders = self.count_holders()?;
         for tier in 0..self.tiers.len() {
@@ -78,6 +86,7 @@ impl State {
         self.indexed()?;
         self.counted()?;
         self.in_air()?;
+        self.loading()?;
         self.promises()?;
         self.keeps()?;
         self.epochs()

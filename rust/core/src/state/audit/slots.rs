@@ -135,6 +135,22 @@ impl State {
         Ok(())
     }
 
+    /// INV-20: a lease that ends while it loads pins its path up to the last block in the air, and
+    /// that is all of its path.
+    pub(super) fn loading(&self) -> Check {
+        for (lease, record) in self.leases.iter().filter(|(_, lease)| lease.loading > 0) {
+            let last = self.last_filling(lease);
+            if record.sealed > last {
+                let what = format!(
+                    "{} blocks of lease {lease} are sealed, and the last in the air is block {last}",
+                    record.sealed
+                );
+                return Err(self.breach("INV-20", 0, 0, what));
+            }
+        }
+        Ok(())
+    }
+
     /// INV-14: no more slots than the tier was given, but for those that cannot retire yet: they
     /// are held or read, or something is below them.
     pub(super) fn budget(&self, tier: usize) -> Check {
