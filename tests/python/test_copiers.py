@@ -21,7 +21,7 @@ from blockyard.log import Limited
 from blockyard.models import MODELS, Heads
 from blockyard.plan import Cause
 from cranes import LAYOUTS, SMALL, after, gated, held, landed, pair, same, until
-from yard import profile
+from yard import at_last, profile
 
 SLOTS = np.uint32
 
@@ -244,9 +244,8 @@ def test_the_interpreter_runs_on_while_bytes_move(
             longest, last = max(longest, now - last), now
         return longest / (time.perf_counter() - begun)
 
-    shares = [share() for _ in range(5)]
+    at_last(share, lambda longest: longest < 0.3)
     copier.close()
-    assert min(shares) < 0.3, shares
 
 
 def test_large_blocks_are_not_much_slower_than_one_plain_copy() -> None:
@@ -267,10 +266,15 @@ def test_large_blocks_are_not_much_slower_than_one_plain_copy() -> None:
         landed(copier.start(device, host, sources, to))
         return time.perf_counter() - begun
 
-    times = [(plain(), scattered()) for _ in range(9)]
+    best = ours = float("inf")
+
+    def both() -> tuple[float, float]:
+        nonlocal best, ours
+        best, ours = min(best, plain()), min(ours, scattered())
+        return best, ours
+
+    at_last(both, lambda times: times[0] > 0.3 * times[1])
     copier.close()
-    best, ours = (min(column) for column in zip(*times, strict=True))
-    assert best > 0.3 * ours
 
 
 def test_starting_costs_its_caller_the_same_beside_a_busy_thread() -> None:

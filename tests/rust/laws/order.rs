@@ -95,6 +95,33 @@ fn the_source_of_a_copy_down_keeps_its_place_whatever_becomes_of_the_copy() {
     }
 }
 
+/// The copy of a child lands before that of its parent, which was passed over since another child is
+/// still on its way: it is found all the same.
+#[test]
+fn what_lands_before_a_parent_that_was_passed_over_is_the_next_to_go() {
+    for yard in yards(12, 4) {
+        let stem = text(1, 1);
+        let [left, right] = [2, 3].map(|name| yard.run(&cat(&stem, &text(name, 1))));
+        yard.land(&[yard.demote_lease(&left, 1)]);
+        let [other, next, last] = [4, 5, 6].map(|name| yard.run(&text(name, 1)));
+        yard.land(&[yard.demote_lease(&other, 1)]);
+        let lower = [&left, &right].map(|lease| yard.demote_lease(lease, 1));
+        let evicted = || yard.stats().counters.evicted[1];
+        assert_eq!((yard.host().free, yard.host().takeable), (0, 1));
+        let passing = yard.demote_lease(&next, 1);
+        assert_eq!(evicted(), 1, "not the stem: a child of it is filling");
+        let [lower_left, lower_right] = lower;
+        yard.land(&[lower_right]);
+        let taking = yard.demote_lease(&last, 1);
+        assert_eq!(evicted(), 2);
+        yard.land(&[lower_left, passing, taking]);
+        for lease in [left, right, other, next, last] {
+            yard.finish(lease);
+        }
+        yard.at_rest();
+    }
+}
+
 // (c) what one transition releases is released deepest first, a flight's sources before any lease.
 
 #[test]

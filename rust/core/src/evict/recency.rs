@@ -115,7 +115,7 @@ impl Evict for Recency {
             if let Some(class) = mark.checked_sub(PASSED) {
                 // It may stand before the cursor: look from the front again. What was passed before
                 // a clear has the class of then, and needs no more: the cursor of the cleared
-                // marks all that it passes as its own, so that this one is not behind it.
+                // marks all that it passes as its own, so it has not passed this slot.
                 self.cursors[class as usize] = None;
             }
             *mark = OPEN;
