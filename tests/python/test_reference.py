@@ -20,7 +20,7 @@ from blockyard.copiers import Copier
 from blockyard.copiers.threads import ThreadCopier
 from blockyard.devices import NUMPY, Device, fetched
 from blockyard.engine import Chunk, Engine, Output, Start, Step, Stop
-from blockyard.engines.model import TILE, Batch, Gather, Model
+from blockyard.engines.model import Batch, Gather, Model
 from blockyard.engines.parallel import Ranks, exchanged
 from blockyard.engines.rank import Rank
 from blockyard.engines.reference import ReferenceEngine, alone
@@ -588,19 +588,6 @@ def test_on_paper_a_gpu_computes_the_same_bits(order: Order) -> None:
     assert same(memory.whole(TEXT, 7), PLAIN)
     assert same(among_others(memory, 2), PLAIN)
     assert same(decoded(Memory(model=model, on=paper.elsewhere()), 3), PLAIN[65:])
-
-
-def test_all_products_are_called_alike_whatever_the_batch() -> None:
-    """Else the library might choose another way to sum for them."""
-    model = Model(CONFIG, xp=paper)
-    paper.products.clear()
-    Memory(model=model, on=paper.elsewhere()).whole(TEXT[:20], 1)
-    alike = set(paper.products)
-    assert {left[0][0] for left, _, _ in alike} == {TILE}
-    assert {start for arrays in alike for _, _, start in arrays} == {0}
-    paper.products.clear()
-    among_others(Memory(model=model, on=paper.elsewhere()), 1)
-    assert paper.products == alike
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -2,9 +2,8 @@
 
 Nothing here depends on how many rows there are, or on what stands in the others:
 
-- Products run in tiles of `TILE` rows, padded with zeros, so that BLAS is called with the same
-  shapes always, of memory that lies alike.
-- Sums are trees of additions of two, and all else is elementwise: no order is left to a library.
+- No sum of a product is rounded (`exact`), so that a library may add in any order.
+- Other sums are trees of additions of two, and all else is elementwise.
 - What is divided over ranks is divided on one rank too: `ModelConfig.shards` partial sums, added
   first to last.
 """
@@ -16,16 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
+from blockyard.engines.exact import check, product, weight
 from blockyard.engines.weights import PAGE, Floats, ModelConfig, rotations, weights
 from blockyard.layout import Order, natural
 from blockyard.tiers import Tier
 
-__all__ = ["TILE", "Batch", "Gather", "Model"]
+__all__ = ["Batch", "Gather", "Model"]
 
-TILE: Final = 16
-"""Rows of every product."""
 _WIDE: Final = 128
-"""Most columns of a product with the vocabulary: BLAS begins no threads for so few."""
+"""Most columns of a product with the vocabulary: as `exact` has it of rows."""
 _MOST: Final = 1 << 20
 """Most values of a product of attention, unless one row has more."""
 
@@ -61,6 +59,7 @@ class Model:
 
     Raises:
         Misuse: The shards do not divide over the ranks.
+        Unavailable: With this module's arithmetic a token's bits would depend on its company.
 
     Example:
         >>> import numpy as np
@@ -106,9 +105,11 @@ class Model:
             for layer in range(config.layers)
         ]
         self._output = [
-            [xp.asarray(np.ascontiguousarray(drawn["output"][:, first : first + _WIDE]))]
+            xp.asarray(weight(drawn["output"][:, first : first + _WIDE]))
             for first in range(0, config.vocabulary, _WIDE)
         ]
+        used = [*self._output, *(one for layer in self._layers for one in layer.products)]
+        check(xp, tuple(sorted({one.shape for one in used})))
         # With the scores' 1 / sqrt(head_dim) (Vaswani et al. 2017, 3.2.1) in the queries.
         self._scale = np.float32(config.head_dim**-0.5)
         self._rotations = np.zeros((2, 0, config.head_dim // 2), np.float32)
@@ -162,37 +163,34 @@ class Model:
         """
         if gather is None and self.ranks > 1:
             raise Misuse(f"rank {self.rank} of {self.ranks} has partial sums: say how to gather")
-        xp, config, count = self.xp, self.config, len(batch.tokens)
+        xp, count = self.xp, len(batch.tokens)
         groups = list(self._groups(batch, kv.shape[2]))
         cosines, sines = self._rotated(batch.positions)
         places = xp.asarray(batch.slots)
         blocks, offsets = places // kv.shape[2], places % kv.shape[2]
-        # Padded once, for all products.
-        stream = xp.zeros((-(-count // TILE) * TILE, config.hidden), np.float32)
-        stream[:count] = self._embedding[xp.asarray(batch.tokens)]
+        stream = self._embedding[xp.asarray(batch.tokens)]
         for number, layer in enumerate(self._layers):
             keys, values = kv[:, 2 * number], kv[:, 2 * number + 1]
-            fused = _product(xp, self._normed(stream, layer.attention_norm)[None], layer.qkv)
-            q, k, v = self._heads(fused[:, :count])
+            fused = product(xp, self._normed(stream, layer.attention_norm)[None], layer.qkv)
+            q, k, v = self._heads(fused)
             keys[blocks, offsets] = _turned(xp, k, cosines, sines)
             values[blocks, offsets] = v
             q = _turned(xp, q, cosines, sines) * self._scale
-            mixed = xp.zeros((len(fused), len(stream), len(layer.attended[0])), np.float32)
+            mixed = xp.empty((len(fused), count, len(layer.attended[0])), np.float32)
             for group in groups:
                 attended = self._attend(q[group.rows], keys, values, group)
                 shape = (len(attended), len(fused), -1)
                 mixed[:, group.rows] = attended.reshape(shape).transpose(1, 0, 2)
-            stream = stream + self._summed(_product(xp, mixed, layer.attended), gather)
-            fused = _product(xp, self._normed(stream, layer.mlp_norm)[None], layer.gate_up)
+            stream = stream + self._summed(product(xp, mixed, layer.attended), gather)
+            fused = product(xp, self._normed(stream, layer.mlp_norm)[None], layer.gate_up)
             gate, up = xp.split(fused, 2, axis=2)
             # SwiGLU (Shazeer 2020): silu(gate) * up.
             inner = gate / (1 + xp.exp(-gate)) * up
-            stream = stream + self._summed(_product(xp, inner, layer.down), gather)
+            stream = stream + self._summed(product(xp, inner, layer.down), gather)
         wanted = np.arange(count) if rows is None else rows
-        last = xp.zeros((1, -(-len(wanted) // TILE) * TILE, config.hidden), np.float32)
-        last[0, : len(wanted)] = self._normed(stream, self._norm)[xp.asarray(wanted)]
+        last = self._normed(stream[xp.asarray(wanted)], self._norm)
         logits: Floats = xp.concatenate(
-            [_product(xp, last, part)[0, : len(wanted)] for part in self._output], axis=1
+            [product(xp, last[None], [part])[0] for part in self._output], axis=1
         )
         return logits
 
@@ -284,7 +282,7 @@ class Model:
 
 
 class _Layer(NamedTuple):
-    """Weights of one layer, (in, out); each of the rank's shards begins at an even address."""
+    """Weights of one layer, (in, out) of each of the rank's shards."""
 
     attention_norm: Any
     qkv: list[Any]
@@ -292,6 +290,11 @@ class _Layer(NamedTuple):
     mlp_norm: Any
     gate_up: list[Any]
     down: list[Any]
+
+    @property
+    def products(self) -> list[Any]:
+        """Those that rows are multiplied by."""
+        return [*self.qkv, *self.attended, *self.gate_up, *self.down]
 
 
 class _Group(NamedTuple):
@@ -316,11 +319,12 @@ def _layer(
     def columns(*names: str) -> list[Any]:
         """Of each shard its columns of these, side by side."""
         cut = [np.split(drawn[prefix + name], config.shards, axis=1) for name in names]
-        return [xp.asarray(np.concatenate([one[shard] for one in cut], axis=1)) for shard in shards]
+        sides = [np.concatenate([one[shard] for one in cut], axis=1) for shard in shards]
+        return [xp.asarray(weight(side)) for side in sides]
 
     def rows(name: str) -> list[Any]:
         cut = np.split(drawn[prefix + name], config.shards)
-        return [xp.asarray(cut[shard].copy()) for shard in shards]
+        return [xp.asarray(weight(cut[shard])) for shard in shards]
 
     return _Layer(
         xp.asarray(drawn[prefix + "attention_norm"]),
@@ -330,17 +334,6 @@ def _layer(
         columns("gate", "up"),
         rows("down"),
     )
-
-
-def _product(xp: Any, left: Floats, right: list[Any]) -> Floats:  # noqa: ANN401 - a module
-    """Of (shards or 1, rows, in) and, of each shard, (in, out), in calls of one shape."""
-    left = xp.ascontiguousarray(left)
-    out: Floats = xp.empty((len(right), left.shape[1], right[0].shape[1]), np.float32)
-    for shard, weight in enumerate(right):
-        source = left[shard if len(left) > 1 else 0]
-        for first in range(0, len(source), TILE):
-            xp.matmul(source[first : first + TILE], weight, out=out[shard, first : first + TILE])
-    return out
 
 
 def _sum(xp: Any, values: Floats, axis: int) -> Floats:  # noqa: ANN401 - a module
