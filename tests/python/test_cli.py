@@ -199,14 +199,42 @@ def test_both_ways_to_call_it_say_the_version_and_the_options() -> None:
         assert "--device-gib" in said
 
 
-@pytest.mark.parametrize("name", ["click", "msgspec", "plotly", "rich"])
-def test_without_the_extra_it_says_what_to_install(name: str) -> None:
-    code = f"import sys; sys.modules[{name!r}] = None; from blockyard.__main__ import main; main()"
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+def bare(words: str, *missing: str) -> subprocess.CompletedProcess[str]:
+    """The command where some modules cannot be imported."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({missing!r}));"
+        "from blockyard.__main__ import main; main()"
     )
-    assert done.returncode == 2
-    assert done.stderr == f"blockyard: {name} missing: pip install 'blockyard[replay]'\n"
+    command = [sys.executable, "-c", code, *words.split()]
+    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+
+
+EXTRA = ("msgspec", "plotly", "rich")
+
+
+@pytest.mark.parametrize("words", ["", "--help"])
+def test_without_the_extra_the_help_lists_every_command(words: str) -> None:
+    done = bare(words, *EXTRA, "cupy")
+    assert (done.returncode, done.stderr) == (0, "")
+    commands = done.stdout.partition("Commands:")[2].splitlines()
+    assert [line.split()[0] for line in commands if line] == ["proof", "replay"]
+    assert "pip install 'blockyard[replay]'" in commands[-1]
+
+
+def test_without_the_extra_the_proof_runs() -> None:
+    done = bare("proof --talks 2", *EXTRA, "cupy")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "tokens identical" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    zip(EXTRA, ["replay", "replay --help", "replay t.jsonl --device-gib 3"], strict=True),
+)
+def test_without_the_extra_a_replay_says_what_to_install(name: str, words: str) -> None:
+    done = bare(words, name)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"blockyard: replay needs {name}: pip install 'blockyard[replay]'\n"
 
 
 def test_the_same_seed_gives_the_same_json_but_for_what_is_measured() -> None:

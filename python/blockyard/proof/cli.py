@@ -4,14 +4,13 @@ import time
 from typing import get_args
 
 import click
-from rich.console import Console
 
 from blockyard._core import Misuse, Unavailable
 from blockyard.devices import DeviceName, device
 from blockyard.engines.model import Model
 from blockyard.engines.weights import ModelConfig
 from blockyard.proof.play import Memory, Play
-from blockyard.proof.show import Row, Watch
+from blockyard.proof.show import Row, Watch, table
 from blockyard.proof.talks import Talk
 
 __all__ = ["proof"]
@@ -70,9 +69,8 @@ def proof(ctx: click.Context, /, seed: int, talks: int, squeeze: int, name: Devi
 def _play(plays: dict[str, Play], turns: int) -> bool:
     """All of them, turn by turn; whether every token is the same and no law was broken."""
     spent = dict.fromkeys(plays, 0.0)
-    console = Console()
     shown = 0.0
-    with Watch(console, turns) as watch:
+    with Watch(turns) as watch:
         while not all(play.over for play in plays.values()):
             for name, play in plays.items():
                 if not play.over:
@@ -82,11 +80,11 @@ def _play(plays: dict[str, Play], turns: int) -> bool:
             if time.monotonic() - shown > 0.1:  # noqa: PLR2004 - seconds between two looks
                 shown = time.monotonic()
                 watch.show(_rows(plays, spent))
-        rows = _rows(plays, spent)
-        watch.end(rows)
+    rows = _rows(plays, spent)
+    click.echo(table(rows, turns))
     breaches = [breach for play in plays.values() if (breach := play.cache.audit()) is not None]
     for breach in breaches:
-        console.print(f"{breach.law}: {breach.what}", style="red")
+        click.secho(f"{breach.law}: {breach.what}", fg="red")
     return not breaches and all(row.same for row in rows)
 
 

@@ -1,19 +1,18 @@
-"""The plays side by side, live, and what came of each."""
+"""How far the plays are, on a terminal, and what came of each."""
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
-from rich import box
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+import click
 
 from blockyard.proof.play import Play
 
-__all__ = ["Row", "Watch", "size"]
+__all__ = ["Row", "Watch", "table"]
 
 _KIB = 1024
+_LABEL, _COLUMN = 28, 13
+"""Widths of the table's columns."""
 
 
 class Row(NamedTuple):
@@ -28,70 +27,72 @@ class Row(NamedTuple):
 
 
 class Watch:
-    """A table that changes as the plays go on; on no terminal only the last one is printed.
+    """A line on a terminal's stderr that changes as the plays go on, and goes when they are over.
 
     Args:
-        console: Where.
-        turns: Answers in all.
+        turns: Answers of each play, in all.
     """
 
-    def __init__(self, console: Console, turns: int) -> None:
-        self._console = console
+    def __init__(self, turns: int) -> None:
         self._turns = turns
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._shown = sys.stderr.isatty()
 
     def __enter__(self) -> Self:
-        """Shows the table."""
-        if self._console.is_terminal:
-            self._live.start()
+        """Begins."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Takes it away: the last one is printed by `end`."""
-        self._live.stop()
+        """Takes the line away."""
+        self._line("")
 
     def show(self, rows: Sequence[Row]) -> None:
         """How far they are."""
-        if self._console.is_terminal:
-            self._live.update(self._table(rows), refresh=True)
+        far = ", ".join(f"{row.name} {len(row.play.tokens)}" for row in rows)
+        self._line(f"answers of {self._turns}: {far}")
 
-    def end(self, rows: Sequence[Row]) -> None:
-        """What came of them."""
-        self._live.stop()
-        self._console.print(self._table(rows))
-
-    def _table(self, rows: Sequence[Row]) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        table.add_column("", no_wrap=True, min_width=28)
-        for row in rows:
-            table.add_column(Text(row.name), justify="right", min_width=12)
-        lines: dict[str, Sequence[str | Text]] = {
-            "device": [f"{row.play.memory.device - 1} blocks" for row in rows],
-            "answers": [f"{len(row.play.tokens)} of {self._turns}" for row in rows],
-            "tokens identical": [_mark(row) for row in rows],
-            "preemptions": [_count(row, "preempted") for row in rows],
-            "of them parked": [_count(row, "parkings") for row in rows],
-            "tokens computed again": [f"{row.play.figures.recomputed:,}" for row in rows],
-            "bytes moved": [size(row.play.moved) for row in rows],
-            "steps": [f"{row.play.figures.steps:,}" for row in rows],
-            "seconds": [f"{row.seconds:.1f}" for row in rows],
-        }
-        for name, cells in lines.items():
-            table.add_row(name, *cells)
-        return table
+    def _line(self, text: str) -> None:
+        if self._shown:
+            # To the first column, and away with all that stands there.
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
 
-def _mark(row: Row) -> Text:
+def table(rows: Sequence[Row], turns: int) -> str:
+    """What came of the plays, side by side.
+
+    Args:
+        rows: One per play.
+        turns: Answers of each play, in all.
+    """
+    lines: dict[str, Sequence[str]] = {
+        "": [_right(row.name) for row in rows],
+        "device": [_right(f"{row.play.memory.device - 1} blocks") for row in rows],
+        "answers": [_right(f"{len(row.play.tokens)} of {turns}") for row in rows],
+        "tokens identical": [_mark(row) for row in rows],
+        "preemptions": [_count(row, "preempted") for row in rows],
+        "of them parked": [_count(row, "parkings") for row in rows],
+        "tokens computed again": [_right(f"{row.play.figures.recomputed:,}") for row in rows],
+        "bytes moved": [_right(_size(row.play.moved)) for row in rows],
+        "steps": [_right(f"{row.play.figures.steps:,}") for row in rows],
+        "seconds": [_right(f"{row.seconds:.1f}") for row in rows],
+    }
+    return "\n".join(f"{name:<{_LABEL}}{''.join(cells)}" for name, cells in lines.items())
+
+
+def _right(text: str) -> str:
+    return f"{text:>{_COLUMN}}"
+
+
+def _mark(row: Row) -> str:
     if row.same is None:
-        return Text("…")
-    return Text("✓", "green") if row.same else Text("no", "red")
+        return _right("…")
+    return click.style(_right("✓"), fg="green") if row.same else click.style(_right("no"), fg="red")
 
 
 def _count(row: Row, name: str) -> str:
-    return f"{row.play.scheduler.stats()[name]:,}"
+    return _right(f"{row.play.scheduler.stats()[name]:,}")
 
 
-def size(count: float) -> str:
+def _size(count: float) -> str:
     """Bytes, with the unit that suits them."""
     for unit in ("B", "KiB", "MiB"):
         if count < _KIB:
