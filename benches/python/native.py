@@ -20,10 +20,11 @@ UNEVEN = ("x86_sha::", "aarch64_sha2::")
 
 
 def build() -> str:
-    """Where the native side is, built as the wheel is."""
+    """Where the native side is, built as the wheel is, with the names that callgrind goes by."""
     built = subprocess.run(
         [
             *("cargo", "build", "--locked", "--release", "--package", "blockyard-floor"),
+            *("--config", 'profile.release.package.blockyard-floor.strip="none"'),
             *("--message-format", "json-render-diagnostics"),
         ],
         check=True,
