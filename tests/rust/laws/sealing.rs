@@ -1,12 +1,7 @@
 //! Table 2.1: seal, block by block.
 
-<<<<<<< HEAD
-use crate::yard::{Yard, and_one, cat, text, tokens};
-use blockyard_core::{Cells, Error, Lease};
-=======
 use crate::yard::{SIZE, Yard, and_one, cat, one, text, tokens};
-use blockyard_core::Tier;
->>>>>>> 6145d5c (tests: count the work of a landing, and show what survived in the core)
+use blockyard_core::{Cells, Error, Lease, Tier};
 
 #[test]
 fn a_block_whose_key_is_new_is_published() {
