@@ -33,6 +33,7 @@ __all__ = [
     "Unsupported",
     "__version__",
     "_forked",
+    "_panic",
     "consecutive",
     "runs",
     "stats_schema",
@@ -96,7 +97,11 @@ class InUse(NoRoom):
     used: int
 
 class Unavailable(BlockyardError):
-    """A tier, device or store is out."""
+    """A tier, device or store is out; there is no memory; or a bug of Blockyard's own has shown.
+
+    A cache that such a bug has left half changed raises it in every call from then on. Make another
+    one: other caches are not touched by it.
+    """
 
 @final
 class Keys:
@@ -499,10 +504,13 @@ class Cache:
         namespace: What tells this cache's keys from others': model, weights, dtype, layout,
             parallel.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
+        memory: Bytes that its bookkeeping may take; None for what the system grants. It takes 110
+            to 200 for each slot, and those of the ghosts, all at once.
 
     Raises:
         Misuse: A value is out of range; it is named.
         Unsupported: More than one group.
+        Unavailable: There is no memory for the bookkeeping; the bytes are named.
     """
 
     def __new__(
@@ -521,6 +529,7 @@ class Cache:
         groups: int = 1,
         namespace: Mapping[str, str] | None = None,
         key_hash: Literal["sha256", "xxh3"] = "sha256",
+        memory: int | None = None,
     ) -> Self: ...
     @property
     def block_size(self) -> int:
@@ -540,7 +549,13 @@ class Cache:
             tokens: Token ids, shape (tokens,), from 0 to 2**32 - 1.
             lora: Name of the adapter.
             salt: The tenant's salt: nobody without it finds these blocks.
-            media: Items (start, end, id) at token positions [start, end), ascending.
+            media: Items (start, end, id) at token positions [start, end), ascending, none beyond
+                the tokens.
+
+        Raises:
+            Misuse: A value is out of range, or there are more than 2**25 tokens: as for every
+                sequence or array, one call takes that many values at most.
+            Unavailable: There is no memory for the keys.
         """
 
     def ready_keys(self, keys: _ReadyKeys, tokens: int) -> Keys:
@@ -609,7 +624,7 @@ class Cache:
         Raises:
             NoRoom: Try again later; nothing is held. What a `ticket` keeps is not among its
                 `promised`.
-            TooLarge: It never fits.
+            TooLarge: It never fits. A prompt that says so by its length is not read.
         """
 
     def asks(
@@ -875,11 +890,18 @@ class Cache:
     def draining(self) -> bool:
         """Whether anything from before a clear is still held or in the air."""
 
-    def resize(self, tier: _Tier, slots: int) -> None:
+    def resize(self, tier: _Tier, slots: int, *, memory: int | None = None) -> None:
         """Gives a tier `slots` slots; slots beyond retire as they come free.
+
+        Args:
+            tier: Which.
+            slots: How many, null slots included.
+            memory: Bytes that the bookkeeping of new slots may take; None for what the system
+                grants.
 
         Raises:
             InUse: What is pinned, claimed, promised or quarantined does not fit.
+            Unavailable: There is no memory for the bookkeeping; nothing is changed.
         """
 
     def room(self, tier: _Tier = "device") -> Room:
@@ -931,6 +953,9 @@ class Cache:
 
     def audit(self) -> Breach | None:
         """The first law found broken, or None. It takes time in proportion to the cache."""
+
+    def _close(self) -> None:
+        """From here on what would begin something or go on with it raises `Misuse`."""
 
 def stats_schema() -> tuple[list[_Field], list[_Field]]:
     """Name, unit and meaning of what `stats` gives: for all tiers together, then per tier."""
@@ -1005,3 +1030,8 @@ class Marks:
 
 def _forked() -> None:
     """Called in the child after a fork: caches made before it refuse to be used there."""
+
+def _panic(
+    cache: Cache, place: Literal["verb", "long verb", "keys", "long keys", "binding"]
+) -> None:
+    """Panics on purpose, so that tests see what contains it."""

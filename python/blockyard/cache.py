@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked, Plan, _forked
+from blockyard import machine
 from blockyard._typing import override
 from blockyard.config import Config, Keywords
 from blockyard.explain import Explanation, explain
@@ -19,6 +20,10 @@ from blockyard.stats import Stat, core_schema
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+# Slots or ghosts, whose bookkeeping takes about 100 bytes each at most: for fewer the machine is not asked.
+_MANY = 1 << 19
 
 
 class KVCache(Cache):
@@ -34,6 +39,12 @@ class KVCache(Cache):
     Args:
         config: A `Config`; or a layout, with the rest as keywords; or keywords alone, which are
             the fields of `Config`.
+
+    Raises:
+        Misuse: A value is out of range; it is named.
+        Unavailable: There is no memory for the bookkeeping, which takes 100 to 150 bytes for each
+            slot, and 8 for each of `ghosts`: more than the system grants, or than this machine or
+            the process's control group has now.
 
     Example:
         >>> import blockyard as by
@@ -67,7 +78,7 @@ class KVCache(Cache):
             config = Config.of({"layout": config, **keywords})
         elif keywords:
             raise TypeError(f"a Config is whole: put {', '.join(keywords)} into it")
-        cache = super().__new__(cls, **config.core())
+        cache = super().__new__(cls, **config.core(), memory=_memory(config))
         cache._config = config
         cache._flights = Flights(config.ranks, config.deadline)
         cache._offload = Offload(config)
@@ -91,13 +102,23 @@ class KVCache(Cache):
         return self._limits[tier] - (self._config.null_slots if tier == "device" else 0)
 
     @override
-    def resize(self, tier: Literal["device", "host", "disk"], slots: int) -> None:
+    def resize(
+        self, tier: Literal["device", "host", "disk"], slots: int, *, memory: int | None = None
+    ) -> None:
         """Gives a tier `slots` slots; slots beyond retire as they come free.
+
+        Args:
+            tier: Which.
+            slots: How many, null slots included.
+            memory: Bytes that the bookkeeping of new slots may take; None for what the machine has.
 
         Raises:
             InUse: What is pinned, claimed, promised or quarantined does not fit.
+            Unavailable: There is no memory for the bookkeeping; nothing is changed.
         """
-        super().resize(tier, slots)
+        if memory is None and isinstance(slots, int) and slots > _MANY:
+            memory = machine.memory()
+        super().resize(tier, slots, memory=memory)
         self._limits[tier] = slots
 
     @override
@@ -235,3 +256,9 @@ class KVCache(Cache):
     def schema() -> tuple[Stat, ...]:
         """Name, unit and meaning of each number in `stats`."""
         return core_schema() + Flights.SCHEMA
+
+
+def _memory(config: Config) -> int | None:
+    """Bytes that are there for a cache that takes many."""
+    sizes = (config.device, config.host, config.ghosts or 0)
+    return machine.memory() if sum(sizes) > _MANY else None

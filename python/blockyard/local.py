@@ -42,7 +42,7 @@ class Local(KVCache):
             Flights that ended.
         """
         if self._crane.closed:
-            raise Misuse("it is closed: make another")
+            raise Misuse("this cache is closed: make another one")
         # What the crane says once must not be lost to a `done` that is refused.
         if done is not None:
             self.commit([], done=done)
@@ -74,9 +74,14 @@ class Local(KVCache):
         return KVCache.schema() + Crane.SCHEMA
 
     def close(self) -> None:
-        """Ends the copiers and frees the memory; what was not copied yet has failed."""
+        """Ends the copiers and frees the memory; what was not copied yet has failed.
+
+        From then on whatever would begin something or go on with it raises `Misuse`. Questions are
+        answered, and what is held can be ended: `finish`, `abandon`, `release`.
+        """
         self._crane.close()
         self.commit(self._crane.poll())
+        self._close()
 
     def __enter__(self) -> Self:
         """Is closed at the end of the block."""

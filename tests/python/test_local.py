@@ -156,6 +156,43 @@ def test_who_is_closed_puts_nothing_in_the_air() -> None:
     assert cache.stats()["plans"] == 0
 
 
+def test_who_is_closed_begins_nothing_and_ends_what_it_has() -> None:
+    cache: Any = by.local(LAYOUT, device=33, host=64)
+    lease, other = begin(cache, text(1, 12)), begin(cache, text(2, 12))
+    parked, ticket = cache.park(begin(cache, text(3, 12)), 12), cache.promise(2)
+    cache.seal(lease, 12)
+    cache.close()
+    before = cache.stats()
+    for verb in (
+        lambda: cache.begin([1, 2, 3]),
+        lambda: cache.begin(parked),
+        lambda: cache.begin([1], ticket=ticket),
+        lambda: cache.append(lease, [1]),
+        lambda: cache.grow(lease),
+        lambda: cache.trim(lease, 12),
+        lambda: cache.seal(lease, 12),
+        lambda: cache.park(lease, 12),
+        lambda: cache.fork(lease, 12),
+        lambda: cache.block_tables(lease),
+        lambda: cache.slot_mapping(lease, 0),
+        lambda: cache.promise(1),
+        lambda: cache.demote(1),
+        lambda: cache.demote(1, of=parked),
+        lambda: cache.promote(cache.keys(text(1, 12))),
+        lambda: cache.resize("host", 128),
+        cache.dispatch,
+        cache.step,
+    ):
+        with pytest.raises(by.Misuse, match="this cache is closed: make another one"):
+            verb()
+    assert cache.stats() == before
+    assert (cache.probe(text(1, 12)).device, lease.state, parked.state) == (3, "ready", "kept")
+    cache.finish([lease, other])
+    cache.abandon(parked)
+    cache.release(ticket)
+    at_rest(cache)
+
+
 def test_it_can_be_closed_twice_and_with_copies_in_the_air() -> None:
     cache = by.local(LAYOUT, device=33, host=64, ahead=32)
     lease = begin(cache, text(1, 120))

@@ -1,6 +1,8 @@
 //! A slab with generations: u32 indices inside, stale handles are misses outside.
 
+use crate::error::Result;
 use crate::id::{Id, Link};
+use crate::memory;
 use std::num::NonZeroU32;
 
 /// A record that lends the arena one of its fields while it is dead: the free list runs through
@@ -37,18 +39,20 @@ pub(crate) struct Arena<T> {
 }
 
 impl<T: Record> Arena<T> {
-    /// Room for `capacity` records is made at once: a later insert within it never allocates.
-    pub(crate) fn with_capacity(capacity: usize) -> Self {
+    /// Bytes of a record, with its generation.
+    pub(crate) const BYTES: usize = size_of::<Entry<T>>();
+
+    pub(crate) fn new() -> Self {
         Self {
-            entries: Vec::with_capacity(capacity),
+            entries: Vec::new(),
             vacant: None,
             live: 0,
         }
     }
 
-    pub(crate) fn reserve(&mut self, capacity: usize) {
-        self.entries
-            .reserve_exact(capacity.saturating_sub(self.entries.len()));
+    /// Room for `capacity` records is made at once: a later insert within it never allocates.
+    pub(crate) fn reserve(&mut self, capacity: usize) -> Result<()> {
+        memory::reserve(&mut self.entries, capacity, "the blocks' records")
     }
 
     pub(crate) fn insert(&mut self, record: T) -> u32 {
@@ -175,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_stale_id_finds_nothing_even_when_its_place_is_taken_again() {
-        let mut arena = Arena::with_capacity(2);
+        let mut arena = Arena::new();
         let first = arena.insert(Thing(None, 7));
         let old = arena.id(first);
         assert!(arena.lives(old));
@@ -194,7 +198,7 @@ mod tests {
 
     #[test]
     fn dead_places_are_taken_before_new_ones() {
-        let mut arena = Arena::with_capacity(0);
+        let mut arena = Arena::new();
         let all: Vec<u32> = (0..4).map(|n| arena.insert(Thing(None, n))).collect();
         arena.remove(all[1]);
         arena.remove(all[3]);

@@ -48,12 +48,34 @@ impl Cache {
         })
     }
 
-    /// Waits for the yard. Hold it for one verb.
+    /// Waits for the yard. Hold it for one verb: a panic meanwhile breaks it, this one alone.
+    ///
+    /// # Errors
+    /// `Broken` after a panic in a verb, in this call and every later one.
+    pub fn enter(&self) -> Result<Locked<'_>> {
+        self.shared.enter()
+    }
+
+    /// The yard, if nobody has it.
+    ///
+    /// # Errors
+    /// `Broken` after a panic in a verb.
+    pub fn try_enter(&self) -> Result<Option<Locked<'_>>> {
+        self.shared.try_enter()
+    }
+
+    /// Refuses every call from here on, for who has caught a panic of one, with what it said.
+    pub fn break_down(&self, why: String) -> Error {
+        self.shared.break_down(why)
+    }
+
+    /// Waits for the yard as it is, also after a panic: to look at, or where panics are the caller's
+    /// own.
     pub fn lock(&self) -> Locked<'_> {
         self.shared.lock()
     }
 
-    /// The yard, if nobody has it.
+    /// The same, if nobody has it.
     pub fn try_lock(&self) -> Option<Locked<'_>> {
         self.shared.try_lock()
     }
@@ -108,7 +130,7 @@ impl Cache {
             load,
             filling: Filling::Soon,
         };
-        let answer = self.lock().begin(&request)?;
+        let answer = self.enter()?.begin(&request)?;
         Ok(match answer {
             Answer::Begun(begun) => Some((self.handle(begun.lease, chain), begun)),
             Answer::Soon(_) => None,
@@ -125,7 +147,7 @@ impl Cache {
             self.own(lease)?;
             seals.add(lease, *computed)?;
         }
-        let sealed = seals.apply(&mut self.lock())?;
+        let sealed = seals.apply(&mut *self.enter()?)?;
         seals.remember(|at| batch[at].0);
         Ok(sealed)
     }
@@ -137,7 +159,7 @@ impl Cache {
     #[expect(clippy::needless_pass_by_value, reason = "it is spent")]
     pub fn finish(&self, lease: Lease, retention: Retention) -> Result<()> {
         self.own(&lease)?;
-        self.lock().finish(&[lease.id()], retention, None)?;
+        self.enter()?.finish(&[lease.id()], retention, None)?;
         lease.spend();
         Ok(())
     }
@@ -151,7 +173,7 @@ impl Cache {
         let parked = self
             .own(&lease)
             .and_then(|()| seals.add(&lease, computed))
-            .and_then(|()| self.lock().park(&seals.row(&lease, computed), None));
+            .and_then(|()| self.enter()?.park(&seals.row(&lease, computed), None));
         match parked {
             Ok(id) => Ok(lease.into_parked(id)),
             Err(error) => Err((lease, error)),
@@ -174,8 +196,8 @@ impl Cache {
         }
         let chain = parked.chain();
         let answer = self
-            .lock()
-            .resume(id, chain.keys(), chain.tokens(), reserve);
+            .enter()
+            .and_then(|mut state| state.resume(id, chain.keys(), chain.tokens(), reserve));
         match answer {
             Ok(Answer::Begun(begun)) => Ok((parked.into_lease(begun.lease), begun)),
             Ok(Answer::Soon(_)) => Err((parked, None)),
@@ -199,7 +221,7 @@ impl Cache {
     /// # Errors
     /// As [`State::promise`].
     pub fn promise(&self, blocks: u64, tier: Tier) -> Result<Ticket> {
-        let id = self.lock().promise(blocks, tier)?;
+        let id = self.enter()?.promise(blocks, tier)?;
         Ok(self.handle_ticket(id))
     }
 
@@ -213,7 +235,7 @@ impl Cache {
             let number = ticket.id().number();
             return Err(Error::Foreign { number });
         }
-        self.lock().release_ticket(ticket.id())?;
+        self.enter()?.release_ticket(ticket.id())?;
         ticket.spend();
         Ok(())
     }
@@ -224,7 +246,7 @@ impl Cache {
     /// As [`State::fork`].
     pub fn fork(&self, lease: &Lease, computed: u64, reserve: u64) -> Result<(Lease, Begun)> {
         lease.check_computed(computed)?;
-        let begun = self.lock().fork(lease.id(), computed, reserve)?;
+        let begun = self.enter()?.fork(lease.id(), computed, reserve)?;
         Ok((self.handle(begun.lease, lease.chain()), begun))
     }
 
@@ -237,6 +259,6 @@ impl Cache {
             .iter()
             .map(|plan| (plan.flight, plan.len() as u32, false))
             .collect();
-        self.lock().commit(&outcomes, None).map(|_| ())
+        self.enter()?.commit(&outcomes, None).map(|_| ())
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::hash::{Frame, Piece, Seed};
 use crate::id::Key;
+use crate::memory;
 
 /// A media item that stands for the tokens of the range `[start, end)`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -109,15 +110,16 @@ impl Chain {
     /// Appends tokens, and a key for every block that they fill.
     ///
     /// # Errors
-    /// `Argument` if the engine makes this chain's keys; nothing has changed then.
+    /// `Argument` if the engine makes this chain's keys, `Memory` where there is none for the new
+    /// ones; nothing has changed then.
     pub fn extend(&mut self, tokens: &[u32]) -> Result<()> {
-        let (made, mut filled) = (self.keys_made_by(tokens.len()), self.partial());
+        let mut filled = self.partial();
         self.check_extend()?;
+        self.reserve(tokens.len())?;
         let Source::Tokens { frame, media } = &mut self.source else {
             return Ok(());
         };
         let block_size = self.block_size as usize;
-        self.keys.reserve(made);
         let mut rest = tokens;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(rest.len().min(block_size - filled));
@@ -172,6 +174,7 @@ impl Chain {
         };
         let full = total / u64::from(self.block_size);
         check_count(keys.len(), full - self.keys.len() as u64)?;
+        self.room(keys.len())?;
         self.keys.extend_from_slice(keys);
         self.tokens = total;
         Ok(())
@@ -198,8 +201,21 @@ impl Chain {
     }
 
     /// Makes room for the keys of `more` tokens, so that extending by them does not allocate.
-    pub fn reserve(&mut self, more: usize) {
-        self.keys.reserve(self.keys_made_by(more));
+    ///
+    /// # Errors
+    /// `Memory` where there is none.
+    pub fn reserve(&mut self, more: usize) -> Result<()> {
+        self.room(self.keys_made_by(more))?;
+        let filled = self.partial();
+        match &mut self.source {
+            Source::Tokens { frame, .. } => frame.reserve(filled, more),
+            Source::Engine => Ok(()),
+        }
+    }
+
+    fn room(&mut self, keys: usize) -> Result<()> {
+        let had = self.keys.try_reserve(keys);
+        had.map_err(|_| memory::lacking::<Key>("the keys of a prompt", self.keys.len() + keys))
     }
 
     /// Tokens in the partial block.
@@ -667,7 +683,7 @@ mod tests {
             [0, 1, 1, 2]
         );
         assert_eq!(made.keys_made_by(usize::MAX), usize::MAX / 4);
-        made.reserve(5);
+        made.reserve(5).unwrap();
         made.extend(&[4]).unwrap();
         assert_eq!((made.tokens(), made.keys().len()), (4, 1));
         assert_eq!(
@@ -782,6 +798,41 @@ mod tests {
             made.keys(),
             chain(&seed, Extras::default(), &[1, 2, 3, 4]).keys()
         );
+    }
+
+    #[test]
+    fn a_block_takes_the_memory_of_the_tokens_that_are_there() {
+        for hash in HASHES {
+            let seed = seed(hash, 0, u32::MAX);
+            let mut made = Chain::new(&seed, Extras::default()).unwrap();
+            for tokens in [1, 999, 100_000] {
+                made.extend(&vec![7; tokens]).unwrap();
+            }
+            assert_eq!((made.tokens(), made.keys().len()), (101_000, 0));
+            let Source::Tokens { frame, .. } = &made.source else {
+                panic!("it makes its own keys");
+            };
+            assert!(frame.capacity() < 3 * 4 * 101_000, "{}", frame.capacity());
+        }
+        let seed = seed(KeyHash::Sha256, 0, 30_000);
+        let mut made = Chain::new(&seed, Extras::default()).unwrap();
+        let tokens: Vec<u32> = (0..60_001).collect();
+        for part in tokens.chunks(7_000) {
+            made.extend(part).unwrap();
+        }
+        assert_eq!(made.keys(), naive(&seed, &Extras::default(), &tokens));
+    }
+
+    #[test]
+    fn keys_for_which_there_is_no_memory_change_nothing() {
+        let seed = seed(KeyHash::Sha256, 0, 1);
+        let mut made = chain(&seed, Extras::default(), &[1, 2, 3]);
+        let refused = made.reserve(usize::MAX / 64).unwrap_err();
+        assert!(
+            matches!(refused, Error::Memory { bytes, .. } if bytes > 1 << 60),
+            "{refused}"
+        );
+        assert_eq!((made.tokens(), made.keys().len()), (3, 3));
     }
 
     #[test]

@@ -88,6 +88,25 @@ pub enum Error {
         /// Blocks there are.
         capacity: u64,
     },
+    /// Memory that is not to be had.
+    #[error("no memory for {what}: it takes {bytes} bytes, {}; ask for less", of(*.there))]
+    Memory {
+        /// What it was for.
+        what: &'static str,
+        /// How much of it.
+        bytes: u64,
+        /// How much there was, if somebody has said so.
+        there: Option<u64>,
+    },
+    /// A verb has panicked.
+    #[error(
+        "this cache is broken by a bug of Blockyard's own ({why}): its numbers may be wrong, so that \
+         it refuses every call; make another one, and report what standard error says"
+    )]
+    Broken {
+        /// What the panic said.
+        why: String,
+    },
     /// A resize below what is held.
     #[error(
         "cannot shrink the {} to {want} blocks: {used} are pinned, claimed, promised or \
@@ -101,6 +120,11 @@ pub enum Error {
         /// Blocks in use.
         used: u64,
     },
+}
+
+fn of(there: Option<u64>) -> String {
+    let refused = || "which the system refuses".to_owned();
+    there.map_or_else(refused, |there| format!("and {there} are there"))
 }
 
 impl Error {

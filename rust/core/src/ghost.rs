@@ -5,8 +5,10 @@
 //! Nothing is ever rehashed. Two keys with the same 8 bytes pass for one: a block is then copied
 //! down for nothing, and never served for another.
 
+use crate::error::Result;
 use crate::id::Key;
 use crate::index::mix;
+use crate::memory;
 
 const WAYS: usize = 8;
 
@@ -21,12 +23,21 @@ pub(crate) struct Ghosts {
 
 impl Ghosts {
     /// Room for `keys` keys or more: a power of two.
-    pub(crate) fn new(keys: u32) -> Self {
-        let buckets = (keys as usize).div_ceil(WAYS).next_power_of_two().max(2);
-        Self {
-            buckets: vec![[0; WAYS]; buckets],
+    pub(crate) fn new(keys: u32) -> Result<Self> {
+        let buckets = Self::buckets(keys);
+        Ok(Self {
+            buckets: memory::filled(buckets, [0; WAYS], "the ghosts")?,
             shift: 64 - buckets.trailing_zeros(),
-        }
+        })
+    }
+
+    fn buckets(keys: u32) -> usize {
+        (keys as usize).div_ceil(WAYS).next_power_of_two().max(2)
+    }
+
+    /// Bytes that room for so many keys takes.
+    pub(crate) fn bytes(keys: u32) -> usize {
+        Self::buckets(keys) * size_of::<Bucket>()
     }
 
     fn bucket(&self, ghost: u64) -> usize {
@@ -78,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_ghost_is_known_until_it_is_taken() {
-        let mut ghosts = Ghosts::new(64);
+        let mut ghosts = Ghosts::new(64).unwrap();
         assert!(!ghosts.knows(&key(1)));
         ghosts.remember(&key(1));
         ghosts.remember(&key(1));
@@ -92,7 +103,7 @@ mod tests {
 
     #[test]
     fn the_oldest_of_a_full_bucket_is_forgotten_first() {
-        let mut ghosts = Ghosts::new(16);
+        let mut ghosts = Ghosts::new(16).unwrap();
         let bucket = |n: u32| mix(&key(n)) >> 63;
         let own: Vec<u32> = (0..100).filter(|&n| bucket(n) == 0).collect();
         for &n in &own[..WAYS] {
@@ -118,7 +129,7 @@ mod tests {
 
     #[test]
     fn most_of_as_many_keys_as_there_is_room_for_are_known() {
-        let mut ghosts = Ghosts::new(1 << 14);
+        let mut ghosts = Ghosts::new(1 << 14).unwrap();
         (0..1 << 13).for_each(|n| ghosts.remember(&key(n)));
         let known = (0..1 << 13).filter(|&n| ghosts.knows(&key(n))).count();
         assert!(known > 8000, "{known} of 8192");

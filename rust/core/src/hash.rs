@@ -14,7 +14,9 @@ use std::fmt;
 use sha2::block_api::compress256;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
+use crate::error::Result;
 use crate::id::{Group, Key};
+use crate::memory;
 
 /// The version of the encoding, in every message; keys of two versions never meet.
 const VERSION: u8 = 1;
@@ -32,6 +34,11 @@ const MAGIC: [u8; 4] = *b"BYKY";
 const HEADER: usize = 16;
 /// Where a block's tokens begin: behind the header and the parent.
 const TOKENS: usize = HEADER + size_of::<Key>();
+
+/// The most that a hash writes behind a message.
+const PADDING: usize = 72;
+/// A block's message up to this size has its memory at once: 1,000 tokens and some.
+const ONE_PIECE: usize = 4096;
 
 /// The initial state of SHA-256 (FIPS 180-4, 5.3.3).
 const SHA256_START: [u32; 8] = [
@@ -215,7 +222,8 @@ pub(crate) struct Piece<'a> {
 }
 
 /// The message of a chain's next block, with everything that stays the same already written: the
-/// header, the parent, room for the tokens, and the hash's padding. It is all a chain keeps of tokens.
+/// header, the parent, the tokens that are there, and once a block was full the hash's padding. It is
+/// all a chain keeps of tokens, and until then no longer than they are: a block may be of any size.
 #[derive(Clone)]
 pub(crate) struct Frame {
     hash: KeyHash,
@@ -228,11 +236,9 @@ impl Frame {
     /// A frame whose first block follows `root`.
     pub(crate) fn new(seed: &Seed, root: Key) -> Self {
         let end = TOKENS + 4 * seed.block_size as usize;
-        let mut message = Vec::with_capacity(end + 72);
+        let mut message = Vec::with_capacity(end.min(ONE_PIECE) + PADDING);
         message.extend_from_slice(&seed.header(Tag::Block, 0));
         message.extend_from_slice(&root.0);
-        message.resize(end, 0);
-        seed.hash.end(&mut message);
         Self {
             hash: seed.hash,
             end,
@@ -240,15 +246,40 @@ impl Frame {
         }
     }
 
-    /// Writes tokens behind the `at` tokens that are there; all of them must fit into the block.
+    #[cfg(test)]
+    pub(crate) fn capacity(&self) -> usize {
+        self.message.capacity()
+    }
+
+    /// Room for `tokens` more behind the `at` that are there, as far as they go into the block.
+    ///
+    /// # Errors
+    /// `Memory`; nothing has changed then.
+    #[inline]
+    pub(crate) fn reserve(&mut self, at: usize, tokens: usize) -> Result<()> {
+        let stop = TOKENS.saturating_add(tokens.saturating_add(at).saturating_mul(4));
+        let stop = stop.min(self.end);
+        if stop <= self.message.len() {
+            return Ok(());
+        }
+        // For what is written behind the tokens, too.
+        let more = stop + PADDING - self.message.len();
+        let had = self.message.try_reserve(more);
+        had.map_err(|_| memory::lacking::<u8>("the tokens of a block", stop + PADDING))
+    }
+
+    /// Writes tokens behind the `at` tokens that are there; all of them must fit into the block, and
+    /// have room.
     pub(crate) fn fill(&mut self, at: usize, tokens: &[u32]) {
-        let cells = self.message[TOKENS + 4 * at..self.end]
-            .as_chunks_mut::<4>()
-            .0;
-        debug_assert!(
-            tokens.len() <= cells.len(),
-            "more tokens than the block has room for"
-        );
+        let (start, stop) = (TOKENS + 4 * at, TOKENS + 4 * (at + tokens.len()));
+        debug_assert!(stop <= self.end, "more tokens than the block has room for");
+        if self.message.len() < stop {
+            self.message.resize(stop, 0);
+            if stop == self.end {
+                self.hash.end(&mut self.message);
+            }
+        }
+        let cells = self.message[start..stop].as_chunks_mut::<4>().0;
         for (cell, token) in cells.iter_mut().zip(tokens) {
             *cell = token.to_le_bytes();
         }

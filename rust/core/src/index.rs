@@ -6,7 +6,9 @@
 //! rehashed but by a resize: a general map at constant size stalls for milliseconds when it clears its
 //! tombstones.
 
+use crate::error::Result;
 use crate::id::Key;
+use crate::memory;
 
 /// All 32 bytes count and are mixed: an engine's ready keys need not be uniform. The high bits are
 /// the best.
@@ -65,10 +67,18 @@ pub(crate) struct Index {
 
 impl Index {
     /// Two and a half times as many places as nodes, and one that stays empty: searches are short.
-    pub(crate) fn new(nodes: usize) -> Self {
-        Self {
-            places: vec![Place::EMPTY; 5 * nodes / 2 + 1],
-        }
+    pub(crate) fn new(nodes: usize) -> Result<Self> {
+        let places = memory::filled(Self::places(nodes), Place::EMPTY, "the index of the keys")?;
+        Ok(Self { places })
+    }
+
+    fn places(nodes: usize) -> usize {
+        5 * nodes / 2 + 1
+    }
+
+    /// Bytes that an index of so many nodes takes.
+    pub(crate) fn bytes(nodes: usize) -> usize {
+        Self::places(nodes) * size_of::<Place>()
     }
 
     fn home(&self, tag: Tag) -> usize {
@@ -94,7 +104,7 @@ impl Index {
 
     /// The first node with this tag that `is` the one, or the gap where it belongs.
     #[inline]
-    pub(crate) fn seek(&self, tag: Tag, is: impl Fn(u32) -> bool) -> Result<u32, Gap> {
+    pub(crate) fn seek(&self, tag: Tag, is: impl Fn(u32) -> bool) -> std::result::Result<u32, Gap> {
         let mut at = self.home(tag);
         loop {
             let place = self.places[at];
@@ -162,7 +172,7 @@ mod tests {
 
     #[test]
     fn what_passes_the_end_goes_on_at_the_beginning_and_comes_back() {
-        let mut index = Index::new(8);
+        let mut index = Index::new(8).unwrap();
         let last = |n: u32| Tag(u32::MAX - n);
         let find = |index: &Index, n| index.seek(last(n), |node| node == n).ok();
         for n in 0..8 {
@@ -191,7 +201,7 @@ mod tests {
 
     #[test]
     fn the_same_tag_twice_is_told_apart_by_the_node() {
-        let mut index = Index::new(4);
+        let mut index = Index::new(4).unwrap();
         insert(&mut index, Tag(7), 1);
         insert(&mut index, Tag(7), 2);
         assert_eq!(index.seek(Tag(7), |node| node == 2).ok(), Some(2));

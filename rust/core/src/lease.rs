@@ -75,12 +75,12 @@ impl Lease {
     pub fn append(&self, tokens: &[u32]) -> Result<()> {
         self.check()?;
         if tokens.len() <= FEW_KEYS || self.keys_made_by(tokens.len()) <= FEW_KEYS {
-            return self.keys.lock().chain.extend(tokens);
+            return self.keys.sound()?.chain.extend(tokens);
         }
         let mut chain = self.chain();
         let before = chain.tokens();
         chain.extend(tokens)?;
-        let mut known = self.keys.lock();
+        let mut known = self.keys.sound()?;
         if known.chain.tokens() == before {
             chain = std::mem::replace(&mut known.chain, chain);
         } else {
@@ -90,6 +90,14 @@ impl Lease {
         drop(known);
         drop(chain);
         Ok(())
+    }
+
+    /// Makes room for the keys of `more` tokens, so that a batch is refused before its first row.
+    ///
+    /// # Errors
+    /// `Memory` where there is none.
+    pub fn reserve(&self, more: usize) -> Result<()> {
+        self.keys.sound()?.chain.reserve(more)
     }
 
     /// Whether tokens can be appended, so that a batch is refused before its first row.
@@ -110,7 +118,7 @@ impl Lease {
     /// `Spent`; `Argument` when the keys do not fit the tokens, or it makes its own.
     pub fn append_ready(&self, tokens: u64, keys: &[Key]) -> Result<()> {
         self.check()?;
-        self.keys.lock().chain.extend_ready(tokens, keys)
+        self.keys.sound()?.chain.extend_ready(tokens, keys)
     }
 
     /// Whether `computed` tokens can have their KV: what two sequences share must have the same
@@ -304,7 +312,7 @@ impl Seals {
     /// `Spent`; `Argument` when more is computed than was appended.
     pub fn add(&mut self, lease: &Lease, computed: u64) -> Result<()> {
         lease.check()?;
-        let known = lease.keys.lock();
+        let known = lease.keys.sound()?;
         if computed > known.chain.tokens() {
             let help = "no more can be computed than was appended: append the tokens first";
             return Err(Error::argument("computed", computed, help));

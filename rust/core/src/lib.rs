@@ -8,6 +8,7 @@
 //! A file may use only what stands above it; names on one line are strangers:
 //! layer: id sync
 //! layer: error
+//! layer: memory
 //! layer: hash arena list index
 //! layer: chain pool ledger trie ghost cost evict plan flight record
 //! layer: stats
@@ -36,6 +37,7 @@ mod index;
 mod lease;
 mod ledger;
 mod list;
+mod memory;
 mod plan;
 mod pool;
 mod record;

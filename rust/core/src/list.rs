@@ -1,5 +1,8 @@
 //! Intrusive doubly linked lists over slot numbers: many heads, one array of links, no boxes.
 
+use crate::error::Result;
+use crate::memory;
+
 /// `heads` circular lists over the numbers `0..len`; a number is in one list at most.
 #[derive(Hash, Debug)]
 pub(crate) struct Lists {
@@ -12,19 +15,25 @@ const PREV: usize = 0;
 const NEXT: usize = 1;
 
 impl Lists {
-    pub(crate) fn new(heads: usize, len: usize) -> Self {
+    pub(crate) fn new(heads: usize, len: usize) -> Result<Self> {
         let mut lists = Self {
             links: Vec::new(),
             heads: heads as u32,
         };
+        lists.reserve(len)?;
         lists.grow(len);
-        lists
+        Ok(lists)
     }
 
+    /// Room to grow to so many numbers.
+    pub(crate) fn reserve(&mut self, len: usize) -> Result<()> {
+        let all = self.heads as usize + len;
+        memory::reserve(&mut self.links, all, "the eviction order")
+    }
+
+    /// More numbers, for which there is room.
     pub(crate) fn grow(&mut self, len: usize) {
         let all = self.heads as usize + len;
-        self.links
-            .reserve_exact(all.saturating_sub(self.links.len()));
         for at in self.links.len()..all {
             self.links.push([at as u32; 2]);
         }
@@ -103,13 +112,14 @@ mod tests {
 
     #[test]
     fn lists_keep_their_order_through_inserts_removes_and_appends() {
-        let mut lists = Lists::new(2, 3);
+        let mut lists = Lists::new(2, 3).unwrap();
         lists.push_back(0, 0);
         lists.push_back(0, 2);
         lists.insert_before(2, 1);
         assert_eq!(all(&lists, 0), [0, 1, 2]);
         lists.remove(1);
         assert!(!lists.holds(1) && lists.holds(2));
+        lists.reserve(5).unwrap();
         lists.grow(5);
         lists.push_back(1, 4);
         lists.push_back(1, 1);

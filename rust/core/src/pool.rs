@@ -1,6 +1,8 @@
 //! The slots of one tier: what holds each, and the list of free ones.
 
+use crate::error::Result;
 use crate::id::{Class, Link, Set};
+use crate::memory;
 
 /// What holds a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -81,20 +83,25 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// `slots` slots of which the first `null` are padding.
-    pub(crate) fn new(slots: u32, null: u32) -> Self {
+    pub(crate) fn new(slots: u32, null: u32) -> Result<Self> {
         let mut pool = Self {
             cells: Vec::new(),
             free: None,
             limit: 0,
         };
+        pool.reserve(slots)?;
         pool.grow(slots, null);
-        pool
+        Ok(pool)
     }
 
-    /// More slots; the first `null` of the new ones are padding.
+    /// Room to grow to so many slots.
+    pub(crate) fn reserve(&mut self, slots: u32) -> Result<()> {
+        memory::reserve(&mut self.cells, slots as usize, "the slots' cells")
+    }
+
+    /// More slots, for which there is room; the first `null` of the new ones are padding.
     pub(crate) fn grow(&mut self, slots: u32, null: u32) {
         let first = self.cells.len() as u32;
-        self.cells.reserve_exact((slots - first) as usize);
         for _ in first..slots {
             self.cells.push(Cell {
                 node: None,
@@ -208,7 +215,7 @@ mod tests {
 
     #[test]
     fn the_lowest_slot_goes_first_and_null_slots_never() {
-        let mut pool = Pool::new(4, 1);
+        let mut pool = Pool::new(4, 1).unwrap();
         assert_eq!(
             std::iter::from_fn(|| pool.pop_free()).collect::<Vec<_>>(),
             [1, 2, 3]

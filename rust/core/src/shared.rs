@@ -1,11 +1,13 @@
 //! The only lock on the yard, and the only file that takes a lock.
 
 use crate::chain::Chain;
+use crate::error::{Error, Result};
 use crate::id::{LeaseId, ParkedId, TicketId};
 use crate::state::State;
 use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
 
 /// The yard behind its one short mutex. Only arithmetic happens under it: it is never held while
 /// hashing, copying, logging or calling out.
@@ -14,6 +16,8 @@ pub(crate) struct Shared {
     /// What dropped handles held: taken back by whoever locks next, so that a drop never waits.
     dropped: Mutex<Vec<Dropped>>,
     any_dropped: AtomicBool,
+    /// What a panic said that somebody has caught.
+    broken: OnceLock<String>,
 }
 
 #[derive(Debug)]
@@ -59,9 +63,46 @@ impl Shared {
             state: Mutex::new(state),
             dropped: Mutex::new(Vec::new()),
             any_dropped: AtomicBool::new(false),
+            broken: OnceLock::new(),
         })
     }
 
+    /// The yard, unless a panic has left it half changed.
+    pub(crate) fn enter(&self) -> Result<Locked<'_>> {
+        #[expect(clippy::disallowed_methods, reason = "this is the place")]
+        let guard = self.state.lock();
+        match guard {
+            Ok(guard) if self.broken.get().is_none() => Ok(self.collect(Locked(guard))),
+            _ => Err(self.is_broken()),
+        }
+    }
+
+    /// The same, if nobody has it.
+    pub(crate) fn try_enter(&self) -> Result<Option<Locked<'_>>> {
+        match self.state.try_lock() {
+            Ok(guard) if self.broken.get().is_none() => Ok(Some(self.collect(Locked(guard)))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            _ => Err(self.is_broken()),
+        }
+    }
+
+    /// From here on it is entered no more; the first reason stays.
+    pub(crate) fn break_down(&self, why: String) -> Error {
+        self.broken.get_or_init(|| why);
+        self.is_broken()
+    }
+
+    fn is_broken(&self) -> Error {
+        let why = self
+            .broken
+            .get()
+            .map_or("a verb has panicked", String::as_str);
+        Error::Broken {
+            why: why.to_owned(),
+        }
+    }
+
+    /// The yard as it is, also after a panic.
     pub(crate) fn lock(&self) -> Locked<'_> {
         self.collect(Locked(wait(&self.state)))
     }
@@ -77,6 +118,9 @@ impl Shared {
     }
 
     pub(crate) fn give_back(&self, what: Dropped) {
+        if self.broken.get().is_some() {
+            return;
+        }
         wait(&self.dropped).push(what);
         self.any_dropped.store(true, Ordering::Release);
     }
@@ -126,9 +170,17 @@ impl Keys {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Known> {
         wait(&self.known)
     }
+
+    /// The same, to make or to publish some: not after a panic, which may have left them half made.
+    pub(crate) fn sound(&self) -> Result<MutexGuard<'_, Known>> {
+        #[expect(clippy::disallowed_methods, reason = "this is the place")]
+        self.known.lock().map_err(|_| Error::Broken {
+            why: "making a sequence's keys has panicked".to_owned(),
+        })
+    }
 }
 
-/// A panic under a lock is a bug that the audit will name; the bookkeeping goes on.
+/// The lock, also after a panic: who must not go on after one does not ask here.
 #[expect(clippy::disallowed_methods, reason = "this is the place")]
 fn wait<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex

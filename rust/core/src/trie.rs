@@ -2,8 +2,10 @@
 //! child lists: a key says its whole prefix, so that a match is one look-up per block.
 
 use crate::arena::{Arena, Record};
+use crate::error::Result;
 use crate::id::{Class, Id, Key, Link, MAX_TIERS};
 use crate::index::{Gap, Index, Tag};
+use crate::memory;
 
 /// One tier's view of a block.
 #[derive(Clone, Copy, Hash, Debug, Default)]
@@ -69,34 +71,52 @@ pub(crate) struct Trie {
 impl Trie {
     /// For tiers of so many slots, the device first. Every node has one at least, so that they bound
     /// their number.
-    pub(crate) fn new(tiers: &[usize]) -> Self {
+    pub(crate) fn new(tiers: &[usize]) -> Result<Self> {
         let mut trie = Self {
-            nodes: Arena::with_capacity(0),
+            nodes: Arena::new(),
             below: Default::default(),
-            index: Index::new(0),
+            index: Index::new(0)?,
             epoch: 0,
         };
-        trie.reserve(tiers);
-        trie
+        trie.reserve(tiers)?;
+        Ok(trie)
     }
 
-    /// Room for more slots: the one place that rehashes, called by a resize only.
-    pub(crate) fn reserve(&mut self, tiers: &[usize]) {
+    /// Bytes that it takes for tiers of so many slots.
+    pub(crate) fn bytes(tiers: &[usize]) -> usize {
         let slots = tiers.iter().sum::<usize>();
-        self.nodes.reserve(slots);
-        for (copies, &own) in self.below.iter_mut().zip(&tiers[1..]) {
-            if own > 0 {
-                copies.reserve_exact(slots.saturating_sub(copies.len()));
+        let below = tiers[1..].iter().filter(|&&own| own > 0).count();
+        slots * (Arena::<Node>::BYTES + below * size_of::<Copy>()) + Index::bytes(slots)
+    }
+
+    /// Room for more slots: the one place that rehashes, called by a resize only. Refused, it is as
+    /// it was.
+    pub(crate) fn reserve(&mut self, tiers: &[usize]) -> Result<()> {
+        let slots = tiers.iter().sum::<usize>();
+        self.nodes.reserve(slots)?;
+        // A tier without slots must stay without room, so that what is new waits beside it.
+        let mut rooms: [Vec<Copy>; MAX_TIERS - 1] = Default::default();
+        for ((copies, &own), room) in self.below.iter_mut().zip(&tiers[1..]).zip(&mut rooms) {
+            if own > 0 && copies.capacity() == 0 {
+                memory::reserve(room, slots, "the copies below")?;
+            } else if own > 0 {
+                memory::reserve(copies, slots, "the copies below")?;
+            }
+        }
+        self.index = Index::new(slots)?;
+        for (copies, room) in self.below.iter_mut().zip(rooms) {
+            if room.capacity() > 0 {
+                *copies = room;
                 copies.resize(self.nodes.places(), Copy::default());
             }
         }
-        self.index = Index::new(slots);
         for (node, named) in self.nodes.iter().filter(|(_, node)| !node.is_anonymous()) {
             // Of two epochs a key can have a node each.
             if let Err(gap) = self.index.seek(Tag::of(&named.key), |_| false) {
                 self.index.insert(gap, node);
             }
         }
+        Ok(())
     }
 
     pub(crate) fn epoch(&self) -> u32 {
@@ -140,7 +160,7 @@ impl Trie {
 
     /// The node of this key, whose tag is known, or where it would be published.
     #[inline]
-    pub(crate) fn seek(&self, key: &Key, tag: Tag) -> Result<u32, Gap> {
+    pub(crate) fn seek(&self, key: &Key, tag: Tag) -> std::result::Result<u32, Gap> {
         self.index.seek(tag, |node| {
             let node = &self.nodes[node];
             node.key == *key && node.epoch == self.epoch
@@ -292,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_buried_node_is_not_found_and_its_children_lose_their_parent() {
-        let mut trie = Trie::new(&[8]);
+        let mut trie = Trie::new(&[8]).unwrap();
         let root = publish(&mut trie, None, key(1));
         let child = publish(&mut trie, Some(root), key(2));
         assert_eq!(trie.find(&key(2)), Some(child));
@@ -308,7 +328,7 @@ mod tests {
     #[test]
     fn what_is_published_is_found_whatever_has_left_before() {
         // Full as it can be: hashes meet, and those at the end go on at the beginning.
-        let mut trie = Trie::new(&[48]);
+        let mut trie = Trie::new(&[48]).unwrap();
         let mut there = std::collections::BTreeSet::new();
         let mut seed = 1_u32;
         for _ in 0..10_000 {
@@ -325,14 +345,14 @@ mod tests {
                 assert_eq!(trie.find(&key(n)).is_some(), there.contains(&n), "{n}");
             }
         }
-        trie.reserve(&[4096]);
+        trie.reserve(&[4096]).unwrap();
         let found = (0..=u8::MAX).filter(|&n| trie.find(&key(n)).is_some());
         assert_eq!(found.collect::<std::collections::BTreeSet<u8>>(), there);
     }
 
     #[test]
     fn an_ended_epoch_is_not_found_but_can_be_published_again() {
-        let mut trie = Trie::new(&[8]);
+        let mut trie = Trie::new(&[8]).unwrap();
         let old = publish(&mut trie, None, key(1));
         trie.end_epoch();
         assert_eq!(trie.find(&key(1)), None);

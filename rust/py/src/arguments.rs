@@ -1,6 +1,6 @@
 //! Words, counts and prompts, out of Python's arguments.
 
-use crate::buffers::{Whole, integer, integers, is_integer};
+use crate::buffers::{Whole, each, integer, integers, is_integer, keys_of, shown};
 use crate::enter::hash;
 use crate::error::{Failure, Outcome};
 use blockyard_core::{
@@ -79,7 +79,7 @@ impl<T: Whole> Keyword for Option<T> {
 whole!(
     block_size: u32, device: u32, host: u32, null_slots: u32, retries: u32, groups: u8,
     tokens: u64, reserve: u64, computed: u64, slots: u32, blocks: u32,
-    load: Option<u32>, after: Option<u64>, done: Option<u64>, ghosts: Option<u32>
+    load: Option<u32>, after: Option<u64>, done: Option<u64>, memory: Option<u64>, ghosts: Option<u32>
 );
 
 /// How many blocks come before.
@@ -110,9 +110,7 @@ pub(crate) fn flags(
         let kind = from.get_type();
         Failure::misuse(format!("{name} is {kind}: pass a bool, or one each"))
     })?;
-    let each: Vec<bool> = items
-        .map(|item| item?.is_truthy())
-        .collect::<PyResult<_>>()?;
+    let each = each(name, from, items, |_, item| item.is_truthy())?;
     if each.len() != rows {
         let len = each.len();
         let message = format!("{name} has {len} values for a batch of {rows}: pass one each");
@@ -218,7 +216,8 @@ pub(crate) fn namespace(from: Option<&Bound<'_, PyAny>>) -> PyResult<blockyard_c
     for item in mapping.items()? {
         let (name, value): (String, String) = item.extract().map_err(|_| {
             Failure::misuse(format!(
-                "namespace has {item}: names and values are strings"
+                "namespace has {}: names and values are strings",
+                shown(&item)
             ))
         })?;
         *match name.as_str() {
@@ -250,30 +249,54 @@ impl Apart<'_, '_> {
         self.lora.is_none() && self.salt.is_none() && self.media.is_none()
     }
 
-    fn extras(&self) -> PyResult<Extras> {
+    fn extras(&self, tokens: usize) -> PyResult<Extras> {
         let mut extras = Extras {
             lora: self.lora.map(|lora| text("lora", lora)).transpose()?,
             salt: self.salt.map(|salt| text("salt", salt)).transpose()?,
             media: Vec::new(),
         };
         if let Some(media) = self.media {
-            for item in media.try_iter()? {
-                let item = item?;
-                let wrong = |_| {
-                    Failure::misuse(format!(
-                        "media has {item}: pass (start, end, id) with token positions and str or bytes"
-                    ))
-                };
-                let (start, end, id): (u64, u64, Bound<'_, PyAny>) =
-                    item.extract().map_err(wrong)?;
-                extras.media.push(Media {
-                    start,
-                    end,
-                    id: text("media id", &id)?,
-                });
-            }
+            let items = media.try_iter().map_err(|_| {
+                let kind = media.get_type();
+                Failure::misuse(format!("media is {kind}: pass a list of (start, end, id)"))
+            })?;
+            extras.media = each("media", media, items, |at, item| {
+                one_item(at, &item, tokens)
+            })?;
         }
         Ok(extras)
+    }
+}
+
+/// One media item of a prompt of so many tokens.
+fn one_item(at: usize, item: &Bound<'_, PyAny>, tokens: usize) -> PyResult<Media> {
+    if at == tokens {
+        let message =
+            format!("media has more items than the prompt has tokens, which are {tokens}");
+        return Err(Failure::misuse(message).into());
+    }
+    let wrong = |_| {
+        Failure::misuse(format!(
+            "media has {}: pass (start, end, id) with token positions and str or bytes",
+            shown(item)
+        ))
+    };
+    let (start, end, id): (u64, u64, Bound<'_, PyAny>) = item.extract().map_err(wrong)?;
+    let id = text("media id", &id)?;
+    Ok(Media { start, end, id })
+}
+
+/// No item reaches beyond the prompt: what its tokens stand for is known when they are.
+fn check_within(extras: &Extras, tokens: usize) -> Outcome<()> {
+    match extras.media.last() {
+        Some(last) if last.end > tokens as u64 => {
+            let (start, end) = (last.start, last.end);
+            Err(Failure::misuse(format!(
+                "media has [{start}, {end}), and the prompt has {tokens} tokens: an item ends where \
+                 the prompt does, or before"
+            )))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -295,22 +318,19 @@ pub(crate) fn chain(
     apart: &Apart<'_, '_>,
 ) -> PyResult<Chain> {
     let tokens: Vec<u32> = integers("tokens", tokens)?;
-    let mut chain = cache.chain(apart.extras()?).map_err(Failure::from)?;
-    let hashed = hash(py, tokens.len(), || chain.extend(&tokens));
-    hashed.map_err(Failure::from)?;
+    let extras = apart.extras(tokens.len())?;
+    let within = check_within(&extras, tokens.len());
+    let mut chain = cache.chain(extras).map_err(Failure::from)?;
+    within?;
+    hash(py, cache, tokens.len(), || chain.extend(&tokens))?;
     Ok(chain)
 }
 
 /// Keys given ready: bytes of 32 each, a buffer of them, or a list of bytes or hex strings.
 pub(crate) fn ready_keys(from: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
     if let Ok(buffer) = pyo3::buffer::PyBuffer::<u8>::get(from) {
-        let bytes = buffer.to_vec(from.py())?;
-        let (keys, rest) = bytes.as_chunks::<32>();
-        if !rest.is_empty() {
-            let message = format!("keys has {} bytes: pass 32 per key", bytes.len());
-            return Err(Failure::misuse(message).into());
-        }
-        return Ok(keys.iter().map(|key| Key(*key)).collect());
+        let keys = keys_of(from.py(), &buffer)?;
+        return Ok(keys.into_iter().map(Key).collect());
     }
     let items = from.try_iter().map_err(|_| {
         let kind = from.get_type();
@@ -318,16 +338,14 @@ pub(crate) fn ready_keys(from: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
             "keys is {kind}: pass a buffer, or a list of bytes or of hex"
         ))
     })?;
-    items
-        .enumerate()
-        .map(|(at, item)| Ok(Key(one_key(at, &item?)?)))
-        .collect()
+    each("keys", from, items, |at, item| Ok(Key(one_key(at, &item)?)))
 }
 
 fn one_key(at: usize, item: &Bound<'_, PyAny>) -> Outcome<[u8; 32]> {
     let wrong = || {
         Failure::misuse(format!(
-            "keys[{at}] = {item}: pass 32 bytes, or 64 hexadecimal digits"
+            "keys[{at}] = {}: pass 32 bytes, or 64 hexadecimal digits",
+            shown(item)
         ))
     };
     if let Ok(bytes) = item.cast::<PyBytes>() {

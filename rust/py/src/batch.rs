@@ -1,7 +1,7 @@
 //! Batches: sequences of leases, and of flights.
 
 use crate::arguments::flight;
-use crate::buffers::integers;
+use crate::buffers::{MOST, each, integers, room, shown, too_many};
 use crate::enter::SHORT;
 use crate::error::{Failure, Outcome};
 use crate::handles::Lease;
@@ -39,15 +39,20 @@ impl<'py> Batch<'py> {
                 "batch is {kind}: pass a lease, or a list of leases"
             ))
         })?;
-        let items = items.collect::<PyResult<Vec<_>>>()?;
+        let items = each("batch", from, items, |_, item| Ok(item))?;
         Self::all(items.len(), items.into_iter())
     }
 
     fn all(rows: usize, items: impl Iterator<Item = Bound<'py, PyAny>>) -> PyResult<Self> {
+        if rows > MOST {
+            return Err(too_many("batch", rows).into());
+        }
         let mut batch = Self {
-            leases: Vec::with_capacity(rows),
-            ids: Vec::with_capacity(rows),
+            leases: Vec::new(),
+            ids: Vec::new(),
         };
+        room(&mut batch.leases, rows, "a batch")?;
+        room(&mut batch.ids, rows, "a batch")?;
         for (row, item) in items.enumerate() {
             let lease = item.cast_into::<Lease>().map_err(|wrong| {
                 let kind = wrong.into_inner().get_type();
@@ -108,7 +113,8 @@ impl<'py> Named<'py> {
             return Ok(vec![Self::one(from)?]);
         }
         if from.is_instance_of::<PyList>() || from.is_instance_of::<PyTuple>() {
-            return from.try_iter()?.map(|item| Self::one(&item?)).collect();
+            let items = from.try_iter()?;
+            return each("flights", from, items, |_, item| Self::one(&item));
         }
         let numbers: Vec<u64> = integers("flights", from)?;
         let named = |number| {
@@ -129,7 +135,8 @@ impl<'py> Named<'py> {
         }
         let number = from.extract().map_err(|_| {
             Failure::misuse(format!(
-                "flight {from}: pass a Plan, or the number of its flight"
+                "flight {}: pass a Plan, or the number of its flight",
+                shown(from)
             ))
         })?;
         Ok(Self {

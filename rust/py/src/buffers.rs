@@ -1,11 +1,75 @@
 //! Buffers in, arrays out: the engine's own arrays, or new `NumPy` ones.
 
-use crate::error::Failure;
+use crate::error::{Failure, Outcome};
+use blockyard_core::Error;
 use pyo3::buffer::{Element, ElementType, PyBuffer, PyUntypedBuffer};
+use pyo3::exceptions::{PyException, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyBytes, PyInt};
+use pyo3::types::{PyBool, PyBytes, PyInt, PyIterator};
 use std::ffi::CStr;
+
+/// Values that one call takes of anything: more than any prompt or batch has, and few enough that
+/// what never ends is refused in a second or two.
+pub(crate) const MOST: usize = 1 << 25;
+
+/// Values for which room is made because a sequence says that it has as many: it may lie.
+const BELIEVED: usize = 1 << 12;
+
+pub(crate) fn too_many(name: &str, count: impl std::fmt::Display) -> Failure {
+    Failure::misuse(format!(
+        "{name} has {count} values: one call takes {MOST} at most"
+    ))
+}
+
+/// Room for so many more values.
+pub(crate) fn room<T>(all: &mut Vec<T>, more: usize, what: &'static str) -> Outcome<()> {
+    all.try_reserve(more).map_err(|_| {
+        let bytes = (all.len() as u64).saturating_add(more as u64);
+        let bytes = bytes.saturating_mul(size_of::<T>() as u64);
+        Failure::Core(Error::Memory {
+            what,
+            bytes,
+            there: None,
+        })
+    })
+}
+
+/// Something out of each item of an iterable, as long as it ends.
+pub(crate) fn each<'py, T>(
+    name: &'static str,
+    from: &Bound<'py, PyAny>,
+    items: Bound<'py, PyIterator>,
+    mut one: impl FnMut(usize, Bound<'py, PyAny>) -> PyResult<T>,
+) -> PyResult<Vec<T>> {
+    let mut all = Vec::new();
+    room(&mut all, said(name, from)?.min(BELIEVED), name)?;
+    for (at, item) in items.enumerate() {
+        if at == MOST {
+            return Err(too_many(name, format_args!("more than {MOST}")).into());
+        }
+        let value = one(at, item?)?;
+        if all.len() == all.capacity() {
+            room(&mut all, 1, name)?;
+        }
+        all.push(value);
+    }
+    Ok(all)
+}
+
+/// How many items something says that it has, 0 if it does not; an error if one call never takes
+/// as many.
+fn said(name: &str, from: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let py = from.py();
+    match from.len() {
+        Ok(count) if count > MOST => Err(too_many(name, count).into()),
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => Ok(0),
+        Err(error) if error.is_instance_of::<PyOverflowError>(py) => {
+            Err(too_many(name, "2^63 or more").into())
+        }
+        said => said,
+    }
+}
 
 /// What integers are checked to fit into.
 pub(crate) trait Whole: TryFrom<i64> + TryFrom<u64> {
@@ -84,7 +148,7 @@ fn dtype_name(element: ElementType) -> String {
 }
 
 /// An element wide enough to be checked.
-trait Wide: Element + Copy + std::fmt::Display {
+trait Wide: Element + Copy + Default + std::fmt::Display {
     fn narrow<T: Whole>(self) -> Option<T>;
 }
 
@@ -111,23 +175,79 @@ fn typed<E: Wide, T: Whole>(
         .as_typed::<E>()
         .map_err(|_| Failure::misuse(format!("{name} is not aligned: pass a copy")))?;
     let check = |at: usize, element: E| {
-        element
-            .narrow()
-            .ok_or_else(|| out_of_range::<T>(&format!("{name}[{at}]"), &element).into())
+        let narrow = element.narrow();
+        narrow.ok_or_else(|| out_of_range::<T>(&format!("{name}[{at}]"), &element))
     };
-    let elements = buffer.to_vec(py)?;
-    elements
-        .into_iter()
-        .enumerate()
-        .map(|(at, element)| check(at, element))
-        .collect()
+    let elements = copied(py, name, buffer)?;
+    let mut all = Vec::new();
+    vacant(&mut all, elements.len(), name)?;
+    for (at, element) in elements.into_iter().enumerate() {
+        all.push(check(at, element)?);
+    }
+    Ok(all)
+}
+
+/// Exactly so much room; an error if one call never takes as many.
+fn vacant<T>(all: &mut Vec<T>, count: usize, name: &'static str) -> Outcome<()> {
+    if count > MOST {
+        return Err(too_many(name, count));
+    }
+    room(all, count, name)
+}
+
+/// The elements of a buffer, however they lie.
+fn copied<E: Element + Copy + Default>(
+    py: Python<'_>,
+    name: &'static str,
+    buffer: &PyBuffer<E>,
+) -> PyResult<Vec<E>> {
+    let mut elements = Vec::new();
+    let count = buffer.item_count();
+    vacant(&mut elements, count, name)?;
+    elements.resize(count, E::default());
+    buffer.copy_to_slice(py, &mut elements)?;
+    Ok(elements)
+}
+
+/// Bytes, 32 of them for each value.
+pub(crate) fn keys_of(py: Python<'_>, buffer: &PyBuffer<u8>) -> PyResult<Vec<[u8; 32]>> {
+    let count = buffer.item_count();
+    if !count.is_multiple_of(32) {
+        return Err(Failure::misuse(format!("keys has {count} bytes: pass 32 per key")).into());
+    }
+    let mut all = Vec::new();
+    vacant(&mut all, count / 32, "keys")?;
+    all.resize(count / 32, [0; 32]);
+    buffer.copy_to_slice(py, all.as_flattened_mut())?;
+    Ok(all)
 }
 
 fn out_of_range<T: Whole>(name: &str, value: &dyn std::fmt::Display) -> Failure {
     let most = T::MOST;
+    let value = shown(value);
     Failure::misuse(format!(
         "{name} = {value}: pass an integer from 0 to {most}"
     ))
+}
+
+/// The beginning of a value: it may be of any length.
+pub(crate) fn shown(value: &dyn std::fmt::Display) -> String {
+    const FEW: usize = 100;
+    let mut text = value.to_string();
+    if let Some((end, _)) = text.char_indices().nth(FEW) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// The error that a value is wrong, unless what came up is no mere error: Ctrl-C, say.
+fn unless_it_ends(from: &Bound<'_, PyAny>, error: PyErr, wrong: Failure) -> PyErr {
+    if error.is_instance_of::<PyException>(from.py()) {
+        wrong.into()
+    } else {
+        error
+    }
 }
 
 /// One integer; a bool is none.
@@ -136,7 +256,8 @@ pub(crate) fn integer<T: Whole>(name: &str, from: &Bound<'_, PyAny>) -> PyResult
     if from.is_instance_of::<PyBool>() {
         return Err(wrong().into());
     }
-    let value: u64 = from.extract().map_err(|_| wrong())?;
+    let value = from.extract::<u64>();
+    let value = value.map_err(|error| unless_it_ends(from, error, wrong()))?;
     Ok(T::try_from(value).map_err(|_| wrong())?)
 }
 
@@ -153,16 +274,15 @@ fn sequence<T: Whole>(name: &'static str, from: &Bound<'_, PyAny>) -> PyResult<V
             "{name} is {kind}: pass an integer array or a sequence of ints"
         ))
     })?;
-    let mut all = Vec::with_capacity(from.len().unwrap_or(0));
-    for (at, item) in iterator.enumerate() {
-        let item = item?;
+    each(name, from, iterator, |at, item| {
+        let wrong = || out_of_range::<T>(&format!("{name}[{at}]"), &item);
         let value = match item.extract::<u64>() {
             Ok(value) if !item.is_instance_of::<PyBool>() => T::try_from(value).ok(),
-            _ => None,
+            Err(error) => return Err(unless_it_ends(&item, error, wrong())),
+            Ok(_) => None,
         };
-        all.push(value.ok_or_else(|| out_of_range::<T>(&format!("{name}[{at}]"), &item))?);
-    }
-    Ok(all)
+        Ok(value.ok_or_else(wrong)?)
+    })
 }
 
 /// A writable, C-contiguous array that the caller has given for results.

@@ -2,14 +2,20 @@
 
 use crate::arguments::{self, Apart, Counts, chain, ready_keys};
 use crate::batch::Batch;
-use crate::enter::{away, check_fork, enter, generation};
+use crate::enter::{LONG, check_fork, enter, generation};
 use crate::error::{Failure, Outcome};
 use crate::handles::{Breach, Lease, Parked, Probe, Soon, foreign};
 use crate::keys::Keys;
 use crate::tickets::Ticket;
 use blockyard_core::{self as core, Answer, Chain, Config, Request, Seals, Speeds, State};
+use blockyard_guard::guarded;
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Tokens that are read and hashed sooner than it is asked whether they fit.
+const FEW: u64 = 4096;
 
 /// The bookkeeping of one KV cache.
 #[pyclass(frozen, subclass, module = "blockyard", weakref)]
@@ -18,6 +24,7 @@ pub(crate) struct Cache {
     pub(crate) block_size: u32,
     pub(crate) null_slots: u32,
     born: u64,
+    closed: AtomicBool,
 }
 
 impl Cache {
@@ -25,8 +32,16 @@ impl Cache {
         check_fork(self.born)
     }
 
+    /// For what would begin something, or go on with it: to ask and to end stays possible.
+    pub(crate) fn check_open(&self) -> Outcome<()> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Failure::misuse("this cache is closed: make another one"));
+        }
+        self.check_fork()
+    }
+
     pub(crate) fn batch<'py>(&self, from: &Bound<'py, PyAny>) -> PyResult<Batch<'py>> {
-        self.check_fork()?;
+        self.check_open()?;
         let batch = Batch::new(from)?;
         let bad = batch
             .leases
@@ -66,8 +81,11 @@ impl Cache {
     }
 
     pub(crate) fn reject(&self, py: Python<'_>, handles: u64, bad: Failure) -> PyErr {
-        enter(py, &self.inner, 0, |state| state.reject(handles));
-        bad.into()
+        let counted = enter(py, &self.inner, 0, |state| {
+            state.reject(handles);
+            Ok(())
+        });
+        counted.err().unwrap_or(bad).into()
     }
 
     /// Keys are cut into this cache's blocks.
@@ -78,6 +96,19 @@ impl Cache {
         let (own, other) = (self.block_size, keys.block_size());
         let message = format!("keys of blocks of {other} tokens, and the cache has {own}");
         Err(Failure::misuse(message))
+    }
+
+    /// A prompt that says itself that it is too large is not read, let alone hashed.
+    fn check_ever(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, reserve: u64) -> Outcome<()> {
+        let said = match prompt.len() {
+            Ok(said) => said as u64,
+            Err(error) if error.is_instance_of::<PyOverflowError>(py) => u64::MAX,
+            Err(_) => return Ok(()),
+        };
+        if said <= FEW {
+            return Ok(());
+        }
+        enter(py, &self.inner, 0, |state| state.ever(said, reserve))
     }
 
     /// The keys of a prompt: given, or made of its tokens.
@@ -117,7 +148,7 @@ impl Cache {
         act: impl FnOnce(&mut State) -> core::Result<Answer> + Send,
     ) -> Outcome<Answer> {
         let Some(ticket) = ticket else {
-            return Ok(enter(py, &self.inner, blocks, act)?);
+            return enter(py, &self.inner, blocks, act);
         };
         let id = ticket.id();
         let answer = enter(py, &self.inner, blocks, |state| state.redeem(id, act))?;
@@ -169,13 +200,12 @@ impl Cache {
             good.map_err(|failure| bad.push(failure)).is_ok()
         });
         let (ids, rejected) = (&batch.ids, bad.len() as u64);
-        let done = enter(py, &self.inner, blocks, |state| {
+        enter(py, &self.inner, blocks, |state| {
             if rejected > 0 {
                 state.reject(rejected);
             }
             state.finish(ids, retention, after)
-        });
-        done.map_err(Failure::from)?;
+        })?;
         match Failure::of_rows(bad, rows) {
             None => Ok(()),
             Some(bad) => Err(bad.into()),
@@ -201,12 +231,13 @@ impl Cache {
     }
 }
 
+#[guarded]
 #[pymethods]
 impl Cache {
     #[new]
     #[pyo3(signature = (*, block_size=16, device, host=0, null_slots=1, eviction="recency",
         write="on-evict", ghosts=None, speeds=None, recompute=true, retries=3, groups=1,
-        namespace=None, key_hash="sha256"))]
+        namespace=None, key_hash="sha256", memory=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         #[pyo3(from_py_with = arguments::block_size)] block_size: u32,
@@ -222,6 +253,7 @@ impl Cache {
         #[pyo3(from_py_with = arguments::groups)] groups: u8,
         namespace: Option<&Bound<'_, PyAny>>,
         key_hash: &str,
+        #[pyo3(from_py_with = arguments::memory)] memory: Option<u64>,
     ) -> PyResult<Self> {
         let config = Config {
             block_size,
@@ -235,6 +267,7 @@ impl Cache {
             retries,
             groups,
         };
+        config.fits(memory).map_err(Failure::from)?;
         let namespace = arguments::namespace(namespace)?;
         let inner = core::Cache::new(config, arguments::key_hash(key_hash)?, &namespace);
         Ok(Self {
@@ -242,6 +275,7 @@ impl Cache {
             block_size,
             null_slots,
             born: generation(),
+            closed: AtomicBool::new(false),
         })
     }
 
@@ -282,12 +316,13 @@ impl Cache {
     fn probe(&self, py: Python<'_>, prefix: Option<&Bound<'_, PyAny>>) -> PyResult<Probe> {
         self.check_fork()?;
         let Some(prefix) = prefix else {
-            return Ok(enter(py, &self.inner, 0, |state| state.probe(&[])).into());
+            return Ok(enter(py, &self.inner, 0, |state| Ok(state.probe(&[])))?.into());
         };
         if let Ok(keys) = prefix.cast::<Keys>() {
             self.check_keys(&keys.get().0)?;
             let keys = keys.get().0.keys();
-            return Ok(enter(py, &self.inner, keys.len(), |state| state.probe(keys)).into());
+            let probe = enter(py, &self.inner, keys.len(), |state| Ok(state.probe(keys)));
+            return Ok(probe?.into());
         }
         let apart = Apart {
             lora: None,
@@ -296,7 +331,10 @@ impl Cache {
         };
         let chain = chain(py, &self.inner, prefix, &apart)?;
         let blocks = chain.keys().len();
-        Ok(enter(py, &self.inner, blocks, |state| state.probe(chain.keys())).into())
+        let probe = enter(py, &self.inner, blocks, |state| {
+            Ok(state.probe(chain.keys()))
+        });
+        Ok(probe?.into())
     }
 
     #[pyo3(signature = (prompt, /, *, reserve=0, load=None, filling="stop", lora=None, salt=None,
@@ -314,7 +352,7 @@ impl Cache {
         ticket: Option<&Bound<'_, Ticket>>,
     ) -> PyResult<Py<PyAny>> {
         let (py, cache) = (slf.py(), slf.get());
-        cache.check_fork()?;
+        cache.check_open()?;
         let apart = Apart { lora, salt, media };
         if prompt.is_instance_of::<Parked>() {
             check_plain(&apart)?;
@@ -326,6 +364,7 @@ impl Cache {
             return Self::resume(slf, parked.get(), reserve, ticket);
         }
         let filling = arguments::filling(filling)?;
+        cache.check_ever(py, prompt, reserve)?;
         let chain = cache.prompt(py, prompt, &apart)?;
         let (keys, tokens) = (chain.keys(), chain.tokens());
         let request = Request {
@@ -342,30 +381,37 @@ impl Cache {
 
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
         self.check_fork()?;
-        away(py, || self.inner.lock().clear());
+        enter(py, &self.inner, LONG, |state| {
+            state.clear();
+            Ok(())
+        })?;
         Ok(())
     }
 
     fn draining(&self, py: Python<'_>) -> PyResult<bool> {
         self.check_fork()?;
-        Ok(away(py, || self.inner.lock().draining()))
+        Ok(enter(py, &self.inner, LONG, |state| Ok(state.draining()))?)
     }
 
+    #[pyo3(signature = (tier, slots, *, memory=None))]
     fn resize(
         &self,
         py: Python<'_>,
         tier: &str,
         #[pyo3(from_py_with = arguments::slots)] slots: u32,
+        #[pyo3(from_py_with = arguments::memory)] memory: Option<u64>,
     ) -> PyResult<()> {
-        self.check_fork()?;
+        self.check_open()?;
         let tier = arguments::tier(tier)?;
-        let resized = away(py, || self.inner.lock().resize(tier, slots));
-        Ok(resized.map_err(Failure::from)?)
+        let resized = enter(py, &self.inner, LONG, |state| {
+            state.resize_where(tier, slots, memory)
+        });
+        Ok(resized?)
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.check_fork()?;
-        let stats = enter(py, &self.inner, 0, |state| state.stats());
+        let stats = enter(py, &self.inner, 0, |state| Ok(state.stats()))?;
         let values = PyDict::new(py);
         stats
             .values()
@@ -376,7 +422,13 @@ impl Cache {
 
     fn audit(&self, py: Python<'_>) -> PyResult<Option<Breach>> {
         self.check_fork()?;
-        Ok(away(py, || self.inner.lock().audit()).map(Breach::from))
+        let breach = enter(py, &self.inner, LONG, |state| Ok(state.audit()))?;
+        Ok(breach.map(Breach::from))
+    }
+
+    /// From here on nothing is begun and nothing goes on: the memory is gone.
+    fn _close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
     }
 }
 

@@ -58,7 +58,7 @@ create_exception!(
     blockyard,
     Unavailable,
     BlockyardError,
-    "A tier, device or store is out."
+    "A tier, device or store is out; there is no memory; or a cache is broken by a bug of Blockyard's own."
 );
 
 /// What a verb of the binding fails with, before it becomes a Python exception: it holds nothing
@@ -69,6 +69,7 @@ pub(crate) enum Failure {
     Misuse(String),
     Spent(String),
     Foreign(String),
+    Panicked(String),
 }
 
 pub(crate) type Outcome<T> = Result<T, Failure>;
@@ -96,6 +97,10 @@ impl Failure {
             Self::Misuse(message) | Self::Spent(message) | Self::Foreign(message) => {
                 message.clone()
             }
+            Self::Panicked(why) => format!(
+                "a bug of Blockyard's own ({why}) has cut this call short; the cache is sound: report what \
+                 standard error says"
+            ),
         }
     }
 
@@ -117,6 +122,7 @@ impl From<Failure> for PyErr {
             Failure::Spent(message) => SpentLease::new_err(message),
             Failure::Foreign(message) => ForeignLease::new_err(message),
             Failure::Core(error) => from_core(&error),
+            panicked @ Failure::Panicked(_) => Unavailable::new_err(panicked.message()),
         }
     }
 }
@@ -127,6 +133,7 @@ fn from_core(error: &Error) -> PyErr {
         Error::Spent { .. } => SpentLease::new_err(message),
         Error::Foreign { .. } | Error::UnknownFlight { .. } => ForeignLease::new_err(message),
         Error::Unsupported { .. } => Unsupported::new_err(message),
+        Error::Memory { .. } | Error::Broken { .. } => Unavailable::new_err(message),
         &Error::NoRoom {
             tier,
             need,

@@ -5,6 +5,7 @@ use crate::enter::enter;
 use crate::error::{Failure, Outcome, SpentLease};
 use crate::plan::Plan;
 use blockyard_core as core;
+use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
@@ -41,9 +42,7 @@ impl Lease {
         let cache = self.cache.get();
         cache.check_fork()?;
         self.inner.check()?;
-        Ok(enter(py, &cache.inner, 1, |state| {
-            state.view(self.inner.id())
-        })?)
+        enter(py, &cache.inner, 1, |state| state.view(self.inner.id()))
     }
 }
 
@@ -57,6 +56,7 @@ impl Drop for Lease {
     }
 }
 
+#[guarded]
 #[pymethods]
 impl Lease {
     #[getter]
@@ -176,9 +176,9 @@ impl Parked {
         let cache = self.cache.get();
         cache.check_fork()?;
         self.inner.check()?;
-        Ok(enter(py, &cache.inner, 1, |state| {
+        enter(py, &cache.inner, 1, |state| {
             state.view_parked(self.inner.id())
-        })?)
+        })
     }
 
     fn pending(&self, py: Python<'_>) -> Outcome<core::Pending> {
@@ -186,9 +186,9 @@ impl Parked {
         cache.check_fork()?;
         self.inner.check()?;
         let blocks = (self.inner.tokens() / u64::from(cache.block_size)) as usize;
-        Ok(enter(py, &cache.inner, blocks, |state| {
+        enter(py, &cache.inner, blocks, |state| {
             state.pending(self.inner.id())
-        })?)
+        })
     }
 }
 
@@ -201,6 +201,7 @@ impl Drop for Parked {
     }
 }
 
+#[guarded]
 #[pymethods]
 impl Parked {
     #[getter]
@@ -269,6 +270,7 @@ pub(crate) struct Soon {
     pub(crate) flight: u64,
 }
 
+#[guarded]
 #[pymethods]
 impl Soon {
     fn __repr__(&self) -> String {
@@ -306,6 +308,7 @@ impl From<core::Probe> for Probe {
     }
 }
 
+#[guarded]
 #[pymethods]
 impl Probe {
     fn __repr__(&self) -> String {
@@ -343,6 +346,7 @@ impl From<core::Breach> for Breach {
     }
 }
 
+#[guarded]
 #[pymethods]
 impl Breach {
     fn __repr__(&self) -> String {

@@ -1,6 +1,7 @@
 //! `Keys`: a prompt's keys, made once and used by probe, begin and promote.
 
 use blockyard_core::Chain;
+use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -8,6 +9,7 @@ use pyo3::types::PyBytes;
 #[pyclass(frozen, module = "blockyard")]
 pub(crate) struct Keys(pub(crate) Chain);
 
+#[guarded]
 #[pymethods]
 impl Keys {
     #[getter]

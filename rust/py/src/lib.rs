@@ -18,6 +18,8 @@ mod tickets;
 /// Block bookkeeping in Rust; the public names are those of the package `blockyard`.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
+    use crate::enter::{LONG, enter, hash};
+    use blockyard_guard::guarded;
     use pyo3::exceptions::PyRuntimeWarning;
     use pyo3::prelude::*;
 
@@ -46,6 +48,20 @@ mod _core {
     #[pyfunction]
     fn _forked() {
         crate::enter::forked();
+    }
+
+    /// Panics on purpose: in a verb of this cache, while keys are made, or outside of both; a long one
+    /// does it detached. Tests see by it that a panic is contained.
+    #[guarded]
+    #[pyfunction]
+    fn _panic(py: Python<'_>, cache: &Cache, place: &str) -> PyResult<()> {
+        let blocks = if place.starts_with("long") { LONG } else { 0 };
+        match place {
+            "verb" | "long verb" => enter(py, &cache.inner, blocks, |_| panic!("on purpose"))?,
+            "keys" | "long keys" => hash(py, &cache.inner, blocks, || panic!("on purpose"))?,
+            _ => panic!("on purpose"),
+        }
+        Ok(())
     }
 
     /// Name, unit and help of every number that `Cache.stats` gives for all tiers together, then

@@ -9,8 +9,10 @@ use crate::handles::{Lease, Parked};
 use crate::keys::Keys;
 use crate::plan::Plan;
 use crate::tickets::Ticket;
+use blockyard_guard::guarded;
 use pyo3::prelude::*;
 
+#[guarded]
 #[pymethods]
 impl Cache {
     #[pyo3(signature = (lease, computed, *, after=None, ticket=None))]
@@ -39,7 +41,7 @@ impl Cache {
                 None => state.park(&row, after),
             },
         );
-        let inner = handle.into_parked(parked.map_err(Failure::from)?);
+        let inner = handle.into_parked(parked?);
         if let Some(ticket) = ticket {
             ticket.spend();
         }
@@ -52,8 +54,7 @@ impl Cache {
     fn abandon(&self, py: Python<'_>, parked: &Bound<'_, Parked>) -> PyResult<()> {
         let handle = self.parked(py, parked.get())?;
         let blocks = (handle.tokens() / u64::from(self.block_size)) as usize;
-        let done = enter(py, &self.inner, blocks, |state| state.abandon(handle.id()));
-        done.map_err(Failure::from)?;
+        enter(py, &self.inner, blocks, |state| state.abandon(handle.id()))?;
         handle.spend();
         Ok(())
     }
@@ -73,8 +74,7 @@ impl Cache {
         let blocks = cache.blocks(&batch);
         let begun = enter(py, &cache.inner, blocks, |state| {
             state.fork(id, computed, reserve)
-        });
-        let begun = begun.map_err(Failure::from)?;
+        })?;
         let handle = cache.inner.handle(begun.lease, handle.chain());
         Lease::new(py, slf.clone().unbind(), handle, begun)
     }
@@ -91,8 +91,8 @@ impl Cache {
     }
 
     fn dispatch(&self, py: Python<'_>) -> PyResult<Vec<Plan>> {
-        self.check_fork()?;
-        let plans = enter(py, &self.inner, 0, blockyard_core::State::dispatch);
+        self.check_open()?;
+        let plans = enter(py, &self.inner, 0, |state| Ok(state.dispatch()))?;
         Ok(plans.into_iter().map(Plan).collect())
     }
 
@@ -103,10 +103,10 @@ impl Cache {
         #[pyo3(from_py_with = arguments::blocks)] blocks: u32,
         of: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Plan>> {
-        self.check_fork()?;
+        self.check_open()?;
         let named = blocks as usize;
         let plan = match of {
-            None => Ok(enter(py, &self.inner, named, |state| state.demote(blocks))),
+            None => enter(py, &self.inner, named, |state| Ok(state.demote(blocks))),
             Some(of) => {
                 if let Ok(parked) = of.cast::<Parked>() {
                     let id = self.parked(py, parked.get())?.id();
@@ -125,7 +125,7 @@ impl Cache {
                 }
             }
         };
-        Ok(plan.map_err(Failure::from)?.map(Plan))
+        Ok(plan?.map(Plan))
     }
 
     #[pyo3(signature = (keys, blocks=None))]
@@ -135,14 +135,14 @@ impl Cache {
         keys: &Bound<'_, Keys>,
         #[pyo3(from_py_with = arguments::most)] blocks: Option<u32>,
     ) -> PyResult<Option<Plan>> {
-        self.check_fork()?;
+        self.check_open()?;
         self.check_keys(&keys.get().0)?;
         let keys = keys.get().0.keys();
         let most = blocks.unwrap_or(u32::MAX);
         let plan = enter(py, &self.inner, keys.len(), |state| {
             state.promote(keys, most)
         });
-        Ok(plan.map_err(Failure::from)?.map(Plan))
+        Ok(plan?.map(Plan))
     }
 
     #[pyo3(signature = (flights, good=None, *, corrupt=None, done=None))]
@@ -186,7 +186,7 @@ impl Cache {
             plans.iter().try_for_each(|plan| state.check_plan(plan))?;
             state.commit(&outcomes, done)
         });
-        Ok(ended.map_err(Failure::from)?)
+        Ok(ended?)
     }
 
     fn abort(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
@@ -198,7 +198,7 @@ impl Cache {
             plans.iter().try_for_each(|plan| state.check_plan(plan))?;
             state.commit(&outcomes, None)
         });
-        Ok(ended.map_err(Failure::from)?)
+        Ok(ended?)
     }
 
     fn unknown(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
@@ -212,6 +212,6 @@ impl Cache {
             ids.iter()
                 .try_fold(0, |ended, &id| Ok(ended + u64::from(state.unknown(id)?)))
         });
-        Ok(ended.map_err(Failure::Core)?)
+        Ok(ended?)
     }
 }

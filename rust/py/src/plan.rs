@@ -3,6 +3,7 @@
 use crate::buffers::{frozen, zeros};
 use crate::error::Failure;
 use blockyard_core as core;
+use blockyard_guard::guarded;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
@@ -13,6 +14,7 @@ use std::hash::{Hash, Hasher};
 #[derive(PartialEq, Eq)]
 pub(crate) struct Plan(pub(crate) core::Plan);
 
+#[guarded]
 #[pymethods]
 impl Plan {
     #[getter]

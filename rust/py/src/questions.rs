@@ -2,10 +2,10 @@
 
 use crate::arguments::{self, Apart};
 use crate::cache::Cache;
-use crate::enter::{away, enter};
-use crate::error::Failure;
+use crate::enter::{LONG, enter};
 use crate::handles::{Lease, stop_word};
 use blockyard_core::{Request, Tier, Who};
+use blockyard_guard::guarded;
 use pyo3::prelude::*;
 
 /// Room on one tier, in blocks.
@@ -19,6 +19,7 @@ pub(crate) struct Room {
     evicted: u64,
 }
 
+#[guarded]
 #[pymethods]
 impl Room {
     fn __repr__(&self) -> String {
@@ -57,6 +58,7 @@ pub(crate) struct Need {
     stop: &'static str,
 }
 
+#[guarded]
 #[pymethods]
 impl Need {
     fn __repr__(&self) -> String {
@@ -74,6 +76,7 @@ impl Need {
     }
 }
 
+#[guarded]
 #[pymethods]
 impl Cache {
     #[pyo3(signature = (prompt, /, *, reserve=0, load=None, filling="stop", lora=None, salt=None,
@@ -100,10 +103,9 @@ impl Cache {
             load: load.unwrap_or(u32::MAX),
             filling,
         };
-        let asked = enter(py, &self.inner, chain.keys().len(), |state| {
+        let need = enter(py, &self.inner, chain.keys().len(), |state| {
             state.asks(&request)
-        });
-        let need = asked.map_err(Failure::from)?;
+        })?;
         Ok(Need {
             need: need.need,
             free: need.free,
@@ -123,7 +125,7 @@ impl Cache {
     fn room(&self, py: Python<'_>, tier: &str) -> PyResult<Room> {
         self.check_fork()?;
         let tier = arguments::tier(tier)?;
-        let room = enter(py, &self.inner, 0, |state| state.room(tier)).map_err(Failure::from)?;
+        let room = enter(py, &self.inner, 0, |state| state.room(tier))?;
         Ok(Room {
             free: room.free,
             evictable: room.evictable,
@@ -135,7 +137,7 @@ impl Cache {
 
     fn holders(&self, py: Python<'_>) -> PyResult<Vec<HolderRow>> {
         self.check_fork()?;
-        let all = away(py, || self.inner.lock().holders());
+        let all = enter(py, &self.inner, LONG, |state| Ok(state.holders()))?;
         let row = |holder: blockyard_core::Holder| {
             let (kind, number) = match holder.who {
                 Who::Lease(id) => ("lease", id.number()),
@@ -150,7 +152,7 @@ impl Cache {
 
     fn digest(&self, py: Python<'_>) -> PyResult<u64> {
         self.check_fork()?;
-        Ok(away(py, || self.inner.lock().digest()))
+        Ok(enter(py, &self.inner, LONG, |state| Ok(state.digest()))?)
     }
 
     fn held_alone(&self, lease: &Bound<'_, Lease>) -> PyResult<u32> {
@@ -160,12 +162,17 @@ impl Cache {
         let alone = enter(lease.py(), &self.inner, blocks, |state| {
             state.held_alone(id)
         });
-        Ok(alone.map_err(Failure::from)?)
+        Ok(alone?)
     }
 
     fn blocks_in_air(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
         self.check_fork()?;
-        Ok(enter(py, &self.inner, 0, |state| state.blocks_in_air()))
+        Ok(enter(
+            py,
+            &self.inner,
+            0,
+            |state| Ok(state.blocks_in_air()),
+        )?)
     }
 
     #[pyo3(signature = (blocks, after=0))]
@@ -177,7 +184,7 @@ impl Cache {
     ) -> PyResult<bool> {
         self.check_fork()?;
         Ok(enter(py, &self.inner, 0, |state| {
-            state.worth_loading(blocks, after)
-        }))
+            Ok(state.worth_loading(blocks, after))
+        })?)
     }
 }

@@ -3,9 +3,10 @@
 //! `NumPy` gives the GIL away in every loop of more than 500 elements, which beside a busy Python
 //! thread costs up to 5 ms each time; what is here keeps it.
 
-use crate::buffers::{array, integers};
+use crate::buffers::{MOST, array, integers, room, too_many};
 use crate::enter::reckon;
 use crate::error::{Failure, Outcome};
+use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -54,12 +55,12 @@ struct Runs {
 }
 
 impl Runs {
-    fn with_capacity(runs: usize) -> Self {
-        Self {
-            to: Vec::with_capacity(runs),
-            from: Vec::with_capacity(runs),
-            sizes: Vec::with_capacity(runs),
+    fn with_room(runs: usize) -> Outcome<Self> {
+        let mut all = Self::default();
+        for one in [&mut all.to, &mut all.from, &mut all.sizes] {
+            room(one, runs, "the runs of a plan")?;
         }
+        Ok(all)
     }
 
     fn push(&mut self, to: u64, from: u64, size: u64) {
@@ -102,6 +103,7 @@ fn pairs(
 }
 
 /// How many runs of slots are consecutive on both sides.
+#[guarded]
 #[pyfunction]
 pub(crate) fn consecutive(
     sources: &Bound<'_, PyAny>,
@@ -119,6 +121,7 @@ pub(crate) fn consecutive(
 
 /// The runs of some blocks, piece by piece. Slots that are consecutive on both sides are one where
 /// one piece is all of a slot.
+#[guarded]
 #[pyfunction]
 pub(crate) fn runs<'py>(
     sources: &Bound<'py, PyAny>,
@@ -136,11 +139,15 @@ pub(crate) fn runs<'py>(
         let message = format!("a source of {pieces} pieces and a destination of {others}");
         return Err(Failure::misuse(message).into());
     }
-    let runs = reckon(py, sources.len().saturating_mul(pieces), || {
+    let most = sources.len().saturating_mul(pieces);
+    if most > MOST {
+        return Err(too_many("a plan, piece by piece,", most).into());
+    }
+    let runs = reckon(py, most, || {
         from.check(&sources, piece_bytes)?;
         to.check(&destinations, piece_bytes)?;
         let flat = pieces == 1 && [from.stride, to.stride] == [piece_bytes; 2];
-        let mut runs = Runs::with_capacity(sources.len() * pieces);
+        let mut runs = Runs::with_room(most)?;
         for (&here, &there) in sources.iter().zip(&destinations) {
             for (to, from) in to.of(there).zip(from.of(here)) {
                 if flat {
@@ -158,6 +165,7 @@ pub(crate) fn runs<'py>(
 /// The runs between slots of the tier below, whose pieces follow one another, and a ring that
 /// holds so many blocks and is filled again and again; and where the runs of each filling begin,
 /// with the end of the last behind them.
+#[guarded]
 #[pyfunction]
 pub(crate) fn through<'py>(
     below: &Bound<'py, PyAny>,
@@ -183,7 +191,7 @@ pub(crate) fn through<'py>(
         places.check(&below, block_bytes)?;
         let used = u32::try_from(held.min(below.len())).unwrap_or(u32::MAX);
         ring.check(&[used], 0)?;
-        let mut runs = Runs::with_capacity(below.len());
+        let mut runs = Runs::with_room(below.len())?;
         let mut fillings = vec![0];
         for filling in below.chunks(held) {
             for (&slot, at) in filling.iter().zip(0..) {
@@ -206,11 +214,15 @@ pub(crate) fn through<'py>(
 #[pyclass(module = "blockyard._core", frozen)]
 pub(crate) struct Marks(Vec<AtomicU64>);
 
+#[guarded]
 #[pymethods]
 impl Marks {
     #[new]
-    fn new(slots: u32) -> Self {
-        Self((0..slots).map(|_| AtomicU64::new(0)).collect())
+    fn new(slots: u32) -> PyResult<Self> {
+        let mut all = Vec::new();
+        room(&mut all, slots as usize, "marks")?;
+        all.extend((0..slots).map(|_| AtomicU64::new(0)));
+        Ok(Self(all))
     }
 
     /// Marks slots, none if one of them is not there.

@@ -2,14 +2,16 @@
 
 use crate::arguments::{self, Counts, ready_keys};
 use crate::batch::Batch;
-use crate::buffers::{Out, array, integers, zeros};
+use crate::buffers::{MOST, Out, array, integers, room, too_many, zeros};
 use crate::cache::Cache;
-use crate::enter::{attached, away, enter, hash};
+use crate::enter::{LONG, attached, enter, hash};
 use crate::error::Failure;
 use crate::handles::Lease;
 use blockyard_core as core;
+use blockyard_guard::guarded;
 use pyo3::prelude::*;
 
+#[guarded]
 #[pymethods]
 impl Cache {
     #[pyo3(signature = (batch, tokens, counts=None))]
@@ -48,7 +50,12 @@ impl Cache {
                 .map(|row| handles[row].keys_made_by(counts.of(row) as usize))
                 .sum(),
         };
-        let appended = hash(py, blocks * self.block_size as usize, || {
+        let appended = hash(py, &self.inner, blocks * self.block_size as usize, || {
+            if tokens.len() > handles.len() {
+                // So that a row without memory leaves the others as they are, too.
+                let mut rows = handles.iter().enumerate();
+                rows.try_for_each(|(row, lease)| lease.reserve(counts.of(row) as usize))?;
+            }
             let mut rest = tokens.as_slice();
             handles.iter().enumerate().try_for_each(|(row, lease)| {
                 let (own, others) = rest.split_at(counts.of(row) as usize);
@@ -56,7 +63,7 @@ impl Cache {
                 lease.append(own)
             })
         });
-        Ok(appended.map_err(Failure::from)?)
+        Ok(appended?)
     }
 
     fn append_ready(
@@ -87,7 +94,7 @@ impl Cache {
         let grown = enter(py, &self.inner, batch.len(), |state| {
             state.grow(ids, |row| counts.of(row), &mut unserved)
         });
-        grown.map_err(Failure::from)?;
+        grown?;
         array(
             py,
             &unserved
@@ -111,7 +118,7 @@ impl Cache {
         let trimmed = enter(py, &self.inner, batch.len(), |state| {
             state.trim(ids, &lengths)
         });
-        Ok(trimmed.map_err(Failure::from)?)
+        Ok(trimmed?)
     }
 
     fn dedup(&self, py: Python<'_>, batch: &Bound<'_, PyAny>) -> PyResult<u64> {
@@ -143,7 +150,7 @@ impl Cache {
                 ids.iter()
                     .try_fold(0, |width, &id| Ok(state.view(id)?.blocks.max(width)))
             });
-            let width: u32 = width.map_err(Failure::Core)?;
+            let width: u32 = width?;
             let table = zeros(py, &[batch.len(), width as usize], "int32")?;
             self.fill_tables(py, &batch, &table, core::Cells::All)?;
             return Ok(table.unbind());
@@ -168,7 +175,11 @@ impl Cache {
             None => Counts::All(1),
         };
         let sum = (0..batch.len()).fold(0_u64, |sum, row| sum.saturating_add(counts.of(row)));
+        if sum > MOST as u64 {
+            return Err(too_many("counts together", sum).into());
+        }
         let (ids, mut places) = (&batch.ids, Vec::new());
+        room(&mut places, sum as usize, "a slot mapping")?;
         let mapped = enter(py, &self.inner, sum as usize / 8 + batch.len(), |state| {
             state.slot_mapping(
                 ids,
@@ -177,7 +188,7 @@ impl Cache {
                 |_, at| places.push(at.cast_signed()),
             )
         });
-        mapped.map_err(Failure::from)?;
+        mapped?;
         let Some(out) = out else {
             return Ok(array(py, &places, "int64")?.unbind());
         };
@@ -216,7 +227,7 @@ impl Cache {
         let sealed = enter(py, &self.inner, blocks, |state| seals.apply(state));
         let handles = batch.handles();
         seals.remember(|at| handles[at]);
-        Ok(sealed.map_err(Failure::from)?)
+        Ok(sealed?)
     }
 }
 
@@ -243,21 +254,23 @@ impl Cache {
         } else {
             batch.len()
         };
-        if let Some(mut state) = attached(&self.inner, blocks) {
-            let written = state.block_tables(ids, width, cells, |at, slot| {
-                out.set(py, at, slot.cast_signed());
-            });
-            return Ok(written.map_err(Failure::from)?);
+        let written = attached(&self.inner, blocks, |state| {
+            let set = |at, slot: u32| out.set(py, at, slot.cast_signed());
+            state.block_tables(ids, width, cells, set)
+        });
+        if let Some(written) = written? {
+            return Ok(written);
         }
         let mut gathered = Vec::new();
-        let written = away(py, || {
-            self.inner
-                .lock()
-                .block_tables(ids, width, cells, |at, slot| gathered.push((at, slot)))
+        if cells == core::Cells::All {
+            room(&mut gathered, batch.len() * width, "a block table")?;
+        }
+        let written = enter(py, &self.inner, LONG, |state| {
+            state.block_tables(ids, width, cells, |at, slot| gathered.push((at, slot)))
         });
         for (at, slot) in gathered {
             out.set(py, at, slot.cast_signed());
         }
-        Ok(written.map_err(Failure::from)?)
+        Ok(written?)
     }
 }

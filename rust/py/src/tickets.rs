@@ -6,6 +6,7 @@ use crate::enter::enter;
 use crate::error::Failure;
 use crate::handles::foreign;
 use blockyard_core as core;
+use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
@@ -43,6 +44,7 @@ impl Drop for Ticket {
     }
 }
 
+#[guarded]
 #[pymethods]
 impl Ticket {
     #[getter]
@@ -87,6 +89,7 @@ impl Ticket {
     }
 }
 
+#[guarded]
 #[pymethods]
 impl Cache {
     #[pyo3(signature = (blocks, *, tier="device"))]
@@ -96,13 +99,13 @@ impl Cache {
         tier: &str,
     ) -> PyResult<Ticket> {
         let cache = slf.get();
-        cache.check_fork()?;
+        cache.check_open()?;
         let tier = arguments::tier(tier)?;
         let id = enter(slf.py(), &cache.inner, 0, |state| {
             state.promise(blocks, tier)
         });
         Ok(Ticket {
-            inner: cache.inner.handle_ticket(id.map_err(Failure::from)?),
+            inner: cache.inner.handle_ticket(id?),
             cache: slf.clone().unbind(),
             blocks,
             tier,
@@ -123,8 +126,7 @@ impl Cache {
     fn release(&self, py: Python<'_>, ticket: &Bound<'_, Ticket>) -> PyResult<()> {
         let handle = ticket.get().of(self, py)?;
         let id = handle.id();
-        let done = enter(py, &self.inner, 0, |state| state.release_ticket(id));
-        done.map_err(Failure::from)?;
+        enter(py, &self.inner, 0, |state| state.release_ticket(id))?;
         handle.spend();
         Ok(())
     }

@@ -2,7 +2,8 @@
 
 use crate::yard::{KINDS, SIZE, Yard, and_one, cat, config, sealing, text, tokens};
 use blockyard_core::{
-    Answer, Cache, Config, Error, Extras, Filling, Key, KeyHash, Namespace, Request, Stop,
+    Answer, Cache, Config, Error, Extras, Filling, Key, KeyHash, Namespace, Request, Retention,
+    Stop, Tier,
 };
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -93,6 +94,44 @@ fn a_panic_in_a_callers_array_leaves_the_yard_whole() {
     yard.finish(first);
     yard.finish(second);
     yard.at_rest();
+}
+
+/// R2-8: what a verb was changing when it panicked is not used again, and nobody else is touched.
+#[test]
+fn a_panic_in_a_verb_breaks_that_yard_alone() {
+    let (yard, other) = (Yard::new(16, 8), Yard::new(16, 8));
+    let (first, second) = (yard.run(&text(1, 2)), yard.run(&text(2, 2)));
+    let parked = yard.park(yard.run(&text(3, 2)), 2 * SIZE);
+    let (ticket, kept) = (yard.cache.promise(2, Tier::DEVICE), other.run(&text(1, 2)));
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let mut state = yard.cache.enter().expect("it is sound");
+        state.grow(&[first.id()], |_| panic!("on purpose"), &mut vec![])
+    }));
+    assert!(caught.is_err());
+    let broken = |error| matches!(error, Error::Broken { .. });
+    assert!(yard.cache.enter().is_err_and(broken));
+    assert!(yard.cache.try_enter().is_err_and(broken));
+    let begun = yard.cache.begin(yard.chain(&text(4, 1)), 0, u32::MAX);
+    assert!(begun.is_err_and(broken));
+    assert!(yard.cache.seal(&[(&first, 1)]).is_err_and(broken));
+    assert!(yard.cache.fork(&first, 2 * SIZE, 0).is_err_and(broken));
+    assert!(yard.cache.promise(1, Tier::HOST).is_err_and(broken));
+    assert!(
+        yard.cache
+            .finish(second, Retention::Ordinary)
+            .is_err_and(broken)
+    );
+    let (_, resumed) = yard.cache.resume(parked, 0).expect_err("it is broken");
+    assert!(resumed.is_some_and(broken));
+    // What it says is what the one who caught the panic has said, the first of them.
+    let said = [1, 2].map(|who| yard.cache.break_down(format!("panic {who}")).to_string());
+    assert!(
+        said.iter().all(|said| said.contains("(panic 1)")),
+        "{said:?}"
+    );
+    drop((first, ticket));
+    other.finish(kept);
+    other.at_rest();
 }
 
 /// The order in which blocks go, by asking for room one block at a time.

@@ -1,7 +1,7 @@
 //! Table 2.7: resize.
 
 use crate::yard::{KINDS, SIZE, Yard, and_one, cat, config, one, text, tokens};
-use blockyard_core::{Config, Error, Kind, Tier};
+use blockyard_core::{Config, Error, Kind, Tier, Write};
 
 fn resize(yard: &Yard, tier: Tier, slots: u32) -> Result<(), Error> {
     let resized = yard.cache.lock().resize(tier, slots);
@@ -28,6 +28,79 @@ fn a_tier_that_grows_gives_out_slots_across_the_old_boundary() {
     yard.finish(lease);
     assert_eq!(yard.on_device(&text(1, 3)), 3, "and finds what it had");
     yard.at_rest();
+}
+
+/// It is asked for all of it before anything is changed.
+#[test]
+fn a_tier_for_whose_bookkeeping_there_is_no_memory_stays_as_it_is() {
+    for (policy, write, host) in [
+        (Kind::Recency, Write::Through, 4),
+        (Kind::Recency, Write::SecondTouch, 0),
+        (Kind::Heap, Write::OnEvict, 4),
+    ] {
+        let yard = Yard::of(Config {
+            policy,
+            write,
+            ..config(8, host)
+        });
+        let lease = yard.run(&text(1, 3));
+        yard.publish(&text(2, 2));
+        let before = (yard.stats(), yard.cache.lock().digest());
+        for tier in [Tier::DEVICE, Tier::HOST] {
+            let widen = |slots, there| yard.cache.lock().resize_where(tier, slots, Some(there));
+            match widen(1_000, 1_000) {
+                Err(Error::Memory { bytes, there, .. }) => {
+                    // A node is 64 bytes, a cell 16, and so on.
+                    assert!((100_000..200_000).contains(&bytes), "{bytes}");
+                    assert_eq!(there, Some(1_000));
+                }
+                other => panic!("{other:?}"),
+            }
+            assert_eq!(before, (yard.stats(), yard.cache.lock().digest()));
+            yard.sound();
+        }
+        for tier in [Tier::DEVICE, Tier::HOST] {
+            let widened = yard.cache.lock().resize_where(tier, 1_000, Some(200_000));
+            assert_eq!(widened, Ok(()));
+            yard.sound();
+        }
+        let (other, _) = yard.begin(&text(3, 900));
+        yard.finish(other);
+        yard.finish(lease);
+        yard.at_rest();
+    }
+}
+
+#[test]
+fn a_yard_for_whose_bookkeeping_there_is_no_memory_is_none() {
+    let small = config(1_000, 1_000);
+    assert_eq!(small.fits(Some(400_000)), Ok(()));
+    let refused = small.fits(Some(100_000)).unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            Error::Memory {
+                there: Some(100_000),
+                ..
+            }
+        ),
+        "{refused}"
+    );
+    let wrong = Config {
+        block_size: 0,
+        ..small
+    };
+    let refused = wrong.fits(Some(0)).unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            Error::Argument {
+                name: "block_size",
+                ..
+            }
+        ),
+        "{refused}"
+    );
 }
 
 #[test]

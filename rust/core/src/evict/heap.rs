@@ -3,8 +3,12 @@
 //! score is another line in [`Heap::insert`].
 
 use super::{Evict, Opens, Place, Stand};
+use crate::error::Result;
 use crate::id::Class;
+use crate::memory;
 
+/// What it is, where there is no memory for it.
+const HEAP: &str = "the heap of the eviction order";
 const OUT: u32 = u32::MAX;
 const CLASS_SHIFT: u32 = 56;
 
@@ -22,7 +26,10 @@ pub(crate) struct Heap {
 }
 
 impl Heap {
-    pub(super) fn new(slots: usize) -> Self {
+    /// Of a slot: its score, its place, and its place's slot.
+    pub(super) const BYTES: usize = size_of::<u64>() + 2 * size_of::<u32>();
+
+    pub(super) fn new(slots: usize) -> Result<Self> {
         let mut heap = Self {
             leaves: Vec::new(),
             places: Vec::new(),
@@ -30,8 +37,9 @@ impl Heap {
             stamp: 0,
             settled: 0,
         };
+        heap.reserve(slots)?;
         heap.grow(slots);
-        heap
+        Ok(heap)
     }
 
     fn score(&self, at: usize) -> u64 {
@@ -186,8 +194,13 @@ impl Evict for Heap {
         }
     }
 
+    fn reserve(&mut self, slots: usize) -> Result<()> {
+        memory::reserve(&mut self.leaves, slots, HEAP)?;
+        memory::reserve(&mut self.places, slots, HEAP)?;
+        memory::reserve(&mut self.scores, slots, HEAP)
+    }
+
     fn grow(&mut self, slots: usize) {
-        self.leaves.reserve_exact(slots - self.leaves.len());
         self.places.resize(slots, OUT);
         self.scores.resize(slots, 0);
     }
@@ -211,7 +224,7 @@ mod tests {
 
     #[test]
     fn leaves_go_by_class_then_last_use() {
-        let mut heap = Heap::new(8);
+        let mut heap = Heap::new(8).unwrap();
         heap.insert(0, Class::Retained, Place::Back, Stand::Leaf);
         heap.insert(1, Class::Ordinary, Place::Back, Stand::Leaf);
         heap.insert(2, Class::Ended, Place::Back, Stand::Branch);
@@ -239,7 +252,7 @@ mod tests {
 
     #[test]
     fn any_slot_can_leave_from_the_middle() {
-        let mut heap = Heap::new(100);
+        let mut heap = Heap::new(100).unwrap();
         for n in 0..100_u32 {
             heap.insert(n * 37 % 100, Class::Ordinary, Place::Back, Stand::Leaf);
         }

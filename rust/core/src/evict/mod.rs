@@ -3,6 +3,7 @@
 mod heap;
 mod recency;
 
+use crate::error::Result;
 use crate::id::Class;
 use heap::Heap;
 use recency::Recency;
@@ -62,7 +63,9 @@ pub(crate) trait Evict {
     fn seen(&self, slot: u32) -> bool;
     /// All that is idle now goes before all that will be, in the order it has.
     fn clear(&mut self);
-    /// The tier has this many slots now.
+    /// Room to grow to so many slots.
+    fn reserve(&mut self, slots: usize) -> Result<()>;
+    /// The tier has this many slots now, for which there is room.
     fn grow(&mut self, slots: usize);
     /// Whether an idle slot is in the policy's order, for the audit.
     fn holds(&self, slot: u32) -> bool;
@@ -90,10 +93,18 @@ pub(crate) enum Policy {
 }
 
 impl Policy {
-    pub(crate) fn new(kind: Kind, slots: usize) -> Self {
+    pub(crate) fn new(kind: Kind, slots: usize) -> Result<Self> {
+        Ok(match kind {
+            Kind::Recency => Self::Recency(Recency::new(slots)?),
+            Kind::Heap => Self::Heap(Heap::new(slots)?),
+        })
+    }
+
+    /// Bytes that a policy has of a slot.
+    pub(crate) fn bytes(kind: Kind) -> usize {
         match kind {
-            Kind::Recency => Self::Recency(Recency::new(slots)),
-            Kind::Heap => Self::Heap(Heap::new(slots)),
+            Kind::Recency => Recency::BYTES,
+            Kind::Heap => Heap::BYTES,
         }
     }
 }
@@ -146,6 +157,9 @@ impl Evict for Policy {
     }
     fn clear(&mut self) {
         each!(self, policy => policy.clear());
+    }
+    fn reserve(&mut self, slots: usize) -> Result<()> {
+        each!(self, policy => policy.reserve(slots))
     }
     fn grow(&mut self, slots: usize) {
         each!(self, policy => policy.grow(slots));

@@ -7,9 +7,13 @@
 //! What a copy ahead has seen is the beginning of each list, so that it goes on where it stopped.
 
 use super::{Evict, Opens, Place, Stand};
+use crate::error::Result;
 use crate::id::Class;
 use crate::list::Lists;
+use crate::memory;
 
+/// What the marks are, where there is no memory for them.
+const MARKS: &str = "the marks of the eviction order";
 const OPEN: u8 = 0;
 const BLOCKED: u8 = 1;
 /// Blocked, and passed by the cursor of this class, which is added; or before a clear.
@@ -29,15 +33,18 @@ pub(crate) struct Recency {
 }
 
 impl Recency {
-    pub(super) fn new(slots: usize) -> Self {
-        Self {
-            lists: Lists::new(Class::COUNT, slots),
-            marks: vec![OPEN; slots],
+    /// Of a slot: two links and two marks.
+    pub(super) const BYTES: usize = 2 * size_of::<u32>() + 2;
+
+    pub(super) fn new(slots: usize) -> Result<Self> {
+        Ok(Self {
+            lists: Lists::new(Class::COUNT, slots)?,
+            marks: memory::filled(slots, OPEN, MARKS)?,
             cursors: [None; Class::COUNT],
             ends: [None; Class::COUNT],
             counts: [0; Class::COUNT],
-            seen: vec![0; slots],
-        }
+            seen: memory::filled(slots, 0, MARKS)?,
+        })
     }
 
     /// The first slot of a class that was not seen.
@@ -199,6 +206,12 @@ impl Evict for Recency {
         self.seen.fill(0);
     }
 
+    fn reserve(&mut self, slots: usize) -> Result<()> {
+        self.lists.reserve(slots)?;
+        memory::reserve(&mut self.marks, slots, MARKS)?;
+        memory::reserve(&mut self.seen, slots, MARKS)
+    }
+
     fn grow(&mut self, slots: usize) {
         self.lists.grow(slots);
         self.marks.resize(slots, OPEN);
@@ -239,7 +252,7 @@ mod tests {
 
     #[test]
     fn classes_go_in_order_and_each_by_recency() {
-        let mut policy = Recency::new(8);
+        let mut policy = Recency::new(8).unwrap();
         for (slot, class) in [
             (0, Class::Retained),
             (1, Class::Ordinary),
@@ -254,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_blocked_slot_keeps_its_place_and_is_found_again() {
-        let mut policy = Recency::new(8);
+        let mut policy = Recency::new(8).unwrap();
         for slot in 0..5 {
             policy.insert(slot, Class::Ordinary, Place::Back, Stand::Leaf);
         }
@@ -296,7 +309,7 @@ mod tests {
 
     #[test]
     fn what_stands_where_the_cursor_was_can_leave() {
-        let mut policy = Recency::new(8);
+        let mut policy = Recency::new(8).unwrap();
         for slot in 0..3 {
             policy.insert(slot, Class::Ordinary, Place::Back, Stand::Blocked);
         }
@@ -308,7 +321,7 @@ mod tests {
 
     #[test]
     fn what_was_seen_is_passed_over_wherever_something_new_stands() {
-        let mut policy = Recency::new(8);
+        let mut policy = Recency::new(8).unwrap();
         for slot in 0..4 {
             policy.insert(slot, Class::Ordinary, Place::Back, Stand::Leaf);
         }
@@ -338,7 +351,7 @@ mod tests {
 
     #[test]
     fn cleared_goes_before_everything_new() {
-        let mut policy = Recency::new(8);
+        let mut policy = Recency::new(8).unwrap();
         policy.insert(0, Class::Retained, Place::Back, Stand::Leaf);
         policy.insert(1, Class::Ended, Place::Back, Stand::Leaf);
         policy.clear();

@@ -33,6 +33,14 @@ pub struct Need {
 }
 
 impl State {
+    /// Whether the device could ever hold so many tokens and their growth.
+    ///
+    /// # Errors
+    /// `TooLarge`, as a begin.
+    pub fn ever(&self, tokens: u64, reserve: u64) -> Result<()> {
+        self.size(tokens, reserve).map(|_| ())
+    }
+
     /// What a begin would answer now.
     ///
     /// # Errors

@@ -50,8 +50,9 @@ use crate::ghost::Ghosts;
 use crate::id::{FlightId, Id, LeaseId, MAX_TIERS, ParkedId, Tier};
 use crate::index::Tag;
 use crate::ledger::Ledger;
+use crate::memory;
 use crate::plan::Plan;
-use crate::pool::Pool;
+use crate::pool::{Cell, Pool};
 use crate::record::{Held, Parked, Running, Ticket};
 use crate::stats::{Counters, Stats, TierStats};
 use crate::trie::Trie;
@@ -98,6 +99,53 @@ impl Default for Config {
             groups: 1,
         }
     }
+}
+
+impl Config {
+    /// Whether a yard of this configuration can be made where so much memory is there, in bytes;
+    /// `None`: as much as the system grants.
+    ///
+    /// # Errors
+    /// `Argument` and `Unsupported`, naming the value; `Memory` with what the bookkeeping takes, all
+    /// of which is made at once. What leases and flights take later is not in it.
+    pub fn fits(&self, there: Option<u64>) -> Result<()> {
+        check(self)?;
+        let ghosts = self.ghost_keys().map_or(0, Ghosts::bytes) as u64;
+        let bytes = self.bytes(&self.sizes()) + ghosts;
+        memory::ask(bytes, there, "the bookkeeping of so many slots")
+    }
+
+    /// Bytes of the bookkeeping of tiers of so many slots, without the ghosts, which a resize leaves
+    /// as they are.
+    pub(crate) fn bytes(&self, slots: &[usize]) -> u64 {
+        let each = size_of::<Cell>() + Policy::bytes(self.policy);
+        let fresh = match self.write {
+            Write::Through => slots[0] * size_of::<Id>(),
+            _ => 0,
+        };
+        (slots.iter().sum::<usize>() * each + Trie::bytes(slots) + fresh) as u64
+    }
+
+    fn sizes(&self) -> Vec<usize> {
+        self.slots.iter().map(|&slots| slots as usize).collect()
+    }
+
+    /// How many keys are remembered, if any are.
+    fn ghost_keys(&self) -> Option<u32> {
+        let all = self.sizes().iter().sum::<usize>();
+        let keys = self.ghosts.map_or(4 * all, |ghosts| ghosts as usize);
+        let keys = keys.min(MOST_GHOSTS as usize) as u32;
+        (self.write == Write::SecondTouch && keys > 0).then_some(keys)
+    }
+}
+
+/// Room for all that a device of so many slots may have published, where it is told in that order.
+pub(crate) fn reserve_fresh(fresh: &mut VecDeque<Id>, config: &Config, slots: usize) -> Result<()> {
+    if config.write != Write::Through {
+        return Ok(());
+    }
+    let had = fresh.try_reserve_exact(slots.saturating_sub(fresh.len()));
+    had.map_err(|_| memory::lacking::<Id>("what was published last", slots))
 }
 
 /// Slots that a tier may have: block tables are int32, and list heads need a few numbers.
@@ -170,40 +218,35 @@ pub struct State {
 
 impl State {
     pub(crate) fn new(config: Config) -> Result<Self> {
-        check(&config)?;
-        let slots: Vec<usize> = config.slots.iter().map(|&slots| slots as usize).collect();
-        let all: usize = slots.iter().sum();
-        let ghosts = config.ghosts.map_or(4 * all, |ghosts| ghosts as usize);
-        let ghosts = ghosts.min(MOST_GHOSTS as usize) as u32;
-        let fresh = match config.write {
-            Write::Through => config.slots[0] as usize,
-            _ => 0,
-        };
+        config.fits(None)?;
+        let slots = config.sizes();
+        let mut fresh = VecDeque::new();
+        reserve_fresh(&mut fresh, &config, slots[0])?;
         let tiers = (0..config.slots.len())
             .map(|tier| {
                 let slots = config.slots[tier];
                 let null = if tier == 0 { config.null_slots } else { 0 };
                 let mut ledger = Ledger::default();
                 ledger.enter(slots - null);
-                Storey {
-                    pool: Pool::new(slots, null),
-                    order: Policy::new(config.policy, slots as usize),
+                Ok(Storey {
+                    pool: Pool::new(slots, null)?,
+                    order: Policy::new(config.policy, slots as usize)?,
                     ledger,
-                }
+                })
             })
-            .collect();
+            .collect::<Result<_>>()?;
         Ok(Self {
-            trie: Trie::new(&slots),
+            trie: Trie::new(&slots)?,
             tiers,
-            leases: Arena::with_capacity(0),
-            parked: Arena::with_capacity(0),
-            tickets: Arena::with_capacity(0),
-            flights: Arena::with_capacity(0),
+            leases: Arena::new(),
+            parked: Arena::new(),
+            tickets: Arena::new(),
+            flights: Arena::new(),
             held: Vec::new(),
             counters: Counters::default(),
-            fresh: VecDeque::with_capacity(fresh),
+            fresh,
             failures: BTreeMap::new(),
-            ghosts: (config.write == Write::SecondTouch && ghosts > 0).then(|| Ghosts::new(ghosts)),
+            ghosts: config.ghost_keys().map(Ghosts::new).transpose()?,
             air: [0; 2],
             path: Vec::new(),
             loose: false,

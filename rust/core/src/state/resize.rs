@@ -1,11 +1,12 @@
 //! Resize: slot ids are addresses, so that a tier shrinks by retiring its highest slots as they
 //! come free. Table 2.7.
 
-use super::State;
 use super::keep::HOST;
+use super::{State, Storey};
 use crate::error::{Error, Result};
 use crate::evict::Evict;
 use crate::id::Tier;
+use crate::memory;
 use crate::pool::Hold;
 
 impl State {
@@ -14,6 +15,15 @@ impl State {
     /// first where the engine can recompute. Slots beyond the new size retire as they come free:
     /// an idle block there is evicted once nothing reads it and nothing is below it.
     pub fn resize(&mut self, tier: Tier, slots: u32) -> Result<()> {
+        self.resize_where(tier, slots, None)
+    }
+
+    /// The same where so many bytes of memory are there for what is new; `None`: as much as the
+    /// system grants.
+    ///
+    /// # Errors
+    /// `Memory` too, before anything is changed.
+    pub fn resize_where(&mut self, tier: Tier, slots: u32, there: Option<u64>) -> Result<()> {
         let at = tier.at();
         if at >= self.tiers.len() {
             let help = "this cache was made without that tier";
@@ -46,14 +56,34 @@ impl State {
             }
             answer
         } else {
-            self.widen(at, slots);
-            Ok(())
+            self.widen(at, slots, there)
         }
     }
 
-    fn widen(&mut self, tier: usize, slots: u32) {
+    /// Room for a tier of so many slots; refused, nothing is changed.
+    fn reserve(&mut self, tier: usize, slots: usize, there: Option<u64>) -> Result<()> {
+        let own = |storey: &Storey| storey.pool.len() as usize;
+        let mut tiers: Vec<usize> = self.tiers.iter().map(own).collect();
+        let before = self.config.bytes(&tiers);
+        tiers[tier] = slots;
+        // The index is made anew beside the old one: asked for once more than what is new.
+        let more = self.config.bytes(&tiers) - before;
+        memory::ask(more, there, "the bookkeeping of so many more slots")?;
         let storey = &mut self.tiers[tier];
-        let old = storey.pool.len();
+        storey.pool.reserve(slots as u32)?;
+        storey.order.reserve(slots)?;
+        if tier == 0 {
+            super::reserve_fresh(&mut self.fresh, &self.config, slots)?;
+        }
+        self.trie.reserve(&tiers)
+    }
+
+    fn widen(&mut self, tier: usize, slots: u32, there: Option<u64>) -> Result<()> {
+        let old = self.tiers[tier].pool.len();
+        if slots > old {
+            self.reserve(tier, slots as usize, there)?;
+        }
+        let storey = &mut self.tiers[tier];
         storey.pool.set_limit(slots.min(old));
         let revived = storey.pool.revive();
         storey.ledger.enter(revived);
@@ -61,14 +91,9 @@ impl State {
             storey.pool.grow(slots, 0);
             storey.ledger.enter(slots - old);
             storey.order.grow(slots as usize);
-            if tier == 0 && self.config.write == super::Write::Through {
-                self.fresh
-                    .reserve((slots as usize).saturating_sub(self.fresh.len()));
-            }
-            let tiers = self.tiers.iter().map(|tier| tier.pool.len() as usize);
-            self.trie.reserve(&tiers.collect::<Vec<_>>());
         }
         self.recount(tier);
+        Ok(())
     }
 
     fn shrink(&mut self, tier: usize, slots: u32, null: u32) -> Result<()> {

@@ -1,0 +1,67 @@
+"""How much memory there is for this process, as far as the machine says."""
+
+from pathlib import Path
+
+__all__ = ["memory"]
+
+
+def memory(root: Path = Path("/")) -> int | None:
+    """Bytes that this process can take now: of the machine, and of each control group it is in.
+
+    What files fill and the system would give back counts as there. What `ulimit` allows is not
+    looked at: the system refuses what is beyond that itself.
+
+    Args:
+        root: Where `proc` and `sys` are.
+
+    Returns:
+        The least of them, 0 or more; None where nothing is said, as on a system that is not Linux.
+    """
+    rooms = [_of_machine(root), *_of_groups(root)]
+    known = [room for room in rooms if room is not None]
+    return max(min(known), 0) if known else None
+
+
+def _of_machine(root: Path) -> int | None:
+    kib = _numbers(root / "proc/meminfo").get("MemAvailable:")
+    return None if kib is None else 1024 * kib
+
+
+def _of_groups(root: Path) -> list[int | None]:
+    """Of each group from the process's own up; version 2 has one tree, version 1 one for memory."""
+    rooms = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, kinds, path = [*line.split(":", 2), "", ""][:3]
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        top = root / ("sys/fs/cgroup/memory" if kinds else "sys/fs/cgroup")
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        most, used = names if kinds else ("memory.max", "memory.current")
+        group = top / path.lstrip("/")
+        # In a container the path may be the host's, and only the top be there.
+        groups = [group, *group.parents][: len(group.parts) - len(top.parts) + 1]
+        rooms += [_of_group(one, most, used) for one in groups]
+    return rooms
+
+
+def _of_group(group: Path, most: str, used: str) -> int | None:
+    limit, taken = (_lines(group / name) for name in (most, used))
+    if not limit or not taken or not (limit[0] + taken[0]).isdigit():
+        return None  # no limit, which says "max", or no such group
+    stat = _numbers(group / "memory.stat")
+    files = stat.get("file", stat.get("total_cache", 0))
+    shared = stat.get("shmem", stat.get("total_shmem", 0))
+    return int(limit[0]) - int(taken[0]) + max(files - shared, 0)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Names and numbers, line by line."""
+    pairs = [line.split()[:2] for line in _lines(path)]
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}  # noqa: PLR2004
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []

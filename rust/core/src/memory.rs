@@ -1,0 +1,43 @@
+//! Memory that may not be there: what grows with a number from outside is asked for, and a refusal
+//! is an answer. Elsewhere in Rust it is the end of the process.
+
+use crate::error::{Error, Result};
+
+/// Room for `total` elements in all.
+pub(crate) fn reserve<T>(vec: &mut Vec<T>, total: usize, what: &'static str) -> Result<()> {
+    let more = total.saturating_sub(vec.len());
+    let had = vec.try_reserve_exact(more);
+    had.map_err(|_| lacking::<T>(what, total))
+}
+
+/// So many elements, each this one.
+pub(crate) fn filled<T: Clone>(count: usize, with: T, what: &'static str) -> Result<Vec<T>> {
+    let mut vec = Vec::new();
+    reserve(&mut vec, count, what)?;
+    vec.resize(count, with);
+    Ok(vec)
+}
+
+/// Whether so many bytes are to be had at once, and are no more than `there` are, if somebody knows:
+/// the system grants memory that it does not have. Nothing is touched: several arrays can each be granted
+/// where there is no memory for all of them, and the one that is written to last ends the process.
+pub(crate) fn ask(bytes: u64, there: Option<u64>, what: &'static str) -> Result<()> {
+    let there = there.filter(|&there| there < bytes);
+    let mut all: Vec<u8> = Vec::new();
+    let had = usize::try_from(bytes).is_ok_and(|bytes| all.try_reserve_exact(bytes).is_ok());
+    // Nobody uses it: the compiler might not ask for it either.
+    std::hint::black_box(&mut all);
+    if had && there.is_none() {
+        return Ok(());
+    }
+    Err(Error::Memory { what, bytes, there })
+}
+
+/// The error for a vector that could not grow to `total` elements.
+pub(crate) fn lacking<T>(what: &'static str, total: usize) -> Error {
+    Error::Memory {
+        what,
+        bytes: (total as u64).saturating_mul(size_of::<T>() as u64),
+        there: None,
+    }
+}
