@@ -1381,8 +1381,8 @@ def test_what_is_found_below_is_not_waited_for_either() -> None:
 
 
 def short(budget: int = 64, **keywords: Any) -> Loop:
-    """ "A" holds five of eight blocks, and has computed all but the last position of them."""
-    loop = Loop(device=9, budget=budget, **keywords)
+    """ "A" holds five of eight blocks and soon needs a sixth; it cannot be computed again."""
+    loop = Loop(device=9, host=32, recompute=False, budget=budget, **keywords)
     loop.add("A", text(2, 18), 9)
     while loop.state("A") is not State.DECODE:
         loop.turn()
@@ -1400,6 +1400,7 @@ def test_nobody_leaves_while_a_last_chunk_is_in_flight() -> None:
     loop.output()
     loop.output()
     loop.finish()
+    assert loop.results["A"].tokens.tolist() == continuation("A", 18, 9)
 
 
 def test_nobody_who_rests_leaves_while_a_prompt_is_computed() -> None:
@@ -1419,7 +1420,7 @@ def test_nobody_who_rests_leaves_while_a_prompt_is_computed() -> None:
 @pytest.mark.parametrize("landed", [False, True])
 def test_nobody_leaves_while_somebody_loads_or_has_just_loaded(landed: bool) -> None:
     """INV-25: it starts in this very step."""
-    loop = Loop(device=9, host=16, preempt="recompute")
+    loop = Loop(device=9, host=16, recompute=False)
     publish_below(loop.cache, text(1, 8))
     loop.add("A", text(2, 18), 9)
     loop.turn()
@@ -1437,11 +1438,12 @@ def test_nobody_leaves_while_somebody_loads_or_has_just_loaded(landed: bool) -> 
     loop.output()
     loop.land()
     loop.finish()
+    assert loop.results["A"].tokens.tolist() == continuation("A", 18, 9)
 
 
 def test_nobody_leaves_for_slots_that_a_copy_still_writes() -> None:
     """INV-25: who asked for it is gone, and its end makes room."""
-    loop = Loop(device=9, host=8, preempt="recompute")
+    loop = Loop(device=9, host=16, recompute=False)
     publish_below(loop.cache, text(1, 12))
     gone = loop.cache.begin(text(1, 13))
     assert isinstance(gone, by.Lease)
@@ -1456,6 +1458,7 @@ def test_nobody_leaves_for_slots_that_a_copy_still_writes() -> None:
     assert loop.told("skipped") > 1
     loop.cache.commit(gone.plans)
     loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 18, 12)
 
 
 @pytest.mark.parametrize("accept", [1, 3])
