@@ -165,7 +165,9 @@ ODD: list[Any] = [
 @st.composite
 def guests(draw: st.DrawFn, deep: int = 2) -> Callable[[House], Any]:
     """How to make something to pass."""
-    kind = draw(st.sampled_from(["int", "thing", "things", "array", "odd", "list", "object", "index"]))
+    kind = draw(
+        st.sampled_from(["int", "thing", "things", "array", "odd", "list", "object", "index"])
+    )
     at, how = draw(st.integers(0, 99)), draw(st.integers(0, 99))
     number = INTS[at % len(INTS)]
     if kind == "list" and deep:
@@ -176,7 +178,9 @@ def guests(draw: st.DrawFn, deep: int = 2) -> Callable[[House], Any]:
         inside = draw(st.lists(guests(deep - 1), max_size=4))
         count = draw(st.sampled_from([0, 1, 3, -1, 2**62, 2**80, None, "x"]))
         act = draw(st.sampled_from(["meddle", "raise", "nothing"]))
-        return lambda house: Object(count, [guest(house) for guest in inside], acting(house, act, how))
+        return lambda house: Object(
+            count, [guest(house) for guest in inside], acting(house, act, how)
+        )
     makes: dict[str, Callable[[House], Any]] = {
         "int": lambda _: number,
         "thing": lambda house: house.things[at % len(house.things)],
@@ -288,7 +292,9 @@ MAKING = ("block_size", "device", "host", "null_slots", "eviction", "write", "gh
 
 
 @profile(150)
-@given(st.dictionaries(st.sampled_from(MAKING), guests(), max_size=4), st.lists(calls(), max_size=3))
+@given(
+    st.dictionaries(st.sampled_from(MAKING), guests(), max_size=4), st.lists(calls(), max_size=3)
+)
 def test_whatever_a_cache_is_made_of_it_is_one_or_none(
     keywords: dict[str, Any], all_calls: list[tuple[str, list[Any], dict[str, Any]]]
 ) -> None:

@@ -154,7 +154,9 @@ def limited(code: str, limit: int) -> str:
         resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))
     """
     script = textwrap.dedent(head) + textwrap.dedent(code)
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     return ran.stdout
 
@@ -224,7 +226,9 @@ def test_there_is_as_much_memory_as_the_caller_says() -> None:
         _core.Cache(device=1_000_000, memory=1000)
     cache: Any = by.KVCache(device=8, host=4)
     before = cache.stats()
-    with pytest.raises(by.Unavailable, match="more slots: it takes [0-9]+ bytes, and 1000 are there"):
+    with pytest.raises(
+        by.Unavailable, match="more slots: it takes [0-9]+ bytes, and 1000 are there"
+    ):
         cache.resize("host", 1_000_000, memory=1000)
     assert cache.stats() == before
     assert cache.limit("host") == 4

@@ -660,6 +660,23 @@ def test_progress_who_rests_is_chosen_when_nobody_else_can_go_on() -> None:
         assert loop.results[name].tokens.tolist() == continuation(name, 5, 20)
 
 
+def test_progress_who_rests_is_chosen_before_a_promise_is_taken_back() -> None:
+    loop = Loop(device=9, rest=1000)
+    for name in (1, 2):
+        loop.add(name, text(name, 5), 20)
+    loop.turn()
+    ticket = loop.cache.promise(2)
+    loop.add("promised", text(3, 28), 1, ticket=ticket)
+    for seat in loop.scheduler._seats.bound():
+        seat.request.preempted = 1
+    while not loop.schedule().stops:
+        loop.output()
+        loop.ack()
+    assert ticket.state == "open"
+    loop.finish()
+    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+
+
 def test_progress_who_is_alone_with_two_copies_of_its_blocks_makes_room_for_itself() -> None:
     """What two computed at once stands twice while one of them runs: it takes twice the room."""
     loop = Loop(device=9, budget=4)
