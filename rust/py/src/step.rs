@@ -127,7 +127,7 @@ impl Cache {
         let given = enter(py, &self.inner, self.blocks(&batch), |state| {
             state.dedup(ids)
         });
-        Ok(given.map_err(Failure::from)?)
+        Ok(given?)
     }
 
     #[pyo3(signature = (batch, out=None, *, cells="all"))]

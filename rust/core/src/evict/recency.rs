@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn what_was_passed_before_a_clear_is_found_in_its_place_when_it_opens() {
         for passed_again in [false, true] {
-            let mut policy = Recency::new(8);
+            let mut policy = Recency::new(8).unwrap();
             for slot in 0..3 {
                 policy.insert(slot, Class::Ordinary, Place::Back, Stand::Blocked);
             }
