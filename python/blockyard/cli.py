@@ -81,7 +81,7 @@ def _replay() -> click.Command:
     )
     @click.argument("words", nargs=-1)
     def refusal(words: tuple[str, ...]) -> NoReturn:  # noqa: ARG001 - as click has it
-        raise Misuse(f"replay needs {' and '.join(missing)}: {_INSTALL}")
+        raise Misuse(f"replay needs {', '.join(missing)}: {_INSTALL}")
 
     return refusal
 

@@ -229,7 +229,7 @@ def test_without_the_extra_the_proof_runs() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    zip(EXTRA, ["replay", "replay --help", "replay t.jsonl --device-gib 3"], strict=True),
+    list(zip(EXTRA, ["replay", "replay --help", "replay t.jsonl --ranks 3"], strict=True)),
 )
 def test_without_the_extra_a_replay_says_what_to_install(name: str, words: str) -> None:
     done = bare(words, name)
