@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked, Plan, _forked
-from blockyard import machine
 from blockyard._typing import override
 from blockyard.config import Config, Keywords
 from blockyard.explain import Explanation, explain
 from blockyard.flights import Ended, Flights
 from blockyard.layout import KVLayout, natural
+from blockyard.machine import free_memory
 from blockyard.offload import Offload
 from blockyard.plan import Outcome
 from blockyard.stats import Stat, core_schema
@@ -22,7 +22,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-# Slots or ghosts, whose bookkeeping takes about 100 bytes each at most: for fewer the machine is not asked.
+# Slots and ghosts: for fewer, which take 100 MB at most, the machine is not asked.
 _MANY = 1 << 19
 
 
@@ -116,8 +116,8 @@ class KVCache(Cache):
             InUse: What is pinned, claimed, promised or quarantined does not fit.
             Unavailable: There is no memory for the bookkeeping; nothing is changed.
         """
-        if memory is None and isinstance(slots, int) and slots > _MANY:
-            memory = machine.memory()
+        if memory is None and _many(slots):
+            memory = free_memory()
         super().resize(tier, slots, memory=memory)
         self._limits[tier] = slots
 
@@ -260,5 +260,10 @@ class KVCache(Cache):
 
 def _memory(config: Config) -> int | None:
     """Bytes that are there for a cache that takes many."""
-    sizes = (config.device, config.host, config.ghosts or 0)
-    return machine.memory() if sum(sizes) > _MANY else None
+    many = _many(config.device) or _many(config.host) or _many(config.ghosts)
+    return free_memory() if many else None
+
+
+def _many(count: object) -> bool:
+    """Whether it is a number at all is for the core to say."""
+    return isinstance(count, int) and count > _MANY

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-__all__ = ["memory"]
+__all__ = ["free_memory"]
 
 
-def memory(root: Path = Path("/")) -> int | None:
+def free_memory(root: Path = Path("/")) -> int | None:
     """Bytes that this process can take now: of the machine, and of each control group it is in.
 
     What files fill and the system would give back counts as there. What `ulimit` allows is not

@@ -2,7 +2,7 @@
 
 import array as arrays
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from hypothesis import given
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import blockyard as by
 from blockyard import _core
-from yard import begin, profile, text, unchanged
+from blockyard._typing import override
+from yard import profile, text, unchanged
 
 EXPECTED = (by.BlockyardError, TypeError, ValueError, OverflowError, MemoryError)
 # What a single call may allocate for new slots.
@@ -24,20 +25,20 @@ class House:
     def __init__(self) -> None:
         self.cache: Any = _core.Cache(block_size=4, device=32, host=16, write="second-touch")
         other: Any = by.KVCache(block_size=4, device=32)
-        self.lease = begin(self.cache, text(1, 10), reserve=4)
+        self.lease = self.cache.begin(text(1, 10), reserve=4)
         self.cache.seal(self.lease, 10)
-        self.second = begin(self.cache, text(2, 6))
-        self.parked = self.cache.park(begin(self.cache, text(3, 6)), 6)
-        self.spent = begin(self.cache, text(4, 5))
+        self.second = self.cache.begin(text(2, 6))
+        self.parked = self.cache.park(self.cache.begin(text(3, 6)), 6)
+        self.spent = self.cache.begin(text(4, 5))
         self.cache.finish(self.spent)
-        self.ready = begin(self.cache, self.cache.ready_keys(b"k" * 32, 5))
+        self.ready = self.cache.begin(self.cache.ready_keys(b"k" * 32, 5))
         self.ticket = self.cache.promise(2)
         self.below = self.cache.promise(2, tier="host")
         self.plan = self.cache.demote(1, of=self.lease)
         self.keys = self.cache.keys(text(1, 12))
         self.things = [
             *(self.lease, self.second, self.spent, self.ready, self.parked, self.ticket),
-            *(self.below, self.plan, self.keys, begin(other, text(1, 10)), self.cache, other),
+            *(self.below, self.plan, self.keys, other.begin(text(1, 10)), self.cache, other),
             *(other.promise(1), other.keys([1, 2, 3, 4, 5])),
         ]
         self.meddled = False
@@ -55,7 +56,7 @@ class House:
             lambda: self.cache.append([self.lease, self.second], [1, 2]),
             lambda: self.cache.grow([self.lease, self.second], 9),
             lambda: self.cache.trim(self.second, 5),
-            lambda: self.cache.clear(),
+            self.cache.clear,
             lambda: self.cache.resize("device", 64),
             lambda: self.cache.resize("host", 0),
             lambda: self.cache.commit(self.plan),
@@ -71,13 +72,14 @@ class House:
 class Index(int):
     """A number that does something first, or is none after all."""
 
-    def __new__(cls, value: int, act: Callable[[], object]) -> "Index":
+    def __new__(cls, value: int, act: Callable[[], object]) -> Self:
         made = super().__new__(cls, value)
         made.act = act
         return made
 
     act: Callable[[], object]
 
+    @override
     def __index__(self) -> int:
         self.act()
         return int(self)
@@ -102,6 +104,7 @@ class Object:
         self.act()
         return self.count
 
+    @override
     def __repr__(self) -> str:
         self.act()
         return "Object"
@@ -110,6 +113,7 @@ class Object:
 class Grows(list[Any]):
     """A list that is longer whenever it is looked at, up to a point."""
 
+    @override
     def __iter__(self) -> Iterator[Any]:
         for item in super().__iter__():
             if len(self) < 50:
@@ -157,8 +161,8 @@ ARRAYS: list[Callable[[], Any]] = [
 ODD: list[Any] = [
     None, True, False, 1.5, float("nan"), float("inf"), "", "x", "device", "host", "disk", "all",
     "changed", "stop", "soon", "retain", "\ud800", b"", b"k" * 32, "a" * 64, {}, {"model": "m"},
-    {1: 2}, set(), object, Ellipsis, 1j, range(3), range(10**13), slice(3), np.int64(3), np.float32(2),
-    np.bool_(1), [(0, 2, "a")], [(0, 10**9, b"a")], [(2, 1, "a"), (0, 1)], [[]], [[[1]]],
+    {1: 2}, set(), object, Ellipsis, 1j, range(3), range(10**13), slice(3), np.int64(3),
+    np.float32(2), np.bool_(1), [(0, 2, "a")], [(0, 10**9, b"a")], [(2, 1, "a"), (0, 1)], [[]], [[[1]]],
 ]  # fmt: skip
 
 
@@ -172,7 +176,8 @@ def guests(draw: st.DrawFn, deep: int = 2) -> Callable[[House], Any]:
     number = INTS[at % len(INTS)]
     if kind == "list" and deep:
         inside = draw(st.lists(guests(deep - 1), max_size=4))
-        form = draw(st.sampled_from([list, tuple, iter, Grows]))
+        forms: list[Callable[[list[Any]], Any]] = [list, tuple, iter, Grows]
+        form = draw(st.sampled_from(forms))
         return lambda house: form([guest(house) for guest in inside])
     if kind == "object" and deep:
         inside = draw(st.lists(guests(deep - 1), max_size=4))

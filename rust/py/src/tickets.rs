@@ -118,8 +118,9 @@ impl Cache {
         #[pyo3(from_py_with = arguments::promised)] blocks: u64,
     ) -> PyResult<u32> {
         self.check_fork()?;
-        let kept = enter(py, &self.inner, 0, |state| Ok(state.set_headroom(blocks)));
-        Ok(kept?)
+        Ok(enter(py, &self.inner, 0, |state| {
+            Ok(state.set_headroom(blocks))
+        })?)
     }
 
     fn release(&self, py: Python<'_>, ticket: &Bound<'_, Ticket>) -> PyResult<()> {
