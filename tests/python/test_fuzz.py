@@ -2,7 +2,7 @@
 
 import array as arrays
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -69,20 +69,19 @@ class House:
             return
 
 
-class Index(int):
-    """A number that does something first, or is none after all."""
+class Index:
+    """A number that does something first."""
 
-    def __new__(cls, value: int, act: Callable[[], object]) -> Self:
-        made = super().__new__(cls, value)
-        made.act = act
-        return made
+    def __init__(self, value: int, act: Callable[[], object]) -> None:
+        self.value, self.act = value, act
 
-    act: Callable[[], object]
-
-    @override
     def __index__(self) -> int:
         self.act()
-        return int(self)
+        return self.value
+
+
+class Whole(int):
+    """A subclass of what is looked for."""
 
 
 class Object:
@@ -162,7 +161,8 @@ ODD: list[Any] = [
     None, True, False, 1.5, float("nan"), float("inf"), "", "x", "device", "host", "disk", "all",
     "changed", "stop", "soon", "retain", "\ud800", b"", b"k" * 32, "a" * 64, {}, {"model": "m"},
     {1: 2}, set(), object, Ellipsis, 1j, range(3), range(10**13), slice(3), np.int64(3),
-    np.float32(2), np.bool_(1), [(0, 2, "a")], [(0, 10**9, b"a")], [(2, 1, "a"), (0, 1)], [[]], [[[1]]],
+    np.float32(2), np.bool_(1), [(0, 2, "a")], [(0, 10**9, b"a")], [(2, 1, "a"), (0, 1)],
+    [[]], [[[1]]], Whole(2), Whole(2**40),
 ]  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def guests(draw: st.DrawFn, deep: int = 2) -> Callable[[House], Any]:
         "odd": lambda _: ODD[at % len(ODD)],
         "list": lambda _: [1, 2, 3][: at % 4],
         "object": lambda house: house.lease,
-        "index": lambda house: Index(number, acting(house, "meddle", how)),
+        "index": lambda house: Index(number, acting(house, ["meddle", "raise"][at % 2], how)),
     }
     return makes[kind]
 

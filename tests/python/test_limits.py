@@ -115,18 +115,6 @@ def test_what_never_ends_is_refused(verb: Callable[[Any, Any], object]) -> None:
     assert cache.audit() is None
 
 
-def test_a_list_that_grows_while_it_is_read_is_refused() -> None:
-    class Grows:
-        def __index__(self) -> int:
-            flights.extend([self] * 50_000)
-            return 1 << 32
-
-    flights: list[Any] = [Grows()]
-    cache = by.KVCache(device=8)
-    with pytest.raises(by.BlockyardError):
-        cache.unknown(flights)
-
-
 def test_a_block_may_have_more_tokens_than_there_is_memory() -> None:
     assert "12884901888" in limited(
         """
@@ -170,7 +158,6 @@ MEMORY = [
     "_core.Cache(device=2_147_483_000)",
     "_core.Cache(device=8, host=2_147_483_000)",
     "_core.Marks(2**32 - 1)",
-    "by.KVCache(block_size=4, device=8).ready_keys(bytes(2**28), 2**25)",
 ]
 
 

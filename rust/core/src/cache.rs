@@ -64,6 +64,14 @@ impl Cache {
         self.shared.try_enter()
     }
 
+    /// Whether it can be entered: for what does not have to.
+    ///
+    /// # Errors
+    /// `Broken` after [`Self::break_down`].
+    pub fn check(&self) -> Result<()> {
+        self.shared.check()
+    }
+
     /// Refuses every call from here on, for who has caught a panic of one, with what it said.
     pub fn break_down(&self, why: String) -> Error {
         self.shared.break_down(why)

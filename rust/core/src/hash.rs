@@ -435,7 +435,8 @@ mod tests {
     #[test]
     fn a_plain_block_of_16_tokens_takes_two_compressions() {
         let seed = seed(KeyHash::Sha256, 0, 16);
-        let frame = Frame::new(&seed, seed.root());
+        let mut frame = Frame::new(&seed, seed.root());
+        frame.fill(0, &[0; 16]);
         assert_eq!((frame.end, frame.message.len()), (112, 128));
     }
 

@@ -86,6 +86,14 @@ impl Shared {
         }
     }
 
+    /// Whether it can be entered, as far as somebody has said that it cannot.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.broken.get().is_some() {
+            return Err(self.is_broken());
+        }
+        Ok(())
+    }
+
     /// From here on it is entered no more; the first reason stays.
     pub(crate) fn break_down(&self, why: String) -> Error {
         self.broken.get_or_init(|| why);
@@ -118,7 +126,7 @@ impl Shared {
     }
 
     pub(crate) fn give_back(&self, what: Dropped) {
-        if self.broken.get().is_some() {
+        if self.check().is_err() {
             return;
         }
         wait(&self.dropped).push(what);

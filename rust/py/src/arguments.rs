@@ -176,8 +176,10 @@ pub(crate) fn speeds(from: &Bound<'_, PyAny>) -> PyResult<Option<Speeds>> {
     }
     let given: Vec<u64> = integers("speeds", from)?;
     let &[load, compute, attend] = given.as_slice() else {
-        let message =
-            format!("speeds = {from}: pass three counts of nanoseconds, load, compute, attend");
+        let message = format!(
+            "speeds = {}: pass three counts of nanoseconds, load, compute, attend",
+            shown(from)
+        );
         return Err(Failure::misuse(message).into());
     };
     Ok(Some(Speeds {
@@ -327,7 +329,8 @@ pub(crate) fn chain(
 }
 
 /// Keys given ready: bytes of 32 each, a buffer of them, or a list of bytes or hex strings.
-pub(crate) fn ready_keys(from: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
+/// and no more than there are blocks.
+pub(crate) fn ready_keys(from: &Bound<'_, PyAny>, blocks: u64) -> PyResult<Vec<Key>> {
     if let Ok(buffer) = pyo3::buffer::PyBuffer::<u8>::get(from) {
         let keys = keys_of(from.py(), &buffer)?;
         return Ok(keys.into_iter().map(Key).collect());
@@ -338,7 +341,14 @@ pub(crate) fn ready_keys(from: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
             "keys is {kind}: pass a buffer, or a list of bytes or of hex"
         ))
     })?;
-    each("keys", from, items, |at, item| Ok(Key(one_key(at, &item)?)))
+    each("keys", from, items, |at, item| {
+        if at as u64 == blocks {
+            let message =
+                format!("keys has more than the {blocks} keys that the tokens fill blocks for");
+            return Err(Failure::misuse(message).into());
+        }
+        Ok(Key(one_key(at, &item)?))
+    })
 }
 
 fn one_key(at: usize, item: &Bound<'_, PyAny>) -> Outcome<[u8; 32]> {

@@ -176,7 +176,7 @@ fn typed<E: Wide, T: Whole>(
         .map_err(|_| Failure::misuse(format!("{name} is not aligned: pass a copy")))?;
     let check = |at: usize, element: E| {
         let narrow = element.narrow();
-        narrow.ok_or_else(|| out_of_range::<T>(&format!("{name}[{at}]"), &element))
+        narrow.ok_or_else(|| out_of_range::<T>(&format!("{name}[{at}]"), &element.to_string()))
     };
     let elements = copied(py, name, buffer)?;
     let mut all = Vec::new();
@@ -222,18 +222,19 @@ pub(crate) fn keys_of(py: Python<'_>, buffer: &PyBuffer<u8>) -> PyResult<Vec<[u8
     Ok(all)
 }
 
-fn out_of_range<T: Whole>(name: &str, value: &dyn std::fmt::Display) -> Failure {
+fn out_of_range<T: Whole>(name: &str, value: &str) -> Failure {
     let most = T::MOST;
-    let value = shown(value);
     Failure::misuse(format!(
         "{name} = {value}: pass an integer from 0 to {most}"
     ))
 }
 
-/// The beginning of a value: it may be of any length.
-pub(crate) fn shown(value: &dyn std::fmt::Display) -> String {
+/// The beginning of what a value says of itself: it may be of any length, or fail to.
+pub(crate) fn shown(value: &Bound<'_, PyAny>) -> String {
     const FEW: usize = 100;
-    let mut text = value.to_string();
+    let said = value.str();
+    let said = said.and_then(|said| Ok(said.to_cow()?.into_owned()));
+    let mut text = said.unwrap_or_else(|_| format!("{} that does not say", value.get_type()));
     if let Some((end, _)) = text.char_indices().nth(FEW) {
         text.truncate(end);
         text.push('…');
@@ -252,7 +253,7 @@ fn unless_it_ends(from: &Bound<'_, PyAny>, error: PyErr, wrong: Failure) -> PyEr
 
 /// One integer; a bool is none.
 pub(crate) fn integer<T: Whole>(name: &str, from: &Bound<'_, PyAny>) -> PyResult<T> {
-    let wrong = || out_of_range::<T>(name, from);
+    let wrong = || out_of_range::<T>(name, &shown(from));
     if from.is_instance_of::<PyBool>() {
         return Err(wrong().into());
     }
@@ -275,7 +276,7 @@ fn sequence<T: Whole>(name: &'static str, from: &Bound<'_, PyAny>) -> PyResult<V
         ))
     })?;
     each(name, from, iterator, |at, item| {
-        let wrong = || out_of_range::<T>(&format!("{name}[{at}]"), &item);
+        let wrong = || out_of_range::<T>(&format!("{name}[{at}]"), &shown(&item));
         let value = match item.extract::<u64>() {
             Ok(value) if !item.is_instance_of::<PyBool>() => T::try_from(value).ok(),
             Err(error) => return Err(unless_it_ends(&item, error, wrong())),

@@ -28,8 +28,10 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    pub(crate) fn check_fork(&self) -> Outcome<()> {
-        check_fork(self.born)
+    /// Of this process, and not broken.
+    pub(crate) fn check_sound(&self) -> Outcome<()> {
+        check_fork(self.born)?;
+        Ok(self.inner.check()?)
     }
 
     /// For what would begin something, or go on with it: to ask and to end stays possible.
@@ -37,7 +39,7 @@ impl Cache {
         if self.closed.load(Ordering::Relaxed) {
             return Err(Failure::misuse("this cache is closed: make another one"));
         }
-        self.check_fork()
+        self.check_sound()
     }
 
     pub(crate) fn batch<'py>(&self, from: &Bound<'py, PyAny>) -> PyResult<Batch<'py>> {
@@ -67,7 +69,7 @@ impl Cache {
         py: Python<'_>,
         parked: &'a Parked,
     ) -> PyResult<&'a core::Parked> {
-        self.check_fork()?;
+        self.check_sound()?;
         let handle = &parked.inner;
         let good = if self.inner.made_parked(handle) {
             handle.check().map_err(Failure::from)
@@ -188,7 +190,7 @@ impl Cache {
         after: Option<u64>,
     ) -> PyResult<()> {
         let retention = arguments::retention(retention)?;
-        self.check_fork()?;
+        self.check_sound()?;
         let mut batch = Batch::new(batch)?;
         let (rows, blocks) = (batch.len(), self.blocks(&batch));
         let mut bad: Vec<Failure> = Vec::new();
@@ -293,7 +295,7 @@ impl Cache {
         salt: Option<&Bound<'_, PyAny>>,
         media: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Keys> {
-        self.check_fork()?;
+        self.check_sound()?;
         Ok(Keys(chain(
             py,
             &self.inner,
@@ -307,14 +309,15 @@ impl Cache {
         keys: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::tokens)] tokens: u64,
     ) -> PyResult<Keys> {
-        self.check_fork()?;
-        let chain = Chain::ready(self.block_size, ready_keys(keys)?, tokens);
+        self.check_sound()?;
+        let keys = ready_keys(keys, tokens / u64::from(self.block_size))?;
+        let chain = Chain::ready(self.block_size, keys, tokens);
         Ok(Keys(chain.map_err(Failure::from)?))
     }
 
     #[pyo3(signature = (prefix=None, /))]
     fn probe(&self, py: Python<'_>, prefix: Option<&Bound<'_, PyAny>>) -> PyResult<Probe> {
-        self.check_fork()?;
+        self.check_sound()?;
         let Some(prefix) = prefix else {
             return Ok(enter(py, &self.inner, 0, |state| Ok(state.probe(&[])))?.into());
         };
@@ -380,7 +383,7 @@ impl Cache {
     }
 
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        self.check_fork()?;
+        self.check_sound()?;
         enter(py, &self.inner, LONG, |state| {
             state.clear();
             Ok(())
@@ -389,7 +392,7 @@ impl Cache {
     }
 
     fn draining(&self, py: Python<'_>) -> PyResult<bool> {
-        self.check_fork()?;
+        self.check_sound()?;
         Ok(enter(py, &self.inner, LONG, |state| Ok(state.draining()))?)
     }
 
@@ -410,7 +413,7 @@ impl Cache {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.check_fork()?;
+        self.check_sound()?;
         let stats = enter(py, &self.inner, 0, |state| Ok(state.stats()))?;
         let values = PyDict::new(py);
         stats
@@ -421,7 +424,7 @@ impl Cache {
     }
 
     fn audit(&self, py: Python<'_>) -> PyResult<Option<Breach>> {
-        self.check_fork()?;
+        self.check_sound()?;
         let breach = enter(py, &self.inner, LONG, |state| Ok(state.audit()))?;
         Ok(breach.map(Breach::from))
     }

@@ -40,7 +40,7 @@ impl Lease {
 
     fn view(&self, py: Python<'_>) -> Outcome<core::View> {
         let cache = self.cache.get();
-        cache.check_fork()?;
+        cache.check_sound()?;
         self.inner.check()?;
         enter(py, &cache.inner, 1, |state| state.view(self.inner.id()))
     }
@@ -50,7 +50,7 @@ impl Lease {
 /// alone.
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.cache.get().check_fork().is_err() {
+        if self.cache.get().check_sound().is_err() {
             self.inner.spend();
         }
     }
@@ -81,7 +81,7 @@ impl Lease {
 
     #[getter]
     fn appended(&self) -> PyResult<u64> {
-        self.cache.get().check_fork()?;
+        self.cache.get().check_sound()?;
         Ok(self.inner.tokens())
     }
 
@@ -174,7 +174,7 @@ pub(crate) struct Parked {
 impl Parked {
     fn view(&self, py: Python<'_>) -> Outcome<core::ParkedView> {
         let cache = self.cache.get();
-        cache.check_fork()?;
+        cache.check_sound()?;
         self.inner.check()?;
         enter(py, &cache.inner, 1, |state| {
             state.view_parked(self.inner.id())
@@ -183,7 +183,7 @@ impl Parked {
 
     fn pending(&self, py: Python<'_>) -> Outcome<core::Pending> {
         let cache = self.cache.get();
-        cache.check_fork()?;
+        cache.check_sound()?;
         self.inner.check()?;
         let blocks = (self.inner.tokens() / u64::from(cache.block_size)) as usize;
         enter(py, &cache.inner, blocks, |state| {
@@ -195,7 +195,7 @@ impl Parked {
 /// As for `Lease`.
 impl Drop for Parked {
     fn drop(&mut self) {
-        if self.cache.get().check_fork().is_err() {
+        if self.cache.get().check_sound().is_err() {
             self.inner.spend();
         }
     }
@@ -211,7 +211,7 @@ impl Parked {
 
     #[getter]
     fn appended(&self) -> PyResult<u64> {
-        self.cache.get().check_fork()?;
+        self.cache.get().check_sound()?;
         Ok(self.inner.tokens())
     }
 

@@ -154,7 +154,7 @@ impl Cache {
         corrupt: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = arguments::done)] done: Option<u64>,
     ) -> PyResult<u64> {
-        self.check_fork()?;
+        self.check_sound()?;
         let named = Named::all(flights)?;
         let good = good
             .map(|good| Counts::new("good", good, named.len()))
@@ -190,7 +190,7 @@ impl Cache {
     }
 
     fn abort(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
-        self.check_fork()?;
+        self.check_sound()?;
         let named = Named::all(flights)?;
         let outcomes: Vec<_> = named.iter().map(|named| (named.flight, 0, false)).collect();
         let (blocks, plans) = (Named::blocks(&named), Named::plans(&named));
@@ -202,7 +202,7 @@ impl Cache {
     }
 
     fn unknown(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
-        self.check_fork()?;
+        self.check_sound()?;
         let named = Named::all(flights)?;
         let ids: Vec<_> = named.iter().map(|named| named.flight).collect();
         let (blocks, plans) = (Named::blocks(&named), Named::plans(&named));

@@ -93,7 +93,7 @@ impl Cache {
         salt: Option<&Bound<'_, PyAny>>,
         media: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Need> {
-        self.check_fork()?;
+        self.check_sound()?;
         let filling = arguments::filling(filling)?;
         let chain = self.prompt(py, prompt, &Apart { lora, salt, media })?;
         let request = Request {
@@ -123,7 +123,7 @@ impl Cache {
 
     #[pyo3(signature = (tier="device"))]
     fn room(&self, py: Python<'_>, tier: &str) -> PyResult<Room> {
-        self.check_fork()?;
+        self.check_sound()?;
         let tier = arguments::tier(tier)?;
         let room = enter(py, &self.inner, 0, |state| state.room(tier))?;
         Ok(Room {
@@ -136,7 +136,7 @@ impl Cache {
     }
 
     fn holders(&self, py: Python<'_>) -> PyResult<Vec<HolderRow>> {
-        self.check_fork()?;
+        self.check_sound()?;
         let all = enter(py, &self.inner, LONG, |state| Ok(state.holders()))?;
         let row = |holder: blockyard_core::Holder| {
             let (kind, number) = match holder.who {
@@ -151,7 +151,7 @@ impl Cache {
     }
 
     fn digest(&self, py: Python<'_>) -> PyResult<u64> {
-        self.check_fork()?;
+        self.check_sound()?;
         Ok(enter(py, &self.inner, LONG, |state| Ok(state.digest()))?)
     }
 
@@ -166,7 +166,7 @@ impl Cache {
     }
 
     fn blocks_in_air(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
-        self.check_fork()?;
+        self.check_sound()?;
         Ok(enter(
             py,
             &self.inner,
@@ -182,7 +182,7 @@ impl Cache {
         #[pyo3(from_py_with = arguments::blocks)] blocks: u32,
         #[pyo3(from_py_with = arguments::before)] after: u32,
     ) -> PyResult<bool> {
-        self.check_fork()?;
+        self.check_sound()?;
         Ok(enter(py, &self.inner, 0, |state| {
             Ok(state.worth_loading(blocks, after))
         })?)

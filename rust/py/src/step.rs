@@ -73,7 +73,7 @@ impl Cache {
         keys: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let batch = self.batch(lease.as_any())?;
-        let keys = ready_keys(keys)?;
+        let keys = ready_keys(keys, tokens / u64::from(self.block_size) + 1)?;
         let appended = batch.leases[0].get().inner.append_ready(tokens, &keys);
         Ok(appended.map_err(Failure::from)?)
     }

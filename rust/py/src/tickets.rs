@@ -22,7 +22,7 @@ pub(crate) struct Ticket {
 impl Ticket {
     /// Of the cache that it is used with, and not spent.
     pub(crate) fn of<'a>(&'a self, cache: &Cache, py: Python<'_>) -> PyResult<&'a core::Ticket> {
-        cache.check_fork()?;
+        cache.check_sound()?;
         let good = if cache.inner.made_ticket(&self.inner) {
             self.inner.check().map_err(Failure::from)
         } else {
@@ -38,7 +38,7 @@ impl Ticket {
 /// As for `Lease`.
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if self.cache.get().check_fork().is_err() {
+        if self.cache.get().check_sound().is_err() {
             self.inner.spend();
         }
     }
@@ -69,7 +69,7 @@ impl Ticket {
 
     #[getter]
     fn state(&self) -> PyResult<&'static str> {
-        self.cache.get().check_fork()?;
+        self.cache.get().check_sound()?;
         Ok(match self.inner.check() {
             Ok(()) => "open",
             Err(_) => "spent",
@@ -117,7 +117,7 @@ impl Cache {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::promised)] blocks: u64,
     ) -> PyResult<u32> {
-        self.check_fork()?;
+        self.check_sound()?;
         Ok(enter(py, &self.inner, 0, |state| {
             Ok(state.set_headroom(blocks))
         })?)

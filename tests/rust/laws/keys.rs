@@ -91,8 +91,9 @@ fn a_panic_in_a_callers_array_leaves_the_yard_whole() {
         (yard.view(&first).blocks, yard.view(&second).blocks),
         (3, 2)
     );
-    yard.finish(first);
-    yard.finish(second);
+    // Who holds the lock himself may go on with it; the cache's own verbs do not.
+    let ended = yard.cache.lock().finish(&ids, Retention::Ordinary, None);
+    assert_eq!(ended, Ok(()));
     yard.at_rest();
 }
 
