@@ -258,7 +258,7 @@ class Admission:
 
     def _standing(self) -> tuple[int, ...]:
         """What changes when somebody comes or goes."""
-        return self._seats.bindings, self._seats.left, self._line.changes
+        return self._seats.left, self._line.changes
 
     def _begin(self, entry: Request) -> Lease | None:
         """Its lease; None where another computes or loads its prefix now."""

@@ -58,8 +58,6 @@ class Seats:
         """Tokens that may ever be there."""
         self.ran = np.zeros(count, np.int64)
         """Steps that have computed in it since it was bound."""
-        self.bindings = 0
-        """How often a seat was taken."""
         self.left = 0
         """How often a seat was given up, or its request had ended."""
 
@@ -94,7 +92,6 @@ class Seats:
     def bind(self, request: Request, lease: Lease, limit: int) -> Seat:
         """Gives a request the lowest free seat."""
         number = heapq.heappop(self._free)
-        self.bindings += 1
         # Later than any before of the request and of the seat: no ack is good twice.
         request.epoch = max(request.epoch, self._epochs[number]) + 1
         seat = Seat(number, request, lease, request.epoch, limit)

@@ -1181,3 +1181,19 @@ def test_loads_that_fail_are_given_up_only_where_they_can_be_computed(recompute:
     cache = by.KVCache(block_size=4, device=17, host=16, recompute=recompute)
     preempt = Preempt(cache, cache.config, retries=2)
     assert [preempt.loads(failed) for failed in (2, 3)] == [None, 0 if recompute else None]
+
+
+def test_what_another_holds_too_is_not_moved_for_who_needs_room() -> None:
+    """T10: a copy of it would free nothing."""
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Preempt(cache, cache.config)
+    publish(cache, text(1, 8))
+    other = cache.begin(text(1, 9))
+    lease = cache.begin([*text(1, 8), 1, 2, 3, 4, 5])
+    handle = preempt.park(lease, 13)
+    assert handle is not None
+    assert (handle.blocks, handle.alone, preempt.relieve(4, [handle])) == (4, 2, 2)
+    cache.commit(cache.dispatch())
+    assert handle.on_device == 2
+    cache.abandon(handle)
+    cache.finish(other)

@@ -1508,3 +1508,96 @@ def test_who_stands_first_has_nobody_before_it() -> None:
     for at, name in enumerate(("first", "second")):
         assert f"{at} requests stand before it" in str(loop.scheduler.explain(name))
     loop.finish()
+
+
+def test_tickets_are_taken_back_one_after_the_other_until_somebody_begins() -> None:
+    """INV-25: who has given its own back is not asked for it again."""
+    loop = Loop(device=9, skip=0)
+    tickets = [loop.cache.promise(2) for _ in range(3)]
+    loop.add("first", text(1, 28), 1)
+    for at, ticket in enumerate(tickets):
+        loop.add(at, text(2 + at, 28), 1, ticket=ticket)
+    loop.turn(2)
+    assert [ticket.state for ticket in tickets] == ["open", "spent", "spent"]
+    loop.finish()
+    assert loop.begun == [0, "first", 1, 2]
+
+
+def test_whose_last_token_is_in_flight_computes_nothing_more() -> None:
+    """T35: it has no position left, and asks for no room."""
+    loop = Loop()
+    loop.add("one", 8, 5)
+    loop.turn()
+    for _ in range(4):
+        assert len(loop.schedule()) == 1
+    lease = loop.scheduler.lease("one")
+    assert lease is not None
+    assert (len(loop.schedule()), lease.tokens, lease.blocks) == (0, 12, 3)
+    loop.finish()
+
+
+def test_who_grew_and_is_stopped_for_another_takes_its_drafts_along() -> None:
+    """T7: counts are those of the rows that go on."""
+    loop = Loop(device=13, drafts=1)
+    loop.add("high", text(1, 16), 9, priority=1)
+    loop.add("mid", text(2, 13), 9)
+    loop.add("low", text(3, 13), 9)
+    loop.turn()
+    step = loop.schedule()
+    assert [stop.request for stop in step.stops] == ["low"]
+    assert (step.decode.tolist(), step.counts.tolist()) == ([1], [2])
+    loop.output()
+    loop.finish()
+
+
+def test_a_row_that_stops_and_was_not_computed_any_more_is_not_counted() -> None:
+    """INV-8: an engine that acks its stops may leave it out of a step that it had."""
+    loop = Loop(host=32)
+    for name in range(2):
+        loop.add(name, text(name + 1, 6), 9)
+    loop.turn(2)
+    loop.schedule()
+    loop.scheduler._stop(loop.scheduler._seats.bound()[1])
+    step = loop.air.popleft()
+    loop.scheduler.on_output(Output(step.number, array(0), array(7, kind=U32)))
+    loop.schedule()
+    loop.ack()
+    parked = loop.handle(1)
+    assert (parked.computed, parked.appended) == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"counts": array(2, 0)}, "from 1 to 1"),
+        ({"ended": np.zeros(3, np.bool_)}, "3 ends for 2 rows"),
+    ],
+)
+def test_what_does_not_fit_its_rows_is_refused_also_where_all_decode(
+    wrong: dict[str, Any], says: str
+) -> None:
+    loop = Loop()
+    for name in range(2):
+        loop.add(name, text(name + 1, 6), 9)
+    loop.turn(2)
+    loop.schedule()
+    said = loop.compute()
+    with pytest.raises(by.Misuse, match=says):
+        loop.scheduler.on_output(replace(said, **wrong))
+    loop.scheduler.on_output(said)
+    loop.finish()
+
+
+def test_no_prefix_is_brought_up_for_who_has_left_the_line() -> None:
+    """T23."""
+    loop = Loop(device=17, host=16, prefetch=4, seats=1)
+    publish_below(loop.cache, text(1, 12))
+    loop.add("runs", text(3, 6), 9)
+    loop.turn()
+    loop.add("gone", text(1, 14), 2)
+    loop.add("stays", text(2, 14), 2)
+    loop.scheduler.abort("gone")
+    loop.schedule()
+    assert (loop.plans, loop.state("stays")) == ([], State.WAITING)
+    loop.output()
+    loop.finish()

@@ -244,3 +244,20 @@ def test_a_tick_never_goes_back_and_what_never_fits_is_said() -> None:
         tickets.open("a", 9, deadline=9)
     with pytest.raises(by.Misuse, match="role"):
         Tickets(cache, reserves={"cook": Nothing()})  # type: ignore[dict-item]
+
+
+def test_a_refusal_for_those_that_run_says_what_is_needed_with_what_they_want() -> None:
+    """R1-5: there were blocks enough, but not beside what is kept for growth."""
+    _, tickets = made(decode=Watermark(3))
+    with pytest.raises(by.NoRoom) as refused:
+        tickets.open("a", 6, deadline=1, running=1)
+    assert (refused.value.need, refused.value.free) == (9, 8)
+
+
+def test_a_policy_keeps_nothing_for_an_empty_batch_and_never_less_than_nothing() -> None:
+    """R1-5."""
+    growing = Growing(1.0, 0.75)
+    for _ in range(3):
+        growing.stepped()
+    assert (growing.headroom(0), growing.headroom(9)) == (0, 0)
+    assert [Watermark(3).headroom(running) for running in (0, 1, 2)] == [0, 3, 3]
