@@ -113,9 +113,9 @@ impl Chain {
     /// `Argument` if the engine makes this chain's keys, `Memory` where there is none for the new
     /// ones; nothing has changed then.
     pub fn extend(&mut self, tokens: &[u32]) -> Result<()> {
-        let mut filled = self.partial();
         self.check_extend()?;
         self.reserve(tokens.len())?;
+        let mut filled = self.partial();
         let Source::Tokens { frame, media } = &mut self.source else {
             return Ok(());
         };
@@ -204,9 +204,13 @@ impl Chain {
     ///
     /// # Errors
     /// `Memory` where there is none.
+    #[inline]
     pub fn reserve(&mut self, more: usize) -> Result<()> {
-        self.room(self.keys_made_by(more))?;
         let filled = self.partial();
+        // In a step that decodes, most rows fill no block.
+        if filled.saturating_add(more) >= self.block_size as usize {
+            self.room(self.keys_made_by(more))?;
+        }
         match &mut self.source {
             Source::Tokens { frame, .. } => frame.reserve(filled, more),
             Source::Engine => Ok(()),

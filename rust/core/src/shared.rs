@@ -180,11 +180,17 @@ impl Keys {
     }
 
     /// The same, to make or to publish some: not after a panic, which may have left them half made.
+    #[inline]
     pub(crate) fn sound(&self) -> Result<MutexGuard<'_, Known>> {
         #[expect(clippy::disallowed_methods, reason = "this is the place")]
-        self.known.lock().map_err(|_| Error::Broken {
+        self.known.lock().map_err(|_| Self::half_made())
+    }
+
+    #[cold]
+    fn half_made() -> Error {
+        Error::Broken {
             why: "making a sequence's keys has panicked".to_owned(),
-        })
+        }
     }
 }
 
