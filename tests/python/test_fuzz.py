@@ -282,7 +282,7 @@ def check(house: House, name: str, values: list[Any], words: dict[str, Any]) -> 
     assert house.cache.audit() is None, (name, passed, named)
 
 
-@profile(400)
+@profile(150)
 @given(st.lists(calls(), min_size=1, max_size=12))
 def test_whatever_is_passed_is_served_or_refused_and_the_cache_is_sound(
     all_calls: list[tuple[str, list[Any], dict[str, Any]]],
@@ -296,7 +296,7 @@ MAKING = ("block_size", "device", "host", "null_slots", "eviction", "write", "gh
           "recompute", "retries", "groups", "namespace", "key_hash")  # fmt: skip
 
 
-@profile(150)
+@profile(60)
 @given(
     st.dictionaries(st.sampled_from(MAKING), guests(), max_size=4), st.lists(calls(), max_size=3)
 )
@@ -313,7 +313,7 @@ def test_whatever_a_cache_is_made_of_it_is_one_or_none(
         check(house, *call)
 
 
-@profile(200)
+@profile(80)
 @given(st.lists(guests(), min_size=6, max_size=6))
 def test_whatever_the_cranes_arithmetic_is_given_it_is_served_or_refused(guests: list[Any]) -> None:
     house = House()
