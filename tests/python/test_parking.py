@@ -998,35 +998,35 @@ def test_inv_11_of_many_that_sample_alike_none_is_lost(many: int, size: int, spa
 
 
 def test_inv_11_the_largest_is_not_parked_where_the_others_then_could_not_be() -> None:
-    """Of 10, 6 and 6 blocks the host holds 12: with the 10 there neither of the others fits."""
-    loop = Loop(device=12, host=12, size=1, recompute=False)
-    loop.add("large", [1], 10)
-    loop.turn(6)
+    """Of 12, 7 and 7 blocks the host holds 14: beside 10 of the 12 neither of the others fits."""
+    loop = Loop(device=13, host=14, size=1, recompute=False)
+    loop.add("large", [1], 12)
+    loop.turn(9)
     for name in (2, 3):
-        loop.add(name, [name], 6, priority=1)
+        loop.add(name, [name], 7, priority=1)
     loop.finish(1000)
     assert loop.told("preempted") > 0
     assert {result.state for result in loop.results.values()} == {State.FINISHED}
 
 
-@pytest.mark.usefixtures("same")
-def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_nobody_goes_on() -> None:
-    """Each keeps what the others keep too: none would free a block by moving alone."""
-    loop = Loop(device=13, host=60, size=1, recompute=False)
-    for name in "AB":
-        loop.add(name, texts(1, 3), 9)
-    loop.turn(4)
-    for seat in loop.scheduler._seats.bound():
-        seat.ticket = loop.cache.promise(seat.lease.blocks, tier="host")
-        loop.scheduler._stop(seat)
-    loop.schedule()
-    loop.output()
-    loop.ack()
-    handles = [loop.handle(name) for name in "AB"]
-    assert min(handle.on_device for handle in handles) > 0
-    assert min(handle.alone for handle in handles) == 0
-    loop.add("first", texts(7, 12), 1, priority=1)
-    loop.finish(1000)
+def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_nobody_runs() -> None:
+    """Two keep one path and two another, and none has room to come back: none frees any alone."""
+    loop = Loop(device=12, host=32, size=1, recompute=False)
+    names = (1, 2, 3, 4)
+    for name in names:
+        loop.add(name, texts((name + 1) // 2, 6), 2)
+    for entry in [loop.scheduler._line.pop() for _ in names]:
+        assert entry is not None
+        lease = loop.cache.begin(entry.prompt)
+        loop.cache.seal(lease, 5)
+        loop.scheduler._parked(entry, loop.cache.park(lease, 5))
+    kept = loop.cache.promise(1)
+    handles = [loop.handle(name) for name in names]
+    assert [(handle.on_device, handle.alone) for handle in handles] == [(5, 0)] * 4
+    loop.turn(3)
+    assert loop.state(1) is not State.PARKED
+    loop.cache.release(kept)
+    loop.finish()
     assert {result.state for result in loop.results.values()} == {State.FINISHED}
 
 
