@@ -61,6 +61,8 @@ def fresh_copy() -> Path:
 NEXTEST = ["cargo", "nextest", "run", "--locked", "--package", "blockyard-core", "--test", "laws"]
 BINDING = ["cargo", "build", "--locked", "--package", "blockyard-py"]
 PYTEST = [sys.executable, "-m", "pytest", "--quiet", "--exitfirst", "-p", "no:cacheprovider"]
+# A mistake in Rust is built for debugging, which the package warns of when it is imported.
+PYTEST += ["-W", "ignore:blockyard is a debug build:RuntimeWarning"]
 # What the two exit with when tests ran and some failed; anything else is another mishap.
 NEXTEST_FAILED, PYTEST_FAILED = 100, 1
 
