@@ -212,8 +212,8 @@ impl Chain {
             self.room(self.keys_made_by(more))?;
         }
         match &mut self.source {
-            Source::Tokens { frame, .. } => frame.reserve(filled, more),
-            Source::Engine => Ok(()),
+            Source::Tokens { frame, .. } if frame.grows() => frame.reserve(filled, more),
+            Source::Tokens { .. } | Source::Engine => Ok(()),
         }
     }
 

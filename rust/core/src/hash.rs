@@ -246,6 +246,12 @@ impl Frame {
         }
     }
 
+    /// Whether no block was full so far: those that follow find their room.
+    #[inline]
+    pub(crate) fn grows(&self) -> bool {
+        self.message.len() < self.end
+    }
+
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> usize {
         self.message.capacity()
@@ -255,7 +261,6 @@ impl Frame {
     ///
     /// # Errors
     /// `Memory`; nothing has changed then.
-    #[inline]
     pub(crate) fn reserve(&mut self, at: usize, tokens: usize) -> Result<()> {
         let stop = TOKENS.saturating_add(tokens.saturating_add(at).saturating_mul(4));
         let stop = stop.min(self.end);
