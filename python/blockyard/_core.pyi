@@ -954,6 +954,10 @@ class Cache:
     def audit(self) -> Breach | None:
         """The first law found broken, or None. It takes time in proportion to the cache."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether its memory is gone: nothing begins any more, and what is held can only end."""
+
     def _close(self) -> None:
         """From here on what would begin something or go on with it raises `Misuse`."""
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from blockyard._core import Misuse
 from blockyard.batch import Flown
 from blockyard.engine import Ack, Output
+from blockyard.request import bounded
 from blockyard.seats import Seat, Seats
 
 __all__ = ["accepted", "check", "check_acks", "plain", "sampled"]
@@ -52,7 +53,7 @@ def check_acks(acks: Iterable[Ack]) -> list[Ack]:
     """
     if isinstance(acks, Ack) or not isinstance(acks, Iterable):
         raise Misuse(f"acks = {acks!r:.60}: give a list of Acks")
-    given: list[object] = list(acks)
+    given = bounded("acks", acks)
     for ack in given:
         if not isinstance(ack, Ack) or not all(type(number) is int for number in ack[1:]):
             raise Misuse(f"{ack!r:.60} is no Ack(request, seat, epoch) of a Stop")

@@ -1,8 +1,9 @@
 """A request, the states it goes through, and how it ends."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +12,12 @@ from numpy.typing import NDArray
 from blockyard._core import Keys, Lease, Misuse, Parked, Ticket
 from blockyard.cache import KVCache
 
-__all__ = ["TERMINAL", "Request", "Result", "State", "prompt_of", "whole"]
+__all__ = ["TERMINAL", "Request", "Result", "State", "bounded", "prompt_of", "whole"]
 
 _LARGEST = 0xFFFFFFFF
 _MOST = 2**31 - 1
+_MANY = 2**20
+"""Values that one call takes of what is an object each: acks, or seats."""
 
 
 class State(StrEnum):
@@ -137,6 +140,18 @@ def whole(name: str, value: object, least: int | None = 1) -> int:
             return number
     said = f"from {least} to {_MOST}" if least is not None else f"to {_MOST}, either sign"
     raise Misuse(f"{name} = {value!r:.60}: give an integer {said}")
+
+
+def bounded(name: str, values: Iterable[object]) -> list[object]:
+    """All values of an iterable that does not end too late.
+
+    Raises:
+        Misuse: There are more than any engine has.
+    """
+    given = list(islice(values, _MANY + 1))
+    if len(given) > _MANY:
+        raise Misuse(f"{name} has more than {_MANY:,} values: one call takes no more")
+    return given
 
 
 def prompt_of(tokens: object) -> NDArray[np.uint32]:

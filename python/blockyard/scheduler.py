@@ -17,7 +17,7 @@ from blockyard.line import Line
 from blockyard.outputs import accepted, check, check_acks, plain, sampled
 from blockyard.preempt import Preempt, Way
 from blockyard.relief import Relief
-from blockyard.request import Request, Result, State, prompt_of, whole
+from blockyard.request import Request, Result, State, bounded, prompt_of, whole
 from blockyard.reserve import Reserve, Role, checked_reserve, usual
 from blockyard.seats import Seat, Seats
 from blockyard.stats import Stat
@@ -109,6 +109,8 @@ class Scheduler:
         prefetch = whole("prefetch", prefetch, 0)
         if stops not in ("in-order", "acked"):
             raise Misuse(f"stops = {stops!r}: say 'in-order' or 'acked'")
+        if cache.closed:
+            raise Misuse("this cache is closed: make another one")
         other = driver() if (driver := _drivers.get(cache)) else None
         if other is not None and not other.idle:
             raise Misuse(
@@ -151,6 +153,9 @@ class Scheduler:
             ),
             0,
         )
+        self._replaced = False
+        if other is not None:
+            other._replaced = True  # noqa: SLF001 - likewise
         _drivers[cache] = ref(self)
 
     # -- what the caller says ----------------------------------------------------------------
@@ -182,8 +187,7 @@ class Scheduler:
                 spent, of the host or of another cache, or another scheduler drives the cache now.
             TooLarge: The device can never hold it.
         """
-        if _drivers[self._cache]() is not self:
-            raise Misuse("another scheduler drives this cache now: add the request to that one")
+        self._check_driver()
         if self._find(request) is not None:
             raise Misuse(f"request {request!r} is there already: give each an id of its own")
         most, priority = whole("most", most), whole("priority", priority, None)
@@ -207,6 +211,16 @@ class Scheduler:
         self._order += 1
         self._requests[request] = entry
         self._line.push(entry)
+
+    def _check_driver(self) -> None:
+        """What changes the cache is for the one scheduler that drives it."""
+        if self._replaced:
+            raise Misuse("another scheduler has taken this cache over: use that one")
+
+    def _check_open(self) -> None:
+        self._check_driver()
+        if self._cache.closed:
+            raise Misuse("this cache is closed: make another one, and a scheduler on it")
 
     def _check_ticket(self, request: Hashable, ticket: object) -> None:
         if not isinstance(ticket, Ticket):
@@ -241,6 +255,7 @@ class Scheduler:
         Raises:
             Misuse: There is no such request.
         """
+        self._check_driver()
         entry = self._there(request)
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         if seat is None:
@@ -267,6 +282,7 @@ class Scheduler:
         Raises:
             Unavailable: The engine has failed and was not reset.
         """
+        self._check_open()
         if self._dead is not None:
             raise Unavailable(f"the engine failed ({self._dead}): reset it, then call `reset`")
         self._counts["steps"] += 1
@@ -410,6 +426,7 @@ class Scheduler:
             Misuse: It is not of the oldest step in flight, of rows that were not in it, or without
                 one that was; nothing is taken.
         """
+        self._check_open()
         check(output)
         if self._dead is not None:
             self._counts["outputs_ignored"] += len(output.seats)
@@ -559,6 +576,7 @@ class Scheduler:
         Raises:
             Misuse: One is no `Ack`; none is taken.
         """
+        self._check_driver()
         for ack in check_acks(acks):
             seat = self._seats.at(ack.seat)
             if (
@@ -655,11 +673,12 @@ class Scheduler:
         Raises:
             Misuse: The step was not scheduled yet.
         """
+        self._check_driver()
         step = whole("step", step, 0)
         if step > self._batch.number:
             raise Misuse(f"step = {step}: only {self._batch.number} were scheduled")
         try:
-            given: list[object] = list(active)
+            given = bounded("active", active)
         except TypeError as error:
             raise Misuse(f"active = {active!r:.60}: give the numbers of the seats") from error
         there = {whole("a seat of active", seat, 0) for seat in given}
@@ -681,6 +700,7 @@ class Scheduler:
         Args:
             reason: Of their results.
         """
+        self._check_driver()
         if self._dead is not None:
             return
         self._dead = reason
@@ -700,6 +720,7 @@ class Scheduler:
         Raises:
             Misuse: Another word.
         """
+        self._check_driver()
         if requests not in ("recompute", "abort"):
             raise Misuse(f"requests = {requests!r}: say 'recompute' or 'abort'")
         self._cache.clear()
@@ -717,6 +738,7 @@ class Scheduler:
 
     def update_weights(self) -> None:
         """T33: nothing computed so far is used again; who runs is stopped, and computes anew."""
+        self._check_driver()
         self._cache.clear()
         for seat in self._seats.bound():
             if seat.stop is None and seat.request.state is not State.LOADING:

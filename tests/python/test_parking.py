@@ -1197,3 +1197,15 @@ def test_what_another_holds_too_is_not_moved_for_who_needs_room() -> None:
     assert handle.on_device == 2
     cache.abandon(handle)
     cache.finish(other)
+
+
+@pytest.mark.parametrize(("size", "prompt", "most"), [(1, 7, 1), (4, 28, 1), (4, 24, 5)])
+def test_inv_25_a_prompt_that_fills_the_device_begins_again_where_nothing_is_recomputed(
+    size: int, prompt: int, most: int
+) -> None:
+    """Its last block has no room beside the copy that its last token is computed in."""
+    loop = Loop(device=8, host=8, size=size, recompute=False)
+    for name in ("first", "second"):
+        loop.add(name, text(1, prompt), most)
+        loop.finish()
+    assert {result.state for result in loop.results.values()} == {State.FINISHED}

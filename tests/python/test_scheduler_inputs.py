@@ -1,6 +1,7 @@
 """The scheduler against callers who err, and against lines that are long or crossed."""
 
 import gc
+import itertools
 import time
 from typing import Any
 
@@ -97,11 +98,57 @@ def test_a_second_scheduler_is_refused_while_the_first_has_something_to_do() -> 
         Scheduler(loop.cache)
     loop.finish()
     second = Scheduler(loop.cache)
-    with pytest.raises(by.Misuse, match="another scheduler drives this cache now"):
-        loop.add("two", 10, 4)
     second.add("two", text(2, 10), most=4)
     assert [start.request for start in second.schedule().starts] == ["two"]
+    before = loop.cache.stats()
+    first = loop.scheduler
+    for verb in (
+        lambda: loop.add("two", 10, 4),
+        first.schedule,
+        lambda: first.on_output(Output(99, np.zeros(0, np.int32), np.zeros(0, np.uint32))),
+        lambda: first.on_acks([]),
+        lambda: first.reconcile([], 0),
+        lambda: first.abort("two"),
+        first.fail,
+        first.reset,
+        first.update_weights,
+    ):
+        with pytest.raises(by.Misuse, match="another scheduler has taken this cache over"):
+            verb()
+    assert (loop.cache.stats(), second.state("two")) == (before, State.PREFILL)
     assert loop.cache.audit() is None
+
+
+def test_acks_and_seats_without_an_end_are_refused() -> None:
+    loop = Loop()
+    loop.add("one", 10, 4)
+    loop.turn()
+    with pytest.raises(by.Misuse, match="acks has more than 1,048,576 values"):
+        loop.scheduler.on_acks(itertools.repeat(Ack("one", 0, 1)))
+    with pytest.raises(by.Misuse, match="active has more than 1,048,576 values"):
+        loop.scheduler.reconcile(itertools.repeat(1), 1)
+    loop.finish()
+
+
+def test_on_a_closed_cache_no_step_is_half_done() -> None:
+    layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8, block_size=4)
+    with by.local(layout, device=16) as cache:
+        scheduler = Scheduler(cache)
+        scheduler.add("one", text(1, 10), most=4)
+        step = scheduler.schedule()
+    output = Output(step.number, np.zeros(1, np.int32), np.ones(1, np.uint32))
+    for _ in range(2):
+        with pytest.raises(by.Misuse, match="this cache is closed"):
+            scheduler.on_output(output)
+    with pytest.raises(by.Misuse, match="this cache is closed"):
+        scheduler.schedule()
+    with pytest.raises(by.Misuse, match="this cache is closed"):
+        Scheduler(cache)
+    with pytest.raises(by.Misuse, match="this cache is closed"):
+        cache.set_headroom(2)
+    scheduler.fail("it is closed")
+    assert [result.reason for result in scheduler.results()] == ["it is closed"]
+    assert cache.audit() is None
 
 
 def test_a_scheduler_that_is_gone_leaves_its_cache_to_another() -> None:

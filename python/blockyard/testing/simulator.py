@@ -171,9 +171,6 @@ class _Simulation:
                 f"nobody disturbs them, and they are stuck: {self._open()}",
             )
         self._settle()
-        # One more, so that what the last step kept for the batch is given back.
-        self._tick(watch=0)
-        self._settle()
         self._at_rest()
         for name, number in self._numbers().items():
             self._seen[f"stats {name}"] = number

@@ -328,8 +328,8 @@ pub(crate) fn chain(
     Ok(chain)
 }
 
-/// Keys given ready: bytes of 32 each, a buffer of them, or a list of bytes or hex strings.
-/// and no more than there are blocks.
+/// Keys given ready: bytes of 32 each, a buffer of them, or a list of bytes or hex strings; no more
+/// than there are blocks.
 pub(crate) fn ready_keys(from: &Bound<'_, PyAny>, blocks: u64) -> PyResult<Vec<Key>> {
     if let Ok(buffer) = pyo3::buffer::PyBuffer::<u8>::get(from) {
         let keys = keys_of(from.py(), &buffer)?;

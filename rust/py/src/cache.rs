@@ -429,6 +429,11 @@ impl Cache {
         Ok(breach.map(Breach::from))
     }
 
+    #[getter]
+    fn closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
     /// From here on nothing is begun and nothing goes on: the memory is gone.
     fn _close(&self) {
         self.closed.store(true, Ordering::Relaxed);

@@ -143,11 +143,20 @@ fn a_full_hit_recomputes_its_last_token_in_a_private_copy_of_the_last_block() {
 /// The prompt is as large as the device: there is no slot for the copy beside its source.
 #[test]
 fn a_full_hit_without_room_for_a_copy_computes_its_last_block_anew() {
-    let yard = Yard::new(4, 0);
+    // An engine that cannot recompute does so, too: it never has room for both.
+    for recompute in [true, false] {
+        no_room_for_a_copy(&Yard::of(Config {
+            recompute,
+            ..config(4, 0)
+        }));
+    }
+}
+
+fn no_room_for_a_copy(yard: &Yard) {
     let prompt = text(1, 4);
     yard.publish(&prompt);
     let chain = yard.chain(&prompt);
-    let need = yard.cache.lock().asks(&request(&chain, 0)).unwrap();
+    let need = yard.cache.lock().asks(&request(&chain, 0)).expect("tokens");
     let (lease, begun) = yard.begin(&prompt);
     assert_eq!((begun.cached, begun.hits), (12, [3, 0, 0]));
     assert_eq!((begun.stop, begun.plans.len()), (Stop::Promised, 0));
@@ -158,6 +167,26 @@ fn a_full_hit_without_room_for_a_copy_computes_its_last_block_anew() {
     yard.seal(&lease, 16);
     yard.finish(lease);
     assert_eq!(yard.on_device(&prompt), 4);
+}
+
+/// There could be, as soon as another has ended.
+#[test]
+fn an_engine_that_cannot_recompute_waits_for_the_room_of_both_where_there_can_be() {
+    let yard = Yard::of(Config {
+        recompute: false,
+        ..config(6, 0)
+    });
+    let prompt = text(1, 4);
+    yard.publish(&prompt);
+    let (other, _) = yard.begin(&text(2, 2));
+    let refused = yard.begin_reserving(&prompt, 0).unwrap_err();
+    assert_eq!(room(refused), (1, 0, 0, 0));
+    yard.finish(other);
+    let (lease, begun) = yard.begin(&prompt);
+    assert_eq!((begun.cached, begun.stop), (15, Stop::Whole));
+    yard.land(&begun.plans);
+    yard.finish(lease);
+    yard.sound();
 }
 
 #[test]

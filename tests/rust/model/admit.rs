@@ -163,7 +163,9 @@ impl Yard {
             .filter(|&last| self.ready(last, DEVICE).is_some());
         let with_copy: Vec<Block> = pins.iter().copied().chain(copied).collect();
         let mut room = self.afford(&with_copy, need);
-        if room.is_err() && copied.is_some() && self.recompute {
+        // It waits for room beside the source where it must, and where there can ever be.
+        let yields = self.recompute || limit as u64 + 1 > self.size(DEVICE);
+        if room.is_err() && copied.is_some() && yields {
             (prefix.last, prefix.stop) = (None, Stop::Promised);
             room = self.afford(&pins, need);
         }

@@ -153,11 +153,17 @@ impl State {
     }
 
     /// What a begin of this prefix spends of idle blocks. Where there is no room for the private
-    /// copy of a full hit beside its source, the last block is computed anew in place of one.
+    /// copy of a full hit beside its source, the last block is computed anew in place of one. An
+    /// engine that cannot recompute waits for that room, but for one that never has both: it would
+    /// wait for ever (INV-25).
     pub(super) fn settle(&self, path: &[u32], prefix: &mut Prefix, need: u64) -> u64 {
         let spent = self.spent(path, prefix);
         let here = |node| self.ready(node, 0).is_some();
-        let copies = self.config.recompute && prefix.last.is_some_and(here);
+        let both = (prefix.device as u64)
+            .saturating_add(need)
+            .saturating_add(1);
+        let yields = self.config.recompute || self.fits(0, both).is_err();
+        let copies = yields && prefix.last.is_some_and(here);
         if !copies || self.tiers[0].ledger.affords(spent.saturating_add(need)) {
             return spent;
         }
