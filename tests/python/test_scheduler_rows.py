@@ -701,11 +701,14 @@ def test_who_reaches_its_length_while_it_is_aborted_has_ended_once() -> None:
 
 
 def test_what_others_were_promised_is_no_room_for_who_grows() -> None:
-    """INV-25: two blocks are free and two are needed, and they are somebody else's."""
-    loop = Loop(device=11)
+    """INV-25: two blocks are free and two are needed, and they are promised to another.
+
+    A third request goes on meanwhile: nothing is stuck, so that the count alone decides.
+    """
+    loop = Loop(device=15)
     ticket = loop.cache.promise(2)
-    for name in range(2):
-        loop.add(name, text(name + 1, 14), 12)
+    for name, prompt in enumerate((14, 14, 13)):
+        loop.add(name, text(name + 1, prompt), 12)
     loop.turn(3)
     loop.schedule()
     assert (loop.told("skipped"), loop.told("preempted")) == (2, 1)
