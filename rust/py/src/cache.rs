@@ -24,7 +24,7 @@ pub(crate) struct Cache {
     pub(crate) block_size: u32,
     pub(crate) null_slots: u32,
     born: u64,
-    closed: AtomicBool,
+    pub(crate) closed: AtomicBool,
 }
 
 impl Cache {
@@ -427,11 +427,6 @@ impl Cache {
         self.check_sound()?;
         let breach = enter(py, &self.inner, LONG, |state| Ok(state.audit()))?;
         Ok(breach.map(Breach::from))
-    }
-
-    #[getter]
-    fn closed(&self) -> bool {
-        self.closed.load(Ordering::Relaxed)
     }
 
     /// From here on nothing is begun and nothing goes on: the memory is gone.

@@ -7,6 +7,7 @@ use crate::handles::{Lease, stop_word};
 use blockyard_core::{Request, Tier, Who};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
+use std::sync::atomic::Ordering;
 
 /// Room on one tier, in blocks.
 #[pyclass(frozen, eq, hash, get_all, module = "blockyard")]
@@ -119,6 +120,11 @@ impl Cache {
             slow: need.slow,
             stop: stop_word(need.stop),
         })
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
     }
 
     #[pyo3(signature = (tier="device"))]
