@@ -193,7 +193,7 @@ class Crane:
         self._closed = True
         self._copier.close()
         while self._waiting:
-            self._land(self._waiting.popleft(), Landed(0, Cause.FAILED))
+            self._land(self._waiting.popleft(), Landed(0, Cause.DEAD))
         for tier in self._tiers.values():
             tier.close()
 
@@ -275,6 +275,8 @@ class Crane:
             flight.good, flight.cause = 0, Cause.LOST
         elif good < flight.good:
             flight.good, flight.cause = good, landed.cause or Cause.FAILED
+            if self._closed and flight.cause is Cause.FAILED:
+                flight.cause = Cause.DEAD
         elif good == flight.good < flight.blocks and landed.cause is Cause.CORRUPT:
             flight.cause = Cause.CORRUPT
         flight.copies -= 1

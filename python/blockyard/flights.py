@@ -32,6 +32,8 @@ class _Air:
     missing: set[int]
     good: int
     corrupt: bool = False
+    fault: bool = False
+    """A rank has reported less than all, and not because somebody ended its copies."""
     late: bool = False
     """Its end was said to be unknown."""
 
@@ -124,6 +126,7 @@ class Flights:
                 air.good, air.corrupt = outcome.good, corrupt
             elif outcome.good == air.good:
                 air.corrupt |= corrupt
+            air.fault |= outcome.good < air.blocks and outcome.cause is not Cause.DEAD
             if not air.missing:
                 self._end(outcome.flight, air, ended)
         return ended
@@ -132,7 +135,9 @@ class Flights:
         del self._air[flight]
         if air.good < air.blocks:
             self._counts["flights_failed"] += 1
-            _log.warning("flight %d: %d of %d blocks are good", flight, air.good, air.blocks)
+            # Who closes or resets with copies in the air has asked for it.
+            tell = _log.warning if air.fault else _log.debug
+            tell("flight %d: %d of %d blocks are good", flight, air.good, air.blocks)
         ended.flights.append(flight)
         ended.good.append(air.good)
         ended.corrupt.append(air.corrupt)

@@ -443,8 +443,15 @@ def test_the_table_fits_its_terminal(width: int, monkeypatch: pytest.MonkeyPatch
 
 @contextlib.contextmanager
 def started(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process of its own group, once it has said that it replays."""
-    command = [sys.executable, "-m", "blockyard", "replay", *words]
+    """A process of its own group, once it has said that it replays; Ctrl-C ends it.
+
+    What a shell has started in the background ignores Ctrl-C, and so would its children.
+    """
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from blockyard.__main__ import main; main()"
+    )
+    command = [sys.executable, "-c", code, "replay", *words]
     with subprocess.Popen(  # noqa: S603
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:

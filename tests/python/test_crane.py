@@ -283,8 +283,8 @@ def test_close_with_copies_in_the_air_still_says_how_each_ended() -> None:
         hands.submit(plan(n, "down", (n,), (n,)) for n in range(3))
     assert [(one.good, one.cause) for one in hands.poll()] == [
         (1, None),
-        (0, Cause.FAILED),
-        (0, Cause.FAILED),
+        (0, Cause.DEAD),
+        (0, Cause.DEAD),
     ]
     assert hands.in_air == 0
     assert device.planes == ()
@@ -299,7 +299,7 @@ def test_close_with_copies_in_the_air_still_says_how_each_ended() -> None:
     threading.Timer(0.02, gate.opened.set).start()
     hands.close()
     said = {one.flight & 0xFFFF: one[2:] for one in hands.poll()}
-    assert said == {0: (1, None)} | dict.fromkeys(range(1, 6), (0, Cause.FAILED))
+    assert said == {0: (1, None)} | dict.fromkeys(range(1, 6), (0, Cause.DEAD))
 
 
 def test_its_statistics_are_what_its_schema_says() -> None:

@@ -1,5 +1,6 @@
 """Yard and crane in one process: `step` is all there is to add to an engine's loop."""
 
+import logging
 import time
 from typing import Any
 
@@ -7,8 +8,10 @@ import numpy as np
 import pytest
 
 import blockyard as by
+from blockyard import flights
 from blockyard.copiers.threads import ThreadCopier
 from blockyard.local import Local
+from blockyard.log import Limited
 from blockyard.testing import ScriptedCopier, hang
 from blockyard.tiers.memory import MemoryTier
 from yard import at_rest, begin, text
@@ -191,6 +194,28 @@ def test_who_is_closed_begins_nothing_and_ends_what_it_has() -> None:
     cache.abandon(parked)
     cache.release(ticket)
     at_rest(cache)
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+def test_who_ends_with_copies_in_the_air_is_not_warned_of_them(
+    way: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flights, "_log", Limited(flights.__name__))
+    copier = ScriptedCopier(ThreadCopier(workers=0), [hang()])
+    with by.local(LAYOUT, device=33, host=32, ahead=0, copier=copier) as cache:
+        lease = begin(cache, text(1, 40))
+        cache.seal(lease, 40)
+        cache.demote(10, of=lease)
+        cache.step()
+        with caplog.at_level(logging.WARNING, "blockyard"):
+            if way == "close":
+                cache.close()
+            else:
+                cache.reset()
+        assert cache.stats()["flights_failed"] == 1
+        assert not caplog.records
+        cache.finish(lease)
+        at_rest(cache)
 
 
 def test_it_can_be_closed_twice_and_with_copies_in_the_air() -> None:
