@@ -26,7 +26,7 @@ files = $(foreach path,$(wildcard $(1:=/*)),$(call files,$(path),$2) $(filter $2
 
 RUST := Cargo.toml $(wildcard Cargo.lock) $(call files,rust,%.rs %.toml)
 SOURCES := $(sort $(RUST) pyproject.toml LICENSE README.md $(call files,python,%.py %.pyi %/py.typed %.cu %.html %.css %.js))
-PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/mutants tests/soak.py benches/python benches/gpu benches/peers)
+PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/soak.py benches/python benches/gpu benches/peers)
 
 ENV_STAMP := $(VENV)/env.stamp
 WHEEL_STAMP := target/wheels/wheel.stamp
@@ -112,7 +112,7 @@ run: install  ## show that no token is lost; then replay generated traffic with 
 docs: install  ## write anew the pages that are made from the code
 	$(BIN)/python .ci/stats_page.py
 	$(BIN)/python .ci/replay_keys.py
-	$(BIN)/python tests/mutants/table.py --write
+	$(BIN)/python .ci/mutants.py --write
 
 lint: lint-rust lint-python  ## formats, lints, types, stubs, layers
 
@@ -133,8 +133,8 @@ lint-python: install
 	$(BIN)/python .ci/replay_keys.py --check
 	$(BIN)/python .ci/laws.py --self-test
 	$(BIN)/python .ci/laws.py
-	$(BIN)/python tests/mutants/table.py --self-test
-	$(BIN)/python tests/mutants/table.py
+	$(BIN)/python .ci/mutants.py --self-test
+	$(BIN)/python .ci/mutants.py
 
 test-rust: | check-tools  ## the core: unit tests, the model, doctests, shuttle
 	$(if $(NEXTEST),,cargo test --locked --package blockyard-core --tests --no-run)
@@ -157,7 +157,7 @@ bench-check: env  ## has an operation of the core become dearer by 5 %? UPDATE=1
 	$(BIN)/python benches/python/instructions.py $(if $(UPDATE),--update)
 
 mutants: install  ## break each law in a copy: does a test notice?
-	$(BIN)/python tests/mutants/run.py
+	$(BIN)/python .ci/mutate.py
 
 SECONDS := 60
 

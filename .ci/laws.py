@@ -2,16 +2,17 @@
 
 `docs/laws.md` is the map: a row begins with the name of a law or row, and its last column names
 tests as `module::name`, where the module is a file under `tests/`. The mutants are the rows of
-`tests/mutants/*.toml`; `tests/mutants/table.py` checks that each fits the tree and writes their
-list into the map. `--self-test` breaks the map in each way once and sees that it is noticed.
+`tests/mutants/*.toml`; `.ci/mutants.py` checks that each fits the tree and writes their list
+into the map. `--self-test` breaks the map in each way once and sees that it is noticed.
 """
 
 import re
 import sys
-import tempfile
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+
+from mutants import FOLDER, mutants
+from planted import Fault, noticed
 
 CORE = [
     *(f"INV-{law}" for law in (*range(1, 8), 14, 17, 19)),
@@ -97,16 +98,14 @@ def holes(root: Path, text: str) -> Iterator[tuple[int, str]]:
     yield from ((1, f"{name} has no row") for name in (*SHOWN, *LATER) if name not in seen)
 
 
-def mutants(root: Path) -> Iterator[tuple[str, str]]:
+def unbroken(root: Path) -> Iterator[tuple[str, str]]:
     """Mutants of no law, and laws without a mutant, with the file that is to be mended."""
-    broken = set()
-    for path in sorted(root.glob("tests/mutants/*.toml")):
-        for row in tomllib.loads(path.read_text())["mutant"]:
-            broken.add(row["law"])
-            if row["law"] not in SHOWN:
-                what = f"{row['name']} breaks {row['law']}, which is no law or row that has tests"
-                yield str(path.relative_to(root)), what
-    yield from (("tests/mutants", f"{law} has no mutant") for law in BROKEN if law not in broken)
+    rows = mutants(root)
+    for row in rows:
+        if row.law not in SHOWN:
+            yield row.where, f"{row.name} breaks {row.law}, which is no law or row that has tests"
+    broken = {row.law for row in rows}
+    yield from ((str(FOLDER), f"{law} has no mutant") for law in BROKEN if law not in broken)
 
 
 def complaints(root: Path) -> Iterator[str]:
@@ -115,7 +114,7 @@ def complaints(root: Path) -> Iterator[str]:
     text = (root / where).read_text()
     for line, hole in holes(root, text):
         yield f"{where}:{line}: {hole}"
-    for file, hole in mutants(root):
+    for file, hole in unbroken(root):
         yield f"{file}: {hole}"
     for line, row in enumerate(text.splitlines(), 1):
         for module, test in TEST.findall(row):
@@ -127,7 +126,8 @@ def good() -> dict[str, str]:
     """A map without holes, and its tests."""
     core = "".join(f"| {name} | what | `one::shown`, `test_two::test_shown` |\n" for name in SHOWN)
     later = "".join(f"| {name} | what | later |\n" for name in LATER)
-    broken = "".join(f'[[mutant]]\nname = "breaks-{law}"\nlaw = "{law}"\n' for law in BROKEN)
+    rest = 'tests = []\nfile = ""\nfind = ""\nreplace = ""\n'
+    broken = "".join(f'[[mutant]]\nname = "breaks-{law}"\nlaw = "{law}"\n{rest}' for law in BROKEN)
     return {
         "docs/laws.md": f"`module::name` is a test.\n| law | what | tests |\n{core}{later}",
         "tests/mutants/all.toml": broken,
@@ -136,61 +136,41 @@ def good() -> dict[str, str]:
     }
 
 
-BAD = {
-    "a law without a row": ("docs/laws.md", "| INV-20d |", "| INV-20x |"),
-    "a later law without a row": ("docs/laws.md", "| INV-18 |", "| INV-99 |"),
-    "a law twice": ("docs/laws.md", "| INV-2 |", "| INV-1 |"),
-    "a row of the scheduler without a row": ("docs/laws.md", "| T29 |", "| T99 |"),
-    "a row of parking without a row": ("docs/laws.md", "| T17 |", "| T77 |"),
-    "a row of the scheduler with a test in Rust alone": (
+FAULTS = {
+    "a law without a row": Fault("docs/laws.md", "| INV-20d |", "| INV-20x |"),
+    "a later law without a row": Fault("docs/laws.md", "| INV-18 |", "| INV-99 |"),
+    "a law twice": Fault("docs/laws.md", "| INV-2 |", "| INV-1 |"),
+    "a row of the scheduler without a row": Fault("docs/laws.md", "| T29 |", "| T99 |"),
+    "a row of parking without a row": Fault("docs/laws.md", "| T17 |", "| T77 |"),
+    "a row of the scheduler with a test in Rust alone": Fault(
         "docs/laws.md",
         "| R4-6 | what | `one::shown`, `test_two::test_shown` |",
         "| R4-6 | what | `one::shown` |",
     ),
-    "a law without a test": (
+    "a law without a test": Fault(
         "docs/laws.md",
         "| R2-4 | what | `one::shown`, `test_two::test_shown` |",
         "| R2-4 | `one::shown` | soon |",
     ),
-    "an empty cell": ("docs/laws.md", "| INV-18 | what | later |", "| INV-18 | what | |"),
-    "a test that is gone": ("tests/rust/laws/one.rs", "fn shown", "fn hidden"),
-    "a function that is no test": ("tests/rust/laws/one.rs", "#[test]", ""),
-    "a Python test that is gone": ("tests/python/test_two.py", "test_shown", "test_hidden"),
-    "a module that is gone": ("docs/laws.md", "`one::shown`", "`three::shown`"),
-    "a law without a mutant": ("tests/mutants/all.toml", 'law = "R2-4"', 'law = "R2-3"'),
-    "a law of the scheduler without a mutant": (
+    "an empty cell": Fault("docs/laws.md", "| INV-18 | what | later |", "| INV-18 | what | |"),
+    "a test that is gone": Fault("tests/rust/laws/one.rs", "fn shown", "fn hidden"),
+    "a function that is no test": Fault("tests/rust/laws/one.rs", "#[test]", ""),
+    "a Python test that is gone": Fault("tests/python/test_two.py", "test_shown", "test_hidden"),
+    "a module that is gone": Fault("docs/laws.md", "`one::shown`", "`three::shown`"),
+    "a law without a mutant": Fault("tests/mutants/all.toml", 'law = "R2-4"', 'law = "R2-3"'),
+    "a law of the scheduler without a mutant": Fault(
         "tests/mutants/all.toml",
         'law = "INV-25"',
         'law = "INV-24"',
     ),
-    "a mutant of no law": ("tests/mutants/all.toml", 'law = "INV-7"', 'law = "INV-77"'),
+    "a mutant of no law": Fault("tests/mutants/all.toml", 'law = "INV-7"', 'law = "INV-77"'),
 }
-
-
-def self_test() -> None:
-    """Each hole is noticed, and a map without holes is not complained of."""
-    for name, change in {"nothing": None, **BAD}.items():
-        files = good()
-        if change:
-            path, old, new = change
-            if old not in files[path]:
-                sys.exit(f"laws: the self-test has nothing to break for {name!r}")
-            files[path] = files[path].replace(old, new)
-        with tempfile.TemporaryDirectory() as root:
-            for path, text in files.items():
-                file = Path(root, path)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text)
-            found = list(complaints(Path(root)))
-        if bool(found) != bool(change):
-            sys.exit(f"laws: the self-test broke {name!r}, and this was found: {found}")
-    print(f"laws: {len(BAD)} holes noticed")
 
 
 def main() -> None:
     """Checks the project, or with `--self-test` this script."""
     if sys.argv[1:] == ["--self-test"]:
-        self_test()
+        noticed("laws", complaints, good(), FAULTS)
         return
     found = list(complaints(Path(__file__).resolve().parent.parent))
     counts = f"{len(SHOWN)} laws and rows have tests, {len(BROKEN)} have mutants"

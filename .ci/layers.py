@@ -7,9 +7,10 @@ strangers. `--self-test` breaks each rule once and sees that it is noticed.
 
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from planted import Fault, noticed
 
 MAX_LINES = 450
 COMMENT = re.compile(r"//.*")
@@ -75,49 +76,52 @@ def complaints(root: Path) -> Iterator[str]:
                 yield f"{where}:{line}: `{module}` may not use `{name}`; let one above do it"
 
 
+CORE = "rust/core/src/"
 GOOD = {
-    "lib.rs": "//! layer: id\n//! layer: list hash\n//! layer: evict\npub use id::Id;\n",
-    "id.rs": "// crate::evict\nstruct Id;\n#[cfg(test)]\nmod tests {\n    use super::Id;\n}\n",
-    "hash.rs": "use crate::{id::{A, list}, id::C};\n",
-    "list.rs": "//! [`crate::evict`]\nuse crate::id::Id;\n#[cfg(test)]\nmod tests {}\n"
+    f"{CORE}lib.rs": "//! layer: id\n//! layer: list hash\n//! layer: evict\npub use id::Id;\n",
+    f"{CORE}id.rs": "// crate::evict\nstruct Id;\n"
+    "#[cfg(test)]\nmod tests {\n    use super::Id;\n}\n",
+    f"{CORE}hash.rs": "use crate::{id::{A, list}, id::C};\n",
+    f"{CORE}list.rs": "//! [`crate::evict`]\nuse crate::id::Id;\n#[cfg(test)]\nmod tests {}\n"
     + "\n" * 500,
-    "evict/mod.rs": "use super::list::List;\nuse crate::evict::heap;\n",
-    "evict/heap.rs": "use super::Evict;\nuse super::super::id::Id;\n",
+    f"{CORE}evict/mod.rs": "use super::list::List;\nuse crate::evict::heap;\n",
+    f"{CORE}evict/heap.rs": "use super::Evict;\nuse super::super::id::Id;\n",
 }
-BAD = {
-    "no order": ("lib.rs", "mod id;\n"),
-    "no place": ("stray.rs", "\n"),
-    "up": ("list.rs", "use crate::evict::Evict;\n"),
-    "up, by the parent": ("list.rs", "use super::evict::Evict;\n"),
-    "up, from a folder": ("hash/parts.rs", "use super::super::evict;\n"),
-    "up, in tests": ("id.rs", "#[cfg(test)]\nmod tests {\n    use super::super::list;\n}\n"),
-    "sideways": ("hash.rs", "fn f() { crate::list::f() }\n"),
-    "sideways, in braces": ("hash.rs", "use crate::{\n    id::{A, B},\n    list::C,\n};\n"),
-    "past the module": ("hash.rs", "use crate::Id;\n"),
-    "everything": ("hash.rs", "use crate::*;\n"),
-    "too long": ("../../py/src/lib.rs", "//\n" * (MAX_LINES + 1)),
-    "too long after a test item": ("id.rs", "#[cfg(test)]\nfn f() {}\n" + "//\n" * MAX_LINES),
+FAULTS = {
+    name: Fault(path, "", text)
+    for name, path, text in [
+        ("no order", f"{CORE}lib.rs", "mod id;\n"),
+        ("no place", f"{CORE}stray.rs", "\n"),
+        ("up", f"{CORE}list.rs", "use crate::evict::Evict;\n"),
+        ("up, by the parent", f"{CORE}list.rs", "use super::evict::Evict;\n"),
+        ("up, from a folder", f"{CORE}hash/parts.rs", "use super::super::evict;\n"),
+        (
+            "up, in tests",
+            f"{CORE}id.rs",
+            "#[cfg(test)]\nmod tests {\n    use super::super::list;\n}\n",
+        ),
+        ("sideways", f"{CORE}hash.rs", "fn f() { crate::list::f() }\n"),
+        (
+            "sideways, in braces",
+            f"{CORE}hash.rs",
+            "use crate::{\n    id::{A, B},\n    list::C,\n};\n",
+        ),
+        ("past the module", f"{CORE}hash.rs", "use crate::Id;\n"),
+        ("everything", f"{CORE}hash.rs", "use crate::*;\n"),
+        ("too long", "rust/py/src/lib.rs", "//\n" * (MAX_LINES + 1)),
+        (
+            "too long after a test item",
+            f"{CORE}id.rs",
+            "#[cfg(test)]\nfn f() {}\n" + "//\n" * MAX_LINES,
+        ),
+    ]
 }
-
-
-def self_test() -> None:
-    """Each rule, broken once, is noticed, and what keeps the rules is not."""
-    for name, change in {"nothing": (), **BAD}.items():
-        with tempfile.TemporaryDirectory() as root:
-            for path, text in [*GOOD.items(), *([change] if change else [])]:
-                file = Path(root, "rust/core/src", path)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text)
-            found = list(complaints(Path(root)))
-        if bool(found) != bool(change):
-            sys.exit(f"layers: the self-test broke {name!r}, and this was found: {found}")
-    print(f"layers: {len(BAD)} broken rules noticed")
 
 
 def main() -> None:
     """Checks the project, or with `--self-test` this script."""
     if sys.argv[1:] == ["--self-test"]:
-        self_test()
+        noticed("layers", complaints, GOOD, FAULTS)
         return
     found = list(complaints(Path(__file__).resolve().parent.parent))
     print("\n".join(found) or "layers: every module looks down")

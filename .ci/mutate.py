@@ -1,9 +1,9 @@
 """Breaks one law at a time in a copy of the tree: one of the tests named for it must fail.
 
-The mutants are rows of the TOML files in this folder; `table.py` says what a row is. A test of the
+The mutants are rows of `tests/mutants/*.toml`; `mutants.py` says what a row is. A test of the
 package runs on the core of the installed wheel, unless the mistake is in Rust.
 
-    python tests/mutants/run.py [NAME ...]
+    python .ci/mutate.py [NAME ...]
 """
 
 import os
@@ -14,10 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-from blockyard import _core
-from table import Mutant, complaints, mutants
+from mutants import Mutant, complaints, mutants
 
-ROOT = Path(__file__).resolve().parents[2]
+from blockyard import _core
+
+ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "target" / "mutants"
 
 

@@ -1,4 +1,4 @@
-"""The mutants: each is one plausible mistake, a row of a TOML file in this folder.
+"""The mutants: each is one plausible mistake, a row of `tests/mutants/*.toml`.
 
 A row says which law the mistake breaks, which tests must notice it, and what it writes in place of
 what, in which file:
@@ -18,18 +18,19 @@ the file by its new name. A mistake that needs a second edit in its file has it 
 `[[mutant.also]]`, with `find` and `replace`. The tests are nextest filters of the core's laws, or
 pytest ids; for a mistake in Rust that pytest must notice, the binding is built with it.
 
-    python tests/mutants/table.py               # does every row fit the tree? Without a build
-    python tests/mutants/table.py --write       # writes the list in docs/laws.md
-    python tests/mutants/table.py --self-test   # does it notice each way not to fit?
+    python .ci/mutants.py               # does every row fit the tree? Without a build
+    python .ci/mutants.py --write       # writes the list in docs/laws.md
+    python .ci/mutants.py --self-test   # does it notice each way not to fit?
 """
 
 import re
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from planted import Fault, noticed
 
 FOLDER = Path("tests/mutants")
 PAGE = Path("docs/laws.md")
@@ -196,51 +197,31 @@ GOOD = {
     + "| `r2-7-one-too-many` | R2-7 | `evicting::shown` |\n"
     + END,
 }
-BAD = {
-    "text that is gone": ("rust/core/src/room.rs", "need - free", "need - spare"),
-    "text that stands twice": ("rust/core/src/room.rs", "free;", "free; need - free;"),
-    "a file that is gone": ("tests/mutants/core.toml", "room.rs", "evict.rs"),
-    "no change": ("tests/mutants/core.toml", 'replace = "need"', 'replace = "need - free"'),
-    "no law": ("tests/mutants/core.toml", 'law = "R2-7"\n', ""),
-    "no test": ("tests/mutants/core.toml", '"test(=evicting::shown)"', ""),
-    "what is no test": ("tests/mutants/core.toml", "test(=evicting::shown)", "shown"),
-    "a test of another runner": (
+FAULTS = {
+    "text that is gone": Fault("rust/core/src/room.rs", "need - free", "need - spare"),
+    "text that stands twice": Fault("rust/core/src/room.rs", "free;", "free; need - free;"),
+    "a file that is gone": Fault("tests/mutants/core.toml", "room.rs", "evict.rs"),
+    "no change": Fault("tests/mutants/core.toml", 'replace = "need"', 'replace = "need - free"'),
+    "no law": Fault("tests/mutants/core.toml", 'law = "R2-7"\n', ""),
+    "no test": Fault("tests/mutants/core.toml", '"test(=evicting::shown)"', ""),
+    "what is no test": Fault("tests/mutants/core.toml", "test(=evicting::shown)", "shown"),
+    "a test of another runner": Fault(
         "tests/mutants/core.toml",
         '["test(=evicting::shown)"]',
         '["test(=evicting::shown)", "tests/python/test_x.py::test_shown"]',
     ),
-    "a name twice": ("tests/mutants/core.toml", ROW, ROW + ROW),
-    "a list that is stale": ("docs/laws.md", "`evicting::shown`", "`evicting::hidden`"),
-    "a page without a list": ("docs/laws.md", END, ""),
+    "a name twice": Fault("tests/mutants/core.toml", ROW, ROW + ROW),
+    "a list that is stale": Fault("docs/laws.md", "`evicting::shown`", "`evicting::hidden`"),
+    "a page without a list": Fault("docs/laws.md", END, ""),
 }
-
-
-def self_test() -> None:
-    """Each way not to fit is noticed, and rows that fit are not complained of."""
-    for name, change in {"nothing": None, **BAD}.items():
-        files = dict(GOOD)
-        if change:
-            path, old, new = change
-            if old not in files[path]:
-                sys.exit(f"mutants: the self-test has nothing to break for {name!r}")
-            files[path] = files[path].replace(old, new)
-        with tempfile.TemporaryDirectory() as root:
-            for path, text in files.items():
-                file = Path(root, path)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text)
-            found = list(complaints(Path(root)))
-        if bool(found) != bool(change):
-            sys.exit(f"mutants: the self-test broke {name!r}, and this was found: {found}")
-    print(f"mutants: {len(BAD)} rows that do not fit noticed")
 
 
 def main(words: list[str]) -> None:
     """Checks all rows, writes the list with `--write`, or checks itself with `--self-test`."""
     if words == ["--self-test"]:
-        self_test()
+        noticed("mutants", complaints, GOOD, FAULTS)
         return
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[1]
     if words == ["--write"]:
         page = root / PAGE
         page.write_text(written(page.read_text(), mutants(root)))
