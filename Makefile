@@ -142,8 +142,9 @@ test-rust: | check-tools  ## the core: unit tests, the model, doctests, shuttle
 	cargo test --locked --package blockyard-core --doc
 	$(CARGO_TEST) --locked --package blockyard-core --features shuttle --test races
 
+# One test per core, each in the process that is free for it.
 test-python: install  ## the binding and the package, from the installed wheel
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 check-wheel: $(WHEEL_STAMP)  ## one wheel for every Python from 3.11 and for glibc from 2.17, below 5 MB
 	@$(BIN)/python .ci/wheels.py $(firstword $(subst -, ,$(HOST))) target/wheels/*.whl
