@@ -12,7 +12,13 @@ from blockyard.engine import Ack, Output, Start, Step, Stop
 from blockyard.request import Result, State
 from blockyard.reserve import Nothing
 from blockyard.scheduler import Scheduler
-from yard import publish_below, text
+from yard import free_for_all, publish, publish_below, text
+
+U32 = np.uint32
+
+
+def column(*numbers: int, kind: Any = np.int32) -> Any:
+    return np.array(numbers, kind)
 
 
 def continuation(request: Hashable, prompt: int, most: int) -> list[int]:
@@ -196,3 +202,30 @@ def loading(**keywords: Any) -> Loop:
 
 
 # -- begin ---------------------------------------------------------------------------------------
+
+
+def parked(**keywords: Any) -> Loop:
+    """ "new" was chosen, and the engine has answered: its work is kept."""
+    loop = stopping(host=32, **keywords)
+    loop.ack()
+    assert loop.state("new") is State.PARKED
+    return loop
+
+
+def resuming(**keywords: Any) -> Loop:
+    """ "new" has been wholly below, and its blocks are on their way up."""
+    loop = parked(**keywords)
+    while loop.told("parked") and loop.handle().on_device:
+        loop.cache.demote(8, of=loop.handle())
+        loop.plans += loop.cache.dispatch()
+        loop.land()
+    # What it left idle on the device goes for something else.
+    publish(loop.cache, text(9, free_for_all(loop.cache) * 4))
+    loop.scheduler.abort("old")
+    for _ in range(20):
+        if loop.state("new") is State.LOADING:
+            return loop
+        loop.schedule()
+        loop.output()
+        loop.ack()
+    raise AssertionError(loop.scheduler.explain("new"))

@@ -1,0 +1,310 @@
+"""Stops, acks, ends and resets: each request ends once, and a seat is given on after its ack."""
+
+from dataclasses import astuple, replace
+
+import numpy as np
+import pytest
+
+from blockyard.engine import Ack, Output
+from blockyard.request import State
+from loop import U32, Loop, column, continuation, stopping
+from yard import text
+
+
+def test_acks_that_come_with_an_output_are_taken_also_where_all_decode() -> None:
+    """INV-9: an output that is like most others, but for its acks."""
+    loop = Loop()
+    for name in range(2):
+        loop.add(name, text(name + 1, 6), 9)
+    loop.turn(2)
+    loop.scheduler.abort(0)
+    loop.schedule()
+    acks = tuple(Ack(*stop) for stop in loop.stops)
+    loop.scheduler.on_output(replace(loop.compute(), acks=acks))
+    loop.stops.clear()
+    loop.bound.pop(0)
+    loop.look()
+    assert (loop.results[0].state, loop.told("seats")) == (State.ABORTED, 1)
+    loop.finish()
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_a_first_token_and_drafts_that_come_before_the_ack_count(drafts: int) -> None:
+    """T8: not only those of rows that decode one token."""
+    loop = Loop(drafts=drafts, accept=1 + drafts)
+    loop.add("one", 10, 20)
+    if drafts:
+        loop.turn()
+    loop.schedule()
+    loop.scheduler.update_weights()
+    loop.schedule()
+    loop.output()
+    assert loop.state("one") is State.STOPPING
+    assert len(loop.scheduler._requests["one"].outputs) == (4 if drafts else 1)
+    loop.output()
+    loop.ack()
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 10, 20)
+
+
+def test_what_is_computed_while_it_stops_is_published_by_its_ack() -> None:
+    """T9: the second chunk was in flight when the stop was sent."""
+    loop = Loop(budget=6)
+    loop.add("one", text(1, 30), 4)
+    loop.turn()
+    loop.schedule()
+    loop.scheduler.abort("one")
+    loop.schedule()
+    loop.output()
+    loop.output()
+    loop.ack()
+    assert loop.cache.probe(text(1, 30)).device == 3
+    loop.finish()
+
+
+@pytest.mark.parametrize("token", [0, 1, 2**32 - 1, 2**32 - 3, 2**32 - 9, 2**31])
+def test_no_token_value_is_an_end(token: int) -> None:
+    """R4-2: also where nothing else is said of the row."""
+    loop = Loop()
+    loop.add("one", 6, 5)
+    for _ in range(5):
+        loop.schedule()
+        said = loop.compute()
+        loop.scheduler.on_output(replace(said, tokens=np.full(len(said.tokens), token, U32)))
+    loop.look()
+    result = loop.results["one"]
+    assert (result.reason, result.tokens.tolist()) == ("length", [token] * 5)
+    loop.finish()
+
+
+def test_who_reaches_its_length_while_it_is_aborted_has_ended_once() -> None:
+    """INV-11: the ack of the abort ends nobody."""
+    loop = Loop()
+    loop.add("one", 10, 3)
+    loop.turn(2)
+    loop.schedule()
+    loop.scheduler.abort("one")
+    loop.schedule()
+    loop.output()
+    assert loop.results["one"].state is State.FINISHED
+    loop.output()
+    loop.ack()
+    loop.finish()
+
+
+def test_who_is_ended_by_the_engine_at_its_very_length_has_reached_its_length() -> None:
+    """T35: and its seat is free at once all the same."""
+    loop = Loop()
+    loop.add("one", 10, 3)
+    loop.turn(2)
+    loop.schedule()
+    loop.output(ends=["one"])
+    assert (loop.results["one"].reason, loop.told("seats")) == ("length", 0)
+    loop.finish()
+
+
+def test_who_is_ended_by_the_engine_before_its_ack_keeps_its_seat_for_it() -> None:
+    """T28: the stop is with the engine, and its answer would be nobody's."""
+    loop = Loop()
+    loop.add("one", 10, 9)
+    loop.turn(2)
+    loop.schedule()
+    loop.scheduler.update_weights()
+    loop.schedule()
+    loop.output(ends=["one"])
+    assert loop.results["one"].reason == "stop"
+    assert (loop.told("seats"), loop.cache.stats()["leases"]) == (1, 1)
+    loop.output()
+    loop.ack()
+    assert (loop.told("seats"), loop.told("acks_ignored")) == (0, 0)
+    loop.finish()
+
+
+def test_what_an_engine_computes_for_who_has_ended_before_its_ack_is_counted_and_dropped() -> None:
+    """T28: the next step was on its way when its end was seen, and it is like most others."""
+    loop = Loop()
+    loop.add("one", 10, 9)
+    loop.turn(2)
+    loop.schedule()
+    loop.schedule()
+    loop.scheduler.update_weights()
+    loop.output(ends=["one"])
+    assert loop.results["one"].reason == "stop"
+    step = loop.air.popleft()
+    loop.scheduler.on_output(Output(step.number, step.decode, column(7, kind=U32)))
+    assert loop.told("outputs_ignored") == 1
+    loop.schedule()
+    loop.output()
+    loop.ack()
+    loop.finish()
+
+
+def test_where_stops_hold_in_order_the_output_of_their_step_ends_who_was_stopped() -> None:
+    """T26: also where that step is like most others, and the rest decodes on."""
+    loop = Loop(stops="in-order")
+    for name in range(2):
+        loop.add(name, text(name + 1, 6), 9)
+    loop.turn(2)
+    loop.scheduler.abort(0)
+    loop.schedule()
+    loop.output()
+    assert (loop.results[0].state, loop.told("seats")) == (State.ABORTED, 1)
+    loop.stops.clear()
+    loop.bound.pop(0)
+    loop.finish()
+
+
+def test_a_row_that_stops_and_was_not_computed_any_more_is_not_counted() -> None:
+    """INV-8: an engine that acks its stops may leave it out of a step that it had."""
+    loop = Loop(host=32)
+    for name in range(2):
+        loop.add(name, text(name + 1, 6), 9)
+    loop.turn(2)
+    loop.schedule()
+    loop.scheduler._stop(loop.scheduler._seats.bound()[1])
+    step = loop.air.popleft()
+    loop.scheduler.on_output(Output(step.number, column(0), column(7, kind=U32)))
+    loop.schedule()
+    loop.ack()
+    parked = loop.handle(1)
+    assert (parked.computed, parked.appended) == (7, 8)
+
+
+def test_who_has_ended_while_a_step_computes_in_its_blocks_leaves_the_scheduler_busy() -> None:
+    """T35: a loop that stopped now would leave them held."""
+    loop = Loop()
+    loop.add("one", 10, 9)
+    loop.turn(2)
+    for _ in range(2):
+        loop.schedule()
+    loop.output(ends=["one"])
+    assert (loop.told("seats"), loop.scheduler.idle) == (0, False)
+    loop.output()
+    assert loop.scheduler.idle
+    loop.finish()
+
+
+def test_absence_counts_from_the_first_time_that_a_stop_was_sent() -> None:
+    """T29: an answer of before it was sent again shows as much."""
+    loop = stopping()
+    loop.schedule()
+    loop.output()
+    number = loop.scheduler._batch.number
+    loop.scheduler.reconcile([0, 1], number - 1)
+    loop.schedule()
+    loop.output()
+    loop.scheduler.reconcile([0], number)
+    assert loop.state("new") is State.RECOMPUTE
+    loop.stops.clear()
+    loop.bound.pop(1)
+    loop.finish()
+
+
+def test_epochs_of_a_request_rise_from_seat_to_seat() -> None:
+    """INV-9: what an engine says of an earlier stay is older, wherever that was."""
+    loop = Loop(seats=2)
+    loop.add("first", text(1, 6), 9)
+    loop.add("moves", text(2, 6), 20)
+    begun = []
+    for _ in range(30):
+        begun += [one[1:3] for one in map(astuple, loop.turn().starts) if one[0] == "moves"]
+        bound = {seat.request.id: seat for seat in loop.scheduler._seats.bound()}
+        moves = bound.get("moves")
+        if moves is not None and moves.stop is None and len(begun) < (4 if len(bound) < 2 else 3):
+            loop.scheduler._stop(moves)
+    assert begun[:4] == [(1, 1), (1, 3), (1, 5), (0, 7)]
+    loop.finish()
+
+
+def test_steps_that_ran_a_seat_are_those_of_who_sits_in_it() -> None:
+    """T7: who is back rests as long as it must, whoever sat there before."""
+    loop = Loop(seats=1)
+    loop.add("first", text(1, 6), 5)
+    loop.add("second", text(2, 6), 5)
+    while loop.state("second") is State.WAITING:
+        loop.turn()
+    assert "1 steps ran it" in str(loop.scheduler.explain("second"))
+    loop.finish()
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_stop_of_before_a_reset_is_not_sent_after_it(sent: bool) -> None:
+    """T33: the engine has forgotten the seat, and somebody else may have it by then."""
+    loop = Loop()
+    loop.add("one", text(1, 10), 6)
+    loop.turn(2)
+    loop.scheduler.abort("one")
+    if sent:
+        number = loop.schedule().number
+        loop.scheduler.reconcile([0], number)
+    loop.scheduler.reset()
+    loop.air.clear()
+    loop.stops.clear()
+    loop.bound.clear()
+    loop.add("two", text(2, 10), 6)
+    step = loop.schedule()
+    assert (step.stops, [start.seat for start in step.starts]) == ((), [0])
+    loop.output()
+    loop.finish()
+    assert [loop.results[name].state for name in ("one", "two")] == [State.ABORTED, State.FINISHED]
+
+
+def test_a_reset_gives_back_what_was_held_for_steps_that_are_never_done() -> None:
+    """T33: their outputs come no more, and what they wrote is gone."""
+    loop = Loop()
+    loop.add("one", 10, 9)
+    loop.turn(2)
+    for _ in range(2):
+        loop.schedule()
+    loop.output(ends=["one"])
+    room = loop.cache.room()
+    assert room.free + room.evictable < 32
+    assert not loop.scheduler.idle
+    loop.scheduler.reset()
+    loop.air.clear()
+    room = loop.cache.room()
+    assert (room.free + room.evictable, loop.scheduler.idle) == (32, True)
+    loop.finish()
+
+
+def test_who_was_failing_when_the_engine_was_reset_fails_for_its_own_reason() -> None:
+    """T33: a device made smaller, and not the reset, has ended it."""
+    loop = Loop(device=9)
+    loop.add("one", 6, 20)
+    loop.turn(3)
+    loop.cache.resize("device", 5)
+    while loop.state("one") is not State.STOPPING:
+        loop.schedule()
+        loop.output()
+    loop.scheduler.reset()
+    loop.stops.clear()
+    loop.bound.clear()
+    loop.look()
+    result = loop.results["one"]
+    assert (result.state, "all 4 blocks" in result.reason) == (State.FAILED, True)
+    loop.finish()
+
+
+def test_what_a_dead_engine_that_stops_in_order_still_says_gives_no_block_back() -> None:
+    """T29: only its reset shows that it writes no more; and what it says may lack some steps."""
+    loop = Loop(device=9, stops="in-order")
+    for name in range(3):
+        loop.add(name, text(name + 1, 6), 9)
+    loop.turn(2)
+    loop.schedule()
+    loop.scheduler.abort(0)
+    loop.schedule()
+    loop.scheduler.fail()
+    held, seats = loop.cache.stats()["device_pinned"], loop.told("seats")
+    outputs = [loop.compute(), loop.compute()]
+    for output in reversed(outputs):
+        loop.scheduler.on_output(output)
+    assert (loop.cache.stats()["device_pinned"], loop.told("seats")) == (held, seats)
+    assert loop.told("outputs_ignored") == sum(len(output.seats) for output in outputs)
+    loop.look()
+    assert [len(loop.results[name].tokens) for name in range(3)] == [2, 2, 2]
+    loop.scheduler.reset()
+    assert (loop.cache.stats()["device_pinned"], loop.told("seats")) == (0, 0)
+    loop.stops.clear()
+    loop.bound.clear()
+    loop.finish()

@@ -1,0 +1,376 @@
+"""The line: the order in which requests begin, and what they wait for."""
+
+from typing_extensions import override
+
+import blockyard as by
+from blockyard.request import State
+from blockyard.reserve import Full, Growing, Nothing
+from blockyard.scheduler import Scheduler
+from loop import Loop, continuation
+from yard import publish, publish_below, text
+
+
+def test_who_shares_what_is_there_already_is_not_waited_for() -> None:
+    """Table 2.2, row 7: what the other computes just now is none of its prompt."""
+    loop = Loop(budget=8)
+    publish(loop.cache, text(1, 8))
+    loop.add("first", text(1, 8) + text(2, 24), 2)
+    loop.add("second", text(1, 8) + text(3, 24), 2)
+    starts = loop.schedule().starts
+    assert [(one.request, one.cached) for one in starts] == [("first", 8), ("second", 8)]
+    loop.output()
+    loop.finish()
+
+
+def test_of_several_who_compute_behind_one_prefix_each_is_waited_for() -> None:
+    """Table 2.2, row 7: who came last is not the only one."""
+    loop = Loop(budget=8)
+    publish(loop.cache, text(1, 8))
+    for name in (2, 3):
+        loop.add(name, text(1, 8) + text(name, 24), 2)
+    loop.schedule()
+    assert loop.begun == [2, 3]
+    loop.output()
+    for name in (2, 3):
+        loop.add(f"as {name}", text(1, 8) + text(name, 24), 2)
+    loop.schedule()
+    assert loop.begun == [2, 3]
+    for name in (2, 3):
+        assert f"waits for request {name}," in str(loop.scheduler.explain(f"as {name}"))
+    loop.output()
+    loop.finish()
+
+
+def test_what_is_found_below_is_not_waited_for_either() -> None:
+    """Table 2.2, row 7: it is not worth loading here, and so both compute it."""
+    loop = Loop(budget=8)
+    cache = by.KVCache(block_size=4, device=33, host=16, speeds=(1000, 10, 0))
+    loop.cache, loop.scheduler = cache, Scheduler(cache, budget=8, reserve=Nothing())
+    publish_below(cache, text(1, 8))
+    loop.add("first", text(1, 8) + text(2, 24), 2)
+    loop.add("second", text(1, 8) + text(3, 24), 2)
+    loop.schedule()
+    assert (loop.begun, loop.plans) == (["first", "second"], [])
+    loop.output()
+    loop.finish()
+
+
+def test_who_waited_for_a_prefix_begins_when_it_is_there_though_another_finds_no_room() -> None:
+    """Table 2.2, row 7: nobody has come or gone, and there is no more room than before."""
+    loop = Loop(device=17, budget=8)
+    loop.add("first", text(1, 24), 40)
+    loop.add("second", [*text(1, 24), 7], 2)
+    loop.add("large", text(2, 60), 1)
+    loop.turn(2)
+    assert [loop.state(name) for name in ("second", "large")] == [State.WAITING] * 2
+    loop.turn(2)
+    assert loop.begun == ["first", "second"]
+    assert "first" not in loop.results
+    loop.finish()
+
+
+def test_a_prefix_is_brought_up_ahead_of_its_turn_once() -> None:
+    """What was evicted again while it waits comes up when its turn has come."""
+    loop = Loop(device=9, host=16, prefetch=2)
+    publish_below(loop.cache, text(1, 12))
+    loop.add("runs", text(2, 13), 8)
+    loop.turn()
+    loop.add("waits", text(1, 30), 2)
+    loop.schedule()
+    assert [len(plan) for plan in loop.plans] == [3]
+    loop.land()
+    loop.output()
+    publish(loop.cache, text(8, 16))
+    assert loop.cache.probe(text(1, 12)).device < 3
+    loop.add("changes the line", text(3, 30), 2)
+    loop.schedule()
+    assert loop.plans == []
+    loop.output()
+    loop.finish()
+
+
+def test_no_prefix_is_brought_up_for_who_has_left_the_line() -> None:
+    """T23."""
+    loop = Loop(device=17, host=16, prefetch=4, seats=1)
+    publish_below(loop.cache, text(1, 12))
+    loop.add("runs", text(3, 6), 9)
+    loop.turn()
+    loop.add("gone", text(1, 14), 2)
+    loop.add("stays", text(2, 14), 2)
+    loop.scheduler.abort("gone")
+    loop.schedule()
+    assert (loop.plans, loop.state("stays")) == ([], State.WAITING)
+    loop.output()
+    loop.finish()
+
+
+def test_a_prompt_of_the_whole_device_is_published_under_its_own_salt() -> None:
+    """INV-19: also where it begins without its last token."""
+    loop = Loop(device=5)
+    for request in ("one", "two"):
+        loop.add(request, text(1, 16), 1, salt="a")
+        loop.finish()
+    assert loop.cache.probe(text(1, 16)).device == 0
+    assert loop.cache.probe(loop.cache.keys(text(1, 16), salt="a")).device == 4
+
+
+def test_who_finds_all_but_its_last_token_computes_its_prompt_all_the_same() -> None:
+    """T1: it decodes when it has sampled something, T6, and not before."""
+    loop = Loop()
+    publish(loop.cache, text(1, 12))
+    loop.add("one", text(1, 13), 3)
+    (start,) = loop.schedule().starts
+    assert (start.cached, loop.state("one")) == (12, State.PREFILL)
+    loop.output()
+    assert loop.state("one") is State.DECODE
+    loop.finish()
+
+
+def test_whose_loads_were_late_before_it_ran_is_loaded_again_when_it_has_run() -> None:
+    """T4: only so many failures in a row are a reason to compute what is there."""
+    loop = Loop(device=6, host=16, preempt="recompute")
+    publish_below(loop.cache, text(1, 12))
+    loop.add("one", text(1, 14), 3)
+    for _ in range(2):
+        loop.schedule()
+        (plan,) = loop.plans
+        loop.plans.clear()
+        loop.cache.unknown([plan])
+        assert not loop.schedule().chunks
+        loop.cache.abort([plan])
+    loop.turn(2)
+    assert loop.state("one") is State.PREFILL
+    while loop.air:
+        loop.output()
+    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.schedule()
+    loop.output()
+    loop.ack()
+    assert loop.state("one") is State.RECOMPUTE
+    publish(loop.cache, text(9, 20))
+    loop.schedule()
+    (plan,) = loop.plans
+    loop.plans.clear()
+    loop.cache.unknown([plan])
+    assert not loop.schedule().chunks
+    loop.cache.abort([plan])
+    loop.schedule()
+    assert loop.state("one") is State.LOADING
+    loop.land()
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
+
+
+def test_who_stands_first_has_nobody_before_it() -> None:
+    loop = Loop(device=9)
+    loop.add("runs", text(1, 28), 4)
+    loop.turn()
+    for at, name in enumerate(("first", "second")):
+        loop.add(name, text(2 + at, 28), 2)
+    for at, name in enumerate(("first", "second")):
+        assert f"{at} requests stand before it" in str(loop.scheduler.explain(name))
+    loop.finish()
+
+
+def test_who_is_in_line_again_may_be_overtaken_as_often_as_at_first() -> None:
+    """INV-25: what was counted while it waited for its first turn is over with that turn."""
+    loop = Loop(device=9, skip=1)
+    loop.add("runs", text(1, 8), 4)
+    loop.turn()
+    loop.add("big", text(2, 28), 2)
+    loop.add("small", text(3, 4), 1)
+    loop.turn()
+    assert (loop.begun, loop.state("big")) == (["runs", "small"], State.WAITING)
+    assert "overtaken 1 times" in str(loop.scheduler.explain("big"))
+    while loop.state("big") is State.WAITING:
+        loop.turn()
+    loop.scheduler.reset()
+    loop.bound.clear()
+    held = loop.cache.begin(text(9, 8))
+    assert "overtaken 0 times" in str(loop.scheduler.explain("big"))
+    loop.add("other", text(4, 4), 1)
+    loop.add("another", text(5, 4), 1)
+    loop.turn()
+    assert loop.begun[-1] == "other"
+    assert [loop.state(name) for name in ("big", "another")] == [State.RECOMPUTE, State.WAITING]
+    loop.cache.finish(held)
+    loop.finish()
+
+
+def test_who_begins_with_a_ticket_has_overtaken_nobody() -> None:
+    """INV-25: the room was never that of who stands before it."""
+    loop = Loop(device=9, skip=1)
+    ticket = loop.cache.promise(2)
+    loop.add("large", text(1, 28), 1)
+    loop.add("promised", text(2, 6), 9, ticket=ticket)
+    loop.schedule()
+    assert loop.state("promised") is State.PREFILL
+    assert "overtaken 0 times" in str(loop.scheduler.explain("large"))
+    loop.output()
+    loop.finish()
+
+
+def test_those_with_tickets_begin_in_the_order_of_the_line() -> None:
+    """INV-17: not in that of a set, which differs from rank to rank."""
+    loop = Loop(device=33, seats=1, skip=0)
+    names = list(range(8))
+    for name in reversed(names):
+        ticket = loop.cache.promise(2)
+        loop.add(name, text(name + 1, 6), 1, priority=-name, ticket=ticket)
+    loop.add("large", text(9, 128), 1, priority=1)
+    loop.turn(2 * len(names))
+    assert loop.begun[: len(names)] == names
+    loop.finish()
+
+
+def test_behind_long_prompts_without_room_a_short_one_is_asked_in_the_next_step() -> None:
+    """Keys of a part of the line are made in each step, and the rest is not forgotten."""
+    cache = by.KVCache(block_size=16, device=2_000)
+    held = cache.begin(range(1_600))
+    scheduler = Scheduler(cache, reserve=Nothing())
+    for name in range(4):
+        scheduler.add(name, range(name, 31_000 + name), most=1)
+    scheduler.add("short", [1, 2, 3], most=1)
+    steps = 0
+    while scheduler.state("short") is State.WAITING:
+        scheduler.schedule()
+        steps += 1
+        assert steps < 4
+    assert steps == 2
+    cache.finish(held)
+
+
+def test_as_soon_as_the_least_of_those_who_wait_fits_it_begins() -> None:
+    """INV-25: nobody has come or gone, but a promise made to somebody else was given back."""
+    loop = Loop(device=9)
+    held, ticket = loop.cache.begin(text(9, 24)), loop.cache.promise(1)
+    loop.add("large", text(1, 28), 1)
+    loop.add("small", text(2, 8), 1)
+    loop.turn(2)
+    assert loop.begun == []
+    loop.cache.release(ticket)
+    loop.turn()
+    assert loop.begun == ["small"]
+    loop.cache.finish(held)
+    loop.finish()
+
+
+def test_who_was_promised_room_begins_though_the_first_in_line_was_overtaken_enough() -> None:
+    loop = Loop(device=9, skip=0)
+    ticket = loop.cache.promise(2)
+    loop.add("first", 28, 4)
+    loop.add("promised", text(2, 6), 2, ticket=ticket)
+    loop.schedule()
+    assert (loop.state("first"), loop.state("promised")) == (State.WAITING, State.PREFILL)
+    loop.output()
+    loop.finish()
+
+
+def test_who_was_refused_begins_when_less_is_kept_for_growth_though_nobody_comes_or_goes() -> None:
+    loop = Loop(device=9, reserve=Growing(4.0, 0.5))
+    loop.add("runs", 3, 12)
+    loop.turn()
+    loop.add("waits", text(2, 19), 2)
+    loop.turn()
+    assert (loop.state("waits"), loop.told("headroom")) == (State.WAITING, 3)
+    loop.turn(4)
+    assert (loop.state("runs"), loop.state("waits")) == (State.DECODE, State.DECODE)
+    loop.finish()
+
+
+def test_steps_without_room_and_begins_put_off_are_counted() -> None:
+    """`no_room` counts steps, and `soon` requests."""
+    loop = Loop(device=9, budget=8)
+    loop.add("first", text(1, 24), 2)
+    for name in ("second", "third"):
+        loop.add(name, [*text(1, 24), len(name)], 2)
+    loop.schedule()
+    assert (loop.told("soon"), loop.told("no_room")) == (2, 0)
+    for name in ("fourth", "fifth"):
+        loop.add(name, text(len(name), 28), 2)
+    loop.schedule()
+    assert (loop.told("soon"), loop.told("no_room")) == (4, 1)
+    loop.finish()
+
+
+def test_who_computes_again_is_promised_what_it_has_still_to_sample() -> None:
+    """R1-5: what it had sampled is a part of its tokens now."""
+    loop = Loop(device=33, reserve=Full())
+    loop.add("one", text(1, 8), 9)
+    loop.turn(5)
+    assert len(loop.scheduler._requests["one"].outputs) == 5
+    loop.scheduler.reset()
+    loop.bound.clear()
+    loop.turn()
+    # Sixteen positions in all, the last token has none: four blocks, of which it holds them all.
+    lease = loop.scheduler.lease("one")
+    assert lease is not None
+    assert lease.blocks + loop.cache.room().promised == 4
+    loop.finish()
+
+
+class Lavish(Nothing):
+    @override
+    def promise(self, most: int) -> int:
+        return most + 40
+
+
+def test_a_policy_that_promises_too_much_promises_what_may_be_sampled() -> None:
+    """R1-5: nobody grows beyond its length."""
+    loop = Loop(device=9, reserve=Lavish())
+    loop.add("one", text(1, 8), 9)
+    loop.schedule()
+    assert (loop.state("one"), loop.cache.room().promised) == (State.PREFILL, 2)
+    loop.output()
+    loop.finish()
+
+
+def test_of_those_who_wait_for_one_anothers_tickets_the_last_in_line_gives_its_own_back() -> None:
+    """INV-25: nobody can begin, and who came before keeps what it was promised."""
+    loop = Loop(device=9)
+    tickets = [loop.cache.promise(2) for _ in range(2)]
+    loop.add("first", text(1, 28), 1)
+    loop.add("second", text(2, 28), 1, ticket=tickets[0])
+    loop.add("third", text(3, 28), 1, ticket=tickets[1])
+    loop.turn()
+    assert ([ticket.state for ticket in tickets], loop.begun) == (["open", "spent"], [])
+    loop.finish()
+    assert loop.begun == ["second", "first", "third"]
+
+
+def test_tickets_are_taken_back_one_after_the_other_until_somebody_begins() -> None:
+    """INV-25: who has given its own back is not asked for it again."""
+    loop = Loop(device=9, skip=0)
+    tickets = [loop.cache.promise(2) for _ in range(3)]
+    loop.add("first", text(1, 28), 1)
+    for at, ticket in enumerate(tickets):
+        loop.add(at, text(2 + at, 28), 1, ticket=ticket)
+    loop.turn(2)
+    assert [ticket.state for ticket in tickets] == ["open", "spent", "spent"]
+    loop.finish()
+    assert loop.begun == [0, "first", 1, 2]
+
+
+def test_who_alone_has_a_ticket_keeps_it_while_it_finds_no_room() -> None:
+    """INV-25: what it was promised is in nobody's way but that of others in line."""
+    loop = Loop(device=9)
+    other, own = loop.cache.promise(4), loop.cache.promise(2)
+    loop.add("one", text(1, 28), 1, ticket=own)
+    loop.turn(2)
+    assert (loop.state("one"), own.state) == (State.WAITING, "open")
+    loop.cache.release(other)
+    loop.finish()
+
+
+def test_nobody_loses_a_ticket_while_somebody_runs_who_will_make_room() -> None:
+    """INV-25."""
+    loop = Loop(device=9)
+    loop.add("runs", text(3, 4), 3)
+    loop.turn()
+    own = loop.cache.promise(2)
+    loop.add("first", text(1, 28), 1)
+    loop.add("second", text(2, 28), 1, ticket=own)
+    loop.turn()
+    assert (loop.state("first"), loop.state("second")) == (State.WAITING, State.WAITING)
+    assert own.state == "open"
+    loop.finish()

@@ -1,0 +1,253 @@
+"""A full device: which request leaves it, and what is waited for first."""
+
+from typing import Any
+
+import pytest
+
+import blockyard as by
+from blockyard.request import State
+from blockyard.reserve import Growing
+from loop import Loop, continuation, squeezed
+from yard import publish_below, text
+
+
+def test_what_others_were_promised_is_no_room_for_who_grows() -> None:
+    """INV-25: two blocks are free and two are needed, and they are promised to another.
+
+    A third request goes on meanwhile: nothing is stuck, so that the count alone decides.
+    """
+    loop = Loop(device=15)
+    ticket = loop.cache.promise(2)
+    for name, prompt in enumerate((14, 14, 13)):
+        loop.add(name, text(name + 1, prompt), 12)
+    loop.turn(3)
+    loop.schedule()
+    assert (loop.told("skipped"), loop.told("preempted")) == (2, 1)
+    assert loop.cache.room().free == 2
+    loop.cache.release(ticket)
+    loop.output()
+    loop.finish()
+
+
+def test_who_frees_nothing_is_no_victim_whatever_its_rank() -> None:
+    """INV-25: all that it holds is held by another too."""
+    loop = Loop(device=5)
+    loop.add("shared", text(1, 7), 5)
+    loop.turn()
+    whole = text(1, 7) + continuation("shared", 7, 1)
+    loop.add("shares", [*whole, 5], 3, priority=1)
+    loop.turn()
+    (first, second) = loop.scheduler._seats.bound()
+    frees = [loop.cache.held_alone(seat.lease) for seat in (first, second)]
+    assert (frees, loop.cache.room().free) == ([0, 2], 0)
+    assert [stop.request for stop in loop.schedule().stops] == ["shares"]
+    loop.output()
+    loop.finish()
+
+
+def test_the_last_come_is_the_victim_though_it_has_fewer_blocks() -> None:
+    """T7: more blocks decide only between those that came together."""
+    loop = Loop(device=9)
+    loop.add("old", text(1, 19), 9)
+    loop.turn()
+    loop.add("new", text(2, 11), 9)
+    while not loop.stops:
+        loop.schedule()
+        loop.output()
+    assert [stop.request for stop in loop.stops] == ["new"]
+    loop.finish()
+
+
+@pytest.mark.parametrize(("rest", "victim"), [(3, "new"), (4, "old")])
+def test_who_was_preempted_runs_some_steps_before_it_is_a_victim_again(
+    rest: int, victim: str
+) -> None:
+    """T7: "new" has run three steps when both lack room."""
+    loop = squeezed(rest=rest)
+    loop.scheduler._requests["new"].preempted = 1
+    loop.turn()
+    assert [stop.request for stop in loop.schedule().stops] == [victim]
+    loop.output()
+    loop.finish()
+
+
+def test_after_a_preemption_all_that_was_kept_is_kept_again() -> None:
+    """R1-5: the scheduler tells the policy, and the policy begins anew."""
+    reserve = Growing(0.1, 0.1)
+    loop = squeezed(reserve=reserve)
+    loop.turn()
+    assert reserve.headroom(10) == 0
+    assert len(loop.schedule().stops) == 1
+    assert reserve.headroom(10) == 1
+    loop.output()
+    loop.finish()
+
+
+def short(budget: int = 64, **keywords: Any) -> Loop:
+    """ "A" holds five of eight blocks and soon needs a sixth; it cannot be computed again."""
+    loop = Loop(device=9, host=32, recompute=False, budget=budget, **keywords)
+    loop.add("A", text(2, 18), 9)
+    while loop.state("A") is not State.DECODE:
+        loop.turn()
+    return loop
+
+
+def test_nobody_leaves_while_a_last_chunk_is_in_flight() -> None:
+    """INV-25: whom it is of stands in no list, and goes on all the same."""
+    loop = short()
+    loop.turn()
+    loop.add("B", text(3, 9), 2)
+    loop.schedule()
+    loop.schedule()
+    assert (loop.told("skipped"), loop.told("preempted")) == (1, 0)
+    loop.output()
+    loop.output()
+    loop.finish()
+    assert loop.results["A"].tokens.tolist() == continuation("A", 18, 9)
+
+
+def test_nobody_who_rests_leaves_while_a_prompt_is_computed() -> None:
+    """INV-25: it goes on, and makes room by its end."""
+    loop = short(budget=5, rest=1000)
+    loop.add("B", text(3, 12), 1)
+    for request in loop.scheduler._requests.values():
+        request.preempted = 1
+    loop.turn(2)
+    assert loop.state("B") is State.PREFILL
+    loop.schedule()
+    assert (loop.told("skipped"), loop.told("preempted")) == (1, 0)
+    loop.output()
+    loop.finish()
+
+
+@pytest.mark.parametrize("landed", [False, True])
+def test_nobody_leaves_while_somebody_loads_or_has_just_loaded(landed: bool) -> None:
+    """INV-25: it starts in this very step."""
+    loop = Loop(device=9, host=16, recompute=False)
+    publish_below(loop.cache, text(1, 8))
+    loop.add("A", text(2, 18), 9)
+    loop.turn()
+    loop.add("B", text(1, 9), 2)
+    loop.schedule()
+    loop.output()
+    assert loop.state("B") is State.LOADING
+    loop.schedule()
+    loop.output()
+    if landed:
+        loop.land()
+    loop.schedule()
+    assert (loop.told("skipped"), loop.told("preempted")) == (1, 0)
+    assert loop.state("B") is (State.PREFILL if landed else State.LOADING)
+    loop.output()
+    loop.land()
+    loop.finish()
+    assert loop.results["A"].tokens.tolist() == continuation("A", 18, 9)
+
+
+def test_nobody_leaves_for_slots_that_a_copy_still_writes() -> None:
+    """INV-25: who asked for it is gone, and its end makes room."""
+    loop = Loop(device=9, host=16, recompute=False)
+    publish_below(loop.cache, text(1, 12))
+    gone = loop.cache.begin(text(1, 13))
+    assert isinstance(gone, by.Lease)
+    loop.cache.finish(gone)
+    loop.add("one", text(2, 18), 12)
+    for _ in range(6):
+        # No plan is taken, so that none lands.
+        loop.air.append(loop.scheduler.schedule())
+        loop.output()
+        loop.ack()
+    assert (loop.state("one"), loop.told("preempted")) == (State.DECODE, 0)
+    assert loop.told("skipped") > 1
+    loop.cache.commit(gone.plans)
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 18, 12)
+
+
+def test_who_is_alone_and_would_not_fit_beside_quarantined_slots_waits_for_their_fence() -> None:
+    """INV-25: to leave would give it no room, and cost all that it has computed."""
+    loop = Loop(device=9, host=8, preempt="recompute")
+    publish_below(loop.cache, text(1, 12))
+    lost = loop.cache.begin(text(1, 13))
+    assert lost.state == "loading"
+    loop.cache.unknown(lost.plans)
+    loop.cache.finish(lost)
+    assert loop.cache.stats()["device_quarantined"] == 3
+    loop.add("one", text(2, 18), 12)
+    for _ in range(8):
+        loop.schedule()
+        loop.output()
+        loop.ack()
+    assert (loop.state("one"), loop.told("preempted"), loop.told("skipped")) == (State.DECODE, 0, 5)
+    loop.cache.abort(lost.plans)
+    loop.finish()
+    assert loop.told("preempted") == 0
+    assert loop.results["one"].tokens.tolist() == continuation("one", 18, 12)
+
+
+def test_blocks_come_back_after_the_last_step_that_computes_in_them() -> None:
+    """T35: two more are in flight when the engine says that it has ended."""
+    loop = Loop()
+    loop.add("one", 10, 9)
+    loop.turn(2)
+    for _ in range(3):
+        loop.schedule()
+    loop.output(ends=["one"])
+    loop.output()
+    room = loop.cache.room()
+    assert room.free + room.evictable < 32
+    loop.output()
+    room = loop.cache.room()
+    assert room.free + room.evictable == 32
+    loop.finish()
+
+
+def test_what_comes_back_with_the_last_step_in_flight_counts_as_coming_until_then() -> None:
+    """INV-25: it computes in three steps when the engine says that it has ended."""
+    loop = Loop(device=9, seats=3)
+    loop.add("ends", text(1, 5), 9)
+    loop.add("a", text(2, 9), 9)
+    loop.add("b", text(3, 9), 9)
+    loop.turn()
+    for _ in range(3):
+        loop.schedule()
+    loop.output(ends=["ends"])
+    for skipped in (2, 4):
+        loop.schedule()
+        assert (loop.told("preempted"), loop.told("skipped")) == (0, skipped)
+        loop.output()
+    assert loop.schedule().decode.tolist() == [1, 2]
+    loop.finish()
+
+
+def test_what_has_come_back_is_not_waited_for_though_a_later_step_is_in_flight() -> None:
+    """INV-25: the stop was answered before the output of the last step that computes in it."""
+    loop = Loop(device=9, seats=3)
+    loop.add("leaves", text(1, 5), 9)
+    loop.add("a", text(2, 10), 9)
+    loop.add("b", text(3, 10), 9)
+    loop.turn()
+    loop.schedule()
+    loop.scheduler.abort("leaves")
+    loop.schedule()
+    loop.ack()
+    loop.output()
+    held = loop.cache.begin(text(4, 8))
+    assert [stop.request for stop in loop.schedule().stops] == ["b"]
+    assert isinstance(held, by.Lease)
+    loop.cache.finish(held)
+    loop.finish()
+
+
+def test_who_grew_and_is_stopped_for_another_takes_its_drafts_along() -> None:
+    """T7: counts are those of the rows that go on."""
+    loop = Loop(device=13, drafts=1)
+    loop.add("high", text(1, 16), 9, priority=1)
+    loop.add("mid", text(2, 13), 9)
+    loop.add("low", text(3, 13), 9)
+    loop.turn()
+    step = loop.schedule()
+    assert [stop.request for stop in step.stops] == ["low"]
+    assert (step.decode.tolist(), step.counts.tolist()) == ([1], [2])
+    loop.output()
+    loop.finish()

@@ -1,0 +1,459 @@
+"""Which parked blocks move for whom, which requests wait, and which are given up."""
+
+from typing import Any
+
+import pytest
+
+import blockyard as by
+from blockyard.preempt import Preempt
+from blockyard.request import State
+from blockyard.reserve import Full
+from loop import Loop, continuation, loading, parked, resuming, squeezed
+from yard import free_for_all, publish, text
+
+
+def stopped(*requests: str, **keywords: Any) -> Loop:
+    """Requests of four blocks, of which those named are parked, with nothing moved."""
+    loop = Loop(**({"device": 33, "host": 32} | keywords))
+    names = ["old", "mid", "new"]
+    for name in names:
+        loop.add(name, text(names.index(name) + 1, 13), 12)
+    loop.turn()
+    for seat in loop.scheduler._seats.bound():
+        if seat.request.id in requests:
+            loop.scheduler._stop(seat)
+    loop.schedule()
+    loop.output()
+    loop.ack()
+    assert {loop.state(name) for name in requests} == {State.PARKED}
+    return loop
+
+
+def sink(loop: Loop, request: str = "new") -> None:
+    """All that is kept of a request goes down."""
+    while loop.handle(request).on_device:
+        loop.cache.demote(8, of=loop.handle(request))
+        loop.plans += loop.cache.dispatch()
+        loop.land()
+
+
+def test_r1_6_full_blocks_alone_are_kept_also_where_the_last_is_not_full() -> None:
+    loop = stopped("new", preempt="full-blocks")
+    assert (loop.handle().appended, loop.handle().computed, loop.told("lost")) == (14, 12, 1)
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 13, 12)
+
+
+def test_t12_a_slot_that_a_step_in_flight_may_write_is_not_free_before_it_is_done() -> None:
+    loop = Loop(device=33, host=32)
+    loop.add("new", 5, 12)
+    loop.turn(2)
+    loop.schedule()
+    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.schedule()
+    loop.ack()
+    sink(loop)
+    assert (loop.handle().blocks, loop.handle().moving, free_for_all(loop.cache)) == (2, 0, 30)
+    loop.output()
+    assert free_for_all(loop.cache) == 32
+    loop.finish()
+
+
+def test_a_second_victim_is_not_chosen_while_the_first_is_parked_and_moves() -> None:
+    loop = Loop(device=17, host=32)
+    for name in range(4):
+        loop.add(name, text(name + 1, 14), 12)
+    while loop.told("parkings") == 0:
+        loop.schedule()
+        loop.output()
+        loop.ack()
+    for _ in range(4):
+        loop.schedule()
+        loop.output()
+        assert loop.told("preempted") == 1
+    assert loop.handle(3).moving == 3
+    loop.finish()
+
+
+def test_who_comes_back_last_moves_first_and_nobody_for_who_stands_behind() -> None:
+    loop = stopped("mid", "new")
+    line = loop.scheduler._requests
+    loop.scheduler._relief.move(1, behind=line["new"])
+    assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 0)
+    loop.scheduler._relief.move(1)
+    assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 1)
+    loop.scheduler._relief.move(2, behind=line["mid"])
+    assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 2)
+    loop.finish()
+
+
+def test_what_is_on_its_way_is_not_asked_for_twice() -> None:
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Preempt(cache, cache.config)
+    handle = preempt.park(cache.begin(text(1, 16)), 16)
+    assert handle is not None
+    begun = [preempt.relieve(blocks, [handle]) for blocks in (2, 2, 3, 1)]
+    assert (begun, handle.moving) == ([2, 0, 1, 0], 3)
+
+
+def test_nobody_overtakes_who_was_preempted() -> None:
+    loop = parked()
+    sink(loop)
+    loop.add("small", text(3, 1), 1)
+    loop.schedule()
+    loop.output()
+    assert (loop.state("old"), loop.state("small")) == (State.DECODE, State.WAITING)
+    assert free_for_all(loop.cache) > 0
+    loop.finish()
+
+
+def test_the_parked_move_for_who_stands_before_them_and_waits() -> None:
+    loop = parked()
+    loop.add("first", text(3, 9), 1, priority=1)
+    for _ in range(8):
+        loop.turn()
+    assert loop.results["first"].state is State.FINISHED
+    assert loop.state("old") is State.DECODE
+    loop.finish()
+
+
+def test_who_must_come_back_does_not_wait_behind_who_finds_no_room() -> None:
+    loop = stopped("mid", "new", recompute=False, device=13, skip=0)
+    sink(loop)
+    loop.add("large", text(4, 45), 1, priority=1)
+    loop.schedule()
+    loop.output()
+    states = [loop.state(name) for name in ("large", "mid")]
+    assert states == [State.WAITING, State.DECODE]
+    loop.finish()
+
+
+def test_all_but_the_largest_can_be_parked_and_who_is_parked_counts() -> None:
+    loop = squeezed(host=7, recompute=False)
+    while loop.state("new") is not State.STOPPING:
+        loop.schedule()
+        loop.output()
+    loop.ack()
+    sink(loop)
+    loop.add("small", text(3, 1), 1, priority=1)
+    loop.schedule()
+    loop.output()
+    assert (loop.state("new"), loop.state("small")) == (State.PARKED, State.WAITING)
+    assert free_for_all(loop.cache) > 0
+    loop.finish()
+
+
+def test_when_the_host_is_made_smaller_and_nobody_can_be_parked_one_fails() -> None:
+    loop = squeezed(host=32, recompute=False)
+    loop.cache.resize("host", 1)
+    loop.finish()
+    assert loop.results["new"].reason.startswith("kv_lost")
+    assert loop.results["old"].tokens.tolist() == continuation("old", 14, 12)
+
+
+def test_when_the_host_is_made_smaller_who_fits_there_is_parked_before_anybody_fails() -> None:
+    """All that "new" may need does not fit on the host any more; what it has does."""
+    loop = squeezed(host=32, recompute=False)
+    loop.cache.resize("host", 6)
+    loop.finish()
+    assert loop.told("parkings") == 1
+    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+
+
+def test_t7_who_would_free_nothing_is_promised_nothing() -> None:
+    loop = Loop(device=5, host=32, recompute=False)
+    loop.add("shared", text(1, 7), 5)
+    loop.turn()
+    whole = text(1, 7) + continuation("shared", 7, 1)
+    loop.add("shares", [*whole, 5], 3, priority=1)
+    loop.turn()
+    (first, second) = loop.scheduler._seats.bound()
+    assert [loop.cache.held_alone(seat.lease) for seat in (first, second)] == [0, 2]
+    assert [stop.request for stop in loop.schedule().stops] == ["shares"]
+    assert (first.ticket, loop.cache.room("host").promised) == (None, second.lease.blocks)
+    loop.output()
+    loop.finish()
+
+
+def test_t17_who_cannot_be_computed_again_waits_however_long() -> None:
+    loop = parked(recompute=False)
+    loop.scheduler._preempt._patience = 2
+    for _ in range(8):
+        loop.turn()
+    assert (loop.state("new"), loop.told("aged")) == (State.PARKED, 0)
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+def test_t17_who_is_asked_for_room_and_gives_none_is_computed_again() -> None:
+    loop = parked()
+    loop.scheduler._preempt._patience = 2
+    for _ in range(8):
+        loop.schedule()
+        loop.output()
+    assert (loop.told("aged"), loop.told("parked")) == (1, 0)
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
+
+
+def test_t17_who_gives_room_grows_no_older_by_it() -> None:
+    loop = stopped("new")
+    loop.scheduler._preempt._patience = 1
+    for _ in range(3):
+        loop.scheduler._relief.move(1)
+        loop.plans += loop.cache.dispatch()
+        loop.land()
+    assert (loop.told("relieved"), loop.told("aged")) == (3, 0)
+    loop.finish()
+
+
+def test_t12_room_is_there_before_it_is_wanted() -> None:
+    loop = parked()
+    loop.turn(2)
+    skipped = loop.told("skipped")
+    while "old" not in loop.results:
+        loop.turn()
+    assert loop.told("relieved") > 1
+    assert loop.told("skipped") == skipped
+    loop.finish()
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_t11_what_is_computed_sooner_than_moved_is_not_parked(recompute: Any) -> None:
+    cache = by.KVCache(block_size=4, device=17, host=16, speeds=(1000, 10, 0), recompute=recompute)
+    preempt = Preempt(cache, cache.config)
+    handle = preempt.park(cache.begin(text(1, 16)), 16)
+    assert (handle is None, preempt.stats()["cheaper"]) == (recompute, int(recompute))
+
+
+def test_r1_5_who_comes_back_is_promised_its_growth() -> None:
+    loop = stopped("new", reserve=Full())
+    before = loop.cache.room().promised
+    loop.turn()
+    assert loop.state("new") is State.DECODE
+    assert loop.cache.room().promised > before
+    loop.finish()
+
+
+def test_nobody_fails_for_want_of_a_host_while_somebody_goes_on_and_ends() -> None:
+    loop = Loop(device=13, host=32, recompute=False)
+    loop.add("old", text(1, 14), 8)
+    loop.add("ends", text(2, 12), 5)
+    loop.add("new", text(3, 14), 8)
+    loop.turn()
+    loop.cache.resize("host", 1)
+    loop.finish()
+    assert loop.told("skipped") > 0
+    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+
+
+def test_t17_who_is_parked_again_is_as_young_as_at_first() -> None:
+    loop = parked()
+    loop.turn(3)
+    entry = loop.scheduler._requests["new"]
+    assert entry.refused > 0
+    loop.scheduler.abort("old")
+    while loop.state("new") is not State.DECODE:
+        loop.turn()
+    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.schedule()
+    loop.output()
+    loop.ack()
+    assert (loop.state("new"), entry.refused) == (State.PARKED, 0)
+    loop.finish()
+
+
+def test_t19_who_has_come_back_has_all_its_tries_again() -> None:
+    loop = resuming()
+    entry = loop.scheduler._requests["new"]
+    assert entry.resumes == 1
+    loop.land()
+    loop.schedule()
+    assert (loop.state("new"), entry.resumes) == (State.DECODE, 0)
+    loop.finish()
+
+
+def test_t33_who_was_loading_loses_nothing_where_nothing_can_be_recomputed() -> None:
+    loop = loading(recompute=False)
+    loop.scheduler.update_weights()
+    loop.land()
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
+
+
+def test_t16_a_tail_that_is_not_full_comes_back_too() -> None:
+    loop = stopped("new")
+    (start,) = loop.turn().starts
+    assert (start.request, len(start.tokens), start.cached) == ("new", 14, 13)
+    assert loop.state("new") is State.DECODE
+    loop.finish()
+    assert loop.results["new"].tokens.tolist() == continuation("new", 13, 12)
+
+
+def test_nobody_is_lost_for_room_that_is_promised_to_who_does_not_run() -> None:
+    loop = Loop(device=8, size=1, recompute=False)
+    loop.add("A", [1], 6)
+    loop.turn(2)
+    ticket = loop.cache.promise(3)
+    loop.turn(6)
+    assert loop.state("A") is State.DECODE
+    loop.cache.release(ticket)
+    loop.finish()
+    assert loop.results["A"].state is State.FINISHED
+
+
+def test_who_was_promised_room_gives_it_back_before_anybody_fails() -> None:
+    loop = Loop(device=13, size=1, recompute=False)
+    loop.add("A", [1], 6)
+    loop.add("B", [2], 6)
+    loop.turn(2)
+    ticket = loop.cache.promise(min(8, loop.cache.room().free))
+    loop.add("C", [3], 3, ticket=ticket)
+    loop.finish()
+    assert all(loop.results[name].state is State.FINISHED for name in "ABC")
+
+
+def test_drafts_are_left_out_where_only_the_newest_token_has_room() -> None:
+    """The device is made smaller than it is long: it goes on to the last slot."""
+    loop = Loop(device=33, size=1, drafts=2)
+    loop.add("one", [1], 25)
+    loop.turn(8)
+    loop.cache.resize("device", 16)
+    loop.finish()
+    result = loop.results["one"]
+    assert (result.state, "all 15 blocks" in result.reason) == (State.FAILED, True)
+    assert result.tokens.tolist() == continuation("one", 1, 25)[:15]
+
+
+def test_who_fills_a_device_made_smaller_fails_whatever_is_idle_beyond_its_size() -> None:
+    loop = Loop(device=9, size=1)
+    held = loop.cache.begin([5, 5, 5])
+    publish(loop.cache, [7, 7])
+    loop.cache.finish(held)
+    loop.add("A", [101], 8)
+    loop.turn(2)
+    loop.cache.resize("device", 5)
+    loop.finish()
+    result = loop.results["A"]
+    assert (result.state, loop.cache.limit()) == (State.FAILED, 4)
+    assert "all 4 blocks" in result.reason
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda preempt, _: preempt.park(None, 3),
+        lambda preempt, lease: preempt.park(lease, 2.5),
+        lambda preempt, _: preempt.promise(None),
+        lambda preempt, lease: preempt.relieve(1, [lease]),
+        lambda preempt, _: preempt.resume([1, 2, 3]),
+        lambda preempt, _: preempt.came_short(None, 1),
+        lambda preempt, _: Preempt(preempt._cache, preempt._cache.config, retries=-1),
+        lambda preempt, _: Preempt(preempt._cache, preempt._cache.config, patience="x"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_neither_a_lease_nor_parked_is_refused_and_not_counted(call: Any) -> None:
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Preempt(cache, cache.config)
+    lease = cache.begin(text(1, 9))
+    before = cache.digest(), preempt.stats()
+    with pytest.raises(by.Misuse):
+        call(preempt, lease)
+    assert (cache.digest(), preempt.stats()) == before
+    cache.finish(lease)
+
+
+@pytest.mark.parametrize("most", [10, 11, 12])
+def test_t10_a_parked_block_leaves_two_steps_before_it_is_wanted_and_none_for_nobody(
+    most: int,
+) -> None:
+    """Not a step later, for a copy takes some; nor sooner, for "old" may have ended by then."""
+    loop = Loop(device=9, host=32)
+    loop.add("old", text(1, 14), most)
+    loop.add("new", text(2, 14), 12)
+    while loop.state("new") is not State.PARKED:
+        loop.turn()
+    moved = []
+    while "old" not in loop.results:
+        before = loop.told("relieved")
+        step = loop.schedule()
+        if len(step) and loop.told("relieved") > before:
+            moved.append(int(step.positions[0]))
+        loop.land()
+        loop.output()
+        loop.ack()
+    # It computes the positions up to 12 + most, and its blocks begin with the 20th and the 24th.
+    assert moved == [position for position in (18, 22) if position + 2 <= 12 + most]
+    loop.finish()
+
+
+def test_full_blocks_alone_are_kept_but_never_less_than_was_found() -> None:
+    """A full hit begins in the middle of a block: what it found there was computed by another."""
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Preempt(cache, cache.config, way="full-blocks")
+    publish(cache, text(1, 8))
+    lease = cache.begin(text(1, 8))
+    assert isinstance(lease, by.Lease)
+    cache.commit(lease.plans)
+    assert lease.cached == 7
+    handle = preempt.park(lease, 7)
+    assert handle is not None
+    assert (handle.computed, handle.blocks) == (7, 2)
+    cache.abandon(handle)
+    assert cache.audit() is None
+
+
+def test_what_has_computed_nothing_is_not_parked() -> None:
+    """T11: there is nothing to keep, and nothing is counted."""
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Preempt(cache, cache.config)
+    lease = cache.begin(text(1, 8))
+    assert isinstance(lease, by.Lease)
+    assert preempt.park(lease, 0) is None
+    assert (lease.state, preempt.stats()["parkings"], preempt.stats()["cheaper"]) == ("ready", 0, 0)
+    cache.finish(lease)
+
+
+def test_a_tail_is_a_block_to_move_and_what_is_kept_is_counted() -> None:
+    """T11: less than a block is worth what a block is."""
+    cache = by.KVCache(block_size=4, device=17, host=16, speeds=(10, 1000, 0))
+    preempt = Preempt(cache, cache.config)
+    handle = preempt.park(cache.begin(text(1, 3)), 3)
+    assert handle is not None
+    assert (handle.blocks, preempt.stats()["kept_blocks"]) == (1, 1)
+    cache.abandon(handle)
+
+
+def test_patience_is_what_may_be_and_one_more_is_too_much() -> None:
+    """T17: a request finds no room that often in a row and is kept."""
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Preempt(cache, cache.config, patience=3)
+    handle = preempt.park(cache.begin(text(1, 8)), 8)
+    assert handle is not None
+    assert [preempt.given_up(handle, refused) for refused in (0, 3, 4)] == [False, False, True]
+    assert preempt.stats()["aged"] == 1
+    cache.abandon(handle)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_loads_that_fail_are_given_up_only_where_they_can_be_computed(recompute: Any) -> None:
+    """T4."""
+    cache = by.KVCache(block_size=4, device=17, host=16, recompute=recompute)
+    preempt = Preempt(cache, cache.config, retries=2)
+    assert [preempt.loads(failed) for failed in (2, 3)] == [None, 0 if recompute else None]
+
+
+def test_what_another_holds_too_is_not_moved_for_who_needs_room() -> None:
+    """T10: a copy of it would free nothing."""
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Preempt(cache, cache.config)
+    publish(cache, text(1, 8))
+    other = cache.begin(text(1, 9))
+    lease = cache.begin([*text(1, 8), 1, 2, 3, 4, 5])
+    handle = preempt.park(lease, 13)
+    assert handle is not None
+    assert (handle.blocks, handle.alone, preempt.relieve(4, [handle])) == (4, 2, 2)
+    cache.commit(cache.dispatch())
+    assert handle.on_device == 2
+    cache.abandon(handle)
+    cache.finish(other)
