@@ -10,7 +10,17 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    byref,
+    c_char_p,
+    c_int,
+    c_size_t,
+    c_ubyte,
+    c_uint,
+    c_uint64,
+    c_void_p,
+)
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -125,6 +135,8 @@ class Driver:
         self.register = self._function("cuMemHostRegister_v2", *pins, slow=True)
         self.unregister = self._function("cuMemHostUnregister", c_void_p, slow=True)
         self.synchronize = self._function("cuStreamSynchronize", c_void_p, slow=True)
+        self.synchronize_all = self._function("cuCtxSynchronize", slow=True)
+        self.fill = self._function("cuMemsetD8Async", word, c_ubyte, c_size_t, c_void_p)
         self.pointer = self._function("cuPointerGetAttribute", POINTER(c_int), c_int, word)
         self.rows = self._function("cuMemcpy2DAsync_v2", POINTER(Rows), c_void_p)
         self.launch = self._function(
@@ -234,6 +246,7 @@ class Cuda:
         self._here = _Here()
         self._kept: dict[int, Any] = {}
         self._kernels: dict[int, tuple[Any, int]] = {}
+        self._zeroing = 0
 
     def __enter__(self) -> Self:
         """Makes the device current to this thread; what follows is allowed beside a capture."""
@@ -273,15 +286,15 @@ class Cuda:
     def allocate(self, nbytes: int) -> Memory:
         """Device memory, zero at first, exactly as large as asked for."""
         cuda = self._cupy.cuda
-        with cuda.Device(self.device):
-            try:
+        try:
+            with cuda.Device(self.device):
                 memory = _Allocation(self._cupy, nbytes)
-                cuda.runtime.memset(memory.address, 0, nbytes)
-                cuda.runtime.deviceSynchronize()
-            except (cuda.memory.OutOfMemoryError, cuda.runtime.CUDARuntimeError) as error:
-                raise Unavailable(
-                    f"{nbytes} bytes of device memory: {error}; ask for fewer"
-                ) from error
+            # On a stream of its own: to wait for the whole device is forbidden beside a capture.
+            self._zeroing = self._zeroing or self.stream()
+            self._driver.fill(memory.address, 0, nbytes, self._zeroing)
+            self._driver.synchronize(self._zeroing)
+        except (cuda.memory.OutOfMemoryError, cuda.runtime.CUDARuntimeError, GpuError) as error:
+            raise Unavailable(f"{nbytes} bytes of device memory: {error}; ask for fewer") from error
         return memory
 
     def view(self, memory: Memory, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
@@ -427,6 +440,10 @@ class Cuda:
     def synchronize(self, stream: int) -> None:
         """Waits until what was submitted to the stream has ended."""
         self._driver.synchronize(stream)
+
+    def settle(self) -> None:
+        """Waits until the device has done all that it was given, by whomever in this process."""
+        self._driver.synchronize_all()
 
 
 _made: dict[tuple[int, int], Cuda] = {}

@@ -24,6 +24,9 @@ __all__ = [
     "freed",
 ]
 
+# `CU_STREAM_PER_THREAD` of cuda.h.
+_PER_THREAD = 2
+
 Addresses = NDArray[np.uint64]
 Array = Any
 """Device memory as its programs see it: CuPy's array, which has no types."""
@@ -189,21 +192,40 @@ class Gpu(Protocol):
     def synchronize(self, stream: int) -> None:
         """Waits until what was submitted to the stream has ended."""
 
+    def settle(self) -> None:
+        """Waits until the device has done everything; not allowed beside a capture."""
+
     def discard(self, stream: int, events: list[int]) -> None:
         """Gives a stream and events back, after their last use."""
 
 
 def address_of(stream: object) -> int:
-    """Address of a stream: it is one, or an object that has one, as PyTorch's and CuPy's are.
+    """Address of a stream: it is one, or an object that has one.
+
+    Args:
+        stream: The address; or a stream of PyTorch's, of CuPy's, or of whatever else has
+            `__cuda_stream__`, as CUDA Python's do.
 
     Raises:
-        Misuse: It is neither.
+        Misuse: It is neither; or it is the default stream of a thread, which is another one in
+            every thread.
     """
-    for name in ("cuda_stream", "ptr"):
-        stream = getattr(stream, name, stream)
-    if not isinstance(stream, int) or isinstance(stream, bool) or stream < 0:
+    found = stream
+    for name in ("cuda_stream", "ptr", "__cuda_stream__"):
+        if hasattr(found, name):
+            found = getattr(found, name)
+            break
+    found = found() if callable(found) else found
+    if isinstance(found, tuple) and len(found) == 2:  # noqa: PLR2004 - (version, address)
+        found = found[1]
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
         raise Misuse(f"stream = {stream!r}: give its address, or PyTorch's or CuPy's object")
-    return stream
+    if found == _PER_THREAD:
+        raise Misuse(
+            f"stream = {stream!r}: the default stream of each thread is another one in every "
+            "thread, and copies would wait for the wrong one; give a stream that was made, or 0"
+        )
+    return found
 
 
 def freed(gpu: Gpu, memory: list[Memory]) -> None:

@@ -70,12 +70,14 @@ def stub(built: Callable[[int], Stub], monkeypatch: pytest.MonkeyPatch) -> Stub:
 
 def paper_cupy() -> Any:
     """As much of CuPy as is asked for, each name of which the real one has."""
-    runtime = SimpleNamespace(
-        getDevice=lambda: 0, memset=lambda *_: None, deviceSynchronize=lambda: None
-    )
+    runtime = SimpleNamespace(getDevice=lambda: 0, CUDARuntimeError=type("CUDA", (Exception,), {}))
+    memory = SimpleNamespace(OutOfMemoryError=type("Out", (MemoryError,), {}))
     kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=4711))
     cuda = SimpleNamespace(
         runtime=runtime,
+        memory=memory,
+        Memory=lambda nbytes: np.ones(nbytes, np.uint8),
+        MemoryPointer=lambda memory, _offset: SimpleNamespace(ptr=memory.ctypes.data, mem=memory),
         Device=lambda _device: contextlib.nullcontext(),
         Stream=lambda **_: SimpleNamespace(ptr=7),
         Event=lambda **_: SimpleNamespace(ptr=8),
@@ -180,6 +182,19 @@ def test_memory_of_this_device_is_told_from_others_and_from_none(stub: Stub) -> 
     assert owned == [True, False, False, False]
 
 
+def test_memory_is_zero_and_nobody_else_is_waited_for(stub: Stub) -> None:
+    """To wait for the whole device is forbidden beside a capture, and would wait for the engine."""
+    with Cuda() as gpu:
+        memory = gpu.allocate(300)
+        assert (stub.called, stub.words[0]) == ("cuStreamSynchronize", 7)
+        assert ctypes.string_at(memory.address, 300) == bytes(300)
+        stub.number("answer").value = 1
+        with pytest.raises(Unavailable, match=r"5 bytes of device memory: .*INVALID_VALUE"):
+            gpu.allocate(5)
+        gpu.settle()
+    assert stub.called == "cuCtxSynchronize"
+
+
 def test_a_stream_that_is_captured_is_told_from_others(stub: Stub) -> None:
     with Cuda() as gpu:
         assert gpu.capturing(9)
@@ -251,13 +266,7 @@ def test_every_name_of_cupys_that_is_used_is_there() -> None:
 
     for name in ("Device", "Event", "Memory", "MemoryPointer", "Stream", "runtime", "memory"):
         assert hasattr(cupy.cuda, name)
-    for name in (
-        "CUDARuntimeError",
-        "deviceGetPCIBusId",
-        "deviceSynchronize",
-        "getDevice",
-        "memset",
-    ):
+    for name in ("CUDARuntimeError", "deviceGetPCIBusId", "getDevice"):
         assert hasattr(cupy.cuda.runtime, name)
     assert issubclass(cupy.cuda.memory.OutOfMemoryError, MemoryError)
 

@@ -22,6 +22,7 @@ from blockyard.log import Limited
 from blockyard.testing import ScriptedCopier, hang
 from blockyard.testing.gpu import PaperGpu
 from blockyard.thresholds import Thresholds
+from blockyard.tiers import pinned
 from blockyard.tiers.device import DeviceTier
 from blockyard.tiers.memory import MemoryTier
 from blockyard.tiers.pinned import Pinned, PinnedTier, _available, _touched
@@ -428,6 +429,19 @@ def _within(gpu: PaperGpu, memory: Any) -> PaperGpu:
     return gpu
 
 
+def test_what_nobody_has_closed_is_unpinned_at_the_end_behind_its_last_copy() -> None:
+    gpu, device, host, copier = opened(eager=0)
+    bytes_ = filled(device, 1)
+    copier.start(device, host, slots(1), slots(2))
+    before, held = gpu.calls["free"], gpu.held
+    gpu.fail("settle", "CUDA_ERROR_DEINITIALIZED")
+    pinned._left()
+    assert (gpu.held, gpu.calls["free"]) == (held, before)
+    pinned._left()
+    assert gpu.calls["free"] > before
+    assert np.array_equal(host.planes[0][2], bytes_[0][1])
+
+
 def test_memory_is_unpinned_while_it_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, there = PaperGpu(), []
     unregister = gpu.unregister
@@ -534,9 +548,24 @@ def test_a_stream_is_an_address_or_what_has_one() -> None:
     class CuPy:
         ptr = 13
 
-    for stream, address in ((11, 11), (Torch(), 12), (CuPy(), 13)):
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, 13
+
+    class Core:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, 14
+
+    class Numba:
+        __cuda_stream__ = 0, 15
+
+    for stream, address in ((11, 11), (Torch(), 12), (CuPy(), 13), (Core(), 14), (Numba(), 15)):
         device.stream = stream
         assert device.stream == address
+    CuPy.ptr = 2
+    for stream in (2, CuPy()):
+        with pytest.raises(Misuse, match="the default stream of each thread"):
+            device.stream = stream
+    assert device.stream == 15
 
 
 def test_what_does_not_fit_is_said_and_nothing_is_left() -> None:
@@ -560,12 +589,23 @@ def test_a_machine_is_asked_for_memory_before_each_part_of_it_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("blockyard.tiers.pinned._CHUNK", 1 << 20)
-    room = iter([5 * 2**20, 5 * 2**20, 2**20 - 1])
+    monkeypatch.setattr("blockyard.tiers.pinned._LEAST", 1 << 20)
+    monkeypatch.setattr("blockyard.tiers.pinned._PATIENCE", 0.5)
+    slept: list[float] = []
+    monkeypatch.setattr("blockyard.tiers.pinned.time.sleep", slept.append)
+    mib = 1 << 20
+    # Four at once; half of four; and not the last three of less than two, however often asked.
+    room = iter([20 * mib, 4 * mib, *[2 * mib - 1] * 3])
     monkeypatch.setattr("blockyard.tiers.pinned._available", lambda: next(room))
-    gpu = PaperGpu()
-    with pytest.raises(Unavailable, match="8388608 were taken, and the machine has 1048575 more"):
-        Pinned(gpu, 9 * 2**20)
+    gpu, told = PaperGpu(), []
+    with pytest.raises(Unavailable, match="6291456 were taken, and the machine has 2097151 more"):
+        Pinned(gpu, 9 * mib, progress=lambda taken, _size: told.append(taken // mib))
+    assert (told, slept) == ([4, 6], [0.25, 0.25])
     assert not gpu.held
+    # One that grows as it is used gives all of it, and the last part may be the last that it has.
+    room = iter([2 * mib, mib, 4 * mib, mib, 20 * mib, mib])
+    Pinned(gpu, 8 * mib, progress=lambda taken, _size: told.append(taken // mib)).free()
+    assert told == [4, 6, 1, 3, 7, 8]
 
 
 def test_pinned_memory_is_as_large_as_asked_and_tells_its_progress(

@@ -291,6 +291,13 @@ class PaperGpu:
         assert move.width in self._widths and move.groups > 0  # noqa: S101, PT018
         self._queue(stream, self._launch(move))
 
+    def settle(self) -> None:
+        """Runs until every stream is empty."""
+        self._call("settle")
+        if self._capturing:
+            raise GpuError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "settle")
+        self.run()
+
     def synchronize(self, stream: int) -> None:
         """Runs until the stream is empty."""
         self._call("synchronize")

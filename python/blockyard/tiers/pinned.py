@@ -1,10 +1,12 @@
 """Pinned memory of the host: what a GPU reads and writes by itself, at the speed of its link."""
 
+import atexit
 import contextlib
 import ctypes
 import mmap
 import os
 import platform
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,9 @@ __all__ = ["Pinned", "PinnedTier"]
 # Bytes touched at a time: what `progress` is told between.
 _CHUNK = 1 << 30
 _TOUCHERS = 4
+# Least bytes worth a part, and seconds that a machine is given to find them, asked so often.
+_LEAST = 64 << 20
+_PATIENCE, _PAUSE = 5.0, 0.25
 # From linux/mempolicy.h, and the system call's number on x86-64 and on AArch64.
 _PREFERRED = 1
 _MBIND = {"x86_64": 237, "aarch64": 235}
@@ -56,7 +61,7 @@ class Pinned:
         progress: Progress | None = None,
         shared: Path | None = None,
     ) -> None:
-        self._gpu = gpu
+        self.gpu = gpu
         self.nbytes = nbytes
         self.array = _mapping(nbytes, shared)
         self.address = int(self.array.ctypes.data)
@@ -75,11 +80,40 @@ class Pinned:
             ) from error
         # It holds the memory: unmapped before it is unpinned, it may be somebody else's by then.
         self._unpin = weakref.finalize(self, _unpinned, gpu, self.address, self.array)
+        self._unpin.atexit = False
+        _OPEN.add(self)
 
     def free(self) -> None:
         """Unpins it; the memory goes when nobody has a view of it. Once is enough."""
         self._unpin()
+        _OPEN.discard(self)
         self.array = np.empty(0, np.uint8)
+
+
+_OPEN: weakref.WeakSet[Pinned] = weakref.WeakSet()
+"""Those that are not given back."""
+
+
+@atexit.register
+def _left() -> None:
+    """What nobody has closed when the process ends is unpinned once no copy is under way."""
+    settled: dict[Gpu, bool] = {}
+    for memory in list(_OPEN):
+        gpu = memory.gpu
+        if gpu not in settled:
+            settled[gpu] = _settled(gpu)
+        if settled[gpu]:
+            memory.free()
+
+
+def _settled(gpu: Gpu) -> bool:
+    try:
+        with gpu:
+            gpu.settle()
+    except GpuError as error:
+        _log.warning("pinned memory is left as it is: %s", error)
+        return False
+    return True
 
 
 def _unpinned(gpu: Gpu, address: int, _array: Bytes) -> None:
@@ -190,28 +224,42 @@ def _near(gpu: Gpu, address: int, nbytes: int) -> None:
 def _touched(array: Bytes, *, kept: bool) -> Iterator[int]:
     """Takes every page; yields the bytes taken so far.
 
-    A machine may say that it has memory as it is used, so that it is asked again and again, always
-    before what is taken next.
+    A machine may have its memory only as it is used, and say so late: it is asked before each part,
+    of which it gives half of what it says it has, and asked again for some seconds before it is
+    believed that there is no more.
     """
     pages = array[:: mmap.PAGESIZE]
-    step = _CHUNK // mmap.PAGESIZE
 
-    def touch(first: int) -> None:
-        some = pages[first : first + step]
+    def touch(part: slice) -> None:
         if kept:
             # Others may be writing to the file, so that it is only read: its pages are there.
-            some.any()
+            pages[part].any()
         else:
-            some[...] = 0
+            pages[part] = 0
 
+    taken, patience = 0, _PATIENCE
     with ThreadPoolExecutor(_TOUCHERS) as pool:
-        for first in range(0, len(pages), _TOUCHERS * step):
-            end = min((first + _TOUCHERS * step) * mmap.PAGESIZE, len(array))
-            needed, room = end - first * mmap.PAGESIZE, _available()
-            if not kept and needed > room:
-                raise Unavailable(
-                    f"{len(array)} bytes of pinned memory: {first * mmap.PAGESIZE} were taken, and "
-                    f"the machine has {room} more to spare; ask for fewer"
-                )
-            list(pool.map(touch, range(first, first + _TOUCHERS * step, step)))
-            yield end
+        while taken < len(array):
+            left = len(array) - taken
+            needed, room = min(left, _TOUCHERS * _CHUNK), _available()
+            if not kept and needed > room // 2:
+                # The last part may take all that there is.
+                needed = left if left <= room else min(needed, room // 2)
+                if needed < min(left, _LEAST):
+                    if patience <= 0:
+                        raise Unavailable(
+                            f"{len(array)} bytes of pinned memory: {taken} were taken, and the "
+                            f"machine has {room} more to spare; ask for fewer"
+                        )
+                    patience -= _PAUSE
+                    time.sleep(_PAUSE)
+                    continue
+            first, count = taken // mmap.PAGESIZE, -(-needed // mmap.PAGESIZE)
+            share = -(-count // _TOUCHERS)
+            parts = [
+                slice(at, min(at + share, first + count))
+                for at in range(first, first + count, share)
+            ]
+            list(pool.map(touch, parts))
+            taken = min((first + count) * mmap.PAGESIZE, len(array))
+            yield taken

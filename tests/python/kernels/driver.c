@@ -66,6 +66,12 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     return answered();
 }
 CUresult cuStreamSynchronize(CUstream stream) { SAY(WORD(stream)); return answered(); }
+CUresult cuCtxSynchronize(void) { SAY(0); return answered(); }
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+    SAY(to, value, count, WORD(stream));
+    memset((void *)to, value, count);
+    return answered();
+}
 CUresult cuEventQuery(CUevent event) { SAY(WORD(event)); return answered(); }
 CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr address) {
     if (address < 4096) return CUDA_ERROR_INVALID_VALUE;
