@@ -46,6 +46,10 @@ class NullGpu(PaperGpu):
         pass
 
     @override
+    def _submit(self, *_args: Any) -> None:
+        pass
+
+    @override
     def copy(self, *_args: Any) -> None:
         pass
 
@@ -68,7 +72,7 @@ def opened(order: Order) -> Callable[[int], Callable[[], None]]:
     layout = KVLayout.llama(layers=32, kv_heads=1, head_dim=8, block_size=1, order=order)
     device, host = DeviceTier(layout, POOL, gpu=gpu), PinnedTier(layout, POOL, gpu=gpu)
     ring = BLOCKS // 8 * layout.block_bytes
-    limits = Thresholds(kernel_below=0, piece_bytes=1024, ring_bytes=ring)
+    limits = Thresholds(kernel_below=0, whole_below=0, piece_bytes=1024, ring_bytes=ring)
     copier = CudaCopier(device, host, thresholds=limits, depth=64)
     chance = np.random.default_rng(1)
 

@@ -1,7 +1,8 @@
 """`Crane`: one rank's memory and what carries its bytes. It takes plans, polls, and reports."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.copiers import Copier, Joining, Landed, Receipt, Slots
+from blockyard.copiers import Copier, Joining, Landed, Receipt, Slots, Turning
 from blockyard.copiers.fitting import fitting
 from blockyard.layout import Hello, KVLayout, natural
 from blockyard.log import Limited
@@ -80,6 +81,9 @@ class Crane:
         self._rank = rank
         self._fingerprint = fingerprint or layout.fingerprint
         self._copier: Copier = fitting(device, host, thresholds) if copier is None else copier
+        self._turn: Callable[[], AbstractContextManager[object]] = nullcontext
+        if isinstance(self._copier, Turning):
+            self._turn = self._copier.turn
         shared = [layout.ranks > 1 and plane.replicated for plane in layout.planes]
         self._common = [index for index, common in enumerate(shared) if common]
         self._private = [index for index, common in enumerate(shared) if not common]
@@ -131,18 +135,20 @@ class Crane:
         self._waiting += copies
         self._counts["flights"] += len(taken)
         self._report(flight for flight in taken.values() if not flight.copies)
-        self._start()
+        with self._turn():
+            self._start()
 
     def poll(self) -> list[Outcome]:
         """What has ended since the last call, each flight once."""
         moving, self._moving = self._moving, []
-        for copy, receipt in moving:
-            landed = receipt.poll()
-            if landed is None:
-                self._moving.append((copy, receipt))
-            else:
-                self._land(copy, landed)
-        self._start()
+        with self._turn() if moving or self._waiting else nullcontext():
+            for copy, receipt in moving:
+                landed = receipt.poll()
+                if landed is None:
+                    self._moving.append((copy, receipt))
+                else:
+                    self._land(copy, landed)
+            self._start()
         said, self._said = self._said, []
         return said
 
@@ -162,9 +168,8 @@ class Crane:
         self._start()
         held = [copy for copy in self._waiting if copy.destination.name == "device"]
         if isinstance(self._copier, Joining):
-            self._copier.join(stream, layer=layer)
-        else:
-            held += [copy for copy, _ in self._moving if copy.destination.name == "device"]
+            return self._copier.join(stream, layer=layer) and not held
+        held += [copy for copy, _ in self._moving if copy.destination.name == "device"]
         return not held
 
     def reset(self) -> None:

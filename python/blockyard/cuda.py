@@ -10,183 +10,36 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import (
-    POINTER,
-    byref,
-    c_char_p,
-    c_int,
-    c_size_t,
-    c_ubyte,
-    c_uint,
-    c_uint64,
-    c_void_p,
-)
+from ctypes import byref, c_int, c_uint64, c_void_p
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
 from blockyard import kernels
 from blockyard._core import Unavailable
+from blockyard.driver import (
+    BLOCK,
+    INSTALL,
+    NOT_READY,
+    OVERLAP,
+    POINTER_KIND,
+    STREAM_ORDER,
+    Driver,
+    Rows,
+)
 from blockyard.gpu import Addresses, Array, Gpu, GpuError, Memory, Move
 
-__all__ = ["Attributes", "Cuda", "Driver", "Rows", "current"]
+__all__ = ["Cuda", "current"]
 
-_INSTALL = (
-    "pip install 'blockyard[cuda12]', or [cuda13], as the driver has it; "
-    "no GPU is needed by blockyard.tiers.memory.MemoryTier, nor with --device memory"
-)
 # From cuda.h.
-_NOT_READY = 600
-_STREAM_ORDER, _OVERLAP = 1, 1
 _UNIFIED = 4
 _RELAXED = 2
 _PORTABLE_MAPPED = 1 | 2
 _HOST_POINTER_WORKS = 91
+_PROCESSORS = 16
 _MEMORY_KIND, _ORDINAL, _ON_DEVICE = 2, 9, 2
-# Errors after which no later call works in this process, by CUDA's documentation of each.
-_LOST = frozenset(
-    f"CUDA_ERROR_{word}"
-    for word in (
-        "ASSERT",
-        "CONTAINED",
-        "CONTEXT_IS_DESTROYED",
-        "DEINITIALIZED",
-        "DEVICE_UNAVAILABLE",
-        "ECC_UNCORRECTABLE",
-        "EXTERNAL_DEVICE",
-        "HARDWARE_STACK_ERROR",
-        "ILLEGAL_ADDRESS",
-        "ILLEGAL_INSTRUCTION",
-        "INVALID_ADDRESS_SPACE",
-        "INVALID_PC",
-        "LAUNCH_FAILED",
-        "LAUNCH_TIMEOUT",
-        "MISALIGNED_ADDRESS",
-        "MPS_CLIENT_TERMINATED",
-        "NVLINK_UNCORRECTABLE",
-        "TENSOR_MEMORY_LEAK",
-        "UNKNOWN",
-    )
-)
-
-
-class Attributes(ctypes.Structure):
-    """`CUmemcpyAttributes` of cuda.h."""
-
-    _fields_: ClassVar = [
-        ("source_order", c_int),
-        ("source_kind", c_int),
-        ("source_id", c_int),
-        ("destination_kind", c_int),
-        ("destination_id", c_int),
-        ("flags", c_uint),
-    ]
-
-
-class Rows(ctypes.Structure):
-    """`CUDA_MEMCPY2D` of cuda.h."""
-
-    _fields_: ClassVar = [
-        field
-        for side in ("source", "destination")
-        for field in (
-            (f"{side}_x", c_size_t),
-            (f"{side}_y", c_size_t),
-            (f"{side}_kind", c_int),
-            (f"{side}_host", c_void_p),
-            (f"{side}_device", c_uint64),
-            (f"{side}_array", c_void_p),
-            (f"{side}_pitch", c_size_t),
-        )
-    ] + [("width", c_size_t), ("height", c_size_t)]
-
-
-class Driver:
-    """The driver's library: the few of its functions that are called here, each checked.
-
-    Args:
-        library: Name or path of the shared library.
-
-    Raises:
-        Unavailable: It is not there.
-    """
-
-    def __init__(self, library: str = "libcuda.so.1") -> None:
-        try:
-            self._library = ctypes.PyDLL(library)
-            self._slow = ctypes.CDLL(library)
-        except OSError as error:
-            raise Unavailable(f"no CUDA driver ({error}); {_INSTALL}") from error
-        where, word = POINTER(c_void_p), c_uint64
-        self.init = self._function("cuInit", c_uint, slow=True)
-        self.device_get = self._function("cuDeviceGet", POINTER(c_int), c_int)
-        self.device_attribute = self._function("cuDeviceGetAttribute", POINTER(c_int), c_int, c_int)
-        self.context_retain = self._function("cuDevicePrimaryCtxRetain", where, c_int, slow=True)
-        self.context_push = self._function("cuCtxPushCurrent_v2", c_void_p)
-        self.context_pop = self._function("cuCtxPopCurrent_v2", where)
-        self.capture_mode = self._function("cuThreadExchangeStreamCaptureMode", POINTER(c_int))
-        self.is_capturing = self._function("cuStreamIsCapturing", c_void_p, POINTER(c_int))
-        self.record = self._function("cuEventRecord", c_void_p, c_void_p)
-        self.wait = self._function("cuStreamWaitEvent", c_void_p, c_void_p, c_uint)
-        self.query = self._function("cuEventQuery", c_void_p)
-        pins = (c_void_p, c_size_t, c_uint)
-        self.register = self._function("cuMemHostRegister_v2", *pins, slow=True)
-        self.unregister = self._function("cuMemHostUnregister", c_void_p, slow=True)
-        self.synchronize = self._function("cuStreamSynchronize", c_void_p, slow=True)
-        self.synchronize_all = self._function("cuCtxSynchronize", slow=True)
-        self.fill = self._function("cuMemsetD8Async", word, c_ubyte, c_size_t, c_void_p)
-        self.pointer = self._function("cuPointerGetAttribute", POINTER(c_int), c_int, word)
-        self.rows = self._function("cuMemcpy2DAsync_v2", POINTER(Rows), c_void_p)
-        self.launch = self._function(
-            "cuLaunchKernel", c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p
-        )
-        # The same call twice: CUDA 13 dropped the index of what failed.
-        head = (word, word, word, c_size_t, POINTER(Attributes), POINTER(c_size_t), c_size_t)
-        self._attributes = Attributes(source_order=_STREAM_ORDER, flags=_OVERLAP)
-        self._first = c_size_t(0)
-        self._failed = c_size_t(0)
-        self._batch: Any = None
-        self._tail: tuple[Any, ...] = ()
-        if hasattr(self._library, "cuMemcpyBatchAsync_v2"):
-            self._batch = self._function("cuMemcpyBatchAsync_v2", *head, c_void_p)
-        elif hasattr(self._library, "cuMemcpyBatchAsync"):
-            self._batch = self._function("cuMemcpyBatchAsync", *head, POINTER(c_size_t), c_void_p)
-            self._tail = (byref(self._failed),)
-
-    @property
-    def batches(self) -> bool:
-        """Whether there is a call that copies many runs at once: since CUDA 12.8."""
-        return self._batch is not None
-
-    def batch(self, to: int, from_: int, sizes: int, runs: int, stream: int) -> None:
-        """That call: addresses of three tables of 64-bit words, one per run."""
-        if self._batch is None:
-            raise Unavailable("this driver has no cuMemcpyBatchAsync: it came with CUDA 12.8")
-        attributes, first = byref(self._attributes), byref(self._first)
-        self._batch(to, from_, sizes, runs, attributes, first, 1, *self._tail, stream)
-
-    def name(self, code: int) -> str:
-        """CUDA's word for an error."""
-        name = c_char_p()
-        self._library.cuGetErrorName(c_int(code), byref(name))
-        return (name.value or b"CUDA_ERROR_%d" % code).decode()
-
-    def _function(self, name: str, *arguments: Any, slow: bool = False) -> Any:
-        """One of its functions; a slow one gives the interpreter's lock away meanwhile."""
-        function = getattr(self._slow if slow else self._library, name)
-        function.argtypes = arguments
-        function.restype = c_int
-
-        def check(code: int, _function: Any, _arguments: Any) -> int:
-            if code and code != _NOT_READY:
-                word = self.name(code)
-                raise GpuError(word, name, lost=word in _LOST)
-            return code
-
-        function.errcheck = check
-        return function
 
 
 class _Allocation:
@@ -206,11 +59,24 @@ class _Here(threading.local):
     """What each thread has of its own."""
 
     def __init__(self) -> None:
-        self.modes: list[c_int] = []
-        """Capture modes to go back to."""
+        self.rows = Rows(source_kind=_UNIFIED, destination_kind=_UNIFIED)
         self.parameters = (c_uint64 * 9)()
         start, size = ctypes.addressof(self.parameters), ctypes.sizeof(c_uint64)
         self.arguments = (c_void_p * 9)(*(start + size * i for i in range(9)))
+
+
+class _Entered(threading.local):
+    """The devices that a thread has entered, the last one on top."""
+
+    def __init__(self) -> None:
+        self.devices: list[Cuda] = []
+        self.times: list[int] = []
+        """How often each was entered in a row."""
+        self.modes: list[c_int] = []
+        """Capture modes to go back to."""
+
+
+_entered = _Entered()
 
 
 class Cuda:
@@ -231,25 +97,31 @@ class Cuda:
         self._driver = driver = Driver()
         try:
             driver.init(0)
-            number, works, context = c_int(), c_int(), c_void_p()
+            number, works, processors, context = c_int(), c_int(), c_int(), c_void_p()
             driver.device_get(byref(number), device)
             driver.device_attribute(byref(works), _HOST_POINTER_WORKS, number)
+            driver.device_attribute(byref(processors), _PROCESSORS, number)
             driver.context_retain(byref(context), number)
         except GpuError as error:
-            raise Unavailable(f"no CUDA device {device} ({error}); {_INSTALL}") from error
+            raise Unavailable(f"no CUDA device {device} ({error}); {INSTALL}") from error
         if not works.value:
             raise Unavailable(
                 f"CUDA device {device} does not read pinned memory at the host's own addresses"
             )
         self.device = device
+        self._processors = processors.value
         self._context = context
         self._here = _Here()
         self._kept: dict[int, Any] = {}
-        self._kernels: dict[int, tuple[Any, int]] = {}
+        self._kernels: dict[str, tuple[Any, int]] = {}
         self._zeroing = 0
 
     def __enter__(self) -> Self:
         """Makes the device current to this thread; what follows is allowed beside a capture."""
+        here = _entered
+        if here.devices and here.devices[-1] is self:
+            here.times[-1] += 1
+            return self
         self._driver.context_push(self._context)
         mode = c_int(_RELAXED)
         try:
@@ -257,7 +129,9 @@ class Cuda:
         except GpuError:
             self._driver.context_pop(byref(c_void_p()))
             raise
-        self._here.modes.append(mode)
+        here.devices.append(self)
+        here.times.append(1)
+        here.modes.append(mode)
         return self
 
     def __exit__(
@@ -267,7 +141,13 @@ class Cuda:
         _traceback: TracebackType | None,
     ) -> None:
         """As it was before."""
-        mode = self._here.modes.pop()
+        here = _entered
+        here.times[-1] -= 1
+        if here.times[-1]:
+            return
+        here.devices.pop()
+        here.times.pop()
+        mode = here.modes.pop()
         try:
             try:
                 self._driver.capture_mode(byref(mode))
@@ -282,6 +162,11 @@ class Cuda:
     def batches(self) -> bool:
         """Whether the driver copies many runs in one call."""
         return self._driver.batches
+
+    @property
+    def batches_blocks(self) -> bool:
+        """Whether the driver copies many blocks of rows in one call."""
+        return self._driver.batches_blocks
 
     def allocate(self, nbytes: int) -> Memory:
         """Device memory, zero at first, exactly as large as asked for."""
@@ -371,7 +256,7 @@ class Cuda:
 
     def ended(self, event: int) -> bool:
         """Whether the event has come."""
-        return int(self._driver.query(event)) != _NOT_READY
+        return int(self._driver.query(event)) != NOT_READY
 
     def capturing(self, stream: int) -> bool:
         """Whether a graph is being captured from this stream."""
@@ -401,35 +286,67 @@ class Cuda:
         stream: int,
     ) -> None:
         """Copies `rows` rows of `width` bytes, whose starts lie a pitch apart."""
-        what = Rows(
-            source_kind=_UNIFIED,
-            source_device=from_,
-            source_pitch=from_pitch,
-            destination_kind=_UNIFIED,
-            destination_device=to,
-            destination_pitch=to_pitch,
-            width=width,
-            height=rows,
-        )
+        what = self._here.rows
+        what.source_device, what.source_pitch = from_, from_pitch
+        what.destination_device, what.destination_pitch = to, to_pitch
+        what.width, what.height = width, rows
         self._driver.rows(byref(what), stream)
+
+    def copy_run(self, to: int, from_: int, nbytes: int, stream: int) -> None:
+        """Copies one run of bytes."""
+        self._driver.run(to, from_, nbytes, stream)
+
+    def copy_blocks(
+        self,
+        to: Addresses,
+        to_pitch: int,
+        from_: Addresses,
+        from_pitch: int,
+        width: int,
+        rows: int,
+        stream: int,
+    ) -> None:
+        """Copies blocks of rows, in any order, each as `copy_rows` does one."""
+        table = np.zeros(len(to), BLOCK)
+        table["source_kind"] = table["destination_kind"] = POINTER_KIND
+        table["source_address"], table["source_pitch"] = from_, from_pitch
+        table["destination_address"], table["destination_pitch"] = to, to_pitch
+        table["source_rows"] = table["destination_rows"] = rows
+        table["width"], table["height"], table["depth"] = width, rows, 1
+        table["source_order"], table["flags"] = STREAM_ORDER, OVERLAP
+        self._driver.blocks(table.ctypes.data, len(table), stream)
 
     def prepare(self, width: int) -> None:
         """Compiles the kernel for this width, unless it is there."""
-        if width not in self._kernels:
+        self._compiled(kernels.name(width))
+
+    def _compiled(self, name: str) -> int:
+        """Address of a kernel, which is compiled the first time."""
+        if name not in self._kernels:
             try:
                 with self._made("a kernel"):
-                    kernel = self._cupy.RawKernel(
-                        kernels.source(), kernels.name(width), options=kernels.options()
-                    )
-                    self._kernels[width] = kernel, int(kernel.kernel.ptr)
+                    kernel = self._cupy.RawKernel(kernels.source(), name, options=kernels.options())
+                    self._kernels[name] = kernel, int(kernel.kernel.ptr)
             except GpuError:
                 raise
             except Exception as error:  # of many kinds, without a common one
-                raise Unavailable(f"kernels cannot be compiled ({error}); {_INSTALL}") from error
+                raise Unavailable(f"kernels cannot be compiled ({error}); {INSTALL}") from error
+        return self._kernels[name][1]
+
+    def occupy(self, nanoseconds: int, stream: int) -> None:
+        """Two thread blocks fill a multiprocessor, with all the threads that it has."""
+        function, here = self._compiled(kernels.OCCUPY), self._here
+        here.parameters[0] = nanoseconds
+        self._driver.launch(
+            function,
+            *(2 * self._processors, 1, 1),
+            *(kernels.OCCUPIERS, 1, 1),
+            *(0, stream, here.arguments, None),
+        )
 
     def move(self, move: Move, stream: int) -> None:
         """Launches the kernel."""
-        _kernel, function = self._kernels[move.width]
+        _kernel, function = self._kernels[kernels.name(move.width)]
         here, grid = self._here, kernels.grid(move)
         if kernels.items(move):
             here.parameters[:] = list(kernels.arguments(move))
@@ -461,7 +378,7 @@ def current(gpu: Gpu | None = None) -> Gpu:
     try:
         device = int(cupy.cuda.runtime.getDevice())
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise Unavailable(f"no CUDA device ({error}); {_INSTALL}") from error
+        raise Unavailable(f"no CUDA device ({error}); {INSTALL}") from error
     key = os.getpid(), device
     if key not in _made:
         _made[key] = Cuda(device)
@@ -472,5 +389,5 @@ def _cupy() -> Any:
     try:
         import cupy  # noqa: PLC0415 - only who has chosen a GPU needs it
     except ImportError as error:
-        raise Unavailable(f"no CuPy ({error}); {_INSTALL}") from error
+        raise Unavailable(f"no CuPy ({error}); {INSTALL}") from error
     return cupy

@@ -128,7 +128,10 @@ class Gpu(Protocol):
         """The NUMA node of the host that is nearest; None where that cannot be told."""
 
     def __enter__(self) -> Self:
-        """Makes the device current to this thread; what follows is allowed beside a capture."""
+        """Makes the device current to this thread; what follows is allowed beside a capture.
+
+        Inside of itself it costs no call.
+        """
 
     def __exit__(
         self,
@@ -183,11 +186,40 @@ class Gpu(Protocol):
     ) -> None:
         """Copies `rows` rows of `width` bytes, whose starts lie a pitch apart."""
 
+    def copy_run(self, to: int, from_: int, nbytes: int, stream: int) -> None:
+        """Copies one run of bytes."""
+
+    def copy_blocks(
+        self,
+        to: Addresses,
+        to_pitch: int,
+        from_: Addresses,
+        from_pitch: int,
+        width: int,
+        rows: int,
+        stream: int,
+    ) -> None:
+        """Copies blocks of rows, shape (blocks,), in any order, each as `copy_rows` does one.
+
+        Raises:
+            Unavailable: The driver has no such call; `batches_blocks` says so beforehand.
+        """
+
+    @property
+    def batches_blocks(self) -> bool:
+        """Whether `copy_blocks` is there."""
+
     def prepare(self, width: int) -> None:
         """Makes ready for moves of this width."""
 
     def move(self, move: Move, stream: int) -> None:
         """Launches the kernel."""
+
+    def occupy(self, nanoseconds: int, stream: int) -> None:
+        """Keeps all multiprocessors busy so long, as a matrix product does that leaves no room.
+
+        Not for every step: the first call makes ready for it.
+        """
 
     def synchronize(self, stream: int) -> None:
         """Waits until what was submitted to the stream has ended."""

@@ -69,6 +69,16 @@ __device__ __forceinline__ void move(u64 from_pieces, u64 from_stride, u64 from_
     }
 }
 
+#ifdef __CUDACC_RTC__
+// Keeps its thread blocks where they are for so long: what a copy meets beside a matrix product.
+extern "C" __global__ void __launch_bounds__(1024) blockyard_occupy(u64 nanoseconds) {
+    u64 begun, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begun));
+    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    while (now - begun < nanoseconds);
+}
+#endif
+
 #define MOVE(NAME, WORD)                                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS)                                           \
         NAME(u64 from_pieces, u64 from_stride, u64 from_slots, u64 to_pieces, u64 to_stride,        \

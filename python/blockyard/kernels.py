@@ -7,10 +7,23 @@ from importlib.resources import files
 
 from blockyard.gpu import Move
 
-__all__ = ["THREADS", "WIDTHS", "arguments", "grid", "items", "name", "options", "source"]
+__all__ = [
+    "OCCUPIERS",
+    "OCCUPY",
+    "THREADS",
+    "WIDTHS",
+    "arguments",
+    "grid",
+    "items",
+    "name",
+    "options",
+    "source",
+]
 
 THREADS = 256
 """Threads of a thread block."""
+OCCUPY, OCCUPIERS = "blockyard_occupy", 1024
+"""The kernel that does nothing for a while, and its threads of a thread block."""
 WIDTHS = (16, 8, 4, 1)
 """Bytes per load, for each of which there is a kernel."""
 # Most threads that share a chunk, and the words that each of them copies of it: 2 KiB by 16 bytes.

@@ -20,9 +20,11 @@ SMALL = [name for name in LAYOUTS if name != "odd"]
 LAYERED = LAYOUTS["layer-first"]
 ROADS = [
     Thresholds(),
-    Thresholds(kernel_below=0, piece_bytes=0, most_runs=10**9),
-    Thresholds(kernel_below=0, piece_bytes=10**9, ring_bytes=2000),
-    Thresholds(kernel_below=300, piece_bytes=64, most_runs=9, ring_bytes=500),
+    Thresholds(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=10**9),
+    Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, ring_bytes=2000),
+    Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, ring_bytes=3000, ring_parts=3),
+    Thresholds(kernel_below=300, whole_below=300, piece_bytes=64, most_runs=9, ring_bytes=500),
+    Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, rows_bytes=0, batch_runs=4),
 ]
 
 
@@ -107,7 +109,8 @@ class Work:
         slot, value = self.chance.randrange(12), self.chance.randrange(256)
         if any(slot in read for _receipt, _blocks, read in self.air):
             return
-        self.copier.join()
+        if not self.copier.join():
+            return
         for plane in self.wanted[0]:
             plane[slot] = value
         planes = self.tiers[0].planes
@@ -121,6 +124,10 @@ class Work:
                 self.air.remove(one)
 
     def end(self) -> None:
+        # A reset ends what is queued, and drops what is not.
+        while any(lane.later for lane in self.copier._lanes.values()):
+            self.gpu.run()
+            self.poll()
         self.copier.reset()
         self.gpu.run()
         self.poll()

@@ -14,7 +14,8 @@ import pytest
 
 import blockyard.cuda
 from blockyard import Unavailable
-from blockyard.cuda import Attributes, Cuda, Driver, Rows, current
+from blockyard.cuda import Cuda, current
+from blockyard.driver import BLOCK, Attributes, Driver, Rows
 from blockyard.gpu import GpuError, Move
 from blockyard.testing.gpu import PaperGpu
 from needs import need
@@ -135,6 +136,31 @@ def test_rows_are_copied_by_their_pitches(stub: Stub) -> None:
     assert ctypes.sizeof(Rows) == 128
 
 
+def test_blocks_of_rows_are_one_call_in_the_form_that_cuda_13_has(
+    stub: Stub, built: Callable[[int], Stub]
+) -> None:
+    source = np.random.default_rng(0).integers(0, 256, (3, 4, 10), np.uint8)
+    target = np.zeros((5, 3, 16), np.uint8)
+    from_ = np.array([source[0].ctypes.data, source[2].ctypes.data], np.uint64)
+    to = np.array([target[4].ctypes.data, target[1].ctypes.data], np.uint64)
+    with Cuda() as gpu:
+        assert gpu.batches_blocks
+        gpu.copy_blocks(to, 16, from_, 10, 7, 3, 99)
+        assert stub.called == "cuMemcpy3DBatchAsync_v2"
+        # Pointers without a hint, one layer of three rows; in stream order, beside compute.
+        assert stub.words[:12] == [99, 2, 0, BLOCK.itemsize, 1, 1, 0, 1, 3, 3, 1, 1]
+        gpu.copy_run(target[0].ctypes.data, source[1].ctypes.data, 30, 98)
+        assert (stub.called, stub.words[2:4]) == ("cuMemcpyAsync", [30, 98])
+    wanted = np.zeros_like(target)
+    wanted[4, :, :7], wanted[1, :, :7] = source[0, :3, :7], source[2, :3, :7]
+    wanted[0].ravel()[:30] = source[1].ravel()[:30]
+    assert np.array_equal(target, wanted)
+    older = Driver(str(built(1).path))
+    assert not older.batches_blocks
+    with pytest.raises(Unavailable, match="it came with CUDA 13"):
+        older.blocks(0, 0, 0)
+
+
 def test_a_move_is_launched_with_its_words_in_the_kernels_order(stub: Stub) -> None:
     gpu = Cuda()
     move = Move(2**63, 2, 3, 4, 5, 6, blocks=70, pieces=3, piece_bytes=4096, width=16, groups=32)
@@ -211,7 +237,10 @@ def test_inside_with_the_context_is_current_and_captures_are_not_disturbed(stub:
         assert stub.called == "cuCtxPushCurrent_v2"
         assert stub.words[0] == 0x1234500000000 + 40
         with gpu:
-            assert (stub.number("depth").value, stub.number("mode").value) == (2, relaxed)
+            assert (stub.number("depth").value, stub.number("mode").value) == (1, relaxed)
+            other = Cuda()
+            with other, gpu:
+                assert stub.number("depth").value == 3
         assert stub.number("mode").value == relaxed
     assert (stub.number("depth").value, stub.number("mode").value) == (0, global_)
 

@@ -150,15 +150,16 @@ def test_the_grid_has_a_thread_for_each_word_held_and_no_more_blocks_than_it_may
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_kernels_compile_to_machine_code_that_keeps_all_in_registers(capability: int) -> None:
     _, code, log = compiled(f"sm_{capability}")
-    for width in kernels.WIDTHS:
-        assert kernels.name(width).encode() in code
+    names = [*map(kernels.name, kernels.WIDTHS), kernels.OCCUPY]
+    for name in names:
+        assert name.encode() in code
     spills = re.findall(
         r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill", log
     )
-    assert spills == [("0", "0", "0")] * len(kernels.WIDTHS), log
+    assert spills == [("0", "0", "0")] * len(names), log
     # At least half of a multiprocessor's 2,048 threads find room in its 65,536 registers.
     used = [int(registers) for registers in re.findall(r"Used (\d+) registers", log)]
-    assert len(used) == len(kernels.WIDTHS)
+    assert len(used) == len(names)
     assert max(used) <= 64
 
 
@@ -168,7 +169,7 @@ def test_words_are_loaded_and_stored_whole_and_every_load_comes_before_a_store(
 ) -> None:
     kinds = {16: r"v4\.[bu]32", 8: r"v2\.[bu]32", 4: r"[bu]32", 1: r"[bu]8"}
     found = entries(capability)
-    assert set(found) == {kernels.name(width) for width in kernels.WIDTHS}
+    assert set(found) == {kernels.OCCUPY, *map(kernels.name, kernels.WIDTHS)}
     for width, kind in kinds.items():
         # Those of the bytes are the streaming ones; tables are read otherwise.
         accesses = re.findall(r"\b(ld|st)\.global\.cs\.(\S+) ", found[kernels.name(width)])

@@ -12,7 +12,9 @@ from blockyard.copiers.ways import Runs, Way
 from blockyard.gpu import Places
 from blockyard.thresholds import Thresholds
 
-LIMITS = Thresholds(kernel_below=1000, piece_bytes=64, most_runs=20, ring_bytes=1 << 20)
+LIMITS = Thresholds(
+    kernel_below=1000, whole_below=900, piece_bytes=64, most_runs=20, ring_bytes=1 << 20
+)
 
 
 def places(*pieces: int, stride: int) -> Places:
@@ -39,8 +41,8 @@ LAYERS = Way.between(
     [
         (PAGES, 3, 7, True, "kernel"),
         (PAGES, 3, 8, True, "runs"),
-        (PAGES, 1, 8, True, "runs"),
-        (PAGES, 1, 8, False, "rows"),
+        (PAGES, 1, 8, True, "run"),
+        (PAGES, 1, 8, False, "run"),
         (PAGES, 3, 8, False, "kernel"),
         (WIDE, 1, 8, True, "rows"),
         (WIDE, 30, 80, True, "runs"),
@@ -48,12 +50,28 @@ LAYERS = Way.between(
         (LAYERS, 7, 7, True, "ring"),
         (LAYERS, 7, 7, False, "kernel"),
         (LAYERS, 1, 5, True, "kernel"),
+        (replace(WIDE, piece_bytes=1000), 1, 1, True, "run"),
     ],
 )
 def test_small_flights_go_by_kernel_large_pieces_alone_and_small_ones_through_the_ring(
     way: Way, runs: int, blocks: int, batches: bool, road: str
 ) -> None:
     assert way.road(runs, blocks, LIMITS, batches=batches) == road
+
+
+def test_blocks_whose_pieces_are_evenly_apart_may_go_as_rows() -> None:
+    assert (LAYERS.pitch, PAGES.pitch) == (1000, None)
+    limits = replace(LIMITS, piece_bytes=65, rows_bytes=64)
+    assert LAYERS.road(6, 6, limits, batches=True) == "blocks"
+    assert LAYERS.road(6, 6, limits, batches=False) == "kernel"
+    assert LAYERS.road(6, 6, replace(limits, rows_bytes=65), batches=True) == "ring"
+    # A piece to itself is preferred; and what is not evenly apart, or lies above itself, is no row.
+    assert LAYERS.road(6, 6, replace(limits, piece_bytes=64), batches=True) == "runs"
+    for pieces in ((0, 1000, 2001), (2000, 1000, 0), (0, 1 << 32, 2 << 32)):
+        odd = replace(LAYERS, source=places(*pieces, stride=64))
+        assert (odd.pitch, odd.road(6, 6, limits, batches=True)) == (None, "ring")
+    to, from_ = LAYERS.starts(slots(5, 6), slots(2, 3))
+    assert (to.tolist(), from_.tolist()) == ([9384, 9576], [320, 384])
 
 
 def test_pieces_too_small_for_copies_of_their_own_take_the_ring() -> None:

@@ -36,7 +36,7 @@ class TimedGpu(PaperGpu):
 
     def __init__(self, link: Link | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.now = 0.0
+        self.now = self.occupied = 0.0
         self.link = Link() if link is None else link
         self.idle_from: dict[int, float] = defaultdict(float)
         self.comes: dict[int, float] = {}
@@ -44,16 +44,34 @@ class TimedGpu(PaperGpu):
     def clock(self) -> float:
         return self.now
 
-    def takes(self, stream: int, seconds: float) -> None:
+    def takes(self, stream: int, seconds: float, after: float = 0.0) -> None:
         """What was just submitted, on a stream that does one thing after the other."""
         self.run()
-        self.idle_from[stream] = max(self.idle_from[stream], self.now) + seconds
+        self.idle_from[stream] = max(self.idle_from[stream], self.now, after) + seconds
+
+    @override
+    def occupy(self, nanoseconds: int, stream: int) -> None:
+        self.takes(stream, nanoseconds / 1e9)
+        self.occupied = self.idle_from[stream]
 
     @override
     def copy(self, to: Addresses, from_: Addresses, sizes: Addresses, stream: int) -> None:
         super().copy(to, from_, sizes, stream)
         link = self.link
         self.takes(stream, link.copy + len(sizes) * link.run + int(sizes.sum()) / link.rate)
+
+    @override
+    def copy_run(self, *what: int) -> None:
+        super().copy_run(*what)
+        nbytes, stream = what[-2:]
+        self.takes(stream, self.link.copy + nbytes / self.link.rate)
+
+    @override
+    def copy_blocks(self, to: Addresses, *what: Any) -> None:
+        super().copy_blocks(to, *what)
+        width, rows, stream = what[-3:]
+        each = self.link.run + width * rows / self.link.rate
+        self.takes(stream, self.link.copy + len(to) * each)
 
     @override
     def copy_rows(self, *what: int) -> None:
@@ -68,7 +86,7 @@ class TimedGpu(PaperGpu):
         ends = [int(self._table(at, move.pieces, np.uint64)[0]) for at in tables]
         speed = self.link.within if all(map(self._above, ends)) else self.link.kernel
         size = move.blocks * move.pieces * move.piece_bytes
-        self.takes(stream, self.link.launch + size / speed)
+        self.takes(stream, self.link.launch + size / speed, self.occupied)
 
     @override
     def record(self, event: int, stream: int) -> None:

@@ -1,5 +1,6 @@
 """What carries bytes from tier to tier. A new one is one new file here."""
 
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from blockyard.plan import Cause
 from blockyard.tiers import Tier
 
-__all__ = ["Copier", "Joining", "Landed", "Receipt", "Slots"]
+__all__ = ["Copier", "Joining", "Landed", "Receipt", "Slots", "Turning"]
 
 Slots = NDArray[np.uint32]
 
@@ -58,5 +59,17 @@ class Copier(Protocol):
 class Joining(Protocol):
     """A copier whose copies an engine's stream can wait for."""
 
-    def join(self, stream: object = None, *, layer: int | None = None) -> None:
-        """Has the stream wait for all that was started upward, or for one part of it."""
+    def join(self, stream: object = None, *, layer: int | None = None) -> bool:
+        """Has the stream wait for all that was started upward, or for one part of it.
+
+        Returns:
+            Whether that is all; if not, some of it is not under way yet.
+        """
+
+
+@runtime_checkable
+class Turning(Protocol):
+    """A copier whose calls cost less when they come together."""
+
+    def turn(self) -> AbstractContextManager[object]:
+        """For the calls of one thread, until the end: what is asked once holds for all of them."""

@@ -29,6 +29,9 @@ _ALWAYS = 1 << 62
 _SIZES = tuple(1 << power for power in range(16, 24))
 _PIECES = tuple(1 << power for power in range(12, 20))
 _BLOCK, _BLOCKS = 2 << 20, 8
+# Nanoseconds for which compute leaves no room for a kernel when a flight begins: as long as a
+# layer of a large model takes, about.
+_COMPUTE = 200_000
 # Most turns of each after the first, which warms up.
 _TURNS = 15
 
@@ -50,11 +53,13 @@ def calibrate(
     thresholds: Thresholds | None = None,
     clock: Clock = time.perf_counter,
     budget: float = 2.0,
+    busy: bool = True,
 ) -> Thresholds:
-    """Finds `kernel_below` and `piece_bytes`; what else there is stays as given.
+    """Finds `piece_bytes`, and `whole_below` or `kernel_below`; what else there is stays as given.
 
     It copies between small tiers of its own, on a stream of its own, and gives them back: no byte
     of these tiers is touched. Call it while nothing else uses the link, and keep what it found.
+    Which of the two it finds is for the layout to say: whether a block is in one piece.
 
     Args:
         device: The device tier that the thresholds are for.
@@ -62,6 +67,8 @@ def calibrate(
         thresholds: What is known; None for the defaults.
         clock: Seconds, from whenever.
         budget: Seconds after which every size has its last turn; each has two or more.
+        busy: Whether every flight begins beside compute that leaves no room for kernels, as it will
+            beside an engine. On an idle GPU kernels look better than they are.
 
     Raises:
         Misuse: The tiers are of two GPUs.
@@ -73,12 +80,15 @@ def calibrate(
     found = Thresholds() if thresholds is None else thresholds
     begun = clock()
     if gpu.batches:
-        samples = pieces(gpu, found, clock=clock, end=begun + budget / 2)
+        samples = pieces(gpu, found, clock=clock, end=begun + budget / 2, busy=busy)
         found = replace(found, piece_bytes=crossover(samples))
     plane = max(device.layout.planes, key=lambda plane: plane.block_bytes)
     piece = plane.piece_bytes if plane.pieces > 1 else None
-    samples = sizes(gpu, found, piece, clock=clock, end=begun + budget)
-    return replace(found, kernel_below=crossover(samples))
+    samples = sizes(gpu, found, piece, clock=clock, end=begun + budget, busy=busy)
+    least = crossover(samples)
+    return (
+        replace(found, whole_below=least) if piece is None else replace(found, kernel_below=least)
+    )
 
 
 def crossover(samples: Iterable[Sample]) -> int:
@@ -92,20 +102,29 @@ def crossover(samples: Iterable[Sample]) -> int:
     return min([*starts, 2 * starts[-1]], key=lost)
 
 
-def pieces(gpu: Gpu, known: Thresholds, *, clock: Clock, end: float) -> Iterator[Sample]:
+def pieces(
+    gpu: Gpu, known: Thresholds, *, clock: Clock, end: float, busy: bool = True
+) -> Iterator[Sample]:
     """For pieces of each size: all of them through the ring, and each by its own copy."""
-    ring = replace(known, kernel_below=0, piece_bytes=_ALWAYS)
-    runs = replace(known, kernel_below=0, piece_bytes=0, most_runs=_ALWAYS)
+    apart = replace(known, kernel_below=0, whole_below=0)
+    ring = replace(apart, piece_bytes=_ALWAYS)
+    runs = replace(apart, piece_bytes=0, most_runs=_ALWAYS)
     for left, piece in zip(range(len(_PIECES), 0, -1), _PIECES, strict=True):
         now = clock()
         plane = Plane("kv", _BLOCK // piece, piece)
         yield Sample(
-            piece, *_duel(gpu, plane, _BLOCKS, (ring, runs), clock, now + (end - now) / left)
+            piece, *_duel(gpu, plane, _BLOCKS, (ring, runs), clock, now + (end - now) / left, busy)
         )
 
 
 def sizes(
-    gpu: Gpu, known: Thresholds, piece: int | None = None, *, clock: Clock, end: float
+    gpu: Gpu,
+    known: Thresholds,
+    piece: int | None = None,
+    *,
+    clock: Clock,
+    end: float,
+    busy: bool = True,
 ) -> Iterator[Sample]:
     """For one block of each size: by the kernel over the link, and by other means.
 
@@ -115,9 +134,10 @@ def sizes(
         piece: Bytes of each of its pieces; None for a block in one.
         clock: Seconds.
         end: When it should be over.
+        busy: As of `calibrate`.
     """
-    kernel = replace(known, kernel_below=_ALWAYS)
-    other = replace(known, kernel_below=0)
+    kernel = replace(known, kernel_below=_ALWAYS, whole_below=_ALWAYS)
+    other = replace(known, kernel_below=0, whole_below=0)
     tried = [size for size in _SIZES if piece is None or size >= 2 * piece]
     # A block of very long pieces is of no size that a kernel could be for.
     tried = tried or [_SIZES[-1]]
@@ -125,7 +145,9 @@ def sizes(
         now = clock()
         length = size if piece is None else min(piece, size)
         plane = Plane("kv", size // length, length)
-        yield Sample(size, *_duel(gpu, plane, 1, (kernel, other), clock, now + (end - now) / left))
+        yield Sample(
+            size, *_duel(gpu, plane, 1, (kernel, other), clock, now + (end - now) / left, busy)
+        )
 
 
 def _duel(
@@ -135,14 +157,15 @@ def _duel(
     rivals: tuple[Thresholds, Thresholds],
     clock: Clock,
     end: float,
+    busy: bool,  # noqa: FBT001 - it is handed on
 ) -> tuple[float, float]:
     """Seconds of a flight down and one up by each of two means, which take turns until the end."""
     layout = KVLayout((plane,), dtype="uint8")
     order = np.concatenate((np.arange(0, blocks, 2), np.arange(1, blocks, 2))).astype(np.uint32)
     with ExitStack() as stack:
         with gpu:
-            stream = gpu.stream()
-        stack.callback(_discard, gpu, stream)
+            stream, compute = gpu.stream(), gpu.stream()
+        stack.callback(_discard, gpu, stream, compute)
         # One slot more: in a tier of a single one, all pieces would follow one another.
         device = DeviceTier(layout, blocks + 1, gpu=gpu, stream=stream)
         stack.callback(device.close)
@@ -159,6 +182,10 @@ def _duel(
             for which, copier in enumerate(copiers):
                 for up in (False, True):
                     ends = (host, device) if up else (device, host)
+                    with gpu:
+                        gpu.synchronize(compute)
+                        if busy:
+                            gpu.occupy(_COMPUTE, compute)
                     taken = _seconds(copier, ends, order, clock)
                     if turn:
                         times.setdefault((which, up), []).append(taken)
@@ -181,6 +208,8 @@ def _seconds(copier: CudaCopier, ends: tuple[Placed, Placed], order: Slots, cloc
     return taken
 
 
-def _discard(gpu: Gpu, stream: int) -> None:
+def _discard(gpu: Gpu, *streams: int) -> None:
     with gpu:
-        gpu.discard(stream, [])
+        for stream in streams:
+            gpu.synchronize(stream)
+            gpu.discard(stream, [])

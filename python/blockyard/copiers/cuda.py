@@ -7,22 +7,27 @@ nothing by itself: call `join` before a step that reads what is still coming up,
 that it has landed.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 from blockyard._core import Misuse, Unavailable, Unsupported, consecutive
 from blockyard.copiers import Receipt, Slots
-from blockyard.copiers.lane import Flight, Lane
-from blockyard.copiers.routes import Atlas, Route, Task
+from blockyard.copiers.atlas import Atlas
+from blockyard.copiers.lane import Flight, Lane, Part
+from blockyard.copiers.parts import Parts
+from blockyard.copiers.routes import Route
 from blockyard.copiers.ways import Road, Way
 from blockyard.gpu import Gpu, GpuError, Memory, Places, address_of, freed
 from blockyard.layout import natural
 from blockyard.log import Limited
+from blockyard.plan import Cause
 from blockyard.thresholds import Thresholds
 from blockyard.tiers import Tier
 
 __all__ = ["CudaCopier", "Placed"]
 
-Job = tuple[Route, Road | Literal["parts"]]
+Job = tuple[Route, Road | Literal["layers"]]
 _log = Limited("blockyard")
 
 
@@ -50,7 +55,8 @@ class CudaCopier:
     """Copies down and up on a stream each, and within the device on the one that goes up.
 
     All device and pinned memory, streams and events that it needs are made here; afterwards
-    nothing is allocated, and a flight costs a few calls of the driver, however many blocks it has.
+    nothing is allocated, and a flight costs a few calls of the driver for every thousand blocks.
+    What the driver would make the caller wait for is queued later, when its receipt is polled.
     While the engine's stream is being captured into a graph, `start` takes nothing: what is in the
     air goes on, and the rest begins after the capture.
 
@@ -91,6 +97,9 @@ class CudaCopier:
         self._memory: list[Memory] = []
         self._routes: dict[tuple[str, str, str], Route] = {}
         self._lanes: dict[tuple[str, str], Lane] = {}
+        self._turning = False
+        self._captured: bool | None = None
+        """Whether a graph is being captured, as far as it was asked in this turn."""
         for plane in device.layout.planes:
             if layers > 1 and plane.pieces > 1 and plane.pieces % layers:
                 raise Misuse(
@@ -124,25 +133,62 @@ class CudaCopier:
         lane = self._lanes.get(pair)
         if lane is None:
             raise Unsupported(f"no copies from {pair[0]} to {pair[1]} here")
+        if lane.coming(pair, sources, destinations):
+            return None
         jobs = self._jobs(pair, source, consecutive(sources, destinations), len(sources))
-        flight: Flight | None = None
+        task = Part(lane, pair, sources, destinations, jobs)
+        receipt: Receipt | None = None
         try:
             with self._gpu:
-                if self._gpu.capturing(self._device.stream):
+                self._go_on(lane)
+                if lane.later or self._capturing():
                     return None
-                flight = self._take(lane, len(sources), jobs)
-                if flight is not None:
-                    task = Task(flight, lane.stream, sources, destinations)
-                    self._queue(lane, pair, task, jobs)
+                cut = self._cut(task)
+                if cut is not None:
+                    receipt = Parts(lane, cut, self.go_on)
+                    self._go_on(lane)
+                else:
+                    receipt = self._begin(task)
         except GpuError as error:
-            if flight is None and not error.lost:
+            if receipt is None and not error.lost:
                 raise Unavailable(f"the copy was refused: {error}") from error
             self._lose(GpuError(error.name, "a copy", lost=True))
-            if flight is None:
+            if receipt is None:
                 raise Unavailable(f"the device is lost ({self._lost})") from error
-        return flight
+        return receipt
 
-    def join(self, stream: object = None, *, layer: int | None = None) -> None:
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """What is asked of the driver once holds for all calls until the end."""
+        if self._turning or self._lost or self._closed:
+            yield
+            return
+        try:
+            self._gpu.__enter__()
+        except GpuError as error:
+            self._lose(GpuError(error.name, "a turn", lost=True))
+            yield
+            return
+        self._turning = True
+        try:
+            yield
+        finally:
+            self._turning, self._captured = False, None
+            try:
+                self._gpu.__exit__(None, None, None)
+            except GpuError as error:
+                self._lose(GpuError(error.name, "a turn", lost=True))
+
+    def go_on(self, lane: Lane) -> None:
+        """Queues what was taken and not queued yet, as far as there is room."""
+        if lane.later and not self._closed:
+            try:
+                with self._gpu:
+                    self._go_on(lane)
+            except GpuError as error:
+                self._lose(GpuError(error.name, "a copy", lost=True))
+
+    def join(self, stream: object = None, *, layer: int | None = None) -> bool:
         """Has the engine's stream wait for what was started upward, or within the device.
 
         One call before a step is enough. For a captured graph it comes before the launch. It knows
@@ -151,6 +197,9 @@ class CudaCopier:
         Args:
             stream: That which waits; None for the device tier's.
             layer: Which of the `layers` parts to wait for, from 0; None for all.
+
+        Returns:
+            Whether that is all; if not, some of it is not queued yet.
 
         Raises:
             Misuse: The stream is being captured, or there is no such part.
@@ -163,17 +212,21 @@ class CudaCopier:
         with self._gpu:
             if self._gpu.capturing(waiting):
                 raise Misuse("join while a graph is captured: call it before the graph is launched")
+            self._go_on(lane)
             if lane.flights:
                 whole = layer is None or not lane.parts
                 event = lane.flights[-1].event if whole else lane.parts[layer or 0]
                 self._gpu.wait(waiting, event)
+        return not lane.later
 
     def reset(self) -> None:
-        """Waits until all that was taken has ended."""
+        """Waits until all that was queued has ended; what was not queued yet has failed."""
         for lane in set(self._lanes.values()):
+            while lane.later:
+                lane.later.popleft().drop(Cause.FAILED)
             try:
                 with self._gpu:
-                    self._gpu.synchronize(lane.stream)
+                    lane.synchronize()
             except GpuError as error:
                 self._lose(GpuError(error.name, "a stream", lost=True))
             lane.sweep()
@@ -187,11 +240,12 @@ class CudaCopier:
 
     def _open(self, tiers: list[Placed], depth: int) -> None:
         named = {tier.name: tier for tier in tiers}
-        up = Lane(self._gpu, tiers, depth, self._layers, self._lose)
+        most = self._limits.batch_runs
+        up = Lane(self._gpu, tiers, depth, self._layers, most, self._lose)
         self._lanes["device", "device"] = up
         if len(tiers) > 1:
             self._lanes["host", "device"] = up
-            down = Lane(self._gpu, tiers, depth, 1, self._lose)
+            down = Lane(self._gpu, tiers, depth, 1, most, self._lose)
             self._lanes["device", "host"] = down
             down.other, up.other = up, down
         ways = {}
@@ -204,15 +258,20 @@ class CudaCopier:
                 ways[*pair, plane.name] = way
         ringed = [way.block_bytes for way in ways.values() if way.below and way.pieces > 1]
         rings: dict[Lane, Memory] = {}
-        if ringed and self._gpu.batches:
+        lanes = set(self._lanes.values())
+        if ringed and self._gpu.batches and most:
             least, most = max(ringed), max(ringed) * min(tier.blocks for tier in tiers)
             nbytes = min(max(least, self._limits.ring_bytes), most)
-            rings = {lane: lane.ring(nbytes) for lane in set(self._lanes.values())}
+            rings = {lane: lane.ring(nbytes, self._limits.ring_parts) for lane in lanes}
         atlas = Atlas(self._gpu)
+        for lane in lanes:
+            lane.chart(atlas)
         for name, way in ways.items():
             ring = rings.get(self._lanes[name[:2]])
             self._routes[name] = Route(self._gpu, way, ring, atlas, self._limits)
         atlas.unroll(up.stream, self._memory)
+        for lane in lanes:
+            lane.settle(atlas.address)
         for route in self._routes.values():
             route.settle(atlas.address)
 
@@ -221,34 +280,72 @@ class CudaCopier:
         jobs: list[Job] = []
         for plane in source.layout.planes if blocks else ():
             route = self._routes[*pair, plane.name]
-            parts = self._layers > 1 and pair == ("host", "device") and route.way.pieces > 1
-            jobs.append((route, "parts" if parts else route.road(runs, blocks)))
+            layers = self._layers > 1 and pair == ("host", "device") and route.way.pieces > 1
+            jobs.append((route, "layers" if layers else route.road(runs, blocks)))
         return jobs
 
-    def _take(self, lane: Lane, blocks: int, jobs: list[Job]) -> Flight | None:
-        """A flight, if the lane has what it needs."""
-        words = 2 * blocks if any(road in {"kernel", "ring", "parts"} for _, road in jobs) else 0
+    def _capturing(self) -> bool:
+        """Whether the engine's stream is being captured; asked once a turn."""
+        if self._captured is not None:
+            return self._captured
+        captured = self._gpu.capturing(self._device.stream)
+        if self._turning:
+            self._captured = captured
+        return captured
+
+    def _cut(self, task: Part) -> list[Part] | None:
+        """Parts of a flight that is too long for the driver's queue; None for one that is not."""
+        runs = sum(route.runs(road) for route, road in task.jobs if road != "layers")
+        most, blocks = self._limits.batch_runs, len(task.sources)
+        if not runs or runs * blocks <= most or blocks == 1:
+            return None
+        # While one is copied, the next is in the queue.
+        return task.cut(max(most // 2 // runs, 1))
+
+    def _go_on(self, lane: Lane) -> None:
+        while lane.later and not self._lost:
+            part = lane.later[0]
+            part.flight = self._begin(part)
+            if part.flight is None:
+                return
+            # Unless the device was lost, and all that was to come with it.
+            if lane.later:
+                lane.later.popleft()
+
+    def _begin(self, task: Part) -> Flight | None:
+        """Queues a flight, or a part of one, if its lane has what it needs."""
+        lane, blocks = task.lane, len(task.sources)
+        tables = any(road in {"kernel", "ring", "layers"} for _, road in task.jobs)
+        # The slots of both sides, behind the word that says where they begin.
+        words = 2 * blocks + 1 if tables else 0
         # To order it, to lay out its slots, and to end it.
         calls, runs = 6 + len(lane.parts), 0
-        for route, road in jobs:
-            cost = (len(lane.parts), 0) if road == "parts" else route.cost(road, blocks)
+        for route, road in task.jobs:
+            cost = (len(lane.parts), 0) if road == "layers" else route.cost(road, blocks)
             calls, runs = calls + cost[0], runs + cost[1]
-        return lane.take(blocks, words, calls, runs)
+        flight = lane.take(blocks, words, calls, runs)
+        if flight is not None:
+            try:
+                self._queue(flight, task)
+            except GpuError as error:
+                # Nobody will know when it has ended.
+                self._lose(GpuError(error.name, "a copy", lost=True))
+        return flight
 
-    def _queue(self, lane: Lane, pair: tuple[str, str], task: Task, jobs: list[Job]) -> None:
+    def _queue(self, flight: Flight, task: Part) -> None:
         """Queues a flight, behind what it must wait for, and its event behind it."""
-        flight = task.flight
+        lane, sources, destinations = task.lane, task.sources, task.destinations
         try:
-            lane.touch(pair, flight, task.sources, task.destinations)
-            lane.order(self._device.stream, pair, task.sources, task.destinations)
+            lane.touch(task.pair, flight.number, sources, destinations)
+            lane.order(self._device.stream, task.pair, sources, destinations)
             if flight.span[0] < flight.span[1]:
-                lane.table(flight, task.sources, task.destinations)
-            for route, road in jobs:
-                if road != "parts":
+                lane.table(flight.span, task)
+            for route, road in task.jobs:
+                if road != "layers":
                     route.send(road, task)
             for part, event in enumerate(lane.parts):
-                for route, road in jobs:
-                    if road == "parts":
+                for route, road in task.jobs:
+                    if road == "layers":
                         route.move(task, part, len(lane.parts))
                 self._gpu.record(event, lane.stream)
         except GpuError as error:

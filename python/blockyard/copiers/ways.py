@@ -12,7 +12,10 @@ from blockyard.thresholds import Thresholds
 
 __all__ = ["Road", "Runs", "Way", "width"]
 
-Road = Literal["rows", "runs", "ring", "kernel"]
+# Most bytes between two rows: CUDA's limit for all its devices so far (`maxPitch`: 2^31 - 1).
+_PITCH = 1 << 31
+
+Road = Literal["run", "rows", "runs", "blocks", "ring", "kernel"]
 
 
 class Runs(NamedTuple):
@@ -87,6 +90,17 @@ class Way:
         return self.source.stride == self.destination.stride == self.piece_bytes
 
     @property
+    def pitch(self) -> int | None:
+        """Bytes from a piece of a block to its next above the link, if all are so far apart.
+
+        Below it they follow one another, so that such a block is one 2-D copy.
+        """
+        above = self.destination if self.below == "source" else self.source
+        apart = np.unique(np.diff(above.pieces.astype(np.int64)))
+        even = self.below is not None and len(apart) == 1 and apart[0] >= self.piece_bytes
+        return int(apart[0]) if even and apart[0] < _PITCH else None
+
+    @property
     def width(self) -> int:
         """Bytes that a kernel may load at a time here."""
         return width(self.source, self.destination, self.piece_bytes)
@@ -100,14 +114,18 @@ class Way:
             limits: What was found to be fastest here.
             batches: Whether one call copies many runs.
         """
-        if self.below is None or blocks * self.block_bytes < limits.kernel_below:
+        whole = self.pieces == 1
+        least = limits.whole_below if whole else limits.kernel_below
+        if self.below is None or blocks * self.block_bytes < least:
             return "kernel"
-        if runs == 1 and self.pieces == 1 and not (batches and self.flat):
-            return "rows"
-        few = blocks * self.pieces <= limits.most_runs or self.pieces == 1
+        if runs == 1 and whole:
+            return "run" if blocks == 1 or self.flat else "rows"
+        few = blocks * self.pieces <= limits.most_runs or whole
         if batches and few and self.piece_bytes >= limits.piece_bytes:
             return "runs"
-        return "ring" if batches and self.pieces > 1 else "kernel"
+        if batches and self.piece_bytes >= limits.rows_bytes and self.pitch is not None:
+            return "blocks"
+        return "ring" if batches and not whole else "kernel"
 
     def runs(self, sources: Slots, destinations: Slots) -> Runs:
         """All runs of some blocks.
@@ -118,6 +136,15 @@ class Way:
         """
         places = self.source, self.destination
         return Runs(*runs(sources, destinations, *places, self.piece_bytes))
+
+    def starts(self, sources: Slots, destinations: Slots) -> tuple[Addresses, Addresses]:
+        """Where the first piece of each block goes, and where it is, shape (blocks,) each."""
+        here, there = (
+            Places(side.pieces[:1], side.stride) for side in (self.source, self.destination)
+        )
+        # No piece of one byte is all of a slot, so that every block is a run of its own.
+        to, from_, _ = runs(sources, destinations, here, there, 1)
+        return to, from_
 
     def through(self, ring: int, held: int, slots: Slots) -> tuple[Runs, list[int]]:
         """Runs between slots of the tier below and a ring that is filled again and again.

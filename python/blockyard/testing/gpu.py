@@ -42,7 +42,9 @@ class PaperGpu:
     some steps are taken, each of a stream chosen by the seed: streams overtake one another unless
     they wait, the runs of a batch are copied in any order, and tables are read as late as can be.
     An address that is neither allocated nor registered, a call outside `with`, and a record or wait
-    on a stream that is being captured, are errors.
+    on a stream that is being captured, are errors. There is one copy engine each way over the link,
+    and it does one copy after the other, of whatever stream. No kernel begins beside a `product`. A
+    call whose runs find no place in the queue of their stream blocks until they do, and is counted.
 
     Args:
         seed: Of the order.
@@ -50,6 +52,7 @@ class PaperGpu:
         memory: Bytes of device memory.
         pins: Bytes that it pins.
         eager: Steps taken per question; 0 for none, so that nothing moves until `run`.
+        entries: Runs of batches that a stream queues.
         kernel: What makes a move, instead of this; it gets what the kernel would.
     """
 
@@ -63,6 +66,7 @@ class PaperGpu:
         memory: int = 1 << 30,
         pins: int = 1 << 30,
         eager: int = 8,
+        entries: int = 1024,
         kernel: Callable[[Move], object] | None = None,
     ) -> None:
         self._chance = random.Random(seed)  # noqa: S311 - it need not be hard to guess
@@ -70,6 +74,11 @@ class PaperGpu:
         self._memory = memory
         self._pins = pins
         self._eager = eager
+        self._entries = entries
+        self._queued: Counter[int] = Counter()
+        # The copies of each engine that have come to the head of their stream, in that order.
+        self._engines: dict[str, deque[object]] = {"down": deque(), "up": deque()}
+        self._products = 0
         self._kernel = kernel
         self._inside = 0
         self._ids = iter(range(1 << 40, 1 << 41))
@@ -87,10 +96,14 @@ class PaperGpu:
         self._gone = ""
         self.calls: Counter[str] = Counter()
         """Native calls by name; what is made is "allocate"."""
+        self.blocked = 0
+        """Steps that calls have waited for, with the interpreter's lock held."""
 
     def __enter__(self) -> Self:
         """Calls are allowed."""
-        self._check("enter")
+        if not self._inside:
+            self.calls["enter"] += 1
+            self._check("enter")
         self._inside += 1
         return self
 
@@ -108,6 +121,10 @@ class PaperGpu:
     def compute(self, work: Callable[[], object], stream: int = 0) -> None:
         """The engine's own work, on its stream."""
         self._queue(stream, self._once(work))
+
+    def product(self, steps: int, stream: int = 0) -> None:
+        """The engine's matrix product, so many steps long, which leaves no room for a kernel."""
+        self._queue(stream, self._multiply(steps))
 
     def hang(self, stream: int) -> None:
         """From here on the stream does nothing, until `release`."""
@@ -134,6 +151,9 @@ class PaperGpu:
         self._gone = name
         for queue in self._streams.values():
             queue.clear()
+        for engine in self._engines.values():
+            engine.clear()
+        self._queued.clear()
 
     @contextmanager
     def capture(self, stream: int = 0) -> Iterator[None]:
@@ -266,7 +286,40 @@ class PaperGpu:
         assert self.batches and len(to) == len(from_) == len(sizes)  # noqa: S101, PT018
         runs = list(zip(to.tolist(), from_.tolist(), sizes.tolist(), strict=True))
         self._chance.shuffle(runs)
-        self._queue(stream, self._carry(runs))
+        self._submit(stream, runs, len(runs))
+
+    @property
+    def batches_blocks(self) -> bool:
+        """Whether it has that one, too."""
+        return self.batches
+
+    def copy_blocks(
+        self,
+        to: Addresses,
+        to_pitch: int,
+        from_: Addresses,
+        from_pitch: int,
+        width: int,
+        rows: int,
+        stream: int,
+    ) -> None:
+        """As of CUDA."""
+        self._call("copy_blocks", stream)
+        assert self.batches and len(to) == len(from_)  # noqa: S101, PT018
+        if min(to_pitch, from_pitch) < width:
+            raise GpuError("CUDA_ERROR_INVALID_VALUE", "cuMemcpy3DBatchAsync")
+        runs = [
+            (there + row * to_pitch, here + row * from_pitch, width)
+            for there, here in zip(to.tolist(), from_.tolist(), strict=True)
+            for row in range(rows)
+        ]
+        self._chance.shuffle(runs)
+        self._submit(stream, runs, len(to))
+
+    def copy_run(self, to: int, from_: int, nbytes: int, stream: int) -> None:
+        """As of CUDA."""
+        self._call("copy_run", stream)
+        self._submit(stream, [(to, from_, nbytes)], 1)
 
     def copy_rows(
         self,
@@ -283,13 +336,18 @@ class PaperGpu:
         if min(to_pitch, from_pitch) < width:
             raise GpuError("CUDA_ERROR_INVALID_VALUE", "cuMemcpy2DAsync")
         runs = [(to + row * to_pitch, from_ + row * from_pitch, width) for row in range(rows)]
-        self._queue(stream, self._carry(runs))
+        self._submit(stream, runs, 1)
 
     def move(self, move: Move, stream: int) -> None:
         """As the kernel does it."""
         self._call("move", stream)
         assert move.width in self._widths and move.groups > 0  # noqa: S101, PT018
         self._queue(stream, self._launch(move))
+
+    def occupy(self, nanoseconds: int, stream: int) -> None:
+        """A product of a step for each microsecond."""
+        self._call("occupy", stream)
+        self._queue(stream, self._multiply(max(nanoseconds // 1000, 1)))
 
     def settle(self) -> None:
         """Runs until every stream is empty."""
@@ -323,6 +381,42 @@ class PaperGpu:
             if lost:
                 self.lose(error)
             raise GpuError(error, name, lost=lost)
+
+    def _submit(self, stream: int, runs: list[tuple[int, int, int]], entries: int) -> None:
+        """Queues a copy; where there is no place for all of it, that takes until there is."""
+        self._queued[stream] += entries
+        self._queue(stream, self._transfer(stream, runs, entries))
+        while self._queued[stream] > max(self._entries, 0):
+            self.blocked += 1
+            if not self.run(1):
+                raise AssertionError("a call waits for ever, with the interpreter's lock held")
+
+    def _transfer(
+        self, stream: int, runs: list[tuple[int, int, int]], entries: int
+    ) -> Iterator[bool]:
+        """By the engine that goes this way, when those before it have been."""
+        above = (
+            [
+                any(start <= end < start + self._ranges[start] for start in self._device)
+                for end in runs[0][:2]
+            ]
+            if runs
+            else [True, True]
+        )
+        engine = self._engines[("up" if above[0] else "down")] if above[0] != above[1] else deque()
+        turn = object()
+        engine.append(turn)
+        while engine[0] is not turn:
+            yield False
+        yield from self._carry(runs)
+        engine.popleft()
+        self._queued[stream] -= entries
+
+    def _multiply(self, steps: int) -> Iterator[bool]:
+        self._products += 1
+        for _ in range(steps):
+            yield True
+        self._products -= 1
 
     def _queue(self, stream: int, work: Iterator[bool]) -> None:
         self._streams[stream].append(work)
@@ -365,6 +459,8 @@ class PaperGpu:
             ctypes.memmove(self._own(to, size), self._own(from_, size), size)
 
     def _launch(self, move: Move) -> Iterator[bool]:
+        while self._products:
+            yield False
         if self._kernel is not None:
             self._kernel(move)
             return

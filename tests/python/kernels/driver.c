@@ -87,6 +87,11 @@ CUresult cuMemHostRegister(void *address, size_t size, unsigned int flags) {
     return answered();
 }
 CUresult cuMemHostUnregister(void *address) { SAY(WORD(address)); return answered(); }
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t count, CUstream stream) {
+    SAY(to, from, count, WORD(stream));
+    memcpy((void *)to, (const void *)from, count);
+    return answered();
+}
 CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *copy, CUstream stream) {
     SAY(WORD(stream), copy->srcXInBytes, copy->srcY, copy->dstXInBytes, copy->dstY,
         copy->srcMemoryType == CU_MEMORYTYPE_UNIFIED, copy->dstMemoryType == CU_MEMORYTYPE_UNIFIED,
@@ -122,6 +127,21 @@ static CUresult batch(const char *name, CUdeviceptr *to, CUdeviceptr *from, size
 }
 #endif
 #if BATCH == 2
+// As CUDA 13's cuda.h has it; the operations are those of 12.8's.
+CUresult cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP *what, unsigned long long flags,
+                                 CUstream stream) {
+    SAY(WORD(stream), count, flags, sizeof *what, what->src.type == CU_MEMCPY_OPERAND_TYPE_POINTER,
+        what->dst.type == CU_MEMCPY_OPERAND_TYPE_POINTER, WORD(what->src.op.ptr.locHint.id),
+        what->extent.depth, what->src.op.ptr.layerHeight, what->dst.op.ptr.layerHeight,
+        what->srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+        what->flags == CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE);
+    for (size_t i = 0; i < count; ++i)
+        for (size_t row = 0; row < what[i].extent.height; ++row)
+            memcpy((void *)(what[i].dst.op.ptr.ptr + row * what[i].dst.op.ptr.rowLength),
+                   (const void *)(what[i].src.op.ptr.ptr + row * what[i].src.op.ptr.rowLength),
+                   what[i].extent.width);
+    return answered();
+}
 CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count,
                                CUmemcpyAttributes *attributes, size_t *first, size_t kinds, CUstream stream) {
     return batch(__func__, to, from, sizes, count, attributes, first, kinds, stream);

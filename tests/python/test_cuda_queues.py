@@ -1,0 +1,232 @@
+"""The copier for GPUs, and what a GPU makes it wait for: engines, queues, compute."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import copying
+from blockyard import Cause, KVLayout, Misuse
+from blockyard.copiers import Landed
+from blockyard.copiers.cuda import CudaCopier
+from blockyard.crane import Crane
+from blockyard.testing.gpu import PaperGpu
+from blockyard.thresholds import Thresholds
+from blockyard.tiers.device import DeviceTier
+from blockyard.tiers.pinned import PinnedTier
+from copying import opened, slots
+from cranes import LAYOUTS, after, filled, plan, same
+
+PAGES, LAYERS = LAYOUTS["page-first"], LAYOUTS["layer-first"]
+BATCHES = Thresholds(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=1 << 30)
+RING = Thresholds(kernel_below=0, piece_bytes=1 << 40)
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    copying.closed()
+
+
+def scattered(blocks: int, seed: int = 1) -> Any:
+    return np.random.default_rng(seed).permutation(blocks).astype(np.uint32)
+
+
+def longest(gpu: PaperGpu) -> list[int]:
+    """Will have the runs of every batch."""
+    copy, seen = gpu.copy, []
+
+    def copied(to: Any, *what: Any) -> None:
+        seen.append(len(to))
+        copy(to, *what)
+
+    vars(gpu)["copy"] = copied
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("layout", "limits"), [(PAGES, BATCHES), (LAYERS, BATCHES), (LAYERS, RING)]
+)
+def test_no_call_is_longer_than_a_thousand_runs_and_none_blocks(
+    layout: KVLayout, limits: Thresholds
+) -> None:
+    gpu, device, host, copier = opened(layout, device=4000, host=4000, thresholds=limits, eager=0)
+    bytes_, mine, order = filled(device, 1), filled(host, 2), scattered(4000)
+    lengths = longest(gpu)
+    receipt = copier.start(device, host, order, order[::-1])
+    assert receipt is not None
+    while (landed := receipt.poll()) is None:
+        gpu.run(500)
+    assert landed == Landed(4000)
+    assert (max(lengths) <= 1024, gpu.blocked) == (True, 0)
+    assert same(host, after(mine, bytes_, order.tolist(), order[::-1].tolist()))
+
+
+def test_a_driver_whose_queue_is_full_blocks_its_caller() -> None:
+    """What the paper shows: so it was with all runs in one call."""
+    limits = replace(BATCHES, batch_runs=1 << 20)
+    gpu, device, host, copier = opened(PAGES, device=4000, host=4000, thresholds=limits, eager=0)
+    copier.start(device, host, scattered(4000), scattered(4000, 2))
+    assert gpu.blocked > 0
+
+
+@pytest.mark.parametrize("layout", [PAGES, LAYERS])
+def test_a_switch_does_without_the_call_for_many(layout: KVLayout) -> None:
+    limits = Thresholds(kernel_below=0, whole_below=0, piece_bytes=0, batch_runs=0)
+    gpu, device, host, copier = opened(layout, device=300, host=300, thresholds=limits)
+    bytes_, mine, order = filled(device, 1), filled(host, 2), scattered(300)
+    receipt = copier.start(device, host, order, order[::-1])
+    copier.reset()
+    assert receipt is not None
+    assert receipt.poll() == Landed(300)
+    assert same(host, after(mine, bytes_, order.tolist(), order[::-1].tolist()))
+    assert gpu.calls["copy"] == gpu.calls["copy_blocks"] == 0
+
+
+@pytest.mark.parametrize("limits", [RING, Thresholds(kernel_below=1 << 40)])
+def test_a_flight_down_does_not_wait_behind_all_that_comes_up(limits: Thresholds) -> None:
+    """Its tables of slots go by a kernel: the engine that brings blocks up has others to bring."""
+    gpu, device, host, copier = opened(LAYERS, device=200, host=200, thresholds=limits, eager=0)
+    above, below = DeviceTier(LAYERS, 1000, gpu=gpu), PinnedTier(LAYERS, 1000, gpu=gpu)
+    other = CudaCopier(above, below, thresholds=replace(RING, rows_bytes=0))
+    copying.OPENED.append((gpu, other, above, below))
+    up = other.start(below, above, scattered(1000), scattered(1000, 2))
+    down = copier.start(device, host, scattered(100), scattered(100, 2))
+    assert up is not None
+    assert down is not None
+    while down.poll() is None:
+        assert gpu.run(1)
+    assert up.poll() is None
+    gpu.run()
+
+
+def test_a_block_in_one_piece_waits_for_no_matrix_product() -> None:
+    """640 KiB, as of 16 tokens of a part of a large model: a copy engine carries it."""
+    layout = KVLayout.llama(layers=40, kv_heads=1, head_dim=256, block_size=16)
+    gpu, device, host, copier = opened(layout, device=4, host=4, eager=0)
+    assert layout.block_bytes == 640 << 10
+    with gpu:
+        compute = gpu.stream()
+    gpu.product(10_000, compute)
+    gpu.run(1)
+    down, up = (
+        copier.start(device, host, slots(1), slots(2)),
+        copier.start(host, device, slots(3), slots(0)),
+    )
+    assert down is not None
+    assert up is not None
+    while down.poll() is None or up.poll() is None:
+        gpu.run(1)
+    assert gpu._streams[compute]
+    # A kernel finds no room before the product has ended.
+    across = copier.start(device, device, slots(1), slots(2))
+    assert across is not None
+    while gpu._streams[compute]:
+        assert across.poll() is None
+        gpu.run(1)
+    gpu.run()
+    assert across.poll() == Landed(1)
+    with gpu:
+        gpu.discard(compute, [])
+
+
+def test_what_is_not_queued_yet_is_minded_by_those_that_go_the_other_way() -> None:
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    bytes_, mine, order = filled(device, 1), filled(host, 2), scattered(3000)
+    receipt = copier.start(device, host, order, order[::-1])
+    assert receipt is not None
+    # The first of them is queued: what meets it comes up behind it. The last is not queued yet.
+    first, last, landing = order[:1], order[-1:], order[-1:]
+    assert copier.start(host, device, landing, first) is not None
+    assert copier.start(host, device, landing, last) is None
+    # Nor is anything taken that goes the same way.
+    assert copier.start(device, host, slots(5), slots(5)) is None
+    assert copier.join()
+    while receipt.poll() is None:
+        gpu.run()
+    assert copier.start(host, device, landing, last) is not None
+    gpu.run()
+    assert same(host, after(mine, bytes_, order.tolist(), order[::-1].tolist()))
+    for slot in (first, last):
+        assert np.array_equal(device.planes[0][slot], host.planes[0][landing])
+
+
+def test_an_engine_is_told_that_some_of_what_comes_up_is_not_queued_yet() -> None:
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    crane = Crane(PAGES, device=device, host=host, copier=copier)
+    crane.submit(plan(1, "up", scattered(3000).tolist(), scattered(3000, 2).tolist()))
+    assert not crane.join()
+    for _ in range(8):
+        gpu.run()
+        crane.poll()
+    assert crane.join()
+
+
+@pytest.mark.parametrize("way", ["reset", "close", "lost"])
+def test_what_was_not_queued_yet_has_an_end_as_all_has(way: str) -> None:
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    bytes_ = filled(device, 1)
+    order = scattered(3000)
+    receipt = copier.start(device, host, order, order)
+    assert receipt is not None
+    assert receipt.poll() is None
+    if way == "lost":
+        gpu.lose("CUDA_ERROR_LAUNCH_FAILED")
+        assert receipt.poll() == Landed(0, Cause.LOST)
+        return
+    getattr(copier, way)()
+    assert receipt.poll() == Landed(1024, Cause.FAILED)
+    if way == "reset":
+        assert np.array_equal(host.planes[0][order[:1024]], bytes_[0][order[:1024]])
+
+
+def test_a_part_that_the_driver_refuses_ends_the_good_prefix() -> None:
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    gpu.fail("copy", after=2)
+    receipt = copier.start(device, host, scattered(3000), scattered(3000, 2))
+    assert receipt is not None
+    while (landed := receipt.poll()) is None:
+        gpu.run()
+    assert landed == Landed(1024, Cause.FAILED)
+
+
+def test_a_step_of_a_crane_enters_the_device_once_and_asks_once_for_a_capture() -> None:
+    gpu, device, host, copier = opened(PAGES, eager=0)
+    crane = Crane(PAGES, device=device, host=host, copier=copier)
+    before = gpu.calls.copy()
+    crane.submit([plan(n, "down" if n % 2 else "up", [n], [n]) for n in range(6)])
+    cost = gpu.calls - before
+    assert (cost["enter"], cost["capturing"]) == (1, 1)
+    before = gpu.calls.copy()
+    assert crane.poll() == []
+    assert (gpu.calls - before)["enter"] == 1
+    gpu.run()
+    assert len(crane.poll()) == 6
+    before = gpu.calls.copy()
+    assert crane.poll() == []
+    assert gpu.calls == before
+    # What a turn has asked is forgotten at its end.
+    with gpu.capture():
+        crane.submit(plan(9, "down", [1], [2]))
+        with pytest.raises(Misuse, match="captured"):
+            crane.join()
+    assert crane.poll() == []
+    gpu.run()
+    (outcome,) = crane.poll()
+    assert outcome.cause is None
+
+
+@pytest.mark.parametrize("call", ["enter", "capturing", "record"])
+def test_a_step_that_finds_the_device_lost_ends_all_as_lost(call: str) -> None:
+    gpu, device, host, copier = opened(PAGES, eager=0)
+    crane = Crane(PAGES, device=device, host=host, copier=copier)
+    crane.submit(plan(1, "down", [1], [2]))
+    gpu.fail(call, "CUDA_ERROR_LAUNCH_FAILED", lost=True)
+    crane.submit(plan(2, "down", [3], [4]))
+    first, second = sorted(crane.poll())
+    # The second may not have begun.
+    assert first.cause is Cause.LOST
+    assert second.cause in {Cause.LOST, Cause.FAILED}
+    assert crane.in_air == 0
