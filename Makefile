@@ -183,17 +183,20 @@ measure: install  ## the table of docs/measurements.md
 	$(BIN)/python benches/python/measure.py
 
 # What needs no more than NumPy, CuPy and pytest; with the project's tools, everything that is marked for a GPU.
-GPU_TESTS := $(if $(BARE),-c tests/gpu/pytest.ini --rootdir . tests/gpu tests/python/test_reference.py,tests/gpu tests/python)
+GPU_TESTS := $(if $(BARE),-v -c tests/gpu/pytest.ini --rootdir . tests/gpu tests/python/test_reference.py,tests/gpu tests/python)
 
+GPU_OUT := $(if $(OUT),$(OUT),target)
+
+# The ladder first, and the tests also where it fell: it says which batches crash or hang this driver.
 test-gpu: $(GPU_NEEDS)  ## what runs on a GPU, on the one here, which must be there; BARE=1 brings the wheel
+	@mkdir -p $(GPU_OUT)
+	$(GPU_PYTHON) benches/gpu/ladder.py --json $(GPU_OUT)/ladder.json; climbed=$$?; \
 	BLOCKYARD_REQUIRE="$(BLOCKYARD_REQUIRE) cuda" timeout --kill-after=10 400 \
-		$(GPU_PYTHON) -m pytest $(GPU_TESTS) -m gpu -p no:cacheprovider
-
-GPU_JSON := $(if $(OUT),$(OUT),target)/bench-gpu.json
+		$(GPU_PYTHON) -m pytest $(GPU_TESTS) -m gpu -p no:cacheprovider && exit $$climbed
 
 bench-gpu: $(GPU_NEEDS)  ## what copies reach on the GPU here, in under eight minutes; BARE=1 as above
-	@mkdir -p $(dir $(GPU_JSON))
-	$(GPU_PYTHON) benches/gpu/bench.py --json $(GPU_JSON)
+	@mkdir -p $(GPU_OUT)
+	$(GPU_PYTHON) benches/gpu/bench.py --json $(GPU_OUT)/bench-gpu.json
 
 fmt: env  ## format everything
 	cargo fmt --all

@@ -3,8 +3,9 @@
     python benches/gpu/bench.py [--json PATH] [--only link --only flights …] [--paper]
 
 It needs NumPy, CuPy and a CUDA device, and no network. Every byte is checked first: where one is
-wrong, nothing is timed. Sections are independent and bounded in time; one that fails is told of in
-the JSON and at the end, and the rest goes on. The figures to reach are judged, never asserted.
+wrong, nothing is timed. Each section is a process of its own, bounded in time, the riskiest last:
+one that fails, crashes or hangs is told of in the JSON and at the end, and the rest goes on. The
+JSON is written after each. The figures to reach are judged, never asserted.
 """
 
 import argparse
@@ -12,18 +13,22 @@ import faulthandler
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from beside import compute, others
+from beside import compute, connections, others
 from blockyard import Unavailable
 from blockyard.cuda import current
 from blockyard.testing.gpu import PaperGpu
@@ -33,21 +38,42 @@ from sizes import TINY, Sizes
 from sweep import sweep
 from yardstick import Rig, Skipped, Wrong, say
 
-#: Name, most seconds, and what it is; in the order of a run.
-SECTIONS: dict[str, tuple[float, Callable[[Rig, float, Result], None]]] = {
-    "checked": (60, checked),
-    "link": (12, link),
-    "latency": (12, latency),
-    "submit": (25, submit),
-    "flights": (140, flights),
-    "compute": (65, compute),
-    "others": (45, others),
-    "sweep": (60, sweep),
+
+class Section(NamedTuple):
+    """A part of the bench."""
+
+    most: float
+    """Seconds."""
+    work: Callable[[Rig, float, Result], None]
+    host: int = 1 << 30
+    """Bytes of pinned memory that it needs on a GPU."""
+    environment: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
+    module: str | None = None
+    """Imported before its time begins, if it is there: a first import takes half a minute."""
+
+
+#: In the order of a run.
+SECTIONS: dict[str, Section] = {
+    "checked": Section(45, checked),
+    "link": Section(12, link, 2 << 30),
+    "latency": Section(12, latency),
+    "submit": Section(30, submit, 3 << 30),
+    "flights": Section(120, flights, 33 << 30),
+    "compute": Section(60, compute, 9 << 30, module="torch"),
+    "connections": Section(
+        20, connections, 5 << 30, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, module="torch"
+    ),
+    "others": Section(30, others, 5 << 30),
+    "sweep": Section(55, sweep, 2 << 30),
 }
 #: Of which the check may not be left out.
 FIRST = "checked"
+#: What needs the peak of the link.
+PEAK = "link"
 #: Seconds after which no section begins, and those before are cut short.
 BUDGET = 440.0
+#: Seconds that a section's process may take beside its own time: imports, pinning, the end.
+BESIDE = 45.0
 
 
 def measure(
@@ -56,25 +82,25 @@ def measure(
     budget: float = BUDGET,
     keep: Callable[[Result], object] = lambda _: None,
 ) -> Result:
-    """Runs the sections, and says what each found.
+    """Runs sections in this process, and says what each found.
 
     Raises:
         Wrong: Bytes were not copied exactly, before or after they were timed.
     """
     said: Result = {"machine": machine(rig), "sections": {}, "facts": rig.facts}
     end = rig.clock() + budget
-    for name, (most, section) in SECTIONS.items():
-        if name != FIRST and name not in wanted:
+    for name, section in SECTIONS.items():
+        if name not in wanted:
             continue
         begun = rig.clock()
         if begun >= end:
             said["sections"][name] = {"error": f"no time was left of {budget:.0f} s"}
             continue
-        say(f"{name}: at most {min(most, end - begun):.0f} of {end - begun:.0f} s left")
+        say(f"{name}: at most {min(section.most, end - begun):.0f} of {end - begun:.0f} s left")
         part: Result = {}
         said["sections"][name] = part
         try:
-            section(rig, min(begun + most, end), part)
+            section.work(rig, min(begun + section.most, end), part)
         except Wrong as error:
             part["error"] = f"wrong: {error}"
             keep(said)
@@ -86,11 +112,74 @@ def measure(
             say(part["error"])
         part["took"] = rig.clock() - begun
         keep(said)
-    said["figures"] = [
-        {**figure._asdict(), "verdict": figure.verdict} for figure in figures(said, rig.sizes.sure)
-    ]
+    judge(said, rig.sizes.sure)
     keep(said)
     return said
+
+
+def judge(said: Result, sure: int) -> None:
+    """Adds the figures."""
+    said["figures"] = [
+        {**figure._asdict(), "verdict": figure.verdict} for figure in figures(said, sure)
+    ]
+
+
+def apart(
+    command: Callable[[str, Path, dict[str, float]], list[str]],
+    wanted: set[str],
+    budget: float = BUDGET,
+    keep: Callable[[Result], object] = lambda _: None,
+    beside: float = BESIDE,
+) -> Result:
+    """Runs each section in a process of its own, and puts together what they say.
+
+    Args:
+        command: What runs a section, writes its JSON to a path, and knows the link's peak.
+        wanted: Sections; the check is always run.
+        budget: Seconds after which none begins.
+        keep: Is given all that was said, after each.
+        beside: Seconds that a process may take beside its section's own.
+
+    Raises:
+        Wrong: Bytes were not copied exactly.
+    """
+    said: Result = {"machine": {}, "sections": {}, "facts": {}}
+    end = time.monotonic() + budget
+    for name, section in SECTIONS.items():
+        if name not in wanted | {FIRST}:
+            continue
+        left = end - time.monotonic()
+        if left <= 0:
+            said["sections"][name] = {"error": f"no time was left of {budget:.0f} s"}
+            continue
+        peak = said["sections"].get(PEAK, {}).get("peak", {})
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "said.json")
+            how = _ended(command(name, path, peak), section, min(section.most, left) + beside)
+            part = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        said["machine"] = said["machine"] or part.get("machine", {})
+        said["facts"][name] = part.get("facts", {})
+        found = part.get("sections", {}).get(name, {})
+        if how and "error" not in found:
+            found["error"] = how
+        said["sections"][name] = found
+        keep(said)
+        if found.get("error", "").startswith("wrong: "):
+            raise Wrong(found["error"].removeprefix("wrong: "))
+    return said
+
+
+def _ended(command: list[str], section: Section, seconds: float) -> str:
+    """How a section's process has ended; nothing if well."""
+    try:
+        done = subprocess.run(
+            command, timeout=seconds, check=False, env=os.environ | section.environment
+        )
+    except subprocess.TimeoutExpired:
+        return f"hung: it did not end within {seconds:.0f} s"
+    if done.returncode < 0:
+        return f"crashed: {signal.Signals(-done.returncode).name}"
+    return f"failed: its process ended with {done.returncode}" if done.returncode else ""
 
 
 def machine(rig: Rig) -> dict[str, Any]:
@@ -128,38 +217,67 @@ def main() -> int:
     parser.add_argument(
         "--paper", action="store_true", help="tiny sizes without a GPU: shows that it runs, no more"
     )
+    parser.add_argument("--section", choices=list(SECTIONS), help=argparse.SUPPRESS)
+    parser.add_argument("--peak", type=json.loads, default={}, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    begun = time.perf_counter()
+    if given.section:
+        return _alone(given.section, given.json, given.peak, paper=given.paper)
+    if not given.paper:
+        try:
+            current()
+        except Unavailable as error:
+            parser.exit(1, f"{error}\n")
+    begun = time.monotonic()
 
     def keep(said: Result) -> None:
         if given.json is not None:
             given.json.write_text(json.dumps(said, indent=1), encoding="utf-8")
 
+    def command(name: str, path: Path, peak: dict[str, float]) -> list[str]:
+        words = ["--section", name, "--json", str(path), "--peak", json.dumps(peak)]
+        return [sys.executable, __file__, *words, *(["--paper"] if given.paper else [])]
+
+    sure = (TINY if given.paper else Sizes()).sure
     try:
-        if given.paper:
-            rig = Rig(PaperGpu(eager=64), TINY)
-        else:
-            rig = Rig(current(), Sizes(), cupy=import_module("cupy"))
-    except Unavailable as error:
-        parser.exit(1, f"{error}\n")
-    pinned = rig.facts["pinned"]
-    rig.facts["ready"] = time.perf_counter() - begun
-    say(f"pinned {pinned['bytes'] / 2**30:.2f} GiB in {pinned['seconds']:.1f} s")
-    try:
-        left = given.seconds - (time.perf_counter() - begun)
-        said = measure(rig, set(given.only or SECTIONS), left, keep)
+        said = apart(command, set(given.only or SECTIONS), given.seconds, keep)
     except Wrong as error:
         print(f"wrong: {error}; nothing that was timed counts")
         return 1
-    finally:
-        rig.close()
-    print(markdown(said, rig.sizes.sure))
+    judge(said, sure)
+    keep(said)
+    print(markdown(said, sure))
     failed = [name for name, part in said["sections"].items() if "error" in part]
-    say(f"{time.perf_counter() - begun:.0f} s in all; failed: {', '.join(failed) or 'nothing'}")
+    say(f"{time.monotonic() - begun:.0f} s in all; failed: {', '.join(failed) or 'nothing'}")
     return 2 if failed else 0
 
 
+def _alone(name: str, path: Path, peak: dict[str, float], *, paper: bool) -> int:
+    """One section, in this process."""
+    section = SECTIONS[name]
+    # What a driver does not come back from says here where it was called.
+    faulthandler.dump_traceback_later(section.most + BESIDE - 10, exit=True)
+    if section.module is not None and not paper:
+        with suppress(ImportError):
+            import_module(section.module)
+    if paper:
+        rig = Rig(PaperGpu(eager=64), TINY)
+    else:
+        rig = Rig(current(), replace(Sizes(), host=section.host), cupy=import_module("cupy"))
+    pinned = rig.facts["pinned"]
+    say(f"{name}: pinned {pinned['bytes'] / 2**30:.2f} GiB in {pinned['seconds']:.1f} s")
+    rig.peak = dict(peak)
+    try:
+        measure(
+            rig,
+            {name},
+            keep=lambda said: path.write_text(json.dumps(said, indent=1), encoding="utf-8"),
+        )
+    except Wrong as error:
+        say(f"wrong: {error}")
+    finally:
+        rig.close()
+    return 0
+
+
 if __name__ == "__main__":
-    # What a driver does not come back from is ended here; the JSON has the sections before it.
-    faulthandler.dump_traceback_later(BUDGET + 100, exit=True)
     sys.exit(main())

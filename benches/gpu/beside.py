@@ -14,7 +14,7 @@ from sizes import ORDERS, WAYS
 from yardstick import Rig, Skipped, busy_thread, repeated, say, shares
 
 # Calls that beside a busy thread take up to 5 ms each: so many are enough to see it.
-_MOST_CALLS = 2048
+_MOST_CALLS = 512
 
 
 class Product:
@@ -93,9 +93,12 @@ def compute(rig: Rig, until: float, said: Result) -> None:
         limits = Thresholds(groups=groups)
         tried.append(("layer-first", {"thresholds": limits}, rig.sizes.pairs // 2))
     ends = shares(until, rig.clock(), 3 * len(tried))
+    delayed = said.setdefault("delayed", [])
     for order, options, pairs in tried:
         pair = Pair(rig, rig.sizes.cases[0].make(order), max(rig.sizes.counts), **options)
         try:
+            if not options:
+                delayed += [{"order": order, **row} for row in _delayed(pair, product)]
             for way in (*WAYS, "both"):
                 rows.append(
                     {
@@ -106,6 +109,46 @@ def compute(rig: Rig, until: float, said: Result) -> None:
                         **_losses(pair, product, way, pairs, next(ends)),
                     }
                 )
+        finally:
+            pair.close()
+
+
+def _delayed(pair: Pair, product: Product) -> list[Result]:
+    """Short flights alone and beside products: what they wait for room, or for an engine."""
+    rows = []
+    for blocks in (1, 16, 64):
+        for way in WAYS:
+            flight = pair.flight(way, [pair.pick(blocks) for _ in range(8)])
+            alone, beside = [], []
+            for _ in range(6):
+                alone.append(flight())
+                # Ten or so: longer than the flight, which begins in the midst of them.
+                product.begin()
+                beside.append(flight())
+                product.end()
+            rows.append(
+                {
+                    "way": way,
+                    "blocks": blocks,
+                    "alone": median(alone[1:]),
+                    "beside": median(beside[1:]),
+                }
+            )
+    return rows
+
+
+def connections(rig: Rig, until: float, said: Result) -> None:
+    """The losses once more, where a process has 32 hardware queues: see its environment."""
+    if rig.cupy is None:
+        raise Skipped("it needs a GPU")
+    product = Product(rig, rig.sizes.matrix)
+    rows = said.setdefault("rows", [])
+    ends = shares(until, rig.clock(), len(ORDERS))
+    for order in ORDERS:
+        pair = Pair(rig, rig.sizes.cases[0].make(order), max(rig.sizes.counts) // 2)
+        try:
+            known = {"order": order, "way": "both", "default": False}
+            rows.append({**known, **_losses(pair, product, "both", rig.sizes.pairs, next(ends))})
         finally:
             pair.close()
 
@@ -154,7 +197,9 @@ def others(rig: Rig, until: float, said: Result) -> None:
                     for busy in (False, True):
                         blocks, work = make(pair, way)
                         with busy_thread(busy=busy):
-                            times = repeated(rig, work, most=5, until=next(ends), least=1)
+                            # Beside a busy thread once, at up to 5 ms a call.
+                            most, end = 1 if busy else 5, next(ends)
+                            times = repeated(rig, work, most, end, least=1, warm=not busy)
                         rate = blocks * layout.block_bytes / median(times)
                         rows.append(
                             {

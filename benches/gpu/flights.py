@@ -9,6 +9,7 @@ from sizes import ORDERS, WAYS
 from yardstick import Rig, busy_thread, repeated, say, shares, summary
 
 Result = dict[str, Any]
+WAYS_OF = {"down": ("device", "host"), "up": ("host", "device")}
 HOST_CLOCK = "host clock, from the call until the end is seen by polling"
 
 
@@ -112,10 +113,26 @@ def flights(rig: Rig, until: float, said: Result) -> None:
                 if rig.clock() > end + 10:
                     cut.append(f"{case.name}, {order}: nothing below {count} blocks")
                     break
+            if order == "layer-first" and case is rig.sizes.cases[0]:
+                said["behind"] = _behind(pair)
             check(pair, 256)
         finally:
             pair.close()
         say(f"  {case.name}, {order}: done")
+
+
+def _behind(pair: Pair) -> Result:
+    """Seconds of a flight down, alone and behind all that comes up: it waits for none of that."""
+    few, many = min(256, pair.host.blocks // 4), pair.host.blocks // 2
+    alone, behind = [], []
+    for _ in range(5):
+        device, host = pair.pick(few + many)
+        down, up = (device[:few], host[:few]), (device[few:], host[few:])
+        alone.append(pair.seconds(("down", down)))
+        above = pair.start("up", up)
+        behind.append(pair.seconds(("down", down)))
+        landed(above)
+    return {"blocks": few, "above": many, "alone": median(alone), "behind": median(behind)}
 
 
 def latency(rig: Rig, until: float, said: Result) -> None:
@@ -134,6 +151,7 @@ def latency(rig: Rig, until: float, said: Result) -> None:
             for way in WAYS:
                 work = pair.flight(way, [pair.pick(1) for _ in range(16)])
                 times = repeated(rig, work, most=most, until=next(ends))
+                spent = _starts(pair, way, 1, busy=False, until=rig.clock())[0]
                 floor = pair.layout.block_bytes / rig.peak[way]
                 rows.append(
                     {
@@ -144,7 +162,9 @@ def latency(rig: Rig, until: float, said: Result) -> None:
                         "seconds": summary(times),
                         "floor": floor,
                         "above": median(times) - floor,
+                        # Of that: polling included, and what the start costs its caller.
                         "of_nothing": median(nothing),
+                        "start": median(spent),
                     }
                 )
         finally:
@@ -173,6 +193,8 @@ def submit(rig: Rig, until: float, said: Result) -> None:
                         "elapsed": summary(elapsed),
                     }
                 )
+            if rig.gpu.batches and order == "page-first":
+                said["driver"] = {way: summary(_driver(pair, way, count)) for way in WAYS}
             # Where tables of slots are needed, there is room for four tiers' worth of them.
             blocks = count if order == "page-first" else count // 8
             deep.append({"order": order, "blocks": blocks, "elapsed": _queue(pair, blocks)})
@@ -201,6 +223,22 @@ def _starts(
             if turn >= 3 and rig.clock() > until:
                 break
     return cpu, elapsed
+
+
+def _driver(pair: Pair, way: str, count: int) -> list[float]:
+    """Seconds of CPU of the driver's call alone, with tables that are there already."""
+    rig, spent = pair.rig, []
+    route = pair.copier._routes[*(WAYS_OF[way]), pair.layout.planes[0].name]
+    stream = rig.streams[0]
+    for _ in range(rig.sizes.repeats):
+        device, host = pair.pick(count)
+        tables = route.way.runs(*((device, host) if way == "down" else (host, device)))
+        with rig.gpu:
+            begun = rig.cpu()
+            rig.gpu.copy(tables.to, tables.from_, tables.sizes, stream)
+            spent.append((rig.cpu() - begun) / 1e9)
+            rig.gpu.synchronize(stream)
+    return spent
 
 
 def _queue(pair: Pair, count: int) -> list[float]:

@@ -19,12 +19,14 @@ def sweep(rig: Rig, until: float, said: Result) -> None:
     """Ring, thread blocks and the two crossovers; each part by itself."""
     need_peak(rig)
     known = Thresholds()
+    known = replace(known, whole_below=0)
     ring = replace(known, kernel_below=0, piece_bytes=_ALWAYS)
     kernel = replace(known, kernel_below=_ALWAYS)
     runs = replace(known, kernel_below=0, piece_bytes=0, most_runs=_ALWAYS)
+    rows = replace(ring, rows_bytes=0)
     many, few = rig.sizes.swept, rig.sizes.linked
-    ends = shares(until, rig.clock(), 8)
-    said["defaults"] = asdict(known)
+    ends = shares(until, rig.clock(), 10)
+    said["defaults"] = asdict(Thresholds())
     tried: dict[str, tuple[int, list[tuple[Any, Thresholds]]]] = {
         "ring_bytes": (
             many,
@@ -35,27 +37,32 @@ def sweep(rig: Rig, until: float, said: Result) -> None:
             few,
             [(groups, replace(kernel, link_groups=groups)) for groups in rig.sizes.link_groups],
         ),
+        "ring_parts": (many, [(parts, replace(ring, ring_parts=parts)) for parts in (1, 2, 4)]),
+        # Of which the driver may know nothing yet, or too much: what is riskiest comes last.
+        "rows": (many, [("a 2-D copy a block", rows)]),
         "piece by piece": (many, [("no ring", runs)]),
     }
     for name, (blocks, variants) in tried.items():
         said[name] = _rates(rig, blocks, variants, next(ends))
         say(f"  {name}: done")
     said["flags"] = _flags(rig, next(ends))
-    said["pieces"] = _samples(pieces(rig.gpu, known, clock=rig.clock, end=next(ends)))
+    said["pieces"] = _samples(pieces(rig.gpu, known, clock=rig.clock, end=next(ends), busy=False))
     layer_first = rig.sizes.cases[0].make("layer-first").planes[0]
     end = next(ends)
     half = rig.clock() + (end - rig.clock()) / 2
-    said["sizes, in one piece"] = _samples(sizes(rig.gpu, known, clock=rig.clock, end=half))
-    said["sizes, in pieces"] = _samples(
-        sizes(rig.gpu, known, layer_first.piece_bytes, clock=rig.clock, end=end)
-    )
+    whole = sizes(rig.gpu, known, clock=rig.clock, end=half, busy=False)
+    said["sizes, in one piece"] = _samples(whole)
+    piece = layer_first.piece_bytes
+    apart = sizes(rig.gpu, known, piece, clock=rig.clock, end=end, busy=False)
+    said["sizes, in pieces"] = _samples(apart)
     said["best"] = {
         "ring_bytes": _least(said["ring_bytes"]),
         "groups": _least(said["groups"]),
         "link_groups": _least(said["link_groups"]),
+        "ring_parts": _least(said["ring_parts"]),
         "piece_bytes": _crossing(said["pieces"]),
-        "kernel_below, in one piece": _crossing(said["sizes, in one piece"]),
-        "kernel_below, in pieces": _crossing(said["sizes, in pieces"]),
+        "whole_below": _crossing(said["sizes, in one piece"]),
+        "kernel_below": _crossing(said["sizes, in pieces"]),
     }
     said["calibrate"] = _calibrated(rig)
 
@@ -111,9 +118,11 @@ def _calibrated(rig: Rig) -> Result:
     for order in ORDERS:
         pair = Pair(rig, rig.sizes.cases[0].make(order), 4)
         try:
-            begun = rig.clock()
-            thresholds = calibrate(pair.device, pair.host, clock=rig.clock)
-            found[order] = {**asdict(thresholds), "seconds": rig.clock() - begun}
+            for busy in (False, True):
+                begun = rig.clock()
+                thresholds = calibrate(pair.device, pair.host, clock=rig.clock, busy=busy)
+                name = f"{order}, {'beside compute' if busy else 'idle'}"
+                found[name] = {**asdict(thresholds), "seconds": rig.clock() - begun}
         finally:
             pair.close()
     return found

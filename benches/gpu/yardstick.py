@@ -178,10 +178,17 @@ class Rig:
 
 
 def repeated(
-    rig: Rig, work: Callable[[], float], *, most: int, until: float, least: int = 3
+    rig: Rig,
+    work: Callable[[], float],
+    most: int,
+    until: float,
+    *,
+    least: int = 3,
+    warm: bool = True,
 ) -> list[float]:
     """Times of a work, after one turn that warms up: `most` of them, or `least` when it is late."""
-    work()
+    if warm:
+        work()
     times: list[float] = []
     while len(times) < most and (len(times) < least or rig.clock() < until):
         times.append(work())

@@ -6,24 +6,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import blockyard.copiers.calibrate
+from blockyard import Unavailable
 from blockyard._typing import override
 from blockyard.copiers import Receipt
 from blockyard.copiers.cuda import CudaCopier
+from blockyard.testing.gpu import PaperGpu
 from timed import Link, TimedGpu
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benches" / "gpu"))
 
 import bench
+import ladder
 from figures import figures, markdown
 from sizes import TINY
 from yardstick import Rig, Wrong
 
 Result = dict[str, Any]
 SECTIONS = set(bench.SECTIONS)
-NEED_A_GPU = {"compute", "others"}
+NEED_A_GPU = {"compute", "connections", "others"}
 
 
 class Clocks:
@@ -73,7 +77,7 @@ def test_a_copier_that_is_slow_misses_every_figure_and_by_how_much_is_said() -> 
             return super().start(*what)
 
     rig = clocks.rig(Slow)
-    said = bench.measure(rig, {"link", "latency", "submit", "flights"})
+    said = bench.measure(rig, {"checked", "link", "latency", "submit", "flights"})
     rig.close()
     assert verdicts(said) == ["missed"] * 6 + ["not"] * 2
     cpu = said["figures"][4]
@@ -118,7 +122,7 @@ def test_a_section_that_fails_is_told_of_and_the_rest_goes_on(
         said["rows"] = []
         raise RuntimeError("no link today")
 
-    monkeypatch.setitem(bench.SECTIONS, "link", (1, fails))
+    monkeypatch.setitem(bench.SECTIONS, "link", bench.Section(1, fails))
     rig = Clocks().rig()
     said = bench.measure(rig, {"link", "submit", "latency"})
     rig.close()
@@ -133,10 +137,10 @@ def test_a_section_that_fails_is_told_of_and_the_rest_goes_on(
 
 def test_no_section_begins_when_time_is_over() -> None:
     rig = Clocks().rig()
-    said = bench.measure(rig, SECTIONS, budget=1e-9)
+    said = bench.measure(rig, SECTIONS, budget=0.0)
     rig.close()
     late = [name for name, part in said["sections"].items() if "no time" in part.get("error", "")]
-    assert set(late) == SECTIONS - {bench.FIRST}
+    assert set(late) == SECTIONS
 
 
 def test_a_copier_that_takes_nothing_or_never_ends_fails_its_section(
@@ -150,7 +154,7 @@ def test_a_copier_that_takes_nothing_or_never_ends_fails_its_section(
             return None
 
     rig = Clocks().rig(Full)
-    said = bench.measure(rig, {"link"})
+    said = bench.measure(rig, {"checked", "link"})
     rig.close()
     assert "no copy is taken" in said["sections"]["checked"]["error"]
     assert "error" not in said["sections"]["link"]
@@ -166,3 +170,98 @@ def test_the_command_writes_json_and_prints_the_table_last(
     said = json.loads(out.read_text(encoding="utf-8"))
     assert set(said["sections"]) == {"checked", "link"}
     assert "| figure | target | measured |" in capsys.readouterr().out
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_section_that_crashes_or_hangs_costs_nothing_but_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(
+        bench.SECTIONS, "flights", bench.Section(0.0, bench.SECTIONS["flights"].work)
+    )
+    kept: list[str] = []
+    peaks = []
+
+    def command(name: str, path: Path, peak: dict[str, float]) -> list[str]:
+        peaks.append(peak)
+        said = {"sections": {name: {"peak": {"up": 5.0}, "rows": []}}, "machine": {"GPU": "none"}}
+        write = f"import pathlib; pathlib.Path({str(path)!r}).write_text({json.dumps(said)!r});"
+        return python(
+            {
+                "submit": write + "import os; os.kill(os.getpid(), 11)",
+                "flights": "import time; time.sleep(60)",
+                "others": "import os; assert os.environ['CUDA_DEVICE_MAX_CONNECTIONS'] == '32'",
+                "connections": write
+                + "import os; assert os.environ['CUDA_DEVICE_MAX_CONNECTIONS'] == '32'",
+            }.get(name, write)
+        )
+
+    said = bench.apart(
+        command, SECTIONS, keep=lambda said: kept.append(json.dumps(said)), beside=2.0
+    )
+    errors = {name: part.get("error", "") for name, part in said["sections"].items()}
+    assert errors.pop("submit") == "crashed: SIGSEGV"
+    assert errors.pop("flights").startswith("hung: it did not end within 2 s")
+    assert errors.pop("others") == "failed: its process ended with 1"
+    assert set(errors.values()) == {""}
+    assert said["sections"]["submit"]["peak"]
+    assert peaks == [{}, {}, *[{"up": 5.0}] * (len(SECTIONS) - 2)]
+    assert (said["machine"], len(kept)) == ({"GPU": "none"}, len(SECTIONS))
+    bench.judge(said, 16)
+    assert "- submit failed: crashed: SIGSEGV" in markdown(said)
+
+
+def test_where_a_process_finds_a_wrong_byte_no_other_begins() -> None:
+    def command(name: str, path: Path, _peak: dict[str, float]) -> list[str]:
+        said = {"sections": {name: {"error": "wrong: bytes differ"}}}
+        return python(
+            f"import pathlib; pathlib.Path({str(path)!r}).write_text({json.dumps(said)!r})"
+        )
+
+    kept: list[str] = []
+    with pytest.raises(Wrong, match="bytes differ"):
+        bench.apart(command, SECTIONS, keep=lambda said: kept.append(json.dumps(said)))
+    assert list(json.loads(kept[-1])["sections"]) == ["checked"]
+
+
+def test_a_ladder_tells_good_rungs_from_those_that_crash_hang_or_are_wrong() -> None:
+    words = {1: "print('good')", 8: "import os; os.kill(os.getpid(), 11)", 64: "print('wrong')"}
+    words |= {256: "raise MemoryError('no room')", 512: "import time; time.sleep(60)"}
+    kept: list[int] = []
+    said = ladder.climbed(
+        lambda size, runs: python(words[runs] if size == 16 else "print('good')"),
+        (1, 8, 64, 256, 512, 1024),
+        lambda said: kept.append(len(said)),
+        patience=2.0,
+    )
+    verdicts = [rung["verdict"] for rung in said[:6]]
+    assert verdicts[:3] == ["good", "crashed: SIGSEGV", "wrong"]
+    assert verdicts[3].startswith("failed: ")
+    assert "no room" in verdicts[3]
+    assert verdicts[4:] == ["hung: it did not end within 2 s", "not tried: one of fewer hung"]
+    assert {rung["verdict"] for rung in said[6:]} == {"good"}
+    assert kept == list(range(1, 19))
+    assert ladder.verdict(said, 1024) == 1
+    assert ladder.verdict(said[:2], 1024) == 2
+    assert ladder.verdict(said[:2], 4) == ladder.verdict(said[6:], 1024) == 0
+
+
+def test_a_rung_finds_a_byte_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "TIMES", 2)
+    monkeypatch.setattr(ladder, "_SOURCE", 16 * 40)
+    gpu = PaperGpu(entries=1 << 20)
+    assert ladder.rung(gpu, 16, 100) == "good"
+    assert not gpu.held
+    copy = gpu.copy
+
+    def swapped(to: Any, from_: Any, sizes: Any, stream: int) -> None:
+        copy(to, np.roll(from_, len(to) > 90), sizes, stream)
+
+    monkeypatch.setattr(gpu, "copy", swapped)
+    assert ladder.rung(gpu, 16, 100) == "wrong"
+    assert not gpu.held
+    with pytest.raises(Unavailable):
+        ladder.rung(PaperGpu(memory=10), 16, 100)

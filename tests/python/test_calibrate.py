@@ -92,3 +92,12 @@ def test_a_copy_that_fails_is_said() -> None:
 def test_tiers_of_two_gpus_are_refused() -> None:
     with pytest.raises(Misuse, match="two GPUs"):
         calibrate(tiers(TimedGpu())[0], tiers(TimedGpu())[1])
+
+
+def test_compute_that_outlasts_the_copies_has_ended_when_memory_is_freed() -> None:
+    gpu = PaperGpu(eager=64)
+    device, host = tiers(gpu)
+    held = gpu.held
+    found = calibrate(device, host, thresholds=KNOWN, budget=1e-3)
+    assert gpu.held == held
+    assert found.whole_below >= 64 << 10

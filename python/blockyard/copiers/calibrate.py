@@ -177,14 +177,16 @@ def _duel(
             fitted = replace(limits, ring_bytes=ring)
             copiers.append(CudaCopier(device, host, thresholds=fitted, depth=2))
             stack.callback(copiers[-1].close)
+        # What it computes has ended when memory is freed.
+        stack.callback(_ended, gpu, compute)
         times: dict[tuple[int, bool], list[float]] = {}
         for turn in count():
             for which, copier in enumerate(copiers):
                 for up in (False, True):
                     ends = (host, device) if up else (device, host)
-                    with gpu:
-                        gpu.synchronize(compute)
-                        if busy:
+                    _ended(gpu, compute)
+                    if busy:
+                        with gpu:
                             gpu.occupy(_COMPUTE, compute)
                     taken = _seconds(copier, ends, order, clock)
                     if turn:
@@ -208,8 +210,12 @@ def _seconds(copier: CudaCopier, ends: tuple[Placed, Placed], order: Slots, cloc
     return taken
 
 
+def _ended(gpu: Gpu, stream: int) -> None:
+    with gpu:
+        gpu.synchronize(stream)
+
+
 def _discard(gpu: Gpu, *streams: int) -> None:
     with gpu:
         for stream in streams:
-            gpu.synchronize(stream)
             gpu.discard(stream, [])
