@@ -192,6 +192,34 @@ def test_a_part_that_the_driver_refuses_ends_the_good_prefix() -> None:
     assert landed == Landed(1024, Cause.FAILED)
 
 
+def test_what_is_not_queued_yet_waits_for_the_end_of_a_capture() -> None:
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    receipt = copier.start(device, host, scattered(3000), scattered(3000, 2))
+    assert receipt is not None
+    with gpu.capture():
+        for _ in range(4):
+            gpu.run()
+            assert receipt.poll() is None
+    while (landed := receipt.poll()) is None:
+        gpu.run()
+    assert landed == Landed(3000)
+
+
+def test_a_flight_of_more_calls_than_a_queue_holds_is_cut_too() -> None:
+    """A ring of one block takes two calls for each, and is filled a thousand times."""
+    limits = replace(RING, ring_bytes=1)
+    gpu, device, host, copier = opened(LAYERS, device=1000, host=1000, thresholds=limits, eager=0)
+    bytes_, mine, order = filled(device, 1), filled(host, 2), scattered(1000)
+    before = gpu.calls.total()
+    receipt = copier.start(device, host, order, order[::-1])
+    assert receipt is not None
+    assert gpu.calls.total() - before < 600
+    while (landed := receipt.poll()) is None:
+        gpu.run()
+    assert landed == Landed(1000)
+    assert same(host, after(mine, bytes_, order.tolist(), order[::-1].tolist()))
+
+
 def test_a_step_of_a_crane_enters_the_device_once_and_asks_once_for_a_capture() -> None:
     gpu, device, host, copier = opened(PAGES, eager=0)
     crane = Crane(PAGES, device=device, host=host, copier=copier)

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from blockyard._core import Misuse, Unavailable, Unsupported, consecutive
 from blockyard.copiers import Receipt, Slots
 from blockyard.copiers.atlas import Atlas
-from blockyard.copiers.lane import Flight, Lane, Part
+from blockyard.copiers.lane import CALLS, Flight, Lane, Part
 from blockyard.copiers.parts import Parts
 from blockyard.copiers.routes import Route
 from blockyard.copiers.ways import Road, Way
@@ -295,14 +295,18 @@ class CudaCopier:
 
     def _cut(self, task: Part) -> list[Part] | None:
         """Parts of a flight that is too long for the driver's queue; None for one that is not."""
-        runs = sum(route.runs(road) for route, road in task.jobs if road != "layers")
         most, blocks = self._limits.batch_runs, len(task.sources)
-        if not runs or runs * blocks <= most or blocks == 1:
+        costs = [route.cost(road, blocks) for route, road in task.jobs if road != "layers"]
+        calls, runs = (sum(cost[which] for cost in costs) for which in (0, 1))
+        shares = [count / limit for count, limit in ((calls, CALLS), (runs, most)) if count]
+        if max(shares, default=0) <= 1 or blocks == 1:
             return None
         # While one is copied, the next is in the queue.
-        return task.cut(max(most // 2 // runs, 1))
+        return task.cut(max(int(blocks / max(shares)) // 2, 1))
 
     def _go_on(self, lane: Lane) -> None:
+        if lane.later and self._capturing():
+            return
         while lane.later and not self._lost:
             part = lane.later[0]
             part.flight = self._begin(part)

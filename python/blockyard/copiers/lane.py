@@ -15,7 +15,7 @@ from blockyard.plan import Cause
 from blockyard.tiers import Tier
 from blockyard.tiers.pinned import Pinned
 
-__all__ = ["Flight", "Lane", "Part"]
+__all__ = ["CALLS", "Flight", "Lane", "Part"]
 
 # Slots up to which a kernel reads its tables over the link rather than from a copy of them.
 _SHORT = 64
@@ -23,9 +23,9 @@ _SHORT = 64
 _GROUPS = 16
 # Least words of the desk on which such tables are laid out.
 _DESK = 1 << 14
-# Calls in the air, from which on none is taken: beyond about a thousand a driver's queue is full,
-# and then a call waits, with the interpreter's lock held.
-_CALLS = 512
+CALLS = 512
+"""Calls in the air on a lane, from which on none is taken: beyond about a thousand a driver's queue
+is full, and then a call waits, with the interpreter's lock held."""
 
 
 class Flight:
@@ -335,7 +335,7 @@ class Lane:
         """Where on the desk there is a place, if there is an event and the queue is not long."""
         queued = sum(flight.calls for flight in self.flights)
         given = sum(flight.runs for flight in self.flights)
-        long = (queued and queued + calls > _CALLS) or (given and given + runs > self._runs)
+        long = (queued and queued + calls > CALLS) or (given and given + runs > self._runs)
         return None if long or not self._events else self._place(words)
 
     def _place(self, words: int) -> int | None:
