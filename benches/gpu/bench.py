@@ -73,7 +73,7 @@ PEAK = "link"
 #: Seconds after which no section begins, and those before are cut short.
 BUDGET = 440.0
 #: Seconds that a section's process may take beside its own time: imports, pinning, the end.
-BESIDE = 45.0
+BESIDE = 75.0
 
 
 def measure(
@@ -125,7 +125,7 @@ def judge(said: Result, sure: int) -> None:
 
 
 def apart(
-    command: Callable[[str, Path, dict[str, float]], list[str]],
+    command: Callable[[str, Path, dict[str, float], float], list[str]],
     wanted: set[str],
     budget: float = BUDGET,
     keep: Callable[[Result], object] = lambda _: None,
@@ -134,7 +134,8 @@ def apart(
     """Runs each section in a process of its own, and puts together what they say.
 
     Args:
-        command: What runs a section, writes its JSON to a path, and knows the link's peak.
+        command: What runs a section, writes its JSON to a path, knows the link's peak, and ends in
+            so many seconds.
         wanted: Sections; the check is always run.
         budget: Seconds after which none begins.
         keep: Is given all that was said, after each.
@@ -155,7 +156,8 @@ def apart(
         peak = said["sections"].get(PEAK, {}).get("peak", {})
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "said.json")
-            how = _ended(command(name, path, peak), section, min(section.most, left) + beside)
+            most = min(section.most, left)
+            how = _ended(command(name, path, peak, most), section, most + beside)
             part = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         said["machine"] = said["machine"] or part.get("machine", {})
         said["facts"][name] = part.get("facts", {})
@@ -221,7 +223,7 @@ def main() -> int:
     parser.add_argument("--peak", type=json.loads, default={}, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.section:
-        return _alone(given.section, given.json, given.peak, paper=given.paper)
+        return _alone(given.section, given.json, given.peak, given.seconds, paper=given.paper)
     if not given.paper:
         try:
             current()
@@ -233,8 +235,9 @@ def main() -> int:
         if given.json is not None:
             given.json.write_text(json.dumps(said, indent=1), encoding="utf-8")
 
-    def command(name: str, path: Path, peak: dict[str, float]) -> list[str]:
+    def command(name: str, path: Path, peak: dict[str, float], most: float) -> list[str]:
         words = ["--section", name, "--json", str(path), "--peak", json.dumps(peak)]
+        words += ["--seconds", str(most)]
         return [sys.executable, __file__, *words, *(["--paper"] if given.paper else [])]
 
     sure = (TINY if given.paper else Sizes()).sure
@@ -251,11 +254,11 @@ def main() -> int:
     return 2 if failed else 0
 
 
-def _alone(name: str, path: Path, peak: dict[str, float], *, paper: bool) -> int:
+def _alone(name: str, path: Path, peak: dict[str, float], most: float, *, paper: bool) -> int:
     """One section, in this process."""
     section = SECTIONS[name]
     # What a driver does not come back from says here where it was called.
-    faulthandler.dump_traceback_later(section.most + BESIDE - 10, exit=True)
+    faulthandler.dump_traceback_later(most + BESIDE - 10, exit=True)
     if section.module is not None and not paper:
         with suppress(ImportError):
             import_module(section.module)
@@ -270,6 +273,7 @@ def _alone(name: str, path: Path, peak: dict[str, float], *, paper: bool) -> int
         measure(
             rig,
             {name},
+            most,
             keep=lambda said: path.write_text(json.dumps(said, indent=1), encoding="utf-8"),
         )
     except Wrong as error:

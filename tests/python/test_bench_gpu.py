@@ -185,7 +185,7 @@ def test_a_section_that_crashes_or_hangs_costs_nothing_but_itself(
     kept: list[str] = []
     peaks = []
 
-    def command(name: str, path: Path, peak: dict[str, float]) -> list[str]:
+    def command(name: str, path: Path, peak: dict[str, float], _most: float) -> list[str]:
         peaks.append(peak)
         said = {"sections": {name: {"peak": {"up": 5.0}, "rows": []}}, "machine": {"GPU": "none"}}
         write = f"import pathlib; pathlib.Path({str(path)!r}).write_text({json.dumps(said)!r});"
@@ -215,7 +215,7 @@ def test_a_section_that_crashes_or_hangs_costs_nothing_but_itself(
 
 
 def test_where_a_process_finds_a_wrong_byte_no_other_begins() -> None:
-    def command(name: str, path: Path, _peak: dict[str, float]) -> list[str]:
+    def command(name: str, path: Path, _peak: dict[str, float], _most: float) -> list[str]:
         said = {"sections": {name: {"error": "wrong: bytes differ"}}}
         return python(
             f"import pathlib; pathlib.Path({str(path)!r}).write_text({json.dumps(said)!r})"
