@@ -117,6 +117,13 @@ def measure(
     return said
 
 
+def write(path: Path, said: Result) -> None:
+    """All of it or nothing: whoever is ended meanwhile leaves what was there before."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(said, indent=1), encoding="utf-8")
+    new.replace(path)
+
+
 def judge(said: Result, sure: int) -> None:
     """Adds the figures."""
     said["figures"] = [
@@ -233,7 +240,7 @@ def main() -> int:
 
     def keep(said: Result) -> None:
         if given.json is not None:
-            given.json.write_text(json.dumps(said, indent=1), encoding="utf-8")
+            write(given.json, said)
 
     def command(name: str, path: Path, peak: dict[str, float], most: float) -> list[str]:
         words = ["--section", name, "--json", str(path), "--peak", json.dumps(peak)]
@@ -274,7 +281,7 @@ def _alone(name: str, path: Path, peak: dict[str, float], most: float, *, paper:
             rig,
             {name},
             most,
-            keep=lambda said: path.write_text(json.dumps(said, indent=1), encoding="utf-8"),
+            keep=lambda said: write(path, said),
         )
     except Wrong as error:
         say(f"wrong: {error}")
