@@ -31,9 +31,6 @@ def test_the_size_from_which_the_kernel_loses_is_found(kernel: float, whole_belo
     gpu = TimedGpu(Link(rate=50e9, copy=25e-6, run=0.1e-6, launch=5e-6, kernel=kernel))
     found = calibrate(*tiers(gpu), thresholds=KNOWN, clock=gpu.clock, budget=1e-3, busy=False)
     assert (found.whole_below, found.kernel_below) == (whole_below, KNOWN.kernel_below)
-    # Beside compute it waits for that to end, and a copy engine does not.
-    found = calibrate(*tiers(gpu), thresholds=KNOWN, clock=gpu.clock, budget=1e-3)
-    assert found.whole_below == 64 << 10
 
 
 @pytest.mark.parametrize(
@@ -94,7 +91,24 @@ def test_tiers_of_two_gpus_are_refused() -> None:
         calibrate(tiers(TimedGpu())[0], tiers(TimedGpu())[1])
 
 
-def test_compute_that_outlasts_the_copies_has_ended_when_memory_is_freed() -> None:
+def test_beside_compute_a_kernel_waits_for_its_end_and_a_copy_engine_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("blockyard.copiers.calibrate._SIZES", (64 << 10, 256 << 10))
+    monkeypatch.setattr("blockyard.copiers.calibrate._PIECES", (64 << 10,))
+    gpu = TimedGpu(Link(rate=50e9, copy=25e-6, run=0.1e-6, launch=5e-6, kernel=60e9))
+    idle, busy = (
+        calibrate(*tiers(gpu), thresholds=KNOWN, clock=gpu.clock, budget=1e-3, busy=one)
+        for one in (False, True)
+    )
+    assert (idle.whole_below, busy.whole_below) == (512 << 10, 64 << 10)
+
+
+def test_compute_that_outlasts_the_copies_has_ended_when_memory_is_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("blockyard.copiers.calibrate._SIZES", (64 << 10,))
+    monkeypatch.setattr("blockyard.copiers.calibrate._PIECES", (64 << 10,))
     gpu = PaperGpu(eager=64)
     device, host = tiers(gpu)
     held = gpu.held

@@ -525,6 +525,7 @@ def test_memory_that_is_there_already_needs_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Pinned(PaperGpu(), 10_000, shared=tmp_path / "kv").free()
+    monkeypatch.setattr("blockyard.tiers.pinned._PATIENCE", 0.0)
     monkeypatch.setattr("blockyard.tiers.pinned._available", lambda: 0)
     Pinned(PaperGpu(), 10_000, shared=tmp_path / "kv").free()
     with pytest.raises(Unavailable, match="0 were taken, and the machine has 0 more"):
