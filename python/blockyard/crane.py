@@ -165,7 +165,8 @@ class Crane:
             Whether all of it is waited for. If not, because the copier has no streams, is full, or
             was held up by a capture, wait until the flights are reported.
         """
-        self._start()
+        with self._turn():
+            self._start()
         held = [copy for copy in self._waiting if copy.destination.name == "device"]
         if isinstance(self._copier, Joining):
             return self._copier.join(stream, layer=layer) and not held

@@ -6,6 +6,8 @@ from blockyard.layout import natural
 
 __all__ = ["Thresholds"]
 
+_POSITIVE = {"queued_runs", "ring_bytes", "ring_parts", "groups", "link_groups"}
+
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
@@ -25,9 +27,10 @@ class Thresholds:
         rows_bytes: Least bytes of a piece for which a block whose pieces are evenly apart goes as
             one 2-D copy, past the ring and without a kernel. By default never: that is not
             measured yet.
-        batch_runs: Most copies that one call of the driver for many is given, and that it is given
-            at a time, each way: what is more is given when those have ended. With 0 that call is
+        batch_runs: Most copies that one call of the driver for many is given. With 0 that call is
             not used: kernels copy over the link, which is slower.
+        queued_runs: Most of these in the driver's queue at a time, each way: the others are queued
+            as those end, whenever a receipt is polled.
         ring_bytes: Device memory, each way, in which scattered pieces are gathered into whole
             blocks; less where the smaller tier has less.
         ring_parts: Parts of the ring. With 2, or more, one is filled while another is emptied, so
@@ -46,6 +49,7 @@ class Thresholds:
     most_runs: int = 4096
     rows_bytes: int = 1 << 40
     batch_runs: int = 1024
+    queued_runs: int = 1024
     ring_bytes: int = 256 << 20
     ring_parts: int = 1
     groups: int = 128
@@ -54,5 +58,5 @@ class Thresholds:
     def __post_init__(self) -> None:
         """Checks every field."""
         for field in fields(self):
-            least = int(field.name in {"ring_bytes", "ring_parts", "groups", "link_groups"})
+            least = int(field.name in _POSITIVE)
             natural(f"thresholds: {field.name}", getattr(self, field.name), least=least)

@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,15 @@ RUNS = Thresholds(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=1 << 2
 RING = Thresholds(kernel_below=0, whole_below=0, piece_bytes=1 << 40, ring_bytes=3000)
 ROWS = Thresholds(kernel_below=0, whole_below=0, piece_bytes=1 << 40, rows_bytes=0)
 #: Thresholds that force each road that bytes may take.
-ROADS = {"as it comes": Thresholds(), "kernel": KERNEL, "runs": RUNS, "ring": RING, "rows": ROWS}
+ROADS = {
+    "as it comes": Thresholds(),
+    "kernel": KERNEL,
+    "runs": RUNS,
+    "ring": RING,
+    "rows": ROWS,
+    "ring in parts": replace(RING, ring_parts=2),
+    "no batches": Thresholds(kernel_below=0, whole_below=0, batch_runs=0),
+}
 
 
 def slots(*numbers: int) -> Slots:

@@ -293,3 +293,19 @@ def test_a_copy_past_its_deadline_is_quarantined_and_comes_back_when_it_has_ende
     cache.step()
     assert cache.stats()["host_quarantined"] == 0
     cache.audit()
+
+
+def test_copies_of_blocks_in_one_piece_come_beside_a_gpu_that_has_no_room_for_kernels(
+    gpu: Rig,
+) -> None:
+    pair = gpu.pair(KVLayout.preset("llama-3-8b"), 8, 8)
+    assert gpu.gpu is not None
+    with gpu.gpu:
+        stream = gpu.gpu.stream()
+        gpu.gpu.occupy(2_000_000, stream)
+    pair.copy(DOWN, [1, 5, 3], [2, 7, 4])
+    pair.copy(UP, [2], [6])
+    with gpu.gpu:
+        gpu.gpu.synchronize(stream)
+        gpu.gpu.discard(stream, [])
+    pair.check()

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,14 @@ from cranes import LAYOUTS, after, filled, same
 Harm = Callable[[CudaCopier, PaperGpu], object]
 SMALL = [name for name in LAYOUTS if name != "odd"]
 LAYERED = LAYOUTS["layer-first"]
+ROWS = Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, rows_bytes=0)
 ROADS = [
     Thresholds(),
     Thresholds(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=10**9),
     Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, ring_bytes=2000),
     Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, ring_bytes=3000, ring_parts=3),
     Thresholds(kernel_below=300, whole_below=300, piece_bytes=64, most_runs=9, ring_bytes=500),
-    Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, rows_bytes=0, batch_runs=4),
+    replace(ROWS, batch_runs=3, queued_runs=4),
 ]
 
 
@@ -95,7 +97,10 @@ class Work:
         here = chance.sample(range(source.blocks), blocks)
         free = sorted(set(range(to.blocks)) - (set(here) if source is to else set()))
         there = chance.sample(free, blocks)
-        if chance.random() < 0.3:
+        if chance.random() < 0.2:
+            # Each is written once, and may be read for many.
+            here = chance.choices(here, k=blocks) if blocks else here
+        elif chance.random() < 0.3:
             here, there = sorted(here), sorted(there)
         receipt = self.copier.start(source, to, slots(*here), slots(*there))
         if receipt is None:

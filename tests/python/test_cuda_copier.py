@@ -497,6 +497,19 @@ def test_what_nobody_has_closed_is_unpinned_at_the_end_behind_its_last_copy() ->
     assert np.array_equal(host.planes[0][2], bytes_[0][1])
 
 
+def test_memory_that_is_dropped_is_unpinned_behind_its_last_copy_or_not_at_all() -> None:
+    gpu, device, host, copier = opened(eager=0)
+    copier.start(device, host, slots(1), slots(2))
+    memory, held = Pinned(gpu, 4096), gpu.held
+    with gpu.capture(5):
+        # Nobody may wait for the device now.
+        del memory
+        assert gpu.held == held
+    memory = Pinned(gpu, 4096)
+    del memory
+    assert gpu.held == held
+
+
 def test_memory_is_unpinned_while_it_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, there = PaperGpu(), []
     unregister = gpu.unregister
@@ -646,6 +659,7 @@ def test_a_machine_is_asked_for_memory_before_each_part_of_it_is_taken(
 ) -> None:
     monkeypatch.setattr("blockyard.tiers.pinned._CHUNK", 1 << 20)
     monkeypatch.setattr("blockyard.tiers.pinned._LEAST", 1 << 20)
+    monkeypatch.setattr("blockyard.tiers.pinned._SPARE", 0)
     monkeypatch.setattr("blockyard.tiers.pinned._PATIENCE", 0.5)
     slept: list[float] = []
     monkeypatch.setattr("blockyard.tiers.pinned.time.sleep", slept.append)
@@ -662,6 +676,12 @@ def test_a_machine_is_asked_for_memory_before_each_part_of_it_is_taken(
     room = iter([2 * mib, mib, 4 * mib, mib, 20 * mib, mib])
     Pinned(gpu, 8 * mib, progress=lambda taken, _size: told.append(taken // mib)).free()
     assert told == [4, 6, 1, 3, 7, 8]
+    # Something is left to others, for the last part, too.
+    monkeypatch.setattr("blockyard.tiers.pinned._SPARE", 3 * mib)
+    room = iter([7 * mib - 1, 5 * mib - 1, 5 * mib])
+    slept.clear()
+    Pinned(gpu, 4 * mib, progress=lambda taken, _size: told.append(taken // mib)).free()
+    assert (told[6:], slept) == ([2, 4], [0.25])
 
 
 def test_pinned_memory_is_as_large_as_asked_and_tells_its_progress(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import copying
-from blockyard import Cause, KVLayout, Misuse
+from blockyard import Cause, KVLayout, Misuse, Unavailable
 from blockyard.copiers import Landed
 from blockyard.copiers.cuda import CudaCopier
 from blockyard.crane import Crane
@@ -66,7 +66,7 @@ def test_no_call_is_longer_than_a_thousand_runs_and_none_blocks(
 
 def test_a_driver_whose_queue_is_full_blocks_its_caller() -> None:
     """What the paper shows: so it was with all runs in one call."""
-    limits = replace(BATCHES, batch_runs=1 << 20)
+    limits = replace(BATCHES, batch_runs=1 << 20, queued_runs=1 << 20)
     gpu, device, host, copier = opened(PAGES, device=4000, host=4000, thresholds=limits, eager=0)
     copier.start(device, host, scattered(4000), scattered(4000, 2))
     assert gpu.blocked > 0
@@ -258,3 +258,97 @@ def test_a_step_that_finds_the_device_lost_ends_all_as_lost(call: str) -> None:
     assert first.cause is Cause.LOST
     assert second.cause in {Cause.LOST, Cause.FAILED}
     assert crane.in_air == 0
+
+
+def test_a_block_that_is_read_twice_is_not_overwritten_before_the_last_part_has_read_it() -> None:
+    limits = replace(BATCHES, queued_runs=4)
+    gpu, device, host, copier = opened(PAGES, device=40, host=40, thresholds=limits, eager=0)
+    bytes_, mine = filled(device, 1), filled(host, 2)
+    sources = slots(3, 1, 2, 0, 5, 6, 3, 7)
+    receipt = copier.start(device, host, sources, slots(*range(8)))
+    assert receipt is not None
+    # The last part, which is not queued yet, reads slot 3 once more.
+    assert copier.start(host, device, slots(30), slots(3)) is None
+    while receipt.poll() is None:
+        gpu.run()
+    assert same(host, after(mine, bytes_, sources.tolist(), range(8)))
+
+
+def test_after_a_reset_with_parts_to_come_all_is_as_before() -> None:
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    copier.start(device, host, scattered(3000), scattered(3000, 2))
+    copier.reset()
+    for slot in (7, 900, 2000):
+        # Each way one, in the air beside one another, where dropped parts would have been.
+        down = copier.start(device, host, slots(slot), slots(slot))
+        receipts = [down, copier.start(host, device, scattered(3000, 2)[-1:], slots(slot + 1))]
+        gpu.run()
+        assert [receipt and receipt.poll() for receipt in receipts] == [Landed(1)] * 2
+
+
+def test_a_device_that_is_lost_between_two_parts_leaves_no_receipt_without_an_end() -> None:
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    first = copier.start(device, host, scattered(3000), scattered(3000, 2))
+    gpu.fail("ended", "CUDA_ERROR_LAUNCH_FAILED", lost=True)
+    second = copier.start(host, device, slots(1), slots(2))
+    assert first is not None
+    assert first.poll() == Landed(0, Cause.LOST)
+    assert second is None or second.poll() == Landed(0, Cause.LOST)
+    with pytest.raises(Unavailable, match="the device is lost"):
+        copier.start(host, device, slots(1), slots(2))
+
+
+def test_an_error_before_a_part_is_queued_fails_that_flight_and_no_other() -> None:
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    first = copier.start(device, host, scattered(3000), scattered(3000, 2))
+    other = copier.start(host, device, slots(7), slots(2500))
+    assert first is not None
+    gpu.run()
+    gpu.fail("capturing", "CUDA_ERROR_INVALID_HANDLE")
+    landed = None
+    while landed is None:
+        landed = first.poll()
+        gpu.run()
+    assert landed == Landed(1024, Cause.FAILED)
+    assert other is None or other.poll() == Landed(1)
+    again = copier.start(device, host, slots(1), slots(1))
+    gpu.run()
+    assert again is not None
+    assert again.poll() == Landed(1)
+
+
+def test_where_memory_is_out_for_a_part_that_flight_has_failed_and_no_poll_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    crane = Crane(PAGES, device=device, host=host, copier=copier)
+    crane.submit(plan(1, "down", scattered(3000).tolist(), scattered(3000, 2).tolist()))
+
+    def take(*_: Any) -> Any:
+        raise MemoryError("no room for a flight")
+
+    monkeypatch.setattr(copier._lanes["device", "host"], "take", take)
+    gpu.run()
+    said = [*crane.poll(), *crane.poll()]
+    assert [(one.good, one.cause) for one in said] == [(1024, Cause.FAILED)]
+    assert crane.in_air == 0
+
+
+def test_a_receipt_that_nobody_polls_holds_up_nobody() -> None:
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES)
+    order = scattered(3000)
+    copier.start(device, host, order, order)
+    taken = 0
+    for _ in range(50):
+        gpu.run()
+        taken += copier.start(host, device, slots(7), order[-1:]) is not None
+    assert taken
+
+
+def test_scattered_blocks_in_one_piece_are_left_to_engines_whatever_a_ring_is_good_for() -> None:
+    layout = KVLayout.llama(layers=40, kv_heads=1, head_dim=256, block_size=16)
+    limits = Thresholds(piece_bytes=1 << 20)
+    gpu, device, host, copier = opened(layout, device=12, host=12, thresholds=limits, eager=0)
+    copier.start(device, host, slots(1, 5, 9), slots(3, 2, 8))
+    assert (gpu.calls["copy"], gpu.calls["move"]) == (1, 0)
+    gpu.run()

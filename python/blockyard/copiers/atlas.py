@@ -38,5 +38,7 @@ class Atlas:
             staging.array.view(np.uint64)[:] = np.concatenate(self._pages)
             gpu.copy_rows(self.address, size, staging.address, size, size, 1, stream)
         finally:
-            gpu.synchronize(stream)
-            staging.free()
+            try:
+                gpu.synchronize(stream)
+            finally:
+                staging.free()

@@ -133,28 +133,27 @@ class CudaCopier:
         lane = self._lanes.get(pair)
         if lane is None:
             raise Unsupported(f"no copies from {pair[0]} to {pair[1]} here")
-        if lane.coming(pair, sources, destinations):
-            return None
         jobs = self._jobs(pair, source, consecutive(sources, destinations), len(sources))
         task = Part(lane, pair, sources, destinations, jobs)
         receipt: Receipt | None = None
         try:
             with self._gpu:
-                self._go_on(lane)
-                if lane.later or self._capturing():
+                alive = all(map(self._go_on, dict.fromkeys(self._lanes.values())))
+                if not alive or lane.later or lane.coming(pair, sources, destinations):
+                    return None
+                if self._capturing():
                     return None
                 cut = self._cut(task)
                 if cut is not None:
                     receipt = Parts(lane, cut, self.go_on)
-                    self._go_on(lane)
+                    self.go_on(lane)
                 else:
                     receipt = self._begin(task)
         except GpuError as error:
-            if receipt is None and not error.lost:
-                raise Unavailable(f"the copy was refused: {error}") from error
-            self._lose(GpuError(error.name, "a copy", lost=True))
+            self._fail(lane, error)
             if receipt is None:
-                raise Unavailable(f"the device is lost ({self._lost})") from error
+                what = "the device is lost" if error.lost else "the copy was refused"
+                raise Unavailable(f"{what}: {error}") from error
         return receipt
 
     @contextmanager
@@ -186,7 +185,10 @@ class CudaCopier:
                 with self._gpu:
                     self._go_on(lane)
             except GpuError as error:
-                self._lose(GpuError(error.name, "a copy", lost=True))
+                self._fail(lane, error)
+            except Exception as error:  # noqa: BLE001 - it fails what is to come, never the caller
+                _log.warning("copies that were not queued yet failed: %r", error)
+                lane.drop(Cause.FAILED)
 
     def join(self, stream: object = None, *, layer: int | None = None) -> bool:
         """Has the engine's stream wait for what was started upward, or within the device.
@@ -222,8 +224,7 @@ class CudaCopier:
     def reset(self) -> None:
         """Waits until all that was queued has ended; what was not queued yet has failed."""
         for lane in set(self._lanes.values()):
-            while lane.later:
-                lane.later.popleft().drop(Cause.FAILED)
+            lane.drop(Cause.FAILED)
             try:
                 with self._gpu:
                     lane.synchronize()
@@ -240,7 +241,7 @@ class CudaCopier:
 
     def _open(self, tiers: list[Placed], depth: int) -> None:
         named = {tier.name: tier for tier in tiers}
-        most = self._limits.batch_runs
+        most = self._limits.queued_runs
         up = Lane(self._gpu, tiers, depth, self._layers, most, self._lose)
         self._lanes["device", "device"] = up
         if len(tiers) > 1:
@@ -259,7 +260,7 @@ class CudaCopier:
         ringed = [way.block_bytes for way in ways.values() if way.below and way.pieces > 1]
         rings: dict[Lane, Memory] = {}
         lanes = set(self._lanes.values())
-        if ringed and self._gpu.batches and most:
+        if ringed and self._gpu.batches and self._limits.batch_runs:
             least, most = max(ringed), max(ringed) * min(tier.blocks for tier in tiers)
             nbytes = min(max(least, self._limits.ring_bytes), most)
             rings = {lane: lane.ring(nbytes, self._limits.ring_parts) for lane in lanes}
@@ -295,7 +296,7 @@ class CudaCopier:
 
     def _cut(self, task: Part) -> list[Part] | None:
         """Parts of a flight that is too long for the driver's queue; None for one that is not."""
-        most, blocks = self._limits.batch_runs, len(task.sources)
+        most, blocks = self._limits.queued_runs, len(task.sources)
         costs = [route.cost(road, blocks) for route, road in task.jobs if road != "layers"]
         calls, runs = (sum(cost[which] for cost in costs) for which in (0, 1))
         shares = [count / limit for count, limit in ((calls, CALLS), (runs, most)) if count]
@@ -304,17 +305,21 @@ class CudaCopier:
         # While one is copied, the next is in the queue.
         return task.cut(max(int(blocks / max(shares)) // 2, 1))
 
-    def _go_on(self, lane: Lane) -> None:
+    def _go_on(self, lane: Lane) -> bool:
+        """Queues what is to come, as far as there is room; whether the device is there still."""
+        if self._lost:
+            lane.drop(Cause.LOST)
         if lane.later and self._capturing():
-            return
+            return True
         while lane.later and not self._lost:
             part = lane.later[0]
             part.flight = self._begin(part)
             if part.flight is None:
-                return
+                break
             # Unless the device was lost, and all that was to come with it.
             if lane.later:
                 lane.later.popleft()
+        return not self._lost
 
     def _begin(self, task: Part) -> Flight | None:
         """Queues a flight, or a part of one, if its lane has what it needs."""
@@ -340,7 +345,7 @@ class CudaCopier:
         """Queues a flight, behind what it must wait for, and its event behind it."""
         lane, sources, destinations = task.lane, task.sources, task.destinations
         try:
-            lane.touch(task.pair, flight.number, sources, destinations)
+            lane.mark(task, flight.number)
             lane.order(self._device.stream, task.pair, sources, destinations)
             if flight.span[0] < flight.span[1]:
                 lane.table(flight.span, task)
@@ -363,6 +368,14 @@ class CudaCopier:
         finally:
             # What was queued before an error has an end like any other, and only then it is over.
             lane.end(flight)
+
+    def _fail(self, lane: Lane, error: GpuError) -> None:
+        """Something was refused before anything was queued: what was to come has failed."""
+        if error.lost:
+            self._lose(error)
+        elif lane.later:
+            _log.warning("copies that were not queued yet failed: %s", error)
+            lane.drop(Cause.FAILED)
 
     def _lose(self, error: GpuError) -> None:
         """An error of the driver: said, and if it is the last, everything in the air is lost."""

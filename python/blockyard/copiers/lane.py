@@ -82,7 +82,17 @@ class Part:
         jobs: The route of each plane, and the road that it takes.
     """
 
-    __slots__ = ("destinations", "dropped", "flight", "jobs", "lane", "pair", "sources", "tables")
+    __slots__ = (
+        "destinations",
+        "dropped",
+        "flight",
+        "jobs",
+        "lane",
+        "marked",
+        "pair",
+        "sources",
+        "tables",
+    )
 
     def __init__(
         self,
@@ -103,6 +113,8 @@ class Part:
         """Addresses of its slots, where a kernel reads them."""
         self.dropped: Cause | None = None
         """Why it will not be queued."""
+        self.marked = False
+        """Whether its slots are marked already, with the number that its flight will have."""
 
     def cut(self, blocks: int) -> "list[Part]":
         """It in parts of so many blocks."""
@@ -234,7 +246,9 @@ class Lane:
         other = self.other
         if other is None or not other.flights or not len(sources):
             return
-        behind = other.latest(pair, sources, destinations) - other.flights[0].number
+        # A mark may be of a part that was dropped, and never had a flight.
+        last = min(other.latest(pair, sources, destinations), other.last)
+        behind = last - other.flights[0].number
         if behind >= 0:
             self._gpu.wait(self.stream, other.flights[behind].event)
 
@@ -244,6 +258,12 @@ class Lane:
         """The flight of this number is the last that was at these slots, or will be."""
         for name, slots in zip(pair, (sources, destinations), strict=True):
             self._touched[name].touch(slots, number)
+
+    def mark(self, task: Part, number: int) -> None:
+        """Touches its slots, once."""
+        if not task.marked:
+            self.touch(task.pair, number, task.sources, task.destinations)
+            task.marked = True
 
     def coming(self, pair: tuple[str, str], sources: Slots, destinations: Slots) -> bool:
         """Whether a flight of the other lane that is not queued yet will be at one of the slots."""
@@ -301,8 +321,12 @@ class Lane:
         """Nobody knows how its flights end."""
         while self.flights:
             self.flights.popleft().landed = Landed(0, Cause.LOST)
+        self.drop(Cause.LOST)
+
+    def drop(self, cause: Cause) -> None:
+        """What is not queued yet will not be."""
         while self.later:
-            self.later.popleft().drop(Cause.LOST)
+            self.later.popleft().drop(cause)
 
     def synchronize(self) -> None:
         """Waits until all that was queued has ended."""

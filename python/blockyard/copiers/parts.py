@@ -26,7 +26,7 @@ class Parts:
         self._cause: Cause | None = None
         for number, part in enumerate(parts, lane.last + 1):
             # Flights the other way that meet one of them wait for it, though it is not queued yet.
-            lane.touch(part.pair, number, part.sources, part.destinations)
+            lane.mark(part, number)
         lane.later.extend(parts)
 
     def poll(self) -> Landed | None:

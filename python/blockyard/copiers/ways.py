@@ -121,7 +121,9 @@ class Way:
         if runs == 1 and whole:
             return "run" if blocks == 1 or self.flat else "rows"
         few = blocks * self.pieces <= limits.most_runs or whole
-        if batches and few and self.piece_bytes >= limits.piece_bytes:
+        # A ring, which needs kernels too, is nothing for blocks in one piece.
+        own = min(limits.piece_bytes, limits.whole_below) if whole else limits.piece_bytes
+        if batches and few and self.piece_bytes >= own:
             return "runs"
         if batches and self.piece_bytes >= limits.rows_bytes and self.pitch is not None:
             return "blocks"

@@ -28,6 +28,8 @@ _CHUNK = 1 << 30
 _TOUCHERS = 4
 # Least bytes worth a part, and seconds that a machine is given to find them, asked so often.
 _LEAST = 64 << 20
+# Bytes that are left to the machine, or as many as are asked for.
+_SPARE = 1 << 30
 _PATIENCE, _PAUSE = 5.0, 0.25
 # From linux/mempolicy.h, and the system call's number on x86-64 and on AArch64.
 _PREFERRED = 1
@@ -79,19 +81,22 @@ class Pinned:
                 + ("; a shared file is best on a memory file system" if shared else "")
             ) from error
         # It holds the memory: unmapped before it is unpinned, it may be somebody else's by then.
-        self._unpin = weakref.finalize(self, _unpinned, gpu, self.address, self.array)
+        self._unpin = weakref.finalize(self, _dropped, gpu, self.address, self.array)
         self._unpin.atexit = False
         _OPEN.add(self)
 
     def free(self) -> None:
         """Unpins it; the memory goes when nobody has a view of it. Once is enough."""
-        self._unpin()
+        if self._unpin.detach() is not None:
+            _unpinned(self.gpu, self.address, self.array)
         _OPEN.discard(self)
         self.array = np.empty(0, np.uint8)
 
 
 _OPEN: weakref.WeakSet[Pinned] = weakref.WeakSet()
 """Those that are not given back."""
+_kept: list[Bytes] = []
+"""Memory that stays pinned, as it could not be told whether copies are under way."""
 
 
 @atexit.register
@@ -104,6 +109,14 @@ def _left() -> None:
             settled[gpu] = _settled(gpu)
         if settled[gpu]:
             memory.free()
+
+
+def _dropped(gpu: Gpu, address: int, array: Bytes) -> None:
+    """Nobody has closed it, and nobody has it any more: a copy may be under way still."""
+    if _settled(gpu):
+        _unpinned(gpu, address, array)
+    else:
+        _kept.append(array)
 
 
 def _settled(gpu: Gpu) -> bool:
@@ -241,7 +254,9 @@ def _touched(array: Bytes, *, kept: bool) -> Iterator[int]:
     with ThreadPoolExecutor(_TOUCHERS) as pool:
         while taken < len(array):
             left = len(array) - taken
-            needed, room = min(left, _TOUCHERS * _CHUNK), _available()
+            # What is asked of a machine is never all that it has.
+            room = max(_available() - min(_SPARE, len(array)), 0)
+            needed = min(left, _TOUCHERS * _CHUNK)
             if not kept and needed > room // 2:
                 # The last part may take all that there is.
                 needed = left if left <= room else min(needed, room // 2)
@@ -261,5 +276,6 @@ def _touched(array: Bytes, *, kept: bool) -> Iterator[int]:
                 for at in range(first, first + count, share)
             ]
             list(pool.map(touch, parts))
+            patience = _PATIENCE
             taken = min((first + count) * mmap.PAGESIZE, len(array))
             yield taken
