@@ -191,7 +191,7 @@ GPU_OUT := $(if $(OUT),$(OUT),target)
 test-gpu: $(GPU_NEEDS)  ## what runs on a GPU, on the one here, which must be there; BARE=1 brings the wheel
 	@mkdir -p $(GPU_OUT)
 	$(GPU_PYTHON) benches/gpu/ladder.py --json $(GPU_OUT)/ladder.json; climbed=$$?; \
-	BLOCKYARD_REQUIRE="$(BLOCKYARD_REQUIRE) cuda" timeout --kill-after=10 400 \
+	BLOCKYARD_REQUIRE="$(BLOCKYARD_REQUIRE) cuda" timeout --kill-after=10 300 \
 		$(GPU_PYTHON) -m pytest $(GPU_TESTS) -m gpu -p no:cacheprovider && exit $$climbed
 
 bench-gpu: $(GPU_NEEDS)  ## what copies reach on the GPU here, in under eight minutes; BARE=1 as above

@@ -13,7 +13,6 @@ import faulthandler
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,9 +28,9 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 
 from beside import compute, connections, others
-from blockyard import Unavailable
 from blockyard.cuda import current
 from blockyard.testing.gpu import PaperGpu
+from children import ended, missing
 from figures import figures, markdown
 from flights import Result, checked, flights, latency, link, submit
 from sizes import TINY, Sizes
@@ -72,6 +71,8 @@ FIRST = "checked"
 PEAK = "link"
 #: Seconds after which no section begins, and those before are cut short.
 BUDGET = 440.0
+#: Seconds after that, when the last of them is ended: eight minutes are over.
+AFTER = 35.0
 #: Seconds that a section's process may take beside its own time: imports, pinning, the end.
 BESIDE = 75.0
 
@@ -164,7 +165,8 @@ def apart(
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "said.json")
             most = min(section.most, left)
-            how = _ended(command(name, path, peak, most), section, most + beside)
+            seconds = min(most + beside, end + AFTER - time.monotonic())
+            how, _ = ended(command(name, path, peak, most), seconds, section.environment)
             part = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         said["machine"] = said["machine"] or part.get("machine", {})
         said["facts"][name] = part.get("facts", {})
@@ -173,22 +175,17 @@ def apart(
             found["error"] = how
         said["sections"][name] = found
         keep(said)
+        if name == FIRST and "error" in found and not found["error"].startswith("wrong: "):
+            said["sections"] |= {
+                other: {"error": "not timed: the bytes could not be checked before"}
+                for other in SECTIONS
+                if other in wanted and other != FIRST
+            }
+            keep(said)
+            return said
         if found.get("error", "").startswith("wrong: "):
             raise Wrong(found["error"].removeprefix("wrong: "))
     return said
-
-
-def _ended(command: list[str], section: Section, seconds: float) -> str:
-    """How a section's process has ended; nothing if well."""
-    try:
-        done = subprocess.run(
-            command, timeout=seconds, check=False, env=os.environ | section.environment
-        )
-    except subprocess.TimeoutExpired:
-        return f"hung: it did not end within {seconds:.0f} s"
-    if done.returncode < 0:
-        return f"crashed: {signal.Signals(-done.returncode).name}"
-    return f"failed: its process ended with {done.returncode}" if done.returncode else ""
 
 
 def machine(rig: Rig) -> dict[str, Any]:
@@ -232,10 +229,9 @@ def main() -> int:
     if given.section:
         return _alone(given.section, given.json, given.peak, given.seconds, paper=given.paper)
     if not given.paper:
-        try:
-            current()
-        except Unavailable as error:
-            parser.exit(1, f"{error}\n")
+        why = missing()
+        if why:
+            parser.exit(1, f"{why}\n")
     begun = time.monotonic()
 
     def keep(said: Result) -> None:

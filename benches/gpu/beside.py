@@ -155,7 +155,8 @@ def connections(rig: Rig, until: float, said: Result) -> None:
 
 def _losses(pair: Pair, product: Product, way: str, pairs: int, until: float) -> Result:
     """Pairs of products, alone and beside copies that begin before and end after them."""
-    count = pair.host.blocks // 2
+    # No more than is queued at once: what waits to be queued would look like a copy under way.
+    count = min(pair.host.blocks // 2, Thresholds().queued_runs)
     ratios, uncovered = [], 0
     for turn in range(pairs + 1):
         alone = product._timed()

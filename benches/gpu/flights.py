@@ -4,6 +4,7 @@ import time
 from statistics import median
 from typing import Any
 
+from blockyard.thresholds import Thresholds
 from pairs import Pair, check, landed
 from sizes import ORDERS, WAYS
 from yardstick import Rig, busy_thread, repeated, say, shares, summary
@@ -195,8 +196,12 @@ def submit(rig: Rig, until: float, said: Result) -> None:
                 )
             if rig.gpu.batches and order == "page-first":
                 said["driver"] = {way: summary(_driver(pair, way, count)) for way in WAYS}
-            # Where tables of slots are needed, there is room for four tiers' worth of them.
-            blocks = count if order == "page-first" else count // 8
+        finally:
+            pair.close()
+        # Where tables of slots are needed, there is room for four tiers' worth of them.
+        blocks = count if order == "page-first" else count // 8
+        pair = Pair(rig, case.make(order), count, thresholds=Thresholds(queued_runs=1 << 20))
+        try:
             deep.append({"order": order, "blocks": blocks, "elapsed": _queue(pair, blocks)})
             next(ends)
         finally:

@@ -12,8 +12,6 @@ batch of as many copies as `Thresholds.batch_runs` did not come back, and else w
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +27,7 @@ from blockyard.gpu import Gpu
 from blockyard.testing.gpu import PaperGpu
 from blockyard.thresholds import Thresholds
 from blockyard.tiers.pinned import Pinned
+from children import ended, missing
 
 SIZES = (16, 4 << 10, 2 << 20)
 RUNGS = (1, 8, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -66,6 +65,10 @@ def rung(gpu: Gpu, size: int, runs: int) -> str:
             for _ in range(max(min(TIMES, _MOVED // (runs * size)), 1)):
                 order = chance.permutation(runs)
                 gpu.copy(device, _addresses(below.address, order % held, size), sizes, stream)
+                gpu.synchronize(stream)
+                # Down at once, to places that several write: too many to be compared, and as long.
+                again = _addresses(below.address + held * size, order % held, size)
+                gpu.copy(again, device, sizes, stream)
                 gpu.synchronize(stream)
                 # Down again, in another order, as many as there is room for.
                 for some in _parts(runs, held, most=max(_COMPARED // size, 1)):
@@ -106,15 +109,19 @@ def climbed(
     """Every rung, by a process of its own; what it said, or how it ended."""
     said: list[Rung] = []
     end = time.monotonic() + budget
-    for size in SIZES:
-        hung = False
-        for runs in rungs:
+    hung: set[int] = set()
+    for runs in rungs:
+        for size in SIZES:
             begun = time.monotonic()
-            if hung or begun > end:
-                verdict = "not tried: one of fewer hung" if hung else "not tried: no time was left"
+            if size in hung or begun > end:
+                why = "one of fewer hung" if size in hung else "no time was left"
+                verdict = f"not tried: {why}"
             else:
-                verdict = _tried(command(size, runs), patience)
-                hung = verdict.startswith("hung")
+                how, words = ended(command(size, runs), patience)
+                lines = words.strip().splitlines()
+                verdict = how or (lines[-1] if lines else "failed: it said nothing")
+                if how.startswith("hung"):
+                    hung.add(size)
             said.append({"bytes": size, "runs": runs, "verdict": verdict})
             said[-1]["seconds"] = round(time.monotonic() - begun, 2)
             keep(said)
@@ -122,24 +129,11 @@ def climbed(
     return said
 
 
-def _tried(command: list[str], patience: float) -> str:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=patience, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"hung: it did not end within {patience:.0f} s"
-    if done.returncode < 0:
-        return f"crashed: {signal.Signals(-done.returncode).name}"
-    words = done.stdout.strip().splitlines()
-    return words[-1] if words and not done.returncode else f"failed: {done.stderr.strip()[-300:]}"
-
-
 def verdict(said: list[Rung], needed: int) -> int:
     """The exit status."""
     if any(rung["verdict"] == "wrong" for rung in said):
         return 1
-    lost = ("crashed", "hung", "failed")
+    lost = ("crashed", "hung", "failed", "not tried: one", "not tried: no time")
     return 2 * any(rung["runs"] <= needed and rung["verdict"].startswith(lost) for rung in said)
 
 
@@ -168,10 +162,9 @@ def main() -> int:
         return [sys.executable, __file__, "--rung", str(size), str(runs), *paper]
 
     if not given.paper:
-        try:
-            current()
-        except Unavailable as error:
-            parser.exit(1, f"{error}\n")
+        why = missing()
+        if why:
+            parser.exit(1, f"{why}\n")
     said = climbed(command, PAPER if given.paper else RUNGS, keep)
     return verdict(said, Thresholds().batch_runs)
 

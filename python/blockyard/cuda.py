@@ -334,7 +334,7 @@ class Cuda:
         return self._kernels[name][1]
 
     def occupy(self, nanoseconds: int, stream: int) -> None:
-        """Two thread blocks fill a multiprocessor, with all the threads that it has."""
+        """Two thread blocks fill 2,048 threads; where there are fewer, it lasts twice as long."""
         function, here = self._compiled(kernels.OCCUPY), self._here
         here.parameters[0] = nanoseconds
         self._driver.launch(

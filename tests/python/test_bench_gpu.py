@@ -205,7 +205,7 @@ def test_a_section_that_crashes_or_hangs_costs_nothing_but_itself(
     errors = {name: part.get("error", "") for name, part in said["sections"].items()}
     assert errors.pop("submit") == "crashed: SIGSEGV"
     assert errors.pop("flights").startswith("hung: it did not end within 2 s")
-    assert errors.pop("others") == "failed: its process ended with 1"
+    assert errors.pop("others") == "failed: it ended with 1"
     assert set(errors.values()) == {""}
     assert said["sections"]["submit"]["peak"]
     assert peaks == [{}, {}, *[{"up": 5.0}] * (len(SECTIONS) - 2)]
@@ -237,16 +237,30 @@ def test_a_ladder_tells_good_rungs_from_those_that_crash_hang_or_are_wrong() -> 
         lambda said: kept.append(len(said)),
         patience=2.0,
     )
-    verdicts = [rung["verdict"] for rung in said[:6]]
-    assert verdicts[:3] == ["good", "crashed: SIGSEGV", "wrong"]
-    assert verdicts[3].startswith("failed: ")
-    assert "no room" in verdicts[3]
+    small = [rung for rung in said if rung["bytes"] == 16]
+    large = [rung for rung in said if rung["bytes"] != 16]
+    verdicts = [rung["verdict"] for rung in small]
+    assert verdicts[:4] == ["good", "crashed: SIGSEGV", "wrong", "failed: it ended with 1"]
     assert verdicts[4:] == ["hung: it did not end within 2 s", "not tried: one of fewer hung"]
-    assert {rung["verdict"] for rung in said[6:]} == {"good"}
+    assert {rung["verdict"] for rung in large} == {"good"}
     assert kept == list(range(1, 19))
     assert ladder.verdict(said, 1024) == 1
-    assert ladder.verdict(said[:2], 1024) == 2
-    assert ladder.verdict(said[:2], 4) == ladder.verdict(said[6:], 1024) == 0
+    assert ladder.verdict(small[:2], 1024) == ladder.verdict(small[4:], 1024) == 2
+    assert ladder.verdict(small[:2], 4) == ladder.verdict(large, 1024) == 0
+    # What there was no time for is not good either.
+    late = ladder.climbed(lambda *_: python("print('good')"), (1, 8), budget=-1.0)
+    assert {rung["verdict"] for rung in late} == {"not tried: no time was left"}
+    assert ladder.verdict(late, 1024) == 2
+
+
+def test_where_the_check_itself_crashes_nothing_is_timed() -> None:
+    def command(*_: Any) -> list[str]:
+        return python("import os; os.kill(os.getpid(), 11)")
+
+    said = bench.apart(command, {"link", "flights"})
+    assert said["sections"]["checked"]["error"] == "crashed: SIGSEGV"
+    for name in ("link", "flights"):
+        assert said["sections"][name]["error"].startswith("not timed")
 
 
 def test_a_rung_finds_a_byte_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
