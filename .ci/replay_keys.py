@@ -1,7 +1,7 @@
 """Writes the tables of JSON keys in docs/replay.md; with --check, says whether they are up to date.
 
-They come from the structs of `blockyard.replay.result`, field by field, with what each field says
-of itself.
+They come from the structs of `blockyard.tools.replay.result`, field by field, with what each field
+says of itself.
 """
 
 import sys
@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Meta, Struct
 
-from blockyard.replay import result
+from blockyard.tools.replay import result
 
 PAGE = Path(__file__).parents[1] / "docs" / "replay.md"
 BEGIN, END = "<!-- keys: begin -->\n", "<!-- keys: end -->\n"

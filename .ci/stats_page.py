@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from blockyard.crane import Crane
-from blockyard.flights import Flights
-from blockyard.scheduler import Scheduler
-from blockyard.stats import core_schema, page
-from blockyard.tickets import Tickets
+from blockyard.crane.crane import Crane
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.scheduling.tickets import Tickets
+from blockyard.shared.stats import core_schema, page
+from blockyard.yard.flights import Flights
 
 PAGE = Path(__file__).parents[1] / "docs" / "stats.md"
 PARTS = {

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import blockyard as by
-from blockyard.copiers.threads import ThreadCopier
-from blockyard.engine import Ack, Output, Step
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.engines.model import Batch, Model
 from blockyard.engines.weights import ModelConfig
-from blockyard.request import Result
-from blockyard.reserve import Nothing
-from blockyard.tiers.memory import MemoryTier
+from blockyard.scheduling.engine import Ack, Output, Step
+from blockyard.scheduling.request import Result
+from blockyard.scheduling.reserve import Nothing
 
 END = 401  # the token that ends a sequence
 

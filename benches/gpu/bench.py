@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 
 from beside import compute, connections, others
-from blockyard.cuda import current
+from blockyard.crane.gpu.cuda import current
 from blockyard.testing.gpu import PaperGpu
 from children import ended, missing
 from figures import figures, markdown

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from blockyard.thresholds import Thresholds
+from blockyard.shared.thresholds import Thresholds
 from flights import Result
 from pairs import Pair, landed
 from sizes import ORDERS, WAYS

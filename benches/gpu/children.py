@@ -38,7 +38,7 @@ def ended(
 def missing() -> str:
     """Why there is no GPU, empty if there is; a process of its own asks, as it makes a context."""
     code = (
-        "from blockyard import Unavailable\nfrom blockyard.cuda import current\n"
+        "from blockyard import Unavailable\nfrom blockyard.crane.gpu.cuda import current\n"
         "try: current()\nexcept Unavailable as error: print(error)"
     )
     how, said = ended([sys.executable, "-c", code], 60.0)

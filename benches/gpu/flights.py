@@ -4,7 +4,7 @@ import time
 from statistics import median
 from typing import Any
 
-from blockyard.thresholds import Thresholds
+from blockyard.shared.thresholds import Thresholds
 from pairs import Pair, check, landed
 from sizes import ORDERS, WAYS
 from yardstick import Rig, busy_thread, repeated, say, shares, summary

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard import Unavailable
-from blockyard.cuda import current
-from blockyard.gpu import Gpu
+from blockyard.crane.gpu import Gpu
+from blockyard.crane.gpu.cuda import current
+from blockyard.crane.tiers.pinned import Pinned
+from blockyard.shared.thresholds import Thresholds
 from blockyard.testing.gpu import PaperGpu
-from blockyard.thresholds import Thresholds
-from blockyard.tiers.pinned import Pinned
 from children import ended, missing
 
 SIZES = (16, 4 << 10, 2 << 20)

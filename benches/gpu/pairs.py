@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard import KVLayout
-from blockyard.copiers import Receipt, Slots
-from blockyard.gpu import Gpu, Places
-from blockyard.tiers.device import DeviceTier
-from blockyard.tiers.memory import slots
+from blockyard.crane.copiers import Receipt, Slots
+from blockyard.crane.gpu import Gpu, Places
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.memory import slots
 from sizes import WAYS
 from yardstick import Rig, Wrong
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from blockyard import KVLayout
-from blockyard.layout import Order
+from blockyard.shared.layout import Order
 
 ORDERS: tuple[Order, ...] = ("page-first", "layer-first")
 WAYS = ("down", "up")

@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
-from blockyard.copiers.calibrate import Sample, calibrate, crossover, pieces, sizes
-from blockyard.thresholds import Thresholds
+from blockyard.crane.copiers.calibrate import Sample, calibrate, crossover, pieces, sizes
+from blockyard.shared.thresholds import Thresholds
 from flights import Result, need_peak
 from pairs import Pair
 from sizes import ORDERS, WAYS

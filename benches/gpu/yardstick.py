@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard import Unavailable
-from blockyard.copiers import Slots
-from blockyard.copiers.cuda import CudaCopier
-from blockyard.gpu import Gpu
-from blockyard.tiers.device import DeviceTier
-from blockyard.tiers.pinned import Pinned
+from blockyard.crane.copiers import Slots
+from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.gpu import Gpu
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.pinned import Pinned
 from sizes import Sizes
 
 POISON = 0xA5

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 import blockyard as by
-from blockyard.engine import Output
-from blockyard.scheduler import Scheduler
+from blockyard.scheduling.engine import Output
+from blockyard.scheduling.scheduler import Scheduler
 from peers import work as sizes
 from peers.driver import Makers, Operation, Row, override, serve
 from peers.work import BLOCK, Work

@@ -16,11 +16,11 @@ from statistics import median
 
 import numpy as np
 
-from blockyard.copiers.threads import ThreadCopier
-from blockyard.crane import Crane
-from blockyard.layout import KVLayout, Order
-from blockyard.plan import Plan
-from blockyard.tiers.memory import MemoryTier
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.crane import Crane
+from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.shared.layout import KVLayout, Order
+from blockyard.shared.plan import Plan
 
 PLAN = 1024
 TARGET = 0.8

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 import blockyard as by
-from blockyard.copiers.threads import ThreadCopier
-from blockyard.engine import Output, Step
-from blockyard.scheduler import Scheduler
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.scheduling.engine import Output, Step
+from blockyard.scheduling.scheduler import Scheduler
 from blockyard.testing import Script, ScriptedCopier, hang
-from blockyard.tiers.memory import MemoryTier
 
 ROWS, PROMPT, WAITING = 256, 300, 10_000
 VERBS = ("room", "promise", "release", "grow", "append", "seal", "commit")

@@ -22,11 +22,11 @@ import numpy as np
 
 from blockyard import KVLayout
 from blockyard._typing import override
-from blockyard.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.thresholds import Thresholds
 from blockyard.testing.gpu import PaperGpu
-from blockyard.thresholds import Thresholds
-from blockyard.tiers.device import DeviceTier
-from blockyard.tiers.pinned import PinnedTier
 
 Order = Literal["page-first", "layer-first"]
 ORDERS: tuple[Order, ...] = ("page-first", "layer-first")

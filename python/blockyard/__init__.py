@@ -19,14 +19,14 @@ from blockyard._core import (
     Unsupported,
     __version__,
 )
-from blockyard.cache import KVCache
-from blockyard.config import Config, agree
-from blockyard.crane import Crane
-from blockyard.engine import Ack, Output, Step
-from blockyard.layout import KVLayout
+from blockyard.crane.crane import Crane
 from blockyard.local import local
-from blockyard.plan import Cause, Outcome
-from blockyard.scheduler import Scheduler
+from blockyard.scheduling.engine import Ack, Output, Step
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.shared.layout import KVLayout
+from blockyard.shared.plan import Cause, Outcome
+from blockyard.yard.cache import KVCache
+from blockyard.yard.config import Config, agree
 
 __all__ = [
     "Ack",

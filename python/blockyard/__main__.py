@@ -1,6 +1,6 @@
 """`blockyard` and `python -m blockyard`: the command line."""
 
-from blockyard.cli import cli
+from blockyard.tools.cli import cli
 
 __all__ = ["main"]
 

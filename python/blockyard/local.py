@@ -5,14 +5,14 @@ from typing import Literal, Self, Unpack
 
 from blockyard._core import Misuse
 from blockyard._typing import override
-from blockyard.cache import KVCache
-from blockyard.config import Config, Keywords, agree
-from blockyard.copiers import Copier
-from blockyard.crane import Crane
-from blockyard.layout import KVLayout
-from blockyard.stats import Stat
-from blockyard.tiers import Tier
-from blockyard.tiers.memory import MemoryTier
+from blockyard.crane.copiers import Copier
+from blockyard.crane.crane import Crane
+from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.shared.layout import KVLayout
+from blockyard.shared.stats import Stat
+from blockyard.yard.cache import KVCache
+from blockyard.yard.config import Config, Keywords, agree
 
 __all__ = ["Local", "local"]
 

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from blockyard import KVLayout, Unavailable
 from blockyard._typing import override
-from blockyard.copiers import Copier, Landed, Receipt
-from blockyard.copiers.cuda import CudaCopier
-from blockyard.copiers.threads import ThreadCopier
-from blockyard.cuda import Cuda
-from blockyard.gpu import Gpu
+from blockyard.crane.copiers import Copier, Landed, Receipt
+from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.gpu import Gpu
+from blockyard.crane.gpu.cuda import Cuda
+from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.thresholds import Thresholds
 from blockyard.testing.gpu import PaperGpu
-from blockyard.thresholds import Thresholds
-from blockyard.tiers import Tier
-from blockyard.tiers.device import DeviceTier
-from blockyard.tiers.memory import MemoryTier
-from blockyard.tiers.pinned import PinnedTier
 
 Bytes = list[NDArray[np.uint8]]
 Slots = NDArray[np.uint32]

@@ -10,11 +10,11 @@ import pytest
 
 import blockyard as by
 from blockyard import KVLayout, Misuse, Unsupported
-from blockyard.copiers import Landed
-from blockyard.copiers.cuda import CudaCopier
-from blockyard.layout import Plane
-from blockyard.tiers.device import DeviceTier
-from blockyard.tiers.pinned import PinnedTier
+from blockyard.crane.copiers import Landed
+from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.layout import Plane
 from cranes import LAYOUTS
 from rigs import KERNEL, ROADS, Pair, Rig, landed, slots
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from blockyard import KVLayout
-from blockyard.copiers import Landed
-from blockyard.copiers.cuda import CudaCopier
+from blockyard.crane.copiers import Landed
+from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.thresholds import Thresholds
 from blockyard.testing.gpu import PaperGpu
-from blockyard.thresholds import Thresholds
-from blockyard.tiers.device import DeviceTier
-from blockyard.tiers.pinned import PinnedTier
 from cranes import LAYOUTS, after, filled, same
 
 Harm = Callable[[CudaCopier, PaperGpu], object]

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._typing import override
-from blockyard.copiers import Copier, Landed, Receipt
-from blockyard.copiers.threads import ThreadCopier
-from blockyard.crane import Crane
-from blockyard.layout import KVLayout, Plane
-from blockyard.plan import Outcome, Plan
+from blockyard.crane.copiers import Copier, Landed, Receipt
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.crane import Crane
+from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.shared.layout import KVLayout, Plane
+from blockyard.shared.plan import Outcome, Plan
 from blockyard.testing import Action, ScriptedCopier
-from blockyard.tiers import Tier
-from blockyard.tiers.memory import MemoryTier
 
 Way = Literal["down", "up", "across"]
 Bytes = list[NDArray[np.uint8]]

@@ -1,7 +1,7 @@
 """A GPU for a test, or the reason why it is skipped."""
 
 import blockyard as by
-from blockyard.devices import Device, device
+from blockyard.crane.devices import Device, device
 from needs import without
 
 __all__ = ["gpu"]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 import blockyard as by
-from blockyard.engine import Ack, Output, Start, Step, Stop
-from blockyard.request import Result, State
-from blockyard.reserve import Nothing
-from blockyard.scheduler import Scheduler
+from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
+from blockyard.scheduling.request import Result, State
+from blockyard.scheduling.reserve import Nothing
+from blockyard.scheduling.scheduler import Scheduler
 from yard import free_for_all, publish, publish_below, text
 
 U32 = np.uint32

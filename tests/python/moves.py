@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard import kernels
-from blockyard.gpu import Move
+from blockyard.crane.gpu import Move, kernels
 
 # Words of a piece: around a team's width, a chunk, two chunks, and far beyond.
 LENGTHS = (1, 2, 3, 5, 31, 32, 33, 127, 128, 129, 255, 257, 1000)

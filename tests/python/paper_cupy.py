@@ -18,11 +18,11 @@ import pytest
 from numpy.typing import NDArray
 
 from blockyard._typing import override
-from blockyard.devices import Device
-from blockyard.gpu import Memory
+from blockyard.crane.devices import Device
+from blockyard.crane.gpu import Memory
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.testing.gpu import PaperGpu
-from blockyard.tiers.device import DeviceTier
-from blockyard.tiers.pinned import PinnedTier
 
 __all__ = [
     "arange",
@@ -310,5 +310,5 @@ def elsewhere(seed: int = 0) -> Device:
 
 def installed(monkeypatch: pytest.MonkeyPatch, current: Callable[[], object] = Gpu) -> None:
     """From now on `--device cuda` is this, or what is said of it."""
-    monkeypatch.setattr("blockyard.cuda.current", current)
+    monkeypatch.setattr("blockyard.crane.gpu.cuda.current", current)
     monkeypatch.setitem(sys.modules, "cupy", sys.modules[__name__])

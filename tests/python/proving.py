@@ -7,17 +7,17 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from blockyard.copiers import Copier
-from blockyard.copiers.threads import ThreadCopier
-from blockyard.devices import NUMPY, Device, fetched
-from blockyard.engine import Step
+from blockyard.crane.copiers import Copier
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.devices import NUMPY, Device, fetched
 from blockyard.engines.model import Model
 from blockyard.engines.sampling import Sampling
 from blockyard.engines.weights import ModelConfig
-from blockyard.proof.play import Memory, Play
-from blockyard.proof.talks import Talk
-from blockyard.request import State
+from blockyard.scheduling.engine import Step
+from blockyard.scheduling.request import State
 from blockyard.testing import Script, ScriptedCopier
+from blockyard.tools.proof.play import Memory, Play
+from blockyard.tools.proof.talks import Talk
 
 SIZE = 8
 AT_ONCE = partial(ThreadCopier, workers=0)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
-from blockyard.layout import KVLayout, Order, Plane
-from blockyard.tiers.adopt import Adopted, describe, places
+from blockyard.crane.tiers.adopt import Adopted, describe, places
+from blockyard.shared.layout import KVLayout, Order, Plane
 from lent import HELD, Array, Capsules, Cuda, OfDevice
 from yard import profile
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import blockyard.copiers.calibrate
+import blockyard.crane.copiers.calibrate
 from blockyard import Unavailable
 from blockyard._typing import override
-from blockyard.copiers import Receipt
-from blockyard.copiers.cuda import CudaCopier
+from blockyard.crane.copiers import Receipt
+from blockyard.crane.copiers.cuda import CudaCopier
 from blockyard.testing.gpu import PaperGpu
 from timed import Link, TimedGpu
 
@@ -44,9 +44,9 @@ class Clocks:
 
 @pytest.fixture(autouse=True)
 def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockyard.copiers.calibrate, "_TURNS", 1)
-    monkeypatch.setattr(blockyard.copiers.calibrate, "_PIECES", (64 << 10, 256 << 10))
-    monkeypatch.setattr(blockyard.copiers.calibrate, "_SIZES", (64 << 10, 256 << 10))
+    monkeypatch.setattr(blockyard.crane.copiers.calibrate, "_TURNS", 1)
+    monkeypatch.setattr(blockyard.crane.copiers.calibrate, "_PIECES", (64 << 10, 256 << 10))
+    monkeypatch.setattr(blockyard.crane.copiers.calibrate, "_SIZES", (64 << 10, 256 << 10))
 
 
 def verdicts(said: Result) -> list[str]:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from blockyard._core import Misuse, Unavailable
-from blockyard.copiers.calibrate import Sample, calibrate, crossover
-from blockyard.layout import KVLayout
+from blockyard.crane.copiers.calibrate import Sample, calibrate, crossover
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.layout import KVLayout
+from blockyard.shared.thresholds import Thresholds
 from blockyard.testing.gpu import PaperGpu
-from blockyard.thresholds import Thresholds
-from blockyard.tiers.device import DeviceTier
-from blockyard.tiers.pinned import PinnedTier
 from timed import Link, TimedGpu
 
 KNOWN = Thresholds(ring_bytes=32 << 20, groups=7, link_groups=3)
@@ -94,8 +94,8 @@ def test_tiers_of_two_gpus_are_refused() -> None:
 def test_beside_compute_a_kernel_waits_for_its_end_and_a_copy_engine_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("blockyard.copiers.calibrate._SIZES", (64 << 10, 256 << 10))
-    monkeypatch.setattr("blockyard.copiers.calibrate._PIECES", (64 << 10,))
+    monkeypatch.setattr("blockyard.crane.copiers.calibrate._SIZES", (64 << 10, 256 << 10))
+    monkeypatch.setattr("blockyard.crane.copiers.calibrate._PIECES", (64 << 10,))
     gpu = TimedGpu(Link(rate=50e9, copy=25e-6, run=0.1e-6, launch=5e-6, kernel=60e9))
     idle, busy = (
         calibrate(*tiers(gpu), thresholds=KNOWN, clock=gpu.clock, budget=1e-3, busy=one)
@@ -107,8 +107,8 @@ def test_beside_compute_a_kernel_waits_for_its_end_and_a_copy_engine_does_not(
 def test_compute_that_outlasts_the_copies_has_ended_when_memory_is_freed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("blockyard.copiers.calibrate._SIZES", (64 << 10,))
-    monkeypatch.setattr("blockyard.copiers.calibrate._PIECES", (64 << 10,))
+    monkeypatch.setattr("blockyard.crane.copiers.calibrate._SIZES", (64 << 10,))
+    monkeypatch.setattr("blockyard.crane.copiers.calibrate._PIECES", (64 << 10,))
     gpu = PaperGpu(eager=64)
     device, host = tiers(gpu)
     held = gpu.held

@@ -19,12 +19,12 @@ from click.testing import CliRunner, Result
 import blockyard as by
 import paper_cupy as paper
 import traces
-from blockyard.cli import cli
-from blockyard.replay import cli as replay_cli
-from blockyard.replay.play import play
-from blockyard.replay.result import Run
-from blockyard.replay.setup import Progress, Setup
-from blockyard.replay.trace import Trace
+from blockyard.tools.cli import cli
+from blockyard.tools.replay import cli as replay_cli
+from blockyard.tools.replay.play import play
+from blockyard.tools.replay.result import Run
+from blockyard.tools.replay.setup import Progress, Setup
+from blockyard.tools.replay.trace import Trace
 
 GOOD = '{"timestamp": 0, "input_length": 20, "output_length": 3, "hash_ids": [1, 2]}'
 MEASURED = ("wall_seconds", "bookkeeping")
@@ -492,7 +492,7 @@ def test_what_a_gpu_holds_takes_no_memory_of_this_machine(monkeypatch: pytest.Mo
 
     paper.installed(monkeypatch)
     monkeypatch.setattr(replay_cli, "play", ran)
-    monkeypatch.setattr("blockyard.replay.asked.os.sysconf", lambda _name: 1 << 14)
+    monkeypatch.setattr("blockyard.tools.replay.asked.os.sysconf", lambda _name: 1 << 14)
     large = ["--requests", "3", "--device-blocks", "100000", "--verify"]
     assert "takes 39" in refused(*large)
     assert "it has begun" in typed(*large, "--device", "cuda").stderr

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.layout import Hello
-from blockyard.thresholds import Thresholds
+from blockyard.shared.layout import Hello
+from blockyard.shared.thresholds import Thresholds
 
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=4, head_dim=8, block_size=8, ranks=2)
 

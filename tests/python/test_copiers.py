@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard._core import Misuse
-from blockyard.copiers import Landed, threads
-from blockyard.copiers.threads import ThreadCopier
-from blockyard.layout import KVLayout, Order
-from blockyard.log import Limited
-from blockyard.models import MODELS, Heads
-from blockyard.plan import Cause
+from blockyard.crane.copiers import Landed, threads
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.shared.layout import KVLayout, Order
+from blockyard.shared.log import Limited
+from blockyard.shared.models import MODELS, Heads
+from blockyard.shared.plan import Cause
 from cranes import LAYOUTS, SMALL, after, gated, held, landed, pair, same, until
 from yard import at_last, profile
 

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockyard import crane as crane_module
 from blockyard._core import Misuse, Unsupported
-from blockyard.copiers import Receipt, Slots
-from blockyard.copiers.threads import ThreadCopier
-from blockyard.crane import Crane
-from blockyard.layout import KVLayout
-from blockyard.log import Limited
-from blockyard.plan import Cause, Outcome, Plan
+from blockyard.crane import crane as crane_module
+from blockyard.crane.copiers import Receipt, Slots
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.crane import Crane
+from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.shared.layout import KVLayout
+from blockyard.shared.log import Limited
+from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.testing import Script, ScriptedCopier, corrupt, delay, deliver, fail, hang
-from blockyard.tiers import Tier
-from blockyard.tiers.memory import MemoryTier
 from cranes import (
     LAYOUTS,
     SMALL,

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard.copiers import Landed
-from blockyard.copiers.threads import ThreadCopier
-from blockyard.crane import Crane
-from blockyard.layout import KVLayout
-from blockyard.plan import Cause, Outcome
+from blockyard.crane.copiers import Landed
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.crane import Crane
+from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.shared.layout import KVLayout
+from blockyard.shared.plan import Cause, Outcome
 from blockyard.testing import Action, ScriptedCopier, corrupt, deliver, fail, hang
-from blockyard.tiers.memory import MemoryTier
 from cranes import SHARED, Bytes, after, filled, held, outcomes, plan, same, serve
 
 

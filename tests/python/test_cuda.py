@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import blockyard.cuda
+import blockyard.crane.gpu.cuda
 from blockyard import Unavailable
-from blockyard.cuda import Cuda, current
-from blockyard.driver import BLOCK, Attributes, Driver, Rows
-from blockyard.gpu import GpuError, Move
+from blockyard.crane.gpu import GpuError, Move
+from blockyard.crane.gpu.cuda import Cuda, current
+from blockyard.crane.gpu.driver import BLOCK, Attributes, Driver, Rows
 from blockyard.testing.gpu import PaperGpu
 from needs import need
 
@@ -64,8 +64,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Stub]:
 def stub(built: Callable[[int], Stub], monkeypatch: pytest.MonkeyPatch) -> Stub:
     made = built(2)
     driver = Driver(str(made.path))
-    monkeypatch.setattr(blockyard.cuda, "Driver", lambda: driver)
-    monkeypatch.setattr(blockyard.cuda, "_cupy", paper_cupy)
+    monkeypatch.setattr(blockyard.crane.gpu.cuda, "Driver", lambda: driver)
+    monkeypatch.setattr(blockyard.crane.gpu.cuda, "_cupy", paper_cupy)
     return made
 
 
@@ -283,7 +283,7 @@ def test_the_current_device_is_made_once_and_a_given_gpu_is_taken(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert stub.path.exists()
-    monkeypatch.setattr(blockyard.cuda, "_made", {})
+    monkeypatch.setattr(blockyard.crane.gpu.cuda, "_made", {})
     assert current() is current()
     paper = PaperGpu()
     assert current(paper) is paper
@@ -302,8 +302,8 @@ def test_every_name_of_cupys_that_is_used_is_there() -> None:
 
 def test_importing_blockyard_imports_no_cupy_and_finds_no_driver() -> None:
     code = (
-        "import sys, blockyard, blockyard.tiers.device, blockyard.tiers.pinned, "
-        "blockyard.copiers.cuda; assert not {'cupy', 'cupy_backends'} & set(sys.modules); "
+        "import sys, blockyard, blockyard.crane.tiers.device, blockyard.crane.tiers.pinned, "
+        "blockyard.crane.copiers.cuda; assert not {'cupy', 'cupy_backends'} & set(sys.modules); "
         "assert 'libcuda' not in open('/proc/self/maps').read()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603

@@ -13,20 +13,20 @@ import pytest
 import blockyard as by
 import copying
 from blockyard import Cause, KVLayout, Misuse, Unavailable
-from blockyard.copiers import Landed
-from blockyard.copiers.cuda import CudaCopier
-from blockyard.copiers.threads import ThreadCopier
-from blockyard.copiers.ways import Way
-from blockyard.crane import Crane
-from blockyard.gpu import GpuError
-from blockyard.log import Limited
+from blockyard.crane.copiers import Landed
+from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.copiers.ways import Way
+from blockyard.crane.crane import Crane
+from blockyard.crane.gpu import GpuError
+from blockyard.crane.tiers import pinned
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.crane.tiers.pinned import Pinned, PinnedTier, _available, _touched
+from blockyard.shared.log import Limited
+from blockyard.shared.thresholds import Thresholds
 from blockyard.testing import ScriptedCopier, hang
 from blockyard.testing.gpu import PaperGpu
-from blockyard.thresholds import Thresholds
-from blockyard.tiers import pinned
-from blockyard.tiers.device import DeviceTier
-from blockyard.tiers.memory import MemoryTier
-from blockyard.tiers.pinned import Pinned, PinnedTier, _available, _touched
 from copying import LAYERED, ROADS, opened, slots, work
 from cranes import LAYOUTS, SHARED, after, filled, outcomes, plan, same
 
@@ -42,7 +42,7 @@ def _closed() -> Iterator[None]:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
     """What is logged, none of it left out because another test has said it, too."""
-    monkeypatch.setattr("blockyard.copiers.cuda._log", Limited("blockyard"))
+    monkeypatch.setattr("blockyard.crane.copiers.cuda._log", Limited("blockyard"))
     return caplog
 
 
@@ -538,8 +538,8 @@ def test_memory_that_is_there_already_needs_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Pinned(PaperGpu(), 10_000, shared=tmp_path / "kv").free()
-    monkeypatch.setattr("blockyard.tiers.pinned._PATIENCE", 0.0)
-    monkeypatch.setattr("blockyard.tiers.pinned._available", lambda: 0)
+    monkeypatch.setattr("blockyard.crane.tiers.pinned._PATIENCE", 0.0)
+    monkeypatch.setattr("blockyard.crane.tiers.pinned._available", lambda: 0)
     Pinned(PaperGpu(), 10_000, shared=tmp_path / "kv").free()
     with pytest.raises(Unavailable, match="0 were taken, and the machine has 0 more"):
         Pinned(PaperGpu(), 10_000)
@@ -657,16 +657,16 @@ def test_what_does_not_fit_is_said_and_nothing_is_left() -> None:
 def test_a_machine_is_asked_for_memory_before_each_part_of_it_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("blockyard.tiers.pinned._CHUNK", 1 << 20)
-    monkeypatch.setattr("blockyard.tiers.pinned._LEAST", 1 << 20)
-    monkeypatch.setattr("blockyard.tiers.pinned._SPARE", 0)
-    monkeypatch.setattr("blockyard.tiers.pinned._PATIENCE", 0.5)
+    monkeypatch.setattr("blockyard.crane.tiers.pinned._CHUNK", 1 << 20)
+    monkeypatch.setattr("blockyard.crane.tiers.pinned._LEAST", 1 << 20)
+    monkeypatch.setattr("blockyard.crane.tiers.pinned._SPARE", 0)
+    monkeypatch.setattr("blockyard.crane.tiers.pinned._PATIENCE", 0.5)
     slept: list[float] = []
-    monkeypatch.setattr("blockyard.tiers.pinned.time.sleep", slept.append)
+    monkeypatch.setattr("blockyard.crane.tiers.pinned.time.sleep", slept.append)
     mib = 1 << 20
     # Four at once; half of four; and not the last three of less than two, however often asked.
     room = iter([20 * mib, 4 * mib, *[2 * mib - 1] * 3])
-    monkeypatch.setattr("blockyard.tiers.pinned._available", lambda: next(room))
+    monkeypatch.setattr("blockyard.crane.tiers.pinned._available", lambda: next(room))
     gpu, told = PaperGpu(), []
     with pytest.raises(Unavailable, match="6291456 were taken, and the machine has 2097151 more"):
         Pinned(gpu, 9 * mib, progress=lambda taken, _size: told.append(taken // mib))
@@ -677,7 +677,7 @@ def test_a_machine_is_asked_for_memory_before_each_part_of_it_is_taken(
     Pinned(gpu, 8 * mib, progress=lambda taken, _size: told.append(taken // mib)).free()
     assert told == [4, 6, 1, 3, 7, 8]
     # Something is left to others, for the last part, too.
-    monkeypatch.setattr("blockyard.tiers.pinned._SPARE", 3 * mib)
+    monkeypatch.setattr("blockyard.crane.tiers.pinned._SPARE", 3 * mib)
     room = iter([7 * mib - 1, 5 * mib - 1, 5 * mib])
     slept.clear()
     Pinned(gpu, 4 * mib, progress=lambda taken, _size: told.append(taken // mib)).free()
@@ -687,7 +687,7 @@ def test_a_machine_is_asked_for_memory_before_each_part_of_it_is_taken(
 def test_pinned_memory_is_as_large_as_asked_and_tells_its_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("blockyard.tiers.pinned._CHUNK", 1 << 20)
+    monkeypatch.setattr("blockyard.crane.tiers.pinned._CHUNK", 1 << 20)
     gpu, told = PaperGpu(), []
     memory = Pinned(gpu, 9 * 2**20, progress=lambda taken, size: told.append((taken, size)))
     assert told == [(4 * 2**20, 9437184), (8 * 2**20, 9437184), (9437184, 9437184)]

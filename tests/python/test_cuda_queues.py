@@ -9,13 +9,13 @@ import pytest
 
 import copying
 from blockyard import Cause, KVLayout, Misuse, Unavailable
-from blockyard.copiers import Landed
-from blockyard.copiers.cuda import CudaCopier
-from blockyard.crane import Crane
+from blockyard.crane.copiers import Landed
+from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.crane import Crane
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.thresholds import Thresholds
 from blockyard.testing.gpu import PaperGpu
-from blockyard.thresholds import Thresholds
-from blockyard.tiers.device import DeviceTier
-from blockyard.tiers.pinned import PinnedTier
 from copying import opened, slots
 from cranes import LAYOUTS, after, filled, plan, same
 

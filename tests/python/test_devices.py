@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 import blockyard as by
 import paper_cupy as paper
-from blockyard.cli import cli
-from blockyard.devices import NUMPY, device, fetched
-from blockyard.plan import Outcome
-from blockyard.replay.hands import _serve, scaled
-from blockyard.tiers.device import DeviceTier
-from blockyard.tiers.memory import MemoryTier
-from blockyard.tiers.pinned import PinnedTier
+from blockyard.crane.devices import NUMPY, device, fetched
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.plan import Outcome
+from blockyard.tools.cli import cli
+from blockyard.tools.replay.hands import _serve, scaled
 from yard import plan_of
 
 LAYOUT = by.KVLayout.llama(2, 2, 8, block_size=4)
@@ -53,8 +53,8 @@ def test_a_gpu_has_the_device_and_pins_the_host(monkeypatch: pytest.MonkeyPatch)
 
 def test_cupy_is_not_imported_by_who_asks_for_memory() -> None:
     program = (
-        "import sys, blockyard.cli\n"
-        "from blockyard.devices import device\n"
+        "import sys, blockyard.tools.cli\n"
+        "from blockyard.crane.devices import device\n"
         "device('memory')\n"
         "print('cupy' in sys.modules)"
     )

@@ -5,8 +5,8 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 
-from blockyard.engine import Ack, Output
-from blockyard.request import State
+from blockyard.scheduling.engine import Ack, Output
+from blockyard.scheduling.request import State
 from loop import U32, Loop, column, continuation, stopping
 from yard import text
 

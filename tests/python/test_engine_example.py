@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.engines.model import Batch, Model
 from blockyard.engines.weights import ModelConfig
-from blockyard.request import Result, State
-from blockyard.tiers.memory import MemoryTier
+from blockyard.scheduling.request import Result, State
 
 ROOT = Path(__file__).parents[2]
 PATH = ROOT / "examples/engine.py"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.replay.hardware import MACHINES, MODELS, preset
+from blockyard.tools.replay.hardware import MACHINES, MODELS, preset
 
 
 # Llama-3-8B on an H200, 50 GB/s: what recomputing costs, as a multiple of copying out and in again.

@@ -17,8 +17,7 @@ import pytest
 
 import copying
 import moves
-from blockyard import kernels
-from blockyard.gpu import Move
+from blockyard.crane.gpu import Move, kernels
 from needs import without
 
 HERE = Path(__file__).parent

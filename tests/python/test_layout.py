@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard._core import Misuse
-from blockyard.layout import WIDTHS, Hello, KVLayout, Order, Plane
-from blockyard.models import MODELS, Heads
+from blockyard.shared.layout import WIDTHS, Hello, KVLayout, Order, Plane
+from blockyard.shared.models import MODELS, Heads
 from cranes import LAYOUTS
 from yard import profile
 
@@ -154,7 +154,7 @@ def test_it_is_read_from_toml_whole_or_by_its_preset() -> None:
 def test_its_fingerprint_is_the_same_in_another_process_and_other_for_any_field() -> None:
     layout = LAYOUTS["fp8 with scales"]
     script = (
-        "import pickle, sys; from blockyard.layout import KVLayout;"
+        "import pickle, sys; from blockyard.shared.layout import KVLayout;"
         "print(pickle.load(sys.stdin.buffer).fingerprint, end='')"
     )
     answer = subprocess.run(  # noqa: S603

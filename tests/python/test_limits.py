@@ -14,7 +14,7 @@ import pytest
 
 import blockyard as by
 from blockyard import _core
-from blockyard.machine import free_memory
+from blockyard.shared.machine import free_memory
 from yard import at_rest, begin, text, unchanged
 
 ENDLESS = 10**13
@@ -223,7 +223,7 @@ def test_there_is_as_much_memory_as_the_caller_says() -> None:
 
 
 def test_a_cache_larger_than_the_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blockyard.cache.free_memory", lambda: 50_000_000)
+    monkeypatch.setattr("blockyard.yard.cache.free_memory", lambda: 50_000_000)
     with pytest.raises(by.Unavailable, match="and 50000000 are there"):
         by.KVCache(device=1_000_000)
     with pytest.raises(by.Unavailable, match="and 50000000 are there"):

@@ -3,9 +3,9 @@
 from typing_extensions import override
 
 import blockyard as by
-from blockyard.request import State
-from blockyard.reserve import Full, Growing, Nothing
-from blockyard.scheduler import Scheduler
+from blockyard.scheduling.request import State
+from blockyard.scheduling.reserve import Full, Growing, Nothing
+from blockyard.scheduling.scheduler import Scheduler
 from loop import Loop, continuation
 from yard import publish, publish_below, text
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import blockyard as by
-from blockyard import flights
-from blockyard.copiers.threads import ThreadCopier
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.local import Local
-from blockyard.log import Limited
+from blockyard.shared.log import Limited
 from blockyard.testing import ScriptedCopier, hang
-from blockyard.tiers.memory import MemoryTier
+from blockyard.yard import flights
 from yard import at_rest, begin, text
 
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=8, block_size=4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import blockyard as by
-from blockyard.copiers.threads import ThreadCopier
+from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.testing import Action, Script, ScriptedCopier, corrupt, delay, fail, hang
 from yard import at_rest, begin, text
 

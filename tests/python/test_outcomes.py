@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blockyard as by
-from blockyard.flights import Flights
+from blockyard.yard.flights import Flights
 from yard import at_rest, begin, plan_of, publish_below, text
 
 FLIGHT = 1 << 32 | 7

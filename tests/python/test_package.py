@@ -96,7 +96,7 @@ def test_errors_are_a_small_family() -> None:
     assert by.BlockyardError.__bases__ == (Exception,)
 
 
-@pytest.mark.parametrize("name", ["cache", "layout", "local", "testing"])
+@pytest.mark.parametrize("name", ["yard.cache", "shared.layout", "local", "testing"])
 def test_the_examples_of_its_docstrings_run(name: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(f"blockyard.{name}"))
     assert (failed, tried > 0) == (0, True)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import paper_cupy as paper
+from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.engines.model import Model
 from blockyard.engines.weights import ModelConfig
-from blockyard.layout import Order
-from blockyard.tiers.memory import MemoryTier
+from blockyard.shared.layout import Order
 
 HERE: Any = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import blockyard as by
-from blockyard.preempt import Preempt
-from blockyard.request import State
-from blockyard.scheduler import Scheduler
+from blockyard.scheduling.request import State
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.yard.preempt import Preempt
 from loop import Loop, continuation, parked, resuming, squeezed, stopping
 from yard import publish_below, text
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.request import State
-from blockyard.reserve import Growing
+from blockyard.scheduling.request import State
+from blockyard.scheduling.reserve import Growing
 from loop import Loop, continuation, squeezed
 from yard import publish_below, text
 

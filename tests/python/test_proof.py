@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 import paper_cupy as paper
-from blockyard.cli import cli
 from blockyard.engines.sampling import Sampling
-from blockyard.proof.talks import Talk
+from blockyard.tools.cli import cli
+from blockyard.tools.proof.talks import Talk
 from proving import Bytes, prove, undisturbed
 
 SEEDS = int(os.environ.get("BLOCKYARD_PROOFS", "20"))

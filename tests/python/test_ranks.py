@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import blockyard as by
-from blockyard.copiers.threads import ThreadCopier
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.testing import Action, ScriptedCopier, delay, fail, hang
-from blockyard.tiers.memory import MemoryTier
 from yard import at_rest, begin, text
 
 LAYOUT = by.KVLayout.llama(

@@ -16,21 +16,21 @@ from numpy.typing import NDArray
 
 import blockyard as by
 import paper_cupy as paper
-from blockyard.copiers import Copier
-from blockyard.copiers.threads import ThreadCopier
-from blockyard.devices import NUMPY, Device, fetched
-from blockyard.engine import Chunk, Engine, Output, Start, Step, Stop
+from blockyard.crane.copiers import Copier
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.devices import NUMPY, Device, fetched
+from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.engines.model import Batch, Gather, Model
 from blockyard.engines.parallel import Ranks, exchanged
 from blockyard.engines.rank import Rank
 from blockyard.engines.reference import ReferenceEngine, alone
 from blockyard.engines.sampling import Sampling, key_of
 from blockyard.engines.weights import Floats, ModelConfig, rotations, weights
-from blockyard.layout import Order
-from blockyard.request import State
-from blockyard.reserve import Nothing
-from blockyard.scheduler import Scheduler
-from blockyard.tiers.memory import MemoryTier
+from blockyard.scheduling.engine import Chunk, Engine, Output, Start, Step, Stop
+from blockyard.scheduling.request import State
+from blockyard.scheduling.reserve import Nothing
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.shared.layout import Order
 from cranes import plan
 from gpus import gpu
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.preempt import Preempt
-from blockyard.request import State
-from blockyard.reserve import Full
+from blockyard.scheduling.request import State
+from blockyard.scheduling.reserve import Full
+from blockyard.yard.preempt import Preempt
 from loop import Loop, continuation, loading, parked, resuming, squeezed
 from yard import free_for_all, publish, text
 

@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 
 import blockyard as by
 import paper_cupy as paper
-from blockyard.admission import Admission, Admitted
-from blockyard.config import agree
-from blockyard.devices import NUMPY, Device
-from blockyard.engine import Step
-from blockyard.replay import hardware, workload
-from blockyard.replay.clock import Link
-from blockyard.replay.engine import VirtualEngine
-from blockyard.replay.hands import ProcessHands, RealHands, scaled
-from blockyard.replay.meter import Timeline, spread
-from blockyard.replay.result import Run
-from blockyard.replay.run import _config, _Replay, run
-from blockyard.replay.setup import Progress, Setup
-from blockyard.replay.tokens import Tokens
-from blockyard.replay.trace import Trace
-from blockyard.replay.witness import Witness
+from blockyard.crane.devices import NUMPY, Device
+from blockyard.scheduling.admission import Admission, Admitted
+from blockyard.scheduling.engine import Step
+from blockyard.tools.replay import hardware, workload
+from blockyard.tools.replay.clock import Link
+from blockyard.tools.replay.engine import VirtualEngine
+from blockyard.tools.replay.hands import ProcessHands, RealHands, scaled
+from blockyard.tools.replay.meter import Timeline, spread
+from blockyard.tools.replay.result import Run
+from blockyard.tools.replay.run import _config, _Replay, run
+from blockyard.tools.replay.setup import Progress, Setup
+from blockyard.tools.replay.tokens import Tokens
+from blockyard.tools.replay.trace import Trace
+from blockyard.tools.replay.witness import Witness
+from blockyard.yard.config import agree
 from gpus import gpu
 from yard import plan_of
 

@@ -16,13 +16,13 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from blockyard.replay.hardware import preset
-from blockyard.replay.play import play
-from blockyard.replay.report import page
-from blockyard.replay.result import FORMAT, Result, Tickets
-from blockyard.replay.setup import Progress, Setup
-from blockyard.replay.show import duration, size
-from blockyard.replay.workload import generate
+from blockyard.tools.replay.hardware import preset
+from blockyard.tools.replay.play import play
+from blockyard.tools.replay.report import page
+from blockyard.tools.replay.result import FORMAT, Result, Tickets
+from blockyard.tools.replay.setup import Progress, Setup
+from blockyard.tools.replay.show import duration, size
+from blockyard.tools.replay.workload import generate
 from needs import without
 
 Shown = Callable[[float], str]

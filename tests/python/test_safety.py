@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from blockyard.request import State
+from blockyard.scheduling.request import State
 from loop import Loop
 from yard import text
 

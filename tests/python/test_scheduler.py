@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.engine import Ack, Stop
-from blockyard.request import State
-from blockyard.reserve import Full, Growing, Watermark
+from blockyard.scheduling.engine import Ack, Stop
+from blockyard.scheduling.request import State
+from blockyard.scheduling.reserve import Full, Growing, Watermark
 from loop import Loop, continuation, loading, squeezed, stopping
 from yard import publish_below, text
 

@@ -10,12 +10,12 @@ import pytest
 from typing_extensions import override
 
 import blockyard as by
-from blockyard.engine import Ack, Output
-from blockyard.request import State
-from blockyard.reserve import Growing, Nothing, Watermark
-from blockyard.scheduler import Scheduler
+from blockyard.scheduling.engine import Ack, Output
+from blockyard.scheduling.request import State
+from blockyard.scheduling.reserve import Growing, Nothing, Watermark
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.scheduling.tickets import Tickets
 from blockyard.testing import Event, Scenario, Setup, simulate
-from blockyard.tickets import Tickets
 from loop import Loop, stopping
 from yard import publish_below, text
 

@@ -20,11 +20,11 @@ from hypothesis.stateful import (
 from typing_extensions import override
 
 import blockyard as by
-from blockyard.engine import Ack, Output
-from blockyard.request import State
-from blockyard.reserve import Full, Growing, Nothing, Watermark
-from blockyard.scheduler import Scheduler
-from blockyard.victims import LeastWork
+from blockyard.scheduling.engine import Ack, Output
+from blockyard.scheduling.request import State
+from blockyard.scheduling.reserve import Full, Growing, Nothing, Watermark
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.scheduling.victims import LeastWork
 from loop import U32, Loop, column, continuation, loading, stopping
 from yard import profile, publish, publish_below, text
 

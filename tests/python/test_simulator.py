@@ -13,18 +13,18 @@ import pytest
 
 import blockyard as by
 from blockyard import testing
-from blockyard.engine import Ack, Chunk, Output, Start, Step, Stop
-from blockyard.flights import Flights
-from blockyard.offload import Offload
-from blockyard.relief import Relief
-from blockyard.request import State
-from blockyard.scheduler import Scheduler
-from blockyard.seats import Seat
+from blockyard.scheduling.engine import Ack, Chunk, Output, Start, Step, Stop
+from blockyard.scheduling.relief import Relief
+from blockyard.scheduling.request import State
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.scheduling.seats import Seat
+from blockyard.scheduling.tickets import Tickets
 from blockyard.testing import ROWS, Broken, Event, Scenario, Setup, minimised, simulate
 from blockyard.testing.engine import chained, continuation, ends
 from blockyard.testing.scenario import VERBS
 from blockyard.testing.witness import Witness
-from blockyard.tickets import Tickets
+from blockyard.yard.flights import Flights
+from blockyard.yard.offload import Offload
 
 # More: BLOCKYARD_SEEDS=10000 python -m pytest tests/python/test_simulator.py -o timeout=0
 SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "400"))

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 import blockyard as by
-from blockyard.log import Limited
+from blockyard.shared.log import Limited
 
 LAYOUT = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8)
 
@@ -28,7 +28,7 @@ def test_a_message_is_logged_once_a_second_and_says_what_was_left_out(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = [0.0]
-    monkeypatch.setattr("blockyard.log.time.monotonic", lambda: seconds[0])
+    monkeypatch.setattr("blockyard.shared.log.time.monotonic", lambda: seconds[0])
     log = Limited("blockyard.test")
     with caplog.at_level(logging.WARNING, "blockyard"):
         for at in range(5):

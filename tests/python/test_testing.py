@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard import testing
-from blockyard.copiers import Landed, Receipt
-from blockyard.copiers.threads import ThreadCopier
-from blockyard.plan import Cause
+from blockyard.crane.copiers import Landed, Receipt
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.shared.plan import Cause
 from blockyard.testing import (
     Action,
     Script,

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.reserve import Full, Growing, Nothing, Watermark
-from blockyard.scheduler import Scheduler
-from blockyard.tickets import PromiseState, SpentTicket, Tickets
+from blockyard.scheduling.reserve import Full, Growing, Nothing, Watermark
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.scheduling.tickets import PromiseState, SpentTicket, Tickets
 from loop import Loop
 from yard import begin, publish, publish_below, text
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from blockyard._core import Misuse, Unavailable
-from blockyard.layout import KVLayout
-from blockyard.tiers.memory import MemoryTier
+from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.shared.layout import KVLayout
 from cranes import LAYOUTS, SHARED, filled, same
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockyard.copiers.ways import Runs, Way
-from blockyard.gpu import Places
-from blockyard.thresholds import Thresholds
+from blockyard.crane.copiers.ways import Runs, Way
+from blockyard.crane.gpu import Places
+from blockyard.shared.thresholds import Thresholds
 
 LIMITS = Thresholds(
     kernel_below=1000, whole_below=900, piece_bytes=64, most_runs=20, ring_bytes=1 << 20

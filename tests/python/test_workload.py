@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blockyard as by
-from blockyard.replay.tokens import Tokens
-from blockyard.replay.trace import Trace, read
-from blockyard.replay.workload import Workload, generate
+from blockyard.tools.replay.tokens import Tokens
+from blockyard.tools.replay.trace import Trace, read
+from blockyard.tools.replay.workload import Workload, generate
 from traces import CONVERSATION, made, real
 from yard import profile
 

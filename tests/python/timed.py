@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from blockyard._typing import override
-from blockyard.gpu import Addresses, Move
+from blockyard.crane.gpu import Addresses, Move
 from blockyard.testing.gpu import PaperGpu
 
 

@@ -1,1 +1,1 @@
-"""Engines that speak the protocol of `blockyard.engine`. A new one is one new file here."""
+"""Engines that speak the protocol of `scheduling.engine`. A new one is one new file here."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Unavailable
-from blockyard.devices import fetched
+from blockyard.crane.devices import fetched
 from blockyard.engines.weights import Floats
 
 __all__ = ["check", "product", "weight"]

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
+from blockyard.crane.tiers import Tier
 from blockyard.engines.exact import check, product, weight
 from blockyard.engines.weights import PAGE, Floats, ModelConfig, rotations, weights
-from blockyard.layout import Order, natural
-from blockyard.tiers import Tier
+from blockyard.shared.layout import Order, natural
 
 __all__ = ["Batch", "Gather", "Model"]
 
@@ -64,7 +64,7 @@ class Model:
     Example:
         >>> import numpy as np
         >>> from blockyard.engines.weights import ModelConfig
-        >>> from blockyard.tiers.memory import MemoryTier
+        >>> from blockyard.crane.tiers.memory import MemoryTier
         >>> model = Model(ModelConfig())
         >>> kv = model.view(MemoryTier(model.config.layout(), 4, name="device"))
         >>> rows = np.arange(3)

@@ -12,16 +12,16 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 
 from blockyard._core import Misuse, Unavailable
-from blockyard.config import Config
-from blockyard.crane import Crane
+from blockyard.crane.crane import Crane
+from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.engines.model import Model
 from blockyard.engines.rank import Rank, Said, Work
 from blockyard.engines.sampling import Sampling
 from blockyard.engines.weights import Floats, ModelConfig
-from blockyard.layout import Hello
-from blockyard.plan import Outcome, Plan
-from blockyard.processes import deaf
-from blockyard.tiers.memory import MemoryTier
+from blockyard.shared.layout import Hello
+from blockyard.shared.plan import Outcome, Plan
+from blockyard.shared.processes import deaf
+from blockyard.yard.config import Config
 
 __all__ = ["Ranks", "exchanged"]
 

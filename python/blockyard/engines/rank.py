@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
+from blockyard.crane.tiers import Tier
 from blockyard.engines.model import Batch, Gather, Model
 from blockyard.engines.sampling import Sampling
-from blockyard.tiers import Tier
 
 __all__ = ["Bound", "Rank", "Said", "Work"]
 

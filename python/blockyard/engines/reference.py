@@ -7,17 +7,17 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.cache import KVCache
-from blockyard.config import Config
-from blockyard.copiers import Copier
-from blockyard.devices import NUMPY, Device
-from blockyard.engine import Ack, Output, Start, Step, Stop
+from blockyard.crane.copiers import Copier
+from blockyard.crane.devices import NUMPY, Device
 from blockyard.engines.model import Model
 from blockyard.engines.parallel import Ranks
 from blockyard.engines.rank import Bound, Rank, Work
 from blockyard.engines.sampling import Sampling, key_of
-from blockyard.layout import natural
 from blockyard.local import Local, local
+from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
+from blockyard.shared.layout import natural
+from blockyard.yard.cache import KVCache
+from blockyard.yard.config import Config
 
 __all__ = ["ReferenceEngine", "alone"]
 
@@ -61,7 +61,7 @@ class ReferenceEngine:
     Example:
         >>> from blockyard.engines.model import Model
         >>> from blockyard.engines.weights import ModelConfig
-        >>> from blockyard.scheduler import Scheduler
+        >>> from blockyard.scheduling.scheduler import Scheduler
         >>> model = Model(ModelConfig())
         >>> cache, engine = alone(model, Config(layout=model.config.layout(), device=16))
         >>> scheduler = Scheduler(cache, stops=engine.stops)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
-from blockyard.devices import fetched
-from blockyard.layout import natural
+from blockyard.crane.devices import fetched
+from blockyard.shared.layout import natural
 
 __all__ = ["Sampling", "key_of"]
 

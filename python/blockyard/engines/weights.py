@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
-from blockyard.layout import KVLayout, Order, natural
+from blockyard.shared.layout import KVLayout, Order, natural
 
 __all__ = ["PAGE", "Floats", "ModelConfig", "rotations", "weights"]
 

@@ -3,7 +3,7 @@
 Both do the same every time.
 
 Example:
-    >>> from blockyard.copiers.threads import ThreadCopier
+    >>> from blockyard.crane.copiers.threads import ThreadCopier
     >>> from blockyard.testing import Script, ScriptedCopier, delay, fail
     >>> copier = ScriptedCopier(ThreadCopier(workers=0), [delay(2), fail(1)])
     >>> print(Script.seeded(7, copies=4))

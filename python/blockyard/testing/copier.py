@@ -8,9 +8,9 @@ from itertools import chain, repeat
 from typing import Literal, Self
 
 from blockyard._typing import override
-from blockyard.copiers import Copier, Landed, Receipt, Slots
-from blockyard.plan import Cause
-from blockyard.tiers import Tier
+from blockyard.crane.copiers import Copier, Landed, Receipt, Slots
+from blockyard.crane.tiers import Tier
+from blockyard.shared.plan import Cause
 
 __all__ = [
     "Action",

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from blockyard.plan import Outcome, Plan
+from blockyard.shared.plan import Outcome, Plan
 from blockyard.testing.engine import check
 from blockyard.testing.hands import way_of
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard.engine import Ack, Output, Start, Step, Stop
-from blockyard.tiers import Tier
+from blockyard.crane.tiers import Tier
+from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
 
 if TYPE_CHECKING:
     from blockyard._core import Lease

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Unavailable
-from blockyard.gpu import Addresses, Array, GpuError, Memory, Move
+from blockyard.crane.gpu import Addresses, Array, GpuError, Memory, Move
 
 __all__ = ["PaperGpu"]
 

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Protocol
 
 from blockyard._typing import override
-from blockyard.config import Config
-from blockyard.copiers import Receipt, Slots
-from blockyard.copiers.threads import ThreadCopier
-from blockyard.crane import Crane
-from blockyard.layout import KVLayout, Plane
-from blockyard.plan import Cause, Outcome, Plan
+from blockyard.crane.copiers import Receipt, Slots
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.crane import Crane
+from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.shared.layout import KVLayout, Plane
+from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.testing.copier import Action, ScriptedCopier, deliver
 from blockyard.testing.engine import Sums
 from blockyard.testing.scenario import Setup
-from blockyard.tiers import Tier
-from blockyard.tiers.memory import MemoryTier
+from blockyard.yard.config import Config
 
 __all__ = ["Hands", "config_of", "way_of"]
 

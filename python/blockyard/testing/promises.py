@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from blockyard._core import Misuse, NoRoom, Ticket
-from blockyard.reserve import Growing
+from blockyard.scheduling.reserve import Growing
+from blockyard.scheduling.tickets import SpentTicket, Tickets
 from blockyard.testing.engine import check
 from blockyard.testing.witness import Witness
-from blockyard.tickets import SpentTicket, Tickets
 
 __all__ = ["Promises"]
 

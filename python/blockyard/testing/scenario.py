@@ -7,10 +7,10 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 from blockyard._core import Misuse
 from blockyard._typing import override
-from blockyard.preempt import Way
-from blockyard.request import TERMINAL, State
-from blockyard.reserve import Full, Growing, Nothing, Reserve, Watermark
-from blockyard.victims import LastCome, LeastWork, Victims
+from blockyard.scheduling.request import TERMINAL, State
+from blockyard.scheduling.reserve import Full, Growing, Nothing, Reserve, Watermark
+from blockyard.scheduling.victims import LastCome, LeastWork, Victims
+from blockyard.yard.preempt import Way
 
 __all__ = ["RESERVES", "VERBS", "VICTIMS", "Event", "Scenario", "Setup"]
 

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import BlockyardError, InUse, Unavailable
-from blockyard.config import Config
-from blockyard.engine import Ack, Output, Step
-from blockyard.request import Result, State
-from blockyard.scheduler import Scheduler
+from blockyard.scheduling.engine import Ack, Output, Step
+from blockyard.scheduling.request import Result, State
+from blockyard.scheduling.scheduler import Scheduler
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
 from blockyard.testing.engine import Broken, SimulatedEngine, check, continuation
@@ -24,6 +23,7 @@ from blockyard.testing.promises import Promises
 from blockyard.testing.rows import PARKING
 from blockyard.testing.scenario import RESERVES, VICTIMS, Scenario
 from blockyard.testing.witness import Witness
+from blockyard.yard.config import Config
 
 __all__ = ["Ran", "simulate"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from blockyard._core import Lease, NoRoom, TooLarge
 from blockyard._typing import override
-from blockyard.cache import KVCache
 from blockyard.testing.engine import check
+from blockyard.yard.cache import KVCache
 
 __all__ = ["Witness"]
 

@@ -19,7 +19,7 @@ struct Places {
 }
 
 impl Places {
-    /// As `blockyard.gpu.Places` has them: a pair.
+    /// As `blockyard.crane.gpu.Places` has them: a pair.
     fn new(from: (Bound<'_, PyAny>, u64)) -> PyResult<Self> {
         let (pieces, stride) = from;
         let pieces = integers("pieces", &pieces)?;

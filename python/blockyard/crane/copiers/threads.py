@@ -1,0 +1,177 @@
+"""Worker threads that copy with NumPy, the interpreter's lock not held while bytes move."""
+
+import threading
+from itertools import pairwise
+from queue import SimpleQueue
+
+import numpy as np
+
+from blockyard._core import Misuse
+from blockyard.crane.copiers import Landed, Receipt, Slots
+from blockyard.crane.tiers import Tier
+from blockyard.shared.layout import natural
+from blockyard.shared.log import Limited
+from blockyard.shared.plan import Cause
+
+__all__ = ["ThreadCopier"]
+
+# Bytes that a worker takes at a time: enough to outweigh the taking, and to fit into a cache.
+_CHUNK = 8 << 20
+# Bytes from which a copy call of its own is cheaper than gathering and scattering in one.
+_LONG = 256 << 10
+_log = Limited("blockyard")
+
+
+class ThreadCopier:
+    """Copies with a few threads, which start with the first copy and share every one.
+
+    Beside a thread that keeps the interpreter busy, a worker waits for it (5 ms, unless
+    `sys.setswitchinterval` says otherwise) after each call that moved bytes: one per run of
+    consecutive slots where runs are long, two for some MiB of scattered ones. Who submits pays
+    nothing for that.
+
+    Args:
+        workers: Threads. With 0 `start` itself copies, and the same run is the same every time.
+        depth: Copies in the air from which on `start` answers None.
+    """
+
+    def __init__(self, *, workers: int = 2, depth: int = 64) -> None:
+        natural("workers", workers, least=0)
+        natural("depth", depth)
+        self._workers = workers
+        self._depth = depth
+        # One entry per worker and copy, so that all work on the oldest; None ends a worker.
+        self._queue: SimpleQueue[_Copy | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._air: list[_Copy] = []
+        self._stopping = False
+        self._closed = False
+
+    def start(
+        self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
+    ) -> Receipt | None:
+        """Takes a copy, or answers None when `depth` are in the air."""
+        if self._closed:
+            raise Misuse("the copier is closed")
+        self._air = [copy for copy in self._air if copy.landed is None]
+        if len(self._air) >= self._depth:
+            return None
+        while len(self._threads) < self._workers:
+            thread = threading.Thread(target=self._work, name="blockyard-copier", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        copy = _Copy(source, destination, sources, destinations, max(self._workers, 1))
+        self._air.append(copy)
+        for _ in self._threads:
+            self._queue.put(copy)
+        if not self._threads:
+            self._carry(copy)
+        return copy
+
+    def reset(self) -> None:
+        """Ends all that was taken, after the chunks that are being copied."""
+        self._stopping = True
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        self._stopping = False
+
+    def close(self) -> None:
+        """Ends all that was taken, after the chunks that are being copied; what is left failed."""
+        self._closed = True
+        self.reset()
+
+    def _work(self) -> None:
+        while (copy := self._queue.get()) is not None:
+            self._carry(copy)
+
+    def _carry(self, copy: "_Copy") -> None:
+        """Works on a copy until nothing of it is left to take."""
+        first = copy.take()
+        while first is not None:
+            if self._stopping:
+                copy.fail(first)
+                break
+            try:
+                copy.move(first)
+            except Exception as error:  # noqa: BLE001 - it fails the flight, never the worker
+                if copy.fail(first):
+                    _log.warning("a copy of %d blocks failed: %r", copy.blocks, error)
+            first = copy.take()
+        copy.leave()
+
+
+class _Copy:
+    """A receipt, and what the workers know of a copy."""
+
+    __slots__ = (
+        "_destinations",
+        "_lock",
+        "_next",
+        "_planes",
+        "_sources",
+        "_step",
+        "_workers",
+        "blocks",
+        "good",
+        "landed",
+    )
+
+    def __init__(
+        self, source: Tier, destination: Tier, sources: Slots, destinations: Slots, workers: int
+    ) -> None:
+        self._planes = tuple(zip(source.planes, destination.planes, strict=True))
+        self._sources = sources
+        self._destinations = destinations
+        self.blocks = self.good = len(sources)
+        share = -(-self.blocks // workers)
+        self._step = max(1, min(share, _CHUNK // max(source.layout.block_bytes, 1)))
+        self._lock = threading.Lock()
+        self._next = 0
+        self._workers = workers
+        self.landed: Landed | None = None
+
+    def poll(self) -> Landed | None:
+        """How it has ended, if it has."""
+        return self.landed
+
+    def take(self) -> int | None:
+        """The first block of the next chunk, unless none is left or one has failed."""
+        with self._lock:
+            first = self._next
+            if first >= self.good:
+                return None
+            self._next += self._step
+            return first
+
+    def move(self, first: int) -> None:
+        """Copies the chunk that begins with this block."""
+        sources = self._sources[first : first + self._step]
+        destinations = self._destinations[first : first + self._step]
+        # Slots are unsigned: what descends is far from 1, too.
+        breaks = (np.diff(sources) != 1) | (np.diff(destinations) != 1)
+        starts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(sources)]
+        for source, destination in self._planes:
+            if len(sources) * source[0].size < _LONG * (len(starts) - 1):
+                destination[destinations] = source[sources]
+                continue
+            for start, end in pairwise(starts):
+                from_, to, blocks = int(sources[start]), int(destinations[start]), end - start
+                np.copyto(destination[to : to + blocks], source[from_ : from_ + blocks])
+
+    def fail(self, first: int) -> bool:
+        """Nothing from this block on counts; whether it is the first such word."""
+        with self._lock:
+            news = self.good == self.blocks
+            self.good = min(self.good, first)
+            return news
+
+    def leave(self) -> None:
+        """A worker has done with it; with the last one it has ended."""
+        with self._lock:
+            self._workers -= 1
+            if not self._workers:
+                cause = None if self.good == self.blocks else Cause.FAILED
+                self.landed = Landed(self.good, cause)

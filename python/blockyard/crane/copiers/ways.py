@@ -1,0 +1,173 @@
+"""How the bytes of a plane get from one tier to another on a GPU: addresses in, runs out."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Self
+
+import numpy as np
+
+from blockyard._core import runs, through
+from blockyard.crane.copiers import Slots
+from blockyard.crane.gpu import Addresses, Places
+from blockyard.shared.thresholds import Thresholds
+
+__all__ = ["Road", "Runs", "Way", "width"]
+
+# Most bytes between two rows: CUDA's limit for all its devices so far (`maxPitch`: 2^31 - 1).
+_PITCH = 1 << 31
+
+Road = Literal["run", "rows", "runs", "blocks", "ring", "kernel"]
+
+
+class Runs(NamedTuple):
+    """Contiguous bytes to copy, shape (runs,) each."""
+
+    to: Addresses
+    from_: Addresses
+    sizes: Addresses
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One plane, from one tier to another.
+
+    Pieces that follow one another on both sides are taken as one.
+
+    Args:
+        source: Where its pieces are.
+        destination: Where they go.
+        piece_bytes: Bytes of a piece.
+        below: The side that lies below the device, if its pieces follow one another in a slot, so
+            that a block passes through a ring whole; None if there is no such side.
+    """
+
+    source: Places
+    destination: Places
+    piece_bytes: int
+    below: Literal["source", "destination"] | None = None
+
+    @classmethod
+    def between(
+        cls,
+        source: Places,
+        destination: Places,
+        piece_bytes: int,
+        names: tuple[str, str],
+        *,
+        apart: bool = False,
+    ) -> Self:
+        """The way of a plane between the tiers of these names; `apart` leaves every piece alone."""
+        whole = np.uint64(piece_bytes)
+        joined = (np.diff(source.pieces) == whole) & (np.diff(destination.pieces) == whole)
+        # Only as many at a time as divide all of them evenly, so that every piece stays as long.
+        starts = np.flatnonzero(np.concatenate(([True], ~joined)))
+        lengths = np.diff(np.append(starts, len(source.pieces)))
+        if not apart and len(set(lengths.tolist())) == 1:
+            source, destination = (
+                Places(side.pieces[starts], side.stride) for side in (source, destination)
+            )
+            piece_bytes *= int(lengths[0])
+        below: Literal["source", "destination"] | None = None
+        if names[0] != names[1]:
+            below = "source" if names[1] == "device" else "destination"
+            side = source if below == "source" else destination
+            if np.any(np.diff(side.pieces) != np.uint64(piece_bytes)):
+                below = None
+        return cls(source, destination, piece_bytes, below)
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a block."""
+        return len(self.source.pieces)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self.pieces * self.piece_bytes
+
+    @property
+    def flat(self) -> bool:
+        """Whether consecutive slots are one run of bytes on both sides."""
+        return self.source.stride == self.destination.stride == self.piece_bytes
+
+    @property
+    def pitch(self) -> int | None:
+        """Bytes from a piece of a block to its next above the link, if all are so far apart.
+
+        Below it they follow one another, so that such a block is one 2-D copy.
+        """
+        above = self.destination if self.below == "source" else self.source
+        apart = np.unique(np.diff(above.pieces.astype(np.int64)))
+        even = self.below is not None and len(apart) == 1 and apart[0] >= self.piece_bytes
+        return int(apart[0]) if even and apart[0] < _PITCH else None
+
+    @property
+    def width(self) -> int:
+        """Bytes that a kernel may load at a time here."""
+        return width(self.source, self.destination, self.piece_bytes)
+
+    def road(self, runs: int, blocks: int, limits: Thresholds, *, batches: bool) -> Road:
+        """By which means so many blocks go best.
+
+        Args:
+            runs: Runs of slots that are consecutive on both sides.
+            blocks: Blocks.
+            limits: What was found to be fastest here.
+            batches: Whether one call copies many runs.
+        """
+        whole = self.pieces == 1
+        least = limits.whole_below if whole else limits.kernel_below
+        if self.below is None or blocks * self.block_bytes < least:
+            return "kernel"
+        if runs == 1 and whole:
+            return "run" if blocks == 1 or self.flat else "rows"
+        few = blocks * self.pieces <= limits.most_runs or whole
+        # A ring, which needs kernels too, is nothing for blocks in one piece.
+        own = min(limits.piece_bytes, limits.whole_below) if whole else limits.piece_bytes
+        if batches and few and self.piece_bytes >= own:
+            return "runs"
+        if batches and self.piece_bytes >= limits.rows_bytes and self.pitch is not None:
+            return "blocks"
+        return "ring" if batches and not whole else "kernel"
+
+    def runs(self, sources: Slots, destinations: Slots) -> Runs:
+        """All runs of some blocks.
+
+        Args:
+            sources: Slots, shape (blocks,).
+            destinations: Slots, shape (blocks,).
+        """
+        places = self.source, self.destination
+        return Runs(*runs(sources, destinations, *places, self.piece_bytes))
+
+    def starts(self, sources: Slots, destinations: Slots) -> tuple[Addresses, Addresses]:
+        """Where the first piece of each block goes, and where it is, shape (blocks,) each."""
+        here, there = (
+            Places(side.pieces[:1], side.stride) for side in (self.source, self.destination)
+        )
+        # No piece of one byte is all of a slot, so that every block is a run of its own.
+        to, from_, _ = runs(sources, destinations, here, there, 1)
+        return to, from_
+
+    def through(self, ring: int, held: int, slots: Slots) -> tuple[Runs, list[int]]:
+        """Runs between slots of the tier below and a ring that is filled again and again.
+
+        Args:
+            ring: Address of the ring.
+            held: Blocks that it holds.
+            slots: Of the tier below, shape (blocks,).
+
+        Returns:
+            The runs, and where those of each filling begin, with the end of the last behind them.
+        """
+        side = self.source if self.below == "source" else self.destination
+        block = self.block_bytes
+        (outside, inside, sizes), fillings = through(slots, side, ring, held, block)
+        to, from_ = (outside, inside) if self.below == "destination" else (inside, outside)
+        return Runs(to, from_, sizes), fillings
+
+
+def width(source: Places, destination: Places, piece_bytes: int) -> int:
+    """The widest load, 16, 8, 4 or 1 bytes, of which everything is a multiple."""
+    every = [*source.pieces.tolist(), *destination.pieces.tolist()]
+    every += [source.stride, destination.stride, piece_bytes]
+    return next(bytes_ for bytes_ in (16, 8, 4, 1) if all(not one % bytes_ for one in every))

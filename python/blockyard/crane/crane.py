@@ -1,0 +1,353 @@
+"""`Crane`: one rank's memory and what carries its bytes. It takes plans, polls, and reports."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Misuse, Unsupported
+from blockyard.crane.copiers import Copier, Joining, Landed, Receipt, Slots, Turning
+from blockyard.crane.copiers.fitting import fitting
+from blockyard.crane.tiers import Tier
+from blockyard.shared.layout import Hello, KVLayout, natural
+from blockyard.shared.log import Limited
+from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.stats import Stat
+from blockyard.shared.thresholds import Thresholds
+
+__all__ = ["Crane"]
+
+_log = Limited("blockyard")
+
+
+class Crane:
+    """The hands of one rank. It knows slots and bytes, but no block, lease or policy.
+
+    Nothing here waits but `reset` and `close`. For one thread at a time; make it after fork or
+    spawn, in the process that uses it. It owns its tiers and its copier, and closes them.
+
+    Planes that are `replicated` are written below the device by one rank only: the one whose
+    number is the destination slot modulo the ranks. Every rank reads them all.
+
+    Args:
+        layout: What a block is; the tiers have the same.
+        rank: Which rank this is, from 0.
+        device: The device's memory.
+        host: The host's; None for none.
+        copier: What carries bytes; None for what fits the tiers: a `CudaCopier` where the device is
+            a GPU, else a `ThreadCopier`.
+        thresholds: How a copier for a GPU that is made here copies, as the configuration has it.
+        fingerprint: Of the configuration that this process was started with; without one the
+            layout's own.
+
+    Raises:
+        Misuse: A tier is not what it should be, or the rank is none of the layout's.
+    """
+
+    SCHEMA = (
+        Stat("crane_flights", "flights", "plans that this rank's crane has taken"),
+        Stat("crane_in_air", "flights", "of these, not yet reported"),
+        Stat("crane_failed", "flights", "of these, not every block came whole"),
+        Stat("crane_blocks", "blocks", "blocks that landed intact on this rank"),
+        Stat("crane_bytes", "bytes", "memory of this rank's tiers"),
+    )
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        rank: int = 0,
+        device: Tier,
+        host: Tier | None = None,
+        copier: Copier | None = None,
+        thresholds: Thresholds | None = None,
+        fingerprint: str = "",
+    ) -> None:
+        natural("rank", rank, least=0)
+        if rank >= layout.ranks:
+            raise Misuse(f"rank = {rank}: the layout has ranks 0 to {layout.ranks - 1}")
+        self._tiers = {"device": device} | ({"host": host} if host is not None else {})
+        for name, tier in self._tiers.items():
+            if tier.name != name:
+                raise Misuse(f"{name} = a tier named {tier.name!r}: make it with name={name!r}")
+            if tier.layout != layout:
+                raise Misuse(f"the {name} tier has another layout: {_differs(tier.layout, layout)}")
+        self._layout = layout
+        self._rank = rank
+        self._fingerprint = fingerprint or layout.fingerprint
+        self._copier: Copier = fitting(device, host, thresholds) if copier is None else copier
+        self._turn: Callable[[], AbstractContextManager[object]] = nullcontext
+        if isinstance(self._copier, Turning):
+            self._turn = self._copier.turn
+        shared = [layout.ranks > 1 and plane.replicated for plane in layout.planes]
+        self._common = [index for index, common in enumerate(shared) if common]
+        self._private = [index for index, common in enumerate(shared) if not common]
+        self._flights: dict[int, _Flight] = {}
+        self._waiting: deque[_Copy] = deque()
+        self._moving: list[tuple[_Copy, Receipt]] = []
+        self._said: list[Outcome] = []
+        self._counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
+        self._closed = False
+
+    def hello(self) -> Hello:
+        """What it says at the handshake."""
+        host = self._tiers.get("host")
+        blocks = (self._tiers["device"].blocks, 0 if host is None else host.blocks)
+        return Hello(self._rank, self._fingerprint, *blocks, self._layout.fingerprint)
+
+    @property
+    def copier(self) -> Copier:
+        """What carries its bytes."""
+        return self._copier
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no plan any more."""
+        return self._closed
+
+    @property
+    def in_air(self) -> int:
+        """Flights taken and not yet reported."""
+        return len(self._flights) + len(self._said)
+
+    def submit(self, plans: Plan | Iterable[Plan]) -> None:
+        """Takes plans; their copies begin as soon as the copier takes them, oldest first.
+
+        Raises:
+            Misuse: A flight is in the air already, or a tier or slot is not there. Nothing of this
+                call is taken.
+        """
+        if self._closed:
+            raise Misuse("the crane is closed: it takes no plan")
+        taken: dict[int, _Flight] = {}
+        copies: list[_Copy] = []
+        for plan in [plans] if isinstance(plans, Plan) else plans:
+            if plan.flight in self._flights or plan.flight in taken:
+                raise Misuse(f"flight = {plan.flight}: it is in the air already; submit it once")
+            taken[plan.flight] = flight = _Flight(plan.flight, len(plan))
+            copies += self._copies(plan, flight)
+        self._flights |= taken
+        self._waiting += copies
+        self._counts["flights"] += len(taken)
+        self._report(flight for flight in taken.values() if not flight.copies)
+        with self._turn():
+            self._start()
+
+    def poll(self) -> list[Outcome]:
+        """What has ended since the last call, each flight once."""
+        moving, self._moving = self._moving, []
+        with self._turn() if moving or self._waiting else nullcontext():
+            for copy, receipt in moving:
+                landed = receipt.poll()
+                if landed is None:
+                    self._moving.append((copy, receipt))
+                else:
+                    self._land(copy, landed)
+            self._start()
+        said, self._said = self._said, []
+        return said
+
+    def join(self, stream: object = None, *, layer: int | None = None) -> bool:
+        """Has the engine's stream wait for what was submitted to come up, if that can be.
+
+        It says nothing of how a copy ends: one that fails is over, too.
+
+        Args:
+            stream: That which waits; None for the device tier's.
+            layer: As of `CudaCopier.join`.
+
+        Returns:
+            Whether all of it is waited for. If not, because the copier has no streams, is full, or
+            was held up by a capture, wait until the flights are reported.
+        """
+        with self._turn():
+            self._start()
+        held = [copy for copy in self._waiting if copy.destination.name == "device"]
+        if isinstance(self._copier, Joining):
+            return self._copier.join(stream, layer=layer) and not held
+        held += [copy for copy, _ in self._moving if copy.destination.name == "device"]
+        return not held
+
+    def reset(self) -> None:
+        """The rank was reset: what is in the air is ended, and reported as dead by the next poll.
+
+        It waits until the copier writes no more, so that nothing lands late in a slot that
+        somebody else has got meanwhile.
+        """
+        self._copier.reset()
+        self._waiting.clear()
+        self._moving.clear()
+        for flight in self._flights.values():
+            flight.good, flight.cause = 0, Cause.DEAD
+        self._report(list(self._flights.values()))
+
+    def stats(self) -> dict[str, int]:
+        """Counters and sizes; `SCHEMA` has units and meanings."""
+        memory = sum(tier.nbytes for tier in self._tiers.values())
+        numbers = self._counts | {"in_air": self.in_air, "bytes": memory}
+        return {stat.name: numbers[stat.name.removeprefix("crane_")] for stat in self.SCHEMA}
+
+    def close(self) -> None:
+        """Ends the copier, then frees the tiers. `poll` still reports what was in the air."""
+        if self._closed:
+            return
+        self._closed = True
+        self._copier.close()
+        while self._waiting:
+            self._land(self._waiting.popleft(), Landed(0, Cause.DEAD))
+        for tier in self._tiers.values():
+            tier.close()
+
+    def __enter__(self) -> Self:
+        """Is closed at the end of the block."""
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """Closes it."""
+        self.close()
+
+    def _copies(self, plan: Plan, flight: "_Flight") -> list["_Copy"]:
+        """What the copier has to do for a plan."""
+        if plan.group:
+            raise Unsupported(f"group = {plan.group}: there is one group of layers, 0")
+        sources, destinations = plan.sources, plan.destinations
+        source = self._tier(plan.flight, plan.source_tier, sources)
+        destination = self._tier(plan.flight, plan.destination_tier, destinations)
+        copies = [_Copy(flight, source, destination, sources, destinations)]
+        if plan.destination_tier != "device" and self._common:
+            mine = np.flatnonzero(destinations % self._layout.ranks == self._rank)
+            copies = [
+                _Copy(
+                    flight,
+                    _Part(source, self._common),
+                    _Part(destination, self._common),
+                    sources[mine],
+                    destinations[mine],
+                    mine,
+                )
+            ]
+            if self._private:
+                here, there = _Part(source, self._private), _Part(destination, self._private)
+                copies.append(_Copy(flight, here, there, sources, destinations))
+        copies = [copy for copy in copies if len(copy.sources)]
+        flight.copies = len(copies)
+        return copies
+
+    def _tier(self, flight: int, name: str, slots: Slots) -> Tier:
+        """The tier of that name, if it has these slots."""
+        tier = self._tiers.get(name)
+        if tier is None:
+            raise Misuse(f"flight {flight}: there is no {name} tier on rank {self._rank}")
+        if len(slots) and slots.max() >= tier.blocks:
+            raise Misuse(
+                f"flight {flight}: {name} slot {slots.max()}, but the {name} tier of rank "
+                f"{self._rank} has slots 0 to {tier.blocks - 1}; the yard must open with the "
+                "sizes that the cranes have agreed on"
+            )
+        return tier
+
+    def _start(self) -> None:
+        """Hands to the copier what it takes."""
+        while self._waiting:
+            copy = self._waiting[0]
+            try:
+                receipt = self._copier.start(
+                    copy.source, copy.destination, copy.sources, copy.destinations
+                )
+            except Exception as error:  # noqa: BLE001 - it fails the flight, never the crane
+                _log.warning("a copy of %d blocks was refused: %r", len(copy.sources), error)
+                self._land(self._waiting.popleft(), Landed(0, Cause.FAILED))
+                continue
+            if receipt is None:
+                return
+            self._moving.append((self._waiting.popleft(), receipt))
+
+    def _land(self, copy: "_Copy", landed: Landed) -> None:
+        flight = copy.flight
+        good = landed.good
+        if copy.which is not None:
+            good = int(copy.which[good]) if good < len(copy.which) else flight.blocks
+        if Cause.LOST in {landed.cause, flight.cause}:
+            flight.good, flight.cause = 0, Cause.LOST
+        elif good < flight.good:
+            flight.good, flight.cause = good, landed.cause or Cause.FAILED
+            if self._closed and flight.cause is Cause.FAILED:
+                flight.cause = Cause.DEAD
+        elif good == flight.good < flight.blocks and landed.cause is Cause.CORRUPT:
+            flight.cause = Cause.CORRUPT
+        flight.copies -= 1
+        if not flight.copies:
+            self._report([flight])
+
+    def _report(self, flights: Iterable["_Flight"]) -> None:
+        for flight in flights:
+            del self._flights[flight.number]
+            self._said.append(Outcome(flight.number, self._rank, flight.good, flight.cause))
+            self._counts["failed"] += flight.cause is not None
+            self._counts["blocks"] += flight.good
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A plan in the air, on this rank."""
+
+    number: int
+    blocks: int
+    copies: int = 0
+    """That have not landed."""
+    good: int = field(init=False)
+    cause: Cause | None = None
+
+    def __post_init__(self) -> None:
+        self.good = self.blocks
+
+
+@dataclass(slots=True, eq=False, frozen=True)
+class _Copy:
+    """What the copier is asked for."""
+
+    flight: _Flight
+    source: Tier
+    destination: Tier
+    sources: Slots
+    destinations: Slots
+    which: NDArray[np.intp] | None = None
+    """The blocks of the plan that these are; None for all."""
+
+
+class _Part:
+    """A tier with some of its planes only."""
+
+    def __init__(self, tier: Tier, planes: list[int]) -> None:
+        self.name = tier.name
+        self.layout = replace(
+            tier.layout, planes=tuple(tier.layout.planes[index] for index in planes)
+        )
+        self.blocks = tier.blocks
+        self.nbytes = tier.blocks * self.layout.block_bytes
+        self._whole = tier
+        self._planes = planes
+
+    @property
+    def planes(self) -> tuple[Any, ...]:
+        """Some of the tier's."""
+        return tuple(self._whole.planes[index] for index in self._planes)
+
+    def close(self) -> None:
+        """The tier is whole, and is closed as such."""
+
+
+def _differs(layout: KVLayout, other: KVLayout) -> str:
+    mine, theirs = layout.to_mapping(), other.to_mapping()
+    name = next(name for name in mine if mine[name] != theirs[name])
+    return f"its {name} = {mine[name]!r}, the crane's {theirs[name]!r}"

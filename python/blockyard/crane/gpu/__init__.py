@@ -1,0 +1,271 @@
+"""What Blockyard asks of a GPU: known to tiers and copiers, and not where it comes from.
+
+Addresses, streams and events are plain integers, as the driver has them. Copies, moves, records
+and waits are one native call each, whatever they carry; they allocate nothing and wait for nothing.
+"""
+
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import BlockyardError, Misuse
+
+__all__ = [
+    "Addresses",
+    "Array",
+    "Gpu",
+    "GpuError",
+    "Memory",
+    "Move",
+    "Places",
+    "address_of",
+    "freed",
+]
+
+# `CU_STREAM_PER_THREAD` of cuda.h.
+_PER_THREAD = 2
+
+Addresses = NDArray[np.uint64]
+Array = Any
+"""Device memory as its programs see it: CuPy's array, which has no types."""
+
+
+class GpuError(BlockyardError):
+    """A call of the driver failed.
+
+    Args:
+        name: CUDA's name for it, as "CUDA_ERROR_ILLEGAL_ADDRESS".
+        call: What was called.
+        lost: Whether the device is lost to this process: no later call will work.
+    """
+
+    def __init__(self, name: str, call: str, *, lost: bool = False) -> None:
+        super().__init__(f"{call}: {name}")
+        self.name = name
+        self.lost = lost
+
+
+class Places(NamedTuple):
+    """Where a plane's bytes are: piece p of slot s begins at pieces[p] + s * stride."""
+
+    pieces: Addresses
+    """Address of each piece of slot 0, shape (pieces,)."""
+    stride: int
+    """Bytes from a slot to the next."""
+
+
+class Move(NamedTuple):
+    """One launch of the kernel: pieces of blocks, from places to places.
+
+    Tables are read while the kernel runs, so that they stay as they are until it has ended.
+    """
+
+    from_pieces: int
+    """Address of a table of `pieces` addresses (uint64), as `Places.pieces`."""
+    from_stride: int
+    from_slots: int
+    """Address of a table of `blocks` slots (uint32); 0 for slots 0, 1, 2, …"""
+    to_pieces: int
+    to_stride: int
+    to_slots: int
+    blocks: int
+    pieces: int
+    piece_bytes: int
+    width: int
+    """Bytes per load: 16, 8, 4 or 1. Every address, stride and length is a multiple of it."""
+    groups: int
+    """Most thread blocks at a time: how much of the GPU it may take."""
+
+
+class Memory(Protocol):
+    """Memory that a GPU sees."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins; a multiple of 256."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+
+    def free(self) -> None:
+        """Gives it back; what still uses it must have ended. Once is enough."""
+
+
+class Gpu(Protocol):
+    """One device; `gpu.cuda.Cuda` is the real one. Its methods are called inside `with`."""
+
+    @property
+    def device(self) -> int | None:
+        """Its number; None where its memory is the host's own."""
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Device memory, zero at first.
+
+        Raises:
+            Unavailable: There is not so much.
+        """
+
+    def owns(self, address: int) -> bool:
+        """Whether there is memory of this device at an address."""
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Pins host memory, so that the device reads and writes it, at the same address.
+
+        Raises:
+            GpuError: The machine does not pin so much.
+        """
+
+    def unregister(self, address: int) -> None:
+        """Unpins what was registered there."""
+
+    def view(self, memory: Memory, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+        """Device memory as an array of bytes, of the kind that this GPU's programs use."""
+
+    def node(self) -> int | None:
+        """The NUMA node of the host that is nearest; None where that cannot be told."""
+
+    def __enter__(self) -> Self:
+        """Makes the device current to this thread; what follows is allowed beside a capture.
+
+        Inside of itself it costs no call.
+        """
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """As it was before."""
+
+    def stream(self) -> int:
+        """A new stream that does not wait for the legacy default stream."""
+
+    def event(self) -> int:
+        """A new event, without a time stamp."""
+
+    def record(self, event: int, stream: int) -> None:
+        """The event will have come when what was submitted to the stream has ended."""
+
+    def wait(self, stream: int, event: int) -> None:
+        """What is submitted to the stream from now on waits for the event's last record."""
+
+    def ended(self, event: int) -> bool:
+        """Whether the event has come; also while another stream is being captured.
+
+        Raises:
+            GpuError: Something before it went wrong.
+        """
+
+    def capturing(self, stream: int) -> bool:
+        """Whether a graph is being captured from this stream."""
+
+    def copy(self, to: Addresses, from_: Addresses, sizes: Addresses, stream: int) -> None:
+        """Copies runs of bytes, in any order, shape (runs,) each.
+
+        Raises:
+            Unavailable: The driver has no such call; `batches` says so beforehand.
+        """
+
+    @property
+    def batches(self) -> bool:
+        """Whether `copy` is there."""
+
+    def copy_rows(
+        self,
+        to: int,
+        to_pitch: int,
+        from_: int,
+        from_pitch: int,
+        width: int,
+        rows: int,
+        stream: int,
+    ) -> None:
+        """Copies `rows` rows of `width` bytes, whose starts lie a pitch apart."""
+
+    def copy_run(self, to: int, from_: int, nbytes: int, stream: int) -> None:
+        """Copies one run of bytes."""
+
+    def copy_blocks(
+        self,
+        to: Addresses,
+        to_pitch: int,
+        from_: Addresses,
+        from_pitch: int,
+        width: int,
+        rows: int,
+        stream: int,
+    ) -> None:
+        """Copies blocks of rows, shape (blocks,), in any order, each as `copy_rows` does one.
+
+        Raises:
+            Unavailable: The driver has no such call; `batches_blocks` says so beforehand.
+        """
+
+    @property
+    def batches_blocks(self) -> bool:
+        """Whether `copy_blocks` is there."""
+
+    def prepare(self, width: int) -> None:
+        """Makes ready for moves of this width."""
+
+    def move(self, move: Move, stream: int) -> None:
+        """Launches the kernel."""
+
+    def occupy(self, nanoseconds: int, stream: int) -> None:
+        """Keeps all multiprocessors busy so long, as a matrix product does that leaves no room.
+
+        Not for every step: the first call makes ready for it.
+        """
+
+    def synchronize(self, stream: int) -> None:
+        """Waits until what was submitted to the stream has ended."""
+
+    def settle(self) -> None:
+        """Waits until the device has done everything; not allowed beside a capture."""
+
+    def discard(self, stream: int, events: list[int]) -> None:
+        """Gives a stream and events back, after their last use."""
+
+
+def address_of(stream: object) -> int:
+    """Address of a stream: it is one, or an object that has one.
+
+    Args:
+        stream: The address; or a stream of PyTorch's, of CuPy's, or of whatever else has
+            `__cuda_stream__`, as CUDA Python's do.
+
+    Raises:
+        Misuse: It is neither; or it is the default stream of a thread, which is another one in
+            every thread.
+    """
+    found = stream
+    for name in ("cuda_stream", "ptr", "__cuda_stream__"):
+        if hasattr(found, name):
+            found = getattr(found, name)
+            break
+    found = found() if callable(found) else found
+    if isinstance(found, tuple) and len(found) == 2:  # noqa: PLR2004 - (version, address)
+        found = found[1]
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise Misuse(f"stream = {stream!r}: give its address, or PyTorch's or CuPy's object")
+    if found == _PER_THREAD:
+        raise Misuse(
+            f"stream = {stream!r}: the default stream of each thread is another one in every "
+            "thread, and copies would wait for the wrong one; give a stream that was made, or 0"
+        )
+    return found
+
+
+def freed(gpu: Gpu, memory: list[Memory]) -> None:
+    """Frees all of it, also where the device is lost, and beside a capture."""
+    try:
+        with gpu:
+            while memory:
+                memory.pop().free()
+    except GpuError:
+        # Of a lost device nothing can be given back.
+        memory.clear()

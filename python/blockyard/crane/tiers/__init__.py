@@ -1,0 +1,37 @@
+"""Kinds of memory made of slots. A new one is one new file here."""
+
+from typing import Any, Protocol
+
+from blockyard.shared.layout import KVLayout
+
+__all__ = ["Tier"]
+
+
+class Tier(Protocol):
+    """The slots of one tier, as one rank has them."""
+
+    @property
+    def name(self) -> str:
+        """What plans call it: "device" or "host"."""
+
+    @property
+    def layout(self) -> KVLayout:
+        """What a block is."""
+
+    @property
+    def blocks(self) -> int:
+        """Slots."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory: `blocks` times the layout's `block_bytes`, and no more."""
+
+    @property
+    def planes(self) -> tuple[Any, ...]:
+        """One array of bytes per plane of the layout, shape (blocks, pieces, piece_bytes).
+
+        They are views with any strides: NumPy's, or where a GPU has the memory, CuPy's.
+        """
+
+    def close(self) -> None:
+        """Frees the memory, as soon as nobody has a view of it."""

@@ -1,0 +1,155 @@
+"""Memory of this process, as NumPy gives it: the tier that runs everywhere."""
+
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Misuse, Unavailable
+from blockyard.shared.layout import KVLayout, Plane, natural
+
+__all__ = ["Bytes", "MemoryTier", "mapped", "sized", "slots"]
+
+Bytes = NDArray[np.uint8]
+
+
+class MemoryTier:
+    """A device or host tier in ordinary memory, zero at first. Pages are taken when touched.
+
+    A device has its planes in the layout's own order. A host has each block in one contiguous
+    slot, plane after plane; planes that are replicated over several ranks lie in a slot of their
+    own, in a file that all ranks of the host map.
+
+    Args:
+        layout: What a block is.
+        blocks: Slots, 1 or more.
+        name: "device" or "host".
+        shared: File for replicated planes on the host of several ranks, best on a memory file
+            system; made by whoever comes first, and left there. Not touched where none is needed.
+
+    Raises:
+        Misuse: It is smaller than one block, has no file that it needs, or one of another size.
+        Unavailable: The memory is not to be had.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        blocks: int,
+        *,
+        name: str = "host",
+        shared: str | os.PathLike[str] | None = None,
+    ) -> None:
+        nbytes = sized(layout, blocks, name)
+        if name not in {"device", "host"}:
+            raise Misuse(f"name = {name!r}: call it 'device' or 'host'")
+        self.name = name
+        self.layout = layout
+        self.blocks = blocks
+        self.nbytes = nbytes
+        self.planes: tuple[Bytes, ...]
+        if name == "device":
+            self.planes = tuple(self._in_order(plane) for plane in layout.planes)
+            return
+        self.planes = slots(layout, blocks, shared, self._zeros_or_shared)
+
+    def close(self) -> None:
+        """Frees the memory, as soon as nobody has a view of it."""
+        self.planes = ()
+
+    def _zeros(self, shape: tuple[int, ...]) -> Bytes:
+        try:
+            return np.zeros(shape, np.uint8)
+        except (MemoryError, ValueError) as error:
+            raise Unavailable(
+                f"no memory for a {self.name} tier of {self.blocks} blocks: "
+                f"{self.nbytes} bytes; give it fewer"
+            ) from error
+
+    def _in_order(self, plane: Plane) -> Bytes:
+        return self._zeros((plane.pieces, self.blocks, plane.piece_bytes)).transpose(1, 0, 2)
+
+    def _zeros_or_shared(self, nbytes: int, path: Path | None) -> Bytes:
+        return self._zeros((nbytes,)) if path is None else mapped(path, nbytes)
+
+
+def slots(
+    layout: KVLayout,
+    blocks: int,
+    shared: str | os.PathLike[str] | None,
+    memory: Callable[[int, Path | None], Bytes],
+) -> tuple[Bytes, ...]:
+    """Views of a host's planes, side by side in slots.
+
+    Args:
+        layout: What a block is.
+        blocks: Slots.
+        shared: File for replicated planes, where there are several ranks.
+        memory: Gives so many bytes, zero at first: its own, or those of a file.
+    """
+    common = [plane for plane in layout.planes if plane.replicated and layout.ranks > 1]
+    private = [plane for plane in layout.planes if plane not in common]
+    if common and shared is None:
+        raise Misuse(
+            f"plane {common[0].name!r} is the same on {layout.ranks} ranks: "
+            "give shared=, a file that the host tiers of all of them map"
+        )
+    views: dict[str, Bytes] = {}
+    for planes, path in ((private, None), (common, shared)):
+        width, start = sum(plane.block_bytes for plane in planes), 0
+        if not planes:
+            continue
+        bytes_ = memory(blocks * width, None if path is None else Path(path))
+        for plane in planes:
+            shape = (blocks, plane.pieces, plane.piece_bytes)
+            strides = (width, plane.piece_bytes, 1)
+            views[plane.name] = np.ndarray(shape, np.uint8, bytes_, start, strides)
+            start += plane.block_bytes
+    return tuple(views[plane.name] for plane in layout.planes)
+
+
+def sized(layout: KVLayout, blocks: int, name: str) -> int:
+    """Bytes of a tier.
+
+    Raises:
+        Misuse: It is smaller than one block.
+    """
+    natural("blocks", blocks, least=0)
+    if not blocks:
+        raise Misuse(
+            f"blocks = 0: a {name} tier smaller than one block of {layout.block_bytes} bytes; "
+            "give it 1 or more, or leave it out"
+        )
+    return blocks * layout.block_bytes
+
+
+def _claim(file: int, size: int) -> None:
+    """All of it at once: a page that is not to be had later would kill the process."""
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError:
+        os.ftruncate(file, 0)
+        raise
+
+
+def mapped(path: Path, size: int) -> Bytes:
+    """A file as memory that other processes share; of zeros, if it was not there."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            found = os.fstat(file).st_size
+            if found == 0:
+                _claim(file, size)
+            elif found != size:
+                raise Misuse(
+                    f"shared = {path}: it has {found} bytes and should have {size}; give every "
+                    "rank the same layout and blocks, and a file that nothing else uses"
+                )
+            return np.frombuffer(mmap.mmap(file, size), np.uint8)
+        finally:
+            os.close(file)
+    except (OSError, OverflowError, ValueError) as error:
+        raise Unavailable(f"{path}: no {size} bytes to share: {error}") from error

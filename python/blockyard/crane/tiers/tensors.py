@@ -1,0 +1,201 @@
+"""Where a tensor of any library lies, by the interchange protocols: no CUDA, and no such library.
+
+Only addresses are read, never the memory there.
+"""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from blockyard._core import Misuse
+from blockyard.shared.layout import WIDTHS
+
+__all__ = ["Tensor", "describe", "is_pair"]
+
+
+class Tensor(NamedTuple):
+    """What is known of a tensor, in bytes."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    device: int | None
+    """Index of its GPU; None on the host, and where its producer does not say."""
+    owner: object
+    """Keeps the memory while it is kept itself."""
+
+
+def describe(tensor: Any, *, host: bool = False) -> Tensor:  # noqa: ANN401 - of any library
+    """Reads where a tensor lies.
+
+    Args:
+        tensor: An object with `__cuda_array_interface__` or DLPack; or, where they refuse its
+            dtype, a pair of its uint8 view and its shape.
+        host: Whether host memory will do too, also that of an `__array_interface__`.
+
+    Raises:
+        Misuse: It does not say, is read only, or lies where a GPU's memory does not.
+    """
+    if is_pair(tensor):
+        return _viewed(describe(tensor[0], host=host), tensor[1])
+    refusals = []
+    for read in (_of_cuda, _of_host, _of_dlpack) if host else (_of_cuda, _of_dlpack):
+        try:
+            return read(tensor, host=host)
+        except _REFUSALS as error:
+            refusals.append(f"{type(error).__name__}: {error}")
+    shape = tuple(getattr(tensor, "shape", ())) or "shape"
+    raise Misuse(
+        f"this {type(tensor).__name__} does not say where it lies ({'; '.join(refusals)}): where "
+        "its dtype is what is refused, give a uint8 view and the shape, as "
+        f"(tensor.view(torch.uint8), {shape})"
+    )
+
+
+_REFUSALS = (AttributeError, BufferError, LookupError, RuntimeError, TypeError, ValueError)
+"""What libraries raise from an interchange protocol that they do not serve."""
+_CUDA: Final = 2
+_MANAGED: Final = 13
+_HOST: Final = (1, 3)
+_VERSION: Final = (1, 2)
+_READ_ONLY, _COPIED = 1, 2
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("kind", ctypes.c_int32),
+        ("index", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    )
+
+
+_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _of_cuda(tensor: Any, *, host: bool) -> Tensor:  # noqa: ANN401 - of any library
+    interface = tensor.__cuda_array_interface__
+    try:
+        kind, index = tensor.__dlpack_device__()
+    except _REFUSALS:
+        kind, index = _MANAGED, 0  # whose index says nothing either
+    return _of_interface(interface, _device(kind, index, host=host), tensor)
+
+
+def _of_host(tensor: Any, *, host: bool) -> Tensor:  # noqa: ANN401 - of any library
+    return _of_interface(tensor.__array_interface__, _device(1, 0, host=host), tensor)
+
+
+def _of_interface(interface: Mapping[str, Any], device: int | None, owner: object) -> Tensor:
+    """The dictionary of either array interface. Its stream matters to who reads the bytes now."""
+    address, read_only = interface["data"]
+    _writable(read_only=read_only)
+    shape = tuple(map(int, interface["shape"]))
+    itemsize = np.dtype(interface["typestr"]).itemsize
+    strides = interface.get("strides")
+    strides = _compact(shape, itemsize) if strides is None else tuple(map(int, strides))
+    return Tensor(int(address or 0), shape, strides, itemsize, device, owner)
+
+
+def _of_dlpack(tensor: Any, *, host: bool) -> Tensor:  # noqa: ANN401 - of any library
+    """From a capsule that stays unused: when it goes, it gives back what it holds by itself.
+
+    Stream -1 asks for no order between streams: no byte is read here, every later copy waits for
+    an event of the engine's stream, and to be made to wait would break the capture of a graph.
+    """
+    kind, index = tensor.__dlpack_device__()
+    device = _device(kind, index, host=host)
+    stream = None if kind in _HOST else -1
+    try:
+        capsule = tensor.__dlpack__(stream=stream, max_version=_VERSION)
+    except TypeError:  # from before there were versions
+        capsule = tensor.__dlpack__(stream=stream)
+    if _valid(capsule, b"dltensor_versioned"):
+        managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+        if managed.major != _VERSION[0]:
+            raise Misuse(f"it speaks DLPack {managed.major}.{managed.minor}, not {_VERSION[0]}.x")
+        if managed.flags & _COPIED:
+            raise Misuse("its producer hands out a copy: give the tensor that the engine uses")
+        _writable(read_only=bool(managed.flags & _READ_ONLY))
+        raw = managed.tensor
+    elif _valid(capsule, b"dltensor"):
+        raw = _DLTensor.from_address(_pointer(capsule, b"dltensor"))
+    else:
+        raise TypeError("__dlpack__ gave no unused capsule")
+    itemsize, rest = divmod(raw.bits * raw.lanes, 8)
+    if rest:
+        raise Misuse(f"its items have {raw.bits} bits: give a uint8 view and the shape in bytes")
+    shape = tuple(raw.shape[: raw.ndim])
+    strides = (
+        tuple(stride * itemsize for stride in raw.strides[: raw.ndim])
+        if raw.strides
+        else _compact(shape, itemsize)
+    )
+    address = raw.data + raw.byte_offset if raw.data else 0
+    return Tensor(address, shape, strides, itemsize, device, capsule)
+
+
+def _device(kind: int, index: int, *, host: bool) -> int | None:
+    if kind == _CUDA:
+        return int(index)
+    if kind == _MANAGED or (host and kind in _HOST):
+        return None
+    where = "host memory" if kind in _HOST else f"memory of DLPack's device type {int(kind)}"
+    raise Misuse(f"it lies in {where}: give a tensor in the memory of a CUDA device")
+
+
+def _writable(*, read_only: bool) -> None:
+    if read_only:
+        raise Misuse("it is read only: blocks are loaded into it, so give one that may be written")
+
+
+def _compact(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    return tuple(itemsize * prod(shape[at + 1 :]) for at in range(len(shape)))
+
+
+def is_pair(entry: object) -> bool:
+    """Whether it is a view and a shape, rather than a sequence of tensors."""
+    if not isinstance(entry, tuple) or len(entry) != 2:  # noqa: PLR2004 - a pair
+        return False
+    shape = entry[1]
+    return isinstance(shape, tuple | list) and all(isinstance(length, int) for length in shape)
+
+
+def _viewed(view: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor from its view as bytes."""
+    shape = tuple(shape)
+    widths = [width for width in sorted(set(WIDTHS.values())) if view.itemsize == 1]
+    for width in widths:
+        if shape and view.shape == (*shape[:-1], shape[-1] * width) and view.strides[-1] == 1:
+            return view._replace(shape=shape, strides=(*view.strides[:-1], width), itemsize=width)
+    raise Misuse(
+        f"a view of shape {view.shape} with strides of {view.strides} bytes and items of "
+        f"{view.itemsize} is no uint8 view of shape {shape}: but for the last axis, which is as "
+        "many times longer as an item has bytes, both must agree"
+    )

@@ -1,0 +1,131 @@
+"""What a step's output says, held against what the step was."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Misuse
+from blockyard.scheduling.batch import Flown
+from blockyard.scheduling.engine import Ack, Output
+from blockyard.scheduling.request import bounded
+from blockyard.scheduling.seats import Seat, Seats
+
+__all__ = ["accepted", "check", "check_acks", "plain", "sampled"]
+
+
+def check(output: object) -> None:
+    """Refuses what is no output of any step.
+
+    Raises:
+        Misuse: A field is of another kind or shape than `Output` says.
+    """
+    if not isinstance(output, Output):
+        raise Misuse(f"{output!r:.60} is no Output")
+    step: object = output.step
+    if not isinstance(step, int) or isinstance(step, bool):
+        raise Misuse(f"step = {step!r:.60} of an output: give the number of the step")
+    fields: dict[str, tuple[object, str, str]] = {
+        "seats": (output.seats, "iu", "integers"),
+        "tokens": (output.tokens, "u", "uint32"),
+        "counts": (output.counts, "iu", "integers"),
+        "ended": (output.ended, "b", "bools"),
+    }
+    for name, (array, kinds, wanted) in fields.items():
+        if array is None and name in {"counts", "ended"}:
+            continue
+        if not isinstance(array, np.ndarray):
+            raise Misuse(f"{name} of step {step}: {array!r:.60} is no array of {wanted}")
+        if array.ndim != 1 or array.dtype.kind not in kinds:
+            raise Misuse(
+                f"{name} of step {step} are {array.dtype} of shape {array.shape}: give {wanted}, "
+                "one-dimensional"
+            )
+    if output.acks:
+        check_acks(output.acks)
+
+
+def check_acks(acks: Iterable[Ack]) -> list[Ack]:
+    """The acks, all of them of the kind that they should be.
+
+    Raises:
+        Misuse: One is not.
+    """
+    if isinstance(acks, Ack) or not isinstance(acks, Iterable):
+        raise Misuse(f"acks = {acks!r:.60}: give a list of Acks")
+    given = bounded("acks", acks)
+    for ack in given:
+        if not isinstance(ack, Ack) or not all(type(number) is int for number in ack[1:]):
+            raise Misuse(f"{ack!r:.60} is no Ack(request, seat, epoch) of a Stop")
+    return [ack for ack in given if isinstance(ack, Ack)]
+
+
+def plain(output: Output, flown: Flown, seats: Seats) -> bool:
+    """The step that most are: everybody decodes one token, nobody has left, nobody ends."""
+    numbers = flown.numbers
+    return bool(
+        flown.left == seats.left
+        and flown.decodes == len(numbers) > 0
+        and output.counts is None
+        and not output.acks
+        and output.tokens.dtype == np.uint32
+        and len(output.tokens) == len(numbers)
+        and np.array_equal(output.seats, numbers)
+        and (output.ended is None or (len(output.ended) == len(numbers) and not output.ended.any()))
+        and (seats.known[numbers] + 1 < seats.most[numbers]).all()
+    )
+
+
+def accepted(output: Output, flown: Flown) -> NDArray[np.int64]:
+    """Positions of each row whose KV stands: of drafts, those that were accepted."""
+    computed = flown.counts.copy()
+    if output.counts is None and len(output.seats) == len(flown.numbers):
+        # All sampled one token each, so nothing but the newest token stands.
+        computed[: flown.decodes] = 1
+        return computed
+    said = dict(zip(output.seats.tolist(), _counts(output), strict=True))
+    for at, number in enumerate(flown.numbers[: flown.decodes].tolist()):
+        computed[at] = said.get(number, 0)
+    return computed
+
+
+def sampled(output: Output, flown: Flown, seats: Seats) -> list[Seat | None]:
+    """Who sampled; None where the request is not there any more.
+
+    Raises:
+        Misuse: The output is not one of that step.
+    """
+    step = output.step
+    may = {
+        seat.number: (seat, most)
+        for seat, most in zip(flown.seats, flown.counts[: flown.decodes].tolist(), strict=False)
+    }
+    may |= {
+        seat.number: (seat, 1)
+        for seat in flown.seats[flown.decodes :]
+        if seat.number in flown.lasts
+    }
+    counts = _counts(output)
+    rows = len(output.seats)
+    if len(counts) != rows or sum(counts) != len(output.tokens):
+        raise Misuse(f"{len(output.tokens)} tokens for {sum(counts)} sampled in step {step}")
+    if output.ended is not None and len(output.ended) != rows:
+        raise Misuse(f"{len(output.ended)} ends for {rows} rows that sampled in step {step}")
+    if output.tokens.dtype != np.uint32:
+        raise Misuse(f"tokens of {output.tokens.dtype} in step {step}: give uint32")
+    found: list[Seat | None] = []
+    for number, count in zip(output.seats.tolist(), counts, strict=True):
+        seat, most = may.pop(number, (None, 0))
+        if seat is None:
+            raise Misuse(f"output of seat {number}, which samples nothing in step {step}")
+        if not 1 <= count <= most:
+            raise Misuse(f"{count} tokens of seat {number} in step {step}: from 1 to {most}")
+        found.append(seat if seats.lives(seat) else None)
+    for number, (seat, _) in may.items():
+        if seats.lives(seat) and seat.stop is None:
+            raise Misuse(f"step {step} has sampled in seat {number}, and its output has not")
+    return found
+
+
+def _counts(output: Output) -> list[int]:
+    return [1] * len(output.seats) if output.counts is None else output.counts.tolist()

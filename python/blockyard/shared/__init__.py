@@ -1,0 +1,1 @@
+"""What both halves know: layouts, plans, statistics; it knows neither of them."""

@@ -1,0 +1,329 @@
+"""What a block is in bytes: known to the yard and to every crane."""
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, MISSING, asdict, dataclass, fields
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, NoReturn, Self, TypedDict, Unpack, get_args
+
+from blockyard._core import Misuse
+from blockyard.shared.models import MODELS, Heads
+
+__all__ = ["WIDTHS", "Hello", "KVLayout", "Order", "Overrides", "Plane", "natural"]
+
+WIDTHS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "float32": 4,
+        "bfloat16": 2,
+        "float16": 2,
+        "float8_e4m3": 1,
+        "float8_e5m2": 1,
+        "int8": 1,
+        "uint8": 1,
+    }
+)
+"""Bytes per value. dtypes are names here: NumPy lacks half of them, and only bytes are moved."""
+
+Order = Literal["page-first", "layer-first"]
+"""Whether a block lies on the device in one piece, or in one piece per layer, and per K and V."""
+
+
+class Hello(NamedTuple):
+    """What a crane says at the handshake."""
+
+    rank: int
+    fingerprint: str
+    """Of the configuration that it was started with."""
+    device: int
+    """Blocks of its device tier."""
+    host: int
+    """Blocks of its host tier; 0 for none."""
+    layout: str = ""
+    """Fingerprint of its layout."""
+
+
+class Overrides(TypedDict, total=False):
+    """What of a preset may be given otherwise: the arguments of `llama` or of `mla`."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    latent: int
+    rope: int
+    dtype: str
+    block_size: int
+    ranks: int
+    order: Order
+    scale_dtype: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """A part of every block that lies in memory of its own.
+
+    Args:
+        name: Unique in its layout.
+        pieces: Contiguous pieces of a block. With 1 the device memory is (blocks, piece_bytes),
+            else (pieces, blocks, piece_bytes). On the host the pieces always follow one another.
+        piece_bytes: Bytes of one piece.
+        replicated: Whether every rank has the same bytes: a host keeps them once.
+    """
+
+    name: str
+    pieces: int
+    piece_bytes: int
+    replicated: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        if not self.name or not isinstance(self.name, str):
+            raise Misuse(f"plane name = {self.name!r}: give a word")
+        natural(f"pieces of plane {self.name!r}", self.pieces)
+        natural(f"piece_bytes of plane {self.name!r}", self.piece_bytes)
+        if not isinstance(self.replicated, bool):
+            raise Misuse(
+                f"replicated of plane {self.name!r} = {self.replicated!r}: say true or false"
+            )
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of this plane, on one rank."""
+        return self.pieces * self.piece_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """What a block of KV is in bytes, on each of `ranks` tensor-parallel ranks of one host.
+
+    Args:
+        planes: The parts of a block, as one rank has them.
+        block_size: Tokens per block.
+        ranks: Ranks that share each block.
+        dtype: Name of the values' type, one of `WIDTHS`.
+        name: Of the model, or of what else it is.
+
+    Raises:
+        Misuse: A value is out of range; it is named.
+
+    Example:
+        >>> import blockyard as by
+        >>> by.KVLayout.preset("llama-3-8b").block_bytes
+        2097152
+    """
+
+    planes: tuple[Plane, ...]
+    _: KW_ONLY
+    block_size: int = 16
+    ranks: int = 1
+    dtype: str
+    name: str = "custom"
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        names = [plane.name for plane in self.planes]
+        if not names or len(set(names)) < len(names):
+            raise Misuse(f"planes = {names}: give one or more, each with a name of its own")
+        natural("block_size", self.block_size)
+        natural("ranks", self.ranks)
+        _width("dtype", self.dtype)
+        if not self.name or not isinstance(self.name, str):
+            raise Misuse(f"name = {self.name!r}: give a word")
+
+    @classmethod
+    def llama(  # noqa: PLR0913 - they are the figures of a model
+        cls,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: str = "bfloat16",
+        block_size: int = 16,
+        ranks: int = 1,
+        order: Order = "page-first",
+        scale_dtype: str | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Keys and values of every head, in every layer alike.
+
+        Args:
+            layers: Layers of the model.
+            kv_heads: KV heads of the model. They are divided over the ranks; where there are more
+                ranks than heads, each rank holds one, and several hold the same.
+            head_dim: Values per head.
+            dtype: Of the values.
+            block_size: Tokens per block.
+            ranks: Tensor-parallel ranks.
+            order: "page-first": one piece. "layer-first": 2 * layers pieces.
+            scale_dtype: For quantized values: a second plane holds one scale of this type per K
+                and per V, per head and token.
+            name: What to call it.
+
+        Raises:
+            Misuse: A value is out of range, or heads and ranks do not divide.
+        """
+        for word, value in (("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim)):
+            natural(word, value)
+        natural("block_size", block_size)
+        natural("ranks", ranks)
+        if kv_heads % ranks and ranks % kv_heads:
+            raise Misuse(
+                f"kv_heads = {kv_heads} on ranks = {ranks}: one must be a multiple of the other"
+            )
+        rows = block_size * max(kv_heads // ranks, 1)
+        piece = rows * head_dim * _width("dtype", dtype)
+        planes = [_plane("kv", order, 2 * layers, piece)]
+        if scale_dtype is not None:
+            piece = rows * _width("scale_dtype", scale_dtype)
+            planes.append(_plane("scales", order, 2 * layers, piece))
+        return cls(
+            tuple(planes),
+            block_size=block_size,
+            ranks=ranks,
+            dtype=dtype,
+            name=name or f"llama-{layers}x{kv_heads}x{head_dim}",
+        )
+
+    @classmethod
+    def mla(
+        cls,
+        layers: int,
+        latent: int = 512,
+        rope: int = 64,
+        *,
+        dtype: str = "bfloat16",
+        block_size: int = 16,
+        ranks: int = 1,
+        order: Order = "page-first",
+        name: str | None = None,
+    ) -> Self:
+        """Multi-head latent attention: one replicated plane, the same bytes on every rank.
+
+        Args:
+            layers: Layers of the model.
+            latent: Values of the compressed KV per token and layer.
+            rope: Values of the shared rotary key behind it.
+            dtype: Of the values.
+            block_size: Tokens per block.
+            ranks: Tensor-parallel ranks; each holds all of it on its device.
+            order: "page-first": one piece. "layer-first": one piece per layer.
+            name: What to call it.
+
+        Raises:
+            Misuse: A value is out of range.
+        """
+        for word, value in (("layers", layers), ("latent", latent), ("block_size", block_size)):
+            natural(word, value)
+        natural("rope", rope, least=0)
+        piece = block_size * (latent + rope) * _width("dtype", dtype)
+        return cls(
+            (_plane("latent", order, layers, piece, replicated=True),),
+            block_size=block_size,
+            ranks=ranks,
+            dtype=dtype,
+            name=name or f"mla-{layers}x{latent}+{rope}",
+        )
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Unpack[Overrides]) -> Self:
+        """The layout of a well-known model; `shared.models` has the figures and their source.
+
+        Args:
+            name: "llama-3-8b", say.
+            overrides: What is otherwise here: dtype, ranks, order, but also any figure.
+
+        Raises:
+            Misuse: An unknown name; the nearest is offered.
+        """
+        model = MODELS.get(str(name))
+        if model is None:
+            _unknown(f"preset {name!r}", name, MODELS)
+        heads = isinstance(model, Heads)
+        known = [*model._fields, "dtype", "block_size", "ranks", "order"]
+        for word in overrides:
+            if word not in known + ["scale_dtype"] * heads:
+                _unknown(f"{word!r} in preset {name!r}", word, known)
+        figures: dict[str, Any] = {**model._asdict(), **overrides, "name": name}
+        return cls.llama(**figures) if heads else cls.mla(**figures)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Back from `to_mapping`; or from {"preset": name} and what is otherwise.
+
+        Raises:
+            Misuse: A field is unknown, missing or out of range; it is named.
+        """
+        if "preset" in mapping:
+            given = dict(mapping)
+            return cls.preset(given.pop("preset"), **given)
+        planes = mapping.get("planes")
+        if not isinstance(planes, Iterable) or not all(isinstance(one, Mapping) for one in planes):
+            raise Misuse(f"planes = {planes!r} in a layout: give a list of mappings")
+        parts = tuple(Plane(**_given(Plane, "a plane", plane)) for plane in planes)
+        return cls(**_given(cls, "a layout", mapping) | {"planes": parts})
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values: for TOML and JSON, and for `from_mapping`."""
+        return asdict(self) | {"planes": [asdict(plane) for plane in self.planes]}
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of all of it."""
+        return sha256(json.dumps(self.to_mapping(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block on one rank."""
+        return sum(plane.block_bytes for plane in self.planes)
+
+    @property
+    def host_block_bytes(self) -> int:
+        """Bytes of one block on the host of all ranks: what is replicated counts once."""
+        return sum(
+            plane.block_bytes * (1 if plane.replicated else self.ranks) for plane in self.planes
+        )
+
+    def device_blocks(self, gib: float) -> int:
+        """Blocks that fit into so many GiB of one rank's device."""
+        return int(gib * 2**30) // self.block_bytes
+
+    def host_blocks(self, gib: float, *, per: Literal["host", "rank"] = "host") -> int:
+        """Blocks that fit into so many GiB of the host, or of each rank's share of it."""
+        return int(gib * 2**30) * (self.ranks if per == "rank" else 1) // self.host_block_bytes
+
+
+def natural(name: str, value: object, *, least: int = 1) -> None:
+    """Refuses what is not an integer of `least` or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise Misuse(f"{name} = {value!r}: give an integer of {least} or more")
+
+
+def _width(name: str, dtype: str) -> int:
+    if str(dtype) not in WIDTHS:
+        _unknown(f"{name} {dtype!r}", dtype, WIDTHS)
+    return WIDTHS[dtype]
+
+
+def _plane(name: str, order: str, pieces: int, size: int, *, replicated: bool = False) -> Plane:
+    if order not in get_args(Order):
+        _unknown(f"order {order!r}", order, get_args(Order))
+    whole = order == "page-first"
+    return Plane(name, 1 if whole else pieces, pieces * size if whole else size, replicated)
+
+
+def _given(kind: type[Plane | KVLayout], what: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that a mapping gives, once it is known to have all that are needed."""
+    known = [field.name for field in fields(kind) if field.name != "_"]
+    for name in mapping:
+        if name not in known:
+            _unknown(f"{name!r} in {what}", name, known)
+    for field in fields(kind):
+        if field.name in known and field.default is MISSING and field.name not in mapping:
+            raise Misuse(f"{field.name} is missing in {what}")
+    return dict(mapping)
+
+
+def _unknown(what: str, name: object, known: Iterable[str]) -> NoReturn:
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
+    raise Misuse(f"there is no {what}: did you mean {near[0]!r}?")

@@ -1,0 +1,62 @@
+"""How copies between a GPU and its host are best made: measured once, and frozen here."""
+
+from dataclasses import dataclass, fields
+
+from blockyard.shared.layout import natural
+
+__all__ = ["Thresholds"]
+
+_POSITIVE = {"queued_runs", "ring_bytes", "ring_parts", "groups", "link_groups"}
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Where one way of copying begins to beat another.
+
+    They change how bytes move, never which: ranks may differ in them without harm. What they are
+    by default is a judgement, which no measurement on a device has confirmed yet.
+
+    Args:
+        kernel_below: Bytes of a flight and plane below which a kernel copies over the link itself,
+            where a block is in several pieces.
+        whole_below: The same where a block is in one piece, so that one DMA could do it, which
+            waits for no thread block of the engine's.
+        piece_bytes: Least bytes of a piece for which it is worth its own copy.
+        most_runs: Most copies that a flight of blocks of several pieces is made of; beyond, a ring
+            is used.
+        rows_bytes: Least bytes of a piece for which a block whose pieces are evenly apart goes as
+            one 2-D copy, past the ring and without a kernel. By default never: that is not
+            measured yet.
+        batch_runs: Most copies that one call of the driver for many is given. With 0 that call is
+            not used: kernels copy over the link, which is slower.
+        queued_runs: Most of these in the driver's queue at a time, each way: the others are queued
+            as those end, whenever a receipt is polled.
+        ring_bytes: Device memory, each way, in which scattered pieces are gathered into whole
+            blocks; less where the smaller tier has less.
+        ring_parts: Parts of the ring. With 2, or more, one is filled while another is emptied, so
+            that gathering and scattering cost no time of the link (some 3 %, by an estimate that
+            is not measured yet), and a flight costs its caller two to three times the calls.
+        groups: Thread blocks that gather and scatter at a time.
+        link_groups: Thread blocks that copy over the link at a time.
+
+    Raises:
+        Misuse: One is no whole number, or too small; it is named.
+    """
+
+    kernel_below: int = 1 << 20
+    whole_below: int = 64 << 10
+    piece_bytes: int = 48 << 10
+    most_runs: int = 4096
+    rows_bytes: int = 1 << 40
+    batch_runs: int = 1024
+    queued_runs: int = 1024
+    ring_bytes: int = 256 << 20
+    ring_parts: int = 1
+    groups: int = 128
+    link_groups: int = 16
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        for field in fields(self):
+            least = int(field.name in _POSITIVE)
+            natural(f"thresholds: {field.name}", getattr(self, field.name), least=least)

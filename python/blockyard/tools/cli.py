@@ -1,0 +1,93 @@
+"""The command line: its commands, and how it says what is wrong."""
+
+import sys
+from importlib.util import find_spec
+from typing import Any, Final, NoReturn
+
+import click
+
+from blockyard._core import BlockyardError, Misuse, __version__
+from blockyard._typing import override
+from blockyard.tools.proof.cli import proof
+
+__all__ = ["cli"]
+
+_BREACH, _MISUSE, _INTERRUPTED = 1, 2, 130
+"""Exit statuses."""
+
+_EXTRA: Final = ("msgspec", "plotly", "rich")
+"""What `replay` needs beyond the package's own dependencies."""
+_INSTALL: Final = "pip install 'blockyard[replay]'"
+
+
+class _Commands(click.Group):
+    """Says what is wrong in one line on stderr, and with its exit status.
+
+    `replay` is imported only where it is asked for: the others do without its extra.
+    """
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "replay"])
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _replay() if cmd_name == "replay" else super().get_command(ctx, cmd_name)
+
+    @override
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - as click has it
+        kwargs["standalone_mode"] = False
+        try:
+            sys.exit(super().main(*args, **kwargs))
+        except click.ClickException as error:
+            _fail(error.format_message(), _MISUSE)
+        except Misuse as error:
+            _fail(str(error), _MISUSE)
+        except BlockyardError as error:
+            _fail(str(error), _BREACH)
+        except click.Abort:
+            _fail("interrupted", _INTERRUPTED)
+
+
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
+@click.version_option(__version__, prog_name="blockyard", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """A block manager for the KV cache of an LLM inference engine."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+cli.add_command(proof)
+
+
+def _replay() -> click.Command:
+    """The command; without its extra one that says what to install, whatever it is given."""
+    missing = [name for name in _EXTRA if find_spec(name) is None]
+    if not missing:
+        from blockyard.tools.replay.cli import replay  # noqa: PLC0415 - see `_Commands`
+
+        return replay
+
+    @click.command(
+        "replay",
+        help=f"Needs the extra `replay`: {_INSTALL}",
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True},
+    )
+    @click.argument("words", nargs=-1)
+    def refusal(words: tuple[str, ...]) -> NoReturn:  # noqa: ARG001 - as click has it
+        raise Misuse(f"replay needs {', '.join(missing)}: {_INSTALL}")
+
+    return refusal
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    line = " ".join(message.split())
+    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    click.echo(f"blockyard: {shown}", err=True)
+    sys.exit(status)

@@ -1,0 +1,99 @@
+"""`blockyard proof`: the same talks with ample memory, and with a quarter of it."""
+
+import time
+from typing import get_args
+
+import click
+
+from blockyard._core import Misuse, Unavailable
+from blockyard.crane.devices import DeviceName, device
+from blockyard.engines.model import Model
+from blockyard.engines.weights import ModelConfig
+from blockyard.tools.proof.play import Memory, Play
+from blockyard.tools.proof.show import Row, Watch, table
+from blockyard.tools.proof.talks import Talk
+
+__all__ = ["proof"]
+
+_BREACH = 1
+"""Exit status where a token differs, or a law is broken."""
+_SIZE = 8
+"""Tokens per block: more blocks than engines have, so that more of them move."""
+
+
+@click.command()
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, help="Of talks and weights.")
+@click.option("--talks", type=click.IntRange(2, 1000), default=16, help="How many.")
+@click.option("--squeeze", type=click.IntRange(1, 64), default=4, help="Part of the memory.")
+@click.option(
+    "--device",
+    "name",
+    type=click.Choice(get_args(DeviceName)),
+    default="memory",
+    help="Where it computes: with NumPy in this machine's memory, or on a GPU.",
+)
+@click.pass_context
+def proof(ctx: click.Context, /, seed: int, talks: int, squeeze: int, name: DeviceName) -> None:
+    """Shows that no request loses its work when memory runs out.
+
+    A small Llama-shaped decoder, with real KV in real blocks, answers the same talks three times:
+    with ample memory; with a part of it, parking whom it must preempt; and with the same part,
+    computing them again. Every token of every answer must be the same.
+    """
+    try:
+        on = device(name)
+    except Unavailable as error:
+        raise Misuse(f"--device {name}: {error}") from error
+    said = Talk.seeded(seed, talks)
+    blocks = [-(-talk.tokens // _SIZE) for talk in said]
+    ample, least = sum(blocks), max(blocks)
+    tight = max(ample // squeeze, least)
+    memories = {
+        "ample": Memory(ample + 1, 0, "recompute"),
+        "parking": Memory(tight + 1, ample, "park"),
+        "recompute": Memory(tight + 1, ample, "recompute"),
+    }
+    model = Model(ModelConfig(), seed, xp=on.xp)
+    plays = {
+        way: Play(said, memory, model, block_size=_SIZE, on=on) for way, memory in memories.items()
+    }
+    try:
+        good = _play(plays, sum(len(talk.turns) for talk in said))
+    finally:
+        for play in plays.values():
+            play.close()
+    if not good:
+        ctx.exit(_BREACH)
+
+
+def _play(plays: dict[str, Play], turns: int) -> bool:
+    """All of them, turn by turn; whether every token is the same and no law was broken."""
+    spent = dict.fromkeys(plays, 0.0)
+    shown = 0.0
+    with Watch(turns) as watch:
+        while not all(play.over for play in plays.values()):
+            for name, play in plays.items():
+                if not play.over:
+                    begun = time.process_time()
+                    play.step()
+                    spent[name] += time.process_time() - begun
+            if time.monotonic() - shown > 0.1:  # noqa: PLR2004 - seconds between two looks
+                shown = time.monotonic()
+                watch.show(_rows(plays, spent))
+    rows = _rows(plays, spent)
+    click.echo(table(rows, turns))
+    breaches = [breach for play in plays.values() if (breach := play.cache.audit()) is not None]
+    for breach in breaches:
+        click.secho(f"{breach.law}: {breach.what}", fg="red")
+    return not breaches and all(row.same for row in rows)
+
+
+def _rows(plays: dict[str, Play], spent: dict[str, float]) -> list[Row]:
+    ample = next(iter(plays.values()))
+
+    def same(play: Play) -> bool | None:
+        if not (ample.over and play.over):
+            return None
+        return play.tokens == ample.tokens
+
+    return [Row(name, play, spent[name], same(play)) for name, play in plays.items()]

@@ -1,0 +1,218 @@
+"""Talks through one engine, with so much memory and one way to preempt."""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from blockyard.crane.copiers import Copier
+from blockyard.crane.devices import NUMPY, Device
+from blockyard.engines.model import Model
+from blockyard.engines.rank import Rank
+from blockyard.engines.reference import ReferenceEngine
+from blockyard.engines.sampling import Sampling
+from blockyard.local import local
+from blockyard.scheduling.engine import Output, Step
+from blockyard.scheduling.request import State
+from blockyard.scheduling.reserve import Nothing, Reserve
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.tools.proof.talks import Talk
+from blockyard.yard.config import Config
+from blockyard.yard.preempt import Way
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Figures", "Memory", "Play"]
+
+
+class Memory(NamedTuple):
+    """How much there is, and what becomes of a victim."""
+
+    device: int
+    """Blocks, the null slot among them."""
+    host: int
+    """Blocks."""
+    preempt: Way
+
+
+@dataclass(slots=True)
+class Figures:
+    """What it took."""
+
+    steps: int = 0
+    computed: int = 0
+    """Tokens whose KV was computed."""
+    recomputed: int = 0
+    """Of these, those whose KV had been computed before for the same request."""
+    seen: dict[str, int] = field(default_factory=dict)
+    """Highest position computed of each request."""
+
+
+class Play:
+    """Plays talks step by step, until all are answered.
+
+    Args:
+        talks: What is said.
+        memory: How much there is.
+        model: What answers; its KV is in blocks of `block_size` tokens.
+        block_size: Tokens per block.
+        stops: As in `Engine`.
+        lag: Steps in flight beside the one that is computed.
+        late: Steps that an ack comes late.
+        sampling: How tokens are drawn.
+        reserve: Room kept for growth; by default none, so that the memory is used to the last
+            block.
+        copier: What carries bytes; None for what suits the memory.
+        on: What computes, with the module of the model, and in whose memory.
+        config: More fields of `Config`.
+    """
+
+    def __init__(  # noqa: PLR0913 - what there is to vary
+        self,
+        talks: Sequence[Talk],
+        memory: Memory,
+        model: Model,
+        *,
+        block_size: int = 16,
+        stops: Literal["in-order", "acked"] = "acked",
+        lag: int = 1,
+        late: int = 0,
+        sampling: Sampling | None = None,
+        reserve: Callable[[], Reserve] = Nothing,
+        copier: Copier | None = None,
+        on: Device = NUMPY,
+        **config: object,
+    ) -> None:
+        layout = model.config.layout(block_size=block_size)
+        tiers = on.tiers(layout, memory.device, memory.host)
+        sizes = {"device": memory.device, "host": memory.host}
+        self._block_bytes = layout.block_bytes
+        whole = Config.of({"layout": layout, **sizes, **config})
+        self.cache = local(whole, memory=tiers, copier=copier)
+        rank = Rank(model, tiers[0], sampling=sampling)
+        self.engine = ReferenceEngine(self.cache, rank, stops=stops, lag=lag, late=late)
+        self.scheduler = Scheduler(
+            self.cache,
+            seats=max(len(talks), 1),
+            budget=256,
+            reserve=reserve(),
+            preempt=memory.preempt,
+            stops=stops,
+        )
+        self.memory = memory
+        """How much there is."""
+        self.tokens: dict[str, list[int]] = {}
+        """What was answered, by the name of the turn."""
+        self.figures = Figures()
+        """What it took."""
+        self.seats: dict[int, str] = {}
+        """Which turn sits in each seat, as of the newest step."""
+        self.tables: NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        """Block tables of the newest step, shape (rows, columns)."""
+        self.said: dict[str, list[int]] = {}
+        """Prompt and answer of every turn, so far."""
+        self.kv = model.view(tiers[0])
+        """The device's memory, as in `Model.view`."""
+        self.talks = {talk.name: talk for talk in talks}
+        """What is said, by name."""
+        self._coming = [(talk.begins, talk.name) for talk in talks]
+        heapq.heapify(self._coming)
+        self._said: dict[str, list[int]] = {talk.name: [] for talk in talks}
+        self._turn: dict[str, int] = {}
+        self._answers: dict[str, int] = {}
+        self._lag = lag
+
+    @property
+    def over(self) -> bool:
+        """Whether all is answered."""
+        return not self._coming and not self._turn
+
+    @property
+    def moved(self) -> int:
+        """Bytes copied between the tiers, both ways."""
+        stats = self.cache.stats()
+        return (stats["device_out"] + stats["device_in"]) * self._block_bytes
+
+    def step(self) -> Step | None:
+        """One turn of the loop around an engine; None where it has enough in flight."""
+        while self._coming and self._coming[0][0] <= self.figures.steps:
+            self._say(heapq.heappop(self._coming)[1])
+        step = None
+        if len(self.engine) <= self._lag:
+            step = self.scheduler.schedule()
+            self._count(step)
+            self.tables = self.cache.block_tables(step.leases)
+            self.engine.submit(step)
+        self.cache.step()
+        outputs, acks = self.engine.poll()
+        for output in outputs:
+            self.scheduler.on_output(output)
+            self._heard(output)
+        self.scheduler.on_acks(acks)
+        for result in self.scheduler.results():
+            self._answered(str(result.request), result.state, result.tokens.tolist())
+        return step
+
+    @property
+    def states(self) -> dict[str, State]:
+        """Where the talks are that wait for an answer."""
+        states = {name: self.scheduler.state(self._asked(name)) for name in self._turn}
+        return {name: state for name, state in states.items() if state is not None}
+
+    def abort(self, name: str) -> None:
+        """Ends what is asked of a talk now; it says no more."""
+        self.scheduler.abort(self._asked(name))
+
+    def reset(self) -> None:
+        """The engine is reset: who ran is computed again, and nothing it had is used."""
+        self.engine.reset()
+        self.scheduler.reset()
+
+    def close(self) -> None:
+        """Frees the memory."""
+        self.cache.close()
+
+    def _asked(self, name: str) -> str:
+        return f"{name}, turn {self._turn[name]}"
+
+    def _say(self, name: str) -> None:
+        talk, number = self.talks[name], self._answers.get(name, 0)
+        self._turn[name] = number
+        said = self._said[name]
+        said.extend(talk.turns[number].said)
+        asked = self._asked(name)
+        self.said[asked] = list(said)
+        self.scheduler.add(asked, said, most=talk.turns[number].most, priority=talk.priority)
+
+    def _answered(self, asked: str, state: State, tokens: list[int]) -> None:
+        self.tokens[asked] = tokens
+        name = asked.rpartition(", ")[0]
+        self._said[name].extend(tokens)
+        self.said[asked] = list(self._said[name])
+        del self._turn[name]
+        turns, said = self.talks[name].turns, self._answers.get(name, 0) + 1
+        self._answers[name] = said
+        if state is State.FINISHED and said < len(turns):
+            heapq.heappush(self._coming, (self.figures.steps + turns[said].after, name))
+
+    def _heard(self, output: Output) -> None:
+        for seat, token in zip(output.seats.tolist(), output.tokens.tolist(), strict=True):
+            asked = self.seats[seat]
+            if self.scheduler.state(asked) is not None:
+                self.said[asked].append(token)
+
+    def _count(self, step: Step) -> None:
+        figures = self.figures
+        figures.steps += 1
+        figures.computed += int(step.counts.sum())
+        self.seats.update((start.seat, str(start.request)) for start in step.starts)
+        numbers = [*step.decode.tolist(), *(chunk.seat for chunk in step.chunks)]
+        ends = step.positions + step.counts
+        for number, first, end in zip(numbers, step.positions.tolist(), ends.tolist(), strict=True):
+            asked = self.seats[number]
+            before = figures.seen.get(asked, 0)
+            figures.recomputed += max(min(before, end) - first, 0)
+            figures.seen[asked] = max(before, end)

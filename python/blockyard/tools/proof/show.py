@@ -1,0 +1,101 @@
+"""How far the plays are, on a terminal, and what came of each."""
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import click
+
+from blockyard.tools.proof.play import Play
+
+__all__ = ["Row", "Watch", "table"]
+
+_KIB = 1024
+_LABEL, _COLUMN = 28, 13
+"""Widths of the table's columns."""
+
+
+class Row(NamedTuple):
+    """One play, and what it is called."""
+
+    name: str
+    play: Play
+    seconds: float
+    """CPU time that it took."""
+    same: bool | None
+    """Whether all its answers are the first play's; None before both are over."""
+
+
+class Watch:
+    """A line on a terminal's stderr that changes as the plays go on, and goes when they are over.
+
+    Args:
+        turns: Answers of each play, in all.
+    """
+
+    def __init__(self, turns: int) -> None:
+        self._turns = turns
+        self._shown = sys.stderr.isatty()
+
+    def __enter__(self) -> Self:
+        """Begins."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Takes the line away."""
+        self._line("")
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """How far they are."""
+        far = ", ".join(f"{row.name} {len(row.play.tokens)}" for row in rows)
+        self._line(f"answers of {self._turns}: {far}")
+
+    def _line(self, text: str) -> None:
+        if self._shown:
+            # To the first column, and away with all that stands there.
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+
+def table(rows: Sequence[Row], turns: int) -> str:
+    """What came of the plays, side by side.
+
+    Args:
+        rows: One per play.
+        turns: Answers of each play, in all.
+    """
+    lines: dict[str, Sequence[str]] = {
+        "": [_right(row.name) for row in rows],
+        "device": [_right(f"{row.play.memory.device - 1} blocks") for row in rows],
+        "answers": [_right(f"{len(row.play.tokens)} of {turns}") for row in rows],
+        "tokens identical": [_mark(row) for row in rows],
+        "preemptions": [_count(row, "preempted") for row in rows],
+        "of them parked": [_count(row, "parkings") for row in rows],
+        "tokens computed again": [_right(f"{row.play.figures.recomputed:,}") for row in rows],
+        "bytes moved": [_right(_size(row.play.moved)) for row in rows],
+        "steps": [_right(f"{row.play.figures.steps:,}") for row in rows],
+        "seconds": [_right(f"{row.seconds:.1f}") for row in rows],
+    }
+    return "\n".join(f"{name:<{_LABEL}}{''.join(cells)}" for name, cells in lines.items())
+
+
+def _right(text: str) -> str:
+    return f"{text:>{_COLUMN}}"
+
+
+def _mark(row: Row) -> str:
+    if row.same is None:
+        return _right("…")
+    return click.style(_right("✓"), fg="green") if row.same else click.style(_right("no"), fg="red")
+
+
+def _count(row: Row, name: str) -> str:
+    return _right(f"{row.play.scheduler.stats()[name]:,}")
+
+
+def _size(count: float) -> str:
+    """Bytes, with the unit that suits them."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < _KIB:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= _KIB
+    return f"{count:.1f} GiB"

@@ -1,0 +1,225 @@
+"""`blockyard replay`: what is asked for is checked whole, then run, shown and written."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Unpack, get_args
+
+import click
+from rich.console import Console
+
+from blockyard._core import __version__
+from blockyard._typing import override
+from blockyard.crane.devices import DeviceName
+from blockyard.scheduling.reserve import Role
+from blockyard.tools.replay import show
+from blockyard.tools.replay.asked import MOST_BLOCKS, Asked, Policy, WritePolicy, settle
+from blockyard.tools.replay.outputs import claim, write
+from blockyard.tools.replay.play import play
+from blockyard.tools.replay.report import page
+from blockyard.tools.replay.result import FORMAT, Result, Run
+from blockyard.tools.replay.setup import ReserveName, Setup, VictimsName
+from blockyard.tools.replay.trace import Trace
+from blockyard.tools.replay.workload import WorkloadName
+from blockyard.yard.preempt import Way
+
+__all__ = ["replay"]
+
+_BREACH, _INTERRUPTED = 1, 130
+"""Exit statuses."""
+
+
+class _Remembered(click.Command):
+    """Keeps what was typed, so that it can be repeated."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.obj = shlex.join(["blockyard", "replay", *args])
+        return super().parse_args(ctx, args)
+
+
+_FILE = click.Path(path_type=Path)
+
+
+def _number(
+    option: str, least: int, most: int, default: int | None, text: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    within = click.IntRange(least, most)
+    return click.option(option, type=within, metavar="N", default=default, help=text)
+
+
+@click.command(cls=_Remembered)
+@click.argument("trace", required=False, type=_FILE)
+@_number("--trace-block", 1, 10**6, None, "Tokens per id of TRACE; by default it is found out.")
+@_number("--requests", 1, 10**7, None, "The first so many; by default all, or 1000 generated.")
+@click.option("--rate", type=float, metavar="HZ", help="Generated requests per second; 4.")
+@click.option(
+    "--workload",
+    type=click.Choice(get_args(WorkloadName)),
+    help="What to generate: chats and agents, or chats with long answers; mixed.",
+)
+@_number("--seed", 0, 2**64 - 1, 0, "Of the tokens, and of a generated workload.")
+@click.option("--save-trace", type=_FILE, metavar="PATH", help="Writes the requests as a trace.")
+@_number("--device-blocks", 1, MOST_BLOCKS, None, "Size of the device.")
+@_number("--host-blocks", 0, MOST_BLOCKS, None, "Size of the host; 0: there is none.")
+@click.option("--device-gib", type=float, metavar="GIB", help="The same as memory of all ranks.")
+@click.option("--host-gib", type=float, metavar="GIB", help="The same as memory.")
+@_number("--block-size", 1, 10**5, None, "Tokens per block of the cache; 16.")
+@click.option(
+    "--policy",
+    type=click.Choice(get_args(Policy)),
+    multiple=True,
+    default=("recency",),
+    help="Eviction; repeat it to compare. The optimum knows the future: sequential only.",
+)
+@click.option(
+    "--write-policy",
+    type=click.Choice(get_args(WritePolicy)),
+    multiple=True,
+    default=("on-evict",),
+    help="What is copied down; repeat it to compare.",
+)
+@click.option(
+    "--role",
+    type=click.Choice(get_args(Role)),
+    default="mixed",
+    help="What the engine does: whole requests, or their prompts or answers alone.",
+)
+@click.option(
+    "--preempt",
+    type=click.Choice(get_args(Way)),
+    multiple=True,
+    help="What a victim keeps; park where there is a host. Repeat it to compare.",
+)
+@click.option(
+    "--reserve",
+    type=click.Choice(get_args(ReserveName)),
+    multiple=True,
+    help="Room kept for growth; growing, or nothing for a prefill engine. Repeat it to compare.",
+)
+@click.option(
+    "--victims",
+    type=click.Choice(get_args(VictimsName)),
+    default="last-come",
+    help="Who is preempted when that was too little.",
+)
+@click.option(
+    "--loads",
+    type=click.Choice(["gated", "all"]),
+    default="gated",
+    help="Whether a prefix is loaded only where that beats computing it.",
+)
+@click.option(
+    "--model",
+    type=click.Choice(["virtual", "sequential"]),
+    default="virtual",
+    help="An engine in virtual time, or one request after another.",
+)
+@click.option("--preset", default="llama-3-8b/h100", metavar="MODEL/GPU", help="What is modelled.")
+@click.option(
+    "--set", "figures", multiple=True, metavar="FIGURE=VALUE", help="Another figure for the preset."
+)
+@_number("--ranks", 1, 1024, None, "GPUs that share the model; by default the preset's.")
+@_number("--token-budget", 1, 10**6, 8192, "Most tokens that a step computes.")
+@_number("--max-running", 1, 4096, 256, "Most requests that run at once.")
+@_number("--prefetch", 0, 4096, 0, "Requests in line whose prefix is brought up early.")
+@click.option("--verify", is_flag=True, help="Moves real bytes, and checks every block.")
+@click.option(
+    "--device",
+    type=click.Choice(get_args(DeviceName)),
+    default="memory",
+    help="Where --verify has the device's bytes: in this machine's memory, or on a GPU.",
+)
+@click.option("--json", metavar="PATH", help="Writes the result as JSON; - is stdout.")
+@click.option("--report", type=_FILE, metavar="PATH", help="Writes a page with plots.")
+@click.option("--quiet", is_flag=True, help="Shows no progress.")
+@click.pass_context
+def replay(ctx: click.Context, /, **asked: Unpack[Asked]) -> None:
+    """Runs TRACE, or a generated workload without one, through a cache.
+
+    TRACE has one request per line, in the Mooncake format; see docs/replay.md.
+    """
+    claim(_files(asked))
+    trace, setups = settle(asked)
+    if asked["save_trace"] is not None:
+        trace.write(asked["save_trace"])
+    runs = _play(setups, trace, None if asked["quiet"] else Console(stderr=True))
+    if not runs:
+        raise click.Abort
+    result = _result(setups[0], trace, ctx.obj, runs)
+    # With --json - stdout is for the JSON alone.
+    table = Console(stderr=asked["json"] == "-")
+    for part in show.tables(result, table.width):
+        table.print(part)
+    _write(asked, result)
+    if any(
+        run.audit not in {"ok", "none"}
+        or (run.verified and (run.verified.wrong or run.verified.wrong_answers))
+        for run in runs
+    ):
+        ctx.exit(_BREACH)
+    if len(runs) < len(setups) or not runs[-1].complete:
+        ctx.exit(_INTERRUPTED)
+
+
+def _play(setups: Sequence[Setup], trace: Trace, console: Console | None) -> list[Run]:
+    """The runs; after Ctrl-C those that there are, the last one as far as it went."""
+    runs: list[Run] = []
+    try:
+        with show.Watch(trace, console) as watch:
+            for setup in setups:
+                runs.append(play(setup, trace, watch.begin(setup)))
+                watch.end(runs[-1])
+                if not runs[-1].complete:
+                    break
+    except KeyboardInterrupt:
+        pass
+    return runs
+
+
+def _files(asked: Asked) -> dict[str, Path | None]:
+    """What is read and written, by the option that says so."""
+    to_file = asked["json"] is not None and asked["json"] != "-"
+    return {
+        "TRACE": asked["trace"],
+        "--save-trace": asked["save_trace"],
+        "--json": Path(asked["json"] or "") if to_file else None,
+        "--report": asked["report"],
+    }
+
+
+def _write(asked: Asked, result: Result) -> None:
+    json = result.encode() + b"\n"
+    path = _files(asked)["--json"]
+    if path is not None:
+        write(path, json)
+    elif asked["json"] is not None:
+        click.echo(json, nl=False)
+    if asked["report"] is not None:
+        write(asked["report"], page(result))
+
+
+def _result(setup: Setup, trace: Trace, command: str, runs: Sequence[Run]) -> Result:
+    return Result(
+        format=FORMAT,
+        blockyard=__version__,
+        trace=_plain(trace.name),
+        trace_block=setup.trace_block,
+        trace_requests=len(trace),
+        block_size=setup.block_size,
+        block_bytes=setup.block_bytes,
+        token_budget=setup.token_budget,
+        max_running=setup.max_running,
+        prefetch=setup.prefetch,
+        gate=setup.gate,
+        seed=setup.seed,
+        preset=setup.preset,
+        figures=setup.roofline.figures(),
+        command=_plain(command),
+        runs=list(runs),
+    )
+
+
+def _plain(text: str) -> str:
+    """In one line, with nothing that a terminal or an encoder would stumble over."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

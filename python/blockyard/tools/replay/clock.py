@@ -1,0 +1,75 @@
+"""The virtual-time engine's clock: the links that copies queue on."""
+
+import heapq
+from collections.abc import Sequence
+from itertools import count
+
+from blockyard.shared.plan import Plan
+
+__all__ = ["Link", "Queue"]
+
+
+class Queue:
+    """One direction of a link: it carries one copy after another.
+
+    Args:
+        seconds: For each block.
+        latency: Seconds from submit to first byte.
+    """
+
+    __slots__ = ("_free", "_latency", "_seconds")
+
+    def __init__(self, seconds: float, latency: float) -> None:
+        self._seconds = seconds
+        self._latency = latency
+        self._free = 0.0
+
+    def lands(self, blocks: int, now: float) -> float:
+        """When so many blocks are there if they are sent at `now`."""
+        return max(now, self._free) + blocks * self._seconds + self._latency
+
+    def send(self, blocks: int, now: float) -> float:
+        """Sends them, and says the same."""
+        self._free = max(now, self._free) + blocks * self._seconds
+        return self._free + self._latency
+
+
+class Link:
+    """When copies land: each direction is a queue of its own.
+
+    Args:
+        block_bytes: Bytes of one block on one rank; every rank has a link of its own.
+        bytes_per_second: Per direction.
+        latency: Seconds from submit to first byte.
+    """
+
+    __slots__ = ("_air", "_latency", "_order", "_seconds", "_ways")
+
+    def __init__(self, block_bytes: float, bytes_per_second: float, latency: float) -> None:
+        self._seconds = block_bytes / bytes_per_second
+        self._latency = latency
+        self._ways: dict[tuple[str, str], Queue] = {}
+        self._air: list[tuple[float, int, Plan]] = []
+        self._order = count()
+
+    def send(self, plans: Sequence[Plan], now: float) -> None:
+        """Plans are submitted at `now` seconds."""
+        for plan in plans:
+            way = (plan.source_tier, plan.destination_tier)
+            if way not in self._ways:
+                # A copy within the device takes next to no time beside one over the link.
+                seconds = 0.0 if way[0] == way[1] else self._seconds
+                self._ways[way] = Queue(seconds, self._latency)
+            lands = self._ways[way].send(len(plan), now)
+            heapq.heappush(self._air, (lands, next(self._order), plan))
+
+    def next(self) -> float | None:
+        """When the next plan lands; None when nothing is in the air."""
+        return self._air[0][0] if self._air else None
+
+    def landed(self, now: float) -> list[Plan]:
+        """Plans that have landed by `now`, in the order of their landing."""
+        plans = []
+        while self._air and self._air[0][0] <= now:
+            plans.append(heapq.heappop(self._air)[2])
+        return plans

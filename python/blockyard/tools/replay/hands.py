@@ -1,0 +1,293 @@
+"""Real bytes under a replay: cranes that move them, and every block checked against its key."""
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Unavailable
+from blockyard.crane.crane import Crane
+from blockyard.crane.devices import NUMPY, Device, DeviceName, device, fetched
+from blockyard.shared.layout import Hello, KVLayout
+from blockyard.shared.plan import Outcome, Plan
+from blockyard.shared.processes import deaf
+from blockyard.yard.config import Config
+
+__all__ = ["BookHands", "Hands", "ProcessHands", "RealHands", "scaled"]
+
+_PATIENCE: Final = 60.0
+"""Seconds that a copy of some KiB may take before it is called stuck."""
+_BLOCK_BYTES: Final = 4096
+
+Slots = NDArray[np.int32]
+Keys = NDArray[np.uint64]
+
+
+class Hands(Protocol):
+    """What a replay asks of the memory of all ranks."""
+
+    def hello(self) -> list[Hello]:
+        """What each rank's crane says at the handshake."""
+
+    def submit(self, plans: Sequence[Plan]) -> None:
+        """Starts copies."""
+
+    def land(self, plans: Sequence[Plan]) -> list[Outcome]:
+        """The outcomes of these plans, waited for: modelled time says when they are due."""
+
+    def write(self, slots: Slots, keys: Keys) -> None:
+        """The engine computed blocks; both of shape (blocks,), keys folded to 64 bits."""
+
+    def wrong(self, slots: Slots, keys: Keys) -> int:
+        """How many of these device slots do not hold their key's bytes on every rank."""
+
+    def close(self) -> None:
+        """Ends processes and frees the memory."""
+
+
+class BookHands:
+    """No bytes at all: every copy is good on every rank."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def hello(self) -> list[Hello]:
+        """All ranks as the configuration has them."""
+        config = self._config
+        sizes = (config.device_blocks, config.host_blocks)
+        return [Hello(rank, config.fingerprint, *sizes) for rank in range(config.ranks)]
+
+    def submit(self, plans: Sequence[Plan]) -> None:
+        """Nothing to start."""
+
+    def land(self, plans: Sequence[Plan]) -> list[Outcome]:
+        """All good."""
+        ranks = range(self._config.ranks)
+        return [Outcome(plan.flight, rank, len(plan)) for plan in plans for rank in ranks]
+
+    def write(self, slots: Slots, keys: Keys) -> None:
+        """Nothing is kept."""
+
+    def wrong(self, slots: Slots, keys: Keys) -> int:
+        """Nothing is known."""
+        del slots, keys
+        return 0
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class RealHands:
+    """One rank's memory in this process.
+
+    Half of the plans, drawn by seed, are carried out at once, and half only when they are to land:
+    a slot that is read too early or given away too early shows wrong bytes.
+
+    Args:
+        config: Its layout is `scaled`: a few KiB stand for a block.
+        rank: Whose it is; the bytes of a key differ from rank to rank.
+        shared: File of the host memory that all ranks share, if the layout has such planes.
+        seed: Draws which plans are late, on each rank others.
+        on: Whose memory the device's is.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        rank: int = 0,
+        shared: Path | None = None,
+        *,
+        seed: int = 0,
+        on: Device = NUMPY,
+    ) -> None:
+        layout = config.layout
+        if layout is None:
+            raise Unavailable("there is no layout, and so no bytes")
+        self._rank = rank
+        self._xp = on.xp
+        self._device, host = on.tiers(
+            layout, config.device_blocks, config.host_blocks, shared=shared
+        )
+        self._crane = Crane(
+            layout,
+            rank=rank,
+            device=self._device,
+            host=host,
+            thresholds=config.copying,
+            fingerprint=config.fingerprint,
+        )
+        self._early: dict[int, Outcome] = {}
+        self._late: set[int] = set()
+        self._draw = np.random.Generator(np.random.PCG64([seed, rank])).random
+
+    def hello(self) -> list[Hello]:
+        """What its crane says."""
+        return [self._crane.hello()]
+
+    def submit(self, plans: Sequence[Plan]) -> None:
+        """Starts copies, or keeps them for their landing."""
+        late = {plan.flight for plan in plans if self._draw() < 0.5}  # noqa: PLR2004 - half
+        self._late |= late
+        self._crane.submit(plan for plan in plans if plan.flight not in late)
+
+    def land(self, plans: Sequence[Plan]) -> list[Outcome]:
+        """Waits for these plans, and keeps what else has landed for later."""
+        late = [plan for plan in plans if plan.flight in self._late]
+        self._late.difference_update(plan.flight for plan in late)
+        self._crane.submit(late)
+        stuck = time.monotonic() + _PATIENCE
+        while True:
+            self._early |= {outcome.flight: outcome for outcome in self._crane.poll()}
+            if all(plan.flight in self._early for plan in plans):
+                return [self._early.pop(plan.flight) for plan in plans]
+            if time.monotonic() > stuck:
+                raise Unavailable(f"rank {self._rank}: no copy ended in {_PATIENCE:.0f} s")
+            time.sleep(50e-6)
+
+    def write(self, slots: Slots, keys: Keys) -> None:
+        """Fills whole blocks with their key's bytes."""
+        places = self._xp.asarray(slots)
+        for plane, expected in self._expected(keys):
+            plane[places] = self._xp.asarray(expected)
+
+    def wrong(self, slots: Slots, keys: Keys) -> int:
+        """Compares whole blocks, as this process reads them."""
+        places, bad = self._xp.asarray(slots), np.zeros(len(slots), np.bool_)
+        for plane, expected in self._expected(keys):
+            bad |= (fetched(plane[places]) != expected).any(axis=(1, 2))
+        return int(bad.sum())
+
+    def _expected(self, keys: Keys) -> Iterable[tuple[Any, NDArray[np.uint8]]]:
+        """Each device plane with what these blocks must hold in it, (blocks, pieces, bytes)."""
+        for number, plane in enumerate(self._device.planes):
+            _, pieces, width = plane.shape
+            words = -(-pieces * width // 8)
+            seed = np.uint64((self._rank << 8 | number) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
+            steps = np.arange(1, words + 1, dtype=np.uint64) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed = (keys ^ seed)[:, None] * np.uint64(0x94D049BB133111EB) + steps
+            mixed ^= mixed >> np.uint64(29)
+            flat = mixed.view(np.uint8)[:, : pieces * width]
+            yield plane, flat.reshape(len(keys), pieces, width)
+
+    def close(self) -> None:
+        """Ends the copiers and frees the memory."""
+        self._crane.close()
+
+
+class ProcessHands:
+    """A crane per rank, each in a process of its own; plans and outcomes travel pickled."""
+
+    def __init__(self, config: Config, *, seed: int = 0, on: DeviceName = "memory") -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory(prefix="blockyard-", ignore_cleanup_errors=True)
+        shared = Path(self._folder.name) / "host"
+        self._ranks: list[tuple[Any, Connection]] = []
+        for rank in range(config.ranks):
+            here, there = context.Pipe()
+            what = (there, config.to_mapping(), rank, shared, seed, on)
+            process = context.Process(target=_serve, args=what, daemon=True)
+            with deaf():
+                process.start()
+            there.close()
+            self._ranks.append((process, here))
+
+    def hello(self) -> list[Hello]:
+        """What the ranks' cranes say."""
+        return [hello for hellos in self._ask("hello") for hello in hellos]
+
+    def submit(self, plans: Sequence[Plan]) -> None:
+        """Sends plans to every rank."""
+        if plans:
+            self._tell("submit", plans)
+
+    def land(self, plans: Sequence[Plan]) -> list[Outcome]:
+        """Every rank's outcomes."""
+        return [outcome for outcomes in self._ask("land", plans) for outcome in outcomes]
+
+    def write(self, slots: Slots, keys: Keys) -> None:
+        """On every rank."""
+        self._tell("write", slots, keys)
+
+    def wrong(self, slots: Slots, keys: Keys) -> int:
+        """The most that any rank found."""
+        return max(int(count) for count in self._ask("wrong", slots, keys))
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for process, pipe in self._ranks:
+            pipe.close()
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+    def _tell(self, verb: str, *what: Any) -> None:  # noqa: ANN401 - whatever the verb takes
+        for rank, (_process, pipe) in enumerate(self._ranks):
+            try:
+                pipe.send((verb, what))
+            except OSError:
+                raise Unavailable(f"the process of rank {rank} is gone") from None
+
+    def _ask(self, verb: str, *what: Any) -> list[Any]:  # noqa: ANN401 - likewise
+        self._tell(verb, *what)
+        answers = []
+        for rank, (_process, pipe) in enumerate(self._ranks):
+            try:
+                answer = pipe.recv()
+            except (EOFError, OSError):
+                raise Unavailable(f"the process of rank {rank} is gone") from None
+            if isinstance(answer, Exception):
+                raise answer
+            answers.append(answer)
+        return answers
+
+
+def _serve(
+    pipe: Connection, config: dict[str, Any], rank: int, shared: Path, seed: int, on: DeviceName
+) -> None:
+    """One rank's process: verbs of `RealHands` until the pipe closes."""
+    hands: RealHands | None = None
+    fault: Exception | None = None
+    answers = {"hello", "land", "wrong"}
+    try:
+        hands = RealHands(Config.of(config), rank, shared, seed=seed, on=device(on))
+    except Exception as error:  # noqa: BLE001 - it is raised again where it is waited for
+        fault = error
+    while True:
+        try:
+            verb, what = pipe.recv()
+        except (EOFError, OSError):
+            break
+        answer = None
+        if fault is None:
+            try:
+                answer = getattr(hands, verb)(*what)
+            except Exception as error:  # noqa: BLE001 - likewise
+                fault = error
+        if verb in answers:
+            with suppress(OSError):  # who asked may be gone, and then so are we
+                pipe.send(fault if fault is not None else answer)
+    if hands is not None:
+        hands.close()
+
+
+def scaled(block_size: int, ranks: int) -> KVLayout:
+    """A layout of a few KiB per block and rank, layer-first as engines have it."""
+    width = max(1, _BLOCK_BYTES // (8 * block_size))
+    return KVLayout.llama(
+        layers=2,
+        kv_heads=ranks,
+        head_dim=width,
+        dtype="bfloat16",
+        block_size=block_size,
+        ranks=ranks,
+        order="layer-first",
+    )

@@ -1,0 +1,80 @@
+"""One run, whichever way time is modelled."""
+
+import time
+from collections.abc import Callable
+
+from blockyard.tools.replay.result import Moved, Run
+from blockyard.tools.replay.run import run
+from blockyard.tools.replay.sequential import sequential
+from blockyard.tools.replay.setup import Progress, Setup
+from blockyard.tools.replay.trace import Trace
+
+__all__ = ["play"]
+
+
+def play(setup: Setup, trace: Trace, progress: Callable[[Progress], None]) -> Run:
+    """Replays a trace under one policy; see `run` and `sequential`.
+
+    Ctrl-C ends it early: what is known so far is given, with `complete` false.
+
+    Raises:
+        BlockyardError: The configuration is not to be had.
+    """
+    return (run if setup.model == "virtual" else _sequential)(setup, trace, progress)
+
+
+def _sequential(setup: Setup, trace: Trace, progress: Callable[[Progress], None]) -> Run:
+    start = time.perf_counter()
+
+    def served(requests: int) -> None:
+        arrival = float(trace.arrival[requests - 1] - trace.arrival[0]) / 1e3
+        progress(Progress(requests, len(trace), arrival, None, 0, 0, 0, 0))
+
+    got = sequential(
+        trace,
+        device_blocks=setup.device_blocks,
+        host_blocks=setup.host_blocks,
+        policy=setup.policy,
+        write=setup.write_policy,
+        progress=served,
+    )
+    return Run(
+        model="sequential",
+        policy=setup.policy,
+        write_policy=setup.write_policy,
+        role=None,
+        reserve=None,
+        victims=None,
+        preempt=None,
+        device_blocks=setup.device_blocks,
+        host_blocks=setup.host_blocks,
+        requests=got.requests,
+        refused=0,
+        complete=not got.interrupted,
+        input_tokens=got.tokens,
+        output_tokens=0,
+        hit_ratio=got.hit_ratio,
+        hit_ratio_by_tier=got.hit_ratio_by_tier,
+        skipped_slow=0,
+        engine_seconds=0.0,
+        wall_seconds=time.perf_counter() - start,
+        tokens_per_second=0.0,
+        ttft_ms=None,
+        itl_ms=None,
+        waits=None,
+        preempted=None,
+        reservations=None,
+        moved=Moved(
+            blocks_down=got.blocks_down,
+            blocks_up=got.blocks_up,
+            blocks_across=0,
+            bytes_down=got.blocks_down * setup.block_bytes,
+            bytes_up=got.blocks_up * setup.block_bytes,
+            failed_blocks=0,
+        ),
+        peak={},
+        bookkeeping=None,
+        verified=None,
+        audit=got.audit,
+        series=None,
+    )

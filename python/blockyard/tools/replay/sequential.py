@@ -1,0 +1,252 @@
+"""One request after another through the cache: what capacity and policy alone are worth.
+
+Only full blocks of the prompts count, and answers leave none; a request ends before the next one
+begins; its own path is pinned meanwhile. A hit is the longest prefix that is there.
+"""
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Misuse, Plan
+from blockyard.tools.replay.trace import Trace
+from blockyard.yard.cache import KVCache
+
+__all__ = ["Policy", "Sequential", "Write", "sequential"]
+
+Policy = Literal["recency", "heap", "optimum"]
+Write = Literal["on-evict", "through", "second-touch"]
+
+# Requests between two reports of progress.
+_OFTEN: Final = 100
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequential:
+    """What came of it, as far as it went."""
+
+    policy: Policy
+    write: Write
+    device_blocks: int
+    host_blocks: int
+    block_size: int
+    """Tokens per block: the trace's."""
+    requests: int
+    """Requests served."""
+    requests_in_trace: int
+    tokens: int
+    """Tokens of the prompts served, those in no full block included."""
+    hits: NDArray[np.int64]
+    """Blocks that each request found on the device and on the host, shape (requests, 2)."""
+    blocks_down: int
+    """Blocks copied from the device to the host."""
+    blocks_up: int
+    """Blocks copied from the host to the device."""
+    seconds: float
+    """What it took, in seconds of one core."""
+    audit: str
+    """ "ok", or the first law found broken; "none" where no cache was used."""
+    interrupted: bool
+    """Whether Ctrl-C ended it early."""
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the prompts' tokens that was found."""
+        return sum(self.hit_ratio_by_tier.values())
+
+    @property
+    def hit_ratio_by_tier(self) -> dict[str, float]:
+        """The same for "device" and "host"."""
+        device, host = (self.hits.sum(0) * self.block_size / max(self.tokens, 1)).tolist()
+        return {"device": device, "host": host}
+
+
+def sequential(
+    trace: Trace,
+    *,
+    device_blocks: int,
+    host_blocks: int = 0,
+    policy: Policy = "recency",
+    write: Write = "on-evict",
+    progress: Callable[[int], object] | None = None,
+) -> Sequential:
+    """Serves a trace's requests one at a time, in the order of the file.
+
+    Of a prompt larger than the device, what fits is kept.
+
+    Args:
+        trace: The requests; their ids are the blocks.
+        device_blocks: Blocks that the device holds.
+        host_blocks: Blocks that the host holds; 0 for none.
+        policy: What is evicted: "recency" or "heap", the least recently used leaf; "optimum", the
+            leaf used again last, which takes knowing what comes: a bound, by simulation.
+        write: What goes down: "on-evict", what is about to be evicted; "through", everything;
+            "second-touch", what is about to be evicted and was used before.
+        progress: Told now and then how many requests are served.
+
+    Raises:
+        Misuse: A value is out of range, or the optimum is asked for two tiers.
+    """
+    for name, value, least in (
+        ("device_blocks", device_blocks, 1),
+        ("host_blocks", host_blocks, 0),
+    ):
+        if value < least:
+            raise Misuse(f"{name} = {value}: give {least} or more")
+    for name, word, known in (("policy", policy, Policy), ("write", write, Write)):
+        if word not in get_args(known):
+            raise Misuse(f"{name} = {word!r}: give one of {', '.join(get_args(known))}")
+    if policy == "optimum" and host_blocks:
+        raise Misuse(f"host_blocks = {host_blocks}: the optimum knows one tier; give 0")
+    full = np.minimum(trace.input_length // trace.trace_block, np.diff(trace.offsets))
+    paths = np.stack((trace.offsets[:-1], trace.offsets[:-1] + np.minimum(full, device_blocks)), 1)
+    server: _Server = (
+        _Optimum(trace.ids, paths, device_blocks)
+        if policy == "optimum"
+        else _Yard(trace, device_blocks, host_blocks, policy, write)
+    )
+    hits = np.zeros((len(trace), 2), np.int64)
+    served = 0
+    interrupted = False
+    start = time.thread_time()
+    try:
+        for request, (first, end) in enumerate(paths.tolist()):
+            if first < end:
+                hits[request] = server.serve(first, end)
+            served = request + 1
+            if progress is not None and served % _OFTEN == 0:
+                progress(served)
+    except KeyboardInterrupt:
+        interrupted = True
+    seconds = time.thread_time() - start
+    return Sequential(
+        policy=policy,
+        write=write,
+        device_blocks=device_blocks,
+        host_blocks=host_blocks,
+        block_size=trace.trace_block,
+        requests=served,
+        requests_in_trace=len(trace),
+        tokens=int(trace.input_length[:served].sum()),
+        hits=hits[:served],
+        blocks_down=server.down,
+        blocks_up=server.up,
+        seconds=seconds,
+        audit=server.audit(),
+        interrupted=interrupted,
+    )
+
+
+class _Server(Protocol):
+    down: int
+    up: int
+
+    def serve(self, first: int, end: int) -> tuple[int, int]: ...
+    def audit(self) -> str: ...
+
+
+class _Yard:
+    """The real cache. A key is a trace id, widened to 32 bytes."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        device: int,
+        host: int,
+        eviction: Literal["recency", "heap"],
+        write: Write,
+    ) -> None:
+        wide = np.zeros((len(trace.ids), 4), "<i8")
+        wide[:, 0] = trace.ids
+        self.keys = wide.view(np.uint8)
+        self.block = trace.trace_block
+        self.through = write == "through" and host > 0
+        self.ahead = write != "through" and host > 0
+        self.down = self.up = 0
+        # One more: a prompt that is found whole computes its last token again, in a block of its
+        # own, and here each ends one token behind its last full block for that.
+        self.cache = KVCache(
+            block_size=self.block,
+            device=device + 1,
+            host=host,
+            null_slots=0,
+            eviction=eviction,
+            write=write,
+            ghosts=len(trace.ids) if write == "second-touch" else None,
+        )
+
+    def serve(self, first: int, end: int) -> tuple[int, int]:
+        cache, blocks = self.cache, end - first
+        keys = cache.ready_keys(self.keys[first:end].reshape(-1), blocks * self.block + 1)
+        if self.ahead:
+            found = cache.probe(keys).device
+            short = blocks + 1 - found - cache.stats()["device_free"]
+            if short > 0:
+                # What is found may stand first among the victims, until begin pins it.
+                self._copy_down(cache.demote(short + found))
+        lease = cache.begin(keys)
+        device, host, _ = lease.hits
+        if lease.plans:
+            self.up += host
+            cache.commit(lease.plans)
+        cache.seal(lease, blocks * self.block)
+        if self.through:
+            self._copy_down(cache.demote(blocks, of=lease))
+        cache.finish(lease)
+        return device, host
+
+    def audit(self) -> str:
+        breach = self.cache.audit()
+        return "ok" if breach is None else f"{breach.law}: {breach.what}"
+
+    def _copy_down(self, plan: Plan | None) -> None:
+        if plan is not None:
+            self.down += len(plan)
+            self.cache.commit(plan)
+
+
+class _Optimum:
+    """Evicts what is used again last, the deeper first among equals.
+
+    Whoever uses a block uses its parent too, so that the order alone evicts only leaves.
+    """
+
+    down = up = 0
+
+    def __init__(self, ids: NDArray[np.int64], paths: NDArray[np.int64], device: int) -> None:
+        self.device = device
+        self.ids = ids.tolist()
+        # Of each place in `ids`: the next place of the same id whose request holds it.
+        lengths = paths[:, 1] - paths[:, 0]
+        depth = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        places = np.repeat(paths[:, 0], lengths) + depth
+        order = places[np.argsort(ids[places], kind="stable")]
+        request = np.zeros(len(ids), np.int64)
+        request[places] = np.repeat(np.arange(len(paths)), lengths)
+        following = np.full(len(ids), len(paths))
+        again = ids[order[1:]] == ids[order[:-1]]
+        following[order[:-1][again]] = request[order[1:][again]]
+        self.following = following.tolist()
+        self.due: dict[int, int] = {}
+        self.queue: list[tuple[int, int, int]] = []
+
+    def serve(self, first: int, end: int) -> tuple[int, int]:
+        path, following = self.ids[first:end], self.following[first:end]
+        hits = sum(block in self.due for block in path)
+        # From here on the path's entries in the queue are stale, which pins it.
+        self.due.update(zip(path, following, strict=True))
+        while len(self.due) > self.device:
+            due, _, block = heapq.heappop(self.queue)
+            if self.due.get(block) == -due:
+                del self.due[block]
+        for depth, (block, due) in enumerate(zip(path, following, strict=True)):
+            heapq.heappush(self.queue, (-due, -depth, block))
+        return hits, 0
+
+    def audit(self) -> str:
+        return "none"

@@ -1,0 +1,308 @@
+"""What is seen on the terminal: progress while it runs, and a table at the end."""
+
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Column, Table
+from rich.text import Text
+
+from blockyard.tools.replay.result import Preempted, Reservations, Result, Run, Spread, Tickets
+from blockyard.tools.replay.setup import Progress, Setup
+from blockyard.tools.replay.trace import Trace
+
+__all__ = ["Watch", "duration", "size", "tables"]
+
+
+_HOUR: Final = 3600
+_MINUTE: Final = 60
+_KIB: Final = 1024
+
+
+def duration(seconds: float) -> str:
+    """Three digits or so, with the unit that suits them."""
+    if seconds >= _HOUR:
+        return f"{seconds // _HOUR:.0f} h {seconds % _HOUR // _MINUTE:02.0f} min"
+    if seconds >= _MINUTE:
+        return f"{seconds // _MINUTE:.0f} min {int(seconds) % _MINUTE:02} s"
+    for unit, per in (("s", 1.0), ("ms", 1e3)):
+        if seconds * per >= 1:
+            return f"{seconds * per:.{_digits(seconds * per)}f} {unit}"
+    return f"{seconds * 1e6:.{_digits(seconds * 1e6)}f} µs" if seconds else "0 s"
+
+
+def size(count: float) -> str:
+    """Bytes, with the unit that suits them."""
+    if count < _KIB:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= _KIB
+        if count < _KIB:
+            return f"{count:.{_digits(count)}f} {unit}"
+    count /= _KIB
+    return f"{count:.{_digits(count)}f} TiB"
+
+
+def _digits(value: float) -> int:
+    """Digits behind the point that leave three in all."""
+    for digits in (2, 1):
+        if value < 10.0 ** (3 - digits):
+            return digits
+    return 0
+
+
+class Watch:
+    """Shows how the runs go on: a live line on a terminal, else one line at start and end of each.
+
+    Args:
+        trace: What is replayed.
+        console: Where; None for nowhere.
+    """
+
+    def __init__(self, trace: Trace, console: Console | None) -> None:
+        self._trace = trace
+        self._console = console
+        self._bar: Bar | None = None
+        if console is not None and console.is_terminal:
+            self._bar = Bar(
+                TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+                BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=6)),
+                TextColumn("{task.fields[state]}", table_column=Column(no_wrap=True)),
+                console=console,
+                expand=True,
+            )
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, setup: Setup) -> Callable[[Progress], None]:
+        """A run begins; what it returns is to be told how it goes."""
+        choices = (setup.reserve, setup.preempt) if setup.model == "virtual" else ()
+        name = ", ".join((setup.policy, setup.write_policy, *choices))
+        if self._bar is None:
+            self._say(
+                f"replaying {len(self._trace):,} requests of {self._trace.name}: {name}, "
+                f"{setup.device_blocks:,} + {setup.host_blocks:,} blocks"
+            )
+            return _nothing
+        bar = self._bar
+        task = bar.add_task(name, total=len(self._trace), state="")
+
+        def told(progress: Progress) -> None:
+            bar.update(task, completed=progress.requests_done, state=_state(progress, setup))
+
+        return told
+
+    def end(self, run: Run) -> None:
+        """It has ended."""
+        if self._bar is None:
+            how = "done" if run.complete else "interrupted"
+            self._say(
+                f"{how} in {duration(run.wall_seconds)}: {run.requests:,} requests, "
+                f"{run.hit_ratio:.1%} of prompt tokens found, audit {run.audit}"
+            )
+
+    def _say(self, text: str) -> None:
+        if self._console is not None:
+            self._console.print(Text(f"blockyard: {text}"), soft_wrap=True)
+
+
+def _nothing(_: Progress) -> None:
+    pass
+
+
+def _state(progress: Progress, setup: Setup) -> str:
+    """About 50 columns, so that 80 are enough for all."""
+    parts = [f"{progress.requests_done:,}/{progress.requests:,}"]
+    parts.append(f"at {duration(progress.engine_seconds)}")
+    if progress.hit_ratio is not None:
+        parts.append(f"hits {progress.hit_ratio:.0%}")
+        parts.append(f"device {progress.device_used / setup.device_blocks:.0%}")
+        if setup.host_blocks:
+            parts.append(f"host {progress.host_used / setup.host_blocks:.0%}")
+    return "  ".join(parts)
+
+
+_Cell = str | Text | None
+"""What a run has in a row; None: nothing."""
+_Row = tuple[str, Callable[[Run], _Cell]]
+
+
+def _part(*rows: _Row) -> tuple[_Row, ...]:
+    return rows
+
+
+def _modelled(of: Callable[[Run], str]) -> Callable[[Run], _Cell]:
+    """Nothing where time is not modelled."""
+    return lambda run: of(run) if run.ttft_ms else None
+
+
+def _quantile(spread: Spread | None, name: str) -> _Cell:
+    return None if spread is None else duration(getattr(spread, name) / 1e3)
+
+
+def _queue(run: Run) -> _Cell:
+    return _quantile(run.waits.queue_ms, "p99") if run.waits else None
+
+
+def _stopped(of: Callable[[Preempted], str]) -> Callable[[Run], _Cell]:
+    """Nothing where nobody was."""
+    return lambda run: of(run.preempted) if run.preempted and run.preempted.count else None
+
+
+def _kept(of: Callable[[Reservations], float]) -> Callable[[Run], _Cell]:
+    def cell(run: Run) -> _Cell:
+        return f"{of(run.reservations) / run.device_blocks:.1%}" if run.reservations else None
+
+    return cell
+
+
+def _tickets(of: Callable[[Tickets], int]) -> Callable[[Run], _Cell]:
+    def cell(run: Run) -> _Cell:
+        tickets = run.reservations and run.reservations.tickets
+        return f"{of(tickets):,}" if tickets else None
+
+    return cell
+
+
+def _cost(name: str) -> Callable[[Run], _Cell]:
+    def cell(run: Run) -> _Cell:
+        cost = run.bookkeeping
+        return duration(getattr(cost.us_per_step, name) / 1e6) if cost else None
+
+    return cell
+
+
+def _peak(what: str) -> Callable[[Run], _Cell]:
+    def cell(run: Run) -> _Cell:
+        blocks = run.host_blocks if what == "host" else run.device_blocks
+        return f"{run.peak[what] / blocks:.0%}" if blocks and what in run.peak else None
+
+    return cell
+
+
+def _below(of: Callable[[Run], str]) -> Callable[[Run], _Cell]:
+    """Nothing where there is no host."""
+    return lambda run: of(run) if run.host_blocks else None
+
+
+def _audit(run: Run) -> _Cell:
+    return Text(run.audit, {"ok": "green", "none": ""}.get(run.audit, "bold red"))
+
+
+def _bytes(run: Run) -> _Cell:
+    seen = run.verified
+    if seen is None:
+        return None
+    if seen.wrong or seen.wrong_answers:
+        return Text(f"{seen.wrong + seen.wrong_answers:,} WRONG", "bold red")
+    return Text(f"{seen.checked:,} good", "green")
+
+
+_PARTS: Final = {
+    "Found, of the prompt tokens": _part(
+        ("in any tier", lambda run: f"{run.hit_ratio:.1%}"),
+        ("on the device", _below(lambda run: f"{run.hit_ratio_by_tier['device']:.1%}")),
+        ("on the host", _below(lambda run: f"{run.hit_ratio_by_tier['host']:.1%}")),
+    ),
+    "Latency, modelled": _part(
+        ("to first token, median", lambda run: _quantile(run.ttft_ms, "p50")),
+        ("to first token, 99 %", lambda run: _quantile(run.ttft_ms, "p99")),
+        ("between tokens, median", lambda run: _quantile(run.itl_ms, "p50")),
+        ("between tokens, 99 %", lambda run: _quantile(run.itl_ms, "p99")),
+        ("in the queue, 99 %", _queue),
+    ),
+    "Traffic, modelled": _part(
+        ("output tokens per second", _modelled(lambda run: f"{run.tokens_per_second:,.0f}")),
+        ("time of the engine", _modelled(lambda run: duration(run.engine_seconds))),
+        ("copied down", _below(lambda run: size(run.moved.bytes_down))),
+        ("copied up", _below(lambda run: size(run.moved.bytes_up))),
+        ("device held by requests, most", _peak("pinned")),
+        ("device full, at most", _peak("device")),
+        ("host full, at most", _peak("host")),
+    ),
+    "Preempted": _part(
+        ("preemptions", lambda run: f"{run.preempted.count:,}" if run.preempted else None),
+        ("requests preempted", _stopped(lambda gone: f"{gone.requests:,}")),
+        ("of them parked", _stopped(lambda gone: f"{gone.parked:,}")),
+        ("blocks that were kept", _stopped(lambda gone: f"{gone.kept:,}")),
+        ("of them moved for others", _stopped(lambda gone: f"{gone.relieved:,}")),
+        ("tokens of work lost", _stopped(lambda gone: f"{gone.lost:,}")),
+        ("tokens computed again", _stopped(lambda gone: f"{gone.recomputed:,}")),
+        ("share of all computed", _stopped(lambda gone: f"{gone.share:.2%}")),
+    ),
+    "Promised, of the device": _part(
+        ("for growth of the batch, mean", _kept(lambda kept: kept.headroom)),
+        ("in all, mean", _kept(lambda kept: kept.promised)),
+        ("in all, most", _kept(lambda kept: kept.promised_peak)),
+        ("tickets given", _tickets(lambda tickets: tickets.granted)),
+        ("times a ticket was refused", _tickets(lambda tickets: tickets.refused)),
+    ),
+    "Measured here": _part(
+        ("bookkeeping of a step, median", _cost("p50")),
+        ("bookkeeping of a step, 99 %", _cost("p99")),
+        ("time of this run", lambda run: duration(run.wall_seconds)),
+    ),
+    "Checked": _part(
+        ("requests served", lambda run: f"{run.requests:,}"),
+        ("too large, refused", lambda run: f"{run.refused:,}" if run.refused else None),
+        ("audit of the bookkeeping", _audit),
+        ("blocks of real bytes", _bytes),
+    ),
+}
+_NAME: Final = 32
+_COLUMN: Final = 15
+"""Columns of the terminal that a run takes, and that names take."""
+
+
+def tables(result: Result, width: int) -> Iterator[RenderableType]:
+    """The end of a replay: runs side by side, as many in a table as `width` columns hold."""
+    runs = result.runs
+    sizes = [
+        f"{tier} {size(blocks * result.block_bytes)}"
+        for tier, blocks in (("device", runs[0].device_blocks), ("host", runs[0].host_blocks))
+        if blocks
+    ]
+    role = f", {runs[0].role}" if runs[0].role in {"prefill", "decode"} else ""
+    facts = f"{result.trace_requests:,} requests, {result.preset}{role}, {' + '.join(sizes)}"
+    yield Text(f"\n{result.trace}", "bold")
+    yield Text(f"{facts}\n")
+    most = max(1, (width - _NAME) // _COLUMN)
+    for first in range(0, len(runs), most):
+        yield _table(runs[first : first + most])
+        yield ""
+    if not all(run.complete for run in runs):
+        yield Text("Interrupted: all figures are up to then.\n", "yellow")
+
+
+def _table(runs: Sequence[Run]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("", no_wrap=True, min_width=_NAME - 2)
+    for run in runs:
+        heading = Text(
+            "\n".join(filter(None, (run.policy, run.write_policy, run.reserve, run.preempt)))
+        )
+        table.add_column(heading, justify="right", min_width=_COLUMN - 2)
+    for part, rows in _PARTS.items():
+        cells = {name: [of(run) for run in runs] for name, of in rows}
+        shown = {name: row for name, row in cells.items() if any(cell is not None for cell in row)}
+        if shown:
+            table.add_row(Text(part, "bold"))
+        for name, row in shown.items():
+            table.add_row(f"  {name}", *("-" if cell is None else cell for cell in row))
+    return table

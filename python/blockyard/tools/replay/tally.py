@@ -1,0 +1,294 @@
+"""What one pass counts as it goes, and the `Run` that comes of it."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.tools.replay.arrivals import Arrivals, Transfers
+from blockyard.tools.replay.engine import VirtualEngine
+from blockyard.tools.replay.hands import scaled
+from blockyard.tools.replay.meter import Timeline, spread
+from blockyard.tools.replay.result import (
+    Bookkeeping,
+    Moved,
+    Preempted,
+    Reservations,
+    Run,
+    Tickets,
+    Verified,
+    Waits,
+)
+from blockyard.tools.replay.setup import Setup
+from blockyard.tools.replay.witness import Witness
+from blockyard.yard.cache import KVCache
+
+__all__ = ["Levels", "Tally"]
+
+_NEVER: Final = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """How full everything is at one moment."""
+
+    device: int
+    pinned: int
+    promised: int
+    host: int
+    running: int
+    waiting: int
+    headroom: int
+    stopping: int
+
+    @property
+    def seen(self) -> list[int]:
+        """As `Timeline.close` takes them."""
+        return [self.device, self.pinned, self.promised, self.host, self.running, self.waiting]
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """Sums and lists; times are seconds of the modelled engine, `_ns` is measured."""
+
+    requests: int
+    """In the trace."""
+    timeline: Timeline = field(default_factory=Timeline)
+    ended: int = 0
+    device_hit: int = 0
+    host_hit: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    loaded_requests: int = 0
+    moved: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0, "across": 0})
+    peak: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0, "pinned": 0})
+    headroom: list[int] = field(default_factory=list)
+    promised: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    """Of each step, beside what was promised in it."""
+    ttft: list[float] = field(default_factory=list)
+    gaps: list[tuple[float, int]] = field(default_factory=list)
+    """Time between two tokens, and of how many requests."""
+    stopping: int = 0
+    found: int = 0
+    away: list[float] = field(default_factory=list)
+    stopped: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """When those were preempted that are not back, and the tokens that each had computed."""
+    step_ns: list[int] = field(default_factory=list)
+    jump_ns: int = 0
+    """Of what nobody ran in, until the next step takes it."""
+    began: NDArray[np.float64] = field(init=False)
+    """When each was admitted first."""
+    said: NDArray[np.float64] = field(init=False)
+    """When each sampled its newest token."""
+
+    def __post_init__(self) -> None:
+        """Nobody has begun."""
+        self.began = np.full(self.requests, _NEVER)
+        self.said = np.zeros(self.requests)
+
+    @property
+    def hit_ratio(self) -> float:
+        """Prompt tokens found / prompt tokens."""
+        return (self.device_hit + self.host_hit) / max(self.input_tokens, 1)
+
+    def begins(self, request: int, at: float, *, prompt: int, device: int, host: int) -> None:
+        """A request was admitted, and computes from now on.
+
+        Args:
+            request: Which.
+            at: When it was admitted.
+            prompt: Tokens of its prompt.
+            device: Tokens that it found there.
+            host: Tokens that were loaded for it.
+        """
+        self.loaded_requests += host > 0
+        if self.began[request] != _NEVER:
+            since, lost = self.stopped.pop(request)
+            self.found += min(device + host, lost)
+            self.away.append(at - since)
+            return
+        self.began[request] = at
+        self.device_hit += device
+        self.host_hit += host
+        self.input_tokens += prompt
+        self.timeline.add("device_hit", device)
+        self.timeline.add("host_hit", host)
+        self.timeline.add("missed", prompt - device - host)
+
+    def sampled(
+        self, requests: NDArray[np.int64], places: NDArray[np.int64], at: float, times: list[float]
+    ) -> None:
+        """Tokens, at `at`; `times` are the arrivals of all requests."""
+        first = places == 0
+        if first.any():
+            self.ttft += [at - times[request] for request in requests[first].tolist()]
+        later = requests[~first]
+        if len(later):
+            gaps = at - self.said[later]
+            if gaps.min() == gaps.max():
+                self.gaps.append((float(gaps[0]), len(gaps)))
+            else:
+                values, counts = np.unique(gaps, return_counts=True)
+                self.gaps += zip(values.tolist(), counts.tolist(), strict=True)
+        self.said[requests] = at
+
+    def looked(self, levels: Levels, seconds: float) -> None:
+        """How full it was during a step; the peaks go up with it."""
+        for what in self.peak:
+            self.peak[what] = max(self.peak[what], getattr(levels, what))
+        if seconds:
+            self.headroom.append(levels.headroom)
+            self.promised.append(levels.promised)
+            self.seconds.append(seconds)
+
+    def result(  # noqa: PLR0913 - all that has something to say
+        self,
+        setup: Setup,
+        cache: KVCache,
+        scheduler: Scheduler,
+        engine: VirtualEngine,
+        arrivals: Arrivals,
+        witness: Witness | None,
+        *,
+        levels: Levels,
+        complete: bool,
+        seconds: float,
+        wall: float,
+    ) -> Run:
+        """What came of it.
+
+        Args:
+            setup: What was modelled.
+            cache: Its bookkeeping, audited here.
+            scheduler: Who ran, waited and was preempted.
+            engine: What was computed.
+            arrivals: Who came, and who was refused.
+            witness: Of the bytes; None without.
+            levels: As they are at the end.
+            complete: Whether every request has ended or was refused.
+            seconds: Of the modelled engine.
+            wall: Seconds that the pass took.
+        """
+        stats = cache.stats()
+        breach = cache.audit()
+        tokens = max(self.input_tokens, 1)
+        gaps = np.array([gap for gap, _ in self.gaps])
+        rows = np.array([count for _, count in self.gaps], np.int64)
+        return Run(
+            model="virtual",
+            policy=setup.policy,
+            write_policy=setup.write_policy,
+            role=setup.role,
+            reserve=setup.reserve,
+            victims=setup.victims,
+            preempt=setup.preempt,
+            device_blocks=setup.device_blocks,
+            host_blocks=setup.host_blocks,
+            requests=self.ended,
+            refused=arrivals.refused,
+            complete=complete,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            hit_ratio=self.hit_ratio,
+            hit_ratio_by_tier={"device": self.device_hit / tokens, "host": self.host_hit / tokens},
+            skipped_slow=stats["slow"],
+            engine_seconds=seconds,
+            wall_seconds=wall,
+            tokens_per_second=self.output_tokens / max(seconds, 1e-9),
+            ttft_ms=spread(np.array(self.ttft) * 1e3),
+            itl_ms=spread(gaps * 1e3, rows),
+            waits=self._waits(scheduler.stats(), np.array(arrivals.times)),
+            preempted=self._preempted(scheduler.stats(), engine),
+            reservations=self._reservations(arrivals),
+            moved=self._moved(setup, stats["failed"]),
+            peak=dict(self.peak),
+            bookkeeping=self._bookkeeping(arrivals, seconds),
+            verified=_verified(setup, witness),
+            audit="ok" if breach is None else f"{breach.law}: {breach.what}",
+            series=self.timeline.series(levels.seen),
+        )
+
+    def _waits(self, counts: dict[str, int], times: NDArray[np.float64]) -> Waits:
+        there = self.began != _NEVER
+        began = self.began[there]
+        # The first admission of all that came later.
+        after = np.minimum.accumulate(began[::-1])[::-1]
+        return Waits(
+            queue_ms=spread((began - times[there]) * 1e3),
+            no_room=counts["no_room"],
+            soon=counts["soon"],
+            loading=self.loaded_requests,
+            overtaken=int((after < began).sum()),
+            skipped=counts["skipped"],
+            stopping=self.stopping,
+        )
+
+    def _preempted(self, counts: dict[str, int], engine: VirtualEngine) -> Preempted:
+        return Preempted(
+            count=counts["preempted"],
+            parked=counts["parkings"],
+            kept=counts["kept_blocks"],
+            relieved=counts["relieved"],
+            requests=len(engine.before),
+            lost=counts["lost"],
+            found=self.found,
+            recomputed=engine.recomputed,
+            share=engine.recomputed / max(engine.computed, 1),
+            away_ms=spread(np.array(self.away) * 1e3),
+        )
+
+    def _reservations(self, arrivals: Arrivals) -> Reservations:
+        def mean(blocks: list[int]) -> float:
+            return float(np.average(blocks, weights=self.seconds)) if blocks else 0.0
+
+        tickets = None
+        if isinstance(arrivals, Transfers):
+            counts = arrivals.tickets.stats()
+            tickets = Tickets(
+                granted=arrivals.granted,
+                refused=counts["tickets_refused"],
+                expired=counts["tickets_expired"],
+                blocks=arrivals.blocks,
+            )
+        return Reservations(
+            headroom=mean(self.headroom),
+            headroom_peak=max(self.headroom, default=0),
+            promised=mean(self.promised),
+            promised_peak=max(self.promised, default=0),
+            tickets=tickets,
+        )
+
+    def _moved(self, setup: Setup, failed: int) -> Moved:
+        return Moved(
+            blocks_down=self.moved["down"],
+            blocks_up=self.moved["up"],
+            blocks_across=self.moved["across"],
+            bytes_down=self.moved["down"] * setup.block_bytes,
+            bytes_up=self.moved["up"] * setup.block_bytes,
+            failed_blocks=failed,
+        )
+
+    def _bookkeeping(self, arrivals: Arrivals, seconds: float) -> Bookkeeping:
+        ns = np.array(self.step_ns, np.float64)
+        spent = float(ns.sum()) + self.jump_ns + arrivals.spent_ns
+        return Bookkeeping(
+            steps=len(ns),
+            us_per_step=spread(ns / 1e3),
+            us_per_request=arrivals.spent_ns / max(arrivals.taken, 1) / 1e3,
+            share=spent / 1e9 / max(seconds, 1e-9),
+        )
+
+
+def _verified(setup: Setup, witness: Witness | None) -> Verified | None:
+    if witness is None:
+        return None
+    return Verified(
+        written=witness.written,
+        checked=witness.checked,
+        wrong=witness.wrong,
+        wrong_answers=witness.wrong_answers,
+        block_bytes=scaled(setup.block_size, setup.ranks).block_bytes,
+    )

@@ -1,0 +1,75 @@
+"""Real bytes under a replay: who writes what a step computes, and compares what is used again."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard.scheduling.engine import Step
+from blockyard.tools.replay.engine import VirtualEngine
+from blockyard.tools.replay.hands import Hands
+from blockyard.tools.replay.tables import Tables
+from blockyard.tools.replay.tokens import Tokens
+from blockyard.yard.cache import KVCache
+
+__all__ = ["Witness"]
+
+
+class Witness:
+    """Every block carries bytes derived from its key.
+
+    Args:
+        cache: For the keys.
+        hands: The memory.
+        tokens: Of the requests.
+        answers: How many tokens each request samples here at most.
+    """
+
+    def __init__(
+        self, cache: KVCache, hands: Hands, tokens: Tokens, answers: NDArray[np.int64]
+    ) -> None:
+        self._cache = cache
+        self._hands = hands
+        self._tokens = tokens
+        self._answers = answers
+        self.keys: dict[int, NDArray[np.uint64]] = {}
+        """Of each request that has begun and not ended, folded to 64 bits."""
+        self.written = 0
+        self.checked = 0
+        self.wrong = 0
+        self.wrong_answers = 0
+
+    def starts(self, request: int, slots: NDArray[np.int32]) -> None:
+        """It reuses these blocks: before it computes, they must hold what their keys say."""
+        if request not in self.keys:
+            whole = np.concatenate((self._tokens.prompt(request), self._tokens.output(request)))
+            words = np.frombuffer(bytes(self._cache.keys(whole)), np.uint64).reshape(-1, 4)
+            self.keys[request] = np.bitwise_xor.reduce(words, axis=1)
+        if len(slots):
+            self.wrong += self._hands.wrong(slots, self.keys[request][: len(slots)])
+            self.checked += len(slots)
+
+    def stops(self, request: int, computed: int, slots: NDArray[np.int32]) -> None:
+        """It may be parked with a block that is not full: that has its bytes from now on."""
+        block, filled = divmod(computed, self._cache.block_size)
+        if filled and block < len(self.keys[request]):
+            self._hands.write(slots[block : block + 1], self.keys[request][block : block + 1])
+
+    def computed(self, step: Step, engine: VirtualEngine, tables: Tables) -> None:
+        """Blocks that a step has completed get their bytes."""
+        size = self._cache.block_size
+        seats = [*step.decode.tolist(), *(chunk.seat for chunk in step.chunks)]
+        olds = (step.positions // size).tolist()
+        news = ((step.positions + step.counts) // size).tolist()
+        slots, keys = [], []
+        for seat, old, new in zip(seats, olds, news, strict=True):
+            if new > old:
+                slots.append(tables.slots(seat, old, new))
+                keys.append(self.keys[engine.request(seat)][old:new])
+        if slots:
+            self._hands.write(np.concatenate(slots), np.concatenate(keys))
+            self.written += sum(map(len, slots))
+
+    def ended(self, request: int, answer: NDArray[np.uint32]) -> None:
+        """Its answer must be the trace's, or as much of it as is sampled here."""
+        del self.keys[request]
+        expected = self._tokens.output(request)[: self._answers[request]]
+        self.wrong_answers += not np.array_equal(answer, expected)

@@ -1,0 +1,338 @@
+"""One frozen configuration for the yard and every crane, and the handshake over it."""
+
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, TypedDict
+
+from blockyard._core import Misuse
+from blockyard.shared.layout import Hello, KVLayout, natural
+from blockyard.shared.thresholds import Thresholds
+
+__all__ = ["Config", "Keywords", "Speeds", "agree"]
+
+
+class _Default(int):
+    """A number that nobody gave: a layout's own stands in for it."""
+
+
+class Speeds(NamedTuple):
+    """What loading and computing one block take, in nanoseconds: the one cost function's figures.
+
+    They are measured or looked up once and frozen here, so that every rank and every replay
+    decides alike.
+    """
+
+    load: int
+    """To copy one block up to the device."""
+    compute: int
+    """To compute the KV of one block at the start of a sequence."""
+    attend: int = 0
+    """What that grows by for each block before it."""
+
+
+class Keywords(TypedDict, total=False):
+    """The fields of `Config` but the layout, as keywords."""
+
+    ranks: int
+    block_size: int
+    device: int | str
+    host: int | str
+    null_slots: int
+    eviction: Literal["recency", "heap"]
+    write: Literal["on-evict", "through", "second-touch"]
+    ghosts: int | None
+    ahead: int | None
+    deadline: int | None
+    speeds: Speeds | tuple[int, int, int] | None
+    thresholds: Thresholds | Mapping[str, int] | None
+    recompute: bool
+    retries: int
+    groups: int
+    namespace: Mapping[str, str] | None
+    key_hash: Literal["sha256", "xxh3"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything that the yard and the cranes must agree on.
+
+    Sizes of tiers are blocks, or memory as text where a layout says what a block takes: "64 GiB",
+    per host for the host tier and per rank for the device, or "64 GiB/rank". `block_size` and
+    `ranks` are the layout's where there is one.
+
+    Args:
+        device: Size of the device tier, null slots included.
+        host: Size of the host tier; 0 for none.
+        layout: What a block is in bytes. Without one there is bookkeeping only.
+        ranks: Cranes that report the outcome of every flight.
+        block_size: Tokens per block.
+        null_slots: Leading device slots that pad block tables and are never given out.
+        eviction: "recency" (lists, O(1)) or "heap" (an indexed heap of leaves).
+        write: What is copied down: "on-evict", the next victims ahead of need; "through", every
+            block when it is published; "second-touch", victims that were used more than once.
+        ghosts: Keys remembered after their block was dropped, for "second-touch"; None for four
+            per slot.
+        ahead: While fewer than this many device slots are free, this many of the next victims have
+            a copy below; with "through" the most blocks in the air. None for a sixteenth of the
+            device, at most 4,096; 0 copies nothing ahead.
+        deadline: Ticks after which the end of a flight counts as unknown; None for never.
+        speeds: Gates loads: a prefix is loaded only where that beats computing it. None loads all.
+        thresholds: How copies between a GPU and its host are best made, as `calibrate` found it;
+            None for what suits most.
+        recompute: Whether the engine can recompute KV that was lost.
+        retries: How often a failed copy down is tried again: of a kept block, before its keep is
+            broken; of others, before none is made ahead of need any more.
+        groups: Groups of layers; only 1 is supported.
+        namespace: What tells this cache's keys from others': model, weights, dtype, layout,
+            parallel.
+        key_hash: "sha256", or "xxh3" where all tenants trust each other.
+
+    Raises:
+        Misuse: A value is out of range, or an unknown name: it is named, with the nearest known.
+    """
+
+    device: int | str
+    host: int | str = 0
+    layout: KVLayout | None = None
+    ranks: int = _Default(1)
+    block_size: int = _Default(16)
+    null_slots: int = 1
+    eviction: Literal["recency", "heap"] = "recency"
+    write: Literal["on-evict", "through", "second-touch"] = "on-evict"
+    ghosts: int | None = None
+    ahead: int | None = None
+    deadline: int | None = None
+    speeds: Speeds | tuple[int, int, int] | None = None
+    thresholds: Thresholds | Mapping[str, int] | None = None
+    recompute: bool = True
+    retries: int = 3
+    groups: int = 1
+    namespace: Mapping[str, str] | tuple[tuple[str, str], ...] | None = None
+    key_hash: Literal["sha256", "xxh3"] = "sha256"
+
+    def __post_init__(self) -> None:
+        """Turns sizes into blocks, and checks what the core does not know."""
+        settle = object.__setattr__
+        layout = self.layout
+        if layout is not None and not isinstance(layout, KVLayout):
+            raise Misuse(f"layout = {layout!r}: give a KVLayout, a mapping, or a preset's name")
+        for name in ("block_size", "ranks"):
+            given = getattr(self, name)
+            own = given if layout is None else getattr(layout, name)
+            if given != own and not isinstance(given, _Default):
+                raise Misuse(f"{name} = {given!r}, but the layout has {own}: give it once, there")
+            settle(self, name, int(own) if isinstance(own, _Default) else own)
+        for tier in ("device", "host"):
+            settle(self, tier, _blocks(tier, getattr(self, tier), layout))
+        for name, least in _LEAST.items():
+            if getattr(self, name) is not None:
+                natural(name, getattr(self, name), least=least)
+        for name, words in _WORDS.items():
+            _word(name, getattr(self, name), words)
+        forms = {"speeds": _speeds, "thresholds": _thresholds, "namespace": _namespace}
+        for name, form in forms.items():
+            if getattr(self, name) is not None:
+                settle(self, name, form(getattr(self, name)))
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, Any]) -> Self:
+        """From a mapping of plain values; a layout is a mapping too, or the name of a preset."""
+        known = [field.name for field in fields(cls)]
+        if not isinstance(mapping, Mapping):
+            raise Misuse(f"a configuration is a mapping of names to values, not {mapping!r}")
+        for name in mapping:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
+                raise Misuse(f"there is no {name!r} in a configuration: did you mean {near[0]!r}?")
+        values = dict(mapping)
+        if "device" not in values:
+            raise Misuse("device is missing: say how many blocks the device has")
+        layout = values.get("layout")
+        if isinstance(layout, str):
+            values["layout"] = KVLayout.preset(layout)
+        elif isinstance(layout, Mapping):
+            values["layout"] = KVLayout.from_mapping(layout)
+        return cls(**values)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """From a TOML file: a table `blockyard`, or the whole file."""
+        try:
+            with Path(path).open("rb") as file:
+                table = tomllib.load(file)
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise Misuse(f"{path} is no configuration: {error}") from error
+        return cls.of(table.get("blockyard", table))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values, for `of`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.layout is not None:
+            values["layout"] = self.layout.to_mapping()
+        if self.namespace is not None:
+            values["namespace"] = dict(self.namespace)
+        if self.speeds is not None:
+            values["speeds"] = list(self.speeds)
+        if self.copying is not None:
+            values["thresholds"] = asdict(self.copying)
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of all but the sizes of the tiers, which `agree` settles."""
+        values = self.to_mapping()
+        del values["device"], values["host"]
+        return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def device_blocks(self) -> int:
+        """Blocks of the device."""
+        return int(self.device)
+
+    @property
+    def host_blocks(self) -> int:
+        """Blocks of the host."""
+        return int(self.host)
+
+    @property
+    def ahead_blocks(self) -> int:
+        """`ahead`, with its default."""
+        return min(self.device_blocks // 16, 4096) if self.ahead is None else self.ahead
+
+    @property
+    def copying(self) -> Thresholds | None:
+        """`thresholds`, as cranes take it."""
+        return self.thresholds if isinstance(self.thresholds, Thresholds) else None
+
+    def core(self) -> dict[str, Any]:
+        """What the core takes."""
+        cranes = {"layout", "ranks", "ahead", "deadline", "thresholds"}
+        values = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in cranes
+        }
+        if self.namespace is not None:
+            values["namespace"] = dict(self.namespace)
+        return values
+
+
+def agree(config: Config, hellos: Sequence[Hello]) -> Config:
+    """The configuration that the yard opens with: each tier as small as its smallest rank's.
+
+    Args:
+        config: The yard's own.
+        hellos: What each rank's crane said, in any order.
+
+    Raises:
+        Misuse: A rank is missing, twice there or unknown, or was configured otherwise.
+    """
+    said = sorted(hello.rank for hello in hellos)
+    if said != list(range(config.ranks)):
+        raise Misuse(f"ranks {said} said hello, and {config.ranks} were expected: each once")
+    for hello in hellos:
+        rank = f"rank {hello.rank}"
+        if config.layout is not None and hello.layout != config.layout.fingerprint:
+            raise Misuse(f"{rank} has another layout: start every process from one configuration")
+        if hello.fingerprint != config.fingerprint:
+            raise Misuse(
+                f"{rank} is configured otherwise: its fingerprint is "
+                f"{hello.fingerprint[:12]}, the yard's {config.fingerprint[:12]}; start every "
+                "process from one configuration, and give its fingerprint to the Crane"
+            )
+    return replace(
+        config,
+        device=min(hello.device for hello in hellos),
+        host=min(hello.host for hello in hellos),
+    )
+
+
+_LEAST = {
+    "block_size": 1,
+    "ranks": 1,
+    "null_slots": 0,
+    "ghosts": 0,
+    "ahead": 0,
+    "deadline": 1,
+    "retries": 0,
+}
+_WORDS = {
+    "eviction": ("recency", "heap"),
+    "write": ("on-evict", "through", "second-touch"),
+    "key_hash": ("sha256", "xxh3"),
+    "recompute": (True, False),
+}
+
+
+def _word(name: str, given: object, words: tuple[object, ...]) -> None:
+    if not any(given is word or (given == word and isinstance(given, str)) for word in words):
+        quoted = [f'"{word}"' if isinstance(word, str) else str(word) for word in (given, *words)]
+        raise Misuse(f"{name} = {quoted[0]}: say {' or '.join(quoted[1:])}")
+
+
+def _speeds(given: object) -> Speeds:
+    """Three whole numbers."""
+    if not isinstance(given, tuple | list) or len(given) not in {2, 3}:
+        raise Misuse(f"speeds = {given!r}: give (load, compute, attend) in nanoseconds a block")
+    for name, value in zip(Speeds._fields, given, strict=False):
+        natural(f"speeds: {name}", value, least=0)
+    return Speeds(*given)
+
+
+def _thresholds(given: object) -> Thresholds:
+    """Some of them by name."""
+    if isinstance(given, Thresholds):
+        return given
+    if not isinstance(given, Mapping):
+        names = ", ".join(field.name for field in fields(Thresholds))
+        raise Misuse(f"thresholds = {given!r}: give a mapping with some of {names}")
+    known = [field.name for field in fields(Thresholds)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
+            raise Misuse(f"there is no {name!r} in thresholds: did you mean {near[0]!r}?")
+    return Thresholds(**given)
+
+
+def _namespace(given: object) -> tuple[tuple[str, str], ...]:
+    """Sorted pairs: frozen, hashed, and the same however they were given."""
+    try:
+        pairs = sorted(dict(given).items())  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise Misuse(f"namespace = {given!r}: give a mapping of names to text") from None
+    for pair in pairs:
+        if not all(isinstance(part, str) for part in pair):
+            raise Misuse(f"namespace has {pair}: give text for a name that is text")
+    return tuple(pairs)
+
+
+def _blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
+    """Blocks of a tier; the core checks the range of a number."""
+    if not isinstance(size, str):
+        natural(tier, size, least=0)
+        return size
+    amount, _, unit = size.partition("GiB")
+    per = unit.strip().removeprefix("/").removeprefix("per ").strip()
+    try:
+        gib = float(amount)
+    except ValueError:
+        gib = -1.0
+    if not 0 <= gib < math.inf or "GiB" not in size or per not in {"", "rank", "host"}:
+        raise Misuse(f"{tier} = {size!r}: give blocks, or memory like '64 GiB' or '8 GiB/rank'")
+    if layout is None:
+        raise Misuse(f"{tier} = {size!r}: without a layout nobody knows what a block takes")
+    if tier == "device":
+        if per == "host":
+            raise Misuse(f"{tier} = {size!r}: a device belongs to a rank; say '{gib:g} GiB'")
+        blocks = layout.device_blocks(gib)
+    else:
+        blocks = layout.host_blocks(gib, per="rank" if per == "rank" else "host")
+    if blocks < 1 and gib > 0:
+        raise Misuse(f"{tier} = {size!r} is smaller than one block of {layout.block_bytes} bytes")
+    return blocks

@@ -1,0 +1,186 @@
+"""What is in the air, until every rank has reported."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from blockyard._core import Misuse
+from blockyard.shared.log import Limited
+from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.stats import Stat
+
+__all__ = ["Ended", "Flights"]
+
+_log = Limited(__name__)
+
+
+class Ended(NamedTuple):
+    """Flights of which every rank has reported, as columns for the core."""
+
+    flights: list[int]
+    good: list[int]
+    corrupt: list[bool]
+
+
+@dataclass(slots=True)
+class _Air:
+    """One flight: whose report is missing, and the worst that was reported."""
+
+    blocks: int
+    due: int | None
+    missing: set[int]
+    good: int
+    corrupt: bool = False
+    fault: bool = False
+    """A rank has reported less than all, and not because somebody ended its copies."""
+    late: bool = False
+    """Its end was said to be unknown."""
+
+
+class Flights:
+    """Outcomes of all ranks in, ends of flights out.
+
+    A flight has ended when every rank has reported it; the smallest count of good blocks is what
+    counts. One whose deadline passes stays here, to be ended by its late reports.
+
+    Args:
+        ranks: Cranes that report each flight.
+        deadline: Ticks from its dispatch; None for never.
+    """
+
+    SCHEMA = (
+        Stat("outcomes", "outcomes", "outcomes taken from cranes"),
+        Stat(
+            "outcomes_ignored", "outcomes", "of these, those that came twice, late or from nowhere"
+        ),
+        Stat("flights_failed", "flights", "flights of which not every block came whole"),
+        Stat("flights_unknown", "flights", "flights whose deadline passed before all ranks spoke"),
+    )
+
+    __slots__ = ("_air", "_counts", "_deadline", "_due", "_lost", "_ranks")
+
+    def __init__(self, ranks: int, deadline: int | None) -> None:
+        self._ranks = ranks
+        self._deadline = deadline
+        self._air: dict[int, _Air] = {}
+        self._due: deque[int] = deque()
+        self._lost: list[int] = []
+        self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
+
+    def __len__(self) -> int:
+        return len(self._air)
+
+    def __contains__(self, flight: int) -> bool:
+        return flight in self._air
+
+    def launch(self, plan: Plan, now: int) -> None:
+        """A plan was handed to the cranes at tick `now`."""
+        due = None if self._deadline is None else now + self._deadline
+        if due is not None:
+            self._due.append(plan.flight)
+        self._air[plan.flight] = _Air(len(plan), due, set(range(self._ranks)), len(plan))
+
+    def check(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
+        """The outcomes, as `report` will take them all.
+
+        Raises:
+            Misuse: One contradicts its plan.
+        """
+        outcomes = list(outcomes)
+        for outcome in outcomes:
+            if not all(type(number) is int for number in outcome[:3]):
+                raise Misuse(f"{outcome}: flight, rank and good are integers")
+            air = self._air.get(outcome.flight)
+            if air is not None and not 0 <= outcome.good <= air.blocks:
+                raise Misuse(
+                    f"rank {outcome.rank} reports {outcome.good} good blocks of flight "
+                    f"{outcome.flight}, which has {air.blocks}"
+                )
+        return outcomes
+
+    def report(self, outcomes: Iterable[Outcome]) -> Ended:
+        """Takes outcomes; answers with the flights that have ended by them.
+
+        An outcome that came twice, or of a flight or rank that is not expected, is counted and
+        changes nothing.
+
+        Raises:
+            Misuse: An outcome contradicts its plan; none of the call is taken.
+        """
+        outcomes = self.check(outcomes)
+        ended = Ended([], [], [])
+        for outcome in outcomes:
+            self._counts["outcomes"] += 1
+            air = self._air.get(outcome.flight)
+            if air is None or outcome.rank not in air.missing:
+                self._counts["outcomes_ignored"] += 1
+                _log.debug("ignored an outcome nobody waits for: %s", outcome)
+                continue
+            if outcome.cause is Cause.LOST:
+                self._lost.append(outcome.flight)
+                continue
+            air.missing.remove(outcome.rank)
+            corrupt = outcome.cause is Cause.CORRUPT and outcome.good < air.blocks
+            if outcome.good < air.good:
+                air.good, air.corrupt = outcome.good, corrupt
+            elif outcome.good == air.good:
+                air.corrupt |= corrupt
+            air.fault |= outcome.good < air.blocks and outcome.cause is not Cause.DEAD
+            if not air.missing:
+                self._end(outcome.flight, air, ended)
+        return ended
+
+    def _end(self, flight: int, air: _Air, ended: Ended) -> None:
+        del self._air[flight]
+        if air.good < air.blocks:
+            self._counts["flights_failed"] += 1
+            # Who closes or resets with copies in the air has asked for it.
+            tell = _log.warning if air.fault else _log.debug
+            tell("flight %d: %d of %d blocks are good", flight, air.good, air.blocks)
+        ended.flights.append(flight)
+        ended.good.append(air.good)
+        ended.corrupt.append(air.corrupt)
+
+    def reset(self, rank: int) -> Ended:
+        """A rank was reset: what it had in the air has ended there, and nothing of it is good.
+
+        Raises:
+            Misuse: There is no such rank.
+        """
+        if not 0 <= rank < self._ranks:
+            raise Misuse(f"rank {rank}: there are {self._ranks}, from 0")
+        mine = [flight for flight, air in self._air.items() if rank in air.missing]
+        return self.report(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
+
+    def overdue(self, now: int) -> list[int]:
+        """Flights whose deadline has passed at tick `now`, or whose device was lost, named once."""
+        late = []
+        lost, self._lost = self._lost, []
+        for flight in lost:
+            air = self._air.get(flight)
+            if air is not None and not air.late:
+                late.append(self._unknown(flight, air, now))
+        while self._due:
+            air = self._air.get(self._due[0])
+            if air is not None and air.due is not None and air.due > now:
+                break
+            flight = self._due.popleft()
+            if air is not None and not air.late:
+                late.append(self._unknown(flight, air, now))
+        return late
+
+    def _unknown(self, flight: int, air: _Air, now: int) -> int:
+        air.late = True
+        self._counts["flights_unknown"] += 1
+        _log.warning("flight %d: no end known by tick %d", flight, now)
+        return flight
+
+    def forget(self, flights: Iterable[int]) -> None:
+        """The caller has ended these by himself."""
+        for flight in flights:
+            self._air.pop(flight, None)
+
+    def stats(self) -> dict[str, int]:
+        """Counts, by the names of `SCHEMA`."""
+        return dict(self._counts)

@@ -1,0 +1,243 @@
+"""Preempt a running sequence: move its KV off the device and bring it back, or compute it again."""
+
+from collections.abc import Iterable
+from typing import Final, Literal, TypeAlias, TypeVar, get_args
+
+from blockyard._core import Cache, Lease, Misuse, NoRoom, Parked, Soon, Ticket
+from blockyard.shared.layout import natural
+from blockyard.shared.log import Limited
+from blockyard.shared.stats import Stat
+from blockyard.yard.config import Config
+
+__all__ = ["Preempt", "Way"]
+
+Way: TypeAlias = Literal["park", "full-blocks", "recompute"]
+"""What becomes of a victim's KV: all of it is kept; its full blocks are, and the tail is computed
+again; or nothing is kept."""
+
+_T = TypeVar("_T")
+
+_log = Limited(__name__)
+
+
+def _checked(given: object, kind: type[_T]) -> _T:
+    if isinstance(given, kind):
+        return given
+    raise Misuse(f"{given!r:.60} is no {kind.__name__}")
+
+
+class Preempt:
+    """Takes sequences off the device without losing their work, and brings them back.
+
+    Parking is lazy. What is parked stays where it is, and leaves block by block, the tail first,
+    when `relieve` says that somebody needs the room; its host slots are promised before anything
+    is given up. It comes back at the token at which it was parked.
+
+    Whether it is worth it, the cache's `speeds` say: moved up again faster than computed anew.
+
+    Args:
+        cache: Where the sequences are.
+        config: What the cache was made with.
+        way: What is kept; without a host "recompute", and that is logged. None: "park" where
+            there is a host.
+        retries: How often a resume whose loads fail is tried again.
+        patience: Steps that a parked sequence may be the first in line and find no room, or give
+            none where somebody needs it, before it is computed again instead.
+
+    Raises:
+        Misuse: There is no such way, or the engine cannot recompute and must.
+    """
+
+    SCHEMA: Final = (
+        Stat("way", "0 to 2", "what a victim keeps: 0 nothing, 1 its full blocks, 2 its tail too"),
+        Stat("parkings", "sequences", "sequences taken off the device with their work"),
+        Stat("kept_blocks", "blocks", "blocks of those sequences as they were parked"),
+        Stat("resumes", "sequences", "parked sequences that began to come back"),
+        Stat("cheaper", "sequences", "victims computed again, as that is faster than moving"),
+        Stat("no_host", "sequences", "victims computed again, as the host had no room"),
+        Stat("relieved", "blocks", "blocks of parked sequences copied down for who needs room"),
+        Stat("retried", "sequences", "resumes whose loads failed, parked again"),
+        Stat("aged", "sequences", "parked sequences that found no room for too long"),
+        Stat("kv_lost", "sequences", "parked sequences whose KV was lost, and so computed again"),
+    )
+
+    def __init__(
+        self,
+        cache: Cache,
+        config: Config,
+        *,
+        way: Way | None = None,
+        retries: int = 2,
+        patience: int = 1024,
+    ) -> None:
+        if way is not None and way not in get_args(Way):
+            raise Misuse(f"preempt = {way!r}: say 'park', 'full-blocks' or 'recompute'")
+        if not config.host_blocks:
+            if way is not None and way != "recompute":
+                _log.warning("there is no host to park on: victims are computed again")
+            way = "recompute"
+        self.way: Way = way or "park"
+        self.must_park = not config.recompute
+        """Whether a victim that is not parked is lost."""
+        if self.must_park and config.host_blocks and self.way != "park":
+            raise Misuse(f"preempt = {way!r}: this engine cannot recompute; say 'park'")
+        natural("retries", retries, least=0)
+        natural("patience", patience, least=0)
+        self._cache = cache
+        self._size = config.block_size
+        self._retries = retries
+        self._patience = patience
+        self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
+
+    def promise(self, lease: Lease) -> Ticket | None:
+        """T7: host slots for a victim of an engine that cannot recompute; None: there are none."""
+        _checked(lease, Lease)
+        try:
+            return self._cache.promise(lease.blocks, tier="host")
+        except NoRoom:
+            return None
+
+    def park(
+        self, lease: Lease, computed: int, *, after: int | None = None, ticket: Ticket | None = None
+    ) -> Parked | None:
+        """Parks a sequence, once the engine has acknowledged its stop.
+
+        Args:
+            lease: The sequence; spent when it is parked.
+            computed: Tokens whose KV the engine has acknowledged.
+            after: A step in flight that may still write: slots are held back until it is done.
+            ticket: What `promise` gave.
+
+        Returns:
+            What keeps it; None where it is to be computed again: finish the lease then.
+        """
+        _checked(lease, Lease)
+        natural("computed", computed, least=0)
+        if self.way == "recompute" or lease.state == "detached":
+            return None
+        if self.way == "full-blocks":
+            computed = max(computed - computed % self._size, lease.cached)
+        if not computed:
+            return None
+        if not self.must_park and not self._cache.worth_loading(-(-computed // self._size)):
+            self._counts["cheaper"] += 1
+            return None
+        try:
+            parked = self._cache.park(lease, computed, after=after, ticket=ticket)
+        except NoRoom:
+            self._counts["no_host"] += 1
+            return None
+        self._counts["parkings"] += 1
+        self._counts["kept_blocks"] += parked.blocks
+        return parked
+
+    def coming(self, parked: Iterable[Parked]) -> int:
+        """INV-25: device blocks that parked sequences can give back, and those they are giving."""
+        return sum(one.alone + one.moving for one in parked)
+
+    def relieve(self, blocks: int, parked: Iterable[Parked]) -> int:
+        """Copies blocks of parked sequences down, so that somebody else has room.
+
+        Args:
+            blocks: Device blocks that are needed; what is on its way down counts.
+            parked: Whose; those who shall come back last stand first.
+
+        Returns:
+            Blocks that were put on their way.
+        """
+        parked = [_checked(one, Parked) for one in parked]
+        blocks -= sum(one.moving for one in parked)
+        begun = 0
+        for one in parked:
+            if blocks - begun <= 0:
+                break
+            most = min(blocks - begun, one.alone)
+            plan = self._cache.demote(most, of=one) if most else None
+            begun += 0 if plan is None else len(plan)
+        self._counts["relieved"] += begun
+        return begun
+
+    def leave(self, parked: Iterable[Parked]) -> int:
+        """Copies all down that parked sequences have on the device, also what others hold too.
+
+        Args:
+            parked: Whose.
+
+        Returns:
+            Blocks that were put on their way.
+        """
+        begun = 0
+        for one in parked:
+            there = _checked(one, Parked).on_device
+            plan = self._cache.demote(there, of=one) if there else None
+            begun += 0 if plan is None else len(plan)
+        self._counts["relieved"] += begun
+        return begun
+
+    def resume(self, parked: Parked, *, reserve: int = 0) -> Lease | Soon:
+        """Brings a sequence back, on the road of `begin`.
+
+        Args:
+            parked: What `park` gave; spent when it comes back.
+            reserve: Tokens of growth to promise.
+
+        Returns:
+            Its lease, loading where blocks must come up; or `Soon`, while its own blocks are on
+            their way down.
+
+        Raises:
+            NoRoom: Try again later; it stays parked.
+        """
+        lease = self._cache.begin(_checked(parked, Parked), reserve=reserve)
+        self._counts["resumes"] += isinstance(lease, Lease)
+        return lease
+
+    def came_short(self, lease: Lease, tries: int) -> Parked | None:
+        """T19, T20: a resume whose loads did not come whole is parked again.
+
+        Args:
+            lease: Of `resume`; its `state` is "short".
+            tries: How often that has happened to it, this time included.
+
+        Returns:
+            What keeps it. None: it was tried often enough. `grow(lease, 0)` then goes on from what
+            is good, where the engine can recompute; else its KV is lost.
+        """
+        _checked(lease, Lease)
+        if tries > self._retries:
+            return None
+        parked = self._cache.park(lease, lease.cached)
+        self._counts["retried"] += 1
+        return parked
+
+    def loads(self, failed: int) -> int | None:
+        """T4: how much of a request its next begin may load; else it might load for ever.
+
+        Args:
+            failed: How often in a row its loads failed and left it no room to go on.
+
+        Returns:
+            None: all. 0: its loads failed often enough, and the engine can compute it instead.
+        """
+        return 0 if failed > self._retries and not self.must_park else None
+
+    def given_up(self, parked: Parked, refused: int) -> bool:
+        """T13, T17, T21: whether it is to be computed again; counted, so ask once.
+
+        Its keeps are broken, or its resume has found no room too often.
+        """
+        if parked.state == "broken":
+            self._counts["kv_lost"] += 1
+            return True
+        if not self.is_old(refused):
+            return False
+        self._counts["aged"] += 1
+        return True
+
+    def is_old(self, refused: int) -> bool:
+        """T17: whether it has found no room, or given none, for too many steps."""
+        return refused > self._patience and not self.must_park
+
+    def stats(self) -> dict[str, int]:
+        """Counters; `SCHEMA` has units and meanings."""
+        return self._counts | {"way": ("recompute", "full-blocks", "park").index(self.way)}
