@@ -84,7 +84,7 @@ class Local(KVCache):
         self._close()
 
     def __enter__(self) -> Self:
-        """Is closed at the end of the block."""
+        """Returns itself; it is closed at the end of the block."""
         return self
 
     def __exit__(

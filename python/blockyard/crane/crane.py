@@ -204,7 +204,7 @@ class Crane:
             tier.close()
 
     def __enter__(self) -> Self:
-        """Is closed at the end of the block."""
+        """Returns itself; it is closed at the end of the block."""
         return self
 
     def __exit__(

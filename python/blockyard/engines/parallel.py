@@ -156,7 +156,7 @@ class Ranks:
         self._ranks.clear()
 
     def __enter__(self) -> Self:
-        """Is closed at the end of the block."""
+        """Returns itself; it is closed at the end of the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -174,8 +174,8 @@ class Admission:
     def _in_turn(self, tried: Admitted) -> Iterator[tuple[Request, bool]]:
         """First come, first served; nobody where the first was overtaken enough.
 
-        Nobody overtakes who was preempted: he would be a reason to preempt again. Who waits for
-        another's prefix is in nobody's way.
+        No request overtakes a preempted one: admitting it would force another preemption. A request
+        that waits for another one's prefix holds up no other.
         """
         refused = tried.refused
         while not self._seats.full and len(refused) <= self._skip and self._hashed < _HASHED:

@@ -13,10 +13,11 @@ _Place: TypeAlias = tuple[tuple[int, int], int, Request]
 
 
 class Line:
-    """All who wait. Who has left stays in his place until it comes up, or half of all are such.
+    """All waiting requests, in the order in which they begin.
 
-    Beside those whose turn is to come stand those who wait for somebody else's copy or prefill:
-    they are asked again, and hold nobody up.
+    Removal is lazy: a stale entry is dropped when it reaches the top, or when stale entries
+    outnumber live ones. Requests that wait for another one's copy or prefill stand beside the
+    queue: they are asked again later, and hold up no other.
     """
 
     def __init__(self) -> None:

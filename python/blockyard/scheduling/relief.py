@@ -61,8 +61,8 @@ class Relief:
     def move(self, need: int, behind: Request | None = None) -> None:
         """Copies blocks of parked sequences down, of those first who shall come back last.
 
-        T17: who is asked for long, and gives nothing, as its copies do not end say, is computed
-        again.
+        A parked sequence that frees no blocks for `patience` steps (its copies may be stuck) is
+        recomputed: T17.
 
         Args:
             need: Blocks that somebody lacks.

@@ -366,7 +366,7 @@ class Scheduler:
             if seat.lease.state == "short" and seat.lease.resumed:
                 self._came_short(seat)
                 continue
-            # The slots of a copy whose end is unknown are gone: others for them, or anew.
+            # Slots of a copy with unknown outcome are quarantined: take others, or recompute.
             if len(self._cache.grow([seat.lease], 0)):
                 seat.request.unloaded += 1
                 self._again(seat)

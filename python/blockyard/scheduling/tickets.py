@@ -1,4 +1,4 @@
-"""Tickets: device blocks promised to somebody else, until he commits, gives up, or is too late."""
+"""Reservations of device blocks for another instance, until it commits, releases or times out."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -155,7 +155,7 @@ class Tickets:
         self._cache.release(self._end(number, PromiseState.RELEASED)._ticket)  # noqa: SLF001
 
     def expire(self, now: int) -> list[Promise]:
-        """Tells the tick, and gives back what was promised until an earlier one.
+        """Advances the clock to `now`, and releases reservations whose deadline has passed.
 
         Args:
             now: The tick, agreed over ranks like all that enters here; never less than before.

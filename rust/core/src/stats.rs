@@ -110,7 +110,7 @@ pub const SCHEMA: &[Field] = &[
     field(
         "tickets",
         "tickets",
-        "open tickets: blocks promised to who does not run yet, or is to be parked",
+        "open reservations, for requests that are not running yet or are about to be parked",
     ),
     field(
         "flights",

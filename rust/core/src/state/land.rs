@@ -43,7 +43,7 @@ impl State {
         Ok(true)
     }
 
-    /// What becomes of a flight's destinations, and of whoever waits for them.
+    /// Commits or releases the destination slots, and wakes the lease that was waiting for them.
     fn settle_flight(&mut self, flight: &Flight, good: usize, corrupt: bool) {
         let (from, to) = (flight.from.at(), flight.to.at());
         if flight.overdue {

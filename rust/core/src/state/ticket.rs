@@ -42,8 +42,9 @@ impl State {
         Ok(())
     }
 
-    /// Runs one begin or resume with the room that a ticket of the device keeps. Whom it admits has
-    /// spent the ticket, also what of it was not needed; refused, or told to wait, he has it still.
+    /// Runs one begin or resume with the room that a ticket of the device keeps. On
+    /// success the ticket is consumed, including any unused blocks. On `NoRoom` or `Soon` it stays
+    /// valid.
     ///
     /// # Errors
     /// `Spent`, `Foreign`, `State` for a ticket of the host, or what `admit` says.
