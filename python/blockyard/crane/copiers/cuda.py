@@ -138,7 +138,8 @@ class CudaCopier:
         receipt: Receipt | None = None
         try:
             with self._gpu:
-                alive = all(map(self._go_on, dict.fromkeys(self._lanes.values())))
+                coming = [one for one in dict.fromkeys(self._lanes.values()) if one.later]
+                alive = all(map(self._go_on, coming))
                 if not alive or lane.later or lane.coming(pair, sources, destinations):
                     return None
                 if self._capturing():
@@ -297,13 +298,20 @@ class CudaCopier:
     def _cut(self, task: Part) -> list[Part] | None:
         """Parts of a flight that is too long for the driver's queue; None for one that is not."""
         most, blocks = self._limits.queued_runs, len(task.sources)
-        costs = [route.cost(road, blocks) for route, road in task.jobs if road != "layers"]
-        calls, runs = (sum(cost[which] for cost in costs) for which in (0, 1))
-        shares = [count / limit for count, limit in ((calls, CALLS), (runs, most)) if count]
-        if max(shares, default=0) <= 1 or blocks == 1:
+        calls, runs = self._cost(task)
+        if (calls <= CALLS and runs <= most) or blocks == 1:
             return None
         # While one is copied, the next is in the queue.
-        return task.cut(max(int(blocks / max(shares)) // 2, 1))
+        return task.cut(max(int(blocks / max(calls / CALLS, runs / most)) // 2, 1))
+
+    def _cost(self, task: Part) -> tuple[int, int]:
+        """Calls of the driver, and runs of batches."""
+        # To order it, to lay out its slots, and to end it.
+        calls, runs, blocks = 6 + len(task.lane.parts), 0, len(task.sources)
+        for route, road in task.jobs:
+            more = (len(task.lane.parts), 0) if road == "layers" else route.cost(road, blocks)
+            calls, runs = calls + more[0], runs + more[1]
+        return calls, runs
 
     def _go_on(self, lane: Lane) -> bool:
         """Queues what is to come, as far as there is room; whether the device is there still."""
@@ -327,12 +335,7 @@ class CudaCopier:
         tables = any(road in {"kernel", "ring", "layers"} for _, road in task.jobs)
         # The slots of both sides, behind the word that says where they begin.
         words = 2 * blocks + 1 if tables else 0
-        # To order it, to lay out its slots, and to end it.
-        calls, runs = 6 + len(lane.parts), 0
-        for route, road in task.jobs:
-            cost = (len(lane.parts), 0) if road == "layers" else route.cost(road, blocks)
-            calls, runs = calls + cost[0], runs + cost[1]
-        flight = lane.take(blocks, words, calls, runs)
+        flight = lane.take(blocks, words, *self._cost(task))
         if flight is not None:
             try:
                 self._queue(flight, task)
