@@ -176,6 +176,36 @@ def test_while_one_half_of_a_ring_is_emptied_the_other_is_filled() -> None:
     assert same(host, after(mine, bytes_, range(40), range(39, -1, -1)))
 
 
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_what_a_failed_copy_left_on_the_ring_is_over_before_the_next_one_uses_it(way: str) -> None:
+    """The part that fills a ring on a stream of its own, for a flight that the driver refused."""
+    ring = 8 * LAYERED.block_bytes
+    limits = Thresholds(kernel_below=0, piece_bytes=10**9, ring_bytes=ring, ring_parts=2)
+    for seed in range(4):
+        for call, after_ in itertools.product(("record", "wait"), range(3, 9)):
+            gpu, device, host, copier = opened(
+                device=60, host=60, thresholds=limits, eager=0, seed=seed
+            )
+            bytes_, mine = filled(device, 1), filled(host, 2)
+            ends: list[Any] = [device, host] if way == "down" else [host, device]
+            many, few = slots(*range(20)), slots(30, 32, 31)
+            gpu.fail(call, after=after_)
+            failed = copier.start(ends[0], ends[1], many, many)
+            good = copier.start(ends[0], ends[1], few, few[::-1])
+            gpu.run()
+            assert failed is not None
+            assert good is not None
+            assert (failed.poll(), good.poll()) == (Landed(0, Cause.FAILED), Landed(3))
+            from_, to = (bytes_, mine) if way == "down" else (mine, bytes_)
+            held = ends[1].planes[0]
+            assert all(
+                np.array_equal(held[there], from_[0][here])
+                for here, there in zip((30, 32, 31), (31, 32, 30), strict=True)
+            ), (seed, call, after_)
+            assert np.array_equal(held[33:], to[0][33:])
+            copying.closed()
+
+
 def test_without_the_call_for_many_runs_kernels_and_rows_do_its_work() -> None:
     gpu, device, host, copier = opened(LAYOUTS["page-first"], batches=False)
     bytes_ = filled(device, 1)

@@ -302,6 +302,10 @@ class Lane:
             GpuError: That could not be asked for: nobody will know when.
         """
         try:
+            if flight.failed and self.side:
+                # It may have filled parts of a ring for which nobody waits any more.
+                self._gpu.record(self.begun, self.side)
+                self._gpu.wait(self.stream, self.begun)
             self._gpu.record(flight.event, self.stream)
         except MemoryError as error:
             raise GpuError(repr(error), "the end of a copy", lost=True) from error
