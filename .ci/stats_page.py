@@ -12,7 +12,7 @@ from blockyard.yard.flights import Flights
 PAGE = Path(__file__).parents[1] / "docs" / "stats.md"
 PARTS = {
     "The yard": core_schema(),
-    "What is in the air": Flights.SCHEMA,
+    "What is in flight": Flights.SCHEMA,
     "A crane": Crane.SCHEMA,
     "The scheduler": Scheduler.SCHEMA,
     "Tickets of others": Tickets.SCHEMA,

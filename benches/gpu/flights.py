@@ -247,7 +247,7 @@ def _driver(pair: Pair, way: str, count: int) -> list[float]:
 
 
 def _queue(pair: Pair, count: int) -> list[float]:
-    """Seconds of each of many starts, while those before are still in the air.
+    """Seconds of each of many starts, while those before are still in flight.
 
     A driver that has queued too much makes its caller wait: the first long one shows when.
     """

@@ -105,7 +105,7 @@ def caller(repeats: int, *, busy: bool) -> float:
             cost = -time.thread_time()
             crane.submit(plan)
             cost += time.thread_time()
-            while crane.in_air:
+            while crane.in_flight:
                 time.sleep(0.0002)
                 begun = time.thread_time()
                 if crane.poll():

@@ -44,8 +44,8 @@ ROWS: list[tuple[str, str, float]] = [
 ]
 #: Rows that bring their own pool, measured once.
 ONCE: list[tuple[str, str, float]] = [
-    ("evict4-list-air", "the same with 64 blocks of a chain in the air, list", 3_000),
-    ("evict4-heap-air", "the same with 64 blocks of a chain in the air, heap", 3_000),
+    ("evict4-list-air", "the same with 64 blocks of a chain in flight, list", 3_000),
+    ("evict4-heap-air", "the same with 64 blocks of a chain in flight, heap", 3_000),
     ("evict1000-list", "begin that evicts 1,000 of 1,000,000, list", 500_000),
     ("evict1000-heap", "begin that evicts 1,000 of 1,000,000, heap", 1_500_000),
 ]

@@ -134,7 +134,7 @@ def stalled(seconds: float) -> tuple[int, float, float]:
         cache.commit(crane.poll())
         time.sleep(0.005)
     if cache.stats()["flights"] == 0:
-        raise SystemExit("nothing was in the air: this has measured nothing")
+        raise SystemExit("nothing was in flight: this has measured nothing")
     copier.release()
     crane.close()
     return len(cpu), max(cpu) / 1e3, max(elapsed) / 1e3

@@ -81,7 +81,7 @@ def opened(order: Order) -> Callable[[int], Callable[[], None]]:
     def flight(number: int) -> Callable[[], None]:
         slots = [chance.permutation(POOL)[:BLOCKS].astype(np.uint32) for _ in range(2)]
         tiers = (device, host) if number % 2 else (host, device)
-        # One is always in the air the other way, whose slots are to be minded.
+        # One is always in flight the other way, whose slots are to be minded.
         if len(air) == 2:
             air.popleft().poll()
 

@@ -192,7 +192,7 @@ impl Turn {
             .map(
                 |&parked| match state.resume(parked, &[], tokens, 64).expect("room") {
                     Answer::Begun(begun) => begun.lease,
-                    Answer::Soon(_) => unreachable!("nothing is in the air"),
+                    Answer::Soon(_) => unreachable!("nothing is in flight"),
                 },
             )
             .collect();
@@ -368,7 +368,7 @@ impl Decode {
                 cache
                     .begin(chain, 0, u32::MAX)
                     .expect("room")
-                    .expect("nothing in the air")
+                    .expect("nothing in flight")
                     .0
             })
             .collect();
@@ -478,7 +478,7 @@ impl Evict {
             let plan = state.demote_parked(parked, 64).expect("kept");
             assert!(
                 plan.is_some_and(|plan| plan.len() == 64),
-                "the tail is in the air"
+                "the tail is in flight"
             );
             state.abandon(parked).expect("kept");
         }
@@ -489,7 +489,7 @@ impl Evict {
     }
 }
 
-/// What is in the air at the front of the order.
+/// What is in flight at the front of the order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Air {
     Nothing,

@@ -2,7 +2,6 @@
 
 from blockyard._core import (
     BlockyardError,
-    Breach,
     ForeignLease,
     InUse,
     Keys,
@@ -17,6 +16,7 @@ from blockyard._core import (
     TooLarge,
     Unavailable,
     Unsupported,
+    Violation,
     __version__,
 )
 from blockyard.crane.crane import Crane
@@ -31,7 +31,6 @@ from blockyard.yard.config import Config, agree
 __all__ = [
     "Ack",
     "BlockyardError",
-    "Breach",
     "Cause",
     "Config",
     "Crane",
@@ -55,6 +54,7 @@ __all__ = [
     "TooLarge",
     "Unavailable",
     "Unsupported",
+    "Violation",
     "__version__",
     "agree",
     "local",

@@ -11,7 +11,6 @@ from typing_extensions import Buffer, disjoint_base, override
 __all__ = [
     "DEBUG",
     "BlockyardError",
-    "Breach",
     "Cache",
     "ForeignLease",
     "InUse",
@@ -31,6 +30,7 @@ __all__ = [
     "TooLarge",
     "Unavailable",
     "Unsupported",
+    "Violation",
     "__version__",
     "_forked",
     "_panic",
@@ -191,7 +191,7 @@ class Probe:
 
     @property
     def flight(self) -> int | None:
-        """What is in the air where it ended, if `stop` is "filling"."""
+        """What is in flight where it ended, if `stop` is "filling"."""
 
     @property
     def evicted(self) -> bool | None:
@@ -292,7 +292,7 @@ class Need:
 
 @final
 class Soon:
-    """Part of the prefix is in the air: ask again when the flight has landed. Nothing is held."""
+    """Part of the prefix is in flight: ask again when the flight has landed. Nothing is held."""
 
     @property
     def flight(self) -> int:
@@ -306,7 +306,7 @@ class Soon:
     def __hash__(self) -> int: ...
 
 @final
-class Breach:
+class Violation:
     """The first law that the audit found broken. There is none unless Blockyard has a bug."""
 
     @property
@@ -314,7 +314,7 @@ class Breach:
         """Its name, "INV-1" say."""
 
     @property
-    def what(self) -> str:
+    def detail(self) -> str:
         """What was found and what should have been."""
 
     @property
@@ -379,7 +379,7 @@ class Lease:
 
     @property
     def resumed(self) -> bool:
-        """Whether it stands for a parked sequence still: its loads are in the air, or came short.
+        """Whether it stands for a parked sequence still: its loads are in flight, or came short.
 
         Short, `park` takes it back to where it was. False once all has landed, or `grow` or `seal`
         goes on from `cached`.
@@ -430,7 +430,7 @@ class Parked:
 
     @property
     def moving(self) -> int:
-        """Of these, blocks whose copy down is in the air, whoever else pins them.
+        """Of these, blocks whose copy down is in flight, whoever else pins them.
 
         Told in time in proportion to `on_device`, as `alone` is.
         """
@@ -440,7 +440,7 @@ class Parked:
         """Of the others on the device those that only it pins, and no other copy reads.
 
         Each comes free or can be evicted once it and those below it have their copies, or `abandon`
-        has ended the keeps, and what of it is in the air has landed.
+        has ended the keeps, and what of it is in flight has landed.
         """
 
     @property
@@ -612,7 +612,7 @@ class Cache:
             reserve: Tokens of growth to promise: a grow inside it never fails.
             load: Most blocks to load from below the device; None for all, as far as the cache's
                 `speeds` allow. What was left is said: the lease's `stop` is "slow".
-            filling: At a block in the air: "stop" ends the prefix there, "soon" answers `Soon`;
+            filling: At a block in flight: "stop" ends the prefix there, "soon" answers `Soon`;
                 so does "stop" where the engine cannot recompute.
             lora: As in `keys`.
             salt: As in `keys`.
@@ -627,7 +627,7 @@ class Cache:
             TooLarge: It never fits. A prompt that says so by its length is not read.
         """
 
-    def asks(
+    def dry_run(
         self,
         prompt: Keys | _Ints,
         /,
@@ -771,7 +771,7 @@ class Cache:
             computed: Tokens of each row whose KV the engine has acknowledged.
 
         Returns:
-            Blocks newly sealed. One whose twin is in the air waits for a later seal.
+            Blocks newly sealed. One whose twin is in flight waits for a later seal.
         """
 
     def park(
@@ -878,7 +878,7 @@ class Cache:
     def abort(self, flights: _Flights) -> int:
         """The copies of these flights have ended, and none is good."""
 
-    def unknown(self, flights: _Flights) -> int:
+    def mark_unknown(self, flights: _Flights) -> int:
         """The deadline of these flights has passed and their end is unknown.
 
         Their destinations are quarantined until `commit` or `abort` reports the fence.
@@ -888,7 +888,7 @@ class Cache:
         """Weights changed: nothing published so far is used again. It never waits."""
 
     def draining(self) -> bool:
-        """Whether anything from before a clear is still held or in the air."""
+        """Whether anything from before a clear is still held or in flight."""
 
     def resize(self, tier: _Tier, slots: int, *, memory: int | None = None) -> None:
         """Gives a tier `slots` slots; slots beyond retire as they come free.
@@ -928,13 +928,13 @@ class Cache:
         proportion to the cache.
         """
 
-    def held_alone(self, lease: Lease) -> int:
+    def exclusive_blocks(self, lease: Lease) -> int:
         """Device blocks of a lease that its end makes free or evictable at once, or more.
 
         Nobody else holds them, and no copy reads them or fills what is below.
         """
 
-    def blocks_in_air(self) -> tuple[int, int]:
+    def blocks_in_flight(self) -> tuple[int, int]:
         """Blocks on their way down and up; those of flights whose end is unknown do not count."""
 
     def worth_loading(self, blocks: int, after: int = 0) -> bool:
@@ -951,7 +951,7 @@ class Cache:
     def stats(self) -> dict[str, int]:
         """Counters and sizes in one reading; `stats_schema` has units and meanings."""
 
-    def audit(self) -> Breach | None:
+    def audit(self) -> Violation | None:
         """The first law found broken, or None. It takes time in proportion to the cache."""
 
     @property

@@ -103,12 +103,12 @@ def landed(receipt: Receipt | None) -> Landed:
 
 
 def outcomes(crane: Crane) -> list[Outcome]:
-    """Polls until nothing is in the air."""
+    """Polls until nothing is in flight."""
     said: list[Outcome] = []
 
     def quiet() -> bool:
         said.extend(crane.poll())
-        return not crane.in_air
+        return not crane.in_flight
 
     until(quiet, "the end of the flights")
     return said

@@ -60,8 +60,8 @@ class Watched:
         oldest = flown[0].number if flown else scheduler._batch.number + 1
         while self.air and self.air[0][0].number < oldest:
             self.computed(*self.air.pop(0))
-        breach = self.play.cache.audit()
-        assert breach is None, breach
+        violation = self.play.cache.audit()
+        assert violation is None, violation
 
     def requests(self, step: Step) -> list[Any]:
         seats = [*step.decode.tolist(), *(chunk.seat for chunk in step.chunks)]

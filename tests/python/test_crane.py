@@ -69,7 +69,7 @@ def test_it_carries_plans_out_and_reports_each_flight_once(name: str) -> None:
 
 
 class Wild:
-    """A world of slots and flights as a yard would make it: no copy in the air meets another."""
+    """A world of slots and flights as a yard would make it: no copy in flight meets another."""
 
     def __init__(self, layout: KVLayout, copier: Any) -> None:
         self.hands, self.device, self.host = crane(layout, copier=copier)
@@ -131,9 +131,9 @@ def test_plans_wait_in_the_crane_when_the_queue_is_full_and_go_in_order() -> Non
     hands, device, host = crane(copier=copier)
     gate = gated(device)
     hands.submit(plan(n, "down", (n,), (n,)) for n in range(6))
-    assert hands.in_air == 6
+    assert hands.in_flight == 6
     assert hands.poll() == []
-    assert hands.in_air == 6
+    assert hands.in_flight == 6
     gate.opened.set()
     assert [outcome.flight & 0xFFFF for outcome in outcomes(hands)] == list(range(6))
     assert same(host, after(held(host), held(device), range(6), range(6)))
@@ -152,18 +152,18 @@ def test_what_is_refused_is_named_and_nothing_of_the_call_is_taken() -> None:
         (plan(2, "down", (1, 12), (1, 2)), r"device slot 12, but the device tier .* slots 0 to 11"),
         (plan(2, "up", (9,), (2,)), "host slot 9, but the host tier of rank 0 has slots 0 to 8"),
         (plan(2, "up", (2**32 - 1,), (2,)), f"host slot {2**32 - 1}"),
-        (good, f"flight = {1 << 32 | 1}: it is in the air already"),
+        (good, f"flight = {1 << 32 | 1}: it is in flight already"),
         (Plan.from_bytes(disk), "there is no disk tier on rank 0"),
     ):
         with pytest.raises(Misuse, match=message):
             hands.submit([good, bad])
     with pytest.raises(Unsupported, match="group = 1"):
         hands.submit(Plan.from_bytes(group))
-    assert hands.in_air == 0
+    assert hands.in_flight == 0
     assert hands.poll() == []
     assert same(host, before)
     hands.submit(good)
-    with pytest.raises(Misuse, match="in the air already"):
+    with pytest.raises(Misuse, match="in flight already"):
         hands.submit(good)
     assert len(hands.poll()) == 1
     hands.submit(good)
@@ -253,7 +253,7 @@ def test_after_a_reset_all_in_the_air_is_dead_and_late_ends_are_swallowed() -> N
     assert [one.good for one in hands.poll()] == [1]
     before = held(host)
     hands.reset()
-    assert hands.in_air == 2
+    assert hands.in_flight == 2
     copier.release()
     assert hands.poll() == [Outcome(1 << 32 | n, 0, 0, Cause.DEAD) for n in (1, 2)]
     assert [hands.poll() for _ in range(3)] == [[], [], []]
@@ -286,7 +286,7 @@ def test_close_with_copies_in_the_air_still_says_how_each_ended() -> None:
         (0, Cause.DEAD),
         (0, Cause.DEAD),
     ]
-    assert hands.in_air == 0
+    assert hands.in_flight == 0
     assert device.planes == ()
     with pytest.raises(Misuse, match="the crane is closed"):
         hands.submit(plan(4, "down", (1,), (1,)))
@@ -310,7 +310,7 @@ def test_its_statistics_are_what_its_schema_says() -> None:
     assert list(stats) == [stat.name for stat in Crane.SCHEMA]
     assert stats == {
         "crane_flights": 3,
-        "crane_in_air": 1,
+        "crane_in_flight": 1,
         "crane_failed": 1,
         "crane_blocks": 3,
         "crane_bytes": device.nbytes + host.nbytes,

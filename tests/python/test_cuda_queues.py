@@ -257,7 +257,7 @@ def test_a_step_that_finds_the_device_lost_ends_all_as_lost(call: str) -> None:
     # The second may not have begun.
     assert first.cause is Cause.LOST
     assert second.cause in {Cause.LOST, Cause.FAILED}
-    assert crane.in_air == 0
+    assert crane.in_flight == 0
 
 
 def test_a_block_that_is_read_twice_is_not_overwritten_before_the_last_part_has_read_it() -> None:
@@ -279,7 +279,7 @@ def test_after_a_reset_with_parts_to_come_all_is_as_before() -> None:
     copier.start(device, host, scattered(3000), scattered(3000, 2))
     copier.reset()
     for slot in (7, 900, 2000):
-        # Each way one, in the air beside one another, where dropped parts would have been.
+        # Each way one, in flight beside one another, where dropped parts would have been.
         down = copier.start(device, host, slots(slot), slots(slot))
         receipts = [down, copier.start(host, device, scattered(3000, 2)[-1:], slots(slot + 1))]
         gpu.run()
@@ -331,7 +331,7 @@ def test_where_memory_is_out_for_a_part_that_flight_has_failed_and_no_poll_raise
     gpu.run()
     said = [*crane.poll(), *crane.poll()]
     assert [(one.good, one.cause) for one in said] == [(1024, Cause.FAILED)]
-    assert crane.in_air == 0
+    assert crane.in_flight == 0
 
 
 def test_a_receipt_that_nobody_polls_holds_up_nobody() -> None:

@@ -32,7 +32,7 @@ def test_what_is_in_the_air_is_named_with_its_flight(cache: by.KVCache) -> None:
     lease = begin(cache, [*text(1, 8), 0])
     (plan,) = lease.plans
     said = str(cache.explain(text(1, 8)))
-    assert f"the next block is in the air, in flight {plan.flight}." in said
+    assert f"the next block is in flight, in flight {plan.flight}." in said
     said = str(cache.explain(lease))
     assert f"Lease {lease.id} is loading: 3 blocks, 2 of them published" in said
     assert "0 blocks were on the device and 2 below" in said

@@ -70,14 +70,14 @@ def test_slots_of_a_flight_whose_end_is_unknown_stay_in_quarantine_until_its_fen
     cache = make(device=9)
     publish_below(cache, text(1, 16))
     lease = begin(cache, text(1, 17))
-    assert cache.unknown(lease.plans) == 1
+    assert cache.mark_unknown(lease.plans) == 1
     assert (lease.cached, lease.blocks) == (0, 0)
     assert cache.stats()["device_quarantined"] == 4
     with pytest.raises(by.NoRoom):
         cache.begin(text(2, 20))
     assert cache.commit(lease.plans) == 1
     assert cache.stats()["device_quarantined"] == 0
-    for verb in (cache.commit, cache.abort, cache.unknown):
+    for verb in (cache.commit, cache.abort, cache.mark_unknown):
         assert verb(lease.plans) == 0, "a late outcome"
     assert cache.stats()["late"] == 3
     cache.finish(lease)
@@ -123,7 +123,7 @@ def test_the_plan_of_another_cache_is_refused() -> None:
     assert foreign is not None
     assert mine.flight == foreign.flight
     before = ours.stats()
-    for verb in (ours.commit, ours.abort, ours.unknown):
+    for verb in (ours.commit, ours.abort, ours.mark_unknown):
         with pytest.raises(by.ForeignLease, match=str(foreign.flight)):
             verb(foreign)
     assert ours.stats() == before

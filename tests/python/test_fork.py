@@ -23,7 +23,7 @@ def uses():
         lambda: cache.block_tables(lease), lambda: cache.slot_mapping(lease, 0),
         lambda: cache.park(lease, 8), lambda: cache.fork(lease, 8), lambda: cache.finish(lease),
         lambda: cache.abandon(parked), lambda: cache.demote(1), lambda: cache.promote(keys),
-        lambda: cache.commit(plan), lambda: cache.abort(plan), lambda: cache.unknown(plan),
+        lambda: cache.commit(plan), lambda: cache.abort(plan), lambda: cache.mark_unknown(plan),
         lambda: cache.resize("device", 20), lambda: lease.cached, lambda: lease.appended,
         lambda: lease.state, lambda: parked.state, lambda: parked.appended,
         lambda: lease.__exit__(None, None, None),

@@ -43,7 +43,7 @@ LONG: list[tuple[str, Callable[[], Any]]] = [
 ]
 VERBS: list[tuple[str, Callable[[Any, Any, Any], object]]] = [
     ("begin", lambda cache, _, given: cache.begin(given)),
-    ("asks", lambda cache, _, given: cache.asks(given)),
+    ("dry_run", lambda cache, _, given: cache.dry_run(given)),
     ("probe", lambda cache, _, given: cache.probe(given)),
     ("keys", lambda cache, _, given: cache.keys(given)),
     ("media", lambda cache, _, given: cache.keys([1], media=given)),
@@ -62,7 +62,7 @@ VERBS: list[tuple[str, Callable[[Any, Any, Any], object]]] = [
     ("good", lambda cache, _, given: _core.Cache.commit(cache, [], given)),
     ("corrupt", lambda cache, _, given: _core.Cache.commit(cache, [], [], corrupt=given)),
     ("abort", lambda cache, _, given: _core.Cache.abort(cache, given)),
-    ("unknown", lambda cache, _, given: cache.unknown(given)),
+    ("mark_unknown", lambda cache, _, given: cache.mark_unknown(given)),
     ("finish", lambda cache, _, given: cache.finish(given)),
     ("consecutive", lambda _, __, given: _core.consecutive(given, given)),
     ("through", lambda _, __, given: _core.through(given, (np.zeros(1, np.uint64), 8), 0, 4, 8)),
@@ -105,7 +105,9 @@ def test_a_prompt_that_is_too_large_says_by_how_much() -> None:
     [
         lambda cache, given: cache.keys(given),
         lambda cache, given: cache.ready_keys((b"k" * 32 for _ in given), 4),
-        lambda cache, given: cache.unknown([7 for _ in range(3)] + [*itertools.islice(given, 3)]),
+        lambda cache, given: cache.mark_unknown(
+            [7 for _ in range(3)] + [*itertools.islice(given, 3)]
+        ),
     ],
 )
 def test_what_never_ends_is_refused(verb: Callable[[Any, Any], object]) -> None:
@@ -298,7 +300,7 @@ def every_verb(cache: Any, lease: Any, parked: Any, ticket: Any) -> Iterator[Cal
     yield from (
         lambda name=name: getattr(cache, name)()
         for name in ("stats", "audit", "holders", "digest", "clear", "draining", "dispatch", "room",
-                     "blocks_in_air", "probe", "step")
+                     "blocks_in_flight", "probe", "step")
         if hasattr(cache, name)
     )  # fmt: skip
     yield lambda: cache.begin(parked)
@@ -310,9 +312,9 @@ def every_verb(cache: Any, lease: Any, parked: Any, ticket: Any) -> Iterator[Cal
     yield lambda: cache.promote(keys_of(cache))
     yield lambda: cache.fork(lease, 6)
     yield lambda: cache.block_tables(lease)
-    yield lambda: cache.held_alone(lease)
+    yield lambda: cache.exclusive_blocks(lease)
     yield lambda: cache.worth_loading(1)
-    yield lambda: cache.asks([1])
+    yield lambda: cache.dry_run([1])
     yield lambda: lease.state
     yield lambda: lease.tokens
     yield lambda: parked.state

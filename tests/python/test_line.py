@@ -135,7 +135,7 @@ def test_whose_loads_were_late_before_it_ran_is_loaded_again_when_it_has_run() -
         loop.schedule()
         (plan,) = loop.plans
         loop.plans.clear()
-        loop.cache.unknown([plan])
+        loop.cache.mark_unknown([plan])
         assert not loop.schedule().chunks
         loop.cache.abort([plan])
     loop.turn(2)
@@ -151,7 +151,7 @@ def test_whose_loads_were_late_before_it_ran_is_loaded_again_when_it_has_run() -
     loop.schedule()
     (plan,) = loop.plans
     loop.plans.clear()
-    loop.cache.unknown([plan])
+    loop.cache.mark_unknown([plan])
     assert not loop.schedule().chunks
     loop.cache.abort([plan])
     loop.schedule()

@@ -30,7 +30,7 @@ def test_victims_are_copied_down_ahead_of_need_and_come_back() -> None:
             cache.seal(lease, 33)
             cache.finish(lease)
             cache.step()
-            while cache.crane.in_air:  # the watchdog ends it, if ever
+            while cache.crane.in_flight:  # the watchdog ends it, if ever
                 time.sleep(1e-4)
                 cache.step()
         found = [cache.probe(cache.keys(text(name, 32))) for name in range(8)]
@@ -113,7 +113,7 @@ def test_a_reset_ends_the_copies_before_it_gives_their_slots_back() -> None:
         cache.step()
         cache.finish(lease)
         assert cache.reset() == 1
-        assert cache.crane.in_air == 0
+        assert cache.crane.in_flight == 0
         lease = begin(cache, text(2, 40))
         plane, below = (cache.crane._tiers[name].planes[0] for name in ("device", "host"))
         plane[cache.block_tables(lease)[0]] = 2

@@ -249,11 +249,11 @@ class Life(Known):
         self.undone()
 
     @step(which=ANY)
-    def unknown(self, which: int) -> None:
+    def mark_unknown(self, which: int) -> None:
         plans = self.take(self.air, [which])
         for row in self.running:
             row.shrinks |= row.lease.state == "loading"
-        assert self.cache.unknown(plans) == 1
+        assert self.cache.mark_unknown(plans) == 1
         self.overdue += plans
         self.undone()
 

@@ -91,7 +91,7 @@ def bench(script: list[Action] | Script = (), **keywords: Any) -> Iterator[Bench
             yard.copier.release()
             yard.copier.revive()
             yard.step(10)
-        assert yard.cache.crane.in_air == 0
+        assert yard.cache.crane.in_flight == 0
         at_rest(yard.cache)
 
 

@@ -102,7 +102,7 @@ def test_what_is_read_by_another_copy_or_by_one_that_never_ends_stays() -> None:
     cache.finish(forked)
     assert pending(handle) == (3, 0, 3)
     overdue = down(cache, handle, 1)
-    cache.unknown(overdue)
+    cache.mark_unknown(overdue)
     assert pending(handle) == (3, 0, 0), "it is read until the fence, and holds what is above"
     again = down(cache, handle, 1)
     assert pending(handle) == (3, 1, 0)
@@ -185,7 +185,7 @@ def test_the_tail_is_taken_back_while_its_own_copy_down_is_in_the_air() -> None:
     assert cache.grow(resumed, 2).size == 0
     cache.seal(resumed, 12)
     again = cache.park(resumed, 12)
-    # It needs a copy of its own: the one in the air is nobody's.
+    # It needs a copy of its own: the one in flight is nobody's.
     assert (again.blocks, cache.stats()["host_promised"], again.moving) == (3, 3, 0)
     assert cache.commit(plan) == 1
     assert (cache.stats()["host_pinned"], cache.room("host").free) == (0, 8)
@@ -201,7 +201,7 @@ ENDS: list[tuple[str, End, int, int]] = [
     ("whole", lambda cache, plan: cache.abort(plan), 0, 3),
     ("in part", lambda cache, plan: cache.commit(plan, 1), 4, 3),
     ("at its tail", lambda cache, plan: cache.commit(plan, 2), 8, 3),
-    ("never", lambda cache, plan: cache.unknown(plan), 0, 0),
+    ("never", lambda cache, plan: cache.mark_unknown(plan), 0, 0),
 ]
 
 
@@ -264,7 +264,7 @@ def test_short_and_not_resumed_is_a_table_that_ends_too_soon() -> None:
     cache = house()
     lease = begin(cache, text(1, 10))
     forked = cache.fork(lease, 10)
-    cache.unknown(forked.plans)
+    cache.mark_unknown(forked.plans)
     assert (forked.state, forked.resumed, forked.cached, forked.blocks) == ("short", False, 8, 2)
     assert cache.grow(forked, 0).size == 0
     assert (forked.state, forked.blocks) == ("ready", 3)
@@ -277,7 +277,7 @@ def test_a_resume_without_room_for_what_came_short_has_its_keeps_still() -> None
     cache = house(device=7)
     resumed = begin(cache, below(cache, text(1, 10)))
     other = begin(cache, text(2, 12))
-    cache.unknown(resumed.plans)
+    cache.mark_unknown(resumed.plans)
     assert cache.grow(resumed, 0).tolist() == [0]
     assert (resumed.state, resumed.resumed, cache.stats()["parked"]) == ("short", True, 1)
     again = cache.park(resumed, 10)
@@ -391,7 +391,7 @@ def test_a_ticket_outlives_a_copy_that_never_ends_and_the_keep_does_not() -> Non
     handle = parked(cache, text(1, 6))
     ticket = cache.promise(2, tier="host")
     plan = down(cache, handle, 1)
-    cache.unknown(plan)
+    cache.mark_unknown(plan)
     assert (handle.state, ticket.state, cache.room("host").promised) == ("broken", "open", 2)
     assert cache.audit() is None
     cache.abandon(handle)

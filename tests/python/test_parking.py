@@ -85,7 +85,7 @@ def test_t14_a_copy_that_never_ends_costs_its_destination_alone() -> None:
     loop.schedule()
     (plan,) = loop.plans
     loop.plans.clear()
-    loop.cache.unknown(plan)
+    loop.cache.mark_unknown(plan)
     loop.output()
     assert (loop.handle().state, loop.handle().on_device) == ("kept", loop.handle().blocks)
     assert loop.cache.stats()["host_quarantined"] == 1
@@ -184,7 +184,7 @@ def test_t19_t20_a_resume_that_comes_short_is_parked_again_and_tried_again(end: 
     loop = resuming()
     (plan,) = loop.plans
     loop.plans.clear()
-    (loop.cache.unknown if end == "never ends" else loop.cache.abort)(plan)
+    (loop.cache.mark_unknown if end == "never ends" else loop.cache.abort)(plan)
     loop.schedule()
     loop.output()
     assert (loop.told("retried"), loop.told("kv_lost")) == (1, 0)
@@ -488,7 +488,7 @@ def test_r3_9_a_late_outcome_of_the_first_copy_is_none_of_the_second() -> None:
     loop.schedule()
     (first,) = loop.plans
     loop.plans.clear()
-    loop.cache.unknown(first)
+    loop.cache.mark_unknown(first)
     loop.output()
     loop.cache.demote(1, of=loop.handle())
     (second,) = loop.cache.dispatch()

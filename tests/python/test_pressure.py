@@ -38,7 +38,7 @@ def test_who_frees_nothing_is_no_victim_whatever_its_rank() -> None:
     loop.add("shares", [*whole, 5], 3, priority=1)
     loop.turn()
     (first, second) = loop.scheduler._seats.bound()
-    frees = [loop.cache.held_alone(seat.lease) for seat in (first, second)]
+    frees = [loop.cache.exclusive_blocks(seat.lease) for seat in (first, second)]
     assert (frees, loop.cache.room().free) == ([0, 2], 0)
     assert [stop.request for stop in loop.schedule().stops] == ["shares"]
     loop.output()
@@ -170,7 +170,7 @@ def test_who_is_alone_and_would_not_fit_beside_quarantined_slots_waits_for_their
     publish_below(loop.cache, text(1, 12))
     lost = loop.cache.begin(text(1, 13))
     assert lost.state == "loading"
-    loop.cache.unknown(lost.plans)
+    loop.cache.mark_unknown(lost.plans)
     loop.cache.finish(lost)
     assert loop.cache.stats()["device_quarantined"] == 3
     loop.add("one", text(2, 18), 12)

@@ -168,7 +168,7 @@ def test_t7_who_would_free_nothing_is_promised_nothing() -> None:
     loop.add("shares", [*whole, 5], 3, priority=1)
     loop.turn()
     (first, second) = loop.scheduler._seats.bound()
-    assert [loop.cache.held_alone(seat.lease) for seat in (first, second)] == [0, 2]
+    assert [loop.cache.exclusive_blocks(seat.lease) for seat in (first, second)] == [0, 2]
     assert [stop.request for stop in loop.schedule().stops] == ["shares"]
     assert (first.ticket, loop.cache.room("host").promised) == (None, second.lease.blocks)
     loop.output()

@@ -379,7 +379,7 @@ def test_half_of_the_copies_are_made_as_late_as_they_may_be() -> None:
         down = [plan_of([slot], flight=slot + 1 << 32) for slot in range(64)]
         hands.submit(down)
         patience = time.monotonic() + 10
-        while hands._crane.in_air and time.monotonic() < patience:
+        while hands._crane.in_flight and time.monotonic() < patience:
             hands._early |= {outcome.flight: outcome for outcome in hands._crane.poll()}
         # Whoever is early has the old bytes, whoever is late the new ones.
         hands.write(slots, keys + np.uint64(64))

@@ -26,7 +26,7 @@ def test_of_two_pairs_that_hold_the_same_one_leaves_though_it_frees_nothing() ->
         assert entry is not None
         loop.scheduler._batch.decodes(seats.bind(entry, lease, 9))
     seats.scheduled[:4] = seats.computed[:4] = 5
-    assert [loop.cache.held_alone(lease) for lease in leases] == [0] * 4
+    assert [loop.cache.exclusive_blocks(lease) for lease in leases] == [0] * 4
     grown = loop.scheduler._batch.grow()
     assert (grown.seats, len(grown.short)) == ([], 4)
     assert loop.scheduler._relief.victims(grown, 0) == []

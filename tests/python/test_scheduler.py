@@ -51,7 +51,7 @@ def test_t4_when_a_load_fails_or_is_late_it_computes_from_the_last_good_block(en
     if end == "fails":
         loop.cache.commit([plan], [2])
     else:
-        loop.cache.unknown([plan])
+        loop.cache.mark_unknown([plan])
     loop.plans.clear()
     step = loop.schedule()
     good = 8 if end == "fails" else 0
@@ -75,7 +75,7 @@ def test_t4_whose_every_load_is_late_is_computed_in_the_end() -> None:
             loop.plans.clear()
             loads += 1
             assert loads < 10, "it loads for ever"
-            loop.cache.unknown([plan])
+            loop.cache.mark_unknown([plan])
             assert not loop.schedule().chunks
             loop.cache.abort([plan])
     assert loads == 3

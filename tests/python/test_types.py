@@ -28,7 +28,7 @@ def making_and_asking(cache: by.KVCache) -> None:
     assert_type(probe.device, int)
     assert_type(probe.flight, int | None)
     assert_type(cache.stats(), dict[str, int])
-    assert_type(cache.audit(), by.Breach | None)
+    assert_type(cache.audit(), by.Violation | None)
     assert_type(cache.draining(), bool)
 
 
@@ -99,7 +99,7 @@ def flying(cache: by.KVCache, plan: by.Plan) -> None:
     assert_type(cache.dispatch(), list[by.Plan])
     assert_type(cache.commit(np.array([1]), corrupt=np.array([True])), int)
     assert_type(cache.abort(plan.flight), int)
-    assert_type(cache.unknown([plan]), int)
+    assert_type(cache.mark_unknown([plan]), int)
     cache.commit("x")  # type: ignore[arg-type]
 
 
@@ -120,8 +120,8 @@ def deriving() -> None:
     assert_type(Counting(device=8), Counting)
 
 
-def breaching(breach: by.Breach) -> None:
-    assert_type(breach.law, str)
-    assert_type(breach.slot, int | None)
-    anything: Any = breach
+def violating(violation: by.Violation) -> None:
+    assert_type(violation.law, str)
+    assert_type(violation.slot, int | None)
+    anything: Any = violation
     assert_type(anything.law, Any)

@@ -120,18 +120,18 @@ def test_a_load_is_taken_only_where_it_takes_less_time_than_computing() -> None:
 def test_what_is_in_the_air_upward_and_what_comes_before_count() -> None:
     cache = small(speeds=(100, 100, 10))
     put_below(cache, text(1, 3))
-    # 2 * 100 against 100 + 110; with three more in the air 5 * 100 against the same.
+    # 2 * 100 against 100 + 110; with three more in flight 5 * 100 against the same.
     assert cache.worth_loading(2)
     assert not cache.worth_loading(1)
     assert cache.worth_loading(1, after=1)
     plan = cache.promote(cache.keys(text(1, 3)))
     assert plan is not None
-    assert cache.blocks_in_air() == (0, 3)
+    assert cache.blocks_in_flight() == (0, 3)
     assert not cache.worth_loading(2)
     assert cache.worth_loading(2, after=15)
     assert not cache.worth_loading(2, after=14)
-    cache.unknown(plan)
-    assert cache.blocks_in_air() == (0, 0)
+    cache.mark_unknown(plan)
+    assert cache.blocks_in_flight() == (0, 0)
     assert cache.worth_loading(2)
 
 
@@ -165,7 +165,7 @@ def test_holders_are_told_the_largest_first() -> None:
     assert cache.holders() == [("parked", parked.id, 3, 3, 3), ("lease", lease.id, 2, 1, 2)]
     plan = cache.demote(2, of=parked)
     assert plan is not None
-    assert cache.blocks_in_air() == (2, 0)
+    assert cache.blocks_in_flight() == (2, 0)
     cache.commit(plan)
     assert cache.holders() == [("lease", lease.id, 2, 1, 2), ("parked", parked.id, 1, 1, 1)]
     cache.finish(lease)
@@ -179,36 +179,36 @@ def test_to_ask_is_to_know_what_a_begin_answers() -> None:
     put_below(cache, text(2, 2))
     publish(cache, text(1, 3))
     before = cache.digest()
-    need = cache.asks(text(1, 3), reserve=4)
+    need = cache.dry_run(text(1, 3), reserve=4)
     assert (need.need, need.fits, need.ever, need.stop) == (2, True, True, "whole")
     assert (need.device, need.loads, need.slow, need.waits) == (3, 0, 0, None)
     assert repr(need).startswith("Need(need=2, free=")
-    need = cache.asks(cache.keys([*text(2, 2), 7]), load=1)
+    need = cache.dry_run(cache.keys([*text(2, 2), 7]), load=1)
     assert (need.device, need.loads, need.slow, need.stop) == (0, 1, 1, "slow")
-    huge = cache.asks(text(3, 17))
+    huge = cache.dry_run(text(3, 17))
     assert (huge.fits, huge.ever, huge.need) == (False, False, 17)
     assert cache.digest() == before
     plan = cache.promote(cache.keys(text(2, 2)))
     assert plan is not None
-    waits = cache.asks([*text(2, 2), 7], filling="soon")
+    waits = cache.dry_run([*text(2, 2), 7], filling="soon")
     assert (waits.fits, waits.waits) == (False, plan.flight)
-    assert cache.asks([*text(2, 2), 7]).fits
+    assert cache.dry_run([*text(2, 2), 7]).fits
     assert waits != huge
 
 
 def test_a_bad_prompt_is_refused_as_by_a_begin() -> None:
     cache = small()
     with pytest.raises(Misuse, match="tokens = 0"):
-        cache.asks([])
+        cache.dry_run([])
     with pytest.raises(Misuse, match="are in the keys already"):
-        cache.asks(cache.keys(text(1, 1)), lora="a")
+        cache.dry_run(cache.keys(text(1, 1)), lora="a")
 
 
 def test_who_has_too_few_slots_after_a_load_of_unknown_end_is_short() -> None:
     cache = small()
     put_below(cache, text(1, 3))
     lease = cache.begin([*text(1, 3), 7])
-    cache.unknown(lease.plans)
+    cache.mark_unknown(lease.plans)
     assert (lease.state, lease.cached, lease.tokens, lease.blocks) == ("short", 0, 13, 0)
     assert cache.seal(lease, 0) == 0
     assert lease.state == "short"

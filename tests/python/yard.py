@@ -85,7 +85,7 @@ def unchanged(stats: dict[str, int]) -> dict[str, int]:
 
 
 def at_rest(cache: by.KVCache) -> None:
-    """Nothing is held, promised or in the air."""
+    """Nothing is held, promised or in flight."""
     assert cache.audit() is None
     stats = cache.stats()
     for name in ("leases", "parked", "flights"):

@@ -45,7 +45,7 @@ fn begin(cache: &Cache, name: u32, tokens: u64) -> Lease {
     let begun = cache.begin(chain(cache, name, tokens), 0, u32::MAX);
     begun
         .expect("there is room")
-        .expect("nothing is in the air")
+        .expect("nothing is in flight")
         .0
 }
 

@@ -45,7 +45,7 @@ fn run(cache: &Cache, chain: &Chain) -> Lease {
     let (lease, _) = begin(cache, chain);
     cache
         .seal(&[(&lease, chain.tokens())])
-        .expect("nothing is in the air");
+        .expect("nothing is in flight");
     lease
 }
 
@@ -94,8 +94,8 @@ fn found(cache: &Cache, chain: &Chain) -> [u32; 2] {
 }
 
 fn sound(cache: &Cache) {
-    let breach = cache.lock().audit();
-    assert_eq!(breach, None);
+    let violation = cache.lock().audit();
+    assert_eq!(violation, None);
 }
 
 /// A fork shares its parent's slots. When the parent's seal finds a block published by another,
@@ -105,7 +105,7 @@ fn a_duplicate_that_forks_share_pins_the_published_block_for_all_of_them() {
     let cache = cache(8, 0, true);
     let (other, _) = begin(&cache, &text(&cache, 1, 1));
     let (parent, _) = begin(&cache, &text(&cache, 1, 3));
-    cache.seal(&[(&other, 2)]).expect("nothing is in the air");
+    cache.seal(&[(&other, 2)]).expect("nothing is in flight");
     finish(&cache, other);
     let (fork, _) = cache.fork(&parent, 6, 0).expect("there is room");
     assert_eq!(cache.seal(&[(&parent, 6)]), Ok(3));
@@ -245,7 +245,7 @@ fn a_shrink_counts_what_a_broken_keep_sets_free() {
     let (other, _) = cache
         .begin(other, 2, 0)
         .expect("there is room")
-        .expect("nothing is in the air");
+        .expect("nothing is in flight");
     assert_eq!(cache.lock().resize(Tier::DEVICE, 3), Ok(()));
     sound(&cache);
     land(&cache, &plan, 1);
@@ -350,7 +350,7 @@ fn what_a_step_in_flight_holds_is_drained_too() {
     sound(&cache);
 }
 
-/// More copies of one block may be in the air than fit two bytes.
+/// More copies of one block may be in flight than fit two bytes.
 #[test]
 fn a_block_may_be_read_by_seventy_thousand_copies() {
     let cache = cache(70_100, 0, true);

@@ -51,7 +51,7 @@ class Crane:
 
     SCHEMA = (
         Stat("crane_flights", "flights", "plans that this rank's crane has taken"),
-        Stat("crane_in_air", "flights", "of these, not yet reported"),
+        Stat("crane_in_flight", "flights", "of these, not yet reported"),
         Stat("crane_failed", "flights", "of these, not every block came whole"),
         Stat("crane_blocks", "blocks", "blocks that landed intact on this rank"),
         Stat("crane_bytes", "bytes", "memory of this rank's tiers"),
@@ -111,7 +111,7 @@ class Crane:
         return self._closed
 
     @property
-    def in_air(self) -> int:
+    def in_flight(self) -> int:
         """Flights taken and not yet reported."""
         return len(self._flights) + len(self._said)
 
@@ -119,7 +119,7 @@ class Crane:
         """Takes plans; their copies begin as soon as the copier takes them, oldest first.
 
         Raises:
-            Misuse: A flight is in the air already, or a tier or slot is not there. Nothing of this
+            Misuse: A flight is in flight already, or a tier or slot is not there. Nothing of this
                 call is taken.
         """
         if self._closed:
@@ -128,7 +128,7 @@ class Crane:
         copies: list[_Copy] = []
         for plan in [plans] if isinstance(plans, Plan) else plans:
             if plan.flight in self._flights or plan.flight in taken:
-                raise Misuse(f"flight = {plan.flight}: it is in the air already; submit it once")
+                raise Misuse(f"flight = {plan.flight}: it is in flight already; submit it once")
             taken[plan.flight] = flight = _Flight(plan.flight, len(plan))
             copies += self._copies(plan, flight)
         self._flights |= taken
@@ -174,7 +174,7 @@ class Crane:
         return not held
 
     def reset(self) -> None:
-        """The rank was reset: what is in the air is ended, and reported as dead by the next poll.
+        """The rank was reset: what is in flight is ended, and reported as dead by the next poll.
 
         It waits until the copier writes no more, so that nothing lands late in a slot that
         somebody else has got meanwhile.
@@ -189,11 +189,11 @@ class Crane:
     def stats(self) -> dict[str, int]:
         """Counters and sizes; `SCHEMA` has units and meanings."""
         memory = sum(tier.nbytes for tier in self._tiers.values())
-        numbers = self._counts | {"in_air": self.in_air, "bytes": memory}
+        numbers = self._counts | {"in_flight": self.in_flight, "bytes": memory}
         return {stat.name: numbers[stat.name.removeprefix("crane_")] for stat in self.SCHEMA}
 
     def close(self) -> None:
-        """Ends the copier, then frees the tiers. `poll` still reports what was in the air."""
+        """Ends the copier, then frees the tiers. `poll` still reports what was in flight."""
         if self._closed:
             return
         self._closed = True
@@ -299,7 +299,7 @@ class Crane:
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A plan in the air, on this rank."""
+    """A plan in flight, on this rank."""
 
     number: int
     blocks: int

@@ -28,7 +28,7 @@ __all__ = ["Ranks", "exchanged"]
 _PATIENCE: Final = 60.0
 """Seconds in which a process answers, or it is called stuck."""
 _GLANCE: Final = 500e-6
-"""Seconds between two looks at copies that are in the air."""
+"""Seconds between two looks at copies that are in flight."""
 
 
 class Ranks:
@@ -263,7 +263,7 @@ class _Process:
         with self._crane as crane:
             while True:
                 # A pipe that is closed is ready too: `recv` says so.
-                if self._pipe.poll(_GLANCE if crane.in_air else None):
+                if self._pipe.poll(_GLANCE if crane.in_flight else None):
                     self._obey(*self._pipe.recv())
                 outcomes = crane.poll()
                 if outcomes:

@@ -198,7 +198,7 @@ class Relief:
         goes = goes or self._coming()
         goes = goes or any(entry.settled > self._cache.done for entry in self._line.parked)
         # A copy keeps what it reads, and all above that.
-        return not goes and self._cache.blocks_in_air() == (0, 0)
+        return not goes and self._cache.blocks_in_flight() == (0, 0)
 
     def _coming(self) -> int:
         """Blocks that come back with steps in flight, from who stops, and from who is parked."""
@@ -227,7 +227,7 @@ class Relief:
 
     def frees(self, seat: Seat) -> int:
         """Device blocks that only this seat's lease holds."""
-        return self._cache.held_alone(seat.lease)
+        return self._cache.exclusive_blocks(seat.lease)
 
     def _rank(self, seat: Seat) -> tuple[int, ...]:
         entry = seat.request

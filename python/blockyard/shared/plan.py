@@ -16,7 +16,7 @@ class Cause(StrEnum):
     CORRUPT = "corrupt"
     """The first bad block failed its checksum: its source is not to be used again."""
     DEAD = "dead"
-    """Its rank was reset or its crane closed while the copy was in the air: it has ended there, and
+    """Its rank was reset or its crane closed while the copy was in flight: it has ended there, and
     nothing has gone wrong."""
     LOST = "lost"
     """Its device was lost: nobody knows whether it still writes. The flight is taken as one whose

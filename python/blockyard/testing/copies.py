@@ -13,7 +13,7 @@ __all__ = ["Copies"]
 
 @dataclass(slots=True)
 class _Air:
-    """One plan in the air."""
+    """One plan in flight."""
 
     way: str
     blocks: int

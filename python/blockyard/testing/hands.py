@@ -32,7 +32,7 @@ class _Crane(Protocol):
     """What a simulation asks of a crane."""
 
     @property
-    def in_air(self) -> int: ...
+    def in_flight(self) -> int: ...
     def submit(self, plans: list[Plan]) -> None: ...
     def poll(self) -> list[Outcome]: ...
     def reset(self) -> None: ...
@@ -48,7 +48,7 @@ class _Elsewhere:
         self._polls = 0
 
     @property
-    def in_air(self) -> int:
+    def in_flight(self) -> int:
         """Flights taken and not yet reported."""
         return len(self._air)
 
@@ -66,7 +66,7 @@ class _Elsewhere:
         return due
 
     def reset(self) -> None:
-        """What is in the air is reported as dead by the next poll."""
+        """What is in flight is reported as dead by the next poll."""
         dead = [Outcome(one.flight, one.rank, 0, Cause.DEAD) for _, one in self._air]
         self._air = [(self._polls, outcome) for outcome in dead]
 
@@ -139,8 +139,8 @@ class Hands:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing is in the air, or on its way."""
-        return not self.crane.in_air and not self.road
+        """Whether nothing is in flight, or on its way."""
+        return not self.crane.in_flight and not self.road
 
 
 def config_of(setup: Setup, *, device: int = 0, host: int = 0) -> Config:

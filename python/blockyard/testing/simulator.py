@@ -184,12 +184,12 @@ class _Simulation:
         return len(self._results) < len(self._asked) or seats > 0 or len(self._promises) > 0
 
     def _settle(self) -> None:
-        """INV-25: with nobody left, what is in the air ends, and nothing new is copied ahead."""
+        """INV-25: with nobody left, what is in flight ends, and nothing new is copied ahead."""
         bound = self.now + 400
         self._quiet = self.now
         while not self._silent() or self.now < self._quiet + _QUIET:
             self._tick(watch=8, schedule=False)
-            check(self.now < bound, "nobody is left, and what is in the air never ends")
+            check(self.now < bound, "nobody is left, and what is in flight never ends")
 
     def _numbers(self) -> dict[str, int]:
         return self._cache.stats() | self._scheduler.stats() | self._promises.stats()
@@ -344,8 +344,8 @@ class _Simulation:
     def _look(self) -> None:
         """What is checked after every tick."""
         self._collect()
-        for breach in self._both(lambda yard: yard.cache.audit()):
-            check(breach is None, f"the audit: {breach}")
+        for violation in self._both(lambda yard: yard.cache.audit()):
+            check(violation is None, f"the audit: {violation}")
         self._copies.compare(self._cache.stats())
         stats = self._both(lambda yard: yard.scheduler.stats() | yard.promises.stats())
         check(all(one == stats[0] for one in stats), "replicas differ in their counters")
@@ -391,7 +391,7 @@ class _Simulation:
         self._seen["too small"] += name not in self._doomed
 
     def _at_rest(self) -> None:
-        """Nothing is held, promised or in the air."""
+        """Nothing is held, promised or in flight."""
         for yard in self._yards:
             check(yard.scheduler.idle, f"the scheduler is not idle: {yard.scheduler.stats()}")
             for name in ("waiting", "seats", "stopping"):

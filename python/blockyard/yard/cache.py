@@ -153,7 +153,7 @@ class KVCache(Cache):
             good: Leading intact blocks of each, the minimum over ranks; all, for plans.
             corrupt: True where the first bad block failed its checksum: its source is dropped.
             done: A step that the engine has done: what was held back for it goes.
-            now: The tick, agreed over ranks like all that enters here. What is in the air past its
+            now: The tick, agreed over ranks like all that enters here. What is in flight past its
                 deadline counts as unknown from now on.
 
         Returns:
@@ -188,7 +188,7 @@ class KVCache(Cache):
             self._now = now
         late = self._flights.overdue(self._now)
         if late:
-            self.unknown(late)
+            self.mark_unknown(late)
         return count
 
     def reset(self, rank: int, *, memory: Literal["lost", "kept"] = "lost") -> int:

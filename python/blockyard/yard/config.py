@@ -79,7 +79,7 @@ class Config:
         ghosts: Keys remembered after their block was dropped, for "second-touch"; None for four
             per slot.
         ahead: While fewer than this many device slots are free, this many of the next victims have
-            a copy below; with "through" the most blocks in the air. None for a sixteenth of the
+            a copy below; with "through" the most blocks in flight. None for a sixteenth of the
             device, at most 4,096; 0 copies nothing ahead.
         deadline: Ticks after which the end of a flight counts as unknown; None for never.
         speeds: Gates loads: a prefix is loaded only where that beats computing it. None loads all.

@@ -12,7 +12,7 @@ __all__ = ["Explanation", "explain"]
 _STOPS = {
     "whole": "all of it was found",
     "missing": "the next block is nowhere",
-    "filling": "the next block is in the air",
+    "filling": "the next block is in flight",
     "slow": "loading the rest was bounded, or is slower than computing it",
     "promised": "the next block backs a promise that nobody may spend",
     "contradiction": "the next key is known with another parent: these keys were made otherwise",
@@ -63,7 +63,7 @@ def _of_prompt(cache: Cache, keys: Keys, holders: _Holders) -> list[str]:
         lines.append(f"The prefix ends at block {found}: {_why(probe)}.")
     if not keys.tokens:
         return lines
-    asked = cache.asks(keys)
+    asked = cache.dry_run(keys)
     if asked.slow:
         lines.append(
             f"Now {asked.slow} blocks on the host would be skipped: loading them would take "

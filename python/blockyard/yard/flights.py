@@ -1,4 +1,4 @@
-"""What is in the air, until every rank has reported."""
+"""What is in flight, until every rank has reported."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -135,7 +135,7 @@ class Flights:
         del self._air[flight]
         if air.good < air.blocks:
             self._counts["flights_failed"] += 1
-            # Who closes or resets with copies in the air has asked for it.
+            # Who closes or resets with copies in flight has asked for it.
             tell = _log.warning if air.fault else _log.debug
             tell("flight %d: %d of %d blocks are good", flight, air.good, air.blocks)
         ended.flights.append(flight)
@@ -143,7 +143,7 @@ class Flights:
         ended.corrupt.append(air.corrupt)
 
     def reset(self, rank: int) -> Ended:
-        """A rank was reset: what it had in the air has ended there, and nothing of it is good.
+        """A rank was reset: what it had in flight has ended there, and nothing of it is good.
 
         Raises:
             Misuse: There is no such rank.

@@ -12,7 +12,7 @@ class Offload:
     Below the watermark, that many of the device's next victims are copied down: what is evicted
     then has its copy already, and what was not copied in time is dropped, never waited for. The
     core passes over what it has looked at before, so that every dispatch may ask. With "through"
-    the blocks just published go down at once, the watermark bounding those in the air.
+    the blocks just published go down at once, the watermark bounding those in flight.
     """
 
     __slots__ = ("_ahead", "_by_air", "_through")
@@ -20,16 +20,16 @@ class Offload:
     def __init__(self, config: Config) -> None:
         self._ahead = config.ahead_blocks if config.host_blocks else 0
         self._through = config.write == "through"
-        # A heap does not see what is in the air: what is next to it would be copied too.
+        # A heap does not see what is in flight: what is next to it would be copied too.
         self._by_air = self._through or config.eviction == "heap"
 
     def decide(self, cache: Cache) -> None:
-        """Puts copies in the air, if any are wanted now."""
+        """Puts copies in flight, if any are wanted now."""
         ahead = self._ahead
         if not ahead or (not self._through and cache.room().free >= ahead):
             return
         if self._by_air:
-            down, _up = cache.blocks_in_air()
+            down, _up = cache.blocks_in_flight()
             ahead -= down
         if ahead > 0:
             cache.demote(ahead)

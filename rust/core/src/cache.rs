@@ -18,10 +18,10 @@ use crate::sync::Arc;
 /// let cache = Cache::new(Config { slots: vec![64, 256], ..Config::default() }, Default::default(), &Default::default())?;
 /// let mut chain = cache.chain(Extras::default())?;
 /// chain.extend(&(0..100).collect::<Vec<u32>>())?;
-/// let (lease, _) = cache.begin(chain.clone(), 32, u32::MAX)?.expect("nothing is in the air");
+/// let (lease, _) = cache.begin(chain.clone(), 32, u32::MAX)?.expect("nothing is in flight");
 /// assert_eq!(cache.seal(&[(&lease, 100)])?, 6);
 /// cache.finish(lease, Retention::Ordinary)?;
-/// let (again, begun) = cache.begin(chain, 32, u32::MAX)?.expect("nothing is in the air");
+/// let (again, begun) = cache.begin(chain, 32, u32::MAX)?.expect("nothing is in flight");
 /// assert_eq!(begun.cached, 96);
 /// assert_eq!(cache.lock().audit(), None);
 /// # cache.finish(again, Retention::Ordinary)?;
@@ -125,7 +125,7 @@ impl Cache {
         Arc::ptr_eq(&self.shared, parked.shared())
     }
 
-    /// Admits a sequence. `None`: part of its prefix is in the air.
+    /// Admits a sequence. `None`: part of its prefix is in flight.
     ///
     /// # Errors
     /// `NoRoom`, `TooLarge`, `Argument`; nothing is held then.
@@ -191,7 +191,7 @@ impl Cache {
     /// Brings a parked sequence back.
     ///
     /// # Errors
-    /// The handle comes back with `None` while part of its path is in the air, or the reason.
+    /// The handle comes back with `None` while part of its path is in flight, or the reason.
     pub fn resume(
         &self,
         parked: Parked,

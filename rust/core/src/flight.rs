@@ -1,4 +1,4 @@
-//! What is in the air: the record of a plan until the end of its copies is known.
+//! What is in flight: the record of a plan until the end of its copies is known.
 
 use crate::arena::Record;
 use crate::id::{Id, Link, Tier};

@@ -58,7 +58,7 @@ pub use lease::{Lease, Parked, Seals, Ticket};
 pub use plan::{Plan, Run};
 pub use shared::Locked;
 pub use state::{
-    Answer, Begun, Breach, Cells, Config, Filling, Holder, Need, ParkedView, Pending, Probe,
-    Request, Room, Sealing, State, Stop, View, Who, Write,
+    Answer, Begun, Cells, Config, Filling, Holder, Need, ParkedView, Pending, Probe, Request, Room,
+    Sealing, State, Stop, View, Violation, Who, Write,
 };
 pub use stats::{Counters, Field, SCHEMA, Stats, TIER_SCHEMA, TierStats};

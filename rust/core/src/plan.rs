@@ -16,7 +16,7 @@ const HEADER: usize = 16;
 /// are independent, and an outcome counts how many of the leading ones are intact.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
-    /// The flight that this plan puts in the air.
+    /// The flight that this plan puts in flight.
     pub flight: FlightId,
     /// Whose layers are copied.
     pub group: Group,

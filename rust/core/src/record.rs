@@ -23,7 +23,7 @@ pub(crate) struct Running {
     pub(crate) epoch: u32,
     /// Table cells that `block_tables` has written already.
     pub(crate) shown: u32,
-    /// Flights in the air for it.
+    /// Flights in flight for it.
     pub(crate) loading: u32,
     /// The parked sequence it was resumed from, until its loads have landed.
     pub(crate) resumed: Option<u32>,

@@ -74,7 +74,7 @@ pub struct Stats {
     pub parked: u64,
     /// Open tickets.
     pub tickets: u64,
-    /// Flights in the air, those included whose end is unknown.
+    /// Flights in flight, those included whose end is unknown.
     pub flights: u64,
     /// Blocks in the trie, and anonymous ones.
     pub blocks: u64,
@@ -115,7 +115,7 @@ pub const SCHEMA: &[Field] = &[
     field(
         "flights",
         "flights",
-        "plans in the air, with those whose end is unknown",
+        "plans in flight, with those whose end is unknown",
     ),
     field(
         "blocks",

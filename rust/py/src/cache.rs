@@ -4,7 +4,7 @@ use crate::arguments::{self, Apart, Counts, chain, ready_keys};
 use crate::batch::Batch;
 use crate::enter::{LONG, check_fork, enter, generation};
 use crate::error::{Failure, Outcome};
-use crate::handles::{Breach, Lease, Parked, Probe, Soon, foreign};
+use crate::handles::{Lease, Parked, Probe, Soon, Violation, foreign};
 use crate::keys::Keys;
 use crate::tickets::Ticket;
 use blockyard_core::{self as core, Answer, Chain, Config, Request, Seals, Speeds, State};
@@ -423,10 +423,10 @@ impl Cache {
         Ok(values)
     }
 
-    fn audit(&self, py: Python<'_>) -> PyResult<Option<Breach>> {
+    fn audit(&self, py: Python<'_>) -> PyResult<Option<Violation>> {
         self.check_sound()?;
-        let breach = enter(py, &self.inner, LONG, |state| Ok(state.audit()))?;
-        Ok(breach.map(Breach::from))
+        let violation = enter(py, &self.inner, LONG, |state| Ok(state.audit()))?;
+        Ok(violation.map(Violation::from))
     }
 
     /// From here on nothing is begun and nothing goes on: the memory is gone.

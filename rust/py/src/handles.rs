@@ -263,7 +263,7 @@ impl Parked {
     }
 }
 
-/// Part of the prefix is in the air: ask again when the flight has landed. Nothing is held.
+/// Part of the prefix is in flight: ask again when the flight has landed. Nothing is held.
 #[pyclass(frozen, eq, hash, get_all, module = "blockyard")]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Soon {
@@ -325,22 +325,22 @@ impl Probe {
 
 /// The first law that the audit found broken.
 #[pyclass(frozen, get_all, module = "blockyard")]
-pub(crate) struct Breach {
+pub(crate) struct Violation {
     law: &'static str,
-    what: String,
+    detail: String,
     tier: Option<&'static str>,
     slot: Option<u32>,
     block: Option<String>,
 }
 
-impl From<core::Breach> for Breach {
-    fn from(breach: core::Breach) -> Self {
-        let block = breach.block.map(|key| key.hex());
+impl From<core::Violation> for Violation {
+    fn from(violation: core::Violation) -> Self {
+        let block = violation.block.map(|key| key.hex());
         Self {
-            law: breach.law,
-            what: breach.what,
-            tier: breach.slot.map(|slot| slot.tier.name()),
-            slot: breach.slot.map(|slot| slot.index),
+            law: violation.law,
+            detail: violation.detail,
+            tier: violation.slot.map(|slot| slot.tier.name()),
+            slot: violation.slot.map(|slot| slot.index),
             block,
         }
     }
@@ -348,16 +348,16 @@ impl From<core::Breach> for Breach {
 
 #[guarded]
 #[pymethods]
-impl Breach {
+impl Violation {
     fn __repr__(&self) -> String {
         let Self {
             law,
-            what,
+            detail,
             tier,
             slot,
             block,
         } = self;
-        format!("Breach({law}: {what}; tier {tier:?}, slot {slot:?}, block {block:?})")
+        format!("Violation({law}: {detail}; tier {tier:?}, slot {slot:?}, block {block:?})")
     }
 }
 

@@ -26,7 +26,7 @@ mod _core {
     #[pymodule_export]
     use crate::cache::Cache;
     #[pymodule_export]
-    use crate::handles::{Breach, Lease, Parked, Probe, Soon};
+    use crate::handles::{Lease, Parked, Probe, Soon, Violation};
     #[pymodule_export]
     use crate::keys::Keys;
     #[pymodule_export]

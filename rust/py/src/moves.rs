@@ -201,7 +201,7 @@ impl Cache {
         Ok(ended?)
     }
 
-    fn unknown(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
+    fn mark_unknown(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
         self.check_sound()?;
         let named = Named::all(flights)?;
         let ids: Vec<_> = named.iter().map(|named| named.flight).collect();
@@ -209,8 +209,9 @@ impl Cache {
         let ended = enter(py, &self.inner, blocks, |state| {
             plans.iter().try_for_each(|plan| state.check_plan(plan))?;
             state.check_flights(&ids)?;
-            ids.iter()
-                .try_fold(0, |ended, &id| Ok(ended + u64::from(state.unknown(id)?)))
+            ids.iter().try_fold(0, |ended, &id| {
+                Ok(ended + u64::from(state.mark_unknown(id)?))
+            })
         });
         Ok(ended?)
     }

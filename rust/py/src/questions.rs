@@ -83,7 +83,7 @@ impl Cache {
     #[pyo3(signature = (prompt, /, *, reserve=0, load=None, filling="stop", lora=None, salt=None,
         media=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
-    fn asks(
+    fn dry_run(
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
@@ -105,7 +105,7 @@ impl Cache {
             filling,
         };
         let need = enter(py, &self.inner, chain.keys().len(), |state| {
-            state.asks(&request)
+            state.dry_run(&request)
         })?;
         Ok(Need {
             need: need.need,
@@ -161,24 +161,21 @@ impl Cache {
         Ok(enter(py, &self.inner, LONG, |state| Ok(state.digest()))?)
     }
 
-    fn held_alone(&self, lease: &Bound<'_, Lease>) -> PyResult<u32> {
+    fn exclusive_blocks(&self, lease: &Bound<'_, Lease>) -> PyResult<u32> {
         let batch = self.batch(lease.as_any())?;
         let blocks = self.blocks(&batch);
         let id = batch.ids[0];
         let alone = enter(lease.py(), &self.inner, blocks, |state| {
-            state.held_alone(id)
+            state.exclusive_blocks(id)
         });
         Ok(alone?)
     }
 
-    fn blocks_in_air(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
+    fn blocks_in_flight(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
         self.check_sound()?;
-        Ok(enter(
-            py,
-            &self.inner,
-            0,
-            |state| Ok(state.blocks_in_air()),
-        )?)
+        Ok(enter(py, &self.inner, 0, |state| {
+            Ok(state.blocks_in_flight())
+        })?)
     }
 
     #[pyo3(signature = (blocks, after=0))]

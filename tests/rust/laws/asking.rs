@@ -1,4 +1,4 @@
-//! What a scheduler asks: how much room there is, who holds what, what is in the air.
+//! What a scheduler asks: how much room there is, who holds what, what is in flight.
 
 use crate::yard::{Yard, and_one, cat, one, text, tokens};
 use blockyard_core::{Answer, Error, Filling, Holder, Parked, Pending, Request, Room, Tier, Who};
@@ -57,19 +57,19 @@ fn holders_are_told_the_largest_first_with_what_was_promised_to_them() {
 #[test]
 fn blocks_are_in_the_air_until_they_land_or_their_end_is_unknown() {
     let yard = Yard::new(12, 8);
-    let in_air = || yard.cache.lock().blocks_in_air();
+    let in_flight = || yard.cache.lock().blocks_in_flight();
     yard.publish_below(&text(1, 2));
     yard.publish(&text(2, 3));
     let down = yard.demote(3).unwrap();
-    assert_eq!(in_air(), (3, 0));
+    assert_eq!(in_flight(), (3, 0));
     let (lease, begun) = yard.begin(&and_one(&text(1, 2)));
-    assert_eq!(in_air(), (3, 2));
+    assert_eq!(in_flight(), (3, 2));
     yard.overdue(&down);
-    assert_eq!(in_air(), (0, 2), "nothing waits for what may never end");
+    assert_eq!(in_flight(), (0, 2), "nothing waits for what may never end");
     yard.land(&[down]);
-    assert_eq!(in_air(), (0, 2), "nor is it counted at its fence");
+    assert_eq!(in_flight(), (0, 2), "nor is it counted at its fence");
     yard.fail(one(&begun), 1);
-    assert_eq!(in_air(), (0, 0));
+    assert_eq!(in_flight(), (0, 0));
     yard.finish(lease);
     yard.at_rest();
 }
@@ -92,7 +92,8 @@ fn what_is_held_alone_is_what_the_end_of_a_lease_gives_back() {
     let yard = Yard::new(24, 8);
     yard.publish(&text(1, 3));
     let (first, _) = yard.begin(&and_one(&text(1, 3)));
-    let alone = |lease: &blockyard_core::Lease| yard.cache.lock().held_alone(lease.id()).unwrap();
+    let alone =
+        |lease: &blockyard_core::Lease| yard.cache.lock().exclusive_blocks(lease.id()).unwrap();
     assert_eq!(alone(&first), 4);
     let (second, _) = yard.begin(&and_one(&text(1, 3)));
     assert_eq!((alone(&first), alone(&second)), (1, 1));
@@ -107,7 +108,7 @@ fn what_is_held_alone_is_what_the_end_of_a_lease_gives_back() {
     let id = first.id();
     yard.finish(first);
     assert_eq!(room(&yard), before + 5);
-    assert!(yard.cache.lock().held_alone(id).is_err());
+    assert!(yard.cache.lock().exclusive_blocks(id).is_err());
 }
 
 #[test]
@@ -127,7 +128,7 @@ fn what_a_begin_would_answer_is_what_it_answers() {
             filling: Filling::Stop,
         };
         let before = yard.cache.lock().digest();
-        let need = yard.cache.lock().asks(&request).unwrap();
+        let need = yard.cache.lock().dry_run(&request).unwrap();
         assert_eq!(yard.cache.lock().digest(), before);
         assert_eq!(
             (need.fits, need.ever),

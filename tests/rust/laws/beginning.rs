@@ -156,7 +156,11 @@ fn no_room_for_a_copy(yard: &Yard) {
     let prompt = text(1, 4);
     yard.publish(&prompt);
     let chain = yard.chain(&prompt);
-    let need = yard.cache.lock().asks(&request(&chain, 0)).expect("tokens");
+    let need = yard
+        .cache
+        .lock()
+        .dry_run(&request(&chain, 0))
+        .expect("tokens");
     let (lease, begun) = yard.begin(&prompt);
     assert_eq!((begun.cached, begun.hits), (12, [3, 0, 0]));
     assert_eq!((begun.stop, begun.plans.len()), (Stop::Promised, 0));
@@ -353,7 +357,7 @@ fn the_bound_of_a_begin_comes_before_what_pays() {
 
 #[test]
 fn a_load_waits_behind_those_that_are_on_their_way_up() {
-    // (1 + 3) * 89 < 360 <= (1 + 3) * 90, with one block of another in the air.
+    // (1 + 3) * 89 < 360 <= (1 + 3) * 90, with one block of another in flight.
     for (load, loaded) in [(89, 3), (90, 0)] {
         let yard = gated(load, true);
         yard.publish_below(&text(2, 1));

@@ -118,7 +118,7 @@ fn who_was_asked_or_has_refused_has_the_digest_that_it_had() {
     let mut state = yard.cache.lock();
     state.holders();
     state.stats();
-    state.blocks_in_air();
+    state.blocks_in_flight();
     assert!(state.room(Tier::DEVICE).is_ok() && state.view(lease.id()).is_ok());
     for (blocks, tier) in [(20, Tier::DEVICE), (7, Tier::DEVICE), (9, Tier::HOST)] {
         assert!(state.promise(blocks, tier).is_err());

@@ -161,7 +161,7 @@ fn a_second_outcome_of_a_flight_is_ignored_and_counted() {
         let mut expected = yard.stats();
         let outcomes = [(plan.flight, 0, false), (plan.flight, 2, true)];
         assert_eq!(yard.cache.lock().commit(&outcomes, None), Ok(0));
-        assert_eq!(yard.cache.lock().unknown(plan.flight), Ok(false));
+        assert_eq!(yard.cache.lock().mark_unknown(plan.flight), Ok(false));
         expected.counters.late += 3;
         assert_eq!(yard.stats(), expected);
         assert_eq!(yard.hits(prompt), [2, 0, 0]);
@@ -174,7 +174,7 @@ fn a_deadline_that_passes_twice_is_counted_and_changes_nothing() {
     each(|yard, _, plan, source| {
         yard.overdue(&plan);
         let mut expected = yard.stats();
-        assert_eq!(yard.cache.lock().unknown(plan.flight), Ok(false));
+        assert_eq!(yard.cache.lock().mark_unknown(plan.flight), Ok(false));
         expected.counters.late += 1;
         assert_eq!(yard.stats(), expected);
         yard.fail(&plan, 0);

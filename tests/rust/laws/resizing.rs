@@ -418,7 +418,7 @@ fn a_tail_in_the_air_that_goes_with_its_keep_does_not_hold_what_backs_a_ticket()
     let parked = yard.park(yard.run(&prompt), 10);
     let plan = yard.demote_parked(&parked, 1).unwrap();
     let ticket = yard.cache.promise(1, Tier::HOST).unwrap();
-    // Two kept, one in the air, one promised: without the keep the two may go for the ticket.
+    // Two kept, one in flight, one promised: without the keep the two may go for the ticket.
     resize(&yard, Tier::HOST, 2).unwrap();
     assert!(yard.broken(&parked));
     assert_eq!((yard.host().capacity, yard.host().takeable), (3, 2));

@@ -216,7 +216,7 @@ fn a_flight_that_was_never_issued_is_refused_and_changes_nothing() {
     let landed = state.commit(&[(never, 0, false)], None);
     assert!(matches!(landed, Err(Error::UnknownFlight { .. })));
     assert!(matches!(
-        state.unknown(never),
+        state.mark_unknown(never),
         Err(Error::UnknownFlight { .. })
     ));
     drop(state);

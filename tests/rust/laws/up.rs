@@ -6,7 +6,7 @@ use blockyard_core::{Begun, Config, Error, Lease, Plan};
 /// How a copy ends.
 type End = fn(&Yard, &Plan);
 
-/// A prompt of four blocks, one on the device and three below, begun with its load in the air.
+/// A prompt of four blocks, one on the device and three below, begun with its load in flight.
 fn loading(yard: &Yard, prompt: &[u32]) -> (Lease, Begun) {
     yard.publish(prompt);
     yard.copy_down(3);
@@ -262,7 +262,7 @@ fn a_kept_copy_that_fails_its_checksum_costs_a_recompute() {
     yard.at_rest();
 }
 
-/// A sequence of six tokens and its fork, the copy of the partial block in the air.
+/// A sequence of six tokens and its fork, the copy of the partial block in flight.
 fn forked(yard: &Yard) -> (Lease, Lease, Plan) {
     let lease = yard.run(&tokens(1, 6));
     let (forked, begun) = yard.cache.fork(&lease, 6, 0).expect("there is room");

@@ -257,7 +257,7 @@ fn what_was_looked_at_is_looked_at_again_when_its_copy_is_gone() {
         });
         yard.publish(&text(1, 4));
         let plan = yard.demote(4).unwrap();
-        assert_eq!(yard.demote(4), None, "all four are in the air");
+        assert_eq!(yard.demote(4), None, "all four are in flight");
         yard.fail(&plan, 1);
         let plan = yard.demote(4).unwrap();
         assert_eq!(plan.len(), 3);

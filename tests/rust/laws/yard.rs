@@ -58,8 +58,8 @@ impl Yard {
 
     /// Nothing that is counted or linked contradicts what is held.
     pub(crate) fn sound(&self) {
-        if let Some(breach) = self.cache.lock().audit() {
-            panic!("{breach}");
+        if let Some(violation) = self.cache.lock().audit() {
+            panic!("{violation}");
         }
     }
 
@@ -93,7 +93,7 @@ impl Yard {
         self.then(answer)
     }
 
-    /// A begin that stops at a block in the air.
+    /// A begin that stops at a block in flight.
     pub(crate) fn stop(&self, text: &[u32], load: u32) -> (Lease, Begun) {
         match self.ask(text, 0, load, Filling::Stop) {
             Ok(Answer::Begun(begun)) => (self.cache.handle(begun.lease, self.chain(text)), begun),
@@ -107,7 +107,7 @@ impl Yard {
         reserve: u64,
     ) -> Result<(Lease, Begun), Error> {
         let begun = self.cache.begin(self.chain(text), reserve, u32::MAX)?;
-        Ok(self.then(begun.expect("nothing is in the air")))
+        Ok(self.then(begun.expect("nothing is in flight")))
     }
 
     pub(crate) fn begin(&self, text: &[u32]) -> (Lease, Begun) {
@@ -224,7 +224,7 @@ impl Yard {
 
     /// A plan's deadline passes.
     pub(crate) fn overdue(&self, plan: &Plan) {
-        assert_eq!(self.cache.lock().unknown(plan.flight), Ok(true));
+        assert_eq!(self.cache.lock().mark_unknown(plan.flight), Ok(true));
         self.sound();
     }
 
@@ -317,7 +317,7 @@ impl Yard {
         self.stats().tiers[1]
     }
 
-    /// Nobody holds anything, and nothing is promised or in the air.
+    /// Nobody holds anything, and nothing is promised or in flight.
     pub(crate) fn at_rest(&self) {
         let stats = self.stats();
         for tier in &stats.tiers {

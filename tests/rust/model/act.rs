@@ -96,7 +96,10 @@ impl World {
         match *op {
             Op::Unknown(flight) => {
                 let id = self.air[pick(&self.air, flight)?].flight;
-                assert_eq!(self.cache.lock().unknown(id), Ok(self.yard.unknown(id)));
+                assert_eq!(
+                    self.cache.lock().mark_unknown(id),
+                    Ok(self.yard.mark_unknown(id))
+                );
             }
             Op::Late(flight, deadline) => {
                 let (id, before) = (
@@ -104,7 +107,7 @@ impl World {
                     self.cache.lock().stats(),
                 );
                 if deadline {
-                    assert_eq!(self.cache.lock().unknown(id), Ok(false));
+                    assert_eq!(self.cache.lock().mark_unknown(id), Ok(false));
                 } else {
                     assert_eq!(self.cache.lock().commit(&[(id, 0, false)], None), Ok(0));
                 }
@@ -182,7 +185,7 @@ impl World {
     fn ask(&mut self, request: &Request<'_>) {
         let mut state = self.cache.lock();
         let before = state.digest();
-        let need = state.asks(request);
+        let need = state.dry_run(request);
         assert_eq!(state.digest(), before, "it was only asked");
         drop(state);
         self.asked = Some(need);

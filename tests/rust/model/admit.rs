@@ -65,7 +65,7 @@ impl Yard {
         Err(self.no_room(DEVICE, need as u64, evictable))
     }
 
-    /// Puts a flight in the air whose sources are blocks on `from`, or the private slot `source`.
+    /// Puts a flight in flight whose sources are blocks on `from`, or the private slot `source`.
     pub(crate) fn fly(
         &mut self,
         plan: &Plan,

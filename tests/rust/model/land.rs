@@ -6,7 +6,7 @@ use blockyard_core::{Error, FlightId, LeaseId, Result, Retention, Tier};
 impl Yard {
     /// The copies of a flight have ended; the leading `good` ones are intact.
     pub(crate) fn land(&mut self, id: FlightId, good: usize, corrupt: bool) {
-        let air = self.flights.remove(&id).expect("in the air");
+        let air = self.flights.remove(&id).expect("in flight");
         for &(_, source, _) in &air.moves {
             if self.slots[air.from].get(&source) == Some(&What::Quarantined) {
                 self.fence(air.from, source);
@@ -171,8 +171,8 @@ impl Yard {
     }
 
     /// A deadline has passed: destinations are quarantined, sources stay.
-    pub(crate) fn unknown(&mut self, id: FlightId) -> bool {
-        let air = self.flights.get_mut(&id).expect("in the air");
+    pub(crate) fn mark_unknown(&mut self, id: FlightId) -> bool {
+        let air = self.flights.get_mut(&id).expect("in flight");
         if std::mem::replace(&mut air.overdue, true) {
             return false;
         }
@@ -198,7 +198,7 @@ impl Yard {
                 .iter()
                 .filter(|slot| matches!(self.slots[DEVICE][slot], What::Filling(_)))
             {
-                // The private copy of a full hit: still in the air, for nobody.
+                // The private copy of a full hit: still in flight, for nobody.
                 let other = self
                     .flights
                     .values_mut()

@@ -37,7 +37,7 @@ impl Yard {
     }
 
     /// A block without its parent is not linked again while a copy of it, or of one below it, is
-    /// in the air: what is above it would have to stay.
+    /// in flight: what is above it would have to stay.
     pub(crate) fn waits_for_a_fence(&self, block: Block) -> bool {
         self.parent(block).is_none() && [DEVICE, HOST].iter().any(|&tier| self.hot(block, tier))
     }
@@ -202,7 +202,7 @@ impl Yard {
 
     /// What of the next victims should have a copy, in their order.
     pub(crate) fn pick_for_demote(&self, blocks: usize, heap: bool) -> Vec<Block> {
-        // A list looks ahead over what is in the air too, a heap over its leaves alone.
+        // A list looks ahead over what is in flight too, a heap over its leaves alone.
         let heap = heap.then(|| self.next_victims(blocks));
         let ahead = heap
             .unwrap_or_else(|| self.ahead())

@@ -30,7 +30,7 @@ pub(crate) struct Prompt {
 /// Numbers are of a lease, a parked sequence or a flight where they come first.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
-    /// With tokens of reserve, most loads, and whether to wait for what is in the air.
+    /// With tokens of reserve, most loads, and whether to wait for what is in flight.
     Begin(Prompt, u8, u8, bool),
     /// A prompt of nobody else that takes all there is, and blocks more; kept, or ended at once.
     Fill(u8, bool),
@@ -71,7 +71,7 @@ pub(crate) enum Op {
     /// Blocks for who does not run yet.
     Promise(u8),
     Release(u8),
-    /// A begin with a ticket: tokens of reserve, and whether to wait for what is in the air.
+    /// A begin with a ticket: tokens of reserve, and whether to wait for what is in flight.
     Redeem(u8, Prompt, u8, bool),
     /// A resume with a ticket, and tokens of reserve.
     RedeemParked(u8, u8, u8),

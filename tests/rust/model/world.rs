@@ -106,8 +106,8 @@ impl World {
                 "the digest of what was refused"
             );
         }
-        if let Some(breach) = self.cache.lock().audit() {
-            panic!("{breach}");
+        if let Some(violation) = self.cache.lock().audit() {
+            panic!("{violation}");
         }
         // A fork that was undone leaves a spent handle.
         self.leases

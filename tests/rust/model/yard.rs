@@ -340,8 +340,8 @@ impl Yard {
         }
     }
 
-    /// Blocks in the air between these tiers, in flights that may still end in time.
-    pub(crate) fn in_air(&self, from: usize, to: usize) -> u32 {
+    /// Blocks in flight between these tiers, in flights that may still end in time.
+    pub(crate) fn in_flight(&self, from: usize, to: usize) -> u32 {
         let all = self.flights.values().filter(|air| !air.overdue);
         all.filter(|air| (air.from, air.to) == (from, to))
             .map(|air| air.moves.len() as u32)
@@ -353,7 +353,7 @@ impl Yard {
         let Some(speeds) = self.speeds else {
             return true;
         };
-        let queue = u64::from(self.in_air(HOST, DEVICE));
+        let queue = u64::from(self.in_flight(HOST, DEVICE));
         let computing: u64 = (after..after + blocks)
             .map(|before| speeds.compute + speeds.attend * before as u64)
             .sum();
@@ -361,8 +361,8 @@ impl Yard {
     }
 
     pub(crate) fn compare_questions(&self, state: &State) {
-        let (down, up) = (self.in_air(DEVICE, HOST), self.in_air(HOST, DEVICE));
-        assert_eq!(state.blocks_in_air(), (down, up), "in the air");
+        let (down, up) = (self.in_flight(DEVICE, HOST), self.in_flight(HOST, DEVICE));
+        assert_eq!(state.blocks_in_flight(), (down, up), "in flight");
         assert_eq!(state.worth_loading(3, 1), self.pays(3, 1));
         for tier in [DEVICE, HOST] {
             let room = Room {

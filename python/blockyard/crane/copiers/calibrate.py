@@ -201,7 +201,7 @@ def _seconds(copier: CudaCopier, ends: tuple[Placed, Placed], order: Slots, cloc
     """From the start of a flight until it is seen to have landed."""
     begun = clock()
     receipt = copier.start(*ends, order, order[::-1])
-    assert receipt is not None  # noqa: S101 - nothing else is in the air, nothing is captured
+    assert receipt is not None  # noqa: S101 - nothing else is in flight, nothing is captured
     while (landed := receipt.poll()) is None:
         pass
     taken = clock() - begun

@@ -64,7 +64,7 @@ class CudaCopier:
         device: The device tier; its `stream` is what flights wait for.
         host: The host tier, on the same GPU; None for none.
         thresholds: How copies are best made.
-        depth: Flights in the air, each way, from which on `start` answers None.
+        depth: Flights in flight, each way, from which on `start` answers None.
         layers: In how many parts KV comes up where a block has several pieces, so that `join` can
             wait for the first layers: each is the next so many pieces, in the layout's order, or
             that in which tensors were adopted (K and V of layer 0, then of layer 1, …). With 1 it
@@ -124,7 +124,7 @@ class CudaCopier:
     def start(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
     ) -> Receipt | None:
-        """Queues a copy; None when too much is in the air, or a graph is being captured."""
+        """Queues a copy; None when too much is in flight, or a graph is being captured."""
         if self._closed:
             raise Misuse("the copier is closed")
         if self._lost:
@@ -381,13 +381,13 @@ class CudaCopier:
             lane.drop(Cause.FAILED)
 
     def _lose(self, error: GpuError) -> None:
-        """An error of the driver: said, and if it is the last, everything in the air is lost."""
+        """An error of the driver: said, and if it is the last, everything in flight is lost."""
         if not error.lost:
             _log.warning("a copy failed: %s", error)
             return
         if not self._lost:
             self._lost = error.name
-            _log.warning("the device is lost, and all that is in the air: %s", error)
+            _log.warning("the device is lost, and all that is in flight: %s", error)
         for lane in set(self._lanes.values()):
             lane.lose()
 

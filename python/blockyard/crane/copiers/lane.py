@@ -24,7 +24,7 @@ _GROUPS = 16
 # Least words of the desk on which such tables are laid out.
 _DESK = 1 << 14
 CALLS = 512
-"""Calls in the air on a lane, from which on none is taken: beyond about a thousand a driver's queue
+"""Calls in flight on a lane, from which on none is taken: beyond about a thousand a driver's queue
 is full, and then a call waits, with the interpreter's lock held."""
 
 
@@ -140,9 +140,9 @@ class Lane:
     Args:
         gpu: Whose stream.
         tiers: That it copies between.
-        depth: Most flights in the air.
+        depth: Most flights in flight.
         parts: Events in between, for parts of a flight; with 1 there are none.
-        runs: Most runs of batches in the air.
+        runs: Most runs of batches in flight.
         lose: Told of the error that has ended the device.
     """
 
@@ -216,7 +216,7 @@ class Lane:
         self._gpu.prepare(4)
 
     def take(self, blocks: int, words: int, calls: int, runs: int) -> Flight | None:
-        """A flight; None when too much is in the air for it.
+        """A flight; None when too much is in flight for it.
 
         Args:
             blocks: Of it.

@@ -32,7 +32,7 @@ class ThreadCopier:
 
     Args:
         workers: Threads. With 0 `start` itself copies, and the same run is the same every time.
-        depth: Copies in the air from which on `start` answers None.
+        depth: Copies in flight from which on `start` answers None.
     """
 
     def __init__(self, *, workers: int = 2, depth: int = 64) -> None:
@@ -50,7 +50,7 @@ class ThreadCopier:
     def start(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
     ) -> Receipt | None:
-        """Takes a copy, or answers None when `depth` are in the air."""
+        """Takes a copy, or answers None when `depth` are in flight."""
         if self._closed:
             raise Misuse("the copier is closed")
         self._air = [copy for copy in self._air if copy.landed is None]

@@ -82,10 +82,12 @@ def _play(plays: dict[str, Play], turns: int) -> bool:
                 watch.show(_rows(plays, spent))
     rows = _rows(plays, spent)
     click.echo(table(rows, turns))
-    breaches = [breach for play in plays.values() if (breach := play.cache.audit()) is not None]
-    for breach in breaches:
-        click.secho(f"{breach.law}: {breach.what}", fg="red")
-    return not breaches and all(row.same for row in rows)
+    violations = [
+        violation for play in plays.values() if (violation := play.cache.audit()) is not None
+    ]
+    for violation in violations:
+        click.secho(f"{violation.law}: {violation.detail}", fg="red")
+    return not violations and all(row.same for row in rows)
 
 
 def _rows(plays: dict[str, Play], spent: dict[str, float]) -> list[Row]:

@@ -64,7 +64,7 @@ class Link:
             heapq.heappush(self._air, (lands, next(self._order), plan))
 
     def next(self) -> float | None:
-        """When the next plan lands; None when nothing is in the air."""
+        """When the next plan lands; None when nothing is in flight."""
         return self._air[0][0] if self._air else None
 
     def landed(self, now: float) -> list[Plan]:

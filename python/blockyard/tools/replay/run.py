@@ -170,7 +170,7 @@ class _Replay:
 
     @property
     def over(self) -> bool:
-        """Whether every request has ended or was refused; copies may still be in the air."""
+        """Whether every request has ended or was refused; copies may still be in flight."""
         return self.tally.ended + self.arrivals.refused == len(self.trace)
 
     @property

@@ -201,8 +201,8 @@ class _Yard:
         return device, host
 
     def audit(self) -> str:
-        breach = self.cache.audit()
-        return "ok" if breach is None else f"{breach.law}: {breach.what}"
+        violation = self.cache.audit()
+        return "ok" if violation is None else f"{violation.law}: {violation.detail}"
 
     def _copy_down(self, plan: Plan | None) -> None:
         if plan is not None:

@@ -173,7 +173,7 @@ class Tally:
             wall: Seconds that the pass took.
         """
         stats = cache.stats()
-        breach = cache.audit()
+        violation = cache.audit()
         tokens = max(self.input_tokens, 1)
         gaps = np.array([gap for gap, _ in self.gaps])
         rows = np.array([count for _, count in self.gaps], np.int64)
@@ -207,7 +207,7 @@ class Tally:
             peak=dict(self.peak),
             bookkeeping=self._bookkeeping(arrivals, seconds),
             verified=_verified(setup, witness),
-            audit="ok" if breach is None else f"{breach.law}: {breach.what}",
+            audit="ok" if violation is None else f"{violation.law}: {violation.detail}",
             series=self.timeline.series(levels.seen),
         )
 

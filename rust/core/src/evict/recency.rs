@@ -2,7 +2,7 @@
 //! released deepest first, a child always stands before its parent, and the front is a leaf.
 //!
 //! Blocked slots keep their place. A cursor per list remembers that everything before it is
-//! blocked, so that a long chain in the air is passed once and not at every call.
+//! blocked, so that a long chain in flight is passed once and not at every call.
 //!
 //! What a copy ahead has seen is the beginning of each list, so that it goes on where it stopped.
 

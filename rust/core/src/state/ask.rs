@@ -45,7 +45,7 @@ impl State {
     ///
     /// # Errors
     /// `Argument`, as a begin.
-    pub fn asks(&mut self, request: &Request<'_>) -> Result<Need> {
+    pub fn dry_run(&mut self, request: &Request<'_>) -> Result<Need> {
         check(request)?;
         let limit = self.blocks_of(request.tokens.saturating_add(request.reserve));
         let ever = self.fits(0, limit).is_ok();

@@ -9,7 +9,7 @@ use crate::plan::Plan;
 use crate::pool::Hold;
 use crate::record::Running;
 
-/// What a begin does at a block that is in the air. Where the engine cannot recompute it waits.
+/// What a begin does at a block that is in flight. Where the engine cannot recompute it waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Filling {
     /// The prefix ends there.
@@ -30,7 +30,7 @@ pub struct Request<'a> {
     pub reserve: u64,
     /// Most blocks to load from below the device.
     pub load: u32,
-    /// At a block in the air.
+    /// At a block in flight.
     pub filling: Filling,
 }
 
@@ -292,7 +292,7 @@ impl State {
         Some((tier, slot, node))
     }
 
-    /// Puts the loads of marked blocks in the air, and their destinations in the table.
+    /// Puts the loads of marked blocks in flight, and their destinations in the table.
     pub(super) fn load(
         &mut self,
         lease: LeaseId,
@@ -317,7 +317,7 @@ impl State {
         self.take_off(flight, moves)
     }
 
-    /// Puts the copy of a marked slot into a private one in the air.
+    /// Puts the copy of a marked slot into a private one in flight.
     pub(super) fn private_copy(
         &mut self,
         lease: LeaseId,
@@ -347,7 +347,7 @@ impl State {
         self.take_off(flight, moves)
     }
 
-    /// The flight to wait for, if this block is in the air on the tier.
+    /// The flight to wait for, if this block is in flight on the tier.
     pub(super) fn in_the_air(&self, node: u32, tier: usize) -> Option<FlightId> {
         self.filling(node, tier)
             .map(|flight| FlightId(self.flights.id(flight)))

@@ -30,7 +30,7 @@ impl State {
         }
     }
 
-    /// Whether anything of an ended epoch is still held or in the air.
+    /// Whether anything of an ended epoch is still held or in flight.
     pub fn draining(&self) -> bool {
         let epoch = self.trie.epoch();
         self.leases.iter().any(|(_, lease)| lease.epoch != epoch)

@@ -313,7 +313,7 @@ impl State {
         }
     }
 
-    /// Whether something of the block, or of what is below it, is in the air. An orphan is linked
+    /// Whether something of the block, or of what is below it, is in flight. An orphan is linked
     /// again only when nothing is: what is above would be blocked, and promises lose its backing.
     pub(super) fn is_read(&self, node: u32) -> bool {
         (0..self.tiers.len()).any(|tier| self.is_hot(node, tier))

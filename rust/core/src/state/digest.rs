@@ -166,7 +166,7 @@ mod tests {
             .expect("it runs")
             .expect("two");
         let outcome = [(plan.flight, 2, false)];
-        state.commit(&outcome, None).expect("it is in the air");
+        state.commit(&outcome, None).expect("it is in flight");
         state
             .finish(&idle, Retention::Ordinary, None)
             .expect("they run");
@@ -293,7 +293,7 @@ mod tests {
         ("slots held back", |s| drop(s.held.pop())),
         ("what was counted", |s| s.counters.evicted[0] += 1),
         ("what was published", |s| s.fresh.push_back(s.trie.id(0))),
-        ("what is in the air", |s| s.air[1] += 1),
+        ("what is in flight", |s| s.air[1] += 1),
         ("how many were parked", |s| s.parkings += 1),
         ("the headroom", |s| s.headroom += 1),
         ("the last step done", |s| s.done = Some(3)),
@@ -350,7 +350,7 @@ mod tests {
             index: 0,
             generation: NonZeroU32::MIN,
         });
-        assert_eq!(state.unknown(late), Ok(false));
+        assert_eq!(state.mark_unknown(late), Ok(false));
         assert_eq!(state.digest(), before);
     }
 }

@@ -9,7 +9,7 @@ use crate::record::{Held, Running};
 
 impl State {
     /// Ends sequences. With `after`, a step in flight may still write: their slots are held back
-    /// until that step is reported done. One whose loads are in the air keeps only those, until
+    /// until that step is reported done. One whose loads are in flight keeps only those, until
     /// they land. A bad row, or one that is named again, is rejected and counted, and the others
     /// are served (INV-2); the first of them is the error.
     pub fn finish(
@@ -59,7 +59,7 @@ impl State {
         self.release_or_hold(record, retention, after);
     }
 
-    /// Blocks up to and with the last one in the air: while something is, all that is sealed stands
+    /// Blocks up to and with the last one in flight: while something is, all that is sealed stands
     /// there or above it, as the audit checks.
     pub(super) fn last_filling(&self, lease: u32) -> u32 {
         let table = &self.leases[lease].table;

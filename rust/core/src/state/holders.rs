@@ -1,5 +1,5 @@
 //! Questions of a scheduler and of whoever asks why: how much room there is, who holds what, and
-//! what is in the air. They change nothing.
+//! what is in flight. They change nothing.
 
 use super::State;
 use super::keep::HOST;
@@ -41,7 +41,7 @@ pub struct Holder {
     pub who: Who,
     /// Device blocks in its table, or that its keeps pin.
     pub device: u32,
-    /// Of these, what its end makes free or evictable at once: see [`State::held_alone`].
+    /// Of these, what its end makes free or evictable at once: see [`State::exclusive_blocks`].
     pub alone: u32,
     /// Blocks promised to it: growth, or a ticket's; for a parked one slots of the host, a shared
     /// block for each that keeps it.
@@ -53,7 +53,7 @@ pub struct Holder {
 /// Device blocks of a parked sequence that are to come free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pending {
-    /// Blocks whose copy down is in the air, whoever else pins them.
+    /// Blocks whose copy down is in flight, whoever else pins them.
     pub moving: u32,
     /// Of the others those that only its keeps pin: each is free or evictable once what it and
     /// those below it lack is ready below, or its keeps have ended, and its copies have landed.
@@ -88,7 +88,7 @@ impl State {
     ///
     /// # Errors
     /// `Spent` or `Foreign` for a lease that is not there.
-    pub fn held_alone(&self, id: LeaseId) -> Result<u32> {
+    pub fn exclusive_blocks(&self, id: LeaseId) -> Result<u32> {
         Ok(self.lease_alone(&self.leases[self.lease(id)?]))
     }
 
@@ -96,7 +96,7 @@ impl State {
         if record.ended.is_some() {
             return 0;
         }
-        // Up to the last block in the air its path stays until that has landed.
+        // Up to the last block in flight its path stays until that has landed.
         let filling = |&slot: &u32| matches!(self.hold(0, slot), Hold::Filling { .. });
         let landing = match record.loading {
             0 => 0,
@@ -125,7 +125,7 @@ impl State {
     }
 
     /// What the device is to get back of a parked sequence, in time in proportion to what of it is
-    /// there. What [`State::holders`] says it holds alone is less while its copies are in the air:
+    /// there. What [`State::holders`] says it holds alone is less while its copies are in flight:
     /// the blocks above a source must stay until it has landed.
     ///
     /// # Errors
@@ -206,8 +206,8 @@ impl State {
         all
     }
 
-    /// Blocks in the air, down and up; those of flights whose end is unknown do not count.
-    pub fn blocks_in_air(&self) -> (u32, u32) {
+    /// Blocks in flight, down and up; those of flights whose end is unknown do not count.
+    pub fn blocks_in_flight(&self) -> (u32, u32) {
         self.air.into()
     }
 

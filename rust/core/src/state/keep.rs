@@ -111,7 +111,7 @@ impl State {
         }
     }
 
-    /// Ends an anonymous block. Its copies below are freed; one in the air is abandoned, since
+    /// Ends an anonymous block. Its copies below are freed; one in flight is abandoned, since
     /// the engine may write its source. Its device slot stays with the leases that hold it.
     fn dissolve(&mut self, node: u32, kept: u32) {
         for tier in (0..self.tiers.len()).rev() {

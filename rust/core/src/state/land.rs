@@ -52,7 +52,7 @@ impl State {
             }
             return;
         }
-        if let Some(air) = self.in_air_of(flight.from, flight.to) {
+        if let Some(air) = self.in_flight_of(flight.from, flight.to) {
             *air -= flight.moves.len() as u32;
         }
         self.counters.failed += (flight.moves.len() - good.min(flight.moves.len())) as u64;
@@ -141,7 +141,7 @@ impl State {
     fn land_below(&mut self, tier: usize, moves: &[Move], good: usize) -> Kept {
         let mut kept = Kept::default();
         let (good, bad) = moves.split_at(good.min(moves.len()));
-        // Deepest first: one that has others below it in the air waits for them, so that a path that
+        // Deepest first: one that has others below it in flight waits for them, so that a path that
         // went down root first is not put in order once for each of its blocks.
         let mut waiting: Vec<Move> = Vec::new();
         for &step in good {
@@ -255,7 +255,7 @@ impl State {
         record.sealed = record.sealed.min(block);
     }
 
-    /// One flight less is in the air for a lease.
+    /// One flight less is in flight for a lease.
     pub(super) fn landed(&mut self, id: LeaseId) {
         let lease = id.0.index;
         self.leases[lease].loading -= 1;

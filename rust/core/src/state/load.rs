@@ -1,4 +1,4 @@
-//! Putting copies in the air: the part that begin, resume, fork, demote and promote share.
+//! Putting copies in flight: the part that begin, resume, fork, demote and promote share.
 
 use super::State;
 use crate::flight::{Errand, Flight, Move};
@@ -15,8 +15,8 @@ impl State {
             .insert(Flight::new(from, to, errand, self.trie.epoch()))
     }
 
-    /// The count of blocks in the air that a flight between these tiers belongs to.
-    pub(super) fn in_air_of(&mut self, from: Tier, to: Tier) -> Option<&mut u32> {
+    /// The count of blocks in flight that a flight between these tiers belongs to.
+    pub(super) fn in_flight_of(&mut self, from: Tier, to: Tier) -> Option<&mut u32> {
         let [down, up] = &mut self.air;
         match from.cmp(&to) {
             Ordering::Less => Some(down),
@@ -39,7 +39,7 @@ impl State {
         let record = &mut self.flights[flight];
         (record.moves, record.waits) = (moves, Some(number));
         let plan = self.plan_of(flight);
-        if let Some(air) = self.in_air_of(plan.from, plan.to) {
+        if let Some(air) = self.in_flight_of(plan.from, plan.to) {
             *air += plan.len() as u32;
         }
         self.counters.flights += 1;
@@ -60,7 +60,7 @@ impl State {
     }
 
     /// Plans that nobody was given yet, in the order in which they were made; what has ended
-    /// meanwhile is left out. It takes time in proportion to what is in the air.
+    /// meanwhile is left out. It takes time in proportion to what is in flight.
     pub fn dispatch(&mut self) -> Vec<Plan> {
         let mut waiting: Vec<(u64, u32)> = self
             .flights

@@ -30,7 +30,7 @@ mod ticket;
 mod view;
 
 pub use ask::Need;
-pub use audit::Breach;
+pub use audit::Violation;
 pub use begin::{Filling, Request};
 pub use demote::Write;
 pub use holders::{Holder, Pending, Room, Who};
@@ -174,7 +174,7 @@ pub struct Begun {
 pub enum Answer {
     /// It may run, once its plans have landed.
     Begun(Begun),
-    /// Part of its prefix is in the air: ask again when this flight has landed. Nothing is held.
+    /// Part of its prefix is in flight: ask again when this flight has landed. Nothing is held.
     Soon(FlightId),
 }
 
@@ -196,7 +196,7 @@ pub struct State {
     failures: BTreeMap<Id, u32>,
     /// Blocks that were dropped from every tier, under [`Write::SecondTouch`].
     ghosts: Option<Ghosts>,
-    /// Blocks in the air, down and up, but for flights that are overdue.
+    /// Blocks in flight, down and up, but for flights that are overdue.
     air: [u32; 2],
     /// The path that the last match found, reused so that a match allocates nothing.
     path: Vec<u32>,

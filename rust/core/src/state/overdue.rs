@@ -11,7 +11,7 @@ use crate::pool::Hold;
 impl State {
     /// A flight's deadline has passed and its end is unknown: its destinations are unlinked and
     /// quarantined at once; its sources stay, readable. `false`: it has ended before.
-    pub fn unknown(&mut self, id: FlightId) -> Result<bool> {
+    pub fn mark_unknown(&mut self, id: FlightId) -> Result<bool> {
         if !self.check_outcome(id, 0)? {
             self.counters.late += 1;
             return Ok(false);
@@ -25,7 +25,7 @@ impl State {
         let (from, to) = (flight.from, flight.to);
         let (errand, moves) = (flight.errand, flight.moves.clone());
         // It may never end: nothing waits behind it.
-        if let Some(air) = self.in_air_of(from, to) {
+        if let Some(air) = self.in_flight_of(from, to) {
             *air -= moves.len() as u32;
         }
         let to = to.at();
@@ -81,7 +81,7 @@ impl State {
                     self.put(0, slot, Hold::Quarantined);
                 }
                 Hold::Filling { flight } => {
-                    // The private copy of a full hit: still in the air, for nobody.
+                    // The private copy of a full hit: still in flight, for nobody.
                     self.flights[flight].errand = Errand::Private { lease: None, block };
                     self.leases[lease].loading -= 1;
                 }

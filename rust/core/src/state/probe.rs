@@ -12,7 +12,7 @@ pub enum Stop {
     Whole,
     /// The next block is nowhere.
     Missing,
-    /// The next block is in the air.
+    /// The next block is in flight.
     Filling(FlightId),
     /// Loading the next block was not worth it: the caller's bound, or the configured speeds.
     Slow,

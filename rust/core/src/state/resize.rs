@@ -140,7 +140,7 @@ impl State {
                     pins: kept[slot as usize],
                 })
         };
-        // An anonymous block dissolves with its last keep, also one that is in the air.
+        // An anonymous block dissolves with its last keep, also one that is in flight.
         let dissolves = |slot: u32| {
             let node = self.node_in(tier, slot);
             node.is_some_and(|node| self.trie[node].is_anonymous())

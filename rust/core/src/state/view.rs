@@ -19,12 +19,12 @@ pub struct View {
     pub sealed: u32,
     /// Blocks of growth still promised to it.
     pub promised: u32,
-    /// Flights in the air for it; it may not run before they have landed.
+    /// Flights in flight for it; it may not run before they have landed.
     pub loading: u32,
     /// A resume whose loads did not come whole, or a table that ends before `tokens` because a
     /// copy into it has an unknown end: `grow` by 0 gives it its slots.
     pub short: bool,
-    /// It stands for a parked sequence still: the loads of its resume are in the air, or did not
+    /// It stands for a parked sequence still: the loads of its resume are in flight, or did not
     /// come whole, and a park takes it back to where it was.
     pub resumed: bool,
     /// `clear` has detached it: what it computes is never published.

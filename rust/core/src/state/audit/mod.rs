@@ -13,20 +13,20 @@ use std::fmt;
 
 /// The first law found broken. There is none unless Blockyard has a bug.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Breach {
+pub struct Violation {
     /// Its name.
     pub law: &'static str,
     /// What was found and what should have been.
-    pub what: String,
+    pub detail: String,
     /// Where.
     pub slot: Option<Slot>,
     /// The block's key; `None` for an anonymous or private block.
     pub block: Option<Key>,
 }
 
-impl fmt::Display for Breach {
+impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.law, self.what)?;
+        write!(f, "{}: {}", self.law, self.detail)?;
         if let Some(slot) = self.slot {
             write!(f, ", {} slot {}", slot.tier.name(), slot.index)?;
         }
@@ -37,20 +37,20 @@ impl fmt::Display for Breach {
     }
 }
 
-type Check = Result<(), Breach>;
+type Check = Result<(), Violation>;
 
 /// Holders of each slot, counted from the records.
 struct Holders {
     /// Tables of leases, running, ended and held back, plus duplicates and keeps.
     pins: Vec<Vec<u32>>,
     readers: Vec<Vec<u32>>,
-    /// Destinations in the air, overdue ones included.
+    /// Destinations in flight, overdue ones included.
     written: Vec<Vec<u32>>,
 }
 
 impl State {
     /// Checks INV-1, 3, 6, 14 and 20 to 24.
-    pub fn audit(&self) -> Option<Breach> {
+    pub fn audit(&self) -> Option<Violation> {
         self.laws().err()
     }
 
@@ -84,14 +84,14 @@ impl State {
         }
         self.indexed()?;
         self.counted()?;
-        self.in_air()?;
+        self.in_flight()?;
         self.loading()?;
         self.promises()?;
         self.keeps()?;
         self.epochs()
     }
 
-    fn breach(&self, law: &'static str, tier: usize, slot: u32, what: String) -> Breach {
+    fn violation(&self, law: &'static str, tier: usize, slot: u32, detail: String) -> Violation {
         let place = Slot {
             group: Group(0),
             tier: Tier(tier as u8),
@@ -104,15 +104,15 @@ impl State {
         let block = node
             .filter(|&node| !self.trie[node].is_anonymous())
             .map(|n| self.trie[n].key);
-        Breach {
+        Violation {
             law,
-            what,
+            detail,
             slot: Some(place),
             block,
         }
     }
 
-    fn count_holders(&self) -> Result<Holders, Breach> {
+    fn count_holders(&self) -> Result<Holders, Violation> {
         let zeros = || {
             let slots = |storey: &Storey| vec![0; storey.pool.len() as usize];
             self.tiers.iter().map(slots).collect::<Vec<Vec<u32>>>()
@@ -129,8 +129,8 @@ impl State {
             }
             let published = cell.node.map(Link::at).filter(|&n| self.trie.alive(n));
             let Some(published) = published.and_then(|node| self.trie.slot(node, 0)) else {
-                let what = "the published block beside this duplicate is gone".to_owned();
-                return Err(self.breach("INV-3", 0, slot, what));
+                let detail = "the published block beside this duplicate is gone".to_owned();
+                return Err(self.violation("INV-3", 0, slot, detail));
             };
             pins[0][published as usize] += 1;
         }

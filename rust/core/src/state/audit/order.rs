@@ -1,6 +1,6 @@
 //! Order and paths: INV-20 and 21.
 
-use super::{Breach, Check};
+use super::{Check, Violation};
 use crate::evict::Evict;
 use crate::id::{Class, MAX_TIERS};
 use crate::pool::Hold;
@@ -15,22 +15,22 @@ impl State {
         for (slot, cell) in storey.pool.cells() {
             let idle = matches!(cell.hold, Hold::Idle { .. });
             if storey.order.holds(slot) != idle {
-                let what = format!("it is {:?}; in the order: {}", cell.hold, !idle);
-                return Err(self.breach("INV-20", tier, slot, what));
+                let detail = format!("it is {:?}; in the order: {}", cell.hold, !idle);
+                return Err(self.violation("INV-20", tier, slot, detail));
             }
             if idle && !storey.order.agrees(slot, self.stand_of(tier, slot)) {
-                let what = format!(
+                let detail = format!(
                     "the order does not know that it is {:?}",
                     self.stand_of(tier, slot)
                 );
-                return Err(self.breach("INV-20", tier, slot, what));
+                return Err(self.violation("INV-20", tier, slot, detail));
             }
             let Some(node) = self.node_in(tier, slot) else {
                 continue;
             };
             if tier == 0 && storey.order.seen(slot) && self.wants_copy(node) {
-                let what = "a copy ahead passes it over, and it has none below".to_owned();
-                return Err(self.breach("INV-20", tier, slot, what));
+                let detail = "a copy ahead passes it over, and it has none below".to_owned();
+                return Err(self.violation("INV-20", tier, slot, detail));
             }
             let above = self
                 .trie
@@ -41,8 +41,8 @@ impl State {
                 Hold::Idle { class } => {
                     let filling_below = tier > 0 && matches!(cell.hold, Hold::Filling { .. });
                     if !idle && !filling_below {
-                        let what = format!("it is {:?}, and its parent is idle", cell.hold);
-                        return Err(self.breach("INV-20", tier, slot, what));
+                        let detail = format!("it is {:?}, and its parent is idle", cell.hold);
+                        return Err(self.violation("INV-20", tier, slot, detail));
                     }
                     let behind = ranks
                         .as_ref()
@@ -52,13 +52,13 @@ impl State {
                         _ => Class::Cleared,
                     };
                     if behind || own > class {
-                        let what = format!("it stands behind its parent in slot {above}");
-                        return Err(self.breach("INV-20", tier, slot, what));
+                        let detail = format!("it stands behind its parent in slot {above}");
+                        return Err(self.violation("INV-20", tier, slot, detail));
                     }
                 }
                 Hold::Filling { .. } if idle && tier == 0 => {
-                    let what = "it is idle, and its parent is still filling".to_owned();
-                    return Err(self.breach("INV-20", tier, slot, what));
+                    let detail = "it is idle, and its parent is still filling".to_owned();
+                    return Err(self.violation("INV-20", tier, slot, detail));
                 }
                 _ => {}
             }
@@ -87,9 +87,15 @@ impl State {
                 let copy = *self.trie.copy(index, tier);
                 if (copy.children, copy.busy) != found {
                     let told = (copy.children, copy.busy);
-                    let what = format!("{told:?} children and hot ones are counted, not {found:?}");
+                    let detail =
+                        format!("{told:?} children and hot ones are counted, not {found:?}");
                     let slot = self.trie.slot(index, tier).unwrap_or_default();
-                    return Err(self.breach("INV-20", tier.min(self.tiers.len() - 1), slot, what));
+                    return Err(self.violation(
+                        "INV-20",
+                        tier.min(self.tiers.len() - 1),
+                        slot,
+                        detail,
+                    ));
                 }
             }
         }
@@ -113,14 +119,14 @@ impl State {
             let found = self.trie.find(&node.key);
             if node.epoch == self.trie.epoch() && found != Some(index) {
                 let (tier, slot) = self.trie.highest(index).unwrap_or_default();
-                let what = format!("by its key block {found:?} is found, and it is {index}");
-                return Err(self.breach("INV-3", tier, slot, what));
+                let detail = format!("by its key block {found:?} is found, and it is {index}");
+                return Err(self.violation("INV-3", tier, slot, detail));
             }
         }
         let indexed = self.trie.indexed();
         if named != indexed {
-            let what = format!("the index names {indexed} blocks, and {named} have a key");
-            return Err(self.breach("INV-3", 0, 0, what));
+            let detail = format!("the index names {indexed} blocks, and {named} have a key");
+            return Err(self.violation("INV-3", 0, 0, detail));
         }
         Ok(())
     }
@@ -132,16 +138,16 @@ impl State {
                 continue;
             };
             if self.node_in(tier, slot) != Some(index) {
-                let what = "a block says that it is here, and the slot has another".to_owned();
-                return Err(self.breach("INV-3", tier, slot, what));
+                let detail = "a block says that it is here, and the slot has another".to_owned();
+                return Err(self.violation("INV-3", tier, slot, detail));
             }
         }
         let top = |node| Some(self.trie.highest(node)?.0);
         let Some((own, slot)) = self.trie.highest(index) else {
-            let what = format!("block {index} is in the trie and on no tier");
-            return Err(Breach {
+            let detail = format!("block {index} is in the trie and on no tier");
+            return Err(Violation {
                 law: "INV-3",
-                what,
+                detail,
                 slot: None,
                 block: Some(node.key),
             });
@@ -154,8 +160,8 @@ impl State {
         if above.is_none_or(|above| above > own) && own == 0
             || above.is_some_and(|above| above > own)
         {
-            let what = "it stands higher than its parent".to_owned();
-            return Err(self.breach("INV-21", own, slot, what));
+            let detail = "it stands higher than its parent".to_owned();
+            return Err(self.violation("INV-21", own, slot, detail));
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Promises, keeps and epochs: INV-22 to 24.
 
-use super::{Breach, Check};
+use super::{Check, Violation};
 use crate::id::Class;
 use crate::pool::Hold;
 use crate::record::Running;
@@ -13,16 +13,16 @@ impl State {
     /// there is no headroom.
     pub(super) fn promises(&self) -> Check {
         if self.headroom > 0 && !self.runs() {
-            let what = format!("{} blocks of headroom, and nothing runs", self.headroom);
-            return Err(self.breach("INV-22", 0, 0, what));
+            let detail = format!("{} blocks of headroom, and nothing runs", self.headroom);
+            return Err(self.violation("INV-22", 0, 0, detail));
         }
         for (tier, storey) in self.tiers.iter().enumerate() {
             let ledger = &storey.ledger;
             let slots = 0..storey.pool.len();
             let takeable = slots.filter(|&slot| self.takeable(tier, slot)).count() as u32;
             if takeable != ledger.takeable() {
-                let what = format!("{} takeable are counted, {takeable} are", ledger.takeable());
-                return Err(self.breach("INV-22", tier, 0, what));
+                let detail = format!("{} takeable are counted, {takeable} are", ledger.takeable());
+                return Err(self.violation("INV-22", tier, 0, detail));
             }
             let own: u32 = match tier {
                 0 => {
@@ -42,16 +42,16 @@ impl State {
             let headroom = if tier == 0 { self.headroom } else { 0 };
             let promised = own + self.kept_by_tickets(tier) + headroom;
             if promised != ledger.promised() {
-                let what = format!(
+                let detail = format!(
                     "{} are counted as promised, {promised} are",
                     ledger.promised()
                 );
-                return Err(self.breach("INV-22", tier, 0, what));
+                return Err(self.violation("INV-22", tier, 0, detail));
             }
             if ledger.available() < 0 {
                 let (free, takeable) = (ledger.free(), ledger.takeable());
-                let what = format!("{promised} promised, {free} free, {takeable} takeable");
-                return Err(self.breach("INV-22", tier, 0, what));
+                let detail = format!("{promised} promised, {free} free, {takeable} takeable");
+                return Err(self.violation("INV-22", tier, 0, detail));
             }
         }
         Ok(())
@@ -66,15 +66,15 @@ impl State {
                 let below = self.ready(node, HOST).is_some();
                 let lost = !below && self.ready(node, 0).is_none();
                 if lost || (below && at == parked.on_device) || (!below && at > parked.on_device) {
-                    let what = format!(
+                    let detail = format!(
                         "block {at} of a parked sequence, {} pinned on the device, ready below: \
                          {below}, lost: {lost}",
                         parked.on_device
                     );
                     let block = Some(self.trie[node].key);
-                    return Err(Breach {
+                    return Err(Violation {
                         law: "INV-23",
-                        what,
+                        detail,
                         slot: None,
                         block,
                     });
@@ -84,10 +84,10 @@ impl State {
         for (index, node) in self.trie.iter() {
             let kept = keeps.get(&index).copied().unwrap_or(0);
             if node.keeps != kept || (node.is_anonymous() && kept == 0) {
-                let what = format!("{} keeps are counted, {kept} are", node.keeps);
-                return Err(Breach {
+                let detail = format!("{} keeps are counted, {kept} are", node.keeps);
+                return Err(Violation {
                     law: "INV-23",
-                    what,
+                    detail,
                     slot: None,
                     block: Some(node.key),
                 });
@@ -113,10 +113,10 @@ impl State {
                 idle.then_some((tier, slot))
             });
             if found || kept || late.is_some() {
-                let what = format!("a block of an ended epoch; found: {found}, kept: {kept}");
+                let detail = format!("a block of an ended epoch; found: {found}, kept: {kept}");
                 let (tier, slot) =
                     late.unwrap_or((0, self.trie.slot(index, 0).unwrap_or_default()));
-                return Err(self.breach("INV-24", tier, slot, what));
+                return Err(self.violation("INV-24", tier, slot, detail));
             }
         }
         Ok(())

@@ -25,19 +25,19 @@ impl State {
         for set in sets {
             if storey.ledger.count(set) != counts[set as usize] {
                 let (told, found) = (storey.ledger.count(set), counts[set as usize]);
-                let what = format!("the ledger counts {told} {set:?} slots, there are {found}");
-                return Err(self.breach("INV-1", tier, 0, what));
+                let detail = format!("the ledger counts {told} {set:?} slots, there are {found}");
+                return Err(self.violation("INV-1", tier, 0, detail));
             }
         }
         let sum: u32 = counts.iter().sum();
         if sum != storey.ledger.capacity() {
-            let what = format!("the sets add up to {sum}, not {}", storey.ledger.capacity());
-            return Err(self.breach("INV-1", tier, 0, what));
+            let detail = format!("the sets add up to {sum}, not {}", storey.ledger.capacity());
+            return Err(self.violation("INV-1", tier, 0, detail));
         }
         let listed = storey.pool.free_slots().count();
         if listed != counts[0] as usize {
-            let what = format!("the free list has {listed} slots, {} are free", counts[0]);
-            return Err(self.breach("INV-1", tier, 0, what));
+            let detail = format!("the free list has {listed} slots, {} are free", counts[0]);
+            return Err(self.violation("INV-1", tier, 0, detail));
         }
         Ok(())
     }
@@ -62,8 +62,8 @@ impl State {
         if right && (hold != Hold::Null || (tier == 0 && slot < self.config.null_slots)) {
             return Ok(());
         }
-        let what = format!("it is {hold:?}, with {pins} holders and {written} copies into it");
-        Err(self.breach("INV-1", tier, slot, what))
+        let detail = format!("it is {hold:?}, with {pins} holders and {written} copies into it");
+        Err(self.violation("INV-1", tier, slot, detail))
     }
 
     /// INV-3: slot and block name each other, and only ready or filling slots have a block.
@@ -71,19 +71,19 @@ impl State {
         let hold = self.hold(tier, slot);
         let Some(node) = self.node_in(tier, slot) else {
             if hold.is_ready() {
-                let what = format!("it is {hold:?} and holds no block");
-                return Err(self.breach("INV-3", tier, slot, what));
+                let detail = format!("it is {hold:?} and holds no block");
+                return Err(self.violation("INV-3", tier, slot, detail));
             }
             return Ok(());
         };
         let alive = self.trie.alive(node);
         if !alive || self.trie.slot(node, tier) != Some(slot) {
-            let what = "its block is dead or stands elsewhere".to_owned();
-            return Err(self.breach("INV-3", tier, slot, what));
+            let detail = "its block is dead or stands elsewhere".to_owned();
+            return Err(self.violation("INV-3", tier, slot, detail));
         }
         if !hold.is_ready() && !matches!(hold, Hold::Filling { .. }) {
-            let what = format!("it is {hold:?} and still names a block");
-            return Err(self.breach("INV-3", tier, slot, what));
+            let detail = format!("it is {hold:?} and still names a block");
+            return Err(self.violation("INV-3", tier, slot, detail));
         }
         let node = &self.trie[node];
         if !node.is_anonymous()
@@ -93,59 +93,59 @@ impl State {
                 .find(&node.key)
                 .is_none_or(|found| self.trie.slot(found, tier) != Some(slot))
         {
-            return Err(self.breach("INV-3", tier, slot, "its key does not find it".to_owned()));
+            return Err(self.violation("INV-3", tier, slot, "its key does not find it".to_owned()));
         }
         Ok(())
     }
 
-    /// INV-6: reader marks are the copies in the air, and nobody has a slot before its fence.
+    /// INV-6: reader marks are the copies in flight, and nobody has a slot before its fence.
     pub(super) fn fenced(&self, tier: usize, slot: u32, holders: &Holders) -> Check {
         let cell = self.tiers[tier].pool.cell(slot);
         let readers = holders.readers[tier][slot as usize];
         let written = holders.written[tier][slot as usize];
         if cell.readers != readers {
-            let what = format!("{} reader marks, {readers} copies read it", cell.readers);
-            return Err(self.breach("INV-6", tier, slot, what));
+            let detail = format!("{} reader marks, {readers} copies read it", cell.readers);
+            return Err(self.violation("INV-6", tier, slot, detail));
         }
         let fenced = matches!(cell.hold, Hold::Filling { .. } | Hold::Quarantined);
         if written > 0 && !fenced {
-            let what = format!("it is {:?} while a copy writes it", cell.hold);
-            return Err(self.breach("INV-6", tier, slot, what));
+            let detail = format!("it is {:?} while a copy writes it", cell.hold);
+            return Err(self.violation("INV-6", tier, slot, detail));
         }
         if cell.hold == Hold::Quarantined && written == 0 && readers == 0 {
-            let what = "quarantined, and no copy has an unknown end".to_owned();
-            return Err(self.breach("INV-6", tier, slot, what));
+            let detail = "quarantined, and no copy has an unknown end".to_owned();
+            return Err(self.violation("INV-6", tier, slot, detail));
         }
         Ok(())
     }
 
-    /// INV-6: what is counted as in the air is in flights that may still end in time.
-    pub(super) fn in_air(&self) -> Check {
+    /// INV-6: what is counted as in flight is in flights that may still end in time.
+    pub(super) fn in_flight(&self) -> Check {
         let mut air = (0, 0);
         for (_, flight) in self.flights.iter().filter(|(_, flight)| !flight.overdue) {
             let blocks = flight.moves.len() as u32;
             air.0 += blocks * u32::from(flight.from < flight.to);
             air.1 += blocks * u32::from(flight.from > flight.to);
         }
-        if air != self.blocks_in_air() {
-            let told = self.blocks_in_air();
-            let what = format!("{told:?} blocks are counted in the air, down and up, not {air:?}");
-            return Err(self.breach("INV-6", 0, 0, what));
+        if air != self.blocks_in_flight() {
+            let told = self.blocks_in_flight();
+            let detail = format!("{told:?} blocks are counted in flight, down and up, not {air:?}");
+            return Err(self.violation("INV-6", 0, 0, detail));
         }
         Ok(())
     }
 
-    /// INV-20: a lease that ends while it loads pins its path up to the last block in the air, and
+    /// INV-20: a lease that ends while it loads pins its path up to the last block in flight, and
     /// that is all of its path.
     pub(super) fn loading(&self) -> Check {
         for (lease, record) in self.leases.iter().filter(|(_, lease)| lease.loading > 0) {
             let last = self.last_filling(lease);
             if record.sealed > last {
-                let what = format!(
-                    "{} blocks of lease {lease} are sealed, and the last in the air is block {last}",
+                let detail = format!(
+                    "{} blocks of lease {lease} are sealed, and the last in flight is block {last}",
                     record.sealed
                 );
-                return Err(self.breach("INV-20", 0, 0, what));
+                return Err(self.violation("INV-20", 0, 0, detail));
             }
         }
         Ok(())
@@ -159,8 +159,8 @@ impl State {
             let free = matches!(cell.hold, Hold::Free { .. }) && slot >= pool.limit();
             let retired = cell.hold == Hold::Retired && slot < pool.limit();
             if free || retired || self.retires(tier, slot) {
-                let what = format!("{:?}, and the tier's size is {}", cell.hold, pool.limit());
-                return Err(self.breach("INV-14", tier, slot, what));
+                let detail = format!("{:?}, and the tier's size is {}", cell.hold, pool.limit());
+                return Err(self.violation("INV-14", tier, slot, detail));
             }
         }
         Ok(())
