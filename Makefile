@@ -183,7 +183,7 @@ measure: install  ## the table of docs/measurements.md
 	$(BIN)/python benches/python/measure.py
 
 # What needs no more than NumPy, CuPy and pytest; with the project's tools, everything that is marked for a GPU.
-GPU_TESTS := $(if $(BARE),-v -c tests/gpu/pytest.ini --rootdir . tests/gpu tests/python/test_reference.py,tests/gpu tests/python)
+GPU_TESTS := $(if $(BARE),-v -c tests/gpu/pytest.ini --rootdir . tests/gpu tests/python/engines/test_reference.py,tests/gpu tests/python)
 
 GPU_OUT := $(if $(OUT),$(OUT),target)
 

@@ -38,7 +38,7 @@ BEGIN, END = "<!-- mutants: begin -->\n", "<!-- mutants: end -->\n"
 _KEYS = {"name", "law", "tests", "file", "find", "replace"}
 _NAME = re.compile(r"[\w.-]+")
 _NEXTEST = re.compile(r"test\(=(\w+)::(\w+)\)")
-_PYTEST = re.compile(r"tests/\w+/(\w+)\.py::(\w+)")
+_PYTEST = re.compile(r"tests(?:/\w+)+/(\w+)\.py::(\w+)")
 
 
 @dataclass(frozen=True)

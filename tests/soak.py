@@ -1,7 +1,7 @@
 """Simulations without end, and proofs between them, on every core: `make soak SECONDS=600`.
 
 On a failure it prints the seed, and a script with the few events that it needs; a proof that
-fails is run again by its seed: `prove(seed)` in `tests/python/proving.py`.
+fails is run again by its seed: `prove(seed)` in `tests/python/support/proving.py`.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.testing import ROWS, Broken, Scenario, minimised, simulate
 
-sys.path.append(str(Path(__file__).parent / "python"))
+sys.path.append(str(Path(__file__).parent / "python" / "support"))
 from proving import prove
 
 if TYPE_CHECKING:

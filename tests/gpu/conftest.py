@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "python" / "support"))
 
 from needs import without
 from rigs import CudaRig, PaperRig, Rig, ThreadRig

@@ -314,7 +314,7 @@ def test_a_lost_copier_does_not_keep_the_process() -> None:
         "device, host = pair(SMALL); copier = ThreadCopier();"
         "copier.start(device, host, np.zeros(1, np.uint32), np.zeros(1, np.uint32))"
     )
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1] / "support"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30, cwd=here)  # noqa: S603
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benches"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benches"))
 
 from peers import work as sizes
 from peers.bench import Bench, figures, self_test

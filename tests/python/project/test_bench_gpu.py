@@ -17,7 +17,7 @@ from blockyard.crane.copiers.cuda import CudaCopier
 from blockyard.testing.gpu import PaperGpu
 from timed import Link, TimedGpu
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benches" / "gpu"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benches" / "gpu"))
 
 import bench
 import ladder

@@ -7,7 +7,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-UNPACK = Path(__file__).parents[2] / ".ci/unpack.py"
+UNPACK = Path(__file__).parents[3] / ".ci/unpack.py"
 
 
 def unpack(folder: Path, **files: str) -> None:

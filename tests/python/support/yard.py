@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import blockyard as by
 
-# More, and random: BLOCKYARD_EXAMPLES=2000 python -m pytest tests/python/test_machine.py
+# More, and random: BLOCKYARD_EXAMPLES=2000 python -m pytest tests/python/yard/test_machine.py
 EXAMPLES = int(os.environ.get("BLOCKYARD_EXAMPLES", "0"))
 
 _T = TypeVar("_T")

@@ -87,7 +87,7 @@ def test_keys_are_those_of_the_document(
 
 
 def test_the_document_holds_what_it_shows() -> None:
-    document = (Path(__file__).parents[2] / "docs/keys.md").read_text()
+    document = (Path(__file__).parents[3] / "docs/keys.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
     shown: dict[str, Any] = {}
     exec(code, shown)  # noqa: S102

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_copiers import slots
 
 from blockyard import testing
 from blockyard.crane.copiers import Landed, Receipt
@@ -22,7 +23,6 @@ from blockyard.testing import (
     hang,
 )
 from cranes import SMALL, after, held, pair, same
-from test_copiers import slots
 from yard import profile
 
 

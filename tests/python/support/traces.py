@@ -11,7 +11,7 @@ from needs import without
 CONVERSATION = "mooncake_conversation.jsonl"
 AGENTIC = "lmcache_agentic_blk16.jsonl"
 
-_PLACE = Path(__file__).parents[3] / "shared" / "traces"
+_PLACE = Path(__file__).parents[4] / "shared" / "traces"
 
 
 def real(name: str) -> Path:

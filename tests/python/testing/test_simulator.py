@@ -26,7 +26,7 @@ from blockyard.testing.witness import Witness
 from blockyard.yard.flights import Flights
 from blockyard.yard.offload import Offload
 
-# More: BLOCKYARD_SEEDS=10000 python -m pytest tests/python/test_simulator.py -o timeout=0
+# More: BLOCKYARD_SEEDS=10000 python -m pytest tests/python/testing/test_simulator.py -o timeout=0
 SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "400"))
 PARTS = 8
 
@@ -589,7 +589,7 @@ def test_cranes_elsewhere_have_no_bytes_and_their_copies_land() -> None:
 def test_the_tables_of_events_and_rows_name_all_there_is() -> None:
     table = re.findall(r"^ *\| (\w+) \|", str(Event.__doc__), re.MULTILINE)
     assert sorted(set(table) - {"verb"}) == sorted(VERBS)
-    page = (Path(__file__).parents[2] / "docs/simulator.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/simulator.md").read_text(encoding="utf-8")
     for name in (*VERBS, *ROWS):
         assert f"| {name} |" in page or f"`{name}`" in page, name
 

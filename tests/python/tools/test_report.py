@@ -27,7 +27,7 @@ from needs import without
 
 Shown = Callable[[float], str]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEVICE = 700
 """Blocks: so few that somebody is preempted."""
 NASTY = "</script><img src=x onerror=alert(1)>\u2028&amp; \"quoted\" 'too' ${x} <b>bold</b>"

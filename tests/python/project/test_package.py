@@ -16,7 +16,7 @@ import pytest
 import blockyard as by
 from blockyard import _core
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROSE = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 

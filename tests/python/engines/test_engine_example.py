@@ -16,7 +16,7 @@ from blockyard.engines.model import Batch, Model
 from blockyard.engines.weights import ModelConfig
 from blockyard.scheduling.request import Result, State
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATH = ROOT / "examples/engine.py"
 EXAMPLE: dict[str, Any] = runpy.run_path(str(PATH))
 EXCERPT = re.compile(r"^```py\n(.*?)^```", re.DOTALL | re.MULTILINE)
