@@ -101,7 +101,7 @@ $(INSTALL_STAMP): $(WHEEL_STAMP)
 	@touch $@
 
 run: install  ## show that no token is lost; then replay generated traffic with real bytes, and leave a report
-	@printf '%s\n' 'The same talks, with ample memory and with a quarter of it:'
+	@printf '%s\n' 'The same conversations, with ample memory and with a quarter of it:'
 	@$(BIN)/blockyard proof
 	@$(BIN)/blockyard replay --verify --report target/report.html
 	@printf '%s\n' 'The report: target/report.html' '' 'Next:' \

@@ -69,7 +69,7 @@ def smoke(python: str, wheel: Path, constraints: Path, folder: Path) -> None:
     ran(inside, "-W", "error", "-c", example[1])
     for words, status, what in (
         (["--help"], 0, "proof"),
-        (["proof", "--talks", "4"], 0, "tokens identical"),
+        (["proof", "--conversations", "4"], 0, "tokens identical"),
         (["replay"], 2, "pip install 'blockyard[replay]'"),
     ):
         if what not in (text := ran(command, *words, status=status)):

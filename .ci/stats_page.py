@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 from blockyard.crane.crane import Crane
+from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.scheduling.tickets import Tickets
 from blockyard.shared.stats import core_schema, page
 from blockyard.yard.flights import Flights
 
@@ -15,7 +15,7 @@ PARTS = {
     "What is in flight": Flights.SCHEMA,
     "A crane": Crane.SCHEMA,
     "The scheduler": Scheduler.SCHEMA,
-    "Tickets of others": Tickets.SCHEMA,
+    "Tickets of others": Reservations.SCHEMA,
 }
 
 

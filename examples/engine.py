@@ -16,8 +16,8 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.engines.model import Batch, Model
 from blockyard.engines.weights import ModelConfig
 from blockyard.scheduling.engine import Ack, Output, Step
+from blockyard.scheduling.headroom import NoHeadroom
 from blockyard.scheduling.request import Result
-from blockyard.scheduling.reserve import Nothing
 
 END = 401  # the token that ends a sequence
 
@@ -99,7 +99,7 @@ def serve(
         engine = Engine(cache, model, memory[0])
         # So small a memory is used to the last block. Yours keeps some: leave the reserve out.
         scheduler = by.Scheduler(
-            cache, seats=8, budget=64, reserve=Nothing(), preempt="park", stops=engine.stops
+            cache, seats=8, budget=64, reserve=NoHeadroom(), preempt="park", stops=engine.stops
         )
         coming, results, number = deque(asks), [], 0
         while coming or not scheduler.idle:

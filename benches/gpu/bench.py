@@ -1,6 +1,6 @@
 """`make bench-gpu`: what copies between a GPU and its host reach, in one run under eight minutes.
 
-    python benches/gpu/bench.py [--json PATH] [--only link --only flights …] [--paper]
+    python benches/gpu/bench.py [--json PATH] [--only link --only flights …] [--simulated]
 
 It needs NumPy, CuPy and a CUDA device, and no network. Every byte is checked first: where one is
 wrong, nothing is timed. Each section is a process of its own, bounded in time, the riskiest last:
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from beside import compute, connections, others
 from blockyard.crane.gpu.cuda import current
-from blockyard.testing.gpu import PaperGpu
+from blockyard.testing.gpu import SimulatedGpu
 from children import ended, missing
 from figures import figures, markdown
 from flights import Result, checked, flights, latency, link, submit
@@ -221,14 +221,18 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=list(SECTIONS), default=None)
     parser.add_argument("--seconds", type=float, default=BUDGET)
     parser.add_argument(
-        "--paper", action="store_true", help="tiny sizes without a GPU: shows that it runs, no more"
+        "--simulated",
+        action="store_true",
+        help="tiny sizes without a GPU: shows that it runs, no more",
     )
     parser.add_argument("--section", choices=list(SECTIONS), help=argparse.SUPPRESS)
     parser.add_argument("--peak", type=json.loads, default={}, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.section:
-        return _alone(given.section, given.json, given.peak, given.seconds, paper=given.paper)
-    if not given.paper:
+        return _alone(
+            given.section, given.json, given.peak, given.seconds, simulated=given.simulated
+        )
+    if not given.simulated:
         why = missing()
         if why:
             parser.exit(1, f"{why}\n")
@@ -241,9 +245,9 @@ def main() -> int:
     def command(name: str, path: Path, peak: dict[str, float], most: float) -> list[str]:
         words = ["--section", name, "--json", str(path), "--peak", json.dumps(peak)]
         words += ["--seconds", str(most)]
-        return [sys.executable, __file__, *words, *(["--paper"] if given.paper else [])]
+        return [sys.executable, __file__, *words, *(["--simulated"] if given.simulated else [])]
 
-    sure = (TINY if given.paper else Sizes()).sure
+    sure = (TINY if given.simulated else Sizes()).sure
     try:
         said = apart(command, set(given.only or SECTIONS), given.seconds, keep)
     except Wrong as error:
@@ -257,16 +261,16 @@ def main() -> int:
     return 2 if failed else 0
 
 
-def _alone(name: str, path: Path, peak: dict[str, float], most: float, *, paper: bool) -> int:
+def _alone(name: str, path: Path, peak: dict[str, float], most: float, *, simulated: bool) -> int:
     """One section, in this process."""
     section = SECTIONS[name]
     # What a driver does not come back from says here where it was called.
     faulthandler.dump_traceback_later(most + BESIDE - 10, exit=True)
-    if section.module is not None and not paper:
+    if section.module is not None and not simulated:
         with suppress(ImportError):
             import_module(section.module)
-    if paper:
-        rig = Rig(PaperGpu(eager=64), TINY)
+    if simulated:
+        rig = Rig(SimulatedGpu(eager=64), TINY)
     else:
         rig = Rig(current(), replace(Sizes(), host=section.host), cupy=import_module("cupy"))
     pinned = rig.facts["pinned"]

@@ -1,6 +1,6 @@
 """How many copies one call of the driver takes: a ladder of sizes, each rung in its own process.
 
-    python benches/gpu/ladder.py [--json PATH] [--paper]
+    python benches/gpu/ladder.py [--json PATH] [--simulated]
 
 `cuMemcpyBatchAsync` has crashed and hung drivers when it was given tens of thousands of copies. So
 this comes before everything else on a GPU: batches of 1 to 32,768 copies of 16 bytes, 4 KiB and
@@ -26,13 +26,13 @@ from blockyard.crane.gpu import Gpu
 from blockyard.crane.gpu.cuda import current
 from blockyard.crane.tiers.pinned import Pinned
 from blockyard.shared.thresholds import Thresholds
-from blockyard.testing.gpu import PaperGpu
+from blockyard.testing.gpu import SimulatedGpu
 from children import ended, missing
 
 SIZES = (16, 4 << 10, 2 << 20)
 RUNGS = (1, 8, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-#: Of a GPU of paper, which is slower by far.
-PAPER = (1, 64)
+#: Of a simulated GPU, which is slower by far.
+SIMULATED = (1, 64)
 TIMES = 20
 #: Seconds of a rung, after which it hangs; and of the whole ladder, after which no rung begins.
 PATIENCE, BUDGET = 40.0, 150.0
@@ -142,12 +142,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     out = os.environ.get("OUT")
     parser.add_argument("--json", type=Path, default=Path(out, "ladder.json") if out else None)
-    parser.add_argument("--paper", action="store_true", help="a few rungs, without a GPU")
+    parser.add_argument("--simulated", action="store_true", help="a few rungs, without a GPU")
     parser.add_argument("--rung", nargs=2, type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rung:
         try:
-            gpu: Gpu = PaperGpu(memory=4 << 30, pins=4 << 30) if given.paper else current()
+            gpu: Gpu = SimulatedGpu(memory=4 << 30, pins=4 << 30) if given.simulated else current()
             print(rung(gpu, *given.rung))
         except Unavailable as error:
             print(f"not tried: {error}")
@@ -158,14 +158,14 @@ def main() -> int:
             given.json.write_text(json.dumps(said, indent=1), encoding="utf-8")
 
     def command(size: int, runs: int) -> list[str]:
-        paper = ["--paper"] if given.paper else []
-        return [sys.executable, __file__, "--rung", str(size), str(runs), *paper]
+        simulated = ["--simulated"] if given.simulated else []
+        return [sys.executable, __file__, "--rung", str(size), str(runs), *simulated]
 
-    if not given.paper:
+    if not given.simulated:
         why = missing()
         if why:
             parser.exit(1, f"{why}\n")
-    said = climbed(command, PAPER if given.paper else RUNGS, keep)
+    said = climbed(command, SIMULATED if given.simulated else RUNGS, keep)
     return verdict(said, Thresholds().batch_runs)
 
 

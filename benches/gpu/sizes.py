@@ -1,4 +1,4 @@
-"""How much of everything is measured, on a GPU and on one of paper."""
+"""How much of everything is measured, on a GPU and on a simulated one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def preset(name: str, block_size: int, ranks: int = 1) -> Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything; the defaults are for a GPU, `TINY` for one of paper."""
+    """How much of everything; the defaults are for a GPU, `TINY` for a simulated one."""
 
     host: int = 33 << 30
     least_host: int = 1 << 30

@@ -47,7 +47,7 @@ class Rig:
     Args:
         gpu: The device.
         sizes: How much of everything.
-        cupy: The module, or None on a GPU of paper.
+        cupy: The module, or None on a simulated GPU.
         copier: Makes what copies.
         clock: Seconds.
         cpu: Nanoseconds of this thread's CPU time.

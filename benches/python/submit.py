@@ -26,7 +26,7 @@ from blockyard.crane.copiers.cuda import CudaCopier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.thresholds import Thresholds
-from blockyard.testing.gpu import PaperGpu
+from blockyard.testing.gpu import SimulatedGpu
 
 Order = Literal["page-first", "layer-first"]
 ORDERS: tuple[Order, ...] = ("page-first", "layer-first")
@@ -34,7 +34,7 @@ BLOCKS, POOL = 1024, 1152
 CPU, ELAPSED = 100.0, 300.0
 
 
-class NullGpu(PaperGpu):
+class NullGpu(SimulatedGpu):
     """Takes everything, does nothing, and has always done it."""
 
     @override

@@ -14,10 +14,10 @@ from blockyard.shared.stats import Stat
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, Keywords, agree
 
-__all__ = ["Local", "local"]
+__all__ = ["LocalCache", "local"]
 
 
-class Local(KVCache):
+class LocalCache(KVCache):
     """A `KVCache` with its crane; `step` once per step of the engine is all there is to add.
 
     Make it with `local`.
@@ -104,7 +104,7 @@ def local(
     memory: tuple[Tier, Tier | None] | None = None,
     copier: Copier | None = None,
     **keywords: Unpack[Keywords],
-) -> Local:
+) -> LocalCache:
     """Wires a yard and one crane in this process.
 
     Args:
@@ -155,7 +155,7 @@ def local(
         thresholds=config.copying,
         fingerprint=config.fingerprint,
     )
-    cache = Local(agree(config, [crane.hello()]))
+    cache = LocalCache(agree(config, [crane.hello()]))
     cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
     return cache
 

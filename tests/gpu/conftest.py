@@ -1,4 +1,4 @@
-"""Every test of this folder runs on NumPy, on a GPU of paper, and on a GPU where there is one."""
+"""Every test of this folder runs on NumPy, on a simulated GPU, and on a GPU where there is one."""
 
 import sys
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "python" / "support"))
 
 from needs import without
-from rigs import CudaRig, PaperRig, Rig, ThreadRig
+from rigs import CudaRig, Rig, SimulatedRig, ThreadRig
 
-GPUS = ["paper", pytest.param("cuda", marks=pytest.mark.gpu)]
+GPUS = ["simulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def _rig(kind: str) -> Rig:
     if kind == "threads":
         return ThreadRig()
-    if kind == "paper":
-        return PaperRig()
+    if kind == "simulated":
+        return SimulatedRig()
     missing = CudaRig.missing()
     if missing:
         without("cuda", missing)

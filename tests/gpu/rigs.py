@@ -23,7 +23,7 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.thresholds import Thresholds
-from blockyard.testing.gpu import PaperGpu
+from blockyard.testing.gpu import SimulatedGpu
 
 Bytes = list[NDArray[np.uint8]]
 Slots = NDArray[np.uint32]
@@ -173,14 +173,14 @@ class ThreadRig(Rig):
         return *tiers, ThreadCopier()
 
 
-class PaperRig(Rig):
-    """A GPU of paper."""
+class SimulatedRig(Rig):
+    """A simulated GPU."""
 
-    gpu: PaperGpu
+    gpu: SimulatedGpu
 
     def __init__(self) -> None:
         super().__init__()
-        self.gpu = PaperGpu()
+        self.gpu = SimulatedGpu()
 
     @override
     def made(self, layout: KVLayout, device: int, host: int, options: Any) -> tuple[Any, Any, Any]:

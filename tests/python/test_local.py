@@ -10,7 +10,7 @@ import pytest
 import blockyard as by
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.local import Local
+from blockyard.local import LocalCache
 from blockyard.shared.log import Limited
 from blockyard.testing import ScriptedCopier, hang
 from blockyard.yard import flights
@@ -226,7 +226,7 @@ def test_it_can_be_closed_twice_and_with_copies_in_the_air() -> None:
     cache.step()
     cache.close()
     cache.close()
-    assert isinstance(cache, Local)
+    assert isinstance(cache, LocalCache)
     at_rest(cache)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier, Joining, Landed, Receipt, Slots, Turning
-from blockyard.crane.copiers.fitting import fitting
+from blockyard.crane.copiers.select import fitting
 from blockyard.crane.tiers import Tier
 from blockyard.shared.layout import Hello, KVLayout, natural
 from blockyard.shared.log import Limited

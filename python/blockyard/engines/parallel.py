@@ -20,7 +20,7 @@ from blockyard.engines.sampling import Sampling
 from blockyard.engines.weights import Floats, ModelConfig
 from blockyard.shared.layout import Hello
 from blockyard.shared.plan import Outcome, Plan
-from blockyard.shared.processes import deaf
+from blockyard.shared.processes import ignore_sigint
 from blockyard.yard.config import Config
 
 __all__ = ["Ranks", "exchanged"]
@@ -83,7 +83,7 @@ class Ranks:
                 own = _Own(config.to_mapping(), model, seed, self.sampling, rank)
                 what = (there, peers[rank], own)
                 process = context.Process(target=_serve, args=what, daemon=True)
-                with deaf():
+                with ignore_sigint():
                     process.start()
                 there.close()
                 self._ranks.append((process, here))

@@ -13,7 +13,7 @@ from blockyard.engines.model import Model
 from blockyard.engines.parallel import Ranks
 from blockyard.engines.rank import Bound, Rank, Work
 from blockyard.engines.sampling import Sampling, key_of
-from blockyard.local import Local, local
+from blockyard.local import LocalCache, local
 from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
 from blockyard.shared.layout import natural
 from blockyard.yard.cache import KVCache
@@ -246,7 +246,7 @@ def alone(
     late: int = 0,
     copier: Copier | None = None,
     on: Device = NUMPY,
-) -> tuple[Local, ReferenceEngine]:
+) -> tuple[LocalCache, ReferenceEngine]:
     """One process: a yard, a crane and the engine.
 
     Args:

@@ -6,13 +6,13 @@ from itertools import chain
 from typing import NamedTuple
 
 from blockyard._core import Keys, Lease, Misuse, NoRoom, Soon, TooLarge, Unavailable
-from blockyard.scheduling.line import Line
-from blockyard.scheduling.request import Request, State
-from blockyard.scheduling.reserve import Reserve
+from blockyard.scheduling.headroom import HeadroomPolicy
+from blockyard.scheduling.queue import WaitingQueue
+from blockyard.scheduling.request import Request, RequestState
 from blockyard.scheduling.safety import on_host
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.yard.cache import KVCache
-from blockyard.yard.preempt import Preempt
+from blockyard.yard.parking import Parking
 
 __all__ = ["Admission", "Admitted"]
 
@@ -69,17 +69,17 @@ class Admission:
         self,
         cache: KVCache,
         seats: Seats,
-        line: Line,
-        reserve: Reserve,
-        preempt: Preempt,
+        queue: WaitingQueue,
+        reserve: HeadroomPolicy,
+        parking: Parking,
         skip: int,
         prefetch: int,
     ) -> None:
         self._cache = cache
         self._seats = seats
-        self._line = line
+        self._queue = queue
         self._reserve = reserve
-        self._preempt = preempt
+        self._parking = parking
         self._skip = skip
         self._prefetch = prefetch
         self._brought_up = 0
@@ -90,7 +90,7 @@ class Admission:
 
     def admit(self) -> Admitted:
         """T1, T2, T5, T16, T17, T22: begins whoever fits."""
-        if not len(self._line) or self._seats.full or self._refused_still():
+        if not len(self._queue) or self._seats.full or self._refused_still():
             return Admitted([], [], [], [], [])
         admitted = self._admit(lambda tried: chain(self._in_turn(tried), self._owed(tried)))
         self._refused = None
@@ -122,13 +122,13 @@ class Admission:
             return None
         entry = refused.first
         entry.refused += 1
-        if entry.parked is not None and self._preempt.is_old(entry.refused):
+        if entry.parked is not None and self._parking.is_old(entry.refused):
             self._refused = None
         return entry, refused.enough - self.spare()
 
     def admit_promised(self) -> Admitted:
         """Begins those alone who have a ticket: what it keeps is of no use to who grows."""
-        return self._admit(lambda tried: self._standing_there(self._line.promised, tried))
+        return self._admit(lambda tried: self._standing_there(self._queue.promised, tried))
 
     def _admit(self, turns: Callable[[Admitted], Iterable[tuple[Request, bool]]]) -> Admitted:
         """Begins those whose turn it is; with each, whether it has left its place for that."""
@@ -145,7 +145,7 @@ class Admission:
             except (TooLarge, Misuse, Unavailable) as error:
                 # The device was made smaller, its ticket was given back, or its KV is lost.
                 if not popped:
-                    self._line.take(entry)
+                    self._queue.take(entry)
                 self.give_back(entry)
                 admitted.failed.append((entry, str(error)))
                 continue
@@ -162,13 +162,13 @@ class Admission:
                 out.append(entry)
                 continue
             if not popped:
-                self._line.take(entry)
+                self._queue.take(entry)
             admitted.seats.append(self._seated(entry, lease))
             if admitted.refused and not promised:
                 admitted.refused[0].overtaken += 1
-        self._line.back(back)
+        self._queue.back(back)
         self._out = []
-        self._line.put_aside(aside)
+        self._queue.put_aside(aside)
         return admitted
 
     def _in_turn(self, tried: Admitted) -> Iterator[tuple[Request, bool]]:
@@ -183,16 +183,16 @@ class Admission:
                 return
             if len(tried.soon) >= 2 * _ASIDE:
                 return
-            entry = self._line.pop(aside=len(tried.soon) < _ASIDE)
+            entry = self._queue.pop(aside=len(tried.soon) < _ASIDE)
             if entry is None:
                 return
             yield entry, True
 
     def _owed(self, tried: Admitted) -> Iterator[tuple[Request, bool]]:
         """Who was promised room waits for nobody else's; nor does who must come back."""
-        yield from self._standing_there(self._line.promised, tried)
-        if self._preempt.must_park:
-            yield from self._standing_there(self._line.parked, tried)
+        yield from self._standing_there(self._queue.promised, tried)
+        if self._parking.must_park:
+            yield from self._standing_there(self._queue.parked, tried)
 
     def _standing_there(
         self, entries: Iterable[Request], tried: Admitted
@@ -205,10 +205,10 @@ class Admission:
 
     def bring_up(self) -> None:
         """The prefixes of the next in line are copied up ahead of their turn, each once."""
-        if not self._prefetch or self._brought_up == self._line.changes:
+        if not self._prefetch or self._brought_up == self._queue.changes:
             return
-        self._brought_up = self._line.changes
-        for entry in self._line.next(self._prefetch):
+        self._brought_up = self._queue.changes
+        for entry in self._queue.next(self._prefetch):
             if entry.prefetched or entry.parked is not None:
                 continue
             with contextlib.suppress(NoRoom):
@@ -237,11 +237,11 @@ class Admission:
         Returns:
             Whether somebody had one.
         """
-        others = [entry for entry in self._line.promised if entry is not but]
+        others = [entry for entry in self._queue.promised if entry is not but]
         if others:
             last = max(others, key=lambda entry: entry.rank)
             self.give_back(last)
-            self._line.promised.discard(last)
+            self._queue.promised.discard(last)
             last.ticket = None
             self._refused = None
         return bool(others)
@@ -258,26 +258,26 @@ class Admission:
 
     def _standing(self) -> tuple[int, ...]:
         """What changes when somebody comes or goes."""
-        return self._seats.left, self._line.changes
+        return self._seats.left, self._queue.changes
 
     def _begin(self, entry: Request) -> Lease | None:
         """Its lease; None where another computes or loads its prefix now."""
-        if entry.parked is not None and self._preempt.given_up(entry.parked, entry.refused):
-            if self._preempt.must_park:
+        if entry.parked is not None and self._parking.given_up(entry.parked, entry.refused):
+            if self._parking.must_park:
                 raise Unavailable("kv_lost: what was kept of it is gone")
             self._cache.abandon(entry.parked)
             entry.again()
         most = entry.most - len(entry.outputs)
         reserve = min(self._reserve.promise(most - 1), most - 1)
         if entry.parked is not None:
-            lease = self._preempt.resume(entry.parked, reserve=reserve)
+            lease = self._parking.resume(entry.parked, reserve=reserve)
             return None if isinstance(lease, Soon) else lease
         keys = self._keys(entry)
         if self.computed_by(entry) is not None:
             return None
-        if self._preempt.must_park:
+        if self._parking.must_park:
             self._check_safe(entry)
-        load = self._preempt.loads(entry.unloaded)
+        load = self._parking.loads(entry.unloaded)
         lease = self._cache.begin(
             keys, reserve=reserve, load=load, filling="soon", ticket=entry.ticket
         )
@@ -297,7 +297,7 @@ class Admission:
         # Those who were refused in this step, or wait for a copy, have left their places, and keep
         # what they had.
         running, stopping = self._seats.requests()
-        parked = self._line.parked.union(one for one in self._out if one.parked is not None)
+        parked = self._queue.parked.union(one for one in self._out if one.parked is not None)
         kept = [*stopping, *parked]
         need, host = on_host(self._cache, [*running, entry], kept), self._cache.limit("host")
         if need > host:
@@ -321,7 +321,7 @@ class Admission:
         """Whose prompts are being computed, by their first key."""
         found: dict[bytes, list[Request]] = {}
         for seat in self._seats.bound():
-            if seat.request.state is State.PREFILL and seat.request.chain:
+            if seat.request.state is RequestState.PREFILL and seat.request.chain:
                 found.setdefault(seat.request.chain[:_KEY], []).append(seat.request)
         return found
 

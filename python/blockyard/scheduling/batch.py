@@ -12,10 +12,10 @@ from blockyard.scheduling.engine import Chunk, Start, Step, Stop
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Batch", "Flown", "Grown"]
+__all__ = ["Batch", "Grown", "InFlightStep"]
 
 
-class Flown(NamedTuple):
+class InFlightStep(NamedTuple):
     """A step in flight: who computes how much in it."""
 
     number: int
@@ -71,7 +71,7 @@ class Batch:
         # Ordered, as dictionaries are, and left in constant time.
         self.prefill: dict[Seat, None] = {}
         self.decode: dict[Seat, None] = {}
-        self.flown: deque[Flown] = deque()
+        self.in_flight: deque[InFlightStep] = deque()
         self.number = cache.done
         """Of the newest step; what is held back for others' steps has come back already."""
 
@@ -204,8 +204,8 @@ class Batch:
         samples[: len(decode)] = True
         for seat in lasts:
             del self.prefill[seat]
-        self.flown.append(
-            Flown(
+        self.in_flight.append(
+            InFlightStep(
                 self.number,
                 seats,
                 numbers,
@@ -246,7 +246,7 @@ class Batch:
 
     def clear(self) -> None:
         """Nobody runs, and nothing is in flight."""
-        self.flown.clear()
+        self.in_flight.clear()
         self.loading.clear()
         self.prefill.clear()
         self.decode.clear()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from blockyard._core import Keys, Lease, Misuse, Parked, Ticket
 from blockyard.yard.cache import KVCache
 
-__all__ = ["TERMINAL", "Request", "Result", "State", "bounded", "prompt_of", "whole"]
+__all__ = ["TERMINAL", "Request", "RequestState", "Result", "bounded", "prompt_of", "whole"]
 
 _LARGEST = 0xFFFFFFFF
 _MOST = 2**31 - 1
@@ -20,7 +20,7 @@ _MANY = 2**20
 """Values that one call takes of what is an object each: acks, or seats."""
 
 
-class State(StrEnum):
+class RequestState(StrEnum):
     """Where a request is; the last three are terminal."""
 
     WAITING = "waiting"
@@ -35,7 +35,7 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-TERMINAL = frozenset({State.FINISHED, State.ABORTED, State.FAILED})
+TERMINAL = frozenset({RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED})
 """States that are ends."""
 
 
@@ -43,7 +43,7 @@ class Result(NamedTuple):
     """How a request ended: exactly one for each."""
 
     request: Hashable
-    state: State
+    state: RequestState
     tokens: NDArray[np.uint32]
     """What it sampled."""
     reason: str
@@ -68,7 +68,7 @@ class Request:
     lora: str | bytes | None = None
     ticket: Ticket | None = None
     """Room promised to it; None once it has begun."""
-    state: State = State.WAITING
+    state: RequestState = RequestState.WAITING
     outputs: list[int] = field(default_factory=list)
     keys: Keys | None = None
     """Of its prompt and, after a preemption, of what it had sampled: N tokens, frozen."""
@@ -121,7 +121,7 @@ class Request:
         self.keys = None
         self.chain = b""
         self.prefetched = False
-        self.state = State.RECOMPUTE
+        self.state = RequestState.RECOMPUTE
 
     def tokens(self) -> NDArray[np.uint32]:
         """Prompt and what was sampled so far."""

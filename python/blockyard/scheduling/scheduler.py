@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 
 from blockyard._core import Keys, Lease, Misuse, Parked, Ticket, TooLarge, Unavailable
 from blockyard.scheduling.admission import Admission, Admitted
-from blockyard.scheduling.batch import Batch, Flown, Grown
+from blockyard.scheduling.batch import Batch, Grown, InFlightStep
 from blockyard.scheduling.engine import Ack, Engine, Output, Start, Step, Stop
-from blockyard.scheduling.line import Line
-from blockyard.scheduling.outputs import accepted, check, check_acks, plain, sampled
-from blockyard.scheduling.relief import Relief
-from blockyard.scheduling.request import Request, Result, State, bounded, prompt_of, whole
-from blockyard.scheduling.reserve import Reserve, Role, checked_reserve, usual
+from blockyard.scheduling.headroom import HeadroomPolicy, Role, checked_headroom, default_headroom
+from blockyard.scheduling.preemption import Preemptor
+from blockyard.scheduling.queue import WaitingQueue
+from blockyard.scheduling.request import Request, RequestState, Result, bounded, prompt_of, whole
 from blockyard.scheduling.seats import Seat, Seats
-from blockyard.scheduling.victims import LastCome, Victims, checked_victims
+from blockyard.scheduling.step_output import accepted, check, check_acks, plain, sampled
+from blockyard.scheduling.victims import Newest, VictimPolicy, checked_policy
 from blockyard.shared.stats import Stat
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
-from blockyard.yard.preempt import Preempt, Way
+from blockyard.yard.parking import Parking, PreemptMode
 
 __all__ = ["Scheduler"]
 
@@ -48,7 +48,7 @@ class Scheduler:
             the role.
         victims: Who is preempted when that was too little.
         preempt: What becomes of a victim's work: "park", "full-blocks" or "recompute", as in
-            `Preempt`; by default it is parked where there is a host.
+            `Parking`; by default it is parked where there is a host.
         stops: "in-order" where a stop holds from its own step on, so that the output of that step
             is its ack; "acked" where the engine acks each stop.
         rest: Steps that a preempted request runs, once it is back, before it can be a victim again.
@@ -83,7 +83,7 @@ class Scheduler:
         Stat("soon", "requests", "begins put off, as another computes or loads the same prefix"),
         Stat("acks_ignored", "acks", "acks that were late, came twice, or are nobody's"),
         Stat("outputs_ignored", "rows", "rows of output of requests that are not there any more"),
-        *Preempt.SCHEMA,
+        *Parking.SCHEMA,
     )
 
     def __init__(  # noqa: PLR0913 - what there is to choose
@@ -93,9 +93,9 @@ class Scheduler:
         seats: int = 256,
         budget: int = 8192,
         role: Role = "mixed",
-        reserve: Reserve | None = None,
-        victims: Victims | None = None,
-        preempt: Way | None = None,
+        reserve: HeadroomPolicy | None = None,
+        victims: VictimPolicy | None = None,
+        preempt: PreemptMode | None = None,
         stops: Literal["in-order", "acked"] = "acked",
         rest: int = 8,
         patience: int = 1024,
@@ -118,21 +118,21 @@ class Scheduler:
                 "use that one, or end its requests before you make another"
             )
         self._cache = cache
-        usually = usual(role)
-        self._reserve = usually if reserve is None else checked_reserve(reserve)
+        usually = default_headroom(role)
+        self._reserve = usually if reserve is None else checked_headroom(reserve)
         self._in_order = stops == "in-order"
         self._drafts = drafts
         self._requests: dict[Hashable, Request] = {}
-        self._line = Line()
+        self._queue = WaitingQueue()
         self._seats = Seats(seats)
         self._batch = Batch(cache, self._seats, budget, drafts)
-        self._preempt = Preempt(cache, cache.config, way=preempt, patience=patience)
+        self._parking = Parking(cache, cache.config, way=preempt, patience=patience)
         self._admission = Admission(
-            cache, self._seats, self._line, self._reserve, self._preempt, skip, prefetch
+            cache, self._seats, self._queue, self._reserve, self._parking, skip, prefetch
         )
-        victims = LastCome() if victims is None else checked_victims(victims)
-        self._relief = Relief(
-            cache, self._seats, self._batch, self._line, self._preempt, victims, rest
+        victims = Newest() if victims is None else checked_policy(victims)
+        self._preemptor = Preemptor(
+            cache, self._seats, self._batch, self._queue, self._parking, victims, rest
         )
         self._stops: list[Stop] = []
         self._results: list[Result] = []
@@ -210,7 +210,7 @@ class Scheduler:
         entry = Request(request, tokens, most, priority, self._order, came, salt, lora, ticket)
         self._order += 1
         self._requests[request] = entry
-        self._line.push(entry)
+        self._queue.push(entry)
 
     def _check_driver(self) -> None:
         """What changes the cache is for the one scheduler that drives it."""
@@ -236,7 +236,7 @@ class Scheduler:
                 f"ticket {ticket.id} of request {request!r} was made by another cache: promise "
                 "the room with the cache of this scheduler"
             )
-        if any(other.ticket is ticket for other in self._line.promised):
+        if any(other.ticket is ticket for other in self._queue.promised):
             raise Misuse(f"ticket {ticket.id} of request {request!r} is another request's")
 
     def check(self, engine: Engine) -> None:
@@ -260,17 +260,17 @@ class Scheduler:
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         if seat is None:
             # T23.
-            self._end(entry, State.ABORTED, "aborted")
-            self._line.take(entry)
+            self._end(entry, RequestState.ABORTED, "aborted")
+            self._queue.take(entry)
             self._admission.give_back(entry)
-        elif entry.state is State.LOADING:
+        elif entry.state is RequestState.LOADING:
             # T27: the engine has not heard of it, and its loads are abandoned.
             self._batch.loading.remove(seat)
             self._release(seat)
-            self._end(entry, State.ABORTED, "aborted")
+            self._end(entry, RequestState.ABORTED, "aborted")
         else:
             # T24, T25.
-            seat.end = State.ABORTED, "aborted"
+            seat.end = RequestState.ABORTED, "aborted"
             if seat.stop is None:
                 self._stop(seat)
 
@@ -294,9 +294,9 @@ class Scheduler:
         self._cache.set_headroom(self._wanted_headroom())
         if not grown.short:
             starts += self._begun(self._admission.admit())
-            if self._line.parked:
+            if self._queue.parked:
                 self._move_ahead()
-        elif self._line.promised:
+        elif self._queue.promised:
             starts += self._begun(self._admission.admit_promised())
         self._admission.bring_up()
         stops, self._stops = self._stops, []
@@ -314,15 +314,15 @@ class Scheduler:
         """
         waits = self._admission.lacking()
         if waits is not None:
-            self._relief.move(waits[1], behind=waits[0])
+            self._preemptor.move(waits[1], behind=waits[0])
             if not len(self._seats):
-                self._relief.leave(behind=waits[0])
+                self._preemptor.leave(behind=waits[0])
         # What is moved now has landed when they want it.
-        self._relief.move(self._batch.wanting(_AHEAD) - self._admission.spare())
+        self._preemptor.move(self._batch.wanting(_AHEAD) - self._admission.spare())
 
     def _make_room(self, grown: Grown) -> Grown:
         """T36: who found no room skips the step; T7: victims, where what comes is too little."""
-        if self._relief.stuck(grown) and self._relief.dedup():
+        if self._preemptor.stuck(grown) and self._preemptor.dedup():
             # Nobody had grown.
             grown = self._batch.grow()
             if not grown.short:
@@ -333,10 +333,10 @@ class Scheduler:
             if seat.lease.tokens >= capacity * self._cache.block_size:
                 # The device was made smaller than it is long.
                 why = f"its {seat.lease.tokens} tokens fill all {capacity} blocks of the device"
-                seat.end = State.FAILED, why
+                seat.end = RequestState.FAILED, why
                 self._stop(seat)
-        victims = self._relief.victims(grown, self._admission.growth())
-        if not victims and self._relief.stuck(grown):
+        victims = self._preemptor.victims(grown, self._admission.growth())
+        if not victims and self._preemptor.stuck(grown):
             victims = self._unstick()
         for seat in victims:
             self._counts["preempted"] += 1
@@ -347,15 +347,15 @@ class Scheduler:
 
     def _unstick(self) -> list[Seat]:
         """INV-25: nobody goes on, and nobody frees anything alone."""
-        if self._relief.leave() or self._admission.take_back():
+        if self._preemptor.leave() or self._admission.take_back():
             return []
-        victim = self._relief.last_resort()
+        victim = self._preemptor.last_resort()
         if victim is not None:
             return [victim]
-        lost = self._relief.lost()
+        lost = self._preemptor.lost()
         if lost is not None:
             why = "kv_lost: there is no room for all who run, and none on the host to park it"
-            lost.end = State.FAILED, why
+            lost.end = RequestState.FAILED, why
             self._stop(lost)
         return []
 
@@ -376,7 +376,7 @@ class Scheduler:
 
     def _came_short(self, seat: Seat) -> None:
         """T19, T20: a resume whose loads failed is parked again; else it goes on as it can."""
-        parked = self._preempt.came_short(seat.lease, seat.request.resumes)
+        parked = self._parking.came_short(seat.lease, seat.request.resumes)
         if parked is not None:
             self._vacate(seat)
             self._parked(seat.request, parked)
@@ -389,7 +389,7 @@ class Scheduler:
         entry.resumes = entry.unloaded = 0
         # T16, T18: it decodes on where only its newest token is not computed.
         whole = bool(entry.outputs) and start.cached == len(start.tokens) - 1
-        entry.state = State.DECODE if whole else State.PREFILL
+        entry.state = RequestState.DECODE if whole else RequestState.PREFILL
         return start
 
     def _begun(self, admitted: Admitted) -> list[Start]:
@@ -397,13 +397,13 @@ class Scheduler:
         self._counts["no_room"] += bool(admitted.refused)
         self._counts["soon"] += len(admitted.soon)
         for entry, why in admitted.failed:
-            self._end(entry, State.FAILED, why)
+            self._end(entry, RequestState.FAILED, why)
         if admitted.refused and not len(self._seats):
             self._admission.take_back(but=admitted.refused[0])
         starts = []
         for seat in admitted.seats:
             if seat.lease.state == "loading":
-                seat.request.state = State.LOADING
+                seat.request.state = RequestState.LOADING
                 self._batch.loading.append(seat)
             else:
                 starts.append(self._start(seat))
@@ -432,7 +432,7 @@ class Scheduler:
             self._counts["outputs_ignored"] += len(output.seats)
             self._counts["acks_ignored"] += len(output.acks)
             return
-        flights = self._batch.flown
+        flights = self._batch.in_flight
         if not flights or output.step != flights[0].number:
             wanted = flights[0].number if flights else "none"
             raise Misuse(f"output of step {output.step}: the oldest in flight is {wanted}")
@@ -441,18 +441,18 @@ class Scheduler:
             self._decoded(output, flights.popleft())
             return
         rows = sampled(output, flights[0], self._seats)
-        flown = flights.popleft()
-        alive = [self._seats.lives(seat) for seat in flown.seats]
-        computed = accepted(output, flown)
+        in_flight = flights.popleft()
+        alive = [self._seats.lives(seat) for seat in in_flight.seats]
+        computed = accepted(output, in_flight)
         if not all(alive):
             self._counts["outputs_ignored"] += alive.count(False)
-        self._seats.computed[flown.numbers[alive]] += computed[alive]
-        self._tokens(output, rows, flown.lasts)
+        self._seats.computed[in_flight.numbers[alive]] += computed[alive]
+        self._tokens(output, rows, in_flight.lasts)
         self._seal(
-            flown,
+            in_flight,
             [
                 seat
-                for seat, lives in zip(flown.seats, alive, strict=True)
+                for seat, lives in zip(in_flight.seats, alive, strict=True)
                 if lives and not seat.request.terminal
             ],
         )
@@ -462,15 +462,15 @@ class Scheduler:
             self._acked_in_order(output.step)
         self.on_acks(output.acks)
 
-    def _decoded(self, output: Output, flown: Flown) -> None:
+    def _decoded(self, output: Output, in_flight: InFlightStep) -> None:
         """A plain step: one token for everybody."""
         seats = self._seats
-        seats.computed[flown.numbers] += 1
-        seats.known[flown.numbers] += 1
-        self._cache.append(flown.leases, output.tokens)
-        for seat, token in zip(flown.seats, output.tokens.tolist(), strict=True):
+        seats.computed[in_flight.numbers] += 1
+        seats.known[in_flight.numbers] += 1
+        self._cache.append(in_flight.leases, output.tokens)
+        for seat, token in zip(in_flight.seats, output.tokens.tolist(), strict=True):
             seat.request.outputs.append(token)
-        self._seal_full(flown.leases, seats.computed[flown.numbers])
+        self._seal_full(in_flight.leases, seats.computed[in_flight.numbers])
         self._done(output.step)
         self._reserve.stepped()
 
@@ -490,13 +490,13 @@ class Scheduler:
         sealed = [lease.sealed for lease in leases]
         self._behind = bool((np.array(sealed) < computed // size).any())
 
-    def _seal(self, flown: Flown, rows: list[Seat]) -> None:
+    def _seal(self, in_flight: InFlightStep, rows: list[Seat]) -> None:
         """What is computed is published; the positions of drafts not accepted go back first."""
         if not rows:
             return
         seats = self._seats
         if self._drafts:
-            drafted = set(flown.numbers[: flown.decodes].tolist())
+            drafted = set(in_flight.numbers[: in_flight.decodes].tolist())
             drafts = [seat for seat in rows if seat.number in drafted]
             numbers = np.fromiter((seat.number for seat in drafts), np.int64, len(drafts))
             seats.scheduled[numbers] = seats.computed[numbers]
@@ -508,7 +508,7 @@ class Scheduler:
     def _done(self, step: int) -> None:
         """What was held back for this step comes back."""
         self._cache.commit([], done=step)
-        self._relief.done(step)
+        self._preemptor.done(step)
 
     def _tokens(self, output: Output, rows: list[Seat | None], lasts: frozenset[int]) -> None:
         """T8 too: tokens of who is stopping count, as long as its ack has not come."""
@@ -534,7 +534,7 @@ class Scheduler:
                 seat.request.outputs.extend(own.tolist())
         for seat in rows:
             if seat is not None and seat.number in lasts and seat.stop is None:
-                seat.request.state = State.DECODE
+                seat.request.state = RequestState.DECODE
                 seat.request.chain = b""
                 self._batch.decodes(seat)
 
@@ -550,7 +550,7 @@ class Scheduler:
                 continue
             self._batch.leave(seat)
             reason = "stop" if len(entry.outputs) < entry.most else "length"
-            self._end(entry, State.FINISHED, reason)
+            self._end(entry, RequestState.FINISHED, reason)
             if by_engine and seat.stop is None:
                 self._release(seat)
                 continue
@@ -565,7 +565,7 @@ class Scheduler:
         """T7, T24, T35: no new work; blocks and seat stay until the ack."""
         seat.stop = self._seats.stop(seat)
         if not seat.request.terminal:
-            seat.request.state = State.STOPPING
+            seat.request.state = RequestState.STOPPING
         self._stops.append(seat.stop)
         self._batch.leave(seat)
         self._lower_headroom()
@@ -608,7 +608,7 @@ class Scheduler:
     def _preempted(self, seat: Seat) -> None:
         """T10, T11, T15: parked where that pays and the host can promise it; else computed anew."""
         computed, after = int(self._seats.computed[seat.number]), self._after(seat)
-        parked = self._preempt.park(seat.lease, computed, after=after, ticket=seat.ticket)
+        parked = self._parking.park(seat.lease, computed, after=after, ticket=seat.ticket)
         if parked is None:
             self._counts["lost"] += computed
             self._again(seat)
@@ -622,28 +622,30 @@ class Scheduler:
         """It waits in line, and what it had computed is kept."""
         entry.parked = parked
         entry.refused = 0
-        entry.state = State.PARKED
-        self._line.push(entry)
+        entry.state = RequestState.PARKED
+        self._queue.push(entry)
 
     def _again(self, seat: Seat) -> None:
         """Its request goes back in line, with N as it is now."""
         self._release(seat)
-        if self._preempt.must_park and seat.request.outputs:
-            self._end(seat.request, State.FAILED, "kv_lost: this engine cannot compute it again")
+        if self._parking.must_park and seat.request.outputs:
+            self._end(
+                seat.request, RequestState.FAILED, "kv_lost: this engine cannot compute it again"
+            )
             return
         seat.request.again()
-        self._line.push(seat.request)
+        self._queue.push(seat.request)
 
     def _after(self, seat: Seat) -> int | None:
         """The step in flight that may still write its blocks."""
-        flights = self._batch.flown
+        flights = self._batch.in_flight
         return seat.last if flights and flights[0].number <= seat.last else None
 
     def _release(self, seat: Seat) -> None:
         """Its blocks go back when the steps in flight that may write them are done."""
         after = self._after(seat)
         if after is not None:
-            self._relief.returns(self._relief.frees(seat), after)
+            self._preemptor.returns(self._preemptor.frees(seat), after)
         self._cache.finish(seat.lease, after=after)
         if seat.ticket is not None:
             self._cache.release(seat.ticket)
@@ -656,7 +658,7 @@ class Scheduler:
         seat.request.seat = seat.request.lease = None
         self._lower_headroom()
 
-    def _end(self, entry: Request, state: State, reason: str) -> None:
+    def _end(self, entry: Request, state: RequestState, reason: str) -> None:
         """The one place where a request ends."""
         entry.state = state
         del self._requests[entry.id]
@@ -708,7 +710,7 @@ class Scheduler:
         for seat in self._seats.bound():
             if not seat.gone:
                 seat.gone = True
-                self._end(seat.request, State.FAILED, reason)
+                self._end(seat.request, RequestState.FAILED, reason)
         self._cache.set_headroom(0)
 
     def reset(self, *, requests: Literal["recompute", "abort"] = "recompute") -> None:
@@ -731,7 +733,7 @@ class Scheduler:
                 self._release(seat)
             elif seat.end is not None or requests == "abort":
                 self._release(seat)
-                self._end(seat.request, *(seat.end or (State.ABORTED, "aborted")))
+                self._end(seat.request, *(seat.end or (RequestState.ABORTED, "aborted")))
             else:
                 self._again(seat)
         self._done(self._batch.number)
@@ -741,7 +743,7 @@ class Scheduler:
         self._check_driver()
         self._cache.clear()
         for seat in self._seats.bound():
-            if seat.stop is None and seat.request.state is not State.LOADING:
+            if seat.stop is None and seat.request.state is not RequestState.LOADING:
                 self._stop(seat)
         self._leave_loading()
 
@@ -757,7 +759,7 @@ class Scheduler:
         results, self._results = self._results, []
         return results
 
-    def state(self, request: Hashable) -> State | None:
+    def state(self, request: Hashable) -> RequestState | None:
         """Where a request is; None when it has ended or never was."""
         entry = self._find(request)
         return None if entry is None else entry.state
@@ -797,7 +799,7 @@ class Scheduler:
         return entry.lease or entry.parked or entry.keyed(self._cache)
 
     def _of_line(self, entry: Request) -> list[str]:
-        before = self._line.before(entry)
+        before = self._queue.before(entry)
         lines = [f"{before} requests stand before it; it was overtaken {entry.overtaken} times."]
         if self._dead is not None:
             lines.append(f"The engine failed: {self._dead}.")
@@ -814,7 +816,7 @@ class Scheduler:
 
     def _of_seat(self, seat: Seat) -> list[str]:
         at = seat.number
-        if seat.request.state is State.LOADING:
+        if seat.request.state is RequestState.LOADING:
             return [f"Seat {at} is kept for it, until its blocks have come up."]
         lines = [
             (
@@ -825,7 +827,7 @@ class Scheduler:
         if seat.stop is not None:
             since = f"step {seat.stopped_at}" if seat.stopped_at else "the next step"
             lines.append(f"It waits for the ack of the stop of {since}.")
-        elif (flown := self._batch.flown) and seat.last < flown[0].number:
+        elif (in_flight := self._batch.in_flight) and seat.last < in_flight[0].number:
             lines.append("It is in no step in flight.")
         return lines
 
@@ -842,8 +844,8 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do any more; a step in flight may be empty."""
-        flown = any(step.seats for step in self._batch.flown)
-        return not self._requests and not len(self._seats) and not flown
+        in_flight = any(step.seats for step in self._batch.in_flight)
+        return not self._requests and not len(self._seats) and not in_flight
 
     def _pinned_until_reset(self) -> int:
         """Blocks of the seats of a dead engine, each once, and those that its steps hold back."""
@@ -854,17 +856,17 @@ class Scheduler:
             for seat in self._seats.bound()
             for slot in self._cache.block_tables(seat.lease).ravel().tolist()[: seat.lease.blocks]
         }
-        return len(held) + self._relief.returning
+        return len(held) + self._preemptor.returning
 
     def stats(self) -> dict[str, int]:
         """Counters and sizes; `SCHEMA` has units and meanings."""
         seats = self._seats
         sizes = {
-            "waiting": len(self._line),
+            "waiting": len(self._queue),
             "seats": len(seats),
             "stopping": seats.stopping,
-            "parked": len(self._line.parked),
+            "parked": len(self._queue.parked),
             "headroom": self.headroom,
             "pinned_until_reset": self._pinned_until_reset(),
         }
-        return sizes | self._counts | self._preempt.stats()
+        return sizes | self._counts | self._parking.stats()

@@ -7,7 +7,7 @@ import numpy as np
 
 from blockyard._core import Lease, Ticket
 from blockyard.scheduling.engine import Stop
-from blockyard.scheduling.request import Request, State
+from blockyard.scheduling.request import Request, RequestState
 
 __all__ = ["Seat", "Seats"]
 
@@ -25,7 +25,7 @@ class Seat:
     stop: Stop | None = None
     stopped_at: int = 0
     """Step that carried the stop first; 0 before."""
-    end: tuple[State, str] | None = None
+    end: tuple[RequestState, str] | None = None
     """How its ack ends the request, and why; None: only its stay here."""
     ticket: Ticket | None = None
     """Host slots promised to it, where a victim must be parked."""

@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from blockyard._core import Misuse
 
-__all__ = ["Candidate", "LastCome", "LeastWork", "Victims", "checked_victims"]
+__all__ = ["Candidate", "LeastComputed", "Newest", "VictimPolicy", "checked_policy"]
 
 
 class Candidate(NamedTuple):
@@ -22,14 +22,14 @@ class Candidate(NamedTuple):
 
 
 @runtime_checkable
-class Victims(Protocol):
+class VictimPolicy(Protocol):
     """A policy. Who would free nothing is passed over, whatever the policy says."""
 
     def rank(self, candidate: Candidate) -> tuple[int, ...]:
         """The smallest goes first."""
 
 
-class LastCome:
+class Newest:
     """The lowest priority, then who came last; the more blocks on a tie."""
 
     def rank(self, candidate: Candidate) -> tuple[int, ...]:
@@ -37,7 +37,7 @@ class LastCome:
         return (candidate.priority, -candidate.came, -candidate.blocks, -candidate.order)
 
 
-class LeastWork:
+class LeastComputed:
     """The lowest priority, then the least to compute again: for engines that only recompute."""
 
     def rank(self, candidate: Candidate) -> tuple[int, ...]:
@@ -45,13 +45,13 @@ class LeastWork:
         return (candidate.priority, candidate.computed, -candidate.order)
 
 
-def checked_victims(victims: object) -> Victims:
+def checked_policy(victims: object) -> VictimPolicy:
     """A policy, asked once: what is wrong with it is said before anybody runs.
 
     Raises:
         Misuse: It is none, or ranks by something else than integers.
     """
-    if isinstance(victims, type) or not isinstance(victims, Victims):
+    if isinstance(victims, type) or not isinstance(victims, VictimPolicy):
         raise Misuse(f"victims = {victims!r:.60}: give a policy, like LastCome()")
     try:
         said: object = victims.rank(Candidate(0, 0, 0, 1, 1))

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 
-__all__ = ["deaf"]
+__all__ = ["ignore_sigint"]
 
 
 @contextmanager
-def deaf() -> Iterator[None]:
+def ignore_sigint() -> Iterator[None]:
     """Who is started meanwhile never hears Ctrl-C, which a terminal sends to all: we end it."""
     # The first start would start this, too, which lets the signal through again.
     resource_tracker.ensure_running()

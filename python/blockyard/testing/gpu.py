@@ -1,4 +1,4 @@
-"""A GPU of paper: streams, events, memory and the kernel, in ordinary memory and seeded order."""
+"""A simulated GPU: streams, events, memory and the kernel, in ordinary memory and seeded order."""
 
 import ctypes
 import random
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from blockyard._core import Unavailable
 from blockyard.crane.gpu import Addresses, Array, GpuError, Memory, Move
 
-__all__ = ["PaperGpu"]
+__all__ = ["SimulatedGpu"]
 
 _ALIGNED = 256
 # Bytes copied between two steps of a copy: others' steps come between them.
@@ -26,7 +26,7 @@ _STEP = 1 << 14
 class _Paper:
     """Memory of it."""
 
-    gpu: "PaperGpu"
+    gpu: "SimulatedGpu"
     array: NDArray[np.uint8]
     address: int
     nbytes: int
@@ -35,7 +35,7 @@ class _Paper:
         self.gpu.freed(self.address)
 
 
-class PaperGpu:
+class SimulatedGpu:
     """What `Gpu` asks for, without one; as unkind as the rules of CUDA allow.
 
     What is submitted to a stream is only queued. Whenever it is asked whether an event has come,

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from blockyard._core import Misuse, NoRoom, Ticket
-from blockyard.scheduling.reserve import Growing
-from blockyard.scheduling.tickets import SpentTicket, Tickets
+from blockyard.scheduling.headroom import Adaptive
+from blockyard.scheduling.reservations import Reservations, SpentReservation
 from blockyard.testing.engine import check
 from blockyard.testing.witness import Witness
 
@@ -33,7 +33,7 @@ class Promises:
     def __init__(self, cache: Witness, seen: Counter[str]) -> None:
         self._cache = cache
         self._seen = seen
-        self._tickets = Tickets(cache, reserves={"decode": Growing(1.0, 0.0)})
+        self._tickets = Reservations(cache, reserves={"decode": Adaptive(1.0, 0.0)})
         self._asked: dict[str, _Promise] = {}
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class Promises:
             return None
         try:
             ticket = self._tickets.commit(promise.number)
-        except SpentTicket:
+        except SpentReservation:
             check(not promise.open, f"the ticket of {name} is open, and is refused")
             self._seen["2.6 spent"] += 1
             return None

@@ -7,22 +7,28 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 from blockyard._core import Misuse
 from blockyard._typing import override
-from blockyard.scheduling.request import TERMINAL, State
-from blockyard.scheduling.reserve import Full, Growing, Nothing, Reserve, Watermark
-from blockyard.scheduling.victims import LastCome, LeastWork, Victims
-from blockyard.yard.preempt import Way
+from blockyard.scheduling.headroom import (
+    Adaptive,
+    FullLength,
+    HeadroomPolicy,
+    NoHeadroom,
+    Watermark,
+)
+from blockyard.scheduling.request import TERMINAL, RequestState
+from blockyard.scheduling.victims import LeastComputed, Newest, VictimPolicy
+from blockyard.yard.parking import PreemptMode
 
 __all__ = ["RESERVES", "VERBS", "VICTIMS", "Event", "Scenario", "Setup"]
 
-RESERVES: Final[dict[str, Callable[[], Reserve]]] = {
-    "nothing": Nothing,
-    "full": Full,
+RESERVES: Final[dict[str, Callable[[], HeadroomPolicy]]] = {
+    "nothing": NoHeadroom,
+    "full": FullLength,
     "watermark": lambda: Watermark(2),
-    "growing": lambda: Growing(2.0, 0.1),
+    "growing": lambda: Adaptive(2.0, 0.1),
 }
-VICTIMS: Final[dict[str, Callable[[], Victims]]] = {
-    "last-come": LastCome,
-    "least-work": LeastWork,
+VICTIMS: Final[dict[str, Callable[[], VictimPolicy]]] = {
+    "last-come": Newest,
+    "least-work": LeastComputed,
 }
 
 VERBS: Final = {
@@ -94,7 +100,7 @@ class Setup:
     budget: int = 16
     reserve: str = "growing"
     victims: str = "last-come"
-    preempt: Way = "park"
+    preempt: PreemptMode = "park"
     """What becomes of a victim's work; without a host it is computed again in any case."""
     recompute: bool = True
     """Whether the engine can compute again what was lost; else who is preempted must be parked."""
@@ -121,7 +127,7 @@ class Setup:
 
 
 _SAID: Final[dict[str, tuple[int, frozenset[str]]]] = {
-    "abort": (1, frozenset({"", *(state for state in State if state not in TERMINAL)})),
+    "abort": (1, frozenset({"", *(state for state in RequestState if state not in TERMINAL)})),
     "ack": (0, frozenset({"late", "twice", "lost", "unheard", "foreign"})),
     "copy": (1, frozenset({"up", "down", "across"})),
     "outcome": (1, frozenset({"late", "twice", "lost", "foreign"})),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from blockyard._core import BlockyardError, InUse, Unavailable
 from blockyard.scheduling.engine import Ack, Output, Step
-from blockyard.scheduling.request import Result, State
+from blockyard.scheduling.request import RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
@@ -206,7 +206,7 @@ class _Simulation:
     def _scheduler(self) -> Scheduler:
         return self._yards[0].scheduler
 
-    def _open(self) -> dict[str, State | None]:
+    def _open(self) -> dict[str, RequestState | None]:
         names = [name for name in self._asked if name not in self._results]
         return {name: self._scheduler.state(name) for name in names}
 
@@ -260,7 +260,9 @@ class _Simulation:
 
     def _hear(self) -> None:
         outputs, acks = self._engine.poll()
-        self._stopping = {name for name, state in self._open().items() if state is State.STOPPING}
+        self._stopping = {
+            name for name, state in self._open().items() if state is RequestState.STOPPING
+        }
         ignored = self._scheduler.stats()["acks_ignored"]
         self._say(outputs, acks)
         ignored = self._scheduler.stats()["acks_ignored"] - ignored
@@ -374,12 +376,12 @@ class _Simulation:
         asked = self._asked[name]
         whole = continuation(asked.prompt, asked.most, ending=self.setup.ends)
         tokens = result.tokens.tolist()
-        if result.state is State.FINISHED:
+        if result.state is RequestState.FINISHED:
             check(tokens == whole, f"{name} sampled {tokens}, undisturbed it is {whole}")
             self._seen["T28"] += name in self._stopping
             return
         check(tokens == whole[: len(tokens)], f"{name} sampled {tokens}, not {whole}")
-        if result.state is State.ABORTED:
+        if result.state is RequestState.ABORTED:
             check(name in self._aborted, f"{name} was aborted, and nobody said so")
             return
         if not self.setup.recompute and result.reason.startswith("kv_lost"):
@@ -458,10 +460,15 @@ class _Simulation:
         if state is None:
             return
         self._seen[f"abort in {state}"] += 1
-        self._seen["T27"] += state is State.LOADING
+        self._seen["T27"] += state is RequestState.LOADING
         self._aborted.add(name)
         self._both(lambda yard: yard.scheduler.abort(name))
-        if state in {State.WAITING, State.LOADING, State.RECOMPUTE, State.PARKED}:
+        if state in {
+            RequestState.WAITING,
+            RequestState.LOADING,
+            RequestState.RECOMPUTE,
+            RequestState.PARKED,
+        }:
             check(self._scheduler.state(name) is None, f"{name} was {state} and is not aborted")
 
     def _on_ack(self, fate: str, ticks: int) -> None:
@@ -513,7 +520,7 @@ class _Simulation:
             return
         self._collect()
         states = self._open()
-        ended = {State.PREFILL, State.DECODE, State.STOPPING}
+        ended = {RequestState.PREFILL, RequestState.DECODE, RequestState.STOPPING}
         had = {name for name, state in states.items() if state in ended}
         self._doomed |= had
         self._dead = _Death(self.now + ticks, requests, self._engine.holding)
@@ -521,11 +528,11 @@ class _Simulation:
         self._collect()
         failed = {name for name in had if name in self._results}
         check(failed == had, f"T29: the engine died with {had}, and only {failed} have failed")
-        waiting = {State.WAITING, State.RECOMPUTE, State.PARKED}
+        waiting = {RequestState.WAITING, RequestState.RECOMPUTE, RequestState.PARKED}
         lost = [name for name, state in self._open().items() if state not in waiting]
         check(not lost, f"T29: {lost} do not wait, and the engine is dead")
         self._seen["engine died"] += 1
-        self._seen["T29 dead"] += sum(states[name] is State.STOPPING for name in had)
+        self._seen["T29 dead"] += sum(states[name] is RequestState.STOPPING for name in had)
         for yard in self._yards:
             try:
                 yard.scheduler.schedule()

@@ -11,13 +11,13 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.thresholds import Thresholds
-from blockyard.testing.gpu import PaperGpu
+from blockyard.testing.gpu import SimulatedGpu
 from timed import Link, TimedGpu
 
 KNOWN = Thresholds(ring_bytes=32 << 20, groups=7, link_groups=3)
 
 
-def tiers(gpu: PaperGpu, order: str = "page-first") -> tuple[DeviceTier, PinnedTier]:
+def tiers(gpu: SimulatedGpu, order: str = "page-first") -> tuple[DeviceTier, PinnedTier]:
     layout = KVLayout.llama(2, 1, 512, order=order)  # type: ignore[arg-type]
     return DeviceTier(layout, 4, gpu=gpu), PinnedTier(layout, 4, gpu=gpu)
 
@@ -109,7 +109,7 @@ def test_compute_that_outlasts_the_copies_has_ended_when_memory_is_freed(
 ) -> None:
     monkeypatch.setattr("blockyard.crane.copiers.calibrate._SIZES", (64 << 10,))
     monkeypatch.setattr("blockyard.crane.copiers.calibrate._PIECES", (64 << 10,))
-    gpu = PaperGpu(eager=64)
+    gpu = SimulatedGpu(eager=64)
     device, host = tiers(gpu)
     held = gpu.held
     found = calibrate(device, host, thresholds=KNOWN, budget=1e-3)

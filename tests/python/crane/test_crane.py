@@ -76,7 +76,7 @@ class Wild:
         self.truth = {"device": held(self.device), "host": held(self.host)}
         self.busy: set[tuple[str, int]] = set()
         self.air: dict[int, Plan] = {}
-        self.flown = 0
+        self.in_flight = 0
 
     def launch(self, way: Any, chance: np.random.Generator) -> None:
         from_name, to_name = {"down": ("device", "host"), "up": ("host", "device")}[way]
@@ -88,8 +88,8 @@ class Wild:
         blocks = int(chance.integers(0, 1 + min(len(free[from_name]), len(free[to_name]))))
         sources = chance.permutation(free[from_name])[:blocks].tolist()
         to = chance.permutation(free[to_name])[:blocks].tolist()
-        self.flown += 1
-        made = plan(self.flown, way, sources, to)
+        self.in_flight += 1
+        made = plan(self.in_flight, way, sources, to)
         self.busy |= {(from_name, slot) for slot in sources} | {(to_name, slot) for slot in to}
         self.air[made.flight] = made
         self.hands.submit(made)

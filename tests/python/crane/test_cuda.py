@@ -17,7 +17,7 @@ from blockyard import Unavailable
 from blockyard.crane.gpu import GpuError, Move
 from blockyard.crane.gpu.cuda import Cuda, current
 from blockyard.crane.gpu.driver import BLOCK, Attributes, Driver, Rows
-from blockyard.testing.gpu import PaperGpu
+from blockyard.testing.gpu import SimulatedGpu
 from needs import need
 
 SOURCE = Path(__file__).parent / "kernels" / "driver.c"
@@ -65,11 +65,11 @@ def stub(built: Callable[[int], Stub], monkeypatch: pytest.MonkeyPatch) -> Stub:
     made = built(2)
     driver = Driver(str(made.path))
     monkeypatch.setattr(blockyard.crane.gpu.cuda, "Driver", lambda: driver)
-    monkeypatch.setattr(blockyard.crane.gpu.cuda, "_cupy", paper_cupy)
+    monkeypatch.setattr(blockyard.crane.gpu.cuda, "_cupy", simulated_cupy)
     return made
 
 
-def paper_cupy() -> Any:
+def simulated_cupy() -> Any:
     """As much of CuPy as is asked for, each name of which the real one has."""
     runtime = SimpleNamespace(getDevice=lambda: 0, CUDARuntimeError=type("CUDA", (Exception,), {}))
     memory = SimpleNamespace(OutOfMemoryError=type("Out", (MemoryError,), {}))
@@ -285,8 +285,8 @@ def test_the_current_device_is_made_once_and_a_given_gpu_is_taken(
     assert stub.path.exists()
     monkeypatch.setattr(blockyard.crane.gpu.cuda, "_made", {})
     assert current() is current()
-    paper = PaperGpu()
-    assert current(paper) is paper
+    simulated = SimulatedGpu()
+    assert current(simulated) is simulated
 
 
 def test_every_name_of_cupys_that_is_used_is_there() -> None:

@@ -1,4 +1,4 @@
-"""The copier for GPUs, on one of paper: order, failures, and what it costs."""
+"""The copier for GPUs, on a simulated one: order, failures, and what it costs."""
 
 import itertools
 import mmap
@@ -14,9 +14,9 @@ import blockyard as by
 import copying
 from blockyard import Cause, KVLayout, Misuse, Unavailable
 from blockyard.crane.copiers import Landed
+from blockyard.crane.copiers.addressing import Addressing
 from blockyard.crane.copiers.cuda import CudaCopier
 from blockyard.crane.copiers.threads import ThreadCopier
-from blockyard.crane.copiers.ways import Way
 from blockyard.crane.crane import Crane
 from blockyard.crane.gpu import GpuError
 from blockyard.crane.tiers import pinned
@@ -26,7 +26,7 @@ from blockyard.crane.tiers.pinned import Pinned, PinnedTier, _available, _touche
 from blockyard.shared.log import Limited
 from blockyard.shared.thresholds import Thresholds
 from blockyard.testing import ScriptedCopier, hang
-from blockyard.testing.gpu import PaperGpu
+from blockyard.testing.gpu import SimulatedGpu
 from copying import LAYERED, ROADS, opened, slots, work
 from cranes import LAYOUTS, SHARED, after, filled, outcomes, plan, same
 
@@ -52,17 +52,17 @@ def test_in_whatever_order_streams_work_bytes_are_those_of_the_order_of_calls(fi
         work(seed)
 
 
-def _without_compute(copier: CudaCopier, gpu: PaperGpu) -> None:
+def _without_compute(copier: CudaCopier, gpu: SimulatedGpu) -> None:
     wait, events = gpu.wait, {lane._computed for lane in copier._lanes.values()}
     vars(gpu)["wait"] = lambda stream, event: event in events or wait(stream, event)
 
 
-def _without_the_other_lane(copier: CudaCopier, _gpu: PaperGpu) -> None:
+def _without_the_other_lane(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
     for lane in copier._lanes.values():
         lane.other = None
 
 
-def _without_sources(copier: CudaCopier, _gpu: PaperGpu) -> None:
+def _without_sources(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
     for lane in set(copier._lanes.values()):
 
         def touch(pair: Any, number: int, _sources: Any, to: Any, lane: Any = lane) -> None:
@@ -71,21 +71,21 @@ def _without_sources(copier: CudaCopier, _gpu: PaperGpu) -> None:
         vars(lane)["touch"] = touch
 
 
-def _without_join(copier: CudaCopier, _gpu: PaperGpu) -> None:
+def _without_join(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
     vars(copier)["join"] = lambda: True
 
 
-def _with_one_table(copier: CudaCopier, _gpu: PaperGpu) -> None:
+def _with_one_table(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
     for lane in set(copier._lanes.values()):
         vars(lane)["_place"] = lambda _words: 0
 
 
-def _without_those_to_come(copier: CudaCopier, _gpu: PaperGpu) -> None:
+def _without_those_to_come(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
     for lane in set(copier._lanes.values()):
         vars(lane)["coming"] = lambda *_: False
 
 
-def _without_an_order_of_the_ring(copier: CudaCopier, gpu: PaperGpu) -> None:
+def _without_an_order_of_the_ring(copier: CudaCopier, gpu: SimulatedGpu) -> None:
     wait, events = gpu.wait, {event for lane in copier._lanes.values() for event in lane.freed}
     vars(gpu)["wait"] = lambda stream, event: event in events or wait(stream, event)
 
@@ -323,7 +323,7 @@ def test_a_slot_that_is_not_there_fails_the_copy_before_anything_is_queued() -> 
 
 
 def test_what_a_lost_device_had_in_the_air_is_quarantined_until_the_reset() -> None:
-    gpu = PaperGpu(eager=0)
+    gpu = SimulatedGpu(eager=0)
     layout = LAYOUTS["page-first"]
     device, host = DeviceTier(layout, 8, gpu=gpu), PinnedTier(layout, 8, gpu=gpu)
     cache = by.local(layout, memory=(device, host))
@@ -364,7 +364,7 @@ def test_a_copy_that_fails_half_queued_has_ended_only_with_what_was_queued(
     said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu, device, host, copier = opened(BOTH, eager=0, thresholds=ROADS[1])
-    runs, seen = Way.runs, []
+    runs, seen = Addressing.runs, []
 
     def second(*arguments: Any) -> Any:
         seen.append(1)
@@ -372,7 +372,7 @@ def test_a_copy_that_fails_half_queued_has_ended_only_with_what_was_queued(
             raise MemoryError("no room for a table")
         return runs(*arguments)
 
-    monkeypatch.setattr(Way, "runs", second)
+    monkeypatch.setattr(Addressing, "runs", second)
     receipt = copier.start(device, host, slots(1), slots(1))
     assert receipt is not None
     assert receipt.poll() is None
@@ -393,7 +393,7 @@ def test_a_stream_that_is_none_refuses_the_copy_and_no_other() -> None:
 
 
 def test_whatever_fails_while_it_is_made_nothing_is_left() -> None:
-    gpu = PaperGpu()
+    gpu = SimulatedGpu()
     device, host = DeviceTier(BOTH, 12, gpu=gpu), PinnedTier(BOTH, 9, gpu=gpu)
     held, before = gpu.held, gpu.calls.copy()
     copier = CudaCopier(device, host, depth=3, layers=2)
@@ -470,7 +470,7 @@ def test_a_crane_of_threads_joins_nothing_that_is_under_way() -> None:
 
 
 def test_parts_are_of_the_layouts_pieces_however_they_lie_side_by_side() -> None:
-    gpu = PaperGpu(eager=0)
+    gpu = SimulatedGpu(eager=0)
     layout = KVLayout.llama(4, 1, 8, block_size=2, order="layer-first")
     # K of all layers in one tensor and V in another: each is one piece as long as four.
     memory = np.zeros((2, 6, 4, 32), np.uint8)
@@ -494,7 +494,7 @@ def test_parts_are_of_the_layouts_pieces_however_they_lie_side_by_side() -> None
 
 
 def test_memory_of_another_gpu_is_not_adopted() -> None:
-    mine, other = PaperGpu(), PaperGpu()
+    mine, other = SimulatedGpu(), SimulatedGpu()
     layout = KVLayout.llama(4, 1, 8, block_size=2)
     with other:
         memory = other.allocate(6 * layout.block_bytes)
@@ -507,7 +507,7 @@ def test_memory_of_another_gpu_is_not_adopted() -> None:
         DeviceTier.adopt(layout, longer, axis=0, gpu=other)
 
 
-def _within(gpu: PaperGpu, memory: Any) -> PaperGpu:
+def _within(gpu: SimulatedGpu, memory: Any) -> SimulatedGpu:
     """The GPU, to which this memory belongs."""
     with gpu:
         gpu.register(memory.ctypes.data, memory.nbytes)
@@ -541,7 +541,7 @@ def test_memory_that_is_dropped_is_unpinned_behind_its_last_copy_or_not_at_all()
 
 
 def test_memory_is_unpinned_while_it_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, there = PaperGpu(), []
+    gpu, there = SimulatedGpu(), []
     unregister = gpu.unregister
 
     def mapped(address: int) -> None:
@@ -567,12 +567,12 @@ def test_bytes_of_a_file_that_others_have_are_never_written_when_it_is_pinned() 
 def test_memory_that_is_there_already_needs_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Pinned(PaperGpu(), 10_000, shared=tmp_path / "kv").free()
+    Pinned(SimulatedGpu(), 10_000, shared=tmp_path / "kv").free()
     monkeypatch.setattr("blockyard.crane.tiers.pinned._PATIENCE", 0.0)
     monkeypatch.setattr("blockyard.crane.tiers.pinned._available", lambda: 0)
-    Pinned(PaperGpu(), 10_000, shared=tmp_path / "kv").free()
+    Pinned(SimulatedGpu(), 10_000, shared=tmp_path / "kv").free()
     with pytest.raises(Unavailable, match="0 were taken, and the machine has 0 more"):
-        Pinned(PaperGpu(), 10_000)
+        Pinned(SimulatedGpu(), 10_000)
 
 
 def test_files_that_were_read_are_room_in_a_group(tmp_path: Path) -> None:
@@ -587,7 +587,7 @@ def test_files_that_were_read_are_room_in_a_group(tmp_path: Path) -> None:
 
 
 def test_a_crane_on_a_gpu_picks_the_copier_for_it() -> None:
-    gpu = PaperGpu()
+    gpu = SimulatedGpu()
     device = DeviceTier(LAYERED, 4, gpu=gpu)
     with Crane(LAYERED, device=device, host=PinnedTier(LAYERED, 4, gpu=gpu)) as crane:
         assert isinstance(crane.copier, CudaCopier)
@@ -621,7 +621,7 @@ def test_tiers_of_one_slot_are_copied_too(layout: str) -> None:
 def test_bad_input_is_named() -> None:
     gpu, device, host, copier = opened()
     with pytest.raises(Misuse, match="two GPUs"):
-        CudaCopier(device, PinnedTier(LAYERED, 4, gpu=PaperGpu()))
+        CudaCopier(device, PinnedTier(LAYERED, 4, gpu=SimulatedGpu()))
     with pytest.raises(Misuse, match="depth = 0"):
         CudaCopier(device, host, depth=0)
     with pytest.raises(Misuse, match="layers = 0"):
@@ -668,7 +668,7 @@ def test_a_stream_is_an_address_or_what_has_one() -> None:
 
 
 def test_what_does_not_fit_is_said_and_nothing_is_left() -> None:
-    gpu = PaperGpu(memory=BOTH.block_bytes * 85, pins=LAYERED.block_bytes * 50)
+    gpu = SimulatedGpu(memory=BOTH.block_bytes * 85, pins=LAYERED.block_bytes * 50)
     with pytest.raises(Unavailable, match="device memory"):
         DeviceTier(BOTH, 90, gpu=gpu)
     assert not gpu.held
@@ -697,7 +697,7 @@ def test_a_machine_is_asked_for_memory_before_each_part_of_it_is_taken(
     # Four at once; half of four; and not the last three of less than two, however often asked.
     room = iter([20 * mib, 4 * mib, *[2 * mib - 1] * 3])
     monkeypatch.setattr("blockyard.crane.tiers.pinned._available", lambda: next(room))
-    gpu, told = PaperGpu(), []
+    gpu, told = SimulatedGpu(), []
     with pytest.raises(Unavailable, match="6291456 were taken, and the machine has 2097151 more"):
         Pinned(gpu, 9 * mib, progress=lambda taken, _size: told.append(taken // mib))
     assert (told, slept) == ([4, 6], [0.25, 0.25])
@@ -718,7 +718,7 @@ def test_pinned_memory_is_as_large_as_asked_and_tells_its_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("blockyard.crane.tiers.pinned._CHUNK", 1 << 20)
-    gpu, told = PaperGpu(), []
+    gpu, told = SimulatedGpu(), []
     memory = Pinned(gpu, 9 * 2**20, progress=lambda taken, size: told.append((taken, size)))
     assert told == [(4 * 2**20, 9437184), (8 * 2**20, 9437184), (9437184, 9437184)]
     assert len(memory.array) == gpu.held == 9437184
@@ -730,11 +730,11 @@ def test_pinned_memory_is_as_large_as_asked_and_tells_its_progress(
 
 def test_replicated_planes_lie_once_in_a_file_that_every_rank_pins(tmp_path: Path) -> None:
     layout = KVLayout.mla(3, 12, 4, block_size=4, ranks=2)
-    gpus = [PaperGpu(), PaperGpu()]
+    gpus = [SimulatedGpu(), SimulatedGpu()]
     tiers = [PinnedTier(layout, 4, gpu=gpu, shared=tmp_path / "kv") for gpu in gpus]
     tiers[0].planes[0][2] = 9
     assert (tiers[1].planes[0][2] == 9).all()
-    again = PinnedTier(layout, 4, gpu=PaperGpu(), shared=tmp_path / "kv")
+    again = PinnedTier(layout, 4, gpu=SimulatedGpu(), shared=tmp_path / "kv")
     assert (again.planes[0][2] == 9).all()
     with pytest.raises(Misuse, match="give shared="):
         PinnedTier(layout, 4, gpu=gpus[0])
@@ -746,7 +746,7 @@ def test_ranks_write_replicated_planes_in_turn_and_read_them_all(tmp_path: Path)
     hosts: list[PinnedTier] = []
     devices: list[DeviceTier] = []
     for rank in range(2):
-        gpu = PaperGpu(rank)
+        gpu = SimulatedGpu(rank)
         device = DeviceTier(SHARED, 8, gpu=gpu)
         host = PinnedTier(SHARED, 8, gpu=gpu, shared=tmp_path / "kv")
         filled(device, rank)
@@ -772,7 +772,7 @@ def test_ranks_write_replicated_planes_in_turn_and_read_them_all(tmp_path: Path)
 
 @pytest.mark.parametrize("node", [0, 63, 4000])
 def test_a_wish_for_a_node_is_only_a_wish(node: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = PaperGpu()
+    gpu = SimulatedGpu()
     monkeypatch.setattr(gpu, "node", lambda: node)
     memory = Pinned(gpu, 10_000)
     memory.array[:] = 7

@@ -15,7 +15,7 @@ from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.thresholds import Thresholds
-from blockyard.testing.gpu import PaperGpu
+from blockyard.testing.gpu import SimulatedGpu
 from copying import opened, slots
 from cranes import LAYOUTS, after, filled, plan, same
 
@@ -34,7 +34,7 @@ def scattered(blocks: int, seed: int = 1) -> Any:
     return np.random.default_rng(seed).permutation(blocks).astype(np.uint32)
 
 
-def longest(gpu: PaperGpu) -> list[int]:
+def longest(gpu: SimulatedGpu) -> list[int]:
     """Will have the runs of every batch."""
     copy, seen = gpu.copy, []
 
@@ -65,7 +65,7 @@ def test_no_call_is_longer_than_a_thousand_runs_and_none_blocks(
 
 
 def test_a_driver_whose_queue_is_full_blocks_its_caller() -> None:
-    """What the paper shows: so it was with all runs in one call."""
+    """What the simulated GPU shows: so it was with all runs in one call."""
     limits = replace(BATCHES, batch_runs=1 << 20, queued_runs=1 << 20)
     gpu, device, host, copier = opened(PAGES, device=4000, host=4000, thresholds=limits, eager=0)
     copier.start(device, host, scattered(4000), scattered(4000, 2))

@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 import blockyard as by
-import paper_cupy as paper
+import simulated_cupy as simulated
 from blockyard.crane.devices import NUMPY, device, fetched
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.plan import Outcome
 from blockyard.tools.cli import cli
-from blockyard.tools.replay.hands import _serve, scaled
+from blockyard.tools.replay.memory import _serve, scaled
 from yard import plan_of
 
 LAYOUT = by.KVLayout.llama(2, 2, 8, block_size=4)
@@ -38,16 +38,16 @@ def test_memory_is_numpys_in_this_machine() -> None:
 
 
 def test_a_gpu_has_the_device_and_pins_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    paper.installed(monkeypatch)
+    simulated.installed(monkeypatch)
     on = device("cuda")
-    assert on.xp is paper
+    assert on.xp is simulated
     near, far = on.tiers(LAYOUT, 3, 5)
     assert isinstance(near, DeviceTier)
     assert isinstance(far, PinnedTier)
     assert near.gpu is far.gpu
-    assert isinstance(near.planes[0], paper.ndarray)
+    assert isinstance(near.planes[0], simulated.ndarray)
     # What copies wait for is what computes.
-    assert near.stream == on.xp.cuda.get_current_stream().ptr == paper.STREAM
+    assert near.stream == on.xp.cuda.get_current_stream().ptr == simulated.STREAM
     assert isinstance(fetched(near.planes[0]), np.ndarray)
 
 
@@ -68,9 +68,9 @@ def test_cupy_is_not_imported_by_who_asks_for_memory() -> None:
     assert said.stdout == "False\n"
 
 
-@pytest.mark.parametrize("words", ["proof --talks 2", "replay --requests 3 --verify"])
+@pytest.mark.parametrize("words", ["proof --conversations 2", "replay --requests 3 --verify"])
 def test_a_gpu_that_is_not_there_is_bad_input(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    paper.installed(monkeypatch, missing)
+    simulated.installed(monkeypatch, missing)
     done = CliRunner().invoke(cli, [*words.split(), "--device", "cuda"])
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == (
@@ -82,7 +82,7 @@ def test_a_gpu_that_is_not_there_is_bad_input(words: str, monkeypatch: pytest.Mo
 def test_a_rank_in_a_process_has_the_device_of_that_name(
     ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paper.installed(monkeypatch)
+    simulated.installed(monkeypatch)
     config = by.Config(device=8, host=4, layout=scaled(16, ranks))
     here, there = multiprocessing.Pipe()
     what = (there, config.to_mapping(), ranks - 1, None, 0, "cuda")
@@ -111,7 +111,7 @@ def test_a_rank_in_a_process_has_the_device_of_that_name(
 def test_what_is_wrong_with_the_device_of_a_process_is_said_where_it_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    paper.installed(monkeypatch, missing)
+    simulated.installed(monkeypatch, missing)
     config = by.Config(device=8, host=4, layout=scaled(16, 1))
     here, there = multiprocessing.Pipe()
     serving = threading.Thread(target=_serve, args=(there, config.to_mapping(), 0, None, 0, "cuda"))

@@ -217,7 +217,7 @@ def test_a_planted_mistake_is_noticed(tmp_path: Path, mistake: str | None) -> No
     source = kernels.source() if mistake is None else mistaken(*MISTAKES[mistake])
     built = build(tmp_path / "kernels.so", source)
     # In a process of its own, as it may write anywhere.
-    program = [sys.executable, str(HERE / "moves.py"), str(built)]
+    program = [sys.executable, str(HERE.parent / "support" / "moves.py"), str(built)]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=50)  # noqa: S603
     if mistake is None:
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -14,7 +14,7 @@ import pytest
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.engines.model import Batch, Model
 from blockyard.engines.weights import ModelConfig
-from blockyard.scheduling.request import Result, State
+from blockyard.scheduling.request import RequestState, Result
 
 ROOT = Path(__file__).parents[3]
 PATH = ROOT / "examples/engine.py"
@@ -77,10 +77,10 @@ def test_its_tokens_are_those_of_the_model_undisturbed(device: int) -> None:
     for name, result in results.items():
         tokens = result.tokens.tolist()
         if name in EXAMPLE["ABORTS"].values():
-            assert result.state is State.ABORTED
+            assert result.state is RequestState.ABORTED
             assert tokens == ALONE[name][: len(tokens)]
         else:
-            assert result.state is State.FINISHED
+            assert result.state is RequestState.FINISHED
             assert tokens == ALONE[name]
     assert stats["lost"] == 0
     assert (stats["parkings"] > 0) == (device < 64)

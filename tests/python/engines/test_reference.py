@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 import blockyard as by
-import paper_cupy as paper
+import simulated_cupy as simulated
 from blockyard.crane.copiers import Copier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.devices import NUMPY, Device, fetched
@@ -27,8 +27,8 @@ from blockyard.engines.reference import ReferenceEngine, alone
 from blockyard.engines.sampling import Sampling, key_of
 from blockyard.engines.weights import Floats, ModelConfig, rotations, weights
 from blockyard.scheduling.engine import Chunk, Engine, Output, Start, Step, Stop
-from blockyard.scheduling.request import State
-from blockyard.scheduling.reserve import Nothing
+from blockyard.scheduling.headroom import NoHeadroom
+from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.layout import Order
 from cranes import plan
@@ -375,7 +375,7 @@ def play(
 ) -> Ran:
     """Runs requests to their end, with at most `flight` steps in flight beside the newest."""
     chosen: dict[str, Any] = {"seats": 8, "budget": 64, "rest": 1, "stops": engine.stops}
-    scheduler = Scheduler(cache, reserve=Nothing(), **chosen | keywords)
+    scheduler = Scheduler(cache, reserve=NoHeadroom(), **chosen | keywords)
     for request, (text, most) in wanted.items():
         scheduler.add(request, text, most=most)
     asked: Engine = engine
@@ -400,7 +400,7 @@ def play(
             scheduler.on_output(output)
         scheduler.on_acks(acks)
         for result in scheduler.results():
-            assert result.state is State.FINISHED, result
+            assert result.state is RequestState.FINISHED, result
             tokens[result.request] = result.tokens.tolist()
         assert cache.audit() is None
     return Ran(tokens, scheduler.stats() | cache.stats(), highest)
@@ -583,16 +583,16 @@ def test_stops_are_acked_where_every_row_was_stopped() -> None:
 
 @pytest.mark.parametrize("order", ["page-first", "layer-first"])
 def test_on_paper_a_gpu_computes_the_same_bits(order: Order) -> None:
-    model = Model(CONFIG, xp=paper)
-    memory = Memory(model=model, on=paper.elsewhere(), order=order)
+    model = Model(CONFIG, xp=simulated)
+    memory = Memory(model=model, on=simulated.elsewhere(), order=order)
     assert same(memory.whole(TEXT, 7), PLAIN)
     assert same(among_others(memory, 2), PLAIN)
-    assert same(decoded(Memory(model=model, on=paper.elsewhere()), 3), PLAIN[65:])
+    assert same(decoded(Memory(model=model, on=simulated.elsewhere()), 3), PLAIN[65:])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_on_paper_a_gpu_says_the_same_under_a_squeeze(temperature: float) -> None:
-    model, sampling = Model(CONFIG, xp=paper), Sampling(temperature, seed=5)
+    model, sampling = Model(CONFIG, xp=simulated), Sampling(temperature, seed=5)
     wanted = requests(6)
     squeezed = ran(
         30,
@@ -601,7 +601,7 @@ def test_on_paper_a_gpu_says_the_same_under_a_squeeze(temperature: float) -> Non
         lag=1,
         model=model,
         sampling=sampling,
-        on=paper.elsewhere(3),
+        on=simulated.elsewhere(3),
     )
     assert squeezed.stats["preempted"] > 0
     assert squeezed.stats["host_out"] > 0
@@ -609,11 +609,11 @@ def test_on_paper_a_gpu_says_the_same_under_a_squeeze(temperature: float) -> Non
 
 
 def test_a_step_waits_for_the_gpu_once_and_without_a_token_never() -> None:
-    model = Model(CONFIG, xp=paper)
+    model = Model(CONFIG, xp=simulated)
     layout = CONFIG.layout(block_size=4)
-    cache, engine = alone(model, by.Config(layout=layout, device=60), on=paper.elsewhere())
+    cache, engine = alone(model, by.Config(layout=layout, device=60), on=simulated.elsewhere())
     scheduler = Scheduler(cache, budget=16, stops=engine.stops)
-    paper.waits.clear()
+    simulated.waits.clear()
     expected = 0
     with cache:
         for seed in range(3):
@@ -624,18 +624,18 @@ def test_a_step_waits_for_the_gpu_once_and_without_a_token_never() -> None:
             outputs, acks = engine.poll()
             for output in outputs:
                 expected += len(output.seats) > 0
-                assert paper.waits.total() == expected
+                assert simulated.waits.total() == expected
                 scheduler.on_output(output)
             scheduler.on_acks(acks)
-    assert paper.waits == {"get": expected}
+    assert simulated.waits == {"get": expected}
 
 
 def test_other_weights_are_in_the_memory_of_the_first() -> None:
-    rank = Rank(Model(CONFIG, xp=paper), paper.elsewhere().tiers(CONFIG.layout(), 2, 0)[0])
+    rank = Rank(Model(CONFIG, xp=simulated), simulated.elsewhere().tiers(CONFIG.layout(), 2, 0)[0])
     rank.update(1)
     rank.finish()
-    assert rank._model.xp is paper
-    assert isinstance(rank._model._embedding, paper.ndarray)
+    assert rank._model.xp is simulated
+    assert isinstance(rank._model._embedding, simulated.ndarray)
 
 
 @pytest.mark.gpu

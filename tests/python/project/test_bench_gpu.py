@@ -1,4 +1,4 @@
-"""The bench of the GPU layer, on a GPU of paper: that it runs, and judges what it sees."""
+"""The bench of the GPU layer, on a simulated GPU: that it runs, and judges what it sees."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from blockyard import Unavailable
 from blockyard._typing import override
 from blockyard.crane.copiers import Receipt
 from blockyard.crane.copiers.cuda import CudaCopier
-from blockyard.testing.gpu import PaperGpu
+from blockyard.testing.gpu import SimulatedGpu
 from timed import Link, TimedGpu
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benches" / "gpu"))
@@ -148,12 +148,12 @@ def test_a_copier_that_takes_nothing_or_never_ends_fails_its_section(
 ) -> None:
     monkeypatch.setattr("pairs._PATIENCE", 0.01)
 
-    class Full(CudaCopier):
+    class FullLength(CudaCopier):
         @override
         def start(self, *_what: Any) -> Receipt | None:
             return None
 
-    rig = Clocks().rig(Full)
+    rig = Clocks().rig(FullLength)
     said = bench.measure(rig, {"checked", "link"})
     rig.close()
     assert "no copy is taken" in said["sections"]["checked"]["error"]
@@ -165,7 +165,7 @@ def test_the_command_writes_json_and_prints_the_table_last(
 ) -> None:
     out = tmp_path / "bench-gpu.json"
     monkeypatch.setenv("OUT", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["bench.py", "--paper", "--only", "link"])
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--simulated", "--only", "link"])
     assert bench.main() == 0
     said = json.loads(out.read_text(encoding="utf-8"))
     assert set(said["sections"]) == {"checked", "link"}
@@ -266,7 +266,7 @@ def test_where_the_check_itself_crashes_nothing_is_timed() -> None:
 def test_a_rung_finds_a_byte_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder, "TIMES", 2)
     monkeypatch.setattr(ladder, "_SOURCE", 16 * 40)
-    gpu = PaperGpu(entries=1 << 20)
+    gpu = SimulatedGpu(entries=1 << 20)
     assert ladder.rung(gpu, 16, 100) == "good"
     assert not gpu.held
     copy = gpu.copy
@@ -278,4 +278,4 @@ def test_a_rung_finds_a_byte_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
     assert ladder.rung(gpu, 16, 100) == "wrong"
     assert not gpu.held
     with pytest.raises(Unavailable):
-        ladder.rung(PaperGpu(memory=10), 16, 100)
+        ladder.rung(SimulatedGpu(memory=10), 16, 100)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from blockyard.scheduling.engine import Ack, Output
-from blockyard.scheduling.request import State
+from blockyard.scheduling.request import RequestState
 from loop import U32, Loop, column, continuation, stopping
 from yard import text
 
@@ -24,7 +24,7 @@ def test_acks_that_come_with_an_output_are_taken_also_where_all_decode() -> None
     loop.stops.clear()
     loop.bound.pop(0)
     loop.look()
-    assert (loop.results[0].state, loop.told("seats")) == (State.ABORTED, 1)
+    assert (loop.results[0].state, loop.told("seats")) == (RequestState.ABORTED, 1)
     loop.finish()
 
 
@@ -39,7 +39,7 @@ def test_a_first_token_and_drafts_that_come_before_the_ack_count(drafts: int) ->
     loop.scheduler.update_weights()
     loop.schedule()
     loop.output()
-    assert loop.state("one") is State.STOPPING
+    assert loop.state("one") is RequestState.STOPPING
     assert len(loop.scheduler._requests["one"].outputs) == (4 if drafts else 1)
     loop.output()
     loop.ack()
@@ -86,7 +86,7 @@ def test_who_reaches_its_length_while_it_is_aborted_has_ended_once() -> None:
     loop.scheduler.abort("one")
     loop.schedule()
     loop.output()
-    assert loop.results["one"].state is State.FINISHED
+    assert loop.results["one"].state is RequestState.FINISHED
     loop.output()
     loop.ack()
     loop.finish()
@@ -148,7 +148,7 @@ def test_where_stops_hold_in_order_the_output_of_their_step_ends_who_was_stopped
     loop.scheduler.abort(0)
     loop.schedule()
     loop.output()
-    assert (loop.results[0].state, loop.told("seats")) == (State.ABORTED, 1)
+    assert (loop.results[0].state, loop.told("seats")) == (RequestState.ABORTED, 1)
     loop.stops.clear()
     loop.bound.pop(0)
     loop.finish()
@@ -194,7 +194,7 @@ def test_absence_counts_from_the_first_time_that_a_stop_was_sent() -> None:
     loop.schedule()
     loop.output()
     loop.scheduler.reconcile([0], number)
-    assert loop.state("new") is State.RECOMPUTE
+    assert loop.state("new") is RequestState.RECOMPUTE
     loop.stops.clear()
     loop.bound.pop(1)
     loop.finish()
@@ -221,7 +221,7 @@ def test_steps_that_ran_a_seat_are_those_of_who_sits_in_it() -> None:
     loop = Loop(seats=1)
     loop.add("first", text(1, 6), 5)
     loop.add("second", text(2, 6), 5)
-    while loop.state("second") is State.WAITING:
+    while loop.state("second") is RequestState.WAITING:
         loop.turn()
     assert "1 steps ran it" in str(loop.scheduler.explain("second"))
     loop.finish()
@@ -246,7 +246,10 @@ def test_a_stop_of_before_a_reset_is_not_sent_after_it(sent: bool) -> None:
     assert (step.stops, [start.seat for start in step.starts]) == ((), [0])
     loop.output()
     loop.finish()
-    assert [loop.results[name].state for name in ("one", "two")] == [State.ABORTED, State.FINISHED]
+    assert [loop.results[name].state for name in ("one", "two")] == [
+        RequestState.ABORTED,
+        RequestState.FINISHED,
+    ]
 
 
 def test_a_reset_gives_back_what_was_held_for_steps_that_are_never_done() -> None:
@@ -273,7 +276,7 @@ def test_who_was_failing_when_the_engine_was_reset_fails_for_its_own_reason() ->
     loop.add("one", 6, 20)
     loop.turn(3)
     loop.cache.resize("device", 5)
-    while loop.state("one") is not State.STOPPING:
+    while loop.state("one") is not RequestState.STOPPING:
         loop.schedule()
         loop.output()
     loop.scheduler.reset()
@@ -281,7 +284,7 @@ def test_who_was_failing_when_the_engine_was_reset_fails_for_its_own_reason() ->
     loop.bound.clear()
     loop.look()
     result = loop.results["one"]
-    assert (result.state, "all 4 blocks" in result.reason) == (State.FAILED, True)
+    assert (result.state, "all 4 blocks" in result.reason) == (RequestState.FAILED, True)
     loop.finish()
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import blockyard as by
-from blockyard.scheduling.request import State
+from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.yard.preempt import Preempt
+from blockyard.yard.parking import Parking
 from loop import Loop, continuation, parked, resuming, squeezed, stopping
 from yard import publish_below, text
 
@@ -25,7 +25,11 @@ def test_t10_a_victim_is_parked_with_its_host_slots_promised_and_nothing_has_mov
     assert lease is not None
     blocks, before = lease.blocks, loop.cache.stats()
     loop.ack()
-    assert (loop.state("new"), loop.told("parked"), loop.told("seats")) == (State.PARKED, 1, 1)
+    assert (loop.state("new"), loop.told("parked"), loop.told("seats")) == (
+        RequestState.PARKED,
+        1,
+        1,
+    )
     after = loop.cache.stats()
     assert (after["parked"], after["host_promised"]) == (1, blocks)
     assert after["device_out"] == before["device_out"]
@@ -44,7 +48,7 @@ def test_t10_the_blocks_of_the_parked_leave_tail_first_and_only_as_the_need_asks
     assert loop.handle().on_device == blocks - 1
     # One block is room for four tokens; the next moves two steps before it is wanted.
     moved = []
-    while loop.state("old") is State.DECODE:
+    while loop.state("old") is RequestState.DECODE:
         moved.append(loop.told("relieved"))
         loop.turn()
     assert moved[0] == 1
@@ -58,17 +62,17 @@ def test_t12_when_a_copy_has_landed_its_slot_is_somebody_elses_and_it_stays_park
         loop.turn()
         if loop.handle().on_device < loop.handle().blocks:
             break
-    assert loop.state("new") is State.PARKED
+    assert loop.state("new") is RequestState.PARKED
     assert loop.told("relieved") == loop.handle().blocks - loop.handle().on_device == 1
     loop.turn()
-    assert loop.state("old") is State.DECODE
+    assert loop.state("old") is RequestState.DECODE
     loop.finish()
 
 
 def test_t13_a_failed_copy_is_tried_again_and_then_the_keep_is_broken() -> None:
     loop = parked()
     for _ in range(4):
-        assert loop.state("new") is State.PARKED
+        assert loop.state("new") is RequestState.PARKED
         loop.schedule()
         (plan,) = loop.plans
         loop.plans.clear()
@@ -102,7 +106,7 @@ def test_t14_a_copy_that_never_ends_costs_its_destination_alone() -> None:
 def test_t15_what_the_host_cannot_promise_is_computed_again(host: int) -> None:
     loop = stopping(host=host)
     loop.ack()
-    assert loop.state("new") is State.RECOMPUTE
+    assert loop.state("new") is RequestState.RECOMPUTE
     assert (loop.told("no_host"), loop.cache.stats()["parked"]) == (int(host > 0), 0)
     loop.finish()
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
@@ -114,12 +118,12 @@ def test_t15_idle_blocks_of_the_host_make_way_for_who_is_parked() -> None:
     assert loop.cache.stats()["host_free"] == 0
     loop.add("old", text(1, 14), 12)
     loop.add("new", text(2, 14), 12)
-    while loop.state("new") is not State.STOPPING:
+    while loop.state("new") is not RequestState.STOPPING:
         loop.schedule()
         loop.plans.clear()
         loop.output()
     loop.ack()
-    assert loop.state("new") is State.PARKED
+    assert loop.state("new") is RequestState.PARKED
     loop.finish()
 
 
@@ -136,7 +140,7 @@ def test_t16_what_is_all_on_the_device_decodes_at_once() -> None:
     (start,) = step.starts
     assert start.request == "new"
     assert start.cached == len(start.tokens) - 1
-    assert (loop.state("new"), loop.plans) == (State.DECODE, [])
+    assert (loop.state("new"), loop.plans) == (RequestState.DECODE, [])
     assert step.chunks == ((start.seat, start.cached, 1),)
     loop.finish()
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
@@ -147,14 +151,14 @@ def test_t17_who_finds_no_room_stays_parked_and_ages() -> None:
     loop.turn()
     before = loop.scheduler._requests["new"].refused
     loop.turn(2)
-    assert loop.state("new") is State.PARKED
+    assert loop.state("new") is RequestState.PARKED
     assert loop.scheduler._requests["new"].refused > before
     loop.finish()
 
 
 def test_t17_who_has_aged_is_computed_again() -> None:
     loop = parked()
-    loop.scheduler._preempt._patience = 2
+    loop.scheduler._parking._patience = 2
     for _ in range(8):
         loop.turn()
     assert loop.told("aged") == 1
@@ -173,7 +177,7 @@ def test_t18_when_its_loads_have_landed_it_goes_on_at_the_same_token_in_a_new_ep
     (start,) = [one for one in step.starts if one.request == "new"]
     assert (len(start.tokens), start.cached) == (known, known - 1)
     assert start.epoch == epoch
-    assert loop.state("new") is State.DECODE
+    assert loop.state("new") is RequestState.DECODE
     assert loop.told("lost") == 0
     loop.finish()
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
@@ -188,12 +192,12 @@ def test_t19_t20_a_resume_that_comes_short_is_parked_again_and_tried_again(end: 
     loop.schedule()
     loop.output()
     assert (loop.told("retried"), loop.told("kv_lost")) == (1, 0)
-    assert loop.state("new") in {State.PARKED, State.LOADING}
+    assert loop.state("new") in {RequestState.PARKED, RequestState.LOADING}
     if end == "never ends":
         for _ in range(5):
             loop.turn()
         assert loop.cache.stats()["device_quarantined"] == len(plan)
-        assert loop.state("new") is State.PARKED
+        assert loop.state("new") is RequestState.PARKED
         loop.cache.commit(plan)
     loop.finish()
     assert loop.told("lost") == 0
@@ -205,7 +209,7 @@ def test_t19_who_has_tried_often_enough_is_computed_again_or_lost(recompute: Any
     loop = resuming(recompute=recompute)
     for _ in range(3):
         for _ in range(6):
-            if loop.state("new") is State.LOADING:
+            if loop.state("new") is RequestState.LOADING:
                 break
             loop.schedule()
             loop.output()
@@ -214,14 +218,18 @@ def test_t19_who_has_tried_often_enough_is_computed_again_or_lost(recompute: Any
         loop.schedule()
         loop.output()
     if recompute:
-        assert loop.state("new") in {State.RECOMPUTE, State.LOADING, State.PREFILL}
+        assert loop.state("new") in {
+            RequestState.RECOMPUTE,
+            RequestState.LOADING,
+            RequestState.PREFILL,
+        }
     loop.finish()
     result = loop.results["new"]
     tokens = continuation("new", 14, 12)
     if recompute:
-        assert (result.state, result.tokens.tolist()) == (State.FINISHED, tokens)
+        assert (result.state, result.tokens.tolist()) == (RequestState.FINISHED, tokens)
     else:
-        assert result.state is State.FAILED
+        assert result.state is RequestState.FAILED
         assert result.reason.startswith("kv_lost")
         assert result.tokens.tolist() == tokens[: len(result.tokens)]
 
@@ -236,7 +244,7 @@ def test_t21_a_kept_copy_that_is_corrupt_is_not_used(recompute: Any) -> None:
     if recompute:
         assert result.tokens.tolist() == continuation("new", 14, 12)
     else:
-        assert (result.state, result.reason[:7]) == (State.FAILED, "kv_lost")
+        assert (result.state, result.reason[:7]) == (RequestState.FAILED, "kv_lost")
     assert loop.told("kv_lost") == 1
 
 
@@ -244,7 +252,7 @@ def test_t23_who_is_parked_is_aborted_at_once_and_nothing_is_kept() -> None:
     loop = parked()
     loop.scheduler.abort("new")
     loop.look()
-    assert loop.results["new"].state is State.ABORTED
+    assert loop.results["new"].state is RequestState.ABORTED
     stats = loop.cache.stats()
     assert (stats["parked"], stats["host_promised"], loop.told("parked")) == (0, 0, 0)
     loop.finish()
@@ -256,7 +264,7 @@ def test_t27_who_is_aborted_while_its_copies_are_in_the_air_gives_its_slots_back
     loop = resuming()
     loop.scheduler.abort("new")
     loop.look()
-    assert loop.results["new"].state is State.ABORTED
+    assert loop.results["new"].state is RequestState.ABORTED
     assert loop.cache.stats()["device_pinned"] > 0
     loop.land()
     assert loop.cache.stats()["device_pinned"] == 0
@@ -269,7 +277,7 @@ def test_t27_who_is_aborted_while_it_moves_down_gives_its_slots_back_at_the_fenc
     (plan,) = loop.plans
     loop.scheduler.abort("new")
     loop.look()
-    assert loop.results["new"].state is State.ABORTED
+    assert loop.results["new"].state is RequestState.ABORTED
     assert loop.cache.audit() is None
     loop.land()
     del plan
@@ -281,10 +289,10 @@ def test_t32_a_finish_that_the_engine_reports_of_who_is_parked_changes_nothing()
     loop = stopping(host=32)
     loop.schedule()
     loop.ack()
-    assert loop.state("new") is State.PARKED
+    assert loop.state("new") is RequestState.PARKED
     while loop.air:
         loop.output()
-    assert loop.state("new") is State.PARKED
+    assert loop.state("new") is RequestState.PARKED
     loop.finish()
 
 
@@ -302,7 +310,7 @@ def test_t33_new_weights_break_what_is_kept() -> None:
 
 def test_t7_where_nothing_can_be_recomputed_a_victim_has_its_host_slots_promised_first() -> None:
     loop = squeezed(host=32, recompute=False)
-    while loop.state("new") is not State.STOPPING:
+    while loop.state("new") is not RequestState.STOPPING:
         loop.schedule()
         loop.output()
     seat = loop.scheduler._seats.bound()[1]
@@ -311,14 +319,14 @@ def test_t7_where_nothing_can_be_recomputed_a_victim_has_its_host_slots_promised
     assert loop.cache.room("host").promised == seat.lease.blocks
     ticket = seat.ticket
     loop.ack()
-    assert (loop.state("new"), ticket.state) == (State.PARKED, "spent")
+    assert (loop.state("new"), ticket.state) == (RequestState.PARKED, "spent")
     loop.finish()
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
 def test_t7_a_victim_that_is_aborted_gives_its_host_slots_back() -> None:
     loop = squeezed(host=32, recompute=False)
-    while loop.state("new") is not State.STOPPING:
+    while loop.state("new") is not RequestState.STOPPING:
         loop.schedule()
         loop.output()
     loop.scheduler.abort("new")
@@ -333,7 +341,7 @@ def test_who_could_not_be_parked_beside_the_others_waits_in_line() -> None:
     loop.add("old", text(1, 14), 12)
     loop.add("new", text(2, 14), 12)
     loop.turn()
-    assert (loop.state("old"), loop.state("new")) == (State.DECODE, State.WAITING)
+    assert (loop.state("old"), loop.state("new")) == (RequestState.DECODE, RequestState.WAITING)
     loop.finish()
     assert loop.told("preempted") == 0
 
@@ -344,7 +352,7 @@ def test_without_a_host_such_an_engine_admits_no_more_than_the_device_can_end() 
         loop.add(name, text(name + 1, 9), 8)
     loop.finish()
     assert loop.told("preempted") == 0
-    assert all(result.state is State.FINISHED for result in loop.results.values())
+    assert all(result.state is RequestState.FINISHED for result in loop.results.values())
 
 
 @pytest.mark.parametrize("way", ["recompute", "full-blocks"])
@@ -387,7 +395,7 @@ def test_r1_3_three_stays_in_the_yard_change_neither_the_prompt_nor_its_keys(kin
     while loop.scheduler.state("new") is not None:
         loop.turn()
         seat = next((one for one in loop.scheduler._seats.bound() if one.request.id == "new"), None)
-        if seat is not None and seat.request.state is State.DECODE and stays < 3:
+        if seat is not None and seat.request.state is RequestState.DECODE and stays < 3:
             loop.scheduler._stop(seat)
             stays += 1
     assert stays == 3
@@ -480,7 +488,7 @@ def test_r3_7_whatever_is_parked_the_host_never_holds_more_than_it_has() -> None
             held = stats["host_pinned"] + stats["host_idle"] + stats["host_promised"]
             assert held - stats["host_takeable"] <= host
         loop.finish()
-        assert all(loop.results[name].state is State.FINISHED for name in names)
+        assert all(loop.results[name].state is RequestState.FINISHED for name in names)
 
 
 def test_r3_9_a_late_outcome_of_the_first_copy_is_none_of_the_second() -> None:
@@ -504,7 +512,7 @@ def test_r3_13_whatever_was_parked_comes_back_when_there_is_room() -> None:
     for computed in range(1, 13):
         cache = by.KVCache(block_size=4, device=17, host=16)
         lease = cache.begin(text(1, computed))
-        preempt = Preempt(cache, cache.config)
+        preempt = Parking(cache, cache.config)
         handle = preempt.park(lease, computed)
         assert handle is not None
         assert (handle.computed, preempt.stats()["parkings"]) == (computed, 1)
@@ -558,7 +566,7 @@ def test_4_7_48_who_comes_back_while_its_tail_is_on_its_way_down_takes_its_slot_
 
 def test_parking_what_is_not_ready_and_resuming_what_has_ended_is_refused() -> None:
     cache = by.KVCache(block_size=4, device=17, host=16)
-    preempt = Preempt(cache, cache.config)
+    preempt = Parking(cache, cache.config)
     publish_below(cache, text(1, 12))
     loading = cache.begin(text(1, 13))
     assert loading.state == "loading"
@@ -574,14 +582,14 @@ def test_parking_what_is_not_ready_and_resuming_what_has_ended_is_refused() -> N
     with pytest.raises(by.SpentLease):
         preempt.resume(handle)
     with pytest.raises(by.Misuse, match="preempt"):
-        Preempt(cache, cache.config, way="swap")  # type: ignore[arg-type]
+        Parking(cache, cache.config, way="swap")  # type: ignore[arg-type]
     assert cache.audit() is None
 
 
 def test_what_a_step_in_flight_may_write_still_is_not_copied_before_it_is_done() -> None:
     """An ack may overtake the output of a step before it."""
     loop = squeezed(host=32)
-    while loop.state("new") is not State.STOPPING:
+    while loop.state("new") is not RequestState.STOPPING:
         loop.schedule()
         loop.output()
     loop.schedule()
@@ -589,7 +597,7 @@ def test_what_a_step_in_flight_may_write_still_is_not_copied_before_it_is_done()
     entry = loop.scheduler._requests["new"]
     loop.scheduler._seats.bound()[1].last = number
     loop.ack()
-    assert (loop.state("new"), entry.settled) == (State.PARKED, number)
+    assert (loop.state("new"), entry.settled) == (RequestState.PARKED, number)
     loop.schedule()
     assert loop.plans == []
     loop.output()

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.scheduling.request import State
-from blockyard.scheduling.reserve import Growing
+from blockyard.scheduling.headroom import Adaptive
+from blockyard.scheduling.request import RequestState
 from loop import Loop, continuation, squeezed
 from yard import publish_below, text
 
@@ -73,7 +73,7 @@ def test_who_was_preempted_runs_some_steps_before_it_is_a_victim_again(
 
 def test_after_a_preemption_all_that_was_kept_is_kept_again() -> None:
     """R1-5: the scheduler tells the policy, and the policy begins anew."""
-    reserve = Growing(0.1, 0.1)
+    reserve = Adaptive(0.1, 0.1)
     loop = squeezed(reserve=reserve)
     loop.turn()
     assert reserve.headroom(10) == 0
@@ -87,7 +87,7 @@ def short(budget: int = 64, **keywords: Any) -> Loop:
     """ "A" holds five of eight blocks and soon needs a sixth; it cannot be computed again."""
     loop = Loop(device=9, host=32, recompute=False, budget=budget, **keywords)
     loop.add("A", text(2, 18), 9)
-    while loop.state("A") is not State.DECODE:
+    while loop.state("A") is not RequestState.DECODE:
         loop.turn()
     return loop
 
@@ -113,7 +113,7 @@ def test_nobody_who_rests_leaves_while_a_prompt_is_computed() -> None:
     for request in loop.scheduler._requests.values():
         request.preempted = 1
     loop.turn(2)
-    assert loop.state("B") is State.PREFILL
+    assert loop.state("B") is RequestState.PREFILL
     loop.schedule()
     assert (loop.told("skipped"), loop.told("preempted")) == (1, 0)
     loop.output()
@@ -130,14 +130,14 @@ def test_nobody_leaves_while_somebody_loads_or_has_just_loaded(landed: bool) -> 
     loop.add("B", text(1, 9), 2)
     loop.schedule()
     loop.output()
-    assert loop.state("B") is State.LOADING
+    assert loop.state("B") is RequestState.LOADING
     loop.schedule()
     loop.output()
     if landed:
         loop.land()
     loop.schedule()
     assert (loop.told("skipped"), loop.told("preempted")) == (1, 0)
-    assert loop.state("B") is (State.PREFILL if landed else State.LOADING)
+    assert loop.state("B") is (RequestState.PREFILL if landed else RequestState.LOADING)
     loop.output()
     loop.land()
     loop.finish()
@@ -157,7 +157,7 @@ def test_nobody_leaves_for_slots_that_a_copy_still_writes() -> None:
         loop.air.append(loop.scheduler.schedule())
         loop.output()
         loop.ack()
-    assert (loop.state("one"), loop.told("preempted")) == (State.DECODE, 0)
+    assert (loop.state("one"), loop.told("preempted")) == (RequestState.DECODE, 0)
     assert loop.told("skipped") > 1
     loop.cache.commit(gone.plans)
     loop.finish()
@@ -178,7 +178,11 @@ def test_who_is_alone_and_would_not_fit_beside_quarantined_slots_waits_for_their
         loop.schedule()
         loop.output()
         loop.ack()
-    assert (loop.state("one"), loop.told("preempted"), loop.told("skipped")) == (State.DECODE, 0, 5)
+    assert (loop.state("one"), loop.told("preempted"), loop.told("skipped")) == (
+        RequestState.DECODE,
+        0,
+        5,
+    )
     loop.cache.abort(lost.plans)
     loop.finish()
     assert loop.told("preempted") == 0

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from blockyard.scheduling.request import State
+from blockyard.scheduling.request import RequestState
 from loop import Loop
 from yard import text
 
@@ -22,15 +22,15 @@ def test_of_two_pairs_that_hold_the_same_one_leaves_though_it_frees_nothing() ->
     seats = loop.scheduler._seats
     for name, lease in enumerate(leases):
         loop.add(name, texts(1 + name // 2, 5), 5)
-        entry = loop.scheduler._line.pop()
+        entry = loop.scheduler._queue.pop()
         assert entry is not None
         loop.scheduler._batch.decodes(seats.bind(entry, lease, 9))
     seats.scheduled[:4] = seats.computed[:4] = 5
     assert [loop.cache.exclusive_blocks(lease) for lease in leases] == [0] * 4
     grown = loop.scheduler._batch.grow()
     assert (grown.seats, len(grown.short)) == ([], 4)
-    assert loop.scheduler._relief.victims(grown, 0) == []
-    victim = loop.scheduler._relief.last_resort()
+    assert loop.scheduler._preemptor.victims(grown, 0) == []
+    victim = loop.scheduler._preemptor.last_resort()
     assert victim is not None
     assert victim.request.id == 3
     loop.cache.release(kept)
@@ -60,8 +60,8 @@ def test_who_holds_blocks_twice_that_a_parked_one_keeps_makes_room_for_itself(
     for name, most in (("A", first), ("B", second)):
         result = loop.results[name]
         assert result.tokens.tolist() == texts(1, 1 + most)[1 : 1 + len(result.tokens)]
-        assert result.state is State.FINISHED or result.reason.startswith("kv_lost")
-        assert not recompute or result.state is State.FINISHED
+        assert result.state is RequestState.FINISHED or result.reason.startswith("kv_lost")
+        assert not recompute or result.state is RequestState.FINISHED
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_inv_11_of_two_that_sample_alike_neither_is_lost(stops: Any) -> None:
     loop.finish()
     for name in "AB":
         result = loop.results[name]
-        assert (result.state, result.tokens.tolist()) == (State.FINISHED, texts(1, 7)[3:])
+        assert (result.state, result.tokens.tolist()) == (RequestState.FINISHED, texts(1, 7)[3:])
     assert (loop.told("parkings"), loop.cache.stats()["deduped"]) == (1, 2)
 
 
@@ -94,7 +94,7 @@ def test_inv_11_of_many_that_sample_alike_none_is_lost(many: int, size: int, spa
     for name in range(many):
         loop.add(name, texts(1, 3), 9 * size)
     loop.finish(2000)
-    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+    assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
 def test_inv_11_the_largest_is_not_parked_where_the_others_then_could_not_be() -> None:
@@ -106,7 +106,7 @@ def test_inv_11_the_largest_is_not_parked_where_the_others_then_could_not_be() -
         loop.add(name, [name], 7, priority=1)
     loop.finish(1000)
     assert loop.told("preempted") > 0
-    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+    assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
 def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_nobody_runs() -> None:
@@ -115,7 +115,7 @@ def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_nobody_runs() -> N
     names = (1, 2, 3, 4)
     for name in names:
         loop.add(name, texts((name + 1) // 2, 6), 2)
-    for entry in [loop.scheduler._line.pop() for _ in names]:
+    for entry in [loop.scheduler._queue.pop() for _ in names]:
         assert entry is not None
         lease = loop.cache.begin(entry.prompt)
         loop.cache.seal(lease, 5)
@@ -124,10 +124,10 @@ def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_nobody_runs() -> N
     handles = [loop.handle(name) for name in names]
     assert [(handle.on_device, handle.alone) for handle in handles] == [(5, 0)] * 4
     loop.turn(3)
-    assert loop.state(1) is not State.PARKED
+    assert loop.state(1) is not RequestState.PARKED
     loop.cache.release(kept)
     loop.finish()
-    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+    assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
 @pytest.mark.parametrize(("size", "prompt", "most"), [(1, 7, 1), (4, 28, 1), (4, 24, 5)])
@@ -139,4 +139,4 @@ def test_inv_25_a_prompt_that_fills_the_device_begins_again_where_nothing_is_rec
     for name in ("first", "second"):
         loop.add(name, text(1, prompt), most)
         loop.finish()
-    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+    assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}

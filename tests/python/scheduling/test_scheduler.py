@@ -6,8 +6,8 @@ import pytest
 
 import blockyard as by
 from blockyard.scheduling.engine import Ack, Stop
-from blockyard.scheduling.request import State
-from blockyard.scheduling.reserve import Full, Growing, Watermark
+from blockyard.scheduling.headroom import Adaptive, FullLength, Watermark
+from blockyard.scheduling.request import RequestState
 from loop import Loop, continuation, loading, squeezed, stopping
 from yard import publish_below, text
 
@@ -15,9 +15,9 @@ from yard import publish_below, text
 def test_t1_who_fits_begins_at_once_and_has_a_seat() -> None:
     loop = Loop()
     loop.add("one", 10, 3)
-    assert loop.state("one") is State.WAITING
+    assert loop.state("one") is RequestState.WAITING
     step = loop.schedule()
-    assert loop.state("one") is State.PREFILL
+    assert loop.state("one") is RequestState.PREFILL
     (start,) = step.starts
     assert (start.request, start.seat, start.epoch, start.cached) == ("one", 0, 1, 0)
     assert start.tokens.tolist() == text(1, 10)
@@ -31,7 +31,7 @@ def test_t2_who_has_blocks_to_load_has_a_seat_and_the_engine_does_not_hear_of_it
     loop = loading()
     assert loop.told("seats") == 1
     assert loop.schedule().starts == ()
-    assert loop.state("one") is State.LOADING
+    assert loop.state("one") is RequestState.LOADING
 
 
 def test_t3_when_the_loads_have_landed_it_computes_behind_the_longer_prefix() -> None:
@@ -40,7 +40,7 @@ def test_t3_when_the_loads_have_landed_it_computes_behind_the_longer_prefix() ->
     step = loop.schedule()
     assert [(one.request, one.cached) for one in step.starts] == [("one", 12)]
     assert step.chunks == ((0, 12, 2),)
-    assert loop.state("one") is State.PREFILL
+    assert loop.state("one") is RequestState.PREFILL
     loop.finish()
 
 
@@ -85,7 +85,7 @@ def test_t4_whose_every_load_is_late_is_computed_in_the_end() -> None:
     publish_below(loop.cache, text(1, 12))
     loop.add("two", text(1, 14), 3)
     loop.schedule()
-    assert loop.state("two") is State.LOADING
+    assert loop.state("two") is RequestState.LOADING
     loop.land()
     loop.finish()
 
@@ -98,7 +98,7 @@ def test_t5_who_finds_no_room_waits_and_nothing_has_changed() -> None:
     before, digest = loop.cache.stats()["leases"], loop.cache.digest()
     loop.scheduler._admission.admit()
     assert loop.cache.digest() == digest
-    assert (loop.state("too much"), loop.cache.stats()["leases"]) == (State.WAITING, before)
+    assert (loop.state("too much"), loop.cache.stats()["leases"]) == (RequestState.WAITING, before)
     assert loop.told("seats") == 1
     loop.finish()
 
@@ -110,9 +110,9 @@ def test_t6_it_decodes_when_its_last_chunk_is_acknowledged() -> None:
     assert loop.schedule().chunks == ((0, 6, 4),)
     assert len(loop.schedule()) == 0
     loop.output()
-    assert loop.state("one") is State.PREFILL
+    assert loop.state("one") is RequestState.PREFILL
     loop.output()
-    assert loop.state("one") is State.DECODE
+    assert loop.state("one") is RequestState.DECODE
     loop.output()
     assert loop.schedule().decode.tolist() == [0]
 
@@ -145,7 +145,7 @@ def test_t8_tokens_that_come_before_the_ack_count(flying: int) -> None:
     loop.schedule()
     for at in range(flying):
         loop.output()
-        assert loop.state("one") is State.STOPPING
+        assert loop.state("one") is RequestState.STOPPING
         assert len(loop.scheduler._requests["one"].outputs) == 2 + at + 1
     loop.output()
     loop.ack()
@@ -168,9 +168,9 @@ def test_t9_the_ack_freezes_n_and_both_sides_begin_again_with_the_same(
     loop.schedule()
     for _ in range(flying + 1):
         loop.output()
-    assert loop.state("one") is State.STOPPING
+    assert loop.state("one") is RequestState.STOPPING
     loop.ack()
-    assert loop.state("one") is State.RECOMPUTE
+    assert loop.state("one") is RequestState.RECOMPUTE
     (start,) = loop.schedule().starts
     assert len(start.tokens) == prompt + 2 + flying
     assert start.tokens[prompt:].tolist() == continuation("one", prompt, 2 + flying)
@@ -218,7 +218,7 @@ def test_a_block_whose_twin_is_in_the_air_is_published_in_the_step_after_its_lan
 def test_t11_a_victim_that_has_answered_waits_to_be_computed_again_and_holds_nothing() -> None:
     loop = stopping()
     loop.ack()
-    assert loop.state("new") is State.RECOMPUTE
+    assert loop.state("new") is RequestState.RECOMPUTE
     assert (loop.told("seats"), loop.cache.stats()["leases"]) == (1, 1)
     room = loop.cache.room()
     assert room.free + room.evictable >= 4
@@ -230,7 +230,7 @@ def test_t22_it_begins_again_with_what_it_had_sampled_and_finds_what_was_publish
     loop.ack()
     said = list(loop.scheduler._requests["new"].outputs)
     step = loop.turn()
-    while loop.state("new") is State.RECOMPUTE:
+    while loop.state("new") is RequestState.RECOMPUTE:
         step = loop.turn()
     (start,) = step.starts
     assert start.tokens.tolist() == text(2, 14) + said
@@ -250,26 +250,26 @@ def test_t23_who_waits_for_its_first_or_its_second_turn_is_aborted_at_once() -> 
         loop.scheduler.abort(request)
         assert loop.state(request) is None
     loop.look()
-    assert {loop.results[one].state for one in ("new", "late")} == {State.ABORTED}
+    assert {loop.results[one].state for one in ("new", "late")} == {RequestState.ABORTED}
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 3)
     assert loop.told("waiting") == 0
-    assert loop.scheduler._line._heap == []
+    assert loop.scheduler._queue._heap == []
     loop.finish()
 
 
-@pytest.mark.parametrize("state", [State.PREFILL, State.DECODE])
-def test_t24_who_runs_is_stopped_first(state: State) -> None:
+@pytest.mark.parametrize("state", [RequestState.PREFILL, RequestState.DECODE])
+def test_t24_who_runs_is_stopped_first(state: RequestState) -> None:
     loop = Loop(budget=6)
     loop.add("one", 10, 6)
-    loop.turn(1 if state is State.PREFILL else 3)
+    loop.turn(1 if state is RequestState.PREFILL else 3)
     assert loop.state("one") is state
     loop.scheduler.abort("one")
-    assert loop.state("one") is State.STOPPING
+    assert loop.state("one") is RequestState.STOPPING
     assert [stop.request for stop in loop.schedule().stops] == ["one"]
     loop.output()
     assert loop.results == {}
     loop.finish()
-    assert loop.results["one"].state is State.ABORTED
+    assert loop.results["one"].state is RequestState.ABORTED
 
 
 def test_t25_who_is_aborted_while_it_stops_needs_one_ack() -> None:
@@ -278,7 +278,7 @@ def test_t25_who_is_aborted_while_it_stops_needs_one_ack() -> None:
     assert loop.schedule().stops == ()
     loop.output()
     loop.ack()
-    assert loop.results["new"].state is State.ABORTED
+    assert loop.results["new"].state is RequestState.ABORTED
     assert loop.told("acks_ignored") == 0
     loop.finish()
 
@@ -294,7 +294,7 @@ def test_t26_the_ack_ends_who_was_aborted_with_one_result_and_frees_its_blocks()
     assert loop.cache.stats()["leases"] == 1
     loop.ack()
     assert loop.results["one"] == loop.results["one"]._replace(
-        state=State.ABORTED, reason="aborted"
+        state=RequestState.ABORTED, reason="aborted"
     )
     assert (loop.cache.stats()["leases"], loop.told("seats")) == (0, 0)
     loop.finish()
@@ -304,7 +304,7 @@ def test_t27_who_loads_is_aborted_now_and_its_slots_come_back_at_the_fence_only(
     loop = loading()
     loop.scheduler.abort("one")
     loop.look()
-    assert loop.results["one"].state is State.ABORTED
+    assert loop.results["one"].state is RequestState.ABORTED
     loop.empty()
     taken = loop.cache.stats()["device_pinned"]
     assert taken >= 3
@@ -321,7 +321,7 @@ def test_t28_who_ends_before_its_ack_is_finished_and_the_ack_frees_seat_and_bloc
     loop.scheduler.update_weights()
     loop.schedule()
     loop.output()
-    assert loop.results["one"].state is State.FINISHED
+    assert loop.results["one"].state is RequestState.FINISHED
     assert loop.scheduler._requests == {}
     assert (loop.told("seats"), loop.cache.stats()["leases"]) == (1, 1)
     loop.output()
@@ -339,9 +339,9 @@ def test_t29_a_seat_that_the_engine_has_no_more_counts_as_acked() -> None:
     at = loop.stops[0]
     step = loop.scheduler._seats.bound()[1].stopped_at
     loop.scheduler.reconcile([0], step - 1)
-    assert loop.state("new") is State.STOPPING
+    assert loop.state("new") is RequestState.STOPPING
     loop.scheduler.reconcile([0], step)
-    assert loop.state("new") is State.RECOMPUTE
+    assert loop.state("new") is RequestState.RECOMPUTE
     loop.scheduler.on_acks([Ack(*at)])
     assert loop.told("acks_ignored") == 1
     loop.stops.clear()
@@ -356,7 +356,7 @@ def test_t29_a_seat_that_the_engine_still_has_is_told_again_with_the_same_epoch(
     loop.scheduler.reconcile([0, 1], number)
     loop.scheduler.reconcile([0, 1], number)
     assert loop.schedule().stops == (stop,)
-    assert loop.state("new") is State.STOPPING
+    assert loop.state("new") is RequestState.STOPPING
     loop.output()
     loop.stops.pop()
     loop.ack()
@@ -381,9 +381,9 @@ def test_t29_when_the_engine_is_dead_its_requests_fail_and_their_slots_wait_for_
     loop.scheduler.fail("it burns twice")
     loop.look()
     for request in ("old", "new"):
-        assert loop.results[request].state is State.FAILED
+        assert loop.results[request].state is RequestState.FAILED
         assert loop.results[request].reason == "it burns"
-    assert loop.state("waits") is State.WAITING
+    assert loop.state("waits") is RequestState.WAITING
     loop.ack()
     loop.scheduler.reconcile([], loop.scheduler._batch.number)
     assert (loop.cache.stats()["device_pinned"], loop.told("seats")) == (held, 2)
@@ -399,7 +399,7 @@ def test_t29_when_the_engine_is_dead_its_requests_fail_and_their_slots_wait_for_
     assert loop.told("pinned_until_reset") == 0
     loop.bound.clear()
     loop.finish()
-    assert loop.results["waits"].state is State.FINISHED
+    assert loop.results["waits"].state is RequestState.FINISHED
 
 
 def test_t29_what_a_dead_engine_still_says_is_counted_and_who_was_loading_waits_again() -> None:
@@ -409,7 +409,7 @@ def test_t29_what_a_dead_engine_still_says_is_counted_and_who_was_loading_waits_
     loop.output()
     late = loop.compute()
     loop.scheduler.fail()
-    assert loop.state("one") is State.RECOMPUTE
+    assert loop.state("one") is RequestState.RECOMPUTE
     loop.scheduler.on_output(late)
     assert loop.told("outputs_ignored") == 1
     loop.look()
@@ -424,11 +424,11 @@ def test_t30_a_second_ack_is_counted_and_changes_nothing() -> None:
     loop = stopping()
     acks = [Ack(*stop) for stop in loop.stops]
     loop.ack()
-    while loop.state("new") is State.RECOMPUTE:
+    while loop.state("new") is RequestState.RECOMPUTE:
         loop.turn()
     loop.scheduler.on_acks(acks)
     assert loop.told("acks_ignored") == 1
-    assert loop.state("new") in {State.PREFILL, State.DECODE}
+    assert loop.state("new") in {RequestState.PREFILL, RequestState.DECODE}
     loop.finish()
 
 
@@ -447,7 +447,7 @@ def test_t30_no_ack_is_good_for_a_later_request_of_the_same_name_in_the_same_sea
     loop.scheduler.abort("one")
     loop.schedule()
     loop.scheduler.on_acks([Ack(*stop)])
-    assert (loop.told("acks_ignored"), loop.state("one")) == (1, State.STOPPING)
+    assert (loop.told("acks_ignored"), loop.state("one")) == (1, RequestState.STOPPING)
     loop.finish()
 
 
@@ -467,7 +467,7 @@ def test_t31_a_late_or_foreign_ack_is_counted_and_neither_queues_nor_frees(ack: 
     before = loop.cache.digest()
     loop.scheduler.on_acks([ack])
     assert loop.told("acks_ignored") == 1
-    assert (loop.state("new"), loop.state("old")) == (State.STOPPING, State.DECODE)
+    assert (loop.state("new"), loop.state("old")) == (RequestState.STOPPING, RequestState.DECODE)
     assert loop.cache.digest() == before
     loop.ack()
     loop.finish()
@@ -479,7 +479,7 @@ def test_t31_an_ack_before_its_stop_was_sent_is_nobodys() -> None:
     loop.turn()
     loop.scheduler.abort("one")
     loop.scheduler.on_acks([Ack("one", 0, 2)])
-    assert (loop.told("acks_ignored"), loop.state("one")) == (1, State.STOPPING)
+    assert (loop.told("acks_ignored"), loop.state("one")) == (1, RequestState.STOPPING)
     loop.finish()
 
 
@@ -491,9 +491,9 @@ def test_t32_a_finish_of_who_was_acked_is_counted_and_changes_nothing() -> None:
     loop.scheduler.update_weights()
     loop.schedule()
     loop.scheduler.on_acks([Ack(*stop) for stop in loop.stops])
-    assert loop.state("one") is State.RECOMPUTE
+    assert loop.state("one") is RequestState.RECOMPUTE
     loop.scheduler.on_output(loop.compute(ends=["one"]))
-    assert loop.state("one") is State.RECOMPUTE
+    assert loop.state("one") is RequestState.RECOMPUTE
     assert len(loop.scheduler._requests["one"].outputs) == 2
     assert loop.told("outputs_ignored") == 1
     loop.stops.clear()
@@ -519,12 +519,12 @@ def test_t33_a_reset_frees_all_seats_and_the_policy_says_what_becomes_of_who_ran
     loop.stops.clear()
     loop.bound.clear()
     if policy == "abort":
-        assert {loop.results[one].state for one in ("old", "new")} == {State.ABORTED}
+        assert {loop.results[one].state for one in ("old", "new")} == {RequestState.ABORTED}
     else:
-        assert {loop.state(one) for one in ("old", "new")} == {State.RECOMPUTE}
-    assert loop.state("waits") is State.WAITING
+        assert {loop.state(one) for one in ("old", "new")} == {RequestState.RECOMPUTE}
+    assert loop.state("waits") is RequestState.WAITING
     loop.finish()
-    assert loop.results["waits"].state is State.FINISHED
+    assert loop.results["waits"].state is RequestState.FINISHED
 
 
 def test_t33_new_weights_stop_who_runs_first_also_whose_last_chunk_is_in_flight() -> None:
@@ -534,7 +534,7 @@ def test_t33_new_weights_stop_who_runs_first_also_whose_last_chunk_is_in_flight(
     loop.add("computes", text(2, 8), 9)
     loop.schedule()
     loop.scheduler.update_weights()
-    assert {loop.state(one) for one in ("decodes", "computes")} == {State.STOPPING}
+    assert {loop.state(one) for one in ("decodes", "computes")} == {RequestState.STOPPING}
     assert loop.cache.probe(text(1, 8)).device == 0
     assert {stop.request for stop in loop.schedule().stops} == {"decodes", "computes"}
     loop.finish()
@@ -545,7 +545,7 @@ def test_t33_new_weights_stop_who_runs_first_also_whose_last_chunk_is_in_flight(
 def test_t33_new_weights_send_who_was_loading_back_in_line() -> None:
     loop = loading()
     loop.scheduler.update_weights()
-    assert (loop.state("one"), loop.told("seats")) == (State.RECOMPUTE, 0)
+    assert (loop.state("one"), loop.told("seats")) == (RequestState.RECOMPUTE, 0)
     loop.land()
     (start,) = loop.schedule().starts
     assert start.cached == 0
@@ -565,7 +565,7 @@ def test_t35_who_was_ended_by_the_engine_frees_its_seat_and_its_blocks_come_afte
     loop.schedule()
     loop.output(ends=["one"])
     result = loop.results["one"]
-    assert (result.state, result.reason, len(result.tokens)) == (State.FINISHED, "stop", 3)
+    assert (result.state, result.reason, len(result.tokens)) == (RequestState.FINISHED, "stop", 3)
     assert loop.told("seats") == 0
     room = loop.cache.room()
     assert room.free + room.evictable < 32
@@ -583,7 +583,7 @@ def test_t35_who_reached_its_length_is_finished_and_its_seat_waits_for_the_ack()
     loop.schedule()
     loop.output()
     result = loop.results["one"]
-    assert (result.state, result.reason, len(result.tokens)) == (State.FINISHED, "length", 2)
+    assert (result.state, result.reason, len(result.tokens)) == (RequestState.FINISHED, "length", 2)
     assert (loop.told("seats"), loop.told("stopping")) == (1, 1)
     assert [stop.request for stop in loop.schedule().stops] == ["one"]
     loop.output()
@@ -600,7 +600,7 @@ def test_t36_who_finds_no_room_stays_and_skips_the_step() -> None:
         step = loop.schedule()
     loop.output()
     assert loop.told("skipped") == 2
-    assert (loop.state("old"), len(step)) == (State.DECODE, 0)
+    assert (loop.state("old"), len(step)) == (RequestState.DECODE, 0)
     loop.ack()
     assert loop.schedule().decode.tolist() == [0]
     loop.output()
@@ -639,7 +639,7 @@ def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
     # It is in the step in flight too, so its blocks come when that is done.
     loop.schedule()
     loop.output(ends=["ends"])
-    assert loop.results["ends"].state is State.FINISHED
+    assert loop.results["ends"].state is RequestState.FINISHED
     assert loop.told("seats") == 2
     loop.schedule()
     assert (loop.told("preempted"), loop.told("skipped")) == (0, 2)
@@ -674,7 +674,7 @@ def test_progress_who_rests_is_chosen_before_a_promise_is_taken_back() -> None:
         loop.ack()
     assert ticket.state == "open"
     loop.finish()
-    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+    assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
 def test_progress_who_is_alone_with_two_copies_of_its_blocks_makes_room_for_itself() -> None:
@@ -713,7 +713,7 @@ def test_a_seat_is_bound_to_one_request_and_epoch() -> None:
         loop.add(name, text(name + 1, 6), 5)
     starts = loop.schedule().starts
     assert [(one.request, one.seat, one.epoch) for one in starts] == [(0, 0, 1), (1, 1, 1)]
-    assert loop.state(2) is State.WAITING
+    assert loop.state(2) is RequestState.WAITING
     loop.finish()
 
 
@@ -770,7 +770,7 @@ def test_a_seat_that_stops_is_never_bound() -> None:
 
 
 def test_with_full_length_reserved_nobody_is_ever_preempted() -> None:
-    loop = Loop(device=9, reserve=Full())
+    loop = Loop(device=9, reserve=FullLength())
     for name in range(6):
         loop.add(name, text(name + 1, 6), 14)
     loop.finish()
@@ -783,12 +783,12 @@ def test_a_watermark_keeps_blocks_from_who_begins_and_gives_them_to_who_grows() 
     loop.turn()
     loop.add("two", text(2, 8), 2)
     loop.turn()
-    assert (loop.state("two"), loop.scheduler.headroom) == (State.WAITING, 4)
+    assert (loop.state("two"), loop.scheduler.headroom) == (RequestState.WAITING, 4)
     loop.finish()
 
 
 def test_what_is_kept_for_growth_decays_with_every_step_and_is_whole_again_on_preemption() -> None:
-    reserve = Growing(8.0, 0.5)
+    reserve = Adaptive(8.0, 0.5)
     loop = Loop(device=33, reserve=reserve)
     loop.add("one", text(1, 12), 40)
     loop.turn(5)
@@ -847,7 +847,7 @@ def test_who_aborts_while_waiting_leaves_nothing_behind_however_long_the_line_st
     for name in range(1000):
         loop.add(name, text(3, 28), 2)
         loop.scheduler.abort(name)
-    assert len(loop.scheduler._line._heap) < 10
+    assert len(loop.scheduler._queue._heap) < 10
     loop.finish()
 
 
@@ -863,7 +863,7 @@ def test_who_has_the_prompt_of_one_in_prefill_waits_for_it_and_finds_it() -> Non
     assert [one.request for one in step.starts] == ["first", "other"]
     assert "It waits for request 'first'" in str(loop.scheduler.explain("second"))
     loop.output()
-    while loop.state("second") is State.WAITING:
+    while loop.state("second") is RequestState.WAITING:
         step = loop.turn()
     assert [(one.request, one.cached) for one in step.starts] == [("second", 24)]
     loop.finish()
@@ -895,7 +895,7 @@ def test_a_prompt_of_another_tenant_is_not_waited_for() -> None:
 def test_a_row_has_room_for_its_drafts_and_what_was_not_accepted_is_trimmed(
     accept: int, lag: int
 ) -> None:
-    loop = Loop(drafts=3, accept=accept, reserve=Full())
+    loop = Loop(drafts=3, accept=accept, reserve=FullLength())
     loop.add("one", text(1, 10), 21)
     loop.add("two", text(2, 7), 20)
     loop.turn()

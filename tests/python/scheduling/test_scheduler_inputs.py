@@ -11,10 +11,10 @@ from typing_extensions import override
 
 import blockyard as by
 from blockyard.scheduling.engine import Ack, Output
-from blockyard.scheduling.request import State
-from blockyard.scheduling.reserve import Growing, Nothing, Watermark
+from blockyard.scheduling.headroom import Adaptive, NoHeadroom, Watermark
+from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.scheduling.tickets import Tickets
 from blockyard.testing import Event, Scenario, Setup, simulate
 from loop import Loop, stopping
 from yard import publish_below, text
@@ -29,7 +29,7 @@ def test_many_small_tickets_in_line_never_leave_the_device_idle() -> None:
     asked.append(Event(1, "add", ("A", 0, 36, 3, 2, 0)))
     asked += [Event(2, "add", (name, at, 36, 6, 2, 0)) for at, name in enumerate(names, 1)]
     ran = simulate(Scenario(setup, tuple(asked)))
-    assert {result.state for result in ran.results.values()} == {State.FINISHED}
+    assert {result.state for result in ran.results.values()} == {RequestState.FINISHED}
 
 
 @pytest.mark.parametrize("skip", [0, 1, 16])
@@ -41,7 +41,7 @@ def test_those_who_wait_for_one_copy_hold_up_nobody_else(skip: int) -> None:
         loop.add(name, [*text(1, 40), name], 2)
     loop.add("other", text(2, 6), 2)
     loop.schedule()
-    assert loop.state("other") is State.PREFILL
+    assert loop.state("other") is RequestState.PREFILL
     assert loop.told("waiting") == 19
     loop.output()
     loop.finish()
@@ -54,7 +54,7 @@ def test_behind_hundreds_that_wait_for_one_prefix_others_come_soon() -> None:
         loop.add(name, [*prompt, name], 1)
     loop.add("other", text(2, 6), 2)
     steps = 0
-    while loop.state("other") is State.WAITING:
+    while loop.state("other") is RequestState.WAITING:
         loop.turn()
         steps += 1
         assert steps < 10
@@ -72,7 +72,7 @@ def test_a_second_scheduler_on_a_cache_counts_on_where_the_first_has_ended() -> 
     loop.scheduler.abort("one")
     loop.finish()
     done = loop.cache.done
-    second = Scheduler(loop.cache, reserve=Nothing())
+    second = Scheduler(loop.cache, reserve=NoHeadroom())
     second.add("two", text(2, 10), most=4)
     step = second.schedule()
     assert step.number == done + 1
@@ -115,7 +115,7 @@ def test_a_second_scheduler_is_refused_while_the_first_has_something_to_do() -> 
     ):
         with pytest.raises(by.Misuse, match="another scheduler has taken this cache over"):
             verb()
-    assert (loop.cache.stats(), second.state("two")) == (before, State.PREFILL)
+    assert (loop.cache.stats(), second.state("two")) == (before, RequestState.PREFILL)
     assert loop.cache.audit() is None
 
 
@@ -193,7 +193,7 @@ def spent(scheduler: Scheduler, steps: int) -> float:
 @pytest.mark.parametrize("how", ["tickets", "prefetch"])
 def test_a_long_line_costs_no_step_a_walk_along_it(how: str) -> None:
     cache = by.KVCache(block_size=4, device=1_000)
-    scheduler = Scheduler(cache, seats=64, reserve=Nothing(), prefetch=32 * (how == "prefetch"))
+    scheduler = Scheduler(cache, seats=64, reserve=NoHeadroom(), prefetch=32 * (how == "prefetch"))
     scheduler.add("fills", range(2_000), most=1_900)
     step = scheduler.schedule()
     scheduler.on_output(Output(step.number, np.array([0], "i4"), np.ones(1, np.uint32)))
@@ -206,7 +206,7 @@ def test_a_long_line_costs_no_step_a_walk_along_it(how: str) -> None:
 
 def test_keys_of_many_long_prompts_are_made_over_several_steps() -> None:
     cache = by.KVCache(block_size=16, device=2_000)
-    scheduler = Scheduler(cache, seats=64, reserve=Nothing())
+    scheduler = Scheduler(cache, seats=64, reserve=NoHeadroom())
     for number in range(20):
         scheduler.add(number, range(number, 31_000 + number), most=2)
     scheduler.schedule()
@@ -218,10 +218,14 @@ def test_keys_of_many_long_prompts_are_made_over_several_steps() -> None:
 
 
 def refused(loop: Loop, says: str, call: Any) -> None:
-    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch.flown)
+    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch.in_flight)
     with pytest.raises(by.Misuse, match=says):
         call()
-    assert (loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch.flown)) == before
+    assert (
+        loop.cache.digest(),
+        loop.scheduler.stats(),
+        len(loop.scheduler._batch.in_flight),
+    ) == before
 
 
 @pytest.mark.parametrize(
@@ -267,7 +271,7 @@ def test_counts_of_any_width_are_counts() -> None:
     loop.scheduler.on_output(
         Output(step.number, np.array([0], "i4"), np.array([5], "u4"), np.array([1], np.uint8))
     )
-    assert loop.state("one") is State.DECODE
+    assert loop.state("one") is RequestState.DECODE
 
 
 @pytest.mark.parametrize("acks", [[("new", 1, 3)], None, Ack("new", 1, 3), [Ack("new", "1", 3)]])  # type: ignore[arg-type]
@@ -276,7 +280,7 @@ def test_what_is_no_ack_is_refused_and_none_beside_it_is_taken(acks: Any) -> Non
     good = Ack(*loop.stops[0])
     given = [good, *acks] if isinstance(acks, list) else acks
     refused(loop, "Ack", lambda: loop.scheduler.on_acks(given))
-    assert loop.state("new") is State.STOPPING
+    assert loop.state("new") is RequestState.STOPPING
     loop.finish()
 
 
@@ -286,13 +290,13 @@ def test_seats_that_are_none_are_no_evidence(active: Any) -> None:
     number = loop.scheduler._batch.number
     refused(loop, "seat", lambda: loop.scheduler.reconcile(active, number))
     loop.scheduler.reconcile(np.array([0, 1]), number)
-    assert loop.state("new") is State.STOPPING
+    assert loop.state("new") is RequestState.STOPPING
     loop.finish()
 
 
 def test_a_ticket_is_one_of_the_device_that_is_open_and_for_one_request() -> None:
     loop = Loop(device=33, host=8)
-    promises = Tickets(loop.cache)
+    promises = Reservations(loop.cache)
     promise = promises.open("z", 2, deadline=5)
     refused(loop, "Tickets.commit", lambda: loop.add("z", 9, 3, ticket=promise))
     refused(loop, "give what", lambda: loop.add("z", 9, 3, ticket=5))
@@ -312,17 +316,17 @@ def test_an_id_that_cannot_be_hashed_is_refused_everywhere(request_id: Any) -> N
         refused(loop, "hashed", lambda verb=verb: verb(request_id))
     refused(loop, "hashed", lambda: loop.scheduler.explain(request_id))
     with pytest.raises(by.Misuse, match="hashed"):
-        Tickets(loop.cache).open(request_id, 1, deadline=3)
+        Reservations(loop.cache).open(request_id, 1, deadline=3)
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
         ({"reserve": 5}, "give a policy"),
-        ({"reserve": Nothing}, "give a policy"),
+        ({"reserve": NoHeadroom}, "give a policy"),
         ({"victims": 5}, "give a policy"),
         ({"drafts": 10**30}, "drafts"),
-        ({"role": "nonsense", "reserve": Nothing()}, "role"),
+        ({"role": "nonsense", "reserve": NoHeadroom()}, "role"),
         ({"stops": ["acked"]}, "stops"),
         ({"patience": -1}, "patience"),
         ({"preempt": "swap"}, "preempt"),
@@ -333,7 +337,7 @@ def test_what_no_step_could_do_is_refused_when_it_is_made(wrong: dict[str, Any],
         Scheduler(by.KVCache(device=9), **wrong)
 
 
-class Odd(Nothing):
+class Odd(NoHeadroom):
     @override
     def promise(self, most: int) -> int:
         return -most
@@ -344,11 +348,11 @@ class Odd(Nothing):
     [
         lambda: Watermark(2.5),  # type: ignore[arg-type]
         lambda: Watermark(blocks=True),
-        lambda: Growing(float("inf")),
-        lambda: Growing("x"),  # type: ignore[arg-type]
+        lambda: Adaptive(float("inf")),
+        lambda: Adaptive("x"),  # type: ignore[arg-type]
         lambda: Scheduler(by.KVCache(device=9), reserve=Odd()),
-        lambda: Tickets(by.KVCache(device=9), reserves=5),  # type: ignore[arg-type]
-        lambda: Tickets(by.KVCache(device=9)).open("x", 1, deadline=1, role=[]),  # type: ignore[arg-type]
+        lambda: Reservations(by.KVCache(device=9), reserves=5),  # type: ignore[arg-type]
+        lambda: Reservations(by.KVCache(device=9)).open("x", 1, deadline=1, role=[]),  # type: ignore[arg-type]
     ],
 )
 def test_a_policy_that_is_none_is_refused_when_it_is_made(make: Any) -> None:
@@ -385,7 +389,7 @@ def test_a_device_that_was_made_larger_takes_larger_requests() -> None:
     loop.cache.resize("device", 17)
     loop.add("one", 40, 4)
     loop.finish()
-    assert loop.results["one"].state is State.FINISHED
+    assert loop.results["one"].state is RequestState.FINISHED
 
 
 @pytest.mark.parametrize(

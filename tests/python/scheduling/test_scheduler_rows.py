@@ -21,10 +21,10 @@ from typing_extensions import override
 
 import blockyard as by
 from blockyard.scheduling.engine import Ack, Output
-from blockyard.scheduling.request import State
-from blockyard.scheduling.reserve import Full, Growing, Nothing, Watermark
+from blockyard.scheduling.headroom import Adaptive, FullLength, NoHeadroom, Watermark
+from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.scheduling.victims import LeastWork
+from blockyard.scheduling.victims import LeastComputed
 from loop import U32, Loop, column, continuation, loading, stopping
 from yard import profile, publish, publish_below, text
 
@@ -40,7 +40,7 @@ def test_a_full_device_makes_room_for_what_comes_up_in_the_step_that_asks() -> N
     assert (room.free, room.evictable) == (0, 8)
     loop.add("one", text(1, 26), 3)
     loop.schedule()
-    assert loop.state("one") is State.LOADING
+    assert loop.state("one") is RequestState.LOADING
     assert sum(len(plan) for plan in loop.plans) == 6
     loop.land()
     loop.finish()
@@ -135,7 +135,7 @@ def test_with_every_copy_stalled_the_others_go_on_within_a_millisecond() -> None
         loop.schedule()
         spent.append(time.thread_time() - start)
         loop.output()
-    assert loop.state("stalled") is State.LOADING
+    assert loop.state("stalled") is RequestState.LOADING
     assert all(len(loop.scheduler._requests[name].outputs) >= 39 for name in range(6))
     assert sorted(spent)[len(spent) // 2] < 1e-3
     loop.land()
@@ -165,7 +165,7 @@ def test_whatever_it_is_doing_an_abort_ends_it_once_and_leaves_nothing(state: st
     loop.scheduler.abort(name)
     loop.finish()
     loop.land()
-    assert loop.results[name].state is State.ABORTED
+    assert loop.results[name].state is RequestState.ABORTED
     assert loop.cache.stats()["device_pinned"] == 0
 
 
@@ -185,7 +185,7 @@ def test_no_token_value_means_anything(token: int) -> None:
     loop.scheduler.on_output(output)
     loop.ack()
     loop.add("one", text(4, 4), 3)
-    while not loop.state("one") or loop.state("one") is State.WAITING:
+    while not loop.state("one") or loop.state("one") is RequestState.WAITING:
         loop.turn()
     states = {name: loop.state(name) for name in ("old", "new", "one")}
     loop.schedule()
@@ -193,9 +193,9 @@ def test_no_token_value_means_anything(token: int) -> None:
     said = Output(said.step, said.seats, np.full(len(said.tokens), token, np.uint32))
     loop.scheduler.on_output(said)
     for name, state in states.items():
-        assert loop.state(name) in {state, State.DECODE, State.STOPPING, None}
+        assert loop.state(name) in {state, RequestState.DECODE, RequestState.STOPPING, None}
     loop.finish()
-    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+    assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
 def test_without_an_ack_nothing_moves_however_long_it_takes() -> None:
@@ -206,7 +206,7 @@ def test_without_an_ack_nothing_moves_however_long_it_takes() -> None:
         step = loop.schedule()
         assert (step.starts, len(step)) == ((), 0)
         loop.output()
-    assert (loop.state("new"), loop.told("seats")) == (State.STOPPING, 2)
+    assert (loop.state("new"), loop.told("seats")) == (RequestState.STOPPING, 2)
     loop.ack()
     loop.finish()
 
@@ -272,9 +272,9 @@ def test_absence_counts_from_the_step_of_the_stop_on_and_for_who_is_stopping_alo
     loop = stopping()
     step = loop.scheduler._seats.bound()[1].stopped_at
     loop.scheduler.reconcile([], step - 1)
-    assert (loop.state("old"), loop.state("new")) == (State.DECODE, State.STOPPING)
+    assert (loop.state("old"), loop.state("new")) == (RequestState.DECODE, RequestState.STOPPING)
     loop.scheduler.reconcile([], step)
-    assert (loop.state("old"), loop.state("new")) == (State.DECODE, State.RECOMPUTE)
+    assert (loop.state("old"), loop.state("new")) == (RequestState.DECODE, RequestState.RECOMPUTE)
     with pytest.raises(by.Misuse, match="only"):
         loop.scheduler.reconcile([], loop.scheduler._batch.number + 1)
     loop.stops.clear()
@@ -444,7 +444,7 @@ def test_a_device_that_was_made_smaller_fails_who_fits_no_more() -> None:
     loop.cache.resize("device", 5)
     loop.schedule()
     loop.output()
-    assert loop.results["one"].state is State.FAILED
+    assert loop.results["one"].state is RequestState.FAILED
     loop.finish()
 
 
@@ -457,11 +457,11 @@ def test_who_runs_and_has_outgrown_a_device_made_smaller_fails_with_its_tokens(s
     loop.add("two", text(2, 6), 4)
     loop.finish()
     one = loop.results["one"]
-    assert one.state is State.FAILED
+    assert one.state is RequestState.FAILED
     # It holds all 4 blocks, and has sampled the token that would be the first of a fifth.
     assert one.tokens.tolist() == continuation("one", 6, 20)[:11]
     assert "all 4 blocks" in one.reason
-    assert loop.results["two"].state is State.FINISHED
+    assert loop.results["two"].state is RequestState.FINISHED
 
 
 def test_who_is_not_there_is_refused_by_name() -> None:
@@ -522,10 +522,14 @@ def test_a_bad_output_is_named_and_nothing_of_it_is_taken(what: str) -> None:
     step = loop.schedule()
     assert loop.rows(step) == [0, 1]
     wrong, says = BAD[what]
-    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch.flown)
+    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch.in_flight)
     with pytest.raises(by.Misuse, match=says):
         loop.scheduler.on_output(wrong(step.number))
-    assert (loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch.flown)) == before
+    assert (
+        loop.cache.digest(),
+        loop.scheduler.stats(),
+        len(loop.scheduler._batch.in_flight),
+    ) == before
     loop.finish()
     for name, prompt in (("decodes", 4), ("computes", 12)):
         assert loop.results[name].tokens.tolist() == continuation(name, prompt, 9)
@@ -584,7 +588,9 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         device=st.integers(9, 20),
         host=st.sampled_from([0, 24]),
-        reserve=st.sampled_from([Nothing, Full, lambda: Watermark(2), lambda: Growing(2.0, 0.2)]),
+        reserve=st.sampled_from(
+            [NoHeadroom, FullLength, lambda: Watermark(2), lambda: Adaptive(2.0, 0.2)]
+        ),
         least=st.booleans(),
         seats=st.integers(1, 4),
         budget=st.integers(2, 24),
@@ -594,7 +600,7 @@ class Machine(RuleBasedStateMachine):
         accept=st.integers(1, 3),
     )
     def make(self, *, reserve: Any, least: bool, **chosen: Any) -> None:
-        victims = LeastWork() if least else None
+        victims = LeastComputed() if least else None
         self.loop = Loop(reserve=reserve(), victims=victims, **chosen)
         self.asked: dict[int, tuple[int, int]] = {}
         self.aborted: set[int] = set()
@@ -683,8 +689,8 @@ class Machine(RuleBasedStateMachine):
             result = self.loop.results[name]
             whole = continuation(name, prompt, most)
             assert result.tokens.tolist() == whole[: len(result.tokens)]
-            assert result.state is State.FINISHED or name in self.aborted
-            assert result.state is not State.FINISHED or len(result.tokens) == most
+            assert result.state is RequestState.FINISHED or name in self.aborted
+            assert result.state is not RequestState.FINISHED or len(result.tokens) == most
 
 
 def test_any_order_of_events_ends_each_request_once_with_the_tokens_that_it_has_alone() -> None:

@@ -1,4 +1,4 @@
-"""Flights on a GPU of paper, at random, and what they must have done."""
+"""Flights on a simulated GPU, at random, and what they must have done."""
 
 import random
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from blockyard.crane.copiers.cuda import CudaCopier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.thresholds import Thresholds
-from blockyard.testing.gpu import PaperGpu
+from blockyard.testing.gpu import SimulatedGpu
 from cranes import LAYOUTS, after, filled, same
 
-Harm = Callable[[CudaCopier, PaperGpu], object]
+Harm = Callable[[CudaCopier, SimulatedGpu], object]
 SMALL = [name for name in LAYOUTS if name != "odd"]
 LAYERED = LAYOUTS["layer-first"]
 ROWS = Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, rows_bytes=0)
@@ -30,7 +30,7 @@ ROADS = [
 ]
 
 
-OPENED: list[tuple[PaperGpu, CudaCopier, DeviceTier, PinnedTier]] = []
+OPENED: list[tuple[SimulatedGpu, CudaCopier, DeviceTier, PinnedTier]] = []
 
 
 def closed() -> None:
@@ -49,9 +49,9 @@ def unplugged() -> None:
 
 def opened(
     layout: KVLayout = LAYERED, *, device: int = 12, host: int = 9, seed: int = 0, **options: Any
-) -> tuple[PaperGpu, DeviceTier, PinnedTier, CudaCopier]:
+) -> tuple[SimulatedGpu, DeviceTier, PinnedTier, CudaCopier]:
     own = {name: options.pop(name) for name in ("batches", "eager", "kernel") if name in options}
-    gpu = PaperGpu(seed, **own)
+    gpu = SimulatedGpu(seed, **own)
     tier, below = DeviceTier(layout, device, gpu=gpu), PinnedTier(layout, host, gpu=gpu)
     copier = CudaCopier(tier, below, **options)
     OPENED.append((gpu, copier, tier, below))

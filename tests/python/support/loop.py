@@ -9,8 +9,8 @@ import numpy as np
 
 import blockyard as by
 from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
-from blockyard.scheduling.request import Result, State
-from blockyard.scheduling.reserve import Nothing
+from blockyard.scheduling.headroom import NoHeadroom
+from blockyard.scheduling.request import RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
 from yard import free_for_all, publish, publish_below, text
 
@@ -43,7 +43,7 @@ class Loop:
         **keywords: Any,
     ) -> None:
         self.cache = by.KVCache(block_size=size, device=device, host=host, recompute=recompute)
-        chosen: dict[str, Any] = {"seats": 4, "budget": 64, "reserve": Nothing(), **keywords}
+        chosen: dict[str, Any] = {"seats": 4, "budget": 64, "reserve": NoHeadroom(), **keywords}
         self.scheduler = Scheduler(self.cache, **chosen)
         self.accept = accept
         self.air: deque[Step] = deque()
@@ -57,7 +57,7 @@ class Loop:
         tokens = text(len(self.results) + 1, prompt) if isinstance(prompt, int) else prompt
         self.scheduler.add(request, tokens, most=most, **keywords)
 
-    def state(self, request: Hashable) -> State | None:
+    def state(self, request: Hashable) -> RequestState | None:
         return self.scheduler.state(request)
 
     def schedule(self) -> Step:
@@ -154,7 +154,7 @@ class Loop:
         """INV-12: nobody is registered anywhere."""
         scheduler = self.scheduler
         seats = scheduler._seats.bound()
-        assert (scheduler._requests, scheduler._line._heap, seats) == ({}, [], [])
+        assert (scheduler._requests, scheduler._queue._heap, seats) == ({}, [], [])
         batch = scheduler._batch
         lists = (batch.loading, batch.prefill, batch.decode, scheduler._stops)
         assert lists == ([], {}, {}, [])
@@ -177,14 +177,14 @@ def squeezed(**keywords: Any) -> Loop:
     loop.add("old", text(1, 14), 12)
     loop.add("new", text(2, 14), 12)
     loop.turn(2)
-    assert (loop.state("old"), loop.state("new")) == (State.DECODE, State.DECODE)
+    assert (loop.state("old"), loop.state("new")) == (RequestState.DECODE, RequestState.DECODE)
     return loop
 
 
 def stopping(**keywords: Any) -> Loop:
     """ "new" was chosen, and its stop is with the engine."""
     loop = squeezed(**keywords)
-    while loop.state("new") is not State.STOPPING:
+    while loop.state("new") is not RequestState.STOPPING:
         loop.schedule()
         loop.output()
     assert [stop.request for stop in loop.stops] == ["new"]
@@ -197,7 +197,7 @@ def loading(**keywords: Any) -> Loop:
     publish_below(loop.cache, text(1, 12))
     loop.add("one", text(1, 14), 3)
     step = loop.schedule()
-    assert (loop.state("one"), step.starts, len(step)) == (State.LOADING, (), 0)
+    assert (loop.state("one"), step.starts, len(step)) == (RequestState.LOADING, (), 0)
     return loop
 
 
@@ -208,7 +208,7 @@ def parked(**keywords: Any) -> Loop:
     """ "new" was chosen, and the engine has answered: its work is kept."""
     loop = stopping(host=32, **keywords)
     loop.ack()
-    assert loop.state("new") is State.PARKED
+    assert loop.state("new") is RequestState.PARKED
     return loop
 
 
@@ -223,7 +223,7 @@ def resuming(**keywords: Any) -> Loop:
     publish(loop.cache, text(9, free_for_all(loop.cache) * 4))
     loop.scheduler.abort("old")
     for _ in range(20):
-        if loop.state("new") is State.LOADING:
+        if loop.state("new") is RequestState.LOADING:
             return loop
         loop.schedule()
         loop.output()

@@ -14,10 +14,10 @@ from blockyard.engines.model import Model
 from blockyard.engines.sampling import Sampling
 from blockyard.engines.weights import ModelConfig
 from blockyard.scheduling.engine import Step
-from blockyard.scheduling.request import State
+from blockyard.scheduling.request import RequestState
 from blockyard.testing import Script, ScriptedCopier
+from blockyard.tools.proof.conversations import Conversation
 from blockyard.tools.proof.play import Memory, Play
-from blockyard.tools.proof.talks import Talk
 
 SIZE = 8
 AT_ONCE = partial(ThreadCopier, workers=0)
@@ -56,8 +56,8 @@ class Watched:
             for start in step.starts:
                 self.begun(start)
             self.air.append((step, self.play.tables, requests))
-        flown = scheduler._batch.flown
-        oldest = flown[0].number if flown else scheduler._batch.number + 1
+        in_flight = scheduler._batch.in_flight
+        oldest = in_flight[0].number if in_flight else scheduler._batch.number + 1
         while self.air and self.air[0][0].number < oldest:
             self.computed(*self.air.pop(0))
         violation = self.play.cache.audit()
@@ -106,11 +106,11 @@ class Watched:
 
 
 def undisturbed(
-    talks: list[Talk], known: Bytes, sampling: Sampling, on: Device = NUMPY
+    conversations: list[Conversation], known: Bytes, sampling: Sampling, on: Device = NUMPY
 ) -> dict[str, list[int]]:
-    blocks = sum(-(-talk.tokens // SIZE) for talk in talks)
+    blocks = sum(-(-conversation.tokens // SIZE) for conversation in conversations)
     play = Play(
-        talks,
+        conversations,
         Memory(blocks + 1, 0, "recompute"),
         model(on.xp),
         block_size=SIZE,
@@ -132,10 +132,10 @@ def prove(
     on: Device = NUMPY,
     inner: Callable[[], Copier] | None = AT_ONCE,
 ) -> Counter[str]:
-    """Plays talks with ample memory, then under pressure: no token, and no byte, may differ.
+    """Plays conversations with ample memory, then under pressure: no token, and no byte, may differ.
 
     Args:
-        seed: Of talks, pressure and faults.
+        seed: Of conversations, pressure and faults.
         on: What computes, and in whose memory.
         inner: Makes what moves the bytes, under the faults; None for what the crane takes.
 
@@ -143,22 +143,32 @@ def prove(
         What came to pass under pressure.
     """
     chance = random.Random(seed)
-    talks = Talk.seeded(seed, 22, longest=160)
-    talks = [dataclasses.replace(talk, priority=chance.choice([0, 0, 1])) for talk in talks]
+    conversations = Conversation.seeded(seed, 22, longest=160)
+    conversations = [
+        dataclasses.replace(conversation, priority=chance.choice([0, 0, 1]))
+        for conversation in conversations
+    ]
     # Some come again when all is said, and what they find is on the host.
-    late = sorted(talks, key=lambda talk: (len(talk.turns[0].said) > 3 * SIZE, talk.begins))[-3:]
-    spared = {name for talk in late for name in (talk.name, f"{talk.name} again")}
-    talks += [dataclasses.replace(one, name=f"{one.name} again", begins=1000) for one in late]
-    assert max(talk.tokens for talk in talks) >= 8 * SIZE
+    late = sorted(
+        conversations,
+        key=lambda conversation: (len(conversation.turns[0].said) > 3 * SIZE, conversation.begins),
+    )[-3:]
+    spared = {
+        name for conversation in late for name in (conversation.name, f"{conversation.name} again")
+    }
+    conversations += [
+        dataclasses.replace(one, name=f"{one.name} again", begins=1000) for one in late
+    ]
+    assert max(conversation.tokens for conversation in conversations) >= 8 * SIZE
     sampling = Sampling(temperature=chance.choice([0.0, 0.8]), seed=seed)
     known = Bytes()
-    tokens = undisturbed(talks, known, sampling, on)
-    blocks = [-(-talk.tokens // SIZE) for talk in talks]
+    tokens = undisturbed(conversations, known, sampling, on)
+    blocks = [-(-conversation.tokens // SIZE) for conversation in conversations]
     device = 1 + max(sum(blocks) // 4, *blocks)
     slow = chance.choice([0.0, 0.4])
     script = Script.seeded(seed, copies=20_000, late=slow, failing=0.05, corrupting=0.03, longest=4)
     play = Play(
-        talks,
+        conversations,
         Memory(device, chance.choice([device, 3 * device]), "park"),
         model(on.xp),
         block_size=SIZE,
@@ -176,7 +186,7 @@ def prove(
     crane._copier = ScriptedCopier(crane.copier, script)
     try:
         seen = pressed(known.watch(play), chance, spared)
-        compare(tokens, play.tokens, aborted={name for name in seen if name in play.talks})
+        compare(tokens, play.tokens, aborted={name for name in seen if name in play.conversations})
         seen["checked"] = known.checked
         return seen
     finally:
@@ -198,7 +208,7 @@ def pressed(watched: Watched, chance: random.Random, spared: set[str]) -> Counte
             watched.air.clear()
         for name, state in play.states.items():
             # Some die in each state; one that is parked for sure.
-            likely = 0.3 if state is State.PARKED and "parked" not in seen else 0.002
+            likely = 0.3 if state is RequestState.PARKED and "parked" not in seen else 0.002
             if aborts and name not in spared and chance.random() < likely:
                 aborts -= 1
                 seen.update([str(state), name, "abort"])
@@ -213,7 +223,7 @@ def pressed(watched: Watched, chance: random.Random, spared: set[str]) -> Counte
 
 
 def compare(wanted: dict[str, list[int]], said: dict[str, list[int]], *, aborted: set[str]) -> None:
-    """Every answer is whole, or the beginning of one where its talk was aborted."""
+    """Every answer is whole, or the beginning of one where its conversation was aborted."""
     for name, tokens in said.items():
         whole = wanted[name]
         ended = name.rpartition(", ")[0] in aborted

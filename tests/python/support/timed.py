@@ -1,4 +1,4 @@
-"""A GPU of paper whose copies take the time planted for them, by a clock of its own."""
+"""A simulated GPU whose copies take the time planted for them, by a clock of its own."""
 
 import ctypes
 from collections import defaultdict
@@ -10,7 +10,7 @@ import numpy as np
 
 from blockyard._typing import override
 from blockyard.crane.gpu import Addresses, Move
-from blockyard.testing.gpu import PaperGpu
+from blockyard.testing.gpu import SimulatedGpu
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Link:
     """Bytes per second of a kernel within the device."""
 
 
-class TimedGpu(PaperGpu):
+class TimedGpu(SimulatedGpu):
     """Copies at once, and has each event come when a simple model of a link says so."""
 
     def __init__(self, link: Link | None = None, **options: Any) -> None:

@@ -14,11 +14,11 @@ import pytest
 import blockyard as by
 from blockyard import testing
 from blockyard.scheduling.engine import Ack, Chunk, Output, Start, Step, Stop
-from blockyard.scheduling.relief import Relief
-from blockyard.scheduling.request import State
+from blockyard.scheduling.preemption import Preemptor
+from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.seats import Seat
-from blockyard.scheduling.tickets import Tickets
 from blockyard.testing import ROWS, Broken, Event, Scenario, Setup, minimised, simulate
 from blockyard.testing.engine import chained, continuation, ends
 from blockyard.testing.scenario import VERBS
@@ -340,35 +340,35 @@ def test_a_ticket_comes_to_each_of_its_ends() -> None:
     assert [seen[end] for end in (*ends, "2.6 spent", "2.6 refused")] == [1, 1, 1, 1, 1, 2, 1]
 
 
-def refuses(self: Tickets, _right: Any, request: str, *_what: Any, **_named: Any) -> Any:
+def refuses(self: Reservations, _right: Any, request: str, *_what: Any, **_named: Any) -> Any:
     raise by.NoRoom(f"{self} has no room for {request}")
 
 
-def again(self: Tickets, right: Any, request: str, *what: Any, **named: Any) -> Any:
+def again(self: Reservations, right: Any, request: str, *what: Any, **named: Any) -> Any:
     self._requests.pop(request, None)
     return right(self, request, *what, **named)
 
 
-def eager(self: Tickets, right: Any, *what: Any, **named: Any) -> Any:
+def eager(self: Reservations, right: Any, *what: Any, **named: Any) -> Any:
     return right(self, *what, **named | {"running": 0})
 
 
-def forgets(_self: Tickets, _right: Any, _what: Any) -> Any:
+def forgets(_self: Reservations, _right: Any, _what: Any) -> Any:
     return []
 
 
-def late(self: Tickets, right: Any, now: int) -> Any:
+def late(self: Reservations, right: Any, now: int) -> Any:
     return right(self, max(now - 1, 0))
 
 
-def keeps(self: Tickets, right: Any, number: int, state: Any) -> Any:
+def keeps(self: Reservations, right: Any, number: int, state: Any) -> Any:
     """An ended ticket is as good as an open one."""
     promise = right(self, number, state)
     self._open[number] = self._requests[promise.request] = promise
     return promise
 
 
-def miscounts(self: Tickets, right: Any) -> Any:
+def miscounts(self: Reservations, right: Any) -> Any:
     return right(self) | {"tickets_open": 3}
 
 
@@ -388,8 +388,10 @@ def miscounts(self: Tickets, right: Any) -> Any:
 def test_a_ticket_that_comes_to_a_wrong_end_is_noticed(
     monkeypatch: pytest.MonkeyPatch, verb: str, wrong: Callable[..., Any], found: str
 ) -> None:
-    right = getattr(Tickets, verb)
-    monkeypatch.setattr(Tickets, verb, lambda self, *what, **how: wrong(self, right, *what, **how))
+    right = getattr(Reservations, verb)
+    monkeypatch.setattr(
+        Reservations, verb, lambda self, *what, **how: wrong(self, right, *what, **how)
+    )
     events = PROMISED
     if wrong is eager:
         events = Event(1, "add", ("a", 0, 4, 0, 4, 0)), Event(2, "promise", ("d", 10, 2, "q"))
@@ -460,7 +462,7 @@ def lives(self: Scheduler, right: Any, reason: str) -> None:
 def loads(self: Scheduler, right: Any, reason: str) -> None:
     """Who is loading waits for a load."""
     for seat in self._seats.bound():
-        if seat.request.state is State.LOADING:
+        if seat.request.state is RequestState.LOADING:
             seat.gone = True
     self._batch.loading.clear()
     right(self, reason)
@@ -535,7 +537,7 @@ def test_a_size_that_is_not_taken_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_failure_that_nobody_has_caused_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: Scheduler, right: Any) -> Any:
-        return [result._replace(state=State.FAILED) for result in right(self)]
+        return [result._replace(state=RequestState.FAILED) for result in right(self)]
 
     assert "is failed" in broken(monkeypatch, "results", wrong)
 
@@ -629,8 +631,8 @@ def test_the_engine_notices_work_for_a_seat_that_is_stopped() -> None:
 
 
 def test_a_request_is_in_one_of_the_states_that_are_aborted_here() -> None:
-    terminal = {State.FINISHED, State.ABORTED, State.FAILED}
-    assert {str(state) for state in set(State) - terminal} == set(ACTIVE)
+    terminal = {RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED}
+    assert {str(state) for state in set(RequestState) - terminal} == set(ACTIVE)
 
 
 def test_one_token_waits_where_nothing_of_the_device_can_be_had() -> None:
@@ -669,14 +671,14 @@ def test_nobody_waits_for_ever_for_room_that_was_promised_to_who_waits_for_him(
     asked = [Event(at, *event) for at, event in enumerate(events, 1)]
     asked.append(Event(9, "add", ("b", 1, 12 if most == 16 else 4, 0, most, 0)))
     ran = simulate(Scenario(dataclasses.replace(BIG, skip=skip, seats=seats), tuple(asked)))
-    assert {result.state for result in ran.results.values()} == {State.FINISHED}
+    assert {result.state for result in ran.results.values()} == {RequestState.FINISHED}
 
 
 def test_a_prompt_that_fills_the_device_comes_twice_where_a_block_is_one_token() -> None:
     setup = Setup(device=9, block_size=1, seats=1, reserve="full", skip=0, ends=False)
     first, again = (Event(at, "add", (name, 0, 4, 0, 5, 0)) for at, name in ((1, "x"), (40, "y")))
     ran = simulate(Scenario(setup, (first, again)))
-    assert {result.state for result in ran.results.values()} == {State.FINISHED}
+    assert {result.state for result in ran.results.values()} == {RequestState.FINISHED}
 
 
 def test_of_requests_that_sample_alike_none_is_lost_where_nothing_can_be_recomputed() -> None:
@@ -685,13 +687,13 @@ def test_of_requests_that_sample_alike_none_is_lost_where_nothing_can_be_recompu
     for seed in range(150):
         ran = simulate(Scenario.alike(seed))
         parked += ran.seen["stats parkings"] > 0
-        assert {result.state for result in ran.results.values()} == {State.FINISHED}, seed
+        assert {result.state for result in ran.results.values()} == {RequestState.FINISHED}, seed
     assert parked > 130
 
 
 def test_who_is_lost_without_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Relief, "dedup", lambda _: False)
-    monkeypatch.setattr(Relief, "last_resort", lambda _: None)
+    monkeypatch.setattr(Preemptor, "dedup", lambda _: False)
+    monkeypatch.setattr(Preemptor, "last_resort", lambda _: None)
     scenario = Scenario(
         Setup(device=8, host=6, block_size=1, reserve="nothing", recompute=False, ends=False),
         (Event(1, "add", ("a", 0, 3, 0, 4, 0)), Event(1, "add", ("b", 0, 3, 0, 4, 0))),
@@ -733,4 +735,4 @@ def test_one_that_is_parked_and_waits_for_a_copy_counts_when_others_begin() -> N
     )
     events = [Event(tick, "add", what) for tick, what in requests]
     ran = simulate(Scenario(setup, (*events, Event(8, "ack", ("unheard", 5)))))
-    assert {result.state for result in ran.results.values()} == {State.FINISHED}
+    assert {result.state for result in ran.results.values()} == {RequestState.FINISHED}

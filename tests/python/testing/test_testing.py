@@ -129,7 +129,7 @@ def test_at_the_end_of_all_what_was_not_begun_has_failed(end: str) -> None:
         assert rig.start().poll() == Landed(3)
 
 
-class Full:
+class FullLength:
     """A copier that takes nothing for a while."""
 
     def __init__(self, refusals: int) -> None:
@@ -149,11 +149,11 @@ class Full:
 
 def test_a_full_queue_behind_it_uses_up_no_action() -> None:
     rig = Rig()
-    rig.copier = ScriptedCopier(Full(2), [deliver(), fail(1)])
+    rig.copier = ScriptedCopier(FullLength(2), [deliver(), fail(1)])
     assert [rig.try_start(), rig.try_start()] == [None, None]
     assert rig.start().poll() == Landed(3)
     assert rig.start().poll() == Landed(1, Cause.FAILED)
-    rig.copier = ScriptedCopier(Full(2), [delay(1)])
+    rig.copier = ScriptedCopier(FullLength(2), [delay(1)])
     receipt = rig.start()
     assert [receipt.poll() for _ in range(4)] == [None, None, None, Landed(3)]
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import blockyard as by
-import paper_cupy as paper
+import simulated_cupy as simulated
 import traces
 from blockyard.tools.cli import cli
 from blockyard.tools.replay import cli as replay_cli
@@ -222,7 +222,7 @@ def test_without_the_extra_the_help_lists_every_command(words: str) -> None:
 
 
 def test_without_the_extra_the_proof_runs() -> None:
-    done = bare("proof --talks 2", *EXTRA, "cupy")
+    done = bare("proof --conversations 2", *EXTRA, "cupy")
     assert (done.returncode, done.stderr) == (0, "")
     assert "tokens identical" in done.stdout
 
@@ -478,21 +478,21 @@ def until_worked(process: "subprocess.Popen[str]", seconds: float) -> None:
 
 
 def test_bytes_are_verified_in_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    paper.installed(monkeypatch)
-    paper.waits.clear()
+    simulated.installed(monkeypatch)
+    simulated.waits.clear()
     result = found("--requests", "20", "--verify", "--device", "cuda")
     assert result["verified"]["checked"] > 0
     assert result["verified"]["wrong"] == 0
-    assert paper.waits["get"] > 0
+    assert simulated.waits["get"] > 0
 
 
 def test_what_a_gpu_holds_takes_no_memory_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     def ran(*_what: object) -> Run:
         raise by.Unavailable("it has begun")
 
-    paper.installed(monkeypatch)
+    simulated.installed(monkeypatch)
     monkeypatch.setattr(replay_cli, "play", ran)
-    monkeypatch.setattr("blockyard.tools.replay.asked.os.sysconf", lambda _name: 1 << 14)
+    monkeypatch.setattr("blockyard.tools.replay.options.os.sysconf", lambda _name: 1 << 14)
     large = ["--requests", "3", "--device-blocks", "100000", "--verify"]
     assert "takes 39" in refused(*large)
     assert "it has begun" in typed(*large, "--device", "cuda").stderr

@@ -7,10 +7,10 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-import paper_cupy as paper
+import simulated_cupy as simulated
 from blockyard.engines.sampling import Sampling
 from blockyard.tools.cli import cli
-from blockyard.tools.proof.talks import Talk
+from blockyard.tools.proof.conversations import Conversation
 from proving import Bytes, prove, undisturbed
 
 SEEDS = int(os.environ.get("BLOCKYARD_PROOFS", "20"))
@@ -26,29 +26,29 @@ def test_no_request_loses_a_token_under_pressure(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_no_request_loses_a_token_in_the_memory_of_a_gpu_on_paper(seed: int) -> None:
     """Where copies land in an order of their own, and the worst of them fail, too."""
-    seen = prove(seed, paper.elsewhere(seed), None)
+    seen = prove(seed, simulated.elsewhere(seed), None)
     wanted = ("park", "resume", "recompute", "promote", "abort", "checked")
     assert all(seen[what] for what in wanted), seen
 
 
 def test_on_paper_a_gpu_has_the_bytes_and_the_tokens_of_numpy() -> None:
-    talks, known, sampling = Talk.seeded(5, 6), Bytes(), Sampling(0.8)
-    tokens = undisturbed(talks, known, sampling)
+    conversations, known, sampling = Conversation.seeded(5, 6), Bytes(), Sampling(0.8)
+    tokens = undisturbed(conversations, known, sampling)
     positions = len(known.known)
-    assert undisturbed(talks, known, sampling, paper.elsewhere()) == tokens
+    assert undisturbed(conversations, known, sampling, simulated.elsewhere()) == tokens
     # None that was not the same: else there were more.
     assert len(known.known) == positions > 300
 
 
 def test_talks_are_the_same_for_their_seed_and_differ_by_it() -> None:
-    assert Talk.seeded(1, 5) == Talk.seeded(1, 5)
-    assert Talk.seeded(1, 5) != Talk.seeded(2, 5)
-    assert all(talk.tokens <= 240 for talk in Talk.seeded(3, 50))
-    assert {len(talk.turns) for talk in Talk.seeded(3, 50)} == {1, 2}
+    assert Conversation.seeded(1, 5) == Conversation.seeded(1, 5)
+    assert Conversation.seeded(1, 5) != Conversation.seeded(2, 5)
+    assert all(conversation.tokens <= 240 for conversation in Conversation.seeded(3, 50))
+    assert {len(conversation.turns) for conversation in Conversation.seeded(3, 50)} == {1, 2}
 
 
 def test_the_command_shows_that_tokens_are_identical() -> None:
-    words = [sys.executable, "-m", "blockyard", "proof", "--seed", "3", "--talks", "6"]
+    words = [sys.executable, "-m", "blockyard", "proof", "--seed", "3", "--conversations", "6"]
     done = subprocess.run(  # noqa: S603 - its own
         words, capture_output=True, text=True, check=False, timeout=60
     )
@@ -58,10 +58,10 @@ def test_the_command_shows_that_tokens_are_identical() -> None:
 
 
 def test_the_command_computes_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    paper.installed(monkeypatch)
-    paper.products.clear()
-    done = CliRunner().invoke(cli, ["proof", "--talks", "3", "--device", "cuda"])
+    simulated.installed(monkeypatch)
+    simulated.products.clear()
+    done = CliRunner().invoke(cli, ["proof", "--conversations", "3", "--device", "cuda"])
     assert (done.exit_code, done.stderr) == (0, "")
     (line,) = [line for line in done.stdout.splitlines() if "identical" in line]
     assert line.split()[2:] == ["✓", "✓", "✓"]
-    assert paper.products
+    assert simulated.products

@@ -13,21 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blockyard as by
-import paper_cupy as paper
+import simulated_cupy as simulated
 from blockyard.crane.devices import NUMPY, Device
 from blockyard.scheduling.admission import Admission, Admitted
 from blockyard.scheduling.engine import Step
 from blockyard.tools.replay import hardware, workload
 from blockyard.tools.replay.clock import Link
 from blockyard.tools.replay.engine import VirtualEngine
-from blockyard.tools.replay.hands import ProcessHands, RealHands, scaled
-from blockyard.tools.replay.meter import Timeline, spread
+from blockyard.tools.replay.memory import ProcessHands, RealHands, scaled
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.run import _config, _Replay, run
 from blockyard.tools.replay.setup import Progress, Setup
+from blockyard.tools.replay.timeline import Timeline, spread
 from blockyard.tools.replay.tokens import Tokens
 from blockyard.tools.replay.trace import Trace
-from blockyard.tools.replay.witness import Witness
+from blockyard.tools.replay.verify import Witness
 from blockyard.yard.config import agree
 from gpus import gpu
 from yard import plan_of
@@ -300,7 +300,7 @@ def test_a_slow_link_is_not_used(trace: Trace, plain: Run) -> None:
     assert gated.ttft_ms.mean < forced.ttft_ms.mean
 
 
-@pytest.mark.parametrize("on", [NUMPY, paper.elsewhere()], ids=["memory", "paper"])
+@pytest.mark.parametrize("on", [NUMPY, simulated.elsewhere()], ids=["memory", "simulated"])
 def test_a_wrong_byte_is_seen(on: Device) -> None:
     config = by.Config(device=8, host=4, layout=scaled(16, 1))
     hands = RealHands(config, on=on)
@@ -316,10 +316,10 @@ def test_a_wrong_byte_is_seen(on: Device) -> None:
 def test_a_replay_moves_real_bytes_of_a_gpu(
     trace: Trace, plain: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paper.installed(monkeypatch)
-    paper.waits.clear()
+    simulated.installed(monkeypatch)
+    simulated.waits.clear()
     result = run(setup_of(trace, verify=True, device="cuda"), trace, quiet)
-    assert paper.waits["get"] > 100
+    assert simulated.waits["get"] > 100
     assert modelled(result) == modelled(plain)
     assert result.verified is not None
     assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)

@@ -21,7 +21,7 @@ from blockyard.tools.replay.play import play
 from blockyard.tools.replay.report import page
 from blockyard.tools.replay.result import FORMAT, Result, Tickets
 from blockyard.tools.replay.setup import Progress, Setup
-from blockyard.tools.replay.show import duration, size
+from blockyard.tools.replay.terminal import duration, size
 from blockyard.tools.replay.workload import generate
 from needs import without
 

@@ -266,7 +266,7 @@ class Life(Known):
         self.undone()
 
     @precondition(lambda self: self.ended)
-    @step(which=ANY, word=st.sampled_from(["commit", "abort", "unknown"]))
+    @step(which=ANY, word=st.sampled_from(["commit", "abort", "mark_unknown"]))
     def late(self, which: int, word: str) -> None:
         plan = self.ended[which % len(self.ended)]
         before = self.cache.stats()

@@ -13,11 +13,11 @@ from typing import Literal, Protocol
 
 from blockyard._core import Misuse, Unavailable, Unsupported, consecutive
 from blockyard.crane.copiers import Receipt, Slots
-from blockyard.crane.copiers.atlas import Atlas
-from blockyard.crane.copiers.lane import CALLS, Flight, Lane, Part
+from blockyard.crane.copiers.address_tables import AddressTables
+from blockyard.crane.copiers.addressing import Addressing, Road
 from blockyard.crane.copiers.parts import Parts
-from blockyard.crane.copiers.routes import Route
-from blockyard.crane.copiers.ways import Road, Way
+from blockyard.crane.copiers.stream import CALLS, CopyStream, Flight, Part
+from blockyard.crane.copiers.transfer import Transfer
 from blockyard.crane.gpu import Gpu, GpuError, Memory, Places, address_of, freed
 from blockyard.crane.tiers import Tier
 from blockyard.shared.layout import natural
@@ -27,7 +27,7 @@ from blockyard.shared.thresholds import Thresholds
 
 __all__ = ["CudaCopier", "Placed"]
 
-Job = tuple[Route, Road | Literal["layers"]]
+Job = tuple[Transfer, Road | Literal["layers"]]
 _log = Limited("blockyard")
 
 
@@ -95,8 +95,8 @@ class CudaCopier:
         self._closed = False
         self._lost = ""
         self._memory: list[Memory] = []
-        self._routes: dict[tuple[str, str, str], Route] = {}
-        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._routes: dict[tuple[str, str, str], Transfer] = {}
+        self._lanes: dict[tuple[str, str], CopyStream] = {}
         self._turning = False
         self._captured: bool | None = None
         """Whether a graph is being captured, as far as it was asked in this turn."""
@@ -179,7 +179,7 @@ class CudaCopier:
             except GpuError as error:
                 self._lose(GpuError(error.name, "a turn", lost=True))
 
-    def go_on(self, lane: Lane) -> None:
+    def go_on(self, lane: CopyStream) -> None:
         """Queues what was taken and not queued yet, as far as there is room."""
         if lane.later and not self._closed:
             try:
@@ -243,11 +243,11 @@ class CudaCopier:
     def _open(self, tiers: list[Placed], depth: int) -> None:
         named = {tier.name: tier for tier in tiers}
         most = self._limits.queued_runs
-        up = Lane(self._gpu, tiers, depth, self._layers, most, self._lose)
+        up = CopyStream(self._gpu, tiers, depth, self._layers, most, self._lose)
         self._lanes["device", "device"] = up
         if len(tiers) > 1:
             self._lanes["host", "device"] = up
-            down = Lane(self._gpu, tiers, depth, 1, most, self._lose)
+            down = CopyStream(self._gpu, tiers, depth, 1, most, self._lose)
             self._lanes["device", "host"] = down
             down.other, up.other = up, down
         ways = {}
@@ -256,21 +256,21 @@ class CudaCopier:
             apart = self._layers > 1 and pair == ("host", "device")
             for index, plane in enumerate(source.layout.planes):
                 places = source.places[index], destination.places[index]
-                way = Way.between(*places, plane.piece_bytes, pair, apart=apart)
+                way = Addressing.between(*places, plane.piece_bytes, pair, apart=apart)
                 ways[*pair, plane.name] = way
         ringed = [way.block_bytes for way in ways.values() if way.below and way.pieces > 1]
-        rings: dict[Lane, Memory] = {}
+        rings: dict[CopyStream, Memory] = {}
         lanes = set(self._lanes.values())
         if ringed and self._gpu.batches and self._limits.batch_runs:
             least, most = max(ringed), max(ringed) * min(tier.blocks for tier in tiers)
             nbytes = min(max(least, self._limits.ring_bytes), most)
             rings = {lane: lane.ring(nbytes, self._limits.ring_parts) for lane in lanes}
-        atlas = Atlas(self._gpu)
+        atlas = AddressTables(self._gpu)
         for lane in lanes:
             lane.chart(atlas)
         for name, way in ways.items():
             ring = rings.get(self._lanes[name[:2]])
-            self._routes[name] = Route(self._gpu, way, ring, atlas, self._limits)
+            self._routes[name] = Transfer(self._gpu, way, ring, atlas, self._limits)
         atlas.unroll(up.stream, self._memory)
         for lane in lanes:
             lane.settle(atlas.address)
@@ -313,7 +313,7 @@ class CudaCopier:
             calls, runs = calls + more[0], runs + more[1]
         return calls, runs
 
-    def _go_on(self, lane: Lane) -> bool:
+    def _go_on(self, lane: CopyStream) -> bool:
         """Queues what is to come, as far as there is room; whether the device is there still."""
         if self._lost:
             lane.drop(Cause.LOST)
@@ -372,7 +372,7 @@ class CudaCopier:
             # What was queued before an error has an end like any other, and only then it is over.
             lane.end(flight)
 
-    def _fail(self, lane: Lane, error: GpuError) -> None:
+    def _fail(self, lane: CopyStream, error: GpuError) -> None:
         """Something was refused before anything was queued: what was to come has failed."""
         if error.lost:
             self._lose(error)

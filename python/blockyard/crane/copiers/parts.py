@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from blockyard.crane.copiers import Landed
-from blockyard.crane.copiers.lane import Lane, Part
+from blockyard.crane.copiers.stream import CopyStream, Part
 from blockyard.shared.plan import Cause
 
 __all__ = ["Parts"]
@@ -18,7 +18,9 @@ class Parts:
         go_on: Queues more of them where there is room.
     """
 
-    def __init__(self, lane: Lane, parts: Sequence[Part], go_on: Callable[[Lane], object]) -> None:
+    def __init__(
+        self, lane: CopyStream, parts: Sequence[Part], go_on: Callable[[CopyStream], object]
+    ) -> None:
         self._lane = lane
         self._go_on = go_on
         self._left = list(parts)

@@ -1,1 +1,1 @@
-"""The proof that no request loses its work: the same talks under pressure, token by token."""
+"""The proof that no request loses its work: the same conversations under pressure, token by token."""

@@ -1,4 +1,4 @@
-"""`blockyard proof`: the same talks with ample memory, and with a quarter of it."""
+"""`blockyard proof`: the same conversations with ample memory, and with a quarter of it."""
 
 import time
 from typing import get_args
@@ -9,9 +9,9 @@ from blockyard._core import Misuse, Unavailable
 from blockyard.crane.devices import DeviceName, device
 from blockyard.engines.model import Model
 from blockyard.engines.weights import ModelConfig
+from blockyard.tools.proof.conversations import Conversation
 from blockyard.tools.proof.play import Memory, Play
-from blockyard.tools.proof.show import Row, Watch, table
-from blockyard.tools.proof.talks import Talk
+from blockyard.tools.proof.terminal import Row, Watch, table
 
 __all__ = ["proof"]
 
@@ -22,8 +22,10 @@ _SIZE = 8
 
 
 @click.command()
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, help="Of talks and weights.")
-@click.option("--talks", type=click.IntRange(2, 1000), default=16, help="How many.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**64 - 1), default=0, help="Of conversations and weights."
+)
+@click.option("--conversations", type=click.IntRange(2, 1000), default=16, help="How many.")
 @click.option("--squeeze", type=click.IntRange(1, 64), default=4, help="Part of the memory.")
 @click.option(
     "--device",
@@ -33,10 +35,12 @@ _SIZE = 8
     help="Where it computes: with NumPy in this machine's memory, or on a GPU.",
 )
 @click.pass_context
-def proof(ctx: click.Context, /, seed: int, talks: int, squeeze: int, name: DeviceName) -> None:
+def proof(
+    ctx: click.Context, /, seed: int, conversations: int, squeeze: int, name: DeviceName
+) -> None:
     """Shows that no request loses its work when memory runs out.
 
-    A small Llama-shaped decoder, with real KV in real blocks, answers the same talks three times:
+    A small Llama-shaped decoder, with real KV in real blocks, answers the same conversations three times:
     with ample memory; with a part of it, parking whom it must preempt; and with the same part,
     computing them again. Every token of every answer must be the same.
     """
@@ -44,8 +48,8 @@ def proof(ctx: click.Context, /, seed: int, talks: int, squeeze: int, name: Devi
         on = device(name)
     except Unavailable as error:
         raise Misuse(f"--device {name}: {error}") from error
-    said = Talk.seeded(seed, talks)
-    blocks = [-(-talk.tokens // _SIZE) for talk in said]
+    said = Conversation.seeded(seed, conversations)
+    blocks = [-(-conversation.tokens // _SIZE) for conversation in said]
     ample, least = sum(blocks), max(blocks)
     tight = max(ample // squeeze, least)
     memories = {
@@ -58,7 +62,7 @@ def proof(ctx: click.Context, /, seed: int, talks: int, squeeze: int, name: Devi
         way: Play(said, memory, model, block_size=_SIZE, on=on) for way, memory in memories.items()
     }
     try:
-        good = _play(plays, sum(len(talk.turns) for talk in said))
+        good = _play(plays, sum(len(conversation.turns) for conversation in said))
     finally:
         for play in plays.values():
             play.close()

@@ -15,12 +15,12 @@ from blockyard.engines.reference import ReferenceEngine
 from blockyard.engines.sampling import Sampling
 from blockyard.local import local
 from blockyard.scheduling.engine import Output, Step
-from blockyard.scheduling.request import State
-from blockyard.scheduling.reserve import Nothing, Reserve
+from blockyard.scheduling.headroom import HeadroomPolicy, NoHeadroom
+from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.tools.proof.talks import Talk
+from blockyard.tools.proof.conversations import Conversation
 from blockyard.yard.config import Config
-from blockyard.yard.preempt import Way
+from blockyard.yard.parking import PreemptMode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +35,7 @@ class Memory(NamedTuple):
     """Blocks, the null slot among them."""
     host: int
     """Blocks."""
-    preempt: Way
+    preempt: PreemptMode
 
 
 @dataclass(slots=True)
@@ -52,10 +52,10 @@ class Figures:
 
 
 class Play:
-    """Plays talks step by step, until all are answered.
+    """Plays conversations step by step, until all are answered.
 
     Args:
-        talks: What is said.
+        conversations: What is said.
         memory: How much there is.
         model: What answers; its KV is in blocks of `block_size` tokens.
         block_size: Tokens per block.
@@ -72,7 +72,7 @@ class Play:
 
     def __init__(  # noqa: PLR0913 - what there is to vary
         self,
-        talks: Sequence[Talk],
+        conversations: Sequence[Conversation],
         memory: Memory,
         model: Model,
         *,
@@ -81,7 +81,7 @@ class Play:
         lag: int = 1,
         late: int = 0,
         sampling: Sampling | None = None,
-        reserve: Callable[[], Reserve] = Nothing,
+        reserve: Callable[[], HeadroomPolicy] = NoHeadroom,
         copier: Copier | None = None,
         on: Device = NUMPY,
         **config: object,
@@ -96,7 +96,7 @@ class Play:
         self.engine = ReferenceEngine(self.cache, rank, stops=stops, lag=lag, late=late)
         self.scheduler = Scheduler(
             self.cache,
-            seats=max(len(talks), 1),
+            seats=max(len(conversations), 1),
             budget=256,
             reserve=reserve(),
             preempt=memory.preempt,
@@ -116,11 +116,11 @@ class Play:
         """Prompt and answer of every turn, so far."""
         self.kv = model.view(tiers[0])
         """The device's memory, as in `Model.view`."""
-        self.talks = {talk.name: talk for talk in talks}
+        self.conversations = {conversation.name: conversation for conversation in conversations}
         """What is said, by name."""
-        self._coming = [(talk.begins, talk.name) for talk in talks]
+        self._coming = [(conversation.begins, conversation.name) for conversation in conversations]
         heapq.heapify(self._coming)
-        self._said: dict[str, list[int]] = {talk.name: [] for talk in talks}
+        self._said: dict[str, list[int]] = {conversation.name: [] for conversation in conversations}
         self._turn: dict[str, int] = {}
         self._answers: dict[str, int] = {}
         self._lag = lag
@@ -157,13 +157,13 @@ class Play:
         return step
 
     @property
-    def states(self) -> dict[str, State]:
-        """Where the talks are that wait for an answer."""
+    def states(self) -> dict[str, RequestState]:
+        """Where the conversations are that wait for an answer."""
         states = {name: self.scheduler.state(self._asked(name)) for name in self._turn}
         return {name: state for name, state in states.items() if state is not None}
 
     def abort(self, name: str) -> None:
-        """Ends what is asked of a talk now; it says no more."""
+        """Ends what is asked of a conversation now; it says no more."""
         self.scheduler.abort(self._asked(name))
 
     def reset(self) -> None:
@@ -179,23 +179,25 @@ class Play:
         return f"{name}, turn {self._turn[name]}"
 
     def _say(self, name: str) -> None:
-        talk, number = self.talks[name], self._answers.get(name, 0)
+        conversation, number = self.conversations[name], self._answers.get(name, 0)
         self._turn[name] = number
         said = self._said[name]
-        said.extend(talk.turns[number].said)
+        said.extend(conversation.turns[number].said)
         asked = self._asked(name)
         self.said[asked] = list(said)
-        self.scheduler.add(asked, said, most=talk.turns[number].most, priority=talk.priority)
+        self.scheduler.add(
+            asked, said, most=conversation.turns[number].most, priority=conversation.priority
+        )
 
-    def _answered(self, asked: str, state: State, tokens: list[int]) -> None:
+    def _answered(self, asked: str, state: RequestState, tokens: list[int]) -> None:
         self.tokens[asked] = tokens
         name = asked.rpartition(", ")[0]
         self._said[name].extend(tokens)
         self.said[asked] = list(self._said[name])
         del self._turn[name]
-        turns, said = self.talks[name].turns, self._answers.get(name, 0) + 1
+        turns, said = self.conversations[name].turns, self._answers.get(name, 0) + 1
         self._answers[name] = said
-        if state is State.FINISHED and said < len(turns):
+        if state is RequestState.FINISHED and said < len(turns):
             heapq.heappush(self._coming, (self.figures.steps + turns[said].after, name))
 
     def _heard(self, output: Output) -> None:

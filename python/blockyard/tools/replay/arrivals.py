@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from blockyard._core import Keys, NoRoom, TooLarge
 from blockyard._typing import override
-from blockyard.scheduling.reserve import Reserve
+from blockyard.scheduling.headroom import HeadroomPolicy
+from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.scheduling.tickets import Tickets
 from blockyard.tools.replay.clock import Queue
 from blockyard.tools.replay.setup import Setup
 from blockyard.tools.replay.tokens import Tokens
@@ -118,7 +118,7 @@ class Transfers(Arrivals):
         tokens: Tokens,
         scheduler: Scheduler,
         cache: KVCache,
-        reserve: Reserve,
+        reserve: HeadroomPolicy,
     ) -> None:
         super().__init__(setup, trace, tokens, scheduler)
         self._cache = cache
@@ -130,7 +130,7 @@ class Transfers(Arrivals):
         )
         self._air: deque[_Sent] = deque()
         self._first: tuple[int, Keys] | None = None
-        self.tickets = Tickets(cache, reserves={"decode": reserve})
+        self.tickets = Reservations(cache, reserves={"decode": reserve})
         self.granted = 0
         """Tickets given."""
         self.blocks = 0

@@ -11,17 +11,17 @@ from rich.console import Console
 from blockyard._core import __version__
 from blockyard._typing import override
 from blockyard.crane.devices import DeviceName
-from blockyard.scheduling.reserve import Role
-from blockyard.tools.replay import show
-from blockyard.tools.replay.asked import MOST_BLOCKS, Asked, Policy, WritePolicy, settle
+from blockyard.scheduling.headroom import Role
+from blockyard.tools.replay import terminal
+from blockyard.tools.replay.options import MOST_BLOCKS, Asked, Policy, WritePolicy, settle
 from blockyard.tools.replay.outputs import claim, write
 from blockyard.tools.replay.play import play
 from blockyard.tools.replay.report import page
 from blockyard.tools.replay.result import FORMAT, Result, Run
-from blockyard.tools.replay.setup import ReserveName, Setup, VictimsName
+from blockyard.tools.replay.setup import HeadroomName, Setup, VictimsName
 from blockyard.tools.replay.trace import Trace
 from blockyard.tools.replay.workload import WorkloadName
-from blockyard.yard.preempt import Way
+from blockyard.yard.parking import PreemptMode
 
 __all__ = ["replay"]
 
@@ -87,13 +87,13 @@ def _number(
 )
 @click.option(
     "--preempt",
-    type=click.Choice(get_args(Way)),
+    type=click.Choice(get_args(PreemptMode)),
     multiple=True,
     help="What a victim keeps; park where there is a host. Repeat it to compare.",
 )
 @click.option(
     "--reserve",
-    type=click.Choice(get_args(ReserveName)),
+    type=click.Choice(get_args(HeadroomName)),
     multiple=True,
     help="Room kept for growth; growing, or nothing for a prefill engine. Repeat it to compare.",
 )
@@ -149,7 +149,7 @@ def replay(ctx: click.Context, /, **asked: Unpack[Asked]) -> None:
     result = _result(setups[0], trace, ctx.obj, runs)
     # With --json - stdout is for the JSON alone.
     table = Console(stderr=asked["json"] == "-")
-    for part in show.tables(result, table.width):
+    for part in terminal.tables(result, table.width):
         table.print(part)
     _write(asked, result)
     if any(
@@ -166,7 +166,7 @@ def _play(setups: Sequence[Setup], trace: Trace, console: Console | None) -> lis
     """The runs; after Ctrl-C those that there are, the last one as far as it went."""
     runs: list[Run] = []
     try:
-        with show.Watch(trace, console) as watch:
+        with terminal.Watch(trace, console) as watch:
             for setup in setups:
                 runs.append(play(setup, trace, watch.begin(setup)))
                 watch.end(runs[-1])

@@ -7,22 +7,28 @@ from typing import Final, cast
 from blockyard._core import Unavailable
 from blockyard.crane.devices import device
 from blockyard.scheduling.engine import Start, Step
-from blockyard.scheduling.request import State
-from blockyard.scheduling.reserve import Full, Growing, Nothing, Reserve, Watermark
+from blockyard.scheduling.headroom import (
+    Adaptive,
+    FullLength,
+    HeadroomPolicy,
+    NoHeadroom,
+    Watermark,
+)
+from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.scheduling.victims import LastCome, LeastWork
+from blockyard.scheduling.victims import LeastComputed, Newest
 from blockyard.shared.plan import Plan
 from blockyard.tools.replay.arrivals import Arrivals, Transfers
 from blockyard.tools.replay.clock import Link
+from blockyard.tools.replay.counters import Levels, Tally
 from blockyard.tools.replay.engine import VirtualEngine
-from blockyard.tools.replay.hands import BookHands, Hands, ProcessHands, RealHands, scaled
+from blockyard.tools.replay.memory import BookHands, Hands, ProcessHands, RealHands, scaled
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.setup import Progress, Setup
 from blockyard.tools.replay.tables import Tables
-from blockyard.tools.replay.tally import Levels, Tally
 from blockyard.tools.replay.tokens import Tokens
 from blockyard.tools.replay.trace import Trace
-from blockyard.tools.replay.witness import Witness
+from blockyard.tools.replay.verify import Witness
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, Speeds, agree
 
@@ -77,16 +83,16 @@ def _config(setup: Setup) -> Config:
     )
 
 
-def _reserve(setup: Setup) -> Reserve:
+def _reserve(setup: Setup) -> HeadroomPolicy:
     match setup.reserve:
         case "nothing":
-            return Nothing()
+            return NoHeadroom()
         case "full":
-            return Full()
+            return FullLength()
         case "watermark":
             return Watermark(max(1, setup.device_blocks // 100))
         case "growing":
-            return Growing()
+            return Adaptive()
 
 
 class _Replay:
@@ -119,7 +125,7 @@ class _Replay:
             role=setup.role,
             reserve=reserve,
             preempt=setup.preempt,
-            victims=LeastWork() if setup.victims == "least-work" else LastCome(),
+            victims=LeastComputed() if setup.victims == "least-work" else Newest(),
             stops="in-order",
             prefetch=setup.prefetch,
         )
@@ -288,7 +294,7 @@ class _Replay:
                 self.tables.leave(seat)
         for request, state, tokens, reason in results:
             number = cast("int", request)
-            if state is not State.FINISHED:
+            if state is not RequestState.FINISHED:
                 raise Unavailable(f"request {number} is {state}: {reason}")
             answer = tokens[: self.trace.output_length[number]]
             if self.witness is not None:

@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard.crane.devices import DeviceName
-from blockyard.scheduling.reserve import Role
+from blockyard.scheduling.headroom import Role
 from blockyard.tools.replay.hardware import Roofline
 from blockyard.tools.replay.trace import Trace
-from blockyard.yard.preempt import Way
+from blockyard.yard.parking import PreemptMode
 
-__all__ = ["Progress", "ReserveName", "Setup", "VictimsName", "roomy", "squeezed"]
+__all__ = ["HeadroomName", "Progress", "Setup", "VictimsName", "roomy", "squeezed"]
 
-ReserveName = Literal["nothing", "full", "watermark", "growing"]
+HeadroomName = Literal["nothing", "full", "watermark", "growing"]
 VictimsName = Literal["last-come", "least-work"]
 
 _HOST_MULTIPLE: Final = 4
@@ -57,9 +57,9 @@ class Setup:
     write_policy: Literal["on-evict", "through", "second-touch"] = "on-evict"
     role: Role = "mixed"
     """What the engine does: whole requests, or their first tokens, or the others."""
-    reserve: ReserveName = "growing"
+    reserve: HeadroomName = "growing"
     """How much room the running batch keeps for its growth."""
-    preempt: Way = "park"
+    preempt: PreemptMode = "park"
     """What becomes of a victim's KV."""
     victims: VictimsName = "last-come"
     """Who is preempted."""

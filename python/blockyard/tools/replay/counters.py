@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.tools.replay.arrivals import Arrivals, Transfers
 from blockyard.tools.replay.engine import VirtualEngine
-from blockyard.tools.replay.hands import scaled
-from blockyard.tools.replay.meter import Timeline, spread
+from blockyard.tools.replay.memory import scaled
 from blockyard.tools.replay.result import (
     Bookkeeping,
     Moved,
@@ -22,7 +21,8 @@ from blockyard.tools.replay.result import (
     Waits,
 )
 from blockyard.tools.replay.setup import Setup
-from blockyard.tools.replay.witness import Witness
+from blockyard.tools.replay.timeline import Timeline, spread
+from blockyard.tools.replay.verify import Witness
 from blockyard.yard.cache import KVCache
 
 __all__ = ["Levels", "Tally"]

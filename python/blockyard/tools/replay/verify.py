@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from blockyard.scheduling.engine import Step
 from blockyard.tools.replay.engine import VirtualEngine
-from blockyard.tools.replay.hands import Hands
+from blockyard.tools.replay.memory import Hands
 from blockyard.tools.replay.tables import Tables
 from blockyard.tools.replay.tokens import Tokens
 from blockyard.yard.cache import KVCache

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockyard.crane.copiers.ways import Runs, Way
+from blockyard.crane.copiers.addressing import Addressing, Runs
 from blockyard.crane.gpu import Places
 from blockyard.shared.thresholds import Thresholds
 
@@ -25,13 +25,13 @@ def slots(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     return np.array(numbers, np.uint32)
 
 
-def runs_of(way: Way, sources: list[int], destinations: list[int]) -> Runs:
+def runs_of(way: Addressing, sources: list[int], destinations: list[int]) -> Runs:
     return way.runs(slots(*sources), slots(*destinations))
 
 
-PAGES = Way.between(places(0, stride=128), places(4096, stride=128), 128, ("device", "host"))
-WIDE = Way.between(places(0, stride=128), places(4096, stride=160), 128, ("device", "host"))
-LAYERS = Way.between(
+PAGES = Addressing.between(places(0, stride=128), places(4096, stride=128), 128, ("device", "host"))
+WIDE = Addressing.between(places(0, stride=128), places(4096, stride=160), 128, ("device", "host"))
+LAYERS = Addressing.between(
     places(0, 1000, 2000, stride=64), places(9000, 9064, 9128, stride=192), 64, ("device", "host")
 )
 
@@ -54,7 +54,7 @@ LAYERS = Way.between(
     ],
 )
 def test_small_flights_go_by_kernel_large_pieces_alone_and_small_ones_through_the_ring(
-    way: Way, runs: int, blocks: int, batches: bool, road: str
+    way: Addressing, runs: int, blocks: int, batches: bool, road: str
 ) -> None:
     assert way.road(runs, blocks, LIMITS, batches=batches) == road
 
@@ -82,12 +82,14 @@ def test_pieces_too_small_for_copies_of_their_own_take_the_ring() -> None:
 
 
 def test_within_the_device_there_is_only_the_kernel() -> None:
-    way = Way.between(places(0, stride=128), places(0, stride=128), 128, ("device", "device"))
+    way = Addressing.between(
+        places(0, stride=128), places(0, stride=128), 128, ("device", "device")
+    )
     assert way.road(1, 4096, LIMITS, batches=True) == "kernel"
 
 
 def test_pieces_side_by_side_on_both_sides_are_one() -> None:
-    way = Way.between(
+    way = Addressing.between(
         places(0, 64, 1000, 1064, stride=500),
         places(9000, 9064, 9128, 9192, stride=256),
         64,
@@ -99,7 +101,7 @@ def test_pieces_side_by_side_on_both_sides_are_one() -> None:
 
 
 def test_pieces_of_which_only_some_are_side_by_side_stay_as_they_are() -> None:
-    way = Way.between(
+    way = Addressing.between(
         places(0, 64, 1000, stride=500),
         places(9000, 9064, 9128, stride=192),
         64,
@@ -109,7 +111,7 @@ def test_pieces_of_which_only_some_are_side_by_side_stay_as_they_are() -> None:
 
 
 def test_no_ring_where_the_host_has_a_block_in_scattered_pieces() -> None:
-    way = Way.between(
+    way = Addressing.between(
         places(0, 1000, stride=64), places(9000, 9999, stride=64), 64, ("device", "host")
     )
     assert way.below is None
@@ -131,7 +133,7 @@ def test_slots_that_touch_on_one_side_only_are_runs_of_their_own() -> None:
 def test_addresses_of_far_slots_are_not_cut_to_32_bits() -> None:
     page = 2 << 20
     ends = places(0, stride=page), places(1 << 40, stride=page)
-    way = Way.between(*ends, page, ("device", "host"))
+    way = Addressing.between(*ends, page, ("device", "host"))
     runs = runs_of(way, [5000], [6000])
     assert (int(runs.from_[0]), int(runs.to[0])) == (5000 * page, (1 << 40) + 6000 * page)
     assert LAYERS.through(0, 5, slots(2**31))[0].to.tolist() == [9000 + 2**31 * 192]
@@ -144,7 +146,7 @@ def test_addresses_of_far_slots_are_not_cut_to_32_bits() -> None:
 def test_the_load_is_as_wide_as_every_address_allows(
     first: int, stride: int, piece: int, width: int
 ) -> None:
-    way = Way.between(
+    way = Addressing.between(
         places(first, stride=stride), places(0, stride=128), piece, ("device", "host")
     )
     assert way.width == width
@@ -156,7 +158,7 @@ def test_the_load_is_as_wide_as_every_address_allows(
     st.sampled_from([PAGES, WIDE, LAYERS]),
 )
 def test_runs_are_every_byte_of_every_block_and_no_other(
-    sources: list[int], chance: object, way: Way
+    sources: list[int], chance: object, way: Addressing
 ) -> None:
     destinations = chance.sample(range(60), len(sources))  # type: ignore[attr-defined]
     wanted = {

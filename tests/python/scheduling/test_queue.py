@@ -3,8 +3,8 @@
 from typing_extensions import override
 
 import blockyard as by
-from blockyard.scheduling.request import State
-from blockyard.scheduling.reserve import Full, Growing, Nothing
+from blockyard.scheduling.headroom import Adaptive, FullLength, NoHeadroom
+from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from loop import Loop, continuation
 from yard import publish, publish_below, text
@@ -45,7 +45,7 @@ def test_what_is_found_below_is_not_waited_for_either() -> None:
     """Table 2.2, row 7: it is not worth loading here, and so both compute it."""
     loop = Loop(budget=8)
     cache = by.KVCache(block_size=4, device=33, host=16, speeds=(1000, 10, 0))
-    loop.cache, loop.scheduler = cache, Scheduler(cache, budget=8, reserve=Nothing())
+    loop.cache, loop.scheduler = cache, Scheduler(cache, budget=8, reserve=NoHeadroom())
     publish_below(cache, text(1, 8))
     loop.add("first", text(1, 8) + text(2, 24), 2)
     loop.add("second", text(1, 8) + text(3, 24), 2)
@@ -62,7 +62,7 @@ def test_who_waited_for_a_prefix_begins_when_it_is_there_though_another_finds_no
     loop.add("second", [*text(1, 24), 7], 2)
     loop.add("large", text(2, 60), 1)
     loop.turn(2)
-    assert [loop.state(name) for name in ("second", "large")] == [State.WAITING] * 2
+    assert [loop.state(name) for name in ("second", "large")] == [RequestState.WAITING] * 2
     loop.turn(2)
     assert loop.begun == ["first", "second"]
     assert "first" not in loop.results
@@ -99,7 +99,7 @@ def test_no_prefix_is_brought_up_for_who_has_left_the_line() -> None:
     loop.add("stays", text(2, 14), 2)
     loop.scheduler.abort("gone")
     loop.schedule()
-    assert (loop.plans, loop.state("stays")) == ([], State.WAITING)
+    assert (loop.plans, loop.state("stays")) == ([], RequestState.WAITING)
     loop.output()
     loop.finish()
 
@@ -120,9 +120,9 @@ def test_who_finds_all_but_its_last_token_computes_its_prompt_all_the_same() -> 
     publish(loop.cache, text(1, 12))
     loop.add("one", text(1, 13), 3)
     (start,) = loop.schedule().starts
-    assert (start.cached, loop.state("one")) == (12, State.PREFILL)
+    assert (start.cached, loop.state("one")) == (12, RequestState.PREFILL)
     loop.output()
-    assert loop.state("one") is State.DECODE
+    assert loop.state("one") is RequestState.DECODE
     loop.finish()
 
 
@@ -139,14 +139,14 @@ def test_whose_loads_were_late_before_it_ran_is_loaded_again_when_it_has_run() -
         assert not loop.schedule().chunks
         loop.cache.abort([plan])
     loop.turn(2)
-    assert loop.state("one") is State.PREFILL
+    assert loop.state("one") is RequestState.PREFILL
     while loop.air:
         loop.output()
     loop.scheduler._stop(loop.scheduler._seats.bound()[0])
     loop.schedule()
     loop.output()
     loop.ack()
-    assert loop.state("one") is State.RECOMPUTE
+    assert loop.state("one") is RequestState.RECOMPUTE
     publish(loop.cache, text(9, 20))
     loop.schedule()
     (plan,) = loop.plans
@@ -155,7 +155,7 @@ def test_whose_loads_were_late_before_it_ran_is_loaded_again_when_it_has_run() -
     assert not loop.schedule().chunks
     loop.cache.abort([plan])
     loop.schedule()
-    assert loop.state("one") is State.LOADING
+    assert loop.state("one") is RequestState.LOADING
     loop.land()
     loop.finish()
     assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
@@ -180,9 +180,9 @@ def test_who_is_in_line_again_may_be_overtaken_as_often_as_at_first() -> None:
     loop.add("big", text(2, 28), 2)
     loop.add("small", text(3, 4), 1)
     loop.turn()
-    assert (loop.begun, loop.state("big")) == (["runs", "small"], State.WAITING)
+    assert (loop.begun, loop.state("big")) == (["runs", "small"], RequestState.WAITING)
     assert "overtaken 1 times" in str(loop.scheduler.explain("big"))
-    while loop.state("big") is State.WAITING:
+    while loop.state("big") is RequestState.WAITING:
         loop.turn()
     loop.scheduler.reset()
     loop.bound.clear()
@@ -192,7 +192,10 @@ def test_who_is_in_line_again_may_be_overtaken_as_often_as_at_first() -> None:
     loop.add("another", text(5, 4), 1)
     loop.turn()
     assert loop.begun[-1] == "other"
-    assert [loop.state(name) for name in ("big", "another")] == [State.RECOMPUTE, State.WAITING]
+    assert [loop.state(name) for name in ("big", "another")] == [
+        RequestState.RECOMPUTE,
+        RequestState.WAITING,
+    ]
     loop.cache.finish(held)
     loop.finish()
 
@@ -204,7 +207,7 @@ def test_who_begins_with_a_ticket_has_overtaken_nobody() -> None:
     loop.add("large", text(1, 28), 1)
     loop.add("promised", text(2, 6), 9, ticket=ticket)
     loop.schedule()
-    assert loop.state("promised") is State.PREFILL
+    assert loop.state("promised") is RequestState.PREFILL
     assert "overtaken 0 times" in str(loop.scheduler.explain("large"))
     loop.output()
     loop.finish()
@@ -227,12 +230,12 @@ def test_behind_long_prompts_without_room_a_short_one_is_asked_in_the_next_step(
     """Keys of a part of the line are made in each step, and the rest is not forgotten."""
     cache = by.KVCache(block_size=16, device=2_000)
     held = cache.begin(range(1_600))
-    scheduler = Scheduler(cache, reserve=Nothing())
+    scheduler = Scheduler(cache, reserve=NoHeadroom())
     for name in range(4):
         scheduler.add(name, range(name, 31_000 + name), most=1)
     scheduler.add("short", [1, 2, 3], most=1)
     steps = 0
-    while scheduler.state("short") is State.WAITING:
+    while scheduler.state("short") is RequestState.WAITING:
         scheduler.schedule()
         steps += 1
         assert steps < 4
@@ -261,20 +264,23 @@ def test_who_was_promised_room_begins_though_the_first_in_line_was_overtaken_eno
     loop.add("first", 28, 4)
     loop.add("promised", text(2, 6), 2, ticket=ticket)
     loop.schedule()
-    assert (loop.state("first"), loop.state("promised")) == (State.WAITING, State.PREFILL)
+    assert (loop.state("first"), loop.state("promised")) == (
+        RequestState.WAITING,
+        RequestState.PREFILL,
+    )
     loop.output()
     loop.finish()
 
 
 def test_who_was_refused_begins_when_less_is_kept_for_growth_though_nobody_comes_or_goes() -> None:
-    loop = Loop(device=9, reserve=Growing(4.0, 0.5))
+    loop = Loop(device=9, reserve=Adaptive(4.0, 0.5))
     loop.add("runs", 3, 12)
     loop.turn()
     loop.add("waits", text(2, 19), 2)
     loop.turn()
-    assert (loop.state("waits"), loop.told("headroom")) == (State.WAITING, 3)
+    assert (loop.state("waits"), loop.told("headroom")) == (RequestState.WAITING, 3)
     loop.turn(4)
-    assert (loop.state("runs"), loop.state("waits")) == (State.DECODE, State.DECODE)
+    assert (loop.state("runs"), loop.state("waits")) == (RequestState.DECODE, RequestState.DECODE)
     loop.finish()
 
 
@@ -295,7 +301,7 @@ def test_steps_without_room_and_begins_put_off_are_counted() -> None:
 
 def test_who_computes_again_is_promised_what_it_has_still_to_sample() -> None:
     """R1-5: what it had sampled is a part of its tokens now."""
-    loop = Loop(device=33, reserve=Full())
+    loop = Loop(device=33, reserve=FullLength())
     loop.add("one", text(1, 8), 9)
     loop.turn(5)
     assert len(loop.scheduler._requests["one"].outputs) == 5
@@ -309,7 +315,7 @@ def test_who_computes_again_is_promised_what_it_has_still_to_sample() -> None:
     loop.finish()
 
 
-class Lavish(Nothing):
+class Lavish(NoHeadroom):
     @override
     def promise(self, most: int) -> int:
         return most + 40
@@ -320,7 +326,7 @@ def test_a_policy_that_promises_too_much_promises_what_may_be_sampled() -> None:
     loop = Loop(device=9, reserve=Lavish())
     loop.add("one", text(1, 8), 9)
     loop.schedule()
-    assert (loop.state("one"), loop.cache.room().promised) == (State.PREFILL, 2)
+    assert (loop.state("one"), loop.cache.room().promised) == (RequestState.PREFILL, 2)
     loop.output()
     loop.finish()
 
@@ -357,7 +363,7 @@ def test_who_alone_has_a_ticket_keeps_it_while_it_finds_no_room() -> None:
     other, own = loop.cache.promise(4), loop.cache.promise(2)
     loop.add("one", text(1, 28), 1, ticket=own)
     loop.turn(2)
-    assert (loop.state("one"), own.state) == (State.WAITING, "open")
+    assert (loop.state("one"), own.state) == (RequestState.WAITING, "open")
     loop.cache.release(other)
     loop.finish()
 
@@ -371,6 +377,9 @@ def test_nobody_loses_a_ticket_while_somebody_runs_who_will_make_room() -> None:
     loop.add("first", text(1, 28), 1)
     loop.add("second", text(2, 28), 1, ticket=own)
     loop.turn()
-    assert (loop.state("first"), loop.state("second")) == (State.WAITING, State.WAITING)
+    assert (loop.state("first"), loop.state("second")) == (
+        RequestState.WAITING,
+        RequestState.WAITING,
+    )
     assert own.state == "open"
     loop.finish()

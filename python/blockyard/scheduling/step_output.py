@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
-from blockyard.scheduling.batch import Flown
+from blockyard.scheduling.batch import InFlightStep
 from blockyard.scheduling.engine import Ack, Output
 from blockyard.scheduling.request import bounded
 from blockyard.scheduling.seats import Seat, Seats
@@ -60,12 +60,12 @@ def check_acks(acks: Iterable[Ack]) -> list[Ack]:
     return [ack for ack in given if isinstance(ack, Ack)]
 
 
-def plain(output: Output, flown: Flown, seats: Seats) -> bool:
+def plain(output: Output, in_flight: InFlightStep, seats: Seats) -> bool:
     """The step that most are: everybody decodes one token, nobody has left, nobody ends."""
-    numbers = flown.numbers
+    numbers = in_flight.numbers
     return bool(
-        flown.left == seats.left
-        and flown.decodes == len(numbers) > 0
+        in_flight.left == seats.left
+        and in_flight.decodes == len(numbers) > 0
         and output.counts is None
         and not output.acks
         and output.tokens.dtype == np.uint32
@@ -76,20 +76,20 @@ def plain(output: Output, flown: Flown, seats: Seats) -> bool:
     )
 
 
-def accepted(output: Output, flown: Flown) -> NDArray[np.int64]:
+def accepted(output: Output, in_flight: InFlightStep) -> NDArray[np.int64]:
     """Positions of each row whose KV stands: of drafts, those that were accepted."""
-    computed = flown.counts.copy()
-    if output.counts is None and len(output.seats) == len(flown.numbers):
+    computed = in_flight.counts.copy()
+    if output.counts is None and len(output.seats) == len(in_flight.numbers):
         # All sampled one token each, so nothing but the newest token stands.
-        computed[: flown.decodes] = 1
+        computed[: in_flight.decodes] = 1
         return computed
     said = dict(zip(output.seats.tolist(), _counts(output), strict=True))
-    for at, number in enumerate(flown.numbers[: flown.decodes].tolist()):
+    for at, number in enumerate(in_flight.numbers[: in_flight.decodes].tolist()):
         computed[at] = said.get(number, 0)
     return computed
 
 
-def sampled(output: Output, flown: Flown, seats: Seats) -> list[Seat | None]:
+def sampled(output: Output, in_flight: InFlightStep, seats: Seats) -> list[Seat | None]:
     """Who sampled; None where the request is not there any more.
 
     Raises:
@@ -98,12 +98,14 @@ def sampled(output: Output, flown: Flown, seats: Seats) -> list[Seat | None]:
     step = output.step
     may = {
         seat.number: (seat, most)
-        for seat, most in zip(flown.seats, flown.counts[: flown.decodes].tolist(), strict=False)
+        for seat, most in zip(
+            in_flight.seats, in_flight.counts[: in_flight.decodes].tolist(), strict=False
+        )
     }
     may |= {
         seat.number: (seat, 1)
-        for seat in flown.seats[flown.decodes :]
-        if seat.number in flown.lasts
+        for seat in in_flight.seats[in_flight.decodes :]
+        if seat.number in in_flight.lasts
     }
     counts = _counts(output)
     rows = len(output.seats)

@@ -6,7 +6,16 @@ from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 from blockyard._core import Misuse
 from blockyard.shared.layout import natural
 
-__all__ = ["Full", "Growing", "Nothing", "Reserve", "Role", "Watermark", "checked_reserve", "usual"]
+__all__ = [
+    "Adaptive",
+    "FullLength",
+    "HeadroomPolicy",
+    "NoHeadroom",
+    "Role",
+    "Watermark",
+    "checked_headroom",
+    "default_headroom",
+]
 
 _MOST: Final = 1_000_000
 """Blocks for each sequence; more than any device has."""
@@ -15,7 +24,7 @@ Role: TypeAlias = Literal["mixed", "prefill", "decode"]
 
 
 @runtime_checkable
-class Reserve(Protocol):
+class HeadroomPolicy(Protocol):
     """A policy. `promise` is kept per sequence, `headroom` for the batch as a whole."""
 
     def promise(self, most: int) -> int:
@@ -31,7 +40,7 @@ class Reserve(Protocol):
         """Somebody had to be preempted."""
 
 
-class _Still:
+class _Fixed:
     """What learns nothing."""
 
     def stepped(self) -> None:
@@ -41,7 +50,7 @@ class _Still:
         """Nothing to learn."""
 
 
-class Nothing(_Still):
+class NoHeadroom(_Fixed):
     """No room is kept: admit all that fits now, and preempt when it grows."""
 
     def promise(self, most: int) -> int:
@@ -55,7 +64,7 @@ class Nothing(_Still):
         return 0
 
 
-class Full(_Still):
+class FullLength(_Fixed):
     """Full length: who is admitted never lacks room, and nobody is preempted for it."""
 
     def promise(self, most: int) -> int:
@@ -68,7 +77,7 @@ class Full(_Still):
         return 0
 
 
-class Watermark(_Still):
+class Watermark(_Fixed):
     """A fixed number of blocks is kept.
 
     Args:
@@ -89,7 +98,7 @@ class Watermark(_Still):
         return self._blocks if running else 0
 
 
-class Growing:
+class Adaptive:
     """Some blocks for each running sequence: fewer after quiet steps, all again on preemption.
 
     FastDeploy's figures (pull request #7107): from 16 blocks a sequence, less 0.025 per step.
@@ -125,14 +134,14 @@ class Growing:
         self._now = self._first
 
 
-_USUAL: Final[dict[Role, Callable[[], Reserve]]] = {
-    "mixed": Growing,
-    "prefill": Nothing,  # it samples one token, and grows no further
-    "decode": Growing,
+_USUAL: Final[dict[Role, Callable[[], HeadroomPolicy]]] = {
+    "mixed": Adaptive,
+    "prefill": NoHeadroom,  # it samples one token, and grows no further
+    "decode": Adaptive,
 }
 
 
-def usual(role: Role) -> Reserve:
+def default_headroom(role: Role) -> HeadroomPolicy:
     """A policy of its own for an engine of that role.
 
     Raises:
@@ -143,13 +152,13 @@ def usual(role: Role) -> Reserve:
     return _USUAL[role]()
 
 
-def checked_reserve(reserve: object) -> Reserve:
+def checked_headroom(reserve: object) -> HeadroomPolicy:
     """A policy, asked once: what is wrong with it is said before anybody runs.
 
     Raises:
         Misuse: It is none, or answers with something else than a number of tokens and blocks.
     """
-    if isinstance(reserve, type) or not isinstance(reserve, Reserve):
+    if isinstance(reserve, type) or not isinstance(reserve, HeadroomPolicy):
         raise Misuse(f"reserve = {reserve!r:.60}: give a policy, like Growing()")
     try:
         said: tuple[object, object] = reserve.promise(1), reserve.headroom(1)

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.scheduling.reserve import Full, Growing, Nothing, Watermark
+from blockyard.scheduling.headroom import Adaptive, FullLength, NoHeadroom, Watermark
+from blockyard.scheduling.reservations import Reservations, ReservationState, SpentReservation
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.scheduling.tickets import PromiseState, SpentTicket, Tickets
 from loop import Loop
 from yard import begin, publish, publish_below, text
 
 
-def made(*, device: int = 9, **reserves: Any) -> tuple[by.KVCache, Tickets]:
+def made(*, device: int = 9, **reserves: Any) -> tuple[by.KVCache, Reservations]:
     cache = by.KVCache(block_size=4, device=device)
-    chosen: dict[Any, Any] = {"decode": Nothing(), **reserves}
-    return cache, Tickets(cache, reserves=chosen)
+    chosen: dict[Any, Any] = {"decode": NoHeadroom(), **reserves}
+    return cache, Reservations(cache, reserves=chosen)
 
 
 def spare(cache: by.KVCache) -> int:
@@ -26,11 +26,11 @@ def spare(cache: by.KVCache) -> int:
 def test_a_ticket_is_open_until_it_is_committed_and_then_its_request_begins_with_it() -> None:
     cache, tickets = made()
     promise = tickets.open("a", 5, deadline=7)
-    assert (promise.state, promise.blocks, spare(cache)) == (PromiseState.OPEN, 5, 3)
+    assert (promise.state, promise.blocks, spare(cache)) == (ReservationState.OPEN, 5, 3)
     with pytest.raises(by.NoRoom):
         cache.begin(text(1, 16))
     lease = begin(cache, text(1, 16), ticket=tickets.commit(promise.id))
-    assert (promise.state, lease.blocks, spare(cache)) == (PromiseState.COMMITTED, 4, 4)
+    assert (promise.state, lease.blocks, spare(cache)) == (ReservationState.COMMITTED, 4, 4)
     assert tickets.stats()["tickets_committed"] == 1
     assert cache.audit() is None
 
@@ -39,7 +39,7 @@ def test_a_ticket_that_is_released_gives_its_blocks_back() -> None:
     cache, tickets = made()
     promise = tickets.open("a", 5, deadline=7)
     tickets.release(promise.id)
-    assert (promise.state, spare(cache)) == (PromiseState.RELEASED, 8)
+    assert (promise.state, spare(cache)) == (ReservationState.RELEASED, 8)
     assert tickets.stats() == {
         "tickets_open": 0,
         "tickets_blocks": 0,
@@ -55,7 +55,7 @@ def test_a_ticket_expires_behind_its_deadline_and_not_on_it() -> None:
     soon, later = tickets.open("a", 2, deadline=3), tickets.open("b", 3, deadline=9)
     assert tickets.expire(3) == []
     assert tickets.expire(4) == [soon]
-    assert (soon.state, later.state) == (PromiseState.EXPIRED, PromiseState.OPEN)
+    assert (soon.state, later.state) == (ReservationState.EXPIRED, ReservationState.OPEN)
     assert (spare(cache), tickets.stats()["tickets_expired"]) == (5, 1)
 
 
@@ -84,9 +84,9 @@ def test_a_ticket_that_has_ended_is_refused_with_an_error_of_its_own(end: str, v
     # Another of the same request is not mistaken for it.
     again = tickets.open("a", 1, deadline=9)
     before = spare(cache)
-    with pytest.raises(SpentTicket, match=f"ticket {promise.id} is not open"):
+    with pytest.raises(SpentReservation, match=f"ticket {promise.id} is not open"):
         getattr(tickets, verb)(promise.id)
-    assert (again.state, spare(cache)) == (PromiseState.OPEN, before)
+    assert (again.state, spare(cache)) == (ReservationState.OPEN, before)
 
 
 def test_a_second_ticket_of_a_request_is_rejected_and_the_first_is_as_it_was() -> None:
@@ -94,12 +94,12 @@ def test_a_second_ticket_of_a_request_is_rejected_and_the_first_is_as_it_was() -
     promise = tickets.open("a", 2, deadline=3)
     with pytest.raises(by.Misuse, match="'a' has a ticket"):
         tickets.open("a", 1, deadline=5)
-    assert (promise.state, spare(cache)) == (PromiseState.OPEN, 6)
+    assert (promise.state, spare(cache)) == (ReservationState.OPEN, 6)
 
 
 @pytest.mark.parametrize(
     ("role", "policy"),
-    [("mixed", Growing(2.0)), ("prefill", Nothing()), ("decode", Watermark(3))],
+    [("mixed", Adaptive(2.0)), ("prefill", NoHeadroom()), ("decode", Watermark(3))],
 )
 @pytest.mark.parametrize("running", [0, 1, 2, 3])
 @pytest.mark.parametrize("idle", [0, 3])
@@ -133,7 +133,7 @@ def test_what_a_scheduler_keeps_already_is_not_kept_twice() -> None:
     scheduler.schedule()
     scheduler.schedule()
     assert (scheduler.running, scheduler.headroom) == (1, 4)
-    tickets = Tickets(cache, reserves={"decode": policy})
+    tickets = Reservations(cache, reserves={"decode": policy})
     want = spare(cache) + scheduler.headroom - policy.headroom(1)
     with pytest.raises(by.NoRoom):
         tickets.open("a", want + 1, deadline=1, running=1)
@@ -142,7 +142,7 @@ def test_what_a_scheduler_keeps_already_is_not_kept_twice() -> None:
 
 def test_a_scheduled_request_begins_in_the_room_of_its_ticket() -> None:
     cache, tickets = made()
-    scheduler = Scheduler(cache, seats=3, reserve=Full())
+    scheduler = Scheduler(cache, seats=3, reserve=FullLength())
     promise = tickets.open("comes", 6, deadline=5)
     scheduler.add("other", text(1, 12), most=5)
     scheduler.add("comes", text(2, 20), most=4, ticket=tickets.commit(promise.id))
@@ -176,9 +176,9 @@ def test_a_ticket_of_another_cache_is_refused_when_its_request_is_added() -> Non
 @pytest.mark.parametrize("how", ["finish", "stop", "abort while loading", "fail", "reset"])
 def test_when_nothing_runs_any_more_all_that_is_free_can_be_promised_at_once(how: str) -> None:
     """R1-5: not at the next `schedule`, which an idle instance may never call."""
-    policy = Growing(8.0)
+    policy = Adaptive(8.0)
     loop = Loop(device=65, host=64, reserve=policy)
-    tickets = Tickets(loop.cache, reserves={"decode": policy})
+    tickets = Reservations(loop.cache, reserves={"decode": policy})
     if how == "abort while loading":
         publish_below(loop.cache, text(1, 32))
     loop.add("one", text(1, 33), 9)
@@ -207,7 +207,7 @@ def test_when_nothing_runs_any_more_all_that_is_free_can_be_promised_at_once(how
 
 
 def test_as_fewer_run_less_is_kept_for_their_growth_at_once() -> None:
-    loop = Loop(device=65, reserve=Growing(4.0, 0.0))
+    loop = Loop(device=65, reserve=Adaptive(4.0, 0.0))
     for name in range(3):
         loop.add(name, text(name, 8), 20)
     loop.turn(2)
@@ -243,7 +243,7 @@ def test_a_tick_never_goes_back_and_what_never_fits_is_said() -> None:
     with pytest.raises(by.TooLarge):
         tickets.open("a", 9, deadline=9)
     with pytest.raises(by.Misuse, match="role"):
-        Tickets(cache, reserves={"cook": Nothing()})  # type: ignore[dict-item]
+        Reservations(cache, reserves={"cook": NoHeadroom()})  # type: ignore[dict-item]
 
 
 def test_a_refusal_for_those_that_run_says_what_is_needed_with_what_they_want() -> None:
@@ -256,7 +256,7 @@ def test_a_refusal_for_those_that_run_says_what_is_needed_with_what_they_want() 
 
 def test_a_policy_keeps_nothing_for_an_empty_batch_and_never_less_than_nothing() -> None:
     """R1-5."""
-    growing = Growing(1.0, 0.75)
+    growing = Adaptive(1.0, 0.75)
     for _ in range(3):
         growing.stepped()
     assert (growing.headroom(0), growing.headroom(9)) == (0, 0)

@@ -6,13 +6,13 @@ from typing import TypeAlias
 
 from blockyard.scheduling.request import Request
 
-__all__ = ["Line"]
+__all__ = ["WaitingQueue"]
 
 _Place: TypeAlias = tuple[tuple[int, int], int, Request]
 """Rank, how often it had moved when it was put there, and who."""
 
 
-class Line:
+class WaitingQueue:
     """All waiting requests, in the order in which they begin.
 
     Removal is lazy: a stale entry is dropped when it reaches the top, or when stale entries

@@ -2,18 +2,18 @@
 
 from blockyard._core import Parked
 from blockyard.scheduling.batch import Batch, Grown
-from blockyard.scheduling.line import Line
+from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request
 from blockyard.scheduling.safety import on_host
 from blockyard.scheduling.seats import Seat, Seats
-from blockyard.scheduling.victims import Candidate, Victims
+from blockyard.scheduling.victims import Candidate, VictimPolicy
 from blockyard.yard.cache import KVCache
-from blockyard.yard.preempt import Preempt
+from blockyard.yard.parking import Parking
 
-__all__ = ["Relief"]
+__all__ = ["Preemptor"]
 
 
-class Relief:
+class Preemptor:
     """Parked sequences move for who needs room; only where that is too little there are victims.
 
     Args:
@@ -31,16 +31,16 @@ class Relief:
         cache: KVCache,
         seats: Seats,
         batch: Batch,
-        line: Line,
-        preempt: Preempt,
-        policy: Victims,
+        queue: WaitingQueue,
+        parking: Parking,
+        policy: VictimPolicy,
         rest: int,
     ) -> None:
         self._cache = cache
         self._seats = seats
         self._batch = batch
-        self._line = line
-        self._preempt = preempt
+        self._queue = queue
+        self._parking = parking
         self._policy = policy
         self._rest = rest
         self._returning: list[tuple[int, int]] = []
@@ -71,17 +71,17 @@ class Relief:
         there = self._settled(behind) if need > 0 else []
         if not there:
             return
-        self._preempt.relieve(need, self._handles(there))
+        self._parking.relieve(need, self._handles(there))
         # Who has left the device has nothing to give.
         first = next((one for one in there if one.parked and one.parked.on_device), None)
         if first is None or first.parked is None:
             return
         left, first.left = first.left, first.parked.on_device
         first.refused = first.refused + 1 if first.left == left else 0
-        if self._preempt.given_up(first.parked, first.refused):
+        if self._parking.given_up(first.parked, first.refused):
             self._cache.abandon(first.parked)
             first.again()
-            self._line.parked.discard(first)
+            self._queue.parked.discard(first)
 
     def leave(self, behind: Request | None = None) -> bool:
         """What parked sequences have on the device goes down, whoever else holds it.
@@ -94,7 +94,7 @@ class Relief:
         Returns:
             Whether anything is on its way now.
         """
-        return self._preempt.leave(self._handles(self._settled(behind))) > 0
+        return self._parking.leave(self._handles(self._settled(behind))) > 0
 
     def dedup(self) -> bool:
         """Those that run give up what they hold twice, as another had computed it too.
@@ -116,7 +116,7 @@ class Relief:
         return sorted(
             (
                 entry
-                for entry in self._line.parked
+                for entry in self._queue.parked
                 if (behind is None or entry.rank > behind.rank)
                 and entry.parked is not None
                 and entry.parked.state == "kept"
@@ -186,17 +186,17 @@ class Relief:
         """
         running = self._batch.running()
         promised = any(kind == "ticket" for kind, *_ in self._cache.holders())
-        if not self._preempt.must_park or promised:
+        if not self._parking.must_park or promised:
             return None
         return min(running, key=lambda seat: (not self.frees(seat), self._rank(seat)), default=None)
 
     def stuck(self, grown: Grown) -> bool:
         """Whether nothing that goes on would make room by itself."""
         batch = self._batch
-        flown = any(step.seats for step in batch.flown)
-        goes = grown.seats or batch.prefill or flown or batch.loading or self._seats.stopping
+        in_flight = any(step.seats for step in batch.in_flight)
+        goes = grown.seats or batch.prefill or in_flight or batch.loading or self._seats.stopping
         goes = goes or self._coming()
-        goes = goes or any(entry.settled > self._cache.done for entry in self._line.parked)
+        goes = goes or any(entry.settled > self._cache.done for entry in self._queue.parked)
         # A copy keeps what it reads, and all above that.
         return not goes and self._cache.blocks_in_flight() == (0, 0)
 
@@ -206,22 +206,22 @@ class Relief:
         return (
             self.returning
             + sum(map(self.frees, stopping))
-            + self._preempt.coming(self._handles(self._parked()))
+            + self._parking.coming(self._handles(self._parked()))
         )
 
     def _is_safe(self, seat: Seat) -> bool:
         """Whether all but one can be parked still when this one is."""
-        if not self._preempt.must_park:
+        if not self._parking.must_park:
             return True
         running, stopping = self._seats.requests()
         others = [entry for entry in running if entry is not seat.request]
-        kept = [*stopping, *self._line.parked, seat.request]
+        kept = [*stopping, *self._queue.parked, seat.request]
         return on_host(self._cache, others, kept) <= self._cache.limit("host")
 
     def _may_stop(self, seat: Seat) -> bool:
         """T7: where the engine cannot recompute, only with the host slots promised."""
-        if self._preempt.must_park:
-            seat.ticket = self._preempt.promise(seat.lease)
+        if self._parking.must_park:
+            seat.ticket = self._parking.promise(seat.lease)
             return seat.ticket is not None
         return True
 

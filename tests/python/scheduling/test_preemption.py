@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.scheduling.request import State
-from blockyard.scheduling.reserve import Full
-from blockyard.yard.preempt import Preempt
+from blockyard.scheduling.headroom import FullLength
+from blockyard.scheduling.request import RequestState
+from blockyard.yard.parking import Parking
 from loop import Loop, continuation, loading, parked, resuming, squeezed
 from yard import free_for_all, publish, text
 
@@ -25,7 +25,7 @@ def stopped(*requests: str, **keywords: Any) -> Loop:
     loop.schedule()
     loop.output()
     loop.ack()
-    assert {loop.state(name) for name in requests} == {State.PARKED}
+    assert {loop.state(name) for name in requests} == {RequestState.PARKED}
     return loop
 
 
@@ -78,18 +78,18 @@ def test_a_second_victim_is_not_chosen_while_the_first_is_parked_and_moves() -> 
 def test_who_comes_back_last_moves_first_and_nobody_for_who_stands_behind() -> None:
     loop = stopped("mid", "new")
     line = loop.scheduler._requests
-    loop.scheduler._relief.move(1, behind=line["new"])
+    loop.scheduler._preemptor.move(1, behind=line["new"])
     assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 0)
-    loop.scheduler._relief.move(1)
+    loop.scheduler._preemptor.move(1)
     assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 1)
-    loop.scheduler._relief.move(2, behind=line["mid"])
+    loop.scheduler._preemptor.move(2, behind=line["mid"])
     assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 2)
     loop.finish()
 
 
 def test_what_is_on_its_way_is_not_asked_for_twice() -> None:
     cache = by.KVCache(block_size=4, device=17, host=16)
-    preempt = Preempt(cache, cache.config)
+    preempt = Parking(cache, cache.config)
     handle = preempt.park(cache.begin(text(1, 16)), 16)
     assert handle is not None
     begun = [preempt.relieve(blocks, [handle]) for blocks in (2, 2, 3, 1)]
@@ -102,7 +102,7 @@ def test_nobody_overtakes_who_was_preempted() -> None:
     loop.add("small", text(3, 1), 1)
     loop.schedule()
     loop.output()
-    assert (loop.state("old"), loop.state("small")) == (State.DECODE, State.WAITING)
+    assert (loop.state("old"), loop.state("small")) == (RequestState.DECODE, RequestState.WAITING)
     assert free_for_all(loop.cache) > 0
     loop.finish()
 
@@ -112,8 +112,8 @@ def test_the_parked_move_for_who_stands_before_them_and_waits() -> None:
     loop.add("first", text(3, 9), 1, priority=1)
     for _ in range(8):
         loop.turn()
-    assert loop.results["first"].state is State.FINISHED
-    assert loop.state("old") is State.DECODE
+    assert loop.results["first"].state is RequestState.FINISHED
+    assert loop.state("old") is RequestState.DECODE
     loop.finish()
 
 
@@ -124,13 +124,13 @@ def test_who_must_come_back_does_not_wait_behind_who_finds_no_room() -> None:
     loop.schedule()
     loop.output()
     states = [loop.state(name) for name in ("large", "mid")]
-    assert states == [State.WAITING, State.DECODE]
+    assert states == [RequestState.WAITING, RequestState.DECODE]
     loop.finish()
 
 
 def test_all_but_the_largest_can_be_parked_and_who_is_parked_counts() -> None:
     loop = squeezed(host=7, recompute=False)
-    while loop.state("new") is not State.STOPPING:
+    while loop.state("new") is not RequestState.STOPPING:
         loop.schedule()
         loop.output()
     loop.ack()
@@ -138,7 +138,7 @@ def test_all_but_the_largest_can_be_parked_and_who_is_parked_counts() -> None:
     loop.add("small", text(3, 1), 1, priority=1)
     loop.schedule()
     loop.output()
-    assert (loop.state("new"), loop.state("small")) == (State.PARKED, State.WAITING)
+    assert (loop.state("new"), loop.state("small")) == (RequestState.PARKED, RequestState.WAITING)
     assert free_for_all(loop.cache) > 0
     loop.finish()
 
@@ -157,7 +157,7 @@ def test_when_the_host_is_made_smaller_who_fits_there_is_parked_before_anybody_f
     loop.cache.resize("host", 6)
     loop.finish()
     assert loop.told("parkings") == 1
-    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+    assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
 def test_t7_who_would_free_nothing_is_promised_nothing() -> None:
@@ -177,17 +177,17 @@ def test_t7_who_would_free_nothing_is_promised_nothing() -> None:
 
 def test_t17_who_cannot_be_computed_again_waits_however_long() -> None:
     loop = parked(recompute=False)
-    loop.scheduler._preempt._patience = 2
+    loop.scheduler._parking._patience = 2
     for _ in range(8):
         loop.turn()
-    assert (loop.state("new"), loop.told("aged")) == (State.PARKED, 0)
+    assert (loop.state("new"), loop.told("aged")) == (RequestState.PARKED, 0)
     loop.finish()
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
 def test_t17_who_is_asked_for_room_and_gives_none_is_computed_again() -> None:
     loop = parked()
-    loop.scheduler._preempt._patience = 2
+    loop.scheduler._parking._patience = 2
     for _ in range(8):
         loop.schedule()
         loop.output()
@@ -198,9 +198,9 @@ def test_t17_who_is_asked_for_room_and_gives_none_is_computed_again() -> None:
 
 def test_t17_who_gives_room_grows_no_older_by_it() -> None:
     loop = stopped("new")
-    loop.scheduler._preempt._patience = 1
+    loop.scheduler._parking._patience = 1
     for _ in range(3):
-        loop.scheduler._relief.move(1)
+        loop.scheduler._preemptor.move(1)
         loop.plans += loop.cache.dispatch()
         loop.land()
     assert (loop.told("relieved"), loop.told("aged")) == (3, 0)
@@ -221,16 +221,16 @@ def test_t12_room_is_there_before_it_is_wanted() -> None:
 @pytest.mark.parametrize("recompute", [True, False])
 def test_t11_what_is_computed_sooner_than_moved_is_not_parked(recompute: Any) -> None:
     cache = by.KVCache(block_size=4, device=17, host=16, speeds=(1000, 10, 0), recompute=recompute)
-    preempt = Preempt(cache, cache.config)
+    preempt = Parking(cache, cache.config)
     handle = preempt.park(cache.begin(text(1, 16)), 16)
     assert (handle is None, preempt.stats()["cheaper"]) == (recompute, int(recompute))
 
 
 def test_r1_5_who_comes_back_is_promised_its_growth() -> None:
-    loop = stopped("new", reserve=Full())
+    loop = stopped("new", reserve=FullLength())
     before = loop.cache.room().promised
     loop.turn()
-    assert loop.state("new") is State.DECODE
+    assert loop.state("new") is RequestState.DECODE
     assert loop.cache.room().promised > before
     loop.finish()
 
@@ -244,7 +244,7 @@ def test_nobody_fails_for_want_of_a_host_while_somebody_goes_on_and_ends() -> No
     loop.cache.resize("host", 1)
     loop.finish()
     assert loop.told("skipped") > 0
-    assert {result.state for result in loop.results.values()} == {State.FINISHED}
+    assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
 def test_t17_who_is_parked_again_is_as_young_as_at_first() -> None:
@@ -253,13 +253,13 @@ def test_t17_who_is_parked_again_is_as_young_as_at_first() -> None:
     entry = loop.scheduler._requests["new"]
     assert entry.refused > 0
     loop.scheduler.abort("old")
-    while loop.state("new") is not State.DECODE:
+    while loop.state("new") is not RequestState.DECODE:
         loop.turn()
     loop.scheduler._stop(loop.scheduler._seats.bound()[0])
     loop.schedule()
     loop.output()
     loop.ack()
-    assert (loop.state("new"), entry.refused) == (State.PARKED, 0)
+    assert (loop.state("new"), entry.refused) == (RequestState.PARKED, 0)
     loop.finish()
 
 
@@ -269,7 +269,7 @@ def test_t19_who_has_come_back_has_all_its_tries_again() -> None:
     assert entry.resumes == 1
     loop.land()
     loop.schedule()
-    assert (loop.state("new"), entry.resumes) == (State.DECODE, 0)
+    assert (loop.state("new"), entry.resumes) == (RequestState.DECODE, 0)
     loop.finish()
 
 
@@ -285,7 +285,7 @@ def test_t16_a_tail_that_is_not_full_comes_back_too() -> None:
     loop = stopped("new")
     (start,) = loop.turn().starts
     assert (start.request, len(start.tokens), start.cached) == ("new", 14, 13)
-    assert loop.state("new") is State.DECODE
+    assert loop.state("new") is RequestState.DECODE
     loop.finish()
     assert loop.results["new"].tokens.tolist() == continuation("new", 13, 12)
 
@@ -296,10 +296,10 @@ def test_nobody_is_lost_for_room_that_is_promised_to_who_does_not_run() -> None:
     loop.turn(2)
     ticket = loop.cache.promise(3)
     loop.turn(6)
-    assert loop.state("A") is State.DECODE
+    assert loop.state("A") is RequestState.DECODE
     loop.cache.release(ticket)
     loop.finish()
-    assert loop.results["A"].state is State.FINISHED
+    assert loop.results["A"].state is RequestState.FINISHED
 
 
 def test_who_was_promised_room_gives_it_back_before_anybody_fails() -> None:
@@ -310,7 +310,7 @@ def test_who_was_promised_room_gives_it_back_before_anybody_fails() -> None:
     ticket = loop.cache.promise(min(8, loop.cache.room().free))
     loop.add("C", [3], 3, ticket=ticket)
     loop.finish()
-    assert all(loop.results[name].state is State.FINISHED for name in "ABC")
+    assert all(loop.results[name].state is RequestState.FINISHED for name in "ABC")
 
 
 def test_drafts_are_left_out_where_only_the_newest_token_has_room() -> None:
@@ -321,7 +321,7 @@ def test_drafts_are_left_out_where_only_the_newest_token_has_room() -> None:
     loop.cache.resize("device", 16)
     loop.finish()
     result = loop.results["one"]
-    assert (result.state, "all 15 blocks" in result.reason) == (State.FAILED, True)
+    assert (result.state, "all 15 blocks" in result.reason) == (RequestState.FAILED, True)
     assert result.tokens.tolist() == continuation("one", 1, 25)[:15]
 
 
@@ -335,7 +335,7 @@ def test_who_fills_a_device_made_smaller_fails_whatever_is_idle_beyond_its_size(
     loop.cache.resize("device", 5)
     loop.finish()
     result = loop.results["A"]
-    assert (result.state, loop.cache.limit()) == (State.FAILED, 4)
+    assert (result.state, loop.cache.limit()) == (RequestState.FAILED, 4)
     assert "all 4 blocks" in result.reason
 
 
@@ -348,13 +348,13 @@ def test_who_fills_a_device_made_smaller_fails_whatever_is_idle_beyond_its_size(
         lambda preempt, lease: preempt.relieve(1, [lease]),
         lambda preempt, _: preempt.resume([1, 2, 3]),
         lambda preempt, _: preempt.came_short(None, 1),
-        lambda preempt, _: Preempt(preempt._cache, preempt._cache.config, retries=-1),
-        lambda preempt, _: Preempt(preempt._cache, preempt._cache.config, patience="x"),  # type: ignore[arg-type]
+        lambda preempt, _: Parking(preempt._cache, preempt._cache.config, retries=-1),
+        lambda preempt, _: Parking(preempt._cache, preempt._cache.config, patience="x"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_neither_a_lease_nor_parked_is_refused_and_not_counted(call: Any) -> None:
     cache = by.KVCache(block_size=4, device=17, host=16)
-    preempt = Preempt(cache, cache.config)
+    preempt = Parking(cache, cache.config)
     lease = cache.begin(text(1, 9))
     before = cache.digest(), preempt.stats()
     with pytest.raises(by.Misuse):
@@ -371,7 +371,7 @@ def test_t10_a_parked_block_leaves_two_steps_before_it_is_wanted_and_none_for_no
     loop = Loop(device=9, host=32)
     loop.add("old", text(1, 14), most)
     loop.add("new", text(2, 14), 12)
-    while loop.state("new") is not State.PARKED:
+    while loop.state("new") is not RequestState.PARKED:
         loop.turn()
     moved = []
     while "old" not in loop.results:
@@ -390,7 +390,7 @@ def test_t10_a_parked_block_leaves_two_steps_before_it_is_wanted_and_none_for_no
 def test_full_blocks_alone_are_kept_but_never_less_than_was_found() -> None:
     """A full hit begins in the middle of a block: what it found there was computed by another."""
     cache = by.KVCache(block_size=4, device=17, host=16)
-    preempt = Preempt(cache, cache.config, way="full-blocks")
+    preempt = Parking(cache, cache.config, way="full-blocks")
     publish(cache, text(1, 8))
     lease = cache.begin(text(1, 8))
     assert isinstance(lease, by.Lease)
@@ -406,7 +406,7 @@ def test_full_blocks_alone_are_kept_but_never_less_than_was_found() -> None:
 def test_what_has_computed_nothing_is_not_parked() -> None:
     """T11: there is nothing to keep, and nothing is counted."""
     cache = by.KVCache(block_size=4, device=17, host=16)
-    preempt = Preempt(cache, cache.config)
+    preempt = Parking(cache, cache.config)
     lease = cache.begin(text(1, 8))
     assert isinstance(lease, by.Lease)
     assert preempt.park(lease, 0) is None
@@ -417,7 +417,7 @@ def test_what_has_computed_nothing_is_not_parked() -> None:
 def test_a_tail_is_a_block_to_move_and_what_is_kept_is_counted() -> None:
     """T11: less than a block is worth what a block is."""
     cache = by.KVCache(block_size=4, device=17, host=16, speeds=(10, 1000, 0))
-    preempt = Preempt(cache, cache.config)
+    preempt = Parking(cache, cache.config)
     handle = preempt.park(cache.begin(text(1, 3)), 3)
     assert handle is not None
     assert (handle.blocks, preempt.stats()["kept_blocks"]) == (1, 1)
@@ -427,7 +427,7 @@ def test_a_tail_is_a_block_to_move_and_what_is_kept_is_counted() -> None:
 def test_patience_is_what_may_be_and_one_more_is_too_much() -> None:
     """T17: a request finds no room that often in a row and is kept."""
     cache = by.KVCache(block_size=4, device=17, host=16)
-    preempt = Preempt(cache, cache.config, patience=3)
+    preempt = Parking(cache, cache.config, patience=3)
     handle = preempt.park(cache.begin(text(1, 8)), 8)
     assert handle is not None
     assert [preempt.given_up(handle, refused) for refused in (0, 3, 4)] == [False, False, True]
@@ -439,14 +439,14 @@ def test_patience_is_what_may_be_and_one_more_is_too_much() -> None:
 def test_loads_that_fail_are_given_up_only_where_they_can_be_computed(recompute: Any) -> None:
     """T4."""
     cache = by.KVCache(block_size=4, device=17, host=16, recompute=recompute)
-    preempt = Preempt(cache, cache.config, retries=2)
+    preempt = Parking(cache, cache.config, retries=2)
     assert [preempt.loads(failed) for failed in (2, 3)] == [None, 0 if recompute else None]
 
 
 def test_what_another_holds_too_is_not_moved_for_who_needs_room() -> None:
     """T10: a copy of it would free nothing."""
     cache = by.KVCache(block_size=4, device=17, host=16)
-    preempt = Preempt(cache, cache.config)
+    preempt = Parking(cache, cache.config)
     publish(cache, text(1, 8))
     other = cache.begin(text(1, 9))
     lease = cache.begin([*text(1, 8), 1, 2, 3, 4, 5])

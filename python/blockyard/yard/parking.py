@@ -9,9 +9,9 @@ from blockyard.shared.log import Limited
 from blockyard.shared.stats import Stat
 from blockyard.yard.config import Config
 
-__all__ = ["Preempt", "Way"]
+__all__ = ["Parking", "PreemptMode"]
 
-Way: TypeAlias = Literal["park", "full-blocks", "recompute"]
+PreemptMode: TypeAlias = Literal["park", "full-blocks", "recompute"]
 """What becomes of a victim's KV: all of it is kept; its full blocks are, and the tail is computed
 again; or nothing is kept."""
 
@@ -26,7 +26,7 @@ def _checked(given: object, kind: type[_T]) -> _T:
     raise Misuse(f"{given!r:.60} is no {kind.__name__}")
 
 
-class Preempt:
+class Parking:
     """Takes sequences off the device without losing their work, and brings them back.
 
     Parking is lazy. What is parked stays where it is, and leaves block by block, the tail first,
@@ -66,17 +66,17 @@ class Preempt:
         cache: Cache,
         config: Config,
         *,
-        way: Way | None = None,
+        way: PreemptMode | None = None,
         retries: int = 2,
         patience: int = 1024,
     ) -> None:
-        if way is not None and way not in get_args(Way):
+        if way is not None and way not in get_args(PreemptMode):
             raise Misuse(f"preempt = {way!r}: say 'park', 'full-blocks' or 'recompute'")
         if not config.host_blocks:
             if way is not None and way != "recompute":
                 _log.warning("there is no host to park on: victims are computed again")
             way = "recompute"
-        self.way: Way = way or "park"
+        self.way: PreemptMode = way or "park"
         self.must_park = not config.recompute
         """Whether a victim that is not parked is lost."""
         if self.must_park and config.host_blocks and self.way != "park":

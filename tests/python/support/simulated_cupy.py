@@ -1,9 +1,9 @@
-"""CuPy on paper, for machines without a GPU: what of it the project uses, over NumPy.
+"""CuPy simulated, for machines without a GPU: what of it the project uses, over NumPy.
 
 As strict as CuPy, or stricter: its arrays become NumPy's by `get` alone, meet none of NumPy's, and
 are given to none of its functions. A function, or an argument, that is not here is not used so far;
 before it comes here, look whether CuPy has it, and whether the order of its sums is its own affair.
-`test_paper_cupy` compares the names with CuPy's.
+`test_simulated_cupy` compares the names with CuPy's.
 """
 
 import operator
@@ -22,7 +22,7 @@ from blockyard.crane.devices import Device
 from blockyard.crane.gpu import Memory
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
-from blockyard.testing.gpu import PaperGpu
+from blockyard.testing.gpu import SimulatedGpu
 
 __all__ = [
     "arange",
@@ -280,7 +280,7 @@ cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=STREAM))
 # -- memory with such arrays
 
 
-class Gpu(PaperGpu):
+class Gpu(SimulatedGpu):
     """One whose memory is seen by CuPy alone."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -299,7 +299,7 @@ class Gpu(PaperGpu):
 
 
 def elsewhere(seed: int = 0) -> Device:
-    """A GPU on paper, and memory that it pins; copies land in an order drawn by seed."""
+    """A GPU simulated, and memory that it pins; copies land in an order drawn by seed."""
     gpu = Gpu(seed)
     return Device(
         sys.modules[__name__],

@@ -17,7 +17,7 @@ from blockyard.crane.crane import Crane
 from blockyard.crane.devices import NUMPY, Device, DeviceName, device, fetched
 from blockyard.shared.layout import Hello, KVLayout
 from blockyard.shared.plan import Outcome, Plan
-from blockyard.shared.processes import deaf
+from blockyard.shared.processes import ignore_sigint
 from blockyard.yard.config import Config
 
 __all__ = ["BookHands", "Hands", "ProcessHands", "RealHands", "scaled"]
@@ -193,7 +193,7 @@ class ProcessHands:
             here, there = context.Pipe()
             what = (there, config.to_mapping(), rank, shared, seed, on)
             process = context.Process(target=_serve, args=what, daemon=True)
-            with deaf():
+            with ignore_sigint():
                 process.start()
             there.close()
             self._ranks.append((process, here))

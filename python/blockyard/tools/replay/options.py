@@ -9,14 +9,14 @@ from typing import Literal, TypedDict
 
 from blockyard._core import Misuse, Unavailable
 from blockyard.crane.devices import DeviceName, device
-from blockyard.scheduling.reserve import Role
-from blockyard.tools.replay.hands import scaled
+from blockyard.scheduling.headroom import Role
 from blockyard.tools.replay.hardware import Roofline, preset
-from blockyard.tools.replay.setup import ReserveName, Setup, VictimsName, roomy, squeezed
-from blockyard.tools.replay.show import size
+from blockyard.tools.replay.memory import scaled
+from blockyard.tools.replay.setup import HeadroomName, Setup, VictimsName, roomy, squeezed
+from blockyard.tools.replay.terminal import size
 from blockyard.tools.replay.trace import Trace, read
 from blockyard.tools.replay.workload import WORKLOADS, WorkloadName, generate
-from blockyard.yard.preempt import Way
+from blockyard.yard.parking import PreemptMode
 
 __all__ = ["MOST_BLOCKS", "Asked", "Policy", "WritePolicy", "settle"]
 
@@ -27,12 +27,12 @@ MOST_BLOCKS = 10**9
 Policy = Literal["recency", "heap", "optimum"]
 WritePolicy = Literal["on-evict", "through", "second-touch"]
 
-_USUAL: dict[Role, tuple[ReserveName]] = {
+_USUAL: dict[Role, tuple[HeadroomName]] = {
     "mixed": ("growing",),
     "prefill": ("nothing",),
     "decode": ("growing",),
 }
-"""As `blockyard.scheduling.reserve.usual`."""
+"""As `blockyard.scheduling.headroom.usual`."""
 
 
 class Asked(TypedDict):
@@ -53,8 +53,8 @@ class Asked(TypedDict):
     policy: tuple[Policy, ...]
     write_policy: tuple[WritePolicy, ...]
     role: Role
-    preempt: tuple[Way, ...]
-    reserve: tuple[ReserveName, ...]
+    preempt: tuple[PreemptMode, ...]
+    reserve: tuple[HeadroomName, ...]
     victims: VictimsName
     loads: Literal["gated", "all"]
     model: Literal["virtual", "sequential"]

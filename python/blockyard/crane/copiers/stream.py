@@ -9,13 +9,13 @@ import numpy as np
 
 from blockyard._core import Marks
 from blockyard.crane.copiers import Landed, Slots
-from blockyard.crane.copiers.atlas import Atlas
+from blockyard.crane.copiers.address_tables import AddressTables
 from blockyard.crane.gpu import Gpu, GpuError, Memory, Move, freed
 from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.pinned import Pinned
 from blockyard.shared.plan import Cause
 
-__all__ = ["CALLS", "Flight", "Lane", "Part"]
+__all__ = ["CALLS", "CopyStream", "Flight", "Part"]
 
 # Slots up to which a kernel reads its tables over the link rather than from a copy of them.
 _SHORT = 64
@@ -44,7 +44,7 @@ class Flight:
         "span",
     )
 
-    def __init__(self, lane: "Lane", number: int, blocks: int, event: int) -> None:
+    def __init__(self, lane: "CopyStream", number: int, blocks: int, event: int) -> None:
         self.lane = lane
         self.number = number
         self.blocks = blocks
@@ -96,7 +96,7 @@ class Part:
 
     def __init__(
         self,
-        lane: "Lane",
+        lane: "CopyStream",
         pair: tuple[str, str],
         sources: Slots,
         destinations: Slots,
@@ -134,7 +134,7 @@ class Part:
         return None if self.flight is None else self.flight.poll()
 
 
-class Lane:
+class CopyStream:
     """A stream, its events, and the desk on which slots are laid out for kernels.
 
     Args:
@@ -155,7 +155,7 @@ class Lane:
         runs: int,
         lose: Callable[[GpuError], object],
     ) -> None:
-        self.other: Lane | None = None
+        self.other: CopyStream | None = None
         """That which goes the other way."""
         self.flights: deque[Flight] = deque()
         self.later: deque[Part] = deque()
@@ -205,7 +205,7 @@ class Lane:
             self.freed = [self._event() for _ in range(parts)]
         return self._memory[-1]
 
-    def chart(self, atlas: Atlas) -> None:
+    def chart(self, atlas: AddressTables) -> None:
         """Notes in an atlas where the desk is, and its copy on the device."""
         desk, copy = (atlas.add(np.array([at], np.uint64)) for at in self._tables)
         self._pages = desk, copy

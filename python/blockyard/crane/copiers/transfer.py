@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from blockyard.crane.copiers.atlas import Atlas
-from blockyard.crane.copiers.lane import Part
-from blockyard.crane.copiers.ways import Road, Way, width
+from blockyard.crane.copiers.address_tables import AddressTables
+from blockyard.crane.copiers.addressing import Addressing, Road, width
+from blockyard.crane.copiers.stream import Part
 from blockyard.crane.gpu import Addresses, Gpu, Memory, Move, Places
 from blockyard.shared.thresholds import Thresholds
 
-__all__ = ["Route"]
+__all__ = ["Transfer"]
 
 
-class Route:
+class Transfer:
     """The way of a plane, its addresses where a kernel reads them, and how blocks go.
 
     Args:
@@ -25,7 +25,12 @@ class Route:
     """
 
     def __init__(
-        self, gpu: Gpu, way: Way, ring: Memory | None, atlas: Atlas, limits: Thresholds
+        self,
+        gpu: Gpu,
+        way: Addressing,
+        ring: Memory | None,
+        atlas: AddressTables,
+        limits: Thresholds,
     ) -> None:
         self.way = way
         self._gpu = gpu

@@ -10,7 +10,7 @@ from blockyard.crane.copiers import Slots
 from blockyard.crane.gpu import Addresses, Places
 from blockyard.shared.thresholds import Thresholds
 
-__all__ = ["Road", "Runs", "Way", "width"]
+__all__ = ["Addressing", "Road", "Runs", "width"]
 
 # Most bytes between two rows: CUDA's limit for all its devices so far (`maxPitch`: 2^31 - 1).
 _PITCH = 1 << 31
@@ -27,7 +27,7 @@ class Runs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Addressing:
     """One plane, from one tier to another.
 
     Pieces that follow one another on both sides are taken as one.

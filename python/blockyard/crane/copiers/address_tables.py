@@ -5,10 +5,10 @@ import numpy as np
 from blockyard.crane.gpu import Addresses, Gpu, Memory
 from blockyard.crane.tiers.pinned import Pinned
 
-__all__ = ["Atlas"]
+__all__ = ["AddressTables"]
 
 
-class Atlas:
+class AddressTables:
     """Tables of addresses for kernels to read, each at an offset until all are on the device.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Self
 
 from blockyard.shared.layout import natural
 
-__all__ = ["Talk", "Turn"]
+__all__ = ["Conversation", "Turn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class Conversation:
     """One conversation: a turn begins when the one before was answered."""
 
     name: str
@@ -61,7 +61,7 @@ class Talk:
             return tuple(chance.randrange(vocabulary) for _ in range(number))
 
         systems = [words(chance.randint(16, longest // 5)) for _ in range(2)]
-        talks = []
+        conversations = []
         for number in range(count):
             turns = chance.choice([1, 2, 2])
             room = longest // turns
@@ -71,5 +71,7 @@ class Talk:
                 said = (opening if turn == 0 else ()) + words(chance.randint(4, room // 3))
                 most = chance.randint(room // 4, room - room // 5 - room // 3)
                 made.append(Turn(said, most, chance.randint(0, 4 * count) if turn else 0))
-            talks.append(cls(f"talk {number}", chance.randint(0, 2 * count), tuple(made)))
-        return talks
+            conversations.append(
+                cls(f"conversation {number}", chance.randint(0, 2 * count), tuple(made))
+            )
+        return conversations

@@ -6,19 +6,25 @@ from enum import StrEnum
 from typing import Final
 
 from blockyard._core import Misuse, NoRoom, Room, Ticket
-from blockyard.scheduling.reserve import Nothing, Reserve, Role, checked_reserve, usual
+from blockyard.scheduling.headroom import (
+    HeadroomPolicy,
+    NoHeadroom,
+    Role,
+    checked_headroom,
+    default_headroom,
+)
 from blockyard.shared.layout import natural
 from blockyard.shared.stats import Stat
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Promise", "PromiseState", "SpentTicket", "Tickets"]
+__all__ = ["Reservation", "ReservationState", "Reservations", "SpentReservation"]
 
 
-class SpentTicket(Misuse):
+class SpentReservation(Misuse):
     """A ticket was used after its end: it was committed, released, or has expired."""
 
 
-class PromiseState(StrEnum):
+class ReservationState(StrEnum):
     """Where a promise is; the last three are its ends."""
 
     OPEN = "open"
@@ -28,8 +34,8 @@ class PromiseState(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Promise:
-    """Blocks promised to a request that does not run here yet; `Tickets` alone changes it."""
+class Reservation:
+    """Blocks promised to a request that does not run here yet; `Reservations` alone changes it."""
 
     request: Hashable
     blocks: int
@@ -39,7 +45,7 @@ class Promise:
     peer: Hashable
     """Who asked: all that it asked for expires when it dies."""
     _ticket: Ticket = field(repr=False)
-    state: PromiseState = PromiseState.OPEN
+    state: ReservationState = ReservationState.OPEN
 
     @property
     def id(self) -> int:
@@ -47,7 +53,7 @@ class Promise:
         return self._ticket.id
 
 
-class Tickets:
+class Reservations:
     """Promises made to others, a prefill instance that will send here what it computes, say.
 
     Time is a tick that is fed from outside, with `expire`. For one thread.
@@ -70,18 +76,20 @@ class Tickets:
         Stat("tickets_refused", "tickets", "promises refused for want of room"),
     )
 
-    def __init__(self, cache: KVCache, *, reserves: Mapping[Role, Reserve] | None = None) -> None:
+    def __init__(
+        self, cache: KVCache, *, reserves: Mapping[Role, HeadroomPolicy] | None = None
+    ) -> None:
         self._cache = cache
-        self._reserves: dict[Role, Reserve] = {}
+        self._reserves: dict[Role, HeadroomPolicy] = {}
         if reserves is not None and not isinstance(reserves, Mapping):
             raise Misuse(f"reserves = {reserves!r:.60}: give a policy for each role")
         for role, reserve in (reserves or {}).items():
-            usual(role)
-            self._reserves[role] = checked_reserve(reserve)
+            default_headroom(role)
+            self._reserves[role] = checked_headroom(reserve)
         self._now = 0
-        self._open: dict[int, Promise] = {}
-        self._requests: dict[Hashable, Promise] = {}
-        self._counts = dict.fromkeys((*PromiseState, "refused"), 0)
+        self._open: dict[int, Reservation] = {}
+        self._requests: dict[Hashable, Reservation] = {}
+        self._counts = dict.fromkeys((*ReservationState, "refused"), 0)
 
     def open(
         self,
@@ -92,7 +100,7 @@ class Tickets:
         role: Role = "decode",
         peer: Hashable = None,
         running: int = 0,
-    ) -> Promise:
+    ) -> Reservation:
         """Promises blocks, where that leaves enough for those that run here.
 
         It does if and only if what is free or evictable, and was promised to nobody, is `blocks`
@@ -115,8 +123,8 @@ class Tickets:
         natural("blocks", blocks)
         natural("deadline", deadline, least=self._now)
         natural("running", running, least=0)
-        usual(role)
-        reserve = self._reserves.get(role, Nothing())
+        default_headroom(role)
+        reserve = self._reserves.get(role, NoHeadroom())
         try:
             taken = request in self._requests
         except TypeError as error:
@@ -133,7 +141,7 @@ class Tickets:
         except NoRoom:
             self._counts["refused"] += 1
             raise
-        promise = Promise(request, blocks, deadline, role, peer, ticket)
+        promise = Reservation(request, blocks, deadline, role, peer, ticket)
         self._open[promise.id] = self._requests[request] = promise
         return promise
 
@@ -143,7 +151,7 @@ class Tickets:
         Raises:
             SpentTicket: It is not open: it was committed or released, or has expired.
         """
-        promise = self._end(number, PromiseState.COMMITTED)
+        promise = self._end(number, ReservationState.COMMITTED)
         return promise._ticket  # noqa: SLF001 - its own
 
     def release(self, number: int) -> None:
@@ -152,9 +160,9 @@ class Tickets:
         Raises:
             SpentTicket: It is not open.
         """
-        self._cache.release(self._end(number, PromiseState.RELEASED)._ticket)  # noqa: SLF001
+        self._cache.release(self._end(number, ReservationState.RELEASED)._ticket)  # noqa: SLF001
 
-    def expire(self, now: int) -> list[Promise]:
+    def expire(self, now: int) -> list[Reservation]:
         """Advances the clock to `now`, and releases reservations whose deadline has passed.
 
         Args:
@@ -170,7 +178,7 @@ class Tickets:
         self._now = now
         return self._expire([one for one in self._open.values() if one.deadline < now])
 
-    def died(self, peer: Hashable) -> list[Promise]:
+    def died(self, peer: Hashable) -> list[Reservation]:
         """Who asked is dead: all that is open for it has expired.
 
         Returns:
@@ -189,15 +197,15 @@ class Tickets:
             },
         }
 
-    def _expire(self, promises: list[Promise]) -> list[Promise]:
+    def _expire(self, promises: list[Reservation]) -> list[Reservation]:
         for promise in promises:
-            self._cache.release(self._end(promise.id, PromiseState.EXPIRED)._ticket)  # noqa: SLF001
+            self._cache.release(self._end(promise.id, ReservationState.EXPIRED)._ticket)  # noqa: SLF001
         return promises
 
-    def _end(self, number: int, state: PromiseState) -> Promise:
+    def _end(self, number: int, state: ReservationState) -> Reservation:
         promise = self._open.pop(number, None)
         if promise is None:
-            raise SpentTicket(
+            raise SpentReservation(
                 f"ticket {number} is not open: it was committed or released, or has expired; "
                 "ask for another"
             )

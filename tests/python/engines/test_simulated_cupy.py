@@ -1,4 +1,4 @@
-"""CuPy on paper: it refuses what CuPy refuses, and has nothing that CuPy has not."""
+"""CuPy simulated: it refuses what CuPy refuses, and has nothing that CuPy has not."""
 
 import inspect
 import operator
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import paper_cupy as paper
+import simulated_cupy as simulated
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.engines.model import Model
 from blockyard.engines.weights import ModelConfig
@@ -18,7 +18,7 @@ HERE: Any = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 def there() -> Any:
-    return paper.asarray(HERE)
+    return simulated.asarray(HERE)
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def there() -> Any:
         lambda: there()[[0, 1]],
         lambda: operator.setitem(there(), 0, HERE[0]),
         lambda: operator.setitem(HERE.copy(), 0, there()[0]),
-        lambda: paper.exp(HERE),
-        lambda: paper.where(HERE > 2, there(), there()),
-        lambda: paper.where(there() > 2, there(), HERE),
-        lambda: paper.concatenate([there(), HERE]),
-        lambda: paper.matmul(HERE, there(), out=there()),
+        lambda: simulated.exp(HERE),
+        lambda: simulated.where(HERE > 2, there(), there()),
+        lambda: simulated.where(there() > 2, there(), HERE),
+        lambda: simulated.concatenate([there(), HERE]),
+        lambda: simulated.matmul(HERE, there(), out=there()),
     ],
 )
 def test_arrays_of_here_and_of_there_do_not_meet(mixed: Callable[[], object]) -> None:
@@ -75,23 +75,23 @@ def test_numbers_meet_them_on_either_side() -> None:
 )
 def test_what_waits_for_the_gpu_is_counted(name: str, ask: Callable[[Any], object]) -> None:
     one = there()
-    paper.waits.clear()
+    simulated.waits.clear()
     assert np.array_equal((one[:, 1] + 1).max(axis=0).shape, ())
-    assert not paper.waits
+    assert not simulated.waits
     ask(one)
-    assert paper.waits == {name: 1}
+    assert simulated.waits == {name: 1}
 
 
 def test_what_is_not_said_on_a_gpu_is_refused_on_paper() -> None:
     one = there()
-    twice = paper.asarray(np.array([1, 1]))
+    twice = simulated.asarray(np.array([1, 1]))
     with pytest.raises(AssertionError, match="written twice"):
         one[twice] = 0.0
     with pytest.raises(AssertionError, match="known to the GPU alone"):
         one[one > 2]
     with pytest.raises(AttributeError):
         one.sum()
-    assert not hasattr(paper, "sum")
+    assert not hasattr(simulated, "sum")
 
 
 def parameters(function: Any) -> Iterable[str]:
@@ -106,13 +106,13 @@ def parameters(function: Any) -> Iterable[str]:
 
 def test_cupy_has_every_name_and_takes_every_argument_that_is_used() -> None:
     cupy = pytest.importorskip("cupy")
-    for name in paper.__all__:
-        theirs, ours = getattr(cupy, name), getattr(paper, name)
+    for name in simulated.__all__:
+        theirs, ours = getattr(cupy, name), getattr(simulated, name)
         if inspect.isfunction(ours):
             positional = {"x", "x1", "x2"}
             assert set(parameters(ours)) - positional <= set(parameters(theirs)), name
     own = {"_held", "_waited", "__slots__", "__module__", "__firstlineno__"}
-    for name, ours in vars(paper.ndarray).items():
+    for name, ours in vars(simulated.ndarray).items():
         if name not in own | {"__static_attributes__"}:
             assert hasattr(cupy.ndarray, name), name
         if inspect.isfunction(ours) and not name.startswith("_") and name != "reshape":
