@@ -132,7 +132,7 @@ def prove(
     on: Device = NUMPY,
     inner: Callable[[], Copier] | None = AT_ONCE,
 ) -> Counter[str]:
-    """Plays conversations with ample memory, then under pressure: no token, and no byte, may differ.
+    """Plays with ample memory, then under pressure: no token, and no byte, may differ.
 
     Args:
         seed: Of conversations, pressure and faults.

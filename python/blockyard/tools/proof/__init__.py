@@ -1,1 +1,1 @@
-"""The proof that no request loses its work: the same conversations under pressure, token by token."""
+"""No request loses its work: the same conversations under pressure, token by token."""

@@ -40,9 +40,9 @@ def proof(
 ) -> None:
     """Shows that no request loses its work when memory runs out.
 
-    A small Llama-shaped decoder, with real KV in real blocks, answers the same conversations three times:
-    with ample memory; with a part of it, parking whom it must preempt; and with the same part,
-    computing them again. Every token of every answer must be the same.
+    A small Llama-shaped decoder, with real KV in real blocks, answers the same conversations three
+    times: with ample memory; with a part of it, parking those that it must preempt; and with the
+    same part, computing them again. Every token of every answer must be the same.
     """
     try:
         on = device(name)
