@@ -167,14 +167,15 @@ class Life(Known):
         if row.lease.state == "ready":
             self.seals(row, computed)
         self.step += after
-        short = row.lease.state == "short"
+        state = row.lease.state
         try:
             parked = self.cache.park(row.lease, computed, after=self.step if after else None)
         except by.NoRoom as refused:
             assert refused.tier == "host"  # noqa: PT017
-            assert row.lease.state == "ready"
+            assert row.lease.state == state
+            assert state == "ready" or not row.lease.resumed, "a short resume has its keeps"
             return
-        assert short or parked.computed == computed
+        assert state == "short" or parked.computed == computed
         self.running.remove(row)
         self.parked.append(Resting(row.tokens, row.salt, parked))
 
