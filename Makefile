@@ -42,7 +42,7 @@ build = ( cd target/unpacked && CARGO_TARGET_DIR=$(CURDIR)/target CARGO_ZIGBUILD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help check-tools env wheel wheels install run docs lint lint-rust lint-python test test-rust test-python \
+.PHONY: help check-tools env wheel wheels install run docs check lint lint-rust lint-python test test-rust test-python \
 	check-wheel smoke bench-check mutants soak bench bench-peers measure test-gpu bench-gpu fmt clean FORCE
 
 help:  ## list what make can do
@@ -114,6 +114,13 @@ docs: install  ## write anew the pages that are made from the code
 	$(BIN)/python .ci/replay_keys.py
 	$(BIN)/python .ci/mutants.py --write
 
+# One test per core, each in the process that is free for it.
+PYTEST := --numprocesses auto --maxprocesses 4 --dist worksteal
+
+check: lint  ## formats, lints, types and the quick tests, while you work: under 90 seconds where all is built
+	$(CARGO_TEST) --locked --package blockyard-core --lib --test laws --test regressions
+	$(BIN)/python -m pytest $(PYTEST) -m "not slow"
+
 lint: lint-rust lint-python  ## formats, lints, types, stubs, layers
 
 lint-rust: env
@@ -142,9 +149,8 @@ test-rust: | check-tools  ## the core: unit tests, the model, doctests, shuttle
 	cargo test --locked --package blockyard-core --doc
 	$(CARGO_TEST) --locked --package blockyard-core --features shuttle --test races
 
-# One test per core, each in the process that is free for it.
 test-python: install  ## the binding and the package, from the installed wheel
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest $(PYTEST)
 
 check-wheel: $(WHEEL_STAMP)  ## one wheel for every Python from 3.11 and for glibc from 2.17, below 5 MB
 	@$(BIN)/python .ci/wheels.py $(firstword $(subst -, ,$(HOST))) target/wheels/*.whl
