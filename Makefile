@@ -180,7 +180,7 @@ bench: install  ## the benches, in Rust and from Python
 
 PEERS_JSON := $(if $(OUT),$(OUT),target)/bench-peers.json
 
-bench-peers: install  ## Blockyard beside its peers, set up from their published packages (6 GB); ROWS="admit …" for a few
+bench-peers: install  ## Blockyard beside its peers, set up from their published packages (8 GB); ROWS="admit …" for a few
 	$(BIN)/python benches/peers/setup.py
 	@mkdir -p $(dir $(PEERS_JSON))
 	$(BIN)/python benches/peers/bench.py --json $(PEERS_JSON) $(if $(ROWS),--only $(ROWS))

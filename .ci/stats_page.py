@@ -15,7 +15,7 @@ PARTS = {
     "What is in flight": Flights.SCHEMA,
     "A crane": Crane.SCHEMA,
     "The scheduler": Scheduler.SCHEMA,
-    "Tickets of others": Reservations.SCHEMA,
+    "Reservations for others": Reservations.SCHEMA,
 }
 
 
