@@ -1,13 +1,10 @@
-//! Words, counts and prompts, out of Python's arguments.
+//! Words, counts and numbers, out of Python's arguments.
 
-use crate::buffers::{Whole, each, integer, integers, is_integer, keys_of, shown};
-use crate::enter::hash;
+use crate::buffers::{Whole, each, integer, integers, is_integer, shown};
 use crate::error::{Failure, Outcome};
-use blockyard_core::{
-    Cache, Cells, Chain, Extras, Filling, FlightId, Key, Kind, Media, Retention, Speeds, Write,
-};
+use blockyard_core::{Cells, Filling, FlightId, Kind, Retention, Speeds, Write};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyInt, PyMapping, PyString};
+use pyo3::types::{PyBool, PyInt, PyMapping};
 
 /// One count for all rows, or one each.
 pub(crate) enum Counts {
@@ -237,142 +234,6 @@ pub(crate) fn namespace(from: Option<&Bound<'_, PyAny>>) -> PyResult<blockyard_c
         } = value;
     }
     Ok(namespace)
-}
-
-/// What tells a prompt's keys apart besides its tokens.
-pub(crate) struct Apart<'a, 'py> {
-    pub(crate) lora: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) salt: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) media: Option<&'a Bound<'py, PyAny>>,
-}
-
-impl Apart<'_, '_> {
-    pub(crate) fn is_plain(&self) -> bool {
-        self.lora.is_none() && self.salt.is_none() && self.media.is_none()
-    }
-
-    fn extras(&self, tokens: usize) -> PyResult<Extras> {
-        let mut extras = Extras {
-            lora: self.lora.map(|lora| text("lora", lora)).transpose()?,
-            salt: self.salt.map(|salt| text("salt", salt)).transpose()?,
-            media: Vec::new(),
-        };
-        if let Some(media) = self.media {
-            let items = media.try_iter().map_err(|_| {
-                let kind = media.get_type();
-                Failure::misuse(format!("media is {kind}: pass a list of (start, end, id)"))
-            })?;
-            extras.media = each("media", media, items, |at, item| {
-                one_item(at, &item, tokens)
-            })?;
-        }
-        Ok(extras)
-    }
-}
-
-/// One media item of a prompt of so many tokens.
-fn one_item(at: usize, item: &Bound<'_, PyAny>, tokens: usize) -> PyResult<Media> {
-    if at == tokens {
-        let message =
-            format!("media has more items than the prompt has tokens, which are {tokens}");
-        return Err(Failure::misuse(message).into());
-    }
-    let wrong = |_| {
-        Failure::misuse(format!(
-            "media has {}: pass (start, end, id) with token positions and str or bytes",
-            shown(item)
-        ))
-    };
-    let (start, end, id): (u64, u64, Bound<'_, PyAny>) = item.extract().map_err(wrong)?;
-    let id = text("media id", &id)?;
-    Ok(Media { start, end, id })
-}
-
-/// No item reaches beyond the prompt: what its tokens stand for is known when they are.
-fn check_within(extras: &Extras, tokens: usize) -> Outcome<()> {
-    match extras.media.last() {
-        Some(last) if last.end > tokens as u64 => {
-            let (start, end) = (last.start, last.end);
-            Err(Failure::misuse(format!(
-                "media has [{start}, {end}), and the prompt has {tokens} tokens: an item ends where \
-                 the prompt does, or before"
-            )))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn text(name: &str, from: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
-    if let Ok(text) = from.cast::<PyString>() {
-        return Ok(text.to_cow()?.as_bytes().to_vec());
-    }
-    if let Ok(bytes) = from.cast::<PyBytes>() {
-        return Ok(bytes.as_bytes().to_vec());
-    }
-    Err(Failure::misuse(format!("{name} is {}: pass str or bytes", from.get_type())).into())
-}
-
-/// The keys of a prompt, hashed detached when it is long.
-pub(crate) fn chain(
-    py: Python<'_>,
-    cache: &Cache,
-    tokens: &Bound<'_, PyAny>,
-    apart: &Apart<'_, '_>,
-) -> PyResult<Chain> {
-    let tokens: Vec<u32> = integers("tokens", tokens)?;
-    let extras = apart.extras(tokens.len())?;
-    let within = check_within(&extras, tokens.len());
-    let mut chain = cache.chain(extras).map_err(Failure::from)?;
-    within?;
-    hash(py, cache, tokens.len(), || chain.extend(&tokens))?;
-    Ok(chain)
-}
-
-/// Keys given ready: bytes of 32 each, a buffer of them, or a list of bytes or hex strings; no more
-/// than there are blocks.
-pub(crate) fn ready_keys(from: &Bound<'_, PyAny>, blocks: u64) -> PyResult<Vec<Key>> {
-    if let Ok(buffer) = pyo3::buffer::PyBuffer::<u8>::get(from) {
-        let keys = keys_of(from.py(), &buffer)?;
-        return Ok(keys.into_iter().map(Key).collect());
-    }
-    let items = from.try_iter().map_err(|_| {
-        let kind = from.get_type();
-        Failure::misuse(format!(
-            "keys is {kind}: pass a buffer, or a list of bytes or of hex"
-        ))
-    })?;
-    each("keys", from, items, |at, item| {
-        if at as u64 == blocks {
-            let message =
-                format!("keys has more than the {blocks} keys that the tokens fill blocks for");
-            return Err(Failure::misuse(message).into());
-        }
-        Ok(Key(one_key(at, &item)?))
-    })
-}
-
-fn one_key(at: usize, item: &Bound<'_, PyAny>) -> Outcome<[u8; 32]> {
-    let wrong = || {
-        Failure::misuse(format!(
-            "keys[{at}] = {}: pass 32 bytes, or 64 hexadecimal digits",
-            shown(item)
-        ))
-    };
-    if let Ok(bytes) = item.cast::<PyBytes>() {
-        return bytes.as_bytes().try_into().map_err(|_| wrong());
-    }
-    let text = item.cast::<PyString>().map_err(|_| wrong())?;
-    let text = text.to_cow().map_err(|_| wrong())?;
-    let digits = text.as_bytes();
-    let mut key = [0; 32];
-    if digits.len() != 64 {
-        return Err(wrong());
-    }
-    for (byte, pair) in key.iter_mut().zip(digits.as_chunks::<2>().0) {
-        let digit = |digit: u8| char::from(digit).to_digit(16).ok_or_else(wrong);
-        *byte = (digit(pair[0])? << 4 | digit(pair[1])?) as u8;
-    }
-    Ok(key)
 }
 
 /// A flight's number, from an int or a plan.

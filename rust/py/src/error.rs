@@ -107,6 +107,13 @@ impl Failure {
     pub(crate) fn misuse(message: impl Into<String>) -> Self {
         Self::Misuse(message.into())
     }
+
+    /// A handle of another cache.
+    pub(crate) fn foreign(what: &str, number: u64) -> Self {
+        Self::Foreign(format!(
+            "{what} {number} belongs to another cache: pass it to the cache that made it"
+        ))
+    }
 }
 
 impl From<Error> for Failure {

@@ -1,19 +1,37 @@
 //! The `blockyard._core` extension module: buffers in, arrays out, one crossing per verb.
+//!
+//! A file may use only what stands above it; names on one line are strangers:
+//! layer: error
+//! layer: enter
+//! layer: buffers answers
+//! layer: arguments keys plan runs face
+//! layer: lease parked ticket prompt
+//! layer: batch
+//! layer: begin cache finish flights fork park promises questions step
 
+mod answers;
 mod arguments;
 mod batch;
+mod begin;
 mod buffers;
 mod cache;
 mod enter;
 mod error;
-mod handles;
+mod face;
+mod finish;
+mod flights;
+mod fork;
 mod keys;
-mod moves;
+mod lease;
+mod park;
+mod parked;
 mod plan;
+mod promises;
+mod prompt;
 mod questions;
 mod runs;
 mod step;
-mod tickets;
+mod ticket;
 
 /// Block bookkeeping in Rust; the public names are those of the package `blockyard`.
 #[pyo3::pymodule(gil_used = false)]
@@ -24,19 +42,21 @@ mod _core {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::cache::Cache;
+    use crate::answers::{Need, Probe, Room, Soon, Violation};
     #[pymodule_export]
-    use crate::handles::{Lease, Parked, Probe, Soon, Violation};
+    use crate::face::Cache;
     #[pymodule_export]
     use crate::keys::Keys;
     #[pymodule_export]
-    use crate::plan::Plan;
+    use crate::lease::Lease;
     #[pymodule_export]
-    use crate::questions::{Need, Room};
+    use crate::parked::Parked;
+    #[pymodule_export]
+    use crate::plan::Plan;
     #[pymodule_export]
     use crate::runs::{Marks, consecutive, runs, through};
     #[pymodule_export]
-    use crate::tickets::Ticket;
+    use crate::ticket::Ticket;
 
     #[pymodule_export]
     use crate::error::{
@@ -47,7 +67,7 @@ mod _core {
     /// Called in the child after a fork: caches made before it refuse to be used there.
     #[pyfunction]
     fn _forked() {
-        crate::enter::forked();
+        crate::face::forked();
     }
 
     /// Panics on purpose: in a verb of this cache, while keys are made, or outside of both; a long one

@@ -1,12 +1,13 @@
 //! The verbs of every step, for a whole batch in one crossing.
 
-use crate::arguments::{self, Counts, ready_keys};
+use crate::arguments::{self, Counts};
 use crate::batch::Batch;
 use crate::buffers::{MOST, Out, array, integers, room, too_many, zeros};
-use crate::cache::Cache;
 use crate::enter::{LONG, attached, enter, hash};
 use crate::error::Failure;
-use crate::handles::Lease;
+use crate::face::Cache;
+use crate::keys::ready_keys;
+use crate::lease::Lease;
 use blockyard_core as core;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
@@ -222,7 +223,7 @@ impl Cache {
     ) -> PyResult<u64> {
         let batch = self.batch(batch)?;
         let computed = Counts::new("computed", computed, batch.len())?;
-        let mut seals = Self::seals(&batch, &computed)?;
+        let mut seals = batch.seals(&computed)?;
         let blocks = seals.blocks().max(batch.len());
         let sealed = enter(py, &self.inner, blocks, |state| seals.apply(state));
         let handles = batch.handles();

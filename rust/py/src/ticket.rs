@@ -1,16 +1,13 @@
-//! Promises that no lease has: tickets, and the headroom of the running batch.
+//! `Ticket`: blocks promised to a request that does not have them yet.
 
-use crate::arguments;
-use crate::cache::Cache;
-use crate::enter::enter;
 use crate::error::Failure;
-use crate::handles::foreign;
+use crate::face::Cache;
 use blockyard_core as core;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
-/// Blocks promised to somebody who does not have them yet.
+/// Blocks promised to a request that does not have them yet.
 #[pyclass(frozen, module = "blockyard", weakref)]
 pub(crate) struct Ticket {
     inner: core::Ticket,
@@ -20,18 +17,29 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Of the cache that it is used with, and not spent.
+    pub(crate) fn new(
+        inner: core::Ticket,
+        cache: Py<Cache>,
+        blocks: u64,
+        tier: core::Tier,
+    ) -> Self {
+        Self {
+            inner,
+            cache,
+            blocks,
+            tier,
+        }
+    }
+
+    /// The handle, if this cache made it and it is not spent.
     pub(crate) fn of<'a>(&'a self, cache: &Cache, py: Python<'_>) -> PyResult<&'a core::Ticket> {
         cache.check_sound()?;
         let good = if cache.inner.made_ticket(&self.inner) {
             self.inner.check().map_err(Failure::from)
         } else {
-            Err(foreign("ticket", self.id()))
+            Err(Failure::foreign("ticket", self.id()))
         };
-        match good {
-            Ok(()) => Ok(&self.inner),
-            Err(bad) => Err(cache.reject(py, 1, bad)),
-        }
+        cache.admit_handle(py, good.map(|()| &self.inner))
     }
 }
 
@@ -86,53 +94,5 @@ impl Ticket {
             core::Tier::DEVICE => format!("Ticket(id={id}, blocks={blocks})"),
             tier => format!("Ticket(id={id}, blocks={blocks}, tier={:?})", tier.name()),
         }
-    }
-}
-
-#[guarded]
-#[pymethods]
-impl Cache {
-    #[pyo3(signature = (blocks, *, tier="device"))]
-    fn promise(
-        slf: &Bound<'_, Self>,
-        #[pyo3(from_py_with = arguments::promised)] blocks: u64,
-        tier: &str,
-    ) -> PyResult<Ticket> {
-        let cache = slf.get();
-        cache.check_open()?;
-        let tier = arguments::tier(tier)?;
-        let id = enter(slf.py(), &cache.inner, 0, |state| {
-            state.promise(blocks, tier)
-        });
-        Ok(Ticket {
-            inner: cache.inner.handle_ticket(id?),
-            cache: slf.clone().unbind(),
-            blocks,
-            tier,
-        })
-    }
-
-    fn set_headroom(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = arguments::promised)] blocks: u64,
-    ) -> PyResult<u32> {
-        // None is room that somebody gives up.
-        if blocks == 0 {
-            self.check_sound()?;
-        } else {
-            self.check_open()?;
-        }
-        Ok(enter(py, &self.inner, 0, |state| {
-            Ok(state.set_headroom(blocks))
-        })?)
-    }
-
-    fn release(&self, py: Python<'_>, ticket: &Bound<'_, Ticket>) -> PyResult<()> {
-        let handle = ticket.get().of(self, py)?;
-        let id = handle.id();
-        enter(py, &self.inner, 0, |state| state.release_ticket(id))?;
-        handle.spend();
-        Ok(())
     }
 }
