@@ -4,6 +4,8 @@
 mod asking;
 #[path = "laws/beginning.rs"]
 mod beginning;
+#[path = "laws/chains.rs"]
+mod chains;
 #[path = "laws/clearing.rs"]
 mod clearing;
 #[path = "laws/digest.rs"]

@@ -1,7 +1,8 @@
 //! The public face in Rust: makes the yard, hands out handles, and locks it.
 
-use crate::chain::{Chain, Extras};
+use crate::chain::Chain;
 use crate::error::{Error, Result};
+use crate::extras::Extras;
 use crate::hash::{KeyHash, Namespace, Seed};
 use crate::id::{Group, LeaseId, Retention, TicketId, Tier};
 use crate::lease::{Lease, Parked, Seals, Ticket};

@@ -10,7 +10,8 @@
 //! layer: error
 //! layer: memory
 //! layer: hash arena list index
-//! layer: chain pool ledger trie ghost cost evict plan flight record
+//! layer: extras pool ledger trie ghost cost evict plan flight record
+//! layer: chain
 //! layer: stats
 //! layer: state
 //! layer: shared
@@ -29,6 +30,7 @@ mod chain;
 mod cost;
 mod error;
 mod evict;
+mod extras;
 mod flight;
 mod ghost;
 mod hash;
@@ -48,10 +50,11 @@ mod sync;
 mod trie;
 
 pub use cache::Cache;
-pub use chain::{Chain, Extras, Media};
+pub use chain::Chain;
 pub use cost::Speeds;
 pub use error::{Error, Result};
 pub use evict::Kind;
+pub use extras::{Extras, Media};
 pub use hash::{KeyHash, Namespace, Seed};
 pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Retention, Slot, TicketId, Tier};
 pub use lease::{Lease, Parked, Seals, Ticket};
