@@ -64,4 +64,4 @@ pub use state::{
     Answer, Begun, Cells, Config, Filling, Holder, Need, ParkedView, Pending, Probe, Request, Room,
     Sealing, State, Stop, View, Violation, Who, Write,
 };
-pub use stats::{Counters, Field, SCHEMA, Stats, TIER_SCHEMA, TierStats};
+pub use stats::{Counters, Field, Stats, TierStats};

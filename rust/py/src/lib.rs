@@ -37,6 +37,7 @@ mod ticket;
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
     use crate::enter::{LONG, enter, hash};
+    use blockyard_core::{Field, Stats};
     use blockyard_guard::guarded;
     use pyo3::exceptions::PyRuntimeWarning;
     use pyo3::prelude::*;
@@ -84,25 +85,17 @@ mod _core {
         Ok(())
     }
 
-    /// Name, unit and help of every number that `Cache.stats` gives for all tiers together, then
-    /// of those it gives per tier.
+    /// Name, unit and meaning of every number that `Cache.stats` gives for all tiers together, then
+    /// of those that it gives per tier.
     #[pyfunction]
-    #[expect(clippy::type_complexity, reason = "a table")]
-    fn stats_schema() -> (
-        Vec<(&'static str, &'static str, &'static str)>,
-        Vec<(&'static str, &'static str, &'static str)>,
-    ) {
-        let table = |fields: &[blockyard_core::Field]| {
-            fields
-                .iter()
-                .map(|field| (field.name, field.unit, field.help))
-                .collect()
-        };
-        (
-            table(blockyard_core::SCHEMA),
-            table(blockyard_core::TIER_SCHEMA),
-        )
+    fn stats_schema() -> (Vec<Row>, Vec<Row>) {
+        let row = |field: &Field| (field.name, field.unit, field.help);
+        let tiers = Stats::tier_schema().map(row);
+        (Stats::schema().map(row).collect(), tiers.collect())
     }
+
+    /// Name, unit and meaning.
+    type Row = (&'static str, &'static str, &'static str);
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
