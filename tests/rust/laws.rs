@@ -40,6 +40,7 @@ mod tickets;
 mod tree;
 #[path = "laws/up.rs"]
 mod up;
+mod verbs;
 #[path = "laws/writing.rs"]
 mod writing;
 #[path = "laws/yard.rs"]

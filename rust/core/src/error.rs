@@ -37,8 +37,10 @@ pub enum Error {
         number: u64,
     },
     /// A handle of another yard.
-    #[error("lease {number} belongs to another cache: pass it to the one that made it")]
+    #[error("{what} {number} belongs to another cache: pass it to the cache that made it")]
     Foreign {
+        /// Lease, parked sequence or ticket.
+        what: &'static str,
         /// Its number.
         number: u64,
     },

@@ -19,10 +19,6 @@
 //! layer: cache
 
 #![forbid(unsafe_code)]
-#![cfg_attr(
-    feature = "shuttle",
-    expect(clippy::result_large_err, reason = "shuttle's atomics are large")
-)]
 
 mod arena;
 mod cache;

@@ -2,7 +2,7 @@
 
 use crate::buffers::{Whole, each, integer, integers, is_integer, shown};
 use crate::error::{Failure, Outcome};
-use blockyard_core::{Cells, Filling, FlightId, Kind, Retention, Speeds, Write};
+use blockyard_core::{Cells, Error, Filling, FlightId, Kind, Retention, Speeds, Write};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyMapping};
 
@@ -238,9 +238,6 @@ pub(crate) fn namespace(from: Option<&Bound<'_, PyAny>>) -> PyResult<blockyard_c
 
 /// A flight's number, from an int or a plan.
 pub(crate) fn flight(number: u64) -> Outcome<FlightId> {
-    FlightId::from_number(number).ok_or_else(|| {
-        Failure::Foreign(format!(
-            "flight {number} was never issued: pass the number of a plan"
-        ))
-    })
+    let flight = FlightId::from_number(number);
+    flight.ok_or(Failure::Core(Error::UnknownFlight { number }))
 }

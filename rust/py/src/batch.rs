@@ -113,9 +113,9 @@ impl Cache {
     pub(crate) fn batch<'py>(&self, from: &Bound<'py, PyAny>) -> PyResult<Batch<'py>> {
         self.check_open()?;
         let batch = Batch::new(from)?;
-        let mut leases = batch.leases.iter();
-        let bad = leases.find_map(|lease| lease.get().check_of(self).err());
-        self.admit_handle(from.py(), bad.map_or(Ok(()), Err))?;
+        let mut handles = batch.handles().into_iter();
+        let checked = handles.try_for_each(|lease| self.inner.check_lease(lease));
+        self.admit_handle(from.py(), checked)?;
         Ok(batch)
     }
 

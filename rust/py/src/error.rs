@@ -86,7 +86,7 @@ impl Failure {
         let message = format!("{rejected} of {rows} rows rejected, the others served: {all}");
         match bad.into_iter().next()? {
             Self::Core(Error::Spent { .. }) => Some(Self::Spent(message)),
-            Self::Foreign(_) => Some(Self::Foreign(message)),
+            Self::Core(Error::Foreign { .. }) => Some(Self::Foreign(message)),
             _ => Some(Self::Misuse(message)),
         }
     }
@@ -106,13 +106,6 @@ impl Failure {
 
     pub(crate) fn misuse(message: impl Into<String>) -> Self {
         Self::Misuse(message.into())
-    }
-
-    /// A handle of another cache.
-    pub(crate) fn foreign(what: &str, number: u64) -> Self {
-        Self::Foreign(format!(
-            "{what} {number} belongs to another cache: pass it to the cache that made it"
-        ))
     }
 }
 

@@ -65,8 +65,8 @@ impl Cache {
     }
 
     /// What a check of one handle has found; a handle that fails it is counted as rejected.
-    pub(crate) fn admit_handle<T>(&self, py: Python<'_>, checked: Outcome<T>) -> PyResult<T> {
-        checked.map_err(|bad| self.reject(py, 1, bad))
+    pub(crate) fn admit_handle<T>(&self, py: Python<'_>, checked: core::Result<T>) -> PyResult<T> {
+        checked.map_err(|bad| self.reject(py, 1, bad.into()))
     }
 
     /// Counts so many handles as rejected. Returns the error to raise.

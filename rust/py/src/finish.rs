@@ -68,9 +68,9 @@ impl Cache {
         let mut bad: Vec<Failure> = Vec::new();
         // Each is spent at once: a second mention of the same lease is rejected like any other.
         batch.retain(|lease| {
-            let lease = lease.get();
-            let good = lease.check_of(self).and_then(|()| Ok(lease.inner.take()?));
-            good.map_err(|failure| bad.push(failure)).is_ok()
+            let lease = &lease.get().inner;
+            let good = self.inner.check_lease(lease).and_then(|()| lease.take());
+            good.map_err(|error| bad.push(error.into())).is_ok()
         });
         let (ids, rejected) = (&batch.ids, bad.len() as u64);
         enter(py, &self.inner, blocks, |state| {

@@ -39,14 +39,6 @@ impl Lease {
         })
     }
 
-    /// The lease is of this cache, and not spent.
-    pub(crate) fn check_of(&self, cache: &Cache) -> Outcome<()> {
-        if !cache.inner.made(&self.inner) {
-            return Err(Failure::foreign("lease", self.inner.id().number()));
-        }
-        Ok(self.inner.check()?)
-    }
-
     fn view(&self, py: Python<'_>) -> Outcome<core::View> {
         let cache = self.cache.get();
         cache.check_sound()?;

@@ -23,13 +23,8 @@ impl Parked {
     /// The handle, if this cache made it and it is not spent.
     pub(crate) fn of<'a>(&'a self, cache: &Cache, py: Python<'_>) -> PyResult<&'a core::Parked> {
         cache.check_sound()?;
-        let good = if cache.inner.made_parked(&self.inner) {
-            self.inner.check().map_err(Failure::from)
-        } else {
-            let number = self.inner.id().number();
-            Err(Failure::foreign("parked sequence", number))
-        };
-        cache.admit_handle(py, good.map(|()| &self.inner))
+        let checked = cache.inner.check_parked(&self.inner);
+        cache.admit_handle(py, checked.map(|()| &self.inner))
     }
 
     fn view(&self, py: Python<'_>) -> Outcome<core::ParkedView> {

@@ -1,6 +1,5 @@
 //! `Ticket`: blocks promised to a request that does not have them yet.
 
-use crate::error::Failure;
 use crate::face::Cache;
 use blockyard_core as core;
 use blockyard_guard::guarded;
@@ -34,12 +33,8 @@ impl Ticket {
     /// The handle, if this cache made it and it is not spent.
     pub(crate) fn of<'a>(&'a self, cache: &Cache, py: Python<'_>) -> PyResult<&'a core::Ticket> {
         cache.check_sound()?;
-        let good = if cache.inner.made_ticket(&self.inner) {
-            self.inner.check().map_err(Failure::from)
-        } else {
-            Err(Failure::foreign("ticket", self.id()))
-        };
-        cache.admit_handle(py, good.map(|()| &self.inner))
+        let checked = cache.inner.check_ticket(&self.inner);
+        cache.admit_handle(py, checked.map(|()| &self.inner))
     }
 }
 

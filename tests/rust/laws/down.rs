@@ -1,5 +1,6 @@
 //! Table 2.3: copies down, and outcomes that come twice or late.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, text};
 use blockyard_core::{Config, Error, Lease, Parked, Plan, Write};
 

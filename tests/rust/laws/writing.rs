@@ -1,5 +1,6 @@
 //! What is copied down ahead of need: the write policies, and what is remembered for them.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, Yard, and_one, cat, config, room, text};
 use blockyard_core::{Config, Lease, Plan, Write};
 

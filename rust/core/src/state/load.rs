@@ -76,14 +76,4 @@ impl State {
             .map(|(_, flight)| self.plan_of(flight))
             .collect()
     }
-
-    /// Flights in flight, and blocks that [`Self::dispatch`] would give out now, to judge its work.
-    pub fn dispatch_work(&self) -> usize {
-        let waiting = self
-            .flights
-            .iter()
-            .filter(|(_, record)| record.waits.is_some());
-        let blocks: usize = waiting.map(|(_, record)| record.moves.len()).sum();
-        self.flights.len() + blocks
-    }
 }

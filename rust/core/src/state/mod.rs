@@ -270,6 +270,7 @@ impl State {
         match self.leases.find(id.0) {
             Found::Live if self.leases[id.0.index].ended.is_none() => Ok(id.0.index),
             Found::Never => Err(Error::Foreign {
+                what: "lease",
                 number: id.number(),
             }),
             _ => Err(Error::Spent {
@@ -283,6 +284,7 @@ impl State {
         match self.parked.find(id.0) {
             Found::Live if self.parked[id.0.index].lease.is_none() => Ok(id.0.index),
             Found::Never => Err(Error::Foreign {
+                what: "parked sequence",
                 number: id.number(),
             }),
             _ => Err(Error::Spent {
