@@ -498,8 +498,8 @@ class Cache:
             what it found below only if that, behind all that is on its way up, takes less time
             than computing it. None loads all.
         recompute: Whether the engine can recompute KV that was lost.
-        retries: How often a failed copy down is tried again: of a kept block, before its keep is
-            broken; of others, before none is made ahead of need any more.
+        copy_retries: How often a failed copy down is tried again. After that, the keep of a kept
+            block is broken, and no copy of another block is made ahead of need any more.
         groups: Groups of layers; only 1 is supported.
         namespace: What tells this cache's keys from others': model, weights, dtype, layout,
             parallel.
@@ -525,12 +525,16 @@ class Cache:
         ghosts: int | None = None,
         speeds: tuple[int, int, int] | None = None,
         recompute: bool = True,
-        retries: int = 3,
+        copy_retries: int = 3,
         groups: int = 1,
         namespace: Mapping[str, str] | None = None,
         key_hash: Literal["sha256", "xxh3"] = "sha256",
         memory: int | None = None,
     ) -> Self: ...
+    @staticmethod
+    def _defaults() -> dict[str, object]:
+        """The core's own defaults, by keyword. A test compares all others with them."""
+
     @property
     def block_size(self) -> int:
         """Tokens per block."""

@@ -2,7 +2,7 @@
 
 use crate::buffers::{Whole, each, integer, integers, is_integer, shown};
 use crate::error::{Failure, Outcome};
-use blockyard_core::{Cells, Error, Filling, FlightId, Kind, Retention, Speeds, Write};
+use blockyard_core::{Cells, Error, Filling, FlightId, KeyHash, Kind, Retention, Speeds, Write};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyMapping};
 
@@ -74,7 +74,7 @@ impl<T: Whole> Keyword for Option<T> {
 }
 
 whole!(
-    block_size: u32, device: u32, host: u32, null_slots: u32, retries: u32, groups: u8,
+    block_size: u32, device: u32, host: u32, null_slots: u32, copy_retries: u32, groups: u8,
     tokens: u64, reserve: u64, computed: u64, slots: u32, blocks: u32,
     load: Option<u32>, after: Option<u64>, done: Option<u64>, memory: Option<u64>, ghosts: Option<u32>
 );
@@ -124,6 +124,12 @@ fn word<T: Copy>(name: &str, given: &str, words: &[(&str, T)]) -> Outcome<T> {
     })
 }
 
+/// The word for a value.
+pub(crate) fn said<T: PartialEq>(value: &T, words: &[(&'static str, T)]) -> Option<&'static str> {
+    let found = words.iter().find(|(_, known)| known == value);
+    found.map(|&(word, _)| word)
+}
+
 pub(crate) fn retention(given: &str) -> Outcome<Retention> {
     let words = [
         ("ordinary", Retention::Ordinary),
@@ -149,21 +155,20 @@ pub(crate) fn cells(given: &str) -> Outcome<Cells> {
     )
 }
 
+pub(crate) const EVICTIONS: [(&str, Kind); 2] = [("recency", Kind::Recency), ("heap", Kind::Heap)];
+
 pub(crate) fn eviction(given: &str) -> Outcome<Kind> {
-    word(
-        "eviction",
-        given,
-        &[("recency", Kind::Recency), ("heap", Kind::Heap)],
-    )
+    word("eviction", given, &EVICTIONS)
 }
 
+pub(crate) const WRITES: [(&str, Write); 3] = [
+    ("on-evict", Write::OnEvict),
+    ("through", Write::Through),
+    ("second-touch", Write::SecondTouch),
+];
+
 pub(crate) fn write(given: &str) -> Outcome<Write> {
-    let words = [
-        ("on-evict", Write::OnEvict),
-        ("through", Write::Through),
-        ("second-touch", Write::SecondTouch),
-    ];
-    word("write", given, &words)
+    word("write", given, &WRITES)
 }
 
 /// Three counts of nanoseconds, in order: load, compute, attend.
@@ -186,9 +191,11 @@ pub(crate) fn speeds(from: &Bound<'_, PyAny>) -> PyResult<Option<Speeds>> {
     }))
 }
 
-pub(crate) fn key_hash(given: &str) -> Outcome<blockyard_core::KeyHash> {
-    use blockyard_core::KeyHash::{Sha256, Xxh3};
-    word("key_hash", given, &[("sha256", Sha256), ("xxh3", Xxh3)])
+pub(crate) const KEY_HASHES: [(&str, KeyHash); 2] =
+    [("sha256", KeyHash::Sha256), ("xxh3", KeyHash::Xxh3)];
+
+pub(crate) fn key_hash(given: &str) -> Outcome<KeyHash> {
+    word("key_hash", given, &KEY_HASHES)
 }
 
 pub(crate) fn tier(given: &str) -> Outcome<blockyard_core::Tier> {

@@ -5,7 +5,7 @@ use crate::arguments;
 use crate::enter::{LONG, enter};
 use crate::error::Failure;
 use crate::face::Cache;
-use blockyard_core::{self as core, Config, Speeds};
+use blockyard_core::{self as core, Config, KeyHash, Speeds};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -15,7 +15,7 @@ use pyo3::types::PyDict;
 impl Cache {
     #[new]
     #[pyo3(signature = (*, block_size=16, device, host=0, null_slots=1, eviction="recency",
-        write="on-evict", ghosts=None, speeds=None, recompute=true, retries=3, groups=1,
+        write="on-evict", ghosts=None, speeds=None, recompute=true, copy_retries=3, groups=1,
         namespace=None, key_hash="sha256", memory=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
@@ -28,7 +28,7 @@ impl Cache {
         #[pyo3(from_py_with = arguments::ghosts)] ghosts: Option<u32>,
         #[pyo3(from_py_with = arguments::speeds)] speeds: Option<Speeds>,
         recompute: bool,
-        #[pyo3(from_py_with = arguments::retries)] retries: u32,
+        #[pyo3(from_py_with = arguments::copy_retries)] copy_retries: u32,
         #[pyo3(from_py_with = arguments::groups)] groups: u8,
         namespace: Option<&Bound<'_, PyAny>>,
         key_hash: &str,
@@ -43,7 +43,7 @@ impl Cache {
             ghosts,
             speeds,
             recompute,
-            retries,
+            copy_retries,
             groups,
         };
         config.fits(memory).map_err(Failure::from)?;
@@ -51,6 +51,27 @@ impl Cache {
         let inner = core::Cache::new(config, arguments::key_hash(key_hash)?, &namespace);
         let inner = inner.map_err(Failure::from)?;
         Ok(Self::over(inner, block_size, null_slots))
+    }
+
+    /// The core's own defaults for what a cache is made with. A test compares all others with them.
+    #[staticmethod]
+    fn _defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+        let own = Config::default();
+        let speeds = own.speeds.map(|own| (own.load, own.compute, own.attend));
+        let hash = arguments::said(&KeyHash::default(), &arguments::KEY_HASHES);
+        let all = PyDict::new(py);
+        all.set_item("block_size", own.block_size)?;
+        all.set_item("null_slots", own.null_slots)?;
+        let eviction = arguments::said(&own.policy, &arguments::EVICTIONS);
+        all.set_item("eviction", eviction)?;
+        all.set_item("write", arguments::said(&own.write, &arguments::WRITES))?;
+        all.set_item("ghosts", own.ghosts)?;
+        all.set_item("speeds", speeds)?;
+        all.set_item("recompute", own.recompute)?;
+        all.set_item("copy_retries", own.copy_retries)?;
+        all.set_item("groups", own.groups)?;
+        all.set_item("key_hash", hash)?;
+        Ok(all)
     }
 
     #[getter]

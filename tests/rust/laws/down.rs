@@ -119,7 +119,7 @@ fn a_copy_down_of_unknown_end_quarantines_its_destination_and_leaves_the_source_
 #[test]
 fn a_kept_block_is_tried_again_and_then_its_keep_is_broken() {
     let yard = Yard::of(Config {
-        retries: 2,
+        copy_retries: 2,
         ..config(6, 4)
     });
     let prompt = text(1, 2);
@@ -141,7 +141,7 @@ fn a_kept_block_is_tried_again_and_then_its_keep_is_broken() {
 #[test]
 fn a_retry_that_succeeds_keeps_the_sequence() {
     let yard = Yard::of(Config {
-        retries: 1,
+        copy_retries: 1,
         ..config(6, 4)
     });
     let parked = yard.park(yard.run(&text(1, 2)), 8);

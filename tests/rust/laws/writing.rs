@@ -284,7 +284,7 @@ fn a_failed_copy_ahead_is_tried_again_so_many_times() {
         let yard = Yard::of(Config {
             write,
             policy,
-            retries: 2,
+            copy_retries: 2,
             ..config(16, 16)
         });
         yard.publish(&text(1, 3));
@@ -306,7 +306,7 @@ fn a_good_copy_clears_the_failures_before_it() {
     for policy in KINDS {
         let yard = Yard::of(Config {
             policy,
-            retries: 1,
+            copy_retries: 1,
             ..config(8, 1)
         });
         let prompt = text(1, 1);

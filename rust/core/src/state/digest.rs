@@ -206,7 +206,7 @@ mod tests {
     type Change = (&'static str, fn(&mut State));
 
     const CHANGES: &[Change] = &[
-        ("config.retries", |s| s.config.retries += 1),
+        ("config.copy_retries", |s| s.config.copy_retries += 1),
         ("config.write", |s| s.config.write = Write::Through),
         ("config.recompute", |s| s.config.recompute = false),
         ("config.speeds", |s| {

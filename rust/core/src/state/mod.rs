@@ -77,9 +77,9 @@ pub struct Config {
     pub speeds: Option<Speeds>,
     /// Whether the engine can recompute KV that was lost. A decode-only instance may not.
     pub recompute: bool,
-    /// How often a failed copy down is tried again: of a kept block, before its keep is broken; of
-    /// others, before none is made ahead any more.
-    pub retries: u32,
+    /// How often a failed copy down is tried again. After that, the keep of a kept block is broken,
+    /// and no copy of another block is made ahead of need any more.
+    pub copy_retries: u32,
     /// Groups of layers; only 1 is supported.
     pub groups: u8,
 }
@@ -95,7 +95,7 @@ impl Default for Config {
             ghosts: None,
             speeds: None,
             recompute: true,
-            retries: 3,
+            copy_retries: 3,
             groups: 1,
         }
     }
