@@ -84,6 +84,7 @@ class NoRoom(BlockyardError):
     free: int
     evictable: int
     promised: int
+    available: int
 
 class TooLarge(NoRoom):
     """It never fits."""
@@ -223,6 +224,10 @@ class Room:
         """Of both together, what is promised: growth, headroom and tickets; on the host, keeps."""
 
     @property
+    def available(self) -> int:
+        """Blocks to be had: free and evictable ones, less those that are promised."""
+
+    @property
     def headroom(self) -> int:
         """Of what is promised, the part that `Cache.set_headroom` keeps; 0 on the host."""
 
@@ -256,6 +261,13 @@ class Need:
     @property
     def promised(self) -> int:
         """Of both together, what is promised to others."""
+
+    @property
+    def available(self) -> int:
+        """Blocks to be had for it: free and evictable ones, less those that are promised.
+
+        Below 0 where others were promised blocks that it would hold itself.
+        """
 
     @property
     def fits(self) -> bool:

@@ -76,6 +76,8 @@ pub enum Error {
         evictable: u64,
         /// Slots promised to others.
         promised: u64,
+        /// Blocks to be had: free and evictable, less promised.
+        available: i64,
     },
     /// It never fits.
     #[error(

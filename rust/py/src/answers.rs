@@ -116,6 +116,7 @@ pub(crate) struct Room {
     free: u32,
     evictable: u32,
     promised: u32,
+    available: i64,
     headroom: u32,
     evicted: u64,
 }
@@ -126,6 +127,7 @@ impl From<core::Room> for Room {
             free: room.free,
             evictable: room.evictable,
             promised: room.promised,
+            available: room.available,
             headroom: room.headroom,
             evicted: room.evicted,
         }
@@ -140,12 +142,13 @@ impl Room {
             free,
             evictable,
             promised,
+            available,
             headroom,
             evicted,
         } = self;
         format!(
-            "Room(free={free}, evictable={evictable}, promised={promised}, headroom={headroom}, \
-             evicted={evicted})"
+            "Room(free={free}, evictable={evictable}, promised={promised}, available={available}, \
+             headroom={headroom}, evicted={evicted})"
         )
     }
 }
@@ -159,6 +162,7 @@ pub(crate) struct Need {
     free: u64,
     evictable: u64,
     promised: u64,
+    available: i64,
     fits: bool,
     ever: bool,
     waits: Option<u64>,
@@ -175,6 +179,7 @@ impl From<core::Need> for Need {
             free: need.free,
             evictable: need.evictable,
             promised: need.promised,
+            available: need.available,
             fits: need.fits,
             ever: need.ever,
             waits: need.waits.map(core::FlightId::number),
@@ -192,11 +197,13 @@ impl Need {
     fn __repr__(&self) -> String {
         let truth = |truth| if truth { "True" } else { "False" };
         format!(
-            "Need(need={}, free={}, evictable={}, promised={}, fits={}, ever={}, stop={:?})",
+            "Need(need={}, free={}, evictable={}, promised={}, available={}, fits={}, ever={}, \
+             stop={:?})",
             self.need,
             self.free,
             self.evictable,
             self.promised,
+            self.available,
             truth(self.fits),
             truth(self.ever),
             self.stop

@@ -40,7 +40,8 @@ create_exception!(
     blockyard,
     NoRoom,
     BlockyardError,
-    "Try again later; nothing is held. Attributes: tier, need, free, evictable, promised (blocks)."
+    "Try again later; nothing is held. Attributes: tier, need, free, evictable, promised, available \
+     (blocks)."
 );
 create_exception!(
     blockyard,
@@ -140,16 +141,16 @@ fn from_core(error: &Error) -> PyErr {
             free,
             evictable,
             promised,
-        } => with(
-            NoRoom::new_err(message),
-            tier.name(),
-            &[
+            available,
+        } => {
+            let numbers = [
                 ("need", need),
                 ("free", free),
                 ("evictable", evictable),
                 ("promised", promised),
-            ],
-        ),
+            ];
+            with(NoRoom::new_err(message), tier.name(), &numbers, available)
+        }
         &Error::TooLarge {
             tier,
             need,
@@ -163,33 +164,32 @@ fn from_core(error: &Error) -> PyErr {
                 ("evictable", 0),
                 ("promised", 0),
             ];
-            with(TooLarge::new_err(message), tier.name(), &numbers)
+            with(TooLarge::new_err(message), tier.name(), &numbers, 0)
         }
-        &Error::InUse { tier, want, used } => with(
-            InUse::new_err(message),
-            tier.name(),
-            &[
+        &Error::InUse { tier, want, used } => {
+            let numbers = [
                 ("want", want),
                 ("used", used),
                 ("need", used),
                 ("free", 0),
                 ("evictable", 0),
                 ("promised", 0),
-            ],
-        ),
+            ];
+            with(InUse::new_err(message), tier.name(), &numbers, 0)
+        }
         _ => Misuse::new_err(message),
     }
 }
 
 /// The numbers as attributes, for a scheduler to act on.
-fn with(error: PyErr, tier: &str, numbers: &[(&str, u64)]) -> PyErr {
+fn with(error: PyErr, tier: &str, numbers: &[(&str, u64)], available: i64) -> PyErr {
     Python::attach(|py| {
         let value = error.value(py);
-        let set = value.setattr("tier", tier).and_then(|()| {
-            numbers
-                .iter()
-                .try_for_each(|(name, number)| value.setattr(*name, *number))
-        });
+        let mut numbers = numbers.iter();
+        let set = value
+            .setattr("tier", tier)
+            .and_then(|()| value.setattr("available", available))
+            .and_then(|()| numbers.try_for_each(|(name, number)| value.setattr(*name, *number)));
         set.err().unwrap_or(error)
     })
 }

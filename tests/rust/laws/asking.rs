@@ -12,6 +12,7 @@ fn room_is_what_is_free_may_be_evicted_and_is_promised() {
         free,
         evictable,
         promised,
+        available: i64::from(free + evictable) - i64::from(promised),
         headroom: 0,
         evicted: 0,
     };

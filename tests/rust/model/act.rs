@@ -221,11 +221,13 @@ impl World {
                 free,
                 evictable,
                 promised,
+                available,
                 ..
             }) => {
                 assert!(need.ever && !need.fits && need.waits.is_none());
                 let here = (need.need, need.free, need.evictable, need.promised);
                 assert_eq!((*told, *free, *evictable, *promised), here);
+                assert_eq!(*available, need.available);
             }
             other => panic!("{other:?}"),
         }

@@ -365,10 +365,13 @@ impl Yard {
         assert_eq!(state.blocks_in_flight(), (down, up), "in flight");
         assert_eq!(state.worth_loading(3, 1), self.pays(3, 1));
         for tier in [DEVICE, HOST] {
+            let (free, evictable) = (self.free(tier), self.takeable(tier));
+            let promised = self.promised(tier);
             let room = Room {
-                free: self.free(tier) as u32,
-                evictable: self.takeable(tier) as u32,
-                promised: self.promised(tier) as u32,
+                free: free as u32,
+                evictable: evictable as u32,
+                promised: promised as u32,
+                available: (free + evictable).cast_signed() - promised.cast_signed(),
                 headroom: if tier == DEVICE {
                     self.headroom as u32
                 } else {

@@ -16,6 +16,8 @@ pub struct Need {
     pub evictable: u64,
     /// Of free and evictable ones together, what is promised to others.
     pub promised: u64,
+    /// Of free and evictable ones together, what is not promised: blocks to be had for it.
+    pub available: i64,
     /// Whether it would be served.
     pub fits: bool,
     /// Whether the device could ever hold it.
@@ -62,6 +64,7 @@ impl State {
             free: u64::from(ledger.free()),
             evictable: u64::from(ledger.takeable()).saturating_sub(spent),
             promised: u64::from(ledger.promised()),
+            available: ledger.available().saturating_sub_unsigned(spent),
             fits: ever && waits.is_none() && ledger.affords(need.saturating_add(spent)),
             ever,
             waits,

@@ -17,6 +17,8 @@ pub struct Room {
     pub evictable: u32,
     /// Of both together, what is promised.
     pub promised: u32,
+    /// Of both together, what is not promised: blocks to be had.
+    pub available: i64,
     /// Of what is promised, the headroom: kept for the growth of the running batch as a whole.
     pub headroom: u32,
     /// Blocks evicted so far.
@@ -74,6 +76,7 @@ impl State {
             free: storey.ledger.free(),
             evictable: storey.ledger.takeable(),
             promised: storey.ledger.promised(),
+            available: storey.ledger.available(),
             headroom: if tier == Tier::DEVICE {
                 self.headroom
             } else {

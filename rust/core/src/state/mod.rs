@@ -311,6 +311,7 @@ impl State {
             free: u64::from(ledger.free()),
             evictable: u64::from(ledger.takeable()).saturating_sub(spent),
             promised: u64::from(ledger.promised()),
+            available: ledger.available().saturating_sub_unsigned(spent),
         }
     }
 
