@@ -95,15 +95,21 @@ impl Chain {
     ///
     /// # Errors
     /// `Argument` if the engine makes this chain's keys.
+    #[inline]
     pub fn check_extend(&self) -> Result<()> {
         match self.source {
             Source::Tokens { .. } => Ok(()),
-            Source::Engine => Err(Error::argument(
-                "tokens",
-                format!("after {}", self.tokens),
-                "the engine makes the keys of this sequence: append them ready",
-            )),
+            Source::Engine => Err(self.is_ready()),
         }
+    }
+
+    #[cold]
+    fn is_ready(&self) -> Error {
+        Error::argument(
+            "tokens",
+            format!("after {}", self.tokens),
+            "the engine makes the keys of this sequence: append them ready",
+        )
     }
 
     /// Counts `tokens` more tokens, whose full blocks have these keys.

@@ -99,7 +99,7 @@ pub enum Error {
         what: &'static str,
         /// How much of it.
         bytes: u64,
-        /// How much there was, if somebody has said so.
+        /// How much there was, if that is known.
         there: Option<u64>,
     },
     /// A verb has panicked.
@@ -108,7 +108,7 @@ pub enum Error {
          it refuses every call; make another one, and report what standard error says"
     )]
     Broken {
-        /// What the panic said.
+        /// The message of the panic.
         why: String,
     },
     /// A resize below what is held.

@@ -1,4 +1,4 @@
-//! Words, counts and numbers, out of Python's arguments.
+//! Reads words, counts and numbers out of Python's arguments.
 
 use crate::buffers::{Whole, each, integer, integers, is_integer, shown};
 use crate::error::{Failure, Outcome};
@@ -44,8 +44,8 @@ impl Counts {
     }
 }
 
-/// Keywords that are one integer: what is none, or does not fit, is named. `PyO3` alone would raise
-/// `OverflowError` for it.
+/// Keywords that are one integer. The error names the keyword; `PyO3` alone would raise
+/// `OverflowError`.
 macro_rules! whole {
     ($($name:ident: $type:ty),*) => {$(
         pub(crate) fn $name(from: &Bound<'_, PyAny>) -> PyResult<$type> {
@@ -84,7 +84,7 @@ pub(crate) fn before(from: &Bound<'_, PyAny>) -> PyResult<u32> {
     Keyword::read("after", from)
 }
 
-/// How many blocks to promise; what no tier can hold is the yard's to say.
+/// How many blocks to promise. The yard refuses more than a tier can hold.
 pub(crate) fn promised(from: &Bound<'_, PyAny>) -> PyResult<u64> {
     Keyword::read("blocks", from)
 }
@@ -94,7 +94,7 @@ pub(crate) fn most(from: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
     Keyword::read("blocks", from)
 }
 
-/// Words of truth, one for all rows or one each: bools, or integers that are not 0.
+/// Truth values, one for all rows or one each: bools, or integers that are not 0.
 pub(crate) fn flags(
     name: &'static str,
     from: &Bound<'_, PyAny>,
@@ -119,8 +119,9 @@ pub(crate) fn flags(
 fn word<T: Copy>(name: &str, given: &str, words: &[(&str, T)]) -> Outcome<T> {
     let found = words.iter().find(|(word, _)| *word == given);
     found.map(|&(_, value)| value).ok_or_else(|| {
-        let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-        Failure::misuse(format!("{name} = {given:?}: pass one of {known:?}"))
+        let known: Vec<String> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
+        let known = known.join(", ");
+        Failure::misuse(format!("{name} = {given:?}: must be one of {known}"))
     })
 }
 

@@ -67,7 +67,7 @@ impl<'py> Batch<'py> {
         self.leases.push(lease);
     }
 
-    /// Only the rows that are good.
+    /// Keeps only the rows that are good.
     pub(crate) fn retain(&mut self, good: impl FnMut(&Bound<'py, Lease>) -> bool) {
         self.leases.retain(good);
         let kept = self.leases.iter().map(|lease| lease.get().inner.id());
@@ -92,7 +92,7 @@ impl<'py> Batch<'py> {
         Ok(seals)
     }
 
-    /// A verb would serve a lease twice that is named twice: refuses where that matters.
+    /// Refuses a lease that is named twice, for verbs that would serve it twice.
     pub(crate) fn check_once(&self, verb: &str) -> Outcome<()> {
         let mut ids = self.ids.clone();
         ids.sort_unstable();

@@ -1,5 +1,5 @@
-//! The exceptions, and how the core's errors become them. To add one: an arm in `From<Error>`,
-//! a class here, a line in the stub and in `blockyard/__init__.py`.
+//! The exceptions, and how the core's errors become them. A new one takes a class here, an arm in
+//! `from_core`, and a line in the stub and in `blockyard/__init__.py`.
 
 use blockyard_core::Error;
 use pyo3::create_exception;
@@ -40,30 +40,30 @@ create_exception!(
     blockyard,
     NoRoom,
     BlockyardError,
-    "Try again later; nothing is held. Attributes: tier, need, free, evictable, promised, available \
+    "There is no room now; nothing is held. Attributes: tier, need, free, evictable, promised, available \
      (blocks)."
 );
 create_exception!(
     blockyard,
     TooLarge,
     NoRoom,
-    "It never fits. Attributes: tier, need, capacity (blocks)."
+    "The request never fits. Attributes: tier, need, capacity (blocks)."
 );
 create_exception!(
     blockyard,
     InUse,
     NoRoom,
-    "A resize below what is held. Attributes: tier, want, used (blocks)."
+    "A resize to fewer slots than are in use. Attributes: tier, want, used (blocks)."
 );
 create_exception!(
     blockyard,
     Unavailable,
     BlockyardError,
-    "A tier, device or store is out; there is no memory; or a cache is broken by a bug of Blockyard's own."
+    "A tier, device or store is out, there is no memory, or Blockyard has a bug."
 );
 
-/// What a verb of the binding fails with, before it becomes a Python exception: it holds nothing
-/// of Python's, so that it can be made while detached.
+/// The error of a verb, before it becomes a Python exception. It holds no Python object, so that it
+/// can be made while detached.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Core(Error),
@@ -76,8 +76,8 @@ pub(crate) enum Failure {
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
-    /// One for the rows of a batch that were rejected while the others were served: of the first
-    /// one's kind, with what all of them say.
+    /// One error for all rows of a batch that were rejected while the others were served. It has the
+    /// kind of the first, and the messages of all.
     pub(crate) fn of_rows(mut bad: Vec<Self>, rows: usize) -> Option<Self> {
         if bad.len() <= 1 && rows <= 1 {
             return bad.pop();
@@ -156,7 +156,7 @@ fn from_core(error: &Error) -> PyErr {
             need,
             capacity,
         } => {
-            // What is free or promised does not matter: it never fits.
+            // It never fits, whatever is free or promised.
             let numbers = [
                 ("need", need),
                 ("capacity", capacity),
@@ -181,7 +181,7 @@ fn from_core(error: &Error) -> PyErr {
     }
 }
 
-/// The numbers as attributes, for a scheduler to act on.
+/// Adds the numbers as attributes, for a scheduler to act on.
 fn with(error: PyErr, tier: &str, numbers: &[(&str, u64)], available: i64) -> PyErr {
     Python::attach(|py| {
         let value = error.value(py);

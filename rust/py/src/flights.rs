@@ -153,7 +153,7 @@ struct Named<'py> {
 }
 
 impl<'py> Named<'py> {
-    /// Flights out of a plan, a number, a sequence of either, or an array of numbers.
+    /// Reads flights out of a plan, a number, a sequence of either, or an array of numbers.
     fn all(from: &Bound<'py, PyAny>) -> PyResult<Vec<Self>> {
         if from.is_instance_of::<Plan>() || from.is_instance_of::<PyInt>() {
             return Ok(vec![Self::one(from)?]);
@@ -195,12 +195,12 @@ impl<'py> Named<'py> {
         self.plan.as_ref().map(|plan| &plan.get().0)
     }
 
-    /// The plan's blocks, where it is known.
+    /// The plan's blocks, if the plan was given.
     fn len(&self) -> Option<u32> {
         self.plan().map(|plan| plan.len() as u32)
     }
 
-    /// About how many blocks a batch is of; a number alone may be of any.
+    /// About how many blocks these flights have; a number alone counts as a long flight.
     fn blocks(all: &[Self]) -> usize {
         let len = |named: &Self| named.len().map_or(SHORT + 1, |len| len as usize + 1);
         all.iter().map(len).sum()

@@ -42,8 +42,8 @@ impl Keys {
     }
 }
 
-/// Keys given ready: bytes of 32 each, a buffer of them, or a list of bytes or hex strings; no more
-/// than there are blocks.
+/// Reads keys that the engine has made: a buffer of 32 bytes each, or a list of bytes or hex strings,
+/// no more than `blocks`.
 pub(crate) fn ready_keys(from: &Bound<'_, PyAny>, blocks: u64) -> PyResult<Vec<Key>> {
     if let Ok(buffer) = pyo3::buffer::PyBuffer::<u8>::get(from) {
         let keys = keys_of(from.py(), &buffer)?;

@@ -65,14 +65,14 @@ mod _core {
         Unsupported,
     };
 
-    /// Called in the child after a fork: caches made before it refuse to be used there.
+    /// Marks a fork, in the child: caches that were made before it refuse to be used there.
     #[pyfunction]
     fn _forked() {
         crate::face::forked();
     }
 
-    /// Panics on purpose: in a verb of this cache, while keys are made, or outside of both; a long one
-    /// does it detached. Tests see by it that a panic is contained.
+    /// Panics on purpose, so that tests see that a panic is contained: in a verb of this cache, while
+    /// keys are made, or outside of both. The long ones panic while detached. R2-8
     #[guarded]
     #[pyfunction]
     fn _panic(py: Python<'_>, cache: &Cache, place: &str) -> PyResult<()> {

@@ -1,4 +1,4 @@
-//! `park` takes a sequence off the device; `abandon` gives it up. Begin brings it back.
+//! `park` takes a sequence off the device; `abandon` gives it up. `begin` brings it back.
 
 use crate::arguments::{self, Counts};
 use crate::enter::enter;

@@ -8,7 +8,7 @@ use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
-/// A sequence taken off the device without losing its work.
+/// A sequence that was taken off the device without losing its work.
 #[pyclass(frozen, module = "blockyard", weakref)]
 pub(crate) struct Parked {
     inner: core::Parked,
@@ -47,7 +47,7 @@ impl Parked {
     }
 }
 
-/// As for `Lease`.
+/// In a forked child it gives nothing back: see `Lease`.
 impl Drop for Parked {
     fn drop(&mut self) {
         if self.cache.get().check_sound().is_err() {

@@ -11,7 +11,7 @@ use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-/// What tells a prompt's keys apart besides its tokens.
+/// What decides about a prompt's keys besides its tokens.
 pub(crate) struct Apart<'a, 'py> {
     pub(crate) lora: Option<&'a Bound<'py, PyAny>>,
     pub(crate) salt: Option<&'a Bound<'py, PyAny>>,
@@ -60,7 +60,7 @@ fn one_item(at: usize, item: &Bound<'_, PyAny>, tokens: usize) -> PyResult<Media
     Ok(Media { start, end, id })
 }
 
-/// No item reaches beyond the prompt: what its tokens stand for is known when they are.
+/// Checks that no item reaches beyond the prompt: tokens that come later are never media.
 fn check_within(extras: &Extras, tokens: usize) -> Outcome<()> {
     match extras.media.last() {
         Some(last) if last.end > tokens as u64 => {
@@ -84,7 +84,7 @@ fn text(name: &str, from: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     Err(Failure::misuse(format!("{name} is {}: pass str or bytes", from.get_type())).into())
 }
 
-/// The keys of a prompt, hashed detached when it is long.
+/// Makes the keys of a prompt; a long one is hashed detached.
 pub(crate) fn chain(
     py: Python<'_>,
     cache: &core::Cache,
@@ -109,7 +109,7 @@ pub(crate) fn check_plain(apart: &Apart<'_, '_>) -> Outcome<()> {
 }
 
 impl Cache {
-    /// The keys are of blocks as large as this cache's.
+    /// Checks that the keys are of blocks as large as this cache's.
     pub(crate) fn check_keys(&self, keys: &Chain) -> Outcome<()> {
         if keys.block_size() == self.block_size {
             return Ok(());
@@ -119,7 +119,7 @@ impl Cache {
         Err(Failure::misuse(message))
     }
 
-    /// The keys of a prompt: given, or made of its tokens.
+    /// The keys of a prompt: the given ones, or ones made of its tokens.
     pub(crate) fn prompt(
         &self,
         py: Python<'_>,

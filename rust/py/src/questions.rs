@@ -1,4 +1,4 @@
-//! Questions of a scheduler, and of whoever asks why.
+//! Questions of a scheduler, or of an operator who asks why. They change nothing.
 
 use crate::answers::{Need, Room};
 use crate::arguments;
@@ -10,7 +10,7 @@ use blockyard_core::{Request, Tier, Who};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 
-/// Kind, number, blocks held, promised, and held alone.
+/// Kind, number, blocks held, blocks promised, and blocks held alone.
 type HolderRow = (&'static str, u64, u32, u32, u32);
 
 #[guarded]

@@ -45,7 +45,7 @@ impl Cache {
             return Err(Failure::misuse(message).into());
         }
         let blocks: usize = match &counts {
-            // At most one short block each.
+            // Each row completes at most one short block.
             Counts::All(1) if self.block_size <= 64 => 0,
             _ => rows
                 .map(|row| handles[row].keys_made_by(counts.of(row) as usize))
@@ -53,7 +53,7 @@ impl Cache {
         };
         let appended = hash(py, &self.inner, blocks * self.block_size as usize, || {
             if tokens.len() > handles.len() {
-                // So that a row without memory leaves the others as they are, too.
+                // If there is no memory for one row, the others stay as they are, too.
                 let mut rows = handles.iter().enumerate();
                 rows.try_for_each(|(row, lease)| lease.reserve(counts.of(row) as usize))?;
             }
@@ -208,7 +208,7 @@ impl Cache {
             );
             return Err(Failure::misuse(message).into());
         }
-        // Padding points into the null slot, slot 0.
+        // The padding points into slot 0, which is a null slot.
         for at in 0..len {
             out.set(py, at, places.get(at).copied().unwrap_or(0));
         }
@@ -233,7 +233,7 @@ impl Cache {
 }
 
 impl Cache {
-    /// Writes tables into the caller's array; directly where the yard can be had attached.
+    /// Writes tables into the caller's array: directly, if the yard can be entered while attached.
     fn fill_tables(
         &self,
         py: Python<'_>,

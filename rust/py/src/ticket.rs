@@ -38,7 +38,7 @@ impl Ticket {
     }
 }
 
-/// As for `Lease`.
+/// In a forked child it gives nothing back: see `Lease`.
 impl Drop for Ticket {
     fn drop(&mut self) {
         if self.cache.get().check_sound().is_err() {

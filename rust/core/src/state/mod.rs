@@ -336,11 +336,7 @@ impl State {
 
 fn check(config: &Config) -> Result<()> {
     if config.block_size == 0 {
-        return Err(Error::argument(
-            "block_size",
-            0,
-            "give the tokens per block, 1 or more",
-        ));
+        return Err(Error::argument("block_size", 0, "must be >= 1"));
     }
     if config.groups != 1 {
         return Err(Error::Unsupported {
