@@ -273,7 +273,7 @@ _WORDS = {
 def _word(name: str, given: object, words: tuple[object, ...]) -> None:
     if not any(given is word or (given == word and isinstance(given, str)) for word in words):
         quoted = [f'"{word}"' if isinstance(word, str) else str(word) for word in (given, *words)]
-        raise Misuse(f"{name} = {quoted[0]}: say {' or '.join(quoted[1:])}")
+        raise Misuse(f"{name} = {quoted[0]}: must be one of {', '.join(quoted[1:])}")
 
 
 def _speeds(given: object) -> Speeds:
