@@ -123,11 +123,11 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--model sequential --ranks 2", "--ranks is for --model virtual"),
         ("--model sequential --prefetch 2", "--prefetch is for --model virtual"),
         ("--model sequential --role decode", "--role is for --model virtual"),
-        ("--model sequential --reserve full", "--reserve is for --model virtual"),
-        ("--model sequential --victims least-work", "--victims is for --model virtual"),
+        ("--model sequential --headroom full-length", "--headroom is for --model virtual"),
+        ("--model sequential --victims least-computed", "--victims is for --model virtual"),
         ("--role both", "'both' is not one of 'mixed', 'prefill', 'decode'"),
-        ("--reserve some", "'some' is not one of 'nothing', 'full', 'watermark', 'growing'"),
-        ("--victims first", "'first' is not one of 'last-come', 'least-work'"),
+        ("--headroom some", "'some' is not one of 'none', 'full-length', 'watermark', 'adaptive'"),
+        ("--victims first", "'first' is not one of 'newest', 'least-computed'"),
         ("--model sequential --block-size 32", "leave it out"),
         ("--frobnicate", "No such option"),
         ("one.jsonl two.jsonl", "unexpected extra argument"),
@@ -262,29 +262,31 @@ def test_the_first_run_stands_at_the_top_and_policies_multiply() -> None:
     assert {name: result[name] for name in first} == first
 
 
-def test_reserves_are_compared_in_one_command() -> None:
-    words = "--requests 120 --device-blocks 800 --host-blocks 0 --victims least-work"
-    result = found(*words.split(), "--reserve", "nothing", "--reserve", "full")
+def test_headrooms_are_compared_in_one_command() -> None:
+    words = "--requests 120 --device-blocks 800 --host-blocks 0 --victims least-computed"
+    result = found(*words.split(), "--headroom", "none", "--headroom", "full-length")
     runs = result["runs"]
-    assert [(run["reserve"], run["victims"], run["role"]) for run in runs] == [
-        ("nothing", "least-work", "mixed"),
-        ("full", "least-work", "mixed"),
+    assert [(run["headroom"], run["victims"], run["role"]) for run in runs] == [
+        ("none", "least-computed", "mixed"),
+        ("full-length", "least-computed", "mixed"),
     ]
     assert runs[0]["preempted"]["count"] > runs[1]["preempted"]["count"] == 0
     assert runs[0]["preempted"]["lost"] > runs[1]["preempted"]["lost"] == 0
     assert runs[1]["reservations"]["promised_peak"] > runs[0]["reservations"]["promised_peak"] == 0
     assert runs[0]["output_tokens"] == runs[1]["output_tokens"]
-    table = typed(*words.split(), "--reserve", "nothing", "--reserve", "full", "--quiet").stdout
+    table = typed(
+        *words.split(), "--headroom", "none", "--headroom", "full-length", "--quiet"
+    ).stdout
     assert "tokens computed again" in table
-    assert "nothing            full" in table
+    assert "none     full-length" in table
 
 
 @pytest.mark.parametrize(
-    ("role", "reserve"), [("mixed", "growing"), ("prefill", "nothing"), ("decode", "growing")]
+    ("role", "headroom"), [("mixed", "adaptive"), ("prefill", "none"), ("decode", "adaptive")]
 )
-def test_a_role_has_its_usual_reserve_and_its_own_figures(role: str, reserve: str) -> None:
+def test_a_role_has_its_default_headroom_and_its_own_figures(role: str, headroom: str) -> None:
     result = found("--requests", "40", "--role", role, "--verify")
-    assert (result["role"], result["reserve"], result["requests"]) == (role, reserve, 40)
+    assert (result["role"], result["headroom"], result["requests"]) == (role, headroom, 40)
     assert (result["output_tokens"] == 40) == (role == "prefill")
     assert (result["reservations"]["tickets"] is not None) == (role == "decode")
     assert (result["verified"]["wrong"], result["verified"]["wrong_answers"]) == (0, 0)
@@ -297,7 +299,7 @@ def test_a_role_has_its_usual_reserve_and_its_own_figures(role: str, reserve: st
 
 def test_without_time_there_is_no_scheduler() -> None:
     result = found("--requests", "30", "--model", "sequential")
-    for name in ("role", "reserve", "victims", "preempted", "reservations"):
+    for name in ("role", "headroom", "victims", "preempted", "reservations"):
         assert result[name] is None
 
 

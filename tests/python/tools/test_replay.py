@@ -210,7 +210,7 @@ def test_prompts_are_computed_in_the_order_in_which_they_came(
     monkeypatch.setattr(VirtualEngine, "submit", watched)
     # The first two end at once, and others sit in their seats.
     trace = asked([(0, 64, 1)] * 2 + [(0, 2_048, 2)] * 3)
-    run(setup_of(trace, token_budget=256), trace, quiet)
+    run(setup_of(trace, max_num_batched_tokens=256), trace, quiet)
     assert served == sorted(served)
     assert set(served) == set(range(5))
 
@@ -280,8 +280,8 @@ def test_prompts_without_an_answer_are_computed_and_end() -> None:
 
 
 def test_prefetch_brings_prefixes_up_before_their_turn(trace: Trace) -> None:
-    late = run(setup_of(trace, max_running=2), trace, quiet)
-    early = run(setup_of(trace, max_running=2, prefetch=4), trace, quiet)
+    late = run(setup_of(trace, max_num_seqs=2), trace, quiet)
+    early = run(setup_of(trace, max_num_seqs=2, prefetch=4), trace, quiet)
     assert early.waits is not None
     assert late.waits is not None
     assert early.waits.loading < late.waits.loading
@@ -508,17 +508,17 @@ def squeezed(trace: Trace, **changes: Any) -> Setup:
     return setup_of(trace, **{"device_blocks": 220, "host_blocks": 0} | changes)
 
 
-RESERVES = ("nothing", "watermark", "growing", "full")
+HEADROOMS = ("none", "watermark", "adaptive", "full-length")
 
 
 @pytest.mark.parametrize("host", [0, 300])
-@pytest.mark.parametrize("victims", ["last-come", "least-work"])
-@pytest.mark.parametrize("reserve", RESERVES)
+@pytest.mark.parametrize("victims", ["newest", "least-computed"])
+@pytest.mark.parametrize("headroom", HEADROOMS)
 def test_whoever_is_preempted_gives_all_its_tokens_and_finds_its_own_bytes(
-    reserve: Any, victims: Any, host: int
+    headroom: Any, victims: Any, host: int
 ) -> None:
     trace = decoding()
-    setup = squeezed(trace, reserve=reserve, victims=victims, host_blocks=host, verify=True)
+    setup = squeezed(trace, headroom=headroom, victims=victims, host_blocks=host, verify=True)
     result = run(setup, trace, quiet)
     assert (result.requests, result.complete, result.audit) == (60, True, "ok")
     assert result.output_tokens == trace.output_length.sum()
@@ -527,7 +527,7 @@ def test_whoever_is_preempted_gives_all_its_tokens_and_finds_its_own_bytes(
     assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
     gone = result.preempted
     assert gone is not None
-    assert (gone.count > 0) == (reserve != "full")
+    assert (gone.count > 0) == (headroom != "full-length")
     assert result.series is not None
     assert sum(result.series.preempted) == gone.count
     assert gone.requests <= gone.count
@@ -537,7 +537,7 @@ def test_whoever_is_preempted_gives_all_its_tokens_and_finds_its_own_bytes(
     assert gone.lost <= gone.found + gone.recomputed + 16 * gone.count
     if host:
         assert gone.recomputed == 0
-        assert reserve == "full" or 0 < gone.relieved < gone.kept
+        assert headroom == "full-length" or 0 < gone.relieved < gone.kept
     assert 0 <= gone.share < 1
     assert (gone.away_ms.max > 0) == (gone.count > 0)
     assert modelled(result) == modelled(run(dataclasses.replace(setup, verify=False), trace, quiet))
@@ -546,35 +546,37 @@ def test_whoever_is_preempted_gives_all_its_tokens_and_finds_its_own_bytes(
 def test_the_more_is_reserved_the_less_is_preempted_and_computed_again() -> None:
     trace = decoding()
     gone = {}
-    for reserve in RESERVES:
-        result = run(squeezed(trace, reserve=reserve), trace, quiet)
+    for headroom in HEADROOMS:
+        result = run(squeezed(trace, headroom=headroom), trace, quiet)
         assert result.preempted is not None
-        gone[reserve] = result.preempted
-        assert (result.reserve, result.role, result.victims) == (reserve, "mixed", "last-come")
-    assert gone["nothing"].count >= gone["watermark"].count > gone["full"].count == 0
-    assert gone["nothing"].recomputed > gone["growing"].recomputed > gone["full"].recomputed == 0
+        gone[headroom] = result.preempted
+        assert (result.headroom, result.role, result.victims) == (headroom, "mixed", "newest")
+    assert gone["none"].count >= gone["watermark"].count > gone["full-length"].count == 0
+    assert (
+        gone["none"].recomputed > gone["adaptive"].recomputed > gone["full-length"].recomputed == 0
+    )
 
 
 def test_what_is_promised_is_what_the_policy_promises() -> None:
     trace = decoding(20)
     kept = {}
-    for reserve in RESERVES:
-        found = run(squeezed(trace, reserve=reserve), trace, quiet).reservations
+    for headroom in HEADROOMS:
+        found = run(squeezed(trace, headroom=headroom), trace, quiet).reservations
         assert found is not None
         assert found.tickets is None
-        kept[reserve] = found
-    assert kept["nothing"].promised_peak == 0
+        kept[headroom] = found
+    assert kept["none"].promised_peak == 0
     assert (kept["watermark"].headroom_peak, kept["watermark"].promised_peak) == (2, 2)
-    assert kept["growing"].headroom_peak == kept["growing"].promised_peak > 2
-    assert kept["growing"].headroom == pytest.approx(kept["growing"].promised)
-    assert kept["full"].headroom_peak == 0
-    assert 0 < kept["full"].promised < kept["full"].promised_peak <= 220
+    assert kept["adaptive"].headroom_peak == kept["adaptive"].promised_peak > 2
+    assert kept["adaptive"].headroom == pytest.approx(kept["adaptive"].promised)
+    assert kept["full-length"].headroom_peak == 0
+    assert 0 < kept["full-length"].promised < kept["full-length"].promised_peak <= 220
 
 
 def test_two_who_need_the_whole_device_and_are_preempted_both_end() -> None:
     # Each fits alone, with its last token.
     trace = asked([(0, 64, 1_536), (0, 64, 1_536), (0, 1_500, 100)])
-    result = run(squeezed(trace, device_blocks=100, reserve="nothing", verify=True), trace, quiet)
+    result = run(squeezed(trace, device_blocks=100, headroom="none", verify=True), trace, quiet)
     assert (result.requests, result.output_tokens) == (3, 2 * 1_536 + 100)
     assert result.verified is not None
     assert result.verified.wrong == 0
@@ -582,14 +584,14 @@ def test_two_who_need_the_whole_device_and_are_preempted_both_end() -> None:
 
 def test_a_gap_between_tokens_spans_the_time_that_somebody_was_away() -> None:
     trace = decoding()
-    result = run(squeezed(trace, reserve="nothing"), trace, quiet)
-    calm = run(squeezed(trace, reserve="full"), trace, quiet)
+    result = run(squeezed(trace, headroom="none"), trace, quiet)
+    calm = run(squeezed(trace, headroom="full-length"), trace, quiet)
     assert result.itl_ms is not None
     assert calm.itl_ms is not None
     assert result.preempted is not None
     assert result.itl_ms.max >= result.preempted.away_ms.max > 10 * calm.itl_ms.max
     # Every token but each first one has a gap, whoever was preempted.
-    replay = opened(squeezed(trace, reserve="nothing", verify=True), trace)
+    replay = opened(squeezed(trace, headroom="none", verify=True), trace)
     replay.run(quiet)
     replay.hands.close()
     assert sum(rows for _, rows in replay.tally.gaps) == trace.output_length.sum() - len(trace)
@@ -597,7 +599,7 @@ def test_a_gap_between_tokens_spans_the_time_that_somebody_was_away() -> None:
 
 
 def test_a_prefill_engine_gives_first_tokens_and_no_others(trace: Trace) -> None:
-    result = run(setup_of(trace, role="prefill", reserve="nothing", verify=True), trace, quiet)
+    result = run(setup_of(trace, role="prefill", headroom="none", verify=True), trace, quiet)
     assert (result.requests, result.output_tokens, result.role) == (150, 150, "prefill")
     assert result.input_tokens == trace.input_length.sum()
     assert result.ttft_ms is not None
@@ -614,7 +616,7 @@ def test_a_prefill_engine_gives_first_tokens_and_no_others(trace: Trace) -> None
 
 def test_a_decode_engine_computes_no_prompt_and_waits_for_room_and_for_the_link() -> None:
     trace = asked([(0, 3_200, 50)] * 3)
-    setup = squeezed(trace, device_blocks=450, role="decode", reserve="full", verify=True)
+    setup = squeezed(trace, device_blocks=450, role="decode", headroom="full-length", verify=True)
     result = run(setup, trace, quiet)
     assert (result.requests, result.output_tokens) == (3, 150)
     assert result.verified is not None
@@ -648,15 +650,15 @@ def test_what_a_decode_engine_has_already_is_not_sent_again() -> None:
     assert result.hit_ratio > 0.6
 
 
-@pytest.mark.parametrize("reserve", RESERVES)
-def test_a_squeezed_decode_engine_ends_every_request(reserve: Any) -> None:
+@pytest.mark.parametrize("headroom", HEADROOMS)
+def test_a_squeezed_decode_engine_ends_every_request(headroom: Any) -> None:
     trace = decoding()
-    result = run(squeezed(trace, role="decode", reserve=reserve, verify=True), trace, quiet)
+    result = run(squeezed(trace, role="decode", headroom=headroom, verify=True), trace, quiet)
     assert (result.requests, result.output_tokens) == (60, trace.output_length.sum())
     assert result.verified is not None
     assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
     assert result.preempted is not None
-    assert (result.preempted.count > 0) == (reserve != "full")
+    assert (result.preempted.count > 0) == (headroom != "full-length")
     assert result.audit == "ok"
 
 
@@ -692,7 +694,7 @@ def test_a_byte_that_spoils_while_somebody_is_away_is_seen(
 
     monkeypatch.setattr(Witness, "starts", spoiled)
     trace = decoding()
-    result = run(squeezed(trace, reserve="nothing", verify=True), trace, quiet)
+    result = run(squeezed(trace, headroom="none", verify=True), trace, quiet)
     assert result.verified is not None
     assert result.verified.wrong > 0
 

@@ -51,7 +51,7 @@ def result(model: str = "virtual", policies: int = 2) -> Result:
             block_size=16,
             device_blocks=DEVICE,
             host_blocks=2000,
-            reserve="watermark",
+            headroom="watermark",
             write_policy=write_policy,
             verify=model == "virtual",
         )
@@ -66,8 +66,8 @@ def result(model: str = "virtual", policies: int = 2) -> Result:
         trace_requests=60,
         block_size=16,
         block_bytes=first.block_bytes,
-        token_budget=first.token_budget,
-        max_running=first.max_running,
+        max_num_batched_tokens=first.max_num_batched_tokens,
+        max_num_seqs=first.max_num_seqs,
         prefetch=0,
         gate=True,
         seed=5,
@@ -224,7 +224,7 @@ def test_without_time_and_with_an_end_cut_short_it_says_so(tmp_path: Path) -> No
     assert "interrupted after 7 of 60 requests" in dom
     assert "audit: INV-2: &lt;b&gt;no" in dom
     assert drawn == {}
-    assert "repeat --policy, --write-policy, --preempt or --reserve" in dom
+    assert "repeat --policy, --write-policy, --preempt-mode or --headroom" in dom
 
 
 def keys_script() -> ModuleType:

@@ -39,7 +39,7 @@ class Arrivals:
         self.times: list[float] = ((trace.arrival - trace.arrival[:1]) / 1000.0).tolist()
         self._tokens = tokens
         self._scheduler = scheduler
-        self._places = setup.max_running
+        self._places = setup.max_num_seqs
         self._answers = setup.answers(trace)
         self._taken = 0
         self.refused = 0
@@ -108,7 +108,7 @@ class Transfers(Arrivals):
         tokens: What they say.
         scheduler: Whose line.
         cache: Whose room.
-        reserve: The scheduler's.
+        headroom: The scheduler's policy.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class Transfers(Arrivals):
         tokens: Tokens,
         scheduler: Scheduler,
         cache: KVCache,
-        reserve: HeadroomPolicy,
+        headroom: HeadroomPolicy,
     ) -> None:
         super().__init__(setup, trace, tokens, scheduler)
         self._cache = cache
-        self._reserve = reserve
+        self._headroom = headroom
         self._size = setup.block_size
         machine = setup.roofline.machine
         self._link = Queue(
@@ -130,7 +130,7 @@ class Transfers(Arrivals):
         )
         self._air: deque[_Sent] = deque()
         self._first: tuple[int, Keys] | None = None
-        self.tickets = Reservations(cache, reserves={"decode": reserve})
+        self.tickets = Reservations(cache, reserves={"decode": headroom})
         self.granted = 0
         """Tickets given."""
         self.blocks = 0
@@ -185,7 +185,7 @@ class Transfers(Arrivals):
         try:
             promise = self.tickets.open(
                 request,
-                self._blocks(keys.tokens + min(self._reserve.promise(most - 1), most - 1)),
+                self._blocks(keys.tokens + min(self._headroom.promise(most - 1), most - 1)),
                 deadline=_tick(lands),
                 running=self._scheduler.running,
             )

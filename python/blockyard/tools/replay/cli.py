@@ -86,21 +86,21 @@ def _number(
     help="What the engine does: whole requests, or their prompts or answers alone.",
 )
 @click.option(
-    "--preempt",
+    "--preempt-mode",
     type=click.Choice(get_args(PreemptMode)),
     multiple=True,
     help="What a victim keeps; park where there is a host. Repeat it to compare.",
 )
 @click.option(
-    "--reserve",
+    "--headroom",
     type=click.Choice(get_args(HeadroomName)),
     multiple=True,
-    help="Room kept for growth; growing, or nothing for a prefill engine. Repeat it to compare.",
+    help="Room kept for growth; adaptive, or none for a prefill engine. Repeat it to compare.",
 )
 @click.option(
     "--victims",
     type=click.Choice(get_args(VictimsName)),
-    default="last-come",
+    default="newest",
     help="Who is preempted when that was too little.",
 )
 @click.option(
@@ -120,8 +120,8 @@ def _number(
     "--set", "figures", multiple=True, metavar="FIGURE=VALUE", help="Another figure for the preset."
 )
 @_number("--ranks", 1, 1024, None, "GPUs that share the model; by default the preset's.")
-@_number("--token-budget", 1, 10**6, 8192, "Most tokens that a step computes.")
-@_number("--max-running", 1, 4096, 256, "Most requests that run at once.")
+@_number("--max-num-batched-tokens", 1, 10**6, 8192, "Most tokens that a step computes.")
+@_number("--max-num-seqs", 1, 4096, 256, "Most requests that run at once.")
 @_number("--prefetch", 0, 4096, 0, "Requests in line whose prefix is brought up early.")
 @click.option("--verify", is_flag=True, help="Moves real bytes, and checks every block.")
 @click.option(
@@ -208,8 +208,8 @@ def _result(setup: Setup, trace: Trace, command: str, runs: Sequence[Run]) -> Re
         trace_requests=len(trace),
         block_size=setup.block_size,
         block_bytes=setup.block_bytes,
-        token_budget=setup.token_budget,
-        max_running=setup.max_running,
+        max_num_batched_tokens=setup.max_num_batched_tokens,
+        max_num_seqs=setup.max_num_seqs,
         prefetch=setup.prefetch,
         gate=setup.gate,
         seed=setup.seed,

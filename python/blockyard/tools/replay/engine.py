@@ -33,9 +33,9 @@ class VirtualEngine:
         self._prompts = trace.input_length
         self._answers = setup.answers(trace)
         self._came_computed = setup.role == "decode"
-        self._request = np.zeros(setup.max_running, np.int64)
-        self._known = np.zeros(setup.max_running, np.int64)
-        self._computed = np.zeros(setup.max_running, np.int64)
+        self._request = np.zeros(setup.max_num_seqs, np.int64)
+        self._known = np.zeros(setup.max_num_seqs, np.int64)
+        self._computed = np.zeros(setup.max_num_seqs, np.int64)
         self._air: deque[Step] = deque()
         self.before: dict[int, int] = {}
         """Of who was preempted: tokens that were computed before."""

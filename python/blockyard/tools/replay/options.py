@@ -9,10 +9,17 @@ from typing import Literal, TypedDict
 
 from blockyard._core import Misuse, Unavailable
 from blockyard.crane.devices import DeviceName, device
-from blockyard.scheduling.headroom import Role
+from blockyard.scheduling.headroom import Role, default_headroom
 from blockyard.tools.replay.hardware import Roofline, preset
 from blockyard.tools.replay.memory import scaled
-from blockyard.tools.replay.setup import HeadroomName, Setup, VictimsName, roomy, squeezed
+from blockyard.tools.replay.setup import (
+    HEADROOMS,
+    HeadroomName,
+    Setup,
+    VictimsName,
+    roomy,
+    squeezed,
+)
 from blockyard.tools.replay.terminal import size
 from blockyard.tools.replay.trace import Trace, read
 from blockyard.tools.replay.workload import WORKLOADS, WorkloadName, generate
@@ -26,13 +33,6 @@ MOST_BLOCKS = 10**9
 
 Policy = Literal["recency", "heap", "optimum"]
 WritePolicy = Literal["on-evict", "through", "second-touch"]
-
-_USUAL: dict[Role, tuple[HeadroomName]] = {
-    "mixed": ("growing",),
-    "prefill": ("nothing",),
-    "decode": ("growing",),
-}
-"""As `blockyard.scheduling.headroom.usual`."""
 
 
 class Asked(TypedDict):
@@ -53,16 +53,16 @@ class Asked(TypedDict):
     policy: tuple[Policy, ...]
     write_policy: tuple[WritePolicy, ...]
     role: Role
-    preempt: tuple[PreemptMode, ...]
-    reserve: tuple[HeadroomName, ...]
+    preempt_mode: tuple[PreemptMode, ...]
+    headroom: tuple[HeadroomName, ...]
     victims: VictimsName
     loads: Literal["gated", "all"]
     model: Literal["virtual", "sequential"]
     preset: str
     figures: tuple[str, ...]
     ranks: int | None
-    token_budget: int
-    max_running: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
     prefetch: int
     verify: bool
     device: DeviceName
@@ -122,9 +122,9 @@ def _check_sequential(asked: Asked) -> None:
         "--prefetch": asked["prefetch"],
         "--ranks": (asked["ranks"] or 1) > 1,
         "--role": asked["role"] != "mixed",
-        "--preempt": asked["preempt"],
-        "--reserve": asked["reserve"],
-        "--victims": asked["victims"] != "last-come",
+        "--preempt-mode": asked["preempt_mode"],
+        "--headroom": asked["headroom"],
+        "--victims": asked["victims"] != "newest",
     }
     for option, given in idle.items():
         if given:
@@ -189,8 +189,8 @@ def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
         seed=asked["seed"],
         verify=asked["verify"],
         device=asked["device"],
-        token_budget=asked["token_budget"],
-        max_running=asked["max_running"],
+        max_num_batched_tokens=asked["max_num_batched_tokens"],
+        max_num_seqs=asked["max_num_seqs"],
         prefetch=asked["prefetch"],
         gate=asked["loads"] == "gated",
     )
@@ -202,9 +202,9 @@ def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
         )
     blocks, host = _sizes(asked, first, trace)
     _check_memory(blocks, host, first)
-    ways = dict.fromkeys(asked["preempt"]) or (["park"] if host else ["recompute"])
-    if not host and asked["preempt"] and list(ways) != ["recompute"]:
-        raise Misuse(f"--preempt {next(iter(ways))} needs a host: give one, or leave it out")
+    modes = dict.fromkeys(asked["preempt_mode"]) or (["park"] if host else ["recompute"])
+    if not host and asked["preempt_mode"] and list(modes) != ["recompute"]:
+        raise Misuse(f"--preempt-mode {next(iter(modes))} needs a host: give one, or leave it out")
     return [
         replace(
             first,
@@ -212,16 +212,21 @@ def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
             host_blocks=host,
             policy=policy,
             write_policy=write_policy,
-            preempt=way,
-            reserve=reserve,
+            preempt_mode=mode,
+            headroom=headroom,
         )
-        for policy, write_policy, way, reserve in product(
+        for policy, write_policy, mode, headroom in product(
             dict.fromkeys(asked["policy"]),
             dict.fromkeys(asked["write_policy"]),
-            ways,
-            dict.fromkeys(asked["reserve"]) or _USUAL[asked["role"]],
+            modes,
+            dict.fromkeys(asked["headroom"]) or [_default_headroom(asked["role"])],
         )
     ]
+
+
+def _default_headroom(role: Role) -> HeadroomName:
+    policy = type(default_headroom(role))
+    return next(name for name, one in HEADROOMS.items() if one is policy)
 
 
 def _sizes(asked: Asked, setup: Setup, trace: Trace) -> tuple[int, int]:

@@ -36,7 +36,7 @@ function size(bytes) {
 
 const blocks = (number) => size(number * result.block_bytes);
 const ms = (value) => duration(value / 1e3);
-const named = (run) => [run.policy, run.write_policy, run.reserve, run.preempt].filter(Boolean).join(", ");
+const named = (run) => [run.policy, run.write_policy, run.headroom, run.preempt_mode].filter(Boolean).join(", ");
 
 // ---- elements ----
 
@@ -270,7 +270,7 @@ function distribution(id, of, unitless) {
 
 function compare() {
   at("hint").hidden = runs.length > 1;
-  at("hint").textContent = "One run only: repeat --policy, --write-policy, --preempt or --reserve, and the runs stand here side by side.";
+  at("hint").textContent = "One run only: repeat --policy, --write-policy, --preempt-mode or --headroom, and the runs stand here side by side.";
   at("compare").querySelector(".grid").hidden = runs.length < 2;
   const twoTiers = runs.some((run) => run.host_blocks);
   at("by-moved").parentElement.hidden = !twoTiers;
@@ -338,7 +338,7 @@ function compare() {
   ];
   const heading = add(add(at("table"), "thead"), "tr");
   add(heading, "th", "");
-  for (const run of runs) add(heading, "th", [run.policy, run.write_policy, run.reserve, run.preempt].filter(Boolean).join("\n"), { scope: "col" });
+  for (const run of runs) add(heading, "th", [run.policy, run.write_policy, run.headroom, run.preempt_mode].filter(Boolean).join("\n"), { scope: "col" });
   const body = add(at("table"), "tbody");
   let part;
   for (const [name, of] of rows) {
@@ -372,8 +372,8 @@ function settings() {
   const engine = [
     ["Role", main.role],
     ["Victims", main.victims],
-    ["Most tokens in a step", count(result.token_budget)],
-    ["Most requests that run", count(result.max_running)],
+    ["Most tokens in a step", count(result.max_num_batched_tokens)],
+    ["Most requests that run", count(result.max_num_seqs)],
     ["Requests in line that are prefetched", count(result.prefetch)],
     ["Loads", result.gate ? "where that beats computing" : "always"],
     ["Real bytes", main.verified ? `${count(main.verified.block_bytes)} per block and rank` : "none"],

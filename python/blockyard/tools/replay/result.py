@@ -20,7 +20,7 @@ __all__ = [
     "Waits",
 ]
 
-FORMAT = 2
+FORMAT = 3
 """Changes when a key changes its meaning or goes."""
 
 
@@ -192,14 +192,14 @@ class Run(Struct, frozen=True, kw_only=True):
         str | None,
         Meta(description="mixed, prefill or decode; null with model sequential"),
     ]
-    reserve: Annotated[
+    headroom: Annotated[
         str | None,
-        Meta(description="room kept for growth: nothing, full, watermark, growing; null likewise"),
+        Meta(description="growth room: none, full-length, watermark, adaptive; null likewise"),
     ]
     victims: Annotated[
-        str | None, Meta(description="who is preempted: last-come, least-work; null likewise")
+        str | None, Meta(description="who is preempted: newest, least-computed; null likewise")
     ]
-    preempt: Annotated[
+    preempt_mode: Annotated[
         str | None,
         Meta(description="what a victim keeps: park, full-blocks, recompute; null likewise"),
     ]
@@ -274,8 +274,8 @@ class Result(Struct, frozen=True, kw_only=True):
     block_bytes: Annotated[
         int, Meta(description="bytes of a block in the modelled layout, all ranks")
     ]
-    token_budget: Annotated[int, Meta(description="most tokens computed in one step")]
-    max_running: Annotated[int, Meta(description="most requests that run at once")]
+    max_num_batched_tokens: Annotated[int, Meta(description="most tokens computed in one step")]
+    max_num_seqs: Annotated[int, Meta(description="most requests that run at once")]
     prefetch: Annotated[
         int, Meta(description="requests in line whose prefix is brought up ahead of their turn")
     ]

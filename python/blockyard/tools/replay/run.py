@@ -7,13 +7,7 @@ from typing import Final, cast
 from blockyard._core import Unavailable
 from blockyard.crane.devices import device
 from blockyard.scheduling.engine import Start, Step
-from blockyard.scheduling.headroom import (
-    Adaptive,
-    FullLength,
-    HeadroomPolicy,
-    NoHeadroom,
-    Watermark,
-)
+from blockyard.scheduling.headroom import HeadroomPolicy, Watermark
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.victims import LeastComputed, Newest
@@ -24,7 +18,7 @@ from blockyard.tools.replay.counters import Levels, Tally
 from blockyard.tools.replay.engine import VirtualEngine
 from blockyard.tools.replay.memory import BookHands, Hands, ProcessHands, RealHands, scaled
 from blockyard.tools.replay.result import Run
-from blockyard.tools.replay.setup import Progress, Setup
+from blockyard.tools.replay.setup import HEADROOMS, Progress, Setup
 from blockyard.tools.replay.tables import Tables
 from blockyard.tools.replay.tokens import Tokens
 from blockyard.tools.replay.trace import Trace
@@ -83,16 +77,9 @@ def _config(setup: Setup) -> Config:
     )
 
 
-def _reserve(setup: Setup) -> HeadroomPolicy:
-    match setup.reserve:
-        case "nothing":
-            return NoHeadroom()
-        case "full":
-            return FullLength()
-        case "watermark":
-            return Watermark(max(1, setup.device_blocks // 100))
-        case "growing":
-            return Adaptive()
+def _headroom(setup: Setup) -> HeadroomPolicy:
+    policy = HEADROOMS[setup.headroom]
+    return Watermark(max(1, setup.device_blocks // 100)) if policy is Watermark else policy()
 
 
 class _Replay:
@@ -116,22 +103,22 @@ class _Replay:
             machine.link_latency,
         )
         decodes = setup.role == "decode"
-        reserve = _reserve(setup)
+        headroom = _headroom(setup)
         self.scheduler = Scheduler(
             cache,
-            seats=setup.max_running,
+            seats=setup.max_num_seqs,
             # A prompt that came computed takes nothing of it.
-            budget=_UNBOUNDED if decodes else setup.token_budget,
+            budget=_UNBOUNDED if decodes else setup.max_num_batched_tokens,
             role=setup.role,
-            reserve=reserve,
-            preempt=setup.preempt,
-            victims=LeastComputed() if setup.victims == "least-work" else Newest(),
+            reserve=headroom,
+            preempt=setup.preempt_mode,
+            victims=LeastComputed() if setup.victims == "least-computed" else Newest(),
             stops="in-order",
             prefetch=setup.prefetch,
         )
         tokens = Tokens(trace, setup.seed)
         self.arrivals = (
-            Transfers(setup, trace, tokens, self.scheduler, cache, reserve)
+            Transfers(setup, trace, tokens, self.scheduler, cache, headroom)
             if decodes
             else Arrivals(setup, trace, tokens, self.scheduler)
         )
@@ -140,9 +127,9 @@ class _Replay:
         longest = int((trace.input_length + trace.output_length).max(initial=1))
         self.tables = Tables(
             cache,
-            rows=setup.max_running,
+            rows=setup.max_num_seqs,
             columns=min(columns, -(-longest // setup.block_size) + 1),
-            tokens=setup.token_budget + setup.max_running,
+            tokens=setup.max_num_batched_tokens + setup.max_num_seqs,
         )
         self.witness = Witness(cache, hands, tokens, setup.answers(trace)) if setup.verify else None
         self.sent: dict[int, float] = {}

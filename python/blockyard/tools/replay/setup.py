@@ -7,15 +7,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard.crane.devices import DeviceName
-from blockyard.scheduling.headroom import Role
+from blockyard.scheduling.headroom import (
+    Adaptive,
+    FullLength,
+    HeadroomPolicy,
+    NoHeadroom,
+    Role,
+    Watermark,
+)
 from blockyard.tools.replay.hardware import Roofline
 from blockyard.tools.replay.trace import Trace
 from blockyard.yard.parking import PreemptMode
 
-__all__ = ["HeadroomName", "Progress", "Setup", "VictimsName", "roomy", "squeezed"]
+__all__ = ["HEADROOMS", "HeadroomName", "Progress", "Setup", "VictimsName", "roomy", "squeezed"]
 
-HeadroomName = Literal["nothing", "full", "watermark", "growing"]
-VictimsName = Literal["last-come", "least-work"]
+HeadroomName = Literal["none", "full-length", "watermark", "adaptive"]
+HEADROOMS: Final[dict[HeadroomName, type[HeadroomPolicy]]] = {
+    "none": NoHeadroom,
+    "full-length": FullLength,
+    "watermark": Watermark,
+    "adaptive": Adaptive,
+}
+VictimsName = Literal["newest", "least-computed"]
 
 _HOST_MULTIPLE: Final = 4
 """Host blocks per device block where nobody says: to 55 GB beside the weights, 220 GB of a host."""
@@ -57,20 +70,20 @@ class Setup:
     write_policy: Literal["on-evict", "through", "second-touch"] = "on-evict"
     role: Role = "mixed"
     """What the engine does: whole requests, or their first tokens, or the others."""
-    reserve: HeadroomName = "growing"
+    headroom: HeadroomName = "adaptive"
     """How much room the running batch keeps for its growth."""
-    preempt: PreemptMode = "park"
+    preempt_mode: PreemptMode = "park"
     """What becomes of a victim's KV."""
-    victims: VictimsName = "last-come"
+    victims: VictimsName = "newest"
     """Who is preempted."""
     seed: int = 0
     verify: bool = False
     """Whether every block carries real bytes, checked whenever it is used again."""
     device: DeviceName = "memory"
     """Whose memory has these bytes."""
-    token_budget: int = 8192
+    max_num_batched_tokens: int = 8192
     """Most tokens computed in one step."""
-    max_running: int = 256
+    max_num_seqs: int = 256
     """Seats: most requests that run at once."""
     prefetch: int = 0
     """How many requests in line have their prefix brought up ahead of their turn."""

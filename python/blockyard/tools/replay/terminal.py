@@ -92,7 +92,7 @@ class Watch:
 
     def begin(self, setup: Setup) -> Callable[[Progress], None]:
         """A run begins; what it returns is to be told how it goes."""
-        choices = (setup.reserve, setup.preempt) if setup.model == "virtual" else ()
+        choices = (setup.headroom, setup.preempt_mode) if setup.model == "virtual" else ()
         name = ", ".join((setup.policy, setup.write_policy, *choices))
         if self._bar is None:
             self._say(
@@ -295,7 +295,7 @@ def _table(runs: Sequence[Run]) -> Table:
     table.add_column("", no_wrap=True, min_width=_NAME - 2)
     for run in runs:
         heading = Text(
-            "\n".join(filter(None, (run.policy, run.write_policy, run.reserve, run.preempt)))
+            "\n".join(filter(None, (run.policy, run.write_policy, run.headroom, run.preempt_mode)))
         )
         table.add_column(heading, justify="right", min_width=_COLUMN - 2)
     for part, rows in _PARTS.items():
