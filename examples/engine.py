@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import blockyard as by
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.engines.model import Batch, Model
+from blockyard.engines.model import Model, ModelInput
 from blockyard.engines.weights import ModelConfig
 from blockyard.scheduling.engine import Ack, Output, Step
 from blockyard.scheduling.headroom import NoHeadroom
@@ -71,7 +71,7 @@ class Engine:
         # Who decodes samples always; of a prompt the last chunk alone does.
         samples = np.array([last == len(row) for row, _, last in spans])
         wanted = np.cumsum(step.counts)[samples] - 1
-        batch = Batch(tokens, positions, slots, tables, step.counts)
+        batch = ModelInput(tokens, positions, slots, tables, step.counts)
         sampled = self._model.forward(batch, self._kv, wanted).argmax(axis=1).astype(np.uint32)
         for seat, token in zip(seats[samples].tolist(), sampled.tolist(), strict=True):
             self._seats[seat].append(token)

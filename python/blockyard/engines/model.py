@@ -20,7 +20,7 @@ from blockyard.engines.exact import check, product, weight
 from blockyard.engines.weights import PAGE, Floats, ModelConfig, rotations, weights
 from blockyard.shared.layout import Order, natural
 
-__all__ = ["Batch", "Gather", "Model"]
+__all__ = ["Gather", "Model", "ModelInput"]
 
 _WIDE: Final = 128
 """Most columns of a product with the vocabulary: as `exact` has it of rows."""
@@ -32,7 +32,7 @@ Gather = Callable[[Floats], Floats]
 """Partial sums of this rank's shards in, those of all out: shape (shards, rows, hidden)."""
 
 
-class Batch(NamedTuple):
+class ModelInput(NamedTuple):
     """Rows of tokens to compute: sequence after sequence, each with consecutive positions."""
 
     tokens: Ints
@@ -68,7 +68,7 @@ class Model:
         >>> model = Model(ModelConfig())
         >>> kv = model.view(MemoryTier(model.config.layout(), 4, name="device"))
         >>> rows = np.arange(3)
-        >>> batch = Batch(rows + 7, rows, 16 + rows, np.array([[1]], np.int32), np.array([3]))
+        >>> batch = ModelInput(rows + 7, rows, 16 + rows, np.array([[1]], np.int32), np.array([3]))
         >>> model.forward(batch, kv, np.array([2])).shape
         (1, 512)
     """
@@ -145,7 +145,7 @@ class Model:
         return floats
 
     def forward(
-        self, batch: Batch, kv: Floats, rows: Ints | None = None, gather: Gather | None = None
+        self, batch: ModelInput, kv: Floats, rows: Ints | None = None, gather: Gather | None = None
     ) -> Floats:
         """Computes tokens: writes their KV, and says what comes next.
 
@@ -223,7 +223,7 @@ class Model:
         cosines, sines = self.xp.asarray(self._rotations[:, positions])
         return cosines, sines
 
-    def _groups(self, batch: Batch, size: int) -> Iterator["_Group"]:
+    def _groups(self, batch: ModelInput, size: int) -> Iterator["_Group"]:
         """Rows that attend together. Which ones do is for speed alone."""
         ends = np.cumsum(batch.counts)
         alone = np.flatnonzero(batch.counts == 1)

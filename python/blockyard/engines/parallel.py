@@ -15,7 +15,7 @@ from blockyard._core import Misuse, Unavailable
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.engines.model import Model
-from blockyard.engines.rank import Rank, Said, Work
+from blockyard.engines.rank import Rank, RankStep, SampledTokens
 from blockyard.engines.sampling import Sampling
 from blockyard.engines.weights import Floats, ModelConfig
 from blockyard.shared.layout import Hello
@@ -69,7 +69,7 @@ class Ranks:
             MemoryTier(layout, 1, name="device"),
             sampling=self.sampling,
         )
-        self._said: list[deque[Said]] = [deque() for _ in range(layout.ranks)]
+        self._said: list[deque[SampledTokens]] = [deque() for _ in range(layout.ranks)]
         self._answers: list[deque[Any]] = [deque() for _ in range(layout.ranks)]
         self._outcomes: list[Outcome] = []
         self._ranks: list[tuple[Any, Connection]] = []
@@ -115,11 +115,11 @@ class Ranks:
 
     # -- as one rank -------------------------------------------------------------------------
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: RankStep) -> None:
         """Takes a step; the ranks compute it at once."""
         self._tell("begin", work)
 
-    def finish(self) -> Said | None:
+    def finish(self) -> SampledTokens | None:
         """What the oldest step has sampled; None while a rank has not computed it. Never waits."""
         self._hear()
         if not all(self._said):

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from blockyard._core import Misuse
 from blockyard.crane.tiers import Tier
-from blockyard.engines.model import Batch, Gather, Model
+from blockyard.engines.model import Gather, Model, ModelInput
 from blockyard.engines.sampling import Sampling
 
-__all__ = ["Bound", "Rank", "Said", "Work"]
+__all__ = ["Rank", "RankStart", "RankStep", "SampledTokens"]
 
 
-class Bound(NamedTuple):
+class RankStart(NamedTuple):
     """A seat that is bound anew."""
 
     seat: int
@@ -26,13 +26,13 @@ class Bound(NamedTuple):
     """Shape (tokens,)."""
 
 
-class Work(NamedTuple):
+class RankStep(NamedTuple):
     """A step as plain values, with its tables as they were when it was submitted."""
 
     number: int
     stops: list[tuple[int, int]]
     """Seat and epoch of each."""
-    starts: list[Bound]
+    starts: list[RankStart]
     seats: NDArray[np.int32]
     """Of the rows, shape (rows,)."""
     positions: NDArray[np.int64]
@@ -45,7 +45,7 @@ class Work(NamedTuple):
     """Where the KV goes, row after row."""
 
 
-class Said(NamedTuple):
+class SampledTokens(NamedTuple):
     """What a step has sampled."""
 
     number: int
@@ -93,7 +93,7 @@ class Rank:
         self._kv = model.view(tier)
         self._gather = gather
         self._rows: dict[int, _Row] = {}
-        self._line: deque[Work | Model] = deque()
+        self._line: deque[RankStep | Model] = deque()
         self.config = model.config
         """The figures of the model."""
         self.layout = tier.layout
@@ -105,15 +105,15 @@ class Rank:
                 f"end = {self.sampling.end}: the vocabulary has {model.config.vocabulary} tokens"
             )
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: RankStep) -> None:
         """Takes a step."""
         self._line.append(work)
 
-    def finish(self) -> Said | None:
+    def finish(self) -> SampledTokens | None:
         """Computes the oldest step that was taken; None where there is none."""
         while self._line:
             next_ = self._line.popleft()
-            if isinstance(next_, Work):
+            if isinstance(next_, RankStep):
                 return self._compute(next_)
             self._model = next_
             self._rows.clear()
@@ -132,7 +132,7 @@ class Rank:
         self._line.clear()
         self._rows.clear()
 
-    def _compute(self, work: Work) -> Said:
+    def _compute(self, work: RankStep) -> SampledTokens:
         for seat, epoch in work.stops:
             row = self._rows.get(seat)
             # A stop that is old changes nothing for who came after.
@@ -147,21 +147,21 @@ class Rank:
         for seat, token in said:
             if token == self.sampling.end:
                 del self._rows[seat]
-        return Said(
+        return SampledTokens(
             work.number,
             np.array([seat for seat, _ in said], np.int32),
             np.array([token for _, token in said], np.uint32),
             ended,
         )
 
-    def _sample(self, work: Work, here: list[int]) -> list[tuple[int, int]]:
+    def _sample(self, work: RankStep, here: list[int]) -> list[tuple[int, int]]:
         """Computes these rows of a step: the seats that sampled, and their tokens."""
         rows = [self._rows[int(work.seats[at])] for at in here]
         counts, firsts = work.counts[here], work.positions[here]
         lasts = firsts + counts
         slots = np.split(work.slots, np.cumsum(work.counts)[:-1])
         spans = list(zip(rows, firsts.tolist(), lasts.tolist(), strict=True))
-        batch = Batch(
+        batch = ModelInput(
             np.concatenate([row.tokens[first:last] for row, first, last in spans]),
             np.concatenate([np.arange(first, last) for _, first, last in spans]),
             np.concatenate([slots[at] for at in here]),

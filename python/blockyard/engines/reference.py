@@ -11,7 +11,7 @@ from blockyard.crane.copiers import Copier
 from blockyard.crane.devices import NUMPY, Device
 from blockyard.engines.model import Model
 from blockyard.engines.parallel import Ranks
-from blockyard.engines.rank import Bound, Rank, Work
+from blockyard.engines.rank import Rank, RankStart, RankStep
 from blockyard.engines.sampling import Sampling, key_of
 from blockyard.local import LocalCache, local
 from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
@@ -125,7 +125,7 @@ class ReferenceEngine:
         starts = [self._start(start, seats) for start in step.starts]
         numbers = [*step.decode.tolist(), *(chunk.seat for chunk in step.chunks)]
         self._rows(step, numbers, seats)
-        work = Work(
+        work = RankStep(
             step.number,
             [(stop.seat, stop.epoch) for stop in step.stops],
             starts,
@@ -182,7 +182,7 @@ class ReferenceEngine:
         self._air.clear()
         self._acks.clear()
 
-    def _start(self, start: Start, seats: dict[int, _Seat]) -> Bound:
+    def _start(self, start: Start, seats: dict[int, _Seat]) -> RankStart:
         vocabulary = self._ranks.config.vocabulary
         if start.seat in seats:
             raise Misuse(
@@ -200,7 +200,7 @@ class ReferenceEngine:
                 f"{vocabulary}"
             )
         seats[start.seat] = _Seat(start.request, start.epoch, start.cached)
-        return Bound(start.seat, start.epoch, key_of(start.request), start.tokens)
+        return RankStart(start.seat, start.epoch, key_of(start.request), start.tokens)
 
     @staticmethod
     def _rows(step: Step, numbers: list[int], seats: dict[int, _Seat]) -> None:

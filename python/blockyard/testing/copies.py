@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from blockyard.shared.plan import Outcome, Plan
 from blockyard.testing.engine import check
-from blockyard.testing.hands import way_of
+from blockyard.testing.simulated_rank import way_of
 
 __all__ = ["Copies"]
 

@@ -18,17 +18,17 @@ from blockyard.scheduling.request import TERMINAL, RequestState
 from blockyard.scheduling.victims import LeastComputed, Newest, VictimPolicy
 from blockyard.yard.parking import PreemptMode
 
-__all__ = ["RESERVES", "VERBS", "VICTIMS", "Event", "Scenario", "Setup"]
+__all__ = ["HEADROOMS", "VERBS", "VICTIMS", "Event", "Scenario", "Setup"]
 
-RESERVES: Final[dict[str, Callable[[], HeadroomPolicy]]] = {
-    "nothing": NoHeadroom,
-    "full": FullLength,
+HEADROOMS: Final[dict[str, Callable[[], HeadroomPolicy]]] = {
+    "none": NoHeadroom,
+    "full-length": FullLength,
     "watermark": lambda: Watermark(2),
-    "growing": lambda: Adaptive(2.0, 0.1),
+    "adaptive": lambda: Adaptive(2.0, 0.1),
 }
 VICTIMS: Final[dict[str, Callable[[], VictimPolicy]]] = {
-    "last-come": Newest,
-    "least-work": LeastComputed,
+    "newest": Newest,
+    "least-computed": LeastComputed,
 }
 
 VERBS: Final = {
@@ -96,19 +96,19 @@ class Setup:
     ahead: int | None = None
     deadline: int | None = None
     speeds: tuple[int, int, int] | None = None
-    seats: int = 4
-    budget: int = 16
-    reserve: str = "growing"
-    victims: str = "last-come"
-    preempt: PreemptMode = "park"
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 16
+    headroom: str = "adaptive"
+    victims: str = "newest"
+    preempt_mode: PreemptMode = "park"
     """What becomes of a victim's work; without a host it is computed again in any case."""
     recompute: bool = True
     """Whether the engine can compute again what was lost; else who is preempted must be parked."""
-    patience: int = 32
-    rest: int = 4
-    skip: int = 4
+    max_stalled_steps: int = 32
+    preempt_cooldown: int = 4
+    max_overtakes: int = 4
     stops: Literal["in-order", "acked"] = "acked"
-    flight: int = 1
+    steps_in_flight: int = 1
     """Steps that may be in flight beside the one that is computed: tokens not heard of yet."""
     drafts: int = 0
     """Draft tokens in each row that decodes."""
@@ -118,7 +118,7 @@ class Setup:
     """Whether an idle engine answers a stop before it computes the step that carries it."""
     ends: bool = True
     """Whether the engine ends some sequences by itself."""
-    watch: int = 8
+    reconcile_every: int = 8
     """Ticks between two reconciles when acks may be missing; 0 for none before the faults end."""
     replicas: int = 1
     """Yards that are fed alike, and compared after every step."""
@@ -206,15 +206,15 @@ def _alike(chance: random.Random) -> tuple[Setup, list[Event]]:
         eviction=pick(["recency", "heap"]),
         write=pick(["on-evict", "through"]),
         ahead=pick([None, 0, 2]),
-        seats=chance.randint(2, 6),
-        budget=pick([16, 64]),
-        reserve=pick(["nothing", "nothing", "growing"]),
+        max_num_seqs=chance.randint(2, 6),
+        max_num_batched_tokens=pick([16, 64]),
+        headroom=pick(["none", "none", "adaptive"]),
         victims=pick(list(VICTIMS)),
         recompute=False,
-        rest=pick([0, 2, 8]),
-        skip=pick([0, 4]),
+        preempt_cooldown=pick([0, 2, 8]),
+        max_overtakes=pick([0, 4]),
         stops=pick(["acked", "in-order"]),
-        flight=pick([0, 1, 2]),
+        steps_in_flight=pick([0, 1, 2]),
         drafts=pick([0, 0, 1, 3]),
         eager=pick([False, True]),
         ends=False,
@@ -252,22 +252,22 @@ def _setup(chance: random.Random) -> Setup:
         # Copies that are always late would leave one that must be parked where it is for ever.
         deadline=pick([None, 3, 8]) if recompute else None,
         speeds=pick([None, None, (2, 1, 1)]),
-        seats=chance.randint(1, 6),
-        budget=pick([1, 3, 8, 16, 64]),
-        reserve=pick(list(RESERVES)),
+        max_num_seqs=chance.randint(1, 6),
+        max_num_batched_tokens=pick([1, 3, 8, 16, 64]),
+        headroom=pick(list(HEADROOMS)),
         victims=pick(list(VICTIMS)),
-        preempt=pick(["park", "park", "full-blocks", "recompute"]) if recompute else "park",
+        preempt_mode=pick(["park", "park", "full-blocks", "recompute"]) if recompute else "park",
         recompute=recompute,
-        patience=pick([4, 20, 60]),
-        rest=pick([0, 2, 8]),
-        skip=pick([0, 2, 16]),
+        max_stalled_steps=pick([4, 20, 60]),
+        preempt_cooldown=pick([0, 2, 8]),
+        max_overtakes=pick([0, 2, 16]),
         stops=stops,
-        flight=pick([0, 1, 2]),
+        steps_in_flight=pick([0, 1, 2]),
         drafts=pick([0, 0, 0, 1, 3]),
         channel=pick(["before", "behind", "inside"]),
         eager=pick([False, True]),
         ends=pick([False, True]),
-        watch=pick([0, 5, 20]),
+        reconcile_every=pick([0, 5, 20]),
         replicas=pick([1, 1, 2]),
         cranes=pick(["here", "elsewhere"]),
     )

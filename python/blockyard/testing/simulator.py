@@ -15,14 +15,14 @@ from blockyard._core import BlockyardError, InUse, Unavailable
 from blockyard.scheduling.engine import Ack, Output, Step
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
+from blockyard.testing.checked_cache import CheckedCache
+from blockyard.testing.checked_reservations import CheckedReservations
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
 from blockyard.testing.engine import Broken, SimulatedEngine, check, continuation
-from blockyard.testing.hands import Hands, config_of
-from blockyard.testing.promises import Promises
 from blockyard.testing.rows import PARKING
-from blockyard.testing.scenario import RESERVES, VICTIMS, Scenario
-from blockyard.testing.witness import Witness
+from blockyard.testing.scenario import HEADROOMS, VICTIMS, Scenario
+from blockyard.testing.simulated_rank import SimulatedRank, config_of
 from blockyard.yard.config import Config
 
 __all__ = ["Ran", "simulate"]
@@ -48,9 +48,9 @@ class Ran:
 class _Yard(NamedTuple):
     """One replica."""
 
-    cache: Witness
+    cache: CheckedCache
     scheduler: Scheduler
-    promises: Promises
+    promises: CheckedReservations
 
 
 class _Asked(NamedTuple):
@@ -103,9 +103,11 @@ class _Simulation:
             setup, device=_largest(scenario, "device"), host=_largest(scenario, "host")
         )
         here = setup.cranes == "here"
-        self._hands = [Hands(config, rank, shared, here=here) for rank in range(setup.ranks)]
+        self._ranks = [
+            SimulatedRank(config, rank, shared, here=here) for rank in range(setup.ranks)
+        ]
         self._engine = SimulatedEngine(
-            [memory for hands in self._hands for memory in hands.memory],
+            [memory for rank in self._ranks for memory in rank.memory],
             block_size=setup.block_size,
             stops=setup.stops,
             ending=setup.ends,
@@ -135,30 +137,30 @@ class _Simulation:
         self._quiet = 0
 
     def _yard(self, config: Config, seen: Counter[str]) -> _Yard:
-        cache, setup = Witness(config), self.setup
+        cache, setup = CheckedCache(config), self.setup
         cache.watch(seen, self._fenced)
         scheduler = Scheduler(
             cache,
-            seats=setup.seats,
-            budget=setup.budget,
-            reserve=RESERVES[setup.reserve](),
+            seats=setup.max_num_seqs,
+            budget=setup.max_num_batched_tokens,
+            reserve=HEADROOMS[setup.headroom](),
             victims=VICTIMS[setup.victims](),
             stops=setup.stops,
-            preempt=setup.preempt if setup.host else None,
-            patience=setup.patience,
-            rest=setup.rest,
-            skip=setup.skip,
+            preempt=setup.preempt_mode if setup.host else None,
+            patience=setup.max_stalled_steps,
+            rest=setup.preempt_cooldown,
+            skip=setup.max_overtakes,
             drafts=setup.drafts,
         )
-        return _Yard(cache, scheduler, Promises(cache, seen))
+        return _Yard(cache, scheduler, CheckedReservations(cache, seen))
 
     def close(self) -> None:
-        for hands in self._hands:
-            hands.crane.close()
+        for rank in self._ranks:
+            rank.crane.close()
 
     def run(self) -> Ran:
         while self._events:
-            self._tick(watch=self.setup.watch)
+            self._tick(watch=self.setup.reconcile_every)
         self._calm()
         bound = self.now + 400 + 16 * self._work
         moved = self.now, 0
@@ -195,11 +197,11 @@ class _Simulation:
         return self._cache.stats() | self._scheduler.stats() | self._promises.stats()
 
     @property
-    def _cache(self) -> Witness:
+    def _cache(self) -> CheckedCache:
         return self._yards[0].cache
 
     @property
-    def _promises(self) -> Promises:
+    def _promises(self) -> CheckedReservations:
         return self._yards[0].promises
 
     @property
@@ -237,9 +239,7 @@ class _Simulation:
         condemned, self._condemned = self._condemned, []
         for name, when in condemned:
             self._on_abort(name, when)
-        outcomes = [
-            outcome for hands in self._hands for outcome in hands.poll(self.now, self._seen)
-        ]
+        outcomes = [outcome for rank in self._ranks for outcome in rank.poll(self.now, self._seen)]
         self._both(lambda yard: yard.cache.commit(list(outcomes), now=self.now))
         self._copies.heard(outcomes)
         self._copies.overdue(self.now)
@@ -253,7 +253,7 @@ class _Simulation:
             before = self._scheduler.stats()["stopping"]
             self._both(lambda yard, at=(seats, done): yard.scheduler.reconcile(*at))  # type: ignore[misc]
             self._seen["T29 absent"] += before - self._scheduler.stats()["stopping"]
-        if schedule and self._dead is None and len(self._engine) <= self.setup.flight:
+        if schedule and self._dead is None and len(self._engine) <= self.setup.steps_in_flight:
             self._schedule()
         self._dispatch()
         self._look()
@@ -306,7 +306,9 @@ class _Simulation:
             same = np.array_equal(tables, yard.cache.block_tables(other.leases))
             check(same and _plain(step) == _plain(other), f"replicas differ in step {step.number}")
         chunks = sum(chunk.tokens for chunk in step.chunks)
-        left = max(self.setup.budget - int(step.counts[: len(step.decode)].sum()), 0)
+        left = max(
+            self.setup.max_num_batched_tokens - int(step.counts[: len(step.decode)].sum()), 0
+        )
         check(chunks <= left, f"{chunks} tokens of prompts in a step that has room for {left}")
         for start in step.starts:
             name = str(start.request)
@@ -336,8 +338,8 @@ class _Simulation:
             if plan.destination_tier == "device":
                 bad = fenced.intersection(plan.destinations.tolist())
                 check(not bad, f"INV-6: a copy goes to slots {bad}, which may be written")
-        for hands in self._hands:
-            hands.crane.submit(plans[0])
+        for rank in self._ranks:
+            rank.crane.submit(plans[0])
 
     def _fenced(self) -> set[int]:
         """INV-6: slots that nobody may be given, as the engine may write them."""
@@ -417,7 +419,7 @@ class _Simulation:
                 check(0 <= more <= most, f"2.7: {more} slots too many in {tier}")
 
     def _silent(self) -> bool:
-        return self._engine.silent and not self._news and all(hands.silent for hands in self._hands)
+        return self._engine.silent and not self._news and all(rank.silent for rank in self._ranks)
 
     # -- events ------------------------------------------------------------------------------
 
@@ -476,31 +478,31 @@ class _Simulation:
 
     def _on_copy(self, rank: int, way: str, word: Any, number: int) -> None:  # noqa: ANN401 - of `_WORDS`
         check(word in _WORDS, f"a copy cannot {word}")
-        self._hands[rank].copier.actions[way].append(Action(word, number))
+        self._ranks[rank].copier.actions[way].append(Action(word, number))
 
     def _on_outcome(self, rank: int, fate: str, ticks: int) -> None:
-        self._hands[rank].fates.append((fate, ticks))
+        self._ranks[rank].fates.append((fate, ticks))
 
     def _on_release(self, rank: int) -> None:
-        self._hands[rank].copier.release()
-        self._hands[rank].copier.revive()
+        self._ranks[rank].copier.release()
+        self._ranks[rank].copier.revive()
 
     def _on_stall(self, ticks: int) -> None:
         self._engine.stalled += ticks
 
     def _on_rank(self, rank: int, memory: Any) -> None:  # noqa: ANN401 - "kept" or "lost"
         """With its memory the engine is lost too."""
-        hands = self._hands[rank]
+        its = self._ranks[rank]
         self._seen[f"rank reset, memory {memory}"] += 1
-        hands.crane.reset()
-        hands.lost = False
-        outcomes = hands.poll(self.now, self._seen)
+        its.crane.reset()
+        its.lost = False
+        outcomes = its.poll(self.now, self._seen)
         self._both(lambda yard: yard.cache.commit(list(outcomes)))
         self._copies.heard(outcomes)
         self._both(lambda yard: yard.cache.reset(rank, memory=memory))
         self._copies.reset(rank)
         # What its crane has said before is known by this.
-        hands.lost = False
+        its.lost = False
         if memory == "lost":
             self._on_engine("recompute")
 
@@ -543,7 +545,7 @@ class _Simulation:
     def _try_room(self) -> None:
         """T29: of the room that there is, none is what a dead engine may write.
 
-        `Witness.begin` looks at it. Nothing published outlives the reset that follows.
+        `CheckedCache.begin` looks at it. Nothing published outlives the reset that follows.
         """
         for yard in self._yards:
             spare = yard.cache.room().available
@@ -591,13 +593,13 @@ class _Simulation:
         """The faults end."""
         self._engine.fates.clear()
         self._engine.stalled = 0
-        for rank, hands in enumerate(self._hands):
-            for actions in hands.copier.actions.values():
+        for number, rank in enumerate(self._ranks):
+            for actions in rank.copier.actions.values():
                 actions.clear()
-            hands.fates.clear()
-            self._on_release(rank)
-            if hands.lost:
-                self._on_rank(rank, "kept")
+            rank.fates.clear()
+            self._on_release(number)
+            if rank.lost:
+                self._on_rank(number, "kept")
         if self._dead is not None:
             self._on_engine(self._dead.requests)
 

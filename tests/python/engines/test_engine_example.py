@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.engines.model import Batch, Model
+from blockyard.engines.model import Model, ModelInput
 from blockyard.engines.weights import ModelConfig
 from blockyard.scheduling.request import RequestState, Result
 
@@ -33,7 +33,7 @@ def undisturbed(prompt: list[int], most: int) -> list[int]:
         positions = np.arange(first, len(tokens))
         first = len(tokens)
         new = np.array(tokens)[positions]
-        batch = Batch(new, positions, size + positions, tables, np.array([len(new)]))
+        batch = ModelInput(new, positions, size + positions, tables, np.array([len(new)]))
         logits = model.forward(batch, kv, np.array([len(new) - 1]))
         tokens.append(int(logits.argmax()))
     return tokens[len(prompt) :]

@@ -20,7 +20,7 @@ from blockyard.crane.copiers import Copier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.devices import NUMPY, Device, fetched
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.engines.model import Batch, Gather, Model
+from blockyard.engines.model import Gather, Model, ModelInput
 from blockyard.engines.parallel import Ranks, exchanged
 from blockyard.engines.rank import Rank
 from blockyard.engines.reference import ReferenceEngine, alone
@@ -98,7 +98,7 @@ class Memory:
         ]
         counts = np.array([last - first for _, _, first, last in spans])
         tokens = [text[first:last] for text, _, first, last in spans]
-        batch = Batch(
+        batch = ModelInput(
             np.concatenate(tokens), np.concatenate(positions), np.concatenate(slots), tables, counts
         )
         logits = fetched(self.model.forward(batch, self.kv, gather=gather))

@@ -23,7 +23,7 @@ from yard import publish_below, text
 
 
 def test_many_small_tickets_in_line_never_leave_the_device_idle() -> None:
-    setup = Setup(device=13, host=0, seats=4, reserve="nothing")
+    setup = Setup(device=13, host=0, max_num_seqs=4, headroom="none")
     names = [f"b{number}" for number in range(4)]
     asked = [Event(1, "promise", (name, 1, 50, "p")) for name in names]
     asked.append(Event(1, "add", ("A", 0, 36, 3, 2, 0)))

@@ -17,7 +17,7 @@ from blockyard.scheduling.engine import Step
 from blockyard.scheduling.request import RequestState
 from blockyard.testing import Script, ScriptedCopier
 from blockyard.tools.proof.conversations import Conversation
-from blockyard.tools.proof.play import Memory, Play
+from blockyard.tools.proof.play import MemoryBudget, Play
 
 SIZE = 8
 AT_ONCE = partial(ThreadCopier, workers=0)
@@ -111,7 +111,7 @@ def undisturbed(
     blocks = sum(-(-conversation.tokens // SIZE) for conversation in conversations)
     play = Play(
         conversations,
-        Memory(blocks + 1, 0, "recompute"),
+        MemoryBudget(blocks + 1, 0, "recompute"),
         model(on.xp),
         block_size=SIZE,
         sampling=sampling,
@@ -169,7 +169,7 @@ def prove(
     script = Script.seeded(seed, copies=20_000, late=slow, failing=0.05, corrupting=0.03, longest=4)
     play = Play(
         conversations,
-        Memory(device, chance.choice([device, 3 * device]), "park"),
+        MemoryBudget(device, chance.choice([device, 3 * device]), "park"),
         model(on.xp),
         block_size=SIZE,
         sampling=sampling,

@@ -20,9 +20,9 @@ from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.seats import Seat
 from blockyard.testing import ROWS, Broken, Event, Scenario, Setup, minimised, simulate
+from blockyard.testing.checked_cache import CheckedCache
 from blockyard.testing.engine import chained, continuation, ends
 from blockyard.testing.scenario import VERBS
-from blockyard.testing.witness import Witness
 from blockyard.yard.flights import Flights
 from blockyard.yard.offload import Offload
 
@@ -239,7 +239,7 @@ def test_the_engine_too_notices_a_slot_that_is_given_out_before_the_fence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With nobody looking at what a begin gives."""
-    monkeypatch.delattr(Witness, "begin")
+    monkeypatch.delattr(CheckedCache, "begin")
     found = broken(monkeypatch, "finish", dropped, by.KVCache)
     assert "a step in flight writes it for another" in found
 
@@ -308,7 +308,7 @@ def test_tenants_that_share_kv_are_noticed(monkeypatch: pytest.MonkeyPatch, part
 
 
 def test_a_tenant_computes_what_another_has_and_finds_what_is_its_own() -> None:
-    setup = Setup(device=32, seats=1, ends=False)
+    setup = Setup(device=32, max_num_seqs=1, ends=False)
     two = [Event(1, "add", ("a", 0, 8, 0, 2, 0)), Event(20, "add", ("b", 0, 8, 0, 2, 0, "x", ""))]
     assert simulate(Scenario(setup, tuple(two))).seen["stats device_hits"] == 0
     two[0] = Event(1, "add", ("a", 0, 8, 0, 2, 0, "x", ""))
@@ -397,14 +397,14 @@ def test_a_ticket_that_comes_to_a_wrong_end_is_noticed(
         events = Event(1, "add", ("a", 0, 4, 0, 4, 0)), Event(2, "promise", ("d", 10, 2, "q"))
     if wrong is keeps:
         events = PROMISED[0], Event(2, "withdraw", ("a",)), Event(2, "add", ("a", 0, 4, 0, 4, 0))
-    assert found in said(Scenario(Setup(reserve="nothing"), events))
+    assert found in said(Scenario(Setup(headroom="none"), events))
 
 
 def test_a_ticket_that_is_not_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its request is aborted in line."""
     monkeypatch.setattr(by.KVCache, "release", lambda *_: None, raising=False)
     scenario = Scenario(
-        Setup(seats=1, reserve="nothing"),
+        Setup(max_num_seqs=1, headroom="none"),
         (
             Event(1, "add", ("a", 0, 4, 0, 8, 0)),
             Event(2, "promise", ("b", 2, 9, "p")),
@@ -418,7 +418,7 @@ def test_a_ticket_that_is_not_given_back_is_noticed(monkeypatch: pytest.MonkeyPa
 # -- an engine that dies
 
 DIES = Scenario(
-    Setup(seats=2, host=24, reserve="nothing", flight=1),
+    Setup(max_num_seqs=2, host=24, headroom="none", steps_in_flight=1),
     (
         Event(1, "add", ("a", 0, 4, 4, 8, 0)),
         Event(1, "add", ("b", 1, 4, 4, 8, 0)),
@@ -516,7 +516,7 @@ def test_tiers_become_smaller_and_larger_while_requests_run() -> None:
 
 def test_who_fits_no_more_when_its_turn_comes_has_failed() -> None:
     scenario = Scenario(
-        Setup(device=16, seats=1, ends=False),
+        Setup(device=16, max_num_seqs=1, ends=False),
         (
             Event(1, "add", ("a", 0, 4, 0, 4, 0)),
             Event(2, "add", ("large", 1, 4, 40, 4, 0)),
@@ -601,7 +601,7 @@ def test_a_failure_is_minimised_to_the_events_that_it_needs(
 ) -> None:
     monkeypatch.setattr(Scheduler, "update_weights", lambda _: None)
     scenario = Scenario(
-        Setup(flight=1),
+        Setup(steps_in_flight=1),
         (
             Event(1, "add", ("a", 0, 4, 0, 8, 0)),
             Event(1, "add", ("b", 0, 4, 4, 8, 0)),
@@ -646,7 +646,7 @@ def test_one_token_waits_where_nothing_of_the_device_can_be_had() -> None:
     assert len(scheduler.schedule()) == 1
 
 
-BIG = Setup(device=8, block_size=4, seats=1, skip=0, ends=False, reserve="nothing")
+BIG = Setup(device=8, block_size=4, max_num_seqs=1, max_overtakes=0, ends=False, headroom="none")
 
 
 @pytest.mark.parametrize("seats", [1, 2])
@@ -670,12 +670,16 @@ def test_nobody_waits_for_ever_for_room_that_was_promised_to_who_waits_for_him(
     most = 16 if len(events) == 3 else 4
     asked = [Event(at, *event) for at, event in enumerate(events, 1)]
     asked.append(Event(9, "add", ("b", 1, 12 if most == 16 else 4, 0, most, 0)))
-    ran = simulate(Scenario(dataclasses.replace(BIG, skip=skip, seats=seats), tuple(asked)))
+    ran = simulate(
+        Scenario(dataclasses.replace(BIG, max_overtakes=skip, max_num_seqs=seats), tuple(asked))
+    )
     assert {result.state for result in ran.results.values()} == {RequestState.FINISHED}
 
 
 def test_a_prompt_that_fills_the_device_comes_twice_where_a_block_is_one_token() -> None:
-    setup = Setup(device=9, block_size=1, seats=1, reserve="full", skip=0, ends=False)
+    setup = Setup(
+        device=9, block_size=1, max_num_seqs=1, headroom="full-length", max_overtakes=0, ends=False
+    )
     first, again = (Event(at, "add", (name, 0, 4, 0, 5, 0)) for at, name in ((1, "x"), (40, "y")))
     ran = simulate(Scenario(setup, (first, again)))
     assert {result.state for result in ran.results.values()} == {RequestState.FINISHED}
@@ -695,7 +699,7 @@ def test_who_is_lost_without_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Preemptor, "dedup", lambda _: False)
     monkeypatch.setattr(Preemptor, "last_resort", lambda _: None)
     scenario = Scenario(
-        Setup(device=8, host=6, block_size=1, reserve="nothing", recompute=False, ends=False),
+        Setup(device=8, host=6, block_size=1, headroom="none", recompute=False, ends=False),
         (Event(1, "add", ("a", 0, 3, 0, 4, 0)), Event(1, "add", ("b", 0, 3, 0, 4, 0))),
     )
     with pytest.raises(Broken, match="is lost, and nothing has failed"):
@@ -713,18 +717,18 @@ def test_one_that_is_parked_and_waits_for_a_copy_counts_when_others_begin() -> N
         write="through",
         ahead=2,
         speeds=(2, 1, 1),
-        seats=5,
-        budget=3,
-        reserve="watermark",
-        victims="least-work",
+        max_num_seqs=5,
+        max_num_batched_tokens=3,
+        headroom="watermark",
+        victims="least-computed",
         recompute=False,
-        rest=0,
-        skip=16,
-        flight=2,
+        preempt_cooldown=0,
+        max_overtakes=16,
+        steps_in_flight=2,
         drafts=1,
         channel="before",
         ends=False,
-        watch=0,
+        reconcile_every=0,
     )
     requests = (
         (5, ("r7", 1, 10, 0, 1, 1)),

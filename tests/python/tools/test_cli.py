@@ -23,7 +23,7 @@ from blockyard.tools.cli import cli
 from blockyard.tools.replay import cli as replay_cli
 from blockyard.tools.replay.play import play
 from blockyard.tools.replay.result import Run
-from blockyard.tools.replay.setup import Progress, Setup
+from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.replay.trace import Trace
 
 GOOD = '{"timestamp": 0, "input_length": 20, "output_length": 3, "hash_ids": [1, 2]}'
@@ -533,12 +533,12 @@ def test_ctrl_c_before_the_first_run_writes_nothing(monkeypatch: pytest.MonkeyPa
 def test_progress_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Progress] = []
 
-    def watched(setup: Setup, trace: Trace, progress: Callable[[Progress], None]) -> Run:
+    def watched(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) -> Run:
         def both(state: Progress) -> None:
             told.append(state)
             progress(state)
 
-        return play(setup, trace, both)
+        return play(spec, trace, both)
 
     monkeypatch.setattr(replay_cli, "play", watched)
     # Rich draws its bar only where it believes in a terminal.

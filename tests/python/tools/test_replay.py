@@ -20,14 +20,14 @@ from blockyard.scheduling.engine import Step
 from blockyard.tools.replay import hardware, workload
 from blockyard.tools.replay.clock import Link
 from blockyard.tools.replay.engine import VirtualEngine
-from blockyard.tools.replay.memory import ProcessHands, RealHands, scaled
+from blockyard.tools.replay.memory import LocalMemory, ProcessMemory, scaled
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.run import _config, _Replay, run
-from blockyard.tools.replay.setup import Progress, Setup
+from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.replay.timeline import Timeline, spread
 from blockyard.tools.replay.tokens import Tokens
 from blockyard.tools.replay.trace import Trace
-from blockyard.tools.replay.verify import Witness
+from blockyard.tools.replay.verify import Verifier
 from blockyard.yard.config import agree
 from gpus import gpu
 from yard import plan_of
@@ -35,7 +35,7 @@ from yard import plan_of
 MEASURED = {"wall_seconds", "bookkeeping", "verified"}
 
 
-def setup_of(trace: Trace, **changes: Any) -> Setup:
+def spec_of(trace: Trace, **changes: Any) -> RunSpec:
     ranks = changes.pop("ranks", 1)
     roofline = dataclasses.replace(hardware.preset("llama-3-8b/h100"), ranks=ranks)
     settled: dict[str, Any] = {
@@ -46,7 +46,7 @@ def setup_of(trace: Trace, **changes: Any) -> Setup:
         "device_blocks": 2_600,
         "host_blocks": 4_000,
     }
-    return Setup(**settled | changes)
+    return RunSpec(**settled | changes)
 
 
 def quiet(_progress: Progress) -> None:
@@ -75,11 +75,11 @@ def again(trace: Trace) -> Trace:
     return dataclasses.replace(trace, ids=np.tile(first, len(trace)))
 
 
-def opened(setup: Setup, trace: Trace) -> _Replay:
+def opened(spec: RunSpec, trace: Trace) -> _Replay:
     """A replay with bytes in this process, about to begin."""
-    config = _config(setup)
-    hands = RealHands(config)
-    return _Replay(setup, trace, by.KVCache(agree(config, hands.hello())), hands)
+    config = _config(spec)
+    memory = LocalMemory(config)
+    return _Replay(spec, trace, by.KVCache(agree(config, memory.hello())), memory)
 
 
 def modelled(result: Run) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def trace() -> Trace:
 
 @pytest.fixture(scope="module")
 def plain(trace: Trace) -> Run:
-    return run(setup_of(trace), trace, quiet)
+    return run(spec_of(trace), trace, quiet)
 
 
 def test_every_request_ends_and_every_token_is_accounted_for(trace: Trace, plain: Run) -> None:
@@ -116,7 +116,7 @@ def test_times_are_those_of_the_modelled_engine(trace: Trace, plain: Run) -> Non
     assert plain.ttft_ms is not None
     assert plain.itl_ms is not None
     assert plain.waits is not None
-    overhead = 1e3 * setup_of(trace).roofline.overhead
+    overhead = 1e3 * spec_of(trace).roofline.overhead
     assert plain.itl_ms.quantiles[0] > overhead
     assert plain.ttft_ms.quantiles[0] > overhead
     assert plain.ttft_ms.mean > plain.waits.queue_ms.mean
@@ -136,9 +136,9 @@ def test_budgets_hold_throughout(plain: Run) -> None:
 def test_the_same_replay_is_the_same_every_time_with_bytes_or_without(
     trace: Trace, policy: Any, write: Any
 ) -> None:
-    setup = setup_of(trace, policy=policy, write_policy=write)
-    first = run(setup, trace, quiet)
-    second = run(dataclasses.replace(setup, verify=True), trace, quiet)
+    spec = spec_of(trace, policy=policy, write_policy=write)
+    first = run(spec, trace, quiet)
+    second = run(dataclasses.replace(spec, verify=True), trace, quiet)
     assert modelled(first) == modelled(second)
     assert second.verified is not None
     assert second.verified.wrong == 0
@@ -147,9 +147,9 @@ def test_the_same_replay_is_the_same_every_time_with_bytes_or_without(
 
 def test_two_cranes_in_two_processes_move_every_byte_right() -> None:
     trace = workload.generate(4, requests=60)
-    setup = setup_of(trace, ranks=2, device_blocks=1_000, host_blocks=2_000)
-    without = run(setup, trace, quiet)
-    real = run(dataclasses.replace(setup, verify=True), trace, quiet)
+    spec = spec_of(trace, ranks=2, device_blocks=1_000, host_blocks=2_000)
+    without = run(spec, trace, quiet)
+    real = run(dataclasses.replace(spec, verify=True), trace, quiet)
     assert modelled(without) == modelled(real)
     assert real.verified is not None
     assert real.verified.wrong == 0
@@ -157,7 +157,7 @@ def test_two_cranes_in_two_processes_move_every_byte_right() -> None:
 
 
 def test_another_seed_changes_tokens_and_nothing_else(trace: Trace, plain: Run) -> None:
-    other = run(setup_of(trace, seed=9), trace, quiet)
+    other = run(spec_of(trace, seed=9), trace, quiet)
     assert modelled(other) == modelled(plain)
 
 
@@ -168,7 +168,7 @@ def test_ctrl_c_ends_it_with_what_is_known(trace: Trace) -> None:
         if next(pressed, False):
             raise KeyboardInterrupt
 
-    partial = run(setup_of(trace), trace, stop)
+    partial = run(spec_of(trace), trace, stop)
     assert not partial.complete
     assert partial.audit == "ok"
     assert partial.requests < 150
@@ -176,25 +176,25 @@ def test_ctrl_c_ends_it_with_what_is_known(trace: Trace) -> None:
 
 def test_a_request_that_never_fits_is_refused_and_the_others_run(trace: Trace) -> None:
     large = int(((trace.input_length + trace.output_length).max() - 1) // 16) + 1
-    result = run(setup_of(trace, device_blocks=large - 1), trace, quiet)
+    result = run(spec_of(trace, device_blocks=large - 1), trace, quiet)
     assert result.refused >= 1
     assert result.requests + result.refused == 150
 
 
 def test_who_stands_behind_a_whole_line_of_too_large_requests_is_served() -> None:
     trace = asked([(0, 3_200, 4)] * 256 + [(0, 64, 4)] * 44)
-    result = run(setup_of(trace, device_blocks=100), trace, quiet)
+    result = run(spec_of(trace, device_blocks=100), trace, quiet)
     assert (result.requests, result.refused, result.complete) == (44, 256, True)
 
 
 def test_what_a_refused_request_would_have_held_is_not_kept() -> None:
     trace = asked([(0, 3_200, 4), (0, 64, 4)])
-    setup = setup_of(trace, device_blocks=100, verify=True)
-    replay = opened(setup, trace)
+    spec = spec_of(trace, device_blocks=100, verify=True)
+    replay = opened(spec, trace)
     assert replay.run(quiet).refused == 1
-    replay.hands.close()
-    assert replay.witness is not None
-    assert not replay.witness.keys
+    replay.memory.close()
+    assert replay.verifier is not None
+    assert not replay.verifier.keys
 
 
 def test_prompts_are_computed_in_the_order_in_which_they_came(
@@ -210,7 +210,7 @@ def test_prompts_are_computed_in_the_order_in_which_they_came(
     monkeypatch.setattr(VirtualEngine, "submit", watched)
     # The first two end at once, and others sit in their seats.
     trace = asked([(0, 64, 1)] * 2 + [(0, 2_048, 2)] * 3)
-    run(setup_of(trace, max_num_batched_tokens=256), trace, quiet)
+    run(spec_of(trace, max_num_batched_tokens=256), trace, quiet)
     assert served == sorted(served)
     assert set(served) == set(range(5))
 
@@ -218,11 +218,11 @@ def test_prompts_are_computed_in_the_order_in_which_they_came(
 def test_copies_that_trail_the_last_request_take_none_of_its_time() -> None:
     slow = hardware.preset("llama-3-8b/h100").with_({"link_bytes_per_second": 1e7})
     trace = asked([(0, 1_600, 10)])
-    ends = run(setup_of(trace), trace, quiet)
-    setup = setup_of(trace, roofline=slow, write_policy="through")
-    replay = opened(dataclasses.replace(setup, verify=True), trace)
+    ends = run(spec_of(trace), trace, quiet)
+    spec = spec_of(trace, roofline=slow, write_policy="through")
+    replay = opened(dataclasses.replace(spec, verify=True), trace)
     trails = replay.run(quiet)
-    replay.hands.close()
+    replay.memory.close()
     assert trails.engine_seconds == ends.engine_seconds
     assert trails.tokens_per_second == ends.tokens_per_second
     assert trails.series is not None
@@ -236,7 +236,7 @@ def test_time_is_counted_from_the_first_arrival() -> None:
     trace = asked([(1_000 * second, 160, 20) for second in range(120)])
     late = dataclasses.replace(trace, arrival=trace.arrival + 1_700_000_000_000)
     told: list[Progress] = []
-    first, second = run(setup_of(trace), trace, quiet), run(setup_of(late), late, told.append)
+    first, second = run(spec_of(trace), trace, quiet), run(spec_of(late), late, told.append)
     assert modelled(first) == modelled(second)
     assert first.series is not None
     assert 119 < first.series.seconds[-1] < 121
@@ -246,7 +246,7 @@ def test_time_is_counted_from_the_first_arrival() -> None:
 def test_the_most_that_requests_hold_is_seen_before_they_let_go() -> None:
     # Five at once, each with 100 blocks of prompt and a last one for its answer.
     trace = asked([(0, 1_600, 3)] * 5)
-    result = run(setup_of(trace), trace, quiet)
+    result = run(spec_of(trace), trace, quiet)
     assert (result.peak["pinned"], result.peak["device"]) == (505, 505)
     assert result.series is not None
     assert max(result.series.device_pinned) == 505
@@ -263,7 +263,7 @@ def test_what_a_jump_costs_is_counted_in_the_next_step(monkeypatch: pytest.Monke
         return begin(*given, **keywords)
 
     monkeypatch.setattr(by.KVCache, "begin", slow)
-    result = run(setup_of(trace), trace, quiet)
+    result = run(spec_of(trace), trace, quiet)
     assert result.moved.blocks_across == 1
     assert result.bookkeeping is not None
     assert result.bookkeeping.steps == 2
@@ -275,13 +275,13 @@ def test_prompts_without_an_answer_are_computed_and_end() -> None:
     trace = dataclasses.replace(
         workload.generate(1, requests=20), output_length=np.zeros(20, np.int64)
     )
-    result = run(setup_of(trace), trace, quiet)
+    result = run(spec_of(trace), trace, quiet)
     assert (result.requests, result.output_tokens, result.tokens_per_second) == (20, 0, 0)
 
 
 def test_prefetch_brings_prefixes_up_before_their_turn(trace: Trace) -> None:
-    late = run(setup_of(trace, max_num_seqs=2), trace, quiet)
-    early = run(setup_of(trace, max_num_seqs=2, prefetch=4), trace, quiet)
+    late = run(spec_of(trace, max_num_seqs=2), trace, quiet)
+    early = run(spec_of(trace, max_num_seqs=2, prefetch=4), trace, quiet)
     assert early.waits is not None
     assert late.waits is not None
     assert early.waits.loading < late.waits.loading
@@ -290,8 +290,8 @@ def test_prefetch_brings_prefixes_up_before_their_turn(trace: Trace) -> None:
 
 def test_a_slow_link_is_not_used(trace: Trace, plain: Run) -> None:
     slow = hardware.preset("llama-3-8b/h100").with_({"link_bytes_per_second": 1e9})
-    gated = run(setup_of(trace, roofline=slow), trace, quiet)
-    forced = run(setup_of(trace, roofline=slow, gate=False), trace, quiet)
+    gated = run(spec_of(trace, roofline=slow), trace, quiet)
+    forced = run(spec_of(trace, roofline=slow, gate=False), trace, quiet)
     assert gated.moved.blocks_up == 0
     assert gated.skipped_slow > plain.skipped_slow
     assert forced.moved.blocks_up > 0
@@ -303,14 +303,14 @@ def test_a_slow_link_is_not_used(trace: Trace, plain: Run) -> None:
 @pytest.mark.parametrize("on", [NUMPY, simulated.elsewhere()], ids=["memory", "simulated"])
 def test_a_wrong_byte_is_seen(on: Device) -> None:
     config = by.Config(device=8, host=4, layout=scaled(16, 1))
-    hands = RealHands(config, on=on)
+    memory = LocalMemory(config, on=on)
     slots, keys = np.array([3, 5], np.int32), np.array([11, 12], np.uint64)
-    hands.write(slots, keys)
-    assert hands.wrong(slots, keys) == 0
-    assert hands.wrong(slots[::-1].copy(), keys) == 2
-    hands._device.planes[0][5, 1, 7] ^= 1
-    assert hands.wrong(slots, keys) == 1
-    hands.close()
+    memory.write(slots, keys)
+    assert memory.wrong(slots, keys) == 0
+    assert memory.wrong(slots[::-1].copy(), keys) == 2
+    memory._device.planes[0][5, 1, 7] ^= 1
+    assert memory.wrong(slots, keys) == 1
+    memory.close()
 
 
 def test_a_replay_moves_real_bytes_of_a_gpu(
@@ -318,7 +318,7 @@ def test_a_replay_moves_real_bytes_of_a_gpu(
 ) -> None:
     simulated.installed(monkeypatch)
     simulated.waits.clear()
-    result = run(setup_of(trace, verify=True, device="cuda"), trace, quiet)
+    result = run(spec_of(trace, verify=True, device="cuda"), trace, quiet)
     assert simulated.waits["get"] > 100
     assert modelled(result) == modelled(plain)
     assert result.verified is not None
@@ -330,38 +330,40 @@ def test_a_replay_moves_real_bytes_of_a_gpu(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_replay_moves_real_bytes_of_a_real_gpu(trace: Trace, ranks: int) -> None:
     gpu()
-    result = run(setup_of(trace, verify=True, device="cuda", ranks=ranks), trace, quiet)
-    assert modelled(result) == modelled(run(setup_of(trace, ranks=ranks), trace, quiet))
+    result = run(spec_of(trace, verify=True, device="cuda", ranks=ranks), trace, quiet)
+    assert modelled(result) == modelled(run(spec_of(trace, ranks=ranks), trace, quiet))
     assert result.verified is not None
     assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
     assert result.verified.checked > 1000
 
 
-def spoiled(monkeypatch: pytest.MonkeyPatch, spoils: Callable[[RealHands, by.Plan], None]) -> None:
+def spoiled(
+    monkeypatch: pytest.MonkeyPatch, spoils: Callable[[LocalMemory, by.Plan], None]
+) -> None:
     """Does something to every plan that has been carried out."""
-    land = RealHands.land
+    land = LocalMemory.land
 
-    def landed(hands: RealHands, plans: Sequence[by.Plan]) -> list[by.Outcome]:
-        outcomes = land(hands, plans)
+    def landed(memory: LocalMemory, plans: Sequence[by.Plan]) -> list[by.Outcome]:
+        outcomes = land(memory, plans)
         for plan in plans:
-            spoils(hands, plan)
+            spoils(memory, plan)
         return outcomes
 
-    monkeypatch.setattr(RealHands, "land", landed)
+    monkeypatch.setattr(LocalMemory, "land", landed)
 
 
 @pytest.mark.parametrize("spoil", [False, True])
 def test_the_private_copy_of_a_full_hit_is_checked(
     monkeypatch: pytest.MonkeyPatch, *, spoil: bool
 ) -> None:
-    def spoils(hands: RealHands, plan: by.Plan) -> None:
+    def spoils(memory: LocalMemory, plan: by.Plan) -> None:
         if spoil and plan.source_tier == plan.destination_tier:
-            hands._device.planes[0][plan.destinations] ^= 1
+            memory._device.planes[0][plan.destinations] ^= 1
 
     spoiled(monkeypatch, spoils)
     # Four blocks, whole: their last token is computed again, in a copy of the last block.
     trace = again(asked([(5_000 * request, 64, 2) for request in range(3)]))
-    result = run(setup_of(trace, verify=True), trace, quiet)
+    result = run(spec_of(trace, verify=True), trace, quiet)
     assert result.moved.blocks_across == 2
     assert result.verified is not None
     # Once, when the copy has landed: the engine hears of the request only then.
@@ -374,21 +376,21 @@ def test_half_of_the_copies_are_made_as_late_as_they_may_be() -> None:
     slots, keys = np.arange(64, dtype=np.int32), np.arange(64, dtype=np.uint64)
 
     def late(seed: int) -> list[int]:
-        hands = RealHands(config, seed=seed)
-        hands.write(slots, keys)
+        memory = LocalMemory(config, seed=seed)
+        memory.write(slots, keys)
         down = [plan_of([slot], flight=slot + 1 << 32) for slot in range(64)]
-        hands.submit(down)
+        memory.submit(down)
         patience = time.monotonic() + 10
-        while hands._crane.in_flight and time.monotonic() < patience:
-            hands._early |= {outcome.flight: outcome for outcome in hands._crane.poll()}
+        while memory._crane.in_flight and time.monotonic() < patience:
+            memory._early |= {outcome.flight: outcome for outcome in memory._crane.poll()}
         # Whoever is early has the old bytes, whoever is late the new ones.
-        hands.write(slots, keys + np.uint64(64))
-        assert [outcome.good for outcome in hands.land(down)] == [1] * 64
+        memory.write(slots, keys + np.uint64(64))
+        assert [outcome.good for outcome in memory.land(down)] == [1] * 64
         up = plan_of(64, flight=1 << 40, way="host device")
-        hands.submit([up])
-        hands.land([up])
-        seen = [hands.wrong(slots[at : at + 1], keys[at : at + 1]) for at in range(64)]
-        hands.close()
+        memory.submit([up])
+        memory.land([up])
+        seen = [memory.wrong(slots[at : at + 1], keys[at : at + 1]) for at in range(64)]
+        memory.close()
         return seen
 
     assert late(1) == late(1) != late(2)
@@ -408,48 +410,48 @@ def test_a_slot_given_away_before_its_copy_has_landed_is_noticed(
     # From now on the next copy down may go where a copy up still has to read.
     monkeypatch.setattr(by.KVCache, "dispatch", hasty)
     slow = hardware.preset("llama-3-8b/h100").with_({"link_bytes_per_second": 1e9})
-    setup = setup_of(trace, roofline=slow, gate=False, host_blocks=900, verify=True)
-    result = run(setup, trace, quiet)
+    spec = spec_of(trace, roofline=slow, gate=False, host_blocks=900, verify=True)
+    result = run(spec, trace, quiet)
     assert result.verified is not None
     assert result.verified.wrong > 100
 
 
 def test_a_rank_whose_process_is_gone_is_named() -> None:
-    hands = ProcessHands(by.Config(device=8, host=4, layout=scaled(16, 2)))
+    memory = ProcessMemory(by.Config(device=8, host=4, layout=scaled(16, 2)))
     try:
-        assert [hello.rank for hello in hands.hello()] == [0, 1]
-        process = hands._ranks[1][0]
+        assert [hello.rank for hello in memory.hello()] == [0, 1]
+        process = memory._ranks[1][0]
         process.kill()
         process.join()
         with pytest.raises(by.Unavailable, match="rank 1 is gone"):
-            hands.hello()
+            memory.hello()
     finally:
-        hands.close()
+        memory.close()
 
 
 def test_a_rank_does_not_hear_ctrl_c() -> None:
-    hands = ProcessHands(by.Config(device=8, host=4, layout=scaled(16, 2)))
+    memory = ProcessMemory(by.Config(device=8, host=4, layout=scaled(16, 2)))
     try:
         for _ in range(5):
-            for process, _pipe in hands._ranks:
+            for process, _pipe in memory._ranks:
                 os.kill(process.pid, signal.SIGINT)
             time.sleep(0.02)
-        assert len(hands.hello()) == 2
+        assert len(memory.hello()) == 2
     finally:
-        hands.close()
+        memory.close()
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_what_goes_wrong_in_a_rank_is_raised_here() -> None:
     config = by.Config(device=8, host=4, layout=scaled(16, 2))
-    hands = ProcessHands(config)
+    memory = ProcessMemory(config)
     try:
         plans = [plan_of([1], [99], flight=1 << 32)]
-        hands.submit(plans)
+        memory.submit(plans)
         with pytest.raises(by.Misuse, match="host slot 99"):
-            hands.land(plans)
+            memory.land(plans)
     finally:
-        hands.close()
+        memory.close()
 
 
 def test_copies_queue_on_the_link_each_way_on_its_own() -> None:
@@ -504,8 +506,8 @@ def decoding(requests: int = 60) -> Trace:
     return asked([(20 * at, 64 + 16 * (at % 5), 300 + 7 * at) for at in range(requests)])
 
 
-def squeezed(trace: Trace, **changes: Any) -> Setup:
-    return setup_of(trace, **{"device_blocks": 220, "host_blocks": 0} | changes)
+def squeezed(trace: Trace, **changes: Any) -> RunSpec:
+    return spec_of(trace, **{"device_blocks": 220, "host_blocks": 0} | changes)
 
 
 HEADROOMS = ("none", "watermark", "adaptive", "full-length")
@@ -518,8 +520,8 @@ def test_whoever_is_preempted_gives_all_its_tokens_and_finds_its_own_bytes(
     headroom: Any, victims: Any, host: int
 ) -> None:
     trace = decoding()
-    setup = squeezed(trace, headroom=headroom, victims=victims, host_blocks=host, verify=True)
-    result = run(setup, trace, quiet)
+    spec = squeezed(trace, headroom=headroom, victims=victims, host_blocks=host, verify=True)
+    result = run(spec, trace, quiet)
     assert (result.requests, result.complete, result.audit) == (60, True, "ok")
     assert result.output_tokens == trace.output_length.sum()
     assert result.input_tokens == trace.input_length.sum()
@@ -540,7 +542,7 @@ def test_whoever_is_preempted_gives_all_its_tokens_and_finds_its_own_bytes(
         assert headroom == "full-length" or 0 < gone.relieved < gone.kept
     assert 0 <= gone.share < 1
     assert (gone.away_ms.max > 0) == (gone.count > 0)
-    assert modelled(result) == modelled(run(dataclasses.replace(setup, verify=False), trace, quiet))
+    assert modelled(result) == modelled(run(dataclasses.replace(spec, verify=False), trace, quiet))
 
 
 def test_the_more_is_reserved_the_less_is_preempted_and_computed_again() -> None:
@@ -593,13 +595,13 @@ def test_a_gap_between_tokens_spans_the_time_that_somebody_was_away() -> None:
     # Every token but each first one has a gap, whoever was preempted.
     replay = opened(squeezed(trace, headroom="none", verify=True), trace)
     replay.run(quiet)
-    replay.hands.close()
+    replay.memory.close()
     assert sum(rows for _, rows in replay.tally.gaps) == trace.output_length.sum() - len(trace)
     assert len(replay.tally.ttft) == len(trace)
 
 
 def test_a_prefill_engine_gives_first_tokens_and_no_others(trace: Trace) -> None:
-    result = run(setup_of(trace, role="prefill", headroom="none", verify=True), trace, quiet)
+    result = run(spec_of(trace, role="prefill", headroom="none", verify=True), trace, quiet)
     assert (result.requests, result.output_tokens, result.role) == (150, 150, "prefill")
     assert result.input_tokens == trace.input_length.sum()
     assert result.ttft_ms is not None
@@ -609,15 +611,15 @@ def test_a_prefill_engine_gives_first_tokens_and_no_others(trace: Trace) -> None
     assert result.preempted.count == 0
     assert result.verified is not None
     assert result.verified.wrong == 0
-    mixed = run(setup_of(trace), trace, quiet)
+    mixed = run(spec_of(trace), trace, quiet)
     assert mixed.ttft_ms is not None
     assert result.ttft_ms.mean < mixed.ttft_ms.mean
 
 
 def test_a_decode_engine_computes_no_prompt_and_waits_for_room_and_for_the_link() -> None:
     trace = asked([(0, 3_200, 50)] * 3)
-    setup = squeezed(trace, device_blocks=450, role="decode", headroom="full-length", verify=True)
-    result = run(setup, trace, quiet)
+    spec = squeezed(trace, device_blocks=450, role="decode", headroom="full-length", verify=True)
+    result = run(spec, trace, quiet)
     assert (result.requests, result.output_tokens) == (3, 150)
     assert result.verified is not None
     assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
@@ -632,8 +634,8 @@ def test_a_decode_engine_computes_no_prompt_and_waits_for_room_and_for_the_link(
     assert max(result.series.device_promised) == 408
     assert result.waits is not None
     assert result.ttft_ms is not None
-    link = 1e3 * setup.roofline.copy_seconds(3_200)
-    step = 1e3 * setup.roofline.step_seconds(0, 0.0, 0, 1, 3_200)
+    link = 1e3 * spec.roofline.copy_seconds(3_200)
+    step = 1e3 * spec.roofline.step_seconds(0, 0.0, 0, 1, 3_200)
     assert result.waits.queue_ms.quantiles[0] == pytest.approx(link, rel=0.01)
     assert result.ttft_ms.quantiles[0] == pytest.approx(link + step, rel=0.01)
     assert result.ttft_ms.max > link + 50 * step
@@ -684,15 +686,15 @@ def test_an_answer_that_is_not_the_trace_s_is_seen(monkeypatch: pytest.MonkeyPat
 def test_a_byte_that_spoils_while_somebody_is_away_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    starts = Witness.starts
+    starts = Verifier.starts
 
-    def spoiled(witness: Witness, request: int, slots: Any) -> None:
-        if request in witness.keys and len(slots):
-            assert isinstance(witness._hands, RealHands)
-            witness._hands._device.planes[0][slots[0]] ^= 1
-        starts(witness, request, slots)
+    def spoiled(verifier: Verifier, request: int, slots: Any) -> None:
+        if request in verifier.keys and len(slots):
+            assert isinstance(verifier._memory, LocalMemory)
+            verifier._memory._device.planes[0][slots[0]] ^= 1
+        starts(verifier, request, slots)
 
-    monkeypatch.setattr(Witness, "starts", spoiled)
+    monkeypatch.setattr(Verifier, "starts", spoiled)
     trace = decoding()
     result = run(squeezed(trace, headroom="none", verify=True), trace, quiet)
     assert result.verified is not None

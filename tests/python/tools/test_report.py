@@ -19,8 +19,8 @@ import pytest
 from blockyard.tools.replay.hardware import preset
 from blockyard.tools.replay.play import play
 from blockyard.tools.replay.report import page
-from blockyard.tools.replay.result import FORMAT, Result, Tickets
-from blockyard.tools.replay.setup import Progress, Setup
+from blockyard.tools.replay.result import FORMAT, Result, TicketCounts
+from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.replay.terminal import duration, size
 from blockyard.tools.replay.workload import generate
 from needs import without
@@ -42,8 +42,8 @@ def result(model: str = "virtual", policies: int = 2) -> Result:
     trace = generate(5, requests=60)
     roofline = preset("llama-3-8b/h100")
     writes: tuple[Literal["on-evict"], Literal["second-touch"]] = ("on-evict", "second-touch")
-    setups = [
-        Setup(
+    specs = [
+        RunSpec(
             model="virtual" if model == "virtual" else "sequential",
             preset="llama-3-8b/h100",
             roofline=roofline,
@@ -57,7 +57,7 @@ def result(model: str = "virtual", policies: int = 2) -> Result:
         )
         for write_policy in writes[:policies]
     ]
-    first = setups[0]
+    first = specs[0]
     return Result(
         format=FORMAT,
         blockyard="0",
@@ -74,7 +74,7 @@ def result(model: str = "virtual", policies: int = 2) -> Result:
         preset="llama-3-8b/h100",
         figures=roofline.figures(),
         command=f"blockyard replay '{NASTY}'",
-        runs=[play(setup, trace, quiet) for setup in setups],
+        runs=[play(spec, trace, quiet) for spec in specs],
     )
 
 
@@ -250,7 +250,7 @@ def test_the_keys_in_the_documents_are_those_of_the_json() -> None:
     parts = ("moved", "preempted", "reservations", "bookkeeping", "verified", "series")
     for name in parts:
         assert set(run[name]) == listed[name.title()], name
-    assert set(Tickets.__struct_fields__) == listed["Tickets"]
+    assert set(TicketCounts.__struct_fields__) == listed["TicketCounts"]
 
 
 def test_the_options_in_the_documents_are_those_there_are() -> None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blockyard as by
-from blockyard.tools.replay.sequential import Policy, Write, sequential
+from blockyard.tools.replay.sequential import sequential
+from blockyard.tools.replay.spec import Policy, WritePolicy
 from blockyard.tools.replay.trace import Trace, read
 from blockyard.tools.replay.workload import Workload, generate
 from traces import CONVERSATION, made, real
@@ -40,7 +41,7 @@ def conversation() -> Trace:
     ],
 )
 def test_the_conversation_trace_gives_the_figures_that_were_simulated(
-    conversation: Trace, device: int, host: int, policy: Policy, write: Write, hits: float
+    conversation: Trace, device: int, host: int, policy: Policy, write: WritePolicy, hits: float
 ) -> None:
     result = sequential(
         conversation, device_blocks=device, host_blocks=host, policy=policy, write=write

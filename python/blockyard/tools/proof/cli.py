@@ -10,8 +10,8 @@ from blockyard.crane.devices import DeviceName, device
 from blockyard.engines.model import Model
 from blockyard.engines.weights import ModelConfig
 from blockyard.tools.proof.conversations import Conversation
-from blockyard.tools.proof.play import Memory, Play
-from blockyard.tools.proof.terminal import Row, Watch, table
+from blockyard.tools.proof.play import MemoryBudget, Play
+from blockyard.tools.proof.terminal import ProgressLine, Row, table
 
 __all__ = ["proof"]
 
@@ -53,9 +53,9 @@ def proof(
     ample, least = sum(blocks), max(blocks)
     tight = max(ample // squeeze, least)
     memories = {
-        "ample": Memory(ample + 1, 0, "recompute"),
-        "parking": Memory(tight + 1, ample, "park"),
-        "recompute": Memory(tight + 1, ample, "recompute"),
+        "ample": MemoryBudget(ample + 1, 0, "recompute"),
+        "parking": MemoryBudget(tight + 1, ample, "park"),
+        "recompute": MemoryBudget(tight + 1, ample, "recompute"),
     }
     model = Model(ModelConfig(), seed, xp=on.xp)
     plays = {
@@ -74,7 +74,7 @@ def _play(plays: dict[str, Play], turns: int) -> bool:
     """All of them, turn by turn; whether every token is the same and no law was broken."""
     spent = dict.fromkeys(plays, 0.0)
     shown = 0.0
-    with Watch(turns) as watch:
+    with ProgressLine(turns) as watch:
         while not all(play.over for play in plays.values()):
             for name, play in plays.items():
                 if not play.over:

@@ -25,17 +25,17 @@ from blockyard.yard.parking import PreemptMode
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Figures", "Memory", "Play"]
+__all__ = ["Figures", "MemoryBudget", "Play"]
 
 
-class Memory(NamedTuple):
+class MemoryBudget(NamedTuple):
     """How much there is, and what becomes of a victim."""
 
     device: int
     """Blocks, the null slot among them."""
     host: int
     """Blocks."""
-    preempt: PreemptMode
+    preempt_mode: PreemptMode
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Play:
     def __init__(  # noqa: PLR0913 - what there is to vary
         self,
         conversations: Sequence[Conversation],
-        memory: Memory,
+        memory: MemoryBudget,
         model: Model,
         *,
         block_size: int = 16,
@@ -99,7 +99,7 @@ class Play:
             seats=max(len(conversations), 1),
             budget=256,
             reserve=reserve(),
-            preempt=memory.preempt,
+            preempt=memory.preempt_mode,
             stops=stops,
         )
         self.memory = memory

@@ -8,7 +8,7 @@ import click
 
 from blockyard.tools.proof.play import Play
 
-__all__ = ["Row", "Watch", "table"]
+__all__ = ["ProgressLine", "Row", "table"]
 
 _KIB = 1024
 _LABEL, _COLUMN = 28, 13
@@ -26,7 +26,7 @@ class Row(NamedTuple):
     """Whether all its answers are the first play's; None before both are over."""
 
 
-class Watch:
+class ProgressLine:
     """A line on a terminal's stderr that changes as the plays go on, and goes when they are over.
 
     Args:

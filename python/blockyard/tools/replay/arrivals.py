@@ -10,8 +10,8 @@ from blockyard._typing import override
 from blockyard.scheduling.headroom import HeadroomPolicy
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.tools.replay.clock import Queue
-from blockyard.tools.replay.setup import Setup
+from blockyard.tools.replay.clock import LinkDirection
+from blockyard.tools.replay.spec import RunSpec
 from blockyard.tools.replay.tokens import Tokens
 from blockyard.tools.replay.trace import Trace
 from blockyard.yard.cache import KVCache
@@ -28,19 +28,19 @@ class Arrivals:
     outside: they have arrived all the same.
 
     Args:
-        setup: What is modelled.
+        spec: What is modelled.
         trace: The requests.
         tokens: What they say.
         scheduler: Whose line.
     """
 
-    def __init__(self, setup: Setup, trace: Trace, tokens: Tokens, scheduler: Scheduler) -> None:
+    def __init__(self, spec: RunSpec, trace: Trace, tokens: Tokens, scheduler: Scheduler) -> None:
         # Times in the trace are milliseconds, since whenever; here, seconds from the first arrival.
         self.times: list[float] = ((trace.arrival - trace.arrival[:1]) / 1000.0).tolist()
         self._tokens = tokens
         self._scheduler = scheduler
-        self._places = setup.max_num_seqs
-        self._answers = setup.answers(trace)
+        self._places = spec.max_num_seqs
+        self._answers = spec.answers(trace)
         self._taken = 0
         self.refused = 0
         """Too large to ever fit."""
@@ -103,7 +103,7 @@ class Transfers(Arrivals):
     while one that was preempted waits: the room goes to it first.
 
     Args:
-        setup: What is modelled.
+        spec: What is modelled.
         trace: The requests.
         tokens: What they say.
         scheduler: Whose line.
@@ -113,20 +113,20 @@ class Transfers(Arrivals):
 
     def __init__(
         self,
-        setup: Setup,
+        spec: RunSpec,
         trace: Trace,
         tokens: Tokens,
         scheduler: Scheduler,
         cache: KVCache,
         headroom: HeadroomPolicy,
     ) -> None:
-        super().__init__(setup, trace, tokens, scheduler)
+        super().__init__(spec, trace, tokens, scheduler)
         self._cache = cache
         self._headroom = headroom
-        self._size = setup.block_size
-        machine = setup.roofline.machine
-        self._link = Queue(
-            setup.block_bytes / setup.ranks / machine.link_bytes_per_second, machine.link_latency
+        self._size = spec.block_size
+        machine = spec.roofline.machine
+        self._link = LinkDirection(
+            spec.block_bytes / spec.ranks / machine.link_bytes_per_second, machine.link_latency
         )
         self._air: deque[_Sent] = deque()
         self._first: tuple[int, Keys] | None = None

@@ -13,12 +13,12 @@ from blockyard._typing import override
 from blockyard.crane.devices import DeviceName
 from blockyard.scheduling.headroom import Role
 from blockyard.tools.replay import terminal
-from blockyard.tools.replay.options import MOST_BLOCKS, Asked, Policy, WritePolicy, settle
+from blockyard.tools.replay.options import MOST_BLOCKS, Options, resolve
 from blockyard.tools.replay.outputs import claim, write
 from blockyard.tools.replay.play import play
 from blockyard.tools.replay.report import page
 from blockyard.tools.replay.result import FORMAT, Result, Run
-from blockyard.tools.replay.setup import HeadroomName, Setup, VictimsName
+from blockyard.tools.replay.spec import HeadroomName, Policy, RunSpec, VictimsName, WritePolicy
 from blockyard.tools.replay.trace import Trace
 from blockyard.tools.replay.workload import WorkloadName
 from blockyard.yard.parking import PreemptMode
@@ -134,41 +134,41 @@ def _number(
 @click.option("--report", type=_FILE, metavar="PATH", help="Writes a page with plots.")
 @click.option("--quiet", is_flag=True, help="Shows no progress.")
 @click.pass_context
-def replay(ctx: click.Context, /, **asked: Unpack[Asked]) -> None:
+def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:
     """Runs TRACE, or a generated workload without one, through a cache.
 
     TRACE has one request per line, in the Mooncake format; see docs/replay.md.
     """
-    claim(_files(asked))
-    trace, setups = settle(asked)
-    if asked["save_trace"] is not None:
-        trace.write(asked["save_trace"])
-    runs = _play(setups, trace, None if asked["quiet"] else Console(stderr=True))
+    claim(_files(options))
+    trace, specs = resolve(options)
+    if options["save_trace"] is not None:
+        trace.write(options["save_trace"])
+    runs = _play(specs, trace, None if options["quiet"] else Console(stderr=True))
     if not runs:
         raise click.Abort
-    result = _result(setups[0], trace, ctx.obj, runs)
+    result = _result(specs[0], trace, ctx.obj, runs)
     # With --json - stdout is for the JSON alone.
-    table = Console(stderr=asked["json"] == "-")
+    table = Console(stderr=options["json"] == "-")
     for part in terminal.tables(result, table.width):
         table.print(part)
-    _write(asked, result)
+    _write(options, result)
     if any(
         run.audit not in {"ok", "none"}
         or (run.verified and (run.verified.wrong or run.verified.wrong_answers))
         for run in runs
     ):
         ctx.exit(_BREACH)
-    if len(runs) < len(setups) or not runs[-1].complete:
+    if len(runs) < len(specs) or not runs[-1].complete:
         ctx.exit(_INTERRUPTED)
 
 
-def _play(setups: Sequence[Setup], trace: Trace, console: Console | None) -> list[Run]:
+def _play(specs: Sequence[RunSpec], trace: Trace, console: Console | None) -> list[Run]:
     """The runs; after Ctrl-C those that there are, the last one as far as it went."""
     runs: list[Run] = []
     try:
-        with terminal.Watch(trace, console) as watch:
-            for setup in setups:
-                runs.append(play(setup, trace, watch.begin(setup)))
+        with terminal.ProgressDisplay(trace, console) as watch:
+            for spec in specs:
+                runs.append(play(spec, trace, watch.begin(spec)))
                 watch.end(runs[-1])
                 if not runs[-1].complete:
                     break
@@ -177,44 +177,44 @@ def _play(setups: Sequence[Setup], trace: Trace, console: Console | None) -> lis
     return runs
 
 
-def _files(asked: Asked) -> dict[str, Path | None]:
+def _files(options: Options) -> dict[str, Path | None]:
     """What is read and written, by the option that says so."""
-    to_file = asked["json"] is not None and asked["json"] != "-"
+    to_file = options["json"] is not None and options["json"] != "-"
     return {
-        "TRACE": asked["trace"],
-        "--save-trace": asked["save_trace"],
-        "--json": Path(asked["json"] or "") if to_file else None,
-        "--report": asked["report"],
+        "TRACE": options["trace"],
+        "--save-trace": options["save_trace"],
+        "--json": Path(options["json"] or "") if to_file else None,
+        "--report": options["report"],
     }
 
 
-def _write(asked: Asked, result: Result) -> None:
+def _write(options: Options, result: Result) -> None:
     json = result.encode() + b"\n"
-    path = _files(asked)["--json"]
+    path = _files(options)["--json"]
     if path is not None:
         write(path, json)
-    elif asked["json"] is not None:
+    elif options["json"] is not None:
         click.echo(json, nl=False)
-    if asked["report"] is not None:
-        write(asked["report"], page(result))
+    if options["report"] is not None:
+        write(options["report"], page(result))
 
 
-def _result(setup: Setup, trace: Trace, command: str, runs: Sequence[Run]) -> Result:
+def _result(spec: RunSpec, trace: Trace, command: str, runs: Sequence[Run]) -> Result:
     return Result(
         format=FORMAT,
         blockyard=__version__,
         trace=_plain(trace.name),
-        trace_block=setup.trace_block,
+        trace_block=spec.trace_block,
         trace_requests=len(trace),
-        block_size=setup.block_size,
-        block_bytes=setup.block_bytes,
-        max_num_batched_tokens=setup.max_num_batched_tokens,
-        max_num_seqs=setup.max_num_seqs,
-        prefetch=setup.prefetch,
-        gate=setup.gate,
-        seed=setup.seed,
-        preset=setup.preset,
-        figures=setup.roofline.figures(),
+        block_size=spec.block_size,
+        block_bytes=spec.block_bytes,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        max_num_seqs=spec.max_num_seqs,
+        prefetch=spec.prefetch,
+        gate=spec.gate,
+        seed=spec.seed,
+        preset=spec.preset,
+        figures=spec.roofline.figures(),
         command=_plain(command),
         runs=list(runs),
     )

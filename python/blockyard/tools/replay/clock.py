@@ -6,10 +6,10 @@ from itertools import count
 
 from blockyard.shared.plan import Plan
 
-__all__ = ["Link", "Queue"]
+__all__ = ["Link", "LinkDirection"]
 
 
-class Queue:
+class LinkDirection:
     """One direction of a link: it carries one copy after another.
 
     Args:
@@ -48,7 +48,7 @@ class Link:
     def __init__(self, block_bytes: float, bytes_per_second: float, latency: float) -> None:
         self._seconds = block_bytes / bytes_per_second
         self._latency = latency
-        self._ways: dict[tuple[str, str], Queue] = {}
+        self._ways: dict[tuple[str, str], LinkDirection] = {}
         self._air: list[tuple[float, int, Plan]] = []
         self._order = count()
 
@@ -59,7 +59,7 @@ class Link:
             if way not in self._ways:
                 # A copy within the device takes next to no time beside one over the link.
                 seconds = 0.0 if way[0] == way[1] else self._seconds
-                self._ways[way] = Queue(seconds, self._latency)
+                self._ways[way] = LinkDirection(seconds, self._latency)
             lands = self._ways[way].send(len(plan), now)
             heapq.heappush(self._air, (lands, next(self._order), plan))
 

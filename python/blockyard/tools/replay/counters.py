@@ -14,15 +14,15 @@ from blockyard.tools.replay.result import (
     Bookkeeping,
     Moved,
     Preempted,
-    Reservations,
+    PromisedBlocks,
     Run,
-    Tickets,
+    TicketCounts,
     Verified,
     Waits,
 )
-from blockyard.tools.replay.setup import Setup
+from blockyard.tools.replay.spec import RunSpec
 from blockyard.tools.replay.timeline import Timeline, spread
-from blockyard.tools.replay.verify import Witness
+from blockyard.tools.replay.verify import Verifier
 from blockyard.yard.cache import KVCache
 
 __all__ = ["Levels", "Tally"]
@@ -146,12 +146,12 @@ class Tally:
 
     def result(  # noqa: PLR0913 - all that has something to say
         self,
-        setup: Setup,
+        spec: RunSpec,
         cache: KVCache,
         scheduler: Scheduler,
         engine: VirtualEngine,
         arrivals: Arrivals,
-        witness: Witness | None,
+        verifier: Verifier | None,
         *,
         levels: Levels,
         complete: bool,
@@ -161,12 +161,12 @@ class Tally:
         """What came of it.
 
         Args:
-            setup: What was modelled.
+            spec: What was modelled.
             cache: Its bookkeeping, audited here.
             scheduler: Who ran, waited and was preempted.
             engine: What was computed.
             arrivals: Who came, and who was refused.
-            witness: Of the bytes; None without.
+            verifier: Of the bytes; None without.
             levels: As they are at the end.
             complete: Whether every request has ended or was refused.
             seconds: Of the modelled engine.
@@ -179,14 +179,14 @@ class Tally:
         rows = np.array([count for _, count in self.gaps], np.int64)
         return Run(
             model="virtual",
-            policy=setup.policy,
-            write_policy=setup.write_policy,
-            role=setup.role,
-            headroom=setup.headroom,
-            victims=setup.victims,
-            preempt_mode=setup.preempt_mode,
-            device_blocks=setup.device_blocks,
-            host_blocks=setup.host_blocks,
+            policy=spec.policy,
+            write_policy=spec.write_policy,
+            role=spec.role,
+            headroom=spec.headroom,
+            victims=spec.victims,
+            preempt_mode=spec.preempt_mode,
+            device_blocks=spec.device_blocks,
+            host_blocks=spec.host_blocks,
             requests=self.ended,
             refused=arrivals.refused,
             complete=complete,
@@ -203,10 +203,10 @@ class Tally:
             waits=self._waits(scheduler.stats(), np.array(arrivals.times)),
             preempted=self._preempted(scheduler.stats(), engine),
             reservations=self._reservations(arrivals),
-            moved=self._moved(setup, stats["failed"]),
+            moved=self._moved(spec, stats["failed"]),
             peak=dict(self.peak),
             bookkeeping=self._bookkeeping(arrivals, seconds),
-            verified=_verified(setup, witness),
+            verified=_verified(spec, verifier),
             audit="ok" if violation is None else f"{violation.law}: {violation.detail}",
             series=self.timeline.series(levels.seen),
         )
@@ -240,20 +240,20 @@ class Tally:
             away_ms=spread(np.array(self.away) * 1e3),
         )
 
-    def _reservations(self, arrivals: Arrivals) -> Reservations:
+    def _reservations(self, arrivals: Arrivals) -> PromisedBlocks:
         def mean(blocks: list[int]) -> float:
             return float(np.average(blocks, weights=self.seconds)) if blocks else 0.0
 
         tickets = None
         if isinstance(arrivals, Transfers):
             counts = arrivals.tickets.stats()
-            tickets = Tickets(
+            tickets = TicketCounts(
                 granted=arrivals.granted,
                 refused=counts["tickets_refused"],
                 expired=counts["tickets_expired"],
                 blocks=arrivals.blocks,
             )
-        return Reservations(
+        return PromisedBlocks(
             headroom=mean(self.headroom),
             headroom_peak=max(self.headroom, default=0),
             promised=mean(self.promised),
@@ -261,13 +261,13 @@ class Tally:
             tickets=tickets,
         )
 
-    def _moved(self, setup: Setup, failed: int) -> Moved:
+    def _moved(self, spec: RunSpec, failed: int) -> Moved:
         return Moved(
             blocks_down=self.moved["down"],
             blocks_up=self.moved["up"],
             blocks_across=self.moved["across"],
-            bytes_down=self.moved["down"] * setup.block_bytes,
-            bytes_up=self.moved["up"] * setup.block_bytes,
+            bytes_down=self.moved["down"] * spec.block_bytes,
+            bytes_up=self.moved["up"] * spec.block_bytes,
             failed_blocks=failed,
         )
 
@@ -282,13 +282,13 @@ class Tally:
         )
 
 
-def _verified(setup: Setup, witness: Witness | None) -> Verified | None:
-    if witness is None:
+def _verified(spec: RunSpec, verifier: Verifier | None) -> Verified | None:
+    if verifier is None:
         return None
     return Verified(
-        written=witness.written,
-        checked=witness.checked,
-        wrong=witness.wrong,
-        wrong_answers=witness.wrong_answers,
-        block_bytes=scaled(setup.block_size, setup.ranks).block_bytes,
+        written=verifier.written,
+        checked=verifier.checked,
+        wrong=verifier.wrong,
+        wrong_answers=verifier.wrong_answers,
+        block_bytes=scaled(spec.block_size, spec.ranks).block_bytes,
     )

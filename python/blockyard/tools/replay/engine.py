@@ -6,7 +6,7 @@ from typing import Final, cast
 import numpy as np
 
 from blockyard.scheduling.engine import Ack, Chunk, Output, Start, Step, Stop
-from blockyard.tools.replay.setup import Setup
+from blockyard.tools.replay.spec import RunSpec
 from blockyard.tools.replay.tokens import Tokens
 from blockyard.tools.replay.trace import Trace
 
@@ -20,22 +20,22 @@ class VirtualEngine:
     request costs a step of one token. Who was preempted is computed again in any role.
 
     Args:
-        setup: What is modelled.
+        spec: What is modelled.
         trace: The requests; their numbers are their ids.
         tokens: What they sample.
     """
 
     stops: Final = "in-order"
 
-    def __init__(self, setup: Setup, trace: Trace, tokens: Tokens) -> None:
-        self._roofline = setup.roofline
+    def __init__(self, spec: RunSpec, trace: Trace, tokens: Tokens) -> None:
+        self._roofline = spec.roofline
         self._tokens = tokens
         self._prompts = trace.input_length
-        self._answers = setup.answers(trace)
-        self._came_computed = setup.role == "decode"
-        self._request = np.zeros(setup.max_num_seqs, np.int64)
-        self._known = np.zeros(setup.max_num_seqs, np.int64)
-        self._computed = np.zeros(setup.max_num_seqs, np.int64)
+        self._answers = spec.answers(trace)
+        self._came_computed = spec.role == "decode"
+        self._request = np.zeros(spec.max_num_seqs, np.int64)
+        self._known = np.zeros(spec.max_num_seqs, np.int64)
+        self._computed = np.zeros(spec.max_num_seqs, np.int64)
         self._air: deque[Step] = deque()
         self.before: dict[int, int] = {}
         """Of who was preempted: tokens that were computed before."""

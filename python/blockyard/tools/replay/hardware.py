@@ -14,11 +14,11 @@ from blockyard._core import Misuse
 from blockyard.shared.models import MODELS as LAYOUTS
 from blockyard.shared.models import Heads
 
-__all__ = ["MACHINES", "MODELS", "Machine", "Model", "Roofline", "preset"]
+__all__ = ["MACHINES", "MODELS", "GpuSpec", "ModelSpec", "Roofline", "preset"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ModelSpec:
     """A decoder: the figures of its model card and its `config.json`."""
 
     name: str
@@ -38,7 +38,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class GpuSpec:
     """A GPU as its maker's data sheet has it, and what of that is taken to be reached.
 
     The efficiencies are assumptions: half of the peak in the arithmetic of prefill, 80 % of the
@@ -72,9 +72,9 @@ _PCIE5: Final = 50e9
 _SHAPES: Final = {name: shape for name, shape in LAYOUTS.items() if isinstance(shape, Heads)}
 
 
-def _dense(name: str, params: float, heads: int) -> Model:
+def _dense(name: str, params: float, heads: int) -> ModelSpec:
     shape = _SHAPES[name]
-    return Model(
+    return ModelSpec(
         name=name,
         params=params,
         active=params,
@@ -101,7 +101,7 @@ _MODELS: Final = (
 )
 _MACHINES: Final = (
     # NVIDIA A100 80GB data sheet (SXM).
-    Machine(
+    GpuSpec(
         name="a100",
         flops=312e12,
         hbm_bytes_per_second=2.039e12,
@@ -109,7 +109,7 @@ _MACHINES: Final = (
         link_bytes_per_second=_PCIE4,
     ),
     # NVIDIA H100 data sheet (SXM); it gives 1,979 TFLOPS with sparsity, which doubles the figure.
-    Machine(
+    GpuSpec(
         name="h100",
         flops=989e12,
         hbm_bytes_per_second=3.35e12,
@@ -117,7 +117,7 @@ _MACHINES: Final = (
         link_bytes_per_second=_PCIE5,
     ),
     # NVIDIA H200 data sheet (SXM).
-    Machine(
+    GpuSpec(
         name="h200",
         flops=989e12,
         hbm_bytes_per_second=4.8e12,
@@ -125,7 +125,7 @@ _MACHINES: Final = (
         link_bytes_per_second=_PCIE5,
     ),
     # NVIDIA HGX B200 data sheet, one of eight; 4.5 PFLOPS with sparsity.
-    Machine(
+    GpuSpec(
         name="b200",
         flops=2.25e15,
         hbm_bytes_per_second=8e12,
@@ -133,7 +133,7 @@ _MACHINES: Final = (
         link_bytes_per_second=_PCIE5,
     ),
     # NVIDIA L40S data sheet. Its memory is GDDR6, and its ranks talk over PCIe.
-    Machine(
+    GpuSpec(
         name="l40s",
         flops=362e12,
         hbm_bytes_per_second=864e9,
@@ -157,8 +157,8 @@ class Roofline:
         Misuse: A figure is out of range.
     """
 
-    model: Model
-    machine: Machine
+    model: ModelSpec
+    machine: GpuSpec
     ranks: int = 1
     overhead: float = 1e-3
     """Of every step, whatever is in it: scheduling, launches, sampling; seconds. An assumption."""
@@ -206,7 +206,7 @@ class Roofline:
         if "params" in values:
             values.setdefault("active", values["params"] * self.model.active / self.model.params)
 
-        def given_to(part: "Model | Machine | Roofline") -> dict[str, Any]:
+        def given_to(part: "ModelSpec | GpuSpec | Roofline") -> dict[str, Any]:
             return {f.name: values[f.name] for f in fields(part) if f.name in values}
 
         return replace(

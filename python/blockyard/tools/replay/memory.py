@@ -20,7 +20,7 @@ from blockyard.shared.plan import Outcome, Plan
 from blockyard.shared.processes import ignore_sigint
 from blockyard.yard.config import Config
 
-__all__ = ["BookHands", "Hands", "ProcessHands", "RealHands", "scaled"]
+__all__ = ["LocalMemory", "ProcessMemory", "RankMemory", "UnbackedMemory", "scaled"]
 
 _PATIENCE: Final = 60.0
 """Seconds that a copy of some KiB may take before it is called stuck."""
@@ -30,7 +30,7 @@ Slots = NDArray[np.int32]
 Keys = NDArray[np.uint64]
 
 
-class Hands(Protocol):
+class RankMemory(Protocol):
     """What a replay asks of the memory of all ranks."""
 
     def hello(self) -> list[Hello]:
@@ -52,7 +52,7 @@ class Hands(Protocol):
         """Ends processes and frees the memory."""
 
 
-class BookHands:
+class UnbackedMemory:
     """No bytes at all: every copy is good on every rank."""
 
     def __init__(self, config: Config) -> None:
@@ -84,7 +84,7 @@ class BookHands:
         """Nothing to end."""
 
 
-class RealHands:
+class LocalMemory:
     """One rank's memory in this process.
 
     Half of the plans, drawn by seed, are carried out at once, and half only when they are to land:
@@ -181,7 +181,7 @@ class RealHands:
         self._crane.close()
 
 
-class ProcessHands:
+class ProcessMemory:
     """A crane per rank, each in a process of its own; plans and outcomes travel pickled."""
 
     def __init__(self, config: Config, *, seed: int = 0, on: DeviceName = "memory") -> None:
@@ -253,12 +253,12 @@ class ProcessHands:
 def _serve(
     pipe: Connection, config: dict[str, Any], rank: int, shared: Path, seed: int, on: DeviceName
 ) -> None:
-    """One rank's process: verbs of `RealHands` until the pipe closes."""
-    hands: RealHands | None = None
+    """One rank's process: verbs of `LocalMemory` until the pipe closes."""
+    memory: LocalMemory | None = None
     fault: Exception | None = None
     answers = {"hello", "land", "wrong"}
     try:
-        hands = RealHands(Config.of(config), rank, shared, seed=seed, on=device(on))
+        memory = LocalMemory(Config.of(config), rank, shared, seed=seed, on=device(on))
     except Exception as error:  # noqa: BLE001 - it is raised again where it is waited for
         fault = error
     while True:
@@ -269,14 +269,14 @@ def _serve(
         answer = None
         if fault is None:
             try:
-                answer = getattr(hands, verb)(*what)
+                answer = getattr(memory, verb)(*what)
             except Exception as error:  # noqa: BLE001 - likewise
                 fault = error
         if verb in answers:
             with suppress(OSError):  # who asked may be gone, and then so are we
                 pipe.send(fault if fault is not None else answer)
-    if hands is not None:
-        hands.close()
+    if memory is not None:
+        memory.close()
 
 
 def scaled(block_size: int, ranks: int) -> KVLayout:

@@ -12,30 +12,29 @@ from blockyard.crane.devices import DeviceName, device
 from blockyard.scheduling.headroom import Role, default_headroom
 from blockyard.tools.replay.hardware import Roofline, preset
 from blockyard.tools.replay.memory import scaled
-from blockyard.tools.replay.setup import (
+from blockyard.tools.replay.spec import (
     HEADROOMS,
     HeadroomName,
-    Setup,
+    Policy,
+    RunSpec,
     VictimsName,
-    roomy,
-    squeezed,
+    WritePolicy,
+    full_sizes,
+    tight_sizes,
 )
 from blockyard.tools.replay.terminal import size
 from blockyard.tools.replay.trace import Trace, read
 from blockyard.tools.replay.workload import WORKLOADS, WorkloadName, generate
 from blockyard.yard.parking import PreemptMode
 
-__all__ = ["MOST_BLOCKS", "Asked", "Policy", "WritePolicy", "settle"]
+__all__ = ["MOST_BLOCKS", "Options", "resolve"]
 
 _BOOK_BYTES = 64
 """Of memory for each block, without its bytes; at least."""
 MOST_BLOCKS = 10**9
 
-Policy = Literal["recency", "heap", "optimum"]
-WritePolicy = Literal["on-evict", "through", "second-touch"]
 
-
-class Asked(TypedDict):
+class Options(TypedDict):
     """The options of `blockyard replay`; None where one was left out."""
 
     trace: Path | None
@@ -71,35 +70,35 @@ class Asked(TypedDict):
     quiet: bool
 
 
-def settle(asked: Asked) -> tuple[Trace, list[Setup]]:
-    """What is replayed, and one setup for each combination of policies, in the order asked for.
+def resolve(options: Options) -> tuple[Trace, list[RunSpec]]:
+    """What is replayed, and one spec for each combination of policies, in the order asked for.
 
     Raises:
         Misuse: What was asked for cannot be had.
     """
-    _check(asked)
-    roofline = _roofline(asked)
-    trace = _trace(asked)
-    return trace, _setups(asked, roofline, trace)
+    _check(options)
+    roofline = _roofline(options)
+    trace = _trace(options)
+    return trace, _specs(options, roofline, trace)
 
 
-def _check(asked: Asked) -> None:
+def _check(options: Options) -> None:
     """What needs neither file nor preset to be found wrong."""
     for tier in ("device", "host"):
-        blocks, gib = asked[f"{tier}_blocks"], asked[f"{tier}_gib"]  # type: ignore[literal-required]
+        blocks, gib = options[f"{tier}_blocks"], options[f"{tier}_gib"]  # type: ignore[literal-required]
         if blocks is not None and gib is not None:
             raise Misuse(f"--{tier}-blocks and --{tier}-gib: give one of them")
-    _check_source(asked)
-    if asked["model"] == "sequential":
-        _check_sequential(asked)
-    elif "optimum" in asked["policy"]:
+    _check_source(options)
+    if options["model"] == "sequential":
+        _check_sequential(options)
+    elif "optimum" in options["policy"]:
         raise Misuse("--policy optimum knows the future: give --model sequential with it")
-    _check_device(asked)
+    _check_device(options)
 
 
-def _check_device(asked: Asked) -> None:
-    name = asked["device"]
-    if name != "memory" and not asked["verify"]:
+def _check_device(options: Options) -> None:
+    name = options["device"]
+    if name != "memory" and not options["verify"]:
         raise Misuse(f"--device {name} is where --verify moves bytes: give that, too")
     try:
         device(name)
@@ -107,45 +106,45 @@ def _check_device(asked: Asked) -> None:
         raise Misuse(f"--device {name}: {error}") from error
 
 
-def _check_source(asked: Asked) -> None:
-    if asked["trace"] is None and asked["trace_block"] is not None:
+def _check_source(options: Options) -> None:
+    if options["trace"] is None and options["trace_block"] is not None:
         raise Misuse("--trace-block is for a TRACE; a generated workload has 16 tokens per id")
-    for option, value in (("--rate", asked["rate"]), ("--workload", asked["workload"])):
-        if asked["trace"] is not None and value is not None:
+    for option, value in (("--rate", options["rate"]), ("--workload", options["workload"])):
+        if options["trace"] is not None and value is not None:
             raise Misuse(f"{option} is for a generated workload; a TRACE has its requests")
 
 
-def _check_sequential(asked: Asked) -> None:
+def _check_sequential(options: Options) -> None:
     idle = {
-        "--verify": asked["verify"],
-        "--device": asked["device"] != "memory",
-        "--prefetch": asked["prefetch"],
-        "--ranks": (asked["ranks"] or 1) > 1,
-        "--role": asked["role"] != "mixed",
-        "--preempt-mode": asked["preempt_mode"],
-        "--headroom": asked["headroom"],
-        "--victims": asked["victims"] != "newest",
+        "--verify": options["verify"],
+        "--device": options["device"] != "memory",
+        "--prefetch": options["prefetch"],
+        "--ranks": (options["ranks"] or 1) > 1,
+        "--role": options["role"] != "mixed",
+        "--preempt-mode": options["preempt_mode"],
+        "--headroom": options["headroom"],
+        "--victims": options["victims"] != "newest",
     }
     for option, given in idle.items():
         if given:
             raise Misuse(f"{option} is for --model virtual; with sequential leave it out")
-    host = asked["host_blocks"] or asked["host_gib"]
-    if "optimum" in asked["policy"] and host:
+    host = options["host_blocks"] or options["host_gib"]
+    if "optimum" in options["policy"] and host:
         raise Misuse("--policy optimum knows one tier: give --host-blocks 0, or leave it out")
 
 
-def _roofline(asked: Asked) -> Roofline:
+def _roofline(options: Options) -> Roofline:
     figures = {}
-    for figure in asked["figures"]:
+    for figure in options["figures"]:
         name, equals, value = figure.partition("=")
         if not equals:
             raise Misuse(f"--set {figure}: give FIGURE=VALUE, like hbm_share=0.8")
         if name == "ranks":
             raise Misuse(f"--set {figure}: give --ranks {value}")
         figures[name] = value
-    if asked["ranks"] is not None:
-        figures["ranks"] = str(asked["ranks"])
-    roofline = preset(asked["preset"]).with_(figures)
+    if options["ranks"] is not None:
+        figures["ranks"] = str(options["ranks"])
+    roofline = preset(options["preset"]).with_(figures)
     ranks, model = roofline.ranks, roofline.model
     # A KV head is nowhere split, but may stand on several ranks.
     shared = model.kv_heads % ranks == 0 or ranks % model.kv_heads == 0
@@ -159,40 +158,44 @@ def _roofline(asked: Asked) -> Roofline:
     return roofline
 
 
-def _trace(asked: Asked) -> Trace:
-    if asked["trace"] is not None:
-        return read(asked["trace"], trace_block=asked["trace_block"], requests=asked["requests"])
-    rate = 4.0 if asked["rate"] is None else asked["rate"]
-    workload = WORKLOADS[asked["workload"] or "mixed"]
-    return generate(asked["seed"], requests=asked["requests"] or 1000, rate=rate, workload=workload)
+def _trace(options: Options) -> Trace:
+    if options["trace"] is not None:
+        return read(
+            options["trace"], trace_block=options["trace_block"], requests=options["requests"]
+        )
+    rate = 4.0 if options["rate"] is None else options["rate"]
+    workload = WORKLOADS[options["workload"] or "mixed"]
+    return generate(
+        options["seed"], requests=options["requests"] or 1000, rate=rate, workload=workload
+    )
 
 
-def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
-    block_size = asked["block_size"] or 16
-    if asked["model"] == "sequential":
-        if asked["block_size"] not in {None, trace.trace_block}:
+def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:
+    block_size = options["block_size"] or 16
+    if options["model"] == "sequential":
+        if options["block_size"] not in {None, trace.trace_block}:
             raise Misuse(
                 f"--block-size {block_size}: with --model sequential a block is what an id of the "
                 f"trace stands for, {trace.trace_block} tokens; leave it out"
             )
         block_size = trace.trace_block
-    first = Setup(
-        model=asked["model"],
-        preset=asked["preset"].lower(),
+    first = RunSpec(
+        model=options["model"],
+        preset=options["preset"].lower(),
         roofline=roofline,
         trace_block=trace.trace_block,
         block_size=block_size,
         device_blocks=1,
         host_blocks=0,
-        role=asked["role"],
-        victims=asked["victims"],
-        seed=asked["seed"],
-        verify=asked["verify"],
-        device=asked["device"],
-        max_num_batched_tokens=asked["max_num_batched_tokens"],
-        max_num_seqs=asked["max_num_seqs"],
-        prefetch=asked["prefetch"],
-        gate=asked["loads"] == "gated",
+        role=options["role"],
+        victims=options["victims"],
+        seed=options["seed"],
+        verify=options["verify"],
+        device=options["device"],
+        max_num_batched_tokens=options["max_num_batched_tokens"],
+        max_num_seqs=options["max_num_seqs"],
+        prefetch=options["prefetch"],
+        gate=options["loads"] == "gated",
     )
     slowest = max(roofline.speeds(block_size))
     if slowest >= 2**63:
@@ -200,10 +203,10 @@ def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
             f"--set: by these figures a block takes {slowest / 1e9:.3g} s to load or compute; "
             "give faster ones"
         )
-    blocks, host = _sizes(asked, first, trace)
+    blocks, host = _sizes(options, first, trace)
     _check_memory(blocks, host, first)
-    modes = dict.fromkeys(asked["preempt_mode"]) or (["park"] if host else ["recompute"])
-    if not host and asked["preempt_mode"] and list(modes) != ["recompute"]:
+    modes = dict.fromkeys(options["preempt_mode"]) or (["park"] if host else ["recompute"])
+    if not host and options["preempt_mode"] and list(modes) != ["recompute"]:
         raise Misuse(f"--preempt-mode {next(iter(modes))} needs a host: give one, or leave it out")
     return [
         replace(
@@ -216,10 +219,10 @@ def _setups(asked: Asked, roofline: Roofline, trace: Trace) -> list[Setup]:
             headroom=headroom,
         )
         for policy, write_policy, mode, headroom in product(
-            dict.fromkeys(asked["policy"]),
-            dict.fromkeys(asked["write_policy"]),
+            dict.fromkeys(options["policy"]),
+            dict.fromkeys(options["write_policy"]),
             modes,
-            dict.fromkeys(asked["headroom"]) or [_default_headroom(asked["role"])],
+            dict.fromkeys(options["headroom"]) or [_default_headroom(options["role"])],
         )
     ]
 
@@ -229,23 +232,25 @@ def _default_headroom(role: Role) -> HeadroomName:
     return next(name for name, one in HEADROOMS.items() if one is policy)
 
 
-def _sizes(asked: Asked, setup: Setup, trace: Trace) -> tuple[int, int]:
+def _sizes(options: Options, spec: RunSpec, trace: Trace) -> tuple[int, int]:
     """Blocks of device and host."""
-    blocks, host = asked["device_blocks"], asked["host_blocks"]
-    if asked["device_gib"] is not None:
-        blocks = _blocks("--device-gib", asked["device_gib"], setup.block_bytes)
-    if asked["host_gib"] is not None:
+    blocks, host = options["device_blocks"], options["host_blocks"]
+    if options["device_gib"] is not None:
+        blocks = _blocks("--device-gib", options["device_gib"], spec.block_bytes)
+    if options["host_gib"] is not None:
         host = (
-            _blocks("--host-gib", asked["host_gib"], setup.block_bytes) if asked["host_gib"] else 0
+            _blocks("--host-gib", options["host_gib"], spec.block_bytes)
+            if options["host_gib"]
+            else 0
         )
     if blocks is None or host is None:
-        if asked["trace"] is None:
-            default = squeezed(trace, setup.roofline, setup.block_size)
+        if options["trace"] is None:
+            default = tight_sizes(trace, spec.roofline, spec.block_size)
         else:
-            default = roomy(setup.roofline, setup.block_size)
+            default = full_sizes(spec.roofline, spec.block_size)
         blocks = default[0] if blocks is None else blocks
         if host is None:
-            host = 0 if "optimum" in asked["policy"] else default[1]
+            host = 0 if "optimum" in options["policy"] else default[1]
     return blocks, host
 
 
@@ -260,17 +265,17 @@ def _blocks(option: str, gib: float, block_bytes: int) -> int:
     return int(blocks)
 
 
-def _check_memory(blocks: int, host: int, setup: Setup) -> None:
+def _check_memory(blocks: int, host: int, spec: RunSpec) -> None:
     """Whether this machine can hold what is to be kept of so many blocks."""
     needed = (blocks + host) * _BOOK_BYTES
-    if setup.verify:
-        each = setup.ranks * scaled(setup.block_size, setup.ranks).block_bytes
+    if spec.verify:
+        each = spec.ranks * scaled(spec.block_size, spec.ranks).block_bytes
         # A GPU says itself what it can hold.
-        needed += (host + (blocks if setup.device == "memory" else 0)) * each
+        needed += (host + (blocks if spec.device == "memory" else 0)) * each
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:
         raise Misuse(
             f"{blocks + host:,} blocks: to replay that many takes {size(needed)} of this "
             f"machine's {size(there)}; give fewer with --device-blocks and --host-blocks"
-            + (", or leave out --verify" if setup.verify else "")
+            + (", or leave out --verify" if spec.verify else "")
         )

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from blockyard.tools.replay.result import Moved, Run
 from blockyard.tools.replay.run import run
 from blockyard.tools.replay.sequential import sequential
-from blockyard.tools.replay.setup import Progress, Setup
+from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.replay.trace import Trace
 
 __all__ = ["play"]
 
 
-def play(setup: Setup, trace: Trace, progress: Callable[[Progress], None]) -> Run:
+def play(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) -> Run:
     """Replays a trace under one policy; see `run` and `sequential`.
 
     Ctrl-C ends it early: what is known so far is given, with `complete` false.
@@ -20,10 +20,10 @@ def play(setup: Setup, trace: Trace, progress: Callable[[Progress], None]) -> Ru
     Raises:
         BlockyardError: The configuration is not to be had.
     """
-    return (run if setup.model == "virtual" else _sequential)(setup, trace, progress)
+    return (run if spec.model == "virtual" else _sequential)(spec, trace, progress)
 
 
-def _sequential(setup: Setup, trace: Trace, progress: Callable[[Progress], None]) -> Run:
+def _sequential(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) -> Run:
     start = time.perf_counter()
 
     def served(requests: int) -> None:
@@ -32,22 +32,22 @@ def _sequential(setup: Setup, trace: Trace, progress: Callable[[Progress], None]
 
     got = sequential(
         trace,
-        device_blocks=setup.device_blocks,
-        host_blocks=setup.host_blocks,
-        policy=setup.policy,
-        write=setup.write_policy,
+        device_blocks=spec.device_blocks,
+        host_blocks=spec.host_blocks,
+        policy=spec.policy,
+        write=spec.write_policy,
         progress=served,
     )
     return Run(
         model="sequential",
-        policy=setup.policy,
-        write_policy=setup.write_policy,
+        policy=spec.policy,
+        write_policy=spec.write_policy,
         role=None,
         headroom=None,
         victims=None,
         preempt_mode=None,
-        device_blocks=setup.device_blocks,
-        host_blocks=setup.host_blocks,
+        device_blocks=spec.device_blocks,
+        host_blocks=spec.host_blocks,
         requests=got.requests,
         refused=0,
         complete=not got.interrupted,
@@ -68,8 +68,8 @@ def _sequential(setup: Setup, trace: Trace, progress: Callable[[Progress], None]
             blocks_down=got.blocks_down,
             blocks_up=got.blocks_up,
             blocks_across=0,
-            bytes_down=got.blocks_down * setup.block_bytes,
-            bytes_up=got.blocks_up * setup.block_bytes,
+            bytes_down=got.blocks_down * spec.block_bytes,
+            bytes_up=got.blocks_up * spec.block_bytes,
             failed_blocks=0,
         ),
         peak={},

@@ -10,12 +10,12 @@ __all__ = [
     "Bookkeeping",
     "Moved",
     "Preempted",
-    "Reservations",
+    "PromisedBlocks",
     "Result",
     "Run",
     "Series",
     "Spread",
-    "Tickets",
+    "TicketCounts",
     "Verified",
     "Waits",
 ]
@@ -76,7 +76,7 @@ class Preempted(Struct, frozen=True, kw_only=True):
     away_ms: Annotated[Spread, Meta(description="preemption to next admission, modelled")]
 
 
-class Tickets(Struct, frozen=True, kw_only=True):
+class TicketCounts(Struct, frozen=True, kw_only=True):
     """Room promised to requests whose KV was on its way here."""
 
     granted: Annotated[int, Meta(description="tickets given")]
@@ -87,7 +87,7 @@ class Tickets(Struct, frozen=True, kw_only=True):
     blocks: Annotated[int, Meta(description="blocks that came over the link")]
 
 
-class Reservations(Struct, frozen=True, kw_only=True):
+class PromisedBlocks(Struct, frozen=True, kw_only=True):
     """Device blocks that were kept free or evictable for somebody; means are over modelled time."""
 
     headroom: Annotated[
@@ -99,7 +99,7 @@ class Reservations(Struct, frozen=True, kw_only=True):
         Meta(description="all blocks promised: headroom, each sequence's growth, tickets; mean"),
     ]
     promised_peak: Annotated[int, Meta(description="the same, most")]
-    tickets: Annotated[Tickets | None, Meta(description="null but with role decode")]
+    tickets: Annotated[TicketCounts | None, Meta(description="null but with role decode")]
 
 
 class Moved(Struct, frozen=True, kw_only=True):
@@ -239,7 +239,7 @@ class Run(Struct, frozen=True, kw_only=True):
         Preempted | None, Meta(description="who was stopped for want of room; null likewise")
     ]
     reservations: Annotated[
-        Reservations | None, Meta(description="room that was kept; null likewise")
+        PromisedBlocks | None, Meta(description="room that was kept; null likewise")
     ]
     moved: Annotated[Moved, Meta(description="copies between tiers")]
     peak: Annotated[

@@ -16,13 +16,19 @@ from blockyard.tools.replay.arrivals import Arrivals, Transfers
 from blockyard.tools.replay.clock import Link
 from blockyard.tools.replay.counters import Levels, Tally
 from blockyard.tools.replay.engine import VirtualEngine
-from blockyard.tools.replay.memory import BookHands, Hands, ProcessHands, RealHands, scaled
+from blockyard.tools.replay.memory import (
+    LocalMemory,
+    ProcessMemory,
+    RankMemory,
+    UnbackedMemory,
+    scaled,
+)
 from blockyard.tools.replay.result import Run
-from blockyard.tools.replay.setup import HEADROOMS, Progress, Setup
+from blockyard.tools.replay.spec import HEADROOMS, Progress, RunSpec
 from blockyard.tools.replay.tables import Tables
 from blockyard.tools.replay.tokens import Tokens
 from blockyard.tools.replay.trace import Trace
-from blockyard.tools.replay.verify import Witness
+from blockyard.tools.replay.verify import Verifier
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, Speeds, agree
 
@@ -34,104 +40,106 @@ _PATIENCE: Final = 8
 """Steps in a row that run nobody, with nothing to wait for, until that is called stuck."""
 
 
-def run(setup: Setup, trace: Trace, progress: Callable[[Progress], None]) -> Run:
+def run(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) -> Run:
     """Replays a trace under one policy.
 
     Ctrl-C ends it early: what is known so far is given, with `complete` false.
 
     Args:
-        setup: What is modelled.
+        spec: What is modelled.
         trace: The requests.
         progress: Called a few times per second.
 
     Raises:
         BlockyardError: The configuration is not to be had.
     """
-    config = _config(setup)
-    hands: Hands
-    if not setup.verify:
-        hands = BookHands(config)
-    elif setup.ranks == 1:
-        hands = RealHands(config, seed=setup.seed, on=device(setup.device))
+    config = _config(spec)
+    memory: RankMemory
+    if not spec.verify:
+        memory = UnbackedMemory(config)
+    elif spec.ranks == 1:
+        memory = LocalMemory(config, seed=spec.seed, on=device(spec.device))
     else:
-        hands = ProcessHands(config, seed=setup.seed, on=setup.device)
+        memory = ProcessMemory(config, seed=spec.seed, on=spec.device)
     try:
-        replay = _Replay(setup, trace, KVCache(agree(config, hands.hello())), hands)
+        replay = _Replay(spec, trace, KVCache(agree(config, memory.hello())), memory)
         return replay.run(progress)
     finally:
-        hands.close()
+        memory.close()
 
 
-def _config(setup: Setup) -> Config:
-    layout = scaled(setup.block_size, setup.ranks) if setup.verify else None
+def _config(spec: RunSpec) -> Config:
+    layout = scaled(spec.block_size, spec.ranks) if spec.verify else None
     return Config(
-        device=setup.device_blocks + 1,
-        host=setup.host_blocks,
+        device=spec.device_blocks + 1,
+        host=spec.host_blocks,
         layout=layout,
-        ranks=setup.ranks,
-        block_size=setup.block_size,
-        eviction="heap" if setup.policy == "heap" else "recency",
-        write=setup.write_policy,
-        speeds=Speeds(*setup.roofline.speeds(setup.block_size)) if setup.gate else None,
-        namespace={"model": setup.preset},
+        ranks=spec.ranks,
+        block_size=spec.block_size,
+        eviction="heap" if spec.policy == "heap" else "recency",
+        write=spec.write_policy,
+        speeds=Speeds(*spec.roofline.speeds(spec.block_size)) if spec.gate else None,
+        namespace={"model": spec.preset},
     )
 
 
-def _headroom(setup: Setup) -> HeadroomPolicy:
-    policy = HEADROOMS[setup.headroom]
-    return Watermark(max(1, setup.device_blocks // 100)) if policy is Watermark else policy()
+def _headroom(spec: RunSpec) -> HeadroomPolicy:
+    policy = HEADROOMS[spec.headroom]
+    return Watermark(max(1, spec.device_blocks // 100)) if policy is Watermark else policy()
 
 
 class _Replay:
     """The state of one pass."""
 
-    def __init__(self, setup: Setup, trace: Trace, cache: KVCache, hands: Hands) -> None:
-        self.setup = setup
+    def __init__(self, spec: RunSpec, trace: Trace, cache: KVCache, memory: RankMemory) -> None:
+        self.spec = spec
         self.trace = trace
         self.cache = cache
-        self.hands = hands
-        roofline = setup.roofline
+        self.memory = memory
+        roofline = spec.roofline
         self.now = 0.0
         self.end = 0.0
         self.tick = 0
         self.idle = 0
-        self.block_bytes = roofline.kv_bytes_per_token * setup.block_size
+        self.block_bytes = roofline.kv_bytes_per_token * spec.block_size
         machine = roofline.machine
         self.link = Link(
-            self.block_bytes / setup.ranks,
+            self.block_bytes / spec.ranks,
             machine.link_bytes_per_second,
             machine.link_latency,
         )
-        decodes = setup.role == "decode"
-        headroom = _headroom(setup)
+        decodes = spec.role == "decode"
+        headroom = _headroom(spec)
         self.scheduler = Scheduler(
             cache,
-            seats=setup.max_num_seqs,
+            seats=spec.max_num_seqs,
             # A prompt that came computed takes nothing of it.
-            budget=_UNBOUNDED if decodes else setup.max_num_batched_tokens,
-            role=setup.role,
+            budget=_UNBOUNDED if decodes else spec.max_num_batched_tokens,
+            role=spec.role,
             reserve=headroom,
-            preempt=setup.preempt_mode,
-            victims=LeastComputed() if setup.victims == "least-computed" else Newest(),
+            preempt=spec.preempt_mode,
+            victims=LeastComputed() if spec.victims == "least-computed" else Newest(),
             stops="in-order",
-            prefetch=setup.prefetch,
+            prefetch=spec.prefetch,
         )
-        tokens = Tokens(trace, setup.seed)
+        tokens = Tokens(trace, spec.seed)
         self.arrivals = (
-            Transfers(setup, trace, tokens, self.scheduler, cache, headroom)
+            Transfers(spec, trace, tokens, self.scheduler, cache, headroom)
             if decodes
-            else Arrivals(setup, trace, tokens, self.scheduler)
+            else Arrivals(spec, trace, tokens, self.scheduler)
         )
-        self.engine = VirtualEngine(setup, trace, tokens)
+        self.engine = VirtualEngine(spec, trace, tokens)
         columns = cache.room().free + 1
         longest = int((trace.input_length + trace.output_length).max(initial=1))
         self.tables = Tables(
             cache,
-            rows=setup.max_num_seqs,
-            columns=min(columns, -(-longest // setup.block_size) + 1),
-            tokens=setup.max_num_batched_tokens + setup.max_num_seqs,
+            rows=spec.max_num_seqs,
+            columns=min(columns, -(-longest // spec.block_size) + 1),
+            tokens=spec.max_num_batched_tokens + spec.max_num_seqs,
         )
-        self.witness = Witness(cache, hands, tokens, setup.answers(trace)) if setup.verify else None
+        self.verifier = (
+            Verifier(cache, memory, tokens, spec.answers(trace)) if spec.verify else None
+        )
         self.sent: dict[int, float] = {}
         self.tally = Tally(len(trace))
 
@@ -149,12 +157,12 @@ class _Replay:
             pass
         progress(self.progress())
         return self.tally.result(
-            self.setup,
+            self.spec,
             self.cache,
             self.scheduler,
             self.engine,
             self.arrivals,
-            self.witness,
+            self.verifier,
             levels=self.levels(),
             complete=self.over and not stopped,
             seconds=self.seconds,
@@ -203,7 +211,7 @@ class _Replay:
         plans = self.link.landed(self.now)
         if not plans:
             return 0
-        outcomes = self.hands.land(plans)
+        outcomes = self.memory.land(plans)
         start = _now()
         self.cache.commit(outcomes, now=self.tick)
         return _now() - start
@@ -212,7 +220,7 @@ class _Replay:
         """Sends out what should move."""
         if not plans:
             return
-        self.hands.submit(plans)
+        self.memory.submit(plans)
         self.link.send(plans, self.now)
         for plan in plans:
             way = _WAYS[plan.source_tier, plan.destination_tier]
@@ -226,8 +234,8 @@ class _Replay:
         """Who stops and who starts in this step; and what its attention kernel reads."""
         for stop in step.stops:
             lost, request = self.engine.computed_in(stop.seat), self.engine.request(stop.seat)
-            if self.witness is not None:
-                self.witness.stops(request, lost, self.tables.slots(stop.seat, 0, None))
+            if self.verifier is not None:
+                self.verifier.stops(request, lost, self.tables.slots(stop.seat, 0, None))
             self.tables.leave(stop.seat)
             self.tally.stopped[request] = self.now, lost
             self.tally.timeline.add("preempted", 1)
@@ -238,11 +246,11 @@ class _Replay:
         start = _now()
         self.tables.update(step)
         spent = _now() - start
-        if self.witness is not None:
+        if self.verifier is not None:
             for begun in step.starts:
-                blocks = -(-begun.cached // self.setup.block_size)
+                blocks = -(-begun.cached // self.spec.block_size)
                 slots = self.tables.slots(begun.seat, 0, blocks)
-                self.witness.starts(self.engine.request(begun.seat), slots)
+                self.verifier.starts(self.engine.request(begun.seat), slots)
         return spent
 
     def begins(self, start: Start) -> None:
@@ -254,7 +262,7 @@ class _Replay:
         self.tables.bind(start.seat, lease)
         # Those that had to be loaded were admitted when their plans went out.
         admitted = [self.sent.pop(plan.flight) for plan in lease.plans]
-        device = min(lease.hits[0] * self.setup.block_size, start.cached)
+        device = min(lease.hits[0] * self.spec.block_size, start.cached)
         self.tally.begins(
             request,
             min(admitted, default=self.now),
@@ -266,9 +274,9 @@ class _Replay:
     def output(self, step: Step) -> int:
         """The step is done: tokens are appended, full blocks published, who has ended leaves."""
         (output,), _ = self.engine.poll()
-        if self.witness is not None:
+        if self.verifier is not None:
             # Before they are published, and with the slots that they had in this step.
-            self.witness.computed(step, self.engine, self.tables)
+            self.verifier.computed(step, self.engine, self.tables)
         start = _now()
         self.scheduler.on_output(output)
         results = self.scheduler.results()
@@ -284,8 +292,8 @@ class _Replay:
             if state is not RequestState.FINISHED:
                 raise Unavailable(f"request {number} is {state}: {reason}")
             answer = tokens[: self.trace.output_length[number]]
-            if self.witness is not None:
-                self.witness.ended(number, answer)
+            if self.verifier is not None:
+                self.verifier.ended(number, answer)
             self.tally.output_tokens += len(answer)
             self.tally.ended += 1
             self.end = self.now

@@ -14,13 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Plan
+from blockyard.tools.replay.spec import Policy, WritePolicy
 from blockyard.tools.replay.trace import Trace
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Policy", "Sequential", "Write", "sequential"]
-
-Policy = Literal["recency", "heap", "optimum"]
-Write = Literal["on-evict", "through", "second-touch"]
+__all__ = ["Sequential", "sequential"]
 
 # Requests between two reports of progress.
 _OFTEN: Final = 100
@@ -31,7 +29,7 @@ class Sequential:
     """What came of it, as far as it went."""
 
     policy: Policy
-    write: Write
+    write: WritePolicy
     device_blocks: int
     host_blocks: int
     block_size: int
@@ -72,7 +70,7 @@ def sequential(
     device_blocks: int,
     host_blocks: int = 0,
     policy: Policy = "recency",
-    write: Write = "on-evict",
+    write: WritePolicy = "on-evict",
     progress: Callable[[int], object] | None = None,
 ) -> Sequential:
     """Serves a trace's requests one at a time, in the order of the file.
@@ -98,7 +96,7 @@ def sequential(
     ):
         if value < least:
             raise Misuse(f"{name} = {value}: give {least} or more")
-    for name, word, known in (("policy", policy, Policy), ("write", write, Write)):
+    for name, word, known in (("policy", policy, Policy), ("write", write, WritePolicy)):
         if word not in get_args(known):
             raise Misuse(f"{name} = {word!r}: give one of {', '.join(get_args(known))}")
     if policy == "optimum" and host_blocks:
@@ -159,7 +157,7 @@ class _Yard:
         device: int,
         host: int,
         eviction: Literal["recency", "heap"],
-        write: Write,
+        write: WritePolicy,
     ) -> None:
         wide = np.zeros((len(trace.ids), 4), "<i8")
         wide[:, 0] = trace.ids

@@ -11,11 +11,18 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
-from blockyard.tools.replay.result import Preempted, Reservations, Result, Run, Spread, Tickets
-from blockyard.tools.replay.setup import Progress, Setup
+from blockyard.tools.replay.result import (
+    Preempted,
+    PromisedBlocks,
+    Result,
+    Run,
+    Spread,
+    TicketCounts,
+)
+from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.replay.trace import Trace
 
-__all__ = ["Watch", "duration", "size", "tables"]
+__all__ = ["ProgressDisplay", "duration", "size", "tables"]
 
 
 _HOUR: Final = 3600
@@ -55,7 +62,7 @@ def _digits(value: float) -> int:
     return 0
 
 
-class Watch:
+class ProgressDisplay:
     """Shows how the runs go on: a live line on a terminal, else one line at start and end of each.
 
     Args:
@@ -90,21 +97,21 @@ class Watch:
         if self._bar is not None:
             self._bar.stop()
 
-    def begin(self, setup: Setup) -> Callable[[Progress], None]:
+    def begin(self, spec: RunSpec) -> Callable[[Progress], None]:
         """A run begins; what it returns is to be told how it goes."""
-        choices = (setup.headroom, setup.preempt_mode) if setup.model == "virtual" else ()
-        name = ", ".join((setup.policy, setup.write_policy, *choices))
+        choices = (spec.headroom, spec.preempt_mode) if spec.model == "virtual" else ()
+        name = ", ".join((spec.policy, spec.write_policy, *choices))
         if self._bar is None:
             self._say(
                 f"replaying {len(self._trace):,} requests of {self._trace.name}: {name}, "
-                f"{setup.device_blocks:,} + {setup.host_blocks:,} blocks"
+                f"{spec.device_blocks:,} + {spec.host_blocks:,} blocks"
             )
             return _nothing
         bar = self._bar
         task = bar.add_task(name, total=len(self._trace), state="")
 
         def told(progress: Progress) -> None:
-            bar.update(task, completed=progress.requests_done, state=_state(progress, setup))
+            bar.update(task, completed=progress.requests_done, state=_state(progress, spec))
 
         return told
 
@@ -126,15 +133,15 @@ def _nothing(_: Progress) -> None:
     pass
 
 
-def _state(progress: Progress, setup: Setup) -> str:
+def _state(progress: Progress, spec: RunSpec) -> str:
     """About 50 columns, so that 80 are enough for all."""
     parts = [f"{progress.requests_done:,}/{progress.requests:,}"]
     parts.append(f"at {duration(progress.engine_seconds)}")
     if progress.hit_ratio is not None:
         parts.append(f"hits {progress.hit_ratio:.0%}")
-        parts.append(f"device {progress.device_used / setup.device_blocks:.0%}")
-        if setup.host_blocks:
-            parts.append(f"host {progress.host_used / setup.host_blocks:.0%}")
+        parts.append(f"device {progress.device_used / spec.device_blocks:.0%}")
+        if spec.host_blocks:
+            parts.append(f"host {progress.host_used / spec.host_blocks:.0%}")
     return "  ".join(parts)
 
 
@@ -165,14 +172,14 @@ def _stopped(of: Callable[[Preempted], str]) -> Callable[[Run], _Cell]:
     return lambda run: of(run.preempted) if run.preempted and run.preempted.count else None
 
 
-def _kept(of: Callable[[Reservations], float]) -> Callable[[Run], _Cell]:
+def _kept(of: Callable[[PromisedBlocks], float]) -> Callable[[Run], _Cell]:
     def cell(run: Run) -> _Cell:
         return f"{of(run.reservations) / run.device_blocks:.1%}" if run.reservations else None
 
     return cell
 
 
-def _tickets(of: Callable[[Tickets], int]) -> Callable[[Run], _Cell]:
+def _tickets(of: Callable[[TicketCounts], int]) -> Callable[[Run], _Cell]:
     def cell(run: Run) -> _Cell:
         tickets = run.reservations and run.reservations.tickets
         return f"{of(tickets):,}" if tickets else None

@@ -5,29 +5,29 @@ from numpy.typing import NDArray
 
 from blockyard.scheduling.engine import Step
 from blockyard.tools.replay.engine import VirtualEngine
-from blockyard.tools.replay.memory import Hands
+from blockyard.tools.replay.memory import RankMemory
 from blockyard.tools.replay.tables import Tables
 from blockyard.tools.replay.tokens import Tokens
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Witness"]
+__all__ = ["Verifier"]
 
 
-class Witness:
+class Verifier:
     """Every block carries bytes derived from its key.
 
     Args:
         cache: For the keys.
-        hands: The memory.
+        memory: The memory.
         tokens: Of the requests.
         answers: How many tokens each request samples here at most.
     """
 
     def __init__(
-        self, cache: KVCache, hands: Hands, tokens: Tokens, answers: NDArray[np.int64]
+        self, cache: KVCache, memory: RankMemory, tokens: Tokens, answers: NDArray[np.int64]
     ) -> None:
         self._cache = cache
-        self._hands = hands
+        self._memory = memory
         self._tokens = tokens
         self._answers = answers
         self.keys: dict[int, NDArray[np.uint64]] = {}
@@ -44,14 +44,14 @@ class Witness:
             words = np.frombuffer(bytes(self._cache.keys(whole)), np.uint64).reshape(-1, 4)
             self.keys[request] = np.bitwise_xor.reduce(words, axis=1)
         if len(slots):
-            self.wrong += self._hands.wrong(slots, self.keys[request][: len(slots)])
+            self.wrong += self._memory.wrong(slots, self.keys[request][: len(slots)])
             self.checked += len(slots)
 
     def stops(self, request: int, computed: int, slots: NDArray[np.int32]) -> None:
         """It may be parked with a block that is not full: that has its bytes from now on."""
         block, filled = divmod(computed, self._cache.block_size)
         if filled and block < len(self.keys[request]):
-            self._hands.write(slots[block : block + 1], self.keys[request][block : block + 1])
+            self._memory.write(slots[block : block + 1], self.keys[request][block : block + 1])
 
     def computed(self, step: Step, engine: VirtualEngine, tables: Tables) -> None:
         """Blocks that a step has completed get their bytes."""
@@ -65,7 +65,7 @@ class Witness:
                 slots.append(tables.slots(seat, old, new))
                 keys.append(self.keys[engine.request(seat)][old:new])
         if slots:
-            self._hands.write(np.concatenate(slots), np.concatenate(keys))
+            self._memory.write(np.concatenate(slots), np.concatenate(keys))
             self.written += sum(map(len, slots))
 
     def ended(self, request: int, answer: NDArray[np.uint32]) -> None:

@@ -18,7 +18,7 @@ from blockyard.testing.engine import Sums
 from blockyard.testing.scenario import Setup
 from blockyard.yard.config import Config
 
-__all__ = ["Hands", "config_of", "way_of"]
+__all__ = ["SimulatedRank", "config_of", "way_of"]
 
 
 def way_of(source: str, destination: str) -> str:
@@ -95,7 +95,7 @@ class _Copier(ScriptedCopier):
         return super().start(source, destination, sources, destinations)
 
 
-class Hands:
+class SimulatedRank:
     """A rank: its crane, and the road that its outcomes take."""
 
     def __init__(self, config: Config, rank: int, shared: Path, *, here: bool) -> None:

@@ -9,10 +9,10 @@ from blockyard._typing import override
 from blockyard.testing.engine import check
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Witness"]
+__all__ = ["CheckedCache"]
 
 
-class Witness(KVCache):
+class CheckedCache(KVCache):
     """A `KVCache` that is like any other to its scheduler."""
 
     _seen: Counter[str]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from blockyard._core import Misuse, NoRoom, Ticket
 from blockyard.scheduling.headroom import Adaptive
 from blockyard.scheduling.reservations import Reservations, SpentReservation
+from blockyard.testing.checked_cache import CheckedCache
 from blockyard.testing.engine import check
-from blockyard.testing.witness import Witness
 
-__all__ = ["Promises"]
+__all__ = ["CheckedReservations"]
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class _Promise:
     open: bool = True
 
 
-class Promises:
+class CheckedReservations:
     """What one yard has promised to others.
 
     Args:
@@ -30,7 +30,7 @@ class Promises:
         seen: Where it counts.
     """
 
-    def __init__(self, cache: Witness, seen: Counter[str]) -> None:
+    def __init__(self, cache: CheckedCache, seen: Counter[str]) -> None:
         self._cache = cache
         self._seen = seen
         self._tickets = Reservations(cache, reserves={"decode": Adaptive(1.0, 0.0)})

@@ -19,7 +19,17 @@ from blockyard.tools.replay.hardware import Roofline
 from blockyard.tools.replay.trace import Trace
 from blockyard.yard.parking import PreemptMode
 
-__all__ = ["HEADROOMS", "HeadroomName", "Progress", "Setup", "VictimsName", "roomy", "squeezed"]
+__all__ = [
+    "HEADROOMS",
+    "HeadroomName",
+    "Policy",
+    "Progress",
+    "RunSpec",
+    "VictimsName",
+    "WritePolicy",
+    "full_sizes",
+    "tight_sizes",
+]
 
 HeadroomName = Literal["none", "full-length", "watermark", "adaptive"]
 HEADROOMS: Final[dict[HeadroomName, type[HeadroomPolicy]]] = {
@@ -28,6 +38,8 @@ HEADROOMS: Final[dict[HeadroomName, type[HeadroomPolicy]]] = {
     "watermark": Watermark,
     "adaptive": Adaptive,
 }
+Policy = Literal["recency", "heap", "optimum"]
+WritePolicy = Literal["on-evict", "through", "second-touch"]
 VictimsName = Literal["newest", "least-computed"]
 
 _HOST_MULTIPLE: Final = 4
@@ -52,7 +64,7 @@ class Progress(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class RunSpec:
     """Everything that one run needs beside its trace."""
 
     model: Literal["virtual", "sequential"] = "virtual"
@@ -66,8 +78,8 @@ class Setup:
     """Tokens per block of the cache."""
     device_blocks: int
     host_blocks: int
-    policy: Literal["recency", "heap", "optimum"] = "recency"
-    write_policy: Literal["on-evict", "through", "second-touch"] = "on-evict"
+    policy: Policy = "recency"
+    write_policy: WritePolicy = "on-evict"
     role: Role = "mixed"
     """What the engine does: whole requests, or their first tokens, or the others."""
     headroom: HeadroomName = "adaptive"
@@ -106,7 +118,7 @@ class Setup:
         return np.clip(trace.output_length, 1, longest)
 
 
-def roomy(roofline: Roofline, block_size: int) -> tuple[int, int]:
+def full_sizes(roofline: Roofline, block_size: int) -> tuple[int, int]:
     """Blocks of device and host for a trace: what the memory holds, and four times as much.
 
     Raises:
@@ -116,17 +128,17 @@ def roomy(roofline: Roofline, block_size: int) -> tuple[int, int]:
     return device, _HOST_MULTIPLE * device
 
 
-def squeezed(trace: Trace, roofline: Roofline, block_size: int) -> tuple[int, int]:
+def tight_sizes(trace: Trace, roofline: Roofline, block_size: int) -> tuple[int, int]:
     """Blocks of device and host for a generated workload: so few that tiers matter.
 
     Some minutes of traffic would fit the whole memory. The device gets an eighth of all blocks and
     the host a quarter, but the largest request fits twice into the device; and neither more than
-    `roomy` gives.
+    `full_sizes` gives.
 
     Raises:
         Misuse: The weights leave no room for one block.
     """
-    device, host = roomy(roofline, block_size)
+    device, host = full_sizes(roofline, block_size)
     tokens = len(np.unique(trace.ids)) * trace.trace_block + int(trace.output_length.sum())
     blocks = tokens // block_size
     largest = -(-int((trace.input_length + trace.output_length).max(initial=1)) // block_size)
