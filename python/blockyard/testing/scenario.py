@@ -162,6 +162,11 @@ class Scenario:
         """The same setup with other events."""
         return type(self)(self.setup, tuple(events))
 
+    def largest(self, tier: str) -> int:
+        """Returns the most slots that the events give a tier, 0 where they never resize it."""
+        sizes = [event.what[1] for event in self.events if event.what[:1] == (tier,)]
+        return max((size for size in sizes if isinstance(size, int)), default=0)
+
     @classmethod
     def seeded(cls, seed: int) -> Self:
         """The same for the same seed: a setup, some requests, and some kinds of faults."""

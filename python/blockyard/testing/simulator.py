@@ -3,35 +3,30 @@
 import tempfile
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from blockyard._core import BlockyardError, InUse, Unavailable
-from blockyard.scheduling.engine import Ack, Output, Step
+from blockyard._core import InUse, Unavailable
+from blockyard.scheduling.engine import Ack, Output
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.testing.checked_cache import CheckedCache
-from blockyard.testing.checked_reservations import CheckedReservations
+from blockyard.testing.acks import Acks
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
-from blockyard.testing.engine import Broken, SimulatedEngine, check, continuation
+from blockyard.testing.engine import Broken, SimulatedEngine, check
+from blockyard.testing.replicas import Replica, Replicas
+from blockyard.testing.requests import Requests
 from blockyard.testing.rows import PARKING
-from blockyard.testing.scenario import HEADROOMS, VICTIMS, Scenario
+from blockyard.testing.scenario import Scenario
 from blockyard.testing.simulated_rank import SimulatedRank, config_of
-from blockyard.yard.config import Config
 
 __all__ = ["Ran", "simulate"]
 
-_T = TypeVar("_T")
-# Ticks without a plan after which nothing more is copied ahead.
 _QUIET: Final = 24
-# What may cost a sequence the last copy of its KV, or the room that it began with.
+"""Ticks without a plan after which nothing more is copied ahead."""
 _FAULTS: Final = frozenset({"copy", "outcome", "rank", "engine", "weights", "fail", "resize"})
+"""Events that may cost a sequence the last copy of its KV, or the room that it began with."""
 _WORDS: Final = frozenset({"deliver", "delay", "fail", "corrupt", "hang", "die"})
 
 
@@ -41,42 +36,26 @@ class Ran:
 
     ticks: int
     seen: Counter[str]
-    """How often what came to pass: faults that took effect, states at an abort, counters."""
+    """How often each thing happened: faults that took effect, states at an abort, counters."""
     results: dict[str, Result] = field(default_factory=dict)
 
 
-class _Yard(NamedTuple):
-    """One replica."""
-
-    cache: CheckedCache
-    scheduler: Scheduler
-    promises: CheckedReservations
-
-
-class _Asked(NamedTuple):
-    """A request, and what it may come to."""
-
-    prompt: list[int]
-    most: int
-    blocks: int
-    """That it may need."""
-
-
 class _Death(NamedTuple):
-    """The engine is dead."""
+    """What is known of an engine that has died."""
 
     until: int
+    """The tick at which it is reset."""
     requests: Any
-    """What `reset` takes."""
+    """What `Scheduler.reset` is given then."""
     slots: set[int]
-    """What it may write still."""
+    """The slots that it may still write."""
 
 
 def simulate(scenario: Scenario) -> Ran:
-    """Plays a scenario to its end, and checks every promise on the way.
+    """Plays a scenario to its end, and checks every law on the way.
 
     Raises:
-        Broken: One was not kept; the tick stands in the message.
+        Broken: A law was broken; the message names the tick.
     """
     with tempfile.TemporaryDirectory() as folder:
         simulation = _Simulation(scenario, Path(folder) / "host")
@@ -85,23 +64,20 @@ def simulate(scenario: Scenario) -> Ran:
         except Broken as broken:
             raise Broken(f"tick {simulation.now}: {broken}") from None
         except Exception as error:
-            # What the scheduler raises here, it raises at a caller who did nothing wrong.
+            # The simulation calls the scheduler correctly, so every error is the scheduler's.
             raise Broken(f"tick {simulation.now}: {type(error).__name__}: {error}") from error
         finally:
             simulation.close()
 
 
 class _Simulation:
-    """The loop around a scheduler, and all that surrounds it."""
+    """The loop around a scheduler: its engine, its ranks, and the events that disturb them."""
 
     def __init__(self, scenario: Scenario, shared: Path) -> None:
         self.setup = setup = scenario.setup
         self.now = 0
         self._events = deque(sorted(scenario.events, key=lambda event: event.tick))
-        self._faulty = any(event.verb in _FAULTS for event in scenario.events)
-        config = config_of(
-            setup, device=_largest(scenario, "device"), host=_largest(scenario, "host")
-        )
+        config = config_of(setup, device=scenario.largest("device"), host=scenario.largest("host"))
         here = setup.cranes == "here"
         self._ranks = [
             SimulatedRank(config, rank, shared, here=here) for rank in range(setup.ranks)
@@ -114,45 +90,18 @@ class _Simulation:
             eager=setup.eager,
             drafts=setup.drafts,
         )
-        self._asked: dict[str, _Asked] = {}
-        self._aborted: set[str] = set()
-        self._condemned: list[tuple[str, str]] = []
-        self._results: dict[str, Result] = {}
-        self._news: list[tuple[int, list[int], int]] = []
         self._seen: Counter[str] = self._engine.seen
-        self._work = 0
-        self._yards = [
-            # What comes to pass in replicas is the same: it counts once.
-            self._yard(config_of(setup), self._seen if not at else Counter())
-            for at in range(max(setup.replicas, 1))
-        ]
+        faulty = any(event.verb in _FAULTS for event in scenario.events)
+        self._requests = Requests(setup, self._seen, faulty=faulty)
+        self._replicas = Replicas(setup, self._seen, self._fenced)
+        self._pending_aborts: list[tuple[str, str]] = []
+        self._reconciles: list[tuple[int, list[int], int]] = []
         self._copies = Copies(setup.ranks, setup.deadline, self._seen)
         self._slots = {"device": setup.device, "host": setup.host}
-        self._least = setup.device
-        self._dead: _Death | None = None
-        self._doomed: set[str] = set()
-        self._sent: set[tuple[Any, ...]] = set()
-        self._given: set[tuple[Any, ...]] = set()
+        self._death: _Death | None = None
+        self._acks = Acks(self._seen)
         self._stopping: set[str] = set()
         self._quiet = 0
-
-    def _yard(self, config: Config, seen: Counter[str]) -> _Yard:
-        cache, setup = CheckedCache(config), self.setup
-        cache.watch(seen, self._fenced)
-        scheduler = Scheduler(
-            cache,
-            seats=setup.max_num_seqs,
-            budget=setup.max_num_batched_tokens,
-            reserve=HEADROOMS[setup.headroom](),
-            victims=VICTIMS[setup.victims](),
-            stops=setup.stops,
-            preempt=setup.preempt_mode if setup.host else None,
-            patience=setup.max_stalled_steps,
-            rest=setup.preempt_cooldown,
-            skip=setup.max_overtakes,
-            drafts=setup.drafts,
-        )
-        return _Yard(cache, scheduler, CheckedReservations(cache, seen))
 
     def close(self) -> None:
         for rank in self._ranks:
@@ -160,133 +109,105 @@ class _Simulation:
 
     def run(self) -> Ran:
         while self._events:
-            self._tick(watch=self.setup.reconcile_every)
-        self._calm()
-        bound = self.now + 400 + 16 * self._work
+            self._tick(reconcile_every=self.setup.reconcile_every)
+        self._end_faults()
+        bound = self.now + 400 + 16 * self._requests.work
         moved = self.now, 0
         while self._busy():
-            self._tick(watch=8)
-            done = len(self._results) + self._engine.emitted.total()
+            self._tick(reconcile_every=8)
+            done = len(self._requests.results) + self._engine.emitted.total()
             moved = moved if done == moved[1] else (self.now, done)
             check(
-                self.now < bound and self.now < moved[0] + 100 + self._work,
-                f"nobody disturbs them, and they are stuck: {self._open()}",
+                self.now < bound and self.now < moved[0] + 100 + self._requests.work,
+                f"the faults are over, and these requests are stuck: {self._states()}",
             )
-        self._settle()
-        self._at_rest()
-        for name, number in self._numbers().items():
+        self._drain()
+        self._replicas.check_at_rest(self._slots)
+        for name, number in self._replicas.stats().items():
             self._seen[f"stats {name}"] = number
         for row, stat in PARKING.items():
             self._seen[row] = self._scheduler.stats()[stat]
-        return Ran(self.now, self._seen, self._results)
+        return Ran(self.now, self._seen, self._requests.results)
 
     def _busy(self) -> bool:
-        """Whether a request, a seat or a ticket has not come to its end."""
+        """Whether a request, a seat or a ticket has not ended."""
         seats = self._scheduler.stats()["seats"]
-        return len(self._results) < len(self._asked) or seats > 0 or len(self._promises) > 0
+        return bool(self._requests.unfinished or seats or len(self._replicas.reservations))
 
-    def _settle(self) -> None:
-        """INV-25: with nobody left, what is in flight ends, and nothing new is copied ahead."""
+    def _drain(self) -> None:
+        """Runs on without requests: what is in flight ends, and no new copy begins (INV-25)."""
         bound = self.now + 400
         self._quiet = self.now
         while not self._silent() or self.now < self._quiet + _QUIET:
-            self._tick(watch=8, schedule=False)
-            check(self.now < bound, "nobody is left, and what is in flight never ends")
+            self._tick(reconcile_every=8, schedule=False)
+            check(self.now < bound, "all requests have ended, and what is in flight never does")
 
-    def _numbers(self) -> dict[str, int]:
-        return self._cache.stats() | self._scheduler.stats() | self._promises.stats()
-
-    @property
-    def _cache(self) -> CheckedCache:
-        return self._yards[0].cache
-
-    @property
-    def _promises(self) -> CheckedReservations:
-        return self._yards[0].promises
+    def _silent(self) -> bool:
+        ranks = all(rank.silent for rank in self._ranks)
+        return self._engine.silent and not self._reconciles and ranks
 
     @property
     def _scheduler(self) -> Scheduler:
-        return self._yards[0].scheduler
+        return self._replicas.scheduler
 
-    def _open(self) -> dict[str, RequestState | None]:
-        names = [name for name in self._asked if name not in self._results]
-        return {name: self._scheduler.state(name) for name in names}
-
-    def _both(self, does: Callable[[_Yard], _T]) -> list[_T]:
-        """The same call to every replica."""
-        answers: list[Any] = []
-        for yard in self._yards:
-            try:
-                answers.append(does(yard))
-            except BlockyardError as error:
-                answers.append(error)
-        for answer in answers:
-            if isinstance(answer, BlockyardError):
-                raise answer
-        return answers
+    def _states(self) -> dict[str, RequestState | None]:
+        """Returns the state of each request that has no result."""
+        return {name: self._scheduler.state(name) for name in self._requests.unfinished}
 
     # -- a tick ------------------------------------------------------------------------------
 
-    def _tick(self, *, watch: int, schedule: bool = True) -> None:
+    def _tick(self, *, reconcile_every: int, schedule: bool = True) -> None:
         self.now += 1
         self._engine.now = self.now
-        self._both(lambda yard: yard.promises.expire(self.now))
-        if self._dead is not None and self.now >= self._dead.until:
-            self._on_engine(self._dead.requests)
+        self._replicas.each(lambda replica: replica.reservations.expire(self.now))
+        if self._death is not None and self.now >= self._death.until:
+            self._on_engine(self._death.requests)
         while self._events and self._events[0].tick <= self.now:
             event = self._events.popleft()
             getattr(self, f"_on_{event.verb}")(*event.what)
-        condemned, self._condemned = self._condemned, []
-        for name, when in condemned:
+        pending, self._pending_aborts = self._pending_aborts, []
+        for name, when in pending:
             self._on_abort(name, when)
         outcomes = [outcome for rank in self._ranks for outcome in rank.poll(self.now, self._seen)]
-        self._both(lambda yard: yard.cache.commit(list(outcomes), now=self.now))
+        self._replicas.each(lambda replica: replica.cache.commit(list(outcomes), now=self.now))
         self._copies.heard(outcomes)
         self._copies.overdue(self.now)
-        self._both(lambda yard: yard.cache.landed())
-        self._hear()
-        if watch and self.now % watch == 0:
+        self._replicas.each(lambda replica: replica.cache.landed())
+        self._poll_engine()
+        if reconcile_every and self.now % reconcile_every == 0:
             self._on_reconcile(0)
-        for due, seats, done in [entry for entry in self._news if entry[0] <= self.now]:
-            self._news.remove((due, seats, done))
+        for due, seats, done in [entry for entry in self._reconciles if entry[0] <= self.now]:
+            self._reconciles.remove((due, seats, done))
             self._seen["reconciled"] += 1
             before = self._scheduler.stats()["stopping"]
-            self._both(lambda yard, at=(seats, done): yard.scheduler.reconcile(*at))  # type: ignore[misc]
+            self._reconcile(seats, done)
             self._seen["T29 absent"] += before - self._scheduler.stats()["stopping"]
-        if schedule and self._dead is None and len(self._engine) <= self.setup.steps_in_flight:
+        if schedule and self._death is None and len(self._engine) <= self.setup.steps_in_flight:
             self._schedule()
         self._dispatch()
-        self._look()
+        self._check()
 
-    def _hear(self) -> None:
+    def _reconcile(self, seats: list[int], done: int) -> None:
+        self._replicas.each(lambda replica: replica.scheduler.reconcile(seats, done))
+
+    def _poll_engine(self) -> None:
+        """Brings the engine's outputs and acks, and counts the acks that must be ignored."""
         outputs, acks = self._engine.poll()
         self._stopping = {
-            name for name, state in self._open().items() if state is RequestState.STOPPING
+            name for name, state in self._states().items() if state is RequestState.STOPPING
         }
         ignored = self._scheduler.stats()["acks_ignored"]
-        self._say(outputs, acks)
+        self._deliver(outputs, acks)
         ignored = self._scheduler.stats()["acks_ignored"] - ignored
-        foreign = sum(ack not in self._sent for ack in acks)
-        twice = 0
-        for ack in acks:
-            twice += ack in self._sent and ack in self._given
-            self._given.add(ack)
-        late = ignored - twice - foreign
-        # Those inside the outputs of a dead engine are not counted one by one.
-        check(
-            late >= 0 or self._dead is not None,
-            f"T30, T31: of {twice} acks twice and {foreign} foreign ones it took some",
-        )
-        for name, number in (("T30", twice), ("T31 foreign", foreign), ("T31 late", max(late, 0))):
-            self._seen[name] += number
+        self._acks.given(acks, ignored, dead=self._death is not None)
 
-    def _say(self, outputs: list[Output], acks: list[Ack]) -> None:
+    def _deliver(self, outputs: list[Output], acks: list[Ack]) -> None:
         if self.setup.channel == "before":
-            self._both(lambda yard: yard.scheduler.on_acks(acks))
+            self._replicas.each(lambda replica: replica.scheduler.on_acks(acks))
         for output in outputs:
-            said = output
+            brought = output
             if self.setup.channel == "inside":
-                said = Output(
+                brought = Output(
                     output.step,
                     output.seats,
                     output.tokens,
@@ -294,43 +215,34 @@ class _Simulation:
                     output.ended,
                     tuple(acks),
                 )
-            self._both(lambda yard, said=said: yard.scheduler.on_output(said))  # type: ignore[misc]
+            self._replicas.each(lambda replica, one=brought: replica.scheduler.on_output(one))  # type: ignore[misc]
         if self.setup.channel == "behind" or (self.setup.channel == "inside" and not outputs):
-            self._both(lambda yard: yard.scheduler.on_acks(acks))
+            self._replicas.each(lambda replica: replica.scheduler.on_acks(acks))
 
     def _schedule(self) -> None:
-        steps = self._both(lambda yard: yard.scheduler.schedule())
-        step, others = steps[0], steps[1:]
-        tables = self._cache.block_tables(step.leases)
-        for yard, other in zip(self._yards[1:], others, strict=True):
-            same = np.array_equal(tables, yard.cache.block_tables(other.leases))
-            check(same and _plain(step) == _plain(other), f"replicas differ in step {step.number}")
+        step, tables = self._replicas.schedule()
         chunks = sum(chunk.tokens for chunk in step.chunks)
-        left = max(
-            self.setup.max_num_batched_tokens - int(step.counts[: len(step.decode)].sum()), 0
-        )
+        decoded = int(step.counts[: len(step.decode)].sum())
+        left = max(self.setup.max_num_batched_tokens - decoded, 0)
         check(chunks <= left, f"{chunks} tokens of prompts in a step that has room for {left}")
         for start in step.starts:
             name = str(start.request)
-            heard = len(start.tokens) - len(self._asked[name].prompt)
+            heard = len(start.tokens) - len(self._requests[name].prompt)
             check(
                 heard == self._engine.emitted[name],
                 f"INV-8: {name} starts with {heard} sampled tokens of {self._engine.emitted[name]}",
             )
             self._seen["starts again"] += heard > 0
         for stop in step.stops:
-            self._seen["T29 present"] += stop in self._sent
-            self._sent.add(stop)
+            self._acks.sent(stop)
         self._engine.tables(tables)
         self._engine.submit(step)
 
     def _dispatch(self) -> None:
-        plans = self._both(lambda yard: yard.cache.dispatch())
-        for other in plans[1:]:
-            check(plans[0] == other, "replicas differ in their plans")
-        self._copies.launched(plans[0], self.now)
+        plans = self._replicas.dispatch()
+        self._copies.launched(plans, self.now)
         writing, fenced = set(self._engine.writing), self._fenced()
-        for plan in plans[0]:
+        for plan in plans:
             self._quiet = self.now
             if plan.source_tier == "device":
                 bad = writing.intersection(plan.sources.tolist())
@@ -339,87 +251,24 @@ class _Simulation:
                 bad = fenced.intersection(plan.destinations.tolist())
                 check(not bad, f"INV-6: a copy goes to slots {bad}, which may be written")
         for rank in self._ranks:
-            rank.crane.submit(plans[0])
+            rank.crane.submit(plans)
 
     def _fenced(self) -> set[int]:
-        """INV-6: slots that nobody may be given, as the engine may write them."""
-        return set(self._engine.writing) | (self._dead.slots if self._dead else set())
+        """Returns the slots that the engine may write, and no request may be given (INV-6)."""
+        return set(self._engine.writing) | (self._death.slots if self._death else set())
 
-    def _look(self) -> None:
-        """What is checked after every tick."""
+    def _check(self) -> None:
+        """Makes the checks that follow every tick."""
         self._collect()
-        for violation in self._both(lambda yard: yard.cache.audit()):
-            check(violation is None, f"the audit: {violation}")
-        self._copies.compare(self._cache.stats())
-        stats = self._both(lambda yard: yard.scheduler.stats() | yard.promises.stats())
-        check(all(one == stats[0] for one in stats), "replicas differ in their counters")
-        if len(self._yards) > 1:
-            digests = {yard.cache.digest() for yard in self._yards}
-            check(len(digests) == 1, "replicas differ in their digest")
+        self._replicas.audit()
+        self._copies.compare(self._replicas.cache.stats())
+        self._replicas.compare()
 
     def _collect(self) -> None:
-        for results in zip(*self._both(lambda yard: yard.scheduler.results()), strict=True):
-            result = results[0]
-            for other in results[1:]:
-                check(_said(result) == _said(other), f"replicas differ in {result}")
-            self._ended(result)
-
-    def _ended(self, result: Result) -> None:
-        """INV-11, INV-12: once, wholly, and with the tokens that nobody could disturb."""
-        name = str(result.request)
-        check(name in self._asked, f"{name} ended, and nobody asked for it")
-        check(name not in self._results, f"{name} ended twice")
-        check(
-            self._scheduler.state(name) is None,
-            f"{name} ended and is {self._scheduler.state(name)}",
-        )
-        self._results[name] = result
-        self._seen[f"{result.state}"] += 1
-        asked = self._asked[name]
-        whole = continuation(asked.prompt, asked.most, ending=self.setup.ends)
-        tokens = result.tokens.tolist()
-        if result.state is RequestState.FINISHED:
-            check(tokens == whole, f"{name} sampled {tokens}, undisturbed it is {whole}")
-            self._seen["T28"] += name in self._stopping
-            return
-        check(tokens == whole[: len(tokens)], f"{name} sampled {tokens}, not {whole}")
-        if result.state is RequestState.ABORTED:
-            check(name in self._aborted, f"{name} was aborted, and nobody said so")
-            return
-        if not self.setup.recompute and result.reason.startswith("kv_lost"):
-            check(self._faulty, f"INV-11: {name} is lost, and nothing has failed: {result.reason}")
-            self._seen["kv lost"] += 1
-            return
-        small = asked.blocks >= self._least
-        check(name in self._doomed or small, f"{name} is {result.state}: {result.reason}")
-        self._seen["too small"] += name not in self._doomed
-
-    def _at_rest(self) -> None:
-        """Nothing is held, promised or in flight."""
-        for yard in self._yards:
-            check(yard.scheduler.idle, f"the scheduler is not idle: {yard.scheduler.stats()}")
-            for name in ("waiting", "seats", "stopping"):
-                check(not yard.scheduler.stats()[name], f"{name}: {yard.scheduler.stats()}")
-            stats = yard.cache.stats()
-            left = [
-                name for name in ("leases", "parked", "tickets", "flights", "leaked") if stats[name]
-            ]
-            for tier in ("device", "host"):
-                kinds = ("claimed", "pinned", "quarantined", "promised")
-                left += [f"{tier}_{kind}" for kind in kinds if stats[f"{tier}_{kind}"]]
-            check(not left, f"left behind: { {name: stats[name] for name in left} }")
-            check(not stats["rejected"], f"{stats['rejected']} handles were given back twice")
-            for tier, slots in (
-                ("device", self._slots["device"] - 1),
-                ("host", self._slots["host"]),
-            ):
-                # A slot beyond the size retires once nothing idle is below its block.
-                more = stats[f"{tier}_capacity"] - slots
-                most = max(0, stats[f"{tier}_idle"] - 1)
-                check(0 <= more <= most, f"2.7: {more} slots too many in {tier}")
-
-    def _silent(self) -> bool:
-        return self._engine.silent and not self._news and all(rank.silent for rank in self._ranks)
+        for result in self._replicas.results():
+            name = str(result.request)
+            state = self._scheduler.state(name)
+            self._requests.end(result, state, stopping=name in self._stopping)
 
     # -- events ------------------------------------------------------------------------------
 
@@ -436,35 +285,33 @@ class _Simulation:
     ) -> None:
         prompt = [1000 + 100 * family + at for at in range(shared)]
         prompt += [sum(map(ord, name)) * 7919 + at for at in range(own)]
-        if name in self._asked or not prompt:
+        if name in self._requests or not prompt:
             return
-        blocks = -(-(len(prompt) + most - 1) // self.setup.block_size)
-        self._asked[name] = _Asked(prompt, most, blocks)
-        self._work += len(prompt) + most
+        self._requests.add(name, prompt, most)
         self._engine.tags[name] = zlib.crc32(f"{salt} {lora}".encode()) if salt or lora else 0
-        self._both(
-            lambda yard: yard.scheduler.add(
+        self._replicas.each(
+            lambda replica: replica.scheduler.add(
                 name,
                 prompt,
                 most=most,
                 priority=priority,
                 salt=salt or None,
                 lora=lora or None,
-                ticket=yard.promises.commit(name),
+                ticket=replica.reservations.commit(name),
             )
         )
 
     def _on_abort(self, name: str, when: str) -> None:
         state = self._scheduler.state(name)
         if when and state != when:
-            self._condemned.append((name, when))
+            self._pending_aborts.append((name, when))
             return
         if state is None:
             return
         self._seen[f"abort in {state}"] += 1
         self._seen["T27"] += state is RequestState.LOADING
-        self._aborted.add(name)
-        self._both(lambda yard: yard.scheduler.abort(name))
+        self._requests.aborted.add(name)
+        self._replicas.each(lambda replica: replica.scheduler.abort(name))
         if state in {
             RequestState.WAITING,
             RequestState.LOADING,
@@ -491,106 +338,96 @@ class _Simulation:
         self._engine.stalled += ticks
 
     def _on_rank(self, rank: int, memory: Any) -> None:  # noqa: ANN401 - "kept" or "lost"
-        """With its memory the engine is lost too."""
+        """Resets a rank; where its memory is lost, the engine is lost too."""
         its = self._ranks[rank]
         self._seen[f"rank reset, memory {memory}"] += 1
         its.crane.reset()
         its.lost = False
         outcomes = its.poll(self.now, self._seen)
-        self._both(lambda yard: yard.cache.commit(list(outcomes)))
+        self._replicas.each(lambda replica: replica.cache.commit(list(outcomes)))
         self._copies.heard(outcomes)
-        self._both(lambda yard: yard.cache.reset(rank, memory=memory))
+        self._replicas.each(lambda replica: replica.cache.reset(rank, memory=memory))
         self._copies.reset(rank)
-        # What its crane has said before is known by this.
+        # The reset settles every flight of the rank, also those whose outcome was lost.
         its.lost = False
         if memory == "lost":
             self._on_engine("recompute")
 
     def _on_engine(self, requests: Any) -> None:  # noqa: ANN401 - what `reset` takes
         self._seen["engine reset"] += 1
-        if self._dead is not None:
-            self._try_room()
+        if self._death is not None:
+            self._replicas.fill()
         self._engine.reset()
-        self._dead = None
+        self._death = None
         if requests == "abort":
-            self._aborted |= set(self._open())
-        self._both(lambda yard: yard.scheduler.reset(requests=requests))
+            self._requests.aborted |= set(self._states())
+        self._replicas.each(lambda replica: replica.scheduler.reset(requests=requests))
 
     def _on_fail(self, ticks: int, requests: Any) -> None:  # noqa: ANN401 - what `reset` takes
-        """T29: whom it had ends as FAILED, once and now; the others never hear of it."""
-        if self._dead is not None:
+        """The engine dies: the requests that it had fail, once and now; others wait (T29)."""
+        if self._death is not None:
             return
         self._collect()
-        states = self._open()
+        states = self._states()
         ended = {RequestState.PREFILL, RequestState.DECODE, RequestState.STOPPING}
         had = {name for name, state in states.items() if state in ended}
-        self._doomed |= had
-        self._dead = _Death(self.now + ticks, requests, self._engine.holding)
-        self._both(lambda yard: yard.scheduler.fail("it is gone"))
+        self._requests.died |= had
+        self._death = _Death(self.now + ticks, requests, self._engine.holding)
+        self._replicas.each(lambda replica: replica.scheduler.fail("it is gone"))
         self._collect()
-        failed = {name for name in had if name in self._results}
+        failed = {name for name in had if name in self._requests.results}
         check(failed == had, f"T29: the engine died with {had}, and only {failed} have failed")
         waiting = {RequestState.WAITING, RequestState.RECOMPUTE, RequestState.PARKED}
-        lost = [name for name, state in self._open().items() if state not in waiting]
-        check(not lost, f"T29: {lost} do not wait, and the engine is dead")
+        lost = [name for name, state in self._states().items() if state not in waiting]
+        check(not lost, f"T29: {lost} are not waiting, and the engine is dead")
         self._seen["engine died"] += 1
         self._seen["T29 dead"] += sum(states[name] is RequestState.STOPPING for name in had)
-        for yard in self._yards:
+        for replica in self._replicas:
             try:
-                yard.scheduler.schedule()
+                replica.scheduler.schedule()
             except Unavailable:
                 continue
             raise Broken("T29: a step for an engine that is dead")
 
-    def _try_room(self) -> None:
-        """T29: of the room that there is, none is what a dead engine may write.
-
-        `CheckedCache.begin` looks at it. Nothing published outlives the reset that follows.
-        """
-        for yard in self._yards:
-            spare = yard.cache.room().available
-            if spare > 0:
-                tokens = range(10**6, 10**6 + spare * self.setup.block_size)
-                yard.cache.finish(yard.cache.begin(tokens, load=0))
-
     def _on_promise(self, name: str, blocks: int, ticks: int, peer: str) -> None:
-        if name in self._asked:
+        if name in self._requests:
             return
 
-        def promised(yard: _Yard) -> bool:
-            running = yard.scheduler.running
-            return yard.promises.open(name, blocks, self.now + ticks, peer, running=running)
+        def promised(replica: Replica) -> bool:
+            running = replica.scheduler.running
+            return replica.reservations.open(name, blocks, self.now + ticks, peer, running=running)
 
-        answers = self._both(promised)
+        answers = self._replicas.each(promised)
         check(len(set(answers)) == 1, f"replicas differ about a ticket for {name}")
 
     def _on_withdraw(self, name: str) -> None:
-        self._both(lambda yard: yard.promises.withdraw(name))
+        self._replicas.each(lambda replica: replica.reservations.withdraw(name))
 
     def _on_peer(self, peer: str) -> None:
-        self._both(lambda yard: yard.promises.died(peer))
+        self._replicas.each(lambda replica: replica.reservations.died(peer))
 
     def _on_resize(self, tier: Any, slots: int) -> None:  # noqa: ANN401 - "device" or "host"
         try:
-            self._both(lambda yard: yard.cache.resize(tier, slots))
+            self._replicas.each(lambda replica: replica.cache.resize(tier, slots))
         except InUse:
             self._seen["2.7 in use"] += 1
             return
         self._seen[f"{tier} smaller"] += slots < self._slots[tier]
         self._seen[f"{tier} larger"] += slots > self._slots[tier]
         self._slots[tier] = slots
-        self._least = min(self._least, self._slots["device"])
+        requests = self._requests
+        requests.smallest_device = min(requests.smallest_device, self._slots["device"])
 
     def _on_weights(self) -> None:
         self._seen["weights"] += 1
         self._engine.version += 1
-        self._both(lambda yard: yard.scheduler.update_weights())
+        self._replicas.each(lambda replica: replica.scheduler.update_weights())
 
     def _on_reconcile(self, late: int) -> None:
-        self._news.append((self.now + late, self._engine.active, self._engine.done))
+        self._reconciles.append((self.now + late, self._engine.active, self._engine.done))
 
-    def _calm(self) -> None:
-        """The faults end."""
+    def _end_faults(self) -> None:
+        """Lets what hangs go on, and resets ranks and engines that need it."""
         self._engine.fates.clear()
         self._engine.stalled = 0
         for number, rank in enumerate(self._ranks):
@@ -600,38 +437,5 @@ class _Simulation:
             self._on_release(number)
             if rank.lost:
                 self._on_rank(number, "kept")
-        if self._dead is not None:
-            self._on_engine(self._dead.requests)
-
-
-def _largest(scenario: Scenario, tier: str) -> int:
-    """Slots that a tier ever has: the memory of a rank is there from the start."""
-    sizes = [event.what[1] for event in scenario.events if event.what[:1] == (tier,)]
-    return max((size for size in sizes if isinstance(size, int)), default=0)
-
-
-def _plain(step: Step) -> tuple[Any, ...]:
-    """A step as values: its leases are those of a yard."""
-
-    def values(numbers: NDArray[np.integer[Any]]) -> list[int]:
-        return [int(number) for number in numbers]
-
-    starts = [(*_start[:3], _start[3].tolist(), _start[4]) for _start in map(_fields, step.starts)]
-    return (
-        step.number,
-        step.stops,
-        starts,
-        step.chunks,
-        values(step.decode),
-        values(step.positions),
-        values(step.counts),
-        [(lease.id, lease.tokens, lease.blocks, lease.sealed) for lease in step.leases],
-    )
-
-
-def _fields(start: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a `Start`
-    return (start.request, start.seat, start.epoch, start.tokens, start.cached)
-
-
-def _said(result: Result) -> tuple[Any, ...]:
-    return (result.request, result.state, result.tokens.tolist(), result.reason)
+        if self._death is not None:
+            self._on_engine(self._death.requests)

@@ -1,0 +1,185 @@
+"""The yards of a simulation: one, or several that take the same calls and are compared."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import BlockyardError
+from blockyard.scheduling.engine import Start, Step
+from blockyard.scheduling.request import Result
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.shared.plan import Plan
+from blockyard.testing.checked_cache import CheckedCache
+from blockyard.testing.checked_reservations import CheckedReservations
+from blockyard.testing.engine import check
+from blockyard.testing.scenario import HEADROOMS, VICTIMS, Setup
+from blockyard.testing.simulated_rank import config_of
+
+__all__ = ["Replica", "Replicas"]
+
+_T = TypeVar("_T")
+
+
+class Replica(NamedTuple):
+    """One yard and its scheduler."""
+
+    cache: CheckedCache
+    scheduler: Scheduler
+    reservations: CheckedReservations
+
+
+class Replicas:
+    """All yards; the first one's answers are used, and the others' must be equal.
+
+    Args:
+        setup: Sizes, policies and how many replicas.
+        seen: Where the first one counts; the others' counts would be the same.
+        fenced: Returns the slots that no request may be given now.
+    """
+
+    def __init__(self, setup: Setup, seen: Counter[str], fenced: Callable[[], set[int]]) -> None:
+        self._replicas = [
+            _replica(setup, Counter() if number else seen, fenced)
+            for number in range(max(setup.replicas, 1))
+        ]
+        first = self._replicas[0]
+        self.cache = first.cache
+        self.scheduler = first.scheduler
+        self.reservations = first.reservations
+
+    def __iter__(self) -> Iterator[Replica]:
+        """Yields every replica."""
+        return iter(self._replicas)
+
+    def each(self, call: Callable[[Replica], _T]) -> list[_T]:
+        """Makes the same call to every replica, and raises the first error when all are done."""
+        answers: list[Any] = []
+        for replica in self._replicas:
+            try:
+                answers.append(call(replica))
+            except BlockyardError as error:
+                answers.append(error)
+        for answer in answers:
+            if isinstance(answer, BlockyardError):
+                raise answer
+        return answers
+
+    def schedule(self) -> tuple[Step, NDArray[np.int32]]:
+        """Returns the next step and its block tables."""
+        steps = self.each(lambda replica: replica.scheduler.schedule())
+        step = steps[0]
+        tables = self.cache.block_tables(step.leases)
+        for replica, other in zip(self._replicas[1:], steps[1:], strict=True):
+            same = np.array_equal(tables, replica.cache.block_tables(other.leases))
+            check(same and _plain(step) == _plain(other), f"replicas differ in step {step.number}")
+        return step, tables
+
+    def dispatch(self) -> list[Plan]:
+        """Returns the plans that may be sent out."""
+        plans = self.each(lambda replica: replica.cache.dispatch())
+        for other in plans[1:]:
+            check(plans[0] == other, "replicas differ in their plans")
+        return plans[0]
+
+    def results(self) -> Iterator[Result]:
+        """Yields the requests that have ended since the last call."""
+        for results in zip(*self.each(lambda replica: replica.scheduler.results()), strict=True):
+            result = results[0]
+            for other in results[1:]:
+                check(_fields(result) == _fields(other), f"replicas differ in {result}")
+            yield result
+
+    def stats(self) -> dict[str, int]:
+        """Returns all counters of the first replica."""
+        return self.cache.stats() | self.scheduler.stats() | self.reservations.stats()
+
+    def audit(self) -> None:
+        """Checks the laws of every yard."""
+        for violation in self.each(lambda replica: replica.cache.audit()):
+            check(violation is None, f"the audit: {violation}")
+
+    def compare(self) -> None:
+        """Checks that counters and digests are the same everywhere."""
+        stats = self.each(lambda replica: replica.scheduler.stats() | replica.reservations.stats())
+        check(all(one == stats[0] for one in stats), "replicas differ in their counters")
+        if len(self._replicas) > 1:
+            digests = {replica.cache.digest() for replica in self._replicas}
+            check(len(digests) == 1, "replicas differ in their digest")
+
+    def fill(self) -> None:
+        """Begins a sequence in all the room there is: a dead engine may write none of it (T29).
+
+        `CheckedCache.begin` makes the check. Nothing that this publishes outlives a reset.
+        """
+        for replica in self._replicas:
+            spare = replica.cache.room().available
+            if spare > 0:
+                tokens = range(10**6, 10**6 + spare * replica.cache.block_size)
+                replica.cache.finish(replica.cache.begin(tokens, load=0))
+
+    def check_at_rest(self, slots: Mapping[str, int]) -> None:
+        """Checks that nothing is held, promised or in flight, and that each tier has its size."""
+        for replica in self._replicas:
+            _check_at_rest(replica, slots)
+
+
+def _replica(setup: Setup, seen: Counter[str], fenced: Callable[[], set[int]]) -> Replica:
+    cache = CheckedCache(config_of(setup))
+    cache.watch(seen, fenced)
+    scheduler = Scheduler(
+        cache,
+        seats=setup.max_num_seqs,
+        budget=setup.max_num_batched_tokens,
+        reserve=HEADROOMS[setup.headroom](),
+        victims=VICTIMS[setup.victims](),
+        stops=setup.stops,
+        preempt=setup.preempt_mode if setup.host else None,
+        patience=setup.max_stalled_steps,
+        rest=setup.preempt_cooldown,
+        skip=setup.max_overtakes,
+        drafts=setup.drafts,
+    )
+    return Replica(cache, scheduler, CheckedReservations(cache, seen))
+
+
+def _check_at_rest(replica: Replica, slots: Mapping[str, int]) -> None:
+    check(replica.scheduler.idle, f"the scheduler is not idle: {replica.scheduler.stats()}")
+    for name in ("waiting", "seats", "stopping"):
+        check(not replica.scheduler.stats()[name], f"{name}: {replica.scheduler.stats()}")
+    stats = replica.cache.stats()
+    left = [name for name in ("leases", "parked", "tickets", "flights", "leaked") if stats[name]]
+    for tier in ("device", "host"):
+        kinds = ("claimed", "pinned", "quarantined", "promised")
+        left += [f"{tier}_{kind}" for kind in kinds if stats[f"{tier}_{kind}"]]
+    check(not left, f"left behind: { {name: stats[name] for name in left} }")
+    check(not stats["rejected"], f"{stats['rejected']} handles were given back twice")
+    for tier, size in (("device", slots["device"] - 1), ("host", slots["host"])):
+        # A slot beyond the size retires once nothing idle is below its block.
+        more = stats[f"{tier}_capacity"] - size
+        most = max(0, stats[f"{tier}_idle"] - 1)
+        check(0 <= more <= most, f"2.7: {more} slots too many in {tier}")
+
+
+def _plain(step: Step) -> tuple[Any, ...]:
+    """Returns a step as values that can be compared: its leases are handles of one yard."""
+
+    def started(start: Start) -> tuple[Any, ...]:
+        return (start.request, start.seat, start.epoch, start.tokens.tolist(), start.cached)
+
+    return (
+        step.number,
+        step.stops,
+        [started(start) for start in step.starts],
+        step.chunks,
+        step.decode.tolist(),
+        step.positions.tolist(),
+        step.counts.tolist(),
+        [(lease.id, lease.tokens, lease.blocks, lease.sealed) for lease in step.leases],
+    )
+
+
+def _fields(result: Result) -> tuple[Any, ...]:
+    return (result.request, result.state, result.tokens.tolist(), result.reason)

@@ -1,0 +1,97 @@
+"""The requests of a simulation: what each asked for, and how each must end."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from blockyard.scheduling.request import RequestState, Result
+from blockyard.testing.engine import check, continuation
+from blockyard.testing.scenario import Setup
+
+__all__ = ["Request", "Requests"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that was added."""
+
+    prompt: list[int]
+    max_tokens: int
+    blocks: int
+    """The most that it may need."""
+
+
+class Requests:
+    """All requests by name, and the result of each.
+
+    Args:
+        setup: The simulation's.
+        faulty: Whether the scenario has a fault that may cost a sequence its KV.
+        seen: Where ends are counted.
+    """
+
+    def __init__(self, setup: Setup, seen: Counter[str], *, faulty: bool) -> None:
+        self._setup = setup
+        self._seen = seen
+        self._faulty = faulty
+        self._asked: dict[str, Request] = {}
+        self.results: dict[str, Result] = {}
+        self.aborted: set[str] = set()
+        """Those that somebody has aborted."""
+        self.died: set[str] = set()
+        """Those that ran in an engine when it died."""
+        self.smallest_device = setup.device
+        """Slots that the device had at least."""
+        self.work = 0
+        """Tokens of all prompts and answers."""
+
+    def __getitem__(self, name: str) -> Request:
+        """Returns what a request asked for."""
+        return self._asked[name]
+
+    def __contains__(self, name: str) -> bool:
+        """Returns whether there was such a request."""
+        return name in self._asked
+
+    @property
+    def unfinished(self) -> list[str]:
+        """The names of those that have no result."""
+        return [name for name in self._asked if name not in self.results]
+
+    def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
+        """Notes a request that is about to be added to the scheduler."""
+        blocks = -(-(len(prompt) + max_tokens - 1) // self._setup.block_size)
+        self._asked[name] = Request(prompt, max_tokens, blocks)
+        self.work += len(prompt) + max_tokens
+
+    def end(self, result: Result, state: RequestState | None, *, stopping: bool) -> None:
+        """Checks that a request ends once, whole, and with the right tokens (INV-11, INV-12).
+
+        Args:
+            result: What the scheduler says.
+            state: The state that the scheduler still has for it; it must be None.
+            stopping: Whether the request was being stopped when the engine was last polled.
+        """
+        name = str(result.request)
+        check(name in self._asked, f"{name} ended, and was never added")
+        check(name not in self.results, f"{name} ended twice")
+        check(state is None, f"{name} ended and is {state}")
+        self.results[name] = result
+        self._seen[f"{result.state}"] += 1
+        asked = self._asked[name]
+        whole = continuation(asked.prompt, asked.max_tokens, ending=self._setup.ends)
+        tokens = result.tokens.tolist()
+        if result.state is RequestState.FINISHED:
+            check(tokens == whole, f"{name} sampled {tokens}, undisturbed it is {whole}")
+            self._seen["T28"] += stopping
+            return
+        check(tokens == whole[: len(tokens)], f"{name} sampled {tokens}, not {whole}")
+        if result.state is RequestState.ABORTED:
+            check(name in self.aborted, f"{name} ended as aborted, and nothing aborted it")
+            return
+        if not self._setup.recompute and result.reason.startswith("kv_lost"):
+            check(self._faulty, f"INV-11: {name} is lost, and nothing has failed: {result.reason}")
+            self._seen["kv lost"] += 1
+            return
+        small = asked.blocks >= self.smallest_device
+        check(name in self.died or small, f"{name} is {result.state}: {result.reason}")
+        self._seen["too small"] += name not in self.died
