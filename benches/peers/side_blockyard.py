@@ -20,6 +20,7 @@ import numpy as np
 import blockyard as by
 from blockyard.scheduling.engine import Output
 from blockyard.scheduling.scheduler import Scheduler
+from peers import frame
 from peers import work as sizes
 from peers.driver import Makers, Operation, Row, override, serve
 from peers.work import BLOCK, Work
@@ -35,18 +36,19 @@ def _array(tokens: array[int]) -> NDArray[np.uint32]:
     return np.frombuffer(tokens, np.uint32)
 
 
-class Pool(Row):
-    """A cache whose device is full of idle chains."""
+class Pool(frame.Pool):
+    """A `KVCache`."""
 
-    def __init__(self, work: Work, device: int, chain: int = sizes.CHAIN, host: int = 0) -> None:
-        self.work = work
-        self.cache = by.KVCache(block_size=BLOCK, device=device + 1, host=host)
-        self.leases: list[by.Lease] = []
-        for _ in range(device // chain):
-            self.visit(work.fresh(chain))
+    def __init__(self, work: Work, blocks: int, chain: int = sizes.CHAIN, host: int = 0) -> None:
+        self.host = host
+        super().__init__(work, blocks, chain)
 
+    @override
+    def open(self, blocks: int) -> None:
+        self.cache = by.KVCache(block_size=BLOCK, device=blocks + 1, host=self.host)
+
+    @override
     def visit(self, tokens: array[int]) -> None:
-        """Leaves a chain behind."""
         lease = self.cache.begin(_array(tokens))
         self.cache.seal(lease, len(tokens))
         self.cache.finish(lease)
@@ -55,70 +57,28 @@ class Pool(Row):
         return self.cache.keys(_array(tokens))
 
     @override
-    def restore(self) -> None:
-        self.cache.finish(self.leases)
-        self.leases = []
-
-
-class Keys(Pool):
-    unit = sizes.OFFLOAD
-
-    @override
-    def prepare(self) -> Sequence[Operation]:
-        runs = [_array(self.work.fresh(sizes.OFFLOAD)) for _ in range(20)]
-        return [partial(self.cache.keys, run) for run in runs]
-
-
-class Match(Pool):
-    again = True
-
-    def __init__(self, work: Work, device: int) -> None:
-        super().__init__(work, device)
-        chains = [work.fresh(sizes.MATCH, 1) for _ in range(50)]
-        for chain in chains:
-            self.visit(chain)
-        self.ready = [self.keys(chain) for chain in chains]
-
-    @override
-    def prepare(self) -> Sequence[Operation]:
-        return [partial(self.cache.probe, keys) for keys in self.ready] * 20
-
-
-class Admit(Pool):
-    """Begin and seal of a request whose keys are ready, or whose tokens are."""
-
-    def __init__(self, work: Work, device: int, what: str) -> None:
-        super().__init__(work, device)
-        self.what = what
+    def lookup(self, tokens: array[int]) -> Operation:
+        return partial(self.cache.probe, self.keys(tokens))
 
     def admit(self, keys: by.Keys) -> None:
         lease = self.cache.begin(keys, reserve=BLOCK)
         self.cache.seal(lease, sizes.TURN * BLOCK)
-        self.leases.append(lease)
+        self.held.append(lease)
 
     def whole(self, tokens: NDArray[np.uint32]) -> None:
         self.admit(self.cache.keys(tokens))
 
     @override
-    def prepare(self) -> Sequence[Operation]:
-        made: list[Operation] = []
-        for _ in range(sizes.REQUESTS):
-            before, whole = self.work.turn()
-            self.visit(before)
-            if self.what == "tokens":
-                made.append(partial(self.whole, _array(whole)))
-            else:
-                made.append(partial(self.admit, self.keys(whole)))
-        if self.what != "finish":
-            return made
-        for operation in made:
-            operation()
-        leases, self.leases = self.leases, []
-        return [partial(self.cache.finish, lease) for lease in leases]
+    def admission(self, tokens: array[int]) -> Operation:
+        return partial(self.admit, self.keys(tokens))
 
+    @override
+    def whole_admission(self, tokens: array[int]) -> Operation:
+        return partial(self.whole, _array(tokens))
 
-class Turnover(Pool):
-    """A short request that finds nothing, evicts and is finished."""
+    @override
+    def ending(self, one: Any) -> Operation:
+        return partial(self.cache.finish, one)
 
     def turn(self, keys: by.Keys) -> None:
         lease = self.cache.begin(keys)
@@ -126,31 +86,27 @@ class Turnover(Pool):
         self.cache.finish(lease)
 
     @override
-    def prepare(self) -> Sequence[Operation]:
-        return [
-            partial(self.turn, self.keys(self.work.fresh(sizes.SHORT, 1))) for _ in range(2_000)
-        ]
+    def turnover(self, tokens: array[int]) -> Operation:
+        return partial(self.turn, self.keys(tokens))
 
 
-class Decode(Pool):
+class Decode(frame.Decode):
     """Append, grow, the changed cells of the tables, and seal."""
 
-    def __init__(self, work: Work, device: int, rows: int) -> None:
-        super().__init__(work, device)
+    def __init__(self, pool: Pool, rows: int) -> None:
+        self.cache = pool.cache
         self.tokens = np.full(rows, 7, np.uint32)
         self.tables = np.zeros((rows, 512), np.int32)
-        self.begin()
+        super().__init__(pool, rows)
 
-    def begin(self) -> None:
-        self.cache.finish(self.leases)
-        prompts = [
-            self.work.fresh(sizes.PROMPT // BLOCK, row % BLOCK) for row in range(len(self.tokens))
-        ]
+    @override
+    def begin(self, prompts: list[array[int]]) -> None:
         self.leases = [self.cache.begin(_array(prompt)) for prompt in prompts]
+        self.pool.held = list(self.leases)
         self.computed = np.array([lease.appended for lease in self.leases])
         self.cache.seal(self.leases, self.computed)
-        self.steps = 0
 
+    @override
     def step(self) -> None:
         cache, leases = self.cache, self.leases
         cache.append(leases, self.tokens)
@@ -159,20 +115,9 @@ class Decode(Pool):
         self.computed += 1
         cache.seal(leases, self.computed)
 
-    @override
-    def prepare(self) -> Sequence[Operation]:
-        if self.steps >= sizes.MOST:
-            self.begin()
-        self.steps += sizes.STEPS
-        return [self.step] * sizes.STEPS
-
-    @override
-    def restore(self) -> None:
-        pass
-
 
 class Schedule(Row):
-    """`schedule` and `on_output`, everybody decoding."""
+    """`schedule` and `on_output`, with every request decoding."""
 
     def __init__(self, work: Work) -> None:
         cache = by.KVCache(block_size=BLOCK, device=90_000)
@@ -205,7 +150,7 @@ class Evict(Pool):
     """Begin of a few new blocks, which evicts as many leaves."""
 
     def begin(self, keys: by.Keys) -> None:
-        self.leases.append(self.cache.begin(keys))
+        self.held.append(self.cache.begin(keys))
 
     @override
     def prepare(self) -> Sequence[Operation]:
@@ -213,10 +158,9 @@ class Evict(Pool):
 
     @override
     def restore(self) -> None:
-        count = len(self.leases) * sizes.FEW
+        evicted = len(self.held) * sizes.FEW
         super().restore()
-        for _ in range(count):
-            self.visit(self.work.fresh(1))
+        self.refill(evicted)
 
 
 class Offload(Pool):
@@ -258,12 +202,17 @@ class Offload(Pool):
         return calls
 
 
+def _keys(work: Work) -> Row:
+    cache = Pool(work, 1_000).cache
+    return frame.Keys(work, lambda run: partial(cache.keys, _array(run)))
+
+
 ROWS: Makers = {
-    "keys": lambda work, _: Keys(work, 1_000),
-    "match": lambda work, asked: Match(work, asked["blocks"]),
-    "admit": lambda work, asked: Admit(work, asked["blocks"], asked["what"]),
-    "turnover": lambda work, asked: Turnover(work, asked["blocks"]),
-    "decode": lambda work, asked: Decode(work, 100_000, asked["rows"]),
+    "keys": lambda work, _: _keys(work),
+    "match": lambda work, asked: frame.Match(Pool(work, asked["blocks"]), 20),
+    "admit": lambda work, asked: frame.Admit(Pool(work, asked["blocks"]), asked["what"]),
+    "turnover": lambda work, asked: frame.Turnover(Pool(work, asked["blocks"]), 2_000),
+    "decode": lambda work, asked: Decode(Pool(work, 100_000), asked["rows"]),
     "schedule": lambda work, _: Schedule(work),
     "evict": lambda work, _: Evict(work, sizes.LEAVES, 1),
     "offload": lambda work, _: Offload(work),

@@ -17,30 +17,40 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from peers import frame
 from peers import work as sizes
-from peers.driver import Makers, Operation, Row, override, serve
-from peers.work import BLOCK, Work
+from peers.driver import Makers, Operation, override, serve
+from peers.work import BLOCK
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Sequence
 
 core: Any = import_module("dynamo._core")
 
 
-class Pool(Row):
+def _hashes(tokens: array[int]) -> list[int]:
+    hashes: list[int] = core.compute_block_hash_for_seq(tokens.tolist(), BLOCK)
+    return hashes
+
+
+class Pool(frame.Pool):
     """A tree of one worker that holds so many blocks."""
 
-    def __init__(self, work: Work, blocks: int) -> None:
-        self.work, self.events = work, 0
+    @override
+    def open(self, blocks: int) -> None:
+        del blocks  # the tree grows
+        self.events = 0
         self.tree: Any = core.RadixTree()
-        for _ in range(blocks // sizes.CHAIN):
-            self.visit(work.fresh(sizes.CHAIN))
-        self.tree.find_matches([1])
 
-    def visit(self, tokens: array[int]) -> list[int]:
-        """A worker's event that it has stored a chain."""
-        hashes: list[int] = core.compute_block_hash_for_seq(tokens.tolist(), BLOCK)
+    def settled(self) -> Pool:
+        """Waits until the tree's thread has taken every event."""
+        self.tree.find_matches([1])
+        return self
+
+    @override
+    def visit(self, tokens: array[int]) -> None:
+        """Brings a worker's event that it has stored a chain."""
+        hashes = _hashes(tokens)
         # What names a block to its worker is chained; the router's own events do it alike.
         names, name = [], 0
         for one in hashes:
@@ -56,39 +66,30 @@ class Pool(Row):
         event = {"event_id": self.events, "data": {"stored": stored}, "dp_rank": 0}
         self.tree.apply_event(1, json.dumps(event).encode())
         self.events += 1
-        return hashes
-
-
-class Keys(Row):
-    unit = sizes.OFFLOAD
-
-    def __init__(self, work: Work) -> None:
-        self.work = work
 
     @override
-    def prepare(self) -> Sequence[Operation]:
-        runs = [self.work.fresh(sizes.OFFLOAD).tolist() for _ in range(20)]
-        return [partial(core.compute_block_hash_for_seq, run, BLOCK) for run in runs]
+    def lookup(self, tokens: array[int]) -> Operation:
+        return partial(self.tree.find_matches, _hashes(tokens))
 
 
-class Match(Pool):
-    again = True
+class Match(frame.Match):
+    """Lookups of resident prompts, the first of which is tried."""
 
-    def __init__(self, work: Work, blocks: int) -> None:
-        super().__init__(work, blocks)
-        self.ready = [self.visit(work.fresh(sizes.MATCH)) for _ in range(50)]
-        if self.tree.find_matches(self.ready[0]).scores != {(1, 0): sizes.MATCH}:
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool, 4, more=0)
+        found: Any = self.lookups[0]()
+        if found.scores != {(1, 0): sizes.MATCH}:
             raise RuntimeError("not found")
 
-    @override
-    def prepare(self) -> Sequence[Operation]:
-        return [partial(self.tree.find_matches, one) for one in self.ready] * 4
+
+def _keys(run: array[int]) -> Operation:
+    return partial(core.compute_block_hash_for_seq, run.tolist(), BLOCK)
 
 
 ROWS: Makers = {
-    "keys": lambda work, _: Keys(work),
-    "match": lambda work, asked: Match(work, asked["blocks"]),
-    "memory": lambda work, asked: Pool(work, asked["blocks"]),
+    "keys": lambda work, _: frame.Keys(work, _keys),
+    "match": lambda work, asked: Match(Pool(work, asked["blocks"]).settled()),
+    "memory": lambda work, asked: Pool(work, asked["blocks"]).settled(),
 }
 
 

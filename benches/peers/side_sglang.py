@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from peers import frame
 from peers import work as sizes
-from peers.driver import Makers, Operation, Row, override, serve
-from peers.work import BLOCK, Work
+from peers.driver import Makers, Operation, override, serve
+from peers.work import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +48,11 @@ def key(tokens: array[int]) -> Any:
     return legacy.RadixKey(ids(tokens))
 
 
+def row_of(tokens: array[int]) -> Any:
+    """The request's row of slots, which its scheduler has made before."""
+    return torch.zeros(len(tokens), dtype=torch.int64)
+
+
 class Held:
     """What a request keeps until it ends."""
 
@@ -54,11 +60,11 @@ class Held:
         self.node, self.locked, self.spare = node, locked, spare
 
 
-class Pool(Row):
-    """A tree that holds every page of its pool."""
+class Pool(frame.Pool):
+    """A tree that holds every page of its allocator."""
 
-    def __init__(self, work: Work, blocks: int, chain: int = sizes.CHAIN) -> None:
-        self.work = work
+    @override
+    def open(self, blocks: int) -> None:
         self.allocator: Any = Allocator(
             size=blocks * BLOCK,
             page_size=BLOCK,
@@ -79,9 +85,6 @@ class Pool(Row):
         self.tree: Any = made(params)
         if getattr(self.tree, "_tree_core_backend", "legacy") != TREE:
             raise RuntimeError(f"not the {TREE} tree")
-        self.held: list[Held] = []
-        for _ in range(blocks // chain):
-            self.visit(work.fresh(chain))
 
     def slots(self, tokens: int) -> Any:
         """Room for so many tokens, evicting what it takes, as `alloc_token_slots` does."""
@@ -117,73 +120,36 @@ class Pool(Row):
         if len(one.spare):
             self.allocator.free(one.spare)
 
-    def visit(self, tokens: array[int]) -> None:
-        """Leaves a chain behind."""
-        self.admit(key(tokens), torch.zeros(len(tokens), dtype=torch.int64))
-        self.finish(self.held.pop())
-
-    @override
-    def restore(self) -> None:
-        for one in self.held:
-            self.finish(one)
-        self.held = []
-
-
-class Match(Pool):
-    again = True
-
-    def __init__(self, work: Work, blocks: int) -> None:
-        super().__init__(work, blocks)
-        chains = [work.fresh(sizes.MATCH, 1) for _ in range(50)]
-        for chain in chains:
-            self.visit(chain)
-        self.ready = [Match_(key=key(chain)) for chain in chains]
-
-    @override
-    def prepare(self) -> Sequence[Operation]:
-        return [partial(self.tree.match_prefix, one) for one in self.ready] * 4
-
-
-class Admit(Pool):
-    def __init__(self, work: Work, blocks: int, what: str) -> None:
-        super().__init__(work, blocks)
-        self.what = what
-
-    def whole(self, tokens: array[int], row: Any) -> None:
-        self.admit(legacy.RadixKey(tokens), row)
-
-    @override
-    def prepare(self) -> Sequence[Operation]:
-        made: list[Operation] = []
-        for _ in range(sizes.REQUESTS):
-            before, whole = self.work.turn()
-            self.visit(before)
-            row = torch.zeros(len(whole), dtype=torch.int64)
-            if self.what == "tokens":
-                made.append(partial(self.whole, ids(whole), row))
-            else:
-                made.append(partial(self.admit, key(whole), row))
-        if self.what != "finish":
-            return made
-        for operation in made:
-            operation()
-        held, self.held = self.held, []
-        return [partial(self.finish, one) for one in held]
-
-
-class Turnover(Pool):
     def turn(self, ready: Any, row: Any) -> None:
         self.admit(ready, row)
         self.finish(self.held.pop())
 
     @override
-    def prepare(self) -> Sequence[Operation]:
-        made: list[Operation] = []
-        for _ in range(500):
-            run = self.work.fresh(sizes.SHORT, 1)
-            row = torch.zeros(len(run), dtype=torch.int64)
-            made.append(partial(self.turn, key(run), row))
-        return made
+    def visit(self, tokens: array[int]) -> None:
+        self.turn(key(tokens), row_of(tokens))
+
+    @override
+    def lookup(self, tokens: array[int]) -> Operation:
+        return partial(self.tree.match_prefix, Match_(key=key(tokens)))
+
+    def whole(self, tokens: array[int], row: Any) -> None:
+        self.admit(legacy.RadixKey(tokens), row)
+
+    @override
+    def admission(self, tokens: array[int]) -> Operation:
+        return partial(self.admit, key(tokens), row_of(tokens))
+
+    @override
+    def whole_admission(self, tokens: array[int]) -> Operation:
+        return partial(self.whole, ids(tokens), row_of(tokens))
+
+    @override
+    def ending(self, one: Any) -> Operation:
+        return partial(self.finish, one)
+
+    @override
+    def turnover(self, tokens: array[int]) -> Operation:
+        return partial(self.turn, key(tokens), row_of(tokens))
 
 
 class Evict(Pool):
@@ -197,14 +163,13 @@ class Evict(Pool):
 
     @override
     def restore(self) -> None:
-        for _ in range(self.count * sizes.FEW):
-            self.visit(self.work.fresh(1))
+        self.refill(self.count * sizes.FEW)
 
 
 ROWS: Makers = {
-    "match": lambda work, asked: Match(work, asked["blocks"]),
-    "admit": lambda work, asked: Admit(work, asked["blocks"], asked["what"]),
-    "turnover": lambda work, asked: Turnover(work, asked["blocks"]),
+    "match": lambda work, asked: frame.Match(Pool(work, asked["blocks"]), 4),
+    "admit": lambda work, asked: frame.Admit(Pool(work, asked["blocks"]), asked["what"]),
+    "turnover": lambda work, asked: frame.Turnover(Pool(work, asked["blocks"]), 500),
     "evict": lambda work, _: Evict(work, sizes.LEAVES, 1),
     "memory": lambda work, asked: Pool(work, asked["blocks"]),
 }

@@ -1,0 +1,178 @@
+"""What all sides share: a pool that is full of idle chains, and the rows that are played on it.
+
+A side's `Pool` says how its cache does each thing. It returns operations, with all that they need
+made beforehand: a row times the calls of these alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from peers import work as sizes
+from peers.driver import Operation, Row, override
+from peers.work import BLOCK, Work
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Callable, Sequence
+
+
+class Pool(Row):
+    """A side's cache, every block of which is part of an idle chain."""
+
+    def __init__(self, work: Work, blocks: int, chain: int = sizes.CHAIN) -> None:
+        self.work = work
+        #: What running requests hold; `restore` ends them.
+        self.held: list[Any] = []
+        self.open(blocks)
+        for _ in range(blocks // chain):
+            self.visit(work.fresh(chain))
+
+    def open(self, blocks: int) -> None:
+        """Makes an empty cache."""
+        raise NotImplementedError
+
+    def visit(self, tokens: array[int]) -> object:
+        """Leaves a chain behind."""
+        raise NotImplementedError
+
+    def refill(self, blocks: int) -> None:
+        """Leaves chains of one block in place of what was evicted."""
+        for _ in range(blocks):
+            self.visit(self.work.fresh(1))
+
+    def lookup(self, tokens: array[int]) -> Operation:
+        """Looks a prompt up whose keys are ready."""
+        raise NotImplementedError
+
+    def admission(self, tokens: array[int]) -> Operation:
+        """Admits a request whose keys are ready, and holds it."""
+        raise NotImplementedError
+
+    def whole_admission(self, tokens: array[int]) -> Operation:
+        """Makes the keys of a request, admits it and holds it."""
+        raise NotImplementedError
+
+    def ending(self, one: Any) -> Operation:
+        """Ends a request that was held."""
+        raise NotImplementedError
+
+    def turnover(self, tokens: array[int]) -> Operation:
+        """Admits a request whose keys are ready, and ends it."""
+        raise NotImplementedError
+
+    @override
+    def restore(self) -> None:
+        held, self.held = self.held, []
+        for one in held:
+            self.ending(one)()
+
+
+class Keys(Row):
+    """Keys of fresh prompts."""
+
+    unit = sizes.OFFLOAD
+
+    def __init__(self, work: Work, keys: Callable[[array[int]], Operation]) -> None:
+        self.work, self.keys = work, keys
+
+    @override
+    def prepare(self) -> Sequence[Operation]:
+        return [self.keys(self.work.fresh(sizes.OFFLOAD)) for _ in range(20)]
+
+
+class Match(Row):
+    """Lookups of resident prompts, so many times over."""
+
+    again = True
+
+    def __init__(self, pool: Pool, times: int, more: int = 1) -> None:
+        chains = [pool.work.fresh(sizes.MATCH, more) for _ in range(50)]
+        for chain in chains:
+            pool.visit(chain)
+        self.lookups = [pool.lookup(chain) for chain in chains]
+        self.times = times
+
+    @override
+    def prepare(self) -> Sequence[Operation]:
+        return self.lookups * self.times
+
+
+class _OnPool(Row):
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+
+    @override
+    def restore(self) -> None:
+        self.pool.restore()
+
+
+class Admit(_OnPool):
+    """Admissions from `keys` or from `tokens`; or, as `finish`, the ends of what was admitted."""
+
+    def __init__(self, pool: Pool, what: str) -> None:
+        super().__init__(pool)
+        self.what = what
+
+    @override
+    def prepare(self) -> Sequence[Operation]:
+        pool = self.pool
+        admission = pool.whole_admission if self.what == "tokens" else pool.admission
+        made: list[Operation] = []
+        for _ in range(sizes.REQUESTS):
+            before, whole = pool.work.turn()
+            pool.visit(before)
+            made.append(admission(whole))
+        if self.what != "finish":
+            return made
+        for operation in made:
+            operation()
+        held, pool.held = pool.held, []
+        return [pool.ending(one) for one in held]
+
+
+class Turnover(_OnPool):
+    """Short requests that find nothing, evict and end."""
+
+    def __init__(self, pool: Pool, requests: int) -> None:
+        super().__init__(pool)
+        self.requests = requests
+
+    @override
+    def prepare(self) -> Sequence[Operation]:
+        work = self.pool.work
+        return [self.pool.turnover(work.fresh(sizes.SHORT, 1)) for _ in range(self.requests)]
+
+
+class Decode(_OnPool):
+    """Steps of sequences that decode, begun again before they grow too long."""
+
+    def __init__(self, pool: Pool, rows: int) -> None:
+        super().__init__(pool)
+        self.rows = rows
+        self._begin()
+
+    def begin(self, prompts: list[array[int]]) -> None:
+        """Admits these prompts, and holds them."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Appends a token to each sequence, and grows them."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        self.pool.restore()
+        length = sizes.PROMPT // BLOCK
+        self.begin([self.pool.work.fresh(length, row % BLOCK) for row in range(self.rows)])
+        self.steps = 0
+
+    @override
+    def prepare(self) -> Sequence[Operation]:
+        if self.steps >= sizes.MOST:
+            self._begin()
+        self.steps += sizes.STEPS
+        return [self.step] * sizes.STEPS
+
+    @override
+    def restore(self) -> None:
+        """Leaves the sequences as they are: the next round goes on with them."""
