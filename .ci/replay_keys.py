@@ -1,17 +1,20 @@
 """Writes the tables of JSON keys in docs/replay.md; with --check, says whether they are up to date.
 
-They come from the structs of `blockyard.tools.replay.result`, field by field, with what each field
-says of itself.
+They come from the structs of `blockyard.tools.replay.result`, field by field, with the docstring of
+each.
 """
 
+import ast
+import inspect
 import sys
 import types
 import typing
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from blockyard.tools.replay import result
 
@@ -23,8 +26,6 @@ PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false", ty
 def said(kind: Any) -> str:  # noqa: ANN401 - a type, of which there is no type
     """A field's type in words; the name of a struct is that of its table."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated:
-        return said(inner[0])
     if origin in {typing.Union, types.UnionType}:
         return " or ".join(map(said, inner))
     if origin is typing.Literal:
@@ -55,13 +56,31 @@ def structs(kind: type[Struct]) -> Iterator[type[Struct]]:
                     yield deeper
 
 
+def meanings(kind: type[Struct]) -> dict[str, str]:
+    """The docstring of each field, in one line."""
+    found = {}
+    body = next(
+        node.body
+        for node in ast.parse(inspect.getsource(kind)).body
+        if isinstance(node, ast.ClassDef)
+    )
+    for field, text in pairwise(body):
+        match field, text:
+            case (
+                ast.AnnAssign(target=ast.Name(name)),
+                ast.Expr(ast.Constant(str(meaning))),
+            ):
+                found[name] = " ".join(meaning.split())
+    return found
+
+
 def table(kind: type[Struct]) -> str:
     """A heading, what it is, and a row for each field."""
-    lines = [f"#### {kind.__name__}", "", (kind.__doc__ or "").strip(), ""]
+    lines = [f"#### {kind.__name__}", "", inspect.getdoc(kind) or "", ""]
     lines += ["| key | type | meaning |", "|---|---|---|"]
-    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        (meaning,) = (meta for meta in hint.__metadata__ if isinstance(meta, Meta))
-        lines.append(f"| `{name}` | {said(hint)} | {meaning.description} |")
+    meaning = meanings(kind)
+    for name, hint in typing.get_type_hints(kind).items():
+        lines.append(f"| `{name}` | {said(hint)} | {meaning[name]} |")
     return "\n".join(lines)
 
 
