@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs the command line; never returns."""
+    """Runs the command line, and exits."""
     cli.main(prog_name="blockyard")
 
 

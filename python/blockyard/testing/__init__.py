@@ -1,6 +1,6 @@
-"""For tests: a copier that misbehaves by script, and a simulator of all that can go wrong.
+"""For tests: a copier that misbehaves by a script, and a simulator of faults.
 
-Both do the same every time.
+Both behave the same every time.
 
 Example:
     >>> from blockyard.crane.copiers.threads import ThreadCopier

@@ -1,4 +1,4 @@
-"""A cache that looks at what its scheduler asks of it, and at what it answers."""
+"""A cache that checks its own answers."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -13,24 +13,24 @@ __all__ = ["CheckedCache"]
 
 
 class CheckedCache(KVCache):
-    """A `KVCache` that is like any other to its scheduler."""
+    """A `KVCache` that also checks and counts; a scheduler sees no difference."""
 
     _seen: Counter[str]
     _fenced: Callable[[], set[int]]
     _loads: list[tuple[Lease, int]]
 
     def watch(self, seen: Counter[str], fenced: Callable[[], set[int]]) -> None:
-        """From now on it counts, and looks.
+        """Begins to check and count.
 
         Args:
             seen: Where it counts.
-            fenced: Says the slots that nobody may be given now.
+            fenced: Returns the slots that no request may be given now.
         """
         self._seen, self._fenced, self._loads = seen, fenced, []
 
     @override
     def begin(self, *what: Any, **named: Any) -> Any:  # noqa: ANN401 - as the parent has it
-        """INV-6: what it gives nobody may write any more. T5: where it refuses, nothing changes."""
+        """Checks the slots for writers, and that a refusal changes nothing (INV-6, T5)."""
         before = self.digest()
         try:
             lease = super().begin(*what, **named)
@@ -47,15 +47,15 @@ class CheckedCache(KVCache):
 
     @override
     def grow(self, batch: Any, counts: Any = None) -> Any:  # noqa: ANN401 - as the parent has it
-        """T36: rows that find no room."""
+        """Counts the rows that find no room (T36)."""
         unserved = super().grow(batch, counts)
         if not isinstance(counts, int):
-            # By 0 grows who has lost slots to a copy of unknown end.
+            # A grow by 0 replaces slots lost to a copy of unknown outcome.
             self._seen["T36"] += len(unserved)
         return unserved
 
     def landed(self) -> None:
-        """T4: of loads that have landed, those that came short."""
+        """Counts the loads that came back short (T4)."""
         for entry in [entry for entry in self._loads if entry[0].state != "loading"]:
             self._loads.remove(entry)
             lease, cached = entry

@@ -1,4 +1,4 @@
-"""The tickets of a simulation, and what must become of each."""
+"""The reservations of a simulation: each is checked when it is opened and when it ends."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ __all__ = ["CheckedReservations"]
 
 
 @dataclass(slots=True)
-class _Promise:
-    """What is known of one, from outside."""
+class _Reservation:
+    """What is known of a reservation from outside."""
 
     number: int
     deadline: int
@@ -23,7 +23,7 @@ class _Promise:
 
 
 class CheckedReservations:
-    """What one yard has promised to others.
+    """The `Reservations` of one yard, with checks.
 
     Args:
         cache: The yard.
@@ -34,14 +34,14 @@ class CheckedReservations:
         self._cache = cache
         self._seen = seen
         self._tickets = Reservations(cache, reserves={"decode": Adaptive(1.0, 0.0)})
-        self._asked: dict[str, _Promise] = {}
+        self._asked: dict[str, _Reservation] = {}
 
     def __len__(self) -> int:
-        """Those that are open."""
+        """Returns how many are open."""
         return sum(promise.open for promise in self._asked.values())
 
     def open(self, name: str, blocks: int, deadline: int, peer: str, *, running: int) -> bool:
-        """Whether it was promised: if and only if there is room, and not twice."""
+        """Opens a reservation; it must succeed exactly where there is room and none is open."""
         room = self._cache.room()
         spare, kept = room.available, room.headroom
         check(running > 0 or not kept, f"{kept} blocks of headroom, and nothing runs")
@@ -60,11 +60,11 @@ class CheckedReservations:
             return False
         check(before is None or not before.open, f"{name} has two tickets")
         check(spare >= blocks + max(running - kept, 0), f"{name} is promised {blocks} of {spare}")
-        self._asked[name] = _Promise(promise.id, deadline, peer)
+        self._asked[name] = _Reservation(promise.id, deadline, peer)
         return True
 
     def commit(self, name: str) -> Ticket | None:
-        """The ticket with which a request comes; None where there is none, or it has ended."""
+        """Returns the ticket for a request; None where there is none, or it has ended."""
         promise = self._asked.get(name)
         if promise is None:
             return None
@@ -80,7 +80,7 @@ class CheckedReservations:
         return ticket
 
     def withdraw(self, name: str) -> None:
-        """Its request does not come."""
+        """Releases a reservation whose request does not come."""
         promise = self._asked.get(name)
         if promise is None or not promise.open:
             return
@@ -89,23 +89,23 @@ class CheckedReservations:
         self._tickets.release(promise.number)
 
     def expire(self, now: int) -> None:
-        """Those whose deadline has passed have expired, and no others."""
+        """Checks that exactly those expire whose deadline has passed."""
         late = [one for one in self._asked.values() if one.open and one.deadline < now]
         self._gone("2.6 expired", late, [one.id for one in self._tickets.expire(now)])
 
     def died(self, peer: str) -> None:
-        """Those of this peer have expired, and no others."""
+        """Checks that exactly those of a dead peer expire."""
         its = [one for one in self._asked.values() if one.open and one.peer == peer]
         self._gone("2.6 peer", its, [one.id for one in self._tickets.died(peer)])
 
-    def _gone(self, name: str, mine: list[_Promise], numbers: list[int]) -> None:
+    def _gone(self, name: str, mine: list[_Reservation], numbers: list[int]) -> None:
         check(sorted(one.number for one in mine) == sorted(numbers), f"{name}: {numbers}")
         self._seen[name] += len(mine)
         for one in mine:
             one.open = False
 
     def stats(self) -> dict[str, int]:
-        """Of its tickets."""
+        """Returns the counters of the reservations."""
         stats = self._tickets.stats()
         check(stats["tickets_open"] == len(self), f"{len(self)} tickets are open: {stats}")
         return stats

@@ -1,4 +1,4 @@
-"""What becomes of the copies of a simulation: reckoned once more, beside the yard's own account."""
+"""The copies of a simulation, counted a second time beside the yard's own counters."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ __all__ = ["Copies"]
 
 
 @dataclass(slots=True)
-class _Air:
+class _InFlight:
     """One plan in flight."""
 
     way: str
@@ -24,11 +24,11 @@ class _Air:
 
 
 class Copies:
-    """Plans and outcomes of all ranks; counts what went wrong, by way.
+    """Plans and outcomes of all ranks; counts faults by direction.
 
     Args:
-        ranks: Cranes.
-        deadline: Ticks.
+        ranks: How many cranes there are.
+        deadline: Ticks until an outcome is unknown; None for no deadline.
         seen: Where it counts.
     """
 
@@ -36,23 +36,23 @@ class Copies:
         self._ranks = ranks
         self._deadline = deadline
         self._seen = seen
-        self._air: dict[int, _Air] = {}
+        self._air: dict[int, _InFlight] = {}
         self._heard: set[tuple[int, int]] = set()
         self._flown: set[int] = set()
         self._counts = dict.fromkeys(("outcomes_ignored", "flights_failed", "flights_unknown"), 0)
 
     def launched(self, plans: Iterable[Plan], now: int) -> None:
-        """Plans were handed to the cranes."""
+        """Notes plans that the cranes were given."""
         for plan in plans:
             due = None if self._deadline is None else now + self._deadline
             way = way_of(plan.source_tier, plan.destination_tier)
             ranks = set(range(self._ranks))
-            self._air[plan.flight] = _Air(way, len(plan), due, ranks, len(plan))
+            self._air[plan.flight] = _InFlight(way, len(plan), due, ranks, len(plan))
             self._flown.add(plan.flight)
             self._seen[f"plans {way}"] += 1
 
     def heard(self, outcomes: Iterable[Outcome]) -> None:
-        """Outcomes that the yard is told."""
+        """Notes outcomes that the yard is given."""
         for outcome in outcomes:
             flight, rank = outcome.flight, outcome.rank
             air = self._air.get(flight)
@@ -67,7 +67,7 @@ class Copies:
                 self._heard.add((flight, rank))
                 self._missed(flight, air, rank, outcome.good)
 
-    def _missed(self, flight: int, air: _Air, rank: int, good: int) -> None:
+    def _missed(self, flight: int, air: _InFlight, rank: int, good: int) -> None:
         air.missing.remove(rank)
         air.good = min(air.good, good)
         if not air.missing:
@@ -76,13 +76,13 @@ class Copies:
             self._seen[f"2.3 {air.way} failed"] += air.good < air.blocks and not air.late
 
     def reset(self, rank: int) -> None:
-        """A rank was reset: what it did not report has failed."""
+        """Counts as failed what a rank did not report before its reset."""
         for flight, air in list(self._air.items()):
             if rank in air.missing:
                 self._missed(flight, air, rank, 0)
 
     def overdue(self, now: int) -> None:
-        """Deadlines pass."""
+        """Counts the plans whose deadline has passed."""
         for air in self._air.values():
             if not air.late and air.due is not None and air.due <= now:
                 air.late = True
@@ -90,6 +90,9 @@ class Copies:
                 self._seen[f"2.3 {air.way} unknown"] += 1
 
     def compare(self, stats: dict[str, int]) -> None:
-        """The yard has counted the same."""
+        """Checks that the yard has the same counters."""
         theirs = {name: stats[name] for name in self._counts}
-        check(theirs == self._counts, f"of copies it says {theirs}, and it was {self._counts}")
+        check(
+            theirs == self._counts,
+            f"the yard has counted copies as {theirs}, and they were {self._counts}",
+        )

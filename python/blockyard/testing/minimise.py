@@ -10,7 +10,7 @@ __all__ = ["minimised"]
 
 
 def failure(scenario: Scenario) -> str | None:
-    """What is broken, or None."""
+    """Returns what is broken, or None."""
     try:
         simulate(scenario)
     except Broken as broken:
@@ -19,7 +19,7 @@ def failure(scenario: Scenario) -> str | None:
 
 
 def kind(said: str | None) -> str | None:
-    """The failure without its numbers, and without whom it names in brackets."""
+    """Returns the failure without its numbers, and without the names in brackets."""
     return None if said is None else re.sub(r"[0-9]+|[\[{].*[\]}]", "", said.partition(": ")[2])
 
 

@@ -36,11 +36,11 @@ class Requests:
         self._asked: dict[str, Request] = {}
         self.results: dict[str, Result] = {}
         self.aborted: set[str] = set()
-        """Those that somebody has aborted."""
+        """Requests that an event has aborted."""
         self.died: set[str] = set()
-        """Those that ran in an engine when it died."""
+        """Requests that ran in an engine when it died."""
         self.smallest_device = setup.device
-        """Slots that the device had at least."""
+        """The fewest slots that the device had."""
         self.work = 0
         """Tokens of all prompts and answers."""
 

@@ -1,4 +1,4 @@
-"""What a simulation is made of: a setup, and a list of events. Both are printed as Python."""
+"""What decides a simulation: a setup, and a list of events. Both print as Python."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -53,27 +53,28 @@ VERBS: Final = {
 
 
 class Event(NamedTuple):
-    """What happens at a tick.
+    """One thing that happens at a tick.
 
     | verb | what |
     |---|---|
-    | add | name, family of its prompt, tokens shared with the family, tokens of its own, most to \
-sample, priority; and, where wanted, salt and LoRA, "" for none: with the promise of that name |
-    | abort | name, "" or the state in which it is aborted as soon as it is |
+    | add | name, family of the prompt, tokens shared with the family, tokens of its own, tokens \
+to sample at most, priority; optionally salt and LoRA, "" for none. It takes the ticket of its \
+name |
+    | abort | name, and the state in which the request is aborted, "" for now |
     | ack | "late", "twice", "lost", "unheard" or "foreign", ticks: the fate of the next stop |
-    | copy | rank, "up", "down" or "across", word, number: the `Action` for the next copy there |
-    | outcome | rank, "late", "twice", "lost" or "foreign", ticks: the fate of the next outcome \
-from there |
-    | release | rank: what hangs goes on, and what was dead lives |
+    | copy | rank, "up", "down" or "across", word, number: the `Action` for the next such copy |
+    | outcome | rank, "late", "twice", "lost" or "foreign", ticks: the fate of the rank's next \
+outcome |
+    | release | rank: copies that hang go on, and a dead copier lives again |
     | stall | ticks in which the engine computes nothing |
-    | rank | rank, "kept" or "lost": it is reset, and so is its memory |
+    | rank | rank, "kept" or "lost": the rank is reset, and its memory is kept or lost |
     | engine | "recompute" or "abort": the engine is reset |
-    | weights | |
-    | reconcile | ticks that its news are old |
-    | fail | ticks, "recompute" or "abort": the engine is dead, and is reset so many ticks later |
+    | weights | the weights are updated |
+    | reconcile | ticks by which the engine's list of seats is late |
+    | fail | ticks, "recompute" or "abort": the engine dies, and is reset so many ticks later |
     | promise | name of a request, blocks, ticks, peer: a ticket for it, for so many ticks |
-    | withdraw | name of a request: its promise is released |
-    | peer | peer: it has died, and all that it asked for |
+    | withdraw | name of a request: its ticket is released |
+    | peer | peer: it dies, and its tickets expire |
     | resize | "device" or "host", slots |
     """
 
@@ -101,29 +102,29 @@ class Setup:
     headroom: str = "adaptive"
     victims: str = "newest"
     preempt_mode: PreemptMode = "park"
-    """What becomes of a victim's work; without a host it is computed again in any case."""
+    """What a preempted request keeps; without a host it is recomputed in any case."""
     recompute: bool = True
-    """Whether the engine can compute again what was lost; else who is preempted must be parked."""
+    """Whether the engine can recompute; if not, preempted requests must be parked."""
     max_stalled_steps: int = 32
     preempt_cooldown: int = 4
     max_overtakes: int = 4
     stops: Literal["in-order", "acked"] = "acked"
     steps_in_flight: int = 1
-    """Steps that may be in flight beside the one that is computed: tokens not heard of yet."""
+    """Steps in flight beside the one that is computed; their tokens are not known yet."""
     drafts: int = 0
-    """Draft tokens in each row that decodes."""
+    """Draft tokens in each decoding row."""
     channel: Literal["before", "behind", "inside"] = "behind"
-    """Whether acks come before the output that is heard with them, behind it, or inside it."""
+    """Whether acks come before the output of the same poll, behind it, or inside it."""
     eager: bool = False
-    """Whether an idle engine answers a stop before it computes the step that carries it."""
+    """Whether an idle engine acknowledges a stop before it computes the step with that stop."""
     ends: bool = True
     """Whether the engine ends some sequences by itself."""
     reconcile_every: int = 8
-    """Ticks between two reconciles when acks may be missing; 0 for none before the faults end."""
+    """Ticks between two reconciles; 0 for none before the faults end."""
     replicas: int = 1
-    """Yards that are fed alike, and compared after every step."""
+    """Yards that take the same calls, and are compared after every step."""
     cranes: Literal["here", "elsewhere"] = "here"
-    """Elsewhere there are no bytes to look at: each copy is good, some ticks later."""
+    """With "elsewhere" there are no bytes to check: each copy is good, some ticks later."""
 
 
 _SAID: Final[dict[str, tuple[int, frozenset[str]]]] = {
@@ -132,24 +133,24 @@ _SAID: Final[dict[str, tuple[int, frozenset[str]]]] = {
     "copy": (1, frozenset({"up", "down", "across"})),
     "outcome": (1, frozenset({"late", "twice", "lost", "foreign"})),
 }
-"""Where an event has a word of these."""
+"""The words that a field of an event may be, and the index of that field."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Scenario:
-    """All that decides about a simulation. Leaving an event out leaves the others as they were."""
+    """All that decides a simulation. Dropping an event leaves the others as they were."""
 
     setup: Setup
     events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
-        """Refuses what is no event."""
+        """Refuses malformed events."""
         for event in self.events:
             if len(event.what) not in VERBS.get(event.verb, ()):
-                raise Misuse(f"{event} is no event: see `Event` for what there is")
+                raise Misuse(f"{event} is not an event: see `Event` for verbs and fields")
             at, words = _SAID.get(event.verb, (0, frozenset()))
             if words and event.what[at] not in words:
-                raise Misuse(f"{event}: {event.what[at]!r} is none of {sorted(words)}")
+                raise Misuse(f"{event}: {event.what[at]!r} must be one of {sorted(words)}")
 
     @override
     def __repr__(self) -> str:
@@ -159,7 +160,7 @@ class Scenario:
         return f"Scenario({self.setup!r}, (\n{lines}))"
 
     def with_events(self, events: Iterable[Event]) -> Self:
-        """The same setup with other events."""
+        """Returns the same setup with other events."""
         return type(self)(self.setup, tuple(events))
 
     def largest(self, tier: str) -> int:
@@ -169,8 +170,8 @@ class Scenario:
 
     @classmethod
     def seeded(cls, seed: int) -> Self:
-        """The same for the same seed: a setup, some requests, and some kinds of faults."""
-        chance = random.Random(seed)  # noqa: S311 - it need not be hard to guess
+        """Returns a setup, some requests and some kinds of faults, the same for the same seed."""
+        chance = random.Random(seed)  # noqa: S311 - not for cryptography
         setup = _setup(chance)
         ticks = chance.randint(20, 120)
         events = _requests(chance, setup, ticks)
@@ -181,12 +182,12 @@ class Scenario:
 
     @classmethod
     def alike(cls, seed: int) -> Self:
-        """Requests that say the same, on an engine that cannot recompute, and too little room.
+        """Returns requests that sample alike, on an engine that cannot recompute, without room.
 
-        There are no faults. The device hardly holds more than the largest of them, and the host
+        There are no faults. The device holds little more than the largest request, and the host
         what all others may need, or less: some must be parked, and none may be lost (INV-11).
         """
-        chance = random.Random(seed)  # noqa: S311 - it need not be hard to guess
+        chance = random.Random(seed)  # noqa: S311 - not for cryptography
         setup, events = _alike(chance)
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
@@ -196,7 +197,7 @@ def _alike(chance: random.Random) -> tuple[Setup, list[Event]]:
     size, many = pick([1, 1, 2, 3, 4]), pick([2, 2, 2, 3, 4, 6])
     shared = chance.randint(1, 2 * size)
     longest = chance.randint(10, 16) * size
-    # One prompt and length for all; or some end early, or part from the others behind the prompt.
+    # All have one prompt and length; or some end early, or differ after the prompt.
     most = [pick([longest, longest, longest - size, longest // 2]) for _ in range(many)]
     own = [pick([0, 0, 1, size]) for _ in range(many)]
     if chance.random() < 0.5:  # noqa: PLR2004
@@ -225,7 +226,7 @@ def _alike(chance: random.Random) -> tuple[Setup, list[Event]]:
         ends=False,
         cranes=pick(["here", "elsewhere"]),
     )
-    # A third may have published the prompt before, and others be promised room while they wait.
+    # A third request may have published the prompt before, and a ticket may be open meanwhile.
     first = pick([1, 1, 12])
     events = [Event(1, "add", ("early", 0, shared, own[0], 1, 0))] if first > 1 else []
     for at in range(many):
@@ -254,7 +255,7 @@ def _setup(chance: random.Random) -> Setup:
         eviction=pick(["recency", "heap"]),
         write=pick(["on-evict", "through", "second-touch"]),
         ahead=pick([None, 0, 2, 6]),
-        # Copies that are always late would leave one that must be parked where it is for ever.
+        # With copies that are always late, a request that must be parked would never be.
         deadline=pick([None, 3, 8]) if recompute else None,
         speeds=pick([None, None, (2, 1, 1)]),
         max_num_seqs=chance.randint(1, 6),
@@ -279,7 +280,7 @@ def _setup(chance: random.Random) -> Setup:
 
 
 def _requests(chance: random.Random, setup: Setup, ticks: int) -> list[Event]:
-    """Prompts that share beginnings, of lengths that the device can hold."""
+    """Makes prompts that share beginnings, of lengths that the device can hold."""
     room = (setup.device - 1) * setup.block_size
     events = []
     tenants = chance.choice([[("", "")], [("", ""), ("", ""), ("salt", ""), ("", "lora")]])
@@ -295,7 +296,7 @@ def _requests(chance: random.Random, setup: Setup, ticks: int) -> list[Event]:
 
 
 def _faults(chance: random.Random, setup: Setup, ticks: int, names: list[str]) -> list[Event]:
-    """Of each kind many, some or none: a few kinds together find more than all at once."""
+    """Makes faults: of each kind many, some or none, since a few kinds find more than all."""
 
     def many(most: int) -> range:
         return range(chance.choice([0, 0, 1, most // 2, most]))
@@ -315,7 +316,7 @@ def _faults(chance: random.Random, setup: Setup, ticks: int, names: list[str]) -
     states = ["", "", "loading", "prefill", "decode", "stopping", "recompute", "parked"]
     events = [Event(when(), "abort", (pick(names), str(pick(states)))) for _ in many(8)]
     events += [Event(when(), "ack", (pick(fates), late())) for _ in many(16)]
-    # Few copies go up or across: they are spoilt early and often.
+    # Few copies go up or across, so their faults are early and frequent.
     spoilt = ["delay", "fail", "fail", "corrupt", "corrupt", "hang"]
     events += [
         Event(when() // 3, "copy", (rank(), way, pick(spoilt), late()))
@@ -340,13 +341,13 @@ def _faults(chance: random.Random, setup: Setup, ticks: int, names: list[str]) -
 
 
 def _blocks(setup: Setup, request: Event) -> int:
-    """Blocks that a request may need."""
+    """Returns the most blocks that a request may need."""
     _, _, shared, own, most = request.what[:5]
     return -(-(int(shared) + int(own) + int(most) - 1) // setup.block_size)
 
 
 def _promises(chance: random.Random, setup: Setup, ticks: int, events: list[Event]) -> list[Event]:
-    """Tickets for some requests, some ticks before they come: most in time, some too late."""
+    """Makes tickets for some requests before they come: most in time, some too late."""
     requests = [event for event in events if event.verb == "add"]
     left = _smallest(setup, events) - 1
     made = []
@@ -369,13 +370,13 @@ def _promises(chance: random.Random, setup: Setup, ticks: int, events: list[Even
 
 
 def _smallest(setup: Setup, events: list[Event]) -> int:
-    """Slots that the device has at least."""
+    """Returns the fewest slots that the device ever has."""
     sizes = [event.what[1] for event in events if event.what[:1] == ("device",)]
     return min([setup.device, *(size for size in sizes if isinstance(size, int))])
 
 
 def _resizes(chance: random.Random, setup: Setup, ticks: int, events: list[Event]) -> list[Event]:
-    """Down and up again, and never so far down that a request does not fit."""
+    """Makes tiers smaller and larger, but never too small for a request."""
     least = 1 + max(_blocks(setup, event) for event in events if event.verb == "add")
     made = []
     for _ in range(chance.choice([0, 0, 0, 1, 2, 4])):

@@ -1,4 +1,4 @@
-"""A rank of a simulation: a crane, here or elsewhere, and a road that outcomes go lost on."""
+"""A rank of a simulation: its crane, and faults of its copies and outcomes."""
 
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -22,14 +22,14 @@ __all__ = ["SimulatedRank", "config_of", "way_of"]
 
 
 def way_of(source: str, destination: str) -> str:
-    """Where a copy between two tiers goes, seen from the device."""
+    """Returns the direction of a copy, seen from the device."""
     if source == destination:
         return "across"
     return "up" if destination == "device" else "down"
 
 
 class _Crane(Protocol):
-    """What a simulation asks of a crane."""
+    """A crane as a simulation uses it."""
 
     @property
     def in_flight(self) -> int: ...
@@ -39,8 +39,8 @@ class _Crane(Protocol):
     def close(self) -> None: ...
 
 
-class _Elsewhere:
-    """A crane of which nothing is seen but its outcomes: all is good, some polls later."""
+class _RemoteCrane:
+    """A crane without bytes: each copy is good, some polls later."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -49,33 +49,33 @@ class _Elsewhere:
 
     @property
     def in_flight(self) -> int:
-        """Flights taken and not yet reported."""
+        """How many flights are not reported yet."""
         return len(self._air)
 
     def submit(self, plans: Iterable[Plan]) -> None:
-        """Takes plans; they overtake one another."""
+        """Takes plans, which overtake one another."""
         for plan in plans:
             due = self._polls + 1 + (3 * plan.flight + self._rank) % 4
             self._air.append((due, Outcome(plan.flight, self._rank, len(plan))))
 
     def poll(self) -> list[Outcome]:
-        """What has ended since the last call."""
+        """Returns the outcomes since the last call."""
         self._polls += 1
         due = [outcome for at, outcome in self._air if at <= self._polls]
         self._air = [entry for entry in self._air if entry[0] > self._polls]
         return due
 
     def reset(self) -> None:
-        """What is in flight is reported as dead by the next poll."""
+        """Lets the next poll report all flights as dead."""
         dead = [Outcome(one.flight, one.rank, 0, Cause.DEAD) for _, one in self._air]
         self._air = [(self._polls, outcome) for outcome in dead]
 
     def close(self) -> None:
-        """Nothing is left to close."""
+        """Does nothing."""
 
 
 class _Copier(ScriptedCopier):
-    """Whose actions events bring, for each way; without one a copy is delivered."""
+    """A copier with a queue of actions for each direction; without one a copy is delivered."""
 
     def __init__(self) -> None:
         self._way = "up"
@@ -90,20 +90,20 @@ class _Copier(ScriptedCopier):
     def start(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
     ) -> Receipt | None:
-        """Takes the next action of its way."""
+        """Takes the next action of the direction."""
         self._way = way_of(source.name, destination.name)
         return super().start(source, destination, sources, destinations)
 
 
 class SimulatedRank:
-    """A rank: its crane, and the road that its outcomes take."""
+    """A rank: its crane, and the outcomes that are delayed, repeated or lost."""
 
     def __init__(self, config: Config, rank: int, shared: Path, *, here: bool) -> None:
         layout = config.layout
         assert layout is not None  # noqa: S101 - `config_of` makes one
         self.copier = _Copier()
         self.memory: list[Sums] = []
-        self.crane: _Crane = _Elsewhere(rank)
+        self.crane: _Crane = _RemoteCrane(rank)
         self._ranks = config.ranks
         if here:
             device = MemoryTier(layout, config.device_blocks, name="device")
@@ -115,10 +115,10 @@ class SimulatedRank:
         self.fates: deque[tuple[str, int]] = deque()
         self.road: list[tuple[int, Outcome]] = []
         self.lost = False
-        """Whether an outcome was never said: only a reset of the rank ends that flight."""
+        """Whether an outcome was lost: only a reset of the rank ends that flight."""
 
     def poll(self, now: int, seen: Counter[str]) -> list[Outcome]:
-        """What arrives of what the crane has said, now or before."""
+        """Returns the outcomes that arrive now."""
         for outcome in self.crane.poll():
             fate, ticks = self.fates.popleft() if self.fates else ("", 0)
             seen[f"outcome {fate}".strip()] += 1
@@ -130,26 +130,26 @@ class SimulatedRank:
             if fate == "twice":
                 self.road.append((now + ticks, outcome))
             if fate == "foreign":
-                nowhere = Outcome(outcome.flight + 10**6, outcome.rank, 0)
-                nobody = Outcome(outcome.flight, self._ranks, 0)
-                self.road += [(now, nowhere), (now, nobody)]
+                no_flight = Outcome(outcome.flight + 10**6, outcome.rank, 0)
+                no_rank = Outcome(outcome.flight, self._ranks, 0)
+                self.road += [(now, no_flight), (now, no_rank)]
         due = [outcome for tick, outcome in self.road if tick <= now]
         self.road = [entry for entry in self.road if entry[0] > now]
         return due
 
     @property
     def silent(self) -> bool:
-        """Whether nothing is in flight, or on its way."""
+        """Whether no flight and no outcome is on its way."""
         return not self.crane.in_flight and not self.road
 
 
 def config_of(setup: Setup, *, device: int = 0, host: int = 0) -> Config:
-    """Memory of 8 bytes for each token and piece.
+    """Returns a configuration with 8 bytes for each token and piece.
 
     Args:
-        setup: Its sizes.
-        device: Slots of the device where they are more than the setup's.
-        host: The same of the host.
+        setup: Sizes and policies.
+        device: Slots of the device, where these are more than the setup's.
+        host: Slots of the host, likewise.
     """
     piece = 8 * setup.block_size
     planes = {

@@ -1,4 +1,4 @@
-"""The command line: its commands, and how it says what is wrong."""
+"""The command line: its commands, and how it reports errors."""
 
 import sys
 from importlib.util import find_spec
@@ -16,14 +16,14 @@ _BREACH, _MISUSE, _INTERRUPTED = 1, 2, 130
 """Exit statuses."""
 
 _EXTRA: Final = ("msgspec", "plotly", "rich")
-"""What `replay` needs beyond the package's own dependencies."""
+"""The packages that `replay` needs beside the library's own dependencies."""
 _INSTALL: Final = "pip install 'blockyard[replay]'"
 
 
 class _Commands(click.Group):
-    """Says what is wrong in one line on stderr, and with its exit status.
+    """Reports an error in one line on stderr, and by the exit status.
 
-    `replay` is imported only where it is asked for: the others do without its extra.
+    `replay` is imported only when it is called: the other commands work without its extra.
     """
 
     @override
@@ -66,7 +66,7 @@ cli.add_command(proof)
 
 
 def _replay() -> click.Command:
-    """The command; without its extra one that says what to install, whatever it is given."""
+    """Returns the command; without its extra, one that only says what to install."""
     missing = [name for name in _EXTRA if find_spec(name) is None]
     if not missing:
         from blockyard.tools.replay.cli import replay  # noqa: PLC0415 - see `_Commands`

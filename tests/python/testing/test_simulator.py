@@ -568,7 +568,7 @@ def test_copies_ahead_that_never_stop_are_noticed(monkeypatch: pytest.MonkeyPatc
 def test_outcomes_that_are_counted_wrongly_are_noticed(
     monkeypatch: pytest.MonkeyPatch, verb: str, wrong: Callable[..., Any]
 ) -> None:
-    assert "of copies it says" in broken(monkeypatch, verb, wrong, Flights)
+    assert "the yard has counted copies as" in broken(monkeypatch, verb, wrong, Flights)
 
 
 def test_an_ack_that_is_not_counted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("--preset llama-3-8/h100", "did you mean 'llama-3-8b'?"),
         ("--preset llama-3-8b/h10", "did you mean 'h100'?"),
-        ("--preset llama", "give a model and a GPU"),
+        ("--preset llama", "must be a model and a GPU"),
         ("--preset llama-3-70b/h100", "141 GB of weights"),
         ("--set hbm_sharing=0.5", "did you mean 'hbm_share'?"),
         ("--set hbm_share", "FIGURE=VALUE"),
@@ -93,14 +93,14 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--set flops=1e-12", "5.14e+23 s"),
         ("--set kv_bytes=1e-9", "takes no memory"),
         ("--set ranks=2", "give --ranks 2"),
-        ("--ranks 3", "--ranks 3: that does not divide the 32 heads and 8 KV heads"),
+        ("--ranks 3", "--ranks 3: must divide the 32 heads of llama-3-8b"),
         ("--ranks 0", "0 is not in the range"),
         ("--device-blocks 0", "'--device-blocks': 0 is not"),
         ("--device-blocks -5", "'--device-blocks': -5 is not"),
         ("--device-blocks many", "'many' is not a valid integer"),
         ("--host-blocks -1", "'--host-blocks': -1 is not"),
         ("--device-gib 0.001", "less than one block of 2.00 MiB"),
-        ("--device-gib 0", "more than 0"),
+        ("--device-gib 0", "must be a number of GiB > 0"),
         ("--device-gib nan", "--device-gib nan"),
         ("--device-gib 1e300", "more than 1,000,000,000 blocks"),
         ("--host-gib -3", "--host-gib -3"),
@@ -135,10 +135,10 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         (".", "this is a directory"),
         ("--json nowhere/x.json", "--json nowhere/x.json: there is no directory nowhere"),
         ("--report .", "--report .: this is a directory"),
-        ("--report /dev/null", "no regular file"),
+        ("--report /dev/null", "not a regular file"),
         ("--report " + "x" * 300, "cannot be written"),
         ("--save-trace nowhere/x", "--save-trace nowhere/x: there is no directory"),
-        ("--json x --report x", "that is what --json names"),
+        ("--json x --report x", "--json names the same file"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2_before_anything_runs(words: str, said: str) -> None:
@@ -512,7 +512,7 @@ def test_ctrl_c_ends_it_with_what_is_known(words: str) -> None:
         said, errors = process.communicate(timeout=50)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    assert "Interrupted: all figures are up to then." in said
+    assert "Interrupted: all figures are up to that moment." in said
     result = json.loads(Path("r.json").read_text())
     assert (result["complete"], result["audit"], len(result["runs"])) == (False, "ok", 1)
     assert 0 < result["requests"] < result["trace_requests"] == 5000

@@ -125,7 +125,7 @@ def test_every_figure_can_be_given() -> None:
         ("llama-3-8b/h1000", "unknown GPU 'h1000': did you mean 'h100'?"),
         ("llama-3-8b/h100x0", "unknown GPU 'h100x0': did you mean 'h100'?"),
         ("llama-3-8b/", "unknown GPU ''"),
-        ("llama-3-8b", "give a model and a GPU, like 'llama-3-8b/h100'"),
+        ("llama-3-8b", "must be a model and a GPU, like 'llama-3-8b/h100'"),
     ],
 )
 def test_an_unknown_preset_is_answered_with_the_nearest(name: str, says: str) -> None:
@@ -137,16 +137,16 @@ def test_an_unknown_preset_is_answered_with_the_nearest(name: str, says: str) ->
     ("figures", "says"),
     [
         ({"flps": 1}, "unknown figure 'flps': did you mean 'flops'?"),
-        ({"flops": "fast"}, "flops = 'fast': give a number"),
-        ({"flops": "nan"}, "flops = 'nan': give a number"),
-        ({"flops": "inf"}, "flops = inf: give a number"),
-        ({"flops": 0}, "flops = 0: give a number"),
-        ({"layers": 2.5}, "layers = 2.5: give a number, like 32"),
-        ({"layers": "inf"}, "layers = 'inf': give a number"),
-        ({"ranks": "0"}, "ranks = 0: give a number from 1"),
-        ({"hbm_share": 1.5}, "hbm_share = 1.5: give a number from 1e-12 to 1"),
-        ({"link_latency": -1}, "link_latency = -1: give a number from 0"),
-        ({"active": 9e9}, "active = 9e+09: a token uses no more than all 8.03e+09 parameters"),
+        ({"flops": "fast"}, "flops = 'fast': must be a number"),
+        ({"flops": "nan"}, "flops = 'nan': must be a number"),
+        ({"flops": "inf"}, "flops = inf: must be a number"),
+        ({"flops": 0}, "flops = 0: must be a number"),
+        ({"layers": 2.5}, "layers = 2.5: must be an integer, like 32"),
+        ({"layers": "inf"}, "layers = 'inf': must be a number"),
+        ({"ranks": "0"}, "ranks = 0: must be a number from 1"),
+        ({"hbm_share": 1.5}, "hbm_share = 1.5: must be a number from 1e-12 to 1"),
+        ({"link_latency": -1}, "link_latency = -1: must be a number from 0"),
+        ({"active": 9e9}, "active = 9e+09: must be at most params = 8.03e+09"),
     ],
 )
 def test_a_figure_that_cannot_be_is_refused(figures: dict[str, Any], says: str) -> None:

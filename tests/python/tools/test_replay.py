@@ -704,7 +704,7 @@ def test_a_byte_that_spoils_while_somebody_is_away_is_seen(
 def test_who_is_stuck_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Admission, "admit", lambda _: Admitted([], [], [], [], []))
     trace = decoding(3)
-    with pytest.raises(by.Unavailable, match=r"nobody runs, .* and 3 requests are in line"):
+    with pytest.raises(by.Unavailable, match=r"no request runs, .* and 3 requests wait"):
         run(squeezed(trace), trace, quiet)
 
 

@@ -247,9 +247,10 @@ def test_the_keys_in_the_documents_are_those_of_the_json() -> None:
     run = whole["runs"][0]
     for name, part in (("Run", run), ("Spread", run["ttft_ms"]), ("Waits", run["waits"])):
         assert set(part) == listed[name], name
-    parts = ("moved", "preempted", "reservations", "bookkeeping", "verified", "series")
+    parts = ("moved", "preempted", "bookkeeping", "verified", "series")
     for name in parts:
         assert set(run[name]) == listed[name.title()], name
+    assert set(run["reservations"]) == listed["PromisedBlocks"]
     assert set(TicketCounts.__struct_fields__) == listed["TicketCounts"]
 
 

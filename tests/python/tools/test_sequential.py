@@ -155,11 +155,17 @@ def test_progress_is_told_and_an_interrupt_leaves_what_is_known() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"device_blocks": 0}, "device_blocks = 0: give 1"),
-        ({"host_blocks": -1}, "host_blocks = -1: give 0"),
-        ({"policy": "lru"}, "policy = 'lru': give one of recency, heap, optimum"),
-        ({"write": "never"}, "write = 'never': give one of on-evict, through, second-touch"),
-        ({"policy": "optimum", "host_blocks": 4}, "host_blocks = 4: the optimum knows one tier"),
+        ({"device_blocks": 0}, "device_blocks = 0: must be an integer >= 1"),
+        ({"host_blocks": -1}, "host_blocks = -1: must be an integer >= 0"),
+        ({"policy": "lru"}, "policy = 'lru': must be one of 'recency', 'heap', 'optimum'"),
+        (
+            {"write": "never"},
+            "write = 'never': must be one of 'on-evict', 'through', 'second-touch'",
+        ),
+        (
+            {"policy": "optimum", "host_blocks": 4},
+            "host_blocks = 4: must be 0, as the optimum knows one tier",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(wrong: dict[str, Any], says: str) -> None:

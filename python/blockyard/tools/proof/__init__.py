@@ -1,1 +1,1 @@
-"""No request loses its work: the same conversations under pressure, token by token."""
+"""A proof that no request loses its work: the same conversations under pressure, compared."""

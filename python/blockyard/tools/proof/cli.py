@@ -1,4 +1,4 @@
-"""`blockyard proof`: the same conversations with ample memory, and with a quarter of it."""
+"""`blockyard proof`: the same conversations with ample memory and with a quarter of it."""
 
 import time
 from typing import get_args
@@ -16,40 +16,47 @@ from blockyard.tools.proof.terminal import ProgressLine, Row, table
 __all__ = ["proof"]
 
 _BREACH = 1
-"""Exit status where a token differs, or a law is broken."""
+"""The exit status where a token differs or a law is broken."""
 _SIZE = 8
-"""Tokens per block: more blocks than engines have, so that more of them move."""
+"""Tokens per block: fewer than engines use, so that more blocks move."""
 
 
 @click.command()
 @click.option(
-    "--seed", type=click.IntRange(0, 2**64 - 1), default=0, help="Of conversations and weights."
+    "--seed",
+    type=click.IntRange(0, 2**64 - 1),
+    default=0,
+    help="Seed of conversations and weights.",
 )
-@click.option("--conversations", type=click.IntRange(2, 1000), default=16, help="How many.")
-@click.option("--squeeze", type=click.IntRange(1, 64), default=4, help="Part of the memory.")
+@click.option(
+    "--conversations", type=click.IntRange(2, 1000), default=16, help="Number of conversations."
+)
+@click.option(
+    "--squeeze", type=click.IntRange(1, 64), default=4, help="Divide the ample memory by this."
+)
 @click.option(
     "--device",
     "name",
     type=click.Choice(get_args(DeviceName)),
     default="memory",
-    help="Where it computes: with NumPy in this machine's memory, or on a GPU.",
+    help="Compute with NumPy in main memory, or on a GPU.",
 )
 @click.pass_context
 def proof(
     ctx: click.Context, /, seed: int, conversations: int, squeeze: int, name: DeviceName
 ) -> None:
-    """Shows that no request loses its work when memory runs out.
+    """Show that no request loses its work when memory runs out.
 
     A small Llama-shaped decoder, with real KV in real blocks, answers the same conversations three
-    times: with ample memory; with a part of it, parking those that it must preempt; and with the
-    same part, computing them again. Every token of every answer must be the same.
+    times: with ample memory; with a part of it, parking the requests that it preempts; and with
+    the same part, recomputing them. Every token of every answer must be the same.
     """
     try:
         on = device(name)
     except Unavailable as error:
         raise Misuse(f"--device {name}: {error}") from error
-    said = Conversation.seeded(seed, conversations)
-    blocks = [-(-conversation.tokens // _SIZE) for conversation in said]
+    seeded = Conversation.seeded(seed, conversations)
+    blocks = [-(-conversation.tokens // _SIZE) for conversation in seeded]
     ample, least = sum(blocks), max(blocks)
     tight = max(ample // squeeze, least)
     memories = {
@@ -59,10 +66,11 @@ def proof(
     }
     model = Model(ModelConfig(), seed, xp=on.xp)
     plays = {
-        way: Play(said, memory, model, block_size=_SIZE, on=on) for way, memory in memories.items()
+        name: Play(seeded, memory, model, block_size=_SIZE, on=on)
+        for name, memory in memories.items()
     }
     try:
-        good = _play(plays, sum(len(conversation.turns) for conversation in said))
+        good = _play(plays, sum(len(conversation.turns) for conversation in seeded))
     finally:
         for play in plays.values():
             play.close()
@@ -71,7 +79,7 @@ def proof(
 
 
 def _play(plays: dict[str, Play], turns: int) -> bool:
-    """All of them, turn by turn; whether every token is the same and no law was broken."""
+    """Plays all of them in turns; returns whether all tokens are the same and no law is broken."""
     spent = dict.fromkeys(plays, 0.0)
     shown = 0.0
     with ProgressLine(turns) as watch:

@@ -1,4 +1,4 @@
-"""Seeded conversations: some share a beginning, and turns go on from the answer before."""
+"""Seeded conversations: some share a beginning, and a turn continues from the answer before it."""
 
 import random
 from dataclasses import dataclass
@@ -11,51 +11,51 @@ __all__ = ["Conversation", "Turn"]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is said next, and how much is answered."""
+    """A prompt, and the length of its answer."""
 
     said: tuple[int, ...]
-    """Tokens, behind all that was said and answered before."""
+    """The tokens added to all that was said and answered before."""
     most: int
-    """Tokens of the answer."""
+    """The length of the answer in tokens."""
     after: int = 0
-    """Steps that pass before it is said."""
+    """Steps between the answer before and this turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One conversation: a turn begins when the one before was answered."""
+    """One conversation: a turn begins after the answer to the one before."""
 
     name: str
     begins: int
-    """The step at which its first turn comes."""
+    """The step at which its first turn begins."""
     turns: tuple[Turn, ...]
     priority: int = 0
 
     @property
     def tokens(self) -> int:
-        """Tokens at its end."""
+        """The tokens of the whole conversation."""
         return sum(len(turn.said) + turn.most for turn in self.turns)
 
     @classmethod
     def seeded(
         cls, seed: int, count: int, *, vocabulary: int = 512, longest: int = 240
     ) -> list[Self]:
-        """So many of them, the same for the same arguments.
+        """Returns conversations, the same ones for the same arguments.
 
-        A third share a beginning with others, most have a second turn, and most come at once.
+        A third share a beginning with others, most have a second turn, and most begin early.
 
         Args:
             seed: Any number.
             count: How many.
             vocabulary: Token ids, from 0.
-            longest: Most tokens at the end of one, 64 or more.
+            longest: The most tokens of a whole conversation, 64 or more.
 
         Raises:
             Misuse: A value is out of range.
         """
         natural("count", count)
         natural("longest", longest, least=64)
-        chance = random.Random(seed)  # noqa: S311 - it need not be hard to guess
+        chance = random.Random(seed)  # noqa: S311 - not for cryptography
 
         def words(number: int) -> tuple[int, ...]:
             return tuple(chance.randrange(vocabulary) for _ in range(number))

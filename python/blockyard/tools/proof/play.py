@@ -1,4 +1,4 @@
-"""Talks through one engine, with so much memory and one way to preempt."""
+"""Conversations with one engine, under a memory budget and a mode of preemption."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ __all__ = ["Figures", "MemoryBudget", "Play"]
 
 
 class MemoryBudget(NamedTuple):
-    """How much there is, and what becomes of a victim."""
+    """How much memory there is, and what a preempted request keeps."""
 
     device: int
     """Blocks, the null slot among them."""
@@ -40,15 +40,15 @@ class MemoryBudget(NamedTuple):
 
 @dataclass(slots=True)
 class Figures:
-    """What it took."""
+    """What a play took."""
 
     steps: int = 0
     computed: int = 0
     """Tokens whose KV was computed."""
     recomputed: int = 0
-    """Of these, those whose KV had been computed before for the same request."""
+    """Those of them whose KV had been computed before for the same request."""
     seen: dict[str, int] = field(default_factory=dict)
-    """Highest position computed of each request."""
+    """The highest position computed of each request."""
 
 
 class Play:
@@ -56,17 +56,17 @@ class Play:
 
     Args:
         conversations: What is said.
-        memory: How much there is.
+        memory: The budget.
         model: What answers; its KV is in blocks of `block_size` tokens.
         block_size: Tokens per block.
         stops: As in `Engine`.
         lag: Steps in flight beside the one that is computed.
-        late: Steps that an ack comes late.
+        late: Steps by which an ack is late.
         sampling: How tokens are drawn.
-        reserve: Room kept for growth; by default none, so that the memory is used to the last
+        headroom: Makes the policy for growth; by default none, so that memory is used to the last
             block.
-        copier: What carries bytes; None for what suits the memory.
-        on: What computes, with the module of the model, and in whose memory.
+        copier: What moves bytes; None for the copier that suits the memory.
+        on: The device that computes, and has the memory.
         config: More fields of `Config`.
     """
 
@@ -81,7 +81,7 @@ class Play:
         lag: int = 1,
         late: int = 0,
         sampling: Sampling | None = None,
-        reserve: Callable[[], HeadroomPolicy] = NoHeadroom,
+        headroom: Callable[[], HeadroomPolicy] = NoHeadroom,
         copier: Copier | None = None,
         on: Device = NUMPY,
         **config: object,
@@ -98,18 +98,18 @@ class Play:
             self.cache,
             seats=max(len(conversations), 1),
             budget=256,
-            reserve=reserve(),
+            reserve=headroom(),
             preempt=memory.preempt_mode,
             stops=stops,
         )
         self.memory = memory
-        """How much there is."""
+        """The budget."""
         self.tokens: dict[str, list[int]] = {}
-        """What was answered, by the name of the turn."""
+        """The answers, by the name of the turn."""
         self.figures = Figures()
         """What it took."""
         self.seats: dict[int, str] = {}
-        """Which turn sits in each seat, as of the newest step."""
+        """The turn in each seat, as of the newest step."""
         self.tables: NDArray[np.int32] = np.zeros((0, 0), np.int32)
         """Block tables of the newest step, shape (rows, columns)."""
         self.said: dict[str, list[int]] = {}
@@ -117,7 +117,7 @@ class Play:
         self.kv = model.view(tiers[0])
         """The device's memory, as in `Model.view`."""
         self.conversations = {conversation.name: conversation for conversation in conversations}
-        """What is said, by name."""
+        """The conversations, by name."""
         self._coming = [(conversation.begins, conversation.name) for conversation in conversations]
         heapq.heapify(self._coming)
         self._said: dict[str, list[int]] = {conversation.name: [] for conversation in conversations}
@@ -127,17 +127,17 @@ class Play:
 
     @property
     def over(self) -> bool:
-        """Whether all is answered."""
+        """Whether every turn is answered."""
         return not self._coming and not self._turn
 
     @property
     def moved(self) -> int:
-        """Bytes copied between the tiers, both ways."""
+        """The bytes copied between the tiers, both ways."""
         stats = self.cache.stats()
         return (stats["device_out"] + stats["device_in"]) * self._block_bytes
 
     def step(self) -> Step | None:
-        """One turn of the loop around an engine; None where it has enough in flight."""
+        """Runs the loop once; returns the step, or None where enough steps are in flight."""
         while self._coming and self._coming[0][0] <= self.figures.steps:
             self._say(heapq.heappop(self._coming)[1])
         step = None
@@ -158,16 +158,16 @@ class Play:
 
     @property
     def states(self) -> dict[str, RequestState]:
-        """Where the conversations are that wait for an answer."""
+        """The states of the conversations that wait for an answer."""
         states = {name: self.scheduler.state(self._asked(name)) for name in self._turn}
         return {name: state for name, state in states.items() if state is not None}
 
     def abort(self, name: str) -> None:
-        """Ends what is asked of a conversation now; it says no more."""
+        """Aborts the current turn of a conversation, and with it the conversation."""
         self.scheduler.abort(self._asked(name))
 
     def reset(self) -> None:
-        """The engine is reset: who ran is computed again, and nothing it had is used."""
+        """Resets the engine: what ran is computed again, and nothing that it had is used."""
         self.engine.reset()
         self.scheduler.reset()
 

@@ -1,4 +1,4 @@
-"""How far the plays are, on a terminal, and what came of each."""
+"""The progress of the plays on a terminal, and a table of their results."""
 
 import sys
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ _LABEL, _COLUMN = 28, 13
 
 
 class Row(NamedTuple):
-    """One play, and what it is called."""
+    """One play and its name."""
 
     name: str
     play: Play
     seconds: float
-    """CPU time that it took."""
+    """The CPU time that it took."""
     same: bool | None
-    """Whether all its answers are the first play's; None before both are over."""
+    """Whether all its answers equal the first play's; None before both are over."""
 
 
 class ProgressLine:
-    """A line on a terminal's stderr that changes as the plays go on, and goes when they are over.
+    """A line on a terminal's stderr that shows progress, and disappears at the end.
 
     Args:
-        turns: Answers of each play, in all.
+        turns: How many answers each play gives.
     """
 
     def __init__(self, turns: int) -> None:
@@ -38,30 +38,30 @@ class ProgressLine:
         self._shown = sys.stderr.isatty()
 
     def __enter__(self) -> Self:
-        """Begins."""
+        """Returns itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Takes the line away."""
+        """Clears the line."""
         self._line("")
 
     def show(self, rows: Sequence[Row]) -> None:
-        """How far they are."""
+        """Shows how many answers each play has given."""
         far = ", ".join(f"{row.name} {len(row.play.tokens)}" for row in rows)
         self._line(f"answers of {self._turns}: {far}")
 
     def _line(self, text: str) -> None:
         if self._shown:
-            # To the first column, and away with all that stands there.
+            # Return to the first column and erase the line.
             click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
 
 def table(rows: Sequence[Row], turns: int) -> str:
-    """What came of the plays, side by side.
+    """Returns the results of the plays, side by side.
 
     Args:
         rows: One per play.
-        turns: Answers of each play, in all.
+        turns: How many answers each play gives.
     """
     lines: dict[str, Sequence[str]] = {
         "": [_right(row.name) for row in rows],
@@ -93,7 +93,7 @@ def _count(row: Row, name: str) -> str:
 
 
 def _size(count: float) -> str:
-    """Bytes, with the unit that suits them."""
+    """Returns bytes with a unit that suits them."""
     for unit in ("B", "KiB", "MiB"):
         if count < _KIB:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,1 +1,1 @@
-"""`blockyard replay`: traces of real or generated traffic, run through a cache in virtual time."""
+"""`blockyard replay`: runs traces of real or generated traffic through a cache in virtual time."""

@@ -1,4 +1,4 @@
-"""How requests come to the scheduler: as they arrive, or with their KV from a prefill instance."""
+"""How requests reach the scheduler: as they arrive, or with their KV from a prefill instance."""
 
 import time
 from bisect import bisect_right
@@ -22,20 +22,20 @@ _now = time.perf_counter_ns
 
 
 class Arrivals:
-    """Requests come into the line when their time is there.
+    """Adds requests to the scheduler when their time has come.
 
-    Prompts take memory, and so only as many stand in line as could run at once. The others wait
-    outside: they have arrived all the same.
+    Prompts take memory, so no more requests are queued than could run at once. The others wait
+    outside; they count as arrived all the same.
 
     Args:
         spec: What is modelled.
         trace: The requests.
-        tokens: What they say.
-        scheduler: Whose line.
+        tokens: Their tokens.
+        scheduler: Where they are added.
     """
 
     def __init__(self, spec: RunSpec, trace: Trace, tokens: Tokens, scheduler: Scheduler) -> None:
-        # Times in the trace are milliseconds, since whenever; here, seconds from the first arrival.
+        # The trace has milliseconds from any moment; here they are seconds from the first arrival.
         self.times: list[float] = ((trace.arrival - trace.arrival[:1]) / 1000.0).tolist()
         self._tokens = tokens
         self._scheduler = scheduler
@@ -43,16 +43,16 @@ class Arrivals:
         self._answers = spec.answers(trace)
         self._taken = 0
         self.refused = 0
-        """Too large to ever fit."""
+        """Requests too large ever to fit."""
         self.spent_ns = 0
-        """Measured, on requests that came into the line."""
+        """Measured time spent on adding requests."""
 
     def come(self, now: float, away: int) -> None:
-        """Takes those whose time is there.
+        """Adds the requests that have arrived.
 
         Args:
             now: Modelled seconds.
-            away: Requests that were preempted and are not back.
+            away: How many preempted requests are not running again.
         """
         del away
         room = self._places - self._scheduler.stats()["waiting"]
@@ -68,28 +68,28 @@ class Arrivals:
             self.spent_ns += _now() - start
 
     def _arrived(self, now: float) -> int | None:
-        """The first that is there and was not taken."""
+        """Returns the first request that has arrived and is not taken, if there is one."""
         there = self._taken < len(self.times) and self.times[self._taken] <= now
         return self._taken if there else None
 
     @property
     def taken(self) -> int:
-        """How many came into the line, or were refused."""
+        """How many requests were added or refused."""
         return self._taken
 
     def outside(self, now: float) -> int:
-        """How many have arrived and are not in line."""
+        """Returns how many requests have arrived and are not taken."""
         return max(bisect_right(self.times, now) - self._taken, 0)
 
     def next(self, now: float) -> float | None:
-        """When somebody comes, whatever happens meanwhile; None where nobody does."""
+        """Returns when the next request arrives; None where none is to come."""
         after = self._taken < len(self.times) and self.times[self._taken] > now
         return self.times[self._taken] if after else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A request whose KV is on its way, and the room that was promised for it."""
+    """A request whose KV is on its way, and the ticket for its room."""
 
     request: int
     ticket: int
@@ -97,17 +97,17 @@ class _Sent:
 
 
 class Transfers(Arrivals):
-    """Requests ask for room when they arrive, and come into the line when their KV has come.
+    """Reserves room for requests that arrive, and adds them when their KV is here.
 
-    What is found here when they ask is not sent. Nobody overtakes who was refused, and nobody asks
-    while one that was preempted waits: the room goes to it first.
+    Blocks that are found here at the reservation are not sent. No request overtakes a refused one,
+    and none reserves while a preempted request waits: the room goes to that one first.
 
     Args:
         spec: What is modelled.
         trace: The requests.
-        tokens: What they say.
-        scheduler: Whose line.
-        cache: Whose room.
+        tokens: Their tokens.
+        scheduler: Where they are added.
+        cache: Where room is reserved.
         headroom: The scheduler's policy.
     """
 
@@ -138,47 +138,47 @@ class Transfers(Arrivals):
 
     @override
     def come(self, now: float, away: int) -> None:
-        """Takes whose KV is there, and lets the others ask, unless somebody is away."""
+        """Adds requests whose KV is here, and reserves for arrivals unless one is preempted."""
         self._land(now)
         if away:
             return
         room = self._places - self._scheduler.stats()["waiting"] - len(self._air)
         while room > 0 and (request := self._arrived(now)) is not None:
             start = _now()
-            asked = self._ask(request, now)
+            done = self._try(request, now)
             self.spent_ns += _now() - start
-            if not asked:
+            if not done:
                 return
             room -= 1
 
     @override
     def outside(self, now: float) -> int:
-        """With those whose KV is on its way."""
+        """Returns how many wait outside, those whose KV is on its way included."""
         return super().outside(now) + len(self._air)
 
     @override
     def next(self, now: float) -> float | None:
-        """The next arrival, of a request or of its KV."""
+        """Returns the next arrival of a request or of its KV."""
         events = [self._air[0].lands] if self._air else []
         arrival = super().next(now)
         return min(events if arrival is None else [*events, arrival], default=None)
 
-    def _ask(self, request: int, now: float) -> bool:
-        """Whether it need not ask again."""
+    def _try(self, request: int, now: float) -> bool:
+        """Tries to reserve; returns False where the request must try again."""
         if self._first is None or self._first[0] != request:
             self._first = request, self._cache.keys(self._tokens.prompt(request))
         keys = self._first[1]
         most = int(self._answers[request])
         if self._blocks(keys.tokens + most - 1) > self._capacity:
             self.refused += 1
-        elif not self._asked(request, keys, most, now):
+        elif not self._reserved(request, keys, most, now):
             return False
         self._taken += 1
         self._first = None
         return True
 
-    def _asked(self, request: int, keys: Keys, most: int, now: float) -> bool:
-        """Whether it was given its ticket, and its KV is on its way."""
+    def _reserved(self, request: int, keys: Keys, most: int, now: float) -> bool:
+        """Opens a ticket and sends the KV; returns whether there was room."""
         probe = self._cache.probe(keys)
         missing = self._blocks(keys.tokens) - probe.device - probe.host
         lands = self._link.lands(missing, now)
@@ -213,10 +213,10 @@ class Transfers(Arrivals):
             most = int(self._answers[sent.request])
             self._scheduler.add(sent.request, prompt, most=most, ticket=ticket)
             self.spent_ns += _now() - start
-        # None is ever late: nothing fails on this link.
+        # No ticket is ever late, since nothing fails on this link.
         self.tickets.expire(_tick(now))
 
 
 def _tick(seconds: float) -> int:
-    """Of the tickets: modelled microseconds."""
+    """Returns modelled microseconds, by which tickets expire."""
     return int(seconds * 1e6)

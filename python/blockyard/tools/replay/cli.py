@@ -1,4 +1,4 @@
-"""`blockyard replay`: what is asked for is checked whole, then run, shown and written."""
+"""`blockyard replay`: checks all options, then runs, shows and writes the result."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ _BREACH, _INTERRUPTED = 1, 130
 
 
 class _Remembered(click.Command):
-    """Keeps what was typed, so that it can be repeated."""
+    """Keeps the command line, so that the result can repeat it."""
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -50,92 +50,103 @@ def _number(
 
 @click.command(cls=_Remembered)
 @click.argument("trace", required=False, type=_FILE)
-@_number("--trace-block", 1, 10**6, None, "Tokens per id of TRACE; by default it is found out.")
-@_number("--requests", 1, 10**7, None, "The first so many; by default all, or 1000 generated.")
-@click.option("--rate", type=float, metavar="HZ", help="Generated requests per second; 4.")
+@_number("--trace-block", 1, 10**6, None, "Tokens per id of TRACE; derived from it by default.")
+@_number("--requests", 1, 10**7, None, "Replay only the first N; default: all, or 1000 generated.")
+@click.option("--rate", type=float, metavar="HZ", help="Generated requests per second; default: 4.")
 @click.option(
     "--workload",
     type=click.Choice(get_args(WorkloadName)),
-    help="What to generate: chats and agents, or chats with long answers; mixed.",
+    help="Traffic to generate: chats and agents (default), or chats with long answers.",
 )
-@_number("--seed", 0, 2**64 - 1, 0, "Of the tokens, and of a generated workload.")
-@click.option("--save-trace", type=_FILE, metavar="PATH", help="Writes the requests as a trace.")
-@_number("--device-blocks", 1, MOST_BLOCKS, None, "Size of the device.")
-@_number("--host-blocks", 0, MOST_BLOCKS, None, "Size of the host; 0: there is none.")
-@click.option("--device-gib", type=float, metavar="GIB", help="The same as memory of all ranks.")
-@click.option("--host-gib", type=float, metavar="GIB", help="The same as memory.")
-@_number("--block-size", 1, 10**5, None, "Tokens per block of the cache; 16.")
+@_number("--seed", 0, 2**64 - 1, 0, "Seed of the tokens and of a generated workload.")
+@click.option("--save-trace", type=_FILE, metavar="PATH", help="Write the requests as a trace.")
+@_number("--device-blocks", 1, MOST_BLOCKS, None, "Blocks of the device.")
+@_number("--host-blocks", 0, MOST_BLOCKS, None, "Blocks of the host; 0 for no host.")
+@click.option(
+    "--device-gib",
+    type=float,
+    metavar="GIB",
+    help="Size of the device over all ranks, instead of blocks.",
+)
+@click.option("--host-gib", type=float, metavar="GIB", help="Size of the host, instead of blocks.")
+@_number("--block-size", 1, 10**5, None, "Tokens per block of the cache; default: 16.")
 @click.option(
     "--policy",
     type=click.Choice(get_args(Policy)),
     multiple=True,
     default=("recency",),
-    help="Eviction; repeat it to compare. The optimum knows the future: sequential only.",
+    help="Eviction; repeat to compare. The optimum knows the future: --model sequential only.",
 )
 @click.option(
     "--write-policy",
     type=click.Choice(get_args(WritePolicy)),
     multiple=True,
     default=("on-evict",),
-    help="What is copied down; repeat it to compare.",
+    help="When blocks are copied to the host; repeat to compare.",
 )
 @click.option(
     "--role",
     type=click.Choice(get_args(Role)),
     default="mixed",
-    help="What the engine does: whole requests, or their prompts or answers alone.",
+    help="What the engine serves: whole requests, only prompts, or only answers.",
 )
 @click.option(
     "--preempt-mode",
     type=click.Choice(get_args(PreemptMode)),
     multiple=True,
-    help="What a victim keeps; park where there is a host. Repeat it to compare.",
+    help="What a preempted request keeps; default: park with a host. Repeat to compare.",
 )
 @click.option(
     "--headroom",
     type=click.Choice(get_args(HeadroomName)),
     multiple=True,
-    help="Room kept for growth; adaptive, or none for a prefill engine. Repeat it to compare.",
+    help="Room kept for growth; default: adaptive, or none with --role prefill. Repeat to compare.",
 )
 @click.option(
     "--victims",
     type=click.Choice(get_args(VictimsName)),
     default="newest",
-    help="Who is preempted when that was too little.",
+    help="Which request is preempted first when room runs out.",
 )
 @click.option(
     "--loads",
     type=click.Choice(["gated", "all"]),
     default="gated",
-    help="Whether a prefix is loaded only where that beats computing it.",
+    help="Load a prefix only where that beats computing it, or always.",
 )
 @click.option(
     "--model",
     type=click.Choice(["virtual", "sequential"]),
     default="virtual",
-    help="An engine in virtual time, or one request after another.",
+    help="Model an engine in virtual time, or serve one request after another.",
 )
-@click.option("--preset", default="llama-3-8b/h100", metavar="MODEL/GPU", help="What is modelled.")
 @click.option(
-    "--set", "figures", multiple=True, metavar="FIGURE=VALUE", help="Another figure for the preset."
+    "--preset", default="llama-3-8b/h100", metavar="MODEL/GPU", help="The modelled engine."
 )
-@_number("--ranks", 1, 1024, None, "GPUs that share the model; by default the preset's.")
-@_number("--max-num-batched-tokens", 1, 10**6, 8192, "Most tokens that a step computes.")
-@_number("--max-num-seqs", 1, 4096, 256, "Most requests that run at once.")
-@_number("--prefetch", 0, 4096, 0, "Requests in line whose prefix is brought up early.")
-@click.option("--verify", is_flag=True, help="Moves real bytes, and checks every block.")
+@click.option(
+    "--set",
+    "figures",
+    multiple=True,
+    metavar="FIGURE=VALUE",
+    help="Replace a figure of the preset.",
+)
+@_number("--ranks", 1, 1024, None, "GPUs that share the model; default: the preset's.")
+@_number("--max-num-batched-tokens", 1, 10**6, 8192, "The most tokens that a step computes.")
+@_number("--max-num-seqs", 1, 4096, 256, "The most requests that run at once.")
+@_number("--prefetch", 0, 4096, 0, "Waiting requests whose prefix is loaded early.")
+@click.option("--verify", is_flag=True, help="Move real bytes and check every block.")
 @click.option(
     "--device",
     type=click.Choice(get_args(DeviceName)),
     default="memory",
-    help="Where --verify has the device's bytes: in this machine's memory, or on a GPU.",
+    help="Where --verify keeps the device's blocks: in main memory, or on a GPU.",
 )
-@click.option("--json", metavar="PATH", help="Writes the result as JSON; - is stdout.")
-@click.option("--report", type=_FILE, metavar="PATH", help="Writes a page with plots.")
-@click.option("--quiet", is_flag=True, help="Shows no progress.")
+@click.option("--json", metavar="PATH", help="Write the result as JSON; - is stdout.")
+@click.option("--report", type=_FILE, metavar="PATH", help="Write a page with plots.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 @click.pass_context
 def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:
-    """Runs TRACE, or a generated workload without one, through a cache.
+    """Replay TRACE, or a generated workload, through a cache.
 
     TRACE has one request per line, in the Mooncake format; see docs/replay.md.
     """
@@ -147,7 +158,7 @@ def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:
     if not runs:
         raise click.Abort
     result = _result(specs[0], trace, ctx.obj, runs)
-    # With --json - stdout is for the JSON alone.
+    # With `--json -`, stdout is for the JSON alone.
     table = Console(stderr=options["json"] == "-")
     for part in terminal.tables(result, table.width):
         table.print(part)
@@ -163,7 +174,7 @@ def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:
 
 
 def _play(specs: Sequence[RunSpec], trace: Trace, console: Console | None) -> list[Run]:
-    """The runs; after Ctrl-C those that there are, the last one as far as it went."""
+    """Returns the runs; after Ctrl-C those so far, the last one incomplete."""
     runs: list[Run] = []
     try:
         with terminal.ProgressDisplay(trace, console) as watch:
@@ -178,7 +189,7 @@ def _play(specs: Sequence[RunSpec], trace: Trace, console: Console | None) -> li
 
 
 def _files(options: Options) -> dict[str, Path | None]:
-    """What is read and written, by the option that says so."""
+    """Returns the files that are read and written, by option."""
     to_file = options["json"] is not None and options["json"] != "-"
     return {
         "TRACE": options["trace"],
@@ -221,5 +232,5 @@ def _result(spec: RunSpec, trace: Trace, command: str, runs: Sequence[Run]) -> R
 
 
 def _plain(text: str) -> str:
-    """In one line, with nothing that a terminal or an encoder would stumble over."""
+    """Returns the text with a replacement character for each unprintable one."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,4 +1,4 @@
-"""The virtual-time engine's clock: the links that copies queue on."""
+"""The links on which copies queue, in virtual time."""
 
 import heapq
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ class LinkDirection:
     """One direction of a link: it carries one copy after another.
 
     Args:
-        seconds: For each block.
+        seconds: How long a block takes.
         latency: Seconds from submit to first byte.
     """
 
@@ -25,20 +25,20 @@ class LinkDirection:
         self._free = 0.0
 
     def lands(self, blocks: int, now: float) -> float:
-        """When so many blocks are there if they are sent at `now`."""
+        """Returns when blocks would arrive that are sent at `now`."""
         return max(now, self._free) + blocks * self._seconds + self._latency
 
     def send(self, blocks: int, now: float) -> float:
-        """Sends them, and says the same."""
+        """Sends blocks, and returns when they arrive."""
         self._free = max(now, self._free) + blocks * self._seconds
         return self._free + self._latency
 
 
 class Link:
-    """When copies land: each direction is a queue of its own.
+    """Says when copies land; each direction has its own queue.
 
     Args:
-        block_bytes: Bytes of one block on one rank; every rank has a link of its own.
+        block_bytes: Bytes of one block on one rank; every rank has its own link.
         bytes_per_second: Per direction.
         latency: Seconds from submit to first byte.
     """
@@ -53,22 +53,22 @@ class Link:
         self._order = count()
 
     def send(self, plans: Sequence[Plan], now: float) -> None:
-        """Plans are submitted at `now` seconds."""
+        """Submits plans at `now` seconds."""
         for plan in plans:
             way = (plan.source_tier, plan.destination_tier)
             if way not in self._ways:
-                # A copy within the device takes next to no time beside one over the link.
+                # A copy within the device takes almost no time beside one over the link.
                 seconds = 0.0 if way[0] == way[1] else self._seconds
                 self._ways[way] = LinkDirection(seconds, self._latency)
             lands = self._ways[way].send(len(plan), now)
             heapq.heappush(self._air, (lands, next(self._order), plan))
 
     def next(self) -> float | None:
-        """When the next plan lands; None when nothing is in flight."""
+        """Returns when the next plan lands, or None when nothing is in flight."""
         return self._air[0][0] if self._air else None
 
     def landed(self, now: float) -> list[Plan]:
-        """Plans that have landed by `now`, in the order of their landing."""
+        """Returns the plans that have landed by `now`, in the order of landing."""
         plans = []
         while self._air and self._air[0][0] <= now:
             plans.append(heapq.heappop(self._air)[2])

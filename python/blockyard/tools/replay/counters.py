@@ -1,4 +1,4 @@
-"""What one pass counts as it goes, and the `Run` that comes of it."""
+"""What one pass counts, and the `Run` made of it."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -45,13 +45,13 @@ class Levels:
 
     @property
     def seen(self) -> list[int]:
-        """As `Timeline.close` takes them."""
+        """The levels in the order of `Timeline.close`."""
         return [self.device, self.pinned, self.promised, self.host, self.running, self.waiting]
 
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """Sums and lists; times are seconds of the modelled engine, `_ns` is measured."""
+    """Sums and lists. Times are seconds of the modelled engine; `_ns` is measured."""
 
     requests: int
     """In the trace."""
@@ -67,42 +67,42 @@ class Tally:
     headroom: list[int] = field(default_factory=list)
     promised: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    """Of each step, beside what was promised in it."""
+    """The duration of each step, for the means of `headroom` and `promised`."""
     ttft: list[float] = field(default_factory=list)
     gaps: list[tuple[float, int]] = field(default_factory=list)
-    """Time between two tokens, and of how many requests."""
+    """Times between two tokens, and how many requests had each."""
     stopping: int = 0
     found: int = 0
     away: list[float] = field(default_factory=list)
     stopped: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """When those were preempted that are not back, and the tokens that each had computed."""
+    """Preempted requests that are not running again: when, and how many tokens were computed."""
     step_ns: list[int] = field(default_factory=list)
     jump_ns: int = 0
-    """Of what nobody ran in, until the next step takes it."""
+    """Time spent while no request could run, until the next step takes it."""
     began: NDArray[np.float64] = field(init=False)
-    """When each was admitted first."""
+    """When each request was admitted first."""
     said: NDArray[np.float64] = field(init=False)
-    """When each sampled its newest token."""
+    """When each request sampled its newest token."""
 
     def __post_init__(self) -> None:
-        """Nobody has begun."""
+        """Marks every request as not begun."""
         self.began = np.full(self.requests, _NEVER)
         self.said = np.zeros(self.requests)
 
     @property
     def hit_ratio(self) -> float:
-        """Prompt tokens found / prompt tokens."""
+        """The prompt tokens found / all prompt tokens."""
         return (self.device_hit + self.host_hit) / max(self.input_tokens, 1)
 
     def begins(self, request: int, at: float, *, prompt: int, device: int, host: int) -> None:
-        """A request was admitted, and computes from now on.
+        """Counts a request that was admitted and computes from now on.
 
         Args:
-            request: Which.
+            request: Its number.
             at: When it was admitted.
-            prompt: Tokens of its prompt.
-            device: Tokens that it found there.
-            host: Tokens that were loaded for it.
+            prompt: The tokens of its prompt.
+            device: The tokens that it found on the device.
+            host: The tokens that were loaded for it.
         """
         self.loaded_requests += host > 0
         if self.began[request] != _NEVER:
@@ -121,7 +121,7 @@ class Tally:
     def sampled(
         self, requests: NDArray[np.int64], places: NDArray[np.int64], at: float, times: list[float]
     ) -> None:
-        """Tokens, at `at`; `times` are the arrivals of all requests."""
+        """Counts tokens that were sampled at `at`; `times` are the arrivals of all requests."""
         first = places == 0
         if first.any():
             self.ttft += [at - times[request] for request in requests[first].tolist()]
@@ -136,7 +136,7 @@ class Tally:
         self.said[requests] = at
 
     def looked(self, levels: Levels, seconds: float) -> None:
-        """How full it was during a step; the peaks go up with it."""
+        """Counts the levels of a step, and raises the peaks."""
         for what in self.peak:
             self.peak[what] = max(self.peak[what], getattr(levels, what))
         if seconds:
@@ -144,7 +144,7 @@ class Tally:
             self.promised.append(levels.promised)
             self.seconds.append(seconds)
 
-    def result(  # noqa: PLR0913 - all that has something to say
+    def result(  # noqa: PLR0913 - every part of a pass has figures
         self,
         spec: RunSpec,
         cache: KVCache,
@@ -158,18 +158,18 @@ class Tally:
         seconds: float,
         wall: float,
     ) -> Run:
-        """What came of it.
+        """Returns all figures of the pass.
 
         Args:
             spec: What was modelled.
-            cache: Its bookkeeping, audited here.
-            scheduler: Who ran, waited and was preempted.
-            engine: What was computed.
-            arrivals: Who came, and who was refused.
-            verifier: Of the bytes; None without.
-            levels: As they are at the end.
+            cache: The cache, which is audited here.
+            scheduler: Has counted waits and preemptions.
+            engine: Has counted what was computed.
+            arrivals: Has counted arrivals and refusals.
+            verifier: Has compared bytes; None without --verify.
+            levels: The levels at the end.
             complete: Whether every request has ended or was refused.
-            seconds: Of the modelled engine.
+            seconds: Time of the modelled engine.
             wall: Seconds that the pass took.
         """
         stats = cache.stats()
@@ -214,7 +214,7 @@ class Tally:
     def _waits(self, counts: dict[str, int], times: NDArray[np.float64]) -> Waits:
         there = self.began != _NEVER
         began = self.began[there]
-        # The first admission of all that came later.
+        # Of each request, the first admission among all that arrived later.
         after = np.minimum.accumulate(began[::-1])[::-1]
         return Waits(
             queue_ms=spread((began - times[there]) * 1e3),

@@ -1,4 +1,4 @@
-"""An engine in virtual time: a roofline says how long a step takes, the trace what it samples."""
+"""An engine in virtual time: a roofline times its steps, and the trace says what they sample."""
 
 from collections import deque
 from typing import Final, cast
@@ -14,15 +14,15 @@ __all__ = ["VirtualEngine"]
 
 
 class VirtualEngine:
-    """An `Engine` whose steps are done when they are polled; the clock is whose loop it is.
+    """An `Engine` whose steps are done when they are polled; its caller keeps the clock.
 
-    A prompt costs its arithmetic, but with the role "decode": there it came computed, and a
-    request costs a step of one token. Who was preempted is computed again in any role.
+    A prompt costs its arithmetic, except with role "decode": there it arrives computed, and its
+    first step costs as much as one token. A preempted request is recomputed in any role.
 
     Args:
         spec: What is modelled.
         trace: The requests; their numbers are their ids.
-        tokens: What they sample.
+        tokens: The tokens that they sample.
     """
 
     stops: Final = "in-order"
@@ -38,24 +38,24 @@ class VirtualEngine:
         self._computed = np.zeros(spec.max_num_seqs, np.int64)
         self._air: deque[Step] = deque()
         self.before: dict[int, int] = {}
-        """Of who was preempted: tokens that were computed before."""
+        """Of each preempted request: the tokens that were computed before."""
         self.seconds = 0.0
-        """How long the step takes that was submitted last."""
+        """The duration of the step that was submitted last."""
         self.requests = np.zeros(0, np.int64)
-        """Who sampled in the step that was polled last, in the order of its output."""
+        """The requests that sampled in the step polled last, in the order of its output."""
         self.places = np.zeros(0, np.int64)
-        """Which token of its answer each of them sampled, from 0."""
+        """The index of the token that each of them sampled in its answer."""
         self.computed = 0
-        """Tokens computed so far, whether or not they were before."""
+        """Tokens computed so far, repeated ones included."""
         self.recomputed = 0
-        """Of these, tokens that were."""
+        """Tokens of these that had been computed before."""
 
     def request(self, seat: int) -> int:
-        """Who sits there."""
+        """Returns the request in a seat."""
         return int(self._request[seat])
 
     def computed_in(self, seat: int) -> int:
-        """Tokens whose KV it has in a seat, or had until it was stopped."""
+        """Returns the tokens whose KV a seat has, or had until it was stopped."""
         return int(self._computed[seat])
 
     def submit(self, step: Step) -> None:
@@ -68,7 +68,7 @@ class VirtualEngine:
         self.seconds = self._duration(step) if len(step) else 0.0
 
     def poll(self) -> tuple[list[Output], list[Ack]]:
-        """The oldest step, whose acks its output is."""
+        """Returns the output of the oldest step, which acknowledges its stops as well."""
         return ([self._compute(self._air.popleft())] if self._air else []), []
 
     def _hear(self, stop: Stop) -> None:
@@ -101,7 +101,7 @@ class VirtualEngine:
         return self._roofline.step_seconds(prefill, pairs, read, rows, context)
 
     def _last(self, chunk: Chunk) -> bool:
-        """Whether its prompt ends with it, so that it samples."""
+        """Returns whether a chunk ends its prompt, so that the request samples."""
         return chunk.first + chunk.tokens == int(self._known[chunk.seat])
 
     def _compute(self, step: Step) -> Output:

@@ -1,7 +1,7 @@
-"""How long a step takes on a GPU, by a roofline: modelled, never measured.
+"""How long a step takes on a GPU by a roofline model; nothing here is measured.
 
 A step takes as long as its arithmetic or its reading of memory, whichever is longer, plus a fixed
-overhead. Every figure is published or an assumption that says so, and each can be replaced.
+overhead. Every figure is published, or is marked as an assumption, and each can be replaced.
 """
 
 import difflib
@@ -23,9 +23,9 @@ class ModelSpec:
 
     name: str
     params: float
-    """Parameters, all of them: what a rank's memory holds."""
+    """All parameters, which memory must hold."""
     active: float
-    """Parameters that one token uses; those of a dense model are all."""
+    """The parameters that one token uses; all of them in a dense model."""
     layers: int
     heads: int
     """Query heads."""
@@ -39,32 +39,32 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec:
-    """A GPU as its maker's data sheet has it, and what of that is taken to be reached.
+    """A GPU as in its data sheet, and the share of that which is reached.
 
-    The efficiencies are assumptions: half of the peak in the arithmetic of prefill, 80 % of the
-    bandwidth of memory.
+    The efficiencies are assumptions: half of the peak in the arithmetic of prefill, and 80 % of the
+    memory bandwidth.
     """
 
     name: str
     flops: float
     """Peak in bfloat16 without sparsity, FLOP/s."""
     hbm_bytes_per_second: float
-    """Of its own memory, bytes/s."""
+    """Bandwidth of its own memory, bytes/s."""
     hbm_bytes: float
     """Size of its own memory, bytes."""
     link_bytes_per_second: float
-    """To pinned memory of the host by large copies, in one direction; both work at once."""
+    """Bandwidth to pinned host memory by large copies, in each direction at once, bytes/s."""
     link_latency: float = 1e-4
-    """Of every copy: to launch it, and to notice its end; seconds. An assumption."""
+    """Seconds to launch a copy and to notice its end, an assumption."""
     sync: float = 1e-5
-    """An all-reduce between ranks, two per layer and step, beside its bytes; seconds."""
+    """Seconds of an all-reduce beside its bytes; there are two per layer and step."""
     flops_efficiency: float = 0.5
     hbm_efficiency: float = 0.8
     hbm_share: float = 0.9
-    """Of its memory that weights and KV cache may take; activations get the rest."""
+    """The share of memory for weights and KV cache; activations get the rest."""
 
 
-# What is reached of the 31.5 and 63.0 GB/s of 16 lanes: 80 %, an assumption as well.
+# 80 % of the 31.5 and 63.0 GB/s of 16 lanes, an assumption as well.
 _PCIE4: Final = 25e9
 _PCIE5: Final = 50e9
 
@@ -151,7 +151,7 @@ MACHINES: Final = {machine.name: machine for machine in _MACHINES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """A model on tensor-parallel GPUs of one kind, each with a link of its own.
+    """A model on tensor-parallel GPUs of one kind, each with its own link.
 
     Raises:
         Misuse: A figure is out of range.
@@ -161,7 +161,7 @@ class Roofline:
     machine: GpuSpec
     ranks: int = 1
     overhead: float = 1e-3
-    """Of every step, whatever is in it: scheduling, launches, sampling; seconds. An assumption."""
+    """Seconds of scheduling, launches and sampling in every step, an assumption."""
 
     def __post_init__(self) -> None:
         """Checks every figure."""
@@ -169,27 +169,28 @@ class Roofline:
             least = 0 if name in _MAY_BE_NONE else 1 if name in _WHOLE else 1e-12
             most = 1 if name in _SHARES else 1e30
             if not least <= value <= most:
-                raise Misuse(f"{name} = {value:g}: give a number from {least:g} to {most:g}")
+                within = f"must be a number from {least:g} to {most:g}"
+                raise Misuse(f"{name} = {value:g}: {within}")
         if self.model.active > self.model.params:
             raise Misuse(
-                f"active = {self.model.active:g}: a token uses no more than all "
-                f"{self.model.params:g} parameters"
+                f"active = {self.model.active:g}: must be at most params = {self.model.params:g}, "
+                "all parameters of the model"
             )
 
     def figures(self) -> dict[str, float]:
-        """Every figure by name, for `with_`."""
+        """Returns every figure by name, for `with_`."""
         figures = {"ranks": self.ranks, "overhead": self.overhead}
         for part in (self.model, self.machine):
             figures |= {f.name: getattr(part, f.name) for f in fields(part) if f.name != "name"}
         return figures
 
     def with_(self, figures: Mapping[str, str | float]) -> "Roofline":
-        """The same with other figures, numbers or text like "3.35e12".
+        """Returns a copy with other figures, numbers or text like "3.35e12".
 
         Where `params` is given and `active` is not, their ratio stays.
 
         Raises:
-            Misuse: An unknown figure, with the nearest one; or a value that is none.
+            Misuse: A figure is unknown, or its value is not a number in range.
         """
         known = self.figures()
         values: dict[str, Any] = {}
@@ -200,9 +201,9 @@ class Roofline:
                 value = float(given)
                 values[name] = int(value) if name in _WHOLE else value
             except (ValueError, OverflowError):
-                raise Misuse(f"{name} = {given!r}: give a number, like 3.35e12") from None
+                raise Misuse(f"{name} = {given!r}: must be a number, like 3.35e12") from None
             if values[name] != value:
-                raise Misuse(f"{name} = {given!r}: give a number, like {known[name]:g}")
+                raise Misuse(f"{name} = {given!r}: must be an integer, like {known[name]:g}")
         if "params" in values:
             values.setdefault("active", values["params"] * self.model.active / self.model.params)
 
@@ -218,13 +219,13 @@ class Roofline:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV that one token takes, over all ranks; a KV head is nowhere split."""
+        """The bytes of KV of one token, over all ranks; a KV head is never split."""
         model = self.model
         heads = max(model.kv_heads, self.ranks)
         return round(2 * model.layers * heads * model.head_dim * model.kv_bytes)
 
     def device_blocks(self, block_size: int) -> int:
-        """Blocks of `block_size` tokens that memory holds beside the weights.
+        """Returns how many blocks of `block_size` tokens memory holds beside the weights.
 
         Raises:
             Misuse: The weights leave no room for one block.
@@ -235,27 +236,27 @@ class Roofline:
         blocks = int(room // (block_size * self.kv_bytes_per_token))
         if blocks < 1:
             raise Misuse(
-                f"{model.name} takes {weights / 1e9:.0f} GB of weights, and {self.ranks} x "
-                f"{machine.name} leaves room for {(weights + room) / 1e9:.0f} GB in all: give more "
+                f"{model.name} has {weights / 1e9:.0f} GB of weights, and {self.ranks} x "
+                f"{machine.name} has room for {(weights + room) / 1e9:.0f} GB in all: give more "
                 f"ranks, like {machine.name}x{2 * self.ranks}, or a larger GPU"
             )
         return blocks
 
     def step_seconds(self, prefill: int, pairs: float, read: int, rows: int, context: int) -> float:
-        """How long a step takes.
+        """Returns the seconds that a step takes.
 
         Args:
-            prefill: New tokens of all chunks of prompts.
-            pairs: Over the chunks, the sum of new tokens times the tokens that each attends to:
-                those before the chunk and, on average, half of the chunk.
-            read: Tokens that the chunks attend to, summed over the chunks: each reads those before
-                it and its own, once for all of its tokens.
-            rows: Sequences that compute one token each.
-            context: Tokens that those attend to, summed over the rows.
+            prefill: The new tokens of all chunks of prompts.
+            pairs: The sum over the chunks of their new tokens times the tokens that each of these
+                attends to: those before the chunk and, on average, half of the chunk.
+            read: The tokens that the chunks attend to, summed over the chunks: each chunk reads
+                those before it and its own once.
+            rows: The sequences that compute one token each.
+            context: The tokens that these attend to, summed over the rows.
         """
         machine, model = self.machine, self.model
         tokens = prefill + rows
-        # Few tokens use few of the experts.
+        # A few tokens use only some of the experts.
         weights = min(model.params, tokens * model.active) * model.weight_bytes
         moved = weights + (context + read) * self.kv_bytes_per_token
         reading = moved / (self.ranks * machine.hbm_bytes_per_second * machine.hbm_efficiency)
@@ -263,20 +264,20 @@ class Roofline:
         return max(self._computing(tokens, pairs + context), reading) + syncs + self.overhead
 
     def prefill_seconds(self, tokens: int, context: int = 0) -> float:
-        """What `tokens` tokens of a prompt behind `context` others add to steps that run anyhow."""
+        """Returns the seconds that `tokens` of a prompt, after `context` others, add to steps."""
         return self._computing(tokens, tokens * (context + tokens / 2))
 
     def copy_seconds(self, tokens: int) -> float:
-        """How long the KV of `tokens` tokens takes over the link, one way, all ranks at once."""
+        """Returns the seconds of copying the KV of `tokens` tokens, all ranks at once."""
         rank_bytes = tokens * self.kv_bytes_per_token / self.ranks
         return self.machine.link_latency + rank_bytes / self.machine.link_bytes_per_second
 
     def speeds(self, block_size: int) -> tuple[int, int, int]:
-        """What gates loads: nanoseconds to load a block, to compute one, and more per depth.
+        """Returns what gates loads, in nanoseconds.
 
         Returns:
-            To load a block of `block_size` tokens beside others; to compute the first block of a
-            sequence; and what that grows by for each block before it.
+            The time to load a block of `block_size` tokens beside others; to compute the first
+            block of a sequence; and what is added to that for each block before it.
         """
         rank_bytes = block_size * self.kv_bytes_per_token / self.ranks
         load = rank_bytes / self.machine.link_bytes_per_second
@@ -285,8 +286,9 @@ class Roofline:
         return round(1e9 * load), round(1e9 * compute), round(1e9 * attend)
 
     def _computing(self, tokens: int, pairs: float) -> float:
-        """Two operations per parameter and token; four per element of a head and pair."""
+        """Returns the seconds of two operations per parameter and token, and of attention."""
         machine, model = self.machine, self.model
+        # Four operations per element of a head and pair of tokens.
         attention = 4 * model.layers * model.heads * model.head_dim * pairs
         flops = 2 * model.active * tokens + attention
         return flops / (self.ranks * machine.flops * machine.flops_efficiency)
@@ -298,14 +300,14 @@ _MAY_BE_NONE: Final = frozenset({"link_latency", "sync", "overhead"})
 
 
 def preset(name: str) -> Roofline:
-    """A model on GPUs, like "llama-3-8b/h100" or, over four of them, "llama-3-70b/h100x4".
+    """Returns a model on GPUs, like "llama-3-8b/h100", or on four, like "llama-3-70b/h100x4".
 
     Raises:
-        Misuse: Not a known model or GPU; the nearest is offered.
+        Misuse: The model or GPU is unknown; the message offers the nearest.
     """
     model, slash, machine = name.lower().partition("/")
     if not slash:
-        raise Misuse(f"preset {name!r}: give a model and a GPU, like 'llama-3-8b/h100'")
+        raise Misuse(f"preset {name!r}: must be a model and a GPU, like 'llama-3-8b/h100'")
     if model not in MODELS:
         raise _unknown("model", model, MODELS)
     found = re.fullmatch(r"(.+?)(?:x([1-9]\d{0,3}))?", machine)
@@ -319,5 +321,5 @@ def _unknown(what: str, name: str, known: Iterable[str]) -> Misuse:
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0)
     return Misuse(
-        f"unknown {what} {name!r}: did you mean {near[0]!r}? There are {', '.join(known)}"
+        f"unknown {what} {name!r}: did you mean {near[0]!r}? Known are {', '.join(known)}"
     )

@@ -1,4 +1,4 @@
-"""Real bytes under a replay: cranes that move them, and every block checked against its key."""
+"""Real bytes under a replay: cranes move them, and blocks are compared with their keys."""
 
 import multiprocessing
 import tempfile
@@ -23,7 +23,7 @@ from blockyard.yard.config import Config
 __all__ = ["LocalMemory", "ProcessMemory", "RankMemory", "UnbackedMemory", "scaled"]
 
 _PATIENCE: Final = 60.0
-"""Seconds that a copy of some KiB may take before it is called stuck."""
+"""Seconds after which a copy of a few KiB is called stuck."""
 _BLOCK_BYTES: Final = 4096
 
 Slots = NDArray[np.int32]
@@ -31,71 +31,71 @@ Keys = NDArray[np.uint64]
 
 
 class RankMemory(Protocol):
-    """What a replay asks of the memory of all ranks."""
+    """The memory of all ranks, as a replay uses it."""
 
     def hello(self) -> list[Hello]:
-        """What each rank's crane says at the handshake."""
+        """Returns the handshake of each rank's crane."""
 
     def submit(self, plans: Sequence[Plan]) -> None:
         """Starts copies."""
 
     def land(self, plans: Sequence[Plan]) -> list[Outcome]:
-        """The outcomes of these plans, waited for: modelled time says when they are due."""
+        """Waits for these plans, which are due by modelled time, and returns their outcomes."""
 
     def write(self, slots: Slots, keys: Keys) -> None:
-        """The engine computed blocks; both of shape (blocks,), keys folded to 64 bits."""
+        """Fills blocks that the engine has computed; both (blocks,), keys folded to 64 bits."""
 
     def wrong(self, slots: Slots, keys: Keys) -> int:
-        """How many of these device slots do not hold their key's bytes on every rank."""
+        """Returns how many of these device slots lack their key's bytes on some rank."""
 
     def close(self) -> None:
-        """Ends processes and frees the memory."""
+        """Ends the processes and frees the memory."""
 
 
 class UnbackedMemory:
-    """No bytes at all: every copy is good on every rank."""
+    """Memory without bytes: every copy is good on every rank."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
     def hello(self) -> list[Hello]:
-        """All ranks as the configuration has them."""
+        """Returns a handshake for each rank of the configuration."""
         config = self._config
         sizes = (config.device_blocks, config.host_blocks)
         return [Hello(rank, config.fingerprint, *sizes) for rank in range(config.ranks)]
 
     def submit(self, plans: Sequence[Plan]) -> None:
-        """Nothing to start."""
+        """Does nothing."""
 
     def land(self, plans: Sequence[Plan]) -> list[Outcome]:
-        """All good."""
+        """Returns a good outcome for each plan and rank."""
         ranks = range(self._config.ranks)
         return [Outcome(plan.flight, rank, len(plan)) for plan in plans for rank in ranks]
 
     def write(self, slots: Slots, keys: Keys) -> None:
-        """Nothing is kept."""
+        """Does nothing."""
 
     def wrong(self, slots: Slots, keys: Keys) -> int:
-        """Nothing is known."""
+        """Returns 0."""
         del slots, keys
         return 0
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing."""
 
 
 class LocalMemory:
     """One rank's memory in this process.
 
-    Half of the plans, drawn by seed, are carried out at once, and half only when they are to land:
-    a slot that is read too early or given away too early shows wrong bytes.
+    Half of the plans, drawn by seed, are carried out when they are submitted, and half only when
+    they land: so a slot that is read too early, or reused too early, shows wrong bytes.
 
     Args:
         config: Its layout is `scaled`: a few KiB stand for a block.
-        rank: Whose it is; the bytes of a key differ from rank to rank.
+        rank: Number of the rank; the bytes of a key differ from rank to rank.
         shared: File of the host memory that all ranks share, if the layout has such planes.
-        seed: Draws which plans are late, on each rank others.
-        on: Whose memory the device's is.
+        seed: Draws which plans are late; each rank draws others.
+        on: The device that has the memory.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class LocalMemory:
     ) -> None:
         layout = config.layout
         if layout is None:
-            raise Unavailable("there is no layout, and so no bytes")
+            raise Unavailable("layout = None: bytes need a layout; give one")
         self._rank = rank
         self._xp = on.xp
         self._device, host = on.tiers(
@@ -128,17 +128,17 @@ class LocalMemory:
         self._draw = np.random.Generator(np.random.PCG64([seed, rank])).random
 
     def hello(self) -> list[Hello]:
-        """What its crane says."""
+        """Returns the handshake of its crane."""
         return [self._crane.hello()]
 
     def submit(self, plans: Sequence[Plan]) -> None:
-        """Starts copies, or keeps them for their landing."""
+        """Starts copies, or defers them until they land."""
         late = {plan.flight for plan in plans if self._draw() < 0.5}  # noqa: PLR2004 - half
         self._late |= late
         self._crane.submit(plan for plan in plans if plan.flight not in late)
 
     def land(self, plans: Sequence[Plan]) -> list[Outcome]:
-        """Waits for these plans, and keeps what else has landed for later."""
+        """Waits for these plans; outcomes of others are kept for later."""
         late = [plan for plan in plans if plan.flight in self._late]
         self._late.difference_update(plan.flight for plan in late)
         self._crane.submit(late)
@@ -152,7 +152,7 @@ class LocalMemory:
             time.sleep(50e-6)
 
     def write(self, slots: Slots, keys: Keys) -> None:
-        """Fills whole blocks with their key's bytes."""
+        """Fills whole blocks with the bytes of their keys."""
         places = self._xp.asarray(slots)
         for plane, expected in self._expected(keys):
             plane[places] = self._xp.asarray(expected)
@@ -165,7 +165,7 @@ class LocalMemory:
         return int(bad.sum())
 
     def _expected(self, keys: Keys) -> Iterable[tuple[Any, NDArray[np.uint8]]]:
-        """Each device plane with what these blocks must hold in it, (blocks, pieces, bytes)."""
+        """Yields each device plane, and the blocks' bytes in it: (blocks, pieces, bytes)."""
         for number, plane in enumerate(self._device.planes):
             _, pieces, width = plane.shape
             words = -(-pieces * width // 8)
@@ -182,7 +182,7 @@ class LocalMemory:
 
 
 class ProcessMemory:
-    """A crane per rank, each in a process of its own; plans and outcomes travel pickled."""
+    """A process for each rank, with its crane; plans and outcomes travel pickled."""
 
     def __init__(self, config: Config, *, seed: int = 0, on: DeviceName = "memory") -> None:
         context = multiprocessing.get_context("spawn")
@@ -199,7 +199,7 @@ class ProcessMemory:
             self._ranks.append((process, here))
 
     def hello(self) -> list[Hello]:
-        """What the ranks' cranes say."""
+        """Returns the handshakes of the ranks' cranes."""
         return [hello for hellos in self._ask("hello") for hello in hellos]
 
     def submit(self, plans: Sequence[Plan]) -> None:
@@ -208,15 +208,15 @@ class ProcessMemory:
             self._tell("submit", plans)
 
     def land(self, plans: Sequence[Plan]) -> list[Outcome]:
-        """Every rank's outcomes."""
+        """Returns every rank's outcomes."""
         return [outcome for outcomes in self._ask("land", plans) for outcome in outcomes]
 
     def write(self, slots: Slots, keys: Keys) -> None:
-        """On every rank."""
+        """Fills the blocks on every rank."""
         self._tell("write", slots, keys)
 
     def wrong(self, slots: Slots, keys: Keys) -> int:
-        """The most that any rank found."""
+        """Returns the highest count of any rank."""
         return max(int(count) for count in self._ask("wrong", slots, keys))
 
     def close(self) -> None:
@@ -253,13 +253,13 @@ class ProcessMemory:
 def _serve(
     pipe: Connection, config: dict[str, Any], rank: int, shared: Path, seed: int, on: DeviceName
 ) -> None:
-    """One rank's process: verbs of `LocalMemory` until the pipe closes."""
+    """Runs one rank's process: it obeys verbs of `LocalMemory` until the pipe closes."""
     memory: LocalMemory | None = None
     fault: Exception | None = None
     answers = {"hello", "land", "wrong"}
     try:
         memory = LocalMemory(Config.of(config), rank, shared, seed=seed, on=device(on))
-    except Exception as error:  # noqa: BLE001 - it is raised again where it is waited for
+    except Exception as error:  # noqa: BLE001 - raised again where the answer is awaited
         fault = error
     while True:
         try:
@@ -273,14 +273,14 @@ def _serve(
             except Exception as error:  # noqa: BLE001 - likewise
                 fault = error
         if verb in answers:
-            with suppress(OSError):  # who asked may be gone, and then so are we
+            with suppress(OSError):  # the parent may be gone, and then this process ends, too
                 pipe.send(fault if fault is not None else answer)
     if memory is not None:
         memory.close()
 
 
 def scaled(block_size: int, ranks: int) -> KVLayout:
-    """A layout of a few KiB per block and rank, layer-first as engines have it."""
+    """Returns a layout of a few KiB per block and rank, layer-first as in most engines."""
     width = max(1, _BLOCK_BYTES // (8 * block_size))
     return KVLayout.llama(
         layers=2,

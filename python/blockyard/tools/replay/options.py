@@ -1,4 +1,4 @@
-"""What was asked for on the command line, checked and made into what the runs need."""
+"""The options of the command line, checked and turned into a spec for each run."""
 
 import math
 import os
@@ -30,7 +30,7 @@ from blockyard.yard.parking import PreemptMode
 __all__ = ["MOST_BLOCKS", "Options", "resolve"]
 
 _BOOK_BYTES = 64
-"""Of memory for each block, without its bytes; at least."""
+"""The least memory that the bookkeeping of one block takes."""
 MOST_BLOCKS = 10**9
 
 
@@ -71,10 +71,10 @@ class Options(TypedDict):
 
 
 def resolve(options: Options) -> tuple[Trace, list[RunSpec]]:
-    """What is replayed, and one spec for each combination of policies, in the order asked for.
+    """Returns the trace, and a spec for each combination of policies, in the order given.
 
     Raises:
-        Misuse: What was asked for cannot be had.
+        Misuse: An option is wrong, or does not go with another.
     """
     _check(options)
     roofline = _roofline(options)
@@ -83,23 +83,23 @@ def resolve(options: Options) -> tuple[Trace, list[RunSpec]]:
 
 
 def _check(options: Options) -> None:
-    """What needs neither file nor preset to be found wrong."""
+    """Checks what needs neither the trace nor the preset."""
     for tier in ("device", "host"):
         blocks, gib = options[f"{tier}_blocks"], options[f"{tier}_gib"]  # type: ignore[literal-required]
         if blocks is not None and gib is not None:
-            raise Misuse(f"--{tier}-blocks and --{tier}-gib: give one of them")
+            raise Misuse(f"--{tier}-blocks and --{tier}-gib exclude each other: give one")
     _check_source(options)
     if options["model"] == "sequential":
         _check_sequential(options)
     elif "optimum" in options["policy"]:
-        raise Misuse("--policy optimum knows the future: give --model sequential with it")
+        raise Misuse("--policy optimum knows the future: it needs --model sequential")
     _check_device(options)
 
 
 def _check_device(options: Options) -> None:
     name = options["device"]
     if name != "memory" and not options["verify"]:
-        raise Misuse(f"--device {name} is where --verify moves bytes: give that, too")
+        raise Misuse(f"--device {name} is where --verify moves bytes: give --verify, too")
     try:
         device(name)
     except Unavailable as error:
@@ -108,10 +108,10 @@ def _check_device(options: Options) -> None:
 
 def _check_source(options: Options) -> None:
     if options["trace"] is None and options["trace_block"] is not None:
-        raise Misuse("--trace-block is for a TRACE; a generated workload has 16 tokens per id")
+        raise Misuse("--trace-block is for a TRACE: a generated workload has 16 tokens per id")
     for option, value in (("--rate", options["rate"]), ("--workload", options["workload"])):
         if options["trace"] is not None and value is not None:
-            raise Misuse(f"{option} is for a generated workload; a TRACE has its requests")
+            raise Misuse(f"{option} is for a generated workload: leave it out with a TRACE")
 
 
 def _check_sequential(options: Options) -> None:
@@ -127,10 +127,10 @@ def _check_sequential(options: Options) -> None:
     }
     for option, given in idle.items():
         if given:
-            raise Misuse(f"{option} is for --model virtual; with sequential leave it out")
+            raise Misuse(f"{option} is for --model virtual: leave it out with --model sequential")
     host = options["host_blocks"] or options["host_gib"]
     if "optimum" in options["policy"] and host:
-        raise Misuse("--policy optimum knows one tier: give --host-blocks 0, or leave it out")
+        raise Misuse("--policy optimum knows one tier: give --host-blocks 0, or leave the host out")
 
 
 def _roofline(options: Options) -> Roofline:
@@ -138,23 +138,23 @@ def _roofline(options: Options) -> Roofline:
     for figure in options["figures"]:
         name, equals, value = figure.partition("=")
         if not equals:
-            raise Misuse(f"--set {figure}: give FIGURE=VALUE, like hbm_share=0.8")
+            raise Misuse(f"--set {figure}: must be FIGURE=VALUE, like hbm_share=0.8")
         if name == "ranks":
-            raise Misuse(f"--set {figure}: give --ranks {value}")
+            raise Misuse(f"--set {figure}: give --ranks {value} instead")
         figures[name] = value
     if options["ranks"] is not None:
         figures["ranks"] = str(options["ranks"])
     roofline = preset(options["preset"]).with_(figures)
     ranks, model = roofline.ranks, roofline.model
-    # A KV head is nowhere split, but may stand on several ranks.
+    # A KV head is never split, but several ranks may hold the same one.
     shared = model.kv_heads % ranks == 0 or ranks % model.kv_heads == 0
     if model.heads % ranks or not shared:
         raise Misuse(
-            f"--ranks {ranks}: that does not divide the {model.heads} heads and {model.kv_heads} "
-            f"KV heads of {model.name}; give a divisor of both"
+            f"--ranks {ranks}: must divide the {model.heads} heads of {model.name}, and divide its "
+            f"{model.kv_heads} KV heads or be a multiple of them"
         )
     if not roofline.kv_bytes_per_token:
-        raise Misuse(f"--set kv_bytes={model.kv_bytes:g}: then KV takes no memory; give more")
+        raise Misuse(f"--set kv_bytes={model.kv_bytes:g}: KV would take no memory; give more")
     return roofline
 
 
@@ -175,8 +175,8 @@ def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:
     if options["model"] == "sequential":
         if options["block_size"] not in {None, trace.trace_block}:
             raise Misuse(
-                f"--block-size {block_size}: with --model sequential a block is what an id of the "
-                f"trace stands for, {trace.trace_block} tokens; leave it out"
+                f"--block-size {block_size}: with --model sequential a block has as many tokens as "
+                f"an id of the trace, {trace.trace_block}; leave it out"
             )
         block_size = trace.trace_block
     first = RunSpec(
@@ -200,14 +200,16 @@ def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:
     slowest = max(roofline.speeds(block_size))
     if slowest >= 2**63:
         raise Misuse(
-            f"--set: by these figures a block takes {slowest / 1e9:.3g} s to load or compute; "
+            f"--set: with these figures a block takes {slowest / 1e9:.3g} s to load or compute; "
             "give faster ones"
         )
     blocks, host = _sizes(options, first, trace)
     _check_memory(blocks, host, first)
     modes = dict.fromkeys(options["preempt_mode"]) or (["park"] if host else ["recompute"])
     if not host and options["preempt_mode"] and list(modes) != ["recompute"]:
-        raise Misuse(f"--preempt-mode {next(iter(modes))} needs a host: give one, or leave it out")
+        raise Misuse(
+            f"--preempt-mode {next(iter(modes))} needs a host: give --host-blocks, or recompute"
+        )
     return [
         replace(
             first,
@@ -233,7 +235,7 @@ def _default_headroom(role: Role) -> HeadroomName:
 
 
 def _sizes(options: Options, spec: RunSpec, trace: Trace) -> tuple[int, int]:
-    """Blocks of device and host."""
+    """Returns the blocks of device and host."""
     blocks, host = options["device_blocks"], options["host_blocks"]
     if options["device_gib"] is not None:
         blocks = _blocks("--device-gib", options["device_gib"], spec.block_bytes)
@@ -256,26 +258,26 @@ def _sizes(options: Options, spec: RunSpec, trace: Trace) -> tuple[int, int]:
 
 def _blocks(option: str, gib: float, block_bytes: int) -> int:
     if not (math.isfinite(gib) and gib > 0):
-        raise Misuse(f"{option} {gib:g}: give GiB, more than 0")
+        raise Misuse(f"{option} {gib:g}: must be a number of GiB > 0")
     blocks = gib * 2**30 / block_bytes
     if blocks < 1:
-        raise Misuse(f"{option} {gib:g}: that is less than one block of {size(block_bytes)}")
+        raise Misuse(f"{option} {gib:g}: less than one block of {size(block_bytes)}; give more")
     if blocks > MOST_BLOCKS:
-        raise Misuse(f"{option} {gib:g}: that is more than {MOST_BLOCKS:,} blocks; give less")
+        raise Misuse(f"{option} {gib:g}: more than {MOST_BLOCKS:,} blocks; give less")
     return int(blocks)
 
 
 def _check_memory(blocks: int, host: int, spec: RunSpec) -> None:
-    """Whether this machine can hold what is to be kept of so many blocks."""
+    """Checks that this machine has memory for so many blocks."""
     needed = (blocks + host) * _BOOK_BYTES
     if spec.verify:
         each = spec.ranks * scaled(spec.block_size, spec.ranks).block_bytes
-        # A GPU says itself what it can hold.
+        # A GPU reports by itself that it is full.
         needed += (host + (blocks if spec.device == "memory" else 0)) * each
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:
         raise Misuse(
-            f"{blocks + host:,} blocks: to replay that many takes {size(needed)} of this "
-            f"machine's {size(there)}; give fewer with --device-blocks and --host-blocks"
+            f"{blocks + host:,} blocks: their replay takes {size(needed)}, and this machine has "
+            f"{size(there)}; give fewer with --device-blocks and --host-blocks"
             + (", or leave out --verify" if spec.verify else "")
         )

@@ -14,11 +14,10 @@ def claim(paths: Mapping[str, Path | None]) -> None:
     """Checks that files can be written, and leaves nothing behind.
 
     Args:
-        paths: By the option that asks for them; by any other name, an input that is not to be
-            overwritten.
+        paths: The files by option; a name that is no option is an input, which is not overwritten.
 
     Raises:
-        Misuse: One cannot be written, or is asked for twice.
+        Misuse: A file cannot be written, or is named twice.
     """
     taken: dict[Path, str] = {}
     for option, path in paths.items():
@@ -26,17 +25,17 @@ def claim(paths: Mapping[str, Path | None]) -> None:
             continue
         target = _target(path)
         if target in taken:
-            raise Misuse(f"{option} {path}: that is what {taken[target]} names; give another file")
+            raise Misuse(f"{option} {path}: {taken[target]} names the same file; give another")
         taken[target] = option
         if option.startswith("--"):
             _try(option, path, target)
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a file beside and renames it, so that nobody ever sees half of it.
+    """Writes a temporary file and renames it, so that no reader ever sees half of it.
 
     Raises:
-        Misuse: It cannot be written.
+        Misuse: The file cannot be written.
     """
     target = _target(path)
     partial = None
@@ -46,7 +45,7 @@ def write(path: Path, content: bytes) -> None:
         ) as file:
             partial = Path(file.name)
             file.write(content)
-        # A temporary file is its owner's alone; this one is to be as any other.
+        # A temporary file is readable by its owner alone; the result has the usual mode.
         partial.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
         partial.replace(target)
         partial = None
@@ -58,7 +57,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _target(path: Path) -> Path:
-    """Where it really lies: a link stays, and what it names is replaced."""
+    """Returns the file behind links: a link stays, and its target is replaced."""
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:
@@ -72,10 +71,10 @@ def _try(option: str, path: Path, target: Path) -> None:
         if not target.parent.is_dir():
             raise Misuse(f"{option} {path}: there is no directory {path.parent}; make it first")
         if target.exists() and not target.is_file():
-            raise Misuse(f"{option} {path}: this is no regular file; give another path")
+            raise Misuse(f"{option} {path}: not a regular file; give another path")
         if target.exists() and not os.access(target, os.W_OK):
-            raise Misuse(f"{option} {path}: it may not be written; give another path")
-        # Also finds a name that is too long for the file system.
+            raise Misuse(f"{option} {path}: no permission to write it; give another path")
+        # This also finds a name that is too long for the file system.
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name[:100]}."):
             target.lstat() if target.exists() else None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""One run, whichever way time is modelled."""
+"""One run, in virtual time or one request after another."""
 
 import time
 from collections.abc import Callable
@@ -13,12 +13,12 @@ __all__ = ["play"]
 
 
 def play(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) -> Run:
-    """Replays a trace under one policy; see `run` and `sequential`.
+    """Replays a trace under one combination of policies; see `run` and `sequential`.
 
-    Ctrl-C ends it early: what is known so far is given, with `complete` false.
+    Ctrl-C ends it early: it returns the figures so far, with `complete` false.
 
     Raises:
-        BlockyardError: The configuration is not to be had.
+        BlockyardError: The configuration is impossible here.
     """
     return (run if spec.model == "virtual" else _sequential)(spec, trace, progress)
 

@@ -1,4 +1,4 @@
-// Everything on the page is made here from the JSON in it; text goes in as text, never as markup.
+// This makes everything on the page from the JSON in it; text is inserted as text, never as markup.
 "use strict";
 
 const result = JSON.parse(document.getElementById("result").textContent);
@@ -97,23 +97,23 @@ function tiles(run) {
   if (run.waits) {
     tile("Wait in the queue", "modelled", "waits.queue_ms.p99", run.waits.queue_ms.p99, ms(run.waits.queue_ms.p99), `99 % within; median ${ms(run.waits.queue_ms.p50)}`);
     const host = run.host_blocks ? `host ${percent(run.peak.host / run.host_blocks)} full` : "no host tier";
-    tile("In use by requests, most", "counted", "peak.pinned", run.peak.pinned, percent(run.peak.pinned / run.device_blocks), `of the device · ${host}`);
+    tile("In use by requests, peak", "counted", "peak.pinned", run.peak.pinned, percent(run.peak.pinned / run.device_blocks), `of the device · ${host}`);
   }
   const gone = run.preempted;
   if (gone) tile("Preempted", "counted", "preempted.count", gone.count, count(gone.count), gone.count ? `${count(gone.lost)} tokens lost, ${count(gone.recomputed)} computed again` : "no work lost");
   const cost = run.bookkeeping;
   if (cost) tile("Bookkeeping of a step", "measured", "bookkeeping.us_per_step.p50", cost.us_per_step.p50, duration(cost.us_per_step.p50 / 1e6), `median; ${(100 * cost.share).toFixed(2)} % of the engine's time`);
-  else tile("Time of this run", "measured", "wall_seconds", run.wall_seconds, duration(run.wall_seconds), `${count(run.requests)} requests`);
+  else tile("Duration of this run", "measured", "wall_seconds", run.wall_seconds, duration(run.wall_seconds), `${count(run.requests)} requests`);
 }
 
 // ---- plots ----
 
-// Legends are text of the page: they wrap as text does, and never lie over a plot.
+// Legends are text of the page: they wrap, and never cover a plot.
 function entry(legend, name, colour) {
   add(legend, "span", name).style.setProperty("--colour", colour);
 }
 
-// On paper a plot is as wide as its column, whatever the window was: style sheets scale what has a view box.
+// In print a plot is as wide as its column, since style sheets scale elements that have a view box.
 function scalable(element) {
   for (const svg of element.querySelectorAll(".main-svg")) {
     svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`);
@@ -145,7 +145,7 @@ function plot(id, traces, { x, y, barmode, bargap = 0, room = 14, hovermode = "x
   scalable(element);
 }
 
-// Neighbouring intervals together, so that a bar is no thinner than a few pixels; with sums and peaks.
+// Merges neighbouring intervals, so that a bar is at least a few pixels wide; returns sums and peaks.
 function binned(series, bars) {
   const width = series.seconds.length > 1 ? series.seconds[1] - series.seconds[0] : series.seconds[0];
   const each = Math.max(1, Math.ceil(series.seconds.length / bars));
@@ -166,7 +166,7 @@ function binned(series, bars) {
   return { sum, most, middles, lengths };
 }
 
-// Minutes where seconds would be many.
+// Uses minutes or hours where there would be many seconds.
 function timeAxis(series) {
   const last = series.seconds[series.seconds.length - 1];
   const first = series.seconds[0] - (series.seconds.length > 1 ? series.seconds[1] - series.seconds[0] : series.seconds[0]);
@@ -190,7 +190,7 @@ function overTime(run) {
   });
   const percents = { range: [0, 100], ticksuffix: " %" };
   plot("hits", [
-    share("device", "device_hit", COLOURS.device), share("host", "host_hit", COLOURS.host), share(run.role === "decode" ? "came computed" : "computed", "missed", COLOURS.computed),
+    share("device", "device_hit", COLOURS.device), share("host", "host_hit", COLOURS.host), share(run.role === "decode" ? "arrived computed" : "computed", "missed", COLOURS.computed),
   ], { x: time.axis, y: percents, barmode: "stack" });
 
   const moments = fine.middles.map(time.scale);
@@ -204,7 +204,7 @@ function overTime(run) {
   ];
   if (Math.max(...series.device_promised)) levels.push(level("device, promised", "device_promised", run.device_blocks, { line: { color: COLOURS.promised, width: 1.5 } }));
   if (run.host_blocks) levels.push(level("host", "host_used", run.host_blocks, { line: { color: COLOURS.host, width: 2 } }));
-  at("occupancy-note").textContent = `most in each interval, of ${blocks(run.device_blocks)} on the device` + (run.host_blocks ? ` and ${blocks(run.host_blocks)} on the host` : "");
+  at("occupancy-note").textContent = `peak of each interval, of ${blocks(run.device_blocks)} on the device` + (run.host_blocks ? ` and ${blocks(run.host_blocks)} on the host` : "");
   plot("occupancy", levels, { x: time.axis, y: { ...percents, range: [0, 104] } });
 
   const link = result.figures.ranks * result.figures.link_bytes_per_second;
@@ -233,7 +233,7 @@ function overTime(run) {
 
 const SHARES = [0, 25, 50, 75, 90, 99];
 
-// Ticks for durations of min to max ms: 1-2-5 steps where a decade or two is all there is.
+// Returns ticks for durations from min to max ms: 1-2-5 steps where there are only a decade or two.
 function durationTicks(min, max) {
   const steps = max / min > 300 ? [1] : max / min > 30 ? [1, 3] : [1, 2, 5];
   const values = [];
@@ -254,7 +254,7 @@ function distribution(id, of, unitless) {
   const spreads = runs.map(of);
   if (!spreads[0]) return;
   const positive = spreads.flatMap((spread) => spread.quantiles).filter((value) => value > 0);
-  // A logarithm knows no zero: what took less than this is drawn as this.
+  // A logarithmic axis has no zero: shorter durations are drawn at `floor`.
   const top = Math.max(1, ...positive) * 1.15;
   const floor = Math.max(Math.min(...positive, top) / 1.15, top / 1e5, unitless ? 1 : 0);
   const ticks = durationTicks(floor, top);
@@ -270,7 +270,7 @@ function distribution(id, of, unitless) {
 
 function compare() {
   at("hint").hidden = runs.length > 1;
-  at("hint").textContent = "One run only: repeat --policy, --write-policy, --preempt-mode or --headroom, and the runs stand here side by side.";
+  at("hint").textContent = "One run only: repeat --policy, --write-policy, --preempt-mode or --headroom to compare runs side by side.";
   at("compare").querySelector(".grid").hidden = runs.length < 2;
   const twoTiers = runs.some((run) => run.host_blocks);
   at("by-moved").parentElement.hidden = !twoTiers;
@@ -309,7 +309,7 @@ function compare() {
     ["on the host", (run) => (run.host_blocks ? percent(run.hit_ratio_by_tier.host) : null)],
     ["Copied down", (run) => (run.host_blocks ? size(run.moved.bytes_down) : null)],
     ["Copied up", (run) => (run.host_blocks ? size(run.moved.bytes_up) : null)],
-    ["Blocks found below but computed, as that was faster", (run) => run.ttft_ms && count(run.skipped_slow)],
+    ["Blocks found on the host but computed, as that was faster", (run) => run.ttft_ms && count(run.skipped_slow)],
     ["Requests served", (run) => count(run.requests)],
     ["Preempted"],
     ["Preemptions", (run) => run.preempted && count(run.preempted.count)],
@@ -320,7 +320,7 @@ function compare() {
     ["Promised, of the device"],
     ["For growth of the batch, mean", (run) => kept(run, "headroom")],
     ["In all, mean", (run) => kept(run, "promised")],
-    ["In all, most", (run) => kept(run, "promised_peak")],
+    ["In all, peak", (run) => kept(run, "promised_peak")],
     ["Tickets given", (run) => tickets(run) && count(tickets(run).granted)],
     ["Times a ticket was refused", (run) => tickets(run) && count(tickets(run).refused)],
     ["Modelled"],
@@ -330,11 +330,11 @@ function compare() {
     ["Between tokens, 99 %", (run) => run.itl_ms && ms(run.itl_ms.p99)],
     ["In the queue, 99 %", (run) => run.waits && ms(run.waits.queue_ms.p99)],
     ["Output tokens per second", (run) => run.ttft_ms && count(Math.round(run.tokens_per_second))],
-    ["Time of the engine", (run) => run.ttft_ms && duration(run.engine_seconds)],
+    ["Engine time", (run) => run.ttft_ms && duration(run.engine_seconds)],
     ["Measured"],
     ["Bookkeeping of a step, median", (run) => run.bookkeeping && duration(run.bookkeeping.us_per_step.p50 / 1e6)],
     ["Bookkeeping of a step, 99 %", (run) => run.bookkeeping && duration(run.bookkeeping.us_per_step.p99 / 1e6)],
-    ["Time of this run", (run) => duration(run.wall_seconds)],
+    ["Duration of this run", (run) => duration(run.wall_seconds)],
   ];
   const heading = add(add(at("table"), "thead"), "tr");
   add(heading, "th", "");
@@ -371,11 +371,11 @@ function settings() {
   at("command").textContent = `$ ${result.command}`;
   const engine = [
     ["Role", main.role],
-    ["Victims", main.victims],
+    ["Preempted first", main.victims],
     ["Most tokens in a step", count(result.max_num_batched_tokens)],
     ["Most requests that run", count(result.max_num_seqs)],
-    ["Requests in line that are prefetched", count(result.prefetch)],
-    ["Loads", result.gate ? "where that beats computing" : "always"],
+    ["Waiting requests that are prefetched", count(result.prefetch)],
+    ["Loads", result.gate ? "where they beat computing" : "always"],
     ["Real bytes", main.verified ? `${count(main.verified.block_bytes)} per block and rank` : "none"],
   ];
   pairs("settings", "The replay", [

@@ -1,4 +1,4 @@
-"""The report: one page that holds its data, its plots and what draws them, and asks nobody else."""
+"""The report: one page with its data, plots and the code that draws them, without a network."""
 
 from html import escape
 from importlib.resources import files
@@ -12,7 +12,7 @@ __all__ = ["page"]
 
 
 def page(result: Result) -> bytes:
-    """The page, as UTF-8. All its figures and plots are made from the JSON that it embeds."""
+    """Returns the page as UTF-8; its figures and plots are made from the JSON in it."""
     parts = files("blockyard.tools.replay")
     template = Template(parts.joinpath("report.html").read_text("utf-8"))
     whole = template.substitute(
@@ -26,7 +26,7 @@ def page(result: Result) -> bytes:
 
 
 def _inert(json: str) -> str:
-    """The same JSON with nothing in it that could end the element it stands in."""
+    """Returns the JSON without characters that could end the element around it."""
     for character in "<>&\u2028\u2029":
         json = json.replace(character, f"\\u{ord(character):04x}")
     return json

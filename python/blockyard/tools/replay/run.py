@@ -1,4 +1,4 @@
-"""One pass over a trace with the virtual-time engine: arrivals, steps, copies, ends."""
+"""One pass over a trace with the engine in virtual time: arrivals, steps, copies, ends."""
 
 import time
 from collections.abc import Callable
@@ -37,13 +37,13 @@ __all__ = ["run"]
 _now = time.perf_counter_ns
 _UNBOUNDED: Final = 2**31 - 1
 _PATIENCE: Final = 8
-"""Steps in a row that run nobody, with nothing to wait for, until that is called stuck."""
+"""Empty steps in a row, with nothing to wait for, after which the replay is called stuck."""
 
 
 def run(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) -> Run:
-    """Replays a trace under one policy.
+    """Replays a trace under one combination of policies.
 
-    Ctrl-C ends it early: what is known so far is given, with `complete` false.
+    Ctrl-C ends it early: it returns the figures so far, with `complete` false.
 
     Args:
         spec: What is modelled.
@@ -51,7 +51,7 @@ def run(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) -> Ru
         progress: Called a few times per second.
 
     Raises:
-        BlockyardError: The configuration is not to be had.
+        BlockyardError: The configuration is impossible here.
     """
     config = _config(spec)
     memory: RankMemory
@@ -113,7 +113,7 @@ class _Replay:
         self.scheduler = Scheduler(
             cache,
             seats=spec.max_num_seqs,
-            # A prompt that came computed takes nothing of it.
+            # A prompt that arrives computed takes nothing of it.
             budget=_UNBOUNDED if decodes else spec.max_num_batched_tokens,
             role=spec.role,
             reserve=headroom,
@@ -171,16 +171,16 @@ class _Replay:
 
     @property
     def over(self) -> bool:
-        """Whether every request has ended or was refused; copies may still be in flight."""
+        """Whether every request has ended or was refused; copies may be in flight still."""
         return self.tally.ended + self.arrivals.refused == len(self.trace)
 
     @property
     def seconds(self) -> float:
-        """Of the engine, so far: copies that trail the last request are none of its time."""
+        """The engine's time so far; copies that trail the last request do not count."""
         return self.end if self.over else self.now
 
     def step(self) -> bool:
-        """One step of the engine, or one jump to the next event; False when all is done."""
+        """Runs one step of the engine, or jumps to the next event; False when all is done."""
         spent = self.tally.jump_ns + self.land()
         self.arrivals.come(self.now, len(self.tally.stopped))
         start = _now()
@@ -199,15 +199,15 @@ class _Replay:
             self.tick += 1
             self.idle = self.tally.jump_ns = 0
             self.tally.step_ns.append(spent)
-            # As it was before the ended ones let go of what they held.
+            # The levels are those before ended requests released their blocks.
             self.tally.timeline.close(self.now, levels.seen)
             return True
         self.tally.jump_ns = spent
-        # A step that only stops somebody takes no time.
+        # A step that only stops requests takes no time.
         return bool(step.stops) or self.jump()
 
     def land(self) -> int:
-        """Copies whose time has come."""
+        """Commits the copies that are due; returns the nanoseconds it took."""
         plans = self.link.landed(self.now)
         if not plans:
             return 0
@@ -217,7 +217,7 @@ class _Replay:
         return _now() - start
 
     def send(self, plans: list[Plan]) -> None:
-        """Sends out what should move."""
+        """Sends plans to the memory and onto the link."""
         if not plans:
             return
         self.memory.submit(plans)
@@ -231,7 +231,7 @@ class _Replay:
                 self.sent[plan.flight] = self.now
 
     def place(self, step: Step) -> int:
-        """Who stops and who starts in this step; and what its attention kernel reads."""
+        """Takes the stops and starts of a step, and updates the tables that its kernels read."""
         for stop in step.stops:
             lost, request = self.engine.computed_in(stop.seat), self.engine.request(stop.seat)
             if self.verifier is not None:
@@ -254,13 +254,13 @@ class _Replay:
         return spent
 
     def begins(self, start: Start) -> None:
-        """Counts what a request found."""
+        """Binds a request to its seat, and counts what it found."""
         request = self.engine.request(start.seat)
         lease = self.scheduler.lease(request)
         if lease is None:
             raise Unavailable(f"request {request} has started and holds nothing")
         self.tables.bind(start.seat, lease)
-        # Those that had to be loaded were admitted when their plans went out.
+        # A request with loads was admitted when their plans were sent.
         admitted = [self.sent.pop(plan.flight) for plan in lease.plans]
         device = min(lease.hits[0] * self.spec.block_size, start.cached)
         self.tally.begins(
@@ -272,10 +272,10 @@ class _Replay:
         )
 
     def output(self, step: Step) -> int:
-        """The step is done: tokens are appended, full blocks published, who has ended leaves."""
+        """Ends a step: appends tokens, publishes full blocks, takes results."""
         (output,), _ = self.engine.poll()
         if self.verifier is not None:
-            # Before they are published, and with the slots that they had in this step.
+            # Blocks are written before they are published, in the slots that this step has read.
             self.verifier.computed(step, self.engine, self.tables)
         start = _now()
         self.scheduler.on_output(output)
@@ -300,7 +300,7 @@ class _Replay:
         return spent
 
     def jump(self) -> bool:
-        """Nothing can be computed: on to the next landing or arrival; False when there is none."""
+        """Moves the clock to the next landing or arrival; False where there is none."""
         events = [at for at in (self.link.next(), self.arrivals.next(self.now)) if at is not None]
         if not events:
             return not self.over and self.wait()
@@ -311,22 +311,22 @@ class _Replay:
         return True
 
     def wait(self) -> bool:
-        """Nobody runs, and nothing will happen: the next step may do better, or never will.
+        """Lets another step try, where no request runs and no event is to come.
 
         Raises:
-            Unavailable: It is stuck.
+            Unavailable: The replay is stuck.
         """
         self.idle += 1
         if self.idle > _PATIENCE:
             waiting = self.scheduler.stats()["waiting"]
             raise Unavailable(
-                f"stuck after {self.now:.3f} s: nobody runs, nothing is on its way, and {waiting} "
-                f"requests are in line; {self.cache.room()!r}"
+                f"stuck after {self.now:.3f} s: no request runs, nothing is on its way, and "
+                f"{waiting} requests wait; {self.cache.room()!r}"
             )
         return True
 
     def levels(self) -> Levels:
-        """How full everything is."""
+        """Returns how full everything is."""
         stats, scheduler = self.cache.stats(), self.scheduler.stats()
         return Levels(
             device=stats["device_capacity"] - stats["device_free"],

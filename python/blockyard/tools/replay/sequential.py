@@ -1,7 +1,7 @@
-"""One request after another through the cache: what capacity and policy alone are worth.
+"""One request after another through the cache, which shows the worth of capacity and policy alone.
 
-Only full blocks of the prompts count, and answers leave none; a request ends before the next one
-begins; its own path is pinned meanwhile. A hit is the longest prefix that is there.
+Only full blocks of prompts count, and answers leave none. A request ends before the next one
+begins, and its own path is pinned meanwhile. A hit is the longest prefix in the cache.
 """
 
 import heapq
@@ -20,13 +20,13 @@ from blockyard.yard.cache import KVCache
 
 __all__ = ["Sequential", "sequential"]
 
-# Requests between two reports of progress.
 _OFTEN: Final = 100
+"""Requests between two reports of progress."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequential:
-    """What came of it, as far as it went."""
+    """The figures, as far as the trace was served."""
 
     policy: Policy
     write: WritePolicy
@@ -38,7 +38,7 @@ class Sequential:
     """Requests served."""
     requests_in_trace: int
     tokens: int
-    """Tokens of the prompts served, those in no full block included."""
+    """Tokens of the prompts served, with those in no full block."""
     hits: NDArray[np.int64]
     """Blocks that each request found on the device and on the host, shape (requests, 2)."""
     blocks_down: int
@@ -46,15 +46,15 @@ class Sequential:
     blocks_up: int
     """Blocks copied from the host to the device."""
     seconds: float
-    """What it took, in seconds of one core."""
+    """CPU time in seconds."""
     audit: str
-    """ "ok", or the first law found broken; "none" where no cache was used."""
+    """The first law found broken; "ok", or "none" where no cache was used."""
     interrupted: bool
     """Whether Ctrl-C ended it early."""
 
     @property
     def hit_ratio(self) -> float:
-        """Share of the prompts' tokens that was found."""
+        """The share of the prompts' tokens that was found."""
         return sum(self.hit_ratio_by_tier.values())
 
     @property
@@ -75,32 +75,33 @@ def sequential(
 ) -> Sequential:
     """Serves a trace's requests one at a time, in the order of the file.
 
-    Of a prompt larger than the device, what fits is kept.
+    Of a prompt larger than the device, only the part that fits is kept.
 
     Args:
         trace: The requests; their ids are the blocks.
         device_blocks: Blocks that the device holds.
         host_blocks: Blocks that the host holds; 0 for none.
-        policy: What is evicted: "recency" or "heap", the least recently used leaf; "optimum", the
-            leaf used again last, which takes knowing what comes: a bound, by simulation.
-        write: What goes down: "on-evict", what is about to be evicted; "through", everything;
-            "second-touch", what is about to be evicted and was used before.
-        progress: Told now and then how many requests are served.
+        policy: "recency" and "heap" evict the least recently used leaf; "optimum" evicts the leaf
+            whose next use is last, a bound that knows the future.
+        write: "on-evict" copies down what is about to be evicted; "through" copies everything;
+            "second-touch" copies what is about to be evicted and was used before.
+        progress: Called now and then with the number of requests served.
 
     Raises:
-        Misuse: A value is out of range, or the optimum is asked for two tiers.
+        Misuse: A value is out of range, or the optimum has two tiers.
     """
     for name, value, least in (
         ("device_blocks", device_blocks, 1),
         ("host_blocks", host_blocks, 0),
     ):
         if value < least:
-            raise Misuse(f"{name} = {value}: give {least} or more")
+            raise Misuse(f"{name} = {value}: must be an integer >= {least}")
     for name, word, known in (("policy", policy, Policy), ("write", write, WritePolicy)):
         if word not in get_args(known):
-            raise Misuse(f"{name} = {word!r}: give one of {', '.join(get_args(known))}")
+            words = ", ".join(map(repr, get_args(known)))
+            raise Misuse(f"{name} = {word!r}: must be one of {words}")
     if policy == "optimum" and host_blocks:
-        raise Misuse(f"host_blocks = {host_blocks}: the optimum knows one tier; give 0")
+        raise Misuse(f"host_blocks = {host_blocks}: must be 0, as the optimum knows one tier")
     full = np.minimum(trace.input_length // trace.trace_block, np.diff(trace.offsets))
     paths = np.stack((trace.offsets[:-1], trace.offsets[:-1] + np.minimum(full, device_blocks)), 1)
     server: _Server = (
@@ -149,7 +150,7 @@ class _Server(Protocol):
 
 
 class _Yard:
-    """The real cache. A key is a trace id, widened to 32 bytes."""
+    """The real cache, with trace ids widened to 32 bytes as keys."""
 
     def __init__(
         self,
@@ -166,8 +167,8 @@ class _Yard:
         self.through = write == "through" and host > 0
         self.ahead = write != "through" and host > 0
         self.down = self.up = 0
-        # One more: a prompt that is found whole computes its last token again, in a block of its
-        # own, and here each ends one token behind its last full block for that.
+        # One more block: a prompt that is found whole computes its last token again, in its own
+        # block; so here each prompt ends one token after its last full block.
         self.cache = KVCache(
             block_size=self.block,
             device=device + 1,
@@ -185,7 +186,7 @@ class _Yard:
             found = cache.probe(keys).device
             short = blocks + 1 - found - cache.stats()["device_free"]
             if short > 0:
-                # What is found may stand first among the victims, until begin pins it.
+                # The blocks found may be first among the victims until `begin` pins them.
                 self._copy_down(cache.demote(short + found))
         lease = cache.begin(keys)
         device, host, _ = lease.hits
@@ -209,9 +210,9 @@ class _Yard:
 
 
 class _Optimum:
-    """Evicts what is used again last, the deeper first among equals.
+    """Evicts the block whose next use is last; among equals, the deepest first.
 
-    Whoever uses a block uses its parent too, so that the order alone evicts only leaves.
+    A request that uses a block uses its parent too, so this order evicts leaves only.
     """
 
     down = up = 0
@@ -219,7 +220,7 @@ class _Optimum:
     def __init__(self, ids: NDArray[np.int64], paths: NDArray[np.int64], device: int) -> None:
         self.device = device
         self.ids = ids.tolist()
-        # Of each place in `ids`: the next place of the same id whose request holds it.
+        # For each place in `ids`, the next request that holds the same id.
         lengths = paths[:, 1] - paths[:, 0]
         depth = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         places = np.repeat(paths[:, 0], lengths) + depth
@@ -236,7 +237,7 @@ class _Optimum:
     def serve(self, first: int, end: int) -> tuple[int, int]:
         path, following = self.ids[first:end], self.following[first:end]
         hits = sum(block in self.due for block in path)
-        # From here on the path's entries in the queue are stale, which pins it.
+        # From here on the path's entries in the queue are stale, so the path is pinned.
         self.due.update(zip(path, following, strict=True))
         while len(self.due) > self.device:
             due, _, block = heapq.heappop(self.queue)

@@ -1,4 +1,4 @@
-"""What one run needs to know, and what it says while it goes on."""
+"""What one run needs to know, and the progress that it reports."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -43,19 +43,19 @@ WritePolicy = Literal["on-evict", "through", "second-touch"]
 VictimsName = Literal["newest", "least-computed"]
 
 _HOST_MULTIPLE: Final = 4
-"""Host blocks per device block where nobody says: to 55 GB beside the weights, 220 GB of a host."""
+"""Default host blocks per device block: 220 GB of a host to 55 GB beside the weights."""
 
 
 class Progress(NamedTuple):
-    """How far a run is."""
+    """The progress of a run."""
 
     requests_done: int
     requests: int
     """In the trace."""
     engine_seconds: float
-    """From the first arrival, modelled; with the model "sequential", to the last one served."""
+    """Modelled time from the first arrival; with model sequential, the last arrival served."""
     hit_ratio: float | None
-    """Prompt tokens found / prompt tokens, so far; None: not known before the end."""
+    """Prompt tokens found / prompt tokens so far; None where it is known only at the end."""
     device_used: int
     """Device slots with content."""
     host_used: int
@@ -65,13 +65,13 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """Everything that one run needs beside its trace."""
+    """All that one run needs beside its trace."""
 
     model: Literal["virtual", "sequential"] = "virtual"
-    """How time is modelled; "sequential" not at all: one request after another."""
+    """How time is modelled. "sequential" has no time: one request follows another."""
     preset: str
     roofline: Roofline
-    """The modelled engine: the preset, with the figures that were given."""
+    """The modelled engine: the preset with the figures that were replaced."""
     trace_block: int
     """Tokens per trace id."""
     block_size: int
@@ -81,45 +81,45 @@ class RunSpec:
     policy: Policy = "recency"
     write_policy: WritePolicy = "on-evict"
     role: Role = "mixed"
-    """What the engine does: whole requests, or their first tokens, or the others."""
+    """What the engine serves: whole requests, their first tokens alone, or the other tokens."""
     headroom: HeadroomName = "adaptive"
     """How much room the running batch keeps for its growth."""
     preempt_mode: PreemptMode = "park"
-    """What becomes of a victim's KV."""
+    """What a preempted request keeps of its KV."""
     victims: VictimsName = "newest"
-    """Who is preempted."""
+    """Which request is preempted first."""
     seed: int = 0
     verify: bool = False
-    """Whether every block carries real bytes, checked whenever it is used again."""
+    """Whether every block has real bytes, which are checked whenever it is used again."""
     device: DeviceName = "memory"
-    """Whose memory has these bytes."""
+    """The memory of these bytes."""
     max_num_batched_tokens: int = 8192
-    """Most tokens computed in one step."""
+    """The most tokens computed in one step."""
     max_num_seqs: int = 256
-    """Seats: most requests that run at once."""
+    """The most requests that run at once."""
     prefetch: int = 0
-    """How many requests in line have their prefix brought up ahead of their turn."""
+    """How many waiting requests have their prefix loaded ahead of their turn."""
     gate: bool = True
     """Whether a prefix is loaded only as far as that beats computing it."""
 
     @property
     def ranks(self) -> int:
-        """GPUs that share the model, each with a crane of its own."""
+        """The GPUs that share the model, each with its own crane."""
         return self.roofline.ranks
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block of the modelled layout, over all ranks."""
+        """The bytes of one block in the modelled layout, over all ranks."""
         return self.roofline.kv_bytes_per_token * self.block_size
 
     def answers(self, trace: Trace) -> NDArray[np.int64]:
-        """Tokens that each request samples here: 1 at least, as that is how its prompt ends."""
+        """Returns how many tokens each request samples here; at least 1, which ends its prompt."""
         longest = 1 if self.role == "prefill" else None
         return np.clip(trace.output_length, 1, longest)
 
 
 def full_sizes(roofline: Roofline, block_size: int) -> tuple[int, int]:
-    """Blocks of device and host for a trace: what the memory holds, and four times as much.
+    """Returns blocks of device and host for a trace: all the memory holds, and four times that.
 
     Raises:
         Misuse: The weights leave no room for one block.
@@ -129,11 +129,11 @@ def full_sizes(roofline: Roofline, block_size: int) -> tuple[int, int]:
 
 
 def tight_sizes(trace: Trace, roofline: Roofline, block_size: int) -> tuple[int, int]:
-    """Blocks of device and host for a generated workload: so few that tiers matter.
+    """Returns blocks of device and host for a generated workload: so few that tiers matter.
 
-    Some minutes of traffic would fit the whole memory. The device gets an eighth of all blocks and
-    the host a quarter, but the largest request fits twice into the device; and neither more than
-    `full_sizes` gives.
+    Some minutes of traffic would fit into memory whole. So the device gets an eighth of all blocks
+    and the host a quarter; the device holds at least the largest request twice, and neither has
+    more than `full_sizes` returns.
 
     Raises:
         Misuse: The weights leave no room for one block.

@@ -1,4 +1,4 @@
-"""What the attention kernel of a step reads: block tables of the batch, and the slot mapping."""
+"""What the attention kernel of a step reads: the batch's block tables, and the slot mapping."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +11,13 @@ __all__ = ["Tables"]
 
 
 class Tables:
-    """A row for each sequence that the engine has, dense, of which only new cells are written.
+    """A dense row for each sequence in the engine; a step writes new cells only.
 
     Args:
-        cache: Whose blocks.
-        rows: Most sequences.
-        columns: Most blocks of one.
-        tokens: Tokens of a step, for the slot mapping; it grows where that is too few.
+        cache: Has the blocks.
+        rows: The most sequences.
+        columns: The most blocks of a sequence.
+        tokens: The tokens of a step, for the slot mapping, which grows where that is too few.
     """
 
     def __init__(self, cache: KVCache, *, rows: int, columns: int, tokens: int) -> None:
@@ -29,13 +29,13 @@ class Tables:
         self._rows: dict[int, int] = {}
 
     def bind(self, seat: int, lease: Lease) -> None:
-        """A sequence comes."""
+        """Adds a row for a sequence."""
         self._rows[seat] = len(self._seats)
         self._seats.append(seat)
         self._leases.append(lease)
 
     def leave(self, seat: int) -> None:
-        """It goes. The last row moves into its place, so that the others' cells stay."""
+        """Drops a row; the last row takes its place, so that other cells stay where they are."""
         row, last = self._rows.pop(seat), len(self._seats) - 1
         seat, lease = self._seats.pop(), self._leases.pop()
         if row != last:
@@ -43,7 +43,7 @@ class Tables:
             self._cells[row] = self._cells[last]
 
     def update(self, step: Step) -> None:
-        """Writes what this step needs."""
+        """Writes the cells and the mapping that a step needs."""
         self._cache.block_tables(self._leases, out=self._cells, cells="changed")
         tokens = int(step.counts.sum())
         if tokens > len(self._mapping):
@@ -51,5 +51,5 @@ class Tables:
         self._cache.slot_mapping(step.leases, step.positions, step.counts, out=self._mapping)
 
     def slots(self, seat: int, first: int, end: int | None) -> NDArray[np.int32]:
-        """Device slots of a sequence's blocks [first, end), as of the last `update`."""
+        """Returns the device slots of blocks [first, end) as of the last `update`."""
         return self._cells[self._rows[seat], first:end].copy()

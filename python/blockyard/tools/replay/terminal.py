@@ -1,4 +1,4 @@
-"""What is seen on the terminal: progress while it runs, and a table at the end."""
+"""The output on the terminal: progress during the runs, and a table at the end."""
 
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -31,7 +31,7 @@ _KIB: Final = 1024
 
 
 def duration(seconds: float) -> str:
-    """Three digits or so, with the unit that suits them."""
+    """Returns about three digits with a unit that suits them."""
     if seconds >= _HOUR:
         return f"{seconds // _HOUR:.0f} h {seconds % _HOUR // _MINUTE:02.0f} min"
     if seconds >= _MINUTE:
@@ -43,7 +43,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, with the unit that suits them."""
+    """Returns bytes with a unit that suits them."""
     if count < _KIB:
         return f"{count:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
@@ -55,7 +55,7 @@ def size(count: float) -> str:
 
 
 def _digits(value: float) -> int:
-    """Digits behind the point that leave three in all."""
+    """Returns the digits after the point that make three in all."""
     for digits in (2, 1):
         if value < 10.0 ** (3 - digits):
             return digits
@@ -63,11 +63,11 @@ def _digits(value: float) -> int:
 
 
 class ProgressDisplay:
-    """Shows how the runs go on: a live line on a terminal, else one line at start and end of each.
+    """Shows a live line on a terminal; elsewhere, a line at the start and the end of each run.
 
     Args:
-        trace: What is replayed.
-        console: Where; None for nowhere.
+        trace: The trace that is replayed.
+        console: Where lines are shown; None for nowhere.
     """
 
     def __init__(self, trace: Trace, console: Console | None) -> None:
@@ -98,7 +98,7 @@ class ProgressDisplay:
             self._bar.stop()
 
     def begin(self, spec: RunSpec) -> Callable[[Progress], None]:
-        """A run begins; what it returns is to be told how it goes."""
+        """Begins a run, and returns the function that takes its progress."""
         choices = (spec.headroom, spec.preempt_mode) if spec.model == "virtual" else ()
         name = ", ".join((spec.policy, spec.write_policy, *choices))
         if self._bar is None:
@@ -106,17 +106,17 @@ class ProgressDisplay:
                 f"replaying {len(self._trace):,} requests of {self._trace.name}: {name}, "
                 f"{spec.device_blocks:,} + {spec.host_blocks:,} blocks"
             )
-            return _nothing
+            return _ignore
         bar = self._bar
         task = bar.add_task(name, total=len(self._trace), state="")
 
-        def told(progress: Progress) -> None:
+        def show(progress: Progress) -> None:
             bar.update(task, completed=progress.requests_done, state=_state(progress, spec))
 
-        return told
+        return show
 
     def end(self, run: Run) -> None:
-        """It has ended."""
+        """Ends a run."""
         if self._bar is None:
             how = "done" if run.complete else "interrupted"
             self._say(
@@ -129,12 +129,12 @@ class ProgressDisplay:
             self._console.print(Text(f"blockyard: {text}"), soft_wrap=True)
 
 
-def _nothing(_: Progress) -> None:
+def _ignore(_: Progress) -> None:
     pass
 
 
 def _state(progress: Progress, spec: RunSpec) -> str:
-    """About 50 columns, so that 80 are enough for all."""
+    """Returns about 50 columns of text, so that 80 are enough for the whole line."""
     parts = [f"{progress.requests_done:,}/{progress.requests:,}"]
     parts.append(f"at {duration(progress.engine_seconds)}")
     if progress.hit_ratio is not None:
@@ -146,7 +146,7 @@ def _state(progress: Progress, spec: RunSpec) -> str:
 
 
 _Cell = str | Text | None
-"""What a run has in a row; None: nothing."""
+"""The text of a run in a row; None where it has none."""
 _Row = tuple[str, Callable[[Run], _Cell]]
 
 
@@ -155,7 +155,7 @@ def _part(*rows: _Row) -> tuple[_Row, ...]:
 
 
 def _modelled(of: Callable[[Run], str]) -> Callable[[Run], _Cell]:
-    """Nothing where time is not modelled."""
+    """Leaves the cell empty where time is not modelled."""
     return lambda run: of(run) if run.ttft_ms else None
 
 
@@ -168,7 +168,7 @@ def _queue(run: Run) -> _Cell:
 
 
 def _stopped(of: Callable[[Preempted], str]) -> Callable[[Run], _Cell]:
-    """Nothing where nobody was."""
+    """Leaves the cell empty where no request was preempted."""
     return lambda run: of(run.preempted) if run.preempted and run.preempted.count else None
 
 
@@ -204,7 +204,7 @@ def _peak(what: str) -> Callable[[Run], _Cell]:
 
 
 def _below(of: Callable[[Run], str]) -> Callable[[Run], _Cell]:
-    """Nothing where there is no host."""
+    """Leaves the cell empty where there is no host."""
     return lambda run: of(run) if run.host_blocks else None
 
 
@@ -236,19 +236,19 @@ _PARTS: Final = {
     ),
     "Traffic, modelled": _part(
         ("output tokens per second", _modelled(lambda run: f"{run.tokens_per_second:,.0f}")),
-        ("time of the engine", _modelled(lambda run: duration(run.engine_seconds))),
+        ("engine time", _modelled(lambda run: duration(run.engine_seconds))),
         ("copied down", _below(lambda run: size(run.moved.bytes_down))),
         ("copied up", _below(lambda run: size(run.moved.bytes_up))),
-        ("device held by requests, most", _peak("pinned")),
-        ("device full, at most", _peak("device")),
-        ("host full, at most", _peak("host")),
+        ("device held by requests, peak", _peak("pinned")),
+        ("device in use, peak", _peak("device")),
+        ("host in use, peak", _peak("host")),
     ),
     "Preempted": _part(
         ("preemptions", lambda run: f"{run.preempted.count:,}" if run.preempted else None),
         ("requests preempted", _stopped(lambda gone: f"{gone.requests:,}")),
-        ("of them parked", _stopped(lambda gone: f"{gone.parked:,}")),
+        ("of these parked", _stopped(lambda gone: f"{gone.parked:,}")),
         ("blocks that were kept", _stopped(lambda gone: f"{gone.kept:,}")),
-        ("of them moved for others", _stopped(lambda gone: f"{gone.relieved:,}")),
+        ("of these moved for others", _stopped(lambda gone: f"{gone.relieved:,}")),
         ("tokens of work lost", _stopped(lambda gone: f"{gone.lost:,}")),
         ("tokens computed again", _stopped(lambda gone: f"{gone.recomputed:,}")),
         ("share of all computed", _stopped(lambda gone: f"{gone.share:.2%}")),
@@ -256,14 +256,14 @@ _PARTS: Final = {
     "Promised, of the device": _part(
         ("for growth of the batch, mean", _kept(lambda kept: kept.headroom)),
         ("in all, mean", _kept(lambda kept: kept.promised)),
-        ("in all, most", _kept(lambda kept: kept.promised_peak)),
+        ("in all, peak", _kept(lambda kept: kept.promised_peak)),
         ("tickets given", _tickets(lambda tickets: tickets.granted)),
         ("times a ticket was refused", _tickets(lambda tickets: tickets.refused)),
     ),
     "Measured here": _part(
         ("bookkeeping of a step, median", _cost("p50")),
         ("bookkeeping of a step, 99 %", _cost("p99")),
-        ("time of this run", lambda run: duration(run.wall_seconds)),
+        ("duration of this run", lambda run: duration(run.wall_seconds)),
     ),
     "Checked": _part(
         ("requests served", lambda run: f"{run.requests:,}"),
@@ -274,11 +274,11 @@ _PARTS: Final = {
 }
 _NAME: Final = 32
 _COLUMN: Final = 15
-"""Columns of the terminal that a run takes, and that names take."""
+"""Columns of the terminal for names, and for each run."""
 
 
 def tables(result: Result, width: int) -> Iterator[RenderableType]:
-    """The end of a replay: runs side by side, as many in a table as `width` columns hold."""
+    """Yields the tables of a replay, with as many runs side by side as `width` columns hold."""
     runs = result.runs
     sizes = [
         f"{tier} {size(blocks * result.block_bytes)}"
@@ -294,7 +294,7 @@ def tables(result: Result, width: int) -> Iterator[RenderableType]:
         yield _table(runs[first : first + most])
         yield ""
     if not all(run.complete for run in runs):
-        yield Text("Interrupted: all figures are up to then.\n", "yellow")
+        yield Text("Interrupted: all figures are up to that moment.\n", "yellow")
 
 
 def _table(runs: Sequence[Run]) -> Table:

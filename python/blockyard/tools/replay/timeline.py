@@ -1,4 +1,4 @@
-"""What happened in a replay, gathered as it goes; turned into a `Run` at the end."""
+"""Columns over modelled time, and quantiles."""
 
 from collections.abc import Sequence
 from operator import add
@@ -11,19 +11,19 @@ from blockyard.tools.replay.result import Series, Spread
 __all__ = ["Timeline", "spread"]
 
 _MOST = 400
-"""Intervals of a timeline; when there are more, neighbours are put together."""
+"""The most intervals of a timeline; when there are more, neighbours are merged."""
 _SUMS = ("device_hit", "host_hit", "missed", "bytes_down", "bytes_up", "preempted")
 _LEVELS = ("device_used", "device_pinned", "device_promised", "host_used", "running", "waiting")
 
 
 def spread(values: NDArray[np.float64], weights: NDArray[np.int64] | None = None) -> Spread:
-    """Quantiles of values that stand for `weights` observations each; all 0 without any."""
+    """Returns quantiles of values that stand for `weights` observations each; 0 without values."""
     if not len(values):
         return Spread(mean=0.0, p50=0.0, p90=0.0, p99=0.0, max=0.0, quantiles=[0.0] * 101)
     counts = np.ones(len(values), np.int64) if weights is None else weights
     order = np.argsort(values, kind="stable")
     ends = np.cumsum(counts[order])
-    # The least value that so many observations are not above.
+    # A quantile is the least value that so many observations do not exceed.
     ranks = np.maximum(np.ceil(np.linspace(0.0, 1.0, 101) * ends[-1]), 1)
     at = np.searchsorted(ends, ranks)
     quantiles = [round(float(value), 6) for value in values[order][at]]
@@ -41,7 +41,7 @@ class Timeline:
     """Columns over modelled time in a bounded number of intervals of equal length.
 
     Args:
-        interval: Seconds of the first intervals; doubled whenever there are too many.
+        interval: Seconds of an interval; it doubles whenever there are too many intervals.
     """
 
     __slots__ = ("_interval", "_most", "_rows", "_sums")
@@ -54,11 +54,11 @@ class Timeline:
 
     @property
     def end(self) -> float:
-        """When the interval that is being filled ends, in seconds."""
+        """The end of the interval that is being filled, in seconds."""
         return (len(self._rows) + 1) * self._interval
 
     def add(self, name: str, amount: int) -> None:
-        """Adds to one of the sums of this interval."""
+        """Adds to a sum of this interval."""
         self._sums[_SUMS.index(name)] += amount
 
     def close(self, now: float, levels: Sequence[int]) -> None:
@@ -81,7 +81,7 @@ class Timeline:
         self._interval *= 2
 
     def series(self, levels: Sequence[int]) -> Series:
-        """All columns, what has not filled an interval in a last one."""
+        """Returns all columns; the last interval may not be full."""
         rows = [*self._rows, [*self._sums, *map(max, self._most, levels)]]
         columns = dict(zip(_SUMS + _LEVELS, map(list, zip(*rows, strict=True)), strict=True))
         seconds = [round((at + 1) * self._interval, 6) for at in range(len(rows))]

@@ -1,4 +1,4 @@
-"""Traces of requests in the Mooncake format: read and checked whole before anything runs."""
+"""Traces of requests in the Mooncake format, which are read and checked before anything runs."""
 
 import gzip
 import hashlib
@@ -20,12 +20,12 @@ from blockyard._typing import override
 
 __all__ = ["Trace", "TraceError", "read"]
 
-# So that nanoseconds fit 64 bits.
+# The latest millisecond whose nanoseconds fit into 64 bits.
 _LATEST: Final = 2**63 // 10**6 - 1
 _LONGEST: Final = 2**31 - 1
 _GREATEST: Final = 2**63 - 1
 
-# Blocks that are tried where none is given, and the share of the lines that must agree.
+# The block sizes that are tried where none is given, and the share of lines that must agree.
 _BLOCKS: Final = tuple(1 << power for power in range(3, 13))
 _AGREE: Final = 0.9
 
@@ -52,15 +52,15 @@ class _Line(msgspec.Struct, omit_defaults=True, gc=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Requests in the order of their arrival: frozen, equal by value whatever their name.
+    """Requests in the order of arrival, frozen; traces are equal by value, whatever their names.
 
-    An id stands for `trace_block` tokens of a prompt and for all that is before them: equal id,
-    equal prefix. The last one may stand for fewer. Prompts may go on behind their last id, with
-    tokens that nobody shares.
+    An id stands for `trace_block` tokens of a prompt and for all tokens before them: equal ids have
+    equal prefixes. A prompt's last id may stand for fewer tokens. A prompt may continue after its
+    last id, with tokens that no other request has.
     """
 
     name: str
-    """What to call it in a report."""
+    """The name in reports."""
     trace_block: int
     """Tokens per id."""
     arrival: NDArray[np.int64]
@@ -68,9 +68,9 @@ class Trace:
     input_length: NDArray[np.int64]
     """Tokens of the prompts, 1 or more, shape (requests,)."""
     output_length: NDArray[np.int64]
-    """Tokens of the answers, shape (requests,); 0: the prompt is computed and no token sampled."""
+    """Tokens of the answers, shape (requests,); with 0 the prompt is computed all the same."""
     ids: NDArray[np.int64]
-    """The ids of all requests, one after another, none beyond its prompt."""
+    """The ids of all requests, one request after another, within their prompts."""
     offsets: NDArray[np.int64]
     """Request i has ids[offsets[i] : offsets[i + 1]], shape (requests + 1,)."""
     session: NDArray[np.int64]
@@ -84,7 +84,7 @@ class Trace:
             array.flags.writeable = False
 
     def __len__(self) -> int:
-        """Requests."""
+        """Returns the number of requests."""
         return len(self.arrival)
 
     @override
@@ -96,11 +96,11 @@ class Trace:
         return hash(self.digest())
 
     def ids_of(self, request: int) -> NDArray[np.int64]:
-        """The ids of a prompt's blocks, the partial last one included."""
+        """Returns the ids of a prompt's blocks, a partial last one included."""
         return self.ids[self.offsets[request] : self.offsets[request + 1]]
 
     def last_turns(self) -> NDArray[np.bool_]:
-        """Which requests are the last of their session in this trace, shape (requests,)."""
+        """Returns which requests are the last of their session in this trace, (requests,)."""
         last = np.zeros(len(self), np.bool_)
         if len(self.session):
             names, first = np.unique(self.session[::-1], return_index=True)
@@ -108,7 +108,7 @@ class Trace:
         return last
 
     def digest(self) -> str:
-        """64 hexadecimal digits that are the same for equal traces, on every machine."""
+        """Returns 64 hexadecimal digits, the same for equal traces on every machine."""
         digest = hashlib.sha256(b"%d" % self.trace_block)
         for array in self._arrays():
             digest.update(b"|%d|" % len(array))
@@ -117,7 +117,7 @@ class Trace:
         return digest.hexdigest()
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Saves it as `read` reads it; gzipped if the name ends so. Nothing is left half written.
+        """Writes a file that `read` reads, gzipped if its name ends in .gz. It is whole or absent.
 
         Raises:
             TraceError: The file cannot be written.
@@ -140,7 +140,7 @@ class Trace:
             partial.replace(path)
         except OSError as error:
             partial.unlink(missing_ok=True)
-            raise TraceError(f"{path}: {error.strerror}; give a path to write to") from None
+            raise TraceError(f"{path}: {error.strerror}; give a path that can be written") from None
 
     def _arrays(self) -> tuple[NDArray[np.int64], ...]:
         lengths = (self.input_length, self.output_length)
@@ -150,25 +150,25 @@ class Trace:
 def read(
     path: str | os.PathLike[str], *, trace_block: int | None = None, requests: int | None = None
 ) -> Trace:
-    """Reads a trace: one JSON object per line, gzipped if the name ends so.
+    """Reads a trace: one JSON object per line, gzipped if the name ends in .gz.
 
-    Keys: `timestamp`, `input_length`, `output_length`, `hash_ids`, and `session` if there is one;
-    others are ignored. An id beyond what `input_length` covers is ignored.
+    Keys are `timestamp`, `input_length`, `output_length`, `hash_ids` and optionally `session`;
+    others are ignored, and so is an id beyond `input_length`.
 
     Args:
         path: The file.
         trace_block: Tokens per id; None to find the power of two from 8 to 4096 that fits.
-        requests: Read no more than the first so many; None for all.
+        requests: Read only as many; None for all.
 
     Raises:
-        TraceError: The first thing wrong. Lines are checked one by one; ids against those of
-            other lines when all lines are good.
+        TraceError: The first error. Lines are checked one by one, and ids against those of other
+            lines when all lines are good.
         Misuse: An argument is out of range.
     """
     path = Path(path)
     for name, value in (("trace_block", trace_block), ("requests", requests)):
         if value is not None and not 1 <= value <= _LONGEST:
-            raise Misuse(f"{name} = {value}: give a number from 1 to {_LONGEST}, or none")
+            raise Misuse(f"{name} = {value}: must be None or an integer from 1 to {_LONGEST}")
     head: list[tuple[int, int, int]] = []
     flat: list[int] = []
     counts: list[int] = []
@@ -196,12 +196,12 @@ def read(
         if len(head) == requests:
             break
     if not head:
-        raise TraceError(f"{path}: there is no request in it; give one JSON object per line")
+        raise TraceError(f"{path}: there is no request in it; write one JSON object per line")
     arrival, inputs, outputs = np.array(head, np.int64).T.copy()
     given = np.array(counts, np.int64)
     block = _guess(path, inputs, given) if trace_block is None else trace_block
     kept = np.minimum(given, -(-inputs // block))
-    # Where each id stands in its request.
+    # The index of each id in its request.
     place = np.arange(len(flat)) - np.repeat(np.cumsum(given) - given, given)
     ids = np.array(flat, np.int64)[place < np.repeat(kept, given)]
     offsets = np.concatenate(([0], np.cumsum(kept)))
@@ -221,7 +221,7 @@ def read(
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines with their numbers; blank ones only at the end."""
+    """Yields the lines with their numbers; blank lines may stand only at the end."""
     if path.is_dir():
         raise TraceError(f"{path}: this is a directory; give the file of a trace")
     blank = number = 0
@@ -250,7 +250,7 @@ def _wrong(path: Path, line: int, field: str | None, what: str) -> TraceError:
 
 
 def _fault(path: Path, number: int, text: str, error: Exception) -> TraceError:
-    """Says what msgspec found in the words of the format, with the value that is there."""
+    """Returns what msgspec found in the terms of the format, with the value that is there."""
     if not isinstance(error, msgspec.ValidationError):
         return _wrong(path, number, None, f"not JSON: {error}; give one object per line")
     said = str(error)
@@ -275,21 +275,20 @@ def _value(text: str, field: str, place: str | None) -> str:
 
 
 def _guess(path: Path, inputs: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
-    """The block that fits. A prompt of n tokens and k > 1 ids fits one power of two at most."""
+    """Returns the block that fits: n tokens and k > 1 ids fit at most one power of two."""
     telling = counts > 1
     inputs, counts = inputs[telling], counts[telling]
     for block in _BLOCKS:
         if len(counts) and np.mean(-(-inputs // block) == counts) >= _AGREE:
             return block
     raise TraceError(
-        f"{path}: how many tokens an id stands for cannot be told from it: no power of two from "
-        f"{_BLOCKS[0]} to {_BLOCKS[-1]} fits {_AGREE:.0%} of the prompts of two or more ids; "
-        f"give it with --trace-block"
+        f"{path}: its tokens per id cannot be derived: no power of two from {_BLOCKS[0]} to "
+        f"{_BLOCKS[-1]} fits {_AGREE:.0%} of the prompts of two or more ids; give --trace-block"
     )
 
 
 def _check_parents(path: Path, ids: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
-    """An id says what is before it: it has one parent, and so stands but once in a request."""
+    """Checks that each id has one parent, and so stands only once in a request."""
     parents = np.concatenate(([-1], ids[:-1]))[: len(ids)]
     parents[offsets[:-1][np.diff(offsets) > 0]] = -1
     _, first, which = np.unique(ids, return_index=True, return_inverse=True)
@@ -301,7 +300,7 @@ def _check_parents(path: Path, ids: NDArray[np.int64], offsets: NDArray[np.int64
     line, line_seen = np.searchsorted(offsets, [at, seen], side="right").tolist()
     where = f"hash_ids[{at - offsets[line - 1]}]"
     if line == line_seen:
-        what = f"{ids[at]} stands in it twice; an id stands for one place in a prompt"
+        what = f"{ids[at]} stands in it twice; an id is for one place in a prompt"
     else:
         after = ["first" if i < 0 else f"after {i}" for i in (parents[at], parents[seen])]
         what = (

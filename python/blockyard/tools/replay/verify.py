@@ -1,4 +1,4 @@
-"""Real bytes under a replay: who writes what a step computes, and compares what is used again."""
+"""Real bytes under a replay: blocks are written when computed and compared when reused."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,13 @@ __all__ = ["Verifier"]
 
 
 class Verifier:
-    """Every block carries bytes derived from its key.
+    """Writes and compares the bytes of blocks, which are derived from their keys.
 
     Args:
-        cache: For the keys.
-        memory: The memory.
-        tokens: Of the requests.
-        answers: How many tokens each request samples here at most.
+        cache: Makes the keys.
+        memory: Has the bytes.
+        tokens: The requests' tokens.
+        answers: The most tokens that each request samples here.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class Verifier:
         self._tokens = tokens
         self._answers = answers
         self.keys: dict[int, NDArray[np.uint64]] = {}
-        """Of each request that has begun and not ended, folded to 64 bits."""
+        """The keys of each request that has begun and not ended, folded to 64 bits."""
         self.written = 0
         self.checked = 0
         self.wrong = 0
         self.wrong_answers = 0
 
     def starts(self, request: int, slots: NDArray[np.int32]) -> None:
-        """It reuses these blocks: before it computes, they must hold what their keys say."""
+        """Compares the blocks that a request reuses, before it computes."""
         if request not in self.keys:
             whole = np.concatenate((self._tokens.prompt(request), self._tokens.output(request)))
             words = np.frombuffer(bytes(self._cache.keys(whole)), np.uint64).reshape(-1, 4)
@@ -48,13 +48,13 @@ class Verifier:
             self.checked += len(slots)
 
     def stops(self, request: int, computed: int, slots: NDArray[np.int32]) -> None:
-        """It may be parked with a block that is not full: that has its bytes from now on."""
+        """Writes the last block of a stopped request, which may be parked though not full."""
         block, filled = divmod(computed, self._cache.block_size)
         if filled and block < len(self.keys[request]):
             self._memory.write(slots[block : block + 1], self.keys[request][block : block + 1])
 
     def computed(self, step: Step, engine: VirtualEngine, tables: Tables) -> None:
-        """Blocks that a step has completed get their bytes."""
+        """Writes the blocks that a step has filled."""
         size = self._cache.block_size
         seats = [*step.decode.tolist(), *(chunk.seat for chunk in step.chunks)]
         olds = (step.positions // size).tolist()
@@ -69,7 +69,7 @@ class Verifier:
             self.written += sum(map(len, slots))
 
     def ended(self, request: int, answer: NDArray[np.uint32]) -> None:
-        """Its answer must be the trace's, or as much of it as is sampled here."""
+        """Compares an answer with the trace's, as far as it is sampled here."""
         del self.keys[request]
         expected = self._tokens.output(request)[: self._answers[request]]
         self.wrong_answers += not np.array_equal(answer, expected)

@@ -26,7 +26,7 @@ _NORMAL: Final = NormalDist()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What the traffic is like. Texts have log-normal sizes, thinking takes exponential times.
+    """The parameters of the traffic. Texts have log-normal sizes, pauses exponential durations.
 
     Raises:
         Misuse: A value is out of range.
@@ -35,11 +35,11 @@ class Workload:
     trace_block: int = 16
     """Tokens per id."""
     context: int = 32_768
-    """Most tokens of a prompt and its answer; a session ends before it needs more."""
+    """The most tokens of a prompt and its answer; a session ends before it needs more."""
     agents: float = 0.2
-    """Share of the sessions that are agents', the others are chats."""
+    """The share of sessions that are agents'; the others are chats."""
     answer_rate: float = 50.0
-    """Tokens per second at which an answer is taken to come, before anybody thinks about it."""
+    """Tokens per second of an answer; the pause begins at its end."""
 
     chat_prompts: int = 12
     """System prompts of the chats."""
@@ -59,15 +59,15 @@ class Workload:
     agent_prompt_tokens: float = 3_000.0
     """Tokens of an agent's system prompt, median."""
     agent_turns: float = 15.0
-    """Requests of an agent's session, mean, those of its sub-agents not counted."""
+    """Requests of an agent's session, mean, without those of its sub-agents."""
     agent_tool_tokens: float = 250.0
-    """Tokens of a tool's output, median; of the task that it begins with, too."""
+    """Tokens of a tool's output, median, and of the task at the beginning."""
     agent_answer_tokens: float = 90.0
     """Tokens of an answer, median."""
     agent_think: float = 2.0
     """Seconds that a tool takes, mean."""
     agent_forks: float = 0.05
-    """How likely a turn starts a sub-agent, which goes on from the same prefix on its own."""
+    """How likely a turn starts a sub-agent, which continues from the same prefix by itself."""
     agent_fork_turns: float = 4.0
     """Requests of a sub-agent, mean."""
 
@@ -75,23 +75,23 @@ class Workload:
     """The n-th system prompt is n ** -zipf times as popular as the first."""
 
     def __post_init__(self) -> None:
-        """Checks every knob."""
+        """Checks every parameter."""
         least = {"agents": 0, "agent_forks": 0, "zipf": 0, "chat_think": 0, "agent_think": 0}
         most = {"agents": 1, "agent_forks": 1, "zipf": 10}
         for knob in fields(self):
             name, value = knob.name, getattr(self, knob.name)
             low, high = least.get(name, 1), most.get(name, 2**31 - 1)
             if not low <= value <= high:
-                raise Misuse(f"{name} = {value}: give a number from {low} to {high}")
+                raise Misuse(f"{name} = {value}: must be a number from {low} to {high}")
             if knob.type is int and not isinstance(value, int):
-                raise Misuse(f"{name} = {value}: give a whole number")
-        # Then the first turn always fits.
+                raise Misuse(f"{name} = {value}: must be an integer")
+        # With this, the first turn always fits.
         if self.context < 8 * self.trace_block:
-            raise Misuse(f"context = {self.context}: give 8 * trace_block or more")
+            raise Misuse(f"context = {self.context}: must be >= 8 * trace_block")
 
     @property
     def session_requests(self) -> float:
-        """Requests of a session, mean, as long as few reach `context`."""
+        """The mean requests of a session, as long as few reach `context`."""
         agent = self.agent_turns * (1 + self.agent_forks * self.agent_fork_turns)
         return self.agents * agent + (1 - self.agents) * self.chat_turns
 
@@ -101,38 +101,38 @@ WORKLOADS: Final[dict[WorkloadName, Workload]] = {
     # Chats alone, with answers as long as those of models that think aloud.
     "decode-heavy": Workload(agents=0.0, chat_answer_tokens=1500.0),
 }
-"""What can be asked for by name."""
+"""The workloads of `--workload`."""
 
 
 def generate(
     seed: int, *, requests: int = 1_000, rate: float = 4.0, workload: Workload | None = None
 ) -> Trace:
-    """A seeded trace: the same seed and knobs, the same trace, on every machine.
+    """Returns a seeded trace: the same for the same seed and parameters, on every machine.
 
-    Sessions come as a Poisson process. A turn's prompt is the last one's, its answer and new text;
-    blocks that hold text of an answer have ids of the session's own, and so has a partial last
+    Sessions arrive as a Poisson process. A turn's prompt is the prompt before, its answer, and new
+    text. Blocks with text of an answer have ids of their session alone, and so has a partial last
     block, as in traces of real traffic.
 
     Args:
         seed: 0 or more.
-        requests: How many; sessions under way then are cut off.
-        rate: Requests per second, mean, once as many sessions end as begin.
-        workload: The knobs.
+        requests: How many requests; sessions that go on then are cut off.
+        rate: Mean requests per second, once as many sessions end as begin.
+        workload: The parameters.
 
     Raises:
         Misuse: An argument is out of range.
     """
     if seed < 0:
-        raise Misuse(f"seed = {seed}: give 0 or more")
+        raise Misuse(f"seed = {seed}: must be an integer >= 0")
     if requests < 1:
-        raise Misuse(f"requests = {requests}: give 1 or more")
+        raise Misuse(f"requests = {requests}: must be an integer >= 1")
     if not 0 < rate < math.inf:
-        raise Misuse(f"rate = {rate}: give requests per second, more than 0")
+        raise Misuse(f"rate = {rate}: must be a number of requests per second > 0")
     traffic = _Traffic(seed, workload or Workload())
     waiting: list[_Request] = []
     served: list[_Request] = []
     for start in traffic.starts(rate):
-        # Whatever begins from now on comes later than these.
+        # Sessions that begin from here on have later requests only.
         while waiting and waiting[0].second < start and len(served) < requests:
             served.append(heapq.heappop(waiting))
         if len(served) == requests:
@@ -158,7 +158,7 @@ def generate(
 class _Request(NamedTuple):
     second: float
     number: int
-    """In the order of making: settles ties, so that no two are compared further."""
+    """The order of creation, which breaks ties before other fields are compared."""
     session: int
     tokens: int
     answer: int
@@ -167,11 +167,11 @@ class _Request(NamedTuple):
 
 @dataclass(slots=True)
 class _Text:
-    """What a session has said so far: a prefix that only grows."""
+    """The text of a session so far: a prefix that only grows."""
 
     tokens: int = 0
     ids: list[int] = field(default_factory=list)
-    """Of its full blocks."""
+    """The ids of its full blocks."""
 
     def copy(self) -> "_Text":
         return _Text(self.tokens, self.ids.copy())
@@ -180,7 +180,7 @@ class _Text:
 class _Traffic:
     def __init__(self, seed: int, workload: Workload) -> None:
         self.workload = workload
-        # Only its plain doubles are used: what NumPy makes of them may differ between versions.
+        # Only plain doubles are used: NumPy's distributions may differ between versions.
         self.random = np.random.Generator(np.random.PCG64(seed)).random
         self.ids = itertools.count()
         self.numbers = itertools.count()
@@ -228,7 +228,7 @@ class _Traffic:
                 return
             yield self.request(second, session, text, answer)
             second += answer / knobs.answer_rate
-            # A sub-agent has none of its own.
+            # A sub-agent starts no sub-agents.
             if name == "agent" and self.random() < knobs.agent_forks:
                 fork_turns = self.turns(knobs.agent_fork_turns)
                 yield from self.agent(second, text.copy(), fork_turns, "sub-agent")
@@ -258,7 +258,7 @@ class _Traffic:
         return -mean * math.log1p(-self.random())
 
     def turns(self, mean: float) -> int:
-        """Geometric: after each turn the next is as likely as after any other."""
+        """Returns a geometric number: after each turn another is equally likely."""
         return 1 + int(math.log1p(-self.random()) / math.log1p(-1 / mean)) if mean > 1 else 1
 
     def size(self, median: float, most: int = 0) -> int:
@@ -268,7 +268,7 @@ class _Traffic:
 
 
 def _renumbered(numbers: list[int]) -> tuple[NDArray[np.int64], list[int]]:
-    """The same by order of first appearance, and what each was."""
+    """Returns the numbers in the order of first appearance, and what each was."""
     values, first, which = np.unique(
         np.array(numbers, np.int64), return_index=True, return_inverse=True
     )
