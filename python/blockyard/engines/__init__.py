@@ -1,1 +1,1 @@
-"""Engines that speak the protocol of `scheduling.engine`. A new one is one new file here."""
+"""Engines with the protocol of `scheduling.engine`. A new engine is one new file here."""

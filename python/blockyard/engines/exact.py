@@ -1,7 +1,7 @@
-"""Products of matrices in which no sum is rounded, so that nothing hangs on the order of its terms.
+"""Products of matrices in which no sum is rounded, so the order of its terms does not matter.
 
-In which order a BLAS adds is its own affair. It differs by processor, by the number of rows, and in
-some by the row's place among them; and where sums are rounded, so do their bits. Here none is:
+A BLAS adds in any order: it differs by processor, by the number of rows, and in some by the row's
+place among them. Where sums are rounded, their bits differ as well. Here no sum is rounded:
 
 - Both sides are rounded first, to whole steps: 2**24 of them for the largest value of a row, and
   2**29 / inputs for that of a weight. Each row has steps of its own size.
@@ -26,51 +26,51 @@ __all__ = ["check", "product", "weight"]
 _DIGITS: Final = 53
 """Binary digits of a float64."""
 _ROW: Final = 24
-"""Binary digits of what the largest value of a row is in steps."""
+"""Binary digits of the largest value of a row, in steps."""
 _ROWS: Final = 16
-"""Most rows of a call: a BLAS begins no threads for so few, which a busy machine keeps waiting."""
+"""The most rows of a call: a BLAS starts no threads for so few; on a busy machine these wait."""
 _PLACES: Final = 67
-"""Values that are tried in every place: more than four of the widest registers, and a rest."""
+"""Values tried in every place: more than four of the widest registers hold, and a rest."""
 
 
 def weight(values: Floats) -> NDArray[np.float64]:
-    """A weight of shape (in, out), as `product` takes it."""
+    """Returns a weight of shape (in, out) in the form that `product` takes."""
     wide = values.astype(np.float64)
     rounded: NDArray[np.float64] = _stepped(wide, np.abs(wide).max(), _room(len(values)))
     return rounded
 
 
 def product(xp: Any, left: Floats, right: list[Any]) -> Floats:  # noqa: ANN401 - a module
-    """The product of rows with each weight, as if each row were alone.
+    """Returns the product of rows with each weight, as if each row were alone.
 
     Args:
         xp: The array module.
-        left: Shape (1, rows, in), for all weights; or (weights, rows, in), for each its own.
-        right: Of `weight`, each of shape (in, out).
+        left: Shape (1, rows, in) for all weights, or (weights, rows, in), rows for each weight.
+        right: Weights in the form of `weight`, each of shape (in, out).
 
     Returns:
         Shape (weights, rows, out).
     """
     wide = left.astype(np.float64)
     sums = _sums(xp, _stepped(wide, abs(wide).max(axis=2, keepdims=True), _ROW), right)
-    # Of zeros of both signs the order would show: 0 it is.
+    # Adding 0.0 makes every zero positive, whatever the order of terms.
     rounded: Floats = (sums + 0.0).astype(np.float32)
     return rounded
 
 
 @cache
 def check(xp: Any, shapes: tuple[tuple[int, int], ...]) -> None:  # noqa: ANN401 - a module
-    """Sees, once in a process and in milliseconds, whether a module keeps what bits rest on.
+    """Checks, once in a process and within milliseconds, that a module has reproducible bits.
 
-    Its products of whole numbers are held against NumPy's integers, for weights of these shapes;
-    and its functions of one value are asked for the same values in different places.
+    It compares the module's products of whole numbers with NumPy's integers, for weights of these
+    shapes, and its functions of one value for the same values in different places.
 
     Args:
         xp: The array module.
         shapes: (in, out) of each kind of weight.
 
     Raises:
-        Unavailable: It does not.
+        Unavailable: A product or a function differs.
     """
     for shape in shapes:
         _check_product(xp, *shape)
@@ -85,22 +85,22 @@ def check(xp: Any, shapes: tuple[tuple[int, int], ...]) -> None:  # noqa: ANN401
 
 
 def _room(inputs: int) -> int:
-    """Digits left for a weight's steps, less those of the row's, and of the number of terms."""
+    """Returns the digits left for a weight, less those of a row and of the number of terms."""
     return _DIGITS - _ROW - (inputs - 1).bit_length()
 
 
 def _stepped(values: Any, largest: Any, digits: int) -> Any:  # noqa: ANN401 - of either module
-    """Float64s rounded to whole steps, of which none is more than 2**digits.
+    """Rounds float64s to whole steps, none of which is more than 2**digits.
 
-    A float64 that large has steps of the wanted size: adding it rounds to them. Just below a power
-    of two they are half as large, which the last digit is for.
+    The anchor is so large that its float64 steps have the wanted size; adding it rounds to them.
+    Just below a power of two the steps are half as large, so one digit is spare.
     """
     anchor = largest * 2.0 ** (_DIGITS + 1 - digits)
     return (values + anchor) - anchor
 
 
 def _sums(xp: Any, rows: Any, right: list[Any]) -> Any:  # noqa: ANN401 - of a module
-    """Of (1 or weights, rows, in) in whole steps, and weights: (weights, rows, out), float64."""
+    """Multiplies rows (1 or weights, rows, in) with weights: (weights, rows, out), float64."""
     sums = xp.empty((len(right), rows.shape[1], right[0].shape[1]), np.float64)
     for at, one in enumerate(right):
         own = rows[at if len(rows) > 1 else 0]
@@ -115,9 +115,9 @@ def _check_product(xp: Any, inputs: int, outputs: int) -> None:  # noqa: ANN401 
     most, highest = 2**_ROW, 2 ** _room(inputs)
     left = draw(1 - most, most, (_ROWS, inputs))
     right = draw(1 - highest, highest, (inputs, outputs))
-    # Small sums of large terms, and sums as large as they come.
+    # Some sums are small with large terms, and others are the largest possible.
     left[::2], right[:, ::2] = abs(left[::2]), abs(right[:, ::2])
-    expected = left @ right  # of integers, in which no BLAS has a part
+    expected = left @ right  # integers, which no BLAS multiplies
     rows, columns = xp.asarray(left.astype(np.float64)), xp.asarray(right.astype(np.float64))
     for count in range(1, _ROWS + 1):
         found = fetched(_sums(xp, rows[None, :count], [columns]))[0]

@@ -1,11 +1,11 @@
-"""A small Llama-shaped decoder: a token has the same bits in whatever company it is computed.
+"""A small Llama-shaped decoder: a token has the same bits, whatever is computed beside it.
 
-Nothing here depends on how many rows there are, or on what stands in the others:
+Nothing here depends on the number of rows, or on the contents of other rows:
 
-- No sum of a product is rounded (`exact`), so that a library may add in any order.
-- Other sums are trees of additions of two, and all else is elementwise.
-- What is divided over ranks is divided on one rank too: `ModelConfig.shards` partial sums, added
-  first to last.
+- No sum of a product is rounded (`exact`), so a library may add in any order.
+- Other sums are trees of additions of two, and everything else is elementwise.
+- Sums that are divided over ranks are divided on one rank, too: `ModelConfig.shards` partial sums
+  are added, first to last.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,13 +23,13 @@ from blockyard.shared.layout import Order, natural
 __all__ = ["Gather", "Model", "ModelInput"]
 
 _WIDE: Final = 128
-"""Most columns of a product with the vocabulary: as `exact` has it of rows."""
+"""The most columns of a product with the vocabulary, for the reason that `exact` limits rows."""
 _MOST: Final = 1 << 20
-"""Most values of a product of attention, unless one row has more."""
+"""The most values of a product in attention, unless one row has more."""
 
 Ints = NDArray[np.integer[Any]]
 Gather = Callable[[Floats], Floats]
-"""Partial sums of this rank's shards in, those of all out: shape (shards, rows, hidden)."""
+"""Takes the partial sums of this rank's shards, and returns all: (shards, rows, hidden)."""
 
 
 class ModelInput(NamedTuple):
@@ -40,9 +40,9 @@ class ModelInput(NamedTuple):
     positions: Ints
     """Shape (rows,)."""
     slots: Ints
-    """Where each row's KV goes, as `KVCache.slot_mapping` has it, shape (rows,)."""
+    """The places of the rows' KV, from `KVCache.slot_mapping`, shape (rows,)."""
     tables: NDArray[np.int32]
-    """As `KVCache.block_tables` has them, shape (sequences, columns)."""
+    """From `KVCache.block_tables`, shape (sequences, columns)."""
     counts: Ints
     """Rows of each sequence, shape (sequences,)."""
 
@@ -52,14 +52,14 @@ class Model:
 
     Args:
         config: Its figures.
-        seed: Of the weights; the same on all ranks.
-        rank: Whose shards, from 0.
-        ranks: Over how many the shards are divided.
+        seed: Seed of the weights, the same on all ranks.
+        rank: The rank whose shards these are, from 0.
+        ranks: How many ranks share the shards.
         xp: The array module: NumPy, or CuPy.
 
     Raises:
         Misuse: The shards do not divide over the ranks.
-        Unavailable: With this module's arithmetic a token's bits would depend on its company.
+        Unavailable: With this module's arithmetic a token's bits would depend on other rows.
 
     Example:
         >>> import numpy as np
@@ -87,8 +87,8 @@ class Model:
         natural("seed", seed, least=0)
         if config.shards % ranks or rank >= ranks:
             raise Misuse(
-                f"rank {rank} of {ranks}: the model is cut into {config.shards} shards; give each "
-                "rank as many of them"
+                f"rank {rank} of {ranks}: ranks must divide the model's {config.shards} shards, "
+                "and rank must be below ranks"
             )
         self.config = config
         self.seed = seed
@@ -110,12 +110,12 @@ class Model:
         ]
         used = [*self._output, *(one for layer in self._layers for one in layer.products)]
         check(xp, tuple(sorted({one.shape for one in used})))
-        # With the scores' 1 / sqrt(head_dim) (Vaswani et al. 2017, 3.2.1) in the queries.
+        # Queries include the 1 / sqrt(head_dim) of the scores (Vaswani et al. 2017, 3.2.1).
         self._scale = np.float32(config.head_dim**-0.5)
         self._rotations = np.zeros((2, 0, config.head_dim // 2), np.float32)
 
     def view(self, tier: Tier) -> Floats:
-        """A device's memory as this rank's KV.
+        """Returns a device's memory as this rank's KV.
 
         Returns:
             Shape (blocks, 2 * layers, block_size, heads, head_dim), with the rank's KV heads; the
@@ -138,7 +138,7 @@ class Model:
             )
         (plane,) = tier.planes
         whole = plane[:, 0] if plane.shape[1] == 1 else plane
-        # It only splits axes, and so it is a view, however the pieces lie.
+        # The reshape only splits axes, so it is a view, whatever the order of pieces.
         floats: Floats = whole.view(np.float32).reshape(
             len(plane), 2 * config.layers, size, config.kv_heads // self.ranks, config.head_dim
         )
@@ -147,22 +147,24 @@ class Model:
     def forward(
         self, batch: ModelInput, kv: Floats, rows: Ints | None = None, gather: Gather | None = None
     ) -> Floats:
-        """Computes tokens: writes their KV, and says what comes next.
+        """Computes tokens: writes their KV, and returns logits.
 
         Args:
             batch: The tokens.
-            kv: What `view` gave.
-            rows: Rows of which logits are wanted; None for all.
-            gather: Brings the ranks' partial sums together; None where one rank has all shards.
+            kv: The memory from `view`.
+            rows: The rows whose logits are wanted; None for all.
+            gather: Collects the ranks' partial sums; None where one rank has all shards.
 
         Returns:
             Logits, shape (rows wanted, vocabulary).
 
         Raises:
-            Misuse: A part of the model's sums is on other ranks, and there is no `gather`.
+            Misuse: Other ranks have a part of the model's sums, and there is no `gather`.
         """
         if gather is None and self.ranks > 1:
-            raise Misuse(f"rank {self.rank} of {self.ranks} has partial sums: say how to gather")
+            raise Misuse(
+                f"rank {self.rank} of {self.ranks} has partial sums: give a gather function"
+            )
         xp, count = self.xp, len(batch.tokens)
         groups = list(self._groups(batch, kv.shape[2]))
         cosines, sines = self._rotated(batch.positions)
@@ -195,14 +197,14 @@ class Model:
         return logits
 
     def _normed(self, stream: Floats, weight: Floats) -> Floats:
-        """RMSNorm (Zhang and Sennrich 2019)."""
+        """Applies RMSNorm (Zhang and Sennrich 2019)."""
         xp, config = self.xp, self.config
         mean = _sum(xp, stream * stream, 1)[:, None] / np.float32(config.hidden)
         normed: Floats = stream / xp.sqrt(mean + np.float32(config.eps)) * weight
         return normed
 
     def _heads(self, fused: Floats) -> tuple[Floats, Floats, Floats]:
-        """Queries (rows, KV heads, query heads of each, head_dim), keys and values without them."""
+        """Returns queries (rows, KV heads, query heads of each, head_dim), keys and values."""
         config = self.config
         shards, rows, _ = fused.shape
         kv_heads, size = config.kv_heads // config.shards, config.head_dim
@@ -214,7 +216,7 @@ class Model:
         return q, k, v
 
     def _rotated(self, positions: Ints) -> tuple[Any, Any]:
-        """Cosines and sines of the rows' positions, each of shape (rows, head_dim / 2)."""
+        """Returns cosines and sines of the rows' positions, each (rows, head_dim / 2)."""
         known = self._rotations.shape[1]
         if int(positions.max()) >= known:
             pages = range(known // PAGE, int(positions.max()) // PAGE + 1)
@@ -224,7 +226,7 @@ class Model:
         return cosines, sines
 
     def _groups(self, batch: ModelInput, size: int) -> Iterator["_Group"]:
-        """Rows that attend together. Which ones do is for speed alone."""
+        """Yields rows that attend together; the grouping affects speed alone."""
         ends = np.cumsum(batch.counts)
         alone = np.flatnonzero(batch.counts == 1)
         shares = [(ends[alone] - 1, alone)] if len(alone) else []
@@ -252,14 +254,14 @@ class Model:
                 at += len(taken)
 
     def _attend(self, q: Floats, keys: Floats, values: Floats, group: "_Group") -> Floats:
-        """Grouped-query attention (Ainslie et al. 2023), over the blocks of a table.
+        """Computes grouped-query attention (Ainslie et al. 2023) over the blocks of a table.
 
-        Shorter rows are padded behind with weights of 0, which leave the sums as they were: pairs
-        of neighbours are added, and then pairs of pairs.
+        Shorter rows are padded at their end with weights of 0. These leave the sums as they are,
+        since pairs of neighbours are added, and then pairs of pairs.
         """
         xp = self.xp
         shape = (len(group.tables), group.seen.shape[1], *keys.shape[2:])
-        # What nobody has written may be anything, and must not come in.
+        # Memory that was never written may hold anything, so it must not enter the sums.
         nothing = np.float32(0)
         k = xp.where(group.valid, keys[group.tables].reshape(shape), nothing)
         v = xp.where(group.valid, values[group.tables].reshape(shape), nothing)
@@ -267,12 +269,12 @@ class Model:
         scores = xp.where(group.seen, scores, np.float32(-np.inf))
         shares = xp.exp(scores - scores.max(axis=1, keepdims=True))
         mixed = _sum(xp, shares[..., None] * v[:, :, :, None], 1)
-        # A sum of zeros of either sign is 0, with padding and without.
+        # Adding 0 makes every zero positive, with padding and without.
         attended: Floats = mixed / _sum(xp, shares, 1)[..., None] + nothing
         return attended
 
     def _summed(self, parts: Floats, gather: Gather | None) -> Floats:
-        """The sum over all shards, first to last."""
+        """Returns the sum over all shards, first to last."""
         if gather is not None:
             parts = gather(parts)
         total: Floats = parts[0].copy()
@@ -282,7 +284,7 @@ class Model:
 
 
 class _Layer(NamedTuple):
-    """Weights of one layer, (in, out) of each of the rank's shards."""
+    """The weights of one layer, (in, out) for each of the rank's shards."""
 
     attention_norm: Any
     qkv: list[Any]
@@ -293,20 +295,20 @@ class _Layer(NamedTuple):
 
     @property
     def products(self) -> list[Any]:
-        """Those that rows are multiplied by."""
+        """The weights that rows are multiplied by."""
         return [*self.qkv, *self.attended, *self.gate_up, *self.down]
 
 
 class _Group(NamedTuple):
-    """Rows that attend together: each to a table of its own, or all to one."""
+    """Rows that attend together: each to its own table, or all to one."""
 
     rows: Any
     tables: Any
     """Shape (rows or 1, columns)."""
     seen: Any
-    """What each row attends to, shape (rows, positions, 1, 1)."""
+    """The positions that each row attends to, shape (rows, positions, 1, 1)."""
     valid: Any
-    """What is there in each table, shape (rows or 1, positions, 1, 1)."""
+    """The positions that each table has, shape (rows or 1, positions, 1, 1)."""
 
 
 def _layer(
@@ -317,7 +319,7 @@ def _layer(
     xp: Any,  # noqa: ANN401 - a module
 ) -> _Layer:
     def columns(*names: str) -> list[Any]:
-        """Of each shard its columns of these, side by side."""
+        """Returns each shard's columns of these weights, side by side."""
         cut = [np.split(drawn[prefix + name], config.shards, axis=1) for name in names]
         sides = [np.concatenate([one[shard] for one in cut], axis=1) for shard in shards]
         return [xp.asarray(weight(side)) for side in sides]
@@ -337,7 +339,7 @@ def _layer(
 
 
 def _sum(xp: Any, values: Floats, axis: int) -> Floats:  # noqa: ANN401 - a module
-    """Neighbours are added, then pairs of neighbours: zeros behind change nothing."""
+    """Adds neighbours, then pairs of neighbours, so zeros at the end change nothing."""
     head: tuple[Any, ...] = (slice(None),) * axis
     while (count := values.shape[axis]) > 1:
         pairs = values[(*head, slice(0, count - 1, 2))] + values[(*head, slice(1, count, 2))]
@@ -349,7 +351,7 @@ def _sum(xp: Any, values: Floats, axis: int) -> Floats:  # noqa: ANN401 - a modu
 
 
 def _turned(xp: Any, values: Floats, cosines: Floats, sines: Floats) -> Floats:  # noqa: ANN401 - a module
-    """Each head's halves, as pairs, turned by the angles of their row."""
+    """Turns the halves of each head, as pairs, by the angles of their row."""
     middle = (1,) * (values.ndim - 2)
     cosines = cosines.reshape(len(values), *middle, -1)
     sines = sines.reshape(len(values), *middle, -1)

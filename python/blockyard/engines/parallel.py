@@ -1,4 +1,4 @@
-"""Tensor parallel: a process per rank, with its own memory, its crane, and its shards."""
+"""Tensor parallelism: a process per rank, with its own memory, crane and shards."""
 
 import multiprocessing
 import time
@@ -26,27 +26,27 @@ from blockyard.yard.config import Config
 __all__ = ["Ranks", "exchanged"]
 
 _PATIENCE: Final = 60.0
-"""Seconds in which a process answers, or it is called stuck."""
+"""Seconds after which a process that does not answer is called stuck."""
 _GLANCE: Final = 500e-6
-"""Seconds between two looks at copies that are in flight."""
+"""Seconds between two polls of copies in flight."""
 
 
 class Ranks:
-    """All ranks of the reference engine, each in a process of its own.
+    """All ranks of the reference engine, each in its own process.
 
-    To an engine it is what `Rank` is. To a yard it is all cranes: `submit` takes plans, and `poll`
-    gives the outcomes of every rank. The ranks exchange their partial sums among themselves, and
-    each samples by itself: that they sample the same is checked.
+    An engine uses it like a `Rank`. A yard uses it as all cranes: `submit` takes plans, and `poll`
+    returns the outcomes of every rank. The ranks exchange their partial sums, and each samples by
+    itself; `finish` checks that they sample the same.
 
     Args:
-        config: Of yard and cranes; its layout is of `ModelConfig.layout`.
-        model: Figures of the model.
-        seed: Of the weights.
+        config: Configures yard and cranes; its layout is from `ModelConfig.layout`.
+        model: The figures of the model.
+        seed: Seed of the weights.
         sampling: How tokens are drawn.
 
     Raises:
         Misuse: The layout is not the model's.
-        Unavailable: A process is gone, or answers with nothing.
+        Unavailable: A process is gone, or does not answer.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Ranks:
         self.config = model
         self.layout = layout
         self.sampling = Sampling() if sampling is None else sampling
-        # What is wrong with them is said here, and not by a process.
+        # This raises errors of the arguments here rather than in a process.
         Rank(
             Model(model, seed, ranks=layout.ranks),
             MemoryTier(layout, 1, name="device"),
@@ -91,7 +91,7 @@ class Ranks:
             self.close()
             raise
         finally:
-            # Else nobody would notice that the other end is gone.
+            # While this process has an end open, a rank cannot notice that its peer is gone.
             for pipes in peers:
                 for pipe in pipes.values():
                     pipe.close()
@@ -99,16 +99,16 @@ class Ranks:
     # -- as all cranes -----------------------------------------------------------------------
 
     def hello(self) -> list[Hello]:
-        """What the ranks' cranes say at the handshake."""
+        """Returns the handshakes of the ranks' cranes."""
         return self._ask("hello")
 
     def submit(self, plans: Sequence[Plan]) -> None:
-        """Plans for every rank's crane. Never waits."""
+        """Sends plans to every rank's crane; never waits."""
         if plans:
             self._tell("submit", list(plans))
 
     def poll(self) -> list[Outcome]:
-        """What has ended on any rank since the last call. Never waits."""
+        """Returns the outcomes of all ranks since the last call; never waits."""
         self._hear()
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
@@ -116,11 +116,11 @@ class Ranks:
     # -- as one rank -------------------------------------------------------------------------
 
     def begin(self, work: RankStep) -> None:
-        """Takes a step; the ranks compute it at once."""
+        """Sends a step, which the ranks compute at once."""
         self._tell("begin", work)
 
     def finish(self) -> SampledTokens | None:
-        """What the oldest step has sampled; None while a rank has not computed it. Never waits."""
+        """Returns the tokens of the oldest step; None while a rank computes it; never waits."""
         self._hear()
         if not all(self._said):
             return None
@@ -134,11 +134,11 @@ class Ranks:
         return said[0]
 
     def update(self, seed: int) -> None:
-        """Other weights for the steps that are taken from now on, and no seats at first."""
+        """Uses other weights for later steps, which begin without seats."""
         self._tell("update", seed)
 
     def reset(self) -> None:
-        """Forgets all seats and steps. Waits until nothing is computed any more."""
+        """Forgets all seats and steps, and waits until no step is computed."""
         self._ask("reset")
         for said in self._said:
             said.clear()
@@ -156,21 +156,21 @@ class Ranks:
         self._ranks.clear()
 
     def __enter__(self) -> Self:
-        """Returns itself; it is closed at the end of the block."""
+        """Returns itself."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Closes it."""
+        """Ends the processes."""
         self.close()
 
     def _tell(self, verb: str, what: object = None) -> None:
         if not self._ranks:
-            raise Misuse("it is closed: make another")
+            raise Misuse("the ranks are closed: make others")
         for rank, (_process, pipe) in enumerate(self._ranks):
             try:
                 pipe.send((verb, what))
             except OSError:
-                # It may have said why.
+                # Its last message may name the error.
                 self._hear()
                 raise _gone([rank]) from None
 
@@ -185,7 +185,7 @@ class Ranks:
         return [answers.popleft() for answers in self._answers]
 
     def _hear(self) -> None:
-        """Takes all that the processes have said."""
+        """Takes all messages of the processes."""
         gone: list[int] = []
         faults: list[Exception] = []
         for rank, (_process, pipe) in enumerate(self._ranks):
@@ -202,7 +202,7 @@ class Ranks:
                         self._answers[rank].append(what)
             except (EOFError, ConnectionError):
                 gone.append(rank)
-        # Where one fails the others go, too: its fault says why.
+        # When one process fails, the others end as well; its error is the cause.
         if faults:
             raise faults[0]
         if gone:
@@ -210,11 +210,11 @@ class Ranks:
 
 
 def _gone(ranks: list[int]) -> Unavailable:
-    return Unavailable(f"the processes of these ranks are gone: {ranks}; make all of them anew")
+    return Unavailable(f"the processes of ranks {ranks} are gone: make all ranks again")
 
 
 class _Own(NamedTuple):
-    """What a rank's process is started with."""
+    """The arguments of a rank's process."""
 
     config: dict[str, Any]
     model: ModelConfig
@@ -224,24 +224,24 @@ class _Own(NamedTuple):
 
 
 def _serve(pipe: Connection, peers: dict[int, Connection], own: _Own) -> None:
-    """One rank's process, until a pipe closes."""
-    # That is how it is told to end: there is nobody left to tell.
+    """Runs one rank's process until a pipe closes."""
+    # A closed pipe ends the process; no other process is left to report to.
     with suppress(EOFError, OSError):
         try:
             _Process(pipe, peers, own).run()
         except (EOFError, OSError):
             raise
-        except Exception as error:  # noqa: BLE001 - it is raised again where it is waited for
+        except Exception as error:  # noqa: BLE001 - raised again where the answer is awaited
             pipe.send(("fault", error))
 
 
 class _Process:
-    """What a rank's process does: verbs, and what its crane has to say."""
+    """A rank's process: it obeys verbs, and sends the outcomes of its crane."""
 
     def __init__(self, pipe: Connection, peers: dict[int, Connection], own: _Own) -> None:
         config = Config.of(own.config)
         layout = config.layout
-        assert layout is not None  # noqa: S101 - `Ranks` has looked
+        assert layout is not None  # noqa: S101 - `Ranks` has checked it
         device = MemoryTier(layout, config.device_blocks, name="device")
         host = MemoryTier(layout, config.host_blocks) if config.host_blocks else None
 
@@ -262,7 +262,7 @@ class _Process:
     def run(self) -> None:
         with self._crane as crane:
             while True:
-                # A pipe that is closed is ready too: `recv` says so.
+                # A closed pipe is ready, too; then `recv` raises.
                 if self._pipe.poll(_GLANCE if crane.in_flight else None):
                     self._obey(*self._pipe.recv())
                 outcomes = crane.poll()
@@ -285,14 +285,15 @@ class _Process:
 
 
 def exchanged(parts: Floats, rank: int, peers: Mapping[int, Connection]) -> Floats:
-    """The partial sums of all ranks, in the order of the ranks.
+    """Returns the partial sums of all ranks, in the order of the ranks.
 
-    Of two ranks the lower speaks first, while the other listens: no pipe is ever full on both ends.
+    Of two ranks the lower one sends first while the other receives, so no pipe is ever full on both
+    ends.
 
     Args:
-        parts: This rank's, shape (shards, rows, hidden).
-        rank: Which it is.
-        peers: Pipes to the others.
+        parts: This rank's sums, shape (shards, rows, hidden).
+        rank: The number of this rank.
+        peers: Pipes to the other ranks.
 
     Returns:
         Shape (shards of all ranks, rows, hidden).

@@ -16,12 +16,12 @@ __all__ = ["Rank", "RankStart", "RankStep", "SampledTokens"]
 
 
 class RankStart(NamedTuple):
-    """A seat that is bound anew."""
+    """A seat, and the request that is bound to it."""
 
     seat: int
     epoch: int
     key: int
-    """Of the request, for sampling."""
+    """The request's key for sampling."""
     tokens: NDArray[np.uint32]
     """Shape (tokens,)."""
 
@@ -34,19 +34,19 @@ class RankStep(NamedTuple):
     """Seat and epoch of each."""
     starts: list[RankStart]
     seats: NDArray[np.int32]
-    """Of the rows, shape (rows,)."""
+    """The rows' seats, shape (rows,)."""
     positions: NDArray[np.int64]
-    """First position that each row computes, shape (rows,)."""
+    """The first position that each row computes, shape (rows,)."""
     counts: NDArray[np.int64]
-    """Positions that each row computes, shape (rows,)."""
+    """The number of positions that each row computes, shape (rows,)."""
     tables: NDArray[np.int32]
     """Block tables, shape (rows, columns)."""
     slots: NDArray[np.int64]
-    """Where the KV goes, row after row."""
+    """The places of the KV, row after row."""
 
 
 class SampledTokens(NamedTuple):
-    """What a step has sampled."""
+    """The tokens that a step has sampled."""
 
     number: int
     seats: NDArray[np.int32]
@@ -54,12 +54,12 @@ class SampledTokens(NamedTuple):
     tokens: NDArray[np.uint32]
     """Shape (rows that sampled,)."""
     ended: NDArray[np.bool_]
-    """Which of them ended their sequence, shape (rows that sampled,)."""
+    """Whether each ended its sequence, shape (rows that sampled,)."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """Who sits in a seat."""
+    """The request in a seat."""
 
     epoch: int
     key: int
@@ -67,9 +67,9 @@ class _Row:
 
 
 class Rank:
-    """Computes steps in their order, each when it is asked for it: as late as can be.
+    """Computes steps in order, each one as late as possible: when its result is taken.
 
-    What a step samples is there for the next one, whether or not anybody has heard of it.
+    A step uses the tokens of the step before, whether or not the scheduler knows them yet.
 
     Args:
         model: The rank's shards.
@@ -93,11 +93,11 @@ class Rank:
         self._kv = model.view(tier)
         self._gather = gather
         self._rows: dict[int, _Row] = {}
-        self._line: deque[RankStep | Model] = deque()
+        self._queue: deque[RankStep | Model] = deque()
         self.config = model.config
         """The figures of the model."""
         self.layout = tier.layout
-        """Of the memory."""
+        """The layout of the memory."""
         self.sampling = Sampling() if sampling is None else sampling
         """How tokens are drawn."""
         if self.sampling.end is not None and self.sampling.end >= model.config.vocabulary:
@@ -106,13 +106,13 @@ class Rank:
             )
 
     def begin(self, work: RankStep) -> None:
-        """Takes a step."""
-        self._line.append(work)
+        """Queues a step."""
+        self._queue.append(work)
 
     def finish(self) -> SampledTokens | None:
-        """Computes the oldest step that was taken; None where there is none."""
-        while self._line:
-            next_ = self._line.popleft()
+        """Computes the oldest step in the queue; None where there is none."""
+        while self._queue:
+            next_ = self._queue.popleft()
             if isinstance(next_, RankStep):
                 return self._compute(next_)
             self._model = next_
@@ -120,27 +120,27 @@ class Rank:
         return None
 
     def update(self, seed: int) -> None:
-        """Other weights for the steps that are taken from now on, and no seats at first."""
+        """Uses other weights for later steps, which begin without seats."""
         old = self._model
-        self._line.append(Model(old.config, seed, rank=old.rank, ranks=old.ranks, xp=old.xp))
+        self._queue.append(Model(old.config, seed, rank=old.rank, ranks=old.ranks, xp=old.xp))
 
     def reset(self) -> None:
-        """Forgets its seats, and the steps that are not computed; the weights stay the newest."""
-        for entry in self._line:
+        """Forgets all seats and queued steps; the newest weights stay."""
+        for entry in self._queue:
             if isinstance(entry, Model):
                 self._model = entry
-        self._line.clear()
+        self._queue.clear()
         self._rows.clear()
 
     def _compute(self, work: RankStep) -> SampledTokens:
         for seat, epoch in work.stops:
             row = self._rows.get(seat)
-            # A stop that is old changes nothing for who came after.
+            # An old stop does not affect a later request in the seat.
             if row is not None and row.epoch < epoch:
                 del self._rows[seat]
         for start in work.starts:
             self._rows[start.seat] = _Row(start.epoch, start.key, start.tokens.tolist())
-        # Who is not there has ended by itself when this step was on its way already.
+        # A request that is not here has ended by itself while this step was in flight.
         here = [at for at, seat in enumerate(work.seats.tolist()) if seat in self._rows]
         said = self._sample(work, here) if here else []
         ended = np.array([token == self.sampling.end for _, token in said], np.bool_)
@@ -155,7 +155,7 @@ class Rank:
         )
 
     def _sample(self, work: RankStep, here: list[int]) -> list[tuple[int, int]]:
-        """Computes these rows of a step: the seats that sampled, and their tokens."""
+        """Computes these rows of a step; returns the seats that sampled, and their tokens."""
         rows = [self._rows[int(work.seats[at])] for at in here]
         counts, firsts = work.counts[here], work.positions[here]
         lasts = firsts + counts

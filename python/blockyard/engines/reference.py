@@ -1,4 +1,4 @@
-"""An engine that computes real tokens, so that a lost or stale block of KV shows in the text."""
+"""An engine that computes real tokens, so a lost or stale block of KV changes the text."""
 
 from collections import deque
 from collections.abc import Hashable
@@ -23,7 +23,7 @@ __all__ = ["ReferenceEngine", "alone"]
 
 
 class _Seat(NamedTuple):
-    """A seat that is bound, as of the step that was submitted last."""
+    """A bound seat, as of the last submitted step."""
 
     request: Hashable
     epoch: int
@@ -35,25 +35,25 @@ class _Air(NamedTuple):
 
     number: int
     due: int
-    """The poll that gives its output."""
+    """The poll that returns its output."""
     stops: tuple[Stop, ...]
 
 
 class ReferenceEngine:
     """An `Engine` of a `Rank` in this process, or of `Ranks` in others.
 
-    Block tables and slot mappings are asked of the cache when a step is submitted, so that one in
-    flight has those it was scheduled with. Steps are computed in their order; what one samples the
-    next one uses, whether or not the scheduler has heard of it.
+    Block tables and slot mappings come from the cache when a step is submitted, so a step in flight
+    has those it was scheduled with. Steps are computed in order; a step uses the tokens of the step
+    before, whether or not the scheduler knows them yet.
 
     Args:
-        cache: Whose blocks the steps' leases are.
-        ranks: What computes.
+        cache: The cache of the steps' leases.
+        ranks: Computes the steps.
         stops: As in `Engine`.
-        lag: Polls that a step stays in flight before the one that gives its output: with a submit
-            and a poll in turns, as many steps are in flight.
-        late: Polls that an ack comes late. Without, it comes with the output of the last step
-            before its own, or with the next poll where that was given.
+        lag: Polls that a step stays in flight before the poll with its output. Where submits and
+            polls alternate, as many steps are in flight.
+        late: Polls by which an ack is late. With 0 it comes with the output of the last step
+            before its own, or with the next poll where that output was taken.
 
     Raises:
         Misuse: A value is out of range, or the cache has another layout than the ranks.
@@ -89,9 +89,9 @@ class ReferenceEngine:
         natural("lag", lag, least=0)
         natural("late", late, least=0)
         if stops not in {"in-order", "acked"}:
-            raise Misuse(f"stops = {stops!r}: say 'in-order' or 'acked'")
+            raise Misuse(f"stops = {stops!r}: must be one of 'in-order', 'acked'")
         if cache.config.layout != ranks.layout:
-            raise Misuse("the cache has another layout than the ranks: make both of one")
+            raise Misuse("the cache has another layout than the ranks: use the same for both")
         self.stops: Literal["in-order", "acked"] = stops
         self._cache = cache
         self._ranks = ranks
@@ -104,22 +104,22 @@ class ReferenceEngine:
         self._last = 0
 
     def __len__(self) -> int:
-        """Steps in flight."""
+        """Returns the number of steps in flight."""
         return len(self._air)
 
     def submit(self, step: Step) -> None:
-        """Begins a step. Never waits for it.
+        """Begins a step, and never waits for it.
 
         Raises:
-            Misuse: It is not newer than the last, binds a seat that is bound, or runs one that is
-                not, or not from where it stands. Nothing of it is taken.
+            Misuse: It is not newer than the last, binds a bound seat, runs an unbound seat, or
+                skips or repeats a position. Nothing of the step is taken.
             Unsupported: A row has drafts.
         """
         if step.number <= self._last:
             raise Misuse(f"step {step.number}: the last one was {self._last}")
         seats = dict(self._seats)
         for stop in step.stops:
-            # A stop that is old changes nothing for who came after.
+            # An old stop does not affect a later request in the seat.
             if (seat := seats.get(stop.seat)) is not None and seat.epoch < stop.epoch:
                 del seats[stop.seat]
         starts = [self._start(start, seats) for start in step.starts]
@@ -142,12 +142,12 @@ class ReferenceEngine:
         self._air.append(_Air(step.number, self._polls + 1 + self._lag, step.stops))
 
     def poll(self) -> tuple[list[Output], list[Ack]]:
-        """Steps that are done, in their order, and acks. With ranks elsewhere it never waits.
+        """Returns the steps that are done, in order, and acks; never waits for `Ranks`.
 
         A `Rank` in this process computes only now.
 
         Raises:
-            Unavailable: A process of a rank is gone.
+            Unavailable: The process of a rank is gone.
         """
         self._polls += 1
         outputs = []
@@ -164,19 +164,19 @@ class ReferenceEngine:
         return outputs, acks
 
     def update_weights(self, seed: int) -> None:
-        """Other weights for the steps from the next one on; no seat of before may run in them.
+        """Uses other weights from the next step on, in which no seat of before may run.
 
-        Call `Scheduler.update_weights` too, before the next `schedule`.
+        Call `Scheduler.update_weights` as well, before the next `schedule`.
 
         Args:
-            seed: Of the weights.
+            seed: Seed of the weights.
         """
         natural("seed", seed, least=0)
         self._ranks.update(seed)
         self._seats.clear()
 
     def reset(self) -> None:
-        """All it had is gone: seats, steps in flight, acks. Nothing is computed any more."""
+        """Drops seats, steps in flight and acks; no step is computed any more."""
         self._ranks.reset()
         self._seats.clear()
         self._air.clear()
@@ -186,13 +186,13 @@ class ReferenceEngine:
         vocabulary = self._ranks.config.vocabulary
         if start.seat in seats:
             raise Misuse(
-                f"seat {start.seat} is bound to {seats[start.seat].request!r}, and was to be to "
+                f"seat {start.seat} is bound to {seats[start.seat].request!r} and cannot take "
                 f"{start.request!r}: stop it first"
             )
         if not 0 <= start.cached < len(start.tokens):
             raise Misuse(
                 f"request {start.request!r} has {start.cached} of {len(start.tokens)} tokens "
-                "computed: leave one, or none is sampled"
+                "computed: leave at least one, which samples the next"
             )
         if start.tokens.max() >= vocabulary:
             raise Misuse(
@@ -204,7 +204,7 @@ class ReferenceEngine:
 
     @staticmethod
     def _rows(step: Step, numbers: list[int], seats: dict[int, _Seat]) -> None:
-        """Moves the seats on by what they compute."""
+        """Advances the seats by the positions that they compute."""
         drafted = np.flatnonzero(step.counts[: len(step.decode)] != 1)
         if len(drafted):
             raise Unsupported(f"seat {numbers[drafted[0]]} has drafts in step {step.number}")
@@ -231,7 +231,7 @@ class ReferenceEngine:
         return Output(said.number, said.seats, said.tokens, ended=said.ended if ends else None)
 
     def _hear(self, stops: tuple[Stop, ...]) -> None:
-        """All steps before these stops are done."""
+        """Acknowledges stops, now that all steps before them are done."""
         if self.stops == "acked":
             self._acks += [(self._polls + self._late, Ack(*stop)) for stop in stops]
 
@@ -247,25 +247,25 @@ def alone(
     copier: Copier | None = None,
     on: Device = NUMPY,
 ) -> tuple[LocalCache, ReferenceEngine]:
-    """One process: a yard, a crane and the engine.
+    """Returns a cache with its crane, and an engine, in one process.
 
     Args:
         model: All of its shards.
-        config: Of yard and crane, with a layout of `ModelConfig.layout`.
+        config: Configures yard and crane, with a layout from `ModelConfig.layout`.
         sampling: How tokens are drawn.
         stops: As in `ReferenceEngine`.
         lag: As in `ReferenceEngine`.
         late: As in `ReferenceEngine`.
         copier: As in `local`.
-        on: What computes, with the model's module, and in whose memory.
+        on: The device that computes, and has the memory.
 
     Raises:
         Misuse: A value is out of range, or the layout is not the model's.
-        Unavailable: The memory is not to be had.
+        Unavailable: There is not enough memory.
     """
     layout = config.layout
     if layout is None:
-        raise Misuse("layout is missing: without one there are no bytes")
+        raise Misuse("layout = None: the engine needs bytes; give ModelConfig.layout")
     tiers = on.tiers(layout, config.device_blocks, config.host_blocks)
     rank = Rank(model, tiers[0], sampling=sampling)
     cache = local(config, memory=tiers, copier=copier)

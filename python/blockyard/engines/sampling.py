@@ -1,4 +1,4 @@
-"""Which token follows: the likeliest, or one drawn by seed, request and position alone."""
+"""The next token: the likeliest, or one drawn by seed, request and position alone."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from blockyard.shared.layout import natural
 __all__ = ["Sampling", "key_of"]
 
 _STEPS: Final = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-"""Of splitmix64 (Steele et al. 2014)."""
+"""The constants of splitmix64 (Steele et al. 2014)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Sampling:
     """How tokens are drawn.
 
     Args:
-        temperature: 0 for the likeliest token, of equals the first.
-        seed: Draws; without effect at temperature 0.
+        temperature: 0 for the likeliest token; among equals, the first.
+        seed: Seed of the draws, without effect at temperature 0.
         end: A token that ends its sequence; None for none.
 
     Raises:
@@ -38,7 +38,7 @@ class Sampling:
     def __post_init__(self) -> None:
         """Checks every field."""
         if not 0 <= self.temperature < float("inf"):
-            raise Misuse(f"temperature = {self.temperature!r}: give a number from 0 on")
+            raise Misuse(f"temperature = {self.temperature!r}: must be a finite number >= 0")
         natural("seed", self.seed, least=0)
         if self.end is not None:
             natural("end", self.end, least=0)
@@ -50,19 +50,19 @@ class Sampling:
         positions: NDArray[np.integer[Any]],
         xp: Any = np,  # noqa: ANN401 - a module
     ) -> NDArray[np.uint32]:
-        """A token for each row, the same in whatever batch and step.
+        """Returns a token for each row, the same in every batch and step.
 
-        The largest of logits / temperature plus noise by Gumbel, which draws a token as softmax
-        has it (Gumbel 1954; Maddison et al. 2014). The noise is hashed from a counter.
+        It takes the largest of logits / temperature plus Gumbel noise, which draws a token with
+        its softmax probability (Gumbel 1954; Maddison et al. 2014). The noise is a counter's hash.
 
         Args:
-            logits: Shape (rows, vocabulary), of `xp`.
-            keys: Of the rows' requests, from `key_of`, shape (rows,).
-            positions: Of the tokens that are drawn, shape (rows,).
+            logits: Shape (rows, vocabulary), an array of `xp`.
+            keys: Keys of the rows' requests, from `key_of`, shape (rows,).
+            positions: Positions of the tokens that are drawn, shape (rows,).
             xp: The array module of the logits.
 
         Returns:
-            Shape (rows,), of NumPy.
+            Shape (rows,), an array of NumPy.
         """
         chosen = logits
         if self.temperature:
@@ -75,12 +75,12 @@ class Sampling:
 
 
 def key_of(request: Hashable) -> int:
-    """64 bits of a request's id, the same in every process that prints it the same."""
+    """Returns 64 bits of a request's id, which depend on its `repr` alone."""
     return int.from_bytes(blake2b(repr(request).encode(), digest_size=8).digest())
 
 
 def _mixed(words: Any, xp: Any) -> Any:  # noqa: ANN401 - arrays of `xp`
-    """One step of splitmix64 from each word."""
+    """Returns one step of splitmix64 from each word."""
     step, first, second = (np.uint64(one) for one in _STEPS)
     words = xp.asarray(words) + step
     words = (words ^ (words >> np.uint64(30))) * first

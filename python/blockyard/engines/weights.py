@@ -1,4 +1,4 @@
-"""The figures of a model, and its weights: drawn by seed, the same everywhere."""
+"""The figures of a model, and its weights, drawn by seed and the same on every machine."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +12,7 @@ from blockyard.shared.layout import KVLayout, Order, natural
 __all__ = ["PAGE", "Floats", "ModelConfig", "rotations", "weights"]
 
 PAGE: Final = 1024
-"""Positions whose rotations are computed at a time: always the same ones together."""
+"""Positions whose rotations are computed together, always the same ones."""
 
 Floats = NDArray[np.float32]
 
@@ -31,8 +31,8 @@ class ModelConfig:
         intermediate: Width of the MLP.
         theta: Base of the rotary embedding.
         eps: Added to the mean square in RMSNorm.
-        shards: Parts that heads and MLP are cut into, whatever the number of ranks: a constant of
-            the model, as its partial sums are.
+        shards: Parts that heads and MLP are cut into, whatever the number of ranks; a constant of
+            the model, since its partial sums depend on it.
 
     Raises:
         Misuse: A value is out of range, or does not divide.
@@ -61,15 +61,15 @@ class ModelConfig:
             ("head_dim", 2),
         ):
             if getattr(self, name) % part:
-                raise Misuse(f"{name} = {getattr(self, name)}: give a multiple of {part}")
+                raise Misuse(f"{name} = {getattr(self, name)}: must be a multiple of {part}")
         for name in ("theta", "eps"):
             if not getattr(self, name) > 0:
-                raise Misuse(f"{name} = {getattr(self, name)!r}: give a number above 0")
+                raise Misuse(f"{name} = {getattr(self, name)!r}: must be a number > 0")
 
     def layout(
         self, *, block_size: int = 16, ranks: int = 1, order: Order = "page-first"
     ) -> KVLayout:
-        """The layout of its KV: float32, keys before values in each layer.
+        """Returns the layout of its KV: float32, keys before values in each layer.
 
         Args:
             block_size: Tokens per block.
@@ -81,7 +81,7 @@ class ModelConfig:
         """
         natural("ranks", ranks)
         if self.shards % ranks:
-            raise Misuse(f"ranks = {ranks}: the model is cut into {self.shards} shards")
+            raise Misuse(f"ranks = {ranks}: must divide the model's {self.shards} shards")
         return KVLayout.llama(
             self.layers,
             self.kv_heads,
@@ -95,9 +95,9 @@ class ModelConfig:
 
 
 def weights(config: ModelConfig, seed: int) -> dict[str, Floats]:
-    """All weights of a model, by name; "layers.0.query" and the like are (in, out).
+    """Returns all weights of a model, by name; "layers.0.query" and the like are (in, out).
 
-    Raw words of PCG64, which NumPy keeps as they are, made uniform numbers: the same everywhere.
+    They are raw words of PCG64, which NumPy never changes, made into uniform numbers.
     Query head i reads KV head i // (heads / kv_heads).
 
     Args:
@@ -106,7 +106,7 @@ def weights(config: ModelConfig, seed: int) -> dict[str, Floats]:
     """
     inner, kv_inner = config.heads * config.head_dim, config.kv_heads * config.head_dim
     hidden, wide = config.hidden, config.intermediate
-    # Deviations such that every part counts, and a far token can change what comes next.
+    # With these deviations every part counts, and a distant token can change the next one.
     shapes: dict[str, tuple[tuple[int, ...], float]] = {
         "embedding": ((config.vocabulary, hidden), 0.5),
         "output": ((hidden, config.vocabulary), hidden**-0.5),
@@ -133,11 +133,11 @@ def weights(config: ModelConfig, seed: int) -> dict[str, Floats]:
 
 
 def rotations(config: ModelConfig, page: int) -> Floats:
-    """Cosines and sines of the rotary embedding (Su et al. 2021) of a page of positions.
+    """Returns cosines and sines of the rotary embedding (Su et al. 2021) of a page of positions.
 
     Args:
         config: The model's figures.
-        page: Which, from 0.
+        page: Number of the page, from 0.
 
     Returns:
         Shape (2, positions, head_dim / 2).
@@ -149,6 +149,6 @@ def rotations(config: ModelConfig, page: int) -> Floats:
 
 
 def _uniform(seed: int, number: int, shape: tuple[int, ...]) -> Floats:
-    """From -0.5 to 0.5, in steps of 2**-24."""
+    """Returns numbers from -0.5 to 0.5, in steps of 2**-24."""
     words = np.random.PCG64([seed, number]).random_raw(int(np.prod(shape)))
     return ((words >> 40).astype(np.float32) * np.float32(2**-24) - np.float32(0.5)).reshape(shape)

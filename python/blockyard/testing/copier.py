@@ -1,4 +1,4 @@
-"""A copier that misbehaves by script, the same way every time."""
+"""A copier that misbehaves by a script, the same way every time."""
 
 import math
 import random
@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Action:
-    """What becomes of one copy; made by the functions below, and printed as their call."""
+    """The fate of one copy; the functions below make it, and it prints as their call."""
 
     word: Literal["deliver", "delay", "fail", "corrupt", "hang", "die"]
     number: int | None = None
@@ -38,37 +38,37 @@ class Action:
 
 
 def deliver() -> Action:
-    """The copy is made, and lands as it would."""
+    """The copy is made, and lands as usual."""
     return Action("deliver")
 
 
 def delay(polls: int) -> Action:
-    """It is begun only when it was polled so often: it reads late, and it writes late."""
+    """The copy begins only after so many polls: it reads and writes late."""
     return Action("delay", polls)
 
 
 def fail(good: int) -> Action:
-    """Only so many leading blocks are copied (modulo its blocks), and it lands as failed."""
+    """Only `good` leading blocks are copied (modulo its blocks), and the copy fails."""
     return Action("fail", good)
 
 
 def corrupt(good: int) -> Action:
-    """All are copied, but the block behind `good` (modulo its blocks) wrongly, and it is said."""
+    """The block after `good` others (modulo its blocks) is copied wrongly, and so reported."""
     return Action("corrupt", good)
 
 
 def hang() -> Action:
-    """It is not begun until `release`."""
+    """The copy does not begin until `release`."""
     return Action("hang")
 
 
 def die() -> Action:
-    """From now on nothing is begun, and nothing is heard of anything, until `revive`."""
+    """From here on no copy begins and none is reported, until `revive`."""
     return Action("die")
 
 
 class Script(tuple[Action, ...]):
-    """Actions, one per copy in the order in which they are started; printed, it can be replayed."""
+    """Actions, one per copy in the order of their start. Its `repr` can be replayed."""
 
     __slots__ = ()
 
@@ -85,19 +85,19 @@ class Script(tuple[Action, ...]):
         dying: float = 0.0,
         longest: int = 8,
     ) -> Self:
-        """The same for the same arguments; the figures are probabilities, the rest is delivered.
+        """Returns actions, the same for the same arguments. The figures are probabilities.
 
         Args:
             seed: Any number.
             copies: How many actions.
-            late: Of a delay of 1 to `longest` polls; copies overtake one another by it.
-            failing: Of a failure.
-            corrupting: Of a corruption.
-            hanging: Of a copy that hangs until it is released.
-            dying: Of the death of the copier.
-            longest: Longest delay in polls.
+            late: That a copy is delayed by 1 to `longest` polls, so that others overtake it.
+            failing: That a copy fails.
+            corrupting: That a copy is corrupt.
+            hanging: That a copy hangs until it is released.
+            dying: That the copier dies.
+            longest: The longest delay in polls.
         """
-        chance = random.Random(seed)  # noqa: S311 - it need not be hard to guess
+        chance = random.Random(seed)  # noqa: S311 - not for cryptography
 
         def action() -> Action:
             number = chance.randrange(2**16)
@@ -118,14 +118,14 @@ class Script(tuple[Action, ...]):
 
 
 class ScriptedCopier:
-    """A copier around a real one: each copy is delayed, spoilt or held as its action says.
+    """A copier around a real one: its actions delay, spoil or hold copies.
 
-    What it does depends on starts and polls alone; around a `ThreadCopier(workers=0)` it is the
+    Its behaviour depends on starts and polls alone; around a `ThreadCopier(workers=0)` it is the
     same in every run.
 
     Args:
-        inner: What moves the bytes.
-        script: An action per copy; what comes after its end is delivered.
+        inner: The copier that moves the bytes.
+        script: An action per copy; copies after its end are delivered.
     """
 
     def __init__(self, inner: Copier, script: Iterable[Action] = ()) -> None:
@@ -138,7 +138,7 @@ class ScriptedCopier:
     def start(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
     ) -> Receipt | None:
-        """Takes the next action for this copy; None, and no action, when the real one is full."""
+        """Takes the next action for this copy; None, and no action, when `inner` is full."""
         action = self._next or next(self._script)
         held = _Held(self, (source, destination, sources, destinations), action)
         if action.word == "die":
@@ -151,16 +151,16 @@ class ScriptedCopier:
         return held
 
     def release(self) -> None:
-        """What hangs goes on."""
+        """Lets copies that hang go on."""
         for held in self._held:
             held.release()
 
     def revive(self) -> None:
-        """Ends its death: all goes on where it stood."""
+        """Lets a dead copier go on where it stopped."""
         self.dead = False
 
     def reset(self) -> None:
-        """Ends and forgets all that was taken, and its own death."""
+        """Ends and forgets all copies, and revives the copier."""
         self.inner.reset()
         for held in self._held:
             held.drop()
@@ -168,7 +168,7 @@ class ScriptedCopier:
         self.dead = False
 
     def close(self) -> None:
-        """Closes the real one; what was never begun has failed."""
+        """Closes `inner`; copies that never began have failed."""
         self.inner.close()
         for held in self._held:
             held.drop()
@@ -176,7 +176,7 @@ class ScriptedCopier:
 
 
 class _Held:
-    """A receipt that says what the script wants."""
+    """A receipt that reports what the action demands."""
 
     def __init__(
         self, copier: ScriptedCopier, copy: tuple[Tier, Tier, Slots, Slots], action: Action
@@ -192,7 +192,7 @@ class _Held:
         self.ended: Landed | None = None
 
     def poll(self) -> Landed | None:
-        """How it has ended, when the script lets it."""
+        """Returns how the copy ended, once its action permits."""
         if self.ended is not None or self._copier.dead:
             return self.ended
         if self._polls > 0:
@@ -206,7 +206,7 @@ class _Held:
         return self.ended
 
     def begin(self) -> bool:
-        """Starts the real copy; whether it was taken."""
+        """Starts the real copy; returns whether `inner` took it."""
         source, destination, sources, destinations = self._copy
         end = self._good if self._action.word == "fail" else len(sources)
         self._receipt = self._copier.inner.start(
@@ -215,12 +215,12 @@ class _Held:
         return self._receipt is not None
 
     def release(self) -> None:
-        """Hangs no longer."""
+        """Ends a hang."""
         if self._action.word == "hang":
             self._polls = 0
 
     def drop(self) -> None:
-        """Is over, begun or not."""
+        """Ends as failed where it never began."""
         if self._receipt is None:
             self.ended = Landed(0, Cause.FAILED)
 

@@ -1,4 +1,4 @@
-"""An engine that computes nothing but sums, and looks at every byte it is told to attend to."""
+"""An engine that computes sums instead of attention, and checks every byte it attends to."""
 
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable
@@ -23,34 +23,34 @@ _FACTOR = 6364136223846793005
 
 
 class Broken(AssertionError):
-    """The simulation has found a promise that was not kept."""
+    """The simulation has found a broken law."""
 
 
 def check(kept: object, said: str) -> None:
-    """Raises `Broken` where a promise was not kept."""
+    """Raises `Broken` where a law was not kept."""
     if not kept:
         raise Broken(said)
 
 
 def chained(before: int, token: int) -> int:
-    """A sum over all tokens up to this one."""
+    """Returns a sum over all tokens up to this one."""
     mixed = ((before ^ token) * _FACTOR + 1442695040888963407) & _MASK
     return mixed ^ mixed >> 29
 
 
 def sampled(sum_: int) -> int:
-    """The token that follows; every value is as good as another, 0 and the largest too."""
+    """Returns the next token; 0 and the largest values occur, too."""
     token = sum_ >> 24 & 0x3FF
     return (0, 0xFFFFFFFF, 0xFFFFFFF7)[token] if token < 3 else token  # noqa: PLR2004
 
 
 def ends(sum_: int) -> bool:
-    """Whether that token is an end token."""
+    """Returns whether that token ends the sequence."""
     return sum_ % 23 == 0
 
 
 def continuation(prompt: Iterable[int], most: int, *, ending: bool) -> list[int]:
-    """What a request samples when nobody disturbs it."""
+    """Returns what a request samples undisturbed."""
     sum_ = 0
     for token in prompt:
         sum_ = chained(sum_, token)
@@ -64,11 +64,11 @@ def continuation(prompt: Iterable[int], most: int, *, ending: bool) -> list[int]
 
 
 class Sums:
-    """The device memory of one rank: of each token a word per piece, its sum.
+    """The device memory of one rank, with a word per token and piece that depends on its sum.
 
     Args:
-        tier: Whose pieces have 8 bytes for each token.
-        rank: Whose words in planes of its own differ from those of other ranks.
+        tier: The memory; its pieces have 8 bytes for each token.
+        rank: The rank; in planes that are not replicated, its words differ from other ranks'.
     """
 
     def __init__(self, tier: Tier, rank: int) -> None:
@@ -81,24 +81,24 @@ class Sums:
         ]
 
     def write(self, slots: Slots, offsets: Slots, words: Words) -> None:
-        """Puts one word for each token into each piece."""
+        """Writes one word for each token into each piece."""
         for plane, marks in zip(self._planes, self._marks, strict=True):
             plane[slots, :, offsets] = words[:, None] ^ marks
 
     def wrong(self, slots: Slots, offsets: Slots, words: Words) -> int:
-        """The first token whose words are not these, or -1."""
+        """Returns the first token whose words differ from these, or -1."""
         bad = np.zeros(len(words), np.bool_)
         for plane, marks in zip(self._planes, self._marks, strict=True):
             bad |= (plane[slots, :, offsets] != words[:, None] ^ marks).any(axis=1)
         return int(bad.argmax()) if bad.any() else -1
 
     def spoil(self, slot: int) -> None:
-        """Writes something else into a block."""
+        """Overwrites a block."""
         for plane in self._planes:
             plane[slot] = 0xDEAD
 
     def forget(self) -> None:
-        """What was there is lost."""
+        """Overwrites all blocks."""
         for plane in self._planes:
             plane[...] = 0xDEAD
 
@@ -113,33 +113,33 @@ class _Row:
     computed: int
 
 
-class _Air(NamedTuple):
-    """A step that is not computed yet, and where its rows' blocks are."""
+class _InFlight(NamedTuple):
+    """A step that is not computed yet, with its block tables."""
 
     step: Step
     tables: NDArray[np.int32]
     version: int
     fates: list[tuple[str, int]]
-    """Of its stops."""
+    """The fates of its stops."""
     heard: bool
-    """Whether they were answered before it was computed."""
+    """Whether its stops were acknowledged before it was computed."""
     writes: dict[int, int]
-    """Slots that its rows may write, and the number of each one's lease."""
+    """The slots that its rows may write, and the number of each slot's lease."""
 
 
 class SimulatedEngine:
-    """An `Engine`: a step is computed when it is polled, so as late as can be.
+    """An `Engine` that computes a step as late as possible: when it is polled.
 
-    It checks that what a row attends to is in memory, of these tokens, these weights and this
-    tenant, and that nobody is given work, a seat or a slot who should not have it.
+    It checks that the memory has what a row attends to, made from the same tokens, weights and
+    tenant, and that no request is given work, a seat or a slot that it must not have.
 
     Args:
-        memory: The ranks' devices; none where nobody looks at bytes.
+        memory: The ranks' devices; none where bytes are not checked.
         block_size: Tokens per block.
         stops: As in `Engine`.
         ending: Whether some sequences end by themselves.
         drafts: As in `Scheduler`.
-        eager: Whether, with nothing in flight, a stop is answered before its step is computed.
+        eager: Whether an idle engine acknowledges a stop before it computes the step with it.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class SimulatedEngine:
         self._eager = eager
         self._drafts = drafts
         self._rows: dict[int, _Row] = {}
-        self._air: deque[_Air] = deque()
+        self._air: deque[_InFlight] = deque()
         self._tables = np.zeros((0, 0), np.int32)
         self._acks: list[tuple[int, int, Ack]] = []
         self._heard = 0
@@ -167,17 +167,17 @@ class SimulatedEngine:
         self.now = 0
         self.version = 0
         self.done = 0
-        """The last step that is computed."""
+        """The last step that was computed."""
         self.stalled = 0
-        """Ticks in which nothing is computed."""
+        """Ticks in which no step is computed."""
         self.fates: deque[tuple[str, int]] = deque()
-        """What becomes of the next stops; then all goes well."""
+        """The fates of the next stops; later ones are acknowledged as usual."""
         self.emitted: Counter[Hashable] = Counter()
-        """Tokens that were sampled and said, of each request."""
+        """How many tokens of each request were sampled and reported."""
         self.seen: Counter[str] = Counter()
-        """What came to pass."""
+        """How often each thing happened."""
         self.tags: dict[Hashable, int] = {}
-        """What the KV of a request depends on beside its tokens: its salt, its LoRA."""
+        """What the KV of a request depends on beside its tokens: salt and LoRA."""
         self._tables_by_seat: dict[int, tuple[Lease, list[int]]] = {}
 
     def __len__(self) -> int:
@@ -185,31 +185,31 @@ class SimulatedEngine:
 
     @property
     def active(self) -> list[int]:
-        """Seats that it has, as of the step `done`."""
+        """The bound seats as of the step `done`."""
         return sorted(self._rows)
 
     @property
     def silent(self) -> bool:
-        """Whether nothing is in flight, and no ack on its way."""
+        """Whether no step and no ack is on its way."""
         return not self._air and not self._acks
 
     @property
     def writing(self) -> dict[int, int]:
-        """Slots that steps in flight may write, and the number of each one's lease."""
+        """The slots that steps in flight may write, and the number of each slot's lease."""
         return {slot: lease for air in self._air for slot, lease in air.writes.items()}
 
     @property
     def holding(self) -> set[int]:
-        """Slots of the rows that it has, and those that steps in flight write."""
+        """The slots of the bound rows, and those that steps in flight may write."""
         slots = set(self.writing)
         for seat in self._rows.keys() & self._tables_by_seat.keys():
             lease, table = self._tables_by_seat[seat]
-            # What was cut off behind drafts is its own no more.
+            # Blocks that were cut off after drafts are no longer its own.
             slots.update(table[: lease.blocks] if lease.state != "spent" else ())
         return slots
 
     def tables(self, tables: NDArray[np.int32]) -> None:
-        """The block tables of the step that is submitted next, shape (rows, columns)."""
+        """Takes the block tables of the next step, shape (rows, columns)."""
         self._tables = tables
 
     def submit(self, step: Step) -> None:
@@ -218,7 +218,7 @@ class SimulatedEngine:
         heard = self._eager and not self._air and self.stops == "acked"
         fates = [self.fates.popleft() if self.fates else ("", 0) for _ in step.stops]
         writes = self._fenced(step)
-        self._air.append(_Air(step, self._tables, self.version, fates, heard, writes))
+        self._air.append(_InFlight(step, self._tables, self.version, fates, heard, writes))
         for stop, (fate, _) in zip(step.stops, fates, strict=True):
             if fate == "foreign" and self.stops == "acked":
                 self._answer_for_others(stop)
@@ -226,7 +226,7 @@ class SimulatedEngine:
             self._hear(step, fates)
 
     def poll(self) -> tuple[list[Output], list[Ack]]:
-        """At most one step, and the acks that are due."""
+        """Returns the output of at most one step, and the acks that are due."""
         outputs = []
         if self.stalled:
             self.stalled -= 1
@@ -240,7 +240,7 @@ class SimulatedEngine:
         return outputs, [ack for *_, ack in due]
 
     def reset(self) -> None:
-        """All it had is gone; acks that are on their way still come."""
+        """Drops seats and steps, and all KV; acks that are on their way still come."""
         self._rows.clear()
         self._air.clear()
         self._tables_by_seat.clear()
@@ -250,9 +250,10 @@ class SimulatedEngine:
     # -- a step ------------------------------------------------------------------------------
 
     def _fenced(self, step: Step) -> dict[int, int]:
-        """What the step writes. INV-6: nobody has a slot that a step in flight writes for another.
+        """Returns the slots that a step writes; no other lease may have them (INV-6).
 
-        A block that two share is published, so it is computed, and no step in flight writes it.
+        A block that two leases share is published, so it is computed, and no step in flight
+        writes it.
         """
         writing, writes, tables = self.writing, dict[int, int](), list[tuple[int, list[int]]]()
         seats = [*step.decode.tolist(), *(chunk.seat for chunk in step.chunks)]
@@ -291,11 +292,11 @@ class SimulatedEngine:
                 self._answer(Ack(*stop), self.now + ticks)
 
     def _answer_for_others(self, stop: Stop) -> None:
-        """Acks that are like the one that is awaited, before there can be one."""
+        """Sends acks that resemble the awaited one, before that can come."""
         for other in (
             Ack(stop.request, stop.seat, stop.epoch - 1),
             Ack(stop.request, stop.seat + 1, stop.epoch),
-            Ack("nobody", stop.seat, stop.epoch),
+            Ack("another", stop.seat, stop.epoch),
             Ack(stop.request, -1, stop.epoch),
         ):
             self._answer(other, self.now)
@@ -305,7 +306,7 @@ class SimulatedEngine:
         self._acks.append((due, self._heard, ack))
 
     def _leave(self, stop: Stop) -> None:
-        """A stop that is old changes nothing for who came after."""
+        """Frees the seat of a stop; an old stop does not affect a later request."""
         row = self._rows.get(stop.seat)
         if row and row.start.request == stop.request and row.start.epoch < stop.epoch:
             del self._rows[stop.seat]
@@ -319,7 +320,7 @@ class SimulatedEngine:
             sums.append(chained(sums[-1] if sums else 0, token))
         self._rows[start.seat] = _Row(start, tokens, sums, start.cached)
 
-    def _compute(self, air: _Air) -> Output:
+    def _compute(self, air: _InFlight) -> Output:
         step = air.step
         self.done = step.number
         stopped = {stop.seat for stop in step.stops}
@@ -338,7 +339,7 @@ class SimulatedEngine:
             check(seat not in stopped, f"step {step.number} stops seat {seat}, and runs it")
             row, first = self._rows.get(seat), int(step.positions[at])
             if row is None:
-                # It has ended by itself, and the step was on its way: it is computed all the same.
+                # The sequence ended by itself while the step was in flight; its row still writes.
                 for memory in self._memory:
                     memory.spoil(int(air.tables[at][first // self._block_size]))
                 continue
@@ -367,7 +368,7 @@ class SimulatedEngine:
     def _speculate(
         self, row: _Row, seat: int, table: Slots, count: int, version: int
     ) -> tuple[list[int], bool]:
-        """The newest token, and drafts of which some are good; the KV of the others is junk."""
+        """Computes the newest token and drafts; the KV of the wrong drafts is junk."""
         first, tokens, ended = row.computed, list[int](), False
         good = (row.sums[-1] >> 40) % count
         while len(tokens) <= good and not ended:
@@ -381,7 +382,7 @@ class SimulatedEngine:
         return tokens, ended
 
     def _attend(self, row: _Row, table: Slots, count: int, version: int) -> None:
-        """Reads the KV of all tokens before, and writes that of the next ones."""
+        """Reads the KV of all tokens before, and writes the KV of the next ones."""
         first = row.computed
         tag = version * 0x9E3779B9 ^ self.tags.get(row.start.request, 0)
         words = np.array(row.sums[: first + count], np.uint64) ^ np.uint64(tag)

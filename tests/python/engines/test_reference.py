@@ -749,11 +749,11 @@ def test_what_goes_wrong_in_a_process_is_raised_here() -> None:
 @pytest.mark.parametrize(
     ("figures", "said"),
     [
-        ({"heads": 3}, "heads = 3: give a multiple of 2"),
-        ({"kv_heads": 3, "heads": 6}, "kv_heads = 3: give a multiple of 2"),
-        ({"head_dim": 5}, "head_dim = 5: give a multiple of 2"),
+        ({"heads": 3}, "heads = 3: must be a multiple of 2"),
+        ({"kv_heads": 3, "heads": 6}, "kv_heads = 3: must be a multiple of 2"),
+        ({"head_dim": 5}, "head_dim = 5: must be a multiple of 2"),
         ({"layers": 0}, "layers = 0"),
-        ({"theta": 0.0}, "theta = 0.0: give a number above 0"),
+        ({"theta": 0.0}, "theta = 0.0: must be a number > 0"),
         ({"eps": float("nan")}, "eps = nan"),
     ],
 )
@@ -769,7 +769,7 @@ def test_shards_that_do_not_divide_over_the_ranks_are_refused() -> None:
         with pytest.raises(by.Misuse, match=f"rank {rank} of {ranks}"):
             Model(CONFIG, rank=rank, ranks=ranks)
     half = Memory(model=Model(CONFIG, ranks=2))
-    with pytest.raises(by.Misuse, match="say how to gather"):
+    with pytest.raises(by.Misuse, match="give a gather function"):
         half.whole(TEXT, 64)
 
 
