@@ -1,4 +1,4 @@
-"""Simulations without end, and proofs between them, on every core: `make soak SECONDS=600`.
+"""Simulations seed after seed, with proofs between them, on every core: `make soak SECONDS=600`.
 
 On a failure it prints the seed, and a script with the few events that it needs; a proof that
 fails is run again by its seed: `prove(seed)` in `tests/python/support/proving.py`.
@@ -24,20 +24,20 @@ from proving import prove
 if TYPE_CHECKING:
     from multiprocessing.pool import AsyncResult
 
-# A scenario takes some 50 ms; more of them at a time cost less to hand out.
+# A scenario takes about 50 ms, so a batch of them costs less to hand out.
 BATCH = 20
 SCRIPT = Path("target/soak.py")
 PROOF = "proof"
 
 
 def say(line: str) -> None:
-    """At once, also into a pipe."""
+    """Prints a line at once, also into a pipe."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def failures(first: int) -> tuple[list[tuple[int, str]], Counter[str]]:
-    """What is broken in a batch of seeds, and what they have met."""
+    """Returns what is broken in a batch of seeds, and what has happened in them."""
     logging.getLogger("blockyard").setLevel(logging.CRITICAL)
     broken, seen = [], Counter[str]()
     for seed in range(first, first + BATCH):
@@ -53,7 +53,7 @@ def failures(first: int) -> tuple[list[tuple[int, str]], Counter[str]]:
 
 
 def parks(seed: int) -> tuple[int, bool, str]:
-    """Requests that say the same: the seed, whether one of them was parked, and what is broken."""
+    """Returns the seed, whether a request was parked, and what is broken."""
     logging.getLogger("blockyard").setLevel(logging.CRITICAL)
     try:
         return seed, simulate(Scenario.alike(seed)).seen["stats parkings"] > 0, ""
@@ -62,7 +62,7 @@ def parks(seed: int) -> tuple[int, bool, str]:
 
 
 def alike(first: int, wanted: int, cores: int) -> int:
-    """Runs seeds of equal requests until so many have parked one; how the process should exit."""
+    """Runs seeds of equal requests until `wanted` have parked one; returns the exit status."""
     parked = seeds = 0
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
         for at in count(first, BATCH * cores):
@@ -78,12 +78,12 @@ def alike(first: int, wanted: int, cores: int) -> int:
 
 
 def met(seen: Counter[str]) -> str:
-    """A table of what can go wrong, and how often it did."""
+    """Returns a table of faults, and how often each happened."""
     return "\n".join(f"{seen[row]:12,}  {row:18}  {what}" for row, what in ROWS.items())
 
 
 def batches(first: int, seconds: float) -> Iterator[int]:
-    """First seeds of batches, until the time is over."""
+    """Yields first seeds of batches until the time is over."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         yield first
@@ -91,7 +91,7 @@ def batches(first: int, seconds: float) -> Iterator[int]:
 
 
 def script(seed: int, scenario: Scenario) -> str:
-    """A program that fails as the seed did."""
+    """Returns a program that fails as the seed did."""
     return (
         f'"""Seed {seed}, minimised."""\n\n'
         "from blockyard.testing import Event, Scenario, Setup, simulate\n\n"
@@ -100,11 +100,11 @@ def script(seed: int, scenario: Scenario) -> str:
 
 
 def soak(first: int, seconds: float, cores: int) -> int:
-    """Runs until the time is over or something is broken; how the process should exit."""
+    """Runs until the time is over or a law is broken; returns the exit status."""
     began = said = time.monotonic()
     done, seen = 0, Counter[str]()
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
-        # The seeds are drawn as they are needed: `imap` would draw them all at once.
+        # Seeds are drawn when they are needed; `imap` would draw them all at once.
         running: deque[AsyncResult[tuple[list[tuple[int, str]], Counter[str]]]] = deque()
         todo = batches(first, seconds)
         while True:
@@ -140,10 +140,10 @@ def soak(first: int, seconds: float, cores: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seconds", type=float, nargs="?", default=60.0)
-    parser.add_argument("--first", type=int, default=None, help="seed; by the clock without it")
+    parser.add_argument("--first", type=int, default=None, help="first seed; default: by the clock")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--alike", type=int, help="instead, equal requests, until so many seeds have parked one"
+        "--alike", type=int, help="run equal requests instead, until as many seeds have parked one"
     )
     asked = parser.parse_args()
     first = time.time_ns() // 1_000_000 % 10**9 if asked.first is None else asked.first

@@ -47,26 +47,26 @@ Seen = dict[str, dict[str, Any]]
 
 
 class Bench:
-    """The sides that run, and what they said."""
+    """The sides that run, and their answers."""
 
     def __init__(self, make: Make, rounds: int) -> None:
         self.make, self.rounds = make, rounds
         self.running: dict[str, Process] = {}
 
     def side(self, name: str) -> Process:
-        """A process, started when it is first needed."""
+        """Returns a side's process, which is started when it is first needed."""
         if name not in self.running:
             self.running[name] = self.make(name)
         return self.running[name]
 
     def close(self) -> None:
-        """Ends all."""
+        """Ends all processes."""
         for process in self.running.values():
             process.close()
         self.running = {}
 
     def row(self, spec: Spec) -> Seen:
-        """What each side says to a row."""
+        """Plays a row on every side; returns their answers."""
         if spec.stat == "memory":
             return {side: self.memory(side, spec) for side in (OURS, *spec.sides)}
         seen: Seen = {}
@@ -81,13 +81,13 @@ class Bench:
                 if "failed" in said:
                     print(f"  {spec.what}: {side}: {said['failed']}", file=sys.stderr)
         for process in self.running.values():
-            # The room of this row is given back.
+            # This frees the memory of the row.
             with contextlib.suppress(Failed):
                 process.ask(do="make", row="")
         return seen
 
     def begin(self, side: str, spec: Spec, seen: Seen) -> None:
-        """Makes the row there, and warms it up."""
+        """Makes a side's row, and warms it up."""
         try:
             made = self.side(side).ask(do="make", row=spec.row, **spec.asked)
             seen[side] = {"unit": made["unit"], "rounds": []}
@@ -97,7 +97,7 @@ class Bench:
             self.fail(side, spec, error, seen)
 
     def round(self, side: str, spec: Spec, seen: Seen) -> None:
-        """A round on each of its clocks."""
+        """Plays a round on each clock of the row."""
         for how in _ways(spec, side):
             if "failed" in seen[side]:
                 return
@@ -108,11 +108,11 @@ class Bench:
                 self.fail(side, spec, error, seen)
 
     def turns(self, seen: Seen) -> list[str]:
-        """Every peer, each followed by Blockyard."""
+        """Plays a round on every peer, each followed by Blockyard."""
         return [one for side in seen if side != OURS for one in (side, OURS)]
 
     def fail(self, side: str, spec: Spec, error: Failed, seen: Seen) -> None:
-        """One side less; the others go on."""
+        """Drops a side that failed; the others go on."""
         print(f"  {spec.what}: {error}", file=sys.stderr)
         seen[side] = {"failed": str(error)}
         gone = self.running.get(side)
@@ -120,7 +120,7 @@ class Bench:
             del self.running[side]
 
     def memory(self, side: str, spec: Spec) -> dict[str, Any]:
-        """Bytes per block, of a process that has done nothing else."""
+        """Returns the bytes per block of a fresh process."""
         process = None
         try:
             process = self.make(side)
@@ -141,7 +141,7 @@ def _ways(spec: Spec, side: str) -> list[str]:
 
 
 def figures(stat: str, said: dict[str, Any]) -> dict[str, Any]:
-    """A side's figures from its rounds."""
+    """Returns a side's figures from its rounds."""
 
     def mean(how: str, clock: str) -> list[float]:
         return [
@@ -156,11 +156,11 @@ def figures(stat: str, said: dict[str, Any]) -> dict[str, Any]:
         each = [took * said["unit"] for took in each]
         return {"value": middle(longest), "wall": middle(longest), "each": each}
     if stat in {"beside", "two"}:
-        # Some peers have rounds alone that another thread still disturbs: the least counts.
+        # In some peers another thread still disturbs rounds alone, so the least one counts.
         alone, other = min(mean("long", "wall")), middle(mean(stat, "wall"))
         value = other / alone if stat == "beside" else alone / other
         errors = [error for one in said["rounds"] for error in one.get("errors", ())]
-        # Half of the calls of a thread that raised were never made.
+        # A thread that raised did not make all of its calls.
         found = {"failed": f"raised {errors[0]}"} if errors else {"value": value}
         return {**found, "alone": alone, "with": other, "errors": errors}
     return {
@@ -171,7 +171,7 @@ def figures(stat: str, said: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(bench: Bench, specs: dict[str, Spec]) -> Iterator[tuple[str, list[Line], Any]]:
-    """Row after row."""
+    """Plays row after row."""
     for name, spec in specs.items():
         begun = time.monotonic()
         seen = bench.row(spec)
@@ -180,7 +180,7 @@ def compare(bench: Bench, specs: dict[str, Spec]) -> Iterator[tuple[str, list[Li
 
 
 def self_test(work: Path, rows: tuple[str, ...] = ("keys", "match", "decode-256")) -> list[str]:
-    """A Blockyard that is slowed misses what one that is not meets; the complaints."""
+    """Compares a slowed Blockyard with itself, which must miss goals; returns complaints."""
     specs = {
         name: ROWS[name]._replace(
             sides=("itself",),
@@ -212,7 +212,7 @@ def self_test(work: Path, rows: tuple[str, ...] = ("keys", "match", "decode-256"
 
 
 def machine() -> str:
-    """Where this runs."""
+    """Returns a description of this machine."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     load = ", ".join(f"{one:.2f}" for one in os.getloadavg())
     return (
@@ -256,7 +256,7 @@ def main() -> int:
 
 
 def versions(bench: Bench) -> dict[str, str]:
-    """What ran, of each package."""
+    """Returns the version of each package."""
     return {name: said for one in bench.running.values() for name, said in one.about.items()}
 
 

@@ -1,4 +1,4 @@
-"""One side of the comparison: a process that makes rows and plays rounds, asked line by line.
+"""One side of the comparison: a process that makes rows and plays rounds, controlled by lines.
 
 Asked `{"do": "make", "row": "admit", …}` and then `{"do": "round"}`, it answers with what the
 round took. A round is `prepare`, the timed operations, and `restore`; only the middle is timed.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
 
     def override(function: Any) -> Any:
-        """`typing.override`, which Python 3.11 has not."""
+        """Stands in for `typing.override`, which Python 3.11 lacks."""
         return function
 
 
@@ -37,15 +37,15 @@ class Row:
 
     #: What an operation is counted as: blocks, keys, …
     unit: float = 1
-    #: Whether the operations of a round may be done once more.
+    #: Whether the operations of a round may be repeated.
     again = False
 
     def prepare(self) -> Sequence[Operation]:
-        """The operations of a round; not timed."""
+        """Returns the operations of a round; this is not timed."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """After a round; not timed."""
+        """Restores the state after a round; this is not timed."""
 
 
 #: Nanoseconds after which a round beside a busy thread ends.
@@ -62,7 +62,7 @@ def _alone(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def _each(operations: Sequence[Operation], clock: Callable[[], int]) -> dict[str, Any]:
-    """The same with a clock around every operation, for the tail and not for the median."""
+    """Times every operation, for the tail rather than the median."""
     took = []
     for operation in operations:
         begun = clock()
@@ -72,7 +72,7 @@ def _each(operations: Sequence[Operation], clock: Callable[[], int]) -> dict[str
 
 
 def _beside(operations: Sequence[Operation]) -> dict[str, Any]:
-    """Beside one busy Python thread; as many operations as a second holds."""
+    """Runs beside one busy Python thread, for at most a second."""
     stop, runs = threading.Event(), threading.Event()
 
     def spin() -> None:
@@ -98,7 +98,7 @@ def _beside(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def _two(lists: Sequence[Sequence[Operation]]) -> dict[str, Any]:
-    """Two threads on one cache; what one of them raised is told."""
+    """Runs two threads on one cache, and reports what they raised."""
     gate = threading.Barrier(len(lists) + 1)
     errors: list[str] = []
 
@@ -127,16 +127,16 @@ WAYS: Mapping[str, Callable[[Sequence[Operation]], dict[str, Any]]] = {
     "each-wall": partial(_each, clock=time.perf_counter_ns),
     "beside": _beside,
 }
-#: Nanoseconds for which a side warms up and is timed, at least, in at most so many passes.
+#: Least nanoseconds of warming up and of timing, and the most passes for each.
 WARM, TIMED, PASSES = 5e6, 1e7, 8
-#: And where threads take turns: many of the interpreter's switch intervals.
+#: Least nanoseconds where threads alternate: many of the interpreter's switch intervals.
 LONG = 1e8
 
 
 def play(row: Row, how: str) -> dict[str, Any]:
-    """A round: `alone` or `long`, `each` on one of two clocks, `beside` or `two`.
+    """Plays a round: `alone` or `long`, `each` on one of two clocks, `beside` or `two`.
 
-    Before it the same goes untimed, since another process has just had the caches.
+    The same operations run untimed first, since another process has just used the caches.
     """
     spent = took = 0.0
     for _ in range(PASSES):
@@ -168,20 +168,20 @@ def play(row: Row, how: str) -> dict[str, Any]:
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Returns the resident bytes of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class Side:
-    """What answers."""
+    """Answers the lines of the bench."""
 
     def __init__(self, makers: Makers, about: dict[str, Any], work: Work) -> None:
         self.makers, self.about, self.work = makers, about, work
         self.row: Row | None = None
 
     def make(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """A row, warm: what it made is put where the collector does not look, as engines do."""
+        """Makes a row, and freezes its objects for the garbage collector, as engines do."""
         self.row = None
         gc.unfreeze()
         gc.collect()
@@ -197,7 +197,7 @@ class Side:
         return {"unit": self.row.unit, "grew": after - before}
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """One line's answer."""
+        """Returns the answer to one line."""
         if asked["do"] == "about":
             return self.about
         if asked["do"] == "make":
@@ -208,7 +208,7 @@ class Side:
 
 
 def serve(makers: Makers, about: dict[str, Any]) -> None:
-    """Answers until its input ends. Whatever a peer prints goes to the error stream."""
+    """Answers lines until the input ends; a peer's own output goes to stderr."""
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     side = Side(makers, about, Work(Path(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""The sides, each a process of its own environment that is asked line by line."""
+"""The sides: each is a process in its own environment, controlled line by line."""
 
 import contextlib
 import json
@@ -30,11 +30,11 @@ PATIENCE = 900.0
 
 
 class Failed(Exception):
-    """A side did not answer, or said why it could not."""
+    """A side did not answer, or reported an error."""
 
 
 class Process:
-    """A side that runs."""
+    """A running side."""
 
     def __init__(self, side: str, work: Path, *more: str) -> None:
         place, program, variant = SIDES[side]
@@ -60,7 +60,7 @@ class Process:
             raise
 
     def ask(self, **asked: Any) -> dict[str, Any]:
-        """One line there, and one back."""
+        """Sends a line, and returns the answer."""
         there, back = self.process.stdin, self.process.stdout
         if there is None or back is None:
             raise Failed("no pipes")
@@ -81,7 +81,7 @@ class Process:
         return said
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):

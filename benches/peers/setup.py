@@ -19,9 +19,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TARGET = HERE.parents[1] / "target" / "peers"
-#: What must be there first.
+#: Packages that must be installed first.
 NEEDS = {"vllm": "torch", "sglang": "torch"}
-#: What must be importable in the end.
+#: Modules that must be importable at the end.
 PROOF = {
     "torch": "import torch",
     "vllm": "import vllm.v1.core.sched.scheduler, vllm.v1.kv_offload.cpu.manager",
@@ -31,20 +31,20 @@ PROOF = {
 
 
 def packages(place: Path) -> Path:
-    """Where an environment keeps its packages."""
+    """Returns the folder of an environment's packages."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return place / "lib" / version / "site-packages"
 
 
 def stamp(name: str) -> str:
-    """What an environment is made from."""
+    """Returns what an environment is made from."""
     texts = [HERE / "requirements" / f"{one}.txt" for one in (name, NEEDS.get(name)) if one]
     content = b"".join(text.read_bytes() for text in texts)
     return hashlib.sha256(content + sys.version.encode()).hexdigest()
 
 
 def make(name: str) -> None:
-    """One environment, unless it is there."""
+    """Makes an environment, unless it exists."""
     if name in NEEDS:
         make(NEEDS[name])
     place = TARGET / name
@@ -69,7 +69,7 @@ def make(name: str) -> None:
 
 
 def main() -> None:
-    """Makes those that are asked for."""
+    """Makes the environments named on the command line."""
     parser = argparse.ArgumentParser(description="Sets the peers up under target/peers.")
     parser.add_argument("names", nargs="*", default=list(PROOF), help=", ".join(PROOF))
     for name in parser.parse_args().names:

@@ -147,7 +147,7 @@ class Schedule(Row):
 
 
 class Evict(Pool):
-    """Begin of a few new blocks, which evicts as many leaves."""
+    """Begins of a few new blocks, which evict as many leaves."""
 
     def begin(self, keys: by.Keys) -> None:
         self.held.append(self.cache.begin(keys))
@@ -164,7 +164,7 @@ class Evict(Pool):
 
 
 class Offload(Pool):
-    """The next victims down, and an earlier chain up into their room, with their landings."""
+    """Copies of the next victims down, and of an earlier chain up into their room; all land."""
 
     # Four calls for twice as many keys.
     unit = sizes.OFFLOAD / 2
@@ -193,7 +193,7 @@ class Offload(Pool):
             self.visit(chain)
         calls: list[Operation] = []
         for at in range(sizes.CHAINS):
-            # What was copied before counts, until it has gone.
+            # Blocks that were copied before count until they are evicted.
             ahead = 1 if self.last else at + 1
             calls += [partial(self.down, ahead * sizes.OFFLOAD), self.land]
             if self.last:
@@ -221,7 +221,7 @@ ROWS: Makers = {
 
 
 def slowed(makers: Makers, microseconds: float) -> Makers:
-    """The same rows, every operation behind a delay."""
+    """Returns the same rows with a delay before every operation."""
 
     def late(operation: Operation) -> object:
         end = time.perf_counter() + microseconds / 1e6

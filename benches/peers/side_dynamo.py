@@ -51,7 +51,7 @@ class Pool(frame.Pool):
     def visit(self, tokens: array[int]) -> None:
         """Brings a worker's event that it has stored a chain."""
         hashes = _hashes(tokens)
-        # What names a block to its worker is chained; the router's own events do it alike.
+        # A worker's names of blocks are chained, as in the router's own events.
         names, name = [], 0
         for one in hashes:
             name = hash((name, one)) & (1 << 64) - 1
@@ -73,7 +73,7 @@ class Pool(frame.Pool):
 
 
 class Match(frame.Match):
-    """Lookups of resident prompts, the first of which is tried."""
+    """Lookups of resident prompts, the first of which is checked."""
 
     def __init__(self, pool: Pool) -> None:
         super().__init__(pool, 4, more=0)

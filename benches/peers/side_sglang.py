@@ -39,22 +39,22 @@ TREE = sys.argv[2]
 
 
 def ids(tokens: array[int]) -> array[int]:
-    """As its requests carry them."""
+    """Returns tokens in the form of its requests."""
     return array("q", tokens)
 
 
 def key(tokens: array[int]) -> Any:
-    """What its trees are asked for."""
+    """Returns the key of a lookup."""
     return legacy.RadixKey(ids(tokens))
 
 
 def row_of(tokens: array[int]) -> Any:
-    """The request's row of slots, which its scheduler has made before."""
+    """Returns the request's row of slots, which its scheduler makes before."""
     return torch.zeros(len(tokens), dtype=torch.int64)
 
 
 class Held:
-    """What a request keeps until it ends."""
+    """What a running request holds."""
 
     def __init__(self, node: Any, locked: Any, spare: Any) -> None:
         self.node, self.locked, self.spare = node, locked, spare
@@ -87,7 +87,7 @@ class Pool(frame.Pool):
             raise RuntimeError(f"not the {TREE} tree")
 
     def slots(self, tokens: int) -> Any:
-        """Room for so many tokens, evicting what it takes, as `alloc_token_slots` does."""
+        """Allocates slots, and evicts for them as `alloc_token_slots` does."""
         allocator = self.allocator
         tokens = -(-tokens // BLOCK) * BLOCK
         free = allocator.available_size()
@@ -99,7 +99,7 @@ class Pool(frame.Pool):
         return found
 
     def admit(self, ready: Any, row: Any) -> None:
-        """Match and lock; evict and allocate; then what `checkpoint` does when it is computed."""
+        """Matches and locks, evicts and allocates, then does what `checkpoint` does."""
         tree = self.tree
         match = tree.match_prefix(Match_(key=ready))
         found, node = match.device_prefix_len, match.last_device_node
@@ -115,7 +115,7 @@ class Pool(frame.Pool):
         self.held.append(Held(said.last_device_node, after, slots[full - found :]))
 
     def finish(self, one: Held) -> None:
-        """The lock goes, and the page that was not full."""
+        """Releases the lock, and the page that was not full."""
         self.tree.dec_lock_ref(one.node, one.locked.to_dec_params())
         if len(one.spare):
             self.allocator.free(one.spare)
@@ -153,7 +153,7 @@ class Pool(frame.Pool):
 
 
 class Evict(Pool):
-    """`evict` alone: nothing is allocated."""
+    """`evict` alone; nothing is allocated."""
 
     @override
     def prepare(self) -> Sequence[Operation]:

@@ -49,7 +49,7 @@ class Pool(frame.Pool):
         return partial(self.manager.get_computed_blocks, request(tokens))
 
     def admit(self, one: Any) -> None:
-        """What its scheduler calls for a request that comes in."""
+        """Makes its scheduler's calls for a new request."""
         manager = self.manager
         blocks, found, _ = manager.get_computed_blocks(one)
         if manager.allocate_slots(one, one.num_tokens - found, found, blocks) is None:
@@ -83,7 +83,7 @@ class Pool(frame.Pool):
 
 
 class Decode(frame.Decode):
-    """Append and `allocate_slots`, as its scheduler does for each running request."""
+    """Append and `allocate_slots`, as its scheduler calls them for each running request."""
 
     def __init__(self, pool: Pool, rows: int) -> None:
         self.manager = pool.manager

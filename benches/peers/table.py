@@ -12,7 +12,7 @@ DYNAMO = "dynamo"
 
 
 class Spec(NamedTuple):
-    """A row: what is asked of a side, and how its answer is read."""
+    """A row: the request to a side, and how its answer is read."""
 
     what: str
     row: str
@@ -21,11 +21,11 @@ class Spec(NamedTuple):
     stat: str = "median"
     """`median` of a round's mean; `worst` of a round; or `beside`, `two` and `memory`."""
     goals: Mapping[str, float] = MappingProxyType({})
-    """How many times Blockyard's a side's figure is to be, at least."""
+    """The least ratio of a side's figure to Blockyard's, by side."""
     most: float | None = None
-    """What Blockyard's own figure may be at most."""
+    """The most that Blockyard's own figure may be."""
     wall: tuple[str, ...] = ()
-    """Sides judged by elapsed time, since what they do is done on another thread."""
+    """Sides judged by elapsed time, since they work on another thread."""
     warm: int = 1
 
 
@@ -116,7 +116,7 @@ ROWS: dict[str, Spec] = {
     ),
 }
 
-#: What a side does in a row and the others do not, or the reverse.
+#: What a side does in a row, and the others do not, or the reverse.
 NOTES: dict[tuple[str, str], str] = {
     ("keys", OURS): "SHA-256 of a documented encoding, chained, 32 bytes",
     ("keys", VLLM): "SHA-256 of a pickle, chained, 32 bytes; without building the request",
@@ -167,7 +167,7 @@ NOTES: dict[tuple[str, str], str] = {
     ("memory", LEGACY): "as the Rust tree",
     ("memory", DYNAMO): "a tree of one worker's hashes; no pool",
 }
-#: Rows that peers have nothing for.
+#: Rows that peers cannot play.
 LACKING = """\
 - SGLang has no keys in its trees, and no bookkeeping per sequence in a decode step: slots come
   from a tensor of free ones on the device. Its scheduler does not run without one.
@@ -176,11 +176,11 @@ LACKING = """\
 - Dynamo's tree knows which worker has what; it allocates, evicts and schedules nothing.
 - Two threads that allocate from one cache: vLLM's pool and SGLang's trees raise, so that they have
   no line; what they raise is printed as it happens.
-- Blockyard alone can park a whole sequence. Nobody publishes events in these rows."""
+- Blockyard alone can park a whole sequence. No side publishes events in these rows."""
 
 
 def shown(value: float, stat: str) -> str:
-    """A figure for a reader."""
+    """Returns a figure as text."""
     if stat in {"beside", "two"}:
         return f"{value:.2f}"
     if stat == "memory":
@@ -192,14 +192,14 @@ def shown(value: float, stat: str) -> str:
 
 
 def verdict(ratio: float | None, goal: float | None) -> str:
-    """Whether a ratio is what it should be."""
+    """Returns whether a ratio meets its goal."""
     if goal is None or ratio is None:
         return ""
     return "met" if ratio >= goal else "missed"
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """A value that so many are not above."""
+    """Returns a quantile."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
@@ -218,7 +218,7 @@ class Line(NamedTuple):
 
 
 def judged(name: str, spec: Spec, seen: dict[str, dict[str, Any]]) -> list[Line]:
-    """A row's lines, from what each side said: `value`, `wall`, `each`, or why it is lacking."""
+    """Returns a row's lines, from each side's answer: `value`, `wall`, `each`, or its failure."""
     ours = seen[OURS]
     lines = []
     for side, said in seen.items():
@@ -251,7 +251,7 @@ def judged(name: str, spec: Spec, seen: dict[str, dict[str, Any]]) -> list[Line]
 
 
 def markdown(lines: list[Line], specs: dict[str, Spec]) -> str:
-    """The table."""
+    """Returns the table as Markdown."""
     said = [
         "| row | side | median | p99 | worst | times ours | goal | | what it is |",
         "|---|---|--:|--:|--:|--:|--:|---|---|",
@@ -276,5 +276,5 @@ def markdown(lines: list[Line], specs: dict[str, Spec]) -> str:
 
 
 def middle(values: list[float]) -> float:
-    """The median."""
+    """Returns the median."""
     return float(median(values))

@@ -1,4 +1,4 @@
-"""vLLM's requests and their keys; only names are imported by hand, since vLLM is not here."""
+"""vLLM's requests and their keys, imported by name, since this environment has no vLLM."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ numbers = iter(range(1 << 60))
 
 
 def request(tokens: Sequence[int], keys: Any = hasher) -> Any:
-    """A request as the engine gets it; its keys are made with it."""
+    """Returns a request as the engine gets it, with its keys."""
     tokens = tokens if isinstance(tokens, list) else list(tokens)
     return Request(str(next(numbers)), tokens, params, None, block_hasher=keys)
 
 
 def config(blocks: int) -> Any:
-    """One group of full attention."""
+    """Returns a configuration with one group of full attention."""
     spec = interface.FullAttentionSpec(
         block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32
     )

@@ -33,7 +33,7 @@ MODEL = {
 
 
 class Schedule(Row):
-    """`schedule` and `update_from_output`, everybody decoding."""
+    """`schedule` and `update_from_output`, with every request decoding."""
 
     def __init__(self, work: Work) -> None:
         config_of: Any = import_module("vllm.config")
@@ -63,7 +63,7 @@ class Schedule(Row):
             pass
 
     def begin(self) -> bool:
-        """A step of the prefill; whether everybody decodes."""
+        """Runs a step of the prefill; returns whether every request decodes."""
         step, known = self.scheduler.schedule(), self.scheduler.requests
         ids = list(step.num_scheduled_tokens)
         sampled = [
@@ -83,7 +83,7 @@ class Schedule(Row):
 
 
 class Offload(Row):
-    """The calls its offloading connector makes for a request: a load, a store, and the end."""
+    """The calls of its offloading connector for a request: a load, a store, and the end."""
 
     unit = 2 * sizes.OFFLOAD / 7
 

@@ -1,4 +1,4 @@
-"""The work that every side is given: the same tokens in the same order, from one seeded file.
+"""The work of every side: the same tokens in the same order, from one seeded file.
 
 Nothing but the standard library, since it runs in the environment of every peer.
 """
@@ -23,7 +23,7 @@ PROMPT = 640
 """Tokens of the shortest sequence that decodes; the others have up to 15 more."""
 STEPS = 20
 MOST = 480
-"""Steps after which decoding sequences are begun anew."""
+"""Steps after which decoding sequences begin again."""
 SHORT = 32
 """Blocks of a short request, all new."""
 LEAVES = 25_000
@@ -39,7 +39,7 @@ TOKENS = 1 << 22
 
 
 def write(path: Path, seed: int) -> None:
-    """The file, once."""
+    """Writes the file."""
     import random  # noqa: PLC0415 - no driver needs it
 
     raw = array("I", random.Random(seed).randbytes(4 * TOKENS))
@@ -47,25 +47,25 @@ def write(path: Path, seed: int) -> None:
 
 
 class Work:
-    """A reader of the file: runs of tokens that no other run begins like."""
+    """A reader of the file; no two runs of tokens have the same beginning."""
 
     def __init__(self, path: Path) -> None:
         self.tokens = array("I", path.read_bytes())
         self.at = self.runs = 0
 
     def fresh(self, blocks: int, more: int = 0) -> array[int]:
-        """So many blocks and tokens more, never the same twice."""
+        """Returns tokens of so many blocks and `more` tokens, never the same twice."""
         length = blocks * BLOCK + more
         if self.at + length > len(self.tokens):
             self.at = 0
         run = self.tokens[self.at : self.at + length]
         self.at += length
-        # The file is read in a circle; what a run begins with is its own.
+        # The file is read in a circle, but the beginning of a run is unique.
         run[0], run[1] = divmod(self.runs, VOCABULARY)
         self.runs += 1
         return run
 
     def turn(self) -> tuple[array[int], array[int]]:
-        """What an earlier turn left behind, and the whole request."""
+        """Returns the prompt of an earlier turn, and the whole request."""
         whole = self.fresh(TURN, 1)
         return whole[: FOUND * BLOCK], whole

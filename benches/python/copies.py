@@ -24,9 +24,9 @@ from blockyard.shared.plan import Plan
 
 PLAN = 1024
 TARGET = 0.8
-"""Of one plain memcpy."""
+"""The size of one plain memcpy."""
 COST = 1e-3
-"""Seconds of the caller's CPU."""
+"""CPU seconds of the calling thread."""
 SMALL = KVLayout.llama(2, 2, 8)
 ORDERS: tuple[Order, ...] = ("page-first", "layer-first")
 
@@ -38,7 +38,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 class Copies:
-    """A device and a host tier of the same blocks, and what is copied between them."""
+    """A device and a host tier of equal size, and the blocks copied between them."""
 
     def __init__(self, order: Order, mib: int) -> None:
         layout = KVLayout.preset("llama-3-8b", order=order)
@@ -61,7 +61,7 @@ class Copies:
 
 
 def throughput(mib: int, repeats: int) -> dict[str, float]:
-    """Median ratio to the plain copy, for each row."""
+    """Returns the median ratio to a plain copy, for each row."""
     one, other = (np.ones(mib << 20, np.uint8) for _ in range(2))
     rows: dict[str, Callable[[], object]] = {"plain": lambda: np.copyto(other, one)}
     copiers = [ThreadCopier(workers=workers) for workers in (1, 2)]
@@ -85,7 +85,7 @@ def throughput(mib: int, repeats: int) -> dict[str, float]:
 
 
 def caller(repeats: int, *, busy: bool) -> float:
-    """Seconds of its own thread's CPU that submitting and landing a plan of 1,024 blocks costs."""
+    """Returns the CPU seconds of the calling thread for submitting and landing 1,024 blocks."""
     device, host = MemoryTier(SMALL, PLAN, name="device"), MemoryTier(SMALL, PLAN)
     mixed = np.random.default_rng(1)
     stop = threading.Event()

@@ -30,31 +30,31 @@ RENEW = "to renew the figures: make bench-check UPDATE=1, and say why in the com
 
 @dataclass
 class Figures:
-    """Instructions per operation, and whose code they are."""
+    """Instructions per operation, and the code that they belong to."""
 
     compiler: str
     rows: dict[str, float]
 
     @classmethod
     def read(cls) -> "Figures":
-        """Those committed."""
+        """Reads the committed figures."""
         return cls(**json.loads(FIGURES.read_text()))
 
     def write(self) -> None:
-        """For a commit."""
+        """Writes figures that can be committed."""
         FIGURES.write_text(json.dumps(vars(self), indent=2) + "\n")
 
 
 @dataclass
 class Verdict:
-    """Why the check fails, and what else there is to say."""
+    """Errors, and other remarks."""
 
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def judge(known: dict[str, float], seen: dict[str, float]) -> Verdict:
-    """Compares row by row."""
+    """Compares figures row by row."""
     verdict = Verdict()
     for row in sorted(known.keys() | seen.keys()):
         if row not in seen:
@@ -72,14 +72,14 @@ def judge(known: dict[str, float], seen: dict[str, float]) -> Verdict:
 
 
 def compiler() -> str:
-    """The compiler, and what it compiles for."""
+    """Returns the compiler and its target."""
     said = subprocess.run(["rustc", "-vV"], check=True, stdout=subprocess.PIPE, text=True).stdout
     host = re.search(r"^host: (.*)$", said, re.MULTILINE)
     return f"{said.splitlines()[0]}, {host[1] if host else 'host unknown'}"
 
 
 def count(program: str) -> tuple[dict[str, float], list[str]]:
-    """All rows that are the same everywhere, and the names of the others."""
+    """Returns all rows that are the same on every machine, and the names of the others."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         counts = [pool.submit(native.count, program, row, BLOCKS) for row in ROWS]
     seen = {row: one.result().even for row, one in zip(ROWS, counts, strict=True)}
@@ -88,14 +88,14 @@ def count(program: str) -> tuple[dict[str, float], list[str]]:
 
 
 def skip(reason: str) -> int:
-    """The exit status: a machine may lack something, but not where BLOCKYARD_REQUIRE names it."""
+    """Returns the exit status: what a machine lacks is an error if BLOCKYARD_REQUIRE names it."""
     required = "valgrind" in os.environ.get("BLOCKYARD_REQUIRE", "").split()
     print(f"bench-check: {'required here' if required else 'skipped'}: {reason}")
     return int(required)
 
 
 def self_test(program: str) -> None:
-    """Whether a change is noticed that is there, and none that is not."""
+    """Tests that a real change is noticed, and that no change is not."""
     known = {"one": 1000.0, "other": 500.0}
     for change, failures, notes in [(0, 0, 0), (4, 0, 0), (6, 1, 0), (-4, 0, 0), (-6, 0, 1)]:
         verdict = judge(known, known | {"one": 1000.0 + 10 * change})
@@ -112,7 +112,7 @@ def self_test(program: str) -> None:
 
 
 def main() -> int:
-    """Checks, or with `--update` writes the figures."""
+    """Checks the figures, or writes them with `--update`."""
     if not native.can_count():
         return skip("no valgrind to count with (Debian, Ubuntu: the package valgrind)")
     update, known, here = "--update" in sys.argv, Figures.read(), compiler()

@@ -23,7 +23,7 @@ import native
 from rows import BLOCK, PLAN, TURN, Rig, median, nanoseconds, row
 
 REPEATS = 7
-#: Name, what it is, and its target in ns per operation.
+#: Name, description, and target in ns per operation.
 ROWS: list[tuple[str, str, float]] = [
     ("probe", "probe without keys", 300),
     ("match64", "match of 64 blocks", 2_000),
@@ -42,7 +42,7 @@ ROWS: list[tuple[str, str, float]] = [
     ("evict4-heap", "begin that evicts 4 of 25,000 leaves, heap", 2_000),
     ("keys", "keys, per block of 16 tokens", 150),
 ]
-#: Rows that bring their own pool, measured once.
+#: Rows that make their own pool; they are measured once.
 ONCE: list[tuple[str, str, float]] = [
     ("evict4-list-air", "the same with 64 blocks of a chain in flight, list", 3_000),
     ("evict4-heap-air", "the same with 64 blocks of a chain in flight, heap", 3_000),
@@ -53,7 +53,7 @@ OWN_POOL = {"keys", "evict4-list", "evict4-heap"}
 
 
 class Floor:
-    """The native side, kept running so that both sides are measured in turns."""
+    """The native process, which stays running so that both sides are measured in turns."""
 
     def __init__(self) -> None:
         self.path = native.build()
@@ -62,7 +62,7 @@ class Floor:
         )
 
     def ask(self, line: str) -> str:
-        """One line to the native side, and its answer."""
+        """Sends a line to the native process, and returns its answer."""
         if self.process.stdin is None or self.process.stdout is None:
             raise RuntimeError("the native side is not running")
         print(line, file=self.process.stdin, flush=True)
@@ -72,7 +72,7 @@ class Floor:
         return answer
 
     def once(self, *words: object) -> list[str]:
-        """A native run of its own."""
+        """Runs a native process once."""
         ran = subprocess.run(
             [self.path, *map(str, words)], check=True, stdout=subprocess.PIPE, text=True
         )
@@ -80,7 +80,7 @@ class Floor:
 
 
 def compare(floor: Floor, name: str, blocks: int) -> tuple[float, float]:
-    """Python's and the native median of a row, in ns per operation."""
+    """Returns the Python and the native median of a row, in ns per operation."""
     work = row(name, blocks)
     nanoseconds(work)
     ours, theirs = [], []
@@ -107,7 +107,7 @@ def table(floor: Floor, rows: list[tuple[str, str, float]], blocks: int, *, coun
 
 
 class Calls:
-    """Verbs of sequences of all lengths, one call after the other, for ever."""
+    """An endless series of calls on sequences of all lengths."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -115,16 +115,16 @@ class Calls:
         self.plans: list[by.Plan] = []
 
     def begin(self, keys: by.Keys) -> None:
-        """A verb whose result the next ones take."""
+        """Calls a verb whose result later ones take."""
         self.leases.append(self.rig.cache.begin(keys, reserve=64))
 
     def demote(self) -> None:
-        """Another."""
+        """Calls any other verb."""
         plan = self.rig.cache.demote(PLAN)
         self.plans.extend([] if plan is None else [plan])
 
     def __iter__(self) -> Iterator[tuple[str, int, Callable[[], object]]]:
-        """Verb, blocks it names, and the call."""
+        """Yields the verb, the blocks that it names, and the call."""
         cache, turn = self.rig.cache, 0
         while True:
             turn += 1
@@ -142,7 +142,7 @@ class Calls:
 
 
 def worst(blocks: int, many: int) -> tuple[int, str, int, float]:
-    """The call furthest above its bound: its ns, verb, blocks named, and share of the bound."""
+    """Returns the call furthest above its bound: ns, verb, blocks, and share of the bound."""
     rig = Rig(blocks, blocks, "recency", 100)
     furthest = (0, "", 0, 0.0)
     for at, (verb, named, call) in enumerate(Calls(rig)):
@@ -158,7 +158,7 @@ def worst(blocks: int, many: int) -> tuple[int, str, int, float]:
 
 
 def beside(busy: bool) -> float:
-    """Wall time of a short verb, in ns, alone or beside one busy Python thread."""
+    """Returns the wall time of a short verb in ns, alone or beside one busy Python thread."""
     rig = Rig(10_000, 0, "recency", 100)
     lease = rig.cache.begin(rig.keys(rig.fresh(64)), reserve=100_000)
     stop = threading.Event()
@@ -182,7 +182,7 @@ def beside(busy: bool) -> float:
 
 
 def ticks() -> tuple[int, float]:
-    """How often a Python thread ran during one long call, and how long that took, in ms."""
+    """Returns how often a Python thread ran during one long call, and its duration in ms."""
     cache = by.KVCache(device=64)
     tokens = np.arange(8_000_000, dtype=np.uint32)
     count, done = 0, threading.Event()

@@ -1,4 +1,4 @@
-"""The rows natively: builds `benches/rust/floor.rs`, and has callgrind count what they execute.
+"""The native rows: builds `benches/rust/floor.rs`, and lets callgrind count its instructions.
 
 Which `memcpy` the C library takes is for the processor to say, and how long a `malloc` is for the
 library. So that a count is the same everywhere, what our own program executes is added up from the
@@ -13,14 +13,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Instructions of an allocation and its end, about.
+#: Approximate instructions of an allocation and its end.
 ALLOCATION = 100
-#: What only some processors run. Valgrind has hidden these instructions from a program so far.
+#: Instructions that only some processors have; valgrind hides them from a program so far.
 UNEVEN = ("x86_sha::", "aarch64_sha2::")
 
 
 def build() -> str:
-    """Where the native side is, built as the wheel is, with the names that callgrind goes by."""
+    """Builds the native program like the wheel, with symbols for callgrind; returns its path."""
     built = subprocess.run(
         [
             *("cargo", "build", "--locked", "--release", "--package", "blockyard-floor"),
@@ -36,22 +36,22 @@ def build() -> str:
 
 
 def can_count() -> bool:
-    """Whether there is a valgrind."""
+    """Returns whether valgrind is installed."""
     return shutil.which("valgrind") is not None
 
 
 @dataclass(frozen=True)
 class Count:
-    """What one operation of a row executes."""
+    """The instructions of one operation of a row."""
 
-    #: Everything, the C library's part as it is here.
+    #: All instructions, with those of this machine's C library.
     here: float
-    #: The same on every machine; or nothing, where valgrind shows what only some processors run.
+    #: Those that are the same on every machine; None where some processors run others.
     even: float | None
 
 
 def count(program: str, name: str, blocks: int, times: int = 1) -> Count:
-    """Counts a row; with more times than one, as if it took as much longer."""
+    """Counts a row; with `times` above 1, as if it took as many times longer."""
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / "profile"
         ran = subprocess.run(
@@ -75,7 +75,7 @@ def count(program: str, name: str, blocks: int, times: int = 1) -> Count:
 
 
 def own(profile: str, program: str) -> int | None:
-    """What a program executed itself, by its profile; nothing if some of it is uneven."""
+    """Returns a program's own instructions by its profile; None where counts are uneven."""
     total, ours, inclusive = 0, False, False
     for line in profile.splitlines():
         word, _, value = line.partition("=")
@@ -85,7 +85,7 @@ def own(profile: str, program: str) -> int | None:
             case "fn" if ours and any(part in value for part in UNEVEN):
                 return None
             case "calls":
-                # The next line is what the called function took.
+                # The next line has the cost of the called function.
                 inclusive = True
             case _ if line[:1].isdigit():
                 total += int(line.split()[1]) if ours and not inclusive else 0

@@ -1,12 +1,11 @@
-"""What parking is worth: modelled throughput against recompute, on 20 seeds of generated traffic.
+"""What parking gains: modelled throughput against recompute, on 20 seeds of generated traffic.
 
     python benches/python/preempt.py [--seeds 20] [--requests 400]
 
-Chats with long answers on a device that holds a few dozen of them, nothing reserved for growth, so
-that many are preempted. Recompute comes twice: with the same host, where what a victim had is found
-again as far as the cache kept it, and without one, as engines do it that have none. It fails where
-parking loses by more than 1 % to the first in any seed, or moves more than half of what whole
-sequences are.
+Chats with long answers run on a device that holds a few dozen of them, without headroom, so many
+are preempted. Recompute runs twice: with the same host, where a preempted request finds again what
+the cache has kept, and without a host. The bench fails where parking is over 1 % slower than the
+first in any seed, or moves more than half of the blocks of the parked sequences.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The measured work from Python; natively it is in `benches/rust/work.rs`, row by row the same."""
+"""The measured work from Python; `benches/rust/work.rs` has the same rows natively."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ Eviction = Literal["recency", "heap"]
 
 
 class Row(Protocol):
-    """`prepare` and `restore` are not measured; `run` is, and returns its operations."""
+    """A row: only `run` is measured, and returns how many operations it made."""
 
     def prepare(self) -> None: ...
     def run(self) -> int: ...
@@ -38,7 +38,7 @@ class Rig:
             self.visit(chain)
 
     def fresh(self, blocks: int) -> bytes:
-        """Keys as an engine gives them: uniform, and never the same twice."""
+        """Returns keys like an engine's: uniform, and never the same twice."""
         return self.random.bytes(32 * blocks)
 
     def keys(self, data: bytes) -> by.Keys:
@@ -272,7 +272,7 @@ class Hashing:
 
 
 def row(name: str, blocks: int) -> Row:
-    """The row of this name, on a full pool of `blocks` blocks."""
+    """Returns the row of this name, on a full pool of `blocks` blocks."""
     made: dict[str, Callable[[], Row]] = {
         "probe": lambda: Probe(blocks, 0, 10_000),
         "match64": lambda: Probe(blocks, 64, 500),
@@ -294,7 +294,7 @@ def row(name: str, blocks: int) -> Row:
 
 
 def nanoseconds(work: Row) -> float:
-    """Thread CPU time per operation, over some rounds of prepare, run and restore."""
+    """Returns thread CPU time per operation, over rounds of prepare, run and restore."""
     spent = operations = 0
     for _ in range(ROUNDS):
         work.prepare()
@@ -306,5 +306,5 @@ def nanoseconds(work: Row) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one."""
+    """Returns the median."""
     return sorted(values)[len(values) // 2]

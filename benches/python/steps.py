@@ -27,7 +27,7 @@ VERBS = ("room", "promise", "release", "grow", "append", "seal", "commit")
 
 
 class Timed(by.KVCache):
-    """A yard that counts the time inside its verbs."""
+    """A cache that adds up the time inside its verbs."""
 
     __slots__ = ("spent",)
     spent: int
@@ -37,7 +37,7 @@ def _timed(verb: str) -> Callable[..., Any]:
     inner = getattr(by.KVCache, verb)
 
     def call(cache: Timed, *args: Any, **keywords: Any) -> Any:
-        # The CPU clock of a thread is a system call, and would weigh more than some verbs do.
+        # A thread's CPU clock is a system call, which takes longer than some verbs.
         begun = time.perf_counter_ns()
         answer = inner(cache, *args, **keywords)
         cache.spent += time.perf_counter_ns() - begun
@@ -51,10 +51,10 @@ for name in VERBS:
 
 
 def decoding(cache: by.KVCache, rows: int, waiting: int, spare: int = 0) -> Scheduler:
-    """A scheduler of so many rows that decode, and a line behind them."""
+    """Returns a scheduler with decoding rows, and a queue."""
     scheduler = Scheduler(cache, seats=rows + spare)
     tokens = np.random.default_rng(1).integers(0, 1_000, (rows, PROMPT + 15))
-    # Their blocks fill up in different steps.
+    # Their blocks become full in different steps.
     lengths = [PROMPT + number % 16 for number in range(rows)]
     for number, length in enumerate(lengths):
         scheduler.add(number, tokens[number, :length], most=5_000)
@@ -71,7 +71,7 @@ def decoding(cache: by.KVCache, rows: int, waiting: int, spare: int = 0) -> Sche
 
 
 def answer(scheduler: Scheduler, step: Step) -> int:
-    """The engine's output, and the nanoseconds of CPU that taking it costs."""
+    """Takes the engine's output; returns the CPU nanoseconds of that."""
     seats = step.seats[step.samples]
     output = Output(step.number, seats, np.full(len(seats), step.number, np.uint32))
     begun = time.thread_time_ns()
@@ -80,7 +80,7 @@ def answer(scheduler: Scheduler, step: Step) -> int:
 
 
 def turn(scheduler: Scheduler) -> float:
-    """Microseconds of CPU of a step and its output."""
+    """Returns the CPU microseconds of a step and its output."""
     begun = time.thread_time_ns()
     step = scheduler.schedule()
     spent = time.thread_time_ns() - begun
@@ -88,7 +88,7 @@ def turn(scheduler: Scheduler) -> float:
 
 
 def steps(count: int) -> dict[str, float]:
-    """Medians, in microseconds; the two lines take turns, so that both meet the same machine."""
+    """Returns medians in microseconds; the two queues alternate, so noise affects both."""
     cache = by.KVCache(block_size=16, device=90_000)
     alone = decoding(cache, ROWS, 0)
     crowded = decoding(by.KVCache(block_size=16, device=90_000), ROWS, WAITING)
@@ -106,7 +106,7 @@ def steps(count: int) -> dict[str, float]:
 
 
 def stalled(seconds: float) -> tuple[int, float, float]:
-    """Steps, and the longest `schedule` in microseconds, CPU and elapsed, with every copy hung."""
+    """Returns the steps, and the longest `schedule` in µs, CPU and wall, with all copies hung."""
     layout = by.KVLayout.llama(
         layers=1, kv_heads=1, head_dim=8, dtype="bfloat16", block_size=16, order="page-first"
     )
@@ -141,7 +141,7 @@ def stalled(seconds: float) -> tuple[int, float, float]:
 
 
 def parking(times: int) -> dict[str, float]:
-    """Microseconds of CPU to park and to resume a sequence of 1,000 blocks, medians."""
+    """Returns the median CPU microseconds of parking and resuming 1,000 blocks."""
     cache = by.KVCache(block_size=16, device=3_000, host=3_000)
     scheduler = Scheduler(cache, seats=8, budget=20_000)
     scheduler.add("long", np.arange(15_990), most=5_000)
@@ -166,7 +166,7 @@ def parking(times: int) -> dict[str, float]:
         resume.append(time.thread_time_ns() - begun)
         answer(scheduler, step)
     if scheduler.stats()["resumes"] != times:
-        raise SystemExit("nobody came back: this has measured nothing")
+        raise SystemExit("no request came back: nothing was measured")
     return {
         "park": float(np.median(park)) / 1e3,
         "resume": float(np.median(resume) - np.median(plain)) / 1e3,
@@ -191,7 +191,7 @@ def main() -> int:
     asked.add_argument("--stalled", type=float, default=10.0)
     options = asked.parse_args()
     median = steps(options.steps)
-    # The 20,000 requests of before are collected now, and not in a step.
+    # This collects the 20,000 requests from before, so that no step does.
     gc.collect()
     moves = parking(200)
     count, cpu, elapsed = stalled(options.stalled)

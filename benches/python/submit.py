@@ -35,7 +35,7 @@ CPU, ELAPSED = 100.0, 300.0
 
 
 class NullGpu(SimulatedGpu):
-    """Takes everything, does nothing, and has always done it."""
+    """A driver that takes every call, does nothing, and reports it done."""
 
     @override
     def _call(self, name: str, stream: int | None = None) -> None:
@@ -81,7 +81,7 @@ def opened(order: Order) -> Callable[[int], Callable[[], None]]:
     def flight(number: int) -> Callable[[], None]:
         slots = [chance.permutation(POOL)[:BLOCKS].astype(np.uint32) for _ in range(2)]
         tiers = (device, host) if number % 2 else (host, device)
-        # One is always in flight the other way, whose slots are to be minded.
+        # One flight is always in the other direction, and its slots must be avoided.
         if len(air) == 2:
             air.popleft().poll()
 
@@ -98,7 +98,7 @@ def opened(order: Order) -> Callable[[int], Callable[[], None]]:
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """One thread that only computes."""
+    """A thread that only computes."""
     stop = False
 
     def spin() -> None:
@@ -115,7 +115,7 @@ def busy() -> Iterator[None]:
 
 
 def plain(_number: int) -> Callable[[], None]:
-    """About as long, and never without the interpreter's lock."""
+    """Takes about as long, and holds the interpreter's lock throughout."""
 
     def loop() -> None:
         for _ in range(8000):
@@ -125,18 +125,18 @@ def plain(_number: int) -> Callable[[], None]:
 
 
 def sleeps() -> int:
-    """How often this thread has waited for something."""
+    """Returns how often this thread has waited."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def measured(
     flight: Callable[[int], Callable[[], None]], calls: int, clock: Callable[[], int], pause: float
 ) -> tuple[list[float], int]:
-    """Microseconds of each call, shortest first, and how many of them waited."""
+    """Returns the microseconds of each call, in ascending order, and how many waited."""
     spent, waited = [], 0
     for number in range(calls):
         start = flight(number)
-        # As an engine does: what follows begins with the interpreter's lock just taken.
+        # As in an engine, the call begins when the interpreter's lock has just been taken.
         time.sleep(pause)
         before, begun = sleeps(), clock()
         start()
@@ -167,7 +167,7 @@ def main() -> int:
         with busy():
             beside, waited = measured(flight, calls, time.perf_counter_ns, 0.001)
         show(f"{order}, beside a busy thread", beside, waited, ELAPSED)
-        # The machine may take the processor away for longer than the lock's interval, now and then.
+        # Now and then the machine may take the processor away for longer than the lock's interval.
         missed |= waited * 200 > calls
     with busy():
         show("a loop, beside it", *measured(plain, calls, time.perf_counter_ns, 0.001), ELAPSED)

@@ -189,6 +189,6 @@ def test_where_one_rank_is_killed_its_slots_come_back_with_its_successor(ranks: 
     assert ranks.cache.reset(1) == 1
     assert ranks.cache.stats()["device_quarantined"] == 0
     ranks.cache.finish(lease)
-    # What the dead process held is gone: nobody finds it any more.
+    # The blocks of the dead process are gone, and no request finds them.
     assert ranks.cache.probe(ranks.cache.keys(PROMPT)).host == 0
     at_rest(ranks.cache)

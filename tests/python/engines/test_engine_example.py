@@ -23,7 +23,7 @@ EXCERPT = re.compile(r"^```py\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def undisturbed(prompt: list[int], most: int) -> list[int]:
-    """What the model says where nobody else is, in memory of its own."""
+    """Returns the tokens of a request that is alone, in its own memory."""
     model, size = Model(ModelConfig()), 16
     blocks = 1 + -(-(len(prompt) + most) // size)
     kv = model.view(MemoryTier(model.config.layout(block_size=size), blocks, name="device"))

@@ -534,7 +534,7 @@ def test_a_reset_forgets_its_seats_and_no_token_changes(ample: Tokens) -> None:
 
 @pytest.mark.parametrize("lag", [0, 2])
 def test_tokens_after_other_weights_are_those_of_the_other_weights(lag: int) -> None:
-    """Of who runs then: what was sampled stays, and what follows is computed anew."""
+    """A running request keeps its tokens, and the following ones use the new weights."""
     config = by.Config(layout=CONFIG.layout(block_size=4), device=200)
     wanted = requests(4)
     cache, engine = alone(MODEL, config, lag=lag)

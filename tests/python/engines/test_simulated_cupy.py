@@ -143,7 +143,7 @@ def test_the_view_of_a_models_kv_is_no_copy_in_cupy_either(order: Order, size: i
     for theirs, ours in ((view, expected), (view[:, 6], expected[:, 6])):
         assert theirs.data.ptr == ours.ctypes.data
         assert (theirs.shape, theirs.dtype) == (ours.shape, ours.dtype)
-        # How far it is to the next of one is nobody's business.
+        # The stride of an axis of length one does not matter.
         steps = [
             step
             for strides in (theirs.strides, ours.strides)

@@ -91,7 +91,7 @@ class Watched:
             self.bytes.checked += 1
 
     def computed(self, step: Step, tables: Any, requests: list[Any]) -> None:
-        """What a step has computed: the same as ever, where that was computed before."""
+        """Checks that a step computes the same bytes as before, where it repeats a position."""
         for row, request in enumerate(requests):
             first, count = int(step.positions[row]), int(step.counts[row])
             tokens = self.play.said.get(request)
@@ -233,7 +233,7 @@ def compare(wanted: dict[str, list[int]], said: dict[str, list[int]], *, aborted
 
 
 def empties(play: Play) -> bool:
-    """All that nobody uses leaves the device, as another tenant of it would have it do."""
+    """Evicts all idle blocks from the device, as another tenant would."""
     slots = play.memory.device
     play.cache.demote(slots)
     if play.cache.stats()["flights"]:

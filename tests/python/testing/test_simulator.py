@@ -155,7 +155,7 @@ def said(scenario: Scenario) -> str:
 
 
 def test_a_token_that_is_lost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokens of who is stopping are thrown away."""
+    """The tokens of stopping requests are dropped."""
 
     def wrong(self: Scheduler, right: Any, output: Output) -> Any:
         seats = [self._seats.at(int(number)) for number in output.seats]
@@ -238,7 +238,7 @@ def test_blocks_that_go_back_before_the_fence_are_noticed(
 def test_the_engine_too_notices_a_slot_that_is_given_out_before_the_fence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With nobody looking at what a begin gives."""
+    """No check is made of the slots of a begin."""
     monkeypatch.delattr(CheckedCache, "begin")
     found = broken(monkeypatch, "finish", dropped, by.KVCache)
     assert "a step in flight writes it for another" in found
@@ -662,7 +662,7 @@ BIG = Setup(device=8, block_size=4, max_num_seqs=1, max_overtakes=0, ends=False,
             ("add", ("a", 0, 26, 0, 2, 0)),
         ),
     ],
-    ids=["the first in line", "who runs alone", "each other"],
+    ids=["the first in line", "one that runs alone", "each other"],
 )
 def test_nobody_waits_for_ever_for_room_that_was_promised_to_who_waits_for_him(
     events: tuple[Any, ...], skip: int, seats: int

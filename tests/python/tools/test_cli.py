@@ -469,7 +469,7 @@ def until_worked(process: "subprocess.Popen[str]", seconds: float) -> None:
     """Waits until a process has had so much of a processor, however long that takes."""
 
     def worked() -> float:
-        # What stands behind the name, which may have spaces: user and system time in ticks.
+        # The name may have spaces; after it stand user and system time in ticks.
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

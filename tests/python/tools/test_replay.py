@@ -254,7 +254,7 @@ def test_the_most_that_requests_hold_is_seen_before_they_let_go() -> None:
 
 
 def test_what_a_jump_costs_is_counted_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The second prompt is loaded first, and nobody else runs: that begin is followed by a jump.
+    # The second prompt is loaded first, and no other request runs, so a jump follows its begin.
     trace = again(asked([(0, 64, 1), (5_000, 64, 1)]))
     begin = by.KVCache.begin
 
@@ -383,7 +383,7 @@ def test_half_of_the_copies_are_made_as_late_as_they_may_be() -> None:
         patience = time.monotonic() + 10
         while memory._crane.in_flight and time.monotonic() < patience:
             memory._early |= {outcome.flight: outcome for outcome in memory._crane.poll()}
-        # Whoever is early has the old bytes, whoever is late the new ones.
+        # Early plans have copied the old bytes, late ones the new bytes.
         memory.write(slots, keys + np.uint64(64))
         assert [outcome.good for outcome in memory.land(down)] == [1] * 64
         up = plan_of(64, flight=1 << 40, way="host device")
@@ -592,7 +592,7 @@ def test_a_gap_between_tokens_spans_the_time_that_somebody_was_away() -> None:
     assert calm.itl_ms is not None
     assert result.preempted is not None
     assert result.itl_ms.max >= result.preempted.away_ms.max > 10 * calm.itl_ms.max
-    # Every token but each first one has a gap, whoever was preempted.
+    # Every token except each first one has a gap, also after a preemption.
     replay = opened(squeezed(trace, headroom="none", verify=True), trace)
     replay.run(quiet)
     replay.memory.close()

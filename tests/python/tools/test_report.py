@@ -1,4 +1,4 @@
-"""The report: one page that asks nobody, and whose figures are those of the JSON."""
+"""The report: one page that needs no network, with the figures of the JSON."""
 
 import functools
 import html
@@ -29,7 +29,7 @@ Shown = Callable[[float], str]
 
 ROOT = Path(__file__).parents[3]
 DEVICE = 700
-"""Blocks: so few that somebody is preempted."""
+"""Blocks: so few that requests are preempted."""
 NASTY = "</script><img src=x onerror=alert(1)>\u2028&amp; \"quoted\" 'too' ${x} <b>bold</b>"
 
 

@@ -88,7 +88,7 @@ def test_a_next_turn_begins_with_the_last_ones_full_blocks() -> None:
             assert full[: len(last)] == last
             grown = trace.input_length[request] - trace.input_length[turn]
             assert grown > trace.output_length[turn]
-            # The blocks behind, answer included, are new.
+            # The blocks after it, with the answer, are new.
             assert min(ids[len(last) :], default=10**9) > max(last, default=-1)
             later += 1
         before[session] = (full, request)
