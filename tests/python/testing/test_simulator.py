@@ -474,7 +474,7 @@ def loads(self: Scheduler, right: Any, reason: str) -> None:
         (spares, "only"),
         (frees, "INV-6: a begin is given slots"),
         (lives, "T29: a step for an engine that is dead"),
-        (loads, "do not wait"),
+        (loads, "are not waiting"),
     ],
 )
 def test_a_death_that_is_taken_wrongly_is_noticed(
@@ -555,7 +555,7 @@ def test_copies_ahead_that_never_stop_are_noticed(monkeypatch: pytest.MonkeyPatc
     scenario = Scenario(Setup(cranes="elsewhere"), (Event(1, "add", ("a", 0, 8, 0, 2, 0)),))
     assert simulate(scenario).results
     monkeypatch.setattr(Offload, "decide", wrong)
-    assert "never ends" in said(scenario)
+    assert "never does" in said(scenario)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--set hbm_share=nan", "hbm_share = 'nan'"),
         ("--set flops=-1", "flops = -1"),
         ("--set flops=1e-12", "5.14e+23 s"),
-        ("--set kv_bytes=1e-9", "takes no memory"),
+        ("--set kv_bytes=1e-9", "take no memory"),
         ("--set ranks=2", "give --ranks 2"),
         ("--ranks 3", "--ranks 3: must divide the 32 heads of llama-3-8b"),
         ("--ranks 0", "0 is not in the range"),
@@ -175,8 +175,8 @@ def test_nothing_is_written_over_the_trace_that_is_read() -> None:
     Path("t.jsonl").write_text(GOOD)
     Path("link.json").symlink_to("t.jsonl")
     for option in ("--json", "--report", "--save-trace"):
-        assert "that is what TRACE names" in refused("t.jsonl", option, "./t.jsonl")
-    assert "that is what TRACE names" in refused("t.jsonl", "--json", "link.json")
+        assert "TRACE names the same file" in refused("t.jsonl", option, "./t.jsonl")
+    assert "TRACE names the same file" in refused("t.jsonl", "--json", "link.json")
 
 
 @pytest.mark.usefixtures("nothing_runs")

@@ -45,7 +45,7 @@ def test_the_device_holds_what_the_weights_leave() -> None:
     one = preset("llama-3-8b/h100")
     assert one.device_blocks(16) == (72_000_000_000 - 16_060_000_000) // (16 * 131_072)
     assert one.device_blocks(32) == one.device_blocks(16) // 2
-    with pytest.raises(by.Misuse, match=r"llama-3-70b takes 141 GB .* like h100x2"):
+    with pytest.raises(by.Misuse, match=r"llama-3-70b has 141 GB .* like h100x2"):
         preset("llama-3-70b/h100").device_blocks(16)
 
 

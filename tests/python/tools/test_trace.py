@@ -225,7 +225,7 @@ def test_a_block_that_cannot_be_found_is_asked_for(tmp_path: Path) -> None:
     one = put(tmp_path, FIRST | {"hash_ids": [0]}, FIRST | {"hash_ids": []}, name="one")
     none = put(tmp_path, FIRST, SECOND | {"input_length": 300}, name="none")
     for path in (one, none):
-        with pytest.raises(TraceError, match="give it with --trace-block"):
+        with pytest.raises(TraceError, match="give --trace-block"):
             read(path)
         assert read(path, trace_block=100).trace_block == 100
 

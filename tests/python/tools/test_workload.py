@@ -139,7 +139,7 @@ def test_requests_come_at_the_rate_asked_for() -> None:
 )
 def test_a_knob_out_of_range_is_named(knob: dict[str, Any]) -> None:
     ((name, value),) = knob.items()
-    with pytest.raises(by.Misuse, match=f"{name} = {value}: give"):
+    with pytest.raises(by.Misuse, match=f"{name} = {value}: must be"):
         Workload(**knob)
 
 
@@ -148,7 +148,7 @@ def test_a_knob_out_of_range_is_named(knob: dict[str, Any]) -> None:
 )
 def test_an_argument_out_of_range_is_named(wrong: dict[str, Any]) -> None:
     ((name, value),) = wrong.items()
-    with pytest.raises(by.Misuse, match=f"{name} = {value}: give"):
+    with pytest.raises(by.Misuse, match=f"{name} = {value}: must be"):
         generate(**({"seed": 1} | wrong))
 
 
@@ -229,7 +229,7 @@ def test_answers_and_uncovered_ends_of_equal_prompts_differ() -> None:
 @pytest.mark.parametrize("wrong", [{"seed": -1}, {"seed": 2**64}, {"vocab": 0}, {"vocab": 2**33}])
 def test_tokens_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
     ((name, value),) = wrong.items()
-    with pytest.raises(by.Misuse, match=f"{name} = {value}: give"):
+    with pytest.raises(by.Misuse, match=f"{name} = {value}: must be"):
         Tokens(made([(1, [0])], 16), **wrong)
 
 

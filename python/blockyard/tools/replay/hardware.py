@@ -203,7 +203,8 @@ class Roofline:
             except (ValueError, OverflowError):
                 raise Misuse(f"{name} = {given!r}: must be a number, like 3.35e12") from None
             if values[name] != value:
-                raise Misuse(f"{name} = {given!r}: must be an integer, like {known[name]:g}")
+                kind = "an integer" if name in _WHOLE else "a number"
+                raise Misuse(f"{name} = {given!r}: must be {kind}, like {known[name]:g}")
         if "params" in values:
             values.setdefault("active", values["params"] * self.model.active / self.model.params)
 
