@@ -102,7 +102,7 @@ fn count(name: &str, blocks: u32, times: u32) {
 
 /// Calls of all verbs, each timed: verb, blocks it named, and its ns.
 fn timed(blocks: u32, calls: usize) -> Vec<(&'static str, usize, u64)> {
-    let mut rig = Rig::new(blocks, blocks, blockyard_core::Kind::Recency, 100);
+    let mut rig = Rig::new(blocks, blocks, blockyard_core::EvictionPolicy::Recency, 100);
     let mut all = Vec::with_capacity(calls + 8);
     let mut round = 0_usize;
     while all.len() < calls {
@@ -170,7 +170,7 @@ fn bytes(slots: u32) {
     let rig = Rig::new(
         slots / 2,
         slots - slots / 2,
-        blockyard_core::Kind::Recency,
+        blockyard_core::EvictionPolicy::Recency,
         100,
     );
     // Half of the slots hold blocks once, the other half copies of other blocks.

@@ -117,7 +117,7 @@ fn a_duplicate_that_forks_share_pins_the_published_block_for_all_of_them() {
 }
 
 /// A host where two idle blocks are read, and a kept block is on its way to the third slot.
-fn a_kept_block_in_the_air(recompute: bool) -> (Cache, Parked, Plan) {
+fn a_kept_block_in_flight(recompute: bool) -> (Cache, Parked, Plan) {
     let cache = cache(8, 6, recompute);
     let read = below(&cache, 1, 2);
     let promoted = cache.lock().promote(read.keys(), 2);
@@ -132,7 +132,7 @@ fn a_kept_block_in_the_air(recompute: bool) -> (Cache, Parked, Plan) {
 /// The slot retires when the copy fails: nothing backs the promise that stands again.
 #[test]
 fn a_kept_copy_that_fails_beyond_the_size_breaks_its_keep() {
-    let (cache, parked, plan) = a_kept_block_in_the_air(true);
+    let (cache, parked, plan) = a_kept_block_in_flight(true);
     assert_eq!(cache.lock().resize(Tier::HOST, 2), Ok(()));
     land(&cache, &plan, 0);
     assert_eq!(cache.lock().stats().counters.broken, 1);
@@ -142,7 +142,7 @@ fn a_kept_copy_that_fails_beyond_the_size_breaks_its_keep() {
 /// Where the engine cannot recompute, the resize is what gives way.
 #[test]
 fn a_resize_under_a_kept_copy_is_refused_where_nothing_can_be_recomputed() {
-    let (cache, parked, plan) = a_kept_block_in_the_air(false);
+    let (cache, parked, plan) = a_kept_block_in_flight(false);
     let refused = cache.lock().resize(Tier::HOST, 2);
     assert!(
         matches!(refused, Err(Error::InUse { want: 2, .. })),

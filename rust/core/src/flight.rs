@@ -6,7 +6,7 @@ use crate::id::{LeaseId, ParkedId};
 
 /// What a flight is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) enum Errand {
+pub(crate) enum Purpose {
     /// Copies below blocks; for a parked sequence, if one asked.
     #[default]
     Nothing,
@@ -39,23 +39,23 @@ pub(crate) struct Flight {
     link: Option<Link>,
     pub(crate) from: Tier,
     pub(crate) to: Tier,
-    pub(crate) errand: Errand,
+    pub(crate) purpose: Purpose,
     pub(crate) moves: Vec<Move>,
-    /// When it took off.
+    /// When it was opened.
     pub(crate) epoch: u32,
     /// Its deadline passed: its destinations are quarantined until the fence.
     pub(crate) overdue: bool,
-    /// Its number among all that took off, until its plan was dispatched.
+    /// Its number among all that were launched, until its plan was dispatched.
     pub(crate) waits: Option<u64>,
 }
 
 impl Flight {
-    pub(crate) fn new(from: Tier, to: Tier, errand: Errand, epoch: u32) -> Self {
+    pub(crate) fn new(from: Tier, to: Tier, purpose: Purpose, epoch: u32) -> Self {
         Self {
             link: None,
             from,
             to,
-            errand,
+            purpose,
             moves: Vec::new(),
             epoch,
             overdue: false,

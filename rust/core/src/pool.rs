@@ -19,7 +19,7 @@ pub(crate) enum Hold {
         leases: u32,
     },
     /// A duplicate, private to this many leases: it pins the published block, once for them all.
-    Twin {
+    Duplicate {
         leases: u32,
     },
     /// Destination of a flight: nobody may read it.
@@ -48,9 +48,10 @@ impl Hold {
         Some(match self {
             Self::Free { .. } => Set::Free,
             Self::Claimed { .. } => Set::Claimed,
-            Self::Owned { .. } | Self::Twin { .. } | Self::Filling { .. } | Self::Pinned { .. } => {
-                Set::Pinned
-            }
+            Self::Owned { .. }
+            | Self::Duplicate { .. }
+            | Self::Filling { .. }
+            | Self::Pinned { .. } => Set::Pinned,
             Self::Idle { .. } => Set::Idle,
             Self::Quarantined => Set::Quarantined,
             Self::Retired | Self::Null => return None,

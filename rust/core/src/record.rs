@@ -16,7 +16,7 @@ pub(crate) struct Running {
     pub(crate) limit: u32,
     /// Blocks up to which growth was promised at the start: what a trim promises again.
     pub(crate) reserve_limit: u32,
-    /// Leading blocks that are published or stand beside a published twin.
+    /// Leading blocks that are published or stand beside the published one.
     pub(crate) sealed: u32,
     /// Leading tokens whose KV was there at the start, once its flights have landed.
     pub(crate) cached: u64,

@@ -7,13 +7,13 @@ use crate::id::{Class, Id, Key, Link, MAX_TIERS};
 use crate::index::{Gap, Index, Tag};
 use crate::memory;
 
-/// One tier's view of a block.
+/// Where a block is on one tier, and what is below it there.
 #[derive(Clone, Copy, Hash, Debug, Default)]
-pub(crate) struct Copy {
+pub(crate) struct Residency {
     pub(crate) slot: Option<Link>,
     /// Children with a slot on this tier.
     pub(crate) children: u32,
-    /// Children with a slot on this tier that is hot: read, filling, or with something hot below.
+    /// Children with a slot on this tier that is busy: read, filling, or with something busy below.
     pub(crate) busy: u32,
 }
 
@@ -23,24 +23,24 @@ pub(crate) struct Node {
     pub(crate) key: Key,
     /// `None` at the root. A dead id: the parent was dropped; found again when a walk passes.
     pub(crate) parent: Option<Id>,
-    device: Copy,
+    device: Residency,
     pub(crate) epoch: u32,
     /// Parked sequences that keep it.
     pub(crate) keeps: u16,
     pub(crate) class: Class,
-    pub(crate) touched: Touched,
+    pub(crate) uses: Uses,
 }
 
 /// How often sequences have begun over a block or published it. One byte with what has no key, so
 /// that a node is no wider for it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) enum Touched {
+pub(crate) enum Uses {
     /// Without a key: a parked tail, reached only through its parked handle.
     #[default]
     Anonymous,
     /// Published, and not asked for since.
     Once,
-    Again,
+    Repeated,
 }
 
 impl Record for Node {
@@ -55,7 +55,7 @@ impl Record for Node {
 
 impl Node {
     pub(crate) fn is_anonymous(&self) -> bool {
-        self.touched == Touched::Anonymous
+        self.uses == Uses::Anonymous
     }
 }
 
@@ -63,7 +63,7 @@ impl Node {
 pub(crate) struct Trie {
     nodes: Arena<Node>,
     /// What each tier below has of each node; without room while it has no slots.
-    below: [Vec<Copy>; MAX_TIERS - 1],
+    below: [Vec<Residency>; MAX_TIERS - 1],
     index: Index,
     epoch: u32,
 }
@@ -86,7 +86,7 @@ impl Trie {
     pub(crate) fn bytes(tiers: &[usize]) -> usize {
         let slots = tiers.iter().sum::<usize>();
         let below = tiers[1..].iter().filter(|&&own| own > 0).count();
-        slots * (Arena::<Node>::BYTES + below * size_of::<Copy>()) + Index::bytes(slots)
+        slots * (Arena::<Node>::BYTES + below * size_of::<Residency>()) + Index::bytes(slots)
     }
 
     /// Room for more slots: the one place that rehashes, called by a resize only. Refused, it is as
@@ -95,7 +95,7 @@ impl Trie {
         let slots = tiers.iter().sum::<usize>();
         self.nodes.reserve(slots)?;
         // A tier without slots must stay without room, so that what is new waits beside it.
-        let mut rooms: [Vec<Copy>; MAX_TIERS - 1] = Default::default();
+        let mut rooms: [Vec<Residency>; MAX_TIERS - 1] = Default::default();
         for ((copies, &own), room) in self.below.iter_mut().zip(&tiers[1..]).zip(&mut rooms) {
             if own > 0 && copies.capacity() == 0 {
                 memory::reserve(room, slots, "the copies below")?;
@@ -107,7 +107,7 @@ impl Trie {
         for (copies, room) in self.below.iter_mut().zip(rooms) {
             if room.capacity() > 0 {
                 *copies = room;
-                copies.resize(self.nodes.places(), Copy::default());
+                copies.resize(self.nodes.places(), Residency::default());
             }
         }
         for (node, named) in self.nodes.iter().filter(|(_, node)| !node.is_anonymous()) {
@@ -178,8 +178,8 @@ impl Trie {
 
     /// One tier's view of a node.
     #[inline]
-    pub(crate) fn copy(&self, node: u32, tier: usize) -> &Copy {
-        const NONE: Copy = Copy {
+    pub(crate) fn residency(&self, node: u32, tier: usize) -> &Residency {
+        const NONE: Residency = Residency {
             slot: None,
             children: 0,
             busy: 0,
@@ -191,7 +191,7 @@ impl Trie {
     }
 
     #[inline]
-    pub(crate) fn copy_mut(&mut self, node: u32, tier: usize) -> &mut Copy {
+    pub(crate) fn residency_mut(&mut self, node: u32, tier: usize) -> &mut Residency {
         match tier.checked_sub(1) {
             None => &mut self.nodes[node].device,
             Some(below) => &mut self.below[below][node as usize],
@@ -200,7 +200,7 @@ impl Trie {
 
     #[inline]
     pub(crate) fn slot(&self, node: u32, tier: usize) -> Option<u32> {
-        self.copy(node, tier).slot.map(Link::at)
+        self.residency(node, tier).slot.map(Link::at)
     }
 
     /// The highest tier that has the node, and its slot there.
@@ -223,18 +223,18 @@ impl Trie {
 
     /// The parent has a child less on a tier: its copy there since.
     #[inline]
-    pub(crate) fn lose_child(&mut self, node: u32, tier: usize) -> Option<Copy> {
-        let copy = self.copy_mut(self.parent(node)?, tier);
-        copy.children -= 1;
-        Some(*copy)
+    pub(crate) fn lose_child(&mut self, node: u32, tier: usize) -> Option<Residency> {
+        let residency = self.residency_mut(self.parent(node)?, tier);
+        residency.children -= 1;
+        Some(*residency)
     }
 
     /// The parent has a child more on a tier: its copy there since.
     #[inline]
-    pub(crate) fn gain_child(&mut self, node: u32, tier: usize) -> Option<Copy> {
-        let copy = self.copy_mut(self.parent(node)?, tier);
-        copy.children += 1;
-        Some(*copy)
+    pub(crate) fn gain_child(&mut self, node: u32, tier: usize) -> Option<Residency> {
+        let residency = self.residency_mut(self.parent(node)?, tier);
+        residency.children += 1;
+        Some(*residency)
     }
 
     /// A new node without a key, and without a slot yet.
@@ -245,31 +245,31 @@ impl Trie {
         let new = &mut self.nodes[node];
         (new.key, new.parent, new.epoch) = (Key::default(), parent, self.epoch);
         (new.device, new.keeps) = Default::default();
-        (new.class, new.touched) = Default::default();
+        (new.class, new.uses) = Default::default();
         for copies in self.below.iter_mut().filter(|one| one.capacity() > 0) {
             match copies.get_mut(node as usize) {
-                Some(copy) => *copy = Copy::default(),
-                None => copies.push(Copy::default()),
+                Some(residency) => *residency = Residency::default(),
+                None => copies.push(Residency::default()),
             }
         }
         node
     }
 
     /// Gives a node its key, which [`Self::seek`] has not found just now: from here on it is.
-    pub(crate) fn name(&mut self, node: u32, key: Key, gap: Gap, touched: Touched) {
+    pub(crate) fn name(&mut self, node: u32, key: Key, gap: Gap, uses: Uses) {
         self.index.insert(gap, node);
         let named = &mut self.nodes[node];
-        (named.key, named.touched) = (key, touched);
+        (named.key, named.uses) = (key, uses);
     }
 
     /// Ends a node that has no slot left.
-    pub(crate) fn bury(&mut self, node: u32) {
-        self.bury_by(node, Tag::of(&self.nodes[node].key));
+    pub(crate) fn remove(&mut self, node: u32) {
+        self.remove_tagged(node, Tag::of(&self.nodes[node].key));
     }
 
     /// The same, and the tag of its key is known.
-    pub(crate) fn bury_by(&mut self, node: u32, tag: Tag) {
-        debug_assert!(self.is_gone(node), "buried with a slot");
+    pub(crate) fn remove_tagged(&mut self, node: u32, tag: Tag) {
+        debug_assert!(self.is_gone(node), "removed with a slot");
         if !self.nodes[node].is_anonymous() {
             self.index.remove(tag, node);
         }
@@ -301,7 +301,7 @@ mod tests {
     fn publish(trie: &mut Trie, parent: Option<u32>, key: Key) -> u32 {
         let gap = trie.seek(&key, Tag::of(&key)).expect_err("not there yet");
         let node = trie.add(parent);
-        trie.name(node, key, gap, Touched::Once);
+        trie.name(node, key, gap, Uses::Once);
         node
     }
 
@@ -311,13 +311,13 @@ mod tests {
     }
 
     #[test]
-    fn a_buried_node_is_not_found_and_its_children_lose_their_parent() {
+    fn a_removed_node_is_not_found_and_its_children_lose_their_parent() {
         let mut trie = Trie::new(&[8]).unwrap();
         let root = publish(&mut trie, None, key(1));
         let child = publish(&mut trie, Some(root), key(2));
         assert_eq!(trie.find(&key(2)), Some(child));
         assert_eq!(trie.parent(child), Some(root));
-        trie.bury(root);
+        trie.remove(root);
         assert_eq!(trie.find(&key(1)), None);
         assert_eq!(trie.parent(child), None);
         let other = trie.add(None);
@@ -336,7 +336,7 @@ mod tests {
             let n = (seed >> 24) as u8;
             if there.remove(&n) {
                 let node = trie.find(&key(n)).expect("published");
-                trie.bury(node);
+                trie.remove(node);
             } else if there.len() < 48 {
                 publish(&mut trie, None, key(n));
                 there.insert(n);
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(trie.find(&key(1)), None);
         let new = publish(&mut trie, None, key(1));
         assert_eq!(trie.find(&key(1)), Some(new));
-        trie.bury(old);
+        trie.remove(old);
         assert_eq!(trie.find(&key(1)), Some(new));
     }
 }

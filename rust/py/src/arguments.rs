@@ -4,7 +4,8 @@ use crate::buffers::{Whole, each, integer, integers, is_integer, keys_of, shown}
 use crate::enter::hash;
 use crate::error::{Failure, Outcome};
 use blockyard_core::{
-    Cache, Cells, Chain, Extras, Filling, FlightId, Key, Kind, Media, Retention, Speeds, Write,
+    Cache, Cells, Chain, EvictionPolicy, Extras, Filling, FlightId, Key, Media, Retention, Speeds,
+    WritePolicy,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyInt, PyMapping, PyString};
@@ -152,19 +153,22 @@ pub(crate) fn cells(given: &str) -> Outcome<Cells> {
     )
 }
 
-pub(crate) fn eviction(given: &str) -> Outcome<Kind> {
+pub(crate) fn eviction(given: &str) -> Outcome<EvictionPolicy> {
     word(
         "eviction",
         given,
-        &[("recency", Kind::Recency), ("heap", Kind::Heap)],
+        &[
+            ("recency", EvictionPolicy::Recency),
+            ("heap", EvictionPolicy::Heap),
+        ],
     )
 }
 
-pub(crate) fn write(given: &str) -> Outcome<Write> {
+pub(crate) fn write(given: &str) -> Outcome<WritePolicy> {
     let words = [
-        ("on-evict", Write::OnEvict),
-        ("through", Write::Through),
-        ("second-touch", Write::SecondTouch),
+        ("on-evict", WritePolicy::OnEvict),
+        ("through", WritePolicy::Through),
+        ("second-touch", WritePolicy::SecondTouch),
     ];
     word("write", given, &words)
 }

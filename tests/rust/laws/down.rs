@@ -1,7 +1,7 @@
 //! Table 2.3: copies down, and outcomes that come twice or late.
 
 use crate::yard::{SIZE, Yard, and_one, config, text};
-use blockyard_core::{Config, Error, Lease, Parked, Plan, Write};
+use blockyard_core::{Config, Error, Lease, Parked, Plan, WritePolicy};
 
 /// What may be copied down: idle victims, a running sequence's blocks, kept blocks.
 enum Source {
@@ -251,7 +251,7 @@ fn a_path_that_went_down_root_first_lands_in_steps_that_grow_with_its_length_alo
 fn so_do_paths_that_went_down_side_by_side() {
     for blocks in [100, 1000] {
         let yard = Yard::of(Config {
-            write: Write::Through,
+            write: WritePolicy::Through,
             ..config(blocks + 8, blocks + 8)
         });
         let leases = [1, 2].map(|name| yard.begin(&text(name, u64::from(blocks) / 2)).0);

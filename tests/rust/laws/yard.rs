@@ -1,14 +1,14 @@
 //! A small yard to show laws on: 4 tokens per block, audited after every verb and at the end.
 
 use blockyard_core::{
-    Answer, Begun, Cache, Cells, Chain, Config, Error, Extras, Filling, KeyHash, Kind, Lease,
-    Namespace, Parked, Plan, Probe, Request, Retention, Seals, Stats, Stop, TierStats, View,
+    Answer, Begun, Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, Filling, KeyHash,
+    Lease, Namespace, Parked, Plan, Probe, Request, Retention, Seals, Stats, Stop, TierStats, View,
 };
 
 /// Tokens per block.
 pub(crate) const SIZE: u64 = 4;
 
-pub(crate) const KINDS: [Kind; 2] = [Kind::Recency, Kind::Heap];
+pub(crate) const KINDS: [EvictionPolicy; 2] = [EvictionPolicy::Recency, EvictionPolicy::Heap];
 
 pub(crate) struct Yard {
     pub(crate) cache: Cache,
@@ -358,7 +358,7 @@ pub(crate) fn room(error: Error) -> (u64, u64, u64, u64) {
     }
 }
 
-pub(crate) fn in_the_air(probe: &Probe) -> bool {
+pub(crate) fn in_flight(probe: &Probe) -> bool {
     matches!(probe.stop, Stop::Filling(_))
 }
 

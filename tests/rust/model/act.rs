@@ -74,7 +74,7 @@ impl World {
                 let chain = self.chain(prompt);
                 let answer = self.cache.lock().promote(chain.keys(), u32::from(blocks));
                 self.yard.promote(chain.keys(), blocks as usize, &answer);
-                self.air.extend(answer.iter().flatten().cloned());
+                self.in_flight.extend(answer.iter().flatten().cloned());
                 return Some(answer.is_err());
             }
             Op::Land(ref rows) => self.land(rows),
@@ -95,7 +95,7 @@ impl World {
     fn act_on_all(&mut self, op: &Op) -> Option<bool> {
         match *op {
             Op::Unknown(flight) => {
-                let id = self.air[pick(&self.air, flight)?].flight;
+                let id = self.in_flight[pick(&self.in_flight, flight)?].flight;
                 assert_eq!(
                     self.cache.lock().mark_unknown(id),
                     Ok(self.yard.mark_unknown(id))
@@ -144,7 +144,7 @@ impl World {
     fn admitted(&mut self, begun: Option<Begun>, chain: Chain) -> bool {
         let Some(begun) = begun else { return true };
         self.leases.push(self.cache.handle(begun.lease, chain));
-        self.air.extend(begun.plans);
+        self.in_flight.extend(begun.plans);
         false
     }
 
@@ -379,7 +379,7 @@ impl World {
         };
         let handle = self.parked.swap_remove(at);
         self.leases.push(handle.into_lease(begun.lease));
-        self.air.extend(begun.plans);
+        self.in_flight.extend(begun.plans);
         Some(false)
     }
 
@@ -415,17 +415,17 @@ impl World {
             _ => return None,
         };
         drop(state);
-        self.air.extend(plan);
+        self.in_flight.extend(plan);
         Some(())
     }
 
     fn land(&mut self, rows: &[(u8, u8, bool)]) {
         let mut outcomes = Vec::new();
         for &(flight, good, corrupt) in rows {
-            let Some(at) = pick(&self.air, flight) else {
+            let Some(at) = pick(&self.in_flight, flight) else {
                 return;
             };
-            let plan = &self.air[at];
+            let plan = &self.in_flight[at];
             outcomes.push((plan.flight, u32::from(good).min(plan.len() as u32), corrupt));
         }
         let answer = self.cache.lock().commit(&outcomes, None);
@@ -439,7 +439,7 @@ impl World {
             }
         }
         assert_eq!(answer, Ok(ended));
-        self.air
+        self.in_flight
             .retain(|plan| self.yard.flights.contains_key(&plan.flight));
     }
 

@@ -1,6 +1,6 @@
 //! The verbs of the naive yard: each gets what the core answered, and says what it should have.
 
-use crate::yard::{Block, DEVICE, Errand, HOST, Seq, Stay, What, Yard};
+use crate::yard::{Block, DEVICE, HOST, Purpose, Seq, Stay, What, Yard};
 use blockyard_core::{
     Begun, Error, Key, Lease, LeaseId, ParkedId, Result, Retention, State, Stop, Tier,
 };
@@ -111,7 +111,7 @@ impl Yard {
                 &begun.plans[0],
                 DEVICE,
                 DEVICE,
-                Errand::Private(Some(begun.lease), shared),
+                Purpose::Private(Some(begun.lease), shared),
                 source,
             );
         }
@@ -210,7 +210,7 @@ impl Yard {
         for id in rows {
             let mut table = self.leases[id].table.clone();
             for slot in &mut table {
-                if let What::Twin(block) = self.slots[DEVICE][slot] {
+                if let What::Duplicate(block) = self.slots[DEVICE][slot] {
                     given.insert(*slot);
                     changed += 1;
                     *slot = self.blocks[block].slots[DEVICE].expect("it is pinned");
@@ -280,7 +280,7 @@ impl Yard {
                                 break;
                             }
                             self.again.insert(block);
-                            self.slots[DEVICE].insert(slot, What::Twin(block));
+                            self.slots[DEVICE].insert(slot, What::Duplicate(block));
                         }
                     }
                 }
@@ -315,7 +315,7 @@ impl Yard {
     /// The block that a slot of a table is or stands beside.
     pub(crate) fn block_of(&self, slot: u32) -> Option<Block> {
         match self.slots[DEVICE][&slot] {
-            What::Ready(block) | What::Twin(block) => Some(block),
+            What::Ready(block) | What::Duplicate(block) => Some(block),
             _ => None,
         }
     }

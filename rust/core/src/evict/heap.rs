@@ -2,7 +2,7 @@
 //! in O(log n), and nothing stale is ever in it. The score here is class, then last use; another
 //! score is another line in [`Heap::insert`].
 
-use super::{Evict, Opens, Place, Stand};
+use super::{Evict, Evictability, Opens, Place};
 use crate::error::Result;
 use crate::id::Class;
 use crate::memory;
@@ -103,10 +103,10 @@ impl Heap {
 }
 
 impl Evict for Heap {
-    fn insert(&mut self, slot: u32, class: Class, _place: Place, stand: Stand) {
+    fn insert(&mut self, slot: u32, class: Class, _place: Place, evictability: Evictability) {
         self.stamp += 1;
         self.scores[slot as usize] = (class as u64 + 1) << CLASS_SHIFT | self.stamp;
-        self.stand(slot, stand);
+        self.refresh(slot, evictability);
     }
 
     fn remove(&mut self, slot: u32) {
@@ -117,9 +117,12 @@ impl Evict for Heap {
         }
     }
 
-    fn stand(&mut self, slot: u32, stand: Stand) {
+    fn refresh(&mut self, slot: u32, evictability: Evictability) {
         self.settled = 0;
-        match (stand == Stand::Leaf, self.places[slot as usize] == OUT) {
+        match (
+            evictability == Evictability::Leaf,
+            self.places[slot as usize] == OUT,
+        ) {
             (true, true) => self.enter(slot),
             (false, false) => self.leave(slot),
             _ => {}
@@ -209,8 +212,8 @@ impl Evict for Heap {
         self.scores[slot as usize] > 0
     }
 
-    fn agrees(&self, slot: u32, stand: Stand) -> bool {
-        (self.places[slot as usize] != OUT) == (stand == Stand::Leaf)
+    fn agrees(&self, slot: u32, evictability: Evictability) -> bool {
+        (self.places[slot as usize] != OUT) == (evictability == Evictability::Leaf)
     }
 
     fn ranks(&self, _slots: usize) -> Option<Vec<u32>> {
@@ -225,22 +228,22 @@ mod tests {
     #[test]
     fn leaves_go_by_class_then_last_use() {
         let mut heap = Heap::new(8).unwrap();
-        heap.insert(0, Class::Retained, Place::Back, Stand::Leaf);
-        heap.insert(1, Class::Ordinary, Place::Back, Stand::Leaf);
-        heap.insert(2, Class::Ended, Place::Back, Stand::Branch);
-        heap.insert(3, Class::Ordinary, Place::Back, Stand::Leaf);
+        heap.insert(0, Class::Retained, Place::Back, Evictability::Leaf);
+        heap.insert(1, Class::Ordinary, Place::Back, Evictability::Leaf);
+        heap.insert(2, Class::Ended, Place::Back, Evictability::Branch);
+        heap.insert(3, Class::Ordinary, Place::Back, Evictability::Leaf);
         assert_eq!(heap.victim(), Some(1));
-        heap.stand(2, Stand::Leaf);
+        heap.refresh(2, Evictability::Leaf);
         let mut ahead = Vec::new();
         heap.ahead(3, &mut |_| None, &mut ahead);
         assert_eq!(ahead, [2, 1, 3]);
-        heap.insert(5, Class::Ordinary, Place::Back, Stand::Branch);
+        heap.insert(5, Class::Ordinary, Place::Back, Evictability::Branch);
         ahead.clear();
         heap.ahead(9, &mut |slot| (slot == 1).then_some(5), &mut ahead);
         assert_eq!(ahead, [2, 1, 3, 5, 0], "what it opens has its own score");
         heap.remove(5);
         heap.clear();
-        heap.insert(4, Class::Ended, Place::Back, Stand::Leaf);
+        heap.insert(4, Class::Ended, Place::Back, Evictability::Leaf);
         let order: Vec<u32> = std::iter::from_fn(|| {
             let slot = heap.victim()?;
             heap.remove(slot);
@@ -254,7 +257,12 @@ mod tests {
     fn any_slot_can_leave_from_the_middle() {
         let mut heap = Heap::new(100).unwrap();
         for n in 0..100_u32 {
-            heap.insert(n * 37 % 100, Class::Ordinary, Place::Back, Stand::Leaf);
+            heap.insert(
+                n * 37 % 100,
+                Class::Ordinary,
+                Place::Back,
+                Evictability::Leaf,
+            );
         }
         for slot in (0..100).filter(|slot| slot % 3 == 0) {
             heap.remove(slot);

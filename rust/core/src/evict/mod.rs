@@ -10,7 +10,7 @@ use recency::Recency;
 
 /// Whether an idle slot may be taken now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stand {
+pub(crate) enum Evictability {
     /// Yes.
     Leaf,
     /// Only after its children on this tier.
@@ -35,11 +35,11 @@ pub(crate) type Opens<'a> = &'a mut dyn FnMut(u32) -> Option<u32>;
 /// child is inserted before its parent; the policy guarantees that a victim is a leaf.
 pub(crate) trait Evict {
     /// A slot has become idle.
-    fn insert(&mut self, slot: u32, class: Class, place: Place, stand: Stand);
+    fn insert(&mut self, slot: u32, class: Class, place: Place, evictability: Evictability);
     /// A slot is idle no more.
     fn remove(&mut self, slot: u32);
     /// An idle slot stands otherwise now; it keeps its place.
-    fn stand(&mut self, slot: u32, stand: Stand);
+    fn refresh(&mut self, slot: u32, evictability: Evictability);
     /// The next to go; it stays until it is removed.
     fn victim(&mut self) -> Option<u32>;
     /// Removes as many victims, one after the other, and adds them to `out`; none, where what goes
@@ -70,14 +70,14 @@ pub(crate) trait Evict {
     /// Whether an idle slot is in the policy's order, for the audit.
     fn holds(&self, slot: u32) -> bool;
     /// Whether the policy knows an idle slot as standing so, as far as it cares; for the audit.
-    fn agrees(&self, slot: u32, stand: Stand) -> bool;
+    fn agrees(&self, slot: u32, evictability: Evictability) -> bool;
     /// A rank that rises along the order, for the audit; `None` if the policy keeps leaves only.
     fn ranks(&self, slots: usize) -> Option<Vec<u32>>;
 }
 
 /// Which policy a yard uses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Kind {
+pub enum EvictionPolicy {
     /// Lists by class in order of last use: O(1).
     #[default]
     Recency,
@@ -93,18 +93,18 @@ pub(crate) enum Policy {
 }
 
 impl Policy {
-    pub(crate) fn new(kind: Kind, slots: usize) -> Result<Self> {
+    pub(crate) fn new(kind: EvictionPolicy, slots: usize) -> Result<Self> {
         Ok(match kind {
-            Kind::Recency => Self::Recency(Recency::new(slots)?),
-            Kind::Heap => Self::Heap(Heap::new(slots)?),
+            EvictionPolicy::Recency => Self::Recency(Recency::new(slots)?),
+            EvictionPolicy::Heap => Self::Heap(Heap::new(slots)?),
         })
     }
 
     /// Bytes that a policy has of a slot.
-    pub(crate) fn bytes(kind: Kind) -> usize {
+    pub(crate) fn bytes(kind: EvictionPolicy) -> usize {
         match kind {
-            Kind::Recency => Recency::BYTES,
-            Kind::Heap => Heap::BYTES,
+            EvictionPolicy::Recency => Recency::BYTES,
+            EvictionPolicy::Heap => Heap::BYTES,
         }
     }
 }
@@ -119,14 +119,14 @@ macro_rules! each {
 }
 
 impl Evict for Policy {
-    fn insert(&mut self, slot: u32, class: Class, place: Place, stand: Stand) {
-        each!(self, policy => policy.insert(slot, class, place, stand));
+    fn insert(&mut self, slot: u32, class: Class, place: Place, evictability: Evictability) {
+        each!(self, policy => policy.insert(slot, class, place, evictability));
     }
     fn remove(&mut self, slot: u32) {
         each!(self, policy => policy.remove(slot));
     }
-    fn stand(&mut self, slot: u32, stand: Stand) {
-        each!(self, policy => policy.stand(slot, stand));
+    fn refresh(&mut self, slot: u32, evictability: Evictability) {
+        each!(self, policy => policy.refresh(slot, evictability));
     }
     fn victim(&mut self) -> Option<u32> {
         each!(self, policy => policy.victim())
@@ -167,8 +167,8 @@ impl Evict for Policy {
     fn holds(&self, slot: u32) -> bool {
         each!(self, policy => policy.holds(slot))
     }
-    fn agrees(&self, slot: u32, stand: Stand) -> bool {
-        each!(self, policy => policy.agrees(slot, stand))
+    fn agrees(&self, slot: u32, evictability: Evictability) -> bool {
+        each!(self, policy => policy.agrees(slot, evictability))
     }
     fn ranks(&self, slots: usize) -> Option<Vec<u32>> {
         each!(self, policy => policy.ranks(slots))

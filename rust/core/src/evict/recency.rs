@@ -6,7 +6,7 @@
 //!
 //! What a copy ahead has seen is the beginning of each list, so that it goes on where it stopped.
 
-use super::{Evict, Opens, Place, Stand};
+use super::{Evict, Evictability, Opens, Place};
 use crate::error::Result;
 use crate::id::Class;
 use crate::list::Lists;
@@ -84,7 +84,7 @@ impl Recency {
 }
 
 impl Evict for Recency {
-    fn insert(&mut self, slot: u32, class: Class, place: Place, stand: Stand) {
+    fn insert(&mut self, slot: u32, class: Class, place: Place, evictability: Evictability) {
         match place {
             Place::Back => self.lists.push_back(class as usize, slot),
             Place::Before(other) => {
@@ -93,7 +93,7 @@ impl Evict for Recency {
                 self.cursors[class as usize] = None;
             }
         }
-        self.marks[slot as usize] = if stand == Stand::Blocked {
+        self.marks[slot as usize] = if evictability == Evictability::Blocked {
             BLOCKED
         } else {
             OPEN
@@ -112,9 +112,9 @@ impl Evict for Recency {
         self.lists.remove(slot);
     }
 
-    fn stand(&mut self, slot: u32, stand: Stand) {
+    fn refresh(&mut self, slot: u32, evictability: Evictability) {
         let mark = &mut self.marks[slot as usize];
-        if stand == Stand::Blocked {
+        if evictability == Evictability::Blocked {
             if *mark == OPEN {
                 *mark = BLOCKED;
             }
@@ -222,8 +222,8 @@ impl Evict for Recency {
         self.lists.holds(slot)
     }
 
-    fn agrees(&self, slot: u32, stand: Stand) -> bool {
-        (self.marks[slot as usize] == OPEN) == (stand != Stand::Blocked)
+    fn agrees(&self, slot: u32, evictability: Evictability) -> bool {
+        (self.marks[slot as usize] == OPEN) == (evictability != Evictability::Blocked)
     }
 
     fn ranks(&self, slots: usize) -> Option<Vec<u32>> {
@@ -258,10 +258,10 @@ mod tests {
             (1, Class::Ordinary),
             (2, Class::Ended),
         ] {
-            policy.insert(slot, class, Place::Back, Stand::Leaf);
+            policy.insert(slot, class, Place::Back, Evictability::Leaf);
         }
-        policy.insert(3, Class::Ordinary, Place::Back, Stand::Leaf);
-        policy.insert(4, Class::Ordinary, Place::Before(3), Stand::Leaf);
+        policy.insert(3, Class::Ordinary, Place::Back, Evictability::Leaf);
+        policy.insert(4, Class::Ordinary, Place::Before(3), Evictability::Leaf);
         assert_eq!(drain(&mut policy), [2, 1, 4, 3, 0]);
     }
 
@@ -269,16 +269,16 @@ mod tests {
     fn a_blocked_slot_keeps_its_place_and_is_found_again() {
         let mut policy = Recency::new(8).unwrap();
         for slot in 0..5 {
-            policy.insert(slot, Class::Ordinary, Place::Back, Stand::Leaf);
+            policy.insert(slot, Class::Ordinary, Place::Back, Evictability::Leaf);
         }
-        policy.stand(0, Stand::Blocked);
-        policy.stand(1, Stand::Blocked);
+        policy.refresh(0, Evictability::Blocked);
+        policy.refresh(1, Evictability::Blocked);
         assert_eq!(policy.victim(), Some(2));
         policy.remove(2);
         assert_eq!(policy.victim(), Some(3));
-        policy.stand(1, Stand::Leaf);
+        policy.refresh(1, Evictability::Leaf);
         assert_eq!(policy.victim(), Some(1), "back at its place");
-        policy.stand(0, Stand::Leaf);
+        policy.refresh(0, Evictability::Leaf);
         assert_eq!(drain(&mut policy), [0, 1, 3, 4]);
     }
 
@@ -287,22 +287,22 @@ mod tests {
         for passed_again in [false, true] {
             let mut policy = Recency::new(8).unwrap();
             for slot in 0..3 {
-                policy.insert(slot, Class::Ordinary, Place::Back, Stand::Blocked);
+                policy.insert(slot, Class::Ordinary, Place::Back, Evictability::Blocked);
             }
-            policy.insert(3, Class::Ordinary, Place::Back, Stand::Leaf);
+            policy.insert(3, Class::Ordinary, Place::Back, Evictability::Leaf);
             assert_eq!(policy.victim(), Some(3));
             policy.clear();
-            policy.insert(4, Class::Ordinary, Place::Back, Stand::Blocked);
-            policy.insert(5, Class::Ordinary, Place::Back, Stand::Leaf);
+            policy.insert(4, Class::Ordinary, Place::Back, Evictability::Blocked);
+            policy.insert(5, Class::Ordinary, Place::Back, Evictability::Leaf);
             if passed_again {
                 assert_eq!(policy.victim(), Some(3));
             }
-            policy.stand(1, Stand::Leaf);
+            policy.refresh(1, Evictability::Leaf);
             assert_eq!(policy.victim(), Some(1));
-            policy.stand(0, Stand::Leaf);
+            policy.refresh(0, Evictability::Leaf);
             assert_eq!(drain(&mut policy), [0, 1, 3, 5]);
-            policy.stand(2, Stand::Leaf);
-            policy.stand(4, Stand::Leaf);
+            policy.refresh(2, Evictability::Leaf);
+            policy.refresh(4, Evictability::Leaf);
             assert_eq!(drain(&mut policy), [2, 4]);
         }
     }
@@ -311,11 +311,11 @@ mod tests {
     fn what_stands_where_the_cursor_was_can_leave() {
         let mut policy = Recency::new(8).unwrap();
         for slot in 0..3 {
-            policy.insert(slot, Class::Ordinary, Place::Back, Stand::Blocked);
+            policy.insert(slot, Class::Ordinary, Place::Back, Evictability::Blocked);
         }
         assert_eq!(policy.victim(), None);
         policy.remove(2);
-        policy.insert(3, Class::Ordinary, Place::Back, Stand::Leaf);
+        policy.insert(3, Class::Ordinary, Place::Back, Evictability::Leaf);
         assert_eq!(policy.victim(), Some(3));
     }
 
@@ -323,7 +323,7 @@ mod tests {
     fn what_was_seen_is_passed_over_wherever_something_new_stands() {
         let mut policy = Recency::new(8).unwrap();
         for slot in 0..4 {
-            policy.insert(slot, Class::Ordinary, Place::Back, Stand::Leaf);
+            policy.insert(slot, Class::Ordinary, Place::Back, Evictability::Leaf);
         }
         let unseen = |policy: &Recency, limit| {
             let mut out = Vec::new();
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(unseen(&policy, 3), [0, 1, 2]);
         assert!((0..3).all(|slot| policy.see(slot)));
         assert_eq!((unseen(&policy, 3), unseen(&policy, 4)), (vec![], vec![3]));
-        policy.insert(4, Class::Ended, Place::Back, Stand::Leaf);
+        policy.insert(4, Class::Ended, Place::Back, Evictability::Leaf);
         assert_eq!(unseen(&policy, 3), [4], "the first three are 4, 0 and 1");
         assert!(policy.see(4));
         policy.remove(2);
@@ -352,10 +352,10 @@ mod tests {
     #[test]
     fn cleared_goes_before_everything_new() {
         let mut policy = Recency::new(8).unwrap();
-        policy.insert(0, Class::Retained, Place::Back, Stand::Leaf);
-        policy.insert(1, Class::Ended, Place::Back, Stand::Leaf);
+        policy.insert(0, Class::Retained, Place::Back, Evictability::Leaf);
+        policy.insert(1, Class::Ended, Place::Back, Evictability::Leaf);
         policy.clear();
-        policy.insert(2, Class::Ended, Place::Back, Stand::Leaf);
+        policy.insert(2, Class::Ended, Place::Back, Evictability::Leaf);
         assert_eq!(drain(&mut policy), [1, 0, 2]);
     }
 }

@@ -3,10 +3,7 @@
 
 use super::{Answer, Begun, State, Stop};
 use crate::error::{Error, Result};
-use crate::flight::{Errand, Move};
-use crate::id::{FlightId, Key, LeaseId, MAX_TIERS};
-use crate::plan::Plan;
-use crate::pool::Hold;
+use crate::id::{FlightId, Key, MAX_TIERS};
 use crate::record::Running;
 
 /// What a begin does at a block that is in flight. Where the engine cannot recompute it waits.
@@ -143,7 +140,7 @@ impl State {
     }
 
     /// Idle blocks of the prefix that a begin would pin or read: they back nothing any more.
-    pub(super) fn spent(&self, path: &[u32], prefix: &Prefix) -> u64 {
+    pub(super) fn idle_hits(&self, path: &[u32], prefix: &Prefix) -> u64 {
         let shared = path[..prefix.device].iter().copied();
         shared
             .chain(prefix.last)
@@ -157,18 +154,18 @@ impl State {
     /// engine that cannot recompute waits for that room, but for one that never has both: it would
     /// wait for ever (INV-25).
     pub(super) fn settle(&self, path: &[u32], prefix: &mut Prefix, need: u64) -> u64 {
-        let spent = self.spent(path, prefix);
+        let idle_hits = self.idle_hits(path, prefix);
         let here = |node| self.ready(node, 0).is_some();
         let both = (prefix.device as u64)
             .saturating_add(need)
             .saturating_add(1);
         let yields = self.config.recompute || self.fits(0, both).is_err();
         let copies = yields && prefix.last.is_some_and(here);
-        if !copies || self.tiers[0].ledger.affords(spent.saturating_add(need)) {
-            return spent;
+        if !copies || self.tiers[0].ledger.affords(idle_hits.saturating_add(need)) {
+            return idle_hits;
         }
         (prefix.last, prefix.stop) = (None, Stop::Promised);
-        self.spent(path, prefix)
+        self.idle_hits(path, prefix)
     }
 
     fn admit(
@@ -184,10 +181,10 @@ impl State {
         let need = u64::from(new) + u64::from(limit - total);
         let most = (prefix.device + usize::from(prefix.last.is_some())) as u64;
         if !self.tiers[0].ledger.affords(most + need) {
-            let spent = self.settle(path, prefix, need);
-            if !self.tiers[0].ledger.affords(spent + need) {
+            let idle_hits = self.settle(path, prefix, need);
+            if !self.tiers[0].ledger.affords(idle_hits + need) {
                 self.counters.no_room += 1;
-                return Err(self.no_room(0, need, spent));
+                return Err(self.no_room(0, need, idle_hits));
             }
         }
 
@@ -195,7 +192,7 @@ impl State {
         self.link_path(&path[..prefix.device + prefix.lower]);
         self.pin_path(device, &mut table);
         for &node in path {
-            self.touch(node);
+            self.note_use(node);
         }
         self.mark_sources(path, prefix);
         let last = prefix.last.and_then(|node| self.mark_last(node, path));
@@ -290,66 +287,5 @@ impl State {
             return None;
         }
         Some((tier, slot, node))
-    }
-
-    /// Puts the loads of marked blocks in flight, and their destinations in the table.
-    pub(super) fn load(
-        &mut self,
-        lease: LeaseId,
-        base: u32,
-        tier: usize,
-        nodes: &[u32],
-        table: &mut Vec<u32>,
-    ) -> Plan {
-        let flight = self.board(tier, 0, Errand::Up { lease, base });
-        let mut moves = Vec::with_capacity(nodes.len());
-        for &node in nodes {
-            let from = self.trie.slot(node, tier);
-            if let Some((from, to)) = from.zip(self.destination(node, 0, flight)) {
-                moves.push(Move {
-                    node: Some(self.trie.id(node)),
-                    from,
-                    to,
-                });
-                table.push(to);
-            }
-        }
-        self.take_off(flight, moves)
-    }
-
-    /// Puts the copy of a marked slot into a private one in flight.
-    pub(super) fn private_copy(
-        &mut self,
-        lease: LeaseId,
-        tier: usize,
-        from: u32,
-        node: Option<u32>,
-        table: &mut Vec<u32>,
-    ) -> Plan {
-        let block = table.len() as u32;
-        let flight = self.board(
-            tier,
-            0,
-            Errand::Private {
-                lease: Some(lease),
-                block,
-            },
-        );
-        let mut moves = Vec::with_capacity(1);
-        if let Some(to) = self.take_free(0, Hold::Filling { flight }) {
-            moves.push(Move {
-                node: node.map(|node| self.trie.id(node)),
-                from,
-                to,
-            });
-            table.push(to);
-        }
-        self.take_off(flight, moves)
-    }
-
-    /// The flight to wait for, if this block is in flight on the tier.
-    pub(super) fn in_the_air(&self, node: u32, tier: usize) -> Option<FlightId> {
-        self.filling(node, tier)
-            .map(|flight| FlightId(self.flights.id(flight)))
     }
 }

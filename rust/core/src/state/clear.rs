@@ -20,7 +20,7 @@ impl State {
         self.trie.end_epoch();
         for tier in 0..self.tiers.len() {
             self.tiers[tier].order.clear();
-            // The class is in the hold too; it is what the audit and `lift` read.
+            // The class is in the hold too; it is what the audit and `move_to_back` read.
             for slot in 0..self.tiers[tier].pool.len() {
                 let cell = self.tiers[tier].pool.cell_mut(slot);
                 if let crate::pool::Hold::Idle { class } = &mut cell.hold {

@@ -30,7 +30,7 @@ impl State {
         let mut changed = 0;
         for at in (0..self.leases[lease].blocks()).rev() {
             let slot = self.leases[lease].table[at as usize];
-            if !matches!(self.hold(0, slot), Hold::Twin { .. }) {
+            if !matches!(self.hold(0, slot), Hold::Duplicate { .. }) {
                 continue;
             }
             let Some(published) = self.node_of(slot).and_then(|node| self.trie.slot(node, 0))
@@ -43,7 +43,7 @@ impl State {
             let record = &mut self.leases[lease];
             record.table[at as usize] = published;
             record.shown = record.shown.min(at);
-            self.leave(slot);
+            self.release_slot(slot);
             changed += 1;
         }
         changed

@@ -4,25 +4,25 @@
 use super::State;
 use super::keep::HOST;
 use crate::error::Result;
-use crate::evict::{Evict, Stand};
-use crate::flight::{Errand, Move};
+use crate::evict::{Evict, Evictability};
+use crate::flight::{Move, Purpose};
 use crate::id::{Id, Key, LeaseId, ParkedId, Retention};
 use crate::plan::Plan;
 use crate::pool::Hold;
 use crate::record::Running;
-use crate::trie::Touched;
+use crate::trie::Uses;
 use std::collections::BTreeMap;
 
 /// What [`State::demote`] copies down.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Write {
+pub enum WritePolicy {
     /// The device's next victims.
     #[default]
     OnEvict,
     /// What was published, in that order; then the next victims.
     Through,
-    /// Of the next victims those that were touched more than once. A block is touched when a
-    /// sequence begins over it or publishes it, and once more if it had been dropped before.
+    /// Of the next victims those that were used more than once. A sequence uses a block by beginning
+    /// over it or publishing it; a block that had been dropped before counts as used once more.
     SecondTouch,
 }
 
@@ -35,7 +35,7 @@ impl State {
         if self.tiers.len() <= HOST {
             return None;
         }
-        let flight = self.board(0, HOST, Errand::Down { parked: None });
+        let flight = self.open_flight(0, HOST, Purpose::Down { parked: None });
         let mut moves = Vec::new();
         let victims = self.unseen_victims(blocks);
         let waits = self.copy_fresh(blocks, flight, &mut moves);
@@ -49,7 +49,7 @@ impl State {
         {
             self.fresh.pop_front();
         }
-        self.depart_with(flight, moves)
+        self.launch_if_any(flight, moves)
     }
 
     /// Copies what was published, until one finds no room: that one.
@@ -110,7 +110,7 @@ impl State {
     /// Whether a block on the device should have a copy below before it is evicted, and has none.
     pub(super) fn wants_copy(&self, node: u32) -> bool {
         let block = &self.trie[node];
-        let once = self.config.write == Write::SecondTouch && block.touched == Touched::Once;
+        let once = self.config.write == WritePolicy::SecondTouch && block.uses == Uses::Once;
         block.epoch == self.trie.epoch()
             && !once
             && self.tiers.len() > HOST
@@ -121,7 +121,7 @@ impl State {
 
     /// A block was published. Where nobody ever demotes, the oldest are forgotten.
     pub(super) fn note_fresh(&mut self, node: u32) {
-        if self.config.write == Write::Through {
+        if self.config.write == WritePolicy::Through {
             if self.fresh.len() >= self.tiers[0].pool.len() as usize {
                 self.fresh.pop_front();
             }
@@ -166,8 +166,8 @@ impl State {
         *children += 1;
         let above = self.trie.slot(parent, 0)?;
         let idle = matches!(self.hold(0, above), Hold::Idle { .. });
-        let last = *children == self.trie.copy(parent, 0).children;
-        (idle && last && self.stand_of(0, above) != Stand::Blocked).then_some(above)
+        let last = *children == self.trie.residency(parent, 0).children;
+        (idle && last && self.evictability_of(0, above) != Evictability::Blocked).then_some(above)
     }
 
     /// Copies up to `blocks` sealed blocks of a running sequence down, the root first.
@@ -180,7 +180,7 @@ impl State {
         let path: Vec<u32> = (0..record.sealed)
             .map_while(|block| self.published(record, block))
             .collect();
-        Ok(self.copy_down(Errand::Down { parked: None }, path.into_iter(), blocks))
+        Ok(self.copy_down(Purpose::Down { parked: None }, path.into_iter(), blocks))
     }
 
     /// Copies up to `blocks` blocks of a parked sequence down, the deepest first: within the
@@ -189,17 +189,17 @@ impl State {
         let parked = self.parked(id)?;
         let record = &self.parked[parked];
         let path = record.path[..record.on_device as usize].to_vec();
-        let errand = Errand::Down { parked: Some(id) };
-        Ok(self.copy_down(errand, path.into_iter().rev(), blocks))
+        let purpose = Purpose::Down { parked: Some(id) };
+        Ok(self.copy_down(purpose, path.into_iter().rev(), blocks))
     }
 
     fn copy_down(
         &mut self,
-        errand: Errand,
+        purpose: Purpose,
         nodes: impl Iterator<Item = u32>,
         most: u32,
     ) -> Option<Plan> {
-        let flight = self.board(0, HOST, errand);
+        let flight = self.open_flight(0, HOST, purpose);
         let mut moves = Vec::new();
         for node in nodes {
             if moves.len() >= most as usize {
@@ -210,15 +210,15 @@ impl State {
                 break;
             }
         }
-        self.depart_with(flight, moves)
+        self.launch_if_any(flight, moves)
     }
 
-    fn depart_with(&mut self, flight: u32, moves: Vec<Move>) -> Option<Plan> {
+    fn launch_if_any(&mut self, flight: u32, moves: Vec<Move>) -> Option<Plan> {
         if moves.is_empty() {
             self.flights.remove(flight);
             return None;
         }
-        Some(self.take_off(flight, moves))
+        Some(self.launch(flight, moves))
     }
 
     /// One block more for a flight down; `false` where it finds no room. `may_go`: whether the copy
@@ -274,18 +274,18 @@ impl State {
                 self.unmark(0, from);
                 return None;
             };
-            self.drop_copy(HOST, victim);
+            self.evict_with_parents(HOST, victim);
         }
         self.tiers[HOST].ledger.release(owed);
         self.destination(node, HOST, flight)
     }
 
-    /// Idle blocks above that cannot be taken while `node` is hot on the tier, and could before.
+    /// Idle blocks above that cannot be taken while `node` is busy on the tier, and could before.
     fn shaded_by(&self, mut node: u32, tier: usize) -> u32 {
         let mut shaded = 0;
         while let Some(parent) = self.trie.parent(node)
             && let Some(slot) = self.trie.slot(parent, tier)
-            && !self.is_hot(parent, tier)
+            && !self.is_busy(parent, tier)
         {
             shaded += u32::from(self.takeable(tier, slot));
             node = parent;
@@ -316,14 +316,14 @@ impl State {
     }
 
     fn load_path(&mut self, path: &[u32], device: usize, tier: usize) -> Result<Option<Plan>> {
-        let spent = path[..device]
+        let idle_hits = path[..device]
             .iter()
             .filter_map(|&node| self.ready(node, 0))
             .filter(|&slot| self.takeable(0, slot))
             .count() as u64;
         let need = (path.len() - device) as u64;
-        if !self.tiers[0].ledger.affords(need + spent) {
-            return Err(self.no_room(0, need, spent));
+        if !self.tiers[0].ledger.affords(need + idle_hits) {
+            return Err(self.no_room(0, need, idle_hits));
         }
         self.link_path(path);
         let mut end = device;

@@ -83,7 +83,7 @@ impl State {
             fresh,
             failures,
             ghosts,
-            air,
+            in_flight,
             path: _,
             loose: _,
             ahead: _,
@@ -105,7 +105,7 @@ impl State {
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
         (
-            counters, fresh, failures, ghosts, air, parkings, headroom, done,
+            counters, fresh, failures, ghosts, in_flight, parkings, headroom, done,
         )
             .hash(&mut digest);
         digest.finish()
@@ -114,13 +114,13 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Answer, Config, Filling, Request, Sealing, Write};
+    use super::super::{Answer, Config, Filling, Request, Sealing, WritePolicy};
     use super::State;
-    use crate::evict::{Evict, Kind, Place};
+    use crate::evict::{Evict, EvictionPolicy, Place};
     use crate::id::{Class, FlightId, Id, Key, LeaseId, Link, Retention, Tier};
     use crate::pool::Hold;
     use crate::record::Running;
-    use crate::trie::Touched;
+    use crate::trie::Uses;
     use std::num::NonZeroU32;
 
     fn key(name: u8, block: u8) -> Key {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     /// Something of everything.
-    fn state(policy: Kind, write: Write) -> State {
+    fn state(policy: EvictionPolicy, write: WritePolicy) -> State {
         let mut state = State::new(Config {
             slots: vec![41, 20],
             policy,
@@ -207,7 +207,7 @@ mod tests {
 
     const CHANGES: &[Change] = &[
         ("config.retries", |s| s.config.retries += 1),
-        ("config.write", |s| s.config.write = Write::Through),
+        ("config.write", |s| s.config.write = WritePolicy::Through),
         ("config.recompute", |s| s.config.recompute = false),
         ("config.speeds", |s| {
             s.config.speeds = Some(crate::cost::Speeds::default());
@@ -215,14 +215,18 @@ mod tests {
         ("a node's key", |s| s.trie[0].key.0[31] ^= 1),
         ("a node's parent", |s| s.trie[0].parent = Some(DEAD)),
         ("a node's copy", |s| {
-            s.trie.copy_mut(2, 1).slot = Some(Link::to(9));
+            s.trie.residency_mut(2, 1).slot = Some(Link::to(9));
         }),
-        ("a node's children", |s| s.trie.copy_mut(0, 0).children += 1),
-        ("a node's hot children", |s| s.trie.copy_mut(0, 1).busy += 1),
+        ("a node's children", |s| {
+            s.trie.residency_mut(0, 0).children += 1;
+        }),
+        ("a node's busy children", |s| {
+            s.trie.residency_mut(0, 1).busy += 1;
+        }),
         ("a node's epoch", |s| s.trie[0].epoch += 1),
         ("a node's keeps", |s| s.trie[0].keeps += 1),
         ("a node's class", |s| s.trie[0].class = Class::Retained),
-        ("a node's touches", |s| s.trie[0].touched = Touched::Again),
+        ("a node's uses", |s| s.trie[0].uses = Uses::Repeated),
         ("the trie's epoch", |s| s.trie.end_epoch()),
         ("a new node", |s| {
             s.trie.add(None);
@@ -250,10 +254,10 @@ mod tests {
         }),
         ("the order", |s| {
             let (slot, class) = (s.tiers[0].order.victim().expect("idle"), Class::Ordinary);
-            let stand = s.stand_of(0, slot);
+            let evictability = s.evictability_of(0, slot);
             let order = &mut s.tiers[0].order;
             order.remove(slot);
-            order.insert(slot, class, Place::Back, stand);
+            order.insert(slot, class, Place::Back, evictability);
         }),
         ("what is promised", |s| s.tiers[0].ledger.promise(1)),
         ("what is promised below", |s| s.tiers[1].ledger.promise(1)),
@@ -284,8 +288,8 @@ mod tests {
         ("a ticket's blocks", |s| s.tickets[0].blocks += 1),
         ("a ticket's tier", |s| s.tickets[0].tier = Tier::HOST),
         ("a flight's moves", |s| s.flights[0].moves.reverse()),
-        ("a flight's errand", |s| {
-            s.flights[0].errand = crate::flight::Errand::Nothing;
+        ("a flight's purpose", |s| {
+            s.flights[0].purpose = crate::flight::Purpose::Nothing;
         }),
         ("a flight's deadline", |s| s.flights[0].overdue = true),
         ("a flight's dispatch", |s| s.flights[0].waits = Some(1)),
@@ -293,7 +297,7 @@ mod tests {
         ("slots held back", |s| drop(s.held.pop())),
         ("what was counted", |s| s.counters.evicted[0] += 1),
         ("what was published", |s| s.fresh.push_back(s.trie.id(0))),
-        ("what is in flight", |s| s.air[1] += 1),
+        ("what is in flight", |s| s.in_flight[1] += 1),
         ("how many were parked", |s| s.parkings += 1),
         ("the headroom", |s| s.headroom += 1),
         ("the last step done", |s| s.done = Some(3)),
@@ -301,12 +305,12 @@ mod tests {
 
     #[test]
     fn each_kind_of_change_changes_the_digest_and_no_two_alike() {
-        for policy in [Kind::Recency, Kind::Heap] {
-            let plain = state(policy, Write::OnEvict).digest();
-            assert_eq!(plain, state(policy, Write::OnEvict).digest());
+        for policy in [EvictionPolicy::Recency, EvictionPolicy::Heap] {
+            let plain = state(policy, WritePolicy::OnEvict).digest();
+            assert_eq!(plain, state(policy, WritePolicy::OnEvict).digest());
             let mut seen = std::collections::BTreeMap::from([(plain, "nothing")]);
             for (name, change) in CHANGES {
-                let mut state = state(policy, Write::OnEvict);
+                let mut state = state(policy, WritePolicy::OnEvict);
                 change(&mut state);
                 let same = seen.insert(state.digest(), name);
                 assert_eq!(same, None, "{name}, {policy:?}");
@@ -316,12 +320,12 @@ mod tests {
 
     #[test]
     fn what_was_published_and_what_was_dropped_are_in_it_by_their_order() {
-        let mut through = state(Kind::Recency, Write::Through);
+        let mut through = state(EvictionPolicy::Recency, WritePolicy::Through);
         let before = through.digest();
         through.fresh.swap(0, 1);
         assert_ne!(before, through.digest());
         let ghosts = |keys: [Key; 2]| {
-            let mut state = state(Kind::Recency, Write::SecondTouch);
+            let mut state = state(EvictionPolicy::Recency, WritePolicy::SecondTouch);
             let ghosts = state.ghosts.as_mut().expect("second touch");
             for key in &keys {
                 ghosts.remember(key);
@@ -340,7 +344,7 @@ mod tests {
 
     #[test]
     fn what_a_refused_call_may_count_is_not_in_it() {
-        let mut state = state(Kind::Recency, Write::OnEvict);
+        let mut state = state(EvictionPolicy::Recency, WritePolicy::OnEvict);
         let before = state.digest();
         state.reject(3);
         assert!(state.promise(40, Tier::DEVICE).is_err());

@@ -125,7 +125,7 @@ impl State {
                 }
                 child = Some(node);
             }
-            self.leave(slot);
+            self.release_slot(slot);
             // It may have retired, and be gone.
             child = child.filter(|&child| self.trie.alive(child));
         }
@@ -135,14 +135,14 @@ impl State {
     fn is_alone(&self, node: u32, child: Option<u32>, slot: u32) -> bool {
         let own = matches!(
             self.hold(0, slot),
-            Hold::Pinned { pins: 1 } | Hold::Twin { leases: 1 }
+            Hold::Pinned { pins: 1 } | Hold::Duplicate { leases: 1 }
         );
         let published = self.trie.slot(node, 0);
         own && published.is_some_and(|slot| self.hold(0, slot) == Hold::Pinned { pins: 1 })
             && self.trie[node].keeps == 0
             && (0..self.tiers.len()).all(|tier| {
                 let own = child.is_some_and(|child| self.trie.slot(child, tier).is_some());
-                self.trie.copy(node, tier).children == u32::from(own)
+                self.trie.residency(node, tier).children == u32::from(own)
             })
     }
 

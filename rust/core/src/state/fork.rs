@@ -107,7 +107,7 @@ impl State {
             Hold::Claimed { leases } | Hold::Owned { leases } => {
                 self.put(0, slot, Hold::Owned { leases: leases + 1 });
             }
-            Hold::Twin { leases } => self.put(0, slot, Hold::Twin { leases: leases + 1 }),
+            Hold::Duplicate { leases } => self.put(0, slot, Hold::Duplicate { leases: leases + 1 }),
             _ => self.pin(0, slot),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::State;
 use crate::error::{Error, Result};
-use crate::evict::Kind;
+use crate::evict::EvictionPolicy;
 use crate::id::LeaseId;
 use crate::pool::Hold;
 
@@ -17,7 +17,7 @@ impl State {
         unserved: &mut Vec<u32>,
     ) -> Result<()> {
         self.check_rows(leases)?;
-        if self.config.policy == Kind::Recency {
+        if self.config.policy == EvictionPolicy::Recency {
             // Each that is full evicts a block or some: their misses overlap only here. A heap does
             // not know what comes behind a leaf.
             let full = leases.iter().filter(|id| {
@@ -124,26 +124,26 @@ impl State {
             let Some(slot) = self.leases[lease].table.pop() else {
                 return;
             };
-            self.leave(slot);
+            self.release_slot(slot);
         }
         let record = &mut self.leases[lease];
         record.shown = record.shown.min(blocks);
     }
 
     /// One lease less on a slot of a table. A duplicate goes before the block it stands beside.
-    pub(super) fn leave(&mut self, slot: u32) {
+    pub(super) fn release_slot(&mut self, slot: u32) {
         match self.hold(0, slot) {
             Hold::Claimed { leases: 1 } | Hold::Owned { leases: 1 } => self.free(0, slot),
             Hold::Claimed { leases } => self.put(0, slot, Hold::Claimed { leases: leases - 1 }),
             Hold::Owned { leases } => self.put(0, slot, Hold::Owned { leases: leases - 1 }),
-            Hold::Twin { leases: 1 } => {
+            Hold::Duplicate { leases: 1 } => {
                 let node = self.tiers[0].pool.cell_mut(slot).node.take();
                 self.free(0, slot);
                 if let Some(slot) = node.and_then(|node| self.trie.slot(node.at(), 0)) {
                     self.unpin(0, slot);
                 }
             }
-            Hold::Twin { leases } => self.put(0, slot, Hold::Twin { leases: leases - 1 }),
+            Hold::Duplicate { leases } => self.put(0, slot, Hold::Duplicate { leases: leases - 1 }),
             Hold::Pinned { .. } => self.unpin(0, slot),
             hold => debug_assert!(false, "slot {slot} of a table is {hold:?}"),
         }

@@ -25,7 +25,7 @@ pub struct Room {
 
 /// Who holds blocks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Who {
+pub enum HolderId {
     /// A running sequence, or one that has ended and waits for its loads.
     Lease(LeaseId),
     /// A parked sequence, or one that is coming back and waits for its loads.
@@ -38,7 +38,7 @@ pub enum Who {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Holder {
     /// Which.
-    pub who: Who,
+    pub id: HolderId,
     /// Device blocks in its table, or that its keeps pin.
     pub device: u32,
     /// Of these, what its end makes free or evictable at once: see [`State::exclusive_blocks`].
@@ -66,14 +66,14 @@ impl State {
     /// # Errors
     /// `Argument` for a tier that is not there.
     pub fn room(&self, tier: Tier) -> Result<Room> {
-        let Some(storey) = self.tiers.get(tier.at()) else {
+        let Some(tier_state) = self.tiers.get(tier.at()) else {
             let help = "this cache was made without that tier";
             return Err(Error::argument("tier", tier.name(), help));
         };
         Ok(Room {
-            free: storey.ledger.free(),
-            evictable: storey.ledger.takeable(),
-            promised: storey.ledger.promised(),
+            free: tier_state.ledger.free(),
+            evictable: tier_state.ledger.takeable(),
+            promised: tier_state.ledger.promised(),
             headroom: if tier == Tier::DEVICE {
                 self.headroom
             } else {
@@ -120,7 +120,7 @@ impl State {
         }
         let path = record.path[..record.on_device as usize].iter();
         path.filter_map(|&node| self.trie.slot(node, 0))
-            .map(|slot| self.rests(slot))
+            .map(|slot| self.freed_by_unpin(slot))
             .sum()
     }
 
@@ -141,7 +141,7 @@ impl State {
             let cell = self.tiers[0].pool.cell(slot);
             let moving = self.filling(node, HOST).is_some();
             let stays = cell.readers > u32::from(moving)
-                || self.trie.copy(node, 0).busy > u32::from(below_lands);
+                || self.trie.residency(node, 0).busy > u32::from(below_lands);
             below_lands = (moving || below_lands) && !stays;
             let own = cell.hold == Hold::Pinned { pins: 1 } && slot < limit;
             pending.moving += u32::from(moving);
@@ -157,24 +157,24 @@ impl State {
         let private = u32::from(cell.readers == 0 && slot < pool.limit());
         match cell.hold {
             Hold::Claimed { leases: 1 } | Hold::Owned { leases: 1 } => private,
-            Hold::Twin { leases: 1 } => {
+            Hold::Duplicate { leases: 1 } => {
                 let beside = self.node_of(slot).and_then(|node| self.trie.slot(node, 0));
-                private + beside.map_or(0, |slot| self.rests(slot))
+                private + beside.map_or(0, |slot| self.freed_by_unpin(slot))
             }
-            Hold::Pinned { .. } => self.rests(slot),
+            Hold::Pinned { .. } => self.freed_by_unpin(slot),
             _ => 0,
         }
     }
 
     /// 1 for a pinned slot that would be evictable with one pin less.
-    fn rests(&self, slot: u32) -> u32 {
+    fn freed_by_unpin(&self, slot: u32) -> u32 {
         u32::from(self.hold(0, slot) == Hold::Pinned { pins: 1 } && self.backs(0, slot))
     }
 
     /// Who holds what, the largest first. It takes time in proportion to all that is held.
     pub fn holders(&self) -> Vec<Holder> {
         let running = self.leases.iter().map(|(lease, record)| Holder {
-            who: Who::Lease(self.lease_id(lease)),
+            id: HolderId::Lease(self.lease_id(lease)),
             device: record.blocks(),
             alone: self.lease_alone(record),
             promised: record.promised(),
@@ -185,14 +185,14 @@ impl State {
             path.iter().filter(lacks).count() as u32
         };
         let parked = self.parked.iter().map(|(parked, record)| Holder {
-            who: Who::Parked(ParkedId(self.parked.id(parked))),
+            id: HolderId::Parked(ParkedId(self.parked.id(parked))),
             device: record.on_device,
             alone: self.parked_alone(record),
             promised: owed(&record.path),
             tier: Tier::HOST,
         });
         let tickets = self.tickets.iter().map(|(ticket, record)| Holder {
-            who: Who::Ticket(TicketId(self.tickets.id(ticket))),
+            id: HolderId::Ticket(TicketId(self.tickets.id(ticket))),
             device: 0,
             alone: 0,
             promised: record.blocks,
@@ -201,14 +201,14 @@ impl State {
         let mut all: Vec<Holder> = running.chain(parked).chain(tickets).collect();
         all.sort_unstable_by_key(|holder| {
             let blocks = (holder.device, holder.promised);
-            (std::cmp::Reverse(blocks), holder.who)
+            (std::cmp::Reverse(blocks), holder.id)
         });
         all
     }
 
     /// Blocks in flight, down and up; those of flights whose end is unknown do not count.
     pub fn blocks_in_flight(&self) -> (u32, u32) {
-        self.air.into()
+        self.in_flight.into()
     }
 
     /// Whether loading so many blocks behind `after` others, and behind all that is on its way
@@ -216,6 +216,6 @@ impl State {
     pub fn worth_loading(&self, blocks: u32, after: u32) -> bool {
         self.config
             .speeds
-            .is_none_or(|speeds| speeds.worth(blocks, after, self.air[1]))
+            .is_none_or(|speeds| speeds.worth(blocks, after, self.in_flight[1]))
     }
 }

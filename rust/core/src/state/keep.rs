@@ -136,11 +136,11 @@ impl State {
                     );
                 }
                 Hold::Pinned { .. } => self.free(tier, slot),
-                // In the air: its flight frees it, or lands it as a lease's private block.
+                // In flight: its flight frees it, or lands it as a lease's private block.
                 _ => {}
             }
         }
-        self.trie.bury(node);
+        self.trie.remove(node);
     }
 
     /// Kept blocks have become ready below: device copies that only held the path are let go.

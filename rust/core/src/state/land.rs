@@ -5,7 +5,7 @@ use super::State;
 use super::keep::HOST;
 use crate::arena::Found;
 use crate::error::{Error, Result};
-use crate::flight::{Errand, Flight, Move};
+use crate::flight::{Flight, Move, Purpose};
 use crate::id::{FlightId, LeaseId, ParkedId, Retention};
 use crate::pool::Hold;
 
@@ -52,13 +52,13 @@ impl State {
             }
             return;
         }
-        if let Some(air) = self.in_flight_of(flight.from, flight.to) {
-            *air -= flight.moves.len() as u32;
+        if let Some(in_flight) = self.in_flight_between(flight.from, flight.to) {
+            *in_flight -= flight.moves.len() as u32;
         }
         self.counters.failed += (flight.moves.len() - good.min(flight.moves.len())) as u64;
-        match flight.errand {
-            Errand::Nothing => {}
-            Errand::Down { parked } => {
+        match flight.purpose {
+            Purpose::Nothing => {}
+            Purpose::Down { parked } => {
                 let kept = self.land_below(to, &flight.moves, good);
                 if let Some(id) = parked {
                     self.count_failures(id, &kept.failed);
@@ -77,14 +77,14 @@ impl State {
                     None => {}
                 }
             }
-            Errand::Up { lease, base } => {
+            Purpose::Up { lease, base } => {
                 self.land_on_device(lease, base, &flight.moves, good);
                 if corrupt && let Some(bad) = flight.moves.get(good) {
                     self.drop_corrupt(from, *bad);
                 }
                 self.landed(lease);
             }
-            Errand::Private { lease, block } => {
+            Purpose::Private { lease, block } => {
                 for step in &flight.moves {
                     match lease {
                         None => self.free(to, step.to),
@@ -147,7 +147,7 @@ impl State {
         for &step in good {
             waiting.push(step);
             while let Some(&last) = waiting.last()
-                && !self.has_air_below(tier, last)
+                && !self.has_flights_below(tier, last)
             {
                 waiting.pop();
                 self.land_one_below(tier, last, true, &mut kept);
@@ -163,9 +163,9 @@ impl State {
     }
 
     /// Whether something below the block is filling or read on the tier.
-    fn has_air_below(&self, tier: usize, step: Move) -> bool {
+    fn has_flights_below(&self, tier: usize, step: Move) -> bool {
         let node = step.node.and_then(|id| self.trie.live(id));
-        node.is_some_and(|node| self.trie.copy(node, tier).busy > 0)
+        node.is_some_and(|node| self.trie.residency(node, tier).busy > 0)
     }
 
     fn land_one_below(&mut self, tier: usize, step: Move, good: bool, kept: &mut Kept) {
@@ -190,7 +190,7 @@ impl State {
             kept.failed.push(node);
         }
         self.note_copy(node, false);
-        self.bury_if_gone(node);
+        self.remove_if_gone(node);
     }
 
     /// A kept block is tried again so many times; then its keep is broken.
@@ -220,12 +220,12 @@ impl State {
             match node {
                 Some(node) if at < good && !detached => {
                     self.fill(node, 0, step.to, 1);
-                    self.touch_below(node, 0);
+                    self.reclass_below(node, 0);
                     continue;
                 }
                 Some(node) => {
                     self.detach(node, 0);
-                    self.bury_if_gone(node);
+                    self.remove_if_gone(node);
                 }
                 None => {}
             }
@@ -306,7 +306,7 @@ impl State {
             self.pin(tier, slot);
             self.detach(node, tier);
             self.free(tier, slot);
-            self.bury_if_gone(node);
+            self.remove_if_gone(node);
             self.counters.corrupt += 1;
             if tier == HOST {
                 self.break_unbacked();

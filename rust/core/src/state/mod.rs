@@ -1,50 +1,49 @@
 //! Every transition of the yard, as plain `&mut self` arithmetic: no I/O, no clock, no lock. One
-//! file per verb; this one holds what they share, and `copies.rs` the moves between sets.
+//! file per verb; this one holds what they share, and `transitions.rs` the moves between sets.
 
-mod ask;
 mod audit;
 mod begin;
 mod clear;
-mod copies;
 mod dedup;
 mod demote;
 mod digest;
+mod dry_run;
+mod evict;
 mod finish;
+mod flights;
 mod fork;
 mod grow;
 mod headroom;
 mod holders;
 mod keep;
 mod land;
-mod load;
-mod overdue;
 mod park;
 mod probe;
 mod resize;
 mod resume;
-mod room;
 mod seal;
-mod storey;
 mod tables;
 mod ticket;
+mod tier;
+mod transitions;
 mod view;
 
-pub use ask::Need;
 pub use audit::Violation;
 pub use begin::{Filling, Request};
-pub use demote::Write;
-pub use holders::{Holder, Pending, Room, Who};
+pub use demote::WritePolicy;
+pub use dry_run::Need;
+pub use holders::{Holder, HolderId, Pending, Room};
 pub use probe::{Probe, Stop};
 pub use seal::Sealing;
 pub use tables::Cells;
 pub use view::{ParkedView, View};
 
-pub(crate) use storey::Storey;
+pub(crate) use tier::TierState;
 
 use crate::arena::{Arena, Found};
 use crate::cost::Speeds;
 use crate::error::{Error, Result};
-use crate::evict::{Kind, Policy};
+use crate::evict::{EvictionPolicy, Policy};
 use crate::flight::Flight;
 use crate::ghost::Ghosts;
 use crate::id::{FlightId, Id, LeaseId, MAX_TIERS, ParkedId, Tier};
@@ -68,9 +67,9 @@ pub struct Config {
     /// Leading device slots that pad block tables and are never given out.
     pub null_slots: u32,
     /// Eviction policy of every tier.
-    pub policy: Kind,
+    pub policy: EvictionPolicy,
     /// What is copied down ahead of need.
-    pub write: Write,
+    pub write: WritePolicy,
     /// Keys of dropped blocks to remember, for [`Write::SecondTouch`]; `None`: four per slot.
     pub ghosts: Option<u32>,
     /// Gates the loads of begins; `None`: every load is taken.
@@ -90,8 +89,8 @@ impl Default for Config {
             block_size: 16,
             slots: Vec::new(),
             null_slots: 1,
-            policy: Kind::Recency,
-            write: Write::OnEvict,
+            policy: EvictionPolicy::Recency,
+            write: WritePolicy::OnEvict,
             ghosts: None,
             speeds: None,
             recompute: true,
@@ -120,7 +119,7 @@ impl Config {
     pub(crate) fn bytes(&self, slots: &[usize]) -> u64 {
         let each = size_of::<Cell>() + Policy::bytes(self.policy);
         let fresh = match self.write {
-            Write::Through => slots[0] * size_of::<Id>(),
+            WritePolicy::Through => slots[0] * size_of::<Id>(),
             _ => 0,
         };
         (slots.iter().sum::<usize>() * each + Trie::bytes(slots) + fresh) as u64
@@ -135,13 +134,13 @@ impl Config {
         let all = self.sizes().iter().sum::<usize>();
         let keys = self.ghosts.map_or(4 * all, |ghosts| ghosts as usize);
         let keys = keys.min(MOST_GHOSTS as usize) as u32;
-        (self.write == Write::SecondTouch && keys > 0).then_some(keys)
+        (self.write == WritePolicy::SecondTouch && keys > 0).then_some(keys)
     }
 }
 
 /// Room for all that a device of so many slots may have published, where it is told in that order.
 pub(crate) fn reserve_fresh(fresh: &mut VecDeque<Id>, config: &Config, slots: usize) -> Result<()> {
-    if config.write != Write::Through {
+    if config.write != WritePolicy::Through {
         return Ok(());
     }
     let had = fresh.try_reserve_exact(slots.saturating_sub(fresh.len()));
@@ -183,7 +182,7 @@ pub enum Answer {
 pub struct State {
     pub(crate) config: Config,
     pub(crate) trie: Trie,
-    pub(crate) tiers: Vec<Storey>,
+    pub(crate) tiers: Vec<TierState>,
     pub(crate) leases: Arena<Running>,
     pub(crate) parked: Arena<Parked>,
     pub(crate) tickets: Arena<Ticket>,
@@ -197,7 +196,7 @@ pub struct State {
     /// Blocks that were dropped from every tier, under [`Write::SecondTouch`].
     ghosts: Option<Ghosts>,
     /// Blocks in flight, down and up, but for flights that are overdue.
-    air: [u32; 2],
+    in_flight: [u32; 2],
     /// The path that the last match found, reused so that a match allocates nothing.
     path: Vec<u32>,
     /// Whether it has orphans, which who uses it must link again.
@@ -228,7 +227,7 @@ impl State {
                 let null = if tier == 0 { config.null_slots } else { 0 };
                 let mut ledger = Ledger::default();
                 ledger.enter(slots - null);
-                Ok(Storey {
+                Ok(TierState {
                     pool: Pool::new(slots, null)?,
                     order: Policy::new(config.policy, slots as usize)?,
                     ledger,
@@ -247,7 +246,7 @@ impl State {
             fresh,
             failures: BTreeMap::new(),
             ghosts: config.ghost_keys().map(Ghosts::new).transpose()?,
-            air: [0; 2],
+            in_flight: [0; 2],
             path: Vec::new(),
             loose: false,
             ahead: Vec::new(),
@@ -301,13 +300,13 @@ impl State {
         self.leases[lease].epoch != self.trie.epoch()
     }
 
-    pub(crate) fn no_room(&self, tier: usize, need: u64, spent: u64) -> Error {
+    pub(crate) fn no_room(&self, tier: usize, need: u64, idle_hits: u64) -> Error {
         let ledger = &self.tiers[tier].ledger;
         Error::NoRoom {
             tier: Tier(tier as u8),
             need,
             free: u64::from(ledger.free()),
-            evictable: u64::from(ledger.takeable()).saturating_sub(spent),
+            evictable: u64::from(ledger.takeable()).saturating_sub(idle_hits),
             promised: u64::from(ledger.promised()),
         }
     }
@@ -318,7 +317,7 @@ impl State {
             tiers: self
                 .tiers
                 .iter()
-                .map(|storey| TierStats::of(&storey.ledger))
+                .map(|tier_state| TierStats::of(&tier_state.ledger))
                 .collect(),
             leases: self.leases.len() as u64,
             parked: self.parked.len() as u64,

@@ -42,7 +42,10 @@ impl State {
             return Err(Error::argument("computed", row.computed, help));
         }
         let blocks = self.blocks_of(row.computed) as u32;
-        let capacity = self.tiers.get(HOST).map_or(0, |storey| storey.pool.limit());
+        let capacity = self
+            .tiers
+            .get(HOST)
+            .map_or(0, |tier_state| tier_state.pool.limit());
         if capacity == 0 || blocks > capacity {
             return Err(Error::TooLarge {
                 tier: Tier::HOST,

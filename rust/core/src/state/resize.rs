@@ -2,7 +2,7 @@
 //! come free. Table 2.7.
 
 use super::keep::HOST;
-use super::{State, Storey};
+use super::{State, TierState};
 use crate::error::{Error, Result};
 use crate::evict::Evict;
 use crate::id::Tier;
@@ -62,16 +62,16 @@ impl State {
 
     /// Room for a tier of so many slots; refused, nothing is changed.
     fn reserve(&mut self, tier: usize, slots: usize, there: Option<u64>) -> Result<()> {
-        let own = |storey: &Storey| storey.pool.len() as usize;
+        let own = |tier_state: &TierState| tier_state.pool.len() as usize;
         let mut tiers: Vec<usize> = self.tiers.iter().map(own).collect();
         let before = self.config.bytes(&tiers);
         tiers[tier] = slots;
         // The index is made anew beside the old one: asked for once more than what is new.
         let more = self.config.bytes(&tiers) - before;
         memory::ask(more, there, "the bookkeeping of so many more slots")?;
-        let storey = &mut self.tiers[tier];
-        storey.pool.reserve(slots as u32)?;
-        storey.order.reserve(slots)?;
+        let tier_state = &mut self.tiers[tier];
+        tier_state.pool.reserve(slots as u32)?;
+        tier_state.order.reserve(slots)?;
         if tier == 0 {
             super::reserve_fresh(&mut self.fresh, &self.config, slots)?;
         }
@@ -83,14 +83,14 @@ impl State {
         if slots > old {
             self.reserve(tier, slots as usize, there)?;
         }
-        let storey = &mut self.tiers[tier];
-        storey.pool.set_limit(slots.min(old));
-        let revived = storey.pool.revive();
-        storey.ledger.enter(revived);
+        let tier_state = &mut self.tiers[tier];
+        tier_state.pool.set_limit(slots.min(old));
+        let revived = tier_state.pool.revive();
+        tier_state.ledger.enter(revived);
         if slots > old {
-            storey.pool.grow(slots, 0);
-            storey.ledger.enter(slots - old);
-            storey.order.grow(slots as usize);
+            tier_state.pool.grow(slots, 0);
+            tier_state.ledger.enter(slots - old);
+            tier_state.order.grow(slots as usize);
         }
         self.recount(tier);
         Ok(())
@@ -202,11 +202,11 @@ impl State {
 
     /// Moves the limit; `false` if promises would lose their backing by it.
     fn set_limit(&mut self, tier: usize, slots: u32) -> bool {
-        let storey = &mut self.tiers[tier];
-        let retired = storey.pool.set_limit(slots);
-        storey.ledger.retire(retired);
-        let revived = storey.pool.revive();
-        storey.ledger.enter(revived);
+        let tier_state = &mut self.tiers[tier];
+        let retired = tier_state.pool.set_limit(slots);
+        tier_state.ledger.retire(retired);
+        let revived = tier_state.pool.revive();
+        tier_state.ledger.enter(revived);
         self.recount(tier);
         self.tiers[tier].ledger.available() >= 0
             && (self.config.recompute || !self.keeps_would_break(tier))

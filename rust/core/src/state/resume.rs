@@ -46,7 +46,7 @@ impl State {
     }
 
     fn readmit(&mut self, parked: u32, path: &[u32], tokens: u64, reserve: u64) -> Result<Answer> {
-        let soon = path.iter().find_map(|&node| self.in_the_air(node, 0));
+        let soon = path.iter().find_map(|&node| self.flight_to_await(node, 0));
         if let Some(flight) = soon {
             return Ok(Answer::Soon(flight));
         }
@@ -57,15 +57,15 @@ impl State {
             .iter()
             .take_while(|&&node| self.ready(node, 0).is_some())
             .count();
-        let spent = path[..device]
+        let idle_hits = path[..device]
             .iter()
             .filter_map(|&node| self.ready(node, 0))
             .filter(|&slot| self.takeable(0, slot))
             .count() as u64;
         let need = u64::from(limit) - device as u64;
-        if !self.tiers[0].ledger.affords(spent + need) {
+        if !self.tiers[0].ledger.affords(idle_hits + need) {
             self.counters.no_room += 1;
-            return Err(self.no_room(0, need, spent));
+            return Err(self.no_room(0, need, idle_hits));
         }
         let mut table = Vec::with_capacity(limit as usize);
         self.pin_path(&path[..device], &mut table);

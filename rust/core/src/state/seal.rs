@@ -6,7 +6,7 @@ use crate::id::{Key, LeaseId, Link};
 use crate::index::Tag;
 use crate::pool::Hold;
 use crate::record::Running;
-use crate::trie::Touched;
+use crate::trie::Uses;
 
 /// One row of a seal.
 #[derive(Clone, Copy, Debug)]
@@ -117,8 +117,8 @@ impl State {
                 }
                 let node = own.unwrap_or_else(|| self.trie.add(parent));
                 let ghost = self.ghosts.as_mut().is_some_and(|ghosts| ghosts.take(key));
-                let touched = if ghost { Touched::Again } else { Touched::Once };
-                self.trie.name(node, *key, gap, touched);
+                let uses = if ghost { Uses::Repeated } else { Uses::Once };
+                self.trie.name(node, *key, gap, uses);
                 self.note_fresh(node);
                 if own.is_none() {
                     self.adopt(node, slot);
@@ -136,8 +136,8 @@ impl State {
         let Some(published) = self.trie.slot(node, 0) else {
             // Only below the device so far: the lease's slot becomes its device copy.
             self.adopt(node, slot);
-            self.touch(node);
-            self.touch_below(node, 0);
+            self.note_use(node);
+            self.reclass_below(node, 0);
             return Some(node);
         };
         if !self.hold(0, published).is_ready() {
@@ -148,9 +148,9 @@ impl State {
             return None;
         }
         self.pin(0, published);
-        self.touch(node);
+        self.note_use(node);
         if let Hold::Claimed { leases } | Hold::Owned { leases } = self.hold(0, slot) {
-            self.put(0, slot, Hold::Twin { leases });
+            self.put(0, slot, Hold::Duplicate { leases });
             self.tiers[0].pool.cell_mut(slot).node = Some(Link::to(node));
         }
         self.counters.duplicates += 1;
@@ -163,12 +163,12 @@ impl State {
         let Some(is_read) = self.tiers[0].adopt(slot, Link::to(node)) else {
             return;
         };
-        self.trie.copy_mut(node, 0).slot = Some(Link::to(slot));
+        self.trie.residency_mut(node, 0).slot = Some(Link::to(slot));
         if let Some(parent) = self.trie.gain_child(node, 0) {
-            self.tiers[0].stand_again(parent);
+            self.tiers[0].refresh(parent);
         }
         if is_read {
-            self.heat(node, 0);
+            self.block_ancestors(node, 0);
         }
     }
 }

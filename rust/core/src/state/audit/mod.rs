@@ -6,7 +6,7 @@ mod promises;
 mod slots;
 
 use super::keep::HOST;
-use super::{State, Storey};
+use super::{State, TierState};
 use crate::id::{Group, Key, Link, Slot, Tier};
 use crate::pool::Hold;
 use std::fmt;
@@ -114,7 +114,7 @@ impl State {
 
     fn count_holders(&self) -> Result<Holders, Violation> {
         let zeros = || {
-            let slots = |storey: &Storey| vec![0; storey.pool.len() as usize];
+            let slots = |tier_state: &TierState| vec![0; tier_state.pool.len() as usize];
             self.tiers.iter().map(slots).collect::<Vec<Vec<u32>>>()
         };
         let (mut pins, mut readers, mut written) = (zeros(), zeros(), zeros());
@@ -124,7 +124,7 @@ impl State {
             pins[0][slot as usize] += 1;
         }
         for (slot, cell) in self.tiers[0].pool.cells() {
-            if !matches!(cell.hold, Hold::Twin { .. }) {
+            if !matches!(cell.hold, Hold::Duplicate { .. }) {
                 continue;
             }
             let published = cell.node.map(Link::at).filter(|&n| self.trie.alive(n));

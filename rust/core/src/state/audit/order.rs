@@ -10,25 +10,29 @@ use crate::trie::Node;
 impl State {
     /// INV-20: the order holds all idle blocks, child before parent; pins are closed to the root.
     pub(super) fn ordered(&self, tier: usize) -> Check {
-        let storey = &self.tiers[tier];
-        let ranks = storey.order.ranks(storey.pool.len() as usize);
-        for (slot, cell) in storey.pool.cells() {
+        let tier_state = &self.tiers[tier];
+        let ranks = tier_state.order.ranks(tier_state.pool.len() as usize);
+        for (slot, cell) in tier_state.pool.cells() {
             let idle = matches!(cell.hold, Hold::Idle { .. });
-            if storey.order.holds(slot) != idle {
+            if tier_state.order.holds(slot) != idle {
                 let detail = format!("it is {:?}; in the order: {}", cell.hold, !idle);
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
-            if idle && !storey.order.agrees(slot, self.stand_of(tier, slot)) {
+            if idle
+                && !tier_state
+                    .order
+                    .agrees(slot, self.evictability_of(tier, slot))
+            {
                 let detail = format!(
                     "the order does not know that it is {:?}",
-                    self.stand_of(tier, slot)
+                    self.evictability_of(tier, slot)
                 );
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
             let Some(node) = self.node_in(tier, slot) else {
                 continue;
             };
-            if tier == 0 && storey.order.seen(slot) && self.wants_copy(node) {
+            if tier == 0 && tier_state.order.seen(slot) && self.wants_copy(node) {
                 let detail = "a copy ahead passes it over, and it has none below".to_owned();
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
@@ -66,7 +70,7 @@ impl State {
         Ok(())
     }
 
-    /// INV-20: the counts of children, and of hot ones, that say what may be taken.
+    /// INV-20: the counts of children, and of busy ones, that say what may be taken.
     pub(super) fn counted(&self) -> Check {
         let mut families = std::collections::BTreeMap::new();
         for (index, _) in self.trie.iter() {
@@ -78,17 +82,17 @@ impl State {
                 .or_insert([(0_u32, 0_u32); MAX_TIERS]);
             for (tier, (children, busy)) in family.iter_mut().enumerate() {
                 *children += u32::from(self.trie.slot(index, tier).is_some());
-                *busy += u32::from(self.hot_by_definition(index, tier));
+                *busy += u32::from(self.busy_by_definition(index, tier));
             }
         }
         for (index, _) in self.trie.iter() {
             let family = families.get(&index).copied().unwrap_or_default();
             for (tier, found) in family.into_iter().enumerate() {
-                let copy = *self.trie.copy(index, tier);
-                if (copy.children, copy.busy) != found {
-                    let told = (copy.children, copy.busy);
+                let residency = *self.trie.residency(index, tier);
+                if (residency.children, residency.busy) != found {
+                    let told = (residency.children, residency.busy);
                     let detail =
-                        format!("{told:?} children and hot ones are counted, not {found:?}");
+                        format!("{told:?} children and busy ones are counted, not {found:?}");
                     let slot = self.trie.slot(index, tier).unwrap_or_default();
                     return Err(self.violation(
                         "INV-20",
@@ -102,13 +106,13 @@ impl State {
         Ok(())
     }
 
-    fn hot_by_definition(&self, node: u32, tier: usize) -> bool {
+    fn busy_by_definition(&self, node: u32, tier: usize) -> bool {
         let Some(slot) = self.trie.slot(node, tier) else {
             return false;
         };
         let cell = self.tiers[tier].pool.cell(slot);
         let filling = tier > 0 && matches!(cell.hold, Hold::Filling { .. });
-        cell.readers > 0 || filling || self.trie.copy(node, tier).busy > 0
+        cell.readers > 0 || filling || self.trie.residency(node, tier).busy > 0
     }
 
     /// INV-3: what has a key is found by it, and the index names nothing else.

@@ -16,9 +16,9 @@ impl State {
             let detail = format!("{} blocks of headroom, and nothing runs", self.headroom);
             return Err(self.violation("INV-22", 0, 0, detail));
         }
-        for (tier, storey) in self.tiers.iter().enumerate() {
-            let ledger = &storey.ledger;
-            let slots = 0..storey.pool.len();
+        for (tier, tier_state) in self.tiers.iter().enumerate() {
+            let ledger = &tier_state.ledger;
+            let slots = 0..tier_state.pool.len();
             let takeable = slots.filter(|&slot| self.takeable(tier, slot)).count() as u32;
             if takeable != ledger.takeable() {
                 let detail = format!("{} takeable are counted, {takeable} are", ledger.takeable());

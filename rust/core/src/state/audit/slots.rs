@@ -8,9 +8,9 @@ use crate::state::State;
 impl State {
     /// INV-1: the sets add up to the capacity, and the free list is the free set.
     pub(super) fn conserved(&self, tier: usize) -> Check {
-        let storey = &self.tiers[tier];
+        let tier_state = &self.tiers[tier];
         let mut counts = [0_u32; 5];
-        for (_, cell) in storey.pool.cells() {
+        for (_, cell) in tier_state.pool.cells() {
             if let Some(set) = cell.hold.set() {
                 counts[set as usize] += 1;
             }
@@ -23,18 +23,21 @@ impl State {
             Set::Quarantined,
         ];
         for set in sets {
-            if storey.ledger.count(set) != counts[set as usize] {
-                let (told, found) = (storey.ledger.count(set), counts[set as usize]);
+            if tier_state.ledger.count(set) != counts[set as usize] {
+                let (told, found) = (tier_state.ledger.count(set), counts[set as usize]);
                 let detail = format!("the ledger counts {told} {set:?} slots, there are {found}");
                 return Err(self.violation("INV-1", tier, 0, detail));
             }
         }
         let sum: u32 = counts.iter().sum();
-        if sum != storey.ledger.capacity() {
-            let detail = format!("the sets add up to {sum}, not {}", storey.ledger.capacity());
+        if sum != tier_state.ledger.capacity() {
+            let detail = format!(
+                "the sets add up to {sum}, not {}",
+                tier_state.ledger.capacity()
+            );
             return Err(self.violation("INV-1", tier, 0, detail));
         }
-        let listed = storey.pool.free_slots().count();
+        let listed = tier_state.pool.free_slots().count();
         if listed != counts[0] as usize {
             let detail = format!("the free list has {listed} slots, {} are free", counts[0]);
             return Err(self.violation("INV-1", tier, 0, detail));
@@ -51,7 +54,7 @@ impl State {
             Hold::Free { .. } | Hold::Retired | Hold::Null | Hold::Idle { .. } => {
                 pins == 0 && written == 0
             }
-            Hold::Claimed { leases } | Hold::Owned { leases } | Hold::Twin { leases } => {
+            Hold::Claimed { leases } | Hold::Owned { leases } | Hold::Duplicate { leases } => {
                 pins == leases && written == 0
             }
             // A lease's destination is in its table; a copy down is nobody's yet.
@@ -121,15 +124,16 @@ impl State {
 
     /// INV-6: what is counted as in flight is in flights that may still end in time.
     pub(super) fn in_flight(&self) -> Check {
-        let mut air = (0, 0);
+        let mut in_flight = (0, 0);
         for (_, flight) in self.flights.iter().filter(|(_, flight)| !flight.overdue) {
             let blocks = flight.moves.len() as u32;
-            air.0 += blocks * u32::from(flight.from < flight.to);
-            air.1 += blocks * u32::from(flight.from > flight.to);
+            in_flight.0 += blocks * u32::from(flight.from < flight.to);
+            in_flight.1 += blocks * u32::from(flight.from > flight.to);
         }
-        if air != self.blocks_in_flight() {
+        if in_flight != self.blocks_in_flight() {
             let told = self.blocks_in_flight();
-            let detail = format!("{told:?} blocks are counted in flight, down and up, not {air:?}");
+            let detail =
+                format!("{told:?} blocks are counted in flight, down and up, not {in_flight:?}");
             return Err(self.violation("INV-6", 0, 0, detail));
         }
         Ok(())

@@ -1,17 +1,17 @@
 //! The moves of slots between sets, and the order and the marks that go with them. Everything
 //! that changes a slot's hold, a block's copies or a reader mark passes through here.
 //!
-//! A block is *hot* on a tier while its slot there is read or (below the device) filling, or while
-//! a child there is hot. An idle hot block is not takeable: something below it must stay. Leases
+//! A block is *busy* on a tier while its slot there is read or (below the device) filling, or while
+//! a child there is busy. An idle busy block is not takeable: something below it must stay. Leases
 //! and keeps need no such count: their pins are closed towards the root.
 
 use super::State;
 use super::keep::HOST;
-use super::storey::standing;
-use crate::evict::{Evict, Place, Stand};
+use super::tier::evictability;
+use crate::evict::{Evict, Evictability, Place};
 use crate::id::{Class, Link};
 use crate::pool::Hold;
-use crate::trie::Touched;
+use crate::trie::Uses;
 
 impl State {
     #[inline]
@@ -24,7 +24,7 @@ impl State {
         let cell = self.tiers[tier].pool.cell(slot);
         let own = cell
             .node
-            .filter(|_| !matches!(cell.hold, Hold::Twin { .. }));
+            .filter(|_| !matches!(cell.hold, Hold::Duplicate { .. }));
         own.map(Link::at)
     }
 
@@ -55,29 +55,33 @@ impl State {
     }
 
     #[inline]
-    pub(super) fn is_hot(&self, node: u32, tier: usize) -> bool {
-        let copy = *self.trie.copy(node, tier);
-        let Some(slot) = copy.slot else { return false };
+    pub(super) fn is_busy(&self, node: u32, tier: usize) -> bool {
+        let residency = *self.trie.residency(node, tier);
+        let Some(slot) = residency.slot else {
+            return false;
+        };
         let cell = self.tiers[tier].pool.cell(slot.at());
-        copy.busy > 0 || cell.readers > 0 || (tier > 0 && matches!(cell.hold, Hold::Filling { .. }))
+        residency.busy > 0
+            || cell.readers > 0
+            || (tier > 0 && matches!(cell.hold, Hold::Filling { .. }))
     }
 
-    pub(super) fn stand_of(&self, tier: usize, slot: u32) -> Stand {
+    pub(super) fn evictability_of(&self, tier: usize, slot: u32) -> Evictability {
         let cell = self.tiers[tier].pool.cell(slot);
         let Some(node) = cell.node else {
-            return Stand::Blocked;
+            return Evictability::Blocked;
         };
-        standing(*self.trie.copy(node.at(), tier), cell)
+        evictability(*self.trie.residency(node.at(), tier), cell)
     }
 
     /// Whether an idle slot that stands so backs promises: taking it gives a slot that may be
     /// given out again.
-    pub(super) fn backs_as(&self, tier: usize, slot: u32, stand: Stand) -> bool {
-        stand != Stand::Blocked && slot < self.tiers[tier].pool.limit()
+    pub(super) fn backs_as(&self, tier: usize, slot: u32, evictability: Evictability) -> bool {
+        evictability != Evictability::Blocked && slot < self.tiers[tier].pool.limit()
     }
 
     pub(super) fn backs(&self, tier: usize, slot: u32) -> bool {
-        self.backs_as(tier, slot, self.stand_of(tier, slot))
+        self.backs_as(tier, slot, self.evictability_of(tier, slot))
     }
 
     pub(super) fn takeable(&self, tier: usize, slot: u32) -> bool {
@@ -85,26 +89,26 @@ impl State {
     }
 
     /// Something about an idle slot has changed; `before`: whether it was takeable.
-    fn restand(&mut self, tier: usize, slot: u32, before: bool) {
+    fn refresh(&mut self, tier: usize, slot: u32, before: bool) {
         if matches!(self.hold(tier, slot), Hold::Idle { .. }) {
-            let stand = self.stand_of(tier, slot);
-            let after = self.backs_as(tier, slot, stand);
-            let storey = &mut self.tiers[tier];
-            storey.ledger.takeable_from(before, after);
-            storey.order.stand(slot, stand);
+            let evictability = self.evictability_of(tier, slot);
+            let after = self.backs_as(tier, slot, evictability);
+            let tier_state = &mut self.tiers[tier];
+            tier_state.ledger.takeable_from(before, after);
+            tier_state.order.refresh(slot, evictability);
         }
     }
 
-    /// `node` has become hot: so have its ancestors on the tier, up to the first that was.
-    pub(super) fn heat(&mut self, mut node: u32, tier: usize) {
+    /// `node` has become busy, and so become its ancestors on the tier, up to the first that was.
+    pub(super) fn block_ancestors(&mut self, mut node: u32, tier: usize) {
         while let Some(parent) = self.trie.parent(node) {
             self.climb();
-            let was = self.is_hot(parent, tier);
+            let was = self.is_busy(parent, tier);
             let slot = self.trie.slot(parent, tier);
             let before = slot.is_some_and(|slot| self.takeable(tier, slot));
-            self.trie.copy_mut(parent, tier).busy += 1;
+            self.trie.residency_mut(parent, tier).busy += 1;
             let Some(slot) = slot else { return };
-            self.restand(tier, slot, before);
+            self.refresh(tier, slot, before);
             if was {
                 return;
             }
@@ -112,18 +116,18 @@ impl State {
         }
     }
 
-    /// `node` is hot no more.
-    fn cool(&mut self, mut node: u32, tier: usize) {
+    /// `node` is no longer busy, and may have been the last below its ancestors that was.
+    fn unblock_ancestors(&mut self, mut node: u32, tier: usize) {
         while let Some(parent) = self.trie.parent(node) {
             self.climb();
-            self.trie.copy_mut(parent, tier).busy -= 1;
+            self.trie.residency_mut(parent, tier).busy -= 1;
             let Some(slot) = self.trie.slot(parent, tier) else {
                 return;
             };
-            if self.is_hot(parent, tier) {
+            if self.is_busy(parent, tier) {
                 return;
             }
-            self.restand(tier, slot, false);
+            self.refresh(tier, slot, false);
             node = parent;
         }
     }
@@ -141,11 +145,11 @@ impl State {
     pub(super) fn mark(&mut self, tier: usize, slot: u32) {
         let before = self.takeable(tier, slot);
         let node = self.node_in(tier, slot);
-        let was = node.is_some_and(|node| self.is_hot(node, tier));
+        let was = node.is_some_and(|node| self.is_busy(node, tier));
         self.tiers[tier].pool.cell_mut(slot).readers += 1;
-        self.restand(tier, slot, before);
+        self.refresh(tier, slot, before);
         if let Some(node) = node.filter(|_| !was) {
-            self.heat(node, tier);
+            self.block_ancestors(node, tier);
         }
     }
 
@@ -159,11 +163,11 @@ impl State {
         if cell.hold == Hold::Quarantined {
             return self.free(tier, slot);
         }
-        self.restand(tier, slot, false);
+        self.refresh(tier, slot, false);
         if let Some(node) = self.node_in(tier, slot)
-            && !self.is_hot(node, tier)
+            && !self.is_busy(node, tier)
         {
-            self.cool(node, tier);
+            self.unblock_ancestors(node, tier);
         }
     }
 
@@ -171,11 +175,11 @@ impl State {
     pub(super) fn pin_path(&mut self, path: &[u32], table: &mut Vec<u32>) {
         let device = &mut self.tiers[0];
         for &node in path {
-            let copy = *self.trie.copy(node, 0);
-            if let Some(slot) = copy.slot.map(Link::at)
+            let residency = *self.trie.residency(node, 0);
+            if let Some(slot) = residency.slot.map(Link::at)
                 && device.pool.cell(slot).hold.is_ready()
             {
-                device.pin(slot, copy);
+                device.pin(slot, residency);
                 table.push(slot);
             }
         }
@@ -196,31 +200,31 @@ impl State {
     pub(super) fn attach(&mut self, node: u32, tier: usize, slot: u32, hold: Hold) {
         self.tiers[tier].pool.cell_mut(slot).node = Some(Link::to(node));
         self.put(tier, slot, hold);
-        self.trie.copy_mut(node, tier).slot = Some(Link::to(slot));
+        self.trie.residency_mut(node, tier).slot = Some(Link::to(slot));
         self.count_child(node, tier);
     }
 
     /// The block leaves the tier; its slot is the caller's to put somewhere.
     pub(super) fn detach(&mut self, node: u32, tier: usize) -> Option<u32> {
         let slot = self.trie.slot(node, tier)?;
-        if self.is_hot(node, tier) {
-            self.cool(node, tier);
+        if self.is_busy(node, tier) {
+            self.unblock_ancestors(node, tier);
         }
-        if let Some(parent) = self.depart(node, tier, slot) {
+        if let Some(parent) = self.detach_slot(node, tier, slot) {
             self.retire(tier, parent);
         }
         Some(slot)
     }
 
     /// The block's copy goes; returns the slot that its parent has.
-    fn depart(&mut self, node: u32, tier: usize, slot: u32) -> Option<u32> {
+    fn detach_slot(&mut self, node: u32, tier: usize, slot: u32) -> Option<u32> {
         self.tiers[tier].pool.cell_mut(slot).node = None;
-        self.leave_tier(node, tier)
+        self.end_residency(node, tier)
     }
 
     #[inline]
     pub(super) fn forget_slot(&mut self, node: u32, tier: usize) {
-        self.trie.copy_mut(node, tier).slot = None;
+        self.trie.residency_mut(node, tier).slot = None;
         if tier == HOST {
             self.look_again(node);
         }
@@ -228,30 +232,30 @@ impl State {
 
     /// A slot has a block no more: nor has the block the slot. Returns the slot that its parent has.
     #[inline]
-    pub(super) fn leave_tier(&mut self, node: u32, tier: usize) -> Option<u32> {
+    pub(super) fn end_residency(&mut self, node: u32, tier: usize) -> Option<u32> {
         self.forget_slot(node, tier);
         let parent = self.trie.lose_child(node, tier)?;
-        self.tiers[tier].stand_again(parent);
+        self.tiers[tier].refresh(parent);
         parent.slot.map(Link::at)
     }
 
     /// A destination has its bytes, and is pinned by `pins` holders: what the filling slot
     /// blocked above it is let go.
     pub(super) fn fill(&mut self, node: u32, tier: usize, slot: u32, pins: u32) {
-        let was = self.is_hot(node, tier);
+        let was = self.is_busy(node, tier);
         self.put(tier, slot, Hold::Pinned { pins });
-        if was && !self.is_hot(node, tier) {
-            self.cool(node, tier);
+        if was && !self.is_busy(node, tier) {
+            self.unblock_ancestors(node, tier);
         }
     }
 
     #[inline]
     fn count_child(&mut self, node: u32, tier: usize) {
         if let Some(parent) = self.trie.gain_child(node, tier) {
-            self.tiers[tier].stand_again(parent);
+            self.tiers[tier].refresh(parent);
         }
-        if self.is_hot(node, tier) {
-            self.heat(node, tier);
+        if self.is_busy(node, tier) {
+            self.block_ancestors(node, tier);
         }
     }
 
@@ -263,9 +267,9 @@ impl State {
     }
 
     /// A sequence has begun over a block or published it, and it was not the first.
-    pub(super) fn touch(&mut self, node: u32) {
-        if self.trie[node].touched != Touched::Again {
-            self.trie[node].touched = Touched::Again;
+    pub(super) fn note_use(&mut self, node: u32) {
+        if self.trie[node].uses != Uses::Repeated {
+            self.trie[node].uses = Uses::Repeated;
             self.look_again(node);
         }
     }
@@ -304,7 +308,7 @@ impl State {
                 }
                 for tier in 1..self.tiers.len() {
                     if self.trie.slot(node, tier).is_some() {
-                        self.lift(parent, tier);
+                        self.move_to_back(parent, tier);
                     }
                 }
                 true
@@ -316,14 +320,14 @@ impl State {
     /// Whether something of the block, or of what is below it, is in flight. An orphan is linked
     /// again only when nothing is: what is above would be blocked, and promises lose its backing.
     pub(super) fn is_read(&self, node: u32) -> bool {
-        (0..self.tiers.len()).any(|tier| self.is_hot(node, tier))
+        (0..self.tiers.len()).any(|tier| self.is_busy(node, tier))
     }
 
     /// One more holder of a ready slot.
     pub(super) fn pin(&mut self, tier: usize, slot: u32) {
         if let Some(node) = self.tiers[tier].pool.cell(slot).node {
-            let copy = *self.trie.copy(node.at(), tier);
-            self.tiers[tier].pin(slot, copy);
+            let residency = *self.trie.residency(node.at(), tier);
+            self.tiers[tier].pin(slot, residency);
         }
     }
 
@@ -331,7 +335,7 @@ impl State {
     pub(super) fn unpin(&mut self, tier: usize, slot: u32) {
         match self.hold(tier, slot) {
             Hold::Pinned { pins: 1 } => {
-                self.rest(tier, slot);
+                self.make_idle(tier, slot);
                 self.retire(tier, slot);
             }
             Hold::Pinned { pins } => self.put(tier, slot, Hold::Pinned { pins: pins - 1 }),
@@ -341,26 +345,26 @@ impl State {
 
     /// A ready slot that nobody holds enters the order of its tier, behind its children and before
     /// its parent. Only a shadow can meet a parent that stands there already.
-    pub(super) fn rest(&mut self, tier: usize, slot: u32) {
+    pub(super) fn make_idle(&mut self, tier: usize, slot: u32) {
         let Some(node) = self.node_in(tier, slot) else {
             return self.free(tier, slot);
         };
         let class = self.class_on(node, tier);
-        let copy = *self.trie.copy(node, tier);
+        let residency = *self.trie.residency(node, tier);
         let above = if class == Class::Shadow {
             self.shadow_above(node, tier)
         } else {
             None
         };
-        let childless = copy.children == 0;
+        let childless = residency.children == 0;
         let place = match above {
             Some((_, above)) if childless => Place::Before(above),
             _ => Place::Back,
         };
-        self.tiers[tier].rest(slot, class, place, copy);
+        self.tiers[tier].make_idle(slot, class, place, residency);
         if let Some((parent, _)) = above.filter(|_| !childless) {
             // It closes a gap in a path: its ancestors follow it.
-            self.lift(parent, tier);
+            self.move_to_back(parent, tier);
         }
     }
 
@@ -384,7 +388,7 @@ impl State {
 
     /// Moves an idle block and its idle ancestors on the tier to the back of their class, so that
     /// they stand behind what was linked or inserted below them.
-    fn lift(&mut self, node: u32, tier: usize) {
+    fn move_to_back(&mut self, node: u32, tier: usize) {
         let mut at = Some(node);
         while let Some(node) = at {
             self.climb();
@@ -401,18 +405,20 @@ impl State {
 
     /// Takes an idle slot out of the order and in again at the back of its class.
     fn reorder(&mut self, node: u32, tier: usize, slot: u32) {
-        let (class, stand) = (self.class_on(node, tier), self.stand_of(tier, slot));
-        let storey = &mut self.tiers[tier];
-        storey.order.remove(slot);
-        storey.pool.cell_mut(slot).hold = Hold::Idle { class };
-        storey.order.insert(slot, class, Place::Back, stand);
+        let (class, evictability) = (self.class_on(node, tier), self.evictability_of(tier, slot));
+        let tier_state = &mut self.tiers[tier];
+        tier_state.order.remove(slot);
+        tier_state.pool.cell_mut(slot).hold = Hold::Idle { class };
+        tier_state
+            .order
+            .insert(slot, class, Place::Back, evictability);
     }
 
     /// A block has a ready copy on `tier` now, or none any more: its nearest copy below becomes a
     /// shadow of it, or enters the order in its own right, at the back (INV-20 d).
-    pub(super) fn touch_below(&mut self, node: u32, tier: usize) {
+    pub(super) fn reclass_below(&mut self, node: u32, tier: usize) {
         if self.trie[node].epoch != self.trie.epoch() {
-            // All of its epoch were handed over in their order: nothing is touched any more.
+            // All of its epoch were handed over in their order: nothing is moved any more.
             return;
         }
         for below in tier + 1..self.tiers.len() {
@@ -421,10 +427,10 @@ impl State {
                 && class != self.class_on(node, below)
             {
                 let takeable = self.takeable(below, slot);
-                let storey = &mut self.tiers[below];
-                storey.ledger.takeable_from(takeable, false);
-                storey.order.remove(slot);
-                self.rest(below, slot);
+                let tier_state = &mut self.tiers[below];
+                tier_state.ledger.takeable_from(takeable, false);
+                tier_state.order.remove(slot);
+                self.make_idle(below, slot);
             }
         }
     }

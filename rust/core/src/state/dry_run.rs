@@ -1,4 +1,4 @@
-//! Ask: what a begin would answer now. It is the begin's own arithmetic, and changes nothing.
+//! Dry run: what a begin would answer now. It is the begin's own arithmetic, and changes nothing.
 
 use super::begin::check;
 use super::{Request, State, Stop};
@@ -53,16 +53,16 @@ impl State {
         let waits = self.waits(request, prefix.stop).filter(|_| ever);
         let path = std::mem::take(&mut self.path);
         let need = limit - prefix.device as u64;
-        let spent = self.settle(&path, &mut prefix, need);
+        let idle_hits = self.settle(&path, &mut prefix, need);
         self.path = path;
         let ledger = &self.tiers[0].ledger;
         let last = prefix.last.map(|node| self.ready(node, 0).is_some());
         Ok(Need {
             need,
             free: u64::from(ledger.free()),
-            evictable: u64::from(ledger.takeable()).saturating_sub(spent),
+            evictable: u64::from(ledger.takeable()).saturating_sub(idle_hits),
             promised: u64::from(ledger.promised()),
-            fits: ever && waits.is_none() && ledger.affords(need.saturating_add(spent)),
+            fits: ever && waits.is_none() && ledger.affords(need.saturating_add(idle_hits)),
             ever,
             waits,
             device: prefix.device as u32 + u32::from(last == Some(true)),

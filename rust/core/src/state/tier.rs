@@ -1,14 +1,14 @@
 //! One tier: its slots, who goes next, and the accounts of both, moved together. What a slot holds
 //! is known here by number; blocks and their parents are the trie's.
 
-use crate::evict::{Evict, Place, Policy, Stand};
+use crate::evict::{Evict, Evictability, Place, Policy};
 use crate::id::{Class, Link, Set};
 use crate::ledger::Ledger;
 use crate::pool::{Cell, Hold, Pool};
-use crate::trie::Copy;
+use crate::trie::Residency;
 
 #[derive(Hash, Debug)]
-pub(crate) struct Storey {
+pub(crate) struct TierState {
     pub(crate) pool: Pool,
     pub(crate) order: Policy,
     pub(crate) ledger: Ledger,
@@ -16,17 +16,17 @@ pub(crate) struct Storey {
 
 /// How an idle slot stands, by its block's copy on the tier and its cell.
 #[inline]
-pub(super) fn standing(copy: Copy, cell: &Cell) -> Stand {
-    if copy.busy > 0 || cell.readers > 0 {
-        Stand::Blocked
-    } else if copy.children > 0 {
-        Stand::Branch
+pub(super) fn evictability(residency: Residency, cell: &Cell) -> Evictability {
+    if residency.busy > 0 || cell.readers > 0 {
+        Evictability::Blocked
+    } else if residency.children > 0 {
+        Evictability::Branch
     } else {
-        Stand::Leaf
+        Evictability::Leaf
     }
 }
 
-impl Storey {
+impl TierState {
     /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
     #[inline]
     pub(super) fn put(&mut self, slot: u32, hold: Hold) {
@@ -54,13 +54,13 @@ impl Storey {
 
     /// One more holder of a ready slot, whose block's copy this is.
     #[inline]
-    pub(super) fn pin(&mut self, slot: u32, copy: Copy) {
+    pub(super) fn pin(&mut self, slot: u32, residency: Residency) {
         let limit = self.pool.limit();
         let cell = self.pool.cell_mut(slot);
         match cell.hold {
             Hold::Pinned { pins } => cell.hold = Hold::Pinned { pins: pins + 1 },
             Hold::Idle { .. } => {
-                let backs = standing(copy, cell) != Stand::Blocked && slot < limit;
+                let backs = evictability(residency, cell) != Evictability::Blocked && slot < limit;
                 cell.hold = Hold::Pinned { pins: 1 };
                 self.ledger.takeable_from(backs, false);
                 self.ledger.shift(Some(Set::Idle), Some(Set::Pinned));
@@ -72,15 +72,21 @@ impl Storey {
 
     /// A ready slot that nobody holds enters the order; its block's copy is this.
     #[inline]
-    pub(super) fn rest(&mut self, slot: u32, class: Class, place: Place, copy: Copy) {
+    pub(super) fn make_idle(
+        &mut self,
+        slot: u32,
+        class: Class,
+        place: Place,
+        residency: Residency,
+    ) {
         let stays = slot < self.pool.limit();
         let cell = self.pool.cell_mut(slot);
         self.ledger.shift(cell.hold.set(), Some(Set::Idle));
         cell.hold = Hold::Idle { class };
-        let stand = standing(copy, cell);
-        let backs = stand != Stand::Blocked && stays;
+        let evictability = evictability(residency, cell);
+        let backs = evictability != Evictability::Blocked && stays;
         self.ledger.takeable_from(false, backs);
-        self.order.insert(slot, class, place, stand);
+        self.order.insert(slot, class, place, evictability);
     }
 
     /// An idle leaf leaves, and its slot with it: free, or retired beyond the size. Its block.
@@ -123,11 +129,11 @@ impl Storey {
     /// The children of this copy's block have changed: leaf or branch, or how many must go before
     /// it does. What is takeable has not.
     #[inline]
-    pub(super) fn stand_again(&mut self, copy: Copy) {
-        if let Some(slot) = copy.slot.map(Link::at) {
+    pub(super) fn refresh(&mut self, residency: Residency) {
+        if let Some(slot) = residency.slot.map(Link::at) {
             let cell = self.pool.cell(slot);
             if matches!(cell.hold, Hold::Idle { .. }) {
-                self.order.stand(slot, standing(copy, cell));
+                self.order.refresh(slot, evictability(residency, cell));
             }
         }
     }

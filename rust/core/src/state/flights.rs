@@ -1,0 +1,233 @@
+//! Flights: how copies are opened, filled, launched and dispatched, which begin, resume, fork, demote and
+//! promote share; and how a flight whose end is unknown at its deadline is given up.
+
+use super::State;
+use super::keep::HOST;
+use crate::error::Result;
+use crate::flight::{Flight, Move, Purpose};
+use crate::id::{FlightId, Group, LeaseId, Tier};
+use crate::plan::Plan;
+use crate::pool::Hold;
+use std::cmp::Ordering;
+
+impl State {
+    /// An empty flight whose number destinations can carry; [`Self::launch`] fills it.
+    pub(super) fn open_flight(&mut self, from: usize, to: usize, purpose: Purpose) -> u32 {
+        let (from, to) = (Tier(from as u8), Tier(to as u8));
+        self.flights
+            .insert(Flight::new(from, to, purpose, self.trie.epoch()))
+    }
+
+    /// The count of blocks in flight that a flight between these tiers belongs to.
+    pub(super) fn in_flight_between(&mut self, from: Tier, to: Tier) -> Option<&mut u32> {
+        let [down, up] = &mut self.in_flight;
+        match from.cmp(&to) {
+            Ordering::Less => Some(down),
+            Ordering::Greater => Some(up),
+            Ordering::Equal => None,
+        }
+    }
+
+    /// A slot on the device or below that this flight will fill, attached to its block.
+    pub(super) fn destination(&mut self, node: u32, tier: usize, flight: u32) -> Option<u32> {
+        // Claimed for the moment of its way from the free list to the block.
+        let slot = self.take_free(tier, Hold::Claimed { leases: 0 })?;
+        self.attach(node, tier, slot, Hold::Filling { flight });
+        Some(slot)
+    }
+
+    /// Sources must have been marked, destinations be filling. Gives the plan to carry out.
+    pub(super) fn launch(&mut self, flight: u32, moves: Vec<Move>) -> Plan {
+        let number = self.counters.flights;
+        let record = &mut self.flights[flight];
+        (record.moves, record.waits) = (moves, Some(number));
+        let plan = self.plan_of(flight);
+        if let Some(in_flight) = self.in_flight_between(plan.from, plan.to) {
+            *in_flight += plan.len() as u32;
+        }
+        self.counters.flights += 1;
+        self.counters.moved[plan.from.at()][plan.to.at()] += plan.len() as u64;
+        plan
+    }
+
+    fn plan_of(&self, flight: u32) -> Plan {
+        let record = &self.flights[flight];
+        Plan {
+            flight: FlightId(self.flights.id(flight)),
+            group: Group(0),
+            from: record.from,
+            to: record.to,
+            sources: record.moves.iter().map(|step| step.from).collect(),
+            destinations: record.moves.iter().map(|step| step.to).collect(),
+        }
+    }
+
+    /// Puts the loads of marked blocks in flight, and their destinations in the table.
+    pub(super) fn load(
+        &mut self,
+        lease: LeaseId,
+        base: u32,
+        tier: usize,
+        nodes: &[u32],
+        table: &mut Vec<u32>,
+    ) -> Plan {
+        let flight = self.open_flight(tier, 0, Purpose::Up { lease, base });
+        let mut moves = Vec::with_capacity(nodes.len());
+        for &node in nodes {
+            let from = self.trie.slot(node, tier);
+            if let Some((from, to)) = from.zip(self.destination(node, 0, flight)) {
+                moves.push(Move {
+                    node: Some(self.trie.id(node)),
+                    from,
+                    to,
+                });
+                table.push(to);
+            }
+        }
+        self.launch(flight, moves)
+    }
+
+    /// Puts the copy of a marked slot into a private one in flight.
+    pub(super) fn private_copy(
+        &mut self,
+        lease: LeaseId,
+        tier: usize,
+        from: u32,
+        node: Option<u32>,
+        table: &mut Vec<u32>,
+    ) -> Plan {
+        let block = table.len() as u32;
+        let flight = self.open_flight(
+            tier,
+            0,
+            Purpose::Private {
+                lease: Some(lease),
+                block,
+            },
+        );
+        let mut moves = Vec::with_capacity(1);
+        if let Some(to) = self.take_free(0, Hold::Filling { flight }) {
+            moves.push(Move {
+                node: node.map(|node| self.trie.id(node)),
+                from,
+                to,
+            });
+            table.push(to);
+        }
+        self.launch(flight, moves)
+    }
+
+    /// The flight to wait for, if this block is in flight on the tier.
+    pub(super) fn flight_to_await(&self, node: u32, tier: usize) -> Option<FlightId> {
+        self.filling(node, tier)
+            .map(|flight| FlightId(self.flights.id(flight)))
+    }
+
+    /// Plans that nobody was given yet, in the order in which they were made; what has ended
+    /// meanwhile is left out. It takes time in proportion to what is in flight.
+    pub fn dispatch(&mut self) -> Vec<Plan> {
+        let mut waiting: Vec<(u64, u32)> = self
+            .flights
+            .iter()
+            .filter_map(|(flight, record)| Some((record.waits?, flight)))
+            .collect();
+        waiting.sort_unstable();
+        for &(_, flight) in &waiting {
+            self.flights[flight].waits = None;
+        }
+        waiting
+            .into_iter()
+            .map(|(_, flight)| self.plan_of(flight))
+            .collect()
+    }
+
+    /// A flight's deadline has passed and its end is unknown: its destinations are unlinked and
+    /// quarantined at once; its sources stay, readable. `false`: it has ended before.
+    pub fn mark_unknown(&mut self, id: FlightId) -> Result<bool> {
+        if !self.check_outcome(id, 0)? {
+            self.counters.late += 1;
+            return Ok(false);
+        }
+        let flight = &mut self.flights[id.0.index];
+        if std::mem::replace(&mut flight.overdue, true) {
+            self.counters.late += 1;
+            return Ok(false);
+        }
+        self.counters.overdue += 1;
+        let (from, to) = (flight.from, flight.to);
+        let (purpose, moves) = (flight.purpose, flight.moves.clone());
+        // It may never end: nothing waits behind it.
+        if let Some(in_flight) = self.in_flight_between(from, to) {
+            *in_flight -= moves.len() as u32;
+        }
+        let to = to.at();
+        if let Purpose::Up { lease, base: block }
+        | Purpose::Private {
+            lease: Some(lease),
+            block,
+        } = purpose
+        {
+            self.fall_back(lease, block, id.0.index);
+            if let Purpose::Private { .. } = purpose {
+                self.undo_fork(lease, &moves);
+            }
+            return Ok(true);
+        }
+        for step in &moves {
+            if let Some(node) = self.arrival(to, step) {
+                self.detach(node, to);
+                if self.trie[node].keeps > 0 {
+                    self.tiers[to].ledger.promise(1);
+                }
+                self.put(to, step.to, Hold::Quarantined);
+                if to == HOST {
+                    self.note_copy(node, false);
+                }
+                self.remove_if_gone(node);
+            } else {
+                self.put(to, step.to, Hold::Quarantined);
+            }
+        }
+        if to == HOST {
+            self.break_unbacked();
+        }
+        Ok(true)
+    }
+
+    /// The lease falls back to its good prefix: the table ends before `block`, and growth up to
+    /// where it ended is promised as far as it is backed.
+    fn fall_back(&mut self, id: LeaseId, block: u32, overdue: u32) {
+        let lease = id.0.index;
+        let promised = self.leases[lease].promised();
+        let limit = self.leases[lease].limit;
+        while self.leases[lease].blocks() > block {
+            let Some(slot) = self.leases[lease].table.pop() else {
+                break;
+            };
+            match self.hold(0, slot) {
+                Hold::Filling { flight } if flight == overdue => {
+                    if let Some(node) = self.node_in(0, slot) {
+                        self.detach(node, 0);
+                        self.remove_if_gone(node);
+                    }
+                    self.put(0, slot, Hold::Quarantined);
+                }
+                Hold::Filling { flight } => {
+                    // The private copy of a full hit: still in flight, for nobody.
+                    self.flights[flight].purpose = Purpose::Private { lease: None, block };
+                    self.leases[lease].loading -= 1;
+                }
+                _ => self.release_slot(slot),
+            }
+        }
+        self.shorten(id, block);
+        let record = &mut self.leases[lease];
+        record.shown = record.shown.min(block);
+        if record.ended.is_some() {
+            record.limit = record.blocks();
+        } else {
+            self.promise_to(lease, promised, limit);
+        }
+        self.landed(id);
+    }
+}
