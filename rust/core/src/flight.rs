@@ -1,7 +1,7 @@
 //! What is in flight: the record of a plan until the end of its copies is known.
 
 use crate::arena::Record;
-use crate::id::{Id, Link, Tier};
+use crate::id::{FlightIx, Id, Link, NodeIx, SlotIx, Tier};
 use crate::id::{LeaseId, ParkedId};
 
 /// What a flight is for.
@@ -29,14 +29,14 @@ pub(crate) enum Purpose {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Move {
     /// The block that is copied; `None` for a private one.
-    pub(crate) node: Option<Id>,
-    pub(crate) from: u32,
-    pub(crate) to: u32,
+    pub(crate) node: Option<Id<NodeIx>>,
+    pub(crate) from: SlotIx,
+    pub(crate) to: SlotIx,
 }
 
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Flight {
-    link: Option<Link>,
+    link: Option<Link<FlightIx>>,
     pub(crate) from: Tier,
     pub(crate) to: Tier,
     pub(crate) purpose: Purpose,
@@ -65,10 +65,11 @@ impl Flight {
 }
 
 impl Record for Flight {
-    fn link(&self) -> Option<Link> {
+    type Ix = FlightIx;
+    fn link(&self) -> Option<Link<FlightIx>> {
         self.link
     }
-    fn set_link(&mut self, link: Option<Link>) {
+    fn set_link(&mut self, link: Option<Link<FlightIx>>) {
         self.link = link;
     }
 }

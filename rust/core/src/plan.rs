@@ -99,7 +99,7 @@ impl Plan {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER + 8 * self.len());
         bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&[self.group.0, self.from.0 << 4 | self.to.0]);
+        bytes.extend_from_slice(&[self.group.0, (self.from.0 << 4 | self.to.0) as u8]);
         bytes.extend_from_slice(&(self.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&self.flight.number().to_le_bytes());
         for slot in self.sources.iter().chain(&self.destinations) {
@@ -129,7 +129,7 @@ impl Plan {
         };
         let flight = FlightId::from_number(u64::from(word(12)) << 32 | u64::from(word(8)))
             .ok_or_else(|| bad("its flight number is none"))?;
-        let (from, to) = (Tier(header[3] >> 4), Tier(header[3] & 15));
+        let (from, to) = (Tier((header[3] >> 4).into()), Tier((header[3] & 15).into()));
         if from.max(to).at() >= MAX_TIERS {
             return Err(bad("it names a tier that there is none of"));
         }

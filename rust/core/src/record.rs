@@ -2,14 +2,14 @@
 //! `lease.rs`.
 
 use crate::arena::Record;
-use crate::id::{LeaseId, Link, Retention, Tier};
+use crate::id::{LeaseId, LeaseIx, Link, NodeIx, ParkedIx, Retention, SlotIx, TicketIx, Tier};
 
 /// A running sequence.
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Running {
-    pub(crate) link: Option<Link>,
+    pub(crate) link: Option<Link<LeaseIx>>,
     /// Device slots of its blocks, in order.
-    pub(crate) table: Vec<u32>,
+    pub(crate) table: Vec<SlotIx>,
     /// Token positions it has, or asked, slots for.
     pub(crate) tokens: u64,
     /// Blocks up to which growth is promised.
@@ -26,7 +26,7 @@ pub(crate) struct Running {
     /// Flights in flight for it.
     pub(crate) loading: u32,
     /// The parked sequence it was resumed from, until its loads have landed.
-    pub(crate) resumed: Option<u32>,
+    pub(crate) resumed: Option<ParkedIx>,
     /// A load of its resume did not come whole.
     pub(crate) short: bool,
     /// Its handle is spent; it is released when its flights have landed.
@@ -47,15 +47,15 @@ impl Running {
 /// A parked sequence.
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Parked {
-    pub(crate) link: Option<Link>,
+    pub(crate) link: Option<Link<ParkedIx>>,
     /// Its blocks with content, root first; the last ones may be anonymous.
-    pub(crate) path: Vec<u32>,
+    pub(crate) path: Vec<NodeIx>,
     /// Leading blocks whose device copies it still pins: the last of them has no copy below.
     pub(crate) on_device: u32,
     /// Tokens whose KV it has: frozen at the stop.
     pub(crate) computed: u64,
     /// Blocks whose copy down failed, and how often since it was parked.
-    pub(crate) failures: Vec<(u32, u32)>,
+    pub(crate) failures: Vec<(NodeIx, u32)>,
     /// When it was parked, among all: the youngest keep is broken first.
     pub(crate) order: u64,
     /// It lost its keeps, whole.
@@ -67,7 +67,7 @@ pub(crate) struct Parked {
 /// Blocks of a tier promised to somebody who does not have them yet.
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Ticket {
-    link: Option<Link>,
+    link: Option<Link<TicketIx>>,
     pub(crate) tier: Tier,
     pub(crate) blocks: u32,
 }
@@ -86,34 +86,37 @@ impl Ticket {
 #[derive(Hash, Debug)]
 pub(crate) struct Held {
     pub(crate) step: u64,
-    pub(crate) table: Vec<u32>,
+    pub(crate) table: Vec<SlotIx>,
     pub(crate) retention: Retention,
     pub(crate) epoch: u32,
 }
 
 impl Record for Running {
-    fn link(&self) -> Option<Link> {
+    type Ix = LeaseIx;
+    fn link(&self) -> Option<Link<LeaseIx>> {
         self.link
     }
-    fn set_link(&mut self, link: Option<Link>) {
+    fn set_link(&mut self, link: Option<Link<LeaseIx>>) {
         self.link = link;
     }
 }
 
 impl Record for Parked {
-    fn link(&self) -> Option<Link> {
+    type Ix = ParkedIx;
+    fn link(&self) -> Option<Link<ParkedIx>> {
         self.link
     }
-    fn set_link(&mut self, link: Option<Link>) {
+    fn set_link(&mut self, link: Option<Link<ParkedIx>>) {
         self.link = link;
     }
 }
 
 impl Record for Ticket {
-    fn link(&self) -> Option<Link> {
+    type Ix = TicketIx;
+    fn link(&self) -> Option<Link<TicketIx>> {
         self.link
     }
-    fn set_link(&mut self, link: Option<Link>) {
+    fn set_link(&mut self, link: Option<Link<TicketIx>>) {
         self.link = link;
     }
 }

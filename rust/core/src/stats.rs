@@ -281,7 +281,7 @@ impl Stats {
                 out,
                 into,
             ];
-            let word = Tier(at as u8).name();
+            let word = Tier(at).name();
             let names = TIER_SCHEMA
                 .iter()
                 .map(|field| format!("{word}_{}", field.name));

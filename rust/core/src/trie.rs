@@ -3,14 +3,14 @@
 
 use crate::arena::{Arena, Record};
 use crate::error::Result;
-use crate::id::{Class, Id, Key, Link, MAX_TIERS};
+use crate::id::{Class, Id, Ix, Key, Link, MAX_TIERS, NodeIx, SlotIx, Tier};
 use crate::index::{Gap, Index, Tag};
 use crate::memory;
 
 /// Where a block is on one tier, and what is below it there.
 #[derive(Clone, Copy, Hash, Debug, Default)]
 pub(crate) struct Residency {
-    pub(crate) slot: Option<Link>,
+    pub(crate) slot: Option<Link<SlotIx>>,
     /// Children with a slot on this tier.
     pub(crate) children: u32,
     /// Children with a slot on this tier that is busy: read, filling, or with something busy below.
@@ -22,7 +22,7 @@ pub(crate) struct Residency {
 pub(crate) struct Node {
     pub(crate) key: Key,
     /// `None` at the root. A dead id: the parent was dropped; found again when a walk passes.
-    pub(crate) parent: Option<Id>,
+    pub(crate) parent: Option<Id<NodeIx>>,
     device: Residency,
     pub(crate) epoch: u32,
     /// Parked sequences that keep it.
@@ -44,12 +44,13 @@ pub(crate) enum Uses {
 }
 
 impl Record for Node {
+    type Ix = NodeIx;
     // A dead node has no slot, so that the place for one is free for the arena.
-    fn link(&self) -> Option<Link> {
-        self.device.slot
+    fn link(&self) -> Option<Link<NodeIx>> {
+        self.device.slot.map(Link::lent)
     }
-    fn set_link(&mut self, link: Option<Link>) {
-        self.device.slot = link;
+    fn set_link(&mut self, link: Option<Link<NodeIx>>) {
+        self.device.slot = link.map(Link::lent);
     }
 }
 
@@ -132,7 +133,7 @@ impl Trie {
         self.nodes.len()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Node)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (NodeIx, &Node)> {
         self.nodes.iter()
     }
 
@@ -141,26 +142,26 @@ impl Trie {
         self.index.taken()
     }
 
-    pub(crate) fn id(&self, node: u32) -> Id {
+    pub(crate) fn id(&self, node: NodeIx) -> Id<NodeIx> {
         self.nodes.id(node)
     }
 
-    pub(crate) fn live(&self, id: Id) -> Option<u32> {
+    pub(crate) fn live(&self, id: Id<NodeIx>) -> Option<NodeIx> {
         self.nodes.lives(id).then_some(id.index)
     }
 
     /// Whether there is a node in this place, for the audit.
-    pub(crate) fn alive(&self, node: u32) -> bool {
+    pub(crate) fn alive(&self, node: NodeIx) -> bool {
         self.nodes.occupied(node)
     }
 
-    pub(crate) fn find(&self, key: &Key) -> Option<u32> {
+    pub(crate) fn find(&self, key: &Key) -> Option<NodeIx> {
         self.seek(key, Tag::of(key)).ok()
     }
 
     /// The node of this key, whose tag is known, or where it would be published.
     #[inline]
-    pub(crate) fn seek(&self, key: &Key, tag: Tag) -> std::result::Result<u32, Gap> {
+    pub(crate) fn seek(&self, key: &Key, tag: Tag) -> std::result::Result<NodeIx, Gap> {
         self.index.seek(tag, |node| {
             let node = &self.nodes[node];
             node.key == *key && node.epoch == self.epoch
@@ -178,52 +179,54 @@ impl Trie {
 
     /// One tier's view of a node.
     #[inline]
-    pub(crate) fn residency(&self, node: u32, tier: usize) -> &Residency {
+    pub(crate) fn residency(&self, node: NodeIx, tier: Tier) -> &Residency {
         const NONE: Residency = Residency {
             slot: None,
             children: 0,
             busy: 0,
         };
-        match tier.checked_sub(1) {
+        match tier.at().checked_sub(1) {
             None => &self.nodes[node].device,
-            Some(below) => self.below[below].get(node as usize).unwrap_or(&NONE),
+            Some(below) => self.below[below].get(node.at()).unwrap_or(&NONE),
         }
     }
 
     #[inline]
-    pub(crate) fn residency_mut(&mut self, node: u32, tier: usize) -> &mut Residency {
-        match tier.checked_sub(1) {
+    pub(crate) fn residency_mut(&mut self, node: NodeIx, tier: Tier) -> &mut Residency {
+        match tier.at().checked_sub(1) {
             None => &mut self.nodes[node].device,
-            Some(below) => &mut self.below[below][node as usize],
+            Some(below) => &mut self.below[below][node.at()],
         }
     }
 
     #[inline]
-    pub(crate) fn slot(&self, node: u32, tier: usize) -> Option<u32> {
+    pub(crate) fn slot(&self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
         self.residency(node, tier).slot.map(Link::at)
     }
 
     /// The highest tier that has the node, and its slot there.
     #[inline]
-    pub(crate) fn highest(&self, node: u32) -> Option<(usize, u32)> {
+    pub(crate) fn highest(&self, node: NodeIx) -> Option<(Tier, SlotIx)> {
         if let Some(slot) = self.nodes[node].device.slot {
-            return Some((0, slot.at()));
+            return Some((Tier::DEVICE, slot.at()));
         }
-        (1..MAX_TIERS).find_map(|tier| Some((tier, self.slot(node, tier)?)))
+        Tier::DEVICE
+            .below()
+            .find_map(|tier| Some((tier, self.slot(node, tier)?)))
     }
 
     /// Whether no tier has the node.
-    pub(crate) fn is_gone(&self, node: u32) -> bool {
+    pub(crate) fn is_gone(&self, node: NodeIx) -> bool {
         self.highest(node).is_none()
     }
 
-    pub(crate) fn parent(&self, node: u32) -> Option<u32> {
+    pub(crate) fn parent(&self, node: NodeIx) -> Option<NodeIx> {
         self.nodes[node].parent.and_then(|id| self.live(id))
     }
 
     /// The parent has a child less on a tier: its copy there since.
     #[inline]
-    pub(crate) fn lose_child(&mut self, node: u32, tier: usize) -> Option<Residency> {
+    pub(crate) fn lose_child(&mut self, node: NodeIx, tier: Tier) -> Option<Residency> {
         let residency = self.residency_mut(self.parent(node)?, tier);
         residency.children -= 1;
         Some(*residency)
@@ -231,14 +234,14 @@ impl Trie {
 
     /// The parent has a child more on a tier: its copy there since.
     #[inline]
-    pub(crate) fn gain_child(&mut self, node: u32, tier: usize) -> Option<Residency> {
+    pub(crate) fn gain_child(&mut self, node: NodeIx, tier: Tier) -> Option<Residency> {
         let residency = self.residency_mut(self.parent(node)?, tier);
         residency.children += 1;
         Some(*residency)
     }
 
     /// A new node without a key, and without a slot yet.
-    pub(crate) fn add(&mut self, parent: Option<u32>) -> u32 {
+    pub(crate) fn add(&mut self, parent: Option<NodeIx>) -> NodeIx {
         let node = self.nodes.revive();
         let parent = parent.map(|node| self.nodes.id(node));
         // Field by field: a node made beside its place and moved there waits for its own bytes.
@@ -247,7 +250,7 @@ impl Trie {
         (new.device, new.keeps) = Default::default();
         (new.class, new.uses) = Default::default();
         for copies in self.below.iter_mut().filter(|one| one.capacity() > 0) {
-            match copies.get_mut(node as usize) {
+            match copies.get_mut(node.at()) {
                 Some(residency) => *residency = Residency::default(),
                 None => copies.push(Residency::default()),
             }
@@ -256,19 +259,19 @@ impl Trie {
     }
 
     /// Gives a node its key, which [`Self::seek`] has not found just now: from here on it is.
-    pub(crate) fn name(&mut self, node: u32, key: Key, gap: Gap, uses: Uses) {
+    pub(crate) fn name(&mut self, node: NodeIx, key: Key, gap: Gap, uses: Uses) {
         self.index.insert(gap, node);
         let named = &mut self.nodes[node];
         (named.key, named.uses) = (key, uses);
     }
 
     /// Ends a node that has no slot left.
-    pub(crate) fn remove(&mut self, node: u32) {
+    pub(crate) fn remove(&mut self, node: NodeIx) {
         self.remove_tagged(node, Tag::of(&self.nodes[node].key));
     }
 
     /// The same, and the tag of its key is known.
-    pub(crate) fn remove_tagged(&mut self, node: u32, tag: Tag) {
+    pub(crate) fn remove_tagged(&mut self, node: NodeIx, tag: Tag) {
         debug_assert!(self.is_gone(node), "removed with a slot");
         if !self.nodes[node].is_anonymous() {
             self.index.remove(tag, node);
@@ -277,15 +280,15 @@ impl Trie {
     }
 }
 
-impl std::ops::Index<u32> for Trie {
+impl std::ops::Index<NodeIx> for Trie {
     type Output = Node;
-    fn index(&self, node: u32) -> &Node {
+    fn index(&self, node: NodeIx) -> &Node {
         &self.nodes[node]
     }
 }
 
-impl std::ops::IndexMut<u32> for Trie {
-    fn index_mut(&mut self, node: u32) -> &mut Node {
+impl std::ops::IndexMut<NodeIx> for Trie {
+    fn index_mut(&mut self, node: NodeIx) -> &mut Node {
         &mut self.nodes[node]
     }
 }
@@ -298,7 +301,7 @@ mod tests {
         Key([n; 32])
     }
 
-    fn publish(trie: &mut Trie, parent: Option<u32>, key: Key) -> u32 {
+    fn publish(trie: &mut Trie, parent: Option<NodeIx>, key: Key) -> NodeIx {
         let gap = trie.seek(&key, Tag::of(&key)).expect_err("not there yet");
         let node = trie.add(parent);
         trie.name(node, key, gap, Uses::Once);

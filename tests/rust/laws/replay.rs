@@ -175,7 +175,7 @@ fn call(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
 fn rarely(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
     match dice.roll(12) {
         8..11 => {
-            let tier = Tier(dice.roll(2) as u8);
+            let tier = Tier(dice.roll(2) as usize);
             let promised = yard.cache.promise(dice.roll(9), tier);
             let told = format!("{:?}", promised.as_ref().map(Ticket::id));
             hands.tickets.extend(promised);

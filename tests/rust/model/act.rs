@@ -131,7 +131,10 @@ impl World {
                 self.yard.clear();
             }
             Op::Resize(tier, slots) => {
-                let answer = self.cache.lock().resize(Tier(tier), u32::from(slots));
+                let answer = self
+                    .cache
+                    .lock()
+                    .resize(Tier(usize::from(tier)), u32::from(slots));
                 self.yard.resize(tier as usize, u32::from(slots), &answer);
                 return Some(answer.is_err());
             }

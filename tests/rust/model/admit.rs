@@ -13,7 +13,7 @@ fn slots(plan: &Plan) -> (usize, usize, Vec<(u32, u32)>) {
         .iter()
         .copied()
         .zip(plan.destinations.iter().copied());
-    (plan.from.0 as usize, plan.to.0 as usize, moves.collect())
+    (plan.from.0, plan.to.0, moves.collect())
 }
 
 /// A prefix as far as a begin uses it: its path, of which `device` blocks are shared and `lower`

@@ -252,7 +252,7 @@ impl Yard {
             _ => 0,
         };
         if let Err(Error::InUse { tier: at, want, .. }) = answer {
-            assert_eq!((*at, *want), (Tier(tier as u8), u64::from(slots - null)));
+            assert_eq!((*at, *want), (Tier(tier), u64::from(slots - null)));
             // With every keep broken, were that allowed, it must not have fitted.
             assert!(!self.fits_somehow(tier, slots), "refused, and would fit");
             self.headroom += headroom;

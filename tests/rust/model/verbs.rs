@@ -43,7 +43,7 @@ impl Yard {
     pub(crate) fn no_room(&self, tier: usize, need: u64, evictable: u64) -> Error {
         let (free, promised) = (self.free(tier), self.promised(tier));
         Error::NoRoom {
-            tier: Tier(tier as u8),
+            tier: Tier(tier),
             need,
             free,
             evictable,

@@ -194,7 +194,7 @@ impl World {
             for &slot in slots.keys() {
                 let block = self.yard.block_in(tier, slot);
                 let here = block.is_some_and(|block| self.yard.ready(block, tier).is_some());
-                let told = state.holds_block(Tier(tier as u8), slot);
+                let told = state.holds_block(Tier(tier), slot);
                 assert_eq!(told, here, "slot {slot} of tier {tier}");
             }
         }

@@ -377,7 +377,7 @@ impl Yard {
                 },
                 evicted: self.evicted[tier],
             };
-            assert_eq!(state.room(Tier(tier as u8)), Ok(room));
+            assert_eq!(state.room(Tier(tier)), Ok(room));
         }
         let lacks = |&&block: &&Block| self.blocks[block].slots[HOST].is_none();
         let leases = self.leases.values().map(|seq| {
@@ -415,7 +415,7 @@ impl Yard {
                     false
                 }
                 HolderId::Ticket(id) => {
-                    let told = (holder.tier.0 as usize, u64::from(holder.promised));
+                    let told = (holder.tier.0, u64::from(holder.promised));
                     assert_eq!(told, self.tickets[&id]);
                     continue;
                 }

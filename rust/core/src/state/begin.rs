@@ -3,7 +3,7 @@
 
 use super::{Answer, Begun, State, Stop};
 use crate::error::{Error, Result};
-use crate::id::{FlightId, Key, MAX_TIERS};
+use crate::id::{FlightId, Key, MAX_TIERS, NodeIx, SlotIx, Tier};
 use crate::record::Running;
 
 /// What a begin does at a block that is in flight. Where the engine cannot recompute it waits.
@@ -37,9 +37,9 @@ pub(super) struct Prefix {
     pub(super) device: usize,
     /// Blocks of the path behind them that are loaded, all from `tier`.
     pub(super) lower: usize,
-    tier: usize,
+    tier: Tier,
     /// The last block of a full hit: its last token is computed again, in a private copy.
-    pub(super) last: Option<u32>,
+    pub(super) last: Option<NodeIx>,
     pub(super) stop: Stop,
     /// Blocks that were found below and are not loaded: not worth it.
     pub(super) slow: u32,
@@ -83,16 +83,23 @@ impl State {
     /// Blocks of the tokens, and with the promised growth; `TooLarge` if they can never fit.
     pub(super) fn size(&self, tokens: u64, reserve: u64) -> Result<(u32, u32)> {
         let limit = self.blocks_of(tokens.saturating_add(reserve));
-        Ok((self.blocks_of(tokens) as u32, self.fits(0, limit)?))
+        Ok((
+            self.blocks_of(tokens) as u32,
+            self.fits(Tier::DEVICE, limit)?,
+        ))
     }
 
     /// So many blocks, or `TooLarge` if the tier can never hold them.
-    pub(super) fn fits(&self, tier: usize, need: u64) -> Result<u32> {
-        let null = if tier == 0 { self.config.null_slots } else { 0 };
+    pub(super) fn fits(&self, tier: Tier, need: u64) -> Result<u32> {
+        let null = if tier == Tier::DEVICE {
+            self.config.null_slots
+        } else {
+            0
+        };
         let capacity = u64::from(self.tiers[tier].pool.limit() - null);
         if need > capacity {
             return Err(Error::TooLarge {
-                tier: crate::id::Tier(tier as u8),
+                tier,
                 need,
                 capacity,
             });
@@ -106,9 +113,10 @@ impl State {
         let shared = ((request.tokens - 1) / block_size) as usize;
         let probe = self.walk(&request.keys[..request.keys.len().min(shared + 1)]);
         let device = (probe.hits[0] as usize).min(shared);
-        let tier = (1..MAX_TIERS)
-            .find(|&tier| probe.hits[tier] > 0)
-            .unwrap_or(1);
+        let tier = Tier::DEVICE
+            .below()
+            .find(|tier| probe.hits[tier.at()] > 0)
+            .unwrap_or(Tier::HOST);
         let lower = self.path.len().min(shared) - device;
         let mut prefix = Prefix {
             device,
@@ -121,7 +129,7 @@ impl State {
         let mut loads = lower;
         if let Some(&last) = self.path.get(shared) {
             prefix.last = Some(last);
-            loads += usize::from(self.ready(last, 0).is_none());
+            loads += usize::from(self.ready(last, Tier::DEVICE).is_none());
         }
         let most = self.pays(loads.min(request.load as usize), device);
         if loads > most {
@@ -140,12 +148,12 @@ impl State {
     }
 
     /// Idle blocks of the prefix that a begin would pin or read: they back nothing any more.
-    pub(super) fn idle_hits(&self, path: &[u32], prefix: &Prefix) -> u64 {
+    pub(super) fn idle_hits(&self, path: &[NodeIx], prefix: &Prefix) -> u64 {
         let shared = path[..prefix.device].iter().copied();
         shared
             .chain(prefix.last)
-            .filter_map(|node| self.ready(node, 0))
-            .filter(|&slot| self.takeable(0, slot))
+            .filter_map(|node| self.ready(node, Tier::DEVICE))
+            .filter(|&slot| self.takeable(Tier::DEVICE, slot))
             .count() as u64
     }
 
@@ -153,15 +161,19 @@ impl State {
     /// copy of a full hit beside its source, the last block is computed anew in place of one. An
     /// engine that cannot recompute waits for that room, but for one that never has both: it would
     /// wait for ever (INV-25).
-    pub(super) fn settle(&self, path: &[u32], prefix: &mut Prefix, need: u64) -> u64 {
+    pub(super) fn settle(&self, path: &[NodeIx], prefix: &mut Prefix, need: u64) -> u64 {
         let idle_hits = self.idle_hits(path, prefix);
-        let here = |node| self.ready(node, 0).is_some();
+        let here = |node| self.ready(node, Tier::DEVICE).is_some();
         let both = (prefix.device as u64)
             .saturating_add(need)
             .saturating_add(1);
-        let yields = self.config.recompute || self.fits(0, both).is_err();
+        let yields = self.config.recompute || self.fits(Tier::DEVICE, both).is_err();
         let copies = yields && prefix.last.is_some_and(here);
-        if !copies || self.tiers[0].ledger.affords(idle_hits.saturating_add(need)) {
+        if !copies
+            || self.tiers[Tier::DEVICE]
+                .ledger
+                .affords(idle_hits.saturating_add(need))
+        {
             return idle_hits;
         }
         (prefix.last, prefix.stop) = (None, Stop::Promised);
@@ -170,7 +182,7 @@ impl State {
 
     fn admit(
         &mut self,
-        path: &[u32],
+        path: &[NodeIx],
         prefix: &mut Prefix,
         total: u32,
         limit: u32,
@@ -180,11 +192,11 @@ impl State {
         let new = total - prefix.device as u32;
         let need = u64::from(new) + u64::from(limit - total);
         let most = (prefix.device + usize::from(prefix.last.is_some())) as u64;
-        if !self.tiers[0].ledger.affords(most + need) {
+        if !self.tiers[Tier::DEVICE].ledger.affords(most + need) {
             let idle_hits = self.settle(path, prefix, need);
-            if !self.tiers[0].ledger.affords(idle_hits + need) {
+            if !self.tiers[Tier::DEVICE].ledger.affords(idle_hits + need) {
                 self.counters.no_room += 1;
-                return Err(self.no_room(0, need, idle_hits));
+                return Err(self.no_room(Tier::DEVICE, need, idle_hits));
             }
         }
 
@@ -199,8 +211,8 @@ impl State {
         if prefix.last.is_some() && last.is_none() {
             prefix.stop = Stop::Promised;
         }
-        self.make_room(0, new);
-        self.tiers[0].ledger.promise(limit - total);
+        self.make_room(Tier::DEVICE, new);
+        self.tiers[Tier::DEVICE].ledger.promise(limit - total);
 
         let lease = self.leases.insert(Running {
             tokens,
@@ -217,7 +229,7 @@ impl State {
         if let Some((tier, slot, node)) = last {
             plans.push(self.private_copy(id, tier, slot, Some(node), &mut table));
         }
-        self.tiers[0].claim(total, &mut table);
+        self.tiers[Tier::DEVICE].claim(total, &mut table);
 
         let found = (prefix.device + prefix.lower) as u64;
         let record = &mut self.leases[lease];
@@ -230,8 +242,9 @@ impl State {
             record.cached = tokens - 1;
         }
         let mut hits = [0; MAX_TIERS];
-        hits[0] = prefix.device as u32 + u32::from(last.is_some_and(|(tier, ..)| tier == 0));
-        hits[prefix.tier] =
+        hits[0] =
+            prefix.device as u32 + u32::from(last.is_some_and(|(tier, ..)| tier == Tier::DEVICE));
+        hits[prefix.tier.at()] =
             prefix.lower as u32 + u32::from(last.is_some_and(|(tier, ..)| tier == prefix.tier));
         self.counters.begun += 1;
         self.counters.slow += u64::from(prefix.slow);
@@ -251,7 +264,7 @@ impl State {
 
     /// Marks the blocks to load, root first, as far as the tier's promises stay backed: a block
     /// that is read cannot be taken, nor can what is above it.
-    fn mark_sources(&mut self, path: &[u32], prefix: &mut Prefix) {
+    fn mark_sources(&mut self, path: &[NodeIx], prefix: &mut Prefix) {
         let tier = prefix.tier;
         for at in 0..prefix.lower {
             let slot = self.ready(path[prefix.device + at], tier);
@@ -264,7 +277,7 @@ impl State {
     }
 
     /// Marks a slot as read unless a promise would lose its backing.
-    pub(super) fn mark_backed(&mut self, tier: usize, slot: u32) -> bool {
+    pub(super) fn mark_backed(&mut self, tier: Tier, slot: SlotIx) -> bool {
         self.mark(tier, slot);
         if self.tiers[tier].ledger.available() < 0 {
             self.unmark(tier, slot);
@@ -274,13 +287,16 @@ impl State {
     }
 
     /// Marks the last block of a full hit, on its highest tier.
-    fn mark_last(&mut self, node: u32, path: &[u32]) -> Option<(usize, u32, u32)> {
-        let tier = (0..self.tiers.len()).find(|&tier| self.trie.slot(node, tier).is_some())?;
+    fn mark_last(&mut self, node: NodeIx, path: &[NodeIx]) -> Option<(Tier, SlotIx, NodeIx)> {
+        let tier = self
+            .tiers
+            .all()
+            .find(|&tier| self.trie.slot(node, tier).is_some())?;
         let slot = self.ready(node, tier)?;
         if !self.link(node, path.len().checked_sub(2).map(|above| path[above])) {
             return None;
         }
-        if tier == 0 {
+        if tier == Tier::DEVICE {
             // Counted in what the begin spends.
             self.mark(tier, slot);
         } else if !self.mark_backed(tier, slot) {

@@ -2,7 +2,7 @@
 
 use super::State;
 use crate::error::Result;
-use crate::id::LeaseId;
+use crate::id::{LeaseId, LeaseIx, Tier};
 use crate::pool::Hold;
 
 impl State {
@@ -20,26 +20,28 @@ impl State {
     /// given up then.
     pub fn dedup(&mut self, leases: &[LeaseId]) -> Result<u64> {
         self.check_rows(leases)?;
-        let changed = leases.iter().map(|id| self.dedup_one(id.0.index)).sum();
+        let changed = leases.iter().map(|id| self.dedup_one(id.at())).sum();
         self.counters.deduped += changed;
         Ok(changed)
     }
 
     /// Deepest first, as everything is given back.
-    fn dedup_one(&mut self, lease: u32) -> u64 {
+    fn dedup_one(&mut self, lease: LeaseIx) -> u64 {
         let mut changed = 0;
         for at in (0..self.leases[lease].blocks()).rev() {
             let slot = self.leases[lease].table[at as usize];
-            if !matches!(self.hold(0, slot), Hold::Duplicate { .. }) {
+            if !matches!(self.hold(Tier::DEVICE, slot), Hold::Duplicate { .. }) {
                 continue;
             }
-            let Some(published) = self.node_of(slot).and_then(|node| self.trie.slot(node, 0))
+            let Some(published) = self
+                .node_of(slot)
+                .and_then(|node| self.trie.slot(node, Tier::DEVICE))
             else {
                 debug_assert!(false, "slot {slot} is a duplicate of nothing");
                 continue;
             };
             // The table's own pin comes before the duplicate's goes.
-            self.pin(0, published);
+            self.pin(Tier::DEVICE, published);
             let record = &mut self.leases[lease];
             record.table[at as usize] = published;
             record.shown = record.shown.min(at);

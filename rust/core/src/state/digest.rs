@@ -6,6 +6,7 @@
 //! differs, so do the digests. Numbers are little endian; two builds need not agree.
 
 use super::State;
+
 use crate::stats::Counters;
 use std::hash::{Hash, Hasher};
 
@@ -117,10 +118,15 @@ mod tests {
     use super::super::{Answer, Config, Filling, Request, Sealing, WritePolicy};
     use super::State;
     use crate::evict::{Evict, EvictionPolicy, Place};
-    use crate::id::{Class, FlightId, Id, Key, LeaseId, Link, Retention, Tier};
+    use crate::flight::Flight;
+    use crate::id::{
+        Class, FlightId, FlightIx, Id, Ix, Key, LeaseId, Link, NodeIx, ParkedIx, Retention, SlotIx,
+        TicketIx, Tier,
+    };
     use crate::pool::Hold;
-    use crate::record::Running;
-    use crate::trie::Uses;
+    use crate::record::{Parked, Running, Ticket};
+    use crate::state::TierState;
+    use crate::trie::{Node, Uses};
     use std::num::NonZeroU32;
 
     fn key(name: u8, block: u8) -> Key {
@@ -193,8 +199,8 @@ mod tests {
         state
     }
 
-    const DEAD: Id = Id {
-        index: 7,
+    const DEAD: fn() -> Id<NodeIx> = || Id {
+        index: NodeIx::new(7),
         generation: NonZeroU32::MIN,
     };
 
@@ -205,6 +211,30 @@ mod tests {
 
     type Change = (&'static str, fn(&mut State));
 
+    fn node(state: &mut State) -> &mut Node {
+        &mut state.trie[NodeIx::new(0)]
+    }
+
+    fn parked(state: &mut State) -> &mut Parked {
+        &mut state.parked[ParkedIx::new(0)]
+    }
+
+    fn ticket(state: &mut State) -> &mut Ticket {
+        &mut state.tickets[TicketIx::new(0)]
+    }
+
+    fn flight(state: &mut State) -> &mut Flight {
+        &mut state.flights[FlightIx::new(0)]
+    }
+
+    fn device(state: &mut State) -> &mut TierState {
+        &mut state.tiers[Tier::DEVICE]
+    }
+
+    fn host(state: &mut State) -> &mut TierState {
+        &mut state.tiers[Tier::HOST]
+    }
+
     const CHANGES: &[Change] = &[
         ("config.retries", |s| s.config.retries += 1),
         ("config.write", |s| s.config.write = WritePolicy::Through),
@@ -212,56 +242,56 @@ mod tests {
         ("config.speeds", |s| {
             s.config.speeds = Some(crate::cost::Speeds::default());
         }),
-        ("a node's key", |s| s.trie[0].key.0[31] ^= 1),
-        ("a node's parent", |s| s.trie[0].parent = Some(DEAD)),
+        ("a node's key", |s| node(s).key.0[31] ^= 1),
+        ("a node's parent", |s| node(s).parent = Some(DEAD())),
         ("a node's copy", |s| {
-            s.trie.residency_mut(2, 1).slot = Some(Link::to(9));
+            s.trie.residency_mut(NodeIx::new(2), Tier::HOST).slot = Some(Link::to(SlotIx::new(9)));
         }),
         ("a node's children", |s| {
-            s.trie.residency_mut(0, 0).children += 1;
+            s.trie.residency_mut(NodeIx::new(0), Tier::DEVICE).children += 1;
         }),
         ("a node's busy children", |s| {
-            s.trie.residency_mut(0, 1).busy += 1;
+            s.trie.residency_mut(NodeIx::new(0), Tier::HOST).busy += 1;
         }),
-        ("a node's epoch", |s| s.trie[0].epoch += 1),
-        ("a node's keeps", |s| s.trie[0].keeps += 1),
-        ("a node's class", |s| s.trie[0].class = Class::Retained),
-        ("a node's uses", |s| s.trie[0].uses = Uses::Repeated),
+        ("a node's epoch", |s| node(s).epoch += 1),
+        ("a node's keeps", |s| node(s).keeps += 1),
+        ("a node's class", |s| node(s).class = Class::Retained),
+        ("a node's uses", |s| node(s).uses = Uses::Repeated),
         ("the trie's epoch", |s| s.trie.end_epoch()),
         ("a new node", |s| {
             s.trie.add(None);
         }),
         ("a slot's hold", |s| {
-            s.tiers[0].pool.cell_mut(1).hold = Hold::Quarantined;
+            device(s).pool.cell_mut(SlotIx::new(1)).hold = Hold::Quarantined;
         }),
         ("a host slot's hold", |s| {
-            s.tiers[1].pool.cell_mut(1).hold = Hold::Quarantined;
+            host(s).pool.cell_mut(SlotIx::new(1)).hold = Hold::Quarantined;
         }),
         ("a slot's node", |s| {
-            s.tiers[0].pool.cell_mut(1).node = Some(Link::to(3));
+            device(s).pool.cell_mut(SlotIx::new(1)).node = Some(Link::to(NodeIx::new(3)));
         }),
         ("a slot's readers", |s| {
-            s.tiers[0].pool.cell_mut(1).readers += 1;
+            device(s).pool.cell_mut(SlotIx::new(1)).readers += 1;
         }),
         ("a limit", |s| {
-            s.tiers[1].pool.set_limit(19);
+            host(s).pool.set_limit(19);
         }),
         ("the free list", |s| {
-            let (one, two) = (s.tiers[0].pool.pop_free(), s.tiers[0].pool.pop_free());
+            let (one, two) = (device(s).pool.pop_free(), device(s).pool.pop_free());
             one.into_iter()
                 .chain(two)
-                .for_each(|slot| s.tiers[0].pool.push_free(slot));
+                .for_each(|slot| device(s).pool.push_free(slot));
         }),
         ("the order", |s| {
-            let (slot, class) = (s.tiers[0].order.victim().expect("idle"), Class::Ordinary);
-            let evictability = s.evictability_of(0, slot);
-            let order = &mut s.tiers[0].order;
+            let (slot, class) = (device(s).order.victim().expect("idle"), Class::Ordinary);
+            let evictability = s.evictability_of(Tier::DEVICE, slot);
+            let order = &mut device(s).order;
             order.remove(slot);
             order.insert(slot, class, Place::Back, evictability);
         }),
-        ("what is promised", |s| s.tiers[0].ledger.promise(1)),
-        ("what is promised below", |s| s.tiers[1].ledger.promise(1)),
-        ("what is takeable", |s| s.tiers[0].ledger.set_takeable(1)),
+        ("what is promised", |s| device(s).ledger.promise(1)),
+        ("what is promised below", |s| host(s).ledger.promise(1)),
+        ("what is takeable", |s| device(s).ledger.set_takeable(1)),
         ("a lease's table", |s| lease(s).table.swap(0, 1)),
         ("a lease's tokens", |s| lease(s).tokens += 1),
         ("a lease's promise", |s| lease(s).limit += 1),
@@ -277,26 +307,28 @@ mod tests {
             s.leases.remove(index);
         }),
         ("a parked path", |s| {
-            s.parked[0].path.pop();
+            parked(s).path.pop();
         }),
-        ("a parked count", |s| s.parked[0].computed -= 1),
+        ("a parked count", |s| parked(s).computed -= 1),
         ("a parked block's failures", |s| {
-            s.parked[0].failures.push((0, 1));
+            parked(s).failures.push((NodeIx::new(0), 1));
         }),
-        ("a broken keep", |s| s.parked[0].broken = true),
-        ("the order of parking", |s| s.parked[0].order += 1),
-        ("a ticket's blocks", |s| s.tickets[0].blocks += 1),
-        ("a ticket's tier", |s| s.tickets[0].tier = Tier::HOST),
-        ("a flight's moves", |s| s.flights[0].moves.reverse()),
+        ("a broken keep", |s| parked(s).broken = true),
+        ("the order of parking", |s| parked(s).order += 1),
+        ("a ticket's blocks", |s| ticket(s).blocks += 1),
+        ("a ticket's tier", |s| ticket(s).tier = Tier::HOST),
+        ("a flight's moves", |s| flight(s).moves.reverse()),
         ("a flight's purpose", |s| {
-            s.flights[0].purpose = crate::flight::Purpose::Nothing;
+            flight(s).purpose = crate::flight::Purpose::Nothing;
         }),
-        ("a flight's deadline", |s| s.flights[0].overdue = true),
-        ("a flight's dispatch", |s| s.flights[0].waits = Some(1)),
+        ("a flight's deadline", |s| flight(s).overdue = true),
+        ("a flight's dispatch", |s| flight(s).waits = Some(1)),
         ("a step to wait for", |s| s.held[0].step += 1),
         ("slots held back", |s| drop(s.held.pop())),
         ("what was counted", |s| s.counters.evicted[0] += 1),
-        ("what was published", |s| s.fresh.push_back(s.trie.id(0))),
+        ("what was published", |s| {
+            s.fresh.push_back(s.trie.id(NodeIx::new(0)));
+        }),
         ("what is in flight", |s| s.in_flight[1] += 1),
         ("how many were parked", |s| s.parkings += 1),
         ("the headroom", |s| s.headroom += 1),
@@ -351,7 +383,7 @@ mod tests {
         assert!(state.promise(20, Tier::HOST).is_err());
         assert!(state.resize(Tier::DEVICE, 5).is_err());
         let late = FlightId(Id {
-            index: 0,
+            index: FlightIx::new(0),
             generation: NonZeroU32::MIN,
         });
         assert_eq!(state.mark_unknown(late), Ok(false));

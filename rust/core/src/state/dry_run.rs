@@ -3,7 +3,7 @@
 use super::begin::check;
 use super::{Request, State, Stop};
 use crate::error::Result;
-use crate::id::FlightId;
+use crate::id::{FlightId, Tier};
 
 /// What a begin would need and find.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,15 +48,17 @@ impl State {
     pub fn dry_run(&mut self, request: &Request<'_>) -> Result<Need> {
         check(request)?;
         let limit = self.blocks_of(request.tokens.saturating_add(request.reserve));
-        let ever = self.fits(0, limit).is_ok();
+        let ever = self.fits(Tier::DEVICE, limit).is_ok();
         let mut prefix = self.prefix(request);
         let waits = self.waits(request, prefix.stop).filter(|_| ever);
         let path = std::mem::take(&mut self.path);
         let need = limit - prefix.device as u64;
         let idle_hits = self.settle(&path, &mut prefix, need);
         self.path = path;
-        let ledger = &self.tiers[0].ledger;
-        let last = prefix.last.map(|node| self.ready(node, 0).is_some());
+        let ledger = &self.tiers[Tier::DEVICE].ledger;
+        let last = prefix
+            .last
+            .map(|node| self.ready(node, Tier::DEVICE).is_some());
         Ok(Need {
             need,
             free: u64::from(ledger.free()),

@@ -3,7 +3,7 @@
 
 use super::State;
 use crate::evict::{Evict, Evictability};
-use crate::id::Link;
+use crate::id::{Link, NodeIx, SlotIx, Tier};
 use crate::index::Tag;
 use crate::pool::Hold;
 
@@ -13,7 +13,7 @@ const FEW: u32 = 4;
 impl State {
     /// Evicts one block that the order gave as a victim, or that is a leaf; and of those above it
     /// what retires by that.
-    pub(super) fn evict_with_parents(&mut self, tier: usize, slot: u32) {
+    pub(super) fn evict_with_parents(&mut self, tier: Tier, slot: SlotIx) {
         let mut next = Some(slot);
         while let Some(slot) = next {
             let parent = self.evict_one(tier, slot);
@@ -23,7 +23,7 @@ impl State {
 
     /// A slot is idle now, or read no more, or its last child has left: as a leaf beyond the tier's
     /// size it goes at once (table 2.7), and what becomes one by that.
-    pub(super) fn retire(&mut self, tier: usize, slot: u32) {
+    pub(super) fn retire(&mut self, tier: Tier, slot: SlotIx) {
         if self.retires(tier, slot) {
             self.evict_with_parents(tier, slot);
         }
@@ -31,15 +31,15 @@ impl State {
 
     /// Whether the slot lies beyond the size, and nobody holds or reads what is in it, or has
     /// anything below.
-    pub(super) fn retires(&self, tier: usize, slot: u32) -> bool {
-        slot >= self.tiers[tier].pool.limit()
+    pub(super) fn retires(&self, tier: Tier, slot: SlotIx) -> bool {
+        !self.tiers[tier].pool.stays(slot)
             && matches!(self.hold(tier, slot), Hold::Idle { .. })
             && self.evictability_of(tier, slot) == Evictability::Leaf
     }
 
     /// The slot that its parent has.
-    fn evict_one(&mut self, tier: usize, slot: u32) -> Option<u32> {
-        self.counters.evicted[tier] += 1;
+    fn evict_one(&mut self, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
+        self.counters.evicted[tier.at()] += 1;
         let node = self.tiers[tier].evict(slot)?.at();
         // Not busy, or it would be blocked.
         let parent = self.end_residency(node, tier);
@@ -50,13 +50,13 @@ impl State {
     }
 
     /// Whether no tier has the block any more, so that it is none.
-    pub(super) fn remove_if_gone(&mut self, node: u32) -> bool {
+    pub(super) fn remove_if_gone(&mut self, node: NodeIx) -> bool {
         let tag = Tag::of(&self.trie[node].key);
         self.remove_tagged(node, tag)
     }
 
     /// The same, and the tag of its key is known.
-    fn remove_tagged(&mut self, node: u32, tag: Tag) -> bool {
+    fn remove_tagged(&mut self, node: NodeIx, tag: Tag) -> bool {
         if !self.trie.is_gone(node) {
             return false;
         }
@@ -70,7 +70,7 @@ impl State {
 
     /// Evicts exactly as many blocks as `need` slots lack. The caller has checked that free and
     /// takeable slots suffice; `false`, with nothing broken, if it was wrong.
-    pub(super) fn make_room(&mut self, tier: usize, need: u32) -> bool {
+    pub(super) fn make_room(&mut self, tier: Tier, need: u32) -> bool {
         let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
         if deficit > FEW && !self.tiers[tier].is_shrunk() {
             self.evict_batch(tier, deficit as usize);
@@ -88,13 +88,13 @@ impl State {
 
     /// Evicts the next victims together, of a tier where nothing retires by that: what they need is
     /// read ahead, and no parent that goes next is told of its child.
-    fn evict_batch(&mut self, tier: usize, count: usize) {
+    fn evict_batch(&mut self, tier: Tier, count: usize) {
         let mut slots = std::mem::take(&mut self.ahead);
         slots.clear();
         self.tiers[tier].order.take(count, &mut slots);
         let nodes = self.warm_blocks(tier, &slots);
         self.tiers[tier].evict_all(&slots);
-        self.counters.evicted[tier] += slots.len() as u64;
+        self.counters.evicted[tier.at()] += slots.len() as u64;
         for (at, &node) in nodes.iter().enumerate() {
             match nodes.get(at + 1) {
                 Some(&next) if self.trie[node].parent == Some(self.trie.id(next)) => {
@@ -113,7 +113,7 @@ impl State {
     }
 
     /// Reads ahead what making this room will read, in the calls that follow.
-    pub(super) fn warm_room(&mut self, tier: usize, need: u32) {
+    pub(super) fn warm_room(&mut self, tier: Tier, need: u32) {
         let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
         if deficit > FEW {
             let mut slots = std::mem::take(&mut self.ahead);
@@ -126,7 +126,7 @@ impl State {
     }
 
     /// The blocks in these idle slots, whose tags are left, and whose places in the index are read.
-    fn warm_blocks(&mut self, tier: usize, slots: &[u32]) -> Vec<u32> {
+    fn warm_blocks(&mut self, tier: Tier, slots: &[SlotIx]) -> Vec<NodeIx> {
         let mut nodes = std::mem::take(&mut self.nodes);
         nodes.clear();
         let pool = &self.tiers[tier].pool;

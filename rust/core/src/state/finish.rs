@@ -3,7 +3,7 @@
 
 use super::State;
 use crate::error::Result;
-use crate::id::{Class, LeaseId, ParkedId, Retention};
+use crate::id::{Class, LeaseId, LeaseIx, NodeIx, ParkedId, Retention, SlotIx, Tier};
 use crate::pool::Hold;
 use crate::record::{Held, Running};
 
@@ -40,9 +40,9 @@ impl State {
         self.counters.rejected += handles;
     }
 
-    pub(super) fn end(&mut self, lease: u32, retention: Retention, after: Option<u64>) {
+    pub(super) fn end(&mut self, lease: LeaseIx, retention: Retention, after: Option<u64>) {
         let promised = self.leases[lease].promised();
-        self.tiers[0].ledger.release(promised);
+        self.tiers[Tier::DEVICE].ledger.release(promised);
         if self.leases[lease].loading > 0 {
             // Its path stays pinned until its loads land, so that what arrives has its parents.
             let landing = self.last_filling(lease);
@@ -61,11 +61,11 @@ impl State {
 
     /// Blocks up to and with the last one in flight: while something is, all that is sealed stands
     /// there or above it, as the audit checks.
-    pub(super) fn last_filling(&self, lease: u32) -> u32 {
+    pub(super) fn last_filling(&self, lease: LeaseIx) -> u32 {
         let table = &self.leases[lease].table;
         let last = table
             .iter()
-            .rposition(|&slot| matches!(self.hold(0, slot), Hold::Filling { .. }));
+            .rposition(|&slot| matches!(self.hold(Tier::DEVICE, slot), Hold::Filling { .. }));
         last.map_or(0, |at| at as u32 + 1)
     }
 
@@ -106,7 +106,7 @@ impl State {
     ///
     /// A block's class is never below its children's: `least` carries the highest class upwards,
     /// and "session ended" reaches only as far as nobody else has anything below.
-    pub(super) fn release(&mut self, table: &[u32], retention: Retention) {
+    pub(super) fn release(&mut self, table: &[SlotIx], retention: Retention) {
         let mut alone = retention == Retention::SessionEnded;
         let mut least = if retention == Retention::Retain {
             Class::Retained
@@ -132,15 +132,16 @@ impl State {
     }
 
     /// Whether this is the block's last holder and `child` the only block below it on any tier.
-    fn is_alone(&self, node: u32, child: Option<u32>, slot: u32) -> bool {
+    fn is_alone(&self, node: NodeIx, child: Option<NodeIx>, slot: SlotIx) -> bool {
         let own = matches!(
-            self.hold(0, slot),
+            self.hold(Tier::DEVICE, slot),
             Hold::Pinned { pins: 1 } | Hold::Duplicate { leases: 1 }
         );
-        let published = self.trie.slot(node, 0);
-        own && published.is_some_and(|slot| self.hold(0, slot) == Hold::Pinned { pins: 1 })
+        let published = self.trie.slot(node, Tier::DEVICE);
+        own && published
+            .is_some_and(|slot| self.hold(Tier::DEVICE, slot) == Hold::Pinned { pins: 1 })
             && self.trie[node].keeps == 0
-            && (0..self.tiers.len()).all(|tier| {
+            && self.tiers.all().all(|tier| {
                 let own = child.is_some_and(|child| self.trie.slot(child, tier).is_some());
                 self.trie.residency(node, tier).children == u32::from(own)
             })

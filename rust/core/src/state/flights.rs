@@ -2,18 +2,16 @@
 //! promote share; and how a flight whose end is unknown at its deadline is given up.
 
 use super::State;
-use super::keep::HOST;
 use crate::error::Result;
 use crate::flight::{Flight, Move, Purpose};
-use crate::id::{FlightId, Group, LeaseId, Tier};
+use crate::id::{FlightId, FlightIx, Group, Ix, LeaseId, NodeIx, SlotIx, Tier};
 use crate::plan::Plan;
 use crate::pool::Hold;
 use std::cmp::Ordering;
 
 impl State {
     /// An empty flight whose number destinations can carry; [`Self::launch`] fills it.
-    pub(super) fn open_flight(&mut self, from: usize, to: usize, purpose: Purpose) -> u32 {
-        let (from, to) = (Tier(from as u8), Tier(to as u8));
+    pub(super) fn open_flight(&mut self, from: Tier, to: Tier, purpose: Purpose) -> FlightIx {
         self.flights
             .insert(Flight::new(from, to, purpose, self.trie.epoch()))
     }
@@ -29,7 +27,12 @@ impl State {
     }
 
     /// A slot on the device or below that this flight will fill, attached to its block.
-    pub(super) fn destination(&mut self, node: u32, tier: usize, flight: u32) -> Option<u32> {
+    pub(super) fn destination(
+        &mut self,
+        node: NodeIx,
+        tier: Tier,
+        flight: FlightIx,
+    ) -> Option<SlotIx> {
         // Claimed for the moment of its way from the free list to the block.
         let slot = self.take_free(tier, Hold::Claimed { leases: 0 })?;
         self.attach(node, tier, slot, Hold::Filling { flight });
@@ -37,7 +40,7 @@ impl State {
     }
 
     /// Sources must have been marked, destinations be filling. Gives the plan to carry out.
-    pub(super) fn launch(&mut self, flight: u32, moves: Vec<Move>) -> Plan {
+    pub(super) fn launch(&mut self, flight: FlightIx, moves: Vec<Move>) -> Plan {
         let number = self.counters.flights;
         let record = &mut self.flights[flight];
         (record.moves, record.waits) = (moves, Some(number));
@@ -50,15 +53,15 @@ impl State {
         plan
     }
 
-    fn plan_of(&self, flight: u32) -> Plan {
+    fn plan_of(&self, flight: FlightIx) -> Plan {
         let record = &self.flights[flight];
         Plan {
             flight: FlightId(self.flights.id(flight)),
             group: Group(0),
             from: record.from,
             to: record.to,
-            sources: record.moves.iter().map(|step| step.from).collect(),
-            destinations: record.moves.iter().map(|step| step.to).collect(),
+            sources: record.moves.iter().map(|step| step.from.get()).collect(),
+            destinations: record.moves.iter().map(|step| step.to.get()).collect(),
         }
     }
 
@@ -67,15 +70,15 @@ impl State {
         &mut self,
         lease: LeaseId,
         base: u32,
-        tier: usize,
-        nodes: &[u32],
-        table: &mut Vec<u32>,
+        tier: Tier,
+        nodes: &[NodeIx],
+        table: &mut Vec<SlotIx>,
     ) -> Plan {
-        let flight = self.open_flight(tier, 0, Purpose::Up { lease, base });
+        let flight = self.open_flight(tier, Tier::DEVICE, Purpose::Up { lease, base });
         let mut moves = Vec::with_capacity(nodes.len());
         for &node in nodes {
             let from = self.trie.slot(node, tier);
-            if let Some((from, to)) = from.zip(self.destination(node, 0, flight)) {
+            if let Some((from, to)) = from.zip(self.destination(node, Tier::DEVICE, flight)) {
                 moves.push(Move {
                     node: Some(self.trie.id(node)),
                     from,
@@ -91,22 +94,22 @@ impl State {
     pub(super) fn private_copy(
         &mut self,
         lease: LeaseId,
-        tier: usize,
-        from: u32,
-        node: Option<u32>,
-        table: &mut Vec<u32>,
+        tier: Tier,
+        from: SlotIx,
+        node: Option<NodeIx>,
+        table: &mut Vec<SlotIx>,
     ) -> Plan {
         let block = table.len() as u32;
         let flight = self.open_flight(
             tier,
-            0,
+            Tier::DEVICE,
             Purpose::Private {
                 lease: Some(lease),
                 block,
             },
         );
         let mut moves = Vec::with_capacity(1);
-        if let Some(to) = self.take_free(0, Hold::Filling { flight }) {
+        if let Some(to) = self.take_free(Tier::DEVICE, Hold::Filling { flight }) {
             moves.push(Move {
                 node: node.map(|node| self.trie.id(node)),
                 from,
@@ -118,7 +121,7 @@ impl State {
     }
 
     /// The flight to wait for, if this block is in flight on the tier.
-    pub(super) fn flight_to_await(&self, node: u32, tier: usize) -> Option<FlightId> {
+    pub(super) fn flight_to_await(&self, node: NodeIx, tier: Tier) -> Option<FlightId> {
         self.filling(node, tier)
             .map(|flight| FlightId(self.flights.id(flight)))
     }
@@ -126,7 +129,7 @@ impl State {
     /// Plans that nobody was given yet, in the order in which they were made; what has ended
     /// meanwhile is left out. It takes time in proportion to what is in flight.
     pub fn dispatch(&mut self) -> Vec<Plan> {
-        let mut waiting: Vec<(u64, u32)> = self
+        let mut waiting: Vec<(u64, FlightIx)> = self
             .flights
             .iter()
             .filter_map(|(flight, record)| Some((record.waits?, flight)))
@@ -148,7 +151,7 @@ impl State {
             self.counters.late += 1;
             return Ok(false);
         }
-        let flight = &mut self.flights[id.0.index];
+        let flight = &mut self.flights[id.at()];
         if std::mem::replace(&mut flight.overdue, true) {
             self.counters.late += 1;
             return Ok(false);
@@ -160,14 +163,13 @@ impl State {
         if let Some(in_flight) = self.in_flight_between(from, to) {
             *in_flight -= moves.len() as u32;
         }
-        let to = to.at();
         if let Purpose::Up { lease, base: block }
         | Purpose::Private {
             lease: Some(lease),
             block,
         } = purpose
         {
-            self.fall_back(lease, block, id.0.index);
+            self.fall_back(lease, block, id.at());
             if let Purpose::Private { .. } = purpose {
                 self.undo_fork(lease, &moves);
             }
@@ -180,7 +182,7 @@ impl State {
                     self.tiers[to].ledger.promise(1);
                 }
                 self.put(to, step.to, Hold::Quarantined);
-                if to == HOST {
+                if to == Tier::HOST {
                     self.note_copy(node, false);
                 }
                 self.remove_if_gone(node);
@@ -188,7 +190,7 @@ impl State {
                 self.put(to, step.to, Hold::Quarantined);
             }
         }
-        if to == HOST {
+        if to == Tier::HOST {
             self.break_unbacked();
         }
         Ok(true)
@@ -196,21 +198,21 @@ impl State {
 
     /// The lease falls back to its good prefix: the table ends before `block`, and growth up to
     /// where it ended is promised as far as it is backed.
-    fn fall_back(&mut self, id: LeaseId, block: u32, overdue: u32) {
-        let lease = id.0.index;
+    fn fall_back(&mut self, id: LeaseId, block: u32, overdue: FlightIx) {
+        let lease = id.at();
         let promised = self.leases[lease].promised();
         let limit = self.leases[lease].limit;
         while self.leases[lease].blocks() > block {
             let Some(slot) = self.leases[lease].table.pop() else {
                 break;
             };
-            match self.hold(0, slot) {
+            match self.hold(Tier::DEVICE, slot) {
                 Hold::Filling { flight } if flight == overdue => {
-                    if let Some(node) = self.node_in(0, slot) {
-                        self.detach(node, 0);
+                    if let Some(node) = self.node_in(Tier::DEVICE, slot) {
+                        self.detach(node, Tier::DEVICE);
                         self.remove_if_gone(node);
                     }
-                    self.put(0, slot, Hold::Quarantined);
+                    self.put(Tier::DEVICE, slot, Hold::Quarantined);
                 }
                 Hold::Filling { flight } => {
                     // The private copy of a full hit: still in flight, for nobody.

@@ -2,7 +2,7 @@
 
 use super::{Begun, State, Stop};
 use crate::error::{Error, Result};
-use crate::id::{LeaseId, MAX_TIERS};
+use crate::id::{LeaseId, MAX_TIERS, SlotIx, Tier};
 use crate::pool::Hold;
 use crate::record::Running;
 
@@ -12,7 +12,7 @@ impl State {
     /// recompute, a fork whose copy fails is undone: its handle is spent.
     pub fn fork(&mut self, id: LeaseId, computed: u64, reserve: u64) -> Result<Begun> {
         self.check_rows(&[id])?;
-        let parent = id.0.index;
+        let parent = id.at();
         let record = &self.leases[parent];
         if record.loading > 0 {
             let what = format!("forking lease {}, whose blocks are loading", id.number());
@@ -44,12 +44,12 @@ impl State {
         let (total, limit) = self.size(tokens, reserve)?;
         let partial = !computed.is_multiple_of(block_size);
         let need = u64::from(limit - shared);
-        if !self.tiers[0].ledger.affords(need) {
+        if !self.tiers[Tier::DEVICE].ledger.affords(need) {
             self.counters.no_room += 1;
-            return Err(self.no_room(0, need, 0));
+            return Err(self.no_room(Tier::DEVICE, need, 0));
         }
-        self.make_room(0, total - shared);
-        self.tiers[0].ledger.promise(limit - total);
+        self.make_room(Tier::DEVICE, total - shared);
+        self.tiers[Tier::DEVICE].ledger.promise(limit - total);
 
         let parent = &self.leases[parent];
         let mut table = parent.table[..shared as usize].to_vec();
@@ -74,11 +74,11 @@ impl State {
         let child = self.lease_id(forked);
         let mut plans = Vec::new();
         if let Some(slot) = source {
-            self.mark(0, slot);
-            plans.push(self.private_copy(child, 0, slot, None, &mut table));
+            self.mark(Tier::DEVICE, slot);
+            plans.push(self.private_copy(child, Tier::DEVICE, slot, None, &mut table));
         }
         while (table.len() as u32) < total {
-            let Some(slot) = self.take_free(0, Hold::Claimed { leases: 1 }) else {
+            let Some(slot) = self.take_free(Tier::DEVICE, Hold::Claimed { leases: 1 }) else {
                 break;
             };
             table.push(slot);
@@ -102,13 +102,15 @@ impl State {
     }
 
     /// One more lease on a slot of a table.
-    fn share(&mut self, slot: u32) {
-        match self.hold(0, slot) {
+    fn share(&mut self, slot: SlotIx) {
+        match self.hold(Tier::DEVICE, slot) {
             Hold::Claimed { leases } | Hold::Owned { leases } => {
-                self.put(0, slot, Hold::Owned { leases: leases + 1 });
+                self.put(Tier::DEVICE, slot, Hold::Owned { leases: leases + 1 });
             }
-            Hold::Duplicate { leases } => self.put(0, slot, Hold::Duplicate { leases: leases + 1 }),
-            _ => self.pin(0, slot),
+            Hold::Duplicate { leases } => {
+                self.put(Tier::DEVICE, slot, Hold::Duplicate { leases: leases + 1 });
+            }
+            _ => self.pin(Tier::DEVICE, slot),
         }
     }
 }

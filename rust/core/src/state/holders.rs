@@ -2,9 +2,8 @@
 //! what is in flight. They change nothing.
 
 use super::State;
-use super::keep::HOST;
 use crate::error::{Error, Result};
-use crate::id::{LeaseId, ParkedId, TicketId, Tier};
+use crate::id::{LeaseId, NodeIx, ParkedId, SlotIx, TicketId, Tier};
 use crate::pool::Hold;
 use crate::record::{Parked, Running};
 
@@ -66,7 +65,7 @@ impl State {
     /// # Errors
     /// `Argument` for a tier that is not there.
     pub fn room(&self, tier: Tier) -> Result<Room> {
-        let Some(tier_state) = self.tiers.get(tier.at()) else {
+        let Some(tier_state) = self.tiers.get(tier) else {
             let help = "this cache was made without that tier";
             return Err(Error::argument("tier", tier.name(), help));
         };
@@ -97,7 +96,8 @@ impl State {
             return 0;
         }
         // Up to the last block in flight its path stays until that has landed.
-        let filling = |&slot: &u32| matches!(self.hold(0, slot), Hold::Filling { .. });
+        let filling =
+            |&slot: &SlotIx| matches!(self.hold(Tier::DEVICE, slot), Hold::Filling { .. });
         let landing = match record.loading {
             0 => 0,
             _ => (record.sealed as usize).max(
@@ -119,7 +119,7 @@ impl State {
             return 0;
         }
         let path = record.path[..record.on_device as usize].iter();
-        path.filter_map(|&node| self.trie.slot(node, 0))
+        path.filter_map(|&node| self.trie.slot(node, Tier::DEVICE))
             .map(|slot| self.freed_by_unpin(slot))
             .sum()
     }
@@ -132,18 +132,20 @@ impl State {
     /// `Spent` or `Foreign` for one that is not there.
     pub fn pending(&self, id: ParkedId) -> Result<Pending> {
         let record = &self.parked[self.parked(id)?];
-        let limit = self.tiers[0].pool.limit();
+        let pool = &self.tiers[Tier::DEVICE].pool;
         let mut pending = Pending::default();
         // Deepest first: whether the block below is read by a copy of this path alone.
         let mut below_lands = false;
         let path = record.path[..record.on_device as usize].iter().rev();
-        for (&node, slot) in path.filter_map(|node| Some((node, self.trie.slot(*node, 0)?))) {
-            let cell = self.tiers[0].pool.cell(slot);
-            let moving = self.filling(node, HOST).is_some();
+        for (&node, slot) in
+            path.filter_map(|node| Some((node, self.trie.slot(*node, Tier::DEVICE)?)))
+        {
+            let cell = pool.cell(slot);
+            let moving = self.filling(node, Tier::HOST).is_some();
             let stays = cell.readers > u32::from(moving)
-                || self.trie.residency(node, 0).busy > u32::from(below_lands);
+                || self.trie.residency(node, Tier::DEVICE).busy > u32::from(below_lands);
             below_lands = (moving || below_lands) && !stays;
-            let own = cell.hold == Hold::Pinned { pins: 1 } && slot < limit;
+            let own = cell.hold == Hold::Pinned { pins: 1 } && pool.stays(slot);
             pending.moving += u32::from(moving);
             pending.alone += u32::from(own && !moving && !stays);
         }
@@ -151,14 +153,16 @@ impl State {
     }
 
     /// Slots that come back with the last holder of this one.
-    fn given_back(&self, slot: u32) -> u32 {
-        let pool = &self.tiers[0].pool;
+    fn given_back(&self, slot: SlotIx) -> u32 {
+        let pool = &self.tiers[Tier::DEVICE].pool;
         let cell = pool.cell(slot);
-        let private = u32::from(cell.readers == 0 && slot < pool.limit());
+        let private = u32::from(cell.readers == 0 && pool.stays(slot));
         match cell.hold {
             Hold::Claimed { leases: 1 } | Hold::Owned { leases: 1 } => private,
             Hold::Duplicate { leases: 1 } => {
-                let beside = self.node_of(slot).and_then(|node| self.trie.slot(node, 0));
+                let beside = self
+                    .node_of(slot)
+                    .and_then(|node| self.trie.slot(node, Tier::DEVICE));
                 private + beside.map_or(0, |slot| self.freed_by_unpin(slot))
             }
             Hold::Pinned { .. } => self.freed_by_unpin(slot),
@@ -167,8 +171,11 @@ impl State {
     }
 
     /// 1 for a pinned slot that would be evictable with one pin less.
-    fn freed_by_unpin(&self, slot: u32) -> u32 {
-        u32::from(self.hold(0, slot) == Hold::Pinned { pins: 1 } && self.backs(0, slot))
+    fn freed_by_unpin(&self, slot: SlotIx) -> u32 {
+        u32::from(
+            self.hold(Tier::DEVICE, slot) == Hold::Pinned { pins: 1 }
+                && self.backs(Tier::DEVICE, slot),
+        )
     }
 
     /// Who holds what, the largest first. It takes time in proportion to all that is held.
@@ -180,8 +187,8 @@ impl State {
             promised: record.promised(),
             tier: Tier::DEVICE,
         });
-        let owed = |path: &[u32]| {
-            let lacks = |&&node: &&u32| self.trie.slot(node, HOST).is_none();
+        let owed = |path: &[NodeIx]| {
+            let lacks = |&&node: &&NodeIx| self.trie.slot(node, Tier::HOST).is_none();
             path.iter().filter(lacks).count() as u32
         };
         let parked = self.parked.iter().map(|(parked, record)| Holder {

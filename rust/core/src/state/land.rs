@@ -2,11 +2,10 @@
 //! whose end is unknown keeps its slots out of everybody's hands until it is known.
 
 use super::State;
-use super::keep::HOST;
 use crate::arena::Found;
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Move, Purpose};
-use crate::id::{FlightId, LeaseId, ParkedId, Retention};
+use crate::id::{FlightId, LeaseId, NodeIx, ParkedId, ParkedIx, Retention, Tier};
 use crate::pool::Hold;
 
 /// What became of the kept blocks of a flight down.
@@ -16,7 +15,7 @@ struct Kept {
     landed: bool,
     /// Some of these are kept by more than one.
     shared: bool,
-    failed: Vec<u32>,
+    failed: Vec<NodeIx>,
 }
 
 impl State {
@@ -29,8 +28,8 @@ impl State {
             self.counters.late += 1;
             return Ok(false);
         }
-        let flight = self.flights.remove(id.0.index);
-        let from = flight.from.at();
+        let flight = self.flights.remove(id.at());
+        let from = flight.from;
         // Sources before any lease: what is released later stands behind them.
         for step in &flight.moves {
             self.unmark(from, step.from);
@@ -45,7 +44,7 @@ impl State {
 
     /// Commits or releases the destination slots, and wakes the lease that was waiting for them.
     fn settle_flight(&mut self, flight: &Flight, good: usize, corrupt: bool) {
-        let (from, to) = (flight.from.at(), flight.to.at());
+        let (from, to) = (flight.from, flight.to);
         if flight.overdue {
             for step in &flight.moves {
                 self.free(to, step.to);
@@ -63,16 +62,16 @@ impl State {
                 if let Some(id) = parked {
                     self.count_failures(id, &kept.failed);
                 }
-                if to == HOST {
+                if to == Tier::HOST {
                     // A destination that a resize left beyond the limit retires: it backs nothing.
                     self.break_unbacked();
                 }
                 let keeper = parked.filter(|id| {
                     let lives = !kept.shared && self.parked.lives(id.0);
-                    lives && !self.parked[id.0.index].broken
+                    lives && !self.parked[id.at()].broken
                 });
                 match keeper {
-                    Some(id) => self.shrink_keep(id.0.index),
+                    Some(id) => self.shrink_keep(id.at()),
                     None if kept.landed => self.shrink_keeps(),
                     None => {}
                 }
@@ -95,7 +94,11 @@ impl State {
                 if let Some(lease) = lease {
                     if good == 0 {
                         self.shorten(lease, block);
-                        if let Some(&bad) = flight.moves.first().filter(|_| corrupt && from > 0) {
+                        if let Some(&bad) = flight
+                            .moves
+                            .first()
+                            .filter(|_| corrupt && from > Tier::DEVICE)
+                        {
                             self.drop_corrupt(from, bad);
                         }
                     }
@@ -112,7 +115,7 @@ impl State {
     pub(super) fn undo_fork(&mut self, lease: LeaseId, moves: &[Move]) {
         let forks = moves.iter().all(|step| step.node.is_none());
         if forks && !self.config.recompute && self.lease(lease).is_ok() {
-            self.end(lease.0.index, Retention::Ordinary, None);
+            self.end(lease.at(), Retention::Ordinary, None);
             self.ease_headroom();
         }
     }
@@ -124,7 +127,7 @@ impl State {
                 number: id.number(),
             }),
             Found::Ended => Ok(false),
-            Found::Live if good as usize > self.flights[id.0.index].moves.len() => {
+            Found::Live if good as usize > self.flights[id.at()].moves.len() => {
                 let help = "good counts the plan's leading intact blocks: no more than it has";
                 Err(Error::argument("good", good, help))
             }
@@ -133,12 +136,12 @@ impl State {
     }
 
     /// The block a destination is attached to still, if it was not abandoned.
-    pub(super) fn arrival(&self, tier: usize, step: &Move) -> Option<u32> {
+    pub(super) fn arrival(&self, tier: Tier, step: &Move) -> Option<NodeIx> {
         let node = step.node.and_then(|id| self.trie.live(id))?;
         (self.node_in(tier, step.to) == Some(node)).then_some(node)
     }
 
-    fn land_below(&mut self, tier: usize, moves: &[Move], good: usize) -> Kept {
+    fn land_below(&mut self, tier: Tier, moves: &[Move], good: usize) -> Kept {
         let mut kept = Kept::default();
         let (good, bad) = moves.split_at(good.min(moves.len()));
         // Deepest first: one that has others below it in flight waits for them, so that a path that
@@ -163,12 +166,12 @@ impl State {
     }
 
     /// Whether something below the block is filling or read on the tier.
-    fn has_flights_below(&self, tier: usize, step: Move) -> bool {
+    fn has_flights_below(&self, tier: Tier, step: Move) -> bool {
         let node = step.node.and_then(|id| self.trie.live(id));
         node.is_some_and(|node| self.trie.residency(node, tier).busy > 0)
     }
 
-    fn land_one_below(&mut self, tier: usize, step: Move, good: bool, kept: &mut Kept) {
+    fn land_one_below(&mut self, tier: Tier, step: Move, good: bool, kept: &mut Kept) {
         let Some(node) = self.arrival(tier, &step) else {
             return self.free(tier, step.to);
         };
@@ -194,12 +197,12 @@ impl State {
     }
 
     /// A kept block is tried again so many times; then its keep is broken.
-    fn count_failures(&mut self, id: ParkedId, failed: &[u32]) {
+    fn count_failures(&mut self, id: ParkedId, failed: &[NodeIx]) {
         for &node in failed {
             if !self.parked.lives(id.0) {
                 return;
             }
-            let failures = &mut self.parked[id.0.index].failures;
+            let failures = &mut self.parked[id.at()].failures;
             let at = failures.iter().position(|&(failed, _)| failed == node);
             let at = at.unwrap_or_else(|| {
                 failures.push((node, 0));
@@ -207,24 +210,24 @@ impl State {
             });
             failures[at].1 += 1;
             if failures[at].1 > self.config.retries {
-                return self.break_keep(id.0.index);
+                return self.break_keep(id.at());
             }
         }
     }
 
     fn land_on_device(&mut self, lease: LeaseId, base: u32, moves: &[Move], good: usize) {
-        let detached = self.detached(lease.0.index);
+        let detached = self.detached(lease.at());
         // Deepest first, so that copies below line up as shadows child before parent.
         for (at, step) in moves.iter().enumerate().rev() {
-            let node = self.arrival(0, step);
+            let node = self.arrival(Tier::DEVICE, step);
             match node {
                 Some(node) if at < good && !detached => {
-                    self.fill(node, 0, step.to, 1);
-                    self.reclass_below(node, 0);
+                    self.fill(node, Tier::DEVICE, step.to, 1);
+                    self.reclass_below(node, Tier::DEVICE);
                     continue;
                 }
                 Some(node) => {
-                    self.detach(node, 0);
+                    self.detach(node, Tier::DEVICE);
                     self.remove_if_gone(node);
                 }
                 None => {}
@@ -236,13 +239,13 @@ impl State {
             } else {
                 Hold::Claimed { leases }
             };
-            self.put(0, step.to, hold);
+            self.put(Tier::DEVICE, step.to, hold);
         }
         if good < moves.len() {
             self.shorten(lease, base + good as u32);
         }
         if detached {
-            let record = &mut self.leases[lease.0.index];
+            let record = &mut self.leases[lease.at()];
             record.sealed = record.sealed.min(base);
         }
     }
@@ -250,14 +253,14 @@ impl State {
     /// A lease's prefix is good only up to this block.
     pub(super) fn shorten(&mut self, lease: LeaseId, block: u32) {
         let tokens = u64::from(block) * u64::from(self.config.block_size);
-        let record = &mut self.leases[lease.0.index];
+        let record = &mut self.leases[lease.at()];
         record.cached = record.cached.min(tokens);
         record.sealed = record.sealed.min(block);
     }
 
     /// One flight less is in flight for a lease.
     pub(super) fn landed(&mut self, id: LeaseId) {
-        let lease = id.0.index;
+        let lease = id.at();
         self.leases[lease].loading -= 1;
         if self.leases[lease].loading > 0 {
             return;
@@ -281,12 +284,12 @@ impl State {
     }
 
     /// A copy below failed its checksum: it is dropped; others stay. Who kept it recomputes.
-    fn drop_corrupt(&mut self, tier: usize, bad: Move) {
+    fn drop_corrupt(&mut self, tier: Tier, bad: Move) {
         let Some(node) = bad.node.and_then(|id| self.trie.live(id)) else {
             return;
         };
         if self.trie[node].keeps > 0 {
-            let keepers: Vec<u32> = self
+            let keepers: Vec<ParkedIx> = self
                 .parked
                 .iter()
                 .filter(|(_, parked)| parked.path.contains(&node))
@@ -308,7 +311,7 @@ impl State {
             self.free(tier, slot);
             self.remove_if_gone(node);
             self.counters.corrupt += 1;
-            if tier == HOST {
+            if tier == Tier::HOST {
                 self.break_unbacked();
             }
         }

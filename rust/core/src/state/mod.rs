@@ -38,7 +38,7 @@ pub use seal::Sealing;
 pub use tables::Cells;
 pub use view::{ParkedView, View};
 
-pub(crate) use tier::TierState;
+pub(crate) use tier::{TierState, Tiers};
 
 use crate::arena::{Arena, Found};
 use crate::cost::Speeds;
@@ -46,7 +46,9 @@ use crate::error::{Error, Result};
 use crate::evict::{EvictionPolicy, Policy};
 use crate::flight::Flight;
 use crate::ghost::Ghosts;
-use crate::id::{FlightId, Id, LeaseId, MAX_TIERS, ParkedId, Tier};
+use crate::id::{
+    FlightId, Id, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, SlotIx, Tier,
+};
 use crate::index::Tag;
 use crate::ledger::Ledger;
 use crate::memory;
@@ -119,7 +121,7 @@ impl Config {
     pub(crate) fn bytes(&self, slots: &[usize]) -> u64 {
         let each = size_of::<Cell>() + Policy::bytes(self.policy);
         let fresh = match self.write {
-            WritePolicy::Through => slots[0] * size_of::<Id>(),
+            WritePolicy::Through => slots[0] * size_of::<Id<NodeIx>>(),
             _ => 0,
         };
         (slots.iter().sum::<usize>() * each + Trie::bytes(slots) + fresh) as u64
@@ -139,12 +141,16 @@ impl Config {
 }
 
 /// Room for all that a device of so many slots may have published, where it is told in that order.
-pub(crate) fn reserve_fresh(fresh: &mut VecDeque<Id>, config: &Config, slots: usize) -> Result<()> {
+pub(crate) fn reserve_fresh(
+    fresh: &mut VecDeque<Id<NodeIx>>,
+    config: &Config,
+    slots: usize,
+) -> Result<()> {
     if config.write != WritePolicy::Through {
         return Ok(());
     }
     let had = fresh.try_reserve_exact(slots.saturating_sub(fresh.len()));
-    had.map_err(|_| memory::lacking::<Id>("what was published last", slots))
+    had.map_err(|_| memory::lacking::<Id<NodeIx>>("what was published last", slots))
 }
 
 /// Slots that a tier may have: block tables are int32, and list heads need a few numbers.
@@ -182,7 +188,7 @@ pub enum Answer {
 pub struct State {
     pub(crate) config: Config,
     pub(crate) trie: Trie,
-    pub(crate) tiers: Vec<TierState>,
+    pub(crate) tiers: Tiers,
     pub(crate) leases: Arena<Running>,
     pub(crate) parked: Arena<Parked>,
     pub(crate) tickets: Arena<Ticket>,
@@ -190,20 +196,20 @@ pub struct State {
     pub(crate) held: Vec<Held>,
     pub(crate) counters: Counters,
     /// Blocks that were published and not copied down yet, under [`Write::Through`].
-    fresh: VecDeque<Id>,
+    fresh: VecDeque<Id<NodeIx>>,
     /// How often the copy down of a published block has failed since one was good.
-    failures: BTreeMap<Id, u32>,
+    failures: BTreeMap<Id<NodeIx>, u32>,
     /// Blocks that were dropped from every tier, under [`Write::SecondTouch`].
     ghosts: Option<Ghosts>,
     /// Blocks in flight, down and up, but for flights that are overdue.
     in_flight: [u32; 2],
     /// The path that the last match found, reused so that a match allocates nothing.
-    path: Vec<u32>,
+    path: Vec<NodeIx>,
     /// Whether it has orphans, which who uses it must link again.
     loose: bool,
     /// The next victims and their blocks, reused likewise.
-    ahead: Vec<u32>,
-    nodes: Vec<u32>,
+    ahead: Vec<SlotIx>,
+    nodes: Vec<NodeIx>,
     /// The tags of the keys that are looked up next, likewise.
     tags: Vec<Tag>,
     parkings: u64,
@@ -233,10 +239,10 @@ impl State {
                     ledger,
                 })
             })
-            .collect::<Result<_>>()?;
+            .collect::<Result<Vec<_>>>()?;
         Ok(Self {
             trie: Trie::new(&slots)?,
-            tiers,
+            tiers: Tiers::new(tiers),
             leases: Arena::new(),
             parked: Arena::new(),
             tickets: Arena::new(),
@@ -265,9 +271,9 @@ impl State {
     }
 
     /// The lease's record, or why its handle is no good.
-    pub(crate) fn lease(&self, id: LeaseId) -> Result<u32> {
+    pub(crate) fn lease(&self, id: LeaseId) -> Result<LeaseIx> {
         match self.leases.find(id.0) {
-            Found::Live if self.leases[id.0.index].ended.is_none() => Ok(id.0.index),
+            Found::Live if self.leases[id.at()].ended.is_none() => Ok(id.at()),
             Found::Never => Err(Error::Foreign {
                 number: id.number(),
             }),
@@ -278,9 +284,9 @@ impl State {
         }
     }
 
-    pub(crate) fn parked(&self, id: ParkedId) -> Result<u32> {
+    pub(crate) fn parked(&self, id: ParkedId) -> Result<ParkedIx> {
         match self.parked.find(id.0) {
-            Found::Live if self.parked[id.0.index].lease.is_none() => Ok(id.0.index),
+            Found::Live if self.parked[id.at()].lease.is_none() => Ok(id.at()),
             Found::Never => Err(Error::Foreign {
                 number: id.number(),
             }),
@@ -291,19 +297,19 @@ impl State {
         }
     }
 
-    pub(crate) fn lease_id(&self, lease: u32) -> LeaseId {
+    pub(crate) fn lease_id(&self, lease: LeaseIx) -> LeaseId {
         LeaseId(self.leases.id(lease))
     }
 
     /// Whether `clear` has detached it.
-    pub(crate) fn detached(&self, lease: u32) -> bool {
+    pub(crate) fn detached(&self, lease: LeaseIx) -> bool {
         self.leases[lease].epoch != self.trie.epoch()
     }
 
-    pub(crate) fn no_room(&self, tier: usize, need: u64, idle_hits: u64) -> Error {
+    pub(crate) fn no_room(&self, tier: Tier, need: u64, idle_hits: u64) -> Error {
         let ledger = &self.tiers[tier].ledger;
         Error::NoRoom {
-            tier: Tier(tier as u8),
+            tier,
             need,
             free: u64::from(ledger.free()),
             evictable: u64::from(ledger.takeable()).saturating_sub(idle_hits),

@@ -1,10 +1,9 @@
 //! Park: take a sequence off the device without losing its work. Pins become keeps; nothing is
 //! copied yet.
 
-use super::keep::HOST;
 use super::{Sealing, State};
 use crate::error::{Error, Result};
-use crate::id::{ParkedId, Retention, Tier};
+use crate::id::{LeaseIx, NodeIx, ParkedId, Retention, Tier};
 use crate::record::Parked;
 
 impl State {
@@ -44,7 +43,7 @@ impl State {
         let blocks = self.blocks_of(row.computed) as u32;
         let capacity = self
             .tiers
-            .get(HOST)
+            .get(Tier::HOST)
             .map_or(0, |tier_state| tier_state.pool.limit());
         if capacity == 0 || blocks > capacity {
             return Err(Error::TooLarge {
@@ -75,21 +74,23 @@ impl State {
         });
         self.keep(parked);
         self.counters.parked += 1;
-        self.tiers[0].ledger.release(self.leases[lease].promised());
+        self.tiers[Tier::DEVICE]
+            .ledger
+            .release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
         self.release_or_hold(record, Retention::Ordinary, after);
         self.ease_headroom();
         Ok(ParkedId(self.parked.id(parked)))
     }
 
-    fn sealed_path(&self, lease: u32) -> Vec<u32> {
+    fn sealed_path(&self, lease: LeaseIx) -> Vec<NodeIx> {
         let record = &self.leases[lease];
         (0..record.sealed)
             .map_while(|block| self.published(record, block))
             .collect()
     }
 
-    fn check_keeps(&self, lease: u32, blocks: u32) -> Result<()> {
+    fn check_keeps(&self, lease: LeaseIx, blocks: u32) -> Result<()> {
         let mut path = self.sealed_path(lease);
         let mut private = 0;
         for &slot in &self.leases[lease].table[path.len()..blocks as usize] {
@@ -107,15 +108,17 @@ impl State {
             });
         }
         let need = self.keep_cost(path.into_iter()) + private;
-        if !self.tiers[HOST].ledger.affords(need) {
-            return Err(self.no_room(HOST, need, 0));
+        if !self.tiers[Tier::HOST].ledger.affords(need) {
+            return Err(self.no_room(Tier::HOST, need, 0));
         }
         Ok(())
     }
 
     /// A resume came back short, and its keeps are whole: back to where it was.
-    fn park_again(&mut self, lease: u32) -> ParkedId {
-        self.tiers[0].ledger.release(self.leases[lease].promised());
+    fn park_again(&mut self, lease: LeaseIx) -> ParkedId {
+        self.tiers[Tier::DEVICE]
+            .ledger
+            .release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
         let again = match record.resumed {
             Some(parked) => Parked {

@@ -1,9 +1,8 @@
 //! Resume: a parked sequence takes the road of begin; what is still on the device is found.
 
-use super::keep::HOST;
 use super::{Answer, Begun, Filling, Request, State, Stop};
 use crate::error::Result;
-use crate::id::{Key, MAX_TIERS, ParkedId};
+use crate::id::{Key, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Tier};
 use crate::record::Running;
 
 impl State {
@@ -45,8 +44,16 @@ impl State {
         answer
     }
 
-    fn readmit(&mut self, parked: u32, path: &[u32], tokens: u64, reserve: u64) -> Result<Answer> {
-        let soon = path.iter().find_map(|&node| self.flight_to_await(node, 0));
+    fn readmit(
+        &mut self,
+        parked: ParkedIx,
+        path: &[NodeIx],
+        tokens: u64,
+        reserve: u64,
+    ) -> Result<Answer> {
+        let soon = path
+            .iter()
+            .find_map(|&node| self.flight_to_await(node, Tier::DEVICE));
         if let Some(flight) = soon {
             return Ok(Answer::Soon(flight));
         }
@@ -55,28 +62,28 @@ impl State {
         let (total, limit) = self.size(tokens, reserve)?;
         let device = path
             .iter()
-            .take_while(|&&node| self.ready(node, 0).is_some())
+            .take_while(|&&node| self.ready(node, Tier::DEVICE).is_some())
             .count();
         let idle_hits = path[..device]
             .iter()
-            .filter_map(|&node| self.ready(node, 0))
-            .filter(|&slot| self.takeable(0, slot))
+            .filter_map(|&node| self.ready(node, Tier::DEVICE))
+            .filter(|&slot| self.takeable(Tier::DEVICE, slot))
             .count() as u64;
         let need = u64::from(limit) - device as u64;
-        if !self.tiers[0].ledger.affords(idle_hits + need) {
+        if !self.tiers[Tier::DEVICE].ledger.affords(idle_hits + need) {
             self.counters.no_room += 1;
-            return Err(self.no_room(0, need, idle_hits));
+            return Err(self.no_room(Tier::DEVICE, need, idle_hits));
         }
         let mut table = Vec::with_capacity(limit as usize);
         self.pin_path(&path[..device], &mut table);
         let lower = &path[device..];
         for &node in lower {
-            if let Some(slot) = self.ready(node, HOST) {
-                self.mark(HOST, slot);
+            if let Some(slot) = self.ready(node, Tier::HOST) {
+                self.mark(Tier::HOST, slot);
             }
         }
-        self.make_room(0, total - device as u32);
-        self.tiers[0].ledger.promise(limit - total);
+        self.make_room(Tier::DEVICE, total - device as u32);
+        self.tiers[Tier::DEVICE].ledger.promise(limit - total);
         let lease = self.leases.insert(Running {
             tokens,
             limit,
@@ -85,9 +92,9 @@ impl State {
         let id = self.lease_id(lease);
         let mut plans = Vec::new();
         if !lower.is_empty() {
-            plans.push(self.load(id, device as u32, HOST, lower, &mut table));
+            plans.push(self.load(id, device as u32, Tier::HOST, lower, &mut table));
         }
-        self.tiers[0].claim(total, &mut table);
+        self.tiers[Tier::DEVICE].claim(total, &mut table);
         let named = path
             .iter()
             .take_while(|&&node| !self.trie[node].is_anonymous())
@@ -103,7 +110,7 @@ impl State {
         self.parked[parked].lease = Some(id);
         self.counters.resumed += 1;
         let mut hits = [0; MAX_TIERS];
-        (hits[0], hits[HOST]) = (device as u32, lower.len() as u32);
+        (hits[0], hits[Tier::HOST.at()]) = (device as u32, lower.len() as u32);
         let begun = Begun {
             lease: id,
             cached: computed,
@@ -115,18 +122,18 @@ impl State {
     }
 
     /// With nothing to load, the keeps end at once.
-    fn settle_resume(&mut self, parked: u32) {
+    fn settle_resume(&mut self, parked: ParkedIx) {
         if let Some(id) = self.parked[parked].lease
-            && self.leases[id.0.index].loading == 0
+            && self.leases[id.at()].loading == 0
         {
-            self.leases[id.0.index].resumed = None;
+            self.leases[id.at()].resumed = None;
             self.end_keep(parked);
         }
     }
 
     /// The engine goes on with a resume that came back short: it recomputes from the good prefix,
     /// and the keeps end.
-    pub(super) fn accept_short(&mut self, lease: u32) {
+    pub(super) fn accept_short(&mut self, lease: LeaseIx) {
         if !std::mem::take(&mut self.leases[lease].short) {
             return;
         }

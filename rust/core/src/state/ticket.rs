@@ -1,11 +1,10 @@
 //! Tickets: blocks promised to somebody who does not have them yet: of the device to who is to run,
 //! of the host to who is to be parked. No slot moves for them.
 
-use super::keep::HOST;
 use super::{Answer, Sealing, State};
 use crate::arena::Found;
 use crate::error::{Error, Result};
-use crate::id::{ParkedId, TicketId, Tier};
+use crate::id::{ParkedId, TicketId, TicketIx, Tier};
 use crate::record::Ticket;
 
 impl State {
@@ -19,17 +18,16 @@ impl State {
             let help = "a ticket is for one block or more; who needs none needs no ticket";
             return Err(Error::argument("blocks", blocks, help));
         }
-        let at = tier.at();
-        if at > HOST || at >= self.tiers.len() {
+        if tier > Tier::HOST || !self.tiers.has(tier) {
             let help = "a ticket is for the device, or for the host of a cache that has one";
             return Err(Error::argument("tier", tier.name(), help));
         }
-        let need = self.fits(at, blocks)?;
-        if !self.tiers[at].ledger.affords(blocks) {
+        let need = self.fits(tier, blocks)?;
+        if !self.tiers[tier].ledger.affords(blocks) {
             self.counters.no_room += 1;
-            return Err(self.no_room(at, blocks, 0));
+            return Err(self.no_room(tier, blocks, 0));
         }
-        self.tiers[at].ledger.promise(need);
+        self.tiers[tier].ledger.promise(need);
         let ticket = self.tickets.insert(Ticket::of(tier, need));
         Ok(TicketId(self.tickets.id(ticket)))
     }
@@ -38,7 +36,7 @@ impl State {
     pub fn release_ticket(&mut self, id: TicketId) -> Result<()> {
         let ticket = self.ticket(id)?;
         let Ticket { tier, blocks, .. } = self.tickets.remove(ticket);
-        self.tiers[tier.at()].ledger.release(blocks);
+        self.tiers[tier].ledger.release(blocks);
         Ok(())
     }
 
@@ -91,31 +89,30 @@ impl State {
             };
             return Err(Error::state(what, help));
         }
-        let at = tier.at();
-        self.tiers[at].ledger.release(blocks);
+        self.tiers[tier].ledger.release(blocks);
         let answer = act(self);
         if answer.as_ref().is_ok_and(spends) {
             self.tickets.remove(ticket);
         } else {
             // Nothing of its tier was taken meanwhile: it is backed as it was.
-            self.tiers[at].ledger.promise(blocks);
-            debug_assert!(self.tiers[at].ledger.available() >= 0);
+            self.tiers[tier].ledger.promise(blocks);
+            debug_assert!(self.tiers[tier].ledger.available() >= 0);
         }
         answer
     }
 
     /// Blocks of a tier that tickets keep.
-    pub(super) fn kept_by_tickets(&self, tier: usize) -> u32 {
+    pub(super) fn kept_by_tickets(&self, tier: Tier) -> u32 {
         let tickets = self.tickets.iter().map(|(_, ticket)| ticket);
         tickets
-            .filter(|ticket| ticket.tier.at() == tier)
+            .filter(|ticket| ticket.tier == tier)
             .map(|ticket| ticket.blocks)
             .sum()
     }
 
-    fn ticket(&self, id: TicketId) -> Result<u32> {
+    fn ticket(&self, id: TicketId) -> Result<TicketIx> {
         match self.tickets.find(id.0) {
-            Found::Live => Ok(id.0.index),
+            Found::Live => Ok(id.at()),
             Found::Never => Err(Error::Foreign {
                 number: id.number(),
             }),

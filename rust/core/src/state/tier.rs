@@ -2,16 +2,67 @@
 //! is known here by number; blocks and their parents are the trie's.
 
 use crate::evict::{Evict, Evictability, Place, Policy};
-use crate::id::{Class, Link, Set};
+use crate::id::{Class, Link, NodeIx, Set, SlotIx, Tier};
 use crate::ledger::Ledger;
 use crate::pool::{Cell, Hold, Pool};
 use crate::trie::Residency;
+use std::ops::{Index, IndexMut};
 
 #[derive(Hash, Debug)]
 pub(crate) struct TierState {
     pub(crate) pool: Pool,
     pub(crate) order: Policy,
     pub(crate) ledger: Ledger,
+}
+
+/// The tiers of a yard, the device first.
+#[derive(Hash, Debug)]
+pub(crate) struct Tiers(Vec<TierState>);
+
+impl Tiers {
+    pub(crate) fn new(tiers: Vec<TierState>) -> Self {
+        Self(tiers)
+    }
+
+    /// Whether the yard was made with this one.
+    pub(crate) fn has(&self, tier: Tier) -> bool {
+        tier.at() < self.0.len()
+    }
+
+    pub(crate) fn get(&self, tier: Tier) -> Option<&TierState> {
+        self.0.get(tier.at())
+    }
+
+    /// Their names, from the device down.
+    #[inline]
+    pub(crate) fn all(&self) -> impl DoubleEndedIterator<Item = Tier> + use<> {
+        (0..self.0.len()).map(Tier)
+    }
+
+    /// Those below this one.
+    #[inline]
+    pub(crate) fn below(&self, tier: Tier) -> impl Iterator<Item = Tier> + use<> {
+        (tier.0 + 1..self.0.len()).map(Tier)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &TierState> {
+        self.0.iter()
+    }
+}
+
+impl Index<Tier> for Tiers {
+    type Output = TierState;
+    #[inline]
+    fn index(&self, tier: Tier) -> &TierState {
+        &self.0[tier.at()]
+    }
+}
+
+impl IndexMut<Tier> for Tiers {
+    #[inline]
+    fn index_mut(&mut self, tier: Tier) -> &mut TierState {
+        &mut self.0[tier.at()]
+    }
 }
 
 /// How an idle slot stands, by its block's copy on the tier and its cell.
@@ -29,7 +80,7 @@ pub(super) fn evictability(residency: Residency, cell: &Cell) -> Evictability {
 impl TierState {
     /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
     #[inline]
-    pub(super) fn put(&mut self, slot: u32, hold: Hold) {
+    pub(super) fn put(&mut self, slot: SlotIx, hold: Hold) {
         let cell = self.pool.cell_mut(slot);
         self.ledger.shift(cell.hold.set(), hold.set());
         cell.hold = hold;
@@ -38,7 +89,7 @@ impl TierState {
     /// A private slot holds a block that is known now: who had the slot pins it. Whether it is read;
     /// `None`: it is not private.
     #[inline]
-    pub(super) fn adopt(&mut self, slot: u32, node: Link) -> Option<bool> {
+    pub(super) fn adopt(&mut self, slot: SlotIx, node: Link<NodeIx>) -> Option<bool> {
         let cell = self.pool.cell_mut(slot);
         let pins = match cell.hold {
             Hold::Claimed { leases } => {
@@ -54,13 +105,13 @@ impl TierState {
 
     /// One more holder of a ready slot, whose block's copy this is.
     #[inline]
-    pub(super) fn pin(&mut self, slot: u32, residency: Residency) {
-        let limit = self.pool.limit();
+    pub(super) fn pin(&mut self, slot: SlotIx, residency: Residency) {
+        let stays = self.pool.stays(slot);
         let cell = self.pool.cell_mut(slot);
-        match cell.hold {
-            Hold::Pinned { pins } => cell.hold = Hold::Pinned { pins: pins + 1 },
+        match &mut cell.hold {
+            Hold::Pinned { pins } => *pins += 1,
             Hold::Idle { .. } => {
-                let backs = evictability(residency, cell) != Evictability::Blocked && slot < limit;
+                let backs = evictability(residency, cell) != Evictability::Blocked && stays;
                 cell.hold = Hold::Pinned { pins: 1 };
                 self.ledger.takeable_from(backs, false);
                 self.ledger.shift(Some(Set::Idle), Some(Set::Pinned));
@@ -74,12 +125,12 @@ impl TierState {
     #[inline]
     pub(super) fn make_idle(
         &mut self,
-        slot: u32,
+        slot: SlotIx,
         class: Class,
         place: Place,
         residency: Residency,
     ) {
-        let stays = slot < self.pool.limit();
+        let stays = self.pool.stays(slot);
         let cell = self.pool.cell_mut(slot);
         self.ledger.shift(cell.hold.set(), Some(Set::Idle));
         cell.hold = Hold::Idle { class };
@@ -91,8 +142,8 @@ impl TierState {
 
     /// An idle leaf leaves, and its slot with it: free, or retired beyond the size. Its block.
     #[inline]
-    pub(super) fn evict(&mut self, slot: u32) -> Option<Link> {
-        let stays = slot < self.pool.limit();
+    pub(super) fn evict(&mut self, slot: SlotIx) -> Option<Link<NodeIx>> {
+        let stays = self.pool.stays(slot);
         let cell = self.pool.cell_mut(slot);
         debug_assert!(
             matches!(cell.hold, Hold::Idle { .. }) && cell.readers == 0,
@@ -116,7 +167,7 @@ impl TierState {
     }
 
     /// Idle slots that have left the order come free, their blocks gone; none lies beyond the size.
-    pub(super) fn evict_all(&mut self, slots: &[u32]) {
+    pub(super) fn evict_all(&mut self, slots: &[SlotIx]) {
         for &slot in slots {
             self.pool.cell_mut(slot).node = None;
             self.pool.push_free(slot);
@@ -139,7 +190,7 @@ impl TierState {
     }
 
     /// Takes a free slot; the caller has made room, and says what holds it now.
-    pub(super) fn take_free(&mut self, hold: Hold) -> Option<u32> {
+    pub(super) fn take_free(&mut self, hold: Hold) -> Option<SlotIx> {
         let slot = self.pool.pop_free()?;
         self.ledger.shift(Some(Set::Free), hold.set());
         self.pool.cell_mut(slot).hold = hold;
@@ -147,7 +198,7 @@ impl TierState {
     }
 
     /// Claims free slots until a table has so many; the caller has made room.
-    pub(super) fn claim(&mut self, total: u32, table: &mut Vec<u32>) {
+    pub(super) fn claim(&mut self, total: u32, table: &mut Vec<SlotIx>) {
         let before = table.len();
         while (table.len() as u32) < total
             && let Some(slot) = self.pool.pop_free()
@@ -161,12 +212,12 @@ impl TierState {
 
     /// Gives a slot back that holds no block: to the free ones, to retirement, or, while a flight
     /// still reads it, to quarantine.
-    pub(super) fn free(&mut self, slot: u32) {
+    pub(super) fn free(&mut self, slot: SlotIx) {
         let cell = self.pool.cell(slot);
         debug_assert!(cell.node.is_none(), "slot {slot} still holds a block");
         if cell.readers > 0 {
             self.put(slot, Hold::Quarantined);
-        } else if slot >= self.pool.limit() {
+        } else if !self.pool.stays(slot) {
             self.put(slot, Hold::Retired);
         } else {
             self.ledger.shift(cell.hold.set(), Some(Set::Free));

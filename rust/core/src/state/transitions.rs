@@ -6,21 +6,20 @@
 //! and keeps need no such count: their pins are closed towards the root.
 
 use super::State;
-use super::keep::HOST;
 use super::tier::evictability;
 use crate::evict::{Evict, Evictability, Place};
-use crate::id::{Class, Link};
+use crate::id::{Class, FlightIx, Link, NodeIx, SlotIx, Tier};
 use crate::pool::Hold;
 use crate::trie::Uses;
 
 impl State {
     #[inline]
-    pub(super) fn hold(&self, tier: usize, slot: u32) -> Hold {
+    pub(super) fn hold(&self, tier: Tier, slot: SlotIx) -> Hold {
         self.tiers[tier].pool.cell(slot).hold
     }
 
     /// The block whose copy the slot is.
-    pub(super) fn node_in(&self, tier: usize, slot: u32) -> Option<u32> {
+    pub(super) fn node_in(&self, tier: Tier, slot: SlotIx) -> Option<NodeIx> {
         let cell = self.tiers[tier].pool.cell(slot);
         let own = cell
             .node
@@ -30,23 +29,23 @@ impl State {
 
     /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
     #[inline]
-    pub(super) fn put(&mut self, tier: usize, slot: u32, hold: Hold) {
+    pub(super) fn put(&mut self, tier: Tier, slot: SlotIx, hold: Hold) {
         self.tiers[tier].put(slot, hold);
     }
 
     /// The slot of the parent of the block in this one.
-    pub(super) fn parent_slot(&self, tier: usize, slot: u32) -> Option<u32> {
+    pub(super) fn parent_slot(&self, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
         let parent = self.trie.parent(self.node_in(tier, slot)?)?;
         self.trie.slot(parent, tier)
     }
 
     /// Whether the slot holds a block that may be read: neither absent nor filling.
-    pub(super) fn ready(&self, node: u32, tier: usize) -> Option<u32> {
+    pub(super) fn ready(&self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
         let slot = self.trie.slot(node, tier)?;
         self.hold(tier, slot).is_ready().then_some(slot)
     }
 
-    pub(super) fn filling(&self, node: u32, tier: usize) -> Option<u32> {
+    pub(super) fn filling(&self, node: NodeIx, tier: Tier) -> Option<FlightIx> {
         let slot = self.trie.slot(node, tier)?;
         match self.hold(tier, slot) {
             Hold::Filling { flight } => Some(flight),
@@ -55,7 +54,7 @@ impl State {
     }
 
     #[inline]
-    pub(super) fn is_busy(&self, node: u32, tier: usize) -> bool {
+    pub(super) fn is_busy(&self, node: NodeIx, tier: Tier) -> bool {
         let residency = *self.trie.residency(node, tier);
         let Some(slot) = residency.slot else {
             return false;
@@ -63,10 +62,10 @@ impl State {
         let cell = self.tiers[tier].pool.cell(slot.at());
         residency.busy > 0
             || cell.readers > 0
-            || (tier > 0 && matches!(cell.hold, Hold::Filling { .. }))
+            || (tier > Tier::DEVICE && matches!(cell.hold, Hold::Filling { .. }))
     }
 
-    pub(super) fn evictability_of(&self, tier: usize, slot: u32) -> Evictability {
+    pub(super) fn evictability_of(&self, tier: Tier, slot: SlotIx) -> Evictability {
         let cell = self.tiers[tier].pool.cell(slot);
         let Some(node) = cell.node else {
             return Evictability::Blocked;
@@ -76,20 +75,20 @@ impl State {
 
     /// Whether an idle slot that stands so backs promises: taking it gives a slot that may be
     /// given out again.
-    pub(super) fn backs_as(&self, tier: usize, slot: u32, evictability: Evictability) -> bool {
-        evictability != Evictability::Blocked && slot < self.tiers[tier].pool.limit()
+    pub(super) fn backs_as(&self, tier: Tier, slot: SlotIx, evictability: Evictability) -> bool {
+        evictability != Evictability::Blocked && self.tiers[tier].pool.stays(slot)
     }
 
-    pub(super) fn backs(&self, tier: usize, slot: u32) -> bool {
+    pub(super) fn backs(&self, tier: Tier, slot: SlotIx) -> bool {
         self.backs_as(tier, slot, self.evictability_of(tier, slot))
     }
 
-    pub(super) fn takeable(&self, tier: usize, slot: u32) -> bool {
+    pub(super) fn takeable(&self, tier: Tier, slot: SlotIx) -> bool {
         matches!(self.hold(tier, slot), Hold::Idle { .. }) && self.backs(tier, slot)
     }
 
     /// Something about an idle slot has changed; `before`: whether it was takeable.
-    fn refresh(&mut self, tier: usize, slot: u32, before: bool) {
+    fn refresh(&mut self, tier: Tier, slot: SlotIx, before: bool) {
         if matches!(self.hold(tier, slot), Hold::Idle { .. }) {
             let evictability = self.evictability_of(tier, slot);
             let after = self.backs_as(tier, slot, evictability);
@@ -100,7 +99,7 @@ impl State {
     }
 
     /// `node` has become busy, and so become its ancestors on the tier, up to the first that was.
-    pub(super) fn block_ancestors(&mut self, mut node: u32, tier: usize) {
+    pub(super) fn block_ancestors(&mut self, mut node: NodeIx, tier: Tier) {
         while let Some(parent) = self.trie.parent(node) {
             self.climb();
             let was = self.is_busy(parent, tier);
@@ -117,7 +116,7 @@ impl State {
     }
 
     /// `node` is no longer busy, and may have been the last below its ancestors that was.
-    fn unblock_ancestors(&mut self, mut node: u32, tier: usize) {
+    fn unblock_ancestors(&mut self, mut node: NodeIx, tier: Tier) {
         while let Some(parent) = self.trie.parent(node) {
             self.climb();
             self.trie.residency_mut(parent, tier).busy -= 1;
@@ -142,7 +141,7 @@ impl State {
     }
 
     /// A flight reads the slot.
-    pub(super) fn mark(&mut self, tier: usize, slot: u32) {
+    pub(super) fn mark(&mut self, tier: Tier, slot: SlotIx) {
         let before = self.takeable(tier, slot);
         let node = self.node_in(tier, slot);
         let was = node.is_some_and(|node| self.is_busy(node, tier));
@@ -154,7 +153,7 @@ impl State {
     }
 
     /// A flight has stopped reading the slot. It kept its place all along.
-    pub(super) fn unmark(&mut self, tier: usize, slot: u32) {
+    pub(super) fn unmark(&mut self, tier: Tier, slot: SlotIx) {
         let cell = self.tiers[tier].pool.cell_mut(slot);
         cell.readers -= 1;
         if cell.readers > 0 {
@@ -172,10 +171,10 @@ impl State {
     }
 
     /// Pins what of a path is ready on the device, and adds it to a table.
-    pub(super) fn pin_path(&mut self, path: &[u32], table: &mut Vec<u32>) {
-        let device = &mut self.tiers[0];
+    pub(super) fn pin_path(&mut self, path: &[NodeIx], table: &mut Vec<SlotIx>) {
+        let device = &mut self.tiers[Tier::DEVICE];
         for &node in path {
-            let residency = *self.trie.residency(node, 0);
+            let residency = *self.trie.residency(node, Tier::DEVICE);
             if let Some(slot) = residency.slot.map(Link::at)
                 && device.pool.cell(slot).hold.is_ready()
             {
@@ -186,18 +185,18 @@ impl State {
     }
 
     /// Takes a free slot; the caller has made room, and says what holds it now.
-    pub(super) fn take_free(&mut self, tier: usize, hold: Hold) -> Option<u32> {
+    pub(super) fn take_free(&mut self, tier: Tier, hold: Hold) -> Option<SlotIx> {
         self.tiers[tier].take_free(hold)
     }
 
     /// Gives a slot back that holds no block.
-    pub(super) fn free(&mut self, tier: usize, slot: u32) {
+    pub(super) fn free(&mut self, tier: Tier, slot: SlotIx) {
         self.tiers[tier].free(slot);
     }
 
     /// The block gets a slot on the tier; the slot's hold is set to `hold`.
     #[inline]
-    pub(super) fn attach(&mut self, node: u32, tier: usize, slot: u32, hold: Hold) {
+    pub(super) fn attach(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, hold: Hold) {
         self.tiers[tier].pool.cell_mut(slot).node = Some(Link::to(node));
         self.put(tier, slot, hold);
         self.trie.residency_mut(node, tier).slot = Some(Link::to(slot));
@@ -205,7 +204,7 @@ impl State {
     }
 
     /// The block leaves the tier; its slot is the caller's to put somewhere.
-    pub(super) fn detach(&mut self, node: u32, tier: usize) -> Option<u32> {
+    pub(super) fn detach(&mut self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
         let slot = self.trie.slot(node, tier)?;
         if self.is_busy(node, tier) {
             self.unblock_ancestors(node, tier);
@@ -217,22 +216,22 @@ impl State {
     }
 
     /// The block's copy goes; returns the slot that its parent has.
-    fn detach_slot(&mut self, node: u32, tier: usize, slot: u32) -> Option<u32> {
+    fn detach_slot(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
         self.tiers[tier].pool.cell_mut(slot).node = None;
         self.end_residency(node, tier)
     }
 
     #[inline]
-    pub(super) fn forget_slot(&mut self, node: u32, tier: usize) {
+    pub(super) fn forget_slot(&mut self, node: NodeIx, tier: Tier) {
         self.trie.residency_mut(node, tier).slot = None;
-        if tier == HOST {
+        if tier == Tier::HOST {
             self.look_again(node);
         }
     }
 
     /// A slot has a block no more: nor has the block the slot. Returns the slot that its parent has.
     #[inline]
-    pub(super) fn end_residency(&mut self, node: u32, tier: usize) -> Option<u32> {
+    pub(super) fn end_residency(&mut self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
         self.forget_slot(node, tier);
         let parent = self.trie.lose_child(node, tier)?;
         self.tiers[tier].refresh(parent);
@@ -241,7 +240,7 @@ impl State {
 
     /// A destination has its bytes, and is pinned by `pins` holders: what the filling slot
     /// blocked above it is let go.
-    pub(super) fn fill(&mut self, node: u32, tier: usize, slot: u32, pins: u32) {
+    pub(super) fn fill(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, pins: u32) {
         let was = self.is_busy(node, tier);
         self.put(tier, slot, Hold::Pinned { pins });
         if was && !self.is_busy(node, tier) {
@@ -250,7 +249,7 @@ impl State {
     }
 
     #[inline]
-    fn count_child(&mut self, node: u32, tier: usize) {
+    fn count_child(&mut self, node: NodeIx, tier: Tier) {
         if let Some(parent) = self.trie.gain_child(node, tier) {
             self.tiers[tier].refresh(parent);
         }
@@ -260,14 +259,14 @@ impl State {
     }
 
     /// A block may want a copy below now that wanted none before.
-    fn look_again(&mut self, node: u32) {
-        if let Some(slot) = self.trie.slot(node, 0) {
-            self.tiers[0].order.unsee(slot);
+    fn look_again(&mut self, node: NodeIx) {
+        if let Some(slot) = self.trie.slot(node, Tier::DEVICE) {
+            self.tiers[Tier::DEVICE].order.unsee(slot);
         }
     }
 
     /// A sequence has begun over a block or published it, and it was not the first.
-    pub(super) fn note_use(&mut self, node: u32) {
+    pub(super) fn note_use(&mut self, node: NodeIx) {
         if self.trie[node].uses != Uses::Repeated {
             self.trie[node].uses = Uses::Repeated;
             self.look_again(node);
@@ -275,7 +274,7 @@ impl State {
     }
 
     /// Links the orphans of a path, as far as it is used, that the last walk found.
-    pub(super) fn link_path(&mut self, path: &[u32]) {
+    pub(super) fn link_path(&mut self, path: &[NodeIx]) {
         if std::mem::take(&mut self.loose) {
             for pair in path.windows(2) {
                 self.link(pair[1], Some(pair[0]));
@@ -285,7 +284,7 @@ impl State {
 
     /// A walk from the root found `node` behind `parent`: links it again if its parent was
     /// dropped. `false`: it has another living parent, so that its key contradicts itself.
-    pub(super) fn link(&mut self, node: u32, parent: Option<u32>) -> bool {
+    pub(super) fn link(&mut self, node: NodeIx, parent: Option<NodeIx>) -> bool {
         let known = self.trie[node].parent;
         if known == parent.map(|parent| self.trie.id(parent)) {
             return true;
@@ -296,7 +295,7 @@ impl State {
                     return alive == parent;
                 }
                 self.trie[node].parent = Some(self.trie.id(parent));
-                for tier in 0..self.tiers.len() {
+                for tier in self.tiers.all() {
                     if self.trie.slot(node, tier).is_some() {
                         self.count_child(node, tier);
                     }
@@ -306,7 +305,7 @@ impl State {
                     self.trie[above].class = class;
                     at = self.trie.parent(above);
                 }
-                for tier in 1..self.tiers.len() {
+                for tier in self.tiers.below(Tier::DEVICE) {
                     if self.trie.slot(node, tier).is_some() {
                         self.move_to_back(parent, tier);
                     }
@@ -319,12 +318,12 @@ impl State {
 
     /// Whether something of the block, or of what is below it, is in flight. An orphan is linked
     /// again only when nothing is: what is above would be blocked, and promises lose its backing.
-    pub(super) fn is_read(&self, node: u32) -> bool {
-        (0..self.tiers.len()).any(|tier| self.is_busy(node, tier))
+    pub(super) fn is_read(&self, node: NodeIx) -> bool {
+        self.tiers.all().any(|tier| self.is_busy(node, tier))
     }
 
     /// One more holder of a ready slot.
-    pub(super) fn pin(&mut self, tier: usize, slot: u32) {
+    pub(super) fn pin(&mut self, tier: Tier, slot: SlotIx) {
         if let Some(node) = self.tiers[tier].pool.cell(slot).node {
             let residency = *self.trie.residency(node.at(), tier);
             self.tiers[tier].pin(slot, residency);
@@ -332,20 +331,20 @@ impl State {
     }
 
     /// One holder less; the last one leaves it idle.
-    pub(super) fn unpin(&mut self, tier: usize, slot: u32) {
-        match self.hold(tier, slot) {
+    pub(super) fn unpin(&mut self, tier: Tier, slot: SlotIx) {
+        match &mut self.tiers[tier].pool.cell_mut(slot).hold {
             Hold::Pinned { pins: 1 } => {
                 self.make_idle(tier, slot);
                 self.retire(tier, slot);
             }
-            Hold::Pinned { pins } => self.put(tier, slot, Hold::Pinned { pins: pins - 1 }),
+            Hold::Pinned { pins } => *pins -= 1,
             hold => debug_assert!(false, "unpinning slot {slot}, which is {hold:?}"),
         }
     }
 
     /// A ready slot that nobody holds enters the order of its tier, behind its children and before
     /// its parent. Only a shadow can meet a parent that stands there already.
-    pub(super) fn make_idle(&mut self, tier: usize, slot: u32) {
+    pub(super) fn make_idle(&mut self, tier: Tier, slot: SlotIx) {
         let Some(node) = self.node_in(tier, slot) else {
             return self.free(tier, slot);
         };
@@ -369,17 +368,17 @@ impl State {
     }
 
     /// The parent that stands on the tier as a shadow, and its slot.
-    fn shadow_above(&self, node: u32, tier: usize) -> Option<(u32, u32)> {
+    fn shadow_above(&self, node: NodeIx, tier: Tier) -> Option<(NodeIx, SlotIx)> {
         let parent = self.trie.parent(node)?;
         let slot = self.trie.slot(parent, tier)?;
         let class = Class::Shadow;
         (self.hold(tier, slot) == Hold::Idle { class }).then_some((parent, slot))
     }
 
-    fn class_on(&self, node: u32, tier: usize) -> Class {
+    fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
         if self.trie[node].epoch != self.trie.epoch() {
             Class::Cleared
-        } else if (0..tier).any(|above| self.ready(node, above).is_some()) {
+        } else if tier.above().any(|above| self.ready(node, above).is_some()) {
             Class::Shadow
         } else {
             self.trie[node].class
@@ -388,7 +387,7 @@ impl State {
 
     /// Moves an idle block and its idle ancestors on the tier to the back of their class, so that
     /// they stand behind what was linked or inserted below them.
-    fn move_to_back(&mut self, node: u32, tier: usize) {
+    fn move_to_back(&mut self, node: NodeIx, tier: Tier) {
         let mut at = Some(node);
         while let Some(node) = at {
             self.climb();
@@ -404,7 +403,7 @@ impl State {
     }
 
     /// Takes an idle slot out of the order and in again at the back of its class.
-    fn reorder(&mut self, node: u32, tier: usize, slot: u32) {
+    fn reorder(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) {
         let (class, evictability) = (self.class_on(node, tier), self.evictability_of(tier, slot));
         let tier_state = &mut self.tiers[tier];
         tier_state.order.remove(slot);
@@ -416,12 +415,12 @@ impl State {
 
     /// A block has a ready copy on `tier` now, or none any more: its nearest copy below becomes a
     /// shadow of it, or enters the order in its own right, at the back (INV-20 d).
-    pub(super) fn reclass_below(&mut self, node: u32, tier: usize) {
+    pub(super) fn reclass_below(&mut self, node: NodeIx, tier: Tier) {
         if self.trie[node].epoch != self.trie.epoch() {
             // All of its epoch were handed over in their order: nothing is moved any more.
             return;
         }
-        for below in tier + 1..self.tiers.len() {
+        for below in self.tiers.below(tier) {
             if let Some(slot) = self.trie.slot(node, below)
                 && let Hold::Idle { class } = self.hold(below, slot)
                 && class != self.class_on(node, below)

@@ -3,7 +3,7 @@
 use super::State;
 use crate::arena::Found;
 use crate::error::{Error, Result};
-use crate::id::{FlightId, LeaseId, ParkedId};
+use crate::id::{FlightId, Ix, LeaseId, ParkedId};
 use crate::plan::Plan;
 
 /// A lease as it is now.
@@ -91,8 +91,11 @@ impl State {
             Found::Never => false,
             Found::Ended => true,
             Found::Live => {
-                let flight = &self.flights[plan.flight.0.index];
-                let moves = flight.moves.iter().map(|step| (step.from, step.to));
+                let flight = &self.flights[plan.flight.at()];
+                let moves = flight
+                    .moves
+                    .iter()
+                    .map(|step| (step.from.get(), step.to.get()));
                 let copies = plan
                     .sources
                     .iter()
