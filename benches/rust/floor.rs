@@ -133,7 +133,7 @@ fn timed(blocks: u32, calls: usize) -> Vec<(&'static str, usize, u64)> {
         note("demote", 64, start);
         if let Some(plan) = plan {
             let start = ThreadTime::now();
-            let outcome = (plan.flight, plan.len() as u32, false);
+            let outcome = plan.whole();
             rig.cache.lock().commit(&[outcome], None).expect("known");
             note("commit", plan.len(), start);
         }
@@ -177,7 +177,7 @@ fn bytes(slots: u32) {
     let all = rig.cache.lock().stats().tiers[0].idle as u32;
     let plan = rig.cache.lock().demote(all);
     if let Some(plan) = plan {
-        let outcome = (plan.flight, plan.len() as u32, false);
+        let outcome = plan.whole();
         rig.cache.lock().commit(&[outcome], None).expect("known");
     }
     let live = LIVE.load(Ordering::Relaxed) - before;

@@ -271,7 +271,7 @@ const PLAN: usize = 64;
 impl Moves {
     fn land(&mut self) {
         if let Some(plan) = self.plan.take() {
-            let outcome = (plan.flight, plan.len() as u32, false);
+            let outcome = plan.whole();
             self.rig
                 .cache
                 .lock()

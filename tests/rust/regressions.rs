@@ -2,7 +2,7 @@
 
 use blockyard_core::{
     Answer, Begun, Cache, Chain, Config, Error, Extras, Filling, Key, KeyHash, Lease, Namespace,
-    Parked, Plan, Request, Retention, Sealing, Stop, Tier,
+    Outcome, Parked, Plan, Request, Retention, Sealing, Stop, Tier,
 };
 
 /// Two tokens per block, no null slots.
@@ -83,7 +83,9 @@ fn park(cache: &Cache, name: u32) -> Parked {
 }
 
 fn land(cache: &Cache, plan: &Plan, good: u32) {
-    let landed = cache.lock().commit(&[(plan.flight, good, false)], None);
+    let landed = cache
+        .lock()
+        .commit(&[Outcome::failed(plan.flight, good)], None);
     assert_eq!(landed, Ok(1));
     sound(cache);
 }
@@ -163,7 +165,10 @@ fn a_corrupt_copy_below_is_dropped_when_the_private_copy_of_a_full_hit_finds_it(
     let [up, private] = &begun.plans[..] else {
         panic!("{:?}", begun.plans)
     };
-    let outcomes = [(up.flight, 1, false), (private.flight, 0, true)];
+    let outcomes = [
+        Outcome::failed(up.flight, 1),
+        Outcome::corrupt(private.flight, 0),
+    ];
     assert_eq!(cache.lock().commit(&outcomes, None), Ok(2));
     sound(&cache);
     assert_eq!(cache.lock().stats().counters.corrupt, 1);

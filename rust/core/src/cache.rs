@@ -263,10 +263,7 @@ impl Cache {
     /// # Errors
     /// `UnknownFlight`.
     pub fn landed(&self, plans: &[Plan]) -> Result<()> {
-        let outcomes: Vec<_> = plans
-            .iter()
-            .map(|plan| (plan.flight, plan.len() as u32, false))
-            .collect();
+        let outcomes: Vec<_> = plans.iter().map(Plan::whole).collect();
         self.enter()?.commit(&outcomes, None).map(|_| ())
     }
 }

@@ -80,8 +80,16 @@ impl Ledger {
         self.capacity -= slots;
     }
 
-    pub(crate) fn takeable_from(&mut self, before: bool, after: bool) {
-        self.takeable = self.takeable + u32::from(after) - u32::from(before);
+    /// A slot is takeable now that was not.
+    #[inline]
+    pub(crate) fn gain_takeable(&mut self) {
+        self.takeable += 1;
+    }
+
+    /// A slot that was takeable is not, or is not idle any more.
+    #[inline]
+    pub(crate) fn lose_takeable(&mut self) {
+        self.takeable -= 1;
     }
 
     /// So many takeable slots were taken.
@@ -122,7 +130,7 @@ mod tests {
         ledger.enter(3);
         ledger.shift(Some(Set::Free), Some(Set::Claimed));
         ledger.shift(Some(Set::Claimed), Some(Set::Idle));
-        ledger.takeable_from(false, true);
+        ledger.gain_takeable();
         ledger.promise(2);
         assert_eq!(
             (ledger.free(), ledger.capacity(), ledger.available()),

@@ -55,7 +55,7 @@ pub use evict::EvictionPolicy;
 pub use hash::{KeyHash, Namespace, Seed};
 pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Retention, Slot, TicketId, Tier};
 pub use lease::{Lease, Parked, Seals, Ticket};
-pub use plan::{Plan, Run};
+pub use plan::{End, Outcome, Plan, Run};
 pub use shared::Locked;
 pub use state::{
     Answer, Begun, Cells, Config, Filling, Holder, HolderId, Need, ParkedView, Pending, Probe,

@@ -1,4 +1,5 @@
-//! Plans: copies to make, as a small frozen value that can be sent to another process.
+//! Plans: copies to make, as a small frozen value that can be sent to another process; and what
+//! became of them.
 //!
 //! ```text
 //! 0     2      3               4       8       16
@@ -41,7 +42,52 @@ pub struct Run {
     pub blocks: u32,
 }
 
+/// What became of a plan's copies: the leading `good` ones are intact on all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// Which flight has ended.
+    pub flight: FlightId,
+    /// How many of its leading copies are intact.
+    pub good: u32,
+    /// What became of the others.
+    pub end: End,
+}
+
+/// What became of the copies behind the good ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// There are none: all are good.
+    Good,
+    /// They failed, if there are any; their sources are as good as before.
+    Failed,
+    /// The first of them failed its checksum, so that its source is no good either.
+    Corrupt,
+}
+
+impl Outcome {
+    /// So many leading copies are intact, and the others failed, if there are any.
+    pub fn failed(flight: FlightId, good: u32) -> Self {
+        let end = End::Failed;
+        Self { flight, good, end }
+    }
+
+    /// So many leading copies are intact, and the source of the next one is corrupt.
+    pub fn corrupt(flight: FlightId, good: u32) -> Self {
+        let end = End::Corrupt;
+        Self { flight, good, end }
+    }
+}
+
 impl Plan {
+    /// The outcome of copies that are all intact.
+    pub fn whole(&self) -> Outcome {
+        Outcome {
+            flight: self.flight,
+            good: self.len() as u32,
+            end: End::Good,
+        }
+    }
+
     /// Blocks to copy.
     pub fn len(&self) -> usize {
         self.sources.len()

@@ -2,7 +2,7 @@
 
 use crate::yard::{Yard, and_one, cat, one, text, tokens};
 use blockyard_core::{
-    Answer, Error, Filling, Holder, HolderId, Parked, Pending, Request, Room, Tier,
+    Answer, Error, Filling, Holder, HolderId, Outcome, Parked, Pending, Request, Room, Tier,
 };
 
 #[test]
@@ -84,7 +84,9 @@ fn a_plan_is_dispatched_once_in_the_order_in_which_it_was_made_unless_it_has_end
     let first = state.demote(1).unwrap();
     let ended = state.demote(2).unwrap();
     let last = state.demote(3).unwrap();
-    state.commit(&[(ended.flight, 1, false)], None).unwrap();
+    state
+        .commit(&[Outcome::failed(ended.flight, 1)], None)
+        .unwrap();
     assert_eq!(state.dispatch(), [first, last]);
     assert_eq!(state.dispatch(), []);
 }

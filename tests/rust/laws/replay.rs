@@ -3,7 +3,8 @@
 
 use crate::yard::{KINDS, SIZE, Yard, cat, config, text, tokens};
 use blockyard_core::{
-    Config, EvictionPolicy, Lease, Parked, Plan, Retention, Speeds, Ticket, Tier, WritePolicy,
+    Config, EvictionPolicy, Lease, Outcome, Parked, Plan, Retention, Speeds, Ticket, Tier,
+    WritePolicy,
 };
 
 /// A small generator of our own: the numbers must not change with anybody's version.
@@ -165,7 +166,7 @@ fn call(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
                 if dice.roll(6) == 0 {
                     yard.overdue(&plan);
                 }
-                let outcome = [(plan.flight, good, false)];
+                let outcome = [Outcome::failed(plan.flight, good)];
                 format!("{:?}", yard.cache.lock().commit(&outcome, None))
             }),
         _ => rarely(yard, dice, hands),

@@ -2,7 +2,8 @@
 
 use blockyard_core::{
     Answer, Begun, Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, Filling, KeyHash,
-    Lease, Namespace, Parked, Plan, Probe, Request, Retention, Seals, Stats, Stop, TierStats, View,
+    Lease, Namespace, Outcome, Parked, Plan, Probe, Request, Retention, Seals, Stats, Stop,
+    TierStats, View,
 };
 
 /// Tokens per block.
@@ -205,19 +206,16 @@ impl Yard {
 
     /// Reports that only so many leading blocks of a plan are intact, or the fence of one overdue.
     pub(crate) fn fail(&self, plan: &Plan, good: u32) {
-        self.report(plan, good, false);
+        self.report(Outcome::failed(plan.flight, good));
     }
 
     /// The first bad block failed its checksum.
     pub(crate) fn corrupt(&self, plan: &Plan, good: u32) {
-        self.report(plan, good, true);
+        self.report(Outcome::corrupt(plan.flight, good));
     }
 
-    fn report(&self, plan: &Plan, good: u32, corrupt: bool) {
-        let ended = self
-            .cache
-            .lock()
-            .commit(&[(plan.flight, good, corrupt)], None);
+    fn report(&self, outcome: Outcome) {
+        let ended = self.cache.lock().commit(&[outcome], None);
         assert_eq!(ended, Ok(1));
         self.sound();
     }

@@ -4,8 +4,8 @@ use crate::ops::Op;
 use crate::world::World;
 use crate::yard::{Block, DEVICE};
 use blockyard_core::{
-    Answer, Begun, Chain, Error, Extras, Filling, Lease, LeaseId, Request, Retention, Sealing,
-    Seals, Stop, TicketId, Tier,
+    Answer, Begun, Chain, End, Error, Extras, Filling, Lease, LeaseId, Outcome, Request, Retention,
+    Sealing, Seals, Stop, TicketId, Tier,
 };
 
 pub(crate) fn pick<T>(list: &[T], at: u8) -> Option<usize> {
@@ -109,7 +109,10 @@ impl World {
                 if deadline {
                     assert_eq!(self.cache.lock().mark_unknown(id), Ok(false));
                 } else {
-                    assert_eq!(self.cache.lock().commit(&[(id, 0, false)], None), Ok(0));
+                    assert_eq!(
+                        self.cache.lock().commit(&[Outcome::failed(id, 0)], None),
+                        Ok(0)
+                    );
                 }
                 let mut stats = self.cache.lock().stats();
                 stats.counters.late -= 1;
@@ -429,11 +432,22 @@ impl World {
                 return;
             };
             let plan = &self.in_flight[at];
-            outcomes.push((plan.flight, u32::from(good).min(plan.len() as u32), corrupt));
+            let good = u32::from(good).min(plan.len() as u32);
+            outcomes.push(match corrupt {
+                true => Outcome::corrupt(plan.flight, good),
+                false if good as usize == plan.len() => plan.whole(),
+                false => Outcome::failed(plan.flight, good),
+            });
         }
         let answer = self.cache.lock().commit(&outcomes, None);
         let mut ended = 0;
-        for (id, good, corrupt) in outcomes {
+        for Outcome {
+            flight: id,
+            good,
+            end,
+        } in outcomes
+        {
+            let corrupt = end == End::Corrupt;
             // One that stands in the batch twice is late the second time.
             if self.yard.flights.contains_key(&id) {
                 self.yard.land(id, good as usize, corrupt);

@@ -4,7 +4,7 @@
 use super::{Answer, Begun, State, Stop};
 use crate::error::{Error, Result};
 use crate::id::{FlightId, Key, MAX_TIERS, NodeIx, SlotIx, Tier};
-use crate::record::Running;
+use crate::record::{Running, Start};
 
 /// What a begin does at a block that is in flight. Where the engine cannot recompute it waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -214,12 +214,18 @@ impl State {
         self.make_room(Tier::DEVICE, new);
         self.tiers[Tier::DEVICE].ledger.promise(limit - total);
 
-        let lease = self.leases.insert(Running {
+        let found = (prefix.device + prefix.lower) as u32;
+        let cached = match last {
+            Some(_) => tokens - 1,
+            None => u64::from(found) * u64::from(self.config.block_size),
+        };
+        let lease = self.leases.insert(Running::new(Start {
             tokens,
             limit,
-            reserve_limit: limit,
-            ..Running::default()
-        });
+            sealed: found,
+            cached,
+            epoch: self.trie.epoch(),
+        }));
         let id = self.lease_id(lease);
         let mut plans = Vec::new();
         if prefix.lower > 0 {
@@ -231,16 +237,7 @@ impl State {
         }
         self.tiers[Tier::DEVICE].claim(total, &mut table);
 
-        let found = (prefix.device + prefix.lower) as u64;
-        let record = &mut self.leases[lease];
-        record.table = table;
-        record.sealed = found as u32;
-        record.epoch = self.trie.epoch();
-        record.loading = plans.len() as u32;
-        record.cached = found * u64::from(self.config.block_size);
-        if last.is_some() {
-            record.cached = tokens - 1;
-        }
+        self.leases[lease].start(table, plans.len(), None);
         let mut hits = [0; MAX_TIERS];
         hits[0] =
             prefix.device as u32 + u32::from(last.is_some_and(|(tier, ..)| tier == Tier::DEVICE));
@@ -249,13 +246,13 @@ impl State {
         self.counters.begun += 1;
         self.counters.slow += u64::from(prefix.slow);
         self.counters.tokens += tokens;
-        self.counters.cached += self.leases[lease].cached;
+        self.counters.cached += cached;
         for (sum, hit) in self.counters.hits.iter_mut().zip(hits) {
             *sum += u64::from(hit);
         }
         Ok(Begun {
             lease: id,
-            cached: self.leases[lease].cached,
+            cached,
             hits,
             stop: prefix.stop,
             plans,

@@ -8,7 +8,7 @@ use crate::flight::{Move, Purpose};
 use crate::id::{FlightIx, Id, Key, LeaseId, NodeIx, ParkedId, Retention, SlotIx, Tier};
 use crate::plan::Plan;
 use crate::pool::Hold;
-use crate::record::Running;
+use crate::record::{Phase, Running, Start};
 use crate::trie::Uses;
 use std::collections::BTreeMap;
 
@@ -361,16 +361,23 @@ impl State {
         self.pin_path(&path[..device], &mut table);
         self.make_room(Tier::DEVICE, (end - device) as u32);
         // A lease that has ended already: what pins its path goes when its load lands.
-        let lease = self.leases.insert(Running::default());
+        let tokens = end as u64 * u64::from(self.config.block_size);
+        let lease = self.leases.insert(Running::new(Start {
+            tokens,
+            limit: end as u32,
+            sealed: end as u32,
+            cached: tokens,
+            epoch: self.trie.epoch(),
+        }));
         let id = self.lease_id(lease);
         let plan = self.load(id, device as u32, tier, &path[device..end], &mut table);
-        let tokens = table.len() as u64 * u64::from(self.config.block_size);
-        let epoch = self.trie.epoch();
-        let blocks = table.len() as u32;
         let record = &mut self.leases[lease];
-        (record.table, record.tokens, record.cached) = (table, tokens, tokens);
-        (record.limit, record.sealed, record.epoch) = (blocks, blocks, epoch);
-        (record.loading, record.ended) = (1, Some(Retention::Ordinary));
+        record.table = table;
+        record.phase = Phase::Ended {
+            flights: 1,
+            resumes: None,
+            retention: Retention::Ordinary,
+        };
         Ok(Some(plan))
     }
 }

@@ -124,7 +124,7 @@ mod tests {
         TicketIx, Tier,
     };
     use crate::pool::Hold;
-    use crate::record::{Parked, Running, Ticket};
+    use crate::record::{Keep, Parked, Phase, Running, Ticket};
     use crate::state::TierState;
     use crate::trie::{Node, Uses};
     use std::num::NonZeroU32;
@@ -171,8 +171,9 @@ mod tests {
             .demote_lease(idle[0], 2)
             .expect("it runs")
             .expect("two");
-        let outcome = [(plan.flight, 2, false)];
-        state.commit(&outcome, None).expect("it is in flight");
+        state
+            .commit(&[plan.whole()], None)
+            .expect("it is in flight");
         state
             .finish(&idle, Retention::Ordinary, None)
             .expect("they run");
@@ -207,6 +208,11 @@ mod tests {
     fn lease(state: &mut State) -> &mut Running {
         let running = state.leases.iter().next().map(|(lease, _)| lease);
         &mut state.leases[running.expect("one runs")]
+    }
+
+    fn loading(flights: u32) -> Phase {
+        let resumes = None;
+        Phase::Loading { flights, resumes }
     }
 
     type Change = (&'static str, fn(&mut State));
@@ -298,9 +304,14 @@ mod tests {
         ("a lease's reserve", |s| lease(s).reserve_limit += 1),
         ("a lease's sealed blocks", |s| lease(s).sealed -= 1),
         ("a lease's shown cells", |s| lease(s).shown += 1),
-        ("a lease's loads", |s| lease(s).loading += 1),
+        ("a lease's loads", |s| lease(s).phase = loading(1)),
+        ("a lease's loads and more", |s| lease(s).phase = loading(2)),
         ("a lease that ended", |s| {
-            lease(s).ended = Some(Retention::Ordinary);
+            lease(s).phase = Phase::Ended {
+                flights: 1,
+                resumes: None,
+                retention: Retention::Ordinary,
+            };
         }),
         ("a lease number", |s| {
             let index = s.leases.insert(Running::default());
@@ -313,7 +324,7 @@ mod tests {
         ("a parked block's failures", |s| {
             parked(s).failures.push((NodeIx::new(0), 1));
         }),
-        ("a broken keep", |s| parked(s).broken = true),
+        ("a broken keep", |s| parked(s).keep = Keep::Broken),
         ("the order of parking", |s| parked(s).order += 1),
         ("a ticket's blocks", |s| ticket(s).blocks += 1),
         ("a ticket's tier", |s| ticket(s).tier = Tier::HOST),

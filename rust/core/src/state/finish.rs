@@ -5,7 +5,7 @@ use super::State;
 use crate::error::Result;
 use crate::id::{Class, LeaseId, LeaseIx, NodeIx, ParkedId, Retention, SlotIx, Tier};
 use crate::pool::Hold;
-use crate::record::{Held, Running};
+use crate::record::{Held, Phase, Running};
 
 impl State {
     /// Ends sequences. With `after`, a step in flight may still write: their slots are held back
@@ -43,17 +43,21 @@ impl State {
     pub(super) fn end(&mut self, lease: LeaseIx, retention: Retention, after: Option<u64>) {
         let promised = self.leases[lease].promised();
         self.tiers[Tier::DEVICE].ledger.release(promised);
-        if self.leases[lease].loading > 0 {
+        if let Phase::Loading { flights, resumes } = self.leases[lease].phase {
             // Its path stays pinned until its loads land, so that what arrives has its parents.
             let landing = self.last_filling(lease);
             self.cut(lease, landing);
             let record = &mut self.leases[lease];
             record.limit = record.blocks();
-            record.ended = Some(retention);
+            record.phase = Phase::Ended {
+                flights,
+                resumes,
+                retention,
+            };
             return;
         }
         let record = self.leases.remove(lease);
-        if let Some(parked) = record.resumed {
+        if let Some(parked) = record.resumes() {
             self.end_keep(parked);
         }
         self.release_or_hold(record, retention, after);

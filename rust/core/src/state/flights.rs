@@ -5,7 +5,7 @@ use super::State;
 use crate::error::Result;
 use crate::flight::{Flight, Move, Purpose};
 use crate::id::{FlightId, FlightIx, Group, Ix, LeaseId, NodeIx, SlotIx, Tier};
-use crate::plan::Plan;
+use crate::plan::{Outcome, Plan};
 use crate::pool::Hold;
 use std::cmp::Ordering;
 
@@ -147,7 +147,7 @@ impl State {
     /// A flight's deadline has passed and its end is unknown: its destinations are unlinked and
     /// quarantined at once; its sources stay, readable. `false`: it has ended before.
     pub fn mark_unknown(&mut self, id: FlightId) -> Result<bool> {
-        if !self.check_outcome(id, 0)? {
+        if !self.check_outcome(&Outcome::failed(id, 0))? {
             self.counters.late += 1;
             return Ok(false);
         }
@@ -217,7 +217,7 @@ impl State {
                 Hold::Filling { flight } => {
                     // The private copy of a full hit: still in flight, for nobody.
                     self.flights[flight].purpose = Purpose::Private { lease: None, block };
-                    self.leases[lease].loading -= 1;
+                    self.leases[lease].flight_ends();
                 }
                 _ => self.release_slot(slot),
             }
@@ -225,7 +225,7 @@ impl State {
         self.shorten(id, block);
         let record = &mut self.leases[lease];
         record.shown = record.shown.min(block);
-        if record.ended.is_some() {
+        if record.has_ended() {
             record.limit = record.blocks();
         } else {
             self.promise_to(lease, promised, limit);

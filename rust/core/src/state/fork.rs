@@ -4,7 +4,7 @@ use super::{Begun, State, Stop};
 use crate::error::{Error, Result};
 use crate::id::{LeaseId, MAX_TIERS, SlotIx, Tier};
 use crate::pool::Hold;
-use crate::record::Running;
+use crate::record::{Running, Start};
 
 impl State {
     /// One more sequence with the same `computed` tokens. Blocks full up to there are shared; the
@@ -14,11 +14,11 @@ impl State {
         self.check_rows(&[id])?;
         let parent = id.at();
         let record = &self.leases[parent];
-        if record.loading > 0 {
+        if record.loading() > 0 {
             let what = format!("forking lease {}, whose blocks are loading", id.number());
             return Err(Error::state(what, "commit the outcomes of its plans first"));
         }
-        if record.short {
+        if record.is_short() {
             let what = format!(
                 "forking lease {}, whose resume came back short",
                 id.number()
@@ -63,32 +63,21 @@ impl State {
         for &slot in &table {
             self.share(slot);
         }
-        let (limit, reserve_limit) = (limit, limit);
-        let record = Running {
+        let forked = self.leases.insert(Running::new(Start {
             tokens,
             limit,
-            reserve_limit,
-            ..Running::default()
-        };
-        let forked = self.leases.insert(record);
+            sealed,
+            cached: computed,
+            epoch,
+        }));
         let child = self.lease_id(forked);
         let mut plans = Vec::new();
         if let Some(slot) = source {
             self.mark(Tier::DEVICE, slot);
             plans.push(self.private_copy(child, Tier::DEVICE, slot, None, &mut table));
         }
-        while (table.len() as u32) < total {
-            let Some(slot) = self.take_free(Tier::DEVICE, Hold::Claimed { leases: 1 }) else {
-                break;
-            };
-            table.push(slot);
-        }
-        let record = &mut self.leases[forked];
-        record.table = table;
-        record.sealed = sealed;
-        record.epoch = epoch;
-        record.cached = computed;
-        record.loading = plans.len() as u32;
+        self.tiers[Tier::DEVICE].claim(total, &mut table);
+        self.leases[forked].start(table, plans.len(), None);
         self.counters.forked += 1;
         let mut hits = [0; MAX_TIERS];
         hits[0] = shared;

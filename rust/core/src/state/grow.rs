@@ -40,7 +40,7 @@ impl State {
     pub(crate) fn check_rows(&self, leases: &[LeaseId]) -> Result<()> {
         for &id in leases {
             let lease = self.lease(id)?;
-            if self.leases[lease].short && !self.config.recompute {
+            if self.leases[lease].is_short() && !self.config.recompute {
                 return Err(Error::state(
                     format!("using lease {}, whose resume came back short", id.number()),
                     "this engine cannot recompute: park it again and resume it later",
@@ -96,7 +96,7 @@ impl State {
                 let help = "trim only cuts: use grow to add token positions";
                 return Err(Error::argument("tokens", tokens, help));
             }
-            if record.loading > 0 {
+            if record.loading() > 0 {
                 let help = "wait until its plans have landed";
                 return Err(Error::state(
                     format!("trimming loading lease {}", id.number()),

@@ -49,6 +49,6 @@ impl State {
 
     /// Whether a sequence runs: one that has ended and waits for its loads does not.
     pub(super) fn runs(&self) -> bool {
-        self.leases.iter().any(|(_, lease)| lease.ended.is_none())
+        self.leases.iter().any(|(_, lease)| !lease.has_ended())
     }
 }

@@ -92,13 +92,13 @@ impl State {
     }
 
     fn lease_alone(&self, record: &Running) -> u32 {
-        if record.ended.is_some() {
+        if record.has_ended() {
             return 0;
         }
         // Up to the last block in flight its path stays until that has landed.
         let filling =
             |&slot: &SlotIx| matches!(self.hold(Tier::DEVICE, slot), Hold::Filling { .. });
-        let landing = match record.loading {
+        let landing = match record.loading() {
             0 => 0,
             _ => (record.sealed as usize).max(
                 record

@@ -7,6 +7,7 @@
 use super::State;
 use crate::id::{NodeIx, ParkedIx, Tier};
 use crate::pool::Hold;
+use crate::record::Keep;
 
 impl State {
     /// What parking these published blocks would spend of the host's backing.
@@ -54,8 +55,8 @@ impl State {
 
     /// Takes the keeps of a record away, whole. Its sequence recomputes.
     pub(super) fn break_keep(&mut self, parked: ParkedIx) {
-        if !self.parked[parked].broken {
-            self.parked[parked].broken = true;
+        if self.parked[parked].keep == Keep::Whole {
+            self.parked[parked].keep = Keep::Broken;
             self.counters.broken += 1;
             self.unkeep(parked);
         }
@@ -74,7 +75,7 @@ impl State {
         let youngest = self
             .parked
             .iter()
-            .filter(|(_, parked)| !parked.broken)
+            .filter(|(_, parked)| parked.keep == Keep::Whole)
             .max_by_key(|(_, parked)| parked.order)
             .map(|(index, _)| index);
         if let Some(parked) = youngest {

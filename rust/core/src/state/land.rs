@@ -5,8 +5,10 @@ use super::State;
 use crate::arena::Found;
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Move, Purpose};
-use crate::id::{FlightId, LeaseId, NodeIx, ParkedId, ParkedIx, Retention, Tier};
+use crate::id::{LeaseId, NodeIx, ParkedId, ParkedIx, Retention, Tier};
+use crate::plan::{End, Outcome};
 use crate::pool::Hold;
+use crate::record::{Keep, Phase};
 
 /// What became of the kept blocks of a flight down.
 #[derive(Default)]
@@ -19,22 +21,20 @@ struct Kept {
 }
 
 impl State {
-    /// The copies of a flight have ended, and the leading `good` ones are intact on all ranks.
-    /// `corrupt`: the first bad one failed its checksum, so that its source is no good either.
-    /// After [`Self::unknown`] this is the fence: `good` no longer matters. `false`: a duplicate
-    /// or late outcome, which changes nothing.
-    fn land(&mut self, id: FlightId, good: u32, corrupt: bool) -> Result<bool> {
-        if !self.check_outcome(id, good)? {
+    /// The copies of a flight have ended. After [`Self::mark_unknown`] this is the fence, and `good`
+    /// no longer matters. `false`: the outcome is late or a duplicate, and changes nothing.
+    fn land(&mut self, outcome: &Outcome) -> Result<bool> {
+        if !self.check_outcome(outcome)? {
             self.counters.late += 1;
             return Ok(false);
         }
-        let flight = self.flights.remove(id.at());
+        let flight = self.flights.remove(outcome.flight.at());
         let from = flight.from;
         // Sources before any lease: what is released later stands behind them.
         for step in &flight.moves {
             self.unmark(from, step.from);
         }
-        self.settle_flight(&flight, good as usize, corrupt);
+        self.settle_flight(&flight, outcome.good as usize, outcome.end);
         // Not before the copies stand as shadows of their sources.
         for step in &flight.moves {
             self.retire(from, step.from);
@@ -43,7 +43,7 @@ impl State {
     }
 
     /// Commits or releases the destination slots, and wakes the lease that was waiting for them.
-    fn settle_flight(&mut self, flight: &Flight, good: usize, corrupt: bool) {
+    fn settle_flight(&mut self, flight: &Flight, good: usize, end: End) {
         let (from, to) = (flight.from, flight.to);
         if flight.overdue {
             for step in &flight.moves {
@@ -68,7 +68,7 @@ impl State {
                 }
                 let keeper = parked.filter(|id| {
                     let lives = !kept.shared && self.parked.lives(id.0);
-                    lives && !self.parked[id.at()].broken
+                    lives && self.parked[id.at()].keep == Keep::Whole
                 });
                 match keeper {
                     Some(id) => self.shrink_keep(id.at()),
@@ -78,7 +78,9 @@ impl State {
             }
             Purpose::Up { lease, base } => {
                 self.land_on_device(lease, base, &flight.moves, good);
-                if corrupt && let Some(bad) = flight.moves.get(good) {
+                if end == End::Corrupt
+                    && let Some(bad) = flight.moves.get(good)
+                {
                     self.drop_corrupt(from, *bad);
                 }
                 self.landed(lease);
@@ -94,11 +96,8 @@ impl State {
                 if let Some(lease) = lease {
                     if good == 0 {
                         self.shorten(lease, block);
-                        if let Some(&bad) = flight
-                            .moves
-                            .first()
-                            .filter(|_| corrupt && from > Tier::DEVICE)
-                        {
+                        let corrupt = end == End::Corrupt && from > Tier::DEVICE;
+                        if let Some(&bad) = flight.moves.first().filter(|_| corrupt) {
                             self.drop_corrupt(from, bad);
                         }
                     }
@@ -121,17 +120,25 @@ impl State {
     }
 
     /// `false`: it has ended before.
-    pub(super) fn check_outcome(&self, id: FlightId, good: u32) -> Result<bool> {
-        match self.flights.find(id.0) {
+    pub(super) fn check_outcome(&self, outcome: &Outcome) -> Result<bool> {
+        let Outcome { flight, good, end } = *outcome;
+        match self.flights.find(flight.0) {
             Found::Never => Err(Error::UnknownFlight {
-                number: id.number(),
+                number: flight.number(),
             }),
             Found::Ended => Ok(false),
-            Found::Live if good as usize > self.flights[id.at()].moves.len() => {
-                let help = "good counts the plan's leading intact blocks: no more than it has";
-                Err(Error::argument("good", good, help))
+            Found::Live => {
+                let blocks = self.flights[flight.at()].moves.len();
+                if good as usize > blocks {
+                    let help = "good counts the plan's leading intact blocks: no more than it has";
+                    return Err(Error::argument("good", good, help));
+                }
+                if end == End::Good && (good as usize) < blocks {
+                    let help = "a good end has all of the plan's blocks: say how the others ended";
+                    return Err(Error::argument("good", good, help));
+                }
+                Ok(true)
             }
-            Found::Live => Ok(true),
         }
     }
 
@@ -261,24 +268,24 @@ impl State {
     /// One flight less is in flight for a lease.
     pub(super) fn landed(&mut self, id: LeaseId) {
         let lease = id.at();
-        self.leases[lease].loading -= 1;
-        if self.leases[lease].loading > 0 {
+        let record = &mut self.leases[lease];
+        if record.flight_ends() > 0 {
             return;
         }
-        if let Some(retention) = self.leases[lease].ended {
+        let resumes = record.resumes();
+        if let Phase::Ended { retention, .. } = record.phase {
             let record = self.leases.remove(lease);
-            if let Some(parked) = record.resumed {
+            if let Some(parked) = resumes {
                 self.end_keep(parked);
             }
-            self.release(&record.table, retention);
-            return;
+            return self.release(&record.table, retention);
         }
-        if let Some(parked) = self.leases[lease].resumed {
-            if self.leases[lease].cached == self.parked[parked].computed {
-                self.leases[lease].resumed = None;
-                self.end_keep(parked);
+        record.phase = Phase::Running;
+        if let Some(resumes) = resumes {
+            if record.cached == self.parked[resumes].computed {
+                self.end_keep(resumes);
             } else {
-                self.leases[lease].short = true;
+                record.phase = Phase::Short { resumes };
             }
         }
     }
@@ -319,13 +326,13 @@ impl State {
 
     /// Lands a batch, checked before the first is applied, then reports step `done` as done.
     /// Returns how many flights ended; the others were late and are only counted.
-    pub fn commit(&mut self, outcomes: &[(FlightId, u32, bool)], done: Option<u64>) -> Result<u64> {
-        for &(id, good, _) in outcomes {
-            self.check_outcome(id, good)?;
+    pub fn commit(&mut self, outcomes: &[Outcome], done: Option<u64>) -> Result<u64> {
+        for outcome in outcomes {
+            self.check_outcome(outcome)?;
         }
         let mut ended = 0;
-        for &(id, good, corrupt) in outcomes {
-            ended += u64::from(self.land(id, good, corrupt)?);
+        for outcome in outcomes {
+            ended += u64::from(self.land(outcome)?);
         }
         if let Some(step) = done {
             self.done(step);

@@ -273,7 +273,7 @@ impl State {
     /// The lease's record, or why its handle is no good.
     pub(crate) fn lease(&self, id: LeaseId) -> Result<LeaseIx> {
         match self.leases.find(id.0) {
-            Found::Live if self.leases[id.at()].ended.is_none() => Ok(id.at()),
+            Found::Live if !self.leases[id.at()].has_ended() => Ok(id.at()),
             Found::Never => Err(Error::Foreign {
                 number: id.number(),
             }),

@@ -4,7 +4,7 @@
 use super::{Sealing, State};
 use crate::error::{Error, Result};
 use crate::id::{LeaseIx, NodeIx, ParkedId, Retention, Tier};
-use crate::record::Parked;
+use crate::record::{Keep, Parked};
 
 impl State {
     /// After the engine's stop ack: `row.computed` is the frozen count of computed tokens. What is
@@ -13,10 +13,10 @@ impl State {
     /// slots: nothing is given up then.
     pub fn park(&mut self, row: &Sealing<'_>, after: Option<u64>) -> Result<ParkedId> {
         let lease = self.lease(row.lease)?;
-        if self.leases[lease].short {
+        if self.leases[lease].is_short() {
             return Ok(self.park_again(lease));
         }
-        if self.leases[lease].loading > 0 {
+        if self.leases[lease].loading() > 0 {
             let what = format!(
                 "parking lease {}, whose blocks are loading",
                 row.lease.number()
@@ -120,13 +120,13 @@ impl State {
             .ledger
             .release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
-        let again = match record.resumed {
+        let again = match record.resumes() {
             Some(parked) => Parked {
                 lease: None,
                 ..self.parked.remove(parked)
             },
             None => Parked {
-                broken: true,
+                keep: Keep::Broken,
                 ..Parked::default()
             },
         };

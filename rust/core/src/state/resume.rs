@@ -3,7 +3,7 @@
 use super::{Answer, Begun, Filling, Request, State, Stop};
 use crate::error::Result;
 use crate::id::{Key, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Tier};
-use crate::record::Running;
+use crate::record::{Keep, Phase, Running, Start};
 
 impl State {
     /// Brings a parked sequence of `tokens` tokens back, at exactly the count of computed tokens
@@ -17,7 +17,7 @@ impl State {
         reserve: u64,
     ) -> Result<Answer> {
         let parked = self.parked(id)?;
-        if self.parked[parked].broken {
+        if self.parked[parked].keep == Keep::Broken {
             let load = u32::MAX;
             let filling = Filling::Soon;
             let answer = self.begin(&Request {
@@ -84,29 +84,24 @@ impl State {
         }
         self.make_room(Tier::DEVICE, total - device as u32);
         self.tiers[Tier::DEVICE].ledger.promise(limit - total);
-        let lease = self.leases.insert(Running {
+        let named = path
+            .iter()
+            .take_while(|&&node| !self.trie[node].is_anonymous())
+            .count();
+        let lease = self.leases.insert(Running::new(Start {
             tokens,
             limit,
-            ..Running::default()
-        });
+            sealed: named as u32,
+            cached: computed,
+            epoch: self.trie.epoch(),
+        }));
         let id = self.lease_id(lease);
         let mut plans = Vec::new();
         if !lower.is_empty() {
             plans.push(self.load(id, device as u32, Tier::HOST, lower, &mut table));
         }
         self.tiers[Tier::DEVICE].claim(total, &mut table);
-        let named = path
-            .iter()
-            .take_while(|&&node| !self.trie[node].is_anonymous())
-            .count();
-        let record = &mut self.leases[lease];
-        record.table = table;
-        record.reserve_limit = limit;
-        record.sealed = named as u32;
-        record.epoch = self.trie.epoch();
-        record.cached = computed;
-        record.loading = plans.len() as u32;
-        record.resumed = Some(parked);
+        self.leases[lease].start(table, plans.len(), Some(parked));
         self.parked[parked].lease = Some(id);
         self.counters.resumed += 1;
         let mut hits = [0; MAX_TIERS];
@@ -124,9 +119,8 @@ impl State {
     /// With nothing to load, the keeps end at once.
     fn settle_resume(&mut self, parked: ParkedIx) {
         if let Some(id) = self.parked[parked].lease
-            && self.leases[id.at()].loading == 0
+            && self.leases[id.at()].loading() == 0
         {
-            self.leases[id.at()].resumed = None;
             self.end_keep(parked);
         }
     }
@@ -134,11 +128,9 @@ impl State {
     /// The engine goes on with a resume that came back short: it recomputes from the good prefix,
     /// and the keeps end.
     pub(super) fn accept_short(&mut self, lease: LeaseIx) {
-        if !std::mem::take(&mut self.leases[lease].short) {
-            return;
-        }
-        if let Some(parked) = self.leases[lease].resumed.take() {
-            self.end_keep(parked);
+        if let Phase::Short { resumes } = self.leases[lease].phase {
+            self.leases[lease].phase = Phase::Running;
+            self.end_keep(resumes);
         }
     }
 }

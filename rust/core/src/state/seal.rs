@@ -46,7 +46,7 @@ impl State {
     pub(super) fn check_sealing(&self, row: &Sealing<'_>) -> Result<()> {
         self.check_rows(&[row.lease])?;
         let record = &self.leases[row.lease.at()];
-        if record.loading > 0 {
+        if record.loading() > 0 {
             let what = format!(
                 "sealing lease {}, whose blocks are loading",
                 row.lease.number()

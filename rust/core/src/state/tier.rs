@@ -113,7 +113,9 @@ impl TierState {
             Hold::Idle { .. } => {
                 let backs = evictability(residency, cell) != Evictability::Blocked && stays;
                 cell.hold = Hold::Pinned { pins: 1 };
-                self.ledger.takeable_from(backs, false);
+                if backs {
+                    self.ledger.lose_takeable();
+                }
                 self.ledger.shift(Some(Set::Idle), Some(Set::Pinned));
                 self.order.remove(slot);
             }
@@ -136,7 +138,9 @@ impl TierState {
         cell.hold = Hold::Idle { class };
         let evictability = evictability(residency, cell);
         let backs = evictability != Evictability::Blocked && stays;
-        self.ledger.takeable_from(false, backs);
+        if backs {
+            self.ledger.gain_takeable();
+        }
         self.order.insert(slot, class, place, evictability);
     }
 
@@ -151,8 +155,8 @@ impl TierState {
         );
         let node = cell.node.take();
         self.order.remove(slot);
-        self.ledger.takeable_from(stays, false);
         if stays {
+            self.ledger.lose_takeable();
             self.ledger.shift(Some(Set::Idle), Some(Set::Free));
             self.pool.push_free(slot);
         } else {

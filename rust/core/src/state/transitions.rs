@@ -93,7 +93,11 @@ impl State {
             let evictability = self.evictability_of(tier, slot);
             let after = self.backs_as(tier, slot, evictability);
             let tier_state = &mut self.tiers[tier];
-            tier_state.ledger.takeable_from(before, after);
+            match (before, after) {
+                (false, true) => tier_state.ledger.gain_takeable(),
+                (true, false) => tier_state.ledger.lose_takeable(),
+                _ => {}
+            }
             tier_state.order.refresh(slot, evictability);
         }
     }
@@ -427,7 +431,9 @@ impl State {
             {
                 let takeable = self.takeable(below, slot);
                 let tier_state = &mut self.tiers[below];
-                tier_state.ledger.takeable_from(takeable, false);
+                if takeable {
+                    tier_state.ledger.lose_takeable();
+                }
                 tier_state.order.remove(slot);
                 self.make_idle(below, slot);
             }

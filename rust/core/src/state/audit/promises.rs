@@ -26,10 +26,7 @@ impl State {
             }
             let own: u32 = match tier {
                 Tier::DEVICE => {
-                    let running = self
-                        .leases
-                        .iter()
-                        .filter(|(_, lease)| lease.ended.is_none());
+                    let running = self.leases.iter().filter(|(_, lease)| !lease.has_ended());
                     running.map(|(_, lease)| Running::promised(lease)).sum()
                 }
                 Tier::HOST => {

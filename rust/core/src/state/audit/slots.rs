@@ -144,7 +144,7 @@ impl State {
     /// INV-20: a lease that ends while it loads pins its path up to the last block in flight, and
     /// that is all of its path.
     pub(super) fn loading(&self) -> Check {
-        for (lease, record) in self.leases.iter().filter(|(_, lease)| lease.loading > 0) {
+        for (lease, record) in self.leases.iter().filter(|(_, lease)| lease.loading() > 0) {
             let last = self.last_filling(lease);
             if record.sealed > last {
                 let detail = format!(
