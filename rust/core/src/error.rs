@@ -74,6 +74,9 @@ pub enum Error {
         evictable: u64,
         /// Slots promised to others.
         promised: u64,
+        /// What of free and evictable ones is promised to no one; below zero where the request's
+        /// own prefix backs promises.
+        available: i64,
     },
     /// It never fits.
     #[error(

@@ -140,6 +140,7 @@ fn from_core(error: &Error) -> PyErr {
             free,
             evictable,
             promised,
+            ..
         } => with(
             NoRoom::new_err(message),
             tier.name(),

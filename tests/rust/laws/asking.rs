@@ -14,6 +14,7 @@ fn room_is_what_is_free_may_be_evicted_and_is_promised() {
         free,
         evictable,
         promised,
+        available: i64::from(free + evictable - promised),
         headroom: 0,
         evicted: 0,
     };

@@ -205,10 +205,11 @@ impl World {
             Ok(need) => need,
             Err(error) => return assert_eq!(answer.as_ref().err(), Some(&error)),
         };
-        let spare = (need.free + need.evictable).saturating_sub(need.promised);
+        let spare = (need.free + need.evictable).cast_signed() - need.promised.cast_signed();
+        assert_eq!(need.available, spare);
         assert_eq!(
             need.fits,
-            need.ever && need.waits.is_none() && need.need <= spare
+            need.ever && need.waits.is_none() && need.need.cast_signed() <= spare
         );
         match answer {
             Ok(Answer::Begun(begun)) => {
@@ -227,11 +228,13 @@ impl World {
                 free,
                 evictable,
                 promised,
+                available,
                 ..
             }) => {
                 assert!(need.ever && !need.fits && need.waits.is_none());
                 let here = (need.need, need.free, need.evictable, need.promised);
                 assert_eq!((*told, *free, *evictable, *promised), here);
+                assert_eq!(*available, need.available);
             }
             other => panic!("{other:?}"),
         }

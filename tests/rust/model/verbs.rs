@@ -48,6 +48,7 @@ impl Yard {
             free,
             evictable,
             promised,
+            available: (free + evictable).cast_signed() - promised.cast_signed(),
         }
     }
 

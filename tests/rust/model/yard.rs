@@ -370,6 +370,7 @@ impl Yard {
                 free: self.free(tier) as u32,
                 evictable: self.takeable(tier) as u32,
                 promised: self.promised(tier) as u32,
+                available: (self.spare(tier) as u64).cast_signed(),
                 headroom: if tier == DEVICE {
                     self.headroom as u32
                 } else {

@@ -1,6 +1,7 @@
 //! Begin: match the longest prefix over all tiers, pin it, claim what is missing, promise the
 //! growth, evict exactly the deficit. All or nothing.
 
+use super::admit::Decision;
 use super::{Answer, Begun, State, Stop};
 use crate::error::{Error, Result};
 use crate::id::{FlightId, Key, MAX_TIERS, NodeIx, SlotIx, Tier};
@@ -80,33 +81,6 @@ impl State {
         }
     }
 
-    /// Blocks of the tokens, and with the promised growth; `TooLarge` if they can never fit.
-    pub(super) fn size(&self, tokens: u64, reserve: u64) -> Result<(u32, u32)> {
-        let limit = self.blocks_of(tokens.saturating_add(reserve));
-        Ok((
-            self.blocks_of(tokens) as u32,
-            self.fits(Tier::DEVICE, limit)?,
-        ))
-    }
-
-    /// So many blocks, or `TooLarge` if the tier can never hold them.
-    pub(super) fn fits(&self, tier: Tier, need: u64) -> Result<u32> {
-        let null = if tier == Tier::DEVICE {
-            self.config.null_slots
-        } else {
-            0
-        };
-        let capacity = u64::from(self.tiers[tier].pool.limit() - null);
-        if need > capacity {
-            return Err(Error::TooLarge {
-                tier,
-                need,
-                capacity,
-            });
-        }
-        Ok(need as u32)
-    }
-
     /// What of the path that it leaves in `self.path` a begin would use.
     pub(super) fn prefix(&mut self, request: &Request<'_>) -> Prefix {
         let block_size = u64::from(self.config.block_size);
@@ -147,37 +121,25 @@ impl State {
         if pays { loads } else { 0 }
     }
 
-    /// Idle blocks of the prefix that a begin would pin or read: they back nothing any more.
-    pub(super) fn idle_hits(&self, path: &[NodeIx], prefix: &Prefix) -> u64 {
-        let shared = path[..prefix.device].iter().copied();
-        shared
-            .chain(prefix.last)
-            .filter_map(|node| self.ready(node, Tier::DEVICE))
-            .filter(|&slot| self.takeable(Tier::DEVICE, slot))
-            .count() as u64
-    }
-
-    /// What a begin of this prefix spends of idle blocks. Where there is no room for the private
-    /// copy of a full hit beside its source, the last block is computed anew in place of one. An
-    /// engine that cannot recompute waits for that room, but for one that never has both: it would
-    /// wait for ever (INV-25).
-    pub(super) fn settle(&self, path: &[NodeIx], prefix: &mut Prefix, need: u64) -> u64 {
-        let idle_hits = self.idle_hits(path, prefix);
+    /// Whether there is room for what a begin of this prefix needs. Where there is none for the private
+    /// copy of a full hit beside its source, the last block is computed again in place of one. An
+    /// engine that cannot recompute waits for that room, unless the device never has both: it would
+    /// wait without end (INV-25).
+    pub(super) fn settle(&self, path: &[NodeIx], prefix: &mut Prefix, need: u64) -> Decision {
+        let found = path[..prefix.device].iter().copied();
+        let idle_hits = self.idle_hits(found.clone().chain(prefix.last));
+        let decision = self.decide(Tier::DEVICE, need, idle_hits);
         let here = |node| self.ready(node, Tier::DEVICE).is_some();
         let both = (prefix.device as u64)
             .saturating_add(need)
             .saturating_add(1);
         let yields = self.config.recompute || self.fits(Tier::DEVICE, both).is_err();
         let copies = yields && prefix.last.is_some_and(here);
-        if !copies
-            || self.tiers[Tier::DEVICE]
-                .ledger
-                .affords(idle_hits.saturating_add(need))
-        {
-            return idle_hits;
+        if !copies || decision.fits() {
+            return decision;
         }
         (prefix.last, prefix.stop) = (None, Stop::Promised);
-        self.idle_hits(path, prefix)
+        self.decide(Tier::DEVICE, need, self.idle_hits(found))
     }
 
     fn admit(
@@ -193,11 +155,8 @@ impl State {
         let need = u64::from(new) + u64::from(limit - total);
         let most = (prefix.device + usize::from(prefix.last.is_some())) as u64;
         if !self.tiers[Tier::DEVICE].ledger.affords(most + need) {
-            let idle_hits = self.settle(path, prefix, need);
-            if !self.tiers[Tier::DEVICE].ledger.affords(idle_hits + need) {
-                self.counters.no_room += 1;
-                return Err(self.no_room(Tier::DEVICE, need, idle_hits));
-            }
+            let decision = self.settle(path, prefix, need);
+            self.afford(decision)?;
         }
 
         let mut table = Vec::with_capacity(limit as usize);

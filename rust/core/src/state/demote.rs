@@ -334,15 +334,9 @@ impl State {
     }
 
     fn load_path(&mut self, path: &[NodeIx], device: usize, tier: Tier) -> Result<Option<Plan>> {
-        let idle_hits = path[..device]
-            .iter()
-            .filter_map(|&node| self.ready(node, Tier::DEVICE))
-            .filter(|&slot| self.takeable(Tier::DEVICE, slot))
-            .count() as u64;
+        let idle_hits = self.idle_hits(path[..device].iter().copied());
         let need = (path.len() - device) as u64;
-        if !self.tiers[Tier::DEVICE].ledger.affords(need + idle_hits) {
-            return Err(self.no_room(Tier::DEVICE, need, idle_hits));
-        }
+        self.decide(Tier::DEVICE, need, idle_hits).check()?;
         self.link_path(path);
         let mut end = device;
         for &node in &path[device..] {

@@ -16,6 +16,9 @@ pub struct Need {
     pub evictable: u64,
     /// Of free and evictable ones together, what is promised to others.
     pub promised: u64,
+    /// What of free and evictable ones is promised to no one: it would be served with so many slots.
+    /// Below zero where blocks that it would hold itself back promises.
+    pub available: i64,
     /// Whether it would be served.
     pub fits: bool,
     /// Whether the device could ever hold it.
@@ -53,18 +56,18 @@ impl State {
         let waits = self.waits(request, prefix.stop).filter(|_| ever);
         let path = std::mem::take(&mut self.path);
         let need = limit - prefix.device as u64;
-        let idle_hits = self.settle(&path, &mut prefix, need);
+        let decision = self.settle(&path, &mut prefix, need);
         self.path = path;
-        let ledger = &self.tiers[Tier::DEVICE].ledger;
         let last = prefix
             .last
             .map(|node| self.ready(node, Tier::DEVICE).is_some());
         Ok(Need {
             need,
-            free: u64::from(ledger.free()),
-            evictable: u64::from(ledger.takeable()).saturating_sub(idle_hits),
-            promised: u64::from(ledger.promised()),
-            fits: ever && waits.is_none() && ledger.affords(need.saturating_add(idle_hits)),
+            free: decision.free,
+            evictable: decision.evictable,
+            promised: decision.promised,
+            available: decision.available,
+            fits: ever && waits.is_none() && decision.fits(),
             ever,
             waits,
             device: prefix.device as u32 + u32::from(last == Some(true)),

@@ -45,7 +45,7 @@ impl State {
         self.tiers[Tier::DEVICE].ledger.release(promised);
         if let Phase::Loading { flights, resumes } = self.leases[lease].phase {
             // Its path stays pinned until its loads land, so that what arrives has its parents.
-            let landing = self.last_filling(lease);
+            let landing = self.last_filling(&self.leases[lease]);
             self.cut(lease, landing);
             let record = &mut self.leases[lease];
             record.limit = record.blocks();
@@ -65,9 +65,9 @@ impl State {
 
     /// Blocks up to and with the last one in flight: while something is, all that is sealed stands
     /// there or above it, as the audit checks.
-    pub(super) fn last_filling(&self, lease: LeaseIx) -> u32 {
-        let table = &self.leases[lease].table;
-        let last = table
+    pub(super) fn last_filling(&self, record: &Running) -> u32 {
+        let last = record
+            .table
             .iter()
             .rposition(|&slot| matches!(self.hold(Tier::DEVICE, slot), Hold::Filling { .. }));
         last.map_or(0, |at| at as u32 + 1)

@@ -44,10 +44,8 @@ impl State {
         let (total, limit) = self.size(tokens, reserve)?;
         let partial = !computed.is_multiple_of(block_size);
         let need = u64::from(limit - shared);
-        if !self.tiers[Tier::DEVICE].ledger.affords(need) {
-            self.counters.no_room += 1;
-            return Err(self.no_room(Tier::DEVICE, need, 0));
-        }
+        let decision = self.decide(Tier::DEVICE, need, 0);
+        self.afford(decision)?;
         self.make_room(Tier::DEVICE, total - shared);
         self.tiers[Tier::DEVICE].ledger.promise(limit - total);
 

@@ -16,6 +16,8 @@ pub struct Room {
     pub evictable: u32,
     /// Of both together, what is promised.
     pub promised: u32,
+    /// What of free and evictable ones is promised to no one.
+    pub available: i64,
     /// Of what is promised, the headroom: kept for the growth of the running batch as a whole.
     pub headroom: u32,
     /// Blocks evicted so far.
@@ -73,6 +75,7 @@ impl State {
             free: tier_state.ledger.free(),
             evictable: tier_state.ledger.takeable(),
             promised: tier_state.ledger.promised(),
+            available: tier_state.ledger.available(),
             headroom: if tier == Tier::DEVICE {
                 self.headroom
             } else {
@@ -96,19 +99,11 @@ impl State {
             return 0;
         }
         // Up to the last block in flight its path stays until that has landed.
-        let filling =
-            |&slot: &SlotIx| matches!(self.hold(Tier::DEVICE, slot), Hold::Filling { .. });
         let landing = match record.loading() {
             0 => 0,
-            _ => (record.sealed as usize).max(
-                record
-                    .table
-                    .iter()
-                    .rposition(filling)
-                    .map_or(0, |at| at + 1),
-            ),
+            _ => self.last_filling(record) as usize,
         };
-        record.table[landing.min(record.table.len())..]
+        record.table[landing..]
             .iter()
             .map(|&slot| self.given_back(slot))
             .sum()

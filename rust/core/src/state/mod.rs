@@ -1,6 +1,7 @@
 //! Every transition of the yard, as plain `&mut self` arithmetic: no I/O, no clock, no lock. One
 //! file per verb; this one holds what they share, and `transitions.rs` the moves between sets.
 
+mod admit;
 mod audit;
 mod begin;
 mod clear;
@@ -46,9 +47,7 @@ use crate::error::{Error, Result};
 use crate::evict::{EvictionPolicy, Policy};
 use crate::flight::Flight;
 use crate::ghost::Ghosts;
-use crate::id::{
-    FlightId, Id, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, SlotIx, Tier,
-};
+use crate::id::{FlightId, Id, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, SlotIx};
 use crate::index::Tag;
 use crate::ledger::Ledger;
 use crate::memory;
@@ -304,17 +303,6 @@ impl State {
     /// Whether `clear` has detached it.
     pub(crate) fn detached(&self, lease: LeaseIx) -> bool {
         self.leases[lease].epoch != self.trie.epoch()
-    }
-
-    pub(crate) fn no_room(&self, tier: Tier, need: u64, idle_hits: u64) -> Error {
-        let ledger = &self.tiers[tier].ledger;
-        Error::NoRoom {
-            tier,
-            need,
-            free: u64::from(ledger.free()),
-            evictable: u64::from(ledger.takeable()).saturating_sub(idle_hits),
-            promised: u64::from(ledger.promised()),
-        }
     }
 
     /// Counters and sizes in one reading.

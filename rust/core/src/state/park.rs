@@ -108,10 +108,7 @@ impl State {
             });
         }
         let need = self.keep_cost(path.into_iter()) + private;
-        if !self.tiers[Tier::HOST].ledger.affords(need) {
-            return Err(self.no_room(Tier::HOST, need, 0));
-        }
-        Ok(())
+        self.decide(Tier::HOST, need, 0).check()
     }
 
     /// A resume came back short, and its keeps are whole: back to where it was.

@@ -64,16 +64,10 @@ impl State {
             .iter()
             .take_while(|&&node| self.ready(node, Tier::DEVICE).is_some())
             .count();
-        let idle_hits = path[..device]
-            .iter()
-            .filter_map(|&node| self.ready(node, Tier::DEVICE))
-            .filter(|&slot| self.takeable(Tier::DEVICE, slot))
-            .count() as u64;
+        let idle_hits = self.idle_hits(path[..device].iter().copied());
         let need = u64::from(limit) - device as u64;
-        if !self.tiers[Tier::DEVICE].ledger.affords(idle_hits + need) {
-            self.counters.no_room += 1;
-            return Err(self.no_room(Tier::DEVICE, need, idle_hits));
-        }
+        let decision = self.decide(Tier::DEVICE, need, idle_hits);
+        self.afford(decision)?;
         let mut table = Vec::with_capacity(limit as usize);
         self.pin_path(&path[..device], &mut table);
         let lower = &path[device..];

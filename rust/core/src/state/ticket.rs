@@ -23,10 +23,8 @@ impl State {
             return Err(Error::argument("tier", tier.name(), help));
         }
         let need = self.fits(tier, blocks)?;
-        if !self.tiers[tier].ledger.affords(blocks) {
-            self.counters.no_room += 1;
-            return Err(self.no_room(tier, blocks, 0));
-        }
+        let decision = self.decide(tier, blocks, 0);
+        self.afford(decision)?;
         self.tiers[tier].ledger.promise(need);
         let ticket = self.tickets.insert(Ticket::of(tier, need));
         Ok(TicketId(self.tickets.id(ticket)))

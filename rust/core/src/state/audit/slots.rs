@@ -145,7 +145,7 @@ impl State {
     /// that is all of its path.
     pub(super) fn loading(&self) -> Check {
         for (lease, record) in self.leases.iter().filter(|(_, lease)| lease.loading() > 0) {
-            let last = self.last_filling(lease);
+            let last = self.last_filling(record);
             if record.sealed > last {
                 let detail = format!(
                     "{} blocks of lease {lease} are sealed, and the last in flight is block {last}",
