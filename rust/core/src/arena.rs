@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 /// A record that lends the arena one of its fields while it is dead: the free list runs through
 /// it, so that a million dead records need no list beside them.
 pub(crate) trait Record: Default {
-    /// What numbers its places.
+    /// The index type of its places.
     type Ix: Ix;
     fn link(&self) -> Option<Link<Self::Ix>>;
     fn set_link(&mut self, link: Option<Link<Self::Ix>>);

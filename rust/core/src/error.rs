@@ -98,7 +98,7 @@ pub enum Error {
         what: &'static str,
         /// How much of it.
         bytes: u64,
-        /// How much there was, if somebody has said so.
+        /// How much there was, if that is known.
         there: Option<u64>,
     },
     /// A verb has panicked.

@@ -7,23 +7,16 @@ use crate::id::{LeaseId, ParkedId};
 /// What a flight is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) enum Purpose {
-    /// Copies below blocks; for a parked sequence, if one asked.
+    /// A vacant record.
     #[default]
     Nothing,
-    Down {
-        parked: Option<ParkedId>,
-    },
-    /// The table of this lease from block `base` on; published when they land.
-    Up {
-        lease: LeaseId,
-        base: u32,
-    },
+    /// Copies of blocks down; for a parked sequence, if one asked.
+    Down { parked: Option<ParkedId> },
+    /// The blocks of this lease's table from `base` on, which are published when they land.
+    Up { lease: LeaseId, base: u32 },
     /// One block of this lease's table that stays private: a fork's partial block, or the last
     /// block of a full hit. `None`: the lease gave it up.
-    Private {
-        lease: Option<LeaseId>,
-        block: u32,
-    },
+    Private { lease: Option<LeaseId>, block: u32 },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -43,7 +36,7 @@ pub(crate) struct Flight {
     pub(crate) moves: Vec<Move>,
     /// When it was opened.
     pub(crate) epoch: u32,
-    /// Its deadline passed: its destinations are quarantined until the fence.
+    /// Its deadline has passed: its destinations are quarantined until its outcome comes.
     pub(crate) overdue: bool,
     /// Its number among all that were launched, until its plan was dispatched.
     pub(crate) waits: Option<u64>,

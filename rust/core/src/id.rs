@@ -71,7 +71,7 @@ impl Tier {
 /// device slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Slot {
-    /// Whose layers it is for.
+    /// The layers that it is for.
     pub group: Group,
     /// Where it is.
     pub tier: Tier,
@@ -79,7 +79,8 @@ pub struct Slot {
     pub index: u32,
 }
 
-/// An index into an array of one kind, so that a node is never taken for a slot, nor a slot for a flight.
+/// An index into an array of one kind, so that a node is never taken for a slot, nor a slot for a
+/// flight.
 pub(crate) trait Ix: Copy + Eq + Ord + Hash + fmt::Debug {
     fn new(number: u32) -> Self;
     fn get(self) -> u32;
@@ -296,7 +297,7 @@ impl Class {
 /// What the caller knows of a sequence's future when it finishes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub enum Retention {
-    /// Its session has ended: what nobody else shares goes first.
+    /// Its session has ended: what no other sequence shares is evicted first.
     SessionEnded,
     /// Nothing is known.
     #[default]

@@ -32,7 +32,7 @@ impl Tag {
     }
 }
 
-/// A tag above, the node and one below; 0 is nobody. One word, so that it is read and compared as
+/// A tag above, the node and one below; 0 is empty. It is one word, which is read and compared as
 /// one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Place(u64);

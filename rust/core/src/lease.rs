@@ -29,8 +29,8 @@ pub struct Parked {
     open: AtomicBool,
 }
 
-/// Blocks promised to who does not have them yet: of the device for a begin or a resume, of the
-/// host for a park.
+/// Blocks promised to a sequence that does not have them yet: of the device for a begin or a resume,
+/// of the host for a park.
 #[derive(Debug)]
 pub struct Ticket {
     shared: Arc<Shared>,
@@ -68,7 +68,7 @@ impl Lease {
     }
 
     /// Tokens extend the keys; hashing happens here, outside the yard's lock. Much of it happens
-    /// beside the keys: who only asks how many tokens there are does not wait for it.
+    /// beside the keys: a thread that only asks how many tokens there are does not wait for it.
     ///
     /// # Errors
     /// `Spent`; `Argument` when its keys are given ready.
@@ -384,7 +384,7 @@ impl Seals {
         for row in &self.rows {
             let lease = batch(row.at);
             let mut known = lease.keys.lock();
-            // Parked meanwhile, by another thread: what it becomes starts to count anew.
+            // Parked meanwhile, by another thread: what it becomes starts to count from zero.
             if lease.check().is_ok() {
                 known.sealed = row.sealed;
             }

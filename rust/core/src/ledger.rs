@@ -36,7 +36,8 @@ impl Ledger {
         self.promised
     }
 
-    /// What nobody has been promised; below zero only between the two halves of a transition.
+    /// Slots that can be had and are promised to no one. It is below zero only between the two halves
+    /// of a transition.
     pub(crate) fn available(&self) -> i64 {
         i64::from(self.free()) + i64::from(self.takeable) - i64::from(self.promised)
     }
@@ -97,7 +98,7 @@ impl Ledger {
         self.takeable -= slots;
     }
 
-    /// After a resize, when they were counted anew.
+    /// Sets the count after a resize, which counts them again.
     pub(crate) fn set_takeable(&mut self, takeable: u32) {
         self.takeable = takeable;
     }

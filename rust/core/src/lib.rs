@@ -1,9 +1,9 @@
-//! The bookkeeping of a KV cache: which block lives where, who may use it, what moves next and
-//! who waits. It knows no bytes, no devices, no Python and no clock.
+//! The bookkeeping of a KV cache: which block lives where, which sequence may use it, what moves next
+//! and what waits. It knows no bytes, no devices, no Python and no clock.
 //!
 //! A [`Cache`] is a yard behind one short mutex. [`State`] has every verb, by id; handles
 //! ([`Lease`], [`Parked`], [`Ticket`]) hold what a sequence holds or was promised. Keys are made outside the lock ([`Chain`]);
-//! copies are [`Plan`]s that somebody else carries out and reports back.
+//! copies are [`Plan`]s that the caller carries out and reports back.
 //!
 //! A file may use only what stands above it; names on one line are strangers:
 //! layer: id sync

@@ -18,14 +18,14 @@ pub(crate) fn filled<T: Clone>(count: usize, with: T, what: &'static str) -> Res
     Ok(vec)
 }
 
-/// Whether so many bytes are to be had at once, and are no more than `there` are, if somebody knows:
+/// Whether so many bytes are to be had at once, and are no more than `there` are, if that is known:
 /// the system grants memory that it does not have. Nothing is touched: several arrays can each be granted
 /// where there is no memory for all of them, and the one that is written to last ends the process.
 pub(crate) fn ask(bytes: u64, there: Option<u64>, what: &'static str) -> Result<()> {
     let there = there.filter(|&there| there < bytes);
     let mut all: Vec<u8> = Vec::new();
     let had = usize::try_from(bytes).is_ok_and(|bytes| all.try_reserve_exact(bytes).is_ok());
-    // Nobody uses it: the compiler might not ask for it either.
+    // Nothing uses it: without this the compiler might not ask for it either.
     std::hint::black_box(&mut all);
     if had && there.is_none() {
         return Ok(());

@@ -19,7 +19,7 @@ const HEADER: usize = 16;
 pub struct Plan {
     /// The flight that this plan puts in flight.
     pub flight: FlightId,
-    /// Whose layers are copied.
+    /// The layers that are copied.
     pub group: Group,
     /// Tier of the sources.
     pub from: Tier,

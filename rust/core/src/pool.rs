@@ -10,7 +10,8 @@ pub(crate) enum Hold {
     Free {
         next: Option<Link<SlotIx>>,
     },
-    /// Private to this many leases (more than one after a fork), without content yet.
+    /// Private to this many leases (more than one after a fork), and without content: a seal or a park
+    /// gives it a block.
     Claimed {
         leases: u32,
     },
@@ -18,11 +19,12 @@ pub(crate) enum Hold {
     Owned {
         leases: u32,
     },
-    /// A duplicate, private to this many leases: it pins the published block, once for them all.
+    /// A duplicate, private to this many leases. It pins the published block, once for them all, and
+    /// lets it go with the last of them.
     Duplicate {
         leases: u32,
     },
-    /// Destination of a flight: nobody may read it.
+    /// Destination of a flight: no copy and no sequence may read it.
     Filling {
         flight: FlightIx,
     },
@@ -30,11 +32,11 @@ pub(crate) enum Hold {
     Pinned {
         pins: u32,
     },
-    /// Published, and held by nobody; it stands in this class of the eviction order.
+    /// Published, and held by no lease and no keep: it stands in this class of the eviction order.
     Idle {
         class: Class,
     },
-    /// A copy with an unknown end may still write or read it.
+    /// A copy with an unknown end may still write or read it: its outcome frees it.
     Quarantined,
     /// Beyond the tier's size after a shrink; outside of the capacity.
     Retired,

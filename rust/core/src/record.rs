@@ -161,11 +161,11 @@ pub(crate) enum Keep {
     /// It protects every block of the path.
     #[default]
     Whole,
-    /// It was given up, whole: the path is empty, and the sequence is computed again.
+    /// It was given up: the path is empty, and the sequence is computed again.
     Broken,
 }
 
-/// Blocks of a tier promised to somebody who does not have them yet.
+/// Blocks of a tier promised to a sequence that does not have them yet.
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Ticket {
     link: Option<Link<TicketIx>>,

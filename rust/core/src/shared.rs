@@ -13,10 +13,10 @@ use std::sync::OnceLock;
 /// hashing, copying, logging or calling out.
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// What dropped handles held: taken back by whoever locks next, so that a drop never waits.
+    /// What dropped handles held: the next call that locks takes it back, so that a drop never waits.
     dropped: Mutex<Vec<Dropped>>,
     any_dropped: AtomicBool,
-    /// What a panic said that somebody has caught.
+    /// What a panic said that the caller has caught.
     broken: OnceLock<String>,
 }
 
@@ -77,7 +77,7 @@ impl Shared {
         }
     }
 
-    /// The same, if nobody has it.
+    /// The same, if no other thread has it.
     pub(crate) fn try_enter(&self) -> Result<Option<Locked<'_>>> {
         match self.state.try_lock() {
             Ok(guard) if self.broken.get().is_none() => Ok(Some(self.collect(Locked(guard)))),
@@ -86,7 +86,7 @@ impl Shared {
         }
     }
 
-    /// Whether it can be entered, as far as somebody has said that it cannot.
+    /// Whether it can be entered, as far as the caller has said that it cannot.
     pub(crate) fn check(&self) -> Result<()> {
         if self.broken.get().is_some() {
             return Err(self.is_broken());
@@ -194,7 +194,7 @@ impl Keys {
     }
 }
 
-/// The lock, also after a panic: who must not go on after one does not ask here.
+/// The lock, also after a panic: a verb that must not go on after one does not call this.
 #[expect(clippy::disallowed_methods, reason = "this is the place")]
 fn wait<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex

@@ -1,4 +1,4 @@
-//! Who is evicted next. A policy sees slot numbers of one tier, and nothing else.
+//! Which block is evicted next. A policy sees slot numbers of one tier, and nothing else.
 
 mod heap;
 mod recency;
@@ -38,7 +38,7 @@ pub(crate) trait Evict {
     fn insert(&mut self, slot: SlotIx, class: Class, place: Place, evictability: Evictability);
     /// A slot is idle no more.
     fn remove(&mut self, slot: SlotIx);
-    /// An idle slot stands otherwise now; it keeps its place.
+    /// An idle slot may be taken, or may not be, from now on; it keeps its place.
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability);
     /// The next to go; it stays until it is removed.
     fn victim(&mut self) -> Option<SlotIx>;
@@ -69,7 +69,7 @@ pub(crate) trait Evict {
     fn grow(&mut self, slots: usize);
     /// Whether an idle slot is in the policy's order, for the audit.
     fn holds(&self, slot: SlotIx) -> bool;
-    /// Whether the policy knows an idle slot as standing so, as far as it cares; for the audit.
+    /// Whether the policy knows this of an idle slot, as far as it depends on it; for the audit.
     fn agrees(&self, slot: SlotIx, evictability: Evictability) -> bool;
     /// A rank that rises along the order, for the audit; `None` if the policy keeps leaves only.
     fn ranks(&self, slots: usize) -> Option<Vec<u32>>;

@@ -1,5 +1,5 @@
-//! Begin: match the longest prefix over all tiers, pin it, claim what is missing, promise the
-//! growth, evict exactly the deficit. All or nothing.
+//! Begin: matches the longest prefix over all tiers, pins it, claims the slots that are missing,
+//! promises the growth, and evicts exactly the deficit. It does all of this or nothing.
 
 use super::admit::Decision;
 use super::{Answer, Begun, State, Stop};
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::id::{FlightId, Key, MAX_TIERS, NodeIx, SlotIx, Tier};
 use crate::record::{Running, Start};
 
-/// What a begin does at a block that is in flight. Where the engine cannot recompute it waits.
+/// What a begin does at a block that is in flight. Where the engine cannot recompute, a begin waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Filling {
     /// The prefix ends there.
@@ -28,7 +28,7 @@ pub struct Request<'a> {
     pub reserve: u64,
     /// Most blocks to load from below the device.
     pub load: u32,
-    /// At a block in flight.
+    /// What to do at a block in flight.
     pub filling: Filling,
 }
 
@@ -39,10 +39,11 @@ pub(super) struct Prefix {
     /// Blocks of the path behind them that are loaded, all from `tier`.
     pub(super) lower: usize,
     tier: Tier,
-    /// The last block of a full hit: its last token is computed again, in a private copy.
+    /// The last block of a full hit. The model needs the logits of the last token, so that it is
+    /// computed again, in a private copy of the block.
     pub(super) last: Option<NodeIx>,
     pub(super) stop: Stop,
-    /// Blocks that were found below and are not loaded: not worth it.
+    /// Blocks that were found below and are not loaded, as that is not worth it.
     pub(super) slow: u32,
 }
 
@@ -50,7 +51,7 @@ pub(super) fn check(request: &Request<'_>) -> Result<()> {
     if request.tokens > 0 {
         return Ok(());
     }
-    let help = "a sequence has at least one token";
+    let help = "must be >= 1: a sequence has a token";
     Err(Error::argument("tokens", 0, help))
 }
 
@@ -81,7 +82,7 @@ impl State {
         }
     }
 
-    /// What of the path that it leaves in `self.path` a begin would use.
+    /// Walks the request's keys, leaves the path in `self.path`, and says what of it a begin would use.
     pub(super) fn prefix(&mut self, request: &Request<'_>) -> Prefix {
         let block_size = u64::from(self.config.block_size);
         let shared = ((request.tokens - 1) / block_size) as usize;
@@ -114,8 +115,8 @@ impl State {
         prefix
     }
 
-    /// How many of so many loads behind `device` blocks to take: all, or none where computing
-    /// them beats it and the engine can.
+    /// How many of so many loads behind `device` blocks to take: all of them, or none where the engine
+    /// can compute them and that is faster.
     fn pays(&self, loads: usize, device: usize) -> usize {
         let pays = !self.config.recompute || self.worth_loading(loads as u32, device as u32);
         if pays { loads } else { 0 }
@@ -253,7 +254,7 @@ impl State {
             return None;
         }
         if tier == Tier::DEVICE {
-            // Counted in what the begin spends.
+            // The decision has counted it among the idle hits.
             self.mark(tier, slot);
         } else if !self.mark_backed(tier, slot) {
             return None;

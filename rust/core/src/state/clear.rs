@@ -1,4 +1,4 @@
-//! Clear: weights changed, nothing published so far may be used again. It never waits.
+//! Clear: the weights have changed, and no block published so far may be used again. It never waits.
 
 use super::State;
 use crate::evict::Evict;

@@ -1,4 +1,4 @@
-//! Dedup: sequences give their duplicates up in place, where somebody needs the room.
+//! Dedup: sequences give their duplicates up in place, where others lack the room.
 
 use super::State;
 use crate::error::Result;
@@ -7,7 +7,7 @@ use crate::pool::Hold;
 
 impl State {
     /// Gives up the duplicates of running sequences: each table shows from now on the published
-    /// block beside which its own one stood, and a private slot that nobody shares is free. Returns
+    /// block beside which its own one stood, and a private slot that no fork shares is free. Returns
     /// the cells that changed.
     ///
     /// A sequence holds no more than the blocks of its table then. That is what lets the last of

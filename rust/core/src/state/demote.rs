@@ -26,10 +26,10 @@ pub enum WritePolicy {
 }
 
 impl State {
-    /// Sees that the next `blocks` victims of the device have a copy below, or what else
-    /// [`Write`] says, as far as the host's promises allow and no nearer victim loses its own copy
-    /// by it; `None` when there is nothing to copy. No more than `blocks` are copied, and what was
-    /// looked at before is passed over.
+    /// Copies down those of the device's next `blocks` victims that have no copy below, or what else
+    /// [`WritePolicy`] says, as far as the host's promises allow and no nearer victim loses its own
+    /// copy by it. It copies no more than `blocks` blocks, and passes over what it has looked at
+    /// before. `None`: there is nothing to copy.
     pub fn demote(&mut self, blocks: u32) -> Option<Plan> {
         if !self.tiers.has(Tier::HOST) {
             return None;
@@ -51,7 +51,7 @@ impl State {
         self.launch_if_any(flight, moves)
     }
 
-    /// Copies what was published, until one finds no room: that one.
+    /// Copies what was published, until a block finds no room; returns that block.
     fn copy_fresh(
         &mut self,
         most: u32,
@@ -82,7 +82,7 @@ impl State {
         ahead
     }
 
-    /// Copies what of the next victims wants a copy, until one finds no room.
+    /// Copies those of the next victims that want a copy, until one finds no room.
     fn copy_victims(
         &mut self,
         ahead: &[SlotIx],
@@ -132,7 +132,7 @@ impl State {
             && !self.is_hopeless(node)
     }
 
-    /// A block was published. Where nobody ever demotes, the oldest are forgotten.
+    /// A block was published. Where no demote ever comes, the oldest are forgotten.
     pub(super) fn note_fresh(&mut self, node: NodeIx) {
         if self.config.write == WritePolicy::Through {
             if self.fresh.len() >= self.tiers[Tier::DEVICE].pool.len() as usize {
@@ -142,8 +142,8 @@ impl State {
         }
     }
 
-    /// A copy of this block below has ended, and is good or not. One that fails is tried again so
-    /// many times, where it goes down when it is published at the end of that line.
+    /// A copy of this block below has ended, and is good or not. A failed one is tried again up to
+    /// `retries` times: under [`WritePolicy::Through`] it goes to the back of the queue.
     pub(super) fn note_copy(&mut self, node: NodeIx, good: bool) {
         let block = &self.trie[node];
         let published = block.epoch == self.trie.epoch() && !block.is_anonymous();
@@ -236,8 +236,8 @@ impl State {
         Some(self.launch(flight, moves))
     }
 
-    /// One block more for a flight down; `false` where it finds no room. `may_go`: whether the copy
-    /// of a block that the device has too, in this slot, may make room.
+    /// Adds a block to a flight down; `false` where it finds no room. `may_go` says whether the host
+    /// copy of the block in this device slot may be evicted for it.
     fn copy_one(
         &mut self,
         node: NodeIx,

@@ -10,7 +10,7 @@ use crate::id::{FlightId, Tier};
 pub struct Need {
     /// Device slots to take or to promise.
     pub need: u64,
-    /// Slots nobody has.
+    /// Slots that are free.
     pub free: u64,
     /// Idle blocks that may be evicted for it; those that it would hold itself are not among them.
     pub evictable: u64,

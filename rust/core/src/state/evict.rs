@@ -1,5 +1,5 @@
-//! Evict: exactly the deficit, from the front of the order, leaf first; and what a tier that has
-//! shrunk gives back.
+//! Evict: drops exactly the deficit, from the front of the order, leaf first; and retires slots of a
+//! tier that has shrunk.
 
 use super::State;
 use crate::evict::{Evict, Evictability};
@@ -11,8 +11,8 @@ use crate::pool::Hold;
 const FEW: u32 = 4;
 
 impl State {
-    /// Evicts one block that the order gave as a victim, or that is a leaf; and of those above it
-    /// what retires by that.
+    /// Evicts one block that the order gave as a victim, or that is a leaf; then those above it that
+    /// retire by that.
     pub(super) fn evict_with_parents(&mut self, tier: Tier, slot: SlotIx) {
         let mut next = Some(slot);
         while let Some(slot) = next {
@@ -21,23 +21,23 @@ impl State {
         }
     }
 
-    /// A slot is idle now, or read no more, or its last child has left: as a leaf beyond the tier's
-    /// size it goes at once (table 2.7), and what becomes one by that.
+    /// A slot is idle now, or no longer read, or its last child has left. If it is a leaf beyond the
+    /// tier's size it is evicted at once, and so are those above it that become one (table 2.7).
     pub(super) fn retire(&mut self, tier: Tier, slot: SlotIx) {
         if self.retires(tier, slot) {
             self.evict_with_parents(tier, slot);
         }
     }
 
-    /// Whether the slot lies beyond the size, and nobody holds or reads what is in it, or has
-    /// anything below.
+    /// Whether the slot lies beyond the size, and its block is idle, read by no copy, and without a
+    /// child on the tier.
     pub(super) fn retires(&self, tier: Tier, slot: SlotIx) -> bool {
         !self.tiers[tier].pool.stays(slot)
             && matches!(self.hold(tier, slot), Hold::Idle { .. })
             && self.evictability_of(tier, slot) == Evictability::Leaf
     }
 
-    /// The slot that its parent has.
+    /// Evicts one block; returns the slot that its parent has.
     fn evict_one(&mut self, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
         self.counters.evicted[tier.at()] += 1;
         let node = self.tiers[tier].evict(slot)?.at();
@@ -49,7 +49,7 @@ impl State {
         parent
     }
 
-    /// Whether no tier has the block any more, so that it is none.
+    /// Removes a block from the trie that no tier has any more; whether it did.
     pub(super) fn remove_if_gone(&mut self, node: NodeIx) -> bool {
         let tag = Tag::of(&self.trie[node].key);
         self.remove_tagged(node, tag)

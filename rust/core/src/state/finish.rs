@@ -1,5 +1,5 @@
-//! Finish: everything a sequence holds goes back, deepest block first, so that a child is always
-//! evicted before its parent.
+//! Finish: gives back everything that a sequence holds, deepest block first, so that a child is
+//! always evicted before its parent.
 
 use super::State;
 use crate::error::Result;
@@ -9,9 +9,9 @@ use crate::record::{Held, Phase, Running};
 
 impl State {
     /// Ends sequences. With `after`, a step in flight may still write: their slots are held back
-    /// until that step is reported done. One whose loads are in flight keeps only those, until
+    /// until that step is reported done. A sequence whose loads are in flight keeps only those, until
     /// they land. A bad row, or one that is named again, is rejected and counted, and the others
-    /// are served (INV-2); the first of them is the error.
+    /// are served; the error is that of the first bad row (INV-2).
     pub fn finish(
         &mut self,
         leases: &[LeaseId],
@@ -91,7 +91,7 @@ impl State {
         }
     }
 
-    /// The engine has done this step, and all before it: what was held back for them goes.
+    /// The engine has done this step, and all before it: what was held back for them is released.
     pub fn done(&mut self, step: u64) {
         self.done = self.done.max(Some(step));
         if self.held.iter().all(|held| held.step > step) {
@@ -109,7 +109,7 @@ impl State {
     /// Unpins a table, deepest block first.
     ///
     /// A block's class is never below its children's: `least` carries the highest class upwards,
-    /// and "session ended" reaches only as far as nobody else has anything below.
+    /// and "session ended" reaches only as far as no other sequence has anything below.
     pub(super) fn release(&mut self, table: &[SlotIx], retention: Retention) {
         let mut alone = retention == Retention::SessionEnded;
         let mut least = if retention == Retention::Retain {
@@ -151,7 +151,7 @@ impl State {
             })
     }
 
-    /// Takes back what a handle held that was dropped and not finished; counted.
+    /// Takes back what a handle held that was dropped and not finished, and counts it.
     pub(crate) fn leak_lease(&mut self, id: LeaseId) {
         if let Ok(lease) = self.lease(id) {
             self.counters.leaked += 1;

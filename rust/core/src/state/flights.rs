@@ -1,5 +1,6 @@
-//! Flights: how copies are opened, filled, launched and dispatched, which begin, resume, fork, demote and
-//! promote share; and how a flight whose end is unknown at its deadline is given up.
+//! Flights: how they are opened, filled, launched and dispatched, which begin, resume, fork, demote
+//! and promote share; and how one is given up whose end is unknown at its deadline. `land.rs` has
+//! their outcomes.
 
 use super::State;
 use crate::error::Result;
@@ -33,13 +34,14 @@ impl State {
         tier: Tier,
         flight: FlightIx,
     ) -> Option<SlotIx> {
-        // Claimed for the moment of its way from the free list to the block.
+        // It is claimed while it goes from the free list to the block.
         let slot = self.take_free(tier, Hold::Claimed { leases: 0 })?;
         self.attach(node, tier, slot, Hold::Filling { flight });
         Some(slot)
     }
 
-    /// Sources must have been marked, destinations be filling. Gives the plan to carry out.
+    /// Puts a flight in flight whose sources are marked and whose destinations are filling. Returns
+    /// the plan to carry out.
     pub(super) fn launch(&mut self, flight: FlightIx, moves: Vec<Move>) -> Plan {
         let number = self.counters.flights;
         let record = &mut self.flights[flight];
@@ -126,7 +128,7 @@ impl State {
             .map(|flight| FlightId(self.flights.id(flight)))
     }
 
-    /// Plans that nobody was given yet, in the order in which they were made; what has ended
+    /// Plans that were not dispatched yet, in the order in which they were made; what has ended
     /// meanwhile is left out. It takes time in proportion to what is in flight.
     pub fn dispatch(&mut self) -> Vec<Plan> {
         let mut waiting: Vec<(u64, FlightIx)> = self
@@ -215,7 +217,7 @@ impl State {
                     self.put(Tier::DEVICE, slot, Hold::Quarantined);
                 }
                 Hold::Filling { flight } => {
-                    // The private copy of a full hit: still in flight, for nobody.
+                    // The private copy of a full hit stays in flight, and no lease waits for it.
                     self.flights[flight].purpose = Purpose::Private { lease: None, block };
                     self.leases[lease].flight_ends();
                 }

@@ -1,4 +1,4 @@
-//! Fork: share the full blocks, copy only the partial one.
+//! Fork: shares the full blocks and copies only the partial one.
 
 use super::{Begun, State, Stop};
 use crate::error::{Error, Result};
@@ -7,8 +7,8 @@ use crate::pool::Hold;
 use crate::record::{Running, Start};
 
 impl State {
-    /// One more sequence with the same `computed` tokens. Blocks full up to there are shared; the
-    /// partial one is copied on the device; the rest gets slots of its own. Where the engine cannot
+    /// Begins one more sequence with the same `computed` tokens. Blocks full up to there are shared,
+    /// the partial one is copied on the device, and the rest gets slots of its own. Where the engine cannot
     /// recompute, a fork whose copy fails is undone: its handle is spent.
     pub fn fork(&mut self, id: LeaseId, computed: u64, reserve: u64) -> Result<Begun> {
         self.check_rows(&[id])?;

@@ -1,4 +1,4 @@
-//! Grow and trim: counts and no token values, so that they can run a step ahead.
+//! Grow and trim: they take counts and no token values, so that they can run a step ahead.
 
 use super::State;
 use crate::error::{Error, Result};
@@ -18,8 +18,8 @@ impl State {
     ) -> Result<()> {
         self.check_rows(leases)?;
         if self.config.policy == EvictionPolicy::Recency {
-            // Each that is full evicts a block or some: their misses overlap only here. A heap does
-            // not know what comes behind a leaf.
+            // Each row that is full evicts a block or more: their cache misses overlap only here. A
+            // heap does not know what comes behind a leaf.
             let full = leases.iter().filter(|id| {
                 let record = &self.leases[id.at()];
                 record.tokens >= u64::from(record.blocks()) * u64::from(self.config.block_size)
@@ -35,8 +35,8 @@ impl State {
         Ok(())
     }
 
-    /// Every row is a live lease, and none is named twice by a spent handle. Checked before the
-    /// first is touched, so that a bad row leaves the batch as it was.
+    /// Whether every row is a live lease. It is checked before the first row is served, so that a bad
+    /// one leaves the batch as it was.
     pub(crate) fn check_rows(&self, leases: &[LeaseId]) -> Result<()> {
         for &id in leases {
             let lease = self.lease(id)?;
@@ -80,8 +80,8 @@ impl State {
         true
     }
 
-    /// Cuts each row to a number of tokens and gives back the blocks behind, into the row's own
-    /// promise where it came from there.
+    /// Cuts each row to a number of tokens, and gives back the blocks behind them: to the row's own
+    /// promise, if they came from there.
     pub fn trim(&mut self, leases: &[LeaseId], to: &[u64]) -> Result<()> {
         self.check_rows(leases)?;
         let block_size = u64::from(self.config.block_size);
@@ -130,7 +130,8 @@ impl State {
         record.shown = record.shown.min(blocks);
     }
 
-    /// One lease less on a slot of a table. A duplicate goes before the block it stands beside.
+    /// Takes a lease off a slot of a table. A duplicate is freed before the block that it stands
+    /// beside is unpinned.
     pub(super) fn release_slot(&mut self, slot: SlotIx) {
         match &mut self.tiers[Tier::DEVICE].pool.cell_mut(slot).hold {
             Hold::Claimed { leases: 1 } | Hold::Owned { leases: 1 } => {

@@ -38,7 +38,7 @@ impl State {
         true
     }
 
-    /// A sequence has left: with the last one the headroom goes too.
+    /// A sequence has ended or was parked: with the last one the headroom goes too.
     pub(super) fn ease_headroom(&mut self) {
         if self.headroom > 0 && !self.runs() {
             self.tiers[Tier::DEVICE]

@@ -1,5 +1,5 @@
-//! Questions of a scheduler and of whoever asks why: how much room there is, who holds what, and
-//! what is in flight. They change nothing.
+//! Questions of a scheduler, and of an operator: how much room there is, which sequences hold what,
+//! and what is in flight. They change nothing.
 
 use super::State;
 use crate::error::{Error, Result};
@@ -10,7 +10,7 @@ use crate::record::{Parked, Running};
 /// Room on one tier, in blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Room {
-    /// Slots nobody has.
+    /// Slots that are free.
     pub free: u32,
     /// Idle blocks that may be evicted now.
     pub evictable: u32,
@@ -24,21 +24,21 @@ pub struct Room {
     pub evicted: u64,
 }
 
-/// Who holds blocks.
+/// What holds blocks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum HolderId {
     /// A running sequence, or one that has ended and waits for its loads.
     Lease(LeaseId),
     /// A parked sequence, or one that is coming back and waits for its loads.
     Parked(ParkedId),
-    /// A ticket, for somebody who does not run yet, or is to be parked.
+    /// A ticket, for a sequence that does not run yet, or is to be parked.
     Ticket(TicketId),
 }
 
 /// What one of them holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Holder {
-    /// Which.
+    /// Which of them.
     pub id: HolderId,
     /// Device blocks in its table, or that its keeps pin.
     pub device: u32,
@@ -47,14 +47,14 @@ pub struct Holder {
     /// Blocks promised to it: growth, or a ticket's; for a parked one slots of the host, a shared
     /// block for each that keeps it.
     pub promised: u32,
-    /// Of which tier these are.
+    /// The tier that these are of.
     pub tier: Tier,
 }
 
 /// Device blocks of a parked sequence that are to come free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pending {
-    /// Blocks whose copy down is in flight, whoever else pins them.
+    /// Blocks whose copy down is in flight, whatever else pins them.
     pub moving: u32,
     /// Of the others those that only its keeps pin: each is free or evictable once what it and
     /// those below it lack is ready below, or its keeps have ended, and its copies have landed.
@@ -85,8 +85,8 @@ impl State {
         })
     }
 
-    /// Device blocks that the end of this lease makes free or evictable at once, or more: nobody
-    /// else holds them, and no copy reads them or fills what is below.
+    /// Device blocks that the end of this lease makes free or evictable at once, or more: no other
+    /// sequence holds them, and no copy reads them or fills what is below.
     ///
     /// # Errors
     /// `Spent` or `Foreign` for a lease that is not there.
@@ -173,7 +173,7 @@ impl State {
         )
     }
 
-    /// Who holds what, the largest first. It takes time in proportion to all that is held.
+    /// What holds blocks, the largest holder first. It takes time in proportion to all that is held.
     pub fn holders(&self) -> Vec<Holder> {
         let running = self.leases.iter().map(|(lease, record)| Holder {
             id: HolderId::Lease(self.lease_id(lease)),

@@ -10,7 +10,7 @@ use crate::pool::Hold;
 use crate::record::Keep;
 
 impl State {
-    /// What parking these published blocks would spend of the host's backing.
+    /// How many slots of the host parking these published blocks would take or promise.
     pub(super) fn keep_cost(&self, path: impl Iterator<Item = NodeIx>) -> u64 {
         path.map(|node| match self.ready(node, Tier::HOST) {
             Some(slot) => u64::from(self.takeable(Tier::HOST, slot)),
@@ -19,7 +19,7 @@ impl State {
         .sum()
     }
 
-    /// Whether the host owes this block a slot, were it kept by someone.
+    /// Whether the host owes this block a slot, where so many keep it.
     fn owes_host(&self, node: NodeIx, keeps: u16) -> bool {
         self.trie[node].keeps == keeps && self.trie.slot(node, Tier::HOST).is_none()
     }
@@ -53,7 +53,7 @@ impl State {
         self.parked.remove(parked);
     }
 
-    /// Takes the keeps of a record away, whole. Its sequence recomputes.
+    /// Takes the keeps of a record away, all of them. Its sequence is computed again when it resumes.
     pub(super) fn break_keep(&mut self, parked: ParkedIx) {
         if self.parked[parked].keep == Keep::Whole {
             self.parked[parked].keep = Keep::Broken;
@@ -63,8 +63,8 @@ impl State {
     }
 
     /// Breaks keeps, youngest first, until the host's promises are backed again. They are then,
-    /// tickets' too: nothing takes a free or takeable slot of the host unasked, and unasked none is
-    /// promised but to a kept block whose copy down has come to no good end.
+    /// tickets' too: only a verb that has checked takes a slot of the host, and the one promise made
+    /// without a check is that of a kept block whose copy down has failed.
     pub(super) fn break_unbacked(&mut self) {
         while self.tiers[Tier::HOST].ledger.available() < 0 && self.break_youngest() {}
         debug_assert!(self.tiers[Tier::HOST].ledger.available() >= 0);
@@ -142,7 +142,7 @@ impl State {
         self.trie.remove(node);
     }
 
-    /// Kept blocks have become ready below: device copies that only held the path are let go.
+    /// Kept blocks have become ready below: device copies that only held the path are unpinned.
     pub(super) fn shrink_keeps(&mut self) {
         let holding = self
             .parked

@@ -1,5 +1,5 @@
-//! Outcomes of flights: table 2.3. A copy that fails shortens a prefix, never a request; a copy
-//! whose end is unknown keeps its slots out of everybody's hands until it is known.
+//! Outcomes of flights. A copy that fails shortens a prefix, never a request. A copy whose end is
+//! unknown keeps its slots out of use until it is known (table 2.3).
 
 use super::State;
 use crate::arena::Found;
@@ -203,7 +203,7 @@ impl State {
         self.remove_if_gone(node);
     }
 
-    /// A kept block is tried again so many times; then its keep is broken.
+    /// A failed copy of a kept block is tried again up to `retries` times; then its keep is broken.
     fn count_failures(&mut self, id: ParkedId, failed: &[NodeIx]) {
         for &node in failed {
             if !self.parked.lives(id.0) {
@@ -257,7 +257,7 @@ impl State {
         }
     }
 
-    /// A lease's prefix is good only up to this block.
+    /// Cuts what counts as cached and sealed of a lease to this block.
     pub(super) fn shorten(&mut self, lease: LeaseId, block: u32) {
         let tokens = u64::from(block) * u64::from(self.config.block_size);
         let record = &mut self.leases[lease.at()];
@@ -265,7 +265,7 @@ impl State {
         record.sealed = record.sealed.min(block);
     }
 
-    /// One flight less is in flight for a lease.
+    /// A flight has ended for a lease. After the last one the lease runs, is short, or is released.
     pub(super) fn landed(&mut self, id: LeaseId) {
         let lease = id.at();
         let record = &mut self.leases[lease];
@@ -290,7 +290,8 @@ impl State {
         }
     }
 
-    /// A copy below failed its checksum: it is dropped; others stay. Who kept it recomputes.
+    /// A copy below failed its checksum: it is dropped, and others stay. Parked sequences that kept it
+    /// are computed again.
     fn drop_corrupt(&mut self, tier: Tier, bad: Move) {
         let Some(node) = bad.node.and_then(|id| self.trie.live(id)) else {
             return;

@@ -71,7 +71,7 @@ pub struct Config {
     pub policy: EvictionPolicy,
     /// What is copied down ahead of need.
     pub write: WritePolicy,
-    /// Keys of dropped blocks to remember, for [`Write::SecondTouch`]; `None`: four per slot.
+    /// Keys of dropped blocks to remember, for [`WritePolicy::SecondTouch`]; `None`: four per slot.
     pub ghosts: Option<u32>,
     /// Gates the loads of begins; `None`: every load is taken.
     pub speeds: Option<Speeds>,
@@ -194,17 +194,17 @@ pub struct State {
     pub(crate) flights: Arena<Flight>,
     pub(crate) held: Vec<Held>,
     pub(crate) counters: Counters,
-    /// Blocks that were published and not copied down yet, under [`Write::Through`].
+    /// Blocks that were published and not copied down yet, under [`WritePolicy::Through`].
     fresh: VecDeque<Id<NodeIx>>,
     /// How often the copy down of a published block has failed since one was good.
     failures: BTreeMap<Id<NodeIx>, u32>,
-    /// Blocks that were dropped from every tier, under [`Write::SecondTouch`].
+    /// Blocks that were dropped from every tier, under [`WritePolicy::SecondTouch`].
     ghosts: Option<Ghosts>,
     /// Blocks in flight, down and up, but for flights that are overdue.
     in_flight: [u32; 2],
     /// The path that the last match found, reused so that a match allocates nothing.
     path: Vec<NodeIx>,
-    /// Whether it has orphans, which who uses it must link again.
+    /// Whether it has orphans: a verb that uses it links them again first.
     loose: bool,
     /// The next victims and their blocks, reused likewise.
     ahead: Vec<SlotIx>,
@@ -329,7 +329,7 @@ fn check(config: &Config) -> Result<()> {
         return Err(Error::argument(
             "block_size",
             0,
-            "give the tokens per block, 1 or more",
+            "must be >= 1: the tokens per block",
         ));
     }
     if config.groups != 1 {
@@ -345,7 +345,7 @@ fn check(config: &Config) -> Result<()> {
     }
     let device = config.slots[0];
     if device <= config.null_slots {
-        let help = "give the device more blocks than its null slots";
+        let help = "must be more than the null slots";
         return Err(Error::argument("device", device, help));
     }
     if let Some(&slots) = config.slots.iter().find(|&&slots| slots > MOST_SLOTS) {

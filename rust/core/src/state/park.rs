@@ -1,4 +1,4 @@
-//! Park: take a sequence off the device without losing its work. Pins become keeps; nothing is
+//! Park: takes a sequence off the device without losing its work. Pins become keeps; nothing is
 //! copied yet.
 
 use super::{Sealing, State};
@@ -7,9 +7,9 @@ use crate::id::{LeaseIx, NodeIx, ParkedId, Retention, Tier};
 use crate::record::{Keep, Parked};
 
 impl State {
-    /// After the engine's stop ack: `row.computed` is the frozen count of computed tokens. What is
-    /// full of it is sealed first, and stays sealed whatever the answer; what cannot be sealed,
-    /// and the partial block, become anonymous. `NoRoom` of the host when it cannot promise the
+    /// Parks a sequence after the engine's stop ack: `row.computed` is the frozen count of computed
+    /// tokens. Full blocks are sealed first, and stay sealed whatever the answer; those that cannot be
+    /// sealed, and the partial one, become anonymous. `NoRoom` of the host when it cannot promise the
     /// slots: nothing is given up then.
     pub fn park(&mut self, row: &Sealing<'_>, after: Option<u64>) -> Result<ParkedId> {
         let lease = self.lease(row.lease)?;
@@ -111,7 +111,7 @@ impl State {
         self.decide(Tier::HOST, need, 0).check()
     }
 
-    /// A resume came back short, and its keeps are whole: back to where it was.
+    /// A resume came back short, and its keep is whole: the sequence is parked as it was.
     fn park_again(&mut self, lease: LeaseIx) -> ParkedId {
         self.tiers[Tier::DEVICE]
             .ledger

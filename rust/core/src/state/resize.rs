@@ -1,5 +1,5 @@
 //! Resize: slot ids are addresses, so that a tier shrinks by retiring its highest slots as they
-//! come free. Table 2.7.
+//! come free (table 2.7).
 
 use super::{State, TierState};
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ impl State {
             0
         };
         if tier == Tier::DEVICE && slots <= null {
-            let help = "give the device more blocks than its null slots";
+            let help = "must be more than the null slots";
             return Err(Error::argument("slots", slots, help));
         }
         if slots > super::MOST_SLOTS {
@@ -44,8 +44,7 @@ impl State {
             ));
         }
         if slots < self.tiers[tier].pool.limit() {
-            // Headroom is a wish: it yields to the new size, and is whole again where that is
-            // refused.
+            // Headroom yields to the new size, and is restored where that is refused.
             let headroom = if tier == Tier::DEVICE {
                 std::mem::take(&mut self.headroom)
             } else {
@@ -68,7 +67,7 @@ impl State {
         let mut tiers: Vec<usize> = self.tiers.iter().map(own).collect();
         let before = self.config.bytes(&tiers);
         tiers[tier.at()] = slots;
-        // The index is made anew beside the old one: asked for once more than what is new.
+        // A second index is made beside the old one, so that it is asked for whole.
         let more = self.config.bytes(&tiers) - before;
         memory::ask(more, there, "the bookkeeping of so many more slots")?;
         let tier_state = &mut self.tiers[tier];
@@ -115,7 +114,7 @@ impl State {
                 return Err(Error::InUse { tier, want, used });
             }
         }
-        // What is an idle leaf now; later each goes as it becomes one.
+        // Idle leaves retire now, and the others as they become such.
         for slot in (slots..self.tiers[tier].pool.len()).map(SlotIx::new) {
             self.retire(tier, slot);
         }
@@ -222,7 +221,7 @@ impl State {
         })
     }
 
-    /// Counts the takeable slots anew: those beyond the limit back no promise.
+    /// Counts the takeable slots again: those beyond the limit back no promise.
     fn recount(&mut self, tier: Tier) {
         let slots = self.tiers[tier].pool.slots();
         let takeable = slots.filter(|&slot| self.takeable(tier, slot)).count() as u32;

@@ -1,4 +1,5 @@
-//! Resume: a parked sequence takes the road of begin; what is still on the device is found.
+//! Resume: a parked sequence begins again with its blocks; those still on the device are shared, and
+//! the others are loaded.
 
 use super::{Answer, Begun, Filling, Request, State, Stop};
 use crate::error::Result;
@@ -7,8 +8,8 @@ use crate::record::{Keep, Phase, Running, Start};
 
 impl State {
     /// Brings a parked sequence of `tokens` tokens back, at exactly the count of computed tokens
-    /// that it was parked with. If its keeps were broken it begins anew. `NoRoom` and `Soon`
-    /// leave it parked.
+    /// that it was parked with. If its keep was broken it begins as a new sequence. `NoRoom`
+    /// and `Soon` leave it parked.
     pub fn resume(
         &mut self,
         id: ParkedId,
@@ -110,7 +111,7 @@ impl State {
         Ok(Answer::Begun(begun))
     }
 
-    /// With nothing to load, the keeps end at once.
+    /// Ends the keeps at once where there is nothing to load.
     fn settle_resume(&mut self, parked: ParkedIx) {
         if let Some(id) = self.parked[parked].lease
             && self.leases[id.at()].loading() == 0
@@ -119,8 +120,8 @@ impl State {
         }
     }
 
-    /// The engine goes on with a resume that came back short: it recomputes from the good prefix,
-    /// and the keeps end.
+    /// Ends the keeps of a resume that came back short, as the engine goes on with it: it recomputes
+    /// from the good prefix.
     pub(super) fn accept_short(&mut self, lease: LeaseIx) {
         if let Phase::Short { resumes } = self.leases[lease].phase {
             self.leases[lease].phase = Phase::Running;

@@ -1,4 +1,4 @@
-//! Seal: publish full, computed blocks. Table 2.1, block by block.
+//! Seal: publishes full, computed blocks, one by one (table 2.1).
 
 use super::State;
 use crate::error::{Error, Result};
@@ -11,7 +11,7 @@ use crate::trie::Uses;
 /// One row of a seal.
 #[derive(Clone, Copy, Debug)]
 pub struct Sealing<'a> {
-    /// Whose blocks.
+    /// The lease that has the blocks.
     pub lease: LeaseId,
     /// Tokens whose KV the engine has acknowledged as computed.
     pub computed: u64,
@@ -27,7 +27,7 @@ impl State {
         for row in rows {
             self.check_sealing(row)?;
         }
-        // In a step of decodes each row has a block or none: their misses overlap only here.
+        // In a step of decodes each row has a block or none: their cache misses overlap only here.
         let firsts = rows.iter().filter_map(|row| row.keys.first());
         self.trie.warm(firsts, &mut self.tags);
         let mut sealed = 0;

@@ -1,5 +1,5 @@
-//! Tickets: blocks promised to somebody who does not have them yet: of the device to who is to run,
-//! of the host to who is to be parked. No slot moves for them.
+//! Tickets: blocks promised to a sequence that does not have them yet, of the device to one that is
+//! to run, of the host to one that is to be parked. No slot moves for them.
 
 use super::{Answer, Sealing, State};
 use crate::arena::Found;
@@ -8,14 +8,14 @@ use crate::id::{ParkedId, TicketId, TicketIx, Tier};
 use crate::record::Ticket;
 
 impl State {
-    /// Promises so many blocks of a tier to whoever has the ticket.
+    /// Promises so many blocks of a tier to the holder of the ticket.
     ///
     /// # Errors
     /// `Argument` for none, or for another tier than the device or the host; `TooLarge`, or
     /// `NoRoom` with the tier's numbers. Nothing is promised then.
     pub fn promise(&mut self, blocks: u64, tier: Tier) -> Result<TicketId> {
         if blocks == 0 {
-            let help = "a ticket is for one block or more; who needs none needs no ticket";
+            let help = "must be >= 1: for no blocks no ticket is needed";
             return Err(Error::argument("blocks", blocks, help));
         }
         if tier > Tier::HOST || !self.tiers.has(tier) {
@@ -54,7 +54,7 @@ impl State {
     }
 
     /// Parks with the room that a ticket of the host keeps: inside it the host never lacks room.
-    /// Parked, the ticket is spent, also what of it was not needed; refused, it is there still.
+    /// On success the ticket is consumed, including any unused blocks. Refused, it stays valid.
     ///
     /// # Errors
     /// `Spent`, `Foreign`, `State` for a ticket of the device, or as [`State::park`].

@@ -1,4 +1,4 @@
-//! One tier: its slots, who goes next, and the accounts of both, moved together. What a slot holds
+//! One tier: its slots, which goes next, and the accounts of both, moved together. What a slot holds
 //! is known here by number; blocks and their parents are the trie's.
 
 use crate::evict::{Evict, Evictability, Place, Policy};
@@ -65,7 +65,7 @@ impl IndexMut<Tier> for Tiers {
     }
 }
 
-/// How an idle slot stands, by its block's copy on the tier and its cell.
+/// Whether an idle slot may be taken, by its block's residency on the tier and its cell.
 #[inline]
 pub(super) fn evictability(residency: Residency, cell: &Cell) -> Evictability {
     if residency.busy > 0 || cell.readers > 0 {
@@ -86,8 +86,8 @@ impl TierState {
         cell.hold = hold;
     }
 
-    /// A private slot holds a block that is known now: who had the slot pins it. Whether it is read;
-    /// `None`: it is not private.
+    /// A private slot gets a block of the trie: the leases that had the slot pin the block. Returns
+    /// whether it is read; `None`: it is not private.
     #[inline]
     pub(super) fn adopt(&mut self, slot: SlotIx, node: Link<NodeIx>) -> Option<bool> {
         let cell = self.pool.cell_mut(slot);
@@ -103,7 +103,7 @@ impl TierState {
         Some(cell.readers > 0)
     }
 
-    /// One more holder of a ready slot, whose block's copy this is.
+    /// Adds a holder to a ready slot, whose block has this residency.
     #[inline]
     pub(super) fn pin(&mut self, slot: SlotIx, residency: Residency) {
         let stays = self.pool.stays(slot);
@@ -123,7 +123,7 @@ impl TierState {
         }
     }
 
-    /// A ready slot that nobody holds enters the order; its block's copy is this.
+    /// Puts a ready slot without a holder into the order; its block has this residency.
     #[inline]
     pub(super) fn make_idle(
         &mut self,
@@ -144,7 +144,7 @@ impl TierState {
         self.order.insert(slot, class, place, evictability);
     }
 
-    /// An idle leaf leaves, and its slot with it: free, or retired beyond the size. Its block.
+    /// Evicts an idle leaf: its slot is free, or retires beyond the size. Returns its block.
     #[inline]
     pub(super) fn evict(&mut self, slot: SlotIx) -> Option<Link<NodeIx>> {
         let stays = self.pool.stays(slot);
@@ -170,7 +170,7 @@ impl TierState {
         self.pool.limit() < self.pool.len()
     }
 
-    /// Idle slots that have left the order come free, their blocks gone; none lies beyond the size.
+    /// Frees idle slots that have left the order and lie below the limit.
     pub(super) fn evict_all(&mut self, slots: &[SlotIx]) {
         for &slot in slots {
             self.pool.cell_mut(slot).node = None;
@@ -181,8 +181,8 @@ impl TierState {
         self.ledger.take(count);
     }
 
-    /// The children of this copy's block have changed: leaf or branch, or how many must go before
-    /// it does. What is takeable has not.
+    /// Tells the order that the number of children of a block has changed: its slot may be a leaf now,
+    /// or a branch. Whether it is takeable has not changed.
     #[inline]
     pub(super) fn refresh(&mut self, residency: Residency) {
         if let Some(slot) = residency.slot.map(Link::at) {

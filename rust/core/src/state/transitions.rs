@@ -87,7 +87,7 @@ impl State {
         matches!(self.hold(tier, slot), Hold::Idle { .. }) && self.backs(tier, slot)
     }
 
-    /// Something about an idle slot has changed; `before`: whether it was takeable.
+    /// Tells ledger and order what an idle slot is now; `before`: whether it was takeable.
     fn refresh(&mut self, tier: Tier, slot: SlotIx, before: bool) {
         if matches!(self.hold(tier, slot), Hold::Idle { .. }) {
             let evictability = self.evictability_of(tier, slot);
@@ -326,7 +326,7 @@ impl State {
         self.tiers.all().any(|tier| self.is_busy(node, tier))
     }
 
-    /// One more holder of a ready slot.
+    /// Adds a holder to a ready slot.
     pub(super) fn pin(&mut self, tier: Tier, slot: SlotIx) {
         if let Some(node) = self.tiers[tier].pool.cell(slot).node {
             let residency = *self.trie.residency(node.at(), tier);
@@ -334,7 +334,7 @@ impl State {
         }
     }
 
-    /// One holder less; the last one leaves it idle.
+    /// Takes a holder off a pinned slot, which is idle after the last one.
     pub(super) fn unpin(&mut self, tier: Tier, slot: SlotIx) {
         match &mut self.tiers[tier].pool.cell_mut(slot).hold {
             Hold::Pinned { pins: 1 } => {
@@ -346,7 +346,7 @@ impl State {
         }
     }
 
-    /// A ready slot that nobody holds enters the order of its tier, behind its children and before
+    /// A ready slot without a holder enters the order of its tier, behind its children and before
     /// its parent. Only a shadow can meet a parent that stands there already.
     pub(super) fn make_idle(&mut self, tier: Tier, slot: SlotIx) {
         let Some(node) = self.node_in(tier, slot) else {
@@ -417,8 +417,8 @@ impl State {
             .insert(slot, class, Place::Back, evictability);
     }
 
-    /// A block has a ready copy on `tier` now, or none any more: its nearest copy below becomes a
-    /// shadow of it, or enters the order in its own right, at the back (INV-20 d).
+    /// A block has a ready copy on `tier` now, or none any more. Its nearest copy below becomes a
+    /// shadow of it, or enters the order in its own right, at the back (INV-20d).
     pub(super) fn reclass_below(&mut self, node: NodeIx, tier: Tier) {
         if self.trie[node].epoch != self.trie.epoch() {
             // All of its epoch were handed over in their order: nothing is moved any more.

@@ -8,7 +8,7 @@ use crate::state::State;
 use crate::trie::Node;
 
 impl State {
-    /// INV-20: the order holds all idle blocks, child before parent; pins are closed to the root.
+    /// The order holds all idle blocks, child before parent; pins are closed to the root (INV-20).
     pub(super) fn ordered(&self, tier: Tier) -> Check {
         let tier_state = &self.tiers[tier];
         let ranks = tier_state.order.ranks(tier_state.pool.len() as usize);
@@ -71,7 +71,7 @@ impl State {
         Ok(())
     }
 
-    /// INV-20: the counts of children, and of busy ones, that say what may be taken.
+    /// The children of each block, and the busy ones, are as many as are counted (INV-20).
     pub(super) fn counted(&self) -> Check {
         let mut families = std::collections::BTreeMap::new();
         for (index, _) in self.trie.iter() {
@@ -119,7 +119,7 @@ impl State {
         cell.readers > 0 || filling || self.trie.residency(node, tier).busy > 0
     }
 
-    /// INV-3: what has a key is found by it, and the index names nothing else.
+    /// What has a key is found by it, and the index names nothing else (INV-3).
     pub(super) fn indexed(&self) -> Check {
         let mut named = 0;
         for (index, node) in self.trie.iter().filter(|(_, node)| !node.is_anonymous()) {
@@ -139,7 +139,7 @@ impl State {
         Ok(())
     }
 
-    /// INV-21: a block's parent is on a tier as high, or higher.
+    /// A block's parent is on a tier as high, or higher (INV-21).
     pub(super) fn monotone(&self, index: NodeIx, node: &Node) -> Check {
         for tier in self.tiers.all() {
             let Some(slot) = self.trie.slot(index, tier) else {

@@ -8,8 +8,8 @@ use crate::state::State;
 use crate::trie::Node;
 
 impl State {
-    /// INV-22: promises are the sum of what was promised, and they are backed; where nothing runs
-    /// there is no headroom.
+    /// Promises are the sum of what was promised, and they are backed; where nothing runs there is no
+    /// headroom (INV-22).
     pub(super) fn promises(&self) -> Check {
         if self.headroom > 0 && !self.runs() {
             let detail = format!("{} blocks of headroom, and nothing runs", self.headroom);
@@ -58,7 +58,7 @@ impl State {
         Ok(())
     }
 
-    /// INV-23: what is kept is counted, whole, and pinned no higher than it must be.
+    /// What is kept is counted, whole, and pinned no higher than it must be (INV-23).
     pub(super) fn keeps(&self) -> Check {
         let mut keeps = std::collections::BTreeMap::new();
         for (_, parked) in self.parked.iter() {
@@ -97,7 +97,7 @@ impl State {
         Ok(())
     }
 
-    /// INV-24: what an ended epoch left idle goes first, is not found, and nothing keeps it.
+    /// What an ended epoch left idle goes first, is not found, and nothing keeps it (INV-24).
     pub(super) fn epochs(&self) -> Check {
         for (index, node) in self
             .trie

@@ -6,7 +6,7 @@ use crate::pool::Hold;
 use crate::state::State;
 
 impl State {
-    /// INV-1: the sets add up to the capacity, and the free list is the free set.
+    /// The sets add up to the capacity, and the free list is the free set (INV-1).
     pub(super) fn conserved(&self, tier: Tier) -> Check {
         let tier_state = &self.tiers[tier];
         let mut counts = [0_u32; 5];
@@ -45,7 +45,7 @@ impl State {
         Ok(())
     }
 
-    /// INV-1: each slot is in the set that its holders put it in.
+    /// Each slot is in the set that its holders put it in (INV-1).
     pub(super) fn held_rightly(&self, tier: Tier, slot: SlotIx, holders: &Holders) -> Check {
         let pins = holders.pins[tier.at()][slot.at()];
         let written = holders.written[tier.at()][slot.at()];
@@ -57,7 +57,7 @@ impl State {
             Hold::Claimed { leases } | Hold::Owned { leases } | Hold::Duplicate { leases } => {
                 pins == leases && written == 0
             }
-            // A lease's destination is in its table; a copy down is nobody's yet.
+            // A lease's destination is in its table; a copy down is in no table.
             Hold::Filling { .. } => pins <= 1 && written == 1,
             Hold::Pinned { pins: told } => pins == told && written == 0,
             Hold::Quarantined => pins == 0 && written <= 1,
@@ -71,7 +71,7 @@ impl State {
         Err(self.violation("INV-1", tier, slot, detail))
     }
 
-    /// INV-3: slot and block name each other, and only ready or filling slots have a block.
+    /// Slot and block name each other, and only ready or filling slots have a block (INV-3).
     pub(super) fn resident(&self, tier: Tier, slot: SlotIx) -> Check {
         let hold = self.hold(tier, slot);
         let Some(node) = self.node_in(tier, slot) else {
@@ -103,7 +103,7 @@ impl State {
         Ok(())
     }
 
-    /// INV-6: reader marks are the copies in flight, and nobody has a slot before its fence.
+    /// Reader marks are the copies in flight, and no slot is given out before its fence (INV-6).
     pub(super) fn fenced(&self, tier: Tier, slot: SlotIx, holders: &Holders) -> Check {
         let cell = self.tiers[tier].pool.cell(slot);
         let readers = holders.readers[tier.at()][slot.at()];
@@ -124,7 +124,7 @@ impl State {
         Ok(())
     }
 
-    /// INV-6: what is counted as in flight is in flights that may still end in time.
+    /// What is counted as in flight is in flights that may still end in time (INV-6).
     pub(super) fn in_flight(&self) -> Check {
         let mut in_flight = (0, 0);
         for (_, flight) in self.flights.iter().filter(|(_, flight)| !flight.overdue) {
@@ -141,8 +141,8 @@ impl State {
         Ok(())
     }
 
-    /// INV-20: a lease that ends while it loads pins its path up to the last block in flight, and
-    /// that is all of its path.
+    /// A lease that ends while it loads pins its path up to the last block in flight, and that is all
+    /// of its path (INV-20).
     pub(super) fn loading(&self) -> Check {
         for (lease, record) in self.leases.iter().filter(|(_, lease)| lease.loading() > 0) {
             let last = self.last_filling(record);
@@ -157,8 +157,8 @@ impl State {
         Ok(())
     }
 
-    /// INV-14: no more slots than the tier was given, but for those that cannot retire yet: they
-    /// are held or read, or something is below them.
+    /// A tier has no more slots than it was given, but for those that cannot retire yet: they are held
+    /// or read, or something is below them (INV-14).
     pub(super) fn budget(&self, tier: Tier) -> Check {
         let pool = &self.tiers[tier].pool;
         for (slot, cell) in pool.cells() {
