@@ -16,6 +16,7 @@ mod fork;
 mod grow;
 mod headroom;
 mod holders;
+mod idle;
 mod keep;
 mod land;
 mod park;
