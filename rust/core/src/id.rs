@@ -179,8 +179,14 @@ index!(
 );
 
 /// An index that leaves `Option<Link>` 4 bytes wide.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Link<I>(NonZeroU32, PhantomData<I>);
+
+impl<I> fmt::Debug for Link<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Link").field(&(self.0.get() - 1)).finish()
+    }
+}
 
 impl<I: Ix> Link<I> {
     #[inline]
