@@ -1,8 +1,8 @@
-"""Checks that the modules of the Rust core look down only, and that no file outgrew its idea.
+"""Checks that the modules of each Rust crate look down only, and that no file outgrew its idea.
 
-The order stands in `rust/core/src/lib.rs`, lowest first, in lines such as `//! layer: hash arena`.
-A module may use itself and the modules of the lines above its own; the others in its line are
-strangers. `--self-test` breaks each rule once and sees that it is noticed.
+A crate of several files states its order in `lib.rs`, lowest first, in lines such as
+`//! layer: hash arena`. A module may use itself and the modules of the lines above its own; the
+others in its line are strangers. `--self-test` breaks each rule once and sees that it is noticed.
 """
 
 import re
@@ -54,29 +54,30 @@ def names_at_root(text: str, depth: int) -> Iterator[tuple[str, int]]:
 
 def complaints(root: Path) -> Iterator[str]:
     """Every broken rule under `root`, as `file:line: what to do`."""
-    core = root / "rust/core/src"
-    lines = re.findall(r"^//! layer: (.+)$", (core / "lib.rs").read_text(), re.MULTILINE)
-    layer = {module: height for height, line in enumerate(lines) for module in line.split()}
-    for file in sorted([*core.rglob("*.rs"), *root.glob("rust/py/src/**/*.rs")]):
-        where, text = file.relative_to(root), file.read_text()
-        length = TESTS.split(text)[0].count("\n")
-        if length > MAX_LINES:
-            yield f"{where}:{MAX_LINES}: {length} lines before the tests; split off the second idea"
-        if not file.is_relative_to(core) or file == core / "lib.rs":
-            continue
-        place = file.relative_to(core).with_suffix("").parts
-        module, depth = place[0], len(place) - (place[-1] == "mod")
-        if module not in layer:
-            yield f"{where}:1: give `{module}` a place in the `//! layer:` lines of lib.rs"
-            continue
-        for name, line in names_at_root(text, depth):
-            if name not in layer:
-                yield f"{where}:{line}: `{name}` is in no layer; name the module that has it"
-            elif name != module and layer[name] >= layer[module]:
-                yield f"{where}:{line}: `{module}` may not use `{name}`; let one above do it"
+    for lib in sorted(root.glob("rust/*/src/lib.rs")):
+        source = lib.parent
+        lines = re.findall(r"^//! layer: (.+)$", lib.read_text(), re.MULTILINE)
+        layer = {module: height for height, line in enumerate(lines) for module in line.split()}
+        for file in sorted(source.rglob("*.rs")):
+            where, text = file.relative_to(root), file.read_text()
+            length = TESTS.split(text)[0].count("\n")
+            if length > MAX_LINES:
+                yield f"{where}:{MAX_LINES}: {length} lines before the tests; split it by idea"
+            if file == lib:
+                continue
+            place = file.relative_to(source).with_suffix("").parts
+            module, depth = place[0], len(place) - (place[-1] == "mod")
+            if module not in layer:
+                yield f"{where}:1: give `{module}` a place in the `//! layer:` lines of lib.rs"
+                continue
+            for name, line in names_at_root(text, depth):
+                if name not in layer:
+                    yield f"{where}:{line}: `{name}` is in no layer; name the module that has it"
+                elif name != module and layer[name] >= layer[module]:
+                    yield f"{where}:{line}: `{module}` may not use `{name}`; let one above do it"
 
 
-CORE = "rust/core/src/"
+CORE, BINDING = "rust/core/src/", "rust/py/src/"
 GOOD = {
     f"{CORE}lib.rs": "//! layer: id\n//! layer: list hash\n//! layer: evict\npub use id::Id;\n",
     f"{CORE}id.rs": "// crate::evict\nstruct Id;\n"
@@ -86,6 +87,11 @@ GOOD = {
     + "\n" * 500,
     f"{CORE}evict/mod.rs": "use super::list::List;\nuse crate::evict::heap;\n",
     f"{CORE}evict/heap.rs": "use super::Evict;\nuse super::super::id::Id;\n",
+    f"{BINDING}lib.rs": "//! layer: face\n//! layer: lease ticket\nuse crate::lease::Lease;\n",
+    f"{BINDING}face.rs": "use blockyard_core::Cache;\n",
+    f"{BINDING}lease.rs": "use crate::face::Cache;\n",
+    f"{BINDING}ticket.rs": "use crate::face::Cache;\n",
+    "rust/alone/src/lib.rs": "use crate::evict;\n",
 }
 FAULTS = {
     name: Fault(path, "", text)
@@ -108,7 +114,13 @@ FAULTS = {
         ),
         ("past the module", f"{CORE}hash.rs", "use crate::Id;\n"),
         ("everything", f"{CORE}hash.rs", "use crate::*;\n"),
-        ("too long", "rust/py/src/lib.rs", "//\n" * (MAX_LINES + 1)),
+        ("no order in the binding", f"{BINDING}lib.rs", "mod face;\n"),
+        ("no place in the binding", f"{BINDING}stray.rs", "\n"),
+        ("up in the binding", f"{BINDING}face.rs", "use crate::lease::Lease;\n"),
+        ("sideways in the binding", f"{BINDING}lease.rs", "use crate::{ticket::Ticket};\n"),
+        ("the core's order in the binding", f"{BINDING}ticket.rs", "use crate::id::Id;\n"),
+        ("too long", f"{BINDING}face.rs", "//\n" * (MAX_LINES + 1)),
+        ("too long, alone", "rust/alone/src/lib.rs", "//\n" * (MAX_LINES + 1)),
         (
             "too long after a test item",
             f"{CORE}id.rs",

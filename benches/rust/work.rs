@@ -76,7 +76,10 @@ impl Rig {
     }
 
     pub(crate) fn begin(&self, keys: &[Key], reserve: u64) -> LeaseId {
-        let tokens = keys.len() as u64 * BLOCK + 1;
+        self.admit(keys, keys.len() as u64 * BLOCK + 1, reserve)
+    }
+
+    fn admit(&self, keys: &[Key], tokens: u64, reserve: u64) -> LeaseId {
         let filling = Filling::Stop;
         let request = Request {
             keys,
@@ -359,23 +362,20 @@ const STEPS: u64 = 64;
 
 impl Decode {
     fn new(device: u32, only_grow: bool) -> Self {
-        let cache = Rig::new(device, 0, EvictionPolicy::Recency, 100).cache;
+        let rig = Rig::new(device, 0, EvictionPolicy::Recency, 100);
         let leases: Vec<Lease> = (0..ROWS as u32)
             .map(|row| {
-                let mut chain = cache.chain(Extras::default()).expect("plain");
+                let mut chain = rig.cache.chain(Extras::default()).expect("plain");
                 let tokens: Vec<u32> = (0..640 + row % 16).map(|at| at + row * 1000).collect();
                 chain.extend(&tokens).expect("tokens");
-                cache
-                    .begin(chain, 0, u32::MAX)
-                    .expect("room")
-                    .expect("nothing in flight")
-                    .0
+                let id = rig.admit(chain.keys(), chain.tokens(), 0);
+                rig.cache.handle(id, chain)
             })
             .collect();
         let ids = leases.iter().map(Lease::id).collect();
         let computed = leases.iter().map(Lease::tokens).collect();
         let mut made = Self {
-            cache,
+            cache: rig.cache,
             leases,
             ids,
             computed,

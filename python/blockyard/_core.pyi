@@ -74,9 +74,10 @@ class Unsupported(Misuse):
     """Something that Blockyard does not do yet."""
 
 class NoRoom(BlockyardError):
-    """Try again later; nothing is held.
+    """There is no room now: try again later; nothing is held.
 
-    The numbers are blocks. What does not matter to `TooLarge` and `InUse` is 0 there.
+    The numbers are blocks. `available` is `free + evictable - promised`: the blocks to be had.
+    `TooLarge` and `InUse` set the numbers to 0 that do not matter to them.
     """
 
     tier: str
@@ -84,23 +85,24 @@ class NoRoom(BlockyardError):
     free: int
     evictable: int
     promised: int
+    available: int
 
 class TooLarge(NoRoom):
-    """It never fits."""
+    """The request never fits."""
 
     capacity: int
 
 class InUse(NoRoom):
-    """A resize below what is held."""
+    """A resize to fewer slots than are in use."""
 
     want: int
     used: int
 
 class Unavailable(BlockyardError):
-    """A tier, device or store is out; there is no memory; or a bug of Blockyard's own has shown.
+    """A tier, device or store is out, there is no memory, or Blockyard has a bug.
 
-    A cache that such a bug has left half changed raises it in every call from then on. Make another
-    one: other caches are not touched by it.
+    A cache that such a bug has left half changed raises this error in every later call. Make
+    another cache: the bug does not touch the others.
     """
 
 @final
@@ -109,10 +111,10 @@ class Keys:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the prompt, those of its partial last block included."""
+        """Tokens of the prompt, including those of its partial last block."""
 
     def hex(self) -> list[str]:
-        """The keys as 64 hexadecimal digits each."""
+        """Returns the keys as 64 hexadecimal digits each."""
 
     def __len__(self) -> int: ...
     def __bytes__(self) -> bytes: ...
@@ -121,7 +123,7 @@ class Keys:
 class Plan:
     """Copies to make between two tiers, or within the device: frozen, equal by value.
 
-    It pickles, in at most 64 bytes and 8 per block, and has bytes: 16 and 8 per block.
+    As bytes it takes 16, and 8 per block; pickled it takes at most 64, and 8 per block.
     """
 
     def __new__(cls, data: bytes) -> Self: ...
@@ -131,7 +133,7 @@ class Plan:
 
     @property
     def group(self) -> int:
-        """Whose layers are copied; 0."""
+        """Group of layers that is copied; always 0."""
 
     @property
     def source_tier(self) -> _Tier:
@@ -150,14 +152,21 @@ class Plan:
         """Destination slots, shape (blocks,), read-only."""
 
     def runs(self) -> NDArray[np.uint32]:
-        """Runs of consecutive slots, shape (runs, 3): first source, first destination, blocks."""
+        """Returns runs of consecutive slots: first source, first destination, blocks.
+
+        The shape is (runs, 3).
+        """
 
     def to_bytes(self) -> bytes:
-        """The plan as bytes, the same on every machine."""
+        """Returns the plan as bytes, which are the same on every machine."""
 
     @staticmethod
     def from_bytes(data: bytes) -> Plan:
-        """Back from `to_bytes`; `Misuse` when they are not a plan of this version, whole."""
+        """Makes a plan from what `to_bytes` gave.
+
+        Raises:
+            Misuse: The bytes are not one whole plan of this version.
+        """
 
     def __len__(self) -> int: ...
     @override
@@ -171,7 +180,7 @@ class Plan:
 
 @final
 class Probe:
-    """How much of a prefix is where, in blocks; each is counted on its highest tier."""
+    """How much of a prefix is where. Each block counts on the highest tier that has it."""
 
     @property
     def device(self) -> int:
@@ -179,11 +188,11 @@ class Probe:
 
     @property
     def host(self) -> int:
-        """Blocks behind them on the host."""
+        """Blocks that follow them on the host."""
 
     @property
     def disk(self) -> int:
-        """Blocks behind them on disk."""
+        """Blocks that follow those on disk."""
 
     @property
     def stop(self) -> _Stop:
@@ -191,14 +200,14 @@ class Probe:
 
     @property
     def flight(self) -> int | None:
-        """What is in flight where it ended, if `stop` is "filling"."""
+        """The flight that fills the next block, if `stop` is "filling"."""
 
     @property
     def evicted(self) -> bool | None:
-        """Whether the first missing block was there once and was dropped, as far as remembered.
+        """Whether the first missing block was there before and was dropped.
 
-        None where no ghosts are kept (only `write="second-touch"` keeps them), and where `stop` is
-        not "missing".
+        The cache remembers a limited number of dropped blocks, and only under
+        `write="second-touch"`. Without them, and where `stop` is not "missing", this is None.
         """
 
     @override
@@ -208,11 +217,11 @@ class Probe:
 
 @final
 class Room:
-    """Room on one tier, in blocks, in one reading."""
+    """Room on one tier, in blocks, read at one moment."""
 
     @property
     def free(self) -> int:
-        """Slots nobody has."""
+        """Slots that hold nothing."""
 
     @property
     def evictable(self) -> int:
@@ -220,11 +229,15 @@ class Room:
 
     @property
     def promised(self) -> int:
-        """Of both together, what is promised: growth, headroom and tickets; on the host, keeps."""
+        """Blocks of both that are promised: to growth, headroom, tickets; on the host, to keeps."""
+
+    @property
+    def available(self) -> int:
+        """Blocks to be had: free and evictable ones, less those that are promised."""
 
     @property
     def headroom(self) -> int:
-        """Of what is promised, the part that `Cache.set_headroom` keeps; 0 on the host."""
+        """The promised blocks that `Cache.set_headroom` keeps; 0 on the host."""
 
     @property
     def evicted(self) -> int:
@@ -239,27 +252,34 @@ class Room:
 
 @final
 class Need:
-    """What a begin would answer now, by its own arithmetic; in blocks."""
+    """What a begin would answer now, in blocks. It runs the begin's own arithmetic."""
 
     @property
     def need(self) -> int:
-        """Device slots to take or to promise."""
+        """Device slots that the begin would take or have promised."""
 
     @property
     def free(self) -> int:
-        """Slots nobody has."""
+        """Slots that hold nothing."""
 
     @property
     def evictable(self) -> int:
-        """Idle blocks that may be evicted for it: not those that it would hold itself."""
+        """Idle blocks that may be evicted for it, without those that it would hold itself."""
 
     @property
     def promised(self) -> int:
-        """Of both together, what is promised to others."""
+        """Blocks of both that are promised to others."""
+
+    @property
+    def available(self) -> int:
+        """Blocks to be had for it: free and evictable ones, less those that are promised.
+
+        It is below 0 where others were promised blocks that this begin would hold itself.
+        """
 
     @property
     def fits(self) -> bool:
-        """Whether it would be served."""
+        """Whether the begin would be served."""
 
     @property
     def ever(self) -> bool:
@@ -267,23 +287,23 @@ class Need:
 
     @property
     def waits(self) -> int | None:
-        """The flight that it would be told to wait for."""
+        """The flight that the begin would have to wait for."""
 
     @property
     def device(self) -> int:
-        """Blocks of the device that it would find."""
+        """Blocks that the begin would find on the device."""
 
     @property
     def loads(self) -> int:
-        """Blocks that it would load, as far as promises allow."""
+        """Blocks that the begin would load, as far as promises allow."""
 
     @property
     def slow(self) -> int:
-        """Blocks that were found below and would not be loaded."""
+        """Blocks that it would find below the device and not load."""
 
     @property
     def stop(self) -> _Stop:
-        """Why the prefix that it would use ends."""
+        """Why the prefix that the begin would use ends."""
 
     @override
     def __eq__(self, other: object, /) -> bool: ...
@@ -292,7 +312,7 @@ class Need:
 
 @final
 class Soon:
-    """Part of the prefix is in flight: ask again when the flight has landed. Nothing is held."""
+    """Part of the prefix is in flight. Ask again when the flight has landed; nothing is held."""
 
     @property
     def flight(self) -> int:
@@ -307,11 +327,11 @@ class Soon:
 
 @final
 class Violation:
-    """The first law that the audit found broken. There is none unless Blockyard has a bug."""
+    """The first law that the audit found broken. Only a bug of Blockyard can break one."""
 
     @property
     def law(self) -> str:
-        """Its name, "INV-1" say."""
+        """The name of the law, such as "INV-1"."""
 
     @property
     def detail(self) -> str:
@@ -319,31 +339,31 @@ class Violation:
 
     @property
     def tier(self) -> _Tier | None:
-        """Where."""
+        """The tier where it was found."""
 
     @property
     def slot(self) -> int | None:
-        """Where."""
+        """The slot where it was found."""
 
     @property
     def block(self) -> str | None:
-        """Key of the block, in hex; None for an anonymous or private one."""
+        """Key of the block, in hex; None for an anonymous or private block."""
 
 @final
 class Lease:
     """A running sequence: its block table, with every block pinned.
 
-    End it with `Cache.finish` or `with`. One that is dropped instead gives its blocks back late,
-    and is counted in `stats()["leaked"]`.
+    End it with `Cache.finish` or `with`. If it is dropped instead, the next verb gives its blocks
+    back, and `stats()["leaked"]` counts it.
     """
 
     @property
     def id(self) -> int:
-        """Its number, never given out twice."""
+        """Its number, which no other one ever gets."""
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """Copies to make before it may run."""
+        """Copies to make before the sequence may run."""
 
     @property
     def hits(self) -> tuple[int, int, int]:
@@ -359,11 +379,11 @@ class Lease:
 
     @property
     def cached(self) -> int:
-        """Leading tokens whose KV is there, or will be when `plans` have landed."""
+        """Leading tokens whose KV is there, or will be there when `plans` have landed."""
 
     @property
     def tokens(self) -> int:
-        """Token positions it has, or asked, slots for."""
+        """Token positions that it has slots for, or has asked slots for."""
 
     @property
     def blocks(self) -> int:
@@ -371,28 +391,36 @@ class Lease:
 
     @property
     def sealed(self) -> int:
-        """Leading blocks that are published, or stand beside a published twin."""
+        """Leading blocks that are published, or duplicate a published block."""
 
     @property
     def promised(self) -> int:
-        """Blocks of growth still promised to it."""
+        """Blocks of growth that are still promised to it."""
 
     @property
     def resumed(self) -> bool:
-        """Whether it stands for a parked sequence still: its loads are in flight, or came short.
+        """Whether it still stands for a parked sequence.
 
-        Short, `park` takes it back to where it was. False once all has landed, or `grow` or `seal`
-        goes on from `cached`.
+        This is so until all its loads have landed. If some fail, `park` brings the sequence back to
+        where it was; `grow` or `seal` goes on from `cached`, and this becomes False.
         """
 
     @property
     def state(self) -> Literal["ready", "loading", "short", "detached", "spent"]:
         """Whether it may run.
 
-        "loading" until its plans have landed. "short" when the loads of a resume did not come
-        whole (`resumed` is True): seal or grow goes on from `cached`, park goes back. "short" too
-        while its table ends before `tokens`, because the end of a copy into it is unknown: `grow`
-        by 0 gives it slots, and it goes on from `cached`. "detached" after `clear`.
+        "ready": it may run.
+
+        "loading": it waits until its plans have landed.
+
+        "short": it lacks blocks. If `resumed` is True, loads of the resume failed: `seal` or `grow`
+        goes on from `cached`, and `park` goes back. Otherwise its table ends before `tokens`, as a
+        copy into it has an unknown outcome: `grow` by 0 gives it slots, and it goes on from
+        `cached`.
+
+        "detached": it may run, but `clear` was called, so that it publishes nothing.
+
+        "spent": a verb has ended it.
         """
 
     def __enter__(self) -> Self: ...
@@ -406,11 +434,11 @@ class Lease:
 
 @final
 class Parked:
-    """A sequence taken off the device without losing its work."""
+    """A sequence that was taken off the device without losing its work."""
 
     @property
     def id(self) -> int:
-        """Its number, never given out twice."""
+        """Its number, which no other one ever gets."""
 
     @property
     def appended(self) -> int:
@@ -418,7 +446,7 @@ class Parked:
 
     @property
     def computed(self) -> int:
-        """Tokens whose KV is kept; frozen when it was parked."""
+        """Tokens whose KV is kept. The number is fixed by `park`."""
 
     @property
     def blocks(self) -> int:
@@ -426,55 +454,55 @@ class Parked:
 
     @property
     def on_device(self) -> int:
-        """Leading blocks whose device slots it still pins."""
+        """Leading blocks whose device slots the sequence still pins."""
 
     @property
     def moving(self) -> int:
-        """Of these, blocks whose copy down is in flight, whoever else pins them.
+        """Blocks of `on_device` whose copy down is in flight.
 
-        Told in time in proportion to `on_device`, as `alone` is.
+        Other sequences may pin them too. This and `alone` take time in proportion to `on_device`.
         """
 
     @property
     def alone(self) -> int:
-        """Of the others on the device those that only it pins, and no other copy reads.
+        """The other blocks of `on_device` that only this sequence pins, and no other copy reads.
 
-        Each comes free or can be evicted once it and those below it have their copies, or `abandon`
-        has ended the keeps, and what of it is in flight has landed.
+        Each becomes free or evictable when it and the blocks that follow it have copies below, or
+        when `abandon` has ended the keeps, and its own copies in flight have landed.
         """
 
     @property
     def state(self) -> Literal["kept", "broken", "spent"]:
-        """Whether it will come back as it was; "broken": it will be computed again."""
+        """Whether it will come back as it was. If "broken", it will be computed again."""
 
 @final
 class Ticket:
-    """Blocks promised to somebody who does not have them yet; no slot moves for them.
+    """Blocks promised to a request that does not have them yet; no slot moves for them.
 
-    `Cache.begin` spends one for the device and `Cache.park` one for the host; `Cache.release` gives
-    it back. One that is dropped instead gives its promise back late, and is counted in
-    `stats()["leaked"]`.
+    `Cache.begin` spends a ticket for the device, and `Cache.park` one for the host. `Cache.release`
+    gives it back. If it is dropped instead, the next verb gives its promise back, and
+    `stats()["leaked"]` counts it.
     """
 
     @property
     def id(self) -> int:
-        """Its number, never given out twice."""
+        """Its number, which no other one ever gets."""
 
     @property
     def blocks(self) -> int:
-        """Blocks that it was made for."""
+        """Blocks that were promised to it."""
 
     @property
     def tier(self) -> Literal["device", "host"]:
-        """Whose blocks they are."""
+        """The tier whose blocks it keeps."""
 
     @property
     def cache(self) -> Cache:
-        """The cache that made it, and takes it back."""
+        """The cache that made it."""
 
     @property
     def state(self) -> Literal["open", "spent"]:
-        """Whether it keeps its blocks still."""
+        """Whether it still keeps its blocks."""
 
 @disjoint_base
 class Cache:
@@ -487,30 +515,32 @@ class Cache:
         null_slots: Leading device slots that pad block tables and are never given out.
         eviction: "recency" (lists, O(1)) or "heap" (an indexed heap of leaves).
         write: What `demote(blocks)` copies down. "on-evict": the next victims. "through": first
-            what was published, in that order, then the next victims. "second-touch": of the next
-            victims those that were used more than once: published again, begun over, or computed
-            again after they had been dropped. What the device has too keeps its copy, unless a
-            block that is evicted sooner has none.
-        ghosts: Keys of dropped blocks to remember for "second-touch", 8 bytes each, rounded up to
-            a power of two, 16 or more; 0 for none, None for four per slot of all tiers.
-        speeds: What one block takes in nanoseconds: to load it; to compute it at the start of a
-            sequence; and what computing takes more for each block before it. A begin then loads
-            what it found below only if that, behind all that is on its way up, takes less time
-            than computing it. None loads all.
+            the published blocks in the order of their publication, then the next victims.
+            "second-touch": those of the next victims that were used more than once, which is to
+            say published again, found by a begin, or computed again after they were dropped. A
+            copy of a block that the device has too stays, unless a block that will be evicted
+            sooner has no copy.
+        ghosts: Keys of dropped blocks to remember for "second-touch", rounded up to a power of two
+            that is >= 16. Each takes 8 bytes. 0 remembers none; None remembers four per slot of all
+            tiers.
+        speeds: Three times in nanoseconds: to load one block; to compute one block at the start of
+            a sequence; and to compute it for each block before it, in addition. A begin then loads
+            what it found below only if that takes less time than computing it, queued behind all
+            loads in flight. None loads everything.
         recompute: Whether the engine can recompute KV that was lost.
-        retries: How often a failed copy down is tried again: of a kept block, before its keep is
-            broken; of others, before none is made ahead of need any more.
+        copy_retries: How often a failed copy down is tried again. After that, the keep of a kept
+            block is broken, and no copy of another block is made ahead of need any more.
         groups: Groups of layers; only 1 is supported.
         namespace: What tells this cache's keys from others': model, weights, dtype, layout,
             parallel.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
-        memory: Bytes that its bookkeeping may take; None for what the system grants. It takes 110
-            to 200 for each slot, and those of the ghosts, all at once.
+        memory: Bytes that its bookkeeping may take; None for what the system grants. All of it is
+            allocated at once: 110 to 200 bytes for each slot, and those of the ghosts.
 
     Raises:
-        Misuse: A value is out of range; it is named.
-        Unsupported: More than one group.
-        Unavailable: There is no memory for the bookkeeping; the bytes are named.
+        Misuse: A value is out of range. The message names it.
+        Unsupported: `groups` is not 1.
+        Unavailable: There is no memory for the bookkeeping. The message gives the bytes.
     """
 
     def __new__(
@@ -525,12 +555,16 @@ class Cache:
         ghosts: int | None = None,
         speeds: tuple[int, int, int] | None = None,
         recompute: bool = True,
-        retries: int = 3,
+        copy_retries: int = 3,
         groups: int = 1,
         namespace: Mapping[str, str] | None = None,
         key_hash: Literal["sha256", "xxh3"] = "sha256",
         memory: int | None = None,
     ) -> Self: ...
+    @staticmethod
+    def _defaults() -> dict[str, object]:
+        """The core's own defaults, by keyword. A test compares all others with them."""
+
     @property
     def block_size(self) -> int:
         """Tokens per block."""
@@ -543,23 +577,23 @@ class Cache:
         salt: str | bytes | None = None,
         media: _Media | None = None,
     ) -> Keys:
-        """The keys of a prompt's full blocks.
+        """Makes the keys of a prompt's full blocks.
 
         Args:
             tokens: Token ids, shape (tokens,), from 0 to 2**32 - 1.
             lora: Name of the adapter.
-            salt: The tenant's salt: nobody without it finds these blocks.
-            media: Items (start, end, id) at token positions [start, end), ascending, none beyond
-                the tokens.
+            salt: The tenant's salt: only prompts with the same salt find these blocks.
+            media: Items (start, end, id) at token positions [start, end), in ascending order. None
+                may end beyond the tokens.
 
         Raises:
-            Misuse: A value is out of range, or there are more than 2**25 tokens: as for every
-                sequence or array, one call takes that many values at most.
+            Misuse: A value is out of range, or there are more than 2**25 tokens. One call takes at
+                most so many values of any sequence or array.
             Unavailable: There is no memory for the keys.
         """
 
     def ready_keys(self, keys: _ReadyKeys, tokens: int) -> Keys:
-        """Keys that the engine has made: 32 bytes each, one per full block of `tokens` tokens.
+        """Takes keys that the engine has made: 32 bytes per full block of `tokens` tokens.
 
         Args:
             keys: A buffer of 32 bytes per key, or a list of bytes or of hexadecimal strings.
@@ -567,7 +601,7 @@ class Cache:
         """
 
     def probe(self, prefix: Keys | _Ints | None = None, /) -> Probe:
-        """How much of a prefix is where. Changes nothing, not even recency."""
+        """Tells how much of a prefix is where. It changes nothing, not even recency."""
 
     @overload
     def begin(
@@ -603,28 +637,29 @@ class Cache:
     ) -> Lease | Soon:
         """Admits a sequence, or brings a parked one back: all or nothing.
 
-        Matches the longest prefix over all tiers, pins it, claims what is missing, promises the
-        growth, evicts exactly the deficit. A full hit computes its last token again, in a private
-        copy of the last block. A parked sequence resumes at the token it was parked at.
+        It matches the longest prefix over all tiers and pins it, claims the missing slots, promises
+        the growth, and evicts exactly as many blocks as lack. When all tokens hit, the last one is
+        computed again to obtain logits, in a private copy of the last block. A parked sequence
+        resumes at the token at which it was parked.
 
         Args:
             prompt: Keys, tokens, or what `park` gave.
-            reserve: Tokens of growth to promise: a grow inside it never fails.
-            load: Most blocks to load from below the device; None for all, as far as the cache's
-                `speeds` allow. What was left is said: the lease's `stop` is "slow".
-            filling: At a block in flight: "stop" ends the prefix there, "soon" answers `Soon`;
-                so does "stop" where the engine cannot recompute.
+            reserve: Tokens of growth to promise. A `grow` within them never fails.
+            load: The most blocks to load from below the device; None for all, as far as the cache's
+                `speeds` allow. If blocks were left out, the lease's `stop` is "slow".
+            filling: What happens at a block in flight. "stop" ends the prefix there; "soon" answers
+                `Soon`. Where the engine cannot recompute, "stop" answers `Soon` too.
             lora: As in `keys`.
             salt: As in `keys`.
             media: As in `keys`.
-            ticket: What `promise` gave: the begin may use the room that it keeps on the device.
-                Spent when the sequence is admitted, also where it needed less; open still after
-                `Soon` and whatever is raised.
+            ticket: A ticket of `promise`: the begin may use the device blocks that it keeps. On
+                success the ticket is spent, including blocks that were not needed. After `Soon` or
+                an error it stays open.
 
         Raises:
-            NoRoom: Try again later; nothing is held. What a `ticket` keeps is not among its
-                `promised`.
-            TooLarge: It never fits. A prompt that says so by its length is not read.
+            NoRoom: There is no room now; nothing is held. `promised` does not count the blocks of
+                `ticket`.
+            TooLarge: It never fits. If the length of the prompt shows that, the prompt is not read.
         """
 
     def dry_run(
@@ -639,7 +674,7 @@ class Cache:
         salt: str | bytes | None = None,
         media: _Media | None = None,
     ) -> Need:
-        """What `begin` would answer now, without a ticket. Changes nothing.
+        """Tells what `begin` would answer now, without a ticket. It changes nothing.
 
         Args:
             prompt: Keys or tokens.
@@ -652,72 +687,78 @@ class Cache:
         """
 
     def promise(self, blocks: int, *, tier: Literal["device", "host"] = "device") -> Ticket:
-        """Keeps blocks obtainable for somebody who does not run yet, or who is to be parked.
+        """Keeps blocks obtainable for a request that is not running yet or will be parked.
 
-        Growth of running sequences and other begins leave those of the device alone; other parks,
-        and copies ahead of need, those of the host.
+        On the device, the growth of running sequences and other begins do not take them; on the
+        host, other parks and copies ahead of need do not.
 
         Args:
-            blocks: How many, 1 or more.
-            tier: "device", for a `begin`; or "host", for a `park`.
+            blocks: How many, >= 1.
+            tier: "device" for a `begin`, "host" for a `park`.
 
         Raises:
-            NoRoom: That many are not to be had that nobody was promised.
-            TooLarge: The tier never holds as many, or the cache was made without a host.
+            NoRoom: Fewer blocks are available.
+            TooLarge: The tier never holds so many, or the cache was made without a host.
         """
 
     def release(self, ticket: Ticket) -> None:
-        """Gives a ticket back: what it kept is promised no more."""
+        """Gives a ticket back: its blocks are no longer promised."""
 
     def set_headroom(self, blocks: int) -> int:
         """Keeps device blocks promised for the growth of the running sequences as a whole.
 
-        No begin, ticket, load or copy ahead takes them. A `grow` beyond its row's own promise does,
-        where nothing else is left. They take the place of those that were kept before, and become
-        fewer as they are used or a `resize` needs them; when the last running sequence has ended or
-        is parked there are none, at once. They become more only by another call.
+        No begin, ticket, load or copy ahead of need takes them. A `grow` beyond its row's own
+        promise takes them when nothing else is left. Each call replaces the number that was kept
+        before. It falls as blocks are used or as a `resize` needs them, and to 0 as soon as the
+        last running sequence has ended or is parked; only another call raises it.
 
         Args:
-            blocks: How many are wanted, 0 or more.
+            blocks: How many are wanted, >= 0.
 
         Returns:
-            How many are kept: fewer where fewer can be had, 0 while nothing runs.
+            How many are kept: fewer if fewer are available, and 0 while nothing runs.
         """
 
     def append(self, batch: _Batch, tokens: _Ints, counts: _Ints | int | None = None) -> None:
-        """Sampled or accepted tokens extend each row's keys.
+        """Extends each row's keys by sampled or accepted tokens.
 
         Args:
             batch: Leases.
             tokens: Token ids, row after row.
-            counts: Tokens per row; without it one each, or all for a single lease.
+            counts: Tokens per row. Without it each row has one, or a single lease has all.
         """
 
     def append_ready(self, lease: Lease, tokens: int, keys: _ReadyKeys) -> None:
-        """The same for a lease begun with `ready_keys`: `keys` are of the blocks completed."""
+        """Does the same for a lease that began with `ready_keys`.
+
+        Args:
+            lease: The lease.
+            tokens: How many tokens follow.
+            keys: A key for each block that they complete.
+        """
 
     def grow(self, batch: _Batch, counts: _Ints | int | None = None) -> NDArray[np.int32]:
-        """Adds token positions, 1 each or `counts`; rows in order, each whole or not at all.
+        """Adds 1 token position to each row, or `counts`, in order; each row whole or not at all.
 
         Returns:
-            The rows that found no room, shape (rows,). A row inside its promise is never there.
+            The rows that found no room, shape (rows,). A row within its promise is never one.
         """
 
     def trim(self, batch: _Batch, lengths: _Ints | int) -> None:
-        """Cuts each row to a number of token positions; blocks behind go back."""
+        """Cuts each row to a number of token positions. The blocks beyond are given back."""
 
     def dedup(self, batch: _Batch) -> int:
-        """Gives up in place what the leases hold twice, as another had computed it too.
+        """Gives up duplicates in place: blocks of the leases that another sequence published first.
 
-        A cell of a block table then shows the published block, and the lease's own copy of it is
-        free at once: no step in flight may read these tables. `block_tables` with cells="changed"
-        writes all from the first such cell on.
+        The cell of the block table then shows the published block, and the lease's own copy becomes
+        free at once, so that no step in flight may read these tables. `block_tables` with
+        cells="changed" then writes all cells from the first such one.
 
         Args:
             batch: Leases.
 
         Returns:
-            How many cells of their tables show another slot now.
+            How many cells of the tables now show another slot.
         """
 
     @overload
@@ -726,13 +767,15 @@ class Cache:
     def block_tables(
         self, batch: _Batch, out: _Out32, *, cells: Literal["all", "changed"] = "all"
     ) -> int:
-        """Each lease's device slots, in order.
+        """Writes each lease's device slots, in order.
 
         Args:
             batch: Leases.
-            out: int32, C-contiguous, shape (rows or more, columns); without it a new array.
-            cells: "all", padded with the null slot 0; or "changed": those that are new since the
-                last call for the lease, whose row must still hold what that call wrote.
+            out: An int32 array, C-contiguous, shape (rows or more, columns). Without it a new array
+                is made.
+            cells: "all" writes all cells, padded with the null slot 0. "changed" writes those that
+                have changed since the last call for the lease: the row must still hold what that
+                call wrote.
 
         Returns:
             The new array, or how many cells were written.
@@ -750,28 +793,28 @@ class Cache:
     def slot_mapping(
         self, batch: _Batch, first: _Ints | int, counts: _Ints | int | None, out: _Out64
     ) -> int:
-        """Where the KV of tokens goes: slot * block size + offset, row after row.
+        """Writes where the KV of tokens goes: slot * block size + offset, row after row.
 
         Args:
             batch: Leases.
             first: First token position of each row.
-            counts: Tokens of each row; 1 without it.
-            out: int64, C-contiguous, shape (tokens or more,); the rest is padded with 0, which is
-                in the null slot. Without it a new array.
+            counts: Tokens of each row; 1 by default.
+            out: An int64 array, C-contiguous, shape (tokens or more,). The rest is padded with 0,
+                which is in the null slot. Without it a new array is made.
 
         Returns:
             The new array, or how many places were written.
         """
 
     def seal(self, batch: _Batch, computed: _Ints | int) -> int:
-        """Publishes full blocks of which every token is computed and acknowledged.
+        """Publishes the full blocks whose tokens are all computed and acknowledged.
 
         Args:
             batch: Leases.
             computed: Tokens of each row whose KV the engine has acknowledged.
 
         Returns:
-            Blocks newly sealed. One whose twin is in flight waits for a later seal.
+            Blocks newly sealed. A block that a flight is loading meanwhile waits for a later seal.
         """
 
     def park(
@@ -784,30 +827,33 @@ class Cache:
     ) -> Parked:
         """Takes a sequence off the device without losing its work, after the engine's stop ack.
 
-        What is full and computed is sealed first. Nothing is copied yet: `demote(of=parked)` does,
-        tail first, as far as the need goes.
+        Full, computed blocks are sealed first. Nothing is copied yet: `demote(of=parked)` copies
+        the last blocks first, as many as are needed.
 
         Args:
             lease: The sequence.
-            computed: Tokens whose KV it has: frozen from here on.
-            after: A step in flight may still write: slots are held back until `commit(done=)`.
-            ticket: What `promise(tier="host")` gave: the park may use the room that it keeps, and
-                never lacks room for as many blocks. Spent when it parks, also where it needed less;
-                open still whatever is raised.
+            computed: Tokens whose KV it has. The number is fixed from now on.
+            after: A step in flight that may still write: slots are held back until `commit(done=)`.
+            ticket: A ticket of `promise(tier="host")`: the park may use the blocks that it keeps,
+                and never lacks room for so many. On success the ticket is spent, including blocks
+                that were not needed. After an error it stays open.
 
         Raises:
-            NoRoom: The host cannot promise the slots: nothing is given up, and what was full is
-                sealed all the same. What a `ticket` keeps is not among its `promised`.
-            TooLarge: The host can never hold it, or there is none.
+            NoRoom: The host cannot promise the slots. Nothing is given up, and full blocks are
+                sealed all the same. `promised` does not count the blocks of `ticket`.
+            TooLarge: The host can never hold it, or there is no host.
         """
 
     def abandon(self, parked: Parked) -> None:
-        """Gives a parked sequence up."""
+        """Gives a parked sequence up, with its work."""
 
     def fork(self, lease: Lease, computed: int, *, reserve: int = 0) -> Lease:
-        """One more sequence with the same tokens: shares full blocks, copies the partial one.
+        """Makes one more sequence with the same tokens.
 
-        Where the engine cannot recompute, a fork whose copy fails is undone: it is "spent".
+        It shares the full blocks, and copies the partial one.
+
+        Where the engine cannot recompute, a fork whose copy fails is undone, and its lease is
+        "spent".
 
         Args:
             lease: The parent.
@@ -822,38 +868,40 @@ class Cache:
         retention: Literal["ordinary", "session-ended", "retain"] = "ordinary",
         after: int | None = None,
     ) -> None:
-        """Ends sequences; their blocks go back deepest first.
+        """Ends sequences. Their last blocks are given back first.
 
         Args:
             batch: Leases.
-            retention: "session-ended": what nobody else shares goes first; "retain": last.
-            after: A step in flight may still write: slots are held back until `commit(done=)`.
+            retention: With "session-ended", blocks that no other sequence shares are evicted first;
+                with "retain", last.
+            after: A step in flight that may still write: slots are held back until `commit(done=)`.
 
         Raises:
             SpentLease: A row was ended before, or is in the batch twice. Such rows are rejected,
                 counted and named; the others are ended.
-            ForeignLease: The same for a lease of another cache.
+            ForeignLease: A row is a lease of another cache. The same happens.
         """
 
     def demote(self, blocks: int, *, of: Parked | Lease | None = None) -> Plan | None:
-        """Copies down.
+        """Copies blocks from the device down to the host.
 
         Args:
-            blocks: How many blocks to copy at most. Without `of`, so many of the device's next
-                victims should have a copy below, or what else the cache's `write` says; those that
-                were looked at before are passed over, so that it may be asked at every step.
-            of: A parked sequence, deepest block first; or a lease's sealed blocks, root first.
+            blocks: The most blocks to copy. Without `of`, so many of the device's next victims get
+                a copy below, or other blocks if the cache's `write` says so. Blocks that an earlier
+                call looked at are passed over, so that it may be called at every step.
+            of: A parked sequence, whose last blocks go first, or a lease, whose first sealed blocks
+                go first.
         """
 
     def dispatch(self) -> list[Plan]:
-        """Plans not given out here before, in the order in which they were made.
+        """Returns the plans that no earlier call returned, in the order in which they were made.
 
-        Those that begins, forks, demotes and promotes gave at once are among them: carry each out
-        once. What has ended meanwhile is left out.
+        Plans that begins, forks, demotes and promotes have returned are among them: carry each out
+        only once. Flights that have ended meanwhile are left out.
         """
 
     def promote(self, keys: Keys, blocks: int | None = None) -> Plan | None:
-        """Copies what of a prefix lies below up to the device, ahead of a request."""
+        """Copies the part of a prefix that lies below up to the device, ahead of a request."""
 
     def commit(
         self,
@@ -863,125 +911,130 @@ class Cache:
         corrupt: NDArray[np.bool_] | Iterable[bool] | bool | None = None,
         done: int | None = None,
     ) -> int:
-        """Outcomes of flights: their copies have ended.
+        """Reports the outcomes of flights whose copies have ended.
 
         Args:
             flights: Plans, or numbers of flights.
-            good: Leading intact blocks of each, the minimum over ranks; all, for plans.
+            good: Leading intact blocks of each, the minimum over ranks. The default for plans is
+                all.
             corrupt: True where the first bad block failed its checksum: its source is dropped.
-            done: A step that the engine has done: what was held back for it goes.
+            done: A step that the engine has done: slots that were held back for it are given back.
 
         Returns:
-            Flights that ended. Duplicate and late outcomes are counted and change nothing.
+            Flights that ended. Outcomes that come twice or too late are counted and change nothing.
         """
 
     def abort(self, flights: _Flights) -> int:
-        """The copies of these flights have ended, and none is good."""
+        """Reports that the copies of these flights have ended, and that none is good."""
 
     def mark_unknown(self, flights: _Flights) -> int:
-        """The deadline of these flights has passed and their end is unknown.
+        """Reports that these flights have missed their deadline, and their outcome is unknown.
 
-        Their destinations are quarantined until `commit` or `abort` reports the fence.
+        Their destinations are quarantined until `commit` or `abort` reports that the copies have
+        ended.
         """
 
     def clear(self) -> None:
-        """Weights changed: nothing published so far is used again. It never waits."""
+        """Forgets all published blocks, as after a change of weights. It never waits."""
 
     def draining(self) -> bool:
-        """Whether anything from before a clear is still held or in flight."""
+        """Tells whether anything from before a clear is still held or in flight."""
 
     def resize(self, tier: _Tier, slots: int, *, memory: int | None = None) -> None:
-        """Gives a tier `slots` slots; slots beyond retire as they come free.
+        """Gives a tier `slots` slots. Slots beyond that retire when they become free.
 
         Args:
-            tier: Which.
+            tier: The tier.
             slots: How many, null slots included.
             memory: Bytes that the bookkeeping of new slots may take; None for what the system
                 grants.
 
         Raises:
-            InUse: What is pinned, claimed, promised or quarantined does not fit.
+            InUse: The pinned, claimed, promised and quarantined slots do not fit.
             Unavailable: There is no memory for the bookkeeping; nothing is changed.
         """
 
     def room(self, tier: _Tier = "device") -> Room:
-        """Room on a tier, in one reading."""
+        """Returns the room on a tier, read at one moment."""
 
     def holders(self) -> list[_Holder]:
-        """Who holds what, the largest first: a diagnostic, in time in proportion to what is held.
+        """Returns which sequence or ticket holds how much, the largest first.
+
+        This is a diagnostic: it takes time in proportion to all that is held.
 
         Returns:
-            Per running or parked sequence: its kind, its number, device blocks in its table or
-            pinned by its keeps; blocks promised to it: growth on the device, or slots of the host;
-            and what of the device blocks only it holds, so that its end makes as many or more free
-            or evictable at once. Those that have ended or come back, and wait for their loads, are
-            among them. A "ticket" holds nothing, and is promised its blocks of the device; a "host
-            ticket" likewise blocks of the host.
+            A row for each running or parked sequence, also for those that have ended or come back
+            and wait for their loads: its kind; its number; the device blocks in its table or pinned
+            by its keeps; the blocks promised to it, which are growth on the device or slots of the
+            host; and the device blocks that only it holds, so that its end makes at least so many
+            free or evictable at once. A "ticket" holds nothing, and is promised blocks of the
+            device; a "host ticket" is promised blocks of the host.
         """
 
     def digest(self) -> int:
-        """A fingerprint, of 64 bits, of all that decides about answers: a diagnostic.
+        """Returns a fingerprint, of 64 bits, of everything that decides about answers.
 
-        Replicas that were fed the same calls have the same, and after different ones they differ
-        where an answer could. What a refused call counts is not in it, nor are tokens that were
-        appended and not sealed. Comparable between processes of one build only. It takes time in
-        proportion to the cache.
+        Replicas that were fed the same calls have the same digest; if an answer of theirs could
+        differ, their digests differ. It does not cover the counts of refused calls, nor tokens that
+        were appended and not sealed. Only processes of one build can be compared. This is a
+        diagnostic: it takes time in proportion to the cache.
         """
 
     def exclusive_blocks(self, lease: Lease) -> int:
-        """Device blocks of a lease that its end makes free or evictable at once, or more.
+        """Returns how many device blocks the end of a lease makes free or evictable at once.
 
-        Nobody else holds them, and no copy reads them or fills what is below.
+        No other sequence holds them, and no copy reads them or fills blocks that follow them. More
+        may become evictable.
         """
 
     def blocks_in_flight(self) -> tuple[int, int]:
-        """Blocks on their way down and up; those of flights whose end is unknown do not count."""
+        """Returns the blocks in flight, down and up, without flights whose outcome is unknown."""
 
     def worth_loading(self, blocks: int, after: int = 0) -> bool:
-        """Whether loading takes less time than computing, behind all that is on its way up now.
+        """Tells whether loading takes less time than computing, queued behind all loads in flight.
 
         Args:
             blocks: Blocks to load.
             after: Blocks of the sequence before them.
 
         Returns:
-            The answer by `speeds`; True for a cache without.
+            The answer by the cache's `speeds`; True for a cache that was made without.
         """
 
     def stats(self) -> dict[str, int]:
-        """Counters and sizes in one reading; `stats_schema` has units and meanings."""
+        """Returns counters and sizes, read at one moment; `stats_schema` has units and meanings."""
 
     def audit(self) -> Violation | None:
-        """The first law found broken, or None. It takes time in proportion to the cache."""
+        """Returns the first law found broken, or None. It takes time in proportion to the cache."""
 
     @property
     def closed(self) -> bool:
-        """Whether its memory is gone: nothing begins any more, and what is held can only end."""
+        """Whether its memory is gone: nothing begins any more, and leases can only end."""
 
     def _close(self) -> None:
-        """From here on what would begin something or go on with it raises `Misuse`."""
+        """Closes it: from now on, verbs that begin something or go on with it raise `Misuse`."""
 
 def stats_schema() -> tuple[list[_Field], list[_Field]]:
-    """Name, unit and meaning of what `stats` gives: for all tiers together, then per tier."""
+    """Returns name, unit and meaning of what `stats` gives: for the cache, then per tier."""
 
-# What follows is the crane's arithmetic. It keeps the interpreter's lock, which NumPy gives away in
+# What follows is the crane's arithmetic. It keeps the interpreter's lock, which NumPy releases in
 # every loop of more than 500 elements.
 
 def consecutive(sources: _Ints, destinations: _Ints) -> int:
-    """How many runs of slots are consecutive on both sides."""
+    """Counts the runs of slots that are consecutive on both sides."""
 
 def runs(
     sources: _Ints, destinations: _Ints, source: _Places, destination: _Places, piece_bytes: int
 ) -> tuple[_Addresses, _Addresses, _Addresses]:
-    """Bytes to copy from slots to slots, in the order of the slots and of their pieces.
+    """Returns the bytes to copy from slots to slots, in the order of the slots and their pieces.
 
-    Slots that are consecutive on both sides are one run where a piece is all of a slot there.
+    Slots that are consecutive on both sides make one run if, on both, a piece is a whole slot.
 
     Args:
         sources: Slots, shape (blocks,).
         destinations: Slots, shape (blocks,).
         source: Address of each piece of slot 0, and bytes from a slot to the next.
-        destination: The same of the other side, as many pieces.
+        destination: The same of the other side, with as many pieces.
         piece_bytes: Bytes of a piece.
 
     Returns:
@@ -994,20 +1047,20 @@ def runs(
 def through(
     below: _Ints, places: _Places, ring: int, held: int, block_bytes: int
 ) -> tuple[tuple[_Addresses, _Addresses, _Addresses], list[int]]:
-    """Bytes to copy between slots and a ring of blocks that is filled again and again.
+    """Returns the bytes to copy between slots and a ring of blocks that is filled repeatedly.
 
-    Blocks that follow one another in the slots are one run, within a filling.
+    Within one filling, blocks that follow one another in the slots make one run.
 
     Args:
         below: Slots of the tier below, shape (blocks,).
-        places: Of their pieces, which follow one another in a slot.
+        places: Where their pieces are; in a slot they follow one another.
         ring: Address of the ring.
         held: Blocks that it holds.
         block_bytes: Bytes of a block.
 
     Returns:
-        Addresses in the slots, addresses in the ring, and bytes, shape (runs,) each; and where the
-        runs of each filling begin, with the end of the last behind them.
+        Addresses in the slots, addresses in the ring, and bytes, shape (runs,) each; and the first
+        run of each filling, followed by the number of runs.
 
     Raises:
         Misuse: The ring holds nothing, or an address does not fit into 64 bits.
@@ -1022,20 +1075,20 @@ class Marks:
         """Marks slots with a number.
 
         Raises:
-            Misuse: There is no such slot, and none is marked.
+            Misuse: A slot does not exist; none is marked.
         """
 
     def latest(self, slots: _Ints) -> int:
-        """The highest number of these slots; 0 for none.
+        """Returns the highest number of these slots; 0 for no slots.
 
         Raises:
-            Misuse: There is no such slot.
+            Misuse: A slot does not exist.
         """
 
 def _forked() -> None:
-    """Called in the child after a fork: caches made before it refuse to be used there."""
+    """Marks a fork, in the child: caches that were made before it refuse to be used there."""
 
 def _panic(
     cache: Cache, place: Literal["verb", "long verb", "keys", "long keys", "binding"]
 ) -> None:
-    """Panics on purpose, so that tests see what contains it."""
+    """Panics on purpose, so that tests see that a panic is contained."""

@@ -124,7 +124,7 @@ def test_down_failed_frees_the_destination_and_leaves_the_source_as_it_was() -> 
 
 
 def test_down_of_a_kept_block_is_tried_again_and_then_its_keep_is_broken() -> None:
-    with bench([fail(0), fail(0), fail(0)], retries=2) as yard:
+    with bench([fail(0), fail(0), fail(0)], copy_retries=2) as yard:
         lease = yard.begin(PROMPT)
         yard.compute(lease)
         parked = yard.cache.park(lease, 16)

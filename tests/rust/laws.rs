@@ -4,6 +4,8 @@
 mod asking;
 #[path = "laws/beginning.rs"]
 mod beginning;
+#[path = "laws/chains.rs"]
+mod chains;
 #[path = "laws/clearing.rs"]
 mod clearing;
 #[path = "laws/digest.rs"]
@@ -38,6 +40,7 @@ mod tickets;
 mod tree;
 #[path = "laws/up.rs"]
 mod up;
+mod verbs;
 #[path = "laws/writing.rs"]
 mod writing;
 #[path = "laws/yard.rs"]

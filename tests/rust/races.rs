@@ -1,6 +1,9 @@
 //! The shared shell under random schedules. A failure prints the seed of its schedule, and
 //! `SEED=… cargo nextest run -p blockyard-core --features shuttle --test races` runs it again.
 
+#[expect(dead_code, reason = "it uses some of them")]
+mod verbs;
+
 use blockyard_core::{
     Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, KeyHash, Lease, LeaseId, Namespace,
     Parked, Plan, Retention, State, Ticket, Tier,
@@ -9,6 +12,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Arc, RwLock};
 use shuttle::thread::{JoinHandle, spawn};
 use std::collections::BTreeMap;
+use verbs::Verbs as _;
 
 const SIZE: u64 = 4;
 

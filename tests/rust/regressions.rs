@@ -1,9 +1,13 @@
 //! What the model has found, each as the few calls that show it.
 
+#[expect(dead_code, reason = "it uses some of them")]
+mod verbs;
+
 use blockyard_core::{
     Answer, Begun, Cache, Chain, Config, Error, Extras, Filling, Key, KeyHash, Lease, Namespace,
     Outcome, Parked, Plan, Request, Retention, Sealing, Stop, Tier,
 };
+use verbs::Verbs as _;
 
 /// Two tokens per block, no null slots.
 fn cache(device: u32, host: u32, recompute: bool) -> Cache {

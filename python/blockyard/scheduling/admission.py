@@ -151,7 +151,7 @@ class Admission:
                 continue
             except NoRoom as error:
                 admitted.refused.append(entry)
-                lack = error.need + error.promised - error.free - error.evictable
+                lack = error.need - error.available
                 admitted.lacks.append(lack)
                 back += [entry] * popped
                 out.append(entry)
@@ -248,13 +248,12 @@ class Admission:
 
     def spare(self) -> int:
         """Device blocks to be had that nobody was promised; less than none after a resize."""
-        room = self._cache.room()
-        return room.free + room.evictable - room.promised
+        return self._cache.room().available
 
     def growth(self) -> int:
         """Device blocks that those who run may grow by: what is spare, and the headroom."""
         room = self._cache.room()
-        return room.free + room.evictable - room.promised + room.headroom
+        return room.available + room.headroom
 
     def _standing(self) -> tuple[int, ...]:
         """What changes when somebody comes or goes."""
@@ -303,7 +302,7 @@ class Admission:
         if need > host:
             error = NoRoom(f"no room on the host to park {need} blocks: it has {host}")
             error.tier, error.need, error.free = "host", need, host
-            error.evictable = error.promised = 0
+            error.evictable, error.promised, error.available = 0, 0, host
             raise error
 
     def _seated(self, entry: Request, lease: Lease) -> Seat:

@@ -135,7 +135,7 @@ class Reservations:
         headroom = max(reserve.headroom(running) - room.headroom, 0)
         try:
             ticket = self._cache.promise(blocks)
-            if room.free + room.evictable - room.promised < blocks + headroom:
+            if room.available < blocks + headroom:
                 self._cache.release(ticket)
                 raise _refusal(room, blocks, headroom)
         except NoRoom:
@@ -222,4 +222,5 @@ def _refusal(room: Room, blocks: int, headroom: int) -> NoRoom:
     )
     error.tier, error.need = "device", blocks + headroom
     error.free, error.evictable, error.promised = room.free, room.evictable, room.promised
+    error.available = room.available
     return error

@@ -43,7 +43,7 @@ class Promises:
     def open(self, name: str, blocks: int, deadline: int, peer: str, *, running: int) -> bool:
         """Whether it was promised: if and only if there is room, and not twice."""
         room = self._cache.room()
-        spare, kept = room.free + room.evictable - room.promised, room.headroom
+        spare, kept = room.available, room.headroom
         check(running > 0 or not kept, f"{kept} blocks of headroom, and nothing runs")
         before = self._asked.get(name)
         try:

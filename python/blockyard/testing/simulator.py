@@ -546,8 +546,7 @@ class _Simulation:
         `Witness.begin` looks at it. Nothing published outlives the reset that follows.
         """
         for yard in self._yards:
-            room = yard.cache.room()
-            spare = room.free + room.evictable - room.promised
+            spare = yard.cache.room().available
             if spare > 0:
                 tokens = range(10**6, 10**6 + spare * self.setup.block_size)
                 yard.cache.finish(yard.cache.begin(tokens, load=0))

@@ -52,7 +52,7 @@ class Keywords(TypedDict, total=False):
     speeds: Speeds | tuple[int, int, int] | None
     thresholds: Thresholds | Mapping[str, int] | None
     recompute: bool
-    retries: int
+    copy_retries: int
     groups: int
     namespace: Mapping[str, str] | None
     key_hash: Literal["sha256", "xxh3"]
@@ -86,8 +86,8 @@ class Config:
         thresholds: How copies between a GPU and its host are best made, as `calibrate` found it;
             None for what suits most.
         recompute: Whether the engine can recompute KV that was lost.
-        retries: How often a failed copy down is tried again: of a kept block, before its keep is
-            broken; of others, before none is made ahead of need any more.
+        copy_retries: How often a failed copy down is tried again. After that, the keep of a kept
+            block is broken, and no copy of another block is made ahead of need any more.
         groups: Groups of layers; only 1 is supported.
         namespace: What tells this cache's keys from others': model, weights, dtype, layout,
             parallel.
@@ -111,7 +111,7 @@ class Config:
     speeds: Speeds | tuple[int, int, int] | None = None
     thresholds: Thresholds | Mapping[str, int] | None = None
     recompute: bool = True
-    retries: int = 3
+    copy_retries: int = 3
     groups: int = 1
     namespace: Mapping[str, str] | tuple[tuple[str, str], ...] | None = None
     key_hash: Literal["sha256", "xxh3"] = "sha256"
@@ -260,7 +260,7 @@ _LEAST = {
     "ghosts": 0,
     "ahead": 0,
     "deadline": 1,
-    "retries": 0,
+    "copy_retries": 0,
 }
 _WORDS = {
     "eviction": ("recency", "heap"),
@@ -273,7 +273,7 @@ _WORDS = {
 def _word(name: str, given: object, words: tuple[object, ...]) -> None:
     if not any(given is word or (given == word and isinstance(given, str)) for word in words):
         quoted = [f'"{word}"' if isinstance(word, str) else str(word) for word in (given, *words)]
-        raise Misuse(f"{name} = {quoted[0]}: say {' or '.join(quoted[1:])}")
+        raise Misuse(f"{name} = {quoted[0]}: must be one of {', '.join(quoted[1:])}")
 
 
 def _speeds(given: object) -> Speeds:

@@ -69,7 +69,6 @@ def _of_prompt(cache: Cache, keys: Keys, holders: _Holders) -> list[str]:
             f"Now {asked.slow} blocks on the host would be skipped: loading them would take "
             "longer than computing them."
         )
-    spare = asked.free + asked.evictable - asked.promised
     if not asked.ever:
         lines.append(f"It never fits: it needs {asked.need} slots more than it found.")
     elif asked.waits is not None:
@@ -77,9 +76,10 @@ def _of_prompt(cache: Cache, keys: Keys, holders: _Holders) -> list[str]:
     elif not asked.fits:
         had = "beside what it would find there" if asked.device else "now"
         lines.append(
-            f"It waits: it needs {asked.need} slots, and {max(spare, 0)} can be had {had}."
+            f"It waits: it needs {asked.need} slots, and {max(asked.available, 0)} can be had "
+            f"{had}."
         )
-        lines += _ends(asked.need - spare, holders)
+        lines += _ends(asked.need - asked.available, holders)
     return lines
 
 
@@ -139,16 +139,15 @@ def _of_refusal(refusal: NoRoom, holders: _Holders) -> list[str]:
                 )
             ]
         case _:
-            spare = refusal.free + refusal.evictable - refusal.promised
             lines = [
                 (
                     f"The {refusal.tier} had no room: {refusal.need} slots were needed, "
-                    f"{max(spare, 0)} could be had ({refusal.free} free and {refusal.evictable} "
-                    f"evictable, {refusal.promised} promised)."
+                    f"{max(refusal.available, 0)} could be had ({refusal.free} free and "
+                    f"{refusal.evictable} evictable, {refusal.promised} promised)."
                 )
             ]
             if refusal.tier == "device":
-                lines += _ends(refusal.need - spare, holders)
+                lines += _ends(refusal.need - refusal.available, holders)
             return lines
 
 

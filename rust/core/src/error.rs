@@ -37,8 +37,10 @@ pub enum Error {
         number: u64,
     },
     /// A handle of another yard.
-    #[error("lease {number} belongs to another cache: pass it to the one that made it")]
+    #[error("{what} {number} belongs to another cache: pass it to the cache that made it")]
     Foreign {
+        /// Lease, parked sequence or ticket.
+        what: &'static str,
         /// Its number.
         number: u64,
     },
@@ -74,8 +76,7 @@ pub enum Error {
         evictable: u64,
         /// Slots promised to others.
         promised: u64,
-        /// What of free and evictable ones is promised to no one; below zero where the request's
-        /// own prefix backs promises.
+        /// Blocks to be had: free and evictable, less promised.
         available: i64,
     },
     /// It never fits.
@@ -107,7 +108,7 @@ pub enum Error {
          it refuses every call; make another one, and report what standard error says"
     )]
     Broken {
-        /// What the panic said.
+        /// The message of the panic.
         why: String,
     },
     /// A resize below what is held.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The encoding is a promise: keys name blocks in stores that outlive this process and this version.
-//! `docs/keys.md` states it byte by byte. A change of it raises `VERSION`.
+//! `docs/keys.md` states it byte by byte. Whoever changes it raises `VERSION`.
 
 use std::fmt;
 
@@ -55,7 +55,7 @@ const SHA256_START: [u32; 8] = [
 /// Which hash makes the keys.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum KeyHash {
-    /// SHA-256: two different prefixes cannot be made to share a key.
+    /// SHA-256: no attacker can make two different prefixes share a key.
     #[default]
     Sha256,
     /// XXH3-128 twice, with seeds 0 and 1: fast, not collision resistant, so only where all tenants

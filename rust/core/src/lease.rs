@@ -1,5 +1,5 @@
-//! Handles: what a caller holds of a running or a parked sequence, or was promised. They are spent
-//! by the verb that ends them; one that is dropped instead gives back what it holds, and is counted.
+//! Handles of running and parked sequences, and of promised blocks. The verb that ends one spends it.
+//! If it is dropped instead, it gives back what it holds, and is counted.
 
 use crate::chain::Chain;
 use crate::error::{Error, Result};
@@ -8,7 +8,7 @@ use crate::shared::{Dropped, Keys, Shared};
 use crate::state::{Sealing, State};
 use crate::sync::{Arc, AtomicBool, Ordering};
 
-/// Keys that are made with the sequence's keys locked: at about 75 ns each, 20 µs.
+/// So many keys are made while the sequence's keys are locked: at about 75 ns each, this takes 20 µs.
 const FEW_KEYS: usize = 256;
 
 /// A running sequence: its pinned block table, and its keys. Not `Clone`: see `fork`.
@@ -29,7 +29,7 @@ pub struct Parked {
     open: AtomicBool,
 }
 
-/// Blocks promised to a sequence that does not have them yet: of the device for a begin or a resume,
+/// Blocks promised to a request that does not have them yet: of the device for a begin or a resume,
 /// of the host for a park.
 #[derive(Debug)]
 pub struct Ticket {
@@ -67,8 +67,8 @@ impl Lease {
         self.keys.lock().chain.tokens()
     }
 
-    /// Tokens extend the keys; hashing happens here, outside the yard's lock. Much of it happens
-    /// beside the keys: a thread that only asks how many tokens there are does not wait for it.
+    /// Extends the keys by tokens. They are hashed here, outside the yard's lock; a long text is hashed
+    /// without a lock on the keys, so that a thread that asks for the number of tokens does not wait.
     ///
     /// # Errors
     /// `Spent`; `Argument` when its keys are given ready.
@@ -84,7 +84,7 @@ impl Lease {
         if known.chain.tokens() == before {
             chain = std::mem::replace(&mut known.chain, chain);
         } else {
-            // Another thread appended to the same sequence meanwhile.
+            // Another thread has appended to the same sequence meanwhile.
             known.chain.extend(tokens)?;
         }
         drop(known);
@@ -192,7 +192,7 @@ impl Parked {
         &self.shared
     }
 
-    /// Tokens appended so far; the frozen count of computed ones is the yard's.
+    /// Tokens appended so far. The yard has the number of computed ones, which parking has fixed.
     pub fn tokens(&self) -> u64 {
         self.keys.lock().chain.tokens()
     }
@@ -367,7 +367,7 @@ impl Seals {
         Ok(sealed)
     }
 
-    /// What of the batch a park seals.
+    /// The row of the batch that a park seals.
     pub fn row(&self, lease: &Lease, computed: u64) -> Sealing<'_> {
         let row = self.rows.first();
         Sealing {
@@ -378,13 +378,13 @@ impl Seals {
         }
     }
 
-    /// Remembers what is sealed, so that the next seal gathers only what is new. `batch` is the
-    /// batch that was added, in its order.
+    /// Remembers what is sealed, so that the next seal gathers only what is new. `batch` gives the
+    /// leases of the batch, in the order in which they were added.
     pub fn remember<'a>(&self, batch: impl Fn(usize) -> &'a Lease) {
         for row in &self.rows {
             let lease = batch(row.at);
             let mut known = lease.keys.lock();
-            // Parked meanwhile, by another thread: what it becomes starts to count from zero.
+            // If another thread has parked it meanwhile, the parked sequence counts from 0.
             if lease.check().is_ok() {
                 known.sealed = row.sealed;
             }

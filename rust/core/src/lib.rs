@@ -1,16 +1,17 @@
 //! The bookkeeping of a KV cache: which block lives where, which sequence may use it, what moves next
 //! and what waits. It knows no bytes, no devices, no Python and no clock.
 //!
-//! A [`Cache`] is a yard behind one short mutex. [`State`] has every verb, by id; handles
-//! ([`Lease`], [`Parked`], [`Ticket`]) hold what a sequence holds or was promised. Keys are made outside the lock ([`Chain`]);
-//! copies are [`Plan`]s that the caller carries out and reports back.
+//! A [`Cache`] is a yard behind one short mutex. [`State`] has every verb, by id. Handles ([`Lease`],
+//! [`Parked`], [`Ticket`]) stand for what a sequence holds or was promised. Keys are made outside the
+//! lock ([`Chain`]). Copies are [`Plan`]s: the caller carries them out and reports their outcomes.
 //!
 //! A file may use only what stands above it; names on one line are strangers:
 //! layer: id sync
 //! layer: error
 //! layer: memory
 //! layer: hash arena list index
-//! layer: chain pool ledger trie ghost cost evict plan flight record
+//! layer: extras pool ledger trie ghost cost evict plan flight record
+//! layer: chain
 //! layer: stats
 //! layer: state
 //! layer: shared
@@ -18,10 +19,6 @@
 //! layer: cache
 
 #![forbid(unsafe_code)]
-#![cfg_attr(
-    feature = "shuttle",
-    expect(clippy::result_large_err, reason = "shuttle's atomics are large")
-)]
 
 mod arena;
 mod cache;
@@ -29,6 +26,7 @@ mod chain;
 mod cost;
 mod error;
 mod evict;
+mod extras;
 mod flight;
 mod ghost;
 mod hash;
@@ -48,10 +46,11 @@ mod sync;
 mod trie;
 
 pub use cache::Cache;
-pub use chain::{Chain, Extras, Media};
+pub use chain::Chain;
 pub use cost::Speeds;
 pub use error::{Error, Result};
 pub use evict::EvictionPolicy;
+pub use extras::{Extras, Media};
 pub use hash::{KeyHash, Namespace, Seed};
 pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Retention, Slot, TicketId, Tier};
 pub use lease::{Lease, Parked, Seals, Ticket};
@@ -61,4 +60,4 @@ pub use state::{
     Answer, Begun, Cells, Config, Filling, Holder, HolderId, Need, ParkedView, Pending, Probe,
     Request, Room, Sealing, State, Stop, View, Violation, WritePolicy,
 };
-pub use stats::{Counters, Field, SCHEMA, Stats, TIER_SCHEMA, TierStats};
+pub use stats::{Counters, Field, Stats, TierStats};

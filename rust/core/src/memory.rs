@@ -1,5 +1,5 @@
-//! Memory that may not be there: what grows with a number from outside is asked for, and a refusal
-//! is an answer. Elsewhere in Rust it is the end of the process.
+//! Memory that may not be there. Arrays that grow with a number from outside are asked for here, so
+//! that a refusal is an answer. Elsewhere in Rust a refusal ends the process.
 
 use crate::error::{Error, Result};
 
@@ -18,14 +18,14 @@ pub(crate) fn filled<T: Clone>(count: usize, with: T, what: &'static str) -> Res
     Ok(vec)
 }
 
-/// Whether so many bytes are to be had at once, and are no more than `there` are, if that is known:
-/// the system grants memory that it does not have. Nothing is touched: several arrays can each be granted
-/// where there is no memory for all of them, and the one that is written to last ends the process.
+/// Whether the system grants so many bytes at once, and they are no more than `there`, if that is
+/// known, as the system grants memory that it does not have. Nothing is written: if several arrays were
+/// each granted without memory for all, the process would end when the last of them is written to.
 pub(crate) fn ask(bytes: u64, there: Option<u64>, what: &'static str) -> Result<()> {
     let there = there.filter(|&there| there < bytes);
     let mut all: Vec<u8> = Vec::new();
     let had = usize::try_from(bytes).is_ok_and(|bytes| all.try_reserve_exact(bytes).is_ok());
-    // Nothing uses it: without this the compiler might not ask for it either.
+    // The array is not used, and the compiler might drop the request without this.
     std::hint::black_box(&mut all);
     if had && there.is_none() {
         return Ok(());

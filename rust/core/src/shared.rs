@@ -13,10 +13,10 @@ use std::sync::OnceLock;
 /// hashing, copying, logging or calling out.
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// What dropped handles held: the next call that locks takes it back, so that a drop never waits.
+    /// What dropped handles held. The thread that locks next takes it back, so that a drop never waits.
     dropped: Mutex<Vec<Dropped>>,
     any_dropped: AtomicBool,
-    /// What a panic said that the caller has caught.
+    /// The message of a panic that a caller has caught.
     broken: OnceLock<String>,
 }
 
@@ -44,7 +44,7 @@ impl DerefMut for Locked<'_> {
     }
 }
 
-/// Short: a handle that is printed must not print the whole yard, keys included.
+/// Short, as a printed handle must not print the whole yard and its keys.
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Yard")
@@ -86,7 +86,7 @@ impl Shared {
         }
     }
 
-    /// Whether it can be entered, as far as the caller has said that it cannot.
+    /// Whether it can be entered, unless a panic has not been reported yet.
     pub(crate) fn check(&self) -> Result<()> {
         if self.broken.get().is_some() {
             return Err(self.is_broken());
@@ -94,7 +94,7 @@ impl Shared {
         Ok(())
     }
 
-    /// From here on it is entered no more; the first reason stays.
+    /// Refuses to be entered from now on; the first reason stays.
     pub(crate) fn break_down(&self, why: String) -> Error {
         self.broken.get_or_init(|| why);
         self.is_broken()
@@ -110,7 +110,7 @@ impl Shared {
         }
     }
 
-    /// The yard as it is, also after a panic.
+    /// The yard as it is, even after a panic.
     pub(crate) fn lock(&self) -> Locked<'_> {
         self.collect(Locked(wait(&self.state)))
     }
@@ -158,7 +158,7 @@ pub(crate) struct Keys {
 #[derive(Debug)]
 pub(crate) struct Known {
     pub(crate) chain: Chain,
-    /// Leading blocks that the yard has sealed, as last heard; never more than it has.
+    /// Leading blocks that the yard had sealed when it was last asked; it never unseals one.
     pub(crate) sealed: u32,
 }
 
@@ -179,7 +179,7 @@ impl Keys {
         wait(&self.known)
     }
 
-    /// The same, to make or to publish some: not after a panic, which may have left them half made.
+    /// The same, to make or to publish keys; an error after a panic, which may have left them half made.
     #[inline]
     pub(crate) fn sound(&self) -> Result<MutexGuard<'_, Known>> {
         #[expect(clippy::disallowed_methods, reason = "this is the place")]
@@ -194,7 +194,7 @@ impl Keys {
     }
 }
 
-/// The lock, also after a panic: a verb that must not go on after one does not call this.
+/// Takes the lock even after a panic, for callers that may go on after one.
 #[expect(clippy::disallowed_methods, reason = "this is the place")]
 fn wait<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex

@@ -1,7 +1,7 @@
-//! `#[guarded]`, for the functions that Python calls: the body of each that returns a `PyResult` runs
-//! in `crate::enter::guard`, which turns a panic into the error that it returns. `PyO3` alone would
-//! raise a `BaseException`, which nobody catches. It is one word above an `impl`, so that no verb is
-//! forgotten.
+//! `#[guarded]` is for the functions that Python calls. The body of each that returns a `PyResult` runs
+//! in `crate::enter::guard`, which turns a panic into an error. `PyO3` alone would raise a
+//! `BaseException`, which callers do not catch. One word above an `impl` covers all of its verbs, so
+//! that none is forgotten. R2-8
 
 use proc_macro::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 

@@ -1,17 +1,16 @@
-//! Batches: sequences of leases, and of flights.
+//! Batches: leases that one call of a verb takes together.
 
-use crate::arguments::flight;
-use crate::buffers::{MOST, each, integers, room, shown, too_many};
-use crate::enter::SHORT;
+use crate::arguments::Counts;
+use crate::buffers::{MOST, each, room, too_many};
 use crate::error::{Failure, Outcome};
-use crate::handles::Lease;
-use crate::plan::Plan;
+use crate::face::Cache;
+use crate::lease::Lease;
 use blockyard_core as core;
-use blockyard_core::{FlightId, LeaseId};
+use blockyard_core::{LeaseId, Seals};
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyList, PyTuple};
+use pyo3::types::{PyList, PyTuple};
 
-/// The leases of a batch; `Cache::batch` checks that they are its own and not spent.
+/// The leases of a batch. `Cache::batch` checks that the cache made them and that none is spent.
 pub(crate) struct Batch<'py> {
     pub(crate) leases: Vec<Bound<'py, Lease>>,
     pub(crate) ids: Vec<LeaseId>,
@@ -68,7 +67,7 @@ impl<'py> Batch<'py> {
         self.leases.push(lease);
     }
 
-    /// Only the rows that are good.
+    /// Keeps only the rows that are good.
     pub(crate) fn retain(&mut self, good: impl FnMut(&Bound<'py, Lease>) -> bool) {
         self.leases.retain(good);
         let kept = self.leases.iter().map(|lease| lease.get().inner.id());
@@ -84,7 +83,16 @@ impl<'py> Batch<'py> {
         self.leases.iter().map(|lease| &lease.get().inner).collect()
     }
 
-    /// A lease that is named twice would be served twice: refused where that matters.
+    /// What each row may publish when so many of its tokens are computed.
+    pub(crate) fn seals(&self, computed: &Counts) -> Outcome<Seals> {
+        let mut seals = Seals::default();
+        for (row, lease) in self.handles().into_iter().enumerate() {
+            seals.add(lease, computed.of(row))?;
+        }
+        Ok(seals)
+    }
+
+    /// Refuses a lease that is named twice, for verbs that would serve it twice.
     pub(crate) fn check_once(&self, verb: &str) -> Outcome<()> {
         let mut ids = self.ids.clone();
         ids.sort_unstable();
@@ -100,67 +108,23 @@ impl<'py> Batch<'py> {
     }
 }
 
-/// A flight that the caller has named, by its plan or by its number.
-pub(crate) struct Named<'py> {
-    pub(crate) flight: FlightId,
-    plan: Option<Bound<'py, Plan>>,
-}
-
-impl<'py> Named<'py> {
-    /// Flights out of a plan, a number, a sequence of either, or an array of numbers.
-    pub(crate) fn all(from: &Bound<'py, PyAny>) -> PyResult<Vec<Self>> {
-        if from.is_instance_of::<Plan>() || from.is_instance_of::<PyInt>() {
-            return Ok(vec![Self::one(from)?]);
-        }
-        if from.is_instance_of::<PyList>() || from.is_instance_of::<PyTuple>() {
-            let items = from.try_iter()?;
-            return each("flights", from, items, |_, item| Self::one(&item));
-        }
-        let numbers: Vec<u64> = integers("flights", from)?;
-        let named = |number| {
-            Ok(Self {
-                flight: flight(number)?,
-                plan: None,
-            })
-        };
-        Ok(numbers.into_iter().map(named).collect::<Outcome<_>>()?)
+impl Cache {
+    /// A batch of leases that this cache made, none of them spent.
+    pub(crate) fn batch<'py>(&self, from: &Bound<'py, PyAny>) -> PyResult<Batch<'py>> {
+        self.check_open()?;
+        let batch = Batch::new(from)?;
+        let mut handles = batch.handles().into_iter();
+        let checked = handles.try_for_each(|lease| self.inner.check_lease(lease));
+        self.admit_handle(from.py(), checked)?;
+        Ok(batch)
     }
 
-    fn one(from: &Bound<'py, PyAny>) -> PyResult<Self> {
-        if let Ok(plan) = from.cast::<Plan>() {
-            return Ok(Self {
-                flight: plan.get().0.flight,
-                plan: Some(plan.clone()),
-            });
-        }
-        let number = from.extract().map_err(|_| {
-            Failure::misuse(format!(
-                "flight {}: pass a Plan, or the number of its flight",
-                shown(from)
-            ))
-        })?;
-        Ok(Self {
-            flight: flight(number)?,
-            plan: None,
-        })
-    }
-
-    pub(crate) fn plan(&self) -> Option<&core::Plan> {
-        self.plan.as_ref().map(|plan| &plan.get().0)
-    }
-
-    /// The plan's blocks, where it is known.
-    pub(crate) fn len(&self) -> Option<u32> {
-        self.plan().map(|plan| plan.len() as u32)
-    }
-
-    /// About how many blocks a batch is of; a number alone may be of any.
-    pub(crate) fn blocks(all: &[Self]) -> usize {
-        let len = |named: &Self| named.len().map_or(SHORT + 1, |len| len as usize + 1);
-        all.iter().map(len).sum()
-    }
-
-    pub(crate) fn plans(all: &[Self]) -> Vec<&core::Plan> {
-        all.iter().filter_map(Self::plan).collect()
+    /// About how many blocks a batch holds.
+    pub(crate) fn blocks(&self, batch: &Batch<'_>) -> usize {
+        let size = u64::from(self.block_size);
+        let handles = batch.handles().into_iter();
+        handles
+            .map(|lease| (lease.tokens() / size) as usize + 1)
+            .sum()
     }
 }

@@ -1,4 +1,4 @@
-//! Buffers in, arrays out: the engine's own arrays, or new `NumPy` ones.
+//! Reads buffers, and writes arrays: the engine's own ones, or new ones of `NumPy`.
 
 use crate::error::{Failure, Outcome};
 use blockyard_core::Error;
@@ -9,11 +9,11 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyInt, PyIterator};
 use std::ffi::CStr;
 
-/// Values that one call takes of anything: more than any prompt or batch has, and few enough that
-/// what never ends is refused in a second or two.
+/// One call takes at most so many values of anything. No prompt or batch has as many, and an endless
+/// iterator reaches them in a second or two.
 pub(crate) const MOST: usize = 1 << 25;
 
-/// Values for which room is made because a sequence says that it has as many: it may lie.
+/// Room for more values than these is not made on the word of a `len`, which may lie.
 const BELIEVED: usize = 1 << 12;
 
 pub(crate) fn too_many(name: &str, count: impl std::fmt::Display) -> Failure {
@@ -22,7 +22,7 @@ pub(crate) fn too_many(name: &str, count: impl std::fmt::Display) -> Failure {
     ))
 }
 
-/// Room for so many more values.
+/// Makes room for so many more values.
 pub(crate) fn room<T>(all: &mut Vec<T>, more: usize, what: &'static str) -> Outcome<()> {
     all.try_reserve(more).map_err(|_| {
         let bytes = (all.len() as u64).saturating_add(more as u64);
@@ -35,7 +35,7 @@ pub(crate) fn room<T>(all: &mut Vec<T>, more: usize, what: &'static str) -> Outc
     })
 }
 
-/// Something out of each item of an iterable, as long as it ends.
+/// Makes a value of each item of an iterable, and refuses an endless one. R2-8
 pub(crate) fn each<'py, T>(
     name: &'static str,
     from: &Bound<'py, PyAny>,
@@ -57,8 +57,7 @@ pub(crate) fn each<'py, T>(
     Ok(all)
 }
 
-/// How many items something says that it has, 0 if it does not; an error if one call never takes
-/// as many.
+/// What `len` says, 0 where there is none; an error if one call never takes so many.
 fn said(name: &str, from: &Bound<'_, PyAny>) -> PyResult<usize> {
     let py = from.py();
     match from.len() {
@@ -71,7 +70,7 @@ fn said(name: &str, from: &Bound<'_, PyAny>) -> PyResult<usize> {
     }
 }
 
-/// What integers are checked to fit into.
+/// The types that integers are read into.
 pub(crate) trait Whole: TryFrom<i64> + TryFrom<u64> {
     const MOST: u64;
 }
@@ -88,7 +87,7 @@ impl Whole for u64 {
     const MOST: u64 = Self::MAX;
 }
 
-/// Integers of any width and sign out of a buffer, or out of a sequence of ints.
+/// Reads integers of any width and sign out of a buffer, or out of a sequence of ints.
 pub(crate) fn integers<T>(name: &'static str, from: &Bound<'_, PyAny>) -> PyResult<Vec<T>>
 where
     T: Whole,
@@ -124,7 +123,7 @@ where
     }
 }
 
-/// `PyO3` takes big endian for native.
+/// `PyO3` mistakes big endian for native.
 fn is_native(format: &CStr) -> bool {
     let foreign = if cfg!(target_endian = "little") {
         &b">!"[..]
@@ -187,7 +186,7 @@ fn typed<E: Wide, T: Whole>(
     Ok(all)
 }
 
-/// Exactly so much room; an error if one call never takes as many.
+/// Makes exactly so much room; an error if one call never takes so many.
 fn vacant<T>(all: &mut Vec<T>, count: usize, name: &'static str) -> Outcome<()> {
     if count > MOST {
         return Err(too_many(name, count));
@@ -195,7 +194,7 @@ fn vacant<T>(all: &mut Vec<T>, count: usize, name: &'static str) -> Outcome<()> 
     room(all, count, name)
 }
 
-/// The elements of a buffer, however they lie.
+/// The elements of a buffer, whatever its strides.
 fn copied<E: Element + Copy + Default>(
     py: Python<'_>,
     name: &'static str,
@@ -225,11 +224,11 @@ pub(crate) fn keys_of(py: Python<'_>, buffer: &PyBuffer<u8>) -> PyResult<Vec<[u8
 fn out_of_range<T: Whole>(name: &str, value: &str) -> Failure {
     let most = T::MOST;
     Failure::misuse(format!(
-        "{name} = {value}: pass an integer from 0 to {most}"
+        "{name} = {value}: must be an integer from 0 to {most}"
     ))
 }
 
-/// The beginning of what a value says of itself: it may be of any length, or fail to.
+/// The beginning of `str(value)`, which may be of any length, or fail.
 pub(crate) fn shown(value: &Bound<'_, PyAny>) -> String {
     const FEW: usize = 100;
     let said = value.str();
@@ -242,7 +241,7 @@ pub(crate) fn shown(value: &Bound<'_, PyAny>) -> String {
     text
 }
 
-/// The error that a value is wrong, unless what came up is no mere error: Ctrl-C, say.
+/// The error that a value is wrong; but something like Ctrl-C is passed on.
 fn unless_it_ends(from: &Bound<'_, PyAny>, error: PyErr, wrong: Failure) -> PyErr {
     if error.is_instance_of::<PyException>(from.py()) {
         wrong.into()
@@ -262,7 +261,7 @@ pub(crate) fn integer<T: Whole>(name: &str, from: &Bound<'_, PyAny>) -> PyResult
     Ok(T::try_from(value).map_err(|_| wrong())?)
 }
 
-/// Whether this is one integer, `NumPy`'s included, and no array.
+/// Whether this is one integer, also one of `NumPy`, and no array.
 pub(crate) fn is_integer(from: &Bound<'_, PyAny>) -> bool {
     from.is_instance_of::<PyInt>()
         || (from.hasattr("__index__").unwrap_or(false) && !from.hasattr("__len__").unwrap_or(true))
@@ -359,7 +358,7 @@ pub(crate) fn array<'py, T: Element + Copy>(
     dtype: &str,
 ) -> PyResult<Bound<'py, PyAny>> {
     static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    // `zeros` gives the GIL away to clear a kilobyte or more.
+    // `zeros` would release the GIL to clear a kilobyte or more.
     let array = EMPTY
         .import(py, "numpy", "empty")?
         .call1((values.len(), dtype))?;
@@ -369,7 +368,7 @@ pub(crate) fn array<'py, T: Element + Copy>(
     Ok(array)
 }
 
-/// A read-only array over bytes that nobody changes.
+/// A read-only array over bytes that never change.
 pub(crate) fn frozen<'py>(
     bytes: &Bound<'py, PyBytes>,
     dtype: &str,

@@ -1,5 +1,5 @@
-//! The exceptions, and how the core's errors become them. To add one: an arm in `From<Error>`,
-//! a class here, a line in the stub and in `blockyard/__init__.py`.
+//! The exceptions, and how the core's errors become them. A new one takes a class here, an arm in
+//! `from_core`, and a line in the stub and in `blockyard/__init__.py`.
 
 use blockyard_core::Error;
 use pyo3::create_exception;
@@ -40,29 +40,30 @@ create_exception!(
     blockyard,
     NoRoom,
     BlockyardError,
-    "Try again later; nothing is held. Attributes: tier, need, free, evictable, promised (blocks)."
+    "There is no room now; nothing is held. Attributes: tier, need, free, evictable, promised, available \
+     (blocks)."
 );
 create_exception!(
     blockyard,
     TooLarge,
     NoRoom,
-    "It never fits. Attributes: tier, need, capacity (blocks)."
+    "The request never fits. Attributes: tier, need, capacity (blocks)."
 );
 create_exception!(
     blockyard,
     InUse,
     NoRoom,
-    "A resize below what is held. Attributes: tier, want, used (blocks)."
+    "A resize to fewer slots than are in use. Attributes: tier, want, used (blocks)."
 );
 create_exception!(
     blockyard,
     Unavailable,
     BlockyardError,
-    "A tier, device or store is out; there is no memory; or a cache is broken by a bug of Blockyard's own."
+    "A tier, device or store is out, there is no memory, or Blockyard has a bug."
 );
 
-/// What a verb of the binding fails with, before it becomes a Python exception: it holds nothing
-/// of Python's, so that it can be made while detached.
+/// The error of a verb, before it becomes a Python exception. It holds no Python object, so that it
+/// can be made while detached.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Core(Error),
@@ -75,8 +76,8 @@ pub(crate) enum Failure {
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
-    /// One for the rows of a batch that were rejected while the others were served: of the first
-    /// one's kind, with what all of them say.
+    /// One error for all rows of a batch that were rejected while the others were served. It has the
+    /// kind of the first, and the messages of all.
     pub(crate) fn of_rows(mut bad: Vec<Self>, rows: usize) -> Option<Self> {
         if bad.len() <= 1 && rows <= 1 {
             return bad.pop();
@@ -86,7 +87,7 @@ impl Failure {
         let message = format!("{rejected} of {rows} rows rejected, the others served: {all}");
         match bad.into_iter().next()? {
             Self::Core(Error::Spent { .. }) => Some(Self::Spent(message)),
-            Self::Foreign(_) => Some(Self::Foreign(message)),
+            Self::Core(Error::Foreign { .. }) => Some(Self::Foreign(message)),
             _ => Some(Self::Misuse(message)),
         }
     }
@@ -140,23 +141,22 @@ fn from_core(error: &Error) -> PyErr {
             free,
             evictable,
             promised,
-            ..
-        } => with(
-            NoRoom::new_err(message),
-            tier.name(),
-            &[
+            available,
+        } => {
+            let numbers = [
                 ("need", need),
                 ("free", free),
                 ("evictable", evictable),
                 ("promised", promised),
-            ],
-        ),
+            ];
+            with(NoRoom::new_err(message), tier.name(), &numbers, available)
+        }
         &Error::TooLarge {
             tier,
             need,
             capacity,
         } => {
-            // What is free or promised does not matter: it never fits.
+            // It never fits, whatever is free or promised.
             let numbers = [
                 ("need", need),
                 ("capacity", capacity),
@@ -164,33 +164,32 @@ fn from_core(error: &Error) -> PyErr {
                 ("evictable", 0),
                 ("promised", 0),
             ];
-            with(TooLarge::new_err(message), tier.name(), &numbers)
+            with(TooLarge::new_err(message), tier.name(), &numbers, 0)
         }
-        &Error::InUse { tier, want, used } => with(
-            InUse::new_err(message),
-            tier.name(),
-            &[
+        &Error::InUse { tier, want, used } => {
+            let numbers = [
                 ("want", want),
                 ("used", used),
                 ("need", used),
                 ("free", 0),
                 ("evictable", 0),
                 ("promised", 0),
-            ],
-        ),
+            ];
+            with(InUse::new_err(message), tier.name(), &numbers, 0)
+        }
         _ => Misuse::new_err(message),
     }
 }
 
-/// The numbers as attributes, for a scheduler to act on.
-fn with(error: PyErr, tier: &str, numbers: &[(&str, u64)]) -> PyErr {
+/// Adds the numbers as attributes, for a scheduler to act on.
+fn with(error: PyErr, tier: &str, numbers: &[(&str, u64)], available: i64) -> PyErr {
     Python::attach(|py| {
         let value = error.value(py);
-        let set = value.setattr("tier", tier).and_then(|()| {
-            numbers
-                .iter()
-                .try_for_each(|(name, number)| value.setattr(*name, *number))
-        });
+        let mut numbers = numbers.iter();
+        let set = value
+            .setattr("tier", tier)
+            .and_then(|()| value.setattr("available", available))
+            .and_then(|()| numbers.try_for_each(|(name, number)| value.setattr(*name, *number)));
         set.err().unwrap_or(error)
     })
 }

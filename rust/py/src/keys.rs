@@ -1,9 +1,12 @@
-//! `Keys`: a prompt's keys, made once and used by probe, begin and promote.
+//! `Keys`: the keys of a prompt, made once and used by probe, begin and promote; and keys that the
+//! engine has made.
 
-use blockyard_core::Chain;
+use crate::buffers::{each, keys_of, shown};
+use crate::error::{Failure, Outcome};
+use blockyard_core::{Chain, Key};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyString};
 
 /// The chained keys of a prompt's full blocks, frozen.
 #[pyclass(frozen, module = "blockyard")]
@@ -37,4 +40,51 @@ impl Keys {
             self.0.tokens()
         )
     }
+}
+
+/// Reads keys that the engine has made: a buffer of 32 bytes each, or a list of bytes or hex strings,
+/// no more than `blocks`.
+pub(crate) fn ready_keys(from: &Bound<'_, PyAny>, blocks: u64) -> PyResult<Vec<Key>> {
+    if let Ok(buffer) = pyo3::buffer::PyBuffer::<u8>::get(from) {
+        let keys = keys_of(from.py(), &buffer)?;
+        return Ok(keys.into_iter().map(Key).collect());
+    }
+    let items = from.try_iter().map_err(|_| {
+        let kind = from.get_type();
+        Failure::misuse(format!(
+            "keys is {kind}: pass a buffer, or a list of bytes or of hex"
+        ))
+    })?;
+    each("keys", from, items, |at, item| {
+        if at as u64 == blocks {
+            let message =
+                format!("keys has more than the {blocks} keys that the tokens fill blocks for");
+            return Err(Failure::misuse(message).into());
+        }
+        Ok(Key(one_key(at, &item)?))
+    })
+}
+
+fn one_key(at: usize, item: &Bound<'_, PyAny>) -> Outcome<[u8; 32]> {
+    let wrong = || {
+        Failure::misuse(format!(
+            "keys[{at}] = {}: pass 32 bytes, or 64 hexadecimal digits",
+            shown(item)
+        ))
+    };
+    if let Ok(bytes) = item.cast::<PyBytes>() {
+        return bytes.as_bytes().try_into().map_err(|_| wrong());
+    }
+    let text = item.cast::<PyString>().map_err(|_| wrong())?;
+    let text = text.to_cow().map_err(|_| wrong())?;
+    let digits = text.as_bytes();
+    let mut key = [0; 32];
+    if digits.len() != 64 {
+        return Err(wrong());
+    }
+    for (byte, pair) in key.iter_mut().zip(digits.as_chunks::<2>().0) {
+        let digit = |digit: u8| char::from(digit).to_digit(16).ok_or_else(wrong);
+        *byte = (digit(pair[0])? << 4 | digit(pair[1])?) as u8;
+    }
+    Ok(key)
 }

@@ -1,42 +1,63 @@
 //! The `blockyard._core` extension module: buffers in, arrays out, one crossing per verb.
+//!
+//! A file may use only what stands above it; names on one line are strangers:
+//! layer: error
+//! layer: enter
+//! layer: buffers answers
+//! layer: arguments keys plan runs face
+//! layer: lease parked ticket prompt
+//! layer: batch
+//! layer: begin cache finish flights fork park promises questions step
 
+mod answers;
 mod arguments;
 mod batch;
+mod begin;
 mod buffers;
 mod cache;
 mod enter;
 mod error;
-mod handles;
+mod face;
+mod finish;
+mod flights;
+mod fork;
 mod keys;
-mod moves;
+mod lease;
+mod park;
+mod parked;
 mod plan;
+mod promises;
+mod prompt;
 mod questions;
 mod runs;
 mod step;
-mod tickets;
+mod ticket;
 
 /// Block bookkeeping in Rust; the public names are those of the package `blockyard`.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
     use crate::enter::{LONG, enter, hash};
+    use blockyard_core::{Field, Stats};
     use blockyard_guard::guarded;
     use pyo3::exceptions::PyRuntimeWarning;
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::cache::Cache;
+    use crate::answers::{Need, Probe, Room, Soon, Violation};
     #[pymodule_export]
-    use crate::handles::{Lease, Parked, Probe, Soon, Violation};
+    use crate::face::Cache;
     #[pymodule_export]
     use crate::keys::Keys;
     #[pymodule_export]
-    use crate::plan::Plan;
+    use crate::lease::Lease;
     #[pymodule_export]
-    use crate::questions::{Need, Room};
+    use crate::parked::Parked;
+    #[pymodule_export]
+    use crate::plan::Plan;
     #[pymodule_export]
     use crate::runs::{Marks, consecutive, runs, through};
     #[pymodule_export]
-    use crate::tickets::Ticket;
+    use crate::ticket::Ticket;
 
     #[pymodule_export]
     use crate::error::{
@@ -44,14 +65,14 @@ mod _core {
         Unsupported,
     };
 
-    /// Called in the child after a fork: caches made before it refuse to be used there.
+    /// Marks a fork, in the child: caches that were made before it refuse to be used there.
     #[pyfunction]
     fn _forked() {
-        crate::enter::forked();
+        crate::face::forked();
     }
 
-    /// Panics on purpose: in a verb of this cache, while keys are made, or outside of both; a long one
-    /// does it detached. Tests see by it that a panic is contained.
+    /// Panics on purpose, so that tests see that a panic is contained: in a verb of this cache, while
+    /// keys are made, or outside of both. The long ones panic while detached. R2-8
     #[guarded]
     #[pyfunction]
     fn _panic(py: Python<'_>, cache: &Cache, place: &str) -> PyResult<()> {
@@ -64,25 +85,17 @@ mod _core {
         Ok(())
     }
 
-    /// Name, unit and help of every number that `Cache.stats` gives for all tiers together, then
-    /// of those it gives per tier.
+    /// Name, unit and meaning of every number that `Cache.stats` gives for all tiers together, then
+    /// of those that it gives per tier.
     #[pyfunction]
-    #[expect(clippy::type_complexity, reason = "a table")]
-    fn stats_schema() -> (
-        Vec<(&'static str, &'static str, &'static str)>,
-        Vec<(&'static str, &'static str, &'static str)>,
-    ) {
-        let table = |fields: &[blockyard_core::Field]| {
-            fields
-                .iter()
-                .map(|field| (field.name, field.unit, field.help))
-                .collect()
-        };
-        (
-            table(blockyard_core::SCHEMA),
-            table(blockyard_core::TIER_SCHEMA),
-        )
+    fn stats_schema() -> (Vec<Row>, Vec<Row>) {
+        let row = |field: &Field| (field.name, field.unit, field.help);
+        let tiers = Stats::tier_schema().map(row);
+        (Stats::schema().map(row).collect(), tiers.collect())
     }
+
+    /// Name, unit and meaning.
+    type Row = (&'static str, &'static str, &'static str);
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

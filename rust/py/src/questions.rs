@@ -1,81 +1,17 @@
-//! Questions of a scheduler, and of whoever asks why.
+//! Questions of a scheduler, or of an operator who asks why. They change nothing.
 
-use crate::arguments::{self, Apart};
-use crate::cache::Cache;
+use crate::answers::{Need, Room};
+use crate::arguments;
 use crate::enter::{LONG, enter};
-use crate::handles::{Lease, stop_word};
+use crate::face::Cache;
+use crate::lease::Lease;
+use crate::prompt::Apart;
 use blockyard_core::{HolderId, Request, Tier};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
-use std::sync::atomic::Ordering;
 
-/// Room on one tier, in blocks.
-#[pyclass(frozen, eq, hash, get_all, module = "blockyard")]
-#[derive(PartialEq, Eq, Hash)]
-pub(crate) struct Room {
-    free: u32,
-    evictable: u32,
-    promised: u32,
-    headroom: u32,
-    evicted: u64,
-}
-
-#[guarded]
-#[pymethods]
-impl Room {
-    fn __repr__(&self) -> String {
-        let Self {
-            free,
-            evictable,
-            promised,
-            headroom,
-            evicted,
-        } = self;
-        format!(
-            "Room(free={free}, evictable={evictable}, promised={promised}, headroom={headroom}, \
-             evicted={evicted})"
-        )
-    }
-}
-
-/// Kind, number, blocks held, promised, and held alone.
+/// Kind, number, blocks held, blocks promised, and blocks held alone.
 type HolderRow = (&'static str, u64, u32, u32, u32);
-
-/// What a begin would answer.
-#[pyclass(frozen, eq, get_all, module = "blockyard")]
-#[derive(PartialEq, Eq)]
-#[expect(clippy::struct_field_names, reason = "what is needed of what is there")]
-pub(crate) struct Need {
-    need: u64,
-    free: u64,
-    evictable: u64,
-    promised: u64,
-    fits: bool,
-    ever: bool,
-    waits: Option<u64>,
-    device: u32,
-    loads: u32,
-    slow: u32,
-    stop: &'static str,
-}
-
-#[guarded]
-#[pymethods]
-impl Need {
-    fn __repr__(&self) -> String {
-        let truth = |truth| if truth { "True" } else { "False" };
-        format!(
-            "Need(need={}, free={}, evictable={}, promised={}, fits={}, ever={}, stop={:?})",
-            self.need,
-            self.free,
-            self.evictable,
-            self.promised,
-            truth(self.fits),
-            truth(self.ever),
-            self.stop
-        )
-    }
-}
 
 #[guarded]
 #[pymethods]
@@ -106,39 +42,16 @@ impl Cache {
         };
         let need = enter(py, &self.inner, chain.keys().len(), |state| {
             state.dry_run(&request)
-        })?;
-        Ok(Need {
-            need: need.need,
-            free: need.free,
-            evictable: need.evictable,
-            promised: need.promised,
-            fits: need.fits,
-            ever: need.ever,
-            waits: need.waits.map(blockyard_core::FlightId::number),
-            device: need.device,
-            loads: need.loads,
-            slow: need.slow,
-            stop: stop_word(need.stop),
-        })
-    }
-
-    #[getter]
-    fn closed(&self) -> bool {
-        self.closed.load(Ordering::Relaxed)
+        });
+        Ok(need?.into())
     }
 
     #[pyo3(signature = (tier="device"))]
     fn room(&self, py: Python<'_>, tier: &str) -> PyResult<Room> {
         self.check_sound()?;
         let tier = arguments::tier(tier)?;
-        let room = enter(py, &self.inner, 0, |state| state.room(tier))?;
-        Ok(Room {
-            free: room.free,
-            evictable: room.evictable,
-            promised: room.promised,
-            headroom: room.headroom,
-            evicted: room.evicted,
-        })
+        let room = enter(py, &self.inner, 0, |state| state.room(tier));
+        Ok(room?.into())
     }
 
     fn holders(&self, py: Python<'_>) -> PyResult<Vec<HolderRow>> {

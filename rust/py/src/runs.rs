@@ -1,7 +1,7 @@
-//! Runs of bytes that a plan comes to, for the crane: arithmetic on slots, and no state.
+//! Turns plans into runs of bytes, for the crane: arithmetic on slots, without state.
 //!
-//! `NumPy` gives the GIL away in every loop of more than 500 elements, which beside a busy Python
-//! thread costs up to 5 ms each time; what is here keeps it.
+//! `NumPy` releases the GIL in every loop of more than 500 elements. Beside a busy Python thread that
+//! costs up to 5 ms each time; the functions here keep the GIL.
 
 use crate::buffers::{MOST, array, integers, room, too_many};
 use crate::enter::reckon;
@@ -19,14 +19,14 @@ struct Places {
 }
 
 impl Places {
-    /// As `blockyard.crane.gpu.Places` has them: a pair.
+    /// From the pair that `blockyard.crane.gpu.Places` is.
     fn new(from: (Bound<'_, PyAny>, u64)) -> PyResult<Self> {
         let (pieces, stride) = from;
         let pieces = integers("pieces", &pieces)?;
         Ok(Self { pieces, stride })
     }
 
-    /// All bytes of these slots have an address: later sums do not overflow.
+    /// Checks that all bytes of these slots have an address, so that later sums do not overflow.
     fn check(&self, slots: &[u32], bytes: u64) -> Outcome<()> {
         let slot = slots.iter().max().copied().unwrap_or(0);
         let piece = self.pieces.iter().max().copied().unwrap_or(0);
@@ -69,7 +69,7 @@ impl Runs {
         self.sizes.push(size);
     }
 
-    /// Makes the last run longer, if this one follows it on both sides.
+    /// Adds bytes to the last run if they follow it on both sides, or else makes a new run.
     fn join(&mut self, to: u64, from: u64, size: u64) {
         match (self.to.last(), self.from.last(), self.sizes.last_mut()) {
             (Some(last), Some(other), Some(length))
@@ -102,7 +102,7 @@ fn pairs(
     Ok((sources, destinations))
 }
 
-/// How many runs of slots are consecutive on both sides.
+/// Counts the runs of slots that are consecutive on both sides.
 #[guarded]
 #[pyfunction]
 pub(crate) fn consecutive(
@@ -119,8 +119,8 @@ pub(crate) fn consecutive(
     }))
 }
 
-/// The runs of some blocks, piece by piece. Slots that are consecutive on both sides are one where
-/// one piece is all of a slot.
+/// The runs of some blocks, piece by piece. Slots that are consecutive on both sides make one run if,
+/// on both, a piece is a whole slot.
 #[guarded]
 #[pyfunction]
 pub(crate) fn runs<'py>(
@@ -162,9 +162,8 @@ pub(crate) fn runs<'py>(
     runs?.arrays(py)
 }
 
-/// The runs between slots of the tier below, whose pieces follow one another, and a ring that
-/// holds so many blocks and is filled again and again; and where the runs of each filling begin,
-/// with the end of the last behind them.
+/// The runs between slots of the tier below, whose pieces follow one another, and a ring of `held`
+/// blocks that is filled repeatedly; then the first run of each filling, and the number of runs.
 #[guarded]
 #[pyfunction]
 pub(crate) fn through<'py>(
@@ -225,7 +224,7 @@ impl Marks {
         Ok(Self(all))
     }
 
-    /// Marks slots, none if one of them is not there.
+    /// Marks slots; none if one of them does not exist.
     fn touch(&self, slots: &Bound<'_, PyAny>, number: u64) -> PyResult<()> {
         for slot in self.there(slots)? {
             self.0[slot as usize].store(number, Ordering::Relaxed);

@@ -1,12 +1,13 @@
 //! The verbs of every step, for a whole batch in one crossing.
 
-use crate::arguments::{self, Counts, ready_keys};
+use crate::arguments::{self, Counts};
 use crate::batch::Batch;
 use crate::buffers::{MOST, Out, array, integers, room, too_many, zeros};
-use crate::cache::Cache;
 use crate::enter::{LONG, attached, enter, hash};
 use crate::error::Failure;
-use crate::handles::Lease;
+use crate::face::Cache;
+use crate::keys::ready_keys;
+use crate::lease::Lease;
 use blockyard_core as core;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
@@ -44,7 +45,7 @@ impl Cache {
             return Err(Failure::misuse(message).into());
         }
         let blocks: usize = match &counts {
-            // At most one short block each.
+            // Each row completes at most one short block.
             Counts::All(1) if self.block_size <= 64 => 0,
             _ => rows
                 .map(|row| handles[row].keys_made_by(counts.of(row) as usize))
@@ -52,7 +53,7 @@ impl Cache {
         };
         let appended = hash(py, &self.inner, blocks * self.block_size as usize, || {
             if tokens.len() > handles.len() {
-                // So that a row without memory leaves the others as they are, too.
+                // If there is no memory for one row, the others stay as they are, too.
                 let mut rows = handles.iter().enumerate();
                 rows.try_for_each(|(row, lease)| lease.reserve(counts.of(row) as usize))?;
             }
@@ -207,7 +208,7 @@ impl Cache {
             );
             return Err(Failure::misuse(message).into());
         }
-        // Padding points into the null slot, slot 0.
+        // The padding points into slot 0, which is a null slot.
         for at in 0..len {
             out.set(py, at, places.get(at).copied().unwrap_or(0));
         }
@@ -222,7 +223,7 @@ impl Cache {
     ) -> PyResult<u64> {
         let batch = self.batch(batch)?;
         let computed = Counts::new("computed", computed, batch.len())?;
-        let mut seals = Self::seals(&batch, &computed)?;
+        let mut seals = batch.seals(&computed)?;
         let blocks = seals.blocks().max(batch.len());
         let sealed = enter(py, &self.inner, blocks, |state| seals.apply(state));
         let handles = batch.handles();
@@ -232,7 +233,7 @@ impl Cache {
 }
 
 impl Cache {
-    /// Writes tables into the caller's array; directly where the yard can be had attached.
+    /// Writes tables into the caller's array: directly, if the yard can be entered while attached.
     fn fill_tables(
         &self,
         py: Python<'_>,

@@ -112,7 +112,7 @@ class Known(RuleBasedStateMachine):
             null_slots=null,
             eviction=eviction,
             recompute=recompute,
-            retries=retries,
+            copy_retries=retries,
         )
 
     # What the tests know of prompts and of what was sealed.

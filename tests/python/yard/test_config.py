@@ -1,12 +1,16 @@
 """One configuration: keywords, mapping, TOML; its fingerprint and the handshake."""
 
+import ast
+import inspect
 import pickle
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import blockyard as by
+from blockyard import _core
 from blockyard.shared.layout import Hello
 from blockyard.shared.thresholds import Thresholds
 
@@ -17,6 +21,36 @@ def hello(config: by.Config, rank: int, **other: Any) -> Hello:
     sizes = (config.device_blocks, config.host_blocks)
     said = Hello(rank, config.fingerprint, *sizes, LAYOUT.fingerprint)
     return said._replace(**other)
+
+
+def stub_defaults() -> dict[str, object]:
+    """What the stub says of the keywords of `_core.Cache`."""
+    tree = ast.parse(Path(_core.__file__).with_name("_core.pyi").read_text())
+    found = {
+        function.name: function.args
+        for one in tree.body
+        if isinstance(one, ast.ClassDef) and one.name == "Cache"
+        for function in one.body
+        if isinstance(function, ast.FunctionDef)
+    }["__new__"]
+    return {
+        keyword.arg: ast.literal_eval(default)
+        for keyword, default in zip(found.kwonlyargs, found.kw_defaults, strict=True)
+        if default is not None
+    }
+
+
+def test_core_binding_stub_and_configuration_have_the_same_defaults() -> None:
+    core = _core.Cache._defaults()
+    given = inspect.signature(_core.Cache).parameters
+    binding = {name: one.default for name, one in given.items() if one.default is not one.empty}
+    config = {one.name: one.default for one in fields(by.Config) if one.default is not MISSING}
+    assert stub_defaults() == binding
+    assert binding.keys() - core.keys() == {"host", "namespace", "memory"}
+    assert {name: binding[name] for name in core} == core
+    shared = binding.keys() & config.keys()
+    assert shared == binding.keys() - {"memory"}
+    assert {name: config[name] for name in shared} == {name: binding[name] for name in shared}
 
 
 def test_keywords_mapping_and_toml_say_the_same(tmp_path: Path) -> None:
@@ -100,9 +134,9 @@ def test_sizes_in_gib_are_blocks_of_the_layout_per_rank_or_per_host() -> None:
         ({"device": "1e400 GiB", "layout": LAYOUT}, "device = '1e400 GiB'"),
         ({"device": 1.5}, "device = 1.5"),
         ({"device": -5}, "device = -5"),
-        ({"device": 8, "write": "bogus"}, 'write = "bogus": say "on-evict" or'),
+        ({"device": 8, "write": "bogus"}, 'write = "bogus": must be one of "on-evict", '),
         ({"device": 8, "eviction": ["x"]}, "eviction ="),
-        ({"device": 8, "retries": "x"}, "retries = 'x'"),
+        ({"device": 8, "copy_retries": "x"}, "copy_retries = 'x'"),
         ({"device": 8, "speeds": 5}, "speeds = 5"),
         ({"device": 8, "speeds": [1]}, r"speeds = \[1\]"),
         ({"device": 8, "speeds": [1, 2, -3]}, "speeds: attend = -3"),
@@ -155,7 +189,7 @@ def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
         {"speeds": (1, 2, 3)},
         {"thresholds": {"kernel_below": 1}},
         {"recompute": False},
-        {"retries": 1},
+        {"copy_retries": 1},
         {"namespace": {"model": "a"}},
         {"key_hash": "xxh3"},
         {"layout": by.KVLayout.llama(layers=2, kv_heads=4, head_dim=16, block_size=8, ranks=2)},

@@ -22,6 +22,28 @@ def test_a_prefix_that_ends_says_where_and_why(cache: by.KVCache) -> None:
     assert re.search(r"14 slots free, 2 evictable, 0 promised. Holders of blocks: 0\.", said)
 
 
+def test_what_is_to_be_had_is_what_is_free_or_evictable_and_not_promised(
+    cache: by.KVCache,
+) -> None:
+    publish(cache, text(1, 8))
+    room, asked = cache.room(), cache.dry_run([*text(1, 8), 0])
+    assert (room.free, room.evictable, room.promised, room.available) == (14, 2, 0, 16)
+    assert (asked.need, asked.available, asked.fits) == (1, 14, True)
+    lease = begin(cache, text(2, 4), reserve=60)
+    room, asked = cache.room(), cache.dry_run([*text(1, 8), 0])
+    assert (room.free, room.evictable, room.promised, room.available) == (13, 2, 15, 0)
+    assert (asked.need, asked.available, asked.fits) == (1, -2, False), "it would hold the two"
+    with pytest.raises(by.NoRoom) as refused:
+        begin(cache, [*text(1, 8), 0])
+    error = refused.value
+    assert (error.need, error.available) == (1, -2)
+    assert error.available == error.free + error.evictable - error.promised
+    with pytest.raises(by.TooLarge) as never:
+        cache.promise(17)
+    assert never.value.available == 0
+    cache.finish(lease)
+
+
 def test_a_whole_prefix_has_no_end_to_explain(cache: by.KVCache) -> None:
     publish(cache, text(1, 8))
     assert "ends" not in str(cache.explain(cache.keys(text(1, 8))))

@@ -48,6 +48,16 @@ def test_a_dispatch_that_found_nothing_idle_is_not_the_last_one(
     cache.finish(held)
 
 
+def test_a_dispatch_of_many_blocks_gives_each_plan_once() -> None:
+    cache = small(device=3001, host=3000, ahead=0)
+    publish(cache, text(1, 8000))
+    plan = cache.demote(2000)
+    assert plan is not None
+    assert len(plan) == 2000
+    assert cache.dispatch() == [plan]
+    assert cache.dispatch() == []
+
+
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_what_failed_is_copied_again(eviction: Literal["recency", "heap"]) -> None:
     cache = small(eviction=eviction, ahead=40)

@@ -230,7 +230,7 @@ def test_replicas_that_were_fed_the_same_calls_have_one_digest(eviction: Any) ->
 
 
 def test_caches_of_other_configurations_differ_from_the_start() -> None:
-    kinds: list[dict[str, Any]] = [{}, {"host": 1}, {"retries": 2}, {"eviction": "heap"}]
+    kinds: list[dict[str, Any]] = [{}, {"host": 1}, {"copy_retries": 2}, {"eviction": "heap"}]
     assert len({Cache(device=9, **kind).digest() for kind in kinds}) == len(kinds)
 
 

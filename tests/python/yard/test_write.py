@@ -150,7 +150,9 @@ def test_room_is_one_reading_of_a_tier() -> None:
     lease = cache.begin(text(2, 3), reserve=8)
     room = cache.room()
     assert (room.free, room.evictable, room.promised) == (11, 2, 2)
-    assert repr(room) == "Room(free=11, evictable=2, promised=2, headroom=0, evicted=0)"
+    assert repr(room) == (
+        "Room(free=11, evictable=2, promised=2, available=11, headroom=0, evicted=0)"
+    )
     assert room == cache.room("device") != cache.room("host")
     assert isinstance(cache.room("host"), Room)
     cache.finish(lease)
@@ -226,7 +228,7 @@ def test_what_begins_leave_has_a_unit_and_a_meaning() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"write": "back"}, r'write = "back": pass one of .*"second-touch"'),
+        ({"write": "back"}, r'write = "back": must be one of .*"second-touch"'),
         ({"ghosts": -1}, "ghosts = -1"),
         ({"ghosts": "many"}, "ghosts"),
         ({"ghosts": 2**30 + 1}, "ghosts = 1073741825"),

@@ -1,6 +1,7 @@
 //! Table 2.2: begin.
 
 use crate::tickets::request;
+use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, Yard, and_one, cat, config, one, room, text, tokens};
 use blockyard_core::{Answer, Config, Error, Filling, Speeds, Stop};
 

@@ -1,5 +1,6 @@
 //! INV-24: clear never waits.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, Yard, and_one, config, one, sealing, text};
 use blockyard_core::{Config, Error};
 

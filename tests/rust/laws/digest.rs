@@ -1,5 +1,6 @@
 //! INV-17: replicas of the yard that were fed the same calls are known to be the same by a number.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, sealing, text};
 use blockyard_core::{Config, Error, EvictionPolicy, Retention, Tier, WritePolicy};
 use std::collections::BTreeMap;

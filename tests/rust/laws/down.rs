@@ -1,5 +1,6 @@
 //! Table 2.3: copies down, and outcomes that come twice or late.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, text};
 use blockyard_core::{Config, Error, Lease, Outcome, Parked, Plan, WritePolicy};
 
@@ -118,7 +119,7 @@ fn a_copy_down_of_unknown_end_quarantines_its_destination_and_leaves_the_source_
 #[test]
 fn a_kept_block_is_tried_again_and_then_its_keep_is_broken() {
     let yard = Yard::of(Config {
-        retries: 2,
+        copy_retries: 2,
         ..config(6, 4)
     });
     let prompt = text(1, 2);
@@ -140,7 +141,7 @@ fn a_kept_block_is_tried_again_and_then_its_keep_is_broken() {
 #[test]
 fn a_retry_that_succeeds_keeps_the_sequence() {
     let yard = Yard::of(Config {
-        retries: 1,
+        copy_retries: 1,
         ..config(6, 4)
     });
     let parked = yard.park(yard.run(&text(1, 2)), 8);

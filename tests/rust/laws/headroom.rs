@@ -1,5 +1,6 @@
 //! R1-5: headroom, the room kept for the growth of the running batch as a whole.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, room, text};
 use blockyard_core::{TicketId, Tier};
 

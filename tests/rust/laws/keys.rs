@@ -1,5 +1,6 @@
 //! INV-4, 5, 7, 17 and 19: no wait under the lock, pure questions, only computed KV, isolation.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, SIZE, Yard, and_one, cat, config, sealing, text, tokens};
 use blockyard_core::{
     Answer, Cache, Config, Error, Extras, Filling, Key, KeyHash, Namespace, Request, Retention,

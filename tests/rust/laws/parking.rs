@@ -1,5 +1,6 @@
 //! INV-23, and what table 2.3 says of kept and anonymous blocks.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{Yard, and_one, cat, config, one, text, tokens};
 use blockyard_core::{Config, Error, Parked, Tier};
 

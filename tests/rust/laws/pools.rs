@@ -1,5 +1,6 @@
 //! LAWS 4.1: pools and allocation.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, room, text, tokens};
 use blockyard_core::{Cache, Config, Error, KeyHash, Namespace, Tier};
 

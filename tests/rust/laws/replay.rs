@@ -1,6 +1,7 @@
 //! INV-17: the same calls give the same answers, whatever else is going on in the process; and,
 //! on the way, R2-3 on random histories: the audit counts anew what may be taken.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, SIZE, Yard, cat, config, text, tokens};
 use blockyard_core::{
     Config, EvictionPolicy, Lease, Outcome, Parked, Plan, Retention, Speeds, Ticket, Tier,

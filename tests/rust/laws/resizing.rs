@@ -1,5 +1,6 @@
 //! Table 2.7: resize.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, SIZE, Yard, and_one, cat, config, one, text, tokens};
 use blockyard_core::{Config, Error, EvictionPolicy, Tier, WritePolicy};
 

@@ -1,5 +1,6 @@
 //! Table 2.1: seal, block by block.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, cat, one, text, tokens};
 use blockyard_core::{Cells, Error, Lease, Tier};
 

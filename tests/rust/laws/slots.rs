@@ -1,5 +1,6 @@
 //! Slots: INV-1, 2, 3, 6 and 14.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, one, text, tokens};
 use blockyard_core::{Cells, Config, Error, FlightId, Outcome, Retention};
 

@@ -1,5 +1,6 @@
 //! INV-22: tickets, promises made for somebody who does not run yet, or is to be parked.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, cat, config, room, sealing, text, tokens};
 use blockyard_core::{
     Answer, Chain, Config, Error, Filling, Holder, HolderId, Lease, Parked, Request, Result,
@@ -190,7 +191,7 @@ fn a_ticket_is_spent_once_and_only_where_it_was_made() {
     drop(state);
     let unknown = other.cache.lock().release_ticket(second.id()).unwrap_err();
     assert!(matches!(unknown, Error::Foreign { .. }));
-    assert!(!other.cache.made_ticket(&second));
+    assert_eq!(other.cache.check_ticket(&second), Err(unknown));
     assert_eq!((yard.stats().tickets, yard.device().promised), (1, 3));
     // Given up with its handle, in the wrong place: its promise comes back all the same.
     assert!(other.cache.release(second).is_err());

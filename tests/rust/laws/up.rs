@@ -1,5 +1,6 @@
 //! Table 2.3: copies up, and across the device.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, cat, config, one, text, tokens};
 use blockyard_core::{Begun, Config, Error, Lease, Outcome, Plan};
 

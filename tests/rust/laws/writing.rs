@@ -1,5 +1,6 @@
 //! What is copied down ahead of need: the write policies, and what is remembered for them.
 
+use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, Yard, and_one, cat, config, room, text};
 use blockyard_core::{Config, Lease, Plan, WritePolicy};
 
@@ -294,7 +295,7 @@ fn a_failed_copy_ahead_is_tried_again_so_many_times() {
         let yard = Yard::of(Config {
             write,
             policy,
-            retries: 2,
+            copy_retries: 2,
             ..config(16, 16)
         });
         yard.publish(&text(1, 3));
@@ -316,7 +317,7 @@ fn a_good_copy_clears_the_failures_before_it() {
     for policy in KINDS {
         let yard = Yard::of(Config {
             policy,
-            retries: 1,
+            copy_retries: 1,
             ..config(8, 1)
         });
         let prompt = text(1, 1);

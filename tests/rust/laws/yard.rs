@@ -1,5 +1,6 @@
 //! A small yard to show laws on: 4 tokens per block, audited after every verb and at the end.
 
+use crate::verbs::Verbs as _;
 use blockyard_core::{
     Answer, Begun, Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, Filling, KeyHash,
     Lease, Namespace, Outcome, Parked, Plan, Probe, Request, Retention, Seals, Stats, Stop,

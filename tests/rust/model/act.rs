@@ -293,7 +293,14 @@ impl World {
             let lease = &self.leases[pick(&self.leases, lease)?];
             batch.push((lease, self.computed(lease, computed)));
         }
-        let answer = self.cache.seal(&batch);
+        let mut seals = Seals::default();
+        let answer = batch
+            .iter()
+            .try_for_each(|&(lease, computed)| seals.add(lease, computed))
+            .and_then(|()| seals.apply(&mut self.cache.lock()));
+        if answer.is_ok() {
+            seals.remember(|at| batch[at].0);
+        }
         self.yard.seal_batch(&batch, &answer);
         Some(answer.is_err())
     }

@@ -53,7 +53,7 @@ impl World {
             ghosts: Some(GHOSTS),
             speeds: setup.speeds,
             recompute: setup.recompute,
-            retries: setup.retries,
+            copy_retries: setup.retries,
             groups: 1,
         };
         let yard = Yard {

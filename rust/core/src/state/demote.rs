@@ -169,7 +169,7 @@ impl State {
     /// Whether its copy down has failed too often to be made ahead of need.
     fn is_hopeless(&self, node: NodeIx) -> bool {
         let failures = self.failures.get(&self.trie.id(node));
-        failures.is_some_and(|&failures| failures > self.config.retries)
+        failures.is_some_and(|&failures| failures > self.config.copy_retries)
     }
 
     /// The idle parent on the device that is a leaf once this slot, and those before it, are gone.

@@ -242,7 +242,7 @@ mod tests {
     }
 
     const CHANGES: &[Change] = &[
-        ("config.retries", |s| s.config.retries += 1),
+        ("config.copy_retries", |s| s.config.copy_retries += 1),
         ("config.write", |s| s.config.write = WritePolicy::Through),
         ("config.recompute", |s| s.config.recompute = false),
         ("config.speeds", |s| {

@@ -213,6 +213,16 @@ impl State {
         self.in_flight.into()
     }
 
+    /// Flights in flight, and blocks that [`State::dispatch`] would give out now, to judge its work.
+    pub fn dispatch_work(&self) -> usize {
+        let waiting = self
+            .flights
+            .iter()
+            .filter(|(_, record)| record.waits.is_some());
+        let blocks: usize = waiting.map(|(_, record)| record.moves.len()).sum();
+        self.flights.len() + blocks
+    }
+
     /// Whether loading so many blocks behind `after` others, and behind all that is on its way
     /// up, takes less time than computing them; always, where no speeds are known.
     pub fn worth_loading(&self, blocks: u32, after: u32) -> bool {

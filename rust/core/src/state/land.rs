@@ -216,7 +216,7 @@ impl State {
                 failures.len() - 1
             });
             failures[at].1 += 1;
-            if failures[at].1 > self.config.retries {
+            if failures[at].1 > self.config.copy_retries {
                 return self.break_keep(id.at());
             }
         }

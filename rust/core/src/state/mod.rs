@@ -78,9 +78,9 @@ pub struct Config {
     pub speeds: Option<Speeds>,
     /// Whether the engine can recompute KV that was lost. A decode-only instance may not.
     pub recompute: bool,
-    /// How often a failed copy down is tried again: of a kept block, before its keep is broken; of
-    /// others, before none is made ahead any more.
-    pub retries: u32,
+    /// How often a failed copy down is tried again. After that, the keep of a kept block is broken,
+    /// and no copy of another block is made ahead of need any more.
+    pub copy_retries: u32,
     /// Groups of layers; only 1 is supported.
     pub groups: u8,
 }
@@ -96,7 +96,7 @@ impl Default for Config {
             ghosts: None,
             speeds: None,
             recompute: true,
-            retries: 3,
+            copy_retries: 3,
             groups: 1,
         }
     }
@@ -275,6 +275,7 @@ impl State {
         match self.leases.find(id.0) {
             Found::Live if !self.leases[id.at()].has_ended() => Ok(id.at()),
             Found::Never => Err(Error::Foreign {
+                what: "lease",
                 number: id.number(),
             }),
             _ => Err(Error::Spent {
@@ -288,6 +289,7 @@ impl State {
         match self.parked.find(id.0) {
             Found::Live if self.parked[id.at()].lease.is_none() => Ok(id.at()),
             Found::Never => Err(Error::Foreign {
+                what: "parked sequence",
                 number: id.number(),
             }),
             _ => Err(Error::Spent {
@@ -327,11 +329,7 @@ impl State {
 
 fn check(config: &Config) -> Result<()> {
     if config.block_size == 0 {
-        return Err(Error::argument(
-            "block_size",
-            0,
-            "must be >= 1: the tokens per block",
-        ));
+        return Err(Error::argument("block_size", 0, "must be >= 1"));
     }
     if config.groups != 1 {
         return Err(Error::Unsupported {

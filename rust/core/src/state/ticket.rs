@@ -112,6 +112,7 @@ impl State {
         match self.tickets.find(id.0) {
             Found::Live => Ok(id.at()),
             Found::Never => Err(Error::Foreign {
+                what: "ticket",
                 number: id.number(),
             }),
             Found::Ended => Err(Error::Spent {

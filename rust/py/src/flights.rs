@@ -1,98 +1,27 @@
-//! The verbs that end, park, share and move what a sequence holds, and the outcomes of flights.
+//! The verbs that make copies between tiers, hand their plans out, and take their outcomes in.
 
-use crate::arguments::{self, Counts};
-use crate::batch::Named;
-use crate::cache::Cache;
-use crate::enter::enter;
-use crate::error::Failure;
-use crate::handles::{Lease, Parked};
+use crate::arguments::{self, Counts, flight};
+use crate::buffers::{each, integers, shown};
+use crate::enter::{SHORT, enter, enter_weighed};
+use crate::error::{Failure, Outcome};
+use crate::face::Cache;
 use crate::keys::Keys;
+use crate::lease::Lease;
+use crate::parked::Parked;
 use crate::plan::Plan;
-use crate::tickets::Ticket;
+use blockyard_core::{self as core, FlightId, State};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyList, PyTuple};
 
 #[guarded]
 #[pymethods]
 impl Cache {
-    #[pyo3(signature = (lease, computed, *, after=None, ticket=None))]
-    fn park(
-        slf: &Bound<'_, Self>,
-        lease: &Bound<'_, Lease>,
-        computed: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = arguments::after)] after: Option<u64>,
-        ticket: Option<&Bound<'_, Ticket>>,
-    ) -> PyResult<Parked> {
-        let (py, cache) = (slf.py(), slf.get());
-        let batch = cache.batch(lease.as_any())?;
-        let ticket = ticket
-            .map(|ticket| ticket.get().of(cache, py))
-            .transpose()?;
-        let computed = Counts::new("computed", computed, 1)?;
-        let seals = Self::seals(&batch, &computed)?;
-        let handle = &lease.get().inner;
-        let row = seals.row(handle, computed.of(0));
-        let parked = enter(
-            py,
-            &cache.inner,
-            cache.blocks(&batch),
-            |state| match ticket {
-                Some(ticket) => state.redeem_parking(ticket.id(), &row, after),
-                None => state.park(&row, after),
-            },
-        );
-        let inner = handle.into_parked(parked?);
-        if let Some(ticket) = ticket {
-            ticket.spend();
-        }
-        Ok(Parked {
-            inner,
-            cache: slf.clone().unbind(),
-        })
-    }
-
-    fn abandon(&self, py: Python<'_>, parked: &Bound<'_, Parked>) -> PyResult<()> {
-        let handle = self.parked(py, parked.get())?;
-        let blocks = (handle.tokens() / u64::from(self.block_size)) as usize;
-        enter(py, &self.inner, blocks, |state| state.abandon(handle.id()))?;
-        handle.spend();
-        Ok(())
-    }
-
-    #[pyo3(signature = (lease, computed, *, reserve=0))]
-    fn fork(
-        slf: &Bound<'_, Self>,
-        lease: &Bound<'_, Lease>,
-        #[pyo3(from_py_with = arguments::computed)] computed: u64,
-        #[pyo3(from_py_with = arguments::reserve)] reserve: u64,
-    ) -> PyResult<Lease> {
-        let (py, cache) = (slf.py(), slf.get());
-        let batch = cache.batch(lease.as_any())?;
-        let id = batch.ids[0];
-        let handle = &lease.get().inner;
-        handle.check_computed(computed).map_err(Failure::from)?;
-        let blocks = cache.blocks(&batch);
-        let begun = enter(py, &cache.inner, blocks, |state| {
-            state.fork(id, computed, reserve)
-        })?;
-        let handle = cache.inner.handle(begun.lease, handle.chain());
-        Lease::new(py, slf.clone().unbind(), handle, begun)
-    }
-
-    #[pyo3(name = "finish", signature = (batch, *, retention="ordinary", after=None))]
-    fn finish_batch(
-        &self,
-        py: Python<'_>,
-        batch: &Bound<'_, PyAny>,
-        retention: &str,
-        #[pyo3(from_py_with = arguments::after)] after: Option<u64>,
-    ) -> PyResult<()> {
-        self.finish(py, batch, retention, after)
-    }
-
     fn dispatch(&self, py: Python<'_>) -> PyResult<Vec<Plan>> {
         self.check_open()?;
-        let plans = enter(py, &self.inner, 0, |state| Ok(state.dispatch()))?;
+        let plans = enter_weighed(py, &self.inner, State::dispatch_work, |state| {
+            Ok(state.dispatch())
+        })?;
         Ok(plans.into_iter().map(Plan).collect())
     }
 
@@ -109,7 +38,7 @@ impl Cache {
             None => enter(py, &self.inner, named, |state| Ok(state.demote(blocks))),
             Some(of) => {
                 if let Ok(parked) = of.cast::<Parked>() {
-                    let id = self.parked(py, parked.get())?.id();
+                    let id = parked.get().of(self, py)?.id();
                     enter(py, &self.inner, named, |state| {
                         state.demote_parked(id, blocks)
                     })
@@ -222,5 +151,70 @@ impl Cache {
             })
         });
         Ok(ended?)
+    }
+}
+
+/// A flight that the caller has named, by its plan or by its number.
+struct Named<'py> {
+    flight: FlightId,
+    plan: Option<Bound<'py, Plan>>,
+}
+
+impl<'py> Named<'py> {
+    /// Reads flights out of a plan, a number, a sequence of either, or an array of numbers.
+    fn all(from: &Bound<'py, PyAny>) -> PyResult<Vec<Self>> {
+        if from.is_instance_of::<Plan>() || from.is_instance_of::<PyInt>() {
+            return Ok(vec![Self::one(from)?]);
+        }
+        if from.is_instance_of::<PyList>() || from.is_instance_of::<PyTuple>() {
+            let items = from.try_iter()?;
+            return each("flights", from, items, |_, item| Self::one(&item));
+        }
+        let numbers: Vec<u64> = integers("flights", from)?;
+        let named = |number| {
+            Ok(Self {
+                flight: flight(number)?,
+                plan: None,
+            })
+        };
+        Ok(numbers.into_iter().map(named).collect::<Outcome<_>>()?)
+    }
+
+    fn one(from: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(plan) = from.cast::<Plan>() {
+            return Ok(Self {
+                flight: plan.get().0.flight,
+                plan: Some(plan.clone()),
+            });
+        }
+        let number = from.extract().map_err(|_| {
+            Failure::misuse(format!(
+                "flight {}: pass a Plan, or the number of its flight",
+                shown(from)
+            ))
+        })?;
+        Ok(Self {
+            flight: flight(number)?,
+            plan: None,
+        })
+    }
+
+    fn plan(&self) -> Option<&core::Plan> {
+        self.plan.as_ref().map(|plan| &plan.get().0)
+    }
+
+    /// The plan's blocks, if the plan was given.
+    fn len(&self) -> Option<u32> {
+        self.plan().map(|plan| plan.len() as u32)
+    }
+
+    /// About how many blocks these flights have; a number alone counts as a long flight.
+    fn blocks(all: &[Self]) -> usize {
+        let len = |named: &Self| named.len().map_or(SHORT + 1, |len| len as usize + 1);
+        all.iter().map(len).sum()
+    }
+
+    fn plans(all: &[Self]) -> Vec<&core::Plan> {
+        all.iter().filter_map(Self::plan).collect()
     }
 }

@@ -1,0 +1,155 @@
+//! `probe` looks a prefix up; `begin` admits a sequence, or brings a parked one back.
+
+use crate::answers::{Probe, Soon};
+use crate::arguments;
+use crate::enter::enter;
+use crate::error::Outcome;
+use crate::face::Cache;
+use crate::keys::Keys;
+use crate::lease::Lease;
+use crate::parked::Parked;
+use crate::prompt::{Apart, chain, check_plain};
+use crate::ticket::Ticket;
+use blockyard_core::{self as core, Answer, Request, State};
+use blockyard_guard::guarded;
+use pyo3::exceptions::PyOverflowError;
+use pyo3::prelude::*;
+
+/// A prompt of so many tokens is read and hashed before its size is judged: that takes less time.
+const FEW: u64 = 4096;
+
+#[guarded]
+#[pymethods]
+impl Cache {
+    #[pyo3(signature = (prefix=None, /))]
+    fn probe(&self, py: Python<'_>, prefix: Option<&Bound<'_, PyAny>>) -> PyResult<Probe> {
+        self.check_sound()?;
+        let Some(prefix) = prefix else {
+            return Ok(enter(py, &self.inner, 0, |state| Ok(state.probe(&[])))?.into());
+        };
+        if let Ok(keys) = prefix.cast::<Keys>() {
+            self.check_keys(&keys.get().0)?;
+            let keys = keys.get().0.keys();
+            let probe = enter(py, &self.inner, keys.len(), |state| Ok(state.probe(keys)));
+            return Ok(probe?.into());
+        }
+        let apart = Apart {
+            lora: None,
+            salt: None,
+            media: None,
+        };
+        let chain = chain(py, &self.inner, prefix, &apart)?;
+        let blocks = chain.keys().len();
+        let probe = enter(py, &self.inner, blocks, |state| {
+            Ok(state.probe(chain.keys()))
+        });
+        Ok(probe?.into())
+    }
+
+    #[pyo3(signature = (prompt, /, *, reserve=0, load=None, filling="stop", lora=None, salt=None,
+        media=None, ticket=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords")]
+    fn begin(
+        slf: &Bound<'_, Self>,
+        prompt: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::reserve)] reserve: u64,
+        #[pyo3(from_py_with = arguments::load)] load: Option<u32>,
+        filling: &str,
+        lora: Option<&Bound<'_, PyAny>>,
+        salt: Option<&Bound<'_, PyAny>>,
+        media: Option<&Bound<'_, PyAny>>,
+        ticket: Option<&Bound<'_, Ticket>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, cache) = (slf.py(), slf.get());
+        cache.check_open()?;
+        let apart = Apart { lora, salt, media };
+        if prompt.is_instance_of::<Parked>() {
+            check_plain(&apart)?;
+        }
+        let ticket = ticket
+            .map(|ticket| ticket.get().of(cache, py))
+            .transpose()?;
+        if let Ok(parked) = prompt.cast::<Parked>() {
+            return Self::resume(slf, parked.get(), reserve, ticket);
+        }
+        let filling = arguments::filling(filling)?;
+        cache.check_ever(py, prompt, reserve)?;
+        let chain = cache.prompt(py, prompt, &apart)?;
+        let (keys, tokens) = (chain.keys(), chain.tokens());
+        let request = Request {
+            keys,
+            tokens,
+            reserve,
+            load: load.unwrap_or(u32::MAX),
+            filling,
+        };
+        let blocks = (tokens / u64::from(cache.block_size)) as usize;
+        let answer = cache.admit(py, blocks, ticket, |state| state.begin(&request));
+        Self::answer(slf, answer?, |id| cache.inner.handle(id, chain))
+    }
+}
+
+impl Cache {
+    /// Refuses a prompt whose own length says that it never fits, before it is read and hashed.
+    fn check_ever(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, reserve: u64) -> Outcome<()> {
+        let said = match prompt.len() {
+            Ok(said) => said as u64,
+            Err(error) if error.is_instance_of::<PyOverflowError>(py) => u64::MAX,
+            Err(_) => return Ok(()),
+        };
+        if said <= FEW {
+            return Ok(());
+        }
+        enter(py, &self.inner, 0, |state| state.ever(said, reserve))
+    }
+
+    /// One begin or resume; with a ticket, it may use the blocks that the ticket keeps.
+    fn admit(
+        &self,
+        py: Python<'_>,
+        blocks: usize,
+        ticket: Option<&core::Ticket>,
+        act: impl FnOnce(&mut State) -> core::Result<Answer> + Send,
+    ) -> Outcome<Answer> {
+        let Some(ticket) = ticket else {
+            return enter(py, &self.inner, blocks, act);
+        };
+        let id = ticket.id();
+        let answer = enter(py, &self.inner, blocks, |state| state.redeem(id, act))?;
+        if let Answer::Begun(_) = answer {
+            ticket.spend();
+        }
+        Ok(answer)
+    }
+
+    fn resume(
+        slf: &Bound<'_, Self>,
+        parked: &Parked,
+        reserve: u64,
+        ticket: Option<&core::Ticket>,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, cache) = (slf.py(), slf.get());
+        let handle = parked.of(cache, py)?;
+        let chain = handle.chain();
+        let answer = cache.admit(py, chain.keys().len(), ticket, |state| {
+            state.resume(handle.id(), chain.keys(), chain.tokens(), reserve)
+        });
+        Self::answer(slf, answer?, |id| handle.into_lease(id))
+    }
+
+    fn answer(
+        slf: &Bound<'_, Self>,
+        answer: Answer,
+        handle: impl FnOnce(core::LeaseId) -> core::Lease,
+    ) -> PyResult<Py<PyAny>> {
+        let py = slf.py();
+        match answer {
+            Answer::Soon(flight) => Ok(Py::new(py, Soon::from(flight))?.into_any()),
+            Answer::Begun(begun) => {
+                let handle = handle(begun.lease);
+                let lease = Lease::new(py, slf.clone().unbind(), handle, begun)?;
+                Ok(Py::new(py, lease)?.into_any())
+            }
+        }
+    }
+}

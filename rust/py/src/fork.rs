@@ -1,0 +1,33 @@
+//! `fork`: one more sequence with the same tokens.
+
+use crate::arguments;
+use crate::enter::enter;
+use crate::error::Failure;
+use crate::face::Cache;
+use crate::lease::Lease;
+use blockyard_guard::guarded;
+use pyo3::prelude::*;
+
+#[guarded]
+#[pymethods]
+impl Cache {
+    #[pyo3(signature = (lease, computed, *, reserve=0))]
+    fn fork(
+        slf: &Bound<'_, Self>,
+        lease: &Bound<'_, Lease>,
+        #[pyo3(from_py_with = arguments::computed)] computed: u64,
+        #[pyo3(from_py_with = arguments::reserve)] reserve: u64,
+    ) -> PyResult<Lease> {
+        let (py, cache) = (slf.py(), slf.get());
+        let batch = cache.batch(lease.as_any())?;
+        let id = batch.ids[0];
+        let handle = &lease.get().inner;
+        handle.check_computed(computed).map_err(Failure::from)?;
+        let blocks = cache.blocks(&batch);
+        let begun = enter(py, &cache.inner, blocks, |state| {
+            state.fork(id, computed, reserve)
+        })?;
+        let handle = cache.inner.handle(begun.lease, handle.chain());
+        Lease::new(py, slf.clone().unbind(), handle, begun)
+    }
+}

@@ -1,0 +1,141 @@
+//! `Lease`: what a running sequence holds.
+
+use crate::answers::stop_word;
+use crate::enter::enter;
+use crate::error::{Failure, Outcome};
+use crate::face::Cache;
+use crate::plan::Plan;
+use blockyard_core as core;
+use blockyard_guard::guarded;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use pyo3::{PyTraverseError, PyVisit};
+
+/// A running sequence: its block table, with every block pinned.
+#[pyclass(frozen, module = "blockyard", weakref)]
+pub(crate) struct Lease {
+    pub(crate) inner: core::Lease,
+    pub(crate) cache: Py<Cache>,
+    hits: [u32; core::MAX_TIERS],
+    stop: core::Stop,
+    plans: Vec<Py<Plan>>,
+}
+
+impl Lease {
+    pub(crate) fn new(
+        py: Python<'_>,
+        cache: Py<Cache>,
+        inner: core::Lease,
+        begun: core::Begun,
+    ) -> PyResult<Self> {
+        let plans = begun.plans.into_iter().map(|plan| Py::new(py, Plan(plan)));
+        let plans = plans.collect::<PyResult<_>>()?;
+        Ok(Self {
+            inner,
+            cache,
+            hits: begun.hits,
+            stop: begun.stop,
+            plans,
+        })
+    }
+
+    fn view(&self, py: Python<'_>) -> Outcome<core::View> {
+        let cache = self.cache.get();
+        cache.check_sound()?;
+        self.inner.check()?;
+        enter(py, &cache.inner, 1, |state| state.view(self.inner.id()))
+    }
+}
+
+/// In a forked child, a thread that does not exist there may hold the locks, so that a handle made
+/// before the fork gives nothing back.
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.cache.get().check_sound().is_err() {
+            self.inner.spend();
+        }
+    }
+}
+
+#[guarded]
+#[pymethods]
+impl Lease {
+    #[getter]
+    fn id(&self) -> u64 {
+        self.inner.id().number()
+    }
+
+    #[getter]
+    fn hits(&self) -> (u32, u32, u32) {
+        self.hits.into()
+    }
+
+    #[getter]
+    fn stop(&self) -> &'static str {
+        stop_word(self.stop)
+    }
+
+    #[getter]
+    fn plans<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.plans.iter().map(|plan| plan.clone_ref(py)))
+    }
+
+    #[getter]
+    fn appended(&self) -> PyResult<u64> {
+        self.cache.get().check_sound()?;
+        Ok(self.inner.tokens())
+    }
+
+    #[getter]
+    fn cached(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.view(py)?.cached)
+    }
+
+    #[getter]
+    fn tokens(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.view(py)?.tokens)
+    }
+
+    #[getter]
+    fn blocks(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.view(py)?.blocks)
+    }
+
+    #[getter]
+    fn sealed(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.view(py)?.sealed)
+    }
+
+    #[getter]
+    fn promised(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.view(py)?.promised)
+    }
+
+    #[getter]
+    fn resumed(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.view(py)?.resumed)
+    }
+
+    #[getter]
+    fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
+        let view = match self.view(py) {
+            // A verb has spent this handle, or the yard has undone a fork.
+            Err(Failure::Core(core::Error::Spent { .. })) => return Ok("spent"),
+            view => view?,
+        };
+        Ok(match (view.loading > 0, view.short, view.detached) {
+            (true, ..) => "loading",
+            (_, true, _) => "short",
+            (.., true) => "detached",
+            _ => "ready",
+        })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.cache)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Lease(id={})", self.id())
+    }
+}

@@ -1,0 +1,119 @@
+//! `Parked`: what is kept of a sequence that is off the device.
+
+use crate::enter::enter;
+use crate::error::{Failure, Outcome};
+use crate::face::Cache;
+use blockyard_core as core;
+use blockyard_guard::guarded;
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+
+/// A sequence that was taken off the device without losing its work.
+#[pyclass(frozen, module = "blockyard", weakref)]
+pub(crate) struct Parked {
+    inner: core::Parked,
+    cache: Py<Cache>,
+}
+
+impl Parked {
+    pub(crate) fn new(inner: core::Parked, cache: Py<Cache>) -> Self {
+        Self { inner, cache }
+    }
+
+    /// The handle, if this cache made it and it is not spent.
+    pub(crate) fn of<'a>(&'a self, cache: &Cache, py: Python<'_>) -> PyResult<&'a core::Parked> {
+        cache.check_sound()?;
+        let checked = cache.inner.check_parked(&self.inner);
+        cache.admit_handle(py, checked.map(|()| &self.inner))
+    }
+
+    fn view(&self, py: Python<'_>) -> Outcome<core::ParkedView> {
+        let cache = self.cache.get();
+        cache.check_sound()?;
+        self.inner.check()?;
+        enter(py, &cache.inner, 1, |state| {
+            state.view_parked(self.inner.id())
+        })
+    }
+
+    fn pending(&self, py: Python<'_>) -> Outcome<core::Pending> {
+        let cache = self.cache.get();
+        cache.check_sound()?;
+        self.inner.check()?;
+        let blocks = (self.inner.tokens() / u64::from(cache.block_size)) as usize;
+        enter(py, &cache.inner, blocks, |state| {
+            state.pending(self.inner.id())
+        })
+    }
+}
+
+/// In a forked child it gives nothing back: see `Lease`.
+impl Drop for Parked {
+    fn drop(&mut self) {
+        if self.cache.get().check_sound().is_err() {
+            self.inner.spend();
+        }
+    }
+}
+
+#[guarded]
+#[pymethods]
+impl Parked {
+    #[getter]
+    fn id(&self) -> u64 {
+        self.inner.id().number()
+    }
+
+    #[getter]
+    fn appended(&self) -> PyResult<u64> {
+        self.cache.get().check_sound()?;
+        Ok(self.inner.tokens())
+    }
+
+    #[getter]
+    fn computed(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.view(py)?.computed)
+    }
+
+    #[getter]
+    fn blocks(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.view(py)?.blocks)
+    }
+
+    #[getter]
+    fn on_device(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.view(py)?.on_device)
+    }
+
+    #[getter]
+    fn moving(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.pending(py)?.moving)
+    }
+
+    #[getter]
+    fn alone(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.pending(py)?.alone)
+    }
+
+    #[getter]
+    fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(match self.view(py) {
+            Err(Failure::Core(core::Error::Spent { .. })) => "spent",
+            view => {
+                if view?.broken {
+                    "broken"
+                } else {
+                    "kept"
+                }
+            }
+        })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.cache)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Parked(id={})", self.id())
+    }
+}
