@@ -102,7 +102,7 @@ fn count(name: &str, blocks: u32, times: u32) {
 
 /// Calls of all verbs, each timed: verb, blocks it named, and its ns.
 fn timed(blocks: u32, calls: usize) -> Vec<(&'static str, usize, u64)> {
-    let mut rig = Rig::new(blocks, blocks, blockyard_core::Kind::Recency, 100);
+    let mut rig = Rig::new(blocks, blocks, blockyard_core::EvictionPolicy::Recency, 100);
     let mut all = Vec::with_capacity(calls + 8);
     let mut round = 0_usize;
     while all.len() < calls {
@@ -133,7 +133,7 @@ fn timed(blocks: u32, calls: usize) -> Vec<(&'static str, usize, u64)> {
         note("demote", 64, start);
         if let Some(plan) = plan {
             let start = ThreadTime::now();
-            let outcome = (plan.flight, plan.len() as u32, false);
+            let outcome = plan.whole();
             rig.cache.lock().commit(&[outcome], None).expect("known");
             note("commit", plan.len(), start);
         }
@@ -170,14 +170,14 @@ fn bytes(slots: u32) {
     let rig = Rig::new(
         slots / 2,
         slots - slots / 2,
-        blockyard_core::Kind::Recency,
+        blockyard_core::EvictionPolicy::Recency,
         100,
     );
     // Half of the slots hold blocks once, the other half copies of other blocks.
     let all = rig.cache.lock().stats().tiers[0].idle as u32;
     let plan = rig.cache.lock().demote(all);
     if let Some(plan) = plan {
-        let outcome = (plan.flight, plan.len() as u32, false);
+        let outcome = plan.whole();
         rig.cache.lock().commit(&[outcome], None).expect("known");
     }
     let live = LIVE.load(Ordering::Relaxed) - before;

@@ -2,8 +2,8 @@
 //! side of each row is in `benches/python/measure.py`.
 
 use blockyard_core::{
-    Answer, Cache, Cells, Chain, Config, Extras, Filling, Key, KeyHash, Kind, Lease, LeaseId,
-    Namespace, Plan, Request, Retention, Sealing, Seals,
+    Answer, Cache, Cells, Chain, Config, EvictionPolicy, Extras, Filling, Key, KeyHash, Lease,
+    LeaseId, Namespace, Plan, Request, Retention, Sealing, Seals,
 };
 use std::hint::black_box;
 
@@ -44,7 +44,7 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    pub(crate) fn new(device: u32, host: u32, policy: Kind, chain: usize) -> Self {
+    pub(crate) fn new(device: u32, host: u32, policy: EvictionPolicy, chain: usize) -> Self {
         let mut rig = Self::empty(device, host, policy);
         for _ in 0..device as usize / chain {
             rig.visit(chain);
@@ -52,7 +52,7 @@ impl Rig {
         rig
     }
 
-    fn empty(device: u32, host: u32, policy: Kind) -> Self {
+    fn empty(device: u32, host: u32, policy: EvictionPolicy) -> Self {
         let config = Config {
             slots: vec![device + 1, host],
             policy,
@@ -274,7 +274,7 @@ const PLAN: usize = 64;
 impl Moves {
     fn land(&mut self) {
         if let Some(plan) = self.plan.take() {
-            let outcome = (plan.flight, plan.len() as u32, false);
+            let outcome = plan.whole();
             self.rig
                 .cache
                 .lock()
@@ -362,7 +362,7 @@ const STEPS: u64 = 64;
 
 impl Decode {
     fn new(device: u32, only_grow: bool) -> Self {
-        let rig = Rig::new(device, 0, Kind::Recency, 100);
+        let rig = Rig::new(device, 0, EvictionPolicy::Recency, 100);
         let leases: Vec<Lease> = (0..ROWS as u32)
             .map(|row| {
                 let mut chain = rig.cache.chain(Extras::default()).expect("plain");
@@ -448,10 +448,10 @@ pub(crate) struct Evict {
 }
 
 impl Evict {
-    fn new(leaves: u32, blocks: usize, policy: Kind, air: Air) -> Self {
-        let rig = match air {
-            Air::Nothing => Rig::new(leaves, 1024, policy, 1),
-            Air::Chain => Self::chain_in_front(leaves, policy),
+    fn new(leaves: u32, blocks: usize, policy: EvictionPolicy, in_flight: InFlight) -> Self {
+        let rig = match in_flight {
+            InFlight::Nothing => Rig::new(leaves, 1024, policy, 1),
+            InFlight::Chain => Self::chain_in_front(leaves, policy),
         };
         Self {
             rig,
@@ -462,7 +462,7 @@ impl Evict {
     }
 
     /// The oldest blocks are a chain whose tail is being copied down.
-    fn chain_in_front(leaves: u32, policy: Kind) -> Rig {
+    fn chain_in_front(leaves: u32, policy: EvictionPolicy) -> Rig {
         let mut rig = Rig::empty(leaves, 1024, policy);
         let keys = rig.visit(1023);
         let lease = rig.begin(&keys, 0);
@@ -491,7 +491,7 @@ impl Evict {
 
 /// What is in flight at the front of the order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Air {
+pub(crate) enum InFlight {
     Nothing,
     /// 64 blocks of a chain of 1,024.
     Chain,
@@ -579,7 +579,7 @@ pub(crate) const ROWS_BY_NAME: &[&str] = &[
 
 pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
     let turn = |verb| {
-        let rig = Rig::new(blocks, blocks, Kind::Recency, 100);
+        let rig = Rig::new(blocks, blocks, EvictionPolicy::Recency, 100);
         Box::new(Turn {
             rig,
             verb,
@@ -589,7 +589,7 @@ pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
         })
     };
     let moves = |copies| {
-        let rig = Rig::new(blocks, blocks, Kind::Recency, 64);
+        let rig = Rig::new(blocks, blocks, EvictionPolicy::Recency, 64);
         Box::new(Moves {
             rig,
             copies,
@@ -599,7 +599,7 @@ pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
         })
     };
     let probe = |length: usize, times| {
-        let mut rig = Rig::new(blocks, 0, Kind::Recency, 100);
+        let mut rig = Rig::new(blocks, 0, EvictionPolicy::Recency, 100);
         let keys = if length > 0 {
             rig.visit(length)
         } else {
@@ -607,7 +607,8 @@ pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
         };
         Box::new(Probe { rig, keys, times })
     };
-    let evict = |leaves, count, policy, air| Box::new(Evict::new(leaves, count, policy, air));
+    let evict =
+        |leaves, count, policy, in_flight| Box::new(Evict::new(leaves, count, policy, in_flight));
     match name {
         "probe" => probe(0, 10_000),
         "match64" => probe(64, 500),
@@ -623,14 +624,14 @@ pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
         "commit-lease" => moves(Copies::CommitLease),
         "decode" => Box::new(Decode::new(blocks, false)),
         "grow" => Box::new(Decode::new(blocks, true)),
-        "evict4-list" => evict(25_000, 4, Kind::Recency, Air::Nothing),
-        "evict4-heap" => evict(25_000, 4, Kind::Heap, Air::Nothing),
-        "evict4-list-air" => evict(25_000, 4, Kind::Recency, Air::Chain),
-        "evict4-heap-air" => evict(25_000, 4, Kind::Heap, Air::Chain),
-        "evict1000-list" => evict(1_000_000, 1000, Kind::Recency, Air::Nothing),
-        "evict1000-heap" => evict(1_000_000, 1000, Kind::Heap, Air::Nothing),
+        "evict4-list" => evict(25_000, 4, EvictionPolicy::Recency, InFlight::Nothing),
+        "evict4-heap" => evict(25_000, 4, EvictionPolicy::Heap, InFlight::Nothing),
+        "evict4-list-air" => evict(25_000, 4, EvictionPolicy::Recency, InFlight::Chain),
+        "evict4-heap-air" => evict(25_000, 4, EvictionPolicy::Heap, InFlight::Chain),
+        "evict1000-list" => evict(1_000_000, 1000, EvictionPolicy::Recency, InFlight::Nothing),
+        "evict1000-heap" => evict(1_000_000, 1000, EvictionPolicy::Heap, InFlight::Nothing),
         "keys" => {
-            let cache = Rig::empty(1, 0, Kind::Recency).cache;
+            let cache = Rig::empty(1, 0, EvictionPolicy::Recency).cache;
             Box::new(Hashing {
                 cache,
                 tokens: (0..4096).collect(),

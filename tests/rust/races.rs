@@ -5,8 +5,8 @@
 mod verbs;
 
 use blockyard_core::{
-    Cache, Cells, Chain, Config, Error, Extras, KeyHash, Kind, Lease, LeaseId, Namespace, Parked,
-    Plan, Retention, State, Ticket, Tier,
+    Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, KeyHash, Lease, LeaseId, Namespace,
+    Parked, Plan, Retention, State, Ticket, Tier,
 };
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Arc, RwLock};
@@ -32,7 +32,7 @@ fn cache(device: u32, host: u32) -> Cache {
     let config = Config {
         block_size: SIZE as u32,
         slots: vec![device + 1, host],
-        policy: [Kind::Recency, Kind::Heap][thread_rng().gen_range(0..2)],
+        policy: [EvictionPolicy::Recency, EvictionPolicy::Heap][thread_rng().gen_range(0..2)],
         ..Config::default()
     };
     Cache::new(config, KeyHash::default(), &Namespace::default()).expect("a good configuration")
@@ -59,7 +59,7 @@ struct Hands {
     leases: Vec<Lease>,
     parked: Vec<Parked>,
     tickets: Vec<Ticket>,
-    air: Vec<Plan>,
+    in_flight: Vec<Plan>,
 }
 
 struct Yard {
@@ -72,7 +72,7 @@ impl Yard {
     fn started(&self, hands: &mut Hands, lease: Lease, plans: Vec<Plan>) {
         self.all.write().expect("no panic").push(lease.id());
         hands.leases.push(lease);
-        hands.air.extend(plans);
+        hands.in_flight.extend(plans);
     }
 
     /// What is counted is what is held, and no two leases hold one private slot.
@@ -148,7 +148,7 @@ impl Yard {
             7 => {
                 if let Some(parked) = hands.parked.pop() {
                     let plan = self.cache.lock().demote_parked(parked.id(), 2);
-                    hands.air.extend(plan.expect("it is parked"));
+                    hands.in_flight.extend(plan.expect("it is parked"));
                     match self.cache.resume(parked, 0) {
                         Ok((lease, begun)) => self.started(hands, lease, begun.plans),
                         Err((parked, None | Some(Error::NoRoom { .. }))) => {
@@ -167,9 +167,9 @@ impl Yard {
                 }
             }
             _ => {
-                self.cache.landed(&hands.air).expect("they are ours");
-                hands.air.clear();
-                hands.air.extend(self.cache.lock().demote(2));
+                self.cache.landed(&hands.in_flight).expect("they are ours");
+                hands.in_flight.clear();
+                hands.in_flight.extend(self.cache.lock().demote(2));
             }
         }
     }
@@ -210,13 +210,13 @@ fn mixed(threads: u32, verbs: u32) {
                 yard.check();
             }
             // Its handles are dropped here, beside the verbs of the others.
-            hands.air
+            hands.in_flight
         })
     };
     let threads: Vec<JoinHandle<Vec<Plan>>> = (0..threads).map(run).collect();
     for thread in threads {
-        let air = thread.join().expect("it did not panic");
-        yard.cache.landed(&air).expect("they are ours");
+        let plans = thread.join().expect("it did not panic");
+        yard.cache.landed(&plans).expect("they are ours");
     }
     at_rest(&yard.cache);
 }

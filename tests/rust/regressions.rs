@@ -5,7 +5,7 @@ mod verbs;
 
 use blockyard_core::{
     Answer, Begun, Cache, Chain, Config, Error, Extras, Filling, Key, KeyHash, Lease, Namespace,
-    Parked, Plan, Request, Retention, Sealing, Stop, Tier,
+    Outcome, Parked, Plan, Request, Retention, Sealing, Stop, Tier,
 };
 use verbs::Verbs as _;
 
@@ -87,7 +87,9 @@ fn park(cache: &Cache, name: u32) -> Parked {
 }
 
 fn land(cache: &Cache, plan: &Plan, good: u32) {
-    let landed = cache.lock().commit(&[(plan.flight, good, false)], None);
+    let landed = cache
+        .lock()
+        .commit(&[Outcome::failed(plan.flight, good)], None);
     assert_eq!(landed, Ok(1));
     sound(cache);
 }
@@ -121,7 +123,7 @@ fn a_duplicate_that_forks_share_pins_the_published_block_for_all_of_them() {
 }
 
 /// A host where two idle blocks are read, and a kept block is on its way to the third slot.
-fn a_kept_block_in_the_air(recompute: bool) -> (Cache, Parked, Plan) {
+fn a_kept_block_in_flight(recompute: bool) -> (Cache, Parked, Plan) {
     let cache = cache(8, 6, recompute);
     let read = below(&cache, 1, 2);
     let promoted = cache.lock().promote(read.keys(), 2);
@@ -136,7 +138,7 @@ fn a_kept_block_in_the_air(recompute: bool) -> (Cache, Parked, Plan) {
 /// The slot retires when the copy fails: nothing backs the promise that stands again.
 #[test]
 fn a_kept_copy_that_fails_beyond_the_size_breaks_its_keep() {
-    let (cache, parked, plan) = a_kept_block_in_the_air(true);
+    let (cache, parked, plan) = a_kept_block_in_flight(true);
     assert_eq!(cache.lock().resize(Tier::HOST, 2), Ok(()));
     land(&cache, &plan, 0);
     assert_eq!(cache.lock().stats().counters.broken, 1);
@@ -146,7 +148,7 @@ fn a_kept_copy_that_fails_beyond_the_size_breaks_its_keep() {
 /// Where the engine cannot recompute, the resize is what gives way.
 #[test]
 fn a_resize_under_a_kept_copy_is_refused_where_nothing_can_be_recomputed() {
-    let (cache, parked, plan) = a_kept_block_in_the_air(false);
+    let (cache, parked, plan) = a_kept_block_in_flight(false);
     let refused = cache.lock().resize(Tier::HOST, 2);
     assert!(
         matches!(refused, Err(Error::InUse { want: 2, .. })),
@@ -167,7 +169,10 @@ fn a_corrupt_copy_below_is_dropped_when_the_private_copy_of_a_full_hit_finds_it(
     let [up, private] = &begun.plans[..] else {
         panic!("{:?}", begun.plans)
     };
-    let outcomes = [(up.flight, 1, false), (private.flight, 0, true)];
+    let outcomes = [
+        Outcome::failed(up.flight, 1),
+        Outcome::corrupt(private.flight, 0),
+    ];
     assert_eq!(cache.lock().commit(&outcomes, None), Ok(2));
     sound(&cache);
     assert_eq!(cache.lock().stats().counters.corrupt, 1);

@@ -115,10 +115,7 @@ impl Verbs for Cache {
     }
 
     fn landed(&self, plans: &[Plan]) -> Result<()> {
-        let outcomes: Vec<_> = plans
-            .iter()
-            .map(|plan| (plan.flight, plan.len() as u32, false))
-            .collect();
+        let outcomes: Vec<_> = plans.iter().map(Plan::whole).collect();
         self.enter()?.commit(&outcomes, None).map(|_| ())
     }
 }

@@ -1,15 +1,17 @@
 //! A slab with generations: u32 indices inside, stale handles are misses outside.
 
 use crate::error::Result;
-use crate::id::{Id, Link};
+use crate::id::{Id, Ix, Link};
 use crate::memory;
 use std::num::NonZeroU32;
 
 /// A record that lends the arena one of its fields while it is dead: the free list runs through
 /// it, so that a million dead records need no list beside them.
 pub(crate) trait Record: Default {
-    fn link(&self) -> Option<Link>;
-    fn set_link(&mut self, link: Option<Link>);
+    /// The index type of its places.
+    type Ix: Ix;
+    fn link(&self) -> Option<Link<Self::Ix>>;
+    fn set_link(&mut self, link: Option<Link<Self::Ix>>);
 }
 
 /// It begins a line of the cache: a node, of 60 bytes, fills one, and never lies in two.
@@ -32,9 +34,9 @@ pub(crate) enum Found {
 }
 
 #[derive(Hash, Debug)]
-pub(crate) struct Arena<T> {
+pub(crate) struct Arena<T: Record> {
     entries: Vec<Entry<T>>,
-    vacant: Option<Link>,
+    vacant: Option<Link<T::Ix>>,
     live: u32,
 }
 
@@ -55,10 +57,10 @@ impl<T: Record> Arena<T> {
         memory::reserve(&mut self.entries, capacity, "the blocks' records")
     }
 
-    pub(crate) fn insert(&mut self, record: T) -> u32 {
+    pub(crate) fn insert(&mut self, record: T) -> T::Ix {
         self.live += 1;
         if let Some(link) = self.vacant {
-            let entry = &mut self.entries[link.at() as usize];
+            let entry = &mut self.entries[link.at().get() as usize];
             self.vacant = entry.record.link();
             entry.record = record;
             entry.generation = entry.generation.wrapping_add(1);
@@ -68,31 +70,31 @@ impl<T: Record> Arena<T> {
                 generation: 1,
                 record,
             });
-            (self.entries.len() - 1) as u32
+            T::Ix::new((self.entries.len() - 1) as u32)
         }
     }
 
     /// A place that lives from here on; what it holds is the caller's to write over, field by field.
-    pub(crate) fn revive(&mut self) -> u32 {
+    pub(crate) fn revive(&mut self) -> T::Ix {
         let Some(link) = self.vacant else {
             return self.insert(T::default());
         };
-        let entry = &mut self.entries[link.at() as usize];
+        let entry = &mut self.entries[link.at().get() as usize];
         self.vacant = entry.record.link();
         entry.generation = entry.generation.wrapping_add(1);
         self.live += 1;
         link.at()
     }
 
-    pub(crate) fn remove(&mut self, index: u32) -> T {
+    pub(crate) fn remove(&mut self, index: T::Ix) -> T {
         let record = std::mem::take(&mut self[index]);
         self.discard(index);
         record
     }
 
     /// Ends a record and leaves it where it is.
-    pub(crate) fn discard(&mut self, index: u32) {
-        let entry = &mut self.entries[index as usize];
+    pub(crate) fn discard(&mut self, index: T::Ix) {
+        let entry = &mut self.entries[index.get() as usize];
         debug_assert!(entry.generation % 2 == 1, "removing a dead record");
         entry.generation = entry.generation.wrapping_add(1);
         entry.record.set_link(self.vacant);
@@ -100,16 +102,16 @@ impl<T: Record> Arena<T> {
         self.live -= 1;
     }
 
-    pub(crate) fn id(&self, index: u32) -> Id {
-        let generation = NonZeroU32::new(self.entries[index as usize].generation);
+    pub(crate) fn id(&self, index: T::Ix) -> Id<T::Ix> {
+        let generation = NonZeroU32::new(self.entries[index.get() as usize].generation);
         Id {
             index,
             generation: generation.unwrap_or(NonZeroU32::MIN),
         }
     }
 
-    pub(crate) fn find(&self, id: Id) -> Found {
-        match self.entries.get(id.index as usize) {
+    pub(crate) fn find(&self, id: Id<T::Ix>) -> Found {
+        match self.entries.get(id.index.get() as usize) {
             Some(entry)
                 if entry.generation == id.generation.get() && id.generation.get() % 2 == 1 =>
             {
@@ -120,13 +122,13 @@ impl<T: Record> Arena<T> {
         }
     }
 
-    pub(crate) fn lives(&self, id: Id) -> bool {
+    pub(crate) fn lives(&self, id: Id<T::Ix>) -> bool {
         self.find(id) == Found::Live
     }
 
-    pub(crate) fn occupied(&self, index: u32) -> bool {
+    pub(crate) fn occupied(&self, index: T::Ix) -> bool {
         self.entries
-            .get(index as usize)
+            .get(index.get() as usize)
             .is_some_and(|entry| entry.generation % 2 == 1)
     }
 
@@ -139,40 +141,42 @@ impl<T: Record> Arena<T> {
         self.live as usize
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (T::Ix, &T)> {
         self.entries
             .iter()
             .enumerate()
             .filter(|(_, entry)| entry.generation % 2 == 1)
-            .map(|(index, entry)| (index as u32, &entry.record))
+            .map(|(index, entry)| (T::Ix::new(index as u32), &entry.record))
     }
 }
 
-impl<T> std::ops::Index<u32> for Arena<T> {
+impl<T: Record> std::ops::Index<T::Ix> for Arena<T> {
     type Output = T;
-    fn index(&self, index: u32) -> &T {
-        &self.entries[index as usize].record
+    fn index(&self, index: T::Ix) -> &T {
+        &self.entries[index.get() as usize].record
     }
 }
 
-impl<T> std::ops::IndexMut<u32> for Arena<T> {
-    fn index_mut(&mut self, index: u32) -> &mut T {
-        &mut self.entries[index as usize].record
+impl<T: Record> std::ops::IndexMut<T::Ix> for Arena<T> {
+    fn index_mut(&mut self, index: T::Ix) -> &mut T {
+        &mut self.entries[index.get() as usize].record
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::NodeIx;
 
     #[derive(Default, Debug)]
-    struct Thing(Option<Link>, u32);
+    struct Thing(Option<Link<NodeIx>>, u32);
 
     impl Record for Thing {
-        fn link(&self) -> Option<Link> {
+        type Ix = NodeIx;
+        fn link(&self) -> Option<Link<NodeIx>> {
             self.0
         }
-        fn set_link(&mut self, link: Option<Link>) {
+        fn set_link(&mut self, link: Option<Link<NodeIx>>) {
             self.0 = link;
         }
     }
@@ -190,7 +194,7 @@ mod tests {
         assert_eq!(arena.find(old), Found::Ended);
         assert!(arena.lives(arena.id(again)));
         let never = Id {
-            index: 9,
+            index: NodeIx::new(9),
             generation: NonZeroU32::MIN,
         };
         assert_eq!(arena.find(never), Found::Never);
@@ -199,12 +203,12 @@ mod tests {
     #[test]
     fn dead_places_are_taken_before_new_ones() {
         let mut arena = Arena::new();
-        let all: Vec<u32> = (0..4).map(|n| arena.insert(Thing(None, n))).collect();
+        let all: Vec<NodeIx> = (0..4).map(|n| arena.insert(Thing(None, n))).collect();
         arena.remove(all[1]);
         arena.remove(all[3]);
-        assert_eq!(arena.insert(Thing::default()), 3);
-        assert_eq!(arena.insert(Thing::default()), 1);
-        assert_eq!(arena.insert(Thing::default()), 4);
+        assert_eq!(arena.insert(Thing::default()).get(), 3);
+        assert_eq!(arena.insert(Thing::default()).get(), 1);
+        assert_eq!(arena.insert(Thing::default()).get(), 4);
         assert_eq!(arena.len(), 5);
         assert_eq!(arena.iter().count(), 5);
     }

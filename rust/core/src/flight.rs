@@ -1,61 +1,54 @@
 //! What is in flight: the record of a plan until the end of its copies is known.
 
 use crate::arena::Record;
-use crate::id::{Id, Link, Tier};
+use crate::id::{FlightIx, Id, Link, NodeIx, SlotIx, Tier};
 use crate::id::{LeaseId, ParkedId};
 
 /// What a flight is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) enum Errand {
-    /// Copies below blocks; for a parked sequence, if one asked.
+pub(crate) enum Purpose {
+    /// A vacant record.
     #[default]
     Nothing,
-    Down {
-        parked: Option<ParkedId>,
-    },
-    /// The table of this lease from block `base` on; published when they land.
-    Up {
-        lease: LeaseId,
-        base: u32,
-    },
+    /// Copies of blocks down; for a parked sequence, if one asked.
+    Down { parked: Option<ParkedId> },
+    /// The blocks of this lease's table from `base` on, which are published when they land.
+    Up { lease: LeaseId, base: u32 },
     /// One block of this lease's table that stays private: a fork's partial block, or the last
     /// block of a full hit. `None`: the lease gave it up.
-    Private {
-        lease: Option<LeaseId>,
-        block: u32,
-    },
+    Private { lease: Option<LeaseId>, block: u32 },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Move {
     /// The block that is copied; `None` for a private one.
-    pub(crate) node: Option<Id>,
-    pub(crate) from: u32,
-    pub(crate) to: u32,
+    pub(crate) node: Option<Id<NodeIx>>,
+    pub(crate) from: SlotIx,
+    pub(crate) to: SlotIx,
 }
 
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Flight {
-    link: Option<Link>,
+    link: Option<Link<FlightIx>>,
     pub(crate) from: Tier,
     pub(crate) to: Tier,
-    pub(crate) errand: Errand,
+    pub(crate) purpose: Purpose,
     pub(crate) moves: Vec<Move>,
-    /// When it took off.
+    /// When it was opened.
     pub(crate) epoch: u32,
-    /// Its deadline passed: its destinations are quarantined until the fence.
+    /// Its deadline has passed: its destinations are quarantined until its outcome comes.
     pub(crate) overdue: bool,
-    /// Its number among all that took off, until its plan was dispatched.
+    /// Its number among all that were launched, until its plan was dispatched.
     pub(crate) waits: Option<u64>,
 }
 
 impl Flight {
-    pub(crate) fn new(from: Tier, to: Tier, errand: Errand, epoch: u32) -> Self {
+    pub(crate) fn new(from: Tier, to: Tier, purpose: Purpose, epoch: u32) -> Self {
         Self {
             link: None,
             from,
             to,
-            errand,
+            purpose,
             moves: Vec::new(),
             epoch,
             overdue: false,
@@ -65,10 +58,11 @@ impl Flight {
 }
 
 impl Record for Flight {
-    fn link(&self) -> Option<Link> {
+    type Ix = FlightIx;
+    fn link(&self) -> Option<Link<FlightIx>> {
         self.link
     }
-    fn set_link(&mut self, link: Option<Link>) {
+    fn set_link(&mut self, link: Option<Link<FlightIx>>) {
         self.link = link;
     }
 }

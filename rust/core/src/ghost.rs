@@ -12,7 +12,7 @@ use crate::memory;
 
 const WAYS: usize = 8;
 
-/// The youngest first; 0 is nobody.
+/// The youngest first; 0 is an empty place.
 type Bucket = [u64; WAYS];
 
 #[derive(Hash, Debug)]

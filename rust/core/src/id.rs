@@ -1,6 +1,8 @@
 //! Names for things: newtypes without logic.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::marker::PhantomData;
 use std::num::NonZeroU32;
 
 /// Tiers a yard may have: device, host, disk.
@@ -31,7 +33,7 @@ pub struct Group(pub u8);
 
 /// A kind of memory made of slots: 0 is the device, higher numbers lie below it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Debug)]
-pub struct Tier(pub u8);
+pub struct Tier(pub usize);
 
 impl Tier {
     /// GPU memory.
@@ -41,8 +43,19 @@ impl Tier {
     /// Disk.
     pub const DISK: Self = Self(2);
 
+    #[inline]
     pub(crate) fn at(self) -> usize {
-        self.0 as usize
+        self.0
+    }
+
+    /// The tiers above it, the device first.
+    pub(crate) fn above(self) -> impl Iterator<Item = Self> {
+        (0..self.0).map(Self)
+    }
+
+    /// The tiers below it that a yard may have.
+    pub(crate) fn below(self) -> impl Iterator<Item = Self> {
+        (self.0 + 1..MAX_TIERS).map(Self)
     }
 
     /// The tier's word.
@@ -58,7 +71,7 @@ impl Tier {
 /// device slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Slot {
-    /// Whose layers it is for.
+    /// The layers that it is for.
     pub group: Group,
     /// Where it is.
     pub tier: Tier,
@@ -66,48 +79,167 @@ pub struct Slot {
     pub index: u32,
 }
 
-/// A 4-byte index that leaves `Option<Link>` 4 bytes wide.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Link(NonZeroU32);
+/// An index into an array of one kind, so that a node is never taken for a slot, nor a slot for a
+/// flight.
+pub(crate) trait Ix: Copy + Eq + Ord + Hash + fmt::Debug {
+    fn new(number: u32) -> Self;
+    fn get(self) -> u32;
 
-impl Link {
-    pub(crate) fn to(index: u32) -> Self {
-        Self(NonZeroU32::MIN.saturating_add(index))
+    /// For an array that has an element of each.
+    #[inline]
+    fn at(self) -> usize {
+        self.get() as usize
+    }
+}
+
+/// Indices that are hashed together: an even number, so that they fill whole words.
+const ROW: usize = 64;
+
+macro_rules! index {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+        #[repr(transparent)]
+        pub(crate) struct $name(u32);
+
+        /// As plain numbers, of which a row is hashed as bytes and not one by one.
+        impl Hash for $name {
+            fn hash<H: Hasher>(&self, state: &mut H) {
+                self.0.hash(state);
+            }
+
+            fn hash_slice<H: Hasher>(row: &[Self], state: &mut H) {
+                for part in row.chunks(ROW) {
+                    let mut plain = [0; ROW];
+                    for (number, index) in plain.iter_mut().zip(part) {
+                        *number = index.0;
+                    }
+                    u32::hash_slice(&plain[..part.len()], state);
+                }
+            }
+        }
+
+        impl Ix for $name {
+            #[inline]
+            fn new(number: u32) -> Self {
+                Self(number)
+            }
+
+            #[inline]
+            fn get(self) -> u32 {
+                self.0
+            }
+        }
+
+        /// Tests compare with plain numbers.
+        #[cfg(test)]
+        impl PartialEq<u32> for $name {
+            fn eq(&self, number: &u32) -> bool {
+                self.0 == *number
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+index!(
+    /// A block's place in the trie.
+    NodeIx
+);
+index!(
+    /// A slot's number on its tier; which tier that is stands beside it.
+    SlotIx
+);
+index!(
+    /// A running sequence's place.
+    LeaseIx
+);
+index!(
+    /// A parked sequence's place.
+    ParkedIx
+);
+index!(
+    /// A ticket's place.
+    TicketIx
+);
+index!(
+    /// A flight's place.
+    FlightIx
+);
+
+/// An index that leaves `Option<Link>` 4 bytes wide.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Link<I>(NonZeroU32, PhantomData<I>);
+
+impl<I> fmt::Debug for Link<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Link").field(&(self.0.get() - 1)).finish()
+    }
+}
+
+impl<I: Ix> Link<I> {
+    #[inline]
+    pub(crate) fn to(index: I) -> Self {
+        Self(NonZeroU32::MIN.saturating_add(index.get()), PhantomData)
     }
 
-    pub(crate) fn at(self) -> u32 {
-        self.0.get() - 1
+    #[inline]
+    pub(crate) fn at(self) -> I {
+        I::new(self.0.get() - 1)
+    }
+
+    /// The same number as an index of another kind, for a field that is lent.
+    #[inline]
+    pub(crate) fn lent<J: Ix>(self) -> Link<J> {
+        Link(self.0, PhantomData)
     }
 }
 
 /// An index into an arena with the generation it was given out in: a stale one finds nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub(crate) struct Id {
-    pub(crate) index: u32,
+pub(crate) struct Id<I> {
+    pub(crate) index: I,
     pub(crate) generation: NonZeroU32,
 }
 
-impl Id {
+impl<I: Ix> Id<I> {
     fn number(self) -> u64 {
-        u64::from(self.generation.get()) << 32 | u64::from(self.index)
+        u64::from(self.generation.get()) << 32 | u64::from(self.index.get())
     }
 
     fn from_number(number: u64) -> Option<Self> {
         let generation = NonZeroU32::new((number >> 32) as u32)?;
         Some(Self {
-            index: number as u32,
+            index: I::new(number as u32),
             generation,
         })
     }
 }
 
 macro_rules! handle {
-    ($(#[$doc:meta])* $name:ident) => {
+    ($(#[$doc:meta])* $name:ident, $index:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-        pub struct $name(pub(crate) Id);
+        pub struct $name(pub(crate) Id<$index>);
 
         impl $name {
+            /// Where its record is, if it lives.
+            #[inline]
+            pub(crate) fn at(self) -> $index {
+                self.0.index
+            }
+
             /// The same as one number, for sending and logging.
             pub fn number(self) -> u64 {
                 self.0.number()
@@ -123,19 +255,19 @@ macro_rules! handle {
 
 handle!(
     /// Which lease; never given out twice.
-    LeaseId
+    LeaseId, LeaseIx
 );
 handle!(
     /// Which parked sequence; never given out twice.
-    ParkedId
+    ParkedId, ParkedIx
 );
 handle!(
     /// Which ticket; never given out twice.
-    TicketId
+    TicketId, TicketIx
 );
 handle!(
     /// Which flight; never given out twice.
-    FlightId
+    FlightId, FlightIx
 );
 
 /// The five sets of slots; every slot of a tier is in exactly one (INV-1).
@@ -171,7 +303,7 @@ impl Class {
 /// What the caller knows of a sequence's future when it finishes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub enum Retention {
-    /// Its session has ended: what nobody else shares goes first.
+    /// Its session has ended: what no other sequence shares is evicted first.
     SessionEnded,
     /// Nothing is known.
     #[default]

@@ -7,7 +7,7 @@
 //! tombstones.
 
 use crate::error::Result;
-use crate::id::Key;
+use crate::id::{Ix, Key, NodeIx};
 use crate::memory;
 
 /// All 32 bytes count and are mixed: an engine's ready keys need not be uniform. The high bits are
@@ -32,7 +32,7 @@ impl Tag {
     }
 }
 
-/// A tag above, the node and one below; 0 is nobody. One word, so that it is read and compared as
+/// A tag above, the node and one below; 0 is empty. It is one word, which is read and compared as
 /// one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Place(u64);
@@ -40,16 +40,16 @@ struct Place(u64);
 impl Place {
     const EMPTY: Self = Self(0);
 
-    fn new(tag: Tag, node: u32) -> Self {
-        Self(u64::from(tag.0) << 32 | u64::from(node + 1))
+    fn new(tag: Tag, node: NodeIx) -> Self {
+        Self(u64::from(tag.0) << 32 | u64::from(node.get() + 1))
     }
 
     fn tag(self) -> Tag {
         Tag((self.0 >> 32) as u32)
     }
 
-    fn node(self) -> Option<u32> {
-        (self.0 as u32).checked_sub(1)
+    fn node(self) -> Option<NodeIx> {
+        (self.0 as u32).checked_sub(1).map(NodeIx::new)
     }
 }
 
@@ -104,7 +104,11 @@ impl Index {
 
     /// The first node with this tag that `is` the one, or the gap where it belongs.
     #[inline]
-    pub(crate) fn seek(&self, tag: Tag, is: impl Fn(u32) -> bool) -> std::result::Result<u32, Gap> {
+    pub(crate) fn seek(
+        &self,
+        tag: Tag,
+        is: impl Fn(NodeIx) -> bool,
+    ) -> std::result::Result<NodeIx, Gap> {
         let mut at = self.home(tag);
         loop {
             let place = self.places[at];
@@ -132,13 +136,13 @@ impl Index {
         taken.count()
     }
 
-    pub(crate) fn insert(&mut self, gap: Gap, node: u32) {
+    pub(crate) fn insert(&mut self, gap: Gap, node: NodeIx) {
         debug_assert!(self.places[gap.at] == Place::EMPTY, "the gap has closed");
         self.places[gap.at] = Place::new(gap.tag, node);
     }
 
     /// Takes a node out that is there, and pulls up what stands behind it and not at its home.
-    pub(crate) fn remove(&mut self, tag: Tag, node: u32) {
+    pub(crate) fn remove(&mut self, tag: Tag, node: NodeIx) {
         let (mut gap, own) = (self.home(tag), Place::new(tag, node));
         while self.places[gap] != own {
             if self.places[gap] == Place::EMPTY {
@@ -165,7 +169,7 @@ impl Index {
 mod tests {
     use super::*;
 
-    fn insert(index: &mut Index, tag: Tag, node: u32) {
+    fn insert(index: &mut Index, tag: Tag, node: NodeIx) {
         let gap = index.seek(tag, |_| false).expect_err("a gap");
         index.insert(gap, node);
     }
@@ -174,9 +178,10 @@ mod tests {
     fn what_passes_the_end_goes_on_at_the_beginning_and_comes_back() {
         let mut index = Index::new(8).unwrap();
         let last = |n: u32| Tag(u32::MAX - n);
-        let find = |index: &Index, n| index.seek(last(n), |node| node == n).ok();
+        let node = NodeIx::new;
+        let find = |index: &Index, n| index.seek(last(n), |node| node == NodeIx::new(n)).ok();
         for n in 0..8 {
-            insert(&mut index, last(n), n);
+            insert(&mut index, last(n), node(n));
         }
         let taken = |index: &Index| {
             let taken = (0..index.places.len()).filter(|&at| index.places[at] != Place::EMPTY);
@@ -189,23 +194,27 @@ mod tests {
             .map(Tag)
             .find(|&tag| index.home(tag) == 5);
         let home = home.expect("a tag");
-        insert(&mut index, home, 9);
+        insert(&mut index, home, node(9));
         for n in [3, 0, 7, 1, 2] {
-            index.remove(last(n), n);
+            index.remove(last(n), node(n));
             assert_eq!(find(&index, n), None);
-            assert_eq!(index.seek(home, |node| node == 9).ok(), Some(9));
+            assert_eq!(
+                index.seek(home, |found| found == node(9)).ok(),
+                Some(node(9))
+            );
         }
-        assert!([4, 5, 6].iter().all(|&n| find(&index, n) == Some(n)));
+        assert!([4, 5, 6].iter().all(|&n| find(&index, n) == Some(node(n))));
         assert_eq!(taken(&index), [0, 1, 5, 20]);
     }
 
     #[test]
     fn the_same_tag_twice_is_told_apart_by_the_node() {
         let mut index = Index::new(4).unwrap();
-        insert(&mut index, Tag(7), 1);
-        insert(&mut index, Tag(7), 2);
-        assert_eq!(index.seek(Tag(7), |node| node == 2).ok(), Some(2));
-        index.remove(Tag(7), 1);
-        assert_eq!(index.seek(Tag(7), |_| true).ok(), Some(2));
+        let (one, two) = (NodeIx::new(1), NodeIx::new(2));
+        insert(&mut index, Tag(7), one);
+        insert(&mut index, Tag(7), two);
+        assert_eq!(index.seek(Tag(7), |node| node == two).ok(), Some(two));
+        index.remove(Tag(7), one);
+        assert_eq!(index.seek(Tag(7), |_| true).ok(), Some(two));
     }
 }

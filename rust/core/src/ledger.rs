@@ -36,7 +36,8 @@ impl Ledger {
         self.promised
     }
 
-    /// What nobody has been promised; below zero only between the two halves of a transition.
+    /// Slots that can be had and are promised to no one. It is below zero only between the two halves
+    /// of a transition.
     pub(crate) fn available(&self) -> i64 {
         i64::from(self.free()) + i64::from(self.takeable) - i64::from(self.promised)
     }
@@ -80,8 +81,16 @@ impl Ledger {
         self.capacity -= slots;
     }
 
-    pub(crate) fn takeable_from(&mut self, before: bool, after: bool) {
-        self.takeable = self.takeable + u32::from(after) - u32::from(before);
+    /// A slot is takeable now that was not.
+    #[inline]
+    pub(crate) fn gain_takeable(&mut self) {
+        self.takeable += 1;
+    }
+
+    /// A slot that was takeable is not, or is not idle any more.
+    #[inline]
+    pub(crate) fn lose_takeable(&mut self) {
+        self.takeable -= 1;
     }
 
     /// So many takeable slots were taken.
@@ -89,7 +98,7 @@ impl Ledger {
         self.takeable -= slots;
     }
 
-    /// After a resize, when they were counted anew.
+    /// Sets the count after a resize, which counts them again.
     pub(crate) fn set_takeable(&mut self, takeable: u32) {
         self.takeable = takeable;
     }
@@ -122,7 +131,7 @@ mod tests {
         ledger.enter(3);
         ledger.shift(Some(Set::Free), Some(Set::Claimed));
         ledger.shift(Some(Set::Claimed), Some(Set::Idle));
-        ledger.takeable_from(false, true);
+        ledger.gain_takeable();
         ledger.promise(2);
         assert_eq!(
             (ledger.free(), ledger.capacity(), ledger.available()),

@@ -49,15 +49,15 @@ pub use cache::Cache;
 pub use chain::Chain;
 pub use cost::Speeds;
 pub use error::{Error, Result};
-pub use evict::Kind;
+pub use evict::EvictionPolicy;
 pub use extras::{Extras, Media};
 pub use hash::{KeyHash, Namespace, Seed};
 pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Retention, Slot, TicketId, Tier};
 pub use lease::{Lease, Parked, Seals, Ticket};
-pub use plan::{Plan, Run};
+pub use plan::{End, Outcome, Plan, Run};
 pub use shared::Locked;
 pub use state::{
-    Answer, Begun, Cells, Config, Filling, Holder, Need, ParkedView, Pending, Probe, Request, Room,
-    Sealing, State, Stop, View, Violation, Who, Write,
+    Answer, Begun, Cells, Config, Filling, Holder, HolderId, Need, ParkedView, Pending, Probe,
+    Request, Room, Sealing, State, Stop, View, Violation, WritePolicy,
 };
 pub use stats::{Counters, Field, Stats, TierStats};

@@ -1,6 +1,7 @@
 //! Intrusive doubly linked lists over slot numbers: many heads, one array of links, no boxes.
 
 use crate::error::Result;
+use crate::id::{Ix, SlotIx};
 use crate::memory;
 
 /// `heads` circular lists over the numbers `0..len`; a number is in one list at most.
@@ -39,17 +40,17 @@ impl Lists {
         }
     }
 
-    pub(crate) fn holds(&self, number: u32) -> bool {
-        let at = self.heads + number;
+    pub(crate) fn holds(&self, slot: SlotIx) -> bool {
+        let at = self.place(slot);
         self.links[at as usize][NEXT] != at
     }
 
-    pub(crate) fn push_back(&mut self, head: usize, number: u32) {
-        self.link_before(head as u32, self.heads + number);
+    pub(crate) fn push_back(&mut self, head: usize, slot: SlotIx) {
+        self.link_before(head as u32, self.place(slot));
     }
 
-    pub(crate) fn insert_before(&mut self, other: u32, number: u32) {
-        self.link_before(self.heads + other, self.heads + number);
+    pub(crate) fn insert_before(&mut self, other: SlotIx, slot: SlotIx) {
+        self.link_before(self.place(other), self.place(slot));
     }
 
     fn link_before(&mut self, next: u32, at: u32) {
@@ -60,8 +61,8 @@ impl Lists {
         self.links[next as usize][PREV] = at;
     }
 
-    pub(crate) fn remove(&mut self, number: u32) {
-        let at = self.heads + number;
+    pub(crate) fn remove(&mut self, slot: SlotIx) {
+        let at = self.place(slot);
         let [prev, next] = self.links[at as usize];
         debug_assert!(next != at, "in no list");
         self.links[prev as usize][NEXT] = next;
@@ -69,18 +70,18 @@ impl Lists {
         self.links[at as usize] = [at; 2];
     }
 
-    pub(crate) fn front(&self, head: usize) -> Option<u32> {
-        self.number(self.links[head][NEXT])
+    pub(crate) fn front(&self, head: usize) -> Option<SlotIx> {
+        self.slot(self.links[head][NEXT])
     }
 
     /// The one behind it in its list.
-    pub(crate) fn after(&self, number: u32) -> Option<u32> {
-        self.number(self.links[(self.heads + number) as usize][NEXT])
+    pub(crate) fn after(&self, slot: SlotIx) -> Option<SlotIx> {
+        self.slot(self.links[self.place(slot) as usize][NEXT])
     }
 
     /// The one before it in its list.
-    pub(crate) fn before(&self, number: u32) -> Option<u32> {
-        self.number(self.links[(self.heads + number) as usize][PREV])
+    pub(crate) fn before(&self, slot: SlotIx) -> Option<SlotIx> {
+        self.slot(self.links[self.place(slot) as usize][PREV])
     }
 
     /// Moves a whole list behind another, in its order.
@@ -97,8 +98,13 @@ impl Lists {
         self.links[from] = [from as u32; 2];
     }
 
-    fn number(&self, at: u32) -> Option<u32> {
-        at.checked_sub(self.heads)
+    /// Where the links of a slot are: behind the heads.
+    fn place(&self, slot: SlotIx) -> u32 {
+        self.heads + slot.get()
+    }
+
+    fn slot(&self, at: u32) -> Option<SlotIx> {
+        at.checked_sub(self.heads).map(SlotIx::new)
     }
 }
 
@@ -106,23 +112,28 @@ impl Lists {
 mod tests {
     use super::*;
 
+    fn slot(number: u32) -> SlotIx {
+        SlotIx::new(number)
+    }
+
     fn all(lists: &Lists, head: usize) -> Vec<u32> {
-        std::iter::successors(lists.front(head), |&n| lists.after(n)).collect()
+        let all = std::iter::successors(lists.front(head), |&slot| lists.after(slot));
+        all.map(SlotIx::get).collect()
     }
 
     #[test]
     fn lists_keep_their_order_through_inserts_removes_and_appends() {
         let mut lists = Lists::new(2, 3).unwrap();
-        lists.push_back(0, 0);
-        lists.push_back(0, 2);
-        lists.insert_before(2, 1);
+        lists.push_back(0, slot(0));
+        lists.push_back(0, slot(2));
+        lists.insert_before(slot(2), slot(1));
         assert_eq!(all(&lists, 0), [0, 1, 2]);
-        lists.remove(1);
-        assert!(!lists.holds(1) && lists.holds(2));
+        lists.remove(slot(1));
+        assert!(!lists.holds(slot(1)) && lists.holds(slot(2)));
         lists.reserve(5).unwrap();
         lists.grow(5);
-        lists.push_back(1, 4);
-        lists.push_back(1, 1);
+        lists.push_back(1, slot(4));
+        lists.push_back(1, slot(1));
         lists.append(0, 1);
         assert_eq!(all(&lists, 0), [0, 2, 4, 1]);
         assert_eq!(all(&lists, 1), []);

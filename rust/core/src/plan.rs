@@ -1,4 +1,5 @@
-//! Plans: copies to make, as a small frozen value that can be sent to another process.
+//! Plans: copies to make, as a small frozen value that can be sent to another process; and what
+//! became of them.
 //!
 //! ```text
 //! 0     2      3               4       8       16
@@ -18,7 +19,7 @@ const HEADER: usize = 16;
 pub struct Plan {
     /// The flight that this plan puts in flight.
     pub flight: FlightId,
-    /// Whose layers are copied.
+    /// The layers that are copied.
     pub group: Group,
     /// Tier of the sources.
     pub from: Tier,
@@ -41,7 +42,52 @@ pub struct Run {
     pub blocks: u32,
 }
 
+/// What became of a plan's copies: the leading `good` ones are intact on all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// Which flight has ended.
+    pub flight: FlightId,
+    /// How many of its leading copies are intact.
+    pub good: u32,
+    /// What became of the others.
+    pub end: End,
+}
+
+/// What became of the copies behind the good ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// There are none: all are good.
+    Good,
+    /// They failed, if there are any; their sources are as good as before.
+    Failed,
+    /// The first of them failed its checksum, so that its source is no good either.
+    Corrupt,
+}
+
+impl Outcome {
+    /// So many leading copies are intact, and the others failed, if there are any.
+    pub fn failed(flight: FlightId, good: u32) -> Self {
+        let end = End::Failed;
+        Self { flight, good, end }
+    }
+
+    /// So many leading copies are intact, and the source of the next one is corrupt.
+    pub fn corrupt(flight: FlightId, good: u32) -> Self {
+        let end = End::Corrupt;
+        Self { flight, good, end }
+    }
+}
+
 impl Plan {
+    /// The outcome of copies that are all intact.
+    pub fn whole(&self) -> Outcome {
+        Outcome {
+            flight: self.flight,
+            good: self.len() as u32,
+            end: End::Good,
+        }
+    }
+
     /// Blocks to copy.
     pub fn len(&self) -> usize {
         self.sources.len()
@@ -99,7 +145,7 @@ impl Plan {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER + 8 * self.len());
         bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&[self.group.0, self.from.0 << 4 | self.to.0]);
+        bytes.extend_from_slice(&[self.group.0, (self.from.0 << 4 | self.to.0) as u8]);
         bytes.extend_from_slice(&(self.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&self.flight.number().to_le_bytes());
         for slot in self.sources.iter().chain(&self.destinations) {
@@ -129,7 +175,7 @@ impl Plan {
         };
         let flight = FlightId::from_number(u64::from(word(12)) << 32 | u64::from(word(8)))
             .ok_or_else(|| bad("its flight number is none"))?;
-        let (from, to) = (Tier(header[3] >> 4), Tier(header[3] & 15));
+        let (from, to) = (Tier((header[3] >> 4).into()), Tier((header[3] & 15).into()));
         if from.max(to).at() >= MAX_TIERS {
             return Err(bad("it names a tier that there is none of"));
         }

@@ -1,16 +1,17 @@
 //! The slots of one tier: what holds each, and the list of free ones.
 
 use crate::error::Result;
-use crate::id::{Class, Link, Set};
+use crate::id::{Class, FlightIx, Ix, Link, NodeIx, Set, SlotIx};
 use crate::memory;
 
 /// What holds a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Hold {
     Free {
-        next: Option<Link>,
+        next: Option<Link<SlotIx>>,
     },
-    /// Private to this many leases (more than one after a fork), without content yet.
+    /// Private to this many leases (more than one after a fork), and without content: a seal or a park
+    /// gives it a block.
     Claimed {
         leases: u32,
     },
@@ -18,23 +19,24 @@ pub(crate) enum Hold {
     Owned {
         leases: u32,
     },
-    /// A duplicate, private to this many leases: it pins the published block, once for them all.
-    Twin {
+    /// A duplicate, private to this many leases. It pins the published block, once for them all, and
+    /// lets it go with the last of them.
+    Duplicate {
         leases: u32,
     },
-    /// Destination of a flight: nobody may read it.
+    /// Destination of a flight: no copy and no sequence may read it.
     Filling {
-        flight: u32,
+        flight: FlightIx,
     },
     /// Published or parked, and held by this many leases and keeps.
     Pinned {
         pins: u32,
     },
-    /// Published, and held by nobody; it stands in this class of the eviction order.
+    /// Published, and held by no lease and no keep: it stands in this class of the eviction order.
     Idle {
         class: Class,
     },
-    /// A copy with an unknown end may still write or read it.
+    /// A copy with an unknown end may still write or read it: its outcome frees it.
     Quarantined,
     /// Beyond the tier's size after a shrink; outside of the capacity.
     Retired,
@@ -48,9 +50,10 @@ impl Hold {
         Some(match self {
             Self::Free { .. } => Set::Free,
             Self::Claimed { .. } => Set::Claimed,
-            Self::Owned { .. } | Self::Twin { .. } | Self::Filling { .. } | Self::Pinned { .. } => {
-                Set::Pinned
-            }
+            Self::Owned { .. }
+            | Self::Duplicate { .. }
+            | Self::Filling { .. }
+            | Self::Pinned { .. } => Set::Pinned,
             Self::Idle { .. } => Set::Idle,
             Self::Quarantined => Set::Quarantined,
             Self::Retired | Self::Null => return None,
@@ -67,7 +70,7 @@ impl Hold {
 pub(crate) struct Cell {
     /// The block in it, if the trie or a parked sequence knows one; for a duplicate, the published
     /// block that it pins.
-    pub(crate) node: Option<Link>,
+    pub(crate) node: Option<Link<NodeIx>>,
     pub(crate) hold: Hold,
     /// Flights that read it: the reader mark on top of its set.
     pub(crate) readers: u32,
@@ -76,7 +79,7 @@ pub(crate) struct Cell {
 #[derive(Hash, Debug)]
 pub(crate) struct Pool {
     cells: Vec<Cell>,
-    free: Option<Link>,
+    free: Option<Link<SlotIx>>,
     /// Slots below this number may be given out; the others retire as they come free.
     limit: u32,
 }
@@ -115,7 +118,7 @@ impl Pool {
         self.limit = slots;
         // Backwards, so that the lowest is given out first.
         for slot in (first + null..slots).rev() {
-            self.push_free(slot);
+            self.push_free(SlotIx::new(slot));
         }
     }
 
@@ -127,32 +130,43 @@ impl Pool {
         self.limit
     }
 
-    pub(crate) fn cell(&self, slot: u32) -> &Cell {
-        &self.cells[slot as usize]
+    /// All slots, also those beyond the limit.
+    pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = SlotIx> + use<> {
+        (0..self.len()).map(SlotIx::new)
     }
 
-    pub(crate) fn cell_mut(&mut self, slot: u32) -> &mut Cell {
-        &mut self.cells[slot as usize]
+    /// Whether a slot may be given out again when it comes free.
+    #[inline]
+    pub(crate) fn stays(&self, slot: SlotIx) -> bool {
+        slot.get() < self.limit
     }
 
-    pub(crate) fn cells(&self) -> impl Iterator<Item = (u32, &Cell)> {
+    pub(crate) fn cell(&self, slot: SlotIx) -> &Cell {
+        &self.cells[slot.at()]
+    }
+
+    pub(crate) fn cell_mut(&mut self, slot: SlotIx) -> &mut Cell {
+        &mut self.cells[slot.at()]
+    }
+
+    pub(crate) fn cells(&self) -> impl Iterator<Item = (SlotIx, &Cell)> {
         self.cells
             .iter()
             .enumerate()
-            .map(|(slot, cell)| (slot as u32, cell))
+            .map(|(slot, cell)| (SlotIx::new(slot as u32), cell))
     }
 
     /// Takes the next free slot off the list; its hold is the caller's to set.
-    pub(crate) fn pop_free(&mut self) -> Option<u32> {
+    pub(crate) fn pop_free(&mut self) -> Option<SlotIx> {
         let slot = self.free?.at();
-        if let Hold::Free { next } = self.cells[slot as usize].hold {
+        if let Hold::Free { next } = self.cells[slot.at()].hold {
             self.free = next;
         }
         Some(slot)
     }
 
-    pub(crate) fn push_free(&mut self, slot: u32) {
-        let cell = &mut self.cells[slot as usize];
+    pub(crate) fn push_free(&mut self, slot: SlotIx) {
+        let cell = &mut self.cells[slot.at()];
         debug_assert!(
             cell.node.is_none() && cell.readers == 0,
             "slot {slot} is not free"
@@ -164,13 +178,13 @@ impl Pool {
     /// Sets the size; free slots beyond it are retired. Returns how many were.
     pub(crate) fn set_limit(&mut self, limit: u32) -> u32 {
         self.limit = limit;
-        let free: Vec<u32> = std::iter::from_fn(|| self.pop_free()).collect();
+        let free: Vec<SlotIx> = std::iter::from_fn(|| self.pop_free()).collect();
         let mut retired = 0;
         for slot in free.into_iter().rev() {
-            if slot < limit {
+            if slot.get() < limit {
                 self.push_free(slot);
             } else {
-                self.cells[slot as usize].hold = Hold::Retired;
+                self.cells[slot.at()].hold = Hold::Retired;
                 retired += 1;
             }
         }
@@ -182,7 +196,7 @@ impl Pool {
         let mut revived = 0;
         for slot in (0..self.limit.min(self.len())).rev() {
             if self.cells[slot as usize].hold == Hold::Retired {
-                self.push_free(slot);
+                self.push_free(SlotIx::new(slot));
                 revived += 1;
             }
         }
@@ -190,7 +204,7 @@ impl Pool {
     }
 
     /// Puts the free slots into the order that [`Self::free_slots`] gave before.
-    pub(crate) fn restore_free(&mut self, order: &[u32]) {
+    pub(crate) fn restore_free(&mut self, order: &[SlotIx]) {
         self.free = None;
         for &slot in order.iter().rev() {
             self.push_free(slot);
@@ -198,7 +212,7 @@ impl Pool {
     }
 
     /// The free slots, the next to be given out first.
-    pub(crate) fn free_slots(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn free_slots(&self) -> impl Iterator<Item = SlotIx> {
         std::iter::successors(self.free.map(Link::at), |&slot| {
             match self.cell(slot).hold {
                 Hold::Free { next } => next.map(Link::at),
@@ -217,12 +231,12 @@ mod tests {
     fn the_lowest_slot_goes_first_and_null_slots_never() {
         let mut pool = Pool::new(4, 1).unwrap();
         assert_eq!(
-            std::iter::from_fn(|| pool.pop_free()).collect::<Vec<_>>(),
+            std::iter::from_fn(|| pool.pop_free().map(SlotIx::get)).collect::<Vec<_>>(),
             [1, 2, 3]
         );
-        assert_eq!(pool.cell(0).hold, Hold::Null);
-        pool.push_free(2);
-        assert_eq!(pool.pop_free(), Some(2));
+        assert_eq!(pool.cell(SlotIx::new(0)).hold, Hold::Null);
+        pool.push_free(SlotIx::new(2));
+        assert_eq!(pool.pop_free(), Some(SlotIx::new(2)));
         assert_eq!(pool.pop_free(), None);
     }
 

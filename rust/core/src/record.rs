@@ -2,38 +2,130 @@
 //! `lease.rs`.
 
 use crate::arena::Record;
-use crate::id::{LeaseId, Link, Retention, Tier};
+use crate::id::{LeaseId, LeaseIx, Link, NodeIx, ParkedIx, Retention, SlotIx, TicketIx, Tier};
 
 /// A running sequence.
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Running {
-    pub(crate) link: Option<Link>,
+    pub(crate) link: Option<Link<LeaseIx>>,
     /// Device slots of its blocks, in order.
-    pub(crate) table: Vec<u32>,
+    pub(crate) table: Vec<SlotIx>,
     /// Token positions it has, or asked, slots for.
     pub(crate) tokens: u64,
     /// Blocks up to which growth is promised.
     pub(crate) limit: u32,
     /// Blocks up to which growth was promised at the start: what a trim promises again.
     pub(crate) reserve_limit: u32,
-    /// Leading blocks that are published or stand beside a published twin.
+    /// Leading blocks that are published or stand beside the published one.
     pub(crate) sealed: u32,
     /// Leading tokens whose KV was there at the start, once its flights have landed.
     pub(crate) cached: u64,
     pub(crate) epoch: u32,
     /// Table cells that `block_tables` has written already.
     pub(crate) shown: u32,
-    /// Flights in flight for it.
-    pub(crate) loading: u32,
-    /// The parked sequence it was resumed from, until its loads have landed.
-    pub(crate) resumed: Option<u32>,
-    /// A load of its resume did not come whole.
-    pub(crate) short: bool,
-    /// Its handle is spent; it is released when its flights have landed.
-    pub(crate) ended: Option<Retention>,
+    pub(crate) phase: Phase,
+}
+
+/// Where a sequence is in its life. It stands for the parked sequence that it `resumes` until the
+/// blocks of that have come whole.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) enum Phase {
+    /// It may run.
+    #[default]
+    Running,
+    /// It may run when so many flights have landed.
+    Loading {
+        flights: u32,
+        resumes: Option<ParkedIx>,
+    },
+    /// A load of its resume did not come whole: the engine recomputes, or parks it again.
+    Short { resumes: ParkedIx },
+    /// Its handle is spent; it is released when so many flights have landed.
+    Ended {
+        flights: u32,
+        resumes: Option<ParkedIx>,
+        retention: Retention,
+    },
+}
+
+/// What is known of a sequence before its blocks have slots.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Start {
+    /// Token positions to have slots for.
+    pub(crate) tokens: u64,
+    /// Blocks up to which growth is promised.
+    pub(crate) limit: u32,
+    /// Leading blocks that are published.
+    pub(crate) sealed: u32,
+    /// Leading tokens whose KV is there, or will be.
+    pub(crate) cached: u64,
+    pub(crate) epoch: u32,
 }
 
 impl Running {
+    /// A sequence without a table, so that its flights can name it; [`Self::start`] completes it.
+    pub(crate) fn new(start: Start) -> Self {
+        Self {
+            tokens: start.tokens,
+            limit: start.limit,
+            reserve_limit: start.limit,
+            sealed: start.sealed,
+            cached: start.cached,
+            epoch: start.epoch,
+            ..Self::default()
+        }
+    }
+
+    /// Gives it its table. It waits for its flights, if it has any, and runs otherwise.
+    pub(crate) fn start(&mut self, table: Vec<SlotIx>, flights: usize, resumes: Option<ParkedIx>) {
+        self.table = table;
+        if flights > 0 {
+            let flights = flights as u32;
+            self.phase = Phase::Loading { flights, resumes };
+        }
+    }
+
+    /// Flights that it waits for.
+    pub(crate) fn loading(&self) -> u32 {
+        match self.phase {
+            Phase::Loading { flights, .. } | Phase::Ended { flights, .. } => flights,
+            Phase::Running | Phase::Short { .. } => 0,
+        }
+    }
+
+    /// One flight less is in flight for it. Returns how many still are.
+    pub(crate) fn flight_ends(&mut self) -> u32 {
+        match &mut self.phase {
+            Phase::Loading { flights, .. } | Phase::Ended { flights, .. } => {
+                *flights -= 1;
+                *flights
+            }
+            Phase::Running | Phase::Short { .. } => {
+                debug_assert!(false, "it waits for no flight");
+                0
+            }
+        }
+    }
+
+    /// The parked sequence that it stands for.
+    pub(crate) fn resumes(&self) -> Option<ParkedIx> {
+        match self.phase {
+            Phase::Loading { resumes, .. } | Phase::Ended { resumes, .. } => resumes,
+            Phase::Short { resumes } => Some(resumes),
+            Phase::Running => None,
+        }
+    }
+
+    pub(crate) fn is_short(&self) -> bool {
+        matches!(self.phase, Phase::Short { .. })
+    }
+
+    /// Whether its handle is spent.
+    #[inline]
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.phase, Phase::Ended { .. })
+    }
+
     pub(crate) fn blocks(&self) -> u32 {
         self.table.len() as u32
     }
@@ -47,27 +139,36 @@ impl Running {
 /// A parked sequence.
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Parked {
-    pub(crate) link: Option<Link>,
+    pub(crate) link: Option<Link<ParkedIx>>,
     /// Its blocks with content, root first; the last ones may be anonymous.
-    pub(crate) path: Vec<u32>,
+    pub(crate) path: Vec<NodeIx>,
     /// Leading blocks whose device copies it still pins: the last of them has no copy below.
     pub(crate) on_device: u32,
     /// Tokens whose KV it has: frozen at the stop.
     pub(crate) computed: u64,
     /// Blocks whose copy down failed, and how often since it was parked.
-    pub(crate) failures: Vec<(u32, u32)>,
+    pub(crate) failures: Vec<(NodeIx, u32)>,
     /// When it was parked, among all: the youngest keep is broken first.
     pub(crate) order: u64,
-    /// It lost its keeps, whole.
-    pub(crate) broken: bool,
+    pub(crate) keep: Keep,
     /// The lease that is resuming it.
     pub(crate) lease: Option<LeaseId>,
 }
 
-/// Blocks of a tier promised to somebody who does not have them yet.
+/// What has become of a parked sequence's keep.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) enum Keep {
+    /// It protects every block of the path.
+    #[default]
+    Whole,
+    /// It was given up: the path is empty, and the sequence is computed again.
+    Broken,
+}
+
+/// Blocks of a tier promised to a sequence that does not have them yet.
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Ticket {
-    link: Option<Link>,
+    link: Option<Link<TicketIx>>,
     pub(crate) tier: Tier,
     pub(crate) blocks: u32,
 }
@@ -86,34 +187,37 @@ impl Ticket {
 #[derive(Hash, Debug)]
 pub(crate) struct Held {
     pub(crate) step: u64,
-    pub(crate) table: Vec<u32>,
+    pub(crate) table: Vec<SlotIx>,
     pub(crate) retention: Retention,
     pub(crate) epoch: u32,
 }
 
 impl Record for Running {
-    fn link(&self) -> Option<Link> {
+    type Ix = LeaseIx;
+    fn link(&self) -> Option<Link<LeaseIx>> {
         self.link
     }
-    fn set_link(&mut self, link: Option<Link>) {
+    fn set_link(&mut self, link: Option<Link<LeaseIx>>) {
         self.link = link;
     }
 }
 
 impl Record for Parked {
-    fn link(&self) -> Option<Link> {
+    type Ix = ParkedIx;
+    fn link(&self) -> Option<Link<ParkedIx>> {
         self.link
     }
-    fn set_link(&mut self, link: Option<Link>) {
+    fn set_link(&mut self, link: Option<Link<ParkedIx>>) {
         self.link = link;
     }
 }
 
 impl Record for Ticket {
-    fn link(&self) -> Option<Link> {
+    type Ix = TicketIx;
+    fn link(&self) -> Option<Link<TicketIx>> {
         self.link
     }
-    fn set_link(&mut self, link: Option<Link>) {
+    fn set_link(&mut self, link: Option<Link<TicketIx>>) {
         self.link = link;
     }
 }

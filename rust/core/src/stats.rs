@@ -174,7 +174,7 @@ impl Stats {
         let own = self.numbers().chain(self.counters.numbers());
         let mut values: Vec<_> = own.map(|(name, value)| (name.to_owned(), value)).collect();
         for (at, tier) in self.tiers.iter().enumerate() {
-            let word = Tier(at as u8).name();
+            let word = Tier(at).name();
             let traffic = Traffic::of(&self.counters, at);
             let own = tier.numbers().chain(traffic.numbers());
             values.extend(own.map(|(name, value)| (format!("{word}_{name}"), value)));

@@ -3,17 +3,17 @@
 
 use crate::arena::{Arena, Record};
 use crate::error::Result;
-use crate::id::{Class, Id, Key, Link, MAX_TIERS};
+use crate::id::{Class, Id, Ix, Key, Link, MAX_TIERS, NodeIx, SlotIx, Tier};
 use crate::index::{Gap, Index, Tag};
 use crate::memory;
 
-/// One tier's view of a block.
+/// Where a block is on one tier, and what is below it there.
 #[derive(Clone, Copy, Hash, Debug, Default)]
-pub(crate) struct Copy {
-    pub(crate) slot: Option<Link>,
+pub(crate) struct Residency {
+    pub(crate) slot: Option<Link<SlotIx>>,
     /// Children with a slot on this tier.
     pub(crate) children: u32,
-    /// Children with a slot on this tier that is hot: read, filling, or with something hot below.
+    /// Children with a slot on this tier that is busy: read, filling, or with something busy below.
     pub(crate) busy: u32,
 }
 
@@ -22,40 +22,41 @@ pub(crate) struct Copy {
 pub(crate) struct Node {
     pub(crate) key: Key,
     /// `None` at the root. A dead id: the parent was dropped; found again when a walk passes.
-    pub(crate) parent: Option<Id>,
-    device: Copy,
+    pub(crate) parent: Option<Id<NodeIx>>,
+    device: Residency,
     pub(crate) epoch: u32,
     /// Parked sequences that keep it.
     pub(crate) keeps: u16,
     pub(crate) class: Class,
-    pub(crate) touched: Touched,
+    pub(crate) uses: Uses,
 }
 
 /// How often sequences have begun over a block or published it. One byte with what has no key, so
 /// that a node is no wider for it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) enum Touched {
+pub(crate) enum Uses {
     /// Without a key: a parked tail, reached only through its parked handle.
     #[default]
     Anonymous,
     /// Published, and not asked for since.
     Once,
-    Again,
+    Repeated,
 }
 
 impl Record for Node {
+    type Ix = NodeIx;
     // A dead node has no slot, so that the place for one is free for the arena.
-    fn link(&self) -> Option<Link> {
-        self.device.slot
+    fn link(&self) -> Option<Link<NodeIx>> {
+        self.device.slot.map(Link::lent)
     }
-    fn set_link(&mut self, link: Option<Link>) {
-        self.device.slot = link;
+    fn set_link(&mut self, link: Option<Link<NodeIx>>) {
+        self.device.slot = link.map(Link::lent);
     }
 }
 
 impl Node {
     pub(crate) fn is_anonymous(&self) -> bool {
-        self.touched == Touched::Anonymous
+        self.uses == Uses::Anonymous
     }
 }
 
@@ -63,7 +64,7 @@ impl Node {
 pub(crate) struct Trie {
     nodes: Arena<Node>,
     /// What each tier below has of each node; without room while it has no slots.
-    below: [Vec<Copy>; MAX_TIERS - 1],
+    below: [Vec<Residency>; MAX_TIERS - 1],
     index: Index,
     epoch: u32,
 }
@@ -86,7 +87,7 @@ impl Trie {
     pub(crate) fn bytes(tiers: &[usize]) -> usize {
         let slots = tiers.iter().sum::<usize>();
         let below = tiers[1..].iter().filter(|&&own| own > 0).count();
-        slots * (Arena::<Node>::BYTES + below * size_of::<Copy>()) + Index::bytes(slots)
+        slots * (Arena::<Node>::BYTES + below * size_of::<Residency>()) + Index::bytes(slots)
     }
 
     /// Room for more slots: the one place that rehashes, called by a resize only. Refused, it is as
@@ -95,7 +96,7 @@ impl Trie {
         let slots = tiers.iter().sum::<usize>();
         self.nodes.reserve(slots)?;
         // A tier without slots must stay without room, so that what is new waits beside it.
-        let mut rooms: [Vec<Copy>; MAX_TIERS - 1] = Default::default();
+        let mut rooms: [Vec<Residency>; MAX_TIERS - 1] = Default::default();
         for ((copies, &own), room) in self.below.iter_mut().zip(&tiers[1..]).zip(&mut rooms) {
             if own > 0 && copies.capacity() == 0 {
                 memory::reserve(room, slots, "the copies below")?;
@@ -107,7 +108,7 @@ impl Trie {
         for (copies, room) in self.below.iter_mut().zip(rooms) {
             if room.capacity() > 0 {
                 *copies = room;
-                copies.resize(self.nodes.places(), Copy::default());
+                copies.resize(self.nodes.places(), Residency::default());
             }
         }
         for (node, named) in self.nodes.iter().filter(|(_, node)| !node.is_anonymous()) {
@@ -132,7 +133,7 @@ impl Trie {
         self.nodes.len()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Node)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (NodeIx, &Node)> {
         self.nodes.iter()
     }
 
@@ -141,26 +142,26 @@ impl Trie {
         self.index.taken()
     }
 
-    pub(crate) fn id(&self, node: u32) -> Id {
+    pub(crate) fn id(&self, node: NodeIx) -> Id<NodeIx> {
         self.nodes.id(node)
     }
 
-    pub(crate) fn live(&self, id: Id) -> Option<u32> {
+    pub(crate) fn live(&self, id: Id<NodeIx>) -> Option<NodeIx> {
         self.nodes.lives(id).then_some(id.index)
     }
 
     /// Whether there is a node in this place, for the audit.
-    pub(crate) fn alive(&self, node: u32) -> bool {
+    pub(crate) fn alive(&self, node: NodeIx) -> bool {
         self.nodes.occupied(node)
     }
 
-    pub(crate) fn find(&self, key: &Key) -> Option<u32> {
+    pub(crate) fn find(&self, key: &Key) -> Option<NodeIx> {
         self.seek(key, Tag::of(key)).ok()
     }
 
     /// The node of this key, whose tag is known, or where it would be published.
     #[inline]
-    pub(crate) fn seek(&self, key: &Key, tag: Tag) -> std::result::Result<u32, Gap> {
+    pub(crate) fn seek(&self, key: &Key, tag: Tag) -> std::result::Result<NodeIx, Gap> {
         self.index.seek(tag, |node| {
             let node = &self.nodes[node];
             node.key == *key && node.epoch == self.epoch
@@ -178,98 +179,100 @@ impl Trie {
 
     /// One tier's view of a node.
     #[inline]
-    pub(crate) fn copy(&self, node: u32, tier: usize) -> &Copy {
-        const NONE: Copy = Copy {
+    pub(crate) fn residency(&self, node: NodeIx, tier: Tier) -> &Residency {
+        const NONE: Residency = Residency {
             slot: None,
             children: 0,
             busy: 0,
         };
-        match tier.checked_sub(1) {
+        match tier.at().checked_sub(1) {
             None => &self.nodes[node].device,
-            Some(below) => self.below[below].get(node as usize).unwrap_or(&NONE),
+            Some(below) => self.below[below].get(node.at()).unwrap_or(&NONE),
         }
     }
 
     #[inline]
-    pub(crate) fn copy_mut(&mut self, node: u32, tier: usize) -> &mut Copy {
-        match tier.checked_sub(1) {
+    pub(crate) fn residency_mut(&mut self, node: NodeIx, tier: Tier) -> &mut Residency {
+        match tier.at().checked_sub(1) {
             None => &mut self.nodes[node].device,
-            Some(below) => &mut self.below[below][node as usize],
+            Some(below) => &mut self.below[below][node.at()],
         }
     }
 
     #[inline]
-    pub(crate) fn slot(&self, node: u32, tier: usize) -> Option<u32> {
-        self.copy(node, tier).slot.map(Link::at)
+    pub(crate) fn slot(&self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
+        self.residency(node, tier).slot.map(Link::at)
     }
 
     /// The highest tier that has the node, and its slot there.
     #[inline]
-    pub(crate) fn highest(&self, node: u32) -> Option<(usize, u32)> {
+    pub(crate) fn highest(&self, node: NodeIx) -> Option<(Tier, SlotIx)> {
         if let Some(slot) = self.nodes[node].device.slot {
-            return Some((0, slot.at()));
+            return Some((Tier::DEVICE, slot.at()));
         }
-        (1..MAX_TIERS).find_map(|tier| Some((tier, self.slot(node, tier)?)))
+        Tier::DEVICE
+            .below()
+            .find_map(|tier| Some((tier, self.slot(node, tier)?)))
     }
 
     /// Whether no tier has the node.
-    pub(crate) fn is_gone(&self, node: u32) -> bool {
+    pub(crate) fn is_gone(&self, node: NodeIx) -> bool {
         self.highest(node).is_none()
     }
 
-    pub(crate) fn parent(&self, node: u32) -> Option<u32> {
+    pub(crate) fn parent(&self, node: NodeIx) -> Option<NodeIx> {
         self.nodes[node].parent.and_then(|id| self.live(id))
     }
 
     /// The parent has a child less on a tier: its copy there since.
     #[inline]
-    pub(crate) fn lose_child(&mut self, node: u32, tier: usize) -> Option<Copy> {
-        let copy = self.copy_mut(self.parent(node)?, tier);
-        copy.children -= 1;
-        Some(*copy)
+    pub(crate) fn lose_child(&mut self, node: NodeIx, tier: Tier) -> Option<Residency> {
+        let residency = self.residency_mut(self.parent(node)?, tier);
+        residency.children -= 1;
+        Some(*residency)
     }
 
     /// The parent has a child more on a tier: its copy there since.
     #[inline]
-    pub(crate) fn gain_child(&mut self, node: u32, tier: usize) -> Option<Copy> {
-        let copy = self.copy_mut(self.parent(node)?, tier);
-        copy.children += 1;
-        Some(*copy)
+    pub(crate) fn gain_child(&mut self, node: NodeIx, tier: Tier) -> Option<Residency> {
+        let residency = self.residency_mut(self.parent(node)?, tier);
+        residency.children += 1;
+        Some(*residency)
     }
 
     /// A new node without a key, and without a slot yet.
-    pub(crate) fn add(&mut self, parent: Option<u32>) -> u32 {
+    pub(crate) fn add(&mut self, parent: Option<NodeIx>) -> NodeIx {
         let node = self.nodes.revive();
         let parent = parent.map(|node| self.nodes.id(node));
         // Field by field: a node made beside its place and moved there waits for its own bytes.
         let new = &mut self.nodes[node];
         (new.key, new.parent, new.epoch) = (Key::default(), parent, self.epoch);
         (new.device, new.keeps) = Default::default();
-        (new.class, new.touched) = Default::default();
+        (new.class, new.uses) = Default::default();
         for copies in self.below.iter_mut().filter(|one| one.capacity() > 0) {
-            match copies.get_mut(node as usize) {
-                Some(copy) => *copy = Copy::default(),
-                None => copies.push(Copy::default()),
+            match copies.get_mut(node.at()) {
+                Some(residency) => *residency = Residency::default(),
+                None => copies.push(Residency::default()),
             }
         }
         node
     }
 
     /// Gives a node its key, which [`Self::seek`] has not found just now: from here on it is.
-    pub(crate) fn name(&mut self, node: u32, key: Key, gap: Gap, touched: Touched) {
+    pub(crate) fn name(&mut self, node: NodeIx, key: Key, gap: Gap, uses: Uses) {
         self.index.insert(gap, node);
         let named = &mut self.nodes[node];
-        (named.key, named.touched) = (key, touched);
+        (named.key, named.uses) = (key, uses);
     }
 
     /// Ends a node that has no slot left.
-    pub(crate) fn bury(&mut self, node: u32) {
-        self.bury_by(node, Tag::of(&self.nodes[node].key));
+    pub(crate) fn remove(&mut self, node: NodeIx) {
+        self.remove_tagged(node, Tag::of(&self.nodes[node].key));
     }
 
     /// The same, and the tag of its key is known.
-    pub(crate) fn bury_by(&mut self, node: u32, tag: Tag) {
-        debug_assert!(self.is_gone(node), "buried with a slot");
+    pub(crate) fn remove_tagged(&mut self, node: NodeIx, tag: Tag) {
+        debug_assert!(self.is_gone(node), "removed with a slot");
         if !self.nodes[node].is_anonymous() {
             self.index.remove(tag, node);
         }
@@ -277,15 +280,15 @@ impl Trie {
     }
 }
 
-impl std::ops::Index<u32> for Trie {
+impl std::ops::Index<NodeIx> for Trie {
     type Output = Node;
-    fn index(&self, node: u32) -> &Node {
+    fn index(&self, node: NodeIx) -> &Node {
         &self.nodes[node]
     }
 }
 
-impl std::ops::IndexMut<u32> for Trie {
-    fn index_mut(&mut self, node: u32) -> &mut Node {
+impl std::ops::IndexMut<NodeIx> for Trie {
+    fn index_mut(&mut self, node: NodeIx) -> &mut Node {
         &mut self.nodes[node]
     }
 }
@@ -298,10 +301,10 @@ mod tests {
         Key([n; 32])
     }
 
-    fn publish(trie: &mut Trie, parent: Option<u32>, key: Key) -> u32 {
+    fn publish(trie: &mut Trie, parent: Option<NodeIx>, key: Key) -> NodeIx {
         let gap = trie.seek(&key, Tag::of(&key)).expect_err("not there yet");
         let node = trie.add(parent);
-        trie.name(node, key, gap, Touched::Once);
+        trie.name(node, key, gap, Uses::Once);
         node
     }
 
@@ -311,13 +314,13 @@ mod tests {
     }
 
     #[test]
-    fn a_buried_node_is_not_found_and_its_children_lose_their_parent() {
+    fn a_removed_node_is_not_found_and_its_children_lose_their_parent() {
         let mut trie = Trie::new(&[8]).unwrap();
         let root = publish(&mut trie, None, key(1));
         let child = publish(&mut trie, Some(root), key(2));
         assert_eq!(trie.find(&key(2)), Some(child));
         assert_eq!(trie.parent(child), Some(root));
-        trie.bury(root);
+        trie.remove(root);
         assert_eq!(trie.find(&key(1)), None);
         assert_eq!(trie.parent(child), None);
         let other = trie.add(None);
@@ -336,7 +339,7 @@ mod tests {
             let n = (seed >> 24) as u8;
             if there.remove(&n) {
                 let node = trie.find(&key(n)).expect("published");
-                trie.bury(node);
+                trie.remove(node);
             } else if there.len() < 48 {
                 publish(&mut trie, None, key(n));
                 there.insert(n);
@@ -358,7 +361,7 @@ mod tests {
         assert_eq!(trie.find(&key(1)), None);
         let new = publish(&mut trie, None, key(1));
         assert_eq!(trie.find(&key(1)), Some(new));
-        trie.bury(old);
+        trie.remove(old);
         assert_eq!(trie.find(&key(1)), Some(new));
     }
 }

@@ -2,7 +2,9 @@
 
 use crate::buffers::{Whole, each, integer, integers, is_integer, shown};
 use crate::error::{Failure, Outcome};
-use blockyard_core::{Cells, Error, Filling, FlightId, KeyHash, Kind, Retention, Speeds, Write};
+use blockyard_core::{
+    Cells, Error, EvictionPolicy, Filling, FlightId, KeyHash, Retention, Speeds, WritePolicy,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyMapping};
 
@@ -156,19 +158,22 @@ pub(crate) fn cells(given: &str) -> Outcome<Cells> {
     )
 }
 
-pub(crate) const EVICTIONS: [(&str, Kind); 2] = [("recency", Kind::Recency), ("heap", Kind::Heap)];
+pub(crate) const EVICTIONS: [(&str, EvictionPolicy); 2] = [
+    ("recency", EvictionPolicy::Recency),
+    ("heap", EvictionPolicy::Heap),
+];
 
-pub(crate) fn eviction(given: &str) -> Outcome<Kind> {
+pub(crate) fn eviction(given: &str) -> Outcome<EvictionPolicy> {
     word("eviction", given, &EVICTIONS)
 }
 
-pub(crate) const WRITES: [(&str, Write); 3] = [
-    ("on-evict", Write::OnEvict),
-    ("through", Write::Through),
-    ("second-touch", Write::SecondTouch),
+pub(crate) const WRITES: [(&str, WritePolicy); 3] = [
+    ("on-evict", WritePolicy::OnEvict),
+    ("through", WritePolicy::Through),
+    ("second-touch", WritePolicy::SecondTouch),
 ];
 
-pub(crate) fn write(given: &str) -> Outcome<Write> {
+pub(crate) fn write(given: &str) -> Outcome<WritePolicy> {
     word("write", given, &WRITES)
 }
 

@@ -107,9 +107,14 @@ impl Cache {
             let good = u32::try_from(good).map_err(|_| {
                 Failure::misuse(format!("good[{at}] = {good}: no plan has as many blocks"))
             })?;
-            outcomes.push((flight, good, corrupt.as_ref().is_some_and(|bad| bad[at])));
+            let corrupt = corrupt.as_ref().is_some_and(|bad| bad[at]);
+            outcomes.push(if corrupt {
+                blockyard_core::Outcome::corrupt(flight, good)
+            } else {
+                blockyard_core::Outcome::failed(flight, good)
+            });
         }
-        let blocks = outcomes.iter().map(|&(_, good, _)| good as usize + 1).sum();
+        let blocks = outcomes.iter().map(|one| one.good as usize + 1).sum();
         let plans = Named::plans(&named);
         let ended = enter(py, &self.inner, blocks, |state| {
             plans.iter().try_for_each(|plan| state.check_plan(plan))?;
@@ -121,7 +126,10 @@ impl Cache {
     fn abort(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
         self.check_sound()?;
         let named = Named::all(flights)?;
-        let outcomes: Vec<_> = named.iter().map(|named| (named.flight, 0, false)).collect();
+        let outcomes: Vec<_> = named
+            .iter()
+            .map(|named| blockyard_core::Outcome::failed(named.flight, 0))
+            .collect();
         let (blocks, plans) = (Named::blocks(&named), Named::plans(&named));
         let ended = enter(py, &self.inner, blocks, |state| {
             plans.iter().try_for_each(|plan| state.check_plan(plan))?;

@@ -6,7 +6,7 @@ use crate::enter::{LONG, enter};
 use crate::face::Cache;
 use crate::lease::Lease;
 use crate::prompt::Apart;
-use blockyard_core::{Request, Tier, Who};
+use blockyard_core::{HolderId, Request, Tier};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 
@@ -58,11 +58,11 @@ impl Cache {
         self.check_sound()?;
         let all = enter(py, &self.inner, LONG, |state| Ok(state.holders()))?;
         let row = |holder: blockyard_core::Holder| {
-            let (kind, number) = match holder.who {
-                Who::Lease(id) => ("lease", id.number()),
-                Who::Parked(id) => ("parked", id.number()),
-                Who::Ticket(id) if holder.tier == Tier::HOST => ("host ticket", id.number()),
-                Who::Ticket(id) => ("ticket", id.number()),
+            let (kind, number) = match holder.id {
+                HolderId::Lease(id) => ("lease", id.number()),
+                HolderId::Parked(id) => ("parked", id.number()),
+                HolderId::Ticket(id) if holder.tier == Tier::HOST => ("host ticket", id.number()),
+                HolderId::Ticket(id) => ("ticket", id.number()),
             };
             (kind, number, holder.device, holder.promised, holder.alone)
         };

@@ -1,7 +1,9 @@
 //! What a scheduler asks: how much room there is, who holds what, what is in flight.
 
 use crate::yard::{Yard, and_one, cat, one, text, tokens};
-use blockyard_core::{Answer, Error, Filling, Holder, Parked, Pending, Request, Room, Tier, Who};
+use blockyard_core::{
+    Answer, Error, Filling, Holder, HolderId, Outcome, Parked, Pending, Request, Room, Tier,
+};
 
 #[test]
 fn room_is_what_is_free_may_be_evicted_and_is_promised() {
@@ -12,7 +14,7 @@ fn room_is_what_is_free_may_be_evicted_and_is_promised() {
         free,
         evictable,
         promised,
-        available: i64::from(free + evictable) - i64::from(promised),
+        available: i64::from(free + evictable - promised),
         headroom: 0,
         evicted: 0,
     };
@@ -33,20 +35,20 @@ fn holders_are_told_the_largest_first_with_what_was_promised_to_them() {
     let (large, _) = yard.begin_reserving(&text(2, 4), 4).unwrap();
     let parked = yard.park(yard.run(&text(3, 3)), 12);
     yard.land(&[yard.demote_parked(&parked, 1).unwrap()]);
-    let holder = |who, device, promised| Holder {
-        who,
+    let holder = |id, device, promised| Holder {
+        id,
         device,
         alone: device,
         promised,
-        tier: match who {
-            Who::Parked(_) => Tier::HOST,
+        tier: match id {
+            HolderId::Parked(_) => Tier::HOST,
             _ => Tier::DEVICE,
         },
     };
     let expected = [
-        holder(Who::Lease(large.id()), 4, 1),
-        holder(Who::Parked(parked.id()), 2, 2),
-        holder(Who::Lease(small.id()), 1, 0),
+        holder(HolderId::Lease(large.id()), 4, 1),
+        holder(HolderId::Parked(parked.id()), 2, 2),
+        holder(HolderId::Lease(small.id()), 1, 0),
     ];
     assert_eq!(yard.cache.lock().holders(), expected);
     yard.finish(large);
@@ -56,7 +58,7 @@ fn holders_are_told_the_largest_first_with_what_was_promised_to_them() {
 }
 
 #[test]
-fn blocks_are_in_the_air_until_they_land_or_their_end_is_unknown() {
+fn blocks_are_in_flight_until_they_land_or_their_end_is_unknown() {
     let yard = Yard::new(12, 8);
     let in_flight = || yard.cache.lock().blocks_in_flight();
     yard.publish_below(&text(1, 2));
@@ -83,7 +85,9 @@ fn a_plan_is_dispatched_once_in_the_order_in_which_it_was_made_unless_it_has_end
     let first = state.demote(1).unwrap();
     let ended = state.demote(2).unwrap();
     let last = state.demote(3).unwrap();
-    state.commit(&[(ended.flight, 1, false)], None).unwrap();
+    state
+        .commit(&[Outcome::failed(ended.flight, 1)], None)
+        .unwrap();
     assert_eq!(state.dispatch(), [first, last]);
     assert_eq!(state.dispatch(), []);
 }
@@ -171,7 +175,7 @@ fn of_a_parked_sequence_is_told_what_moves_and_what_only_it_holds() {
     let alone = |yard: &Yard| {
         let mut holders = yard.cache.lock().holders().into_iter();
         holders
-            .find(|row| row.who == Who::Parked(parked.id()))
+            .find(|row| row.id == HolderId::Parked(parked.id()))
             .unwrap()
             .alone
     };

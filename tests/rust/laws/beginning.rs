@@ -228,7 +228,7 @@ fn a_begin_never_joins_anothers_flight() {
 }
 
 #[test]
-fn where_the_engine_cannot_recompute_a_begin_always_waits_for_what_is_in_the_air() {
+fn where_the_engine_cannot_recompute_a_begin_always_waits_for_what_is_in_flight() {
     let yard = Yard::of(Config {
         recompute: false,
         ..config(12, 8)
@@ -243,7 +243,7 @@ fn where_the_engine_cannot_recompute_a_begin_always_waits_for_what_is_in_the_air
 }
 
 #[test]
-fn a_parked_sequence_always_waits_for_what_is_in_the_air() {
+fn a_parked_sequence_always_waits_for_what_is_in_flight() {
     let yard = Yard::new(12, 8);
     let prompt = text(1, 2);
     let lease = yard.run(&cat(&prompt, &tokens(2, 2)));

@@ -119,7 +119,7 @@ fn a_detached_leases_load_lands_as_its_private_blocks() {
 }
 
 #[test]
-fn copies_down_in_the_air_land_into_free_slots() {
+fn copies_down_in_flight_land_into_free_slots() {
     let yard = Yard::new(8, 8);
     yard.publish(&text(1, 2));
     let plan = yard.demote(2).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, sealing, text};
-use blockyard_core::{Config, Error, Kind, Retention, Tier, Write};
+use blockyard_core::{Config, Error, EvictionPolicy, Retention, Tier, WritePolicy};
 use std::collections::BTreeMap;
 
 type Verb = (&'static str, fn(&Yard));
@@ -69,8 +69,12 @@ fn digest(yard: &Yard) -> u64 {
 
 #[test]
 fn two_yards_with_one_life_have_one_digest_after_every_verb_and_a_new_one_each_time() {
-    for policy in [Kind::Recency, Kind::Heap] {
-        for write in [Write::OnEvict, Write::Through, Write::SecondTouch] {
+    for policy in [EvictionPolicy::Recency, EvictionPolicy::Heap] {
+        for write in [
+            WritePolicy::OnEvict,
+            WritePolicy::Through,
+            WritePolicy::SecondTouch,
+        ] {
             let made = || {
                 Yard::of(Config {
                     policy,

@@ -2,7 +2,7 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, text};
-use blockyard_core::{Config, Error, Lease, Parked, Plan, Write};
+use blockyard_core::{Config, Error, Lease, Outcome, Parked, Plan, WritePolicy};
 
 /// What may be copied down: idle victims, a running sequence's blocks, kept blocks.
 enum Source {
@@ -160,7 +160,10 @@ fn a_second_outcome_of_a_flight_is_ignored_and_counted() {
     each(|yard, prompt, plan, source| {
         yard.land(std::slice::from_ref(&plan));
         let mut expected = yard.stats();
-        let outcomes = [(plan.flight, 0, false), (plan.flight, 2, true)];
+        let outcomes = [
+            Outcome::failed(plan.flight, 0),
+            Outcome::corrupt(plan.flight, 2),
+        ];
         assert_eq!(yard.cache.lock().commit(&outcomes, None), Ok(0));
         assert_eq!(yard.cache.lock().mark_unknown(plan.flight), Ok(false));
         expected.counters.late += 3;
@@ -187,10 +190,17 @@ fn a_deadline_that_passes_twice_is_counted_and_changes_nothing() {
 fn a_batch_of_outcomes_is_checked_before_the_first_is_applied() {
     each(|yard, _, plan, source| {
         let before = yard.stats();
-        let too_many = [(plan.flight, 2, false), (plan.flight, 3, false)];
-        let refused = yard.cache.lock().commit(&too_many, None);
-        assert!(matches!(refused, Err(Error::Argument { name: "good", .. })));
-        assert_eq!(yard.stats(), before);
+        let too_many = [
+            Outcome::failed(plan.flight, 2),
+            Outcome::failed(plan.flight, 3),
+        ];
+        let mut too_few = [Outcome::failed(plan.flight, 2), plan.whole()];
+        too_few[1].good -= 1;
+        for outcomes in [too_many, too_few] {
+            let refused = yard.cache.lock().commit(&outcomes, None);
+            assert!(matches!(refused, Err(Error::Argument { name: "good", .. })));
+            assert_eq!(yard.stats(), before);
+        }
         yard.land(&[plan]);
         source.end(yard);
     });
@@ -207,7 +217,9 @@ fn an_outcome_that_comes_after_its_block_was_evicted_is_dropped() {
     yard.publish(&text(2, 4));
     let mut expected = yard.stats();
     assert_eq!(
-        yard.cache.lock().commit(&[(plan.flight, 2, false)], None),
+        yard.cache
+            .lock()
+            .commit(&[Outcome::failed(plan.flight, 2)], None),
         Ok(0)
     );
     expected.counters.late += 1;
@@ -222,7 +234,7 @@ fn an_outcome_that_comes_after_its_block_was_evicted_is_dropped() {
 fn lands_in_few_steps(yard: &Yard, leases: Vec<Lease>, plan: &Plan) {
     let blocks = plan.len() as u64;
     let before = yard.cache.lock().climbed();
-    let outcome = (plan.flight, plan.len() as u32, false);
+    let outcome = plan.whole();
     yard.cache.lock().commit(&[outcome], None).expect("known");
     let steps = yard.cache.lock().climbed() - before;
     assert!(
@@ -252,7 +264,7 @@ fn a_path_that_went_down_root_first_lands_in_steps_that_grow_with_its_length_alo
 fn so_do_paths_that_went_down_side_by_side() {
     for blocks in [100, 1000] {
         let yard = Yard::of(Config {
-            write: Write::Through,
+            write: WritePolicy::Through,
             ..config(blocks + 8, blocks + 8)
         });
         let leases = [1, 2].map(|name| yard.begin(&text(name, u64::from(blocks) / 2)).0);

@@ -1,9 +1,9 @@
 //! R2: eviction in one batch, and when a parent's turn comes.
 
 use crate::yard::{KINDS, Yard, and_one, cat, config, text};
-use blockyard_core::{Config, Error, Kind, Lease, Retention};
+use blockyard_core::{Config, Error, EvictionPolicy, Lease, Retention};
 
-fn yard_of(policy: Kind, device: u32, host: u32) -> Yard {
+fn yard_of(policy: EvictionPolicy, device: u32, host: u32) -> Yard {
     Yard::of(Config {
         policy,
         ..config(device, host)

@@ -1,10 +1,10 @@
 //! INV-20 and 21: every tier's order has a child before its parent, and paths go down tier by tier.
 
-use crate::yard::{KINDS, Yard, and_one, cat, config, in_the_air, one, text};
-use blockyard_core::{Config, Filling, Kind, Retention, Stop};
+use crate::yard::{KINDS, Yard, and_one, cat, config, in_flight, one, text};
+use blockyard_core::{Config, EvictionPolicy, Filling, Retention, Stop};
 
 fn yards(device: u32, host: u32) -> impl Iterator<Item = Yard> {
-    let yard = move |policy: Kind| {
+    let yard = move |policy: EvictionPolicy| {
         Yard::of(Config {
             policy,
             ..config(device, host)
@@ -310,7 +310,7 @@ fn a_match_stops_at_a_block_that_is_still_filling() {
         yard.copy_down(2);
         yard.squeeze(2);
         let (loading, begun) = yard.begin(&and_one(&prompt));
-        assert!(in_the_air(&yard.probe(&prompt)));
+        assert!(in_flight(&yard.probe(&prompt)));
         let (other, stopped) = yard.stop(&and_one(&prompt), u32::MAX);
         assert_eq!((stopped.cached, stopped.plans.len()), (4, 0));
         assert_eq!(stopped.stop, Stop::Filling(begun.plans[0].flight));

@@ -291,7 +291,7 @@ fn a_partial_block_is_kept_and_found_only_through_its_parked_handle() {
 }
 
 #[test]
-fn resuming_takes_the_tails_slot_back_and_abandons_its_copy_in_the_air() {
+fn resuming_takes_the_tails_slot_back_and_abandons_its_copy_in_flight() {
     let yard = Yard::new(8, 2);
     let prompt = cat(&text(1, 1), &tokens(2, 2));
     let lease = yard.run(&prompt);
@@ -319,7 +319,7 @@ fn resuming_takes_the_tails_slot_back_and_abandons_its_copy_in_the_air() {
 }
 
 #[test]
-fn resuming_abandons_a_copy_in_the_air_that_never_ends_too() {
+fn resuming_abandons_a_copy_in_flight_that_never_ends_too() {
     let yard = Yard::new(8, 2);
     let handle = parked(&yard, &cat(&text(1, 1), &tokens(2, 2)));
     let plan = yard.demote_parked(&handle, 1).unwrap();

@@ -3,7 +3,10 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, SIZE, Yard, cat, config, text, tokens};
-use blockyard_core::{Config, Kind, Lease, Parked, Plan, Retention, Speeds, Ticket, Tier, Write};
+use blockyard_core::{
+    Config, EvictionPolicy, Lease, Outcome, Parked, Plan, Retention, Speeds, Ticket, Tier,
+    WritePolicy,
+};
 
 /// A small generator of our own: the numbers must not change with anybody's version.
 struct Dice(u64);
@@ -27,12 +30,16 @@ struct Hands {
     leases: Vec<Lease>,
     parked: Vec<Parked>,
     tickets: Vec<Ticket>,
-    air: Vec<Plan>,
+    in_flight: Vec<Plan>,
 }
 
 /// A history of so many calls, and everything that was answered.
-fn history(seed: u64, calls: u32, policy: Kind) -> Vec<String> {
-    let writes = [Write::OnEvict, Write::Through, Write::SecondTouch];
+fn history(seed: u64, calls: u32, policy: EvictionPolicy) -> Vec<String> {
+    let writes = [
+        WritePolicy::OnEvict,
+        WritePolicy::Through,
+        WritePolicy::SecondTouch,
+    ];
     let speeds = Speeds {
         load: 5,
         compute: 3,
@@ -61,7 +68,7 @@ fn history(seed: u64, calls: u32, policy: Kind) -> Vec<String> {
         .drain(..)
         .for_each(|parked| yard.abandon(parked));
     hands.tickets.clear();
-    for plan in hands.air {
+    for plan in hands.in_flight {
         yard.land(&[plan]);
     }
     // Nothing is left beyond a tier's size.
@@ -87,7 +94,7 @@ fn call(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
             match answer {
                 Ok(Some((lease, begun))) => {
                     hands.leases.push(lease);
-                    hands.air.extend(begun.plans.clone());
+                    hands.in_flight.extend(begun.plans.clone());
                     format!("{begun:?}")
                 }
                 other => format!("{:?}", other.map(|_| ())),
@@ -134,11 +141,11 @@ fn call(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
             .take(&mut hands.parked)
             .map_or_else(String::new, |parked| {
                 let plan = yard.cache.lock().demote_parked(parked.id(), 2);
-                hands.air.extend(plan.clone().expect("it is parked"));
+                hands.in_flight.extend(plan.clone().expect("it is parked"));
                 let answer = match yard.cache.resume(parked, 0) {
                     Ok((lease, begun)) => {
                         hands.leases.push(lease);
-                        hands.air.extend(begun.plans.clone());
+                        hands.in_flight.extend(begun.plans.clone());
                         format!("{begun:?}")
                     }
                     Err((parked, error)) => {
@@ -150,17 +157,19 @@ fn call(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
             }),
         9 => {
             let plan = yard.cache.lock().demote(dice.roll(5) as u32);
-            hands.air.extend(plan.clone());
+            hands.in_flight.extend(plan.clone());
             format!("{plan:?}")
         }
-        10 => dice.take(&mut hands.air).map_or_else(String::new, |plan| {
-            let good = dice.roll(plan.len() as u64 + 1) as u32;
-            if dice.roll(6) == 0 {
-                yard.overdue(&plan);
-            }
-            let outcome = [(plan.flight, good, false)];
-            format!("{:?}", yard.cache.lock().commit(&outcome, None))
-        }),
+        10 => dice
+            .take(&mut hands.in_flight)
+            .map_or_else(String::new, |plan| {
+                let good = dice.roll(plan.len() as u64 + 1) as u32;
+                if dice.roll(6) == 0 {
+                    yard.overdue(&plan);
+                }
+                let outcome = [Outcome::failed(plan.flight, good)];
+                format!("{:?}", yard.cache.lock().commit(&outcome, None))
+            }),
         _ => rarely(yard, dice, hands),
     }
 }
@@ -168,7 +177,7 @@ fn call(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
 fn rarely(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
     match dice.roll(12) {
         8..11 => {
-            let tier = Tier(dice.roll(2) as u8);
+            let tier = Tier(dice.roll(2) as usize);
             let promised = yard.cache.promise(dice.roll(9), tier);
             let told = format!("{:?}", promised.as_ref().map(Ticket::id));
             hands.tickets.extend(promised);
@@ -192,7 +201,7 @@ fn rarely(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
             format!("{:?}", yard.cache.lock().resize(Tier::HOST, slots))
         }
         _ => {
-            for plan in hands.air.drain(..) {
+            for plan in hands.in_flight.drain(..) {
                 yard.land(&[plan]);
             }
             String::new()
@@ -219,7 +228,7 @@ fn the_same_calls_give_the_same_answers_plans_and_stats() {
 #[test]
 fn the_replayed_histories_reach_what_there_is_to_reach() {
     let told: Vec<_> = (1..9)
-        .flat_map(|seed| history(seed, 400, Kind::Recency))
+        .flat_map(|seed| history(seed, 400, EvictionPolicy::Recency))
         .collect();
     for what in [
         "NoRoom", "Slow", "Whole", "parked", "clear", "Plan", "InUse",

@@ -2,7 +2,7 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, SIZE, Yard, and_one, cat, config, one, text, tokens};
-use blockyard_core::{Config, Error, Kind, Tier, Write};
+use blockyard_core::{Config, Error, EvictionPolicy, Tier, WritePolicy};
 
 fn resize(yard: &Yard, tier: Tier, slots: u32) -> Result<(), Error> {
     let resized = yard.cache.lock().resize(tier, slots);
@@ -35,9 +35,9 @@ fn a_tier_that_grows_gives_out_slots_across_the_old_boundary() {
 #[test]
 fn a_tier_for_whose_bookkeeping_there_is_no_memory_stays_as_it_is() {
     for (policy, write, host) in [
-        (Kind::Recency, Write::Through, 4),
-        (Kind::Recency, Write::SecondTouch, 0),
-        (Kind::Heap, Write::OnEvict, 4),
+        (EvictionPolicy::Recency, WritePolicy::Through, 4),
+        (EvictionPolicy::Recency, WritePolicy::SecondTouch, 0),
+        (EvictionPolicy::Heap, WritePolicy::OnEvict, 4),
     ] {
         let yard = Yard::of(Config {
             policy,
@@ -198,7 +198,7 @@ fn a_shrink_to_exactly_what_is_used_retires_high_slots_as_they_come_free() {
 }
 
 /// Of 8 device slots 4 are left, and the one idle path has its root beyond them.
-fn rooted_beyond(policy: Kind) -> Yard {
+fn rooted_beyond(policy: EvictionPolicy) -> Yard {
     let yard = Yard::of(Config {
         policy,
         ..config(8, 8)
@@ -411,7 +411,7 @@ fn keeps_in_the_way_on_the_device_are_broken_first() {
 }
 
 #[test]
-fn a_tail_in_the_air_that_goes_with_its_keep_does_not_hold_what_backs_a_ticket() {
+fn a_tail_in_flight_that_goes_with_its_keep_does_not_hold_what_backs_a_ticket() {
     let yard = Yard::new(8, 4);
     let prompt = cat(&text(1, 2), &tokens(2, 2));
     yard.publish(&text(1, 2));

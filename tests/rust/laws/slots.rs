@@ -2,7 +2,7 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, one, text, tokens};
-use blockyard_core::{Cells, Config, Error, FlightId, Retention};
+use blockyard_core::{Cells, Config, Error, FlightId, Outcome, Retention};
 
 #[test]
 fn every_slot_is_in_one_set_and_the_sets_add_up_to_the_capacity() {
@@ -214,7 +214,7 @@ fn a_flight_that_was_never_issued_is_refused_and_changes_nothing() {
     let before = yard.stats();
     let never = FlightId::from_number((1 << 32) + 77).unwrap();
     let mut state = yard.cache.lock();
-    let landed = state.commit(&[(never, 0, false)], None);
+    let landed = state.commit(&[Outcome::failed(never, 0)], None);
     assert!(matches!(landed, Err(Error::UnknownFlight { .. })));
     assert!(matches!(
         state.mark_unknown(never),

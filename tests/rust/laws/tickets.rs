@@ -3,8 +3,8 @@
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, cat, config, room, sealing, text, tokens};
 use blockyard_core::{
-    Answer, Chain, Config, Error, Filling, Holder, Lease, Parked, Request, Result, Ticket, Tier,
-    Who,
+    Answer, Chain, Config, Error, Filling, Holder, HolderId, Lease, Parked, Request, Result,
+    Ticket, Tier,
 };
 
 fn promise(yard: &Yard, blocks: u64) -> Ticket {
@@ -241,17 +241,17 @@ fn a_ticket_is_among_the_holders_with_what_it_was_promised() {
     let yard = Yard::new(8, 4);
     let (lease, _) = yard.begin(&text(1, 1));
     let (ticket, below) = (promise(&yard, 5), promise_below(&yard, 3));
-    let holder = |who, device, promised, tier| Holder {
-        who,
+    let holder = |id, device, promised, tier| Holder {
+        id,
         device,
         alone: device,
         promised,
         tier,
     };
     let expected = [
-        holder(Who::Lease(lease.id()), 1, 0, Tier::DEVICE),
-        holder(Who::Ticket(ticket.id()), 0, 5, Tier::DEVICE),
-        holder(Who::Ticket(below.id()), 0, 3, Tier::HOST),
+        holder(HolderId::Lease(lease.id()), 1, 0, Tier::DEVICE),
+        holder(HolderId::Ticket(ticket.id()), 0, 5, Tier::DEVICE),
+        holder(HolderId::Ticket(below.id()), 0, 3, Tier::HOST),
     ];
     assert_eq!(yard.cache.lock().holders(), expected);
     yard.cache.release(ticket).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, cat, config, one, text, tokens};
-use blockyard_core::{Begun, Config, Error, Lease, Plan};
+use blockyard_core::{Begun, Config, Error, Lease, Outcome, Plan};
 
 /// How a copy ends.
 type End = fn(&Yard, &Plan);
@@ -181,7 +181,7 @@ fn a_duplicate_outcome_of_a_load_is_ignored_and_counted() {
     let (lease, begun) = loading(&yard, &prompt);
     yard.fail(one(&begun), 1);
     let mut expected = yard.stats();
-    let again = [(one(&begun).flight, 3, false)];
+    let again = [Outcome::failed(one(&begun).flight, 3)];
     assert_eq!(yard.cache.lock().commit(&again, None), Ok(0));
     expected.counters.late += 1;
     assert_eq!((yard.stats(), yard.view(&lease).cached), (expected, 8));
@@ -215,7 +215,7 @@ fn a_resume_that_comes_back_short_may_be_parked_again_with_its_keeps_whole() {
             parked = yard.park(lease, 10);
             assert_eq!((yard.broken(&parked), yard.host().pinned), (false, 3));
             // The fence of the one that was overdue; a late outcome for the others.
-            let fence = [(one(&begun).flight, 0, false)];
+            let fence = [Outcome::failed(one(&begun).flight, 0)];
             yard.cache.lock().commit(&fence, None).unwrap();
             yard.squeeze(yard.device().idle as u32);
         }
@@ -335,7 +335,7 @@ fn where_the_engine_cannot_recompute_a_fork_whose_copy_fails_is_undone() {
         assert_eq!((yard.stats().leases, yard.device().claimed), (1, 1));
         yard.cache
             .lock()
-            .commit(&[(plan.flight, 0, false)], None)
+            .commit(&[Outcome::failed(plan.flight, 0)], None)
             .unwrap();
         assert_eq!(yard.view(&lease).cached, 0, "its parent runs on");
         assert!(yard.grow(&lease, 4));
@@ -364,7 +364,7 @@ fn the_private_copy_of_a_full_hit_may_fail_or_never_end() {
         yard.seal(&lease, 8);
         yard.cache
             .lock()
-            .commit(&[(one(&begun).flight, 0, false)], None)
+            .commit(&[Outcome::failed(one(&begun).flight, 0)], None)
             .unwrap();
         yard.finish(lease);
         assert_eq!(yard.on_device(&prompt), 2);
@@ -396,7 +396,7 @@ fn a_private_copy_behind_a_load_that_never_ends_lands_for_nobody() {
         );
         end(&yard, private);
         for fence in [private, load] {
-            let landed = [(fence.flight, 0, false)];
+            let landed = [Outcome::failed(fence.flight, 0)];
             yard.cache.lock().commit(&landed, None).unwrap();
         }
         assert_eq!((yard.device().free, yard.device().quarantined), (7, 0));

@@ -2,9 +2,9 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, Yard, and_one, cat, config, room, text};
-use blockyard_core::{Config, Lease, Plan, Write};
+use blockyard_core::{Config, Lease, Plan, WritePolicy};
 
-fn yard(write: Write, device: u32, host: u32) -> Yard {
+fn yard(write: WritePolicy, device: u32, host: u32) -> Yard {
     Yard::of(Config {
         write,
         ..config(device, host)
@@ -26,7 +26,7 @@ fn order(yard: &Yard, leases: &[&Lease], plan: &Plan) -> Vec<usize> {
 fn through_copies_what_was_published_in_that_order_and_then_the_next_victims() {
     for policy in KINDS {
         let yard = Yard::of(Config {
-            write: Write::Through,
+            write: WritePolicy::Through,
             policy,
             ..config(16, 16)
         });
@@ -61,7 +61,7 @@ fn through_copies_what_was_published_in_that_order_and_then_the_next_victims() {
 
 #[test]
 fn what_found_no_room_below_stays_first_in_line() {
-    let yard = yard(Write::Through, 16, 2);
+    let yard = yard(WritePolicy::Through, 16, 2);
     let keeper = yard.park(yard.run(&text(1, 1)), 4);
     let (first, second) = (yard.run(&text(2, 1)), yard.run(&text(3, 1)));
     let last = yard.run(&text(4, 1));
@@ -86,7 +86,7 @@ fn what_found_no_room_below_stays_first_in_line() {
 
 #[test]
 fn through_forgets_what_has_left_and_the_oldest_where_nobody_copies() {
-    let yard = yard(Write::Through, 3, 8);
+    let yard = yard(WritePolicy::Through, 3, 8);
     yard.publish(&text(1, 2));
     yard.squeeze(2);
     let lease = yard.run(&text(2, 2));
@@ -109,7 +109,7 @@ fn through_forgets_what_has_left_and_the_oldest_where_nobody_copies() {
 fn second_touch_passes_over_what_was_used_once() {
     for policy in KINDS {
         let yard = Yard::of(Config {
-            write: Write::SecondTouch,
+            write: WritePolicy::SecondTouch,
             policy,
             ..config(12, 12)
         });
@@ -132,7 +132,7 @@ fn second_touch_passes_over_what_was_used_once() {
 
 #[test]
 fn a_block_that_another_sequence_publishes_again_is_touched_again() {
-    let yard = yard(Write::SecondTouch, 12, 8);
+    let yard = yard(WritePolicy::SecondTouch, 12, 8);
     let prompt = text(1, 2);
     let (one, _) = yard.begin(&prompt);
     let (other, _) = yard.begin(&prompt);
@@ -147,7 +147,7 @@ fn a_block_that_another_sequence_publishes_again_is_touched_again() {
 
 #[test]
 fn neither_asking_nor_a_begin_that_is_refused_touches_a_block() {
-    let yard = yard(Write::SecondTouch, 5, 8);
+    let yard = yard(WritePolicy::SecondTouch, 5, 8);
     let prompt = text(1, 2);
     yard.publish(&prompt);
     let (other, _) = yard.begin(&text(2, 2));
@@ -160,7 +160,7 @@ fn neither_asking_nor_a_begin_that_is_refused_touches_a_block() {
 
 #[test]
 fn a_fork_that_seals_the_slot_it_shares_touches_nothing() {
-    let yard = yard(Write::SecondTouch, 12, 8);
+    let yard = yard(WritePolicy::SecondTouch, 12, 8);
     let (lease, _) = yard.begin(&text(1, 2));
     let (fork, begun) = yard.cache.fork(&lease, 8, 0).unwrap();
     assert!(begun.plans.is_empty());
@@ -173,7 +173,7 @@ fn a_fork_that_seals_the_slot_it_shares_touches_nothing() {
 
 #[test]
 fn a_block_that_is_computed_again_after_it_was_dropped_counts_as_touched_twice() {
-    let yard = yard(Write::SecondTouch, 6, 8);
+    let yard = yard(WritePolicy::SecondTouch, 6, 8);
     let prompt = text(1, 2);
     yard.publish(&prompt);
     let before = yard.probe(&text(2, 1));
@@ -191,7 +191,10 @@ fn a_block_that_is_computed_again_after_it_was_dropped_counts_as_touched_twice()
 
 #[test]
 fn nothing_is_remembered_where_no_ghosts_are_kept() {
-    for (write, ghosts) in [(Write::OnEvict, Some(64)), (Write::SecondTouch, Some(0))] {
+    for (write, ghosts) in [
+        (WritePolicy::OnEvict, Some(64)),
+        (WritePolicy::SecondTouch, Some(0)),
+    ] {
         let yard = Yard::of(Config {
             write,
             ghosts,
@@ -202,13 +205,17 @@ fn nothing_is_remembered_where_no_ghosts_are_kept() {
         assert_eq!(yard.probe(&text(1, 2)).evicted, None);
         yard.publish(&text(1, 2));
         let copied = yard.demote(2).map_or(0, |plan| plan.len());
-        assert_eq!(copied, if write == Write::OnEvict { 2 } else { 0 });
+        assert_eq!(copied, if write == WritePolicy::OnEvict { 2 } else { 0 });
     }
 }
 
 #[test]
 fn what_is_named_is_copied_whatever_the_policy() {
-    for write in [Write::OnEvict, Write::Through, Write::SecondTouch] {
+    for write in [
+        WritePolicy::OnEvict,
+        WritePolicy::Through,
+        WritePolicy::SecondTouch,
+    ] {
         let yard = yard(write, 12, 8);
         let lease = yard.run(&text(1, 2));
         yard.land(&[yard.demote_lease(&lease, 2)]);
@@ -222,9 +229,13 @@ fn what_is_named_is_copied_whatever_the_policy() {
 
 #[test]
 fn a_host_smaller_than_the_look_ahead_is_filled_once() {
-    for (write, policy) in [Write::OnEvict, Write::Through, Write::SecondTouch]
-        .into_iter()
-        .flat_map(|write| KINDS.map(|policy| (write, policy)))
+    for (write, policy) in [
+        WritePolicy::OnEvict,
+        WritePolicy::Through,
+        WritePolicy::SecondTouch,
+    ]
+    .into_iter()
+    .flat_map(|write| KINDS.map(|policy| (write, policy)))
     {
         let yard = Yard::of(Config {
             write,
@@ -277,7 +288,7 @@ fn what_was_looked_at_is_looked_at_again_when_its_copy_is_gone() {
 
 #[test]
 fn a_failed_copy_ahead_is_tried_again_so_many_times() {
-    for (write, policy) in [Write::OnEvict, Write::Through]
+    for (write, policy) in [WritePolicy::OnEvict, WritePolicy::Through]
         .into_iter()
         .flat_map(|write| KINDS.map(|policy| (write, policy)))
     {
@@ -331,7 +342,7 @@ fn a_good_copy_clears_the_failures_before_it() {
 
 #[test]
 fn through_puts_a_block_back_in_line_whose_copy_has_failed() {
-    let yard = yard(Write::Through, 16, 16);
+    let yard = yard(WritePolicy::Through, 16, 16);
     let lease = yard.run(&text(1, 3));
     yard.fail(&yard.demote(9).unwrap(), 2);
     let plan = yard.demote(9).unwrap();

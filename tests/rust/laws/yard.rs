@@ -2,14 +2,15 @@
 
 use crate::verbs::Verbs as _;
 use blockyard_core::{
-    Answer, Begun, Cache, Cells, Chain, Config, Error, Extras, Filling, KeyHash, Kind, Lease,
-    Namespace, Parked, Plan, Probe, Request, Retention, Seals, Stats, Stop, TierStats, View,
+    Answer, Begun, Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, Filling, KeyHash,
+    Lease, Namespace, Outcome, Parked, Plan, Probe, Request, Retention, Seals, Stats, Stop,
+    TierStats, View,
 };
 
 /// Tokens per block.
 pub(crate) const SIZE: u64 = 4;
 
-pub(crate) const KINDS: [Kind; 2] = [Kind::Recency, Kind::Heap];
+pub(crate) const KINDS: [EvictionPolicy; 2] = [EvictionPolicy::Recency, EvictionPolicy::Heap];
 
 pub(crate) struct Yard {
     pub(crate) cache: Cache,
@@ -206,19 +207,16 @@ impl Yard {
 
     /// Reports that only so many leading blocks of a plan are intact, or the fence of one overdue.
     pub(crate) fn fail(&self, plan: &Plan, good: u32) {
-        self.report(plan, good, false);
+        self.report(Outcome::failed(plan.flight, good));
     }
 
     /// The first bad block failed its checksum.
     pub(crate) fn corrupt(&self, plan: &Plan, good: u32) {
-        self.report(plan, good, true);
+        self.report(Outcome::corrupt(plan.flight, good));
     }
 
-    fn report(&self, plan: &Plan, good: u32, corrupt: bool) {
-        let ended = self
-            .cache
-            .lock()
-            .commit(&[(plan.flight, good, corrupt)], None);
+    fn report(&self, outcome: Outcome) {
+        let ended = self.cache.lock().commit(&[outcome], None);
         assert_eq!(ended, Ok(1));
         self.sound();
     }
@@ -359,7 +357,7 @@ pub(crate) fn room(error: Error) -> (u64, u64, u64, u64) {
     }
 }
 
-pub(crate) fn in_the_air(probe: &Probe) -> bool {
+pub(crate) fn in_flight(probe: &Probe) -> bool {
     matches!(probe.stop, Stop::Filling(_))
 }
 

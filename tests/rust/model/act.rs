@@ -4,8 +4,8 @@ use crate::ops::Op;
 use crate::world::World;
 use crate::yard::{Block, DEVICE};
 use blockyard_core::{
-    Answer, Begun, Chain, Error, Extras, Filling, Lease, LeaseId, Request, Retention, Sealing,
-    Seals, Stop, TicketId, Tier,
+    Answer, Begun, Chain, End, Error, Extras, Filling, Lease, LeaseId, Outcome, Request, Retention,
+    Sealing, Seals, Stop, TicketId, Tier,
 };
 
 pub(crate) fn pick<T>(list: &[T], at: u8) -> Option<usize> {
@@ -74,7 +74,7 @@ impl World {
                 let chain = self.chain(prompt);
                 let answer = self.cache.lock().promote(chain.keys(), u32::from(blocks));
                 self.yard.promote(chain.keys(), blocks as usize, &answer);
-                self.air.extend(answer.iter().flatten().cloned());
+                self.in_flight.extend(answer.iter().flatten().cloned());
                 return Some(answer.is_err());
             }
             Op::Land(ref rows) => self.land(rows),
@@ -95,7 +95,7 @@ impl World {
     fn act_on_all(&mut self, op: &Op) -> Option<bool> {
         match *op {
             Op::Unknown(flight) => {
-                let id = self.air[pick(&self.air, flight)?].flight;
+                let id = self.in_flight[pick(&self.in_flight, flight)?].flight;
                 assert_eq!(
                     self.cache.lock().mark_unknown(id),
                     Ok(self.yard.mark_unknown(id))
@@ -109,7 +109,10 @@ impl World {
                 if deadline {
                     assert_eq!(self.cache.lock().mark_unknown(id), Ok(false));
                 } else {
-                    assert_eq!(self.cache.lock().commit(&[(id, 0, false)], None), Ok(0));
+                    assert_eq!(
+                        self.cache.lock().commit(&[Outcome::failed(id, 0)], None),
+                        Ok(0)
+                    );
                 }
                 let mut stats = self.cache.lock().stats();
                 stats.counters.late -= 1;
@@ -131,7 +134,10 @@ impl World {
                 self.yard.clear();
             }
             Op::Resize(tier, slots) => {
-                let answer = self.cache.lock().resize(Tier(tier), u32::from(slots));
+                let answer = self
+                    .cache
+                    .lock()
+                    .resize(Tier(usize::from(tier)), u32::from(slots));
                 self.yard.resize(tier as usize, u32::from(slots), &answer);
                 return Some(answer.is_err());
             }
@@ -144,7 +150,7 @@ impl World {
     fn admitted(&mut self, begun: Option<Begun>, chain: Chain) -> bool {
         let Some(begun) = begun else { return true };
         self.leases.push(self.cache.handle(begun.lease, chain));
-        self.air.extend(begun.plans);
+        self.in_flight.extend(begun.plans);
         false
     }
 
@@ -199,10 +205,11 @@ impl World {
             Ok(need) => need,
             Err(error) => return assert_eq!(answer.as_ref().err(), Some(&error)),
         };
-        let spare = (need.free + need.evictable).saturating_sub(need.promised);
+        let spare = (need.free + need.evictable).cast_signed() - need.promised.cast_signed();
+        assert_eq!(need.available, spare);
         assert_eq!(
             need.fits,
-            need.ever && need.waits.is_none() && need.need <= spare
+            need.ever && need.waits.is_none() && need.need.cast_signed() <= spare
         );
         match answer {
             Ok(Answer::Begun(begun)) => {
@@ -388,7 +395,7 @@ impl World {
         };
         let handle = self.parked.swap_remove(at);
         self.leases.push(handle.into_lease(begun.lease));
-        self.air.extend(begun.plans);
+        self.in_flight.extend(begun.plans);
         Some(false)
     }
 
@@ -424,22 +431,33 @@ impl World {
             _ => return None,
         };
         drop(state);
-        self.air.extend(plan);
+        self.in_flight.extend(plan);
         Some(())
     }
 
     fn land(&mut self, rows: &[(u8, u8, bool)]) {
         let mut outcomes = Vec::new();
         for &(flight, good, corrupt) in rows {
-            let Some(at) = pick(&self.air, flight) else {
+            let Some(at) = pick(&self.in_flight, flight) else {
                 return;
             };
-            let plan = &self.air[at];
-            outcomes.push((plan.flight, u32::from(good).min(plan.len() as u32), corrupt));
+            let plan = &self.in_flight[at];
+            let good = u32::from(good).min(plan.len() as u32);
+            outcomes.push(match corrupt {
+                true => Outcome::corrupt(plan.flight, good),
+                false if good as usize == plan.len() => plan.whole(),
+                false => Outcome::failed(plan.flight, good),
+            });
         }
         let answer = self.cache.lock().commit(&outcomes, None);
         let mut ended = 0;
-        for (id, good, corrupt) in outcomes {
+        for Outcome {
+            flight: id,
+            good,
+            end,
+        } in outcomes
+        {
+            let corrupt = end == End::Corrupt;
             // One that stands in the batch twice is late the second time.
             if self.yard.flights.contains_key(&id) {
                 self.yard.land(id, good as usize, corrupt);
@@ -448,7 +466,7 @@ impl World {
             }
         }
         assert_eq!(answer, Ok(ended));
-        self.air
+        self.in_flight
             .retain(|plan| self.yard.flights.contains_key(&plan.flight));
     }
 

@@ -1,7 +1,7 @@
 //! How sequences come in and blocks come up: begin, resume and promote of the naive yard.
 
 use crate::verbs::table;
-use crate::yard::{Air, Block, DEVICE, Errand, HOST, Seq, What, Yard};
+use crate::yard::{Block, DEVICE, HOST, InFlight, Purpose, Seq, What, Yard};
 use blockyard_core::{
     Answer, Begun, Error, Filling, FlightId, Key, LeaseId, ParkedId, Plan, Request, Result,
     Retention, State, Stop,
@@ -13,7 +13,7 @@ fn slots(plan: &Plan) -> (usize, usize, Vec<(u32, u32)>) {
         .iter()
         .copied()
         .zip(plan.destinations.iter().copied());
-    (plan.from.0 as usize, plan.to.0 as usize, moves.collect())
+    (plan.from.0, plan.to.0, moves.collect())
 }
 
 /// A prefix as far as a begin uses it: its path, of which `device` blocks are shared and `lower`
@@ -33,16 +33,16 @@ fn unborn(which: u64) -> FlightId {
     FlightId::from_number(u64::MAX - which).expect("a number")
 }
 
-fn marks(from: usize, slots: impl IntoIterator<Item = u32>) -> Air {
+fn marks(from: usize, slots: impl IntoIterator<Item = u32>) -> InFlight {
     let moves = slots
         .into_iter()
         .map(|slot| (None, slot, u32::MAX))
         .collect();
-    let errand = Errand::Down(None);
-    Air {
+    let purpose = Purpose::Down(None);
+    InFlight {
         from,
         to: DEVICE,
-        errand,
+        purpose,
         moves,
         overdue: true,
     }
@@ -71,7 +71,7 @@ impl Yard {
         plan: &Plan,
         from: usize,
         to: usize,
-        errand: Errand,
+        purpose: Purpose,
         moves: Vec<(Option<Block>, u32)>,
     ) {
         let (told_from, told_to, told) = slots(plan);
@@ -80,7 +80,7 @@ impl Yard {
             (told_from, told_to, sources),
             (from, to, moves.iter().map(|step| step.1).collect())
         );
-        let attached = !matches!(errand, Errand::Private(..));
+        let attached = !matches!(purpose, Purpose::Private(..));
         let mut steps = Vec::new();
         for ((block, source), (_, destination)) in moves.into_iter().zip(told) {
             self.take(to, destination, What::Filling(block.filter(|_| attached)));
@@ -89,14 +89,14 @@ impl Yard {
             }
             steps.push((block, source, destination));
         }
-        let air = Air {
+        let flight = InFlight {
             from,
             to,
-            errand,
+            purpose,
             moves: steps,
             overdue: false,
         };
-        assert!(self.flights.insert(plan.flight, air).is_none());
+        assert!(self.flights.insert(plan.flight, flight).is_none());
     }
 
     fn prefix(&self, request: &Request<'_>) -> Prefix {
@@ -214,8 +214,8 @@ impl Yard {
         if prefix.lower > 0 {
             self.untake(lease, prefix.device, prefix.lower);
             let moves = self.sources(HOST, &prefix.path[prefix.device..found]);
-            let errand = Errand::Up(lease, prefix.device);
-            self.fly(plans.next().expect("a load"), HOST, DEVICE, errand, moves);
+            let purpose = Purpose::Up(lease, prefix.device);
+            self.fly(plans.next().expect("a load"), HOST, DEVICE, purpose, moves);
         }
         let mut hits = [prefix.device as u32, prefix.lower as u32, 0];
         let mut cached = found as u64 * self.block_size;
@@ -224,11 +224,11 @@ impl Yard {
             hits[tier] += 1;
             cached = self.leases[&lease].tokens - 1;
             self.untake(lease, found, 1);
-            let (moves, errand) = (
+            let (moves, purpose) = (
                 self.sources(tier, &[last]),
-                Errand::Private(Some(lease), found),
+                Purpose::Private(Some(lease), found),
             );
-            self.fly(plans.next().expect("a copy"), tier, DEVICE, errand, moves);
+            self.fly(plans.next().expect("a copy"), tier, DEVICE, purpose, moves);
         }
         assert_eq!(plans.next(), None);
         let seq = self.leases.get_mut(&lease).expect("begun");
@@ -348,11 +348,11 @@ impl Yard {
         self.parked.get_mut(&id).expect("parked").lease = Some(begun.lease);
         if lower > 0 {
             self.untake(begun.lease, device, lower);
-            let (moves, errand) = (
+            let (moves, purpose) = (
                 self.sources(HOST, &path[device..]),
-                Errand::Up(begun.lease, device),
+                Purpose::Up(begun.lease, device),
             );
-            self.fly(&begun.plans[0], HOST, DEVICE, errand, moves);
+            self.fly(&begun.plans[0], HOST, DEVICE, purpose, moves);
         } else {
             self.leases.get_mut(&begun.lease).expect("entered").resumed = None;
             self.end_keep(id);
@@ -415,7 +415,7 @@ impl Yard {
         self.make_room(loads);
         self.flights.remove(&unborn(0));
         let moves = self.sources(HOST, &path[device..blocks]);
-        self.fly(plan, HOST, DEVICE, Errand::Up(lease, device), moves);
+        self.fly(plan, HOST, DEVICE, Purpose::Up(lease, device), moves);
         let seq = self.leases.get_mut(&lease).expect("promoting");
         seq.table.extend(&plan.destinations);
         self.settle();

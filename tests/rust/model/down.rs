@@ -1,8 +1,8 @@
 //! How blocks go down: the naive yard says which a plan must copy, and which it must not cost their
 //! own copy.
 
-use crate::yard::{Air, Block, DEVICE, Errand, HOST, What, Yard};
-use blockyard_core::{FlightId, ParkedId, Pending, Plan, State, Tier, Write};
+use crate::yard::{Block, DEVICE, HOST, InFlight, Purpose, What, Yard};
+use blockyard_core::{FlightId, ParkedId, Pending, Plan, State, Tier, WritePolicy};
 
 impl Yard {
     /// Copies ahead of need: what was published, then the next victims.
@@ -41,7 +41,7 @@ impl Yard {
         }
         let copied = plan.map_or(0, Plan::len);
         let left = |block: &&Block| self.wants_copy(**block);
-        let through = self.write == Write::Through;
+        let through = self.write == WritePolicy::Through;
         let waits = self.fresh.iter().find(left).filter(|_| through);
         for block in victims.iter().find(left).into_iter().chain(waits) {
             assert!(
@@ -92,7 +92,7 @@ impl Yard {
                 .zip(&plan.sources)
                 .map(|(block, &slot)| (Some(block), slot))
                 .collect();
-            self.fly(plan, DEVICE, HOST, Errand::Down(parked), moves);
+            self.fly(plan, DEVICE, HOST, Purpose::Down(parked), moves);
         }
         let copied = plan.map_or(0, Plan::len);
         let left = blocks.iter().find(|&&block| lacks(self, block));
@@ -108,8 +108,8 @@ impl Yard {
         let moves = |&block: &Block| self.filling(block, HOST).is_some();
         let mut then = self.clone();
         then.parked.get_mut(&id).expect("it is parked").on_device = 0;
-        for air in then.flights.values_mut().filter(|air| air.to == HOST) {
-            air.moves.retain(|&(block, _, to)| {
+        for flight in then.flights.values_mut().filter(|flight| flight.to == HOST) {
+            flight.moves.retain(|&(block, _, to)| {
                 block.is_none_or(|block| {
                     !path.contains(&block) || self.block_in(HOST, to) != Some(block)
                 })
@@ -135,16 +135,16 @@ impl Yard {
         let mut then = self.clone();
         then.slots[HOST].insert(to, What::Filling(Some(block)));
         then.blocks[block].slots[HOST] = Some(to);
-        let (from_tier, errand) = (DEVICE, Errand::Down(None));
-        let air = Air {
+        let (from_tier, purpose) = (DEVICE, Purpose::Down(None));
+        let flight = InFlight {
             from: from_tier,
             to: HOST,
-            errand,
+            purpose,
             moves: vec![(Some(block), from, to)],
             overdue: false,
         };
         let unborn = FlightId::from_number(u64::MAX).expect("a number");
-        then.flights.insert(unborn, air);
+        then.flights.insert(unborn, flight);
         !then.unbacked(DEVICE) && !then.unbacked(HOST)
     }
 }

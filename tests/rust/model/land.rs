@@ -1,31 +1,31 @@
 //! The naive yard's flights, and what comes over all of it: clear and resize.
 
-use crate::yard::{Class, DEVICE, Errand, HOST, What, Yard};
+use crate::yard::{Class, DEVICE, HOST, Purpose, What, Yard};
 use blockyard_core::{Error, FlightId, LeaseId, Result, Retention, Tier};
 
 impl Yard {
     /// The copies of a flight have ended; the leading `good` ones are intact.
     pub(crate) fn land(&mut self, id: FlightId, good: usize, corrupt: bool) {
-        let air = self.flights.remove(&id).expect("in flight");
-        for &(_, source, _) in &air.moves {
-            if self.slots[air.from].get(&source) == Some(&What::Quarantined) {
-                self.fence(air.from, source);
+        let flight = self.flights.remove(&id).expect("in flight");
+        for &(_, source, _) in &flight.moves {
+            if self.slots[flight.from].get(&source) == Some(&What::Quarantined) {
+                self.fence(flight.from, source);
             }
         }
-        if air.overdue {
-            for step in &air.moves {
-                self.fence(air.to, step.2);
+        if flight.overdue {
+            for step in &flight.moves {
+                self.fence(flight.to, step.2);
             }
             return self.settle();
         }
         let arrived = |yard: &Self, step: &(Option<usize>, u32, u32)| {
             step.0
-                .filter(|&block| yard.block_in(air.to, step.2) == Some(block))
+                .filter(|&block| yard.block_in(flight.to, step.2) == Some(block))
         };
-        match air.errand {
-            Errand::Down(parked) => {
+        match flight.purpose {
+            Purpose::Down(parked) => {
                 let mut failed = Vec::new();
-                for (at, step) in air.moves.iter().enumerate() {
+                for (at, step) in flight.moves.iter().enumerate() {
                     match arrived(self, step) {
                         Some(block) if at < good && self.blocks[block].epoch == self.epoch => {
                             self.note_copy(block, true);
@@ -51,9 +51,9 @@ impl Yard {
                 self.break_unbacked();
                 self.shrink_keeps();
             }
-            Errand::Up(lease, base) => {
+            Purpose::Up(lease, base) => {
                 let detached = self.leases[&lease].epoch != self.epoch;
-                for (at, step) in air.moves.iter().enumerate() {
+                for (at, step) in flight.moves.iter().enumerate() {
                     let content = if at < good {
                         What::Owned
                     } else {
@@ -69,7 +69,7 @@ impl Yard {
                     };
                     self.slots[DEVICE].insert(step.2, what);
                 }
-                if good < air.moves.len() {
+                if good < flight.moves.len() {
                     self.shorten(lease, base + good);
                 }
                 let seq = self.leases.get_mut(&lease).expect("it waits");
@@ -77,21 +77,21 @@ impl Yard {
                     seq.sealed = seq.sealed.min(base);
                 }
                 if corrupt {
-                    self.drop_corrupt(air.moves.get(good).and_then(|step| step.0));
+                    self.drop_corrupt(flight.moves.get(good).and_then(|step| step.0));
                 }
                 self.landed(lease);
             }
-            Errand::Private(None, _) => self.give_back(DEVICE, air.moves[0].2),
-            Errand::Private(Some(lease), block) => {
+            Purpose::Private(None, _) => self.give_back(DEVICE, flight.moves[0].2),
+            Purpose::Private(Some(lease), block) => {
                 let what = if good > 0 { What::Owned } else { What::Claimed };
-                self.slots[DEVICE].insert(air.moves[0].2, what);
+                self.slots[DEVICE].insert(flight.moves[0].2, what);
                 if good == 0 {
                     self.shorten(lease, block);
-                    self.drop_corrupt(air.moves[0].0.filter(|_| corrupt && air.from == HOST));
+                    self.drop_corrupt(flight.moves[0].0.filter(|_| corrupt && flight.from == HOST));
                 }
                 self.landed(lease);
                 if good == 0 {
-                    self.undo_fork(lease, air.moves[0].0);
+                    self.undo_fork(lease, flight.moves[0].0);
                 }
             }
         }
@@ -114,7 +114,7 @@ impl Yard {
         let written = self
             .flights
             .values()
-            .any(|air| air.to == tier && air.moves.iter().any(|step| step.2 == slot));
+            .any(|flight| flight.to == tier && flight.moves.iter().any(|step| step.2 == slot));
         if !written && !self.read(tier, slot) {
             self.slots[tier].remove(&slot);
         }
@@ -172,11 +172,11 @@ impl Yard {
 
     /// A deadline has passed: destinations are quarantined, sources stay.
     pub(crate) fn mark_unknown(&mut self, id: FlightId) -> bool {
-        let air = self.flights.get_mut(&id).expect("in flight");
-        if std::mem::replace(&mut air.overdue, true) {
+        let flight = self.flights.get_mut(&id).expect("in flight");
+        if std::mem::replace(&mut flight.overdue, true) {
             return false;
         }
-        let (to, errand, moves) = (air.to, air.errand, air.moves.clone());
+        let (to, purpose, moves) = (flight.to, flight.purpose, flight.moves.clone());
         for &(_, _, slot) in &moves {
             if let Some(block) = self.block_in(to, slot) {
                 self.blocks[block].slots[to] = None;
@@ -186,7 +186,7 @@ impl Yard {
             }
             self.slots[to].insert(slot, What::Quarantined);
         }
-        if let Errand::Up(lease, block) | Errand::Private(Some(lease), block) = errand {
+        if let Purpose::Up(lease, block) | Purpose::Private(Some(lease), block) = purpose {
             let limit = self.leases[&lease].limit;
             let cut = self
                 .leases
@@ -199,11 +199,10 @@ impl Yard {
                 .filter(|slot| matches!(self.slots[DEVICE][slot], What::Filling(_)))
             {
                 // The private copy of a full hit: still in flight, for nobody.
-                let other = self
-                    .flights
-                    .values_mut()
-                    .find(|air| air.to == DEVICE && air.moves.iter().any(|step| step.2 == *slot));
-                other.expect("it fills").errand = Errand::Private(None, 0);
+                let other = self.flights.values_mut().find(|flight| {
+                    flight.to == DEVICE && flight.moves.iter().any(|step| step.2 == *slot)
+                });
+                other.expect("it fills").purpose = Purpose::Private(None, 0);
                 self.leases.get_mut(&lease).expect("it waits").loading -= 1;
             }
             self.leases.get_mut(&lease).expect("it waits").limit = block;
@@ -213,7 +212,7 @@ impl Yard {
                 self.promise_to(lease, limit);
             }
             self.landed(lease);
-            if let Errand::Private(..) = errand {
+            if let Purpose::Private(..) = purpose {
                 self.undo_fork(lease, moves[0].0);
             }
         }
@@ -253,7 +252,7 @@ impl Yard {
             _ => 0,
         };
         if let Err(Error::InUse { tier: at, want, .. }) = answer {
-            assert_eq!((*at, *want), (Tier(tier as u8), u64::from(slots - null)));
+            assert_eq!((*at, *want), (Tier(tier), u64::from(slots - null)));
             // With every keep broken, were that allowed, it must not have fitted.
             assert!(!self.fits_somehow(tier, slots), "refused, and would fit");
             self.headroom += headroom;

@@ -1,7 +1,7 @@
 //! What changes in the naive yard, in the words that its verbs share.
 
-use crate::yard::{Air, Block, Class, DEVICE, HOST, Node, What, Yard};
-use blockyard_core::{Key, ParkedId, Retention, State, Tier, Write};
+use crate::yard::{Block, Class, DEVICE, HOST, InFlight, Node, What, Yard};
+use blockyard_core::{Key, ParkedId, Retention, State, Tier, WritePolicy};
 
 impl Yard {
     pub(crate) fn add(&mut self, key: Option<Key>, parent: Option<Block>) -> Block {
@@ -39,18 +39,20 @@ impl Yard {
     /// A block without its parent is not linked again while a copy of it, or of one below it, is
     /// in flight: what is above it would have to stay.
     pub(crate) fn waits_for_a_fence(&self, block: Block) -> bool {
-        self.parent(block).is_none() && [DEVICE, HOST].iter().any(|&tier| self.hot(block, tier))
+        self.parent(block).is_none() && [DEVICE, HOST].iter().any(|&tier| self.busy(block, tier))
     }
 
-    fn hot(&self, block: Block, tier: usize) -> bool {
+    fn busy(&self, block: Block, tier: usize) -> bool {
         let Some(slot) = self.blocks[block].slots[tier] else {
             return false;
         };
-        let reads = |air: &Air| air.from == tier && air.moves.iter().any(|step| step.1 == slot);
+        let reads = |flight: &InFlight| {
+            flight.from == tier && flight.moves.iter().any(|step| step.1 == slot)
+        };
         self.flights.values().any(reads)
             || (tier == HOST && matches!(self.slots[tier][&slot], What::Filling(_)))
             || (0..self.blocks.len()).any(|below| {
-                self.alive(below) && self.parent(below) == Some(block) && self.hot(below, tier)
+                self.alive(below) && self.parent(below) == Some(block) && self.busy(below, tier)
             })
     }
 
@@ -177,14 +179,14 @@ impl Yard {
         let node = &self.blocks[block];
         node.epoch == self.epoch
             && node.failures <= self.retries
-            && (self.write != Write::SecondTouch || self.again.contains(&block))
+            && (self.write != WritePolicy::SecondTouch || self.again.contains(&block))
     }
 
     /// What of a plan is of fresh blocks, in the order of publication; the first that found no room
     /// stays in line.
     pub(crate) fn take_fresh(&mut self, most: usize, sources: &[u32]) -> Vec<Block> {
         let mut taken = Vec::new();
-        while self.write == Write::Through && taken.len() < most {
+        while self.write == WritePolicy::Through && taken.len() < most {
             let Some(block) = self.fresh.pop_front() else {
                 break;
             };
@@ -285,7 +287,9 @@ impl Yard {
     pub(crate) fn let_go(&mut self, table: &[u32]) {
         for &slot in table.iter().rev() {
             match self.slots[DEVICE][&slot] {
-                What::Claimed | What::Owned | What::Twin(_) if !self.has_holder(DEVICE, slot) => {
+                What::Claimed | What::Owned | What::Duplicate(_)
+                    if !self.has_holder(DEVICE, slot) =>
+                {
                     self.give_back(DEVICE, slot);
                 }
                 _ => {}
@@ -304,7 +308,7 @@ impl Yard {
         };
         let mut own: Option<Block> = None;
         for &slot in table.iter().rev() {
-            let (What::Ready(block) | What::Twin(block)) = self.slots[DEVICE][&slot] else {
+            let (What::Ready(block) | What::Duplicate(block)) = self.slots[DEVICE][&slot] else {
                 continue;
             };
             // Nobody else holds the block, and nothing is below it but the session's own.
@@ -314,7 +318,7 @@ impl Yard {
             let published = self.blocks[block].slots[DEVICE].expect("it is held");
             let twins = self.slots[DEVICE]
                 .iter()
-                .any(|(&s, &what)| s != slot && what == What::Twin(block));
+                .any(|(&s, &what)| s != slot && what == What::Duplicate(block));
             alone = alone
                 && !(self.kept(block) || twins || self.in_table(slot) || self.in_table(published))
                 && below.iter().all(|&child| Some(child) == own);

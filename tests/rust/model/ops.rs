@@ -1,7 +1,7 @@
 //! What is done: operations name what they touch by a number modulo what there is, so that a
 //! script still means something when parts of it are left out.
 
-use blockyard_core::{Speeds, Write};
+use blockyard_core::{Speeds, WritePolicy};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::fmt;
@@ -15,7 +15,7 @@ pub(crate) struct Setup {
     pub(crate) heap: bool,
     pub(crate) recompute: bool,
     pub(crate) retries: u32,
-    pub(crate) write: Write,
+    pub(crate) write: WritePolicy,
     pub(crate) speeds: Option<Speeds>,
 }
 
@@ -172,17 +172,17 @@ fn setups() -> impl Strategy<Value = Setup> {
             heap,
             recompute,
             retries,
-            write: Write::OnEvict,
+            write: WritePolicy::OnEvict,
             speeds: None,
         }
     })
 }
 
-fn policies() -> impl Strategy<Value = (Write, Option<Speeds>)> {
+fn policies() -> impl Strategy<Value = (WritePolicy, Option<Speeds>)> {
     let write = prop_oneof![
-        Just(Write::OnEvict),
-        Just(Write::Through),
-        Just(Write::SecondTouch)
+        Just(WritePolicy::OnEvict),
+        Just(WritePolicy::Through),
+        Just(WritePolicy::SecondTouch)
     ];
     let speeds = (0..30_u64, 0..20_u64, 0..4_u64).prop_map(|(load, compute, attend)| Speeds {
         load,

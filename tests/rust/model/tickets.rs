@@ -13,7 +13,7 @@ impl Yard {
             return assert!(none, "{answer:?}");
         }
         if blocks > self.size(tier) {
-            let (tier, need, capacity) = (Tier(tier as u8), blocks, self.size(tier));
+            let (tier, need, capacity) = (Tier(tier), blocks, self.size(tier));
             let error = Error::TooLarge {
                 tier,
                 need,
@@ -96,7 +96,7 @@ impl World {
     }
 
     fn promise(&mut self, blocks: u64, tier: usize) -> bool {
-        let answer = self.cache.lock().promise(blocks, Tier(tier as u8));
+        let answer = self.cache.lock().promise(blocks, Tier(tier));
         self.yard.promise(blocks, tier, &answer);
         let id = answer.ok();
         self.tickets

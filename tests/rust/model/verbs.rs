@@ -1,6 +1,6 @@
 //! The verbs of the naive yard: each gets what the core answered, and says what it should have.
 
-use crate::yard::{Block, DEVICE, Errand, HOST, Seq, Stay, What, Yard};
+use crate::yard::{Block, DEVICE, HOST, Purpose, Seq, Stay, What, Yard};
 use blockyard_core::{
     Begun, Error, Key, Lease, LeaseId, ParkedId, Result, Retention, State, Stop, Tier,
 };
@@ -43,7 +43,7 @@ impl Yard {
     pub(crate) fn no_room(&self, tier: usize, need: u64, evictable: u64) -> Error {
         let (free, promised) = (self.free(tier), self.promised(tier));
         Error::NoRoom {
-            tier: Tier(tier as u8),
+            tier: Tier(tier),
             need,
             free,
             evictable,
@@ -112,7 +112,7 @@ impl Yard {
                 &begun.plans[0],
                 DEVICE,
                 DEVICE,
-                Errand::Private(Some(begun.lease), shared),
+                Purpose::Private(Some(begun.lease), shared),
                 source,
             );
         }
@@ -211,7 +211,7 @@ impl Yard {
         for id in rows {
             let mut table = self.leases[id].table.clone();
             for slot in &mut table {
-                if let What::Twin(block) = self.slots[DEVICE][slot] {
+                if let What::Duplicate(block) = self.slots[DEVICE][slot] {
                     given.insert(*slot);
                     changed += 1;
                     *slot = self.blocks[block].slots[DEVICE].expect("it is pinned");
@@ -281,7 +281,7 @@ impl Yard {
                                 break;
                             }
                             self.again.insert(block);
-                            self.slots[DEVICE].insert(slot, What::Twin(block));
+                            self.slots[DEVICE].insert(slot, What::Duplicate(block));
                         }
                     }
                 }
@@ -316,7 +316,7 @@ impl Yard {
     /// The block that a slot of a table is or stands beside.
     pub(crate) fn block_of(&self, slot: u32) -> Option<Block> {
         match self.slots[DEVICE][&slot] {
-            What::Ready(block) | What::Twin(block) => Some(block),
+            What::Ready(block) | What::Duplicate(block) => Some(block),
             _ => None,
         }
     }

@@ -3,8 +3,8 @@
 use crate::ops::{Op, Prompt, Setup};
 use crate::yard::Yard;
 use blockyard_core::{
-    Cache, Cells, Chain, Config, Extras, FlightId, Key, KeyHash, Kind, Lease, LeaseId, Namespace,
-    Need, Parked, Plan, Result, Ticket, Tier,
+    Cache, Cells, Chain, Config, EvictionPolicy, Extras, FlightId, Key, KeyHash, Lease, LeaseId,
+    Namespace, Need, Parked, Plan, Result, Ticket, Tier,
 };
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(crate) struct World {
     pub(crate) leases: Vec<Lease>,
     pub(crate) parked: Vec<Parked>,
     pub(crate) tickets: Vec<Ticket>,
-    pub(crate) air: Vec<Plan>,
+    pub(crate) in_flight: Vec<Plan>,
     /// Plans that were not dispatched yet.
     waiting: Vec<Plan>,
     /// Flights that have landed, and leases whose handles are spent.
@@ -45,9 +45,9 @@ impl World {
             slots: vec![setup.device, setup.host],
             null_slots: setup.null,
             policy: if setup.heap {
-                Kind::Heap
+                EvictionPolicy::Heap
             } else {
-                Kind::Recency
+                EvictionPolicy::Recency
             },
             write: setup.write,
             ghosts: Some(GHOSTS),
@@ -75,7 +75,7 @@ impl World {
             leases: Vec::new(),
             parked: Vec::new(),
             tickets: Vec::new(),
-            air: Vec::new(),
+            in_flight: Vec::new(),
             waiting: Vec::new(),
             ended: Vec::new(),
             spent: Vec::new(),
@@ -92,7 +92,7 @@ impl World {
     pub(crate) fn apply(&mut self, op: &Op) {
         let before = self.cache.lock().stats();
         let digest = self.cache.lock().digest();
-        let known: Vec<FlightId> = self.air.iter().map(|plan| plan.flight).collect();
+        let known: Vec<FlightId> = self.in_flight.iter().map(|plan| plan.flight).collect();
         let refused = self.act(op).unwrap_or(false);
         self.yard.ease_headroom();
         let mut stats = self.cache.lock().stats();
@@ -115,7 +115,8 @@ impl World {
         self.yard.haunt();
         self.compare();
         let new = |plan: &&Plan| !known.contains(&plan.flight);
-        self.waiting.extend(self.air.iter().filter(new).cloned());
+        self.waiting
+            .extend(self.in_flight.iter().filter(new).cloned());
         self.dispatch(stats.counters.flights);
     }
 
@@ -193,7 +194,7 @@ impl World {
             for &slot in slots.keys() {
                 let block = self.yard.block_in(tier, slot);
                 let here = block.is_some_and(|block| self.yard.ready(block, tier).is_some());
-                let told = state.holds_block(Tier(tier as u8), slot);
+                let told = state.holds_block(Tier(tier), slot);
                 assert_eq!(told, here, "slot {slot} of tier {tier}");
             }
         }

@@ -7,8 +7,8 @@
 //! are predicted exactly.
 
 use blockyard_core::{
-    FlightId, Key, LeaseId, ParkedId, Probe, Retention, Room, Speeds, State, Stats, Stop, TicketId,
-    Tier, TierStats, Who, Write,
+    FlightId, HolderId, Key, LeaseId, ParkedId, Probe, Retention, Room, Speeds, State, Stats, Stop,
+    TicketId, Tier, TierStats, WritePolicy,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -42,7 +42,7 @@ pub(crate) struct Node {
 pub(crate) enum What {
     Claimed,
     Owned,
-    Twin(Block),
+    Duplicate(Block),
     Filling(Option<Block>),
     Ready(Block),
     Quarantined,
@@ -75,17 +75,17 @@ pub(crate) struct Stay {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Errand {
+pub(crate) enum Purpose {
     Down(Option<ParkedId>),
     Up(LeaseId, usize),
     Private(Option<LeaseId>, usize),
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Air {
+pub(crate) struct InFlight {
     pub(crate) from: usize,
     pub(crate) to: usize,
-    pub(crate) errand: Errand,
+    pub(crate) purpose: Purpose,
     /// The block, its source and its destination.
     pub(crate) moves: Vec<(Option<Block>, u32, u32)>,
     pub(crate) overdue: bool,
@@ -108,13 +108,13 @@ pub(crate) struct Yard {
     pub(crate) tickets: BTreeMap<TicketId, (usize, u64)>,
     /// Blocks promised for the growth of the running batch.
     pub(crate) headroom: u64,
-    pub(crate) flights: BTreeMap<FlightId, Air>,
+    pub(crate) flights: BTreeMap<FlightId, InFlight>,
     pub(crate) held: Vec<(u64, Vec<u32>, Retention)>,
     pub(crate) done: Option<u64>,
     pub(crate) epoch: u64,
     pub(crate) parkings: u64,
     pub(crate) evicted: [u64; 2],
-    pub(crate) write: Write,
+    pub(crate) write: WritePolicy,
     /// Published and not copied down yet, and how many of them are remembered.
     pub(crate) fresh: VecDeque<Block>,
     pub(crate) most_fresh: usize,
@@ -178,7 +178,7 @@ impl Yard {
                 .any(|stay| stay.path[..stay.on_device].iter().any(on))
             || self.slots[DEVICE]
                 .values()
-                .any(|what| matches!(what, What::Twin(block) if on(block)))
+                .any(|what| matches!(what, What::Duplicate(block) if on(block)))
     }
 
     pub(crate) fn idle(&self, tier: usize, slot: u32) -> bool {
@@ -188,7 +188,7 @@ impl Yard {
     pub(crate) fn read(&self, tier: usize, slot: u32) -> bool {
         self.flights
             .values()
-            .any(|air| air.from == tier && air.moves.iter().any(|step| step.1 == slot))
+            .any(|flight| flight.from == tier && flight.moves.iter().any(|step| step.1 == slot))
     }
 
     pub(crate) fn ready(&self, block: Block, tier: usize) -> Option<u32> {
@@ -291,10 +291,11 @@ impl Yard {
 
     pub(crate) fn filling(&self, block: Block, tier: usize) -> Option<FlightId> {
         let slot = self.blocks[block].slots[tier].filter(|_| self.ready(block, tier).is_none())?;
-        let into = |air: &Air| air.to == tier && air.moves.iter().any(|step| step.2 == slot);
+        let into =
+            |flight: &InFlight| flight.to == tier && flight.moves.iter().any(|step| step.2 == slot);
         self.flights
             .iter()
-            .find(|(_, air)| into(air))
+            .find(|(_, flight)| into(flight))
             .map(|(&id, _)| id)
     }
 
@@ -324,7 +325,7 @@ impl Yard {
 
     pub(crate) fn probe(&self, keys: &[Key]) -> Probe {
         let (path, probe) = self.walk(keys);
-        let missing = self.write == Write::SecondTouch && probe.stop == Stop::Missing;
+        let missing = self.write == WritePolicy::SecondTouch && probe.stop == Stop::Missing;
         Probe {
             evicted: missing.then(|| self.ghosts.contains(&keys[path.len()])),
             ..probe
@@ -342,9 +343,9 @@ impl Yard {
 
     /// Blocks in flight between these tiers, in flights that may still end in time.
     pub(crate) fn in_flight(&self, from: usize, to: usize) -> u32 {
-        let all = self.flights.values().filter(|air| !air.overdue);
-        all.filter(|air| (air.from, air.to) == (from, to))
-            .map(|air| air.moves.len() as u32)
+        let all = self.flights.values().filter(|flight| !flight.overdue);
+        all.filter(|flight| (flight.from, flight.to) == (from, to))
+            .map(|flight| flight.moves.len() as u32)
             .sum()
     }
 
@@ -365,13 +366,11 @@ impl Yard {
         assert_eq!(state.blocks_in_flight(), (down, up), "in flight");
         assert_eq!(state.worth_loading(3, 1), self.pays(3, 1));
         for tier in [DEVICE, HOST] {
-            let (free, evictable) = (self.free(tier), self.takeable(tier));
-            let promised = self.promised(tier);
             let room = Room {
-                free: free as u32,
-                evictable: evictable as u32,
-                promised: promised as u32,
-                available: (free + evictable).cast_signed() - promised.cast_signed(),
+                free: self.free(tier) as u32,
+                evictable: self.takeable(tier) as u32,
+                promised: self.promised(tier) as u32,
+                available: (self.spare(tier) as u64).cast_signed(),
                 headroom: if tier == DEVICE {
                     self.headroom as u32
                 } else {
@@ -379,7 +378,7 @@ impl Yard {
                 },
                 evicted: self.evicted[tier],
             };
-            assert_eq!(state.room(Tier(tier as u8)), Ok(room));
+            assert_eq!(state.room(Tier(tier)), Ok(room));
         }
         let lacks = |&&block: &&Block| self.blocks[block].slots[HOST].is_none();
         let leases = self.leases.values().map(|seq| {
@@ -399,23 +398,25 @@ impl Yard {
         for holder in state.holders() {
             let mut then = self.clone();
             let room = |yard: &Self| yard.free(DEVICE) + yard.takeable(DEVICE);
-            let shared = match holder.who {
-                Who::Lease(id) if !self.leases.contains_key(&id) => continue,
-                Who::Lease(id) if self.leases[&id].ended.is_some() => continue,
-                Who::Lease(id) => {
+            let shared = match holder.id {
+                HolderId::Lease(id) if !self.leases.contains_key(&id) => continue,
+                HolderId::Lease(id) if self.leases[&id].ended.is_some() => continue,
+                HolderId::Lease(id) => {
                     then.end(id, Retention::Ordinary, None);
                     self.leases[&id].resumed.is_some()
                 }
-                Who::Parked(id) if self.parked.get(&id).is_none_or(|stay| stay.lease.is_some()) => {
+                HolderId::Parked(id)
+                    if self.parked.get(&id).is_none_or(|stay| stay.lease.is_some()) =>
+                {
                     assert_eq!(holder.alone, 0);
                     continue;
                 }
-                Who::Parked(id) => {
+                HolderId::Parked(id) => {
                     then.end_keep(id);
                     false
                 }
-                Who::Ticket(id) => {
-                    let told = (holder.tier.0 as usize, u64::from(holder.promised));
+                HolderId::Ticket(id) => {
+                    let told = (holder.tier.0, u64::from(holder.promised));
                     assert_eq!(told, self.tickets[&id]);
                     continue;
                 }
@@ -424,7 +425,7 @@ impl Yard {
             assert!(
                 alone == gained || ((shared || !self.flights.is_empty()) && alone < gained),
                 "{:?} has {alone} alone, and its end gives {gained}",
-                holder.who
+                holder.id
             );
         }
     }

@@ -2,9 +2,9 @@
 //! in O(log n), and nothing stale is ever in it. The score here is class, then last use; another
 //! score is another line in [`Heap::insert`].
 
-use super::{Evict, Opens, Place, Stand};
+use super::{Evict, Evictability, Opens, Place};
 use crate::error::Result;
-use crate::id::Class;
+use crate::id::{Class, Ix, SlotIx};
 use crate::memory;
 
 /// What it is, where there is no memory for it.
@@ -15,7 +15,7 @@ const CLASS_SHIFT: u32 = 56;
 #[derive(Hash, Debug)]
 pub(crate) struct Heap {
     /// The heap itself.
-    leaves: Vec<u32>,
+    leaves: Vec<SlotIx>,
     /// Where a slot is in the heap, or [`OUT`].
     places: Vec<u32>,
     /// Class above, stamp of last use below; 0 for a slot that is not idle.
@@ -43,19 +43,19 @@ impl Heap {
     }
 
     fn score(&self, at: usize) -> u64 {
-        self.scores[self.leaves[at] as usize]
+        self.scores[self.leaves[at].at()]
     }
 
-    fn set(&mut self, at: usize, slot: u32) {
+    fn set(&mut self, at: usize, slot: SlotIx) {
         self.leaves[at] = slot;
-        self.places[slot as usize] = at as u32;
+        self.places[slot.at()] = at as u32;
     }
 
     fn rise(&mut self, mut at: usize) {
         let slot = self.leaves[at];
         while at > 0 {
             let above = (at - 1) / 2;
-            if self.score(above) <= self.scores[slot as usize] {
+            if self.score(above) <= self.scores[slot.at()] {
                 break;
             }
             self.set(at, self.leaves[above]);
@@ -74,7 +74,7 @@ impl Heap {
             if below + 1 < self.leaves.len() && self.score(below + 1) < self.score(below) {
                 below += 1;
             }
-            if self.scores[slot as usize] <= self.score(below) {
+            if self.scores[slot.at()] <= self.score(below) {
                 break;
             }
             self.set(at, self.leaves[below]);
@@ -83,59 +83,62 @@ impl Heap {
         self.set(at, slot);
     }
 
-    fn enter(&mut self, slot: u32) {
+    fn enter(&mut self, slot: SlotIx) {
         self.leaves.push(slot);
         self.rise(self.leaves.len() - 1);
     }
 
-    fn leave(&mut self, slot: u32) {
-        let at = self.places[slot as usize] as usize;
-        self.places[slot as usize] = OUT;
+    fn leave(&mut self, slot: SlotIx) {
+        let at = self.places[slot.at()] as usize;
+        self.places[slot.at()] = OUT;
         let last = self.leaves.len() - 1;
         let moved = self.leaves[last];
         self.leaves.truncate(last);
         if at < last {
             self.set(at, moved);
             self.rise(at);
-            self.sink(self.places[moved as usize] as usize);
+            self.sink(self.places[moved.at()] as usize);
         }
     }
 }
 
 impl Evict for Heap {
-    fn insert(&mut self, slot: u32, class: Class, _place: Place, stand: Stand) {
+    fn insert(&mut self, slot: SlotIx, class: Class, _place: Place, evictability: Evictability) {
         self.stamp += 1;
-        self.scores[slot as usize] = (class as u64 + 1) << CLASS_SHIFT | self.stamp;
-        self.stand(slot, stand);
+        self.scores[slot.at()] = (class as u64 + 1) << CLASS_SHIFT | self.stamp;
+        self.refresh(slot, evictability);
     }
 
-    fn remove(&mut self, slot: u32) {
+    fn remove(&mut self, slot: SlotIx) {
         self.settled = 0;
-        self.scores[slot as usize] = 0;
-        if self.places[slot as usize] != OUT {
+        self.scores[slot.at()] = 0;
+        if self.places[slot.at()] != OUT {
             self.leave(slot);
         }
     }
 
-    fn stand(&mut self, slot: u32, stand: Stand) {
+    fn refresh(&mut self, slot: SlotIx, evictability: Evictability) {
         self.settled = 0;
-        match (stand == Stand::Leaf, self.places[slot as usize] == OUT) {
+        match (
+            evictability == Evictability::Leaf,
+            self.places[slot.at()] == OUT,
+        ) {
             (true, true) => self.enter(slot),
             (false, false) => self.leave(slot),
             _ => {}
         }
     }
 
-    fn victim(&mut self) -> Option<u32> {
+    fn victim(&mut self) -> Option<SlotIx> {
         self.leaves.first().copied()
     }
 
-    fn take(&mut self, _count: usize, _out: &mut Vec<u32>) {}
+    fn take(&mut self, _count: usize, _out: &mut Vec<SlotIx>) {}
 
-    fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>) {
+    fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         // The smallest of a heap, in order, through a frontier of slots: O(k log k).
         let mut frontier = std::collections::BinaryHeap::new();
-        let next = |slot: u32| std::cmp::Reverse((self.scores[slot as usize], slot));
+        let next = |slot: SlotIx| std::cmp::Reverse((self.scores[slot.at()], slot));
         frontier.extend(self.leaves.first().map(|&slot| next(slot)));
         for _ in 0..limit {
             let Some(std::cmp::Reverse((_, slot))) = frontier.pop() else {
@@ -143,7 +146,7 @@ impl Evict for Heap {
             };
             out.push(slot);
             frontier.extend(opens(slot).map(next));
-            let at = self.places[slot as usize];
+            let at = self.places[slot.at()];
             if at != OUT {
                 let below = self.leaves.iter().skip(2 * at as usize + 1).take(2);
                 frontier.extend(below.map(|&slot| next(slot)));
@@ -151,13 +154,13 @@ impl Evict for Heap {
         }
     }
 
-    fn unseen(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>) {
+    fn unseen(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         if limit > self.settled {
             self.ahead(limit, opens, out);
         }
     }
 
-    fn see(&mut self, _slot: u32) -> bool {
+    fn see(&mut self, _slot: SlotIx) -> bool {
         true
     }
 
@@ -165,15 +168,15 @@ impl Evict for Heap {
         self.settled = limit;
     }
 
-    fn unsee(&mut self, _slot: u32) {
+    fn unsee(&mut self, _slot: SlotIx) {
         self.settled = 0;
     }
 
-    fn precedes(&self, slot: u32, other: u32) -> bool {
-        self.scores[slot as usize] < self.scores[other as usize]
+    fn precedes(&self, slot: SlotIx, other: SlotIx) -> bool {
+        self.scores[slot.at()] < self.scores[other.at()]
     }
 
-    fn seen(&self, _slot: u32) -> bool {
+    fn seen(&self, _slot: SlotIx) -> bool {
         false
     }
 
@@ -181,13 +184,14 @@ impl Evict for Heap {
         self.settled = 0;
         // Cleared ranks first; by class and last use as before among themselves. Classes are
         // folded into fresh stamps, so that the order stays while the class sinks.
-        let mut idle: Vec<u32> = (0..self.scores.len() as u32)
-            .filter(|&slot| self.scores[slot as usize] > 0)
+        let mut idle: Vec<SlotIx> = (0..self.scores.len() as u32)
+            .map(SlotIx::new)
+            .filter(|&slot| self.scores[slot.at()] > 0)
             .collect();
-        idle.sort_unstable_by_key(|&slot| self.scores[slot as usize]);
+        idle.sort_unstable_by_key(|&slot| self.scores[slot.at()]);
         for slot in idle {
             self.stamp += 1;
-            self.scores[slot as usize] = (Class::Cleared as u64 + 1) << CLASS_SHIFT | self.stamp;
+            self.scores[slot.at()] = (Class::Cleared as u64 + 1) << CLASS_SHIFT | self.stamp;
         }
         for at in (0..self.leaves.len() / 2).rev() {
             self.sink(at);
@@ -205,12 +209,12 @@ impl Evict for Heap {
         self.scores.resize(slots, 0);
     }
 
-    fn holds(&self, slot: u32) -> bool {
-        self.scores[slot as usize] > 0
+    fn holds(&self, slot: SlotIx) -> bool {
+        self.scores[slot.at()] > 0
     }
 
-    fn agrees(&self, slot: u32, stand: Stand) -> bool {
-        (self.places[slot as usize] != OUT) == (stand == Stand::Leaf)
+    fn agrees(&self, slot: SlotIx, evictability: Evictability) -> bool {
+        (self.places[slot.at()] != OUT) == (evictability == Evictability::Leaf)
     }
 
     fn ranks(&self, _slots: usize) -> Option<Vec<u32>> {
@@ -222,26 +226,30 @@ impl Evict for Heap {
 mod tests {
     use super::*;
 
+    fn slot(number: u32) -> SlotIx {
+        SlotIx::new(number)
+    }
+
     #[test]
     fn leaves_go_by_class_then_last_use() {
         let mut heap = Heap::new(8).unwrap();
-        heap.insert(0, Class::Retained, Place::Back, Stand::Leaf);
-        heap.insert(1, Class::Ordinary, Place::Back, Stand::Leaf);
-        heap.insert(2, Class::Ended, Place::Back, Stand::Branch);
-        heap.insert(3, Class::Ordinary, Place::Back, Stand::Leaf);
-        assert_eq!(heap.victim(), Some(1));
-        heap.stand(2, Stand::Leaf);
+        heap.insert(slot(0), Class::Retained, Place::Back, Evictability::Leaf);
+        heap.insert(slot(1), Class::Ordinary, Place::Back, Evictability::Leaf);
+        heap.insert(slot(2), Class::Ended, Place::Back, Evictability::Branch);
+        heap.insert(slot(3), Class::Ordinary, Place::Back, Evictability::Leaf);
+        assert_eq!(heap.victim(), Some(slot(1)));
+        heap.refresh(slot(2), Evictability::Leaf);
         let mut ahead = Vec::new();
         heap.ahead(3, &mut |_| None, &mut ahead);
         assert_eq!(ahead, [2, 1, 3]);
-        heap.insert(5, Class::Ordinary, Place::Back, Stand::Branch);
+        heap.insert(slot(5), Class::Ordinary, Place::Back, Evictability::Branch);
         ahead.clear();
-        heap.ahead(9, &mut |slot| (slot == 1).then_some(5), &mut ahead);
+        heap.ahead(9, &mut |at| (at == 1).then_some(slot(5)), &mut ahead);
         assert_eq!(ahead, [2, 1, 3, 5, 0], "what it opens has its own score");
-        heap.remove(5);
+        heap.remove(slot(5));
         heap.clear();
-        heap.insert(4, Class::Ended, Place::Back, Stand::Leaf);
-        let order: Vec<u32> = std::iter::from_fn(|| {
+        heap.insert(slot(4), Class::Ended, Place::Back, Evictability::Leaf);
+        let order: Vec<SlotIx> = std::iter::from_fn(|| {
             let slot = heap.victim()?;
             heap.remove(slot);
             Some(slot)
@@ -254,15 +262,20 @@ mod tests {
     fn any_slot_can_leave_from_the_middle() {
         let mut heap = Heap::new(100).unwrap();
         for n in 0..100_u32 {
-            heap.insert(n * 37 % 100, Class::Ordinary, Place::Back, Stand::Leaf);
+            heap.insert(
+                slot(n * 37 % 100),
+                Class::Ordinary,
+                Place::Back,
+                Evictability::Leaf,
+            );
         }
-        for slot in (0..100).filter(|slot| slot % 3 == 0) {
-            heap.remove(slot);
+        for number in (0..100).filter(|number| number % 3 == 0) {
+            heap.remove(slot(number));
         }
         let mut last = 0;
         while let Some(slot) = heap.victim() {
-            assert!(slot % 3 != 0 && heap.scores[slot as usize] > last);
-            last = heap.scores[slot as usize];
+            assert!(slot.get() % 3 != 0 && heap.scores[slot.at()] > last);
+            last = heap.scores[slot.at()];
             heap.remove(slot);
         }
     }

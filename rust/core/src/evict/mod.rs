@@ -1,16 +1,16 @@
-//! Who is evicted next. A policy sees slot numbers of one tier, and nothing else.
+//! Which block is evicted next. A policy sees slot numbers of one tier, and nothing else.
 
 mod heap;
 mod recency;
 
 use crate::error::Result;
-use crate::id::Class;
+use crate::id::{Class, SlotIx};
 use heap::Heap;
 use recency::Recency;
 
 /// Whether an idle slot may be taken now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stand {
+pub(crate) enum Evictability {
     /// Yes.
     Leaf,
     /// Only after its children on this tier.
@@ -25,42 +25,42 @@ pub(crate) enum Place {
     /// As the last to go.
     Back,
     /// Just before its parent.
-    Before(u32),
+    Before(SlotIx),
 }
 
 /// The slot that becomes a leaf when this one leaves.
-pub(crate) type Opens<'a> = &'a mut dyn FnMut(u32) -> Option<u32>;
+pub(crate) type Opens<'a> = &'a mut dyn FnMut(SlotIx) -> Option<SlotIx>;
 
 /// A policy. The caller guarantees that a slot is inserted once until it is removed, and that a
 /// child is inserted before its parent; the policy guarantees that a victim is a leaf.
 pub(crate) trait Evict {
     /// A slot has become idle.
-    fn insert(&mut self, slot: u32, class: Class, place: Place, stand: Stand);
+    fn insert(&mut self, slot: SlotIx, class: Class, place: Place, evictability: Evictability);
     /// A slot is idle no more.
-    fn remove(&mut self, slot: u32);
-    /// An idle slot stands otherwise now; it keeps its place.
-    fn stand(&mut self, slot: u32, stand: Stand);
+    fn remove(&mut self, slot: SlotIx);
+    /// An idle slot may be taken, or may not be, from now on; it keeps its place.
+    fn refresh(&mut self, slot: SlotIx, evictability: Evictability);
     /// The next to go; it stays until it is removed.
-    fn victim(&mut self) -> Option<u32>;
+    fn victim(&mut self) -> Option<SlotIx>;
     /// Removes as many victims, one after the other, and adds them to `out`; none, where what goes
     /// next depends on what the last one opens: the caller asks for each then.
-    fn take(&mut self, count: usize, out: &mut Vec<u32>);
+    fn take(&mut self, count: usize, out: &mut Vec<SlotIx>);
     /// Adds the next `limit` victims to `out`, in the order in which they would go. `opens` is
     /// told each in turn, by a policy that must know, and says which slot is a leaf without it.
-    fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>);
+    fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<SlotIx>);
     /// Adds those of the next `limit` victims to `out`, in that order, that were not seen.
-    fn unseen(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>);
+    fn unseen(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<SlotIx>);
     /// A slot that `unseen` gave is seen: until it leaves or `unsee`, it is passed over. `false`:
     /// one before it must be looked at again first.
-    fn see(&mut self, slot: u32) -> bool;
+    fn see(&mut self, slot: SlotIx) -> bool;
     /// All that `unseen` gives for this limit is as good as seen, for a policy that walks it whole.
     fn settle(&mut self, limit: usize);
     /// A slot must be looked at again, and may be what is behind it.
-    fn unsee(&mut self, slot: u32);
+    fn unsee(&mut self, slot: SlotIx);
     /// Whether a slot goes before another of its class, the first that was not seen.
-    fn precedes(&self, slot: u32, other: u32) -> bool;
+    fn precedes(&self, slot: SlotIx, other: SlotIx) -> bool;
     /// Whether a slot was seen, for the audit.
-    fn seen(&self, slot: u32) -> bool;
+    fn seen(&self, slot: SlotIx) -> bool;
     /// All that is idle now goes before all that will be, in the order it has.
     fn clear(&mut self);
     /// Room to grow to so many slots.
@@ -68,16 +68,16 @@ pub(crate) trait Evict {
     /// The tier has this many slots now, for which there is room.
     fn grow(&mut self, slots: usize);
     /// Whether an idle slot is in the policy's order, for the audit.
-    fn holds(&self, slot: u32) -> bool;
-    /// Whether the policy knows an idle slot as standing so, as far as it cares; for the audit.
-    fn agrees(&self, slot: u32, stand: Stand) -> bool;
+    fn holds(&self, slot: SlotIx) -> bool;
+    /// Whether the policy knows this of an idle slot, as far as it depends on it; for the audit.
+    fn agrees(&self, slot: SlotIx, evictability: Evictability) -> bool;
     /// A rank that rises along the order, for the audit; `None` if the policy keeps leaves only.
     fn ranks(&self, slots: usize) -> Option<Vec<u32>>;
 }
 
 /// Which policy a yard uses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Kind {
+pub enum EvictionPolicy {
     /// Lists by class in order of last use: O(1).
     #[default]
     Recency,
@@ -93,18 +93,18 @@ pub(crate) enum Policy {
 }
 
 impl Policy {
-    pub(crate) fn new(kind: Kind, slots: usize) -> Result<Self> {
+    pub(crate) fn new(kind: EvictionPolicy, slots: usize) -> Result<Self> {
         Ok(match kind {
-            Kind::Recency => Self::Recency(Recency::new(slots)?),
-            Kind::Heap => Self::Heap(Heap::new(slots)?),
+            EvictionPolicy::Recency => Self::Recency(Recency::new(slots)?),
+            EvictionPolicy::Heap => Self::Heap(Heap::new(slots)?),
         })
     }
 
     /// Bytes that a policy has of a slot.
-    pub(crate) fn bytes(kind: Kind) -> usize {
+    pub(crate) fn bytes(kind: EvictionPolicy) -> usize {
         match kind {
-            Kind::Recency => Recency::BYTES,
-            Kind::Heap => Heap::BYTES,
+            EvictionPolicy::Recency => Recency::BYTES,
+            EvictionPolicy::Heap => Heap::BYTES,
         }
     }
 }
@@ -119,40 +119,40 @@ macro_rules! each {
 }
 
 impl Evict for Policy {
-    fn insert(&mut self, slot: u32, class: Class, place: Place, stand: Stand) {
-        each!(self, policy => policy.insert(slot, class, place, stand));
+    fn insert(&mut self, slot: SlotIx, class: Class, place: Place, evictability: Evictability) {
+        each!(self, policy => policy.insert(slot, class, place, evictability));
     }
-    fn remove(&mut self, slot: u32) {
+    fn remove(&mut self, slot: SlotIx) {
         each!(self, policy => policy.remove(slot));
     }
-    fn stand(&mut self, slot: u32, stand: Stand) {
-        each!(self, policy => policy.stand(slot, stand));
+    fn refresh(&mut self, slot: SlotIx, evictability: Evictability) {
+        each!(self, policy => policy.refresh(slot, evictability));
     }
-    fn victim(&mut self) -> Option<u32> {
+    fn victim(&mut self) -> Option<SlotIx> {
         each!(self, policy => policy.victim())
     }
-    fn take(&mut self, count: usize, out: &mut Vec<u32>) {
+    fn take(&mut self, count: usize, out: &mut Vec<SlotIx>) {
         each!(self, policy => policy.take(count, out));
     }
-    fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>) {
+    fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         each!(self, policy => policy.ahead(limit, opens, out));
     }
-    fn unseen(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<u32>) {
+    fn unseen(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         each!(self, policy => policy.unseen(limit, opens, out));
     }
-    fn see(&mut self, slot: u32) -> bool {
+    fn see(&mut self, slot: SlotIx) -> bool {
         each!(self, policy => policy.see(slot))
     }
     fn settle(&mut self, limit: usize) {
         each!(self, policy => policy.settle(limit));
     }
-    fn unsee(&mut self, slot: u32) {
+    fn unsee(&mut self, slot: SlotIx) {
         each!(self, policy => policy.unsee(slot));
     }
-    fn precedes(&self, slot: u32, other: u32) -> bool {
+    fn precedes(&self, slot: SlotIx, other: SlotIx) -> bool {
         each!(self, policy => policy.precedes(slot, other))
     }
-    fn seen(&self, slot: u32) -> bool {
+    fn seen(&self, slot: SlotIx) -> bool {
         each!(self, policy => policy.seen(slot))
     }
     fn clear(&mut self) {
@@ -164,11 +164,11 @@ impl Evict for Policy {
     fn grow(&mut self, slots: usize) {
         each!(self, policy => policy.grow(slots));
     }
-    fn holds(&self, slot: u32) -> bool {
+    fn holds(&self, slot: SlotIx) -> bool {
         each!(self, policy => policy.holds(slot))
     }
-    fn agrees(&self, slot: u32, stand: Stand) -> bool {
-        each!(self, policy => policy.agrees(slot, stand))
+    fn agrees(&self, slot: SlotIx, evictability: Evictability) -> bool {
+        each!(self, policy => policy.agrees(slot, evictability))
     }
     fn ranks(&self, slots: usize) -> Option<Vec<u32>> {
         each!(self, policy => policy.ranks(slots))

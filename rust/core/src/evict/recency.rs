@@ -6,9 +6,9 @@
 //!
 //! What a copy ahead has seen is the beginning of each list, so that it goes on where it stopped.
 
-use super::{Evict, Opens, Place, Stand};
+use super::{Evict, Evictability, Opens, Place};
 use crate::error::Result;
-use crate::id::Class;
+use crate::id::{Class, Ix, SlotIx};
 use crate::list::Lists;
 use crate::memory;
 
@@ -24,9 +24,9 @@ pub(crate) struct Recency {
     lists: Lists,
     marks: Vec<u8>,
     /// The last slot of each class that was passed; `None`: look from the front.
-    cursors: [Option<u32>; Class::COUNT],
+    cursors: [Option<SlotIx>; Class::COUNT],
     /// The last slot of each class that was seen, and how many were.
-    ends: [Option<u32>; Class::COUNT],
+    ends: [Option<SlotIx>; Class::COUNT],
     counts: [usize; Class::COUNT],
     /// Of a slot that was seen: one more than its class.
     seen: Vec<u8>,
@@ -48,34 +48,34 @@ impl Recency {
     }
 
     /// The first slot of a class that was not seen.
-    fn first_unseen(&self, class: usize) -> Option<u32> {
+    fn first_unseen(&self, class: usize) -> Option<SlotIx> {
         match self.ends[class] {
             Some(end) => self.lists.after(end),
             None => self.lists.front(class),
         }
     }
 
-    fn class_seen(&self, slot: u32) -> Option<usize> {
-        self.seen[slot as usize].checked_sub(1).map(usize::from)
+    fn class_seen(&self, slot: SlotIx) -> Option<usize> {
+        self.seen[slot.at()].checked_sub(1).map(usize::from)
     }
 
     /// A slot leaves. Where the cursor of its class stands, that goes back to the one before, which
     /// it has passed too.
-    fn step_back(&mut self, slot: u32) {
-        if let Some(class) = self.marks[slot as usize].checked_sub(PASSED)
+    fn step_back(&mut self, slot: SlotIx) {
+        if let Some(class) = self.marks[slot.at()].checked_sub(PASSED)
             && self.cursors[class as usize] == Some(slot)
         {
             self.cursors[class as usize] = self.lists.before(slot);
         }
     }
 
-    fn open_from(&mut self, class: usize) -> Option<u32> {
+    fn open_from(&mut self, class: usize) -> Option<SlotIx> {
         let mut at = self.cursors[class].or_else(|| self.lists.front(class));
         while let Some(slot) = at {
-            if self.marks[slot as usize] == OPEN {
+            if self.marks[slot.at()] == OPEN {
                 return Some(slot);
             }
-            self.marks[slot as usize] = PASSED + class as u8;
+            self.marks[slot.at()] = PASSED + class as u8;
             self.cursors[class] = Some(slot);
             at = self.lists.after(slot);
         }
@@ -84,7 +84,7 @@ impl Recency {
 }
 
 impl Evict for Recency {
-    fn insert(&mut self, slot: u32, class: Class, place: Place, stand: Stand) {
+    fn insert(&mut self, slot: SlotIx, class: Class, place: Place, evictability: Evictability) {
         match place {
             Place::Back => self.lists.push_back(class as usize, slot),
             Place::Before(other) => {
@@ -93,17 +93,17 @@ impl Evict for Recency {
                 self.cursors[class as usize] = None;
             }
         }
-        self.marks[slot as usize] = if stand == Stand::Blocked {
+        self.marks[slot.at()] = if evictability == Evictability::Blocked {
             BLOCKED
         } else {
             OPEN
         };
     }
 
-    fn remove(&mut self, slot: u32) {
+    fn remove(&mut self, slot: SlotIx) {
         self.step_back(slot);
         if let Some(class) = self.class_seen(slot) {
-            self.seen[slot as usize] = 0;
+            self.seen[slot.at()] = 0;
             self.counts[class] -= 1;
             if self.ends[class] == Some(slot) {
                 self.ends[class] = self.lists.before(slot);
@@ -112,9 +112,9 @@ impl Evict for Recency {
         self.lists.remove(slot);
     }
 
-    fn stand(&mut self, slot: u32, stand: Stand) {
-        let mark = &mut self.marks[slot as usize];
-        if stand == Stand::Blocked {
+    fn refresh(&mut self, slot: SlotIx, evictability: Evictability) {
+        let mark = &mut self.marks[slot.at()];
+        if evictability == Evictability::Blocked {
             if *mark == OPEN {
                 *mark = BLOCKED;
             }
@@ -129,11 +129,11 @@ impl Evict for Recency {
         }
     }
 
-    fn victim(&mut self) -> Option<u32> {
+    fn victim(&mut self) -> Option<SlotIx> {
         (0..Class::COUNT).find_map(|class| self.open_from(class))
     }
 
-    fn take(&mut self, count: usize, out: &mut Vec<u32>) {
+    fn take(&mut self, count: usize, out: &mut Vec<SlotIx>) {
         let all = out.len() + count;
         for class in 0..Class::COUNT {
             while out.len() < all
@@ -145,14 +145,14 @@ impl Evict for Recency {
         }
     }
 
-    fn ahead(&self, limit: usize, _opens: Opens<'_>, out: &mut Vec<u32>) {
+    fn ahead(&self, limit: usize, _opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         let all = (0..Class::COUNT).flat_map(|class| {
             std::iter::successors(self.lists.front(class), |&slot| self.lists.after(slot))
         });
         out.extend(all.take(limit));
     }
 
-    fn unseen(&self, limit: usize, _opens: Opens<'_>, out: &mut Vec<u32>) {
+    fn unseen(&self, limit: usize, _opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         let mut left = limit;
         for class in 0..Class::COUNT {
             left = left.saturating_sub(self.counts[class]);
@@ -163,23 +163,23 @@ impl Evict for Recency {
         }
     }
 
-    fn see(&mut self, slot: u32) -> bool {
+    fn see(&mut self, slot: SlotIx) -> bool {
         let class = (0..Class::COUNT).find(|&class| self.first_unseen(class) == Some(slot));
         let Some(class) = class else { return false };
         self.ends[class] = Some(slot);
         self.counts[class] += 1;
-        self.seen[slot as usize] = class as u8 + 1;
+        self.seen[slot.at()] = class as u8 + 1;
         true
     }
 
     fn settle(&mut self, _limit: usize) {}
 
-    fn unsee(&mut self, slot: u32) {
+    fn unsee(&mut self, slot: SlotIx) {
         let Some(class) = self.class_seen(slot) else {
             return;
         };
         while let Some(end) = self.ends[class] {
-            self.seen[end as usize] = 0;
+            self.seen[end.at()] = 0;
             self.counts[class] -= 1;
             self.ends[class] = self.lists.before(end);
             if end == slot {
@@ -188,12 +188,12 @@ impl Evict for Recency {
         }
     }
 
-    fn precedes(&self, slot: u32, _other: u32) -> bool {
+    fn precedes(&self, slot: SlotIx, _other: SlotIx) -> bool {
         self.seen(slot)
     }
 
-    fn seen(&self, slot: u32) -> bool {
-        self.seen[slot as usize] > 0
+    fn seen(&self, slot: SlotIx) -> bool {
+        self.seen[slot.at()] > 0
     }
 
     fn clear(&mut self) {
@@ -218,12 +218,12 @@ impl Evict for Recency {
         self.seen.resize(slots, 0);
     }
 
-    fn holds(&self, slot: u32) -> bool {
+    fn holds(&self, slot: SlotIx) -> bool {
         self.lists.holds(slot)
     }
 
-    fn agrees(&self, slot: u32, stand: Stand) -> bool {
-        (self.marks[slot as usize] == OPEN) == (stand != Stand::Blocked)
+    fn agrees(&self, slot: SlotIx, evictability: Evictability) -> bool {
+        (self.marks[slot.at()] == OPEN) == (evictability != Evictability::Blocked)
     }
 
     fn ranks(&self, slots: usize) -> Option<Vec<u32>> {
@@ -231,7 +231,7 @@ impl Evict for Recency {
         self.ahead(usize::MAX, &mut |_| None, &mut order);
         let mut ranks = vec![u32::MAX; slots];
         for (rank, slot) in order.into_iter().enumerate() {
-            ranks[slot as usize] = rank as u32;
+            ranks[slot.at()] = rank as u32;
         }
         Some(ranks)
     }
@@ -241,7 +241,11 @@ impl Evict for Recency {
 mod tests {
     use super::*;
 
-    fn drain(policy: &mut Recency) -> Vec<u32> {
+    fn slot(number: u32) -> SlotIx {
+        SlotIx::new(number)
+    }
+
+    fn drain(policy: &mut Recency) -> Vec<SlotIx> {
         let mut order = Vec::new();
         while let Some(slot) = policy.victim() {
             policy.remove(slot);
@@ -253,32 +257,42 @@ mod tests {
     #[test]
     fn classes_go_in_order_and_each_by_recency() {
         let mut policy = Recency::new(8).unwrap();
-        for (slot, class) in [
+        for (number, class) in [
             (0, Class::Retained),
             (1, Class::Ordinary),
             (2, Class::Ended),
         ] {
-            policy.insert(slot, class, Place::Back, Stand::Leaf);
+            policy.insert(slot(number), class, Place::Back, Evictability::Leaf);
         }
-        policy.insert(3, Class::Ordinary, Place::Back, Stand::Leaf);
-        policy.insert(4, Class::Ordinary, Place::Before(3), Stand::Leaf);
+        policy.insert(slot(3), Class::Ordinary, Place::Back, Evictability::Leaf);
+        policy.insert(
+            slot(4),
+            Class::Ordinary,
+            Place::Before(slot(3)),
+            Evictability::Leaf,
+        );
         assert_eq!(drain(&mut policy), [2, 1, 4, 3, 0]);
     }
 
     #[test]
     fn a_blocked_slot_keeps_its_place_and_is_found_again() {
         let mut policy = Recency::new(8).unwrap();
-        for slot in 0..5 {
-            policy.insert(slot, Class::Ordinary, Place::Back, Stand::Leaf);
+        for number in 0..5 {
+            policy.insert(
+                slot(number),
+                Class::Ordinary,
+                Place::Back,
+                Evictability::Leaf,
+            );
         }
-        policy.stand(0, Stand::Blocked);
-        policy.stand(1, Stand::Blocked);
-        assert_eq!(policy.victim(), Some(2));
-        policy.remove(2);
-        assert_eq!(policy.victim(), Some(3));
-        policy.stand(1, Stand::Leaf);
-        assert_eq!(policy.victim(), Some(1), "back at its place");
-        policy.stand(0, Stand::Leaf);
+        policy.refresh(slot(0), Evictability::Blocked);
+        policy.refresh(slot(1), Evictability::Blocked);
+        assert_eq!(policy.victim(), Some(slot(2)));
+        policy.remove(slot(2));
+        assert_eq!(policy.victim(), Some(slot(3)));
+        policy.refresh(slot(1), Evictability::Leaf);
+        assert_eq!(policy.victim(), Some(slot(1)), "back at its place");
+        policy.refresh(slot(0), Evictability::Leaf);
         assert_eq!(drain(&mut policy), [0, 1, 3, 4]);
     }
 
@@ -286,23 +300,28 @@ mod tests {
     fn what_was_passed_before_a_clear_is_found_in_its_place_when_it_opens() {
         for passed_again in [false, true] {
             let mut policy = Recency::new(8).unwrap();
-            for slot in 0..3 {
-                policy.insert(slot, Class::Ordinary, Place::Back, Stand::Blocked);
+            for number in 0..3 {
+                policy.insert(
+                    slot(number),
+                    Class::Ordinary,
+                    Place::Back,
+                    Evictability::Blocked,
+                );
             }
-            policy.insert(3, Class::Ordinary, Place::Back, Stand::Leaf);
-            assert_eq!(policy.victim(), Some(3));
+            policy.insert(slot(3), Class::Ordinary, Place::Back, Evictability::Leaf);
+            assert_eq!(policy.victim(), Some(slot(3)));
             policy.clear();
-            policy.insert(4, Class::Ordinary, Place::Back, Stand::Blocked);
-            policy.insert(5, Class::Ordinary, Place::Back, Stand::Leaf);
+            policy.insert(slot(4), Class::Ordinary, Place::Back, Evictability::Blocked);
+            policy.insert(slot(5), Class::Ordinary, Place::Back, Evictability::Leaf);
             if passed_again {
-                assert_eq!(policy.victim(), Some(3));
+                assert_eq!(policy.victim(), Some(slot(3)));
             }
-            policy.stand(1, Stand::Leaf);
-            assert_eq!(policy.victim(), Some(1));
-            policy.stand(0, Stand::Leaf);
+            policy.refresh(slot(1), Evictability::Leaf);
+            assert_eq!(policy.victim(), Some(slot(1)));
+            policy.refresh(slot(0), Evictability::Leaf);
             assert_eq!(drain(&mut policy), [0, 1, 3, 5]);
-            policy.stand(2, Stand::Leaf);
-            policy.stand(4, Stand::Leaf);
+            policy.refresh(slot(2), Evictability::Leaf);
+            policy.refresh(slot(4), Evictability::Leaf);
             assert_eq!(drain(&mut policy), [2, 4]);
         }
     }
@@ -310,20 +329,30 @@ mod tests {
     #[test]
     fn what_stands_where_the_cursor_was_can_leave() {
         let mut policy = Recency::new(8).unwrap();
-        for slot in 0..3 {
-            policy.insert(slot, Class::Ordinary, Place::Back, Stand::Blocked);
+        for number in 0..3 {
+            policy.insert(
+                slot(number),
+                Class::Ordinary,
+                Place::Back,
+                Evictability::Blocked,
+            );
         }
         assert_eq!(policy.victim(), None);
-        policy.remove(2);
-        policy.insert(3, Class::Ordinary, Place::Back, Stand::Leaf);
-        assert_eq!(policy.victim(), Some(3));
+        policy.remove(slot(2));
+        policy.insert(slot(3), Class::Ordinary, Place::Back, Evictability::Leaf);
+        assert_eq!(policy.victim(), Some(slot(3)));
     }
 
     #[test]
     fn what_was_seen_is_passed_over_wherever_something_new_stands() {
         let mut policy = Recency::new(8).unwrap();
-        for slot in 0..4 {
-            policy.insert(slot, Class::Ordinary, Place::Back, Stand::Leaf);
+        for number in 0..4 {
+            policy.insert(
+                slot(number),
+                Class::Ordinary,
+                Place::Back,
+                Evictability::Leaf,
+            );
         }
         let unseen = |policy: &Recency, limit| {
             let mut out = Vec::new();
@@ -331,20 +360,26 @@ mod tests {
             out
         };
         assert_eq!(unseen(&policy, 3), [0, 1, 2]);
-        assert!((0..3).all(|slot| policy.see(slot)));
-        assert_eq!((unseen(&policy, 3), unseen(&policy, 4)), (vec![], vec![3]));
-        policy.insert(4, Class::Ended, Place::Back, Stand::Leaf);
+        assert!((0..3).all(|number| policy.see(slot(number))));
+        assert_eq!(
+            (unseen(&policy, 3), unseen(&policy, 4)),
+            (vec![], vec![slot(3)])
+        );
+        policy.insert(slot(4), Class::Ended, Place::Back, Evictability::Leaf);
         assert_eq!(unseen(&policy, 3), [4], "the first three are 4, 0 and 1");
-        assert!(policy.see(4));
-        policy.remove(2);
-        assert_eq!((unseen(&policy, 3), unseen(&policy, 4)), (vec![], vec![3]));
-        assert!(policy.precedes(1, 3) && !policy.precedes(3, 3));
-        policy.unsee(1);
+        assert!(policy.see(slot(4)));
+        policy.remove(slot(2));
+        assert_eq!(
+            (unseen(&policy, 3), unseen(&policy, 4)),
+            (vec![], vec![slot(3)])
+        );
+        assert!(policy.precedes(slot(1), slot(3)) && !policy.precedes(slot(3), slot(3)));
+        policy.unsee(slot(1));
         assert_eq!(unseen(&policy, 9), [1, 3]);
-        policy.remove(0);
-        policy.remove(4);
+        policy.remove(slot(0));
+        policy.remove(slot(4));
         assert_eq!(unseen(&policy, 1), [1], "nothing before it is left");
-        assert!(!policy.see(3) && policy.see(1));
+        assert!(!policy.see(slot(3)) && policy.see(slot(1)));
         policy.clear();
         assert_eq!(unseen(&policy, 9), [1, 3]);
     }
@@ -352,10 +387,10 @@ mod tests {
     #[test]
     fn cleared_goes_before_everything_new() {
         let mut policy = Recency::new(8).unwrap();
-        policy.insert(0, Class::Retained, Place::Back, Stand::Leaf);
-        policy.insert(1, Class::Ended, Place::Back, Stand::Leaf);
+        policy.insert(slot(0), Class::Retained, Place::Back, Evictability::Leaf);
+        policy.insert(slot(1), Class::Ended, Place::Back, Evictability::Leaf);
         policy.clear();
-        policy.insert(2, Class::Ended, Place::Back, Stand::Leaf);
+        policy.insert(slot(2), Class::Ended, Place::Back, Evictability::Leaf);
         assert_eq!(drain(&mut policy), [1, 0, 2]);
     }
 }

@@ -1,15 +1,13 @@
-//! Begin: match the longest prefix over all tiers, pin it, claim what is missing, promise the
-//! growth, evict exactly the deficit. All or nothing.
+//! Begin: matches the longest prefix over all tiers, pins it, claims the slots that are missing,
+//! promises the growth, and evicts exactly the deficit. It does all of this or nothing.
 
+use super::admit::Decision;
 use super::{Answer, Begun, State, Stop};
 use crate::error::{Error, Result};
-use crate::flight::{Errand, Move};
-use crate::id::{FlightId, Key, LeaseId, MAX_TIERS};
-use crate::plan::Plan;
-use crate::pool::Hold;
-use crate::record::Running;
+use crate::id::{FlightId, Key, MAX_TIERS, NodeIx, SlotIx, Tier};
+use crate::record::{Running, Start};
 
-/// What a begin does at a block that is in flight. Where the engine cannot recompute it waits.
+/// What a begin does at a block that is in flight. Where the engine cannot recompute, a begin waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Filling {
     /// The prefix ends there.
@@ -30,7 +28,7 @@ pub struct Request<'a> {
     pub reserve: u64,
     /// Most blocks to load from below the device.
     pub load: u32,
-    /// At a block in flight.
+    /// What to do at a block in flight.
     pub filling: Filling,
 }
 
@@ -40,11 +38,12 @@ pub(super) struct Prefix {
     pub(super) device: usize,
     /// Blocks of the path behind them that are loaded, all from `tier`.
     pub(super) lower: usize,
-    tier: usize,
-    /// The last block of a full hit: its last token is computed again, in a private copy.
-    pub(super) last: Option<u32>,
+    tier: Tier,
+    /// The last block of a full hit. The model needs the logits of the last token, so that it is
+    /// computed again, in a private copy of the block.
+    pub(super) last: Option<NodeIx>,
     pub(super) stop: Stop,
-    /// Blocks that were found below and are not loaded: not worth it.
+    /// Blocks that were found below and are not loaded, as that is not worth it.
     pub(super) slow: u32,
 }
 
@@ -52,7 +51,7 @@ pub(super) fn check(request: &Request<'_>) -> Result<()> {
     if request.tokens > 0 {
         return Ok(());
     }
-    let help = "a sequence has at least one token";
+    let help = "must be >= 1: a sequence has a token";
     Err(Error::argument("tokens", 0, help))
 }
 
@@ -83,35 +82,16 @@ impl State {
         }
     }
 
-    /// Blocks of the tokens, and with the promised growth; `TooLarge` if they can never fit.
-    pub(super) fn size(&self, tokens: u64, reserve: u64) -> Result<(u32, u32)> {
-        let limit = self.blocks_of(tokens.saturating_add(reserve));
-        Ok((self.blocks_of(tokens) as u32, self.fits(0, limit)?))
-    }
-
-    /// So many blocks, or `TooLarge` if the tier can never hold them.
-    pub(super) fn fits(&self, tier: usize, need: u64) -> Result<u32> {
-        let null = if tier == 0 { self.config.null_slots } else { 0 };
-        let capacity = u64::from(self.tiers[tier].pool.limit() - null);
-        if need > capacity {
-            return Err(Error::TooLarge {
-                tier: crate::id::Tier(tier as u8),
-                need,
-                capacity,
-            });
-        }
-        Ok(need as u32)
-    }
-
-    /// What of the path that it leaves in `self.path` a begin would use.
+    /// Walks the request's keys, leaves the path in `self.path`, and says what of it a begin would use.
     pub(super) fn prefix(&mut self, request: &Request<'_>) -> Prefix {
         let block_size = u64::from(self.config.block_size);
         let shared = ((request.tokens - 1) / block_size) as usize;
         let probe = self.walk(&request.keys[..request.keys.len().min(shared + 1)]);
         let device = (probe.hits[0] as usize).min(shared);
-        let tier = (1..MAX_TIERS)
-            .find(|&tier| probe.hits[tier] > 0)
-            .unwrap_or(1);
+        let tier = Tier::DEVICE
+            .below()
+            .find(|tier| probe.hits[tier.at()] > 0)
+            .unwrap_or(Tier::HOST);
         let lower = self.path.len().min(shared) - device;
         let mut prefix = Prefix {
             device,
@@ -124,7 +104,7 @@ impl State {
         let mut loads = lower;
         if let Some(&last) = self.path.get(shared) {
             prefix.last = Some(last);
-            loads += usize::from(self.ready(last, 0).is_none());
+            loads += usize::from(self.ready(last, Tier::DEVICE).is_none());
         }
         let most = self.pays(loads.min(request.load as usize), device);
         if loads > most {
@@ -135,45 +115,37 @@ impl State {
         prefix
     }
 
-    /// How many of so many loads behind `device` blocks to take: all, or none where computing
-    /// them beats it and the engine can.
+    /// How many of so many loads behind `device` blocks to take: all of them, or none where the engine
+    /// can compute them and that is faster.
     fn pays(&self, loads: usize, device: usize) -> usize {
         let pays = !self.config.recompute || self.worth_loading(loads as u32, device as u32);
         if pays { loads } else { 0 }
     }
 
-    /// Idle blocks of the prefix that a begin would pin or read: they back nothing any more.
-    pub(super) fn spent(&self, path: &[u32], prefix: &Prefix) -> u64 {
-        let shared = path[..prefix.device].iter().copied();
-        shared
-            .chain(prefix.last)
-            .filter_map(|node| self.ready(node, 0))
-            .filter(|&slot| self.takeable(0, slot))
-            .count() as u64
-    }
-
-    /// What a begin of this prefix spends of idle blocks. Where there is no room for the private
-    /// copy of a full hit beside its source, the last block is computed anew in place of one. An
-    /// engine that cannot recompute waits for that room, but for one that never has both: it would
-    /// wait for ever (INV-25).
-    pub(super) fn settle(&self, path: &[u32], prefix: &mut Prefix, need: u64) -> u64 {
-        let spent = self.spent(path, prefix);
-        let here = |node| self.ready(node, 0).is_some();
+    /// Whether there is room for what a begin of this prefix needs. Where there is none for the private
+    /// copy of a full hit beside its source, the last block is computed again in place of one. An
+    /// engine that cannot recompute waits for that room, unless the device never has both: it would
+    /// wait without end (INV-25).
+    pub(super) fn settle(&self, path: &[NodeIx], prefix: &mut Prefix, need: u64) -> Decision {
+        let found = path[..prefix.device].iter().copied();
+        let idle_hits = self.idle_hits(found.clone().chain(prefix.last));
+        let decision = self.decide(Tier::DEVICE, need, idle_hits);
+        let here = |node| self.ready(node, Tier::DEVICE).is_some();
         let both = (prefix.device as u64)
             .saturating_add(need)
             .saturating_add(1);
-        let yields = self.config.recompute || self.fits(0, both).is_err();
+        let yields = self.config.recompute || self.fits(Tier::DEVICE, both).is_err();
         let copies = yields && prefix.last.is_some_and(here);
-        if !copies || self.tiers[0].ledger.affords(spent.saturating_add(need)) {
-            return spent;
+        if !copies || decision.fits() {
+            return decision;
         }
         (prefix.last, prefix.stop) = (None, Stop::Promised);
-        self.spent(path, prefix)
+        self.decide(Tier::DEVICE, need, self.idle_hits(found))
     }
 
     fn admit(
         &mut self,
-        path: &[u32],
+        path: &[NodeIx],
         prefix: &mut Prefix,
         total: u32,
         limit: u32,
@@ -183,34 +155,37 @@ impl State {
         let new = total - prefix.device as u32;
         let need = u64::from(new) + u64::from(limit - total);
         let most = (prefix.device + usize::from(prefix.last.is_some())) as u64;
-        if !self.tiers[0].ledger.affords(most + need) {
-            let spent = self.settle(path, prefix, need);
-            if !self.tiers[0].ledger.affords(spent + need) {
-                self.counters.no_room += 1;
-                return Err(self.no_room(0, need, spent));
-            }
+        if !self.tiers[Tier::DEVICE].ledger.affords(most + need) {
+            let decision = self.settle(path, prefix, need);
+            self.afford(decision)?;
         }
 
         let mut table = Vec::with_capacity(limit as usize);
         self.link_path(&path[..prefix.device + prefix.lower]);
         self.pin_path(device, &mut table);
         for &node in path {
-            self.touch(node);
+            self.note_use(node);
         }
         self.mark_sources(path, prefix);
         let last = prefix.last.and_then(|node| self.mark_last(node, path));
         if prefix.last.is_some() && last.is_none() {
             prefix.stop = Stop::Promised;
         }
-        self.make_room(0, new);
-        self.tiers[0].ledger.promise(limit - total);
+        self.make_room(Tier::DEVICE, new);
+        self.tiers[Tier::DEVICE].ledger.promise(limit - total);
 
-        let lease = self.leases.insert(Running {
+        let found = (prefix.device + prefix.lower) as u32;
+        let cached = match last {
+            Some(_) => tokens - 1,
+            None => u64::from(found) * u64::from(self.config.block_size),
+        };
+        let lease = self.leases.insert(Running::new(Start {
             tokens,
             limit,
-            reserve_limit: limit,
-            ..Running::default()
-        });
+            sealed: found,
+            cached,
+            epoch: self.trie.epoch(),
+        }));
         let id = self.lease_id(lease);
         let mut plans = Vec::new();
         if prefix.lower > 0 {
@@ -220,32 +195,24 @@ impl State {
         if let Some((tier, slot, node)) = last {
             plans.push(self.private_copy(id, tier, slot, Some(node), &mut table));
         }
-        self.tiers[0].claim(total, &mut table);
+        self.tiers[Tier::DEVICE].claim(total, &mut table);
 
-        let found = (prefix.device + prefix.lower) as u64;
-        let record = &mut self.leases[lease];
-        record.table = table;
-        record.sealed = found as u32;
-        record.epoch = self.trie.epoch();
-        record.loading = plans.len() as u32;
-        record.cached = found * u64::from(self.config.block_size);
-        if last.is_some() {
-            record.cached = tokens - 1;
-        }
+        self.leases[lease].start(table, plans.len(), None);
         let mut hits = [0; MAX_TIERS];
-        hits[0] = prefix.device as u32 + u32::from(last.is_some_and(|(tier, ..)| tier == 0));
-        hits[prefix.tier] =
+        hits[0] =
+            prefix.device as u32 + u32::from(last.is_some_and(|(tier, ..)| tier == Tier::DEVICE));
+        hits[prefix.tier.at()] =
             prefix.lower as u32 + u32::from(last.is_some_and(|(tier, ..)| tier == prefix.tier));
         self.counters.begun += 1;
         self.counters.slow += u64::from(prefix.slow);
         self.counters.tokens += tokens;
-        self.counters.cached += self.leases[lease].cached;
+        self.counters.cached += cached;
         for (sum, hit) in self.counters.hits.iter_mut().zip(hits) {
             *sum += u64::from(hit);
         }
         Ok(Begun {
             lease: id,
-            cached: self.leases[lease].cached,
+            cached,
             hits,
             stop: prefix.stop,
             plans,
@@ -254,7 +221,7 @@ impl State {
 
     /// Marks the blocks to load, root first, as far as the tier's promises stay backed: a block
     /// that is read cannot be taken, nor can what is above it.
-    fn mark_sources(&mut self, path: &[u32], prefix: &mut Prefix) {
+    fn mark_sources(&mut self, path: &[NodeIx], prefix: &mut Prefix) {
         let tier = prefix.tier;
         for at in 0..prefix.lower {
             let slot = self.ready(path[prefix.device + at], tier);
@@ -267,7 +234,7 @@ impl State {
     }
 
     /// Marks a slot as read unless a promise would lose its backing.
-    pub(super) fn mark_backed(&mut self, tier: usize, slot: u32) -> bool {
+    pub(super) fn mark_backed(&mut self, tier: Tier, slot: SlotIx) -> bool {
         self.mark(tier, slot);
         if self.tiers[tier].ledger.available() < 0 {
             self.unmark(tier, slot);
@@ -277,79 +244,21 @@ impl State {
     }
 
     /// Marks the last block of a full hit, on its highest tier.
-    fn mark_last(&mut self, node: u32, path: &[u32]) -> Option<(usize, u32, u32)> {
-        let tier = (0..self.tiers.len()).find(|&tier| self.trie.slot(node, tier).is_some())?;
+    fn mark_last(&mut self, node: NodeIx, path: &[NodeIx]) -> Option<(Tier, SlotIx, NodeIx)> {
+        let tier = self
+            .tiers
+            .all()
+            .find(|&tier| self.trie.slot(node, tier).is_some())?;
         let slot = self.ready(node, tier)?;
         if !self.link(node, path.len().checked_sub(2).map(|above| path[above])) {
             return None;
         }
-        if tier == 0 {
-            // Counted in what the begin spends.
+        if tier == Tier::DEVICE {
+            // The decision has counted it among the idle hits.
             self.mark(tier, slot);
         } else if !self.mark_backed(tier, slot) {
             return None;
         }
         Some((tier, slot, node))
-    }
-
-    /// Puts the loads of marked blocks in flight, and their destinations in the table.
-    pub(super) fn load(
-        &mut self,
-        lease: LeaseId,
-        base: u32,
-        tier: usize,
-        nodes: &[u32],
-        table: &mut Vec<u32>,
-    ) -> Plan {
-        let flight = self.board(tier, 0, Errand::Up { lease, base });
-        let mut moves = Vec::with_capacity(nodes.len());
-        for &node in nodes {
-            let from = self.trie.slot(node, tier);
-            if let Some((from, to)) = from.zip(self.destination(node, 0, flight)) {
-                moves.push(Move {
-                    node: Some(self.trie.id(node)),
-                    from,
-                    to,
-                });
-                table.push(to);
-            }
-        }
-        self.take_off(flight, moves)
-    }
-
-    /// Puts the copy of a marked slot into a private one in flight.
-    pub(super) fn private_copy(
-        &mut self,
-        lease: LeaseId,
-        tier: usize,
-        from: u32,
-        node: Option<u32>,
-        table: &mut Vec<u32>,
-    ) -> Plan {
-        let block = table.len() as u32;
-        let flight = self.board(
-            tier,
-            0,
-            Errand::Private {
-                lease: Some(lease),
-                block,
-            },
-        );
-        let mut moves = Vec::with_capacity(1);
-        if let Some(to) = self.take_free(0, Hold::Filling { flight }) {
-            moves.push(Move {
-                node: node.map(|node| self.trie.id(node)),
-                from,
-                to,
-            });
-            table.push(to);
-        }
-        self.take_off(flight, moves)
-    }
-
-    /// The flight to wait for, if this block is in flight on the tier.
-    pub(super) fn in_the_air(&self, node: u32, tier: usize) -> Option<FlightId> {
-        self.filling(node, tier)
-            .map(|flight| FlightId(self.flights.id(flight)))
     }
 }

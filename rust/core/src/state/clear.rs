@@ -1,13 +1,14 @@
-//! Clear: weights changed, nothing published so far may be used again. It never waits.
+//! Clear: the weights have changed, and no block published so far may be used again. It never waits.
 
 use super::State;
 use crate::evict::Evict;
+use crate::id::ParkedIx;
 
 impl State {
     /// Breaks all keeps, ends the epoch, hands all idle blocks over to be evicted first, and
     /// detaches the running leases: their blocks stay theirs and are never published.
     pub fn clear(&mut self) {
-        let mut parked: Vec<(u64, u32)> = self
+        let mut parked: Vec<(u64, ParkedIx)> = self
             .parked
             .iter()
             .map(|(index, parked)| (parked.order, index))
@@ -18,10 +19,10 @@ impl State {
             self.break_keep(index);
         }
         self.trie.end_epoch();
-        for tier in 0..self.tiers.len() {
+        for tier in self.tiers.all() {
             self.tiers[tier].order.clear();
-            // The class is in the hold too; it is what the audit and `lift` read.
-            for slot in 0..self.tiers[tier].pool.len() {
+            // The class is in the hold too; it is what the audit and `move_to_back` read.
+            for slot in self.tiers[tier].pool.slots() {
                 let cell = self.tiers[tier].pool.cell_mut(slot);
                 if let crate::pool::Hold::Idle { class } = &mut cell.hold {
                     *class = crate::id::Class::Cleared;

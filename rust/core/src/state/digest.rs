@@ -6,6 +6,7 @@
 //! differs, so do the digests. Numbers are little endian; two builds need not agree.
 
 use super::State;
+
 use crate::stats::Counters;
 use std::hash::{Hash, Hasher};
 
@@ -83,7 +84,7 @@ impl State {
             fresh,
             failures,
             ghosts,
-            air,
+            in_flight,
             path: _,
             loose: _,
             ahead: _,
@@ -105,7 +106,7 @@ impl State {
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
         (
-            counters, fresh, failures, ghosts, air, parkings, headroom, done,
+            counters, fresh, failures, ghosts, in_flight, parkings, headroom, done,
         )
             .hash(&mut digest);
         digest.finish()
@@ -114,13 +115,18 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Answer, Config, Filling, Request, Sealing, Write};
+    use super::super::{Answer, Config, Filling, Request, Sealing, WritePolicy};
     use super::State;
-    use crate::evict::{Evict, Kind, Place};
-    use crate::id::{Class, FlightId, Id, Key, LeaseId, Link, Retention, Tier};
+    use crate::evict::{Evict, EvictionPolicy, Place};
+    use crate::flight::Flight;
+    use crate::id::{
+        Class, FlightId, FlightIx, Id, Ix, Key, LeaseId, Link, NodeIx, ParkedIx, Retention, SlotIx,
+        TicketIx, Tier,
+    };
     use crate::pool::Hold;
-    use crate::record::Running;
-    use crate::trie::Touched;
+    use crate::record::{Keep, Parked, Phase, Running, Ticket};
+    use crate::state::TierState;
+    use crate::trie::{Node, Uses};
     use std::num::NonZeroU32;
 
     fn key(name: u8, block: u8) -> Key {
@@ -152,7 +158,7 @@ mod tests {
     }
 
     /// Something of everything.
-    fn state(policy: Kind, write: Write) -> State {
+    fn state(policy: EvictionPolicy, write: WritePolicy) -> State {
         let mut state = State::new(Config {
             slots: vec![41, 20],
             policy,
@@ -165,8 +171,9 @@ mod tests {
             .demote_lease(idle[0], 2)
             .expect("it runs")
             .expect("two");
-        let outcome = [(plan.flight, 2, false)];
-        state.commit(&outcome, None).expect("it is in flight");
+        state
+            .commit(&[plan.whole()], None)
+            .expect("it is in flight");
         state
             .finish(&idle, Retention::Ordinary, None)
             .expect("they run");
@@ -193,8 +200,8 @@ mod tests {
         state
     }
 
-    const DEAD: Id = Id {
-        index: 7,
+    const DEAD: fn() -> Id<NodeIx> = || Id {
+        index: NodeIx::new(7),
         generation: NonZeroU32::MIN,
     };
 
@@ -203,97 +210,137 @@ mod tests {
         &mut state.leases[running.expect("one runs")]
     }
 
+    fn loading(flights: u32) -> Phase {
+        let resumes = None;
+        Phase::Loading { flights, resumes }
+    }
+
     type Change = (&'static str, fn(&mut State));
+
+    fn node(state: &mut State) -> &mut Node {
+        &mut state.trie[NodeIx::new(0)]
+    }
+
+    fn parked(state: &mut State) -> &mut Parked {
+        &mut state.parked[ParkedIx::new(0)]
+    }
+
+    fn ticket(state: &mut State) -> &mut Ticket {
+        &mut state.tickets[TicketIx::new(0)]
+    }
+
+    fn flight(state: &mut State) -> &mut Flight {
+        &mut state.flights[FlightIx::new(0)]
+    }
+
+    fn device(state: &mut State) -> &mut TierState {
+        &mut state.tiers[Tier::DEVICE]
+    }
+
+    fn host(state: &mut State) -> &mut TierState {
+        &mut state.tiers[Tier::HOST]
+    }
 
     const CHANGES: &[Change] = &[
         ("config.copy_retries", |s| s.config.copy_retries += 1),
-        ("config.write", |s| s.config.write = Write::Through),
+        ("config.write", |s| s.config.write = WritePolicy::Through),
         ("config.recompute", |s| s.config.recompute = false),
         ("config.speeds", |s| {
             s.config.speeds = Some(crate::cost::Speeds::default());
         }),
-        ("a node's key", |s| s.trie[0].key.0[31] ^= 1),
-        ("a node's parent", |s| s.trie[0].parent = Some(DEAD)),
+        ("a node's key", |s| node(s).key.0[31] ^= 1),
+        ("a node's parent", |s| node(s).parent = Some(DEAD())),
         ("a node's copy", |s| {
-            s.trie.copy_mut(2, 1).slot = Some(Link::to(9));
+            s.trie.residency_mut(NodeIx::new(2), Tier::HOST).slot = Some(Link::to(SlotIx::new(9)));
         }),
-        ("a node's children", |s| s.trie.copy_mut(0, 0).children += 1),
-        ("a node's hot children", |s| s.trie.copy_mut(0, 1).busy += 1),
-        ("a node's epoch", |s| s.trie[0].epoch += 1),
-        ("a node's keeps", |s| s.trie[0].keeps += 1),
-        ("a node's class", |s| s.trie[0].class = Class::Retained),
-        ("a node's touches", |s| s.trie[0].touched = Touched::Again),
+        ("a node's children", |s| {
+            s.trie.residency_mut(NodeIx::new(0), Tier::DEVICE).children += 1;
+        }),
+        ("a node's busy children", |s| {
+            s.trie.residency_mut(NodeIx::new(0), Tier::HOST).busy += 1;
+        }),
+        ("a node's epoch", |s| node(s).epoch += 1),
+        ("a node's keeps", |s| node(s).keeps += 1),
+        ("a node's class", |s| node(s).class = Class::Retained),
+        ("a node's uses", |s| node(s).uses = Uses::Repeated),
         ("the trie's epoch", |s| s.trie.end_epoch()),
         ("a new node", |s| {
             s.trie.add(None);
         }),
         ("a slot's hold", |s| {
-            s.tiers[0].pool.cell_mut(1).hold = Hold::Quarantined;
+            device(s).pool.cell_mut(SlotIx::new(1)).hold = Hold::Quarantined;
         }),
         ("a host slot's hold", |s| {
-            s.tiers[1].pool.cell_mut(1).hold = Hold::Quarantined;
+            host(s).pool.cell_mut(SlotIx::new(1)).hold = Hold::Quarantined;
         }),
         ("a slot's node", |s| {
-            s.tiers[0].pool.cell_mut(1).node = Some(Link::to(3));
+            device(s).pool.cell_mut(SlotIx::new(1)).node = Some(Link::to(NodeIx::new(3)));
         }),
         ("a slot's readers", |s| {
-            s.tiers[0].pool.cell_mut(1).readers += 1;
+            device(s).pool.cell_mut(SlotIx::new(1)).readers += 1;
         }),
         ("a limit", |s| {
-            s.tiers[1].pool.set_limit(19);
+            host(s).pool.set_limit(19);
         }),
         ("the free list", |s| {
-            let (one, two) = (s.tiers[0].pool.pop_free(), s.tiers[0].pool.pop_free());
+            let (one, two) = (device(s).pool.pop_free(), device(s).pool.pop_free());
             one.into_iter()
                 .chain(two)
-                .for_each(|slot| s.tiers[0].pool.push_free(slot));
+                .for_each(|slot| device(s).pool.push_free(slot));
         }),
         ("the order", |s| {
-            let (slot, class) = (s.tiers[0].order.victim().expect("idle"), Class::Ordinary);
-            let stand = s.stand_of(0, slot);
-            let order = &mut s.tiers[0].order;
+            let (slot, class) = (device(s).order.victim().expect("idle"), Class::Ordinary);
+            let evictability = s.evictability_of(Tier::DEVICE, slot);
+            let order = &mut device(s).order;
             order.remove(slot);
-            order.insert(slot, class, Place::Back, stand);
+            order.insert(slot, class, Place::Back, evictability);
         }),
-        ("what is promised", |s| s.tiers[0].ledger.promise(1)),
-        ("what is promised below", |s| s.tiers[1].ledger.promise(1)),
-        ("what is takeable", |s| s.tiers[0].ledger.set_takeable(1)),
+        ("what is promised", |s| device(s).ledger.promise(1)),
+        ("what is promised below", |s| host(s).ledger.promise(1)),
+        ("what is takeable", |s| device(s).ledger.set_takeable(1)),
         ("a lease's table", |s| lease(s).table.swap(0, 1)),
         ("a lease's tokens", |s| lease(s).tokens += 1),
         ("a lease's promise", |s| lease(s).limit += 1),
         ("a lease's reserve", |s| lease(s).reserve_limit += 1),
         ("a lease's sealed blocks", |s| lease(s).sealed -= 1),
         ("a lease's shown cells", |s| lease(s).shown += 1),
-        ("a lease's loads", |s| lease(s).loading += 1),
+        ("a lease's loads", |s| lease(s).phase = loading(1)),
+        ("a lease's loads and more", |s| lease(s).phase = loading(2)),
         ("a lease that ended", |s| {
-            lease(s).ended = Some(Retention::Ordinary);
+            lease(s).phase = Phase::Ended {
+                flights: 1,
+                resumes: None,
+                retention: Retention::Ordinary,
+            };
         }),
         ("a lease number", |s| {
             let index = s.leases.insert(Running::default());
             s.leases.remove(index);
         }),
         ("a parked path", |s| {
-            s.parked[0].path.pop();
+            parked(s).path.pop();
         }),
-        ("a parked count", |s| s.parked[0].computed -= 1),
+        ("a parked count", |s| parked(s).computed -= 1),
         ("a parked block's failures", |s| {
-            s.parked[0].failures.push((0, 1));
+            parked(s).failures.push((NodeIx::new(0), 1));
         }),
-        ("a broken keep", |s| s.parked[0].broken = true),
-        ("the order of parking", |s| s.parked[0].order += 1),
-        ("a ticket's blocks", |s| s.tickets[0].blocks += 1),
-        ("a ticket's tier", |s| s.tickets[0].tier = Tier::HOST),
-        ("a flight's moves", |s| s.flights[0].moves.reverse()),
-        ("a flight's errand", |s| {
-            s.flights[0].errand = crate::flight::Errand::Nothing;
+        ("a broken keep", |s| parked(s).keep = Keep::Broken),
+        ("the order of parking", |s| parked(s).order += 1),
+        ("a ticket's blocks", |s| ticket(s).blocks += 1),
+        ("a ticket's tier", |s| ticket(s).tier = Tier::HOST),
+        ("a flight's moves", |s| flight(s).moves.reverse()),
+        ("a flight's purpose", |s| {
+            flight(s).purpose = crate::flight::Purpose::Nothing;
         }),
-        ("a flight's deadline", |s| s.flights[0].overdue = true),
-        ("a flight's dispatch", |s| s.flights[0].waits = Some(1)),
+        ("a flight's deadline", |s| flight(s).overdue = true),
+        ("a flight's dispatch", |s| flight(s).waits = Some(1)),
         ("a step to wait for", |s| s.held[0].step += 1),
         ("slots held back", |s| drop(s.held.pop())),
         ("what was counted", |s| s.counters.evicted[0] += 1),
-        ("what was published", |s| s.fresh.push_back(s.trie.id(0))),
-        ("what is in flight", |s| s.air[1] += 1),
+        ("what was published", |s| {
+            s.fresh.push_back(s.trie.id(NodeIx::new(0)));
+        }),
+        ("what is in flight", |s| s.in_flight[1] += 1),
         ("how many were parked", |s| s.parkings += 1),
         ("the headroom", |s| s.headroom += 1),
         ("the last step done", |s| s.done = Some(3)),
@@ -301,12 +348,12 @@ mod tests {
 
     #[test]
     fn each_kind_of_change_changes_the_digest_and_no_two_alike() {
-        for policy in [Kind::Recency, Kind::Heap] {
-            let plain = state(policy, Write::OnEvict).digest();
-            assert_eq!(plain, state(policy, Write::OnEvict).digest());
+        for policy in [EvictionPolicy::Recency, EvictionPolicy::Heap] {
+            let plain = state(policy, WritePolicy::OnEvict).digest();
+            assert_eq!(plain, state(policy, WritePolicy::OnEvict).digest());
             let mut seen = std::collections::BTreeMap::from([(plain, "nothing")]);
             for (name, change) in CHANGES {
-                let mut state = state(policy, Write::OnEvict);
+                let mut state = state(policy, WritePolicy::OnEvict);
                 change(&mut state);
                 let same = seen.insert(state.digest(), name);
                 assert_eq!(same, None, "{name}, {policy:?}");
@@ -316,12 +363,12 @@ mod tests {
 
     #[test]
     fn what_was_published_and_what_was_dropped_are_in_it_by_their_order() {
-        let mut through = state(Kind::Recency, Write::Through);
+        let mut through = state(EvictionPolicy::Recency, WritePolicy::Through);
         let before = through.digest();
         through.fresh.swap(0, 1);
         assert_ne!(before, through.digest());
         let ghosts = |keys: [Key; 2]| {
-            let mut state = state(Kind::Recency, Write::SecondTouch);
+            let mut state = state(EvictionPolicy::Recency, WritePolicy::SecondTouch);
             let ghosts = state.ghosts.as_mut().expect("second touch");
             for key in &keys {
                 ghosts.remember(key);
@@ -340,14 +387,14 @@ mod tests {
 
     #[test]
     fn what_a_refused_call_may_count_is_not_in_it() {
-        let mut state = state(Kind::Recency, Write::OnEvict);
+        let mut state = state(EvictionPolicy::Recency, WritePolicy::OnEvict);
         let before = state.digest();
         state.reject(3);
         assert!(state.promise(40, Tier::DEVICE).is_err());
         assert!(state.promise(20, Tier::HOST).is_err());
         assert!(state.resize(Tier::DEVICE, 5).is_err());
         let late = FlightId(Id {
-            index: 0,
+            index: FlightIx::new(0),
             generation: NonZeroU32::MIN,
         });
         assert_eq!(state.mark_unknown(late), Ok(false));

@@ -1,17 +1,17 @@
-//! Finish: everything a sequence holds goes back, deepest block first, so that a child is always
-//! evicted before its parent.
+//! Finish: gives back everything that a sequence holds, deepest block first, so that a child is
+//! always evicted before its parent.
 
 use super::State;
 use crate::error::Result;
-use crate::id::{Class, LeaseId, ParkedId, Retention};
+use crate::id::{Class, LeaseId, LeaseIx, NodeIx, ParkedId, Retention, SlotIx, Tier};
 use crate::pool::Hold;
-use crate::record::{Held, Running};
+use crate::record::{Held, Phase, Running};
 
 impl State {
     /// Ends sequences. With `after`, a step in flight may still write: their slots are held back
-    /// until that step is reported done. One whose loads are in flight keeps only those, until
+    /// until that step is reported done. A sequence whose loads are in flight keeps only those, until
     /// they land. A bad row, or one that is named again, is rejected and counted, and the others
-    /// are served (INV-2); the first of them is the error.
+    /// are served; the error is that of the first bad row (INV-2).
     pub fn finish(
         &mut self,
         leases: &[LeaseId],
@@ -40,20 +40,24 @@ impl State {
         self.counters.rejected += handles;
     }
 
-    pub(super) fn end(&mut self, lease: u32, retention: Retention, after: Option<u64>) {
+    pub(super) fn end(&mut self, lease: LeaseIx, retention: Retention, after: Option<u64>) {
         let promised = self.leases[lease].promised();
-        self.tiers[0].ledger.release(promised);
-        if self.leases[lease].loading > 0 {
+        self.tiers[Tier::DEVICE].ledger.release(promised);
+        if let Phase::Loading { flights, resumes } = self.leases[lease].phase {
             // Its path stays pinned until its loads land, so that what arrives has its parents.
-            let landing = self.last_filling(lease);
+            let landing = self.last_filling(&self.leases[lease]);
             self.cut(lease, landing);
             let record = &mut self.leases[lease];
             record.limit = record.blocks();
-            record.ended = Some(retention);
+            record.phase = Phase::Ended {
+                flights,
+                resumes,
+                retention,
+            };
             return;
         }
         let record = self.leases.remove(lease);
-        if let Some(parked) = record.resumed {
+        if let Some(parked) = record.resumes() {
             self.end_keep(parked);
         }
         self.release_or_hold(record, retention, after);
@@ -61,11 +65,11 @@ impl State {
 
     /// Blocks up to and with the last one in flight: while something is, all that is sealed stands
     /// there or above it, as the audit checks.
-    pub(super) fn last_filling(&self, lease: u32) -> u32 {
-        let table = &self.leases[lease].table;
-        let last = table
+    pub(super) fn last_filling(&self, record: &Running) -> u32 {
+        let last = record
+            .table
             .iter()
-            .rposition(|&slot| matches!(self.hold(0, slot), Hold::Filling { .. }));
+            .rposition(|&slot| matches!(self.hold(Tier::DEVICE, slot), Hold::Filling { .. }));
         last.map_or(0, |at| at as u32 + 1)
     }
 
@@ -87,7 +91,7 @@ impl State {
         }
     }
 
-    /// The engine has done this step, and all before it: what was held back for them goes.
+    /// The engine has done this step, and all before it: what was held back for them is released.
     pub fn done(&mut self, step: u64) {
         self.done = self.done.max(Some(step));
         if self.held.iter().all(|held| held.step > step) {
@@ -105,8 +109,8 @@ impl State {
     /// Unpins a table, deepest block first.
     ///
     /// A block's class is never below its children's: `least` carries the highest class upwards,
-    /// and "session ended" reaches only as far as nobody else has anything below.
-    pub(super) fn release(&mut self, table: &[u32], retention: Retention) {
+    /// and "session ended" reaches only as far as no other sequence has anything below.
+    pub(super) fn release(&mut self, table: &[SlotIx], retention: Retention) {
         let mut alone = retention == Retention::SessionEnded;
         let mut least = if retention == Retention::Retain {
             Class::Retained
@@ -125,28 +129,29 @@ impl State {
                 }
                 child = Some(node);
             }
-            self.leave(slot);
+            self.release_slot(slot);
             // It may have retired, and be gone.
             child = child.filter(|&child| self.trie.alive(child));
         }
     }
 
     /// Whether this is the block's last holder and `child` the only block below it on any tier.
-    fn is_alone(&self, node: u32, child: Option<u32>, slot: u32) -> bool {
+    fn is_alone(&self, node: NodeIx, child: Option<NodeIx>, slot: SlotIx) -> bool {
         let own = matches!(
-            self.hold(0, slot),
-            Hold::Pinned { pins: 1 } | Hold::Twin { leases: 1 }
+            self.hold(Tier::DEVICE, slot),
+            Hold::Pinned { pins: 1 } | Hold::Duplicate { leases: 1 }
         );
-        let published = self.trie.slot(node, 0);
-        own && published.is_some_and(|slot| self.hold(0, slot) == Hold::Pinned { pins: 1 })
+        let published = self.trie.slot(node, Tier::DEVICE);
+        own && published
+            .is_some_and(|slot| self.hold(Tier::DEVICE, slot) == Hold::Pinned { pins: 1 })
             && self.trie[node].keeps == 0
-            && (0..self.tiers.len()).all(|tier| {
+            && self.tiers.all().all(|tier| {
                 let own = child.is_some_and(|child| self.trie.slot(child, tier).is_some());
-                self.trie.copy(node, tier).children == u32::from(own)
+                self.trie.residency(node, tier).children == u32::from(own)
             })
     }
 
-    /// Takes back what a handle held that was dropped and not finished; counted.
+    /// Takes back what a handle held that was dropped and not finished, and counts it.
     pub(crate) fn leak_lease(&mut self, id: LeaseId) {
         if let Ok(lease) = self.lease(id) {
             self.counters.leaked += 1;

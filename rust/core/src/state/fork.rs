@@ -1,24 +1,24 @@
-//! Fork: share the full blocks, copy only the partial one.
+//! Fork: shares the full blocks and copies only the partial one.
 
 use super::{Begun, State, Stop};
 use crate::error::{Error, Result};
-use crate::id::{LeaseId, MAX_TIERS};
+use crate::id::{LeaseId, MAX_TIERS, SlotIx, Tier};
 use crate::pool::Hold;
-use crate::record::Running;
+use crate::record::{Running, Start};
 
 impl State {
-    /// One more sequence with the same `computed` tokens. Blocks full up to there are shared; the
-    /// partial one is copied on the device; the rest gets slots of its own. Where the engine cannot
+    /// Begins one more sequence with the same `computed` tokens. Blocks full up to there are shared,
+    /// the partial one is copied on the device, and the rest gets slots of its own. Where the engine cannot
     /// recompute, a fork whose copy fails is undone: its handle is spent.
     pub fn fork(&mut self, id: LeaseId, computed: u64, reserve: u64) -> Result<Begun> {
         self.check_rows(&[id])?;
-        let parent = id.0.index;
+        let parent = id.at();
         let record = &self.leases[parent];
-        if record.loading > 0 {
+        if record.loading() > 0 {
             let what = format!("forking lease {}, whose blocks are loading", id.number());
             return Err(Error::state(what, "commit the outcomes of its plans first"));
         }
-        if record.short {
+        if record.is_short() {
             let what = format!(
                 "forking lease {}, whose resume came back short",
                 id.number()
@@ -44,12 +44,10 @@ impl State {
         let (total, limit) = self.size(tokens, reserve)?;
         let partial = !computed.is_multiple_of(block_size);
         let need = u64::from(limit - shared);
-        if !self.tiers[0].ledger.affords(need) {
-            self.counters.no_room += 1;
-            return Err(self.no_room(0, need, 0));
-        }
-        self.make_room(0, total - shared);
-        self.tiers[0].ledger.promise(limit - total);
+        let decision = self.decide(Tier::DEVICE, need, 0);
+        self.afford(decision)?;
+        self.make_room(Tier::DEVICE, total - shared);
+        self.tiers[Tier::DEVICE].ledger.promise(limit - total);
 
         let parent = &self.leases[parent];
         let mut table = parent.table[..shared as usize].to_vec();
@@ -63,32 +61,21 @@ impl State {
         for &slot in &table {
             self.share(slot);
         }
-        let (limit, reserve_limit) = (limit, limit);
-        let record = Running {
+        let forked = self.leases.insert(Running::new(Start {
             tokens,
             limit,
-            reserve_limit,
-            ..Running::default()
-        };
-        let forked = self.leases.insert(record);
+            sealed,
+            cached: computed,
+            epoch,
+        }));
         let child = self.lease_id(forked);
         let mut plans = Vec::new();
         if let Some(slot) = source {
-            self.mark(0, slot);
-            plans.push(self.private_copy(child, 0, slot, None, &mut table));
+            self.mark(Tier::DEVICE, slot);
+            plans.push(self.private_copy(child, Tier::DEVICE, slot, None, &mut table));
         }
-        while (table.len() as u32) < total {
-            let Some(slot) = self.take_free(0, Hold::Claimed { leases: 1 }) else {
-                break;
-            };
-            table.push(slot);
-        }
-        let record = &mut self.leases[forked];
-        record.table = table;
-        record.sealed = sealed;
-        record.epoch = epoch;
-        record.cached = computed;
-        record.loading = plans.len() as u32;
+        self.tiers[Tier::DEVICE].claim(total, &mut table);
+        self.leases[forked].start(table, plans.len(), None);
         self.counters.forked += 1;
         let mut hits = [0; MAX_TIERS];
         hits[0] = shared;
@@ -102,13 +89,15 @@ impl State {
     }
 
     /// One more lease on a slot of a table.
-    fn share(&mut self, slot: u32) {
-        match self.hold(0, slot) {
+    fn share(&mut self, slot: SlotIx) {
+        match self.hold(Tier::DEVICE, slot) {
             Hold::Claimed { leases } | Hold::Owned { leases } => {
-                self.put(0, slot, Hold::Owned { leases: leases + 1 });
+                self.put(Tier::DEVICE, slot, Hold::Owned { leases: leases + 1 });
             }
-            Hold::Twin { leases } => self.put(0, slot, Hold::Twin { leases: leases + 1 }),
-            _ => self.pin(0, slot),
+            Hold::Duplicate { leases } => {
+                self.put(Tier::DEVICE, slot, Hold::Duplicate { leases: leases + 1 });
+            }
+            _ => self.pin(Tier::DEVICE, slot),
         }
     }
 }

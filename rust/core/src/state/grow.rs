@@ -1,9 +1,9 @@
-//! Grow and trim: counts and no token values, so that they can run a step ahead.
+//! Grow and trim: they take counts and no token values, so that they can run a step ahead.
 
 use super::State;
 use crate::error::{Error, Result};
-use crate::evict::Kind;
-use crate::id::LeaseId;
+use crate::evict::EvictionPolicy;
+use crate::id::{LeaseId, LeaseIx, SlotIx, Tier};
 use crate::pool::Hold;
 
 impl State {
@@ -17,17 +17,17 @@ impl State {
         unserved: &mut Vec<u32>,
     ) -> Result<()> {
         self.check_rows(leases)?;
-        if self.config.policy == Kind::Recency {
-            // Each that is full evicts a block or some: their misses overlap only here. A heap does
-            // not know what comes behind a leaf.
+        if self.config.policy == EvictionPolicy::Recency {
+            // Each row that is full evicts a block or more: their cache misses overlap only here. A
+            // heap does not know what comes behind a leaf.
             let full = leases.iter().filter(|id| {
-                let record = &self.leases[id.0.index];
+                let record = &self.leases[id.at()];
                 record.tokens >= u64::from(record.blocks()) * u64::from(self.config.block_size)
             });
-            self.warm_room(0, full.count() as u32);
+            self.warm_room(Tier::DEVICE, full.count() as u32);
         }
         for (row, id) in leases.iter().enumerate() {
-            if !self.grow_one(id.0.index, more(row)) {
+            if !self.grow_one(id.at(), more(row)) {
                 unserved.push(row as u32);
             }
         }
@@ -35,12 +35,12 @@ impl State {
         Ok(())
     }
 
-    /// Every row is a live lease, and none is named twice by a spent handle. Checked before the
-    /// first is touched, so that a bad row leaves the batch as it was.
+    /// Whether every row is a live lease. It is checked before the first row is served, so that a bad
+    /// one leaves the batch as it was.
     pub(crate) fn check_rows(&self, leases: &[LeaseId]) -> Result<()> {
         for &id in leases {
             let lease = self.lease(id)?;
-            if self.leases[lease].short && !self.config.recompute {
+            if self.leases[lease].is_short() && !self.config.recompute {
                 return Err(Error::state(
                     format!("using lease {}, whose resume came back short", id.number()),
                     "this engine cannot recompute: park it again and resume it later",
@@ -50,7 +50,7 @@ impl State {
         Ok(())
     }
 
-    fn grow_one(&mut self, lease: u32, more: u64) -> bool {
+    fn grow_one(&mut self, lease: LeaseIx, more: u64) -> bool {
         let block_size = u64::from(self.config.block_size);
         let record = &self.leases[lease];
         let tokens = record.tokens.saturating_add(more);
@@ -66,10 +66,10 @@ impl State {
             return false;
         }
         self.accept_short(lease);
-        self.tiers[0].ledger.release(promised as u32);
-        self.make_room(0, need as u32);
+        self.tiers[Tier::DEVICE].ledger.release(promised as u32);
+        self.make_room(Tier::DEVICE, need as u32);
         for _ in 0..need {
-            let Some(slot) = self.take_free(0, Hold::Claimed { leases: 1 }) else {
+            let Some(slot) = self.take_free(Tier::DEVICE, Hold::Claimed { leases: 1 }) else {
                 break;
             };
             self.leases[lease].table.push(slot);
@@ -80,13 +80,13 @@ impl State {
         true
     }
 
-    /// Cuts each row to a number of tokens and gives back the blocks behind, into the row's own
-    /// promise where it came from there.
+    /// Cuts each row to a number of tokens, and gives back the blocks behind them: to the row's own
+    /// promise, if they came from there.
     pub fn trim(&mut self, leases: &[LeaseId], to: &[u64]) -> Result<()> {
         self.check_rows(leases)?;
         let block_size = u64::from(self.config.block_size);
         for (&id, &tokens) in leases.iter().zip(to) {
-            let record = &self.leases[id.0.index];
+            let record = &self.leases[id.at()];
             let sealed = u64::from(record.sealed) * block_size;
             if tokens < sealed.max(record.cached.min(record.tokens)) || tokens == 0 {
                 let help = "trim to no less than what is sealed or was cached, and to 1 or more";
@@ -96,7 +96,7 @@ impl State {
                 let help = "trim only cuts: use grow to add token positions";
                 return Err(Error::argument("tokens", tokens, help));
             }
-            if record.loading > 0 {
+            if record.loading() > 0 {
                 let help = "wait until its plans have landed";
                 return Err(Error::state(
                     format!("trimming loading lease {}", id.number()),
@@ -105,7 +105,7 @@ impl State {
             }
         }
         for (&id, &tokens) in leases.iter().zip(to) {
-            let lease = id.0.index;
+            let lease = id.at();
             self.leases[lease].tokens = tokens;
             let blocks = self.blocks_of(tokens) as u32;
             // What it had been promised beyond begin was its own growth: only the reserve is
@@ -119,42 +119,46 @@ impl State {
     }
 
     /// Drops private blocks behind `blocks` from the table, deepest first.
-    pub(super) fn cut(&mut self, lease: u32, blocks: u32) {
+    pub(super) fn cut(&mut self, lease: LeaseIx, blocks: u32) {
         while self.leases[lease].blocks() > blocks {
             let Some(slot) = self.leases[lease].table.pop() else {
                 return;
             };
-            self.leave(slot);
+            self.release_slot(slot);
         }
         let record = &mut self.leases[lease];
         record.shown = record.shown.min(blocks);
     }
 
-    /// One lease less on a slot of a table. A duplicate goes before the block it stands beside.
-    pub(super) fn leave(&mut self, slot: u32) {
-        match self.hold(0, slot) {
-            Hold::Claimed { leases: 1 } | Hold::Owned { leases: 1 } => self.free(0, slot),
-            Hold::Claimed { leases } => self.put(0, slot, Hold::Claimed { leases: leases - 1 }),
-            Hold::Owned { leases } => self.put(0, slot, Hold::Owned { leases: leases - 1 }),
-            Hold::Twin { leases: 1 } => {
-                let node = self.tiers[0].pool.cell_mut(slot).node.take();
-                self.free(0, slot);
-                if let Some(slot) = node.and_then(|node| self.trie.slot(node.at(), 0)) {
-                    self.unpin(0, slot);
+    /// Takes a lease off a slot of a table. A duplicate is freed before the block that it stands
+    /// beside is unpinned.
+    pub(super) fn release_slot(&mut self, slot: SlotIx) {
+        match &mut self.tiers[Tier::DEVICE].pool.cell_mut(slot).hold {
+            Hold::Claimed { leases: 1 } | Hold::Owned { leases: 1 } => {
+                self.free(Tier::DEVICE, slot);
+            }
+            Hold::Duplicate { leases: 1 } => {
+                let node = self.tiers[Tier::DEVICE].pool.cell_mut(slot).node.take();
+                self.free(Tier::DEVICE, slot);
+                let published = node.and_then(|node| self.trie.slot(node.at(), Tier::DEVICE));
+                if let Some(slot) = published {
+                    self.unpin(Tier::DEVICE, slot);
                 }
             }
-            Hold::Twin { leases } => self.put(0, slot, Hold::Twin { leases: leases - 1 }),
-            Hold::Pinned { .. } => self.unpin(0, slot),
+            Hold::Claimed { leases } | Hold::Owned { leases } | Hold::Duplicate { leases } => {
+                *leases -= 1;
+            }
+            Hold::Pinned { .. } => self.unpin(Tier::DEVICE, slot),
             hold => debug_assert!(false, "slot {slot} of a table is {hold:?}"),
         }
     }
 
     /// Sets the promise so that growth up to `limit` blocks is promised, as far as it is backed;
     /// `promised` is what the ledger counts for the lease now.
-    pub(super) fn promise_to(&mut self, lease: u32, promised: u32, limit: u32) {
+    pub(super) fn promise_to(&mut self, lease: LeaseIx, promised: u32, limit: u32) {
         let blocks = self.leases[lease].blocks();
         let want = limit.saturating_sub(blocks);
-        let ledger = &mut self.tiers[0].ledger;
+        let ledger = &mut self.tiers[Tier::DEVICE].ledger;
         ledger.release(promised);
         let backed = u32::try_from(ledger.available().max(0))
             .unwrap_or(u32::MAX)

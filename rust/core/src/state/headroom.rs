@@ -2,6 +2,7 @@
 //! not take them; a grow beyond its own promise may.
 
 use super::State;
+use crate::id::Tier;
 
 impl State {
     /// Keeps up to `blocks` device blocks promised for the growth of the sequences that run, in
@@ -12,7 +13,7 @@ impl State {
     /// soon as the last running sequence has ended or is parked. It never rises by itself.
     pub fn set_headroom(&mut self, blocks: u64) -> u32 {
         let runs = self.runs();
-        let ledger = &mut self.tiers[0].ledger;
+        let ledger = &mut self.tiers[Tier::DEVICE].ledger;
         ledger.release(self.headroom);
         let room = ledger.available().max(0).cast_unsigned();
         // No more than the room, which is a number of slots.
@@ -24,7 +25,7 @@ impl State {
     /// Whether a grow may take so many blocks beyond its own promise. What is not available comes
     /// out of the headroom, which is there for this.
     pub(super) fn afford_growth(&mut self, beyond: u64) -> bool {
-        let ledger = &mut self.tiers[0].ledger;
+        let ledger = &mut self.tiers[Tier::DEVICE].ledger;
         if ledger.affords(beyond) {
             return true;
         }
@@ -37,10 +38,10 @@ impl State {
         true
     }
 
-    /// A sequence has left: with the last one the headroom goes too.
+    /// A sequence has ended or was parked: with the last one the headroom goes too.
     pub(super) fn ease_headroom(&mut self) {
         if self.headroom > 0 && !self.runs() {
-            self.tiers[0]
+            self.tiers[Tier::DEVICE]
                 .ledger
                 .release(std::mem::take(&mut self.headroom));
         }
@@ -48,6 +49,6 @@ impl State {
 
     /// Whether a sequence runs: one that has ended and waits for its loads does not.
     pub(super) fn runs(&self) -> bool {
-        self.leases.iter().any(|(_, lease)| lease.ended.is_none())
+        self.leases.iter().any(|(_, lease)| !lease.has_ended())
     }
 }

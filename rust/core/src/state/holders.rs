@@ -1,23 +1,22 @@
-//! Questions of a scheduler and of whoever asks why: how much room there is, who holds what, and
-//! what is in flight. They change nothing.
+//! Questions of a scheduler, and of an operator: how much room there is, which sequences hold what,
+//! and what is in flight. They change nothing.
 
 use super::State;
-use super::keep::HOST;
 use crate::error::{Error, Result};
-use crate::id::{LeaseId, ParkedId, TicketId, Tier};
+use crate::id::{LeaseId, NodeIx, ParkedId, SlotIx, TicketId, Tier};
 use crate::pool::Hold;
 use crate::record::{Parked, Running};
 
 /// Room on one tier, in blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Room {
-    /// Slots nobody has.
+    /// Slots that are free.
     pub free: u32,
     /// Idle blocks that may be evicted now.
     pub evictable: u32,
     /// Of both together, what is promised.
     pub promised: u32,
-    /// Of both together, what is not promised: blocks to be had.
+    /// What of free and evictable ones is promised to no one.
     pub available: i64,
     /// Of what is promised, the headroom: kept for the growth of the running batch as a whole.
     pub headroom: u32,
@@ -25,22 +24,22 @@ pub struct Room {
     pub evicted: u64,
 }
 
-/// Who holds blocks.
+/// What holds blocks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Who {
+pub enum HolderId {
     /// A running sequence, or one that has ended and waits for its loads.
     Lease(LeaseId),
     /// A parked sequence, or one that is coming back and waits for its loads.
     Parked(ParkedId),
-    /// A ticket, for somebody who does not run yet, or is to be parked.
+    /// A ticket, for a sequence that does not run yet, or is to be parked.
     Ticket(TicketId),
 }
 
 /// What one of them holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Holder {
-    /// Which.
-    pub who: Who,
+    /// Which of them.
+    pub id: HolderId,
     /// Device blocks in its table, or that its keeps pin.
     pub device: u32,
     /// Of these, what its end makes free or evictable at once: see [`State::exclusive_blocks`].
@@ -48,14 +47,14 @@ pub struct Holder {
     /// Blocks promised to it: growth, or a ticket's; for a parked one slots of the host, a shared
     /// block for each that keeps it.
     pub promised: u32,
-    /// Of which tier these are.
+    /// The tier that these are of.
     pub tier: Tier,
 }
 
 /// Device blocks of a parked sequence that are to come free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pending {
-    /// Blocks whose copy down is in flight, whoever else pins them.
+    /// Blocks whose copy down is in flight, whatever else pins them.
     pub moving: u32,
     /// Of the others those that only its keeps pin: each is free or evictable once what it and
     /// those below it lack is ready below, or its keeps have ended, and its copies have landed.
@@ -68,15 +67,15 @@ impl State {
     /// # Errors
     /// `Argument` for a tier that is not there.
     pub fn room(&self, tier: Tier) -> Result<Room> {
-        let Some(storey) = self.tiers.get(tier.at()) else {
+        let Some(tier_state) = self.tiers.get(tier) else {
             let help = "this cache was made without that tier";
             return Err(Error::argument("tier", tier.name(), help));
         };
         Ok(Room {
-            free: storey.ledger.free(),
-            evictable: storey.ledger.takeable(),
-            promised: storey.ledger.promised(),
-            available: storey.ledger.available(),
+            free: tier_state.ledger.free(),
+            evictable: tier_state.ledger.takeable(),
+            promised: tier_state.ledger.promised(),
+            available: tier_state.ledger.available(),
             headroom: if tier == Tier::DEVICE {
                 self.headroom
             } else {
@@ -86,8 +85,8 @@ impl State {
         })
     }
 
-    /// Device blocks that the end of this lease makes free or evictable at once, or more: nobody
-    /// else holds them, and no copy reads them or fills what is below.
+    /// Device blocks that the end of this lease makes free or evictable at once, or more: no other
+    /// sequence holds them, and no copy reads them or fills what is below.
     ///
     /// # Errors
     /// `Spent` or `Foreign` for a lease that is not there.
@@ -96,22 +95,15 @@ impl State {
     }
 
     fn lease_alone(&self, record: &Running) -> u32 {
-        if record.ended.is_some() {
+        if record.has_ended() {
             return 0;
         }
         // Up to the last block in flight its path stays until that has landed.
-        let filling = |&slot: &u32| matches!(self.hold(0, slot), Hold::Filling { .. });
-        let landing = match record.loading {
+        let landing = match record.loading() {
             0 => 0,
-            _ => (record.sealed as usize).max(
-                record
-                    .table
-                    .iter()
-                    .rposition(filling)
-                    .map_or(0, |at| at + 1),
-            ),
+            _ => self.last_filling(record) as usize,
         };
-        record.table[landing.min(record.table.len())..]
+        record.table[landing..]
             .iter()
             .map(|&slot| self.given_back(slot))
             .sum()
@@ -122,8 +114,8 @@ impl State {
             return 0;
         }
         let path = record.path[..record.on_device as usize].iter();
-        path.filter_map(|&node| self.trie.slot(node, 0))
-            .map(|slot| self.rests(slot))
+        path.filter_map(|&node| self.trie.slot(node, Tier::DEVICE))
+            .map(|slot| self.freed_by_unpin(slot))
             .sum()
     }
 
@@ -135,18 +127,20 @@ impl State {
     /// `Spent` or `Foreign` for one that is not there.
     pub fn pending(&self, id: ParkedId) -> Result<Pending> {
         let record = &self.parked[self.parked(id)?];
-        let limit = self.tiers[0].pool.limit();
+        let pool = &self.tiers[Tier::DEVICE].pool;
         let mut pending = Pending::default();
         // Deepest first: whether the block below is read by a copy of this path alone.
         let mut below_lands = false;
         let path = record.path[..record.on_device as usize].iter().rev();
-        for (&node, slot) in path.filter_map(|node| Some((node, self.trie.slot(*node, 0)?))) {
-            let cell = self.tiers[0].pool.cell(slot);
-            let moving = self.filling(node, HOST).is_some();
+        for (&node, slot) in
+            path.filter_map(|node| Some((node, self.trie.slot(*node, Tier::DEVICE)?)))
+        {
+            let cell = pool.cell(slot);
+            let moving = self.filling(node, Tier::HOST).is_some();
             let stays = cell.readers > u32::from(moving)
-                || self.trie.copy(node, 0).busy > u32::from(below_lands);
+                || self.trie.residency(node, Tier::DEVICE).busy > u32::from(below_lands);
             below_lands = (moving || below_lands) && !stays;
-            let own = cell.hold == Hold::Pinned { pins: 1 } && slot < limit;
+            let own = cell.hold == Hold::Pinned { pins: 1 } && pool.stays(slot);
             pending.moving += u32::from(moving);
             pending.alone += u32::from(own && !moving && !stays);
         }
@@ -154,48 +148,53 @@ impl State {
     }
 
     /// Slots that come back with the last holder of this one.
-    fn given_back(&self, slot: u32) -> u32 {
-        let pool = &self.tiers[0].pool;
+    fn given_back(&self, slot: SlotIx) -> u32 {
+        let pool = &self.tiers[Tier::DEVICE].pool;
         let cell = pool.cell(slot);
-        let private = u32::from(cell.readers == 0 && slot < pool.limit());
+        let private = u32::from(cell.readers == 0 && pool.stays(slot));
         match cell.hold {
             Hold::Claimed { leases: 1 } | Hold::Owned { leases: 1 } => private,
-            Hold::Twin { leases: 1 } => {
-                let beside = self.node_of(slot).and_then(|node| self.trie.slot(node, 0));
-                private + beside.map_or(0, |slot| self.rests(slot))
+            Hold::Duplicate { leases: 1 } => {
+                let beside = self
+                    .node_of(slot)
+                    .and_then(|node| self.trie.slot(node, Tier::DEVICE));
+                private + beside.map_or(0, |slot| self.freed_by_unpin(slot))
             }
-            Hold::Pinned { .. } => self.rests(slot),
+            Hold::Pinned { .. } => self.freed_by_unpin(slot),
             _ => 0,
         }
     }
 
     /// 1 for a pinned slot that would be evictable with one pin less.
-    fn rests(&self, slot: u32) -> u32 {
-        u32::from(self.hold(0, slot) == Hold::Pinned { pins: 1 } && self.backs(0, slot))
+    fn freed_by_unpin(&self, slot: SlotIx) -> u32 {
+        u32::from(
+            self.hold(Tier::DEVICE, slot) == Hold::Pinned { pins: 1 }
+                && self.backs(Tier::DEVICE, slot),
+        )
     }
 
-    /// Who holds what, the largest first. It takes time in proportion to all that is held.
+    /// What holds blocks, the largest holder first. It takes time in proportion to all that is held.
     pub fn holders(&self) -> Vec<Holder> {
         let running = self.leases.iter().map(|(lease, record)| Holder {
-            who: Who::Lease(self.lease_id(lease)),
+            id: HolderId::Lease(self.lease_id(lease)),
             device: record.blocks(),
             alone: self.lease_alone(record),
             promised: record.promised(),
             tier: Tier::DEVICE,
         });
-        let owed = |path: &[u32]| {
-            let lacks = |&&node: &&u32| self.trie.slot(node, HOST).is_none();
+        let owed = |path: &[NodeIx]| {
+            let lacks = |&&node: &&NodeIx| self.trie.slot(node, Tier::HOST).is_none();
             path.iter().filter(lacks).count() as u32
         };
         let parked = self.parked.iter().map(|(parked, record)| Holder {
-            who: Who::Parked(ParkedId(self.parked.id(parked))),
+            id: HolderId::Parked(ParkedId(self.parked.id(parked))),
             device: record.on_device,
             alone: self.parked_alone(record),
             promised: owed(&record.path),
             tier: Tier::HOST,
         });
         let tickets = self.tickets.iter().map(|(ticket, record)| Holder {
-            who: Who::Ticket(TicketId(self.tickets.id(ticket))),
+            id: HolderId::Ticket(TicketId(self.tickets.id(ticket))),
             device: 0,
             alone: 0,
             promised: record.blocks,
@@ -204,14 +203,14 @@ impl State {
         let mut all: Vec<Holder> = running.chain(parked).chain(tickets).collect();
         all.sort_unstable_by_key(|holder| {
             let blocks = (holder.device, holder.promised);
-            (std::cmp::Reverse(blocks), holder.who)
+            (std::cmp::Reverse(blocks), holder.id)
         });
         all
     }
 
     /// Blocks in flight, down and up; those of flights whose end is unknown do not count.
     pub fn blocks_in_flight(&self) -> (u32, u32) {
-        self.air.into()
+        self.in_flight.into()
     }
 
     /// Flights in flight, and blocks that [`State::dispatch`] would give out now, to judge its work.
@@ -229,6 +228,6 @@ impl State {
     pub fn worth_loading(&self, blocks: u32, after: u32) -> bool {
         self.config
             .speeds
-            .is_none_or(|speeds| speeds.worth(blocks, after, self.air[1]))
+            .is_none_or(|speeds| speeds.worth(blocks, after, self.in_flight[1]))
     }
 }

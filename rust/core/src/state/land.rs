@@ -1,13 +1,14 @@
-//! Outcomes of flights: table 2.3. A copy that fails shortens a prefix, never a request; a copy
-//! whose end is unknown keeps its slots out of everybody's hands until it is known.
+//! Outcomes of flights. A copy that fails shortens a prefix, never a request. A copy whose end is
+//! unknown keeps its slots out of use until it is known (table 2.3).
 
 use super::State;
-use super::keep::HOST;
 use crate::arena::Found;
 use crate::error::{Error, Result};
-use crate::flight::{Errand, Flight, Move};
-use crate::id::{FlightId, LeaseId, ParkedId, Retention};
+use crate::flight::{Flight, Move, Purpose};
+use crate::id::{LeaseId, NodeIx, ParkedId, ParkedIx, Retention, Tier};
+use crate::plan::{End, Outcome};
 use crate::pool::Hold;
+use crate::record::{Keep, Phase};
 
 /// What became of the kept blocks of a flight down.
 #[derive(Default)]
@@ -16,26 +17,24 @@ struct Kept {
     landed: bool,
     /// Some of these are kept by more than one.
     shared: bool,
-    failed: Vec<u32>,
+    failed: Vec<NodeIx>,
 }
 
 impl State {
-    /// The copies of a flight have ended, and the leading `good` ones are intact on all ranks.
-    /// `corrupt`: the first bad one failed its checksum, so that its source is no good either.
-    /// After [`Self::unknown`] this is the fence: `good` no longer matters. `false`: a duplicate
-    /// or late outcome, which changes nothing.
-    fn land(&mut self, id: FlightId, good: u32, corrupt: bool) -> Result<bool> {
-        if !self.check_outcome(id, good)? {
+    /// The copies of a flight have ended. After [`Self::mark_unknown`] this is the fence, and `good`
+    /// no longer matters. `false`: the outcome is late or a duplicate, and changes nothing.
+    fn land(&mut self, outcome: &Outcome) -> Result<bool> {
+        if !self.check_outcome(outcome)? {
             self.counters.late += 1;
             return Ok(false);
         }
-        let flight = self.flights.remove(id.0.index);
-        let from = flight.from.at();
+        let flight = self.flights.remove(outcome.flight.at());
+        let from = flight.from;
         // Sources before any lease: what is released later stands behind them.
         for step in &flight.moves {
             self.unmark(from, step.from);
         }
-        self.settle_flight(&flight, good as usize, corrupt);
+        self.settle_flight(&flight, outcome.good as usize, outcome.end);
         // Not before the copies stand as shadows of their sources.
         for step in &flight.moves {
             self.retire(from, step.from);
@@ -44,47 +43,49 @@ impl State {
     }
 
     /// Commits or releases the destination slots, and wakes the lease that was waiting for them.
-    fn settle_flight(&mut self, flight: &Flight, good: usize, corrupt: bool) {
-        let (from, to) = (flight.from.at(), flight.to.at());
+    fn settle_flight(&mut self, flight: &Flight, good: usize, end: End) {
+        let (from, to) = (flight.from, flight.to);
         if flight.overdue {
             for step in &flight.moves {
                 self.free(to, step.to);
             }
             return;
         }
-        if let Some(air) = self.in_flight_of(flight.from, flight.to) {
-            *air -= flight.moves.len() as u32;
+        if let Some(in_flight) = self.in_flight_between(flight.from, flight.to) {
+            *in_flight -= flight.moves.len() as u32;
         }
         self.counters.failed += (flight.moves.len() - good.min(flight.moves.len())) as u64;
-        match flight.errand {
-            Errand::Nothing => {}
-            Errand::Down { parked } => {
+        match flight.purpose {
+            Purpose::Nothing => {}
+            Purpose::Down { parked } => {
                 let kept = self.land_below(to, &flight.moves, good);
                 if let Some(id) = parked {
                     self.count_failures(id, &kept.failed);
                 }
-                if to == HOST {
+                if to == Tier::HOST {
                     // A destination that a resize left beyond the limit retires: it backs nothing.
                     self.break_unbacked();
                 }
                 let keeper = parked.filter(|id| {
                     let lives = !kept.shared && self.parked.lives(id.0);
-                    lives && !self.parked[id.0.index].broken
+                    lives && self.parked[id.at()].keep == Keep::Whole
                 });
                 match keeper {
-                    Some(id) => self.shrink_keep(id.0.index),
+                    Some(id) => self.shrink_keep(id.at()),
                     None if kept.landed => self.shrink_keeps(),
                     None => {}
                 }
             }
-            Errand::Up { lease, base } => {
+            Purpose::Up { lease, base } => {
                 self.land_on_device(lease, base, &flight.moves, good);
-                if corrupt && let Some(bad) = flight.moves.get(good) {
+                if end == End::Corrupt
+                    && let Some(bad) = flight.moves.get(good)
+                {
                     self.drop_corrupt(from, *bad);
                 }
                 self.landed(lease);
             }
-            Errand::Private { lease, block } => {
+            Purpose::Private { lease, block } => {
                 for step in &flight.moves {
                     match lease {
                         None => self.free(to, step.to),
@@ -95,7 +96,8 @@ impl State {
                 if let Some(lease) = lease {
                     if good == 0 {
                         self.shorten(lease, block);
-                        if let Some(&bad) = flight.moves.first().filter(|_| corrupt && from > 0) {
+                        let corrupt = end == End::Corrupt && from > Tier::DEVICE;
+                        if let Some(&bad) = flight.moves.first().filter(|_| corrupt) {
                             self.drop_corrupt(from, bad);
                         }
                     }
@@ -112,33 +114,41 @@ impl State {
     pub(super) fn undo_fork(&mut self, lease: LeaseId, moves: &[Move]) {
         let forks = moves.iter().all(|step| step.node.is_none());
         if forks && !self.config.recompute && self.lease(lease).is_ok() {
-            self.end(lease.0.index, Retention::Ordinary, None);
+            self.end(lease.at(), Retention::Ordinary, None);
             self.ease_headroom();
         }
     }
 
     /// `false`: it has ended before.
-    pub(super) fn check_outcome(&self, id: FlightId, good: u32) -> Result<bool> {
-        match self.flights.find(id.0) {
+    pub(super) fn check_outcome(&self, outcome: &Outcome) -> Result<bool> {
+        let Outcome { flight, good, end } = *outcome;
+        match self.flights.find(flight.0) {
             Found::Never => Err(Error::UnknownFlight {
-                number: id.number(),
+                number: flight.number(),
             }),
             Found::Ended => Ok(false),
-            Found::Live if good as usize > self.flights[id.0.index].moves.len() => {
-                let help = "good counts the plan's leading intact blocks: no more than it has";
-                Err(Error::argument("good", good, help))
+            Found::Live => {
+                let blocks = self.flights[flight.at()].moves.len();
+                if good as usize > blocks {
+                    let help = "good counts the plan's leading intact blocks: no more than it has";
+                    return Err(Error::argument("good", good, help));
+                }
+                if end == End::Good && (good as usize) < blocks {
+                    let help = "a good end has all of the plan's blocks: say how the others ended";
+                    return Err(Error::argument("good", good, help));
+                }
+                Ok(true)
             }
-            Found::Live => Ok(true),
         }
     }
 
     /// The block a destination is attached to still, if it was not abandoned.
-    pub(super) fn arrival(&self, tier: usize, step: &Move) -> Option<u32> {
+    pub(super) fn arrival(&self, tier: Tier, step: &Move) -> Option<NodeIx> {
         let node = step.node.and_then(|id| self.trie.live(id))?;
         (self.node_in(tier, step.to) == Some(node)).then_some(node)
     }
 
-    fn land_below(&mut self, tier: usize, moves: &[Move], good: usize) -> Kept {
+    fn land_below(&mut self, tier: Tier, moves: &[Move], good: usize) -> Kept {
         let mut kept = Kept::default();
         let (good, bad) = moves.split_at(good.min(moves.len()));
         // Deepest first: one that has others below it in flight waits for them, so that a path that
@@ -147,7 +157,7 @@ impl State {
         for &step in good {
             waiting.push(step);
             while let Some(&last) = waiting.last()
-                && !self.has_air_below(tier, last)
+                && !self.has_flights_below(tier, last)
             {
                 waiting.pop();
                 self.land_one_below(tier, last, true, &mut kept);
@@ -163,12 +173,12 @@ impl State {
     }
 
     /// Whether something below the block is filling or read on the tier.
-    fn has_air_below(&self, tier: usize, step: Move) -> bool {
+    fn has_flights_below(&self, tier: Tier, step: Move) -> bool {
         let node = step.node.and_then(|id| self.trie.live(id));
-        node.is_some_and(|node| self.trie.copy(node, tier).busy > 0)
+        node.is_some_and(|node| self.trie.residency(node, tier).busy > 0)
     }
 
-    fn land_one_below(&mut self, tier: usize, step: Move, good: bool, kept: &mut Kept) {
+    fn land_one_below(&mut self, tier: Tier, step: Move, good: bool, kept: &mut Kept) {
         let Some(node) = self.arrival(tier, &step) else {
             return self.free(tier, step.to);
         };
@@ -190,16 +200,16 @@ impl State {
             kept.failed.push(node);
         }
         self.note_copy(node, false);
-        self.bury_if_gone(node);
+        self.remove_if_gone(node);
     }
 
-    /// A kept block is tried again so many times; then its keep is broken.
-    fn count_failures(&mut self, id: ParkedId, failed: &[u32]) {
+    /// A failed copy of a kept block is tried again up to `retries` times; then its keep is broken.
+    fn count_failures(&mut self, id: ParkedId, failed: &[NodeIx]) {
         for &node in failed {
             if !self.parked.lives(id.0) {
                 return;
             }
-            let failures = &mut self.parked[id.0.index].failures;
+            let failures = &mut self.parked[id.at()].failures;
             let at = failures.iter().position(|&(failed, _)| failed == node);
             let at = at.unwrap_or_else(|| {
                 failures.push((node, 0));
@@ -207,25 +217,25 @@ impl State {
             });
             failures[at].1 += 1;
             if failures[at].1 > self.config.copy_retries {
-                return self.break_keep(id.0.index);
+                return self.break_keep(id.at());
             }
         }
     }
 
     fn land_on_device(&mut self, lease: LeaseId, base: u32, moves: &[Move], good: usize) {
-        let detached = self.detached(lease.0.index);
+        let detached = self.detached(lease.at());
         // Deepest first, so that copies below line up as shadows child before parent.
         for (at, step) in moves.iter().enumerate().rev() {
-            let node = self.arrival(0, step);
+            let node = self.arrival(Tier::DEVICE, step);
             match node {
                 Some(node) if at < good && !detached => {
-                    self.fill(node, 0, step.to, 1);
-                    self.touch_below(node, 0);
+                    self.fill(node, Tier::DEVICE, step.to, 1);
+                    self.reclass_below(node, Tier::DEVICE);
                     continue;
                 }
                 Some(node) => {
-                    self.detach(node, 0);
-                    self.bury_if_gone(node);
+                    self.detach(node, Tier::DEVICE);
+                    self.remove_if_gone(node);
                 }
                 None => {}
             }
@@ -236,57 +246,58 @@ impl State {
             } else {
                 Hold::Claimed { leases }
             };
-            self.put(0, step.to, hold);
+            self.put(Tier::DEVICE, step.to, hold);
         }
         if good < moves.len() {
             self.shorten(lease, base + good as u32);
         }
         if detached {
-            let record = &mut self.leases[lease.0.index];
+            let record = &mut self.leases[lease.at()];
             record.sealed = record.sealed.min(base);
         }
     }
 
-    /// A lease's prefix is good only up to this block.
+    /// Cuts what counts as cached and sealed of a lease to this block.
     pub(super) fn shorten(&mut self, lease: LeaseId, block: u32) {
         let tokens = u64::from(block) * u64::from(self.config.block_size);
-        let record = &mut self.leases[lease.0.index];
+        let record = &mut self.leases[lease.at()];
         record.cached = record.cached.min(tokens);
         record.sealed = record.sealed.min(block);
     }
 
-    /// One flight less is in flight for a lease.
+    /// A flight has ended for a lease. After the last one the lease runs, is short, or is released.
     pub(super) fn landed(&mut self, id: LeaseId) {
-        let lease = id.0.index;
-        self.leases[lease].loading -= 1;
-        if self.leases[lease].loading > 0 {
+        let lease = id.at();
+        let record = &mut self.leases[lease];
+        if record.flight_ends() > 0 {
             return;
         }
-        if let Some(retention) = self.leases[lease].ended {
+        let resumes = record.resumes();
+        if let Phase::Ended { retention, .. } = record.phase {
             let record = self.leases.remove(lease);
-            if let Some(parked) = record.resumed {
+            if let Some(parked) = resumes {
                 self.end_keep(parked);
             }
-            self.release(&record.table, retention);
-            return;
+            return self.release(&record.table, retention);
         }
-        if let Some(parked) = self.leases[lease].resumed {
-            if self.leases[lease].cached == self.parked[parked].computed {
-                self.leases[lease].resumed = None;
-                self.end_keep(parked);
+        record.phase = Phase::Running;
+        if let Some(resumes) = resumes {
+            if record.cached == self.parked[resumes].computed {
+                self.end_keep(resumes);
             } else {
-                self.leases[lease].short = true;
+                record.phase = Phase::Short { resumes };
             }
         }
     }
 
-    /// A copy below failed its checksum: it is dropped; others stay. Who kept it recomputes.
-    fn drop_corrupt(&mut self, tier: usize, bad: Move) {
+    /// A copy below failed its checksum: it is dropped, and others stay. Parked sequences that kept it
+    /// are computed again.
+    fn drop_corrupt(&mut self, tier: Tier, bad: Move) {
         let Some(node) = bad.node.and_then(|id| self.trie.live(id)) else {
             return;
         };
         if self.trie[node].keeps > 0 {
-            let keepers: Vec<u32> = self
+            let keepers: Vec<ParkedIx> = self
                 .parked
                 .iter()
                 .filter(|(_, parked)| parked.path.contains(&node))
@@ -306,9 +317,9 @@ impl State {
             self.pin(tier, slot);
             self.detach(node, tier);
             self.free(tier, slot);
-            self.bury_if_gone(node);
+            self.remove_if_gone(node);
             self.counters.corrupt += 1;
-            if tier == HOST {
+            if tier == Tier::HOST {
                 self.break_unbacked();
             }
         }
@@ -316,13 +327,13 @@ impl State {
 
     /// Lands a batch, checked before the first is applied, then reports step `done` as done.
     /// Returns how many flights ended; the others were late and are only counted.
-    pub fn commit(&mut self, outcomes: &[(FlightId, u32, bool)], done: Option<u64>) -> Result<u64> {
-        for &(id, good, _) in outcomes {
-            self.check_outcome(id, good)?;
+    pub fn commit(&mut self, outcomes: &[Outcome], done: Option<u64>) -> Result<u64> {
+        for outcome in outcomes {
+            self.check_outcome(outcome)?;
         }
         let mut ended = 0;
-        for &(id, good, corrupt) in outcomes {
-            ended += u64::from(self.land(id, good, corrupt)?);
+        for outcome in outcomes {
+            ended += u64::from(self.land(outcome)?);
         }
         if let Some(step) = done {
             self.done(step);

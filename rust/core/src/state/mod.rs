@@ -1,53 +1,54 @@
 //! Every transition of the yard, as plain `&mut self` arithmetic: no I/O, no clock, no lock. One
-//! file per verb; this one holds what they share, and `copies.rs` the moves between sets.
+//! file per verb; this one holds what they share, and `transitions.rs` the moves between sets.
 
-mod ask;
+mod admit;
 mod audit;
 mod begin;
 mod clear;
-mod copies;
 mod dedup;
 mod demote;
 mod digest;
+mod dry_run;
+mod evict;
 mod finish;
+mod flights;
 mod fork;
 mod grow;
 mod headroom;
 mod holders;
+mod idle;
 mod keep;
 mod land;
-mod load;
-mod overdue;
 mod park;
 mod probe;
 mod resize;
 mod resume;
-mod room;
 mod seal;
-mod storey;
 mod tables;
 mod ticket;
+mod tier;
+mod transitions;
 mod view;
 
-pub use ask::Need;
 pub use audit::Violation;
 pub use begin::{Filling, Request};
-pub use demote::Write;
-pub use holders::{Holder, Pending, Room, Who};
+pub use demote::WritePolicy;
+pub use dry_run::Need;
+pub use holders::{Holder, HolderId, Pending, Room};
 pub use probe::{Probe, Stop};
 pub use seal::Sealing;
 pub use tables::Cells;
 pub use view::{ParkedView, View};
 
-pub(crate) use storey::Storey;
+pub(crate) use tier::{TierState, Tiers};
 
 use crate::arena::{Arena, Found};
 use crate::cost::Speeds;
 use crate::error::{Error, Result};
-use crate::evict::{Kind, Policy};
+use crate::evict::{EvictionPolicy, Policy};
 use crate::flight::Flight;
 use crate::ghost::Ghosts;
-use crate::id::{FlightId, Id, LeaseId, MAX_TIERS, ParkedId, Tier};
+use crate::id::{FlightId, Id, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, SlotIx};
 use crate::index::Tag;
 use crate::ledger::Ledger;
 use crate::memory;
@@ -68,10 +69,10 @@ pub struct Config {
     /// Leading device slots that pad block tables and are never given out.
     pub null_slots: u32,
     /// Eviction policy of every tier.
-    pub policy: Kind,
+    pub policy: EvictionPolicy,
     /// What is copied down ahead of need.
-    pub write: Write,
-    /// Keys of dropped blocks to remember, for [`Write::SecondTouch`]; `None`: four per slot.
+    pub write: WritePolicy,
+    /// Keys of dropped blocks to remember, for [`WritePolicy::SecondTouch`]; `None`: four per slot.
     pub ghosts: Option<u32>,
     /// Gates the loads of begins; `None`: every load is taken.
     pub speeds: Option<Speeds>,
@@ -90,8 +91,8 @@ impl Default for Config {
             block_size: 16,
             slots: Vec::new(),
             null_slots: 1,
-            policy: Kind::Recency,
-            write: Write::OnEvict,
+            policy: EvictionPolicy::Recency,
+            write: WritePolicy::OnEvict,
             ghosts: None,
             speeds: None,
             recompute: true,
@@ -120,7 +121,7 @@ impl Config {
     pub(crate) fn bytes(&self, slots: &[usize]) -> u64 {
         let each = size_of::<Cell>() + Policy::bytes(self.policy);
         let fresh = match self.write {
-            Write::Through => slots[0] * size_of::<Id>(),
+            WritePolicy::Through => slots[0] * size_of::<Id<NodeIx>>(),
             _ => 0,
         };
         (slots.iter().sum::<usize>() * each + Trie::bytes(slots) + fresh) as u64
@@ -135,17 +136,21 @@ impl Config {
         let all = self.sizes().iter().sum::<usize>();
         let keys = self.ghosts.map_or(4 * all, |ghosts| ghosts as usize);
         let keys = keys.min(MOST_GHOSTS as usize) as u32;
-        (self.write == Write::SecondTouch && keys > 0).then_some(keys)
+        (self.write == WritePolicy::SecondTouch && keys > 0).then_some(keys)
     }
 }
 
 /// Room for all that a device of so many slots may have published, where it is told in that order.
-pub(crate) fn reserve_fresh(fresh: &mut VecDeque<Id>, config: &Config, slots: usize) -> Result<()> {
-    if config.write != Write::Through {
+pub(crate) fn reserve_fresh(
+    fresh: &mut VecDeque<Id<NodeIx>>,
+    config: &Config,
+    slots: usize,
+) -> Result<()> {
+    if config.write != WritePolicy::Through {
         return Ok(());
     }
     let had = fresh.try_reserve_exact(slots.saturating_sub(fresh.len()));
-    had.map_err(|_| memory::lacking::<Id>("what was published last", slots))
+    had.map_err(|_| memory::lacking::<Id<NodeIx>>("what was published last", slots))
 }
 
 /// Slots that a tier may have: block tables are int32, and list heads need a few numbers.
@@ -183,28 +188,28 @@ pub enum Answer {
 pub struct State {
     pub(crate) config: Config,
     pub(crate) trie: Trie,
-    pub(crate) tiers: Vec<Storey>,
+    pub(crate) tiers: Tiers,
     pub(crate) leases: Arena<Running>,
     pub(crate) parked: Arena<Parked>,
     pub(crate) tickets: Arena<Ticket>,
     pub(crate) flights: Arena<Flight>,
     pub(crate) held: Vec<Held>,
     pub(crate) counters: Counters,
-    /// Blocks that were published and not copied down yet, under [`Write::Through`].
-    fresh: VecDeque<Id>,
+    /// Blocks that were published and not copied down yet, under [`WritePolicy::Through`].
+    fresh: VecDeque<Id<NodeIx>>,
     /// How often the copy down of a published block has failed since one was good.
-    failures: BTreeMap<Id, u32>,
-    /// Blocks that were dropped from every tier, under [`Write::SecondTouch`].
+    failures: BTreeMap<Id<NodeIx>, u32>,
+    /// Blocks that were dropped from every tier, under [`WritePolicy::SecondTouch`].
     ghosts: Option<Ghosts>,
     /// Blocks in flight, down and up, but for flights that are overdue.
-    air: [u32; 2],
+    in_flight: [u32; 2],
     /// The path that the last match found, reused so that a match allocates nothing.
-    path: Vec<u32>,
-    /// Whether it has orphans, which who uses it must link again.
+    path: Vec<NodeIx>,
+    /// Whether it has orphans: a verb that uses it links them again first.
     loose: bool,
     /// The next victims and their blocks, reused likewise.
-    ahead: Vec<u32>,
-    nodes: Vec<u32>,
+    ahead: Vec<SlotIx>,
+    nodes: Vec<NodeIx>,
     /// The tags of the keys that are looked up next, likewise.
     tags: Vec<Tag>,
     parkings: u64,
@@ -228,16 +233,16 @@ impl State {
                 let null = if tier == 0 { config.null_slots } else { 0 };
                 let mut ledger = Ledger::default();
                 ledger.enter(slots - null);
-                Ok(Storey {
+                Ok(TierState {
                     pool: Pool::new(slots, null)?,
                     order: Policy::new(config.policy, slots as usize)?,
                     ledger,
                 })
             })
-            .collect::<Result<_>>()?;
+            .collect::<Result<Vec<_>>>()?;
         Ok(Self {
             trie: Trie::new(&slots)?,
-            tiers,
+            tiers: Tiers::new(tiers),
             leases: Arena::new(),
             parked: Arena::new(),
             tickets: Arena::new(),
@@ -247,7 +252,7 @@ impl State {
             fresh,
             failures: BTreeMap::new(),
             ghosts: config.ghost_keys().map(Ghosts::new).transpose()?,
-            air: [0; 2],
+            in_flight: [0; 2],
             path: Vec::new(),
             loose: false,
             ahead: Vec::new(),
@@ -266,9 +271,9 @@ impl State {
     }
 
     /// The lease's record, or why its handle is no good.
-    pub(crate) fn lease(&self, id: LeaseId) -> Result<u32> {
+    pub(crate) fn lease(&self, id: LeaseId) -> Result<LeaseIx> {
         match self.leases.find(id.0) {
-            Found::Live if self.leases[id.0.index].ended.is_none() => Ok(id.0.index),
+            Found::Live if !self.leases[id.at()].has_ended() => Ok(id.at()),
             Found::Never => Err(Error::Foreign {
                 what: "lease",
                 number: id.number(),
@@ -280,9 +285,9 @@ impl State {
         }
     }
 
-    pub(crate) fn parked(&self, id: ParkedId) -> Result<u32> {
+    pub(crate) fn parked(&self, id: ParkedId) -> Result<ParkedIx> {
         match self.parked.find(id.0) {
-            Found::Live if self.parked[id.0.index].lease.is_none() => Ok(id.0.index),
+            Found::Live if self.parked[id.at()].lease.is_none() => Ok(id.at()),
             Found::Never => Err(Error::Foreign {
                 what: "parked sequence",
                 number: id.number(),
@@ -294,25 +299,13 @@ impl State {
         }
     }
 
-    pub(crate) fn lease_id(&self, lease: u32) -> LeaseId {
+    pub(crate) fn lease_id(&self, lease: LeaseIx) -> LeaseId {
         LeaseId(self.leases.id(lease))
     }
 
     /// Whether `clear` has detached it.
-    pub(crate) fn detached(&self, lease: u32) -> bool {
+    pub(crate) fn detached(&self, lease: LeaseIx) -> bool {
         self.leases[lease].epoch != self.trie.epoch()
-    }
-
-    pub(crate) fn no_room(&self, tier: usize, need: u64, spent: u64) -> Error {
-        let ledger = &self.tiers[tier].ledger;
-        Error::NoRoom {
-            tier: Tier(tier as u8),
-            need,
-            free: u64::from(ledger.free()),
-            evictable: u64::from(ledger.takeable()).saturating_sub(spent),
-            promised: u64::from(ledger.promised()),
-            available: ledger.available().saturating_sub_unsigned(spent),
-        }
     }
 
     /// Counters and sizes in one reading.
@@ -321,7 +314,7 @@ impl State {
             tiers: self
                 .tiers
                 .iter()
-                .map(|storey| TierStats::of(&storey.ledger))
+                .map(|tier_state| TierStats::of(&tier_state.ledger))
                 .collect(),
             leases: self.leases.len() as u64,
             parked: self.parked.len() as u64,
@@ -351,7 +344,7 @@ fn check(config: &Config) -> Result<()> {
     }
     let device = config.slots[0];
     if device <= config.null_slots {
-        let help = "give the device more blocks than its null slots";
+        let help = "must be more than the null slots";
         return Err(Error::argument("device", device, help));
     }
     if let Some(&slots) = config.slots.iter().find(|&&slots| slots > MOST_SLOTS) {

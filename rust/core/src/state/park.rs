@@ -1,23 +1,22 @@
-//! Park: take a sequence off the device without losing its work. Pins become keeps; nothing is
+//! Park: takes a sequence off the device without losing its work. Pins become keeps; nothing is
 //! copied yet.
 
-use super::keep::HOST;
 use super::{Sealing, State};
 use crate::error::{Error, Result};
-use crate::id::{ParkedId, Retention, Tier};
-use crate::record::Parked;
+use crate::id::{LeaseIx, NodeIx, ParkedId, Retention, Tier};
+use crate::record::{Keep, Parked};
 
 impl State {
-    /// After the engine's stop ack: `row.computed` is the frozen count of computed tokens. What is
-    /// full of it is sealed first, and stays sealed whatever the answer; what cannot be sealed,
-    /// and the partial block, become anonymous. `NoRoom` of the host when it cannot promise the
+    /// Parks a sequence after the engine's stop ack: `row.computed` is the frozen count of computed
+    /// tokens. Full blocks are sealed first, and stay sealed whatever the answer; those that cannot be
+    /// sealed, and the partial one, become anonymous. `NoRoom` of the host when it cannot promise the
     /// slots: nothing is given up then.
     pub fn park(&mut self, row: &Sealing<'_>, after: Option<u64>) -> Result<ParkedId> {
         let lease = self.lease(row.lease)?;
-        if self.leases[lease].short {
+        if self.leases[lease].is_short() {
             return Ok(self.park_again(lease));
         }
-        if self.leases[lease].loading > 0 {
+        if self.leases[lease].loading() > 0 {
             let what = format!(
                 "parking lease {}, whose blocks are loading",
                 row.lease.number()
@@ -42,7 +41,10 @@ impl State {
             return Err(Error::argument("computed", row.computed, help));
         }
         let blocks = self.blocks_of(row.computed) as u32;
-        let capacity = self.tiers.get(HOST).map_or(0, |storey| storey.pool.limit());
+        let capacity = self
+            .tiers
+            .get(Tier::HOST)
+            .map_or(0, |tier_state| tier_state.pool.limit());
         if capacity == 0 || blocks > capacity {
             return Err(Error::TooLarge {
                 tier: Tier::HOST,
@@ -72,21 +74,23 @@ impl State {
         });
         self.keep(parked);
         self.counters.parked += 1;
-        self.tiers[0].ledger.release(self.leases[lease].promised());
+        self.tiers[Tier::DEVICE]
+            .ledger
+            .release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
         self.release_or_hold(record, Retention::Ordinary, after);
         self.ease_headroom();
         Ok(ParkedId(self.parked.id(parked)))
     }
 
-    fn sealed_path(&self, lease: u32) -> Vec<u32> {
+    fn sealed_path(&self, lease: LeaseIx) -> Vec<NodeIx> {
         let record = &self.leases[lease];
         (0..record.sealed)
             .map_while(|block| self.published(record, block))
             .collect()
     }
 
-    fn check_keeps(&self, lease: u32, blocks: u32) -> Result<()> {
+    fn check_keeps(&self, lease: LeaseIx, blocks: u32) -> Result<()> {
         let mut path = self.sealed_path(lease);
         let mut private = 0;
         for &slot in &self.leases[lease].table[path.len()..blocks as usize] {
@@ -104,23 +108,22 @@ impl State {
             });
         }
         let need = self.keep_cost(path.into_iter()) + private;
-        if !self.tiers[HOST].ledger.affords(need) {
-            return Err(self.no_room(HOST, need, 0));
-        }
-        Ok(())
+        self.decide(Tier::HOST, need, 0).check()
     }
 
-    /// A resume came back short, and its keeps are whole: back to where it was.
-    fn park_again(&mut self, lease: u32) -> ParkedId {
-        self.tiers[0].ledger.release(self.leases[lease].promised());
+    /// A resume came back short, and its keep is whole: the sequence is parked as it was.
+    fn park_again(&mut self, lease: LeaseIx) -> ParkedId {
+        self.tiers[Tier::DEVICE]
+            .ledger
+            .release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
-        let again = match record.resumed {
+        let again = match record.resumes() {
             Some(parked) => Parked {
                 lease: None,
                 ..self.parked.remove(parked)
             },
             None => Parked {
-                broken: true,
+                keep: Keep::Broken,
                 ..Parked::default()
             },
         };

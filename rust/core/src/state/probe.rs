@@ -1,7 +1,7 @@
 //! Probe: how much of a prefix is where. It changes nothing, not even recency.
 
 use super::State;
-use crate::id::{FlightId, Id, Key, MAX_TIERS};
+use crate::id::{FlightId, Id, Key, MAX_TIERS, NodeIx, Tier};
 use crate::pool::Hold;
 
 /// Why a prefix ended.
@@ -71,7 +71,7 @@ impl State {
                     break 'walk;
                 }
                 match lower {
-                    None if tier > 0 => lower = Some((tier, path.len())),
+                    None if tier > Tier::DEVICE => lower = Some((tier, path.len())),
                     Some((entered, _)) if tier != entered => {
                         stop = Stop::Missing;
                         break 'walk;
@@ -85,7 +85,7 @@ impl State {
         let mut hits = [0; MAX_TIERS];
         hits[0] = path.len() as u32;
         if let Some((tier, device)) = lower {
-            (hits[0], hits[tier]) = (device as u32, (path.len() - device) as u32);
+            (hits[0], hits[tier.at()]) = (device as u32, (path.len() - device) as u32);
         }
         (self.path, self.tags) = (path, tags);
         let evicted = None;
@@ -98,7 +98,7 @@ impl State {
 
     /// Why a block that does not name the one `above` as its parent cannot stand behind it; an
     /// orphan can.
-    fn is_astray(&self, node: u32, above: Option<Id>, path: &[u32]) -> Option<Stop> {
+    fn is_astray(&self, node: NodeIx, above: Option<Id<NodeIx>>, path: &[NodeIx]) -> Option<Stop> {
         let parent = self.trie[node].parent;
         let alive = parent.is_some_and(|id| self.trie.live(id).is_some());
         // Living parents are each met once; only an orphan can come again.

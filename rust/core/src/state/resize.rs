@@ -1,11 +1,10 @@
 //! Resize: slot ids are addresses, so that a tier shrinks by retiring its highest slots as they
-//! come free. Table 2.7.
+//! come free (table 2.7).
 
-use super::keep::HOST;
-use super::{State, Storey};
+use super::{State, TierState};
 use crate::error::{Error, Result};
 use crate::evict::Evict;
-use crate::id::Tier;
+use crate::id::{Ix, SlotIx, Tier};
 use crate::memory;
 use crate::pool::Hold;
 
@@ -24,14 +23,17 @@ impl State {
     /// # Errors
     /// `Memory` too, before anything is changed.
     pub fn resize_where(&mut self, tier: Tier, slots: u32, there: Option<u64>) -> Result<()> {
-        let at = tier.at();
-        if at >= self.tiers.len() {
+        if !self.tiers.has(tier) {
             let help = "this cache was made without that tier";
             return Err(Error::argument("tier", tier.name(), help));
         }
-        let null = if at == 0 { self.config.null_slots } else { 0 };
-        if at == 0 && slots <= null {
-            let help = "give the device more blocks than its null slots";
+        let null = if tier == Tier::DEVICE {
+            self.config.null_slots
+        } else {
+            0
+        };
+        if tier == Tier::DEVICE && slots <= null {
+            let help = "must be more than the null slots";
             return Err(Error::argument("slots", slots, help));
         }
         if slots > super::MOST_SLOTS {
@@ -41,68 +43,67 @@ impl State {
                 "a tier has at most 2,147,483,631 blocks",
             ));
         }
-        if slots < self.tiers[at].pool.limit() {
-            // Headroom is a wish: it yields to the new size, and is whole again where that is
-            // refused.
-            let headroom = if at == 0 {
+        if slots < self.tiers[tier].pool.limit() {
+            // Headroom yields to the new size, and is restored where that is refused.
+            let headroom = if tier == Tier::DEVICE {
                 std::mem::take(&mut self.headroom)
             } else {
                 0
             };
-            self.tiers[at].ledger.release(headroom);
-            let answer = self.shrink(at, slots, null);
+            self.tiers[tier].ledger.release(headroom);
+            let answer = self.shrink(tier, slots, null);
             if headroom > 0 {
                 self.set_headroom(u64::from(headroom));
             }
             answer
         } else {
-            self.widen(at, slots, there)
+            self.widen(tier, slots, there)
         }
     }
 
     /// Room for a tier of so many slots; refused, nothing is changed.
-    fn reserve(&mut self, tier: usize, slots: usize, there: Option<u64>) -> Result<()> {
-        let own = |storey: &Storey| storey.pool.len() as usize;
+    fn reserve(&mut self, tier: Tier, slots: usize, there: Option<u64>) -> Result<()> {
+        let own = |tier_state: &TierState| tier_state.pool.len() as usize;
         let mut tiers: Vec<usize> = self.tiers.iter().map(own).collect();
         let before = self.config.bytes(&tiers);
-        tiers[tier] = slots;
-        // The index is made anew beside the old one: asked for once more than what is new.
+        tiers[tier.at()] = slots;
+        // A second index is made beside the old one, so that it is asked for whole.
         let more = self.config.bytes(&tiers) - before;
         memory::ask(more, there, "the bookkeeping of so many more slots")?;
-        let storey = &mut self.tiers[tier];
-        storey.pool.reserve(slots as u32)?;
-        storey.order.reserve(slots)?;
-        if tier == 0 {
+        let tier_state = &mut self.tiers[tier];
+        tier_state.pool.reserve(slots as u32)?;
+        tier_state.order.reserve(slots)?;
+        if tier == Tier::DEVICE {
             super::reserve_fresh(&mut self.fresh, &self.config, slots)?;
         }
         self.trie.reserve(&tiers)
     }
 
-    fn widen(&mut self, tier: usize, slots: u32, there: Option<u64>) -> Result<()> {
+    fn widen(&mut self, tier: Tier, slots: u32, there: Option<u64>) -> Result<()> {
         let old = self.tiers[tier].pool.len();
         if slots > old {
             self.reserve(tier, slots as usize, there)?;
         }
-        let storey = &mut self.tiers[tier];
-        storey.pool.set_limit(slots.min(old));
-        let revived = storey.pool.revive();
-        storey.ledger.enter(revived);
+        let tier_state = &mut self.tiers[tier];
+        tier_state.pool.set_limit(slots.min(old));
+        let revived = tier_state.pool.revive();
+        tier_state.ledger.enter(revived);
         if slots > old {
-            storey.pool.grow(slots, 0);
-            storey.ledger.enter(slots - old);
-            storey.order.grow(slots as usize);
+            tier_state.pool.grow(slots, 0);
+            tier_state.ledger.enter(slots - old);
+            tier_state.order.grow(slots as usize);
         }
         self.recount(tier);
         Ok(())
     }
 
-    fn shrink(&mut self, tier: usize, slots: u32, null: u32) -> Result<()> {
+    fn shrink(&mut self, tier: Tier, slots: u32, null: u32) -> Result<()> {
         let want = u64::from(slots - null);
         let before = self.tiers[tier].pool.limit();
-        let free: Vec<u32> = self.tiers[tier].pool.free_slots().collect();
+        let free: Vec<SlotIx> = self.tiers[tier].pool.free_slots().collect();
         let mut fits = self.set_limit(tier, slots) && self.tiers[tier].ledger.used() <= want;
         if !fits {
-            let breaks = tier <= HOST && self.config.recompute;
+            let breaks = tier <= Tier::HOST && self.config.recompute;
             let least = self
                 .used_without_keeps(tier)
                 .filter(|&used| breaks && used <= want);
@@ -110,57 +111,53 @@ impl State {
                 let used = self.tiers[tier].ledger.used();
                 self.set_limit(tier, before);
                 self.tiers[tier].pool.restore_free(&free);
-                return Err(Error::InUse {
-                    tier: Tier(tier as u8),
-                    want,
-                    used,
-                });
+                return Err(Error::InUse { tier, want, used });
             }
         }
-        // What is an idle leaf now; later each goes as it becomes one.
-        for slot in slots..self.tiers[tier].pool.len() {
+        // Idle leaves retire now, and the others as they become such.
+        for slot in (slots..self.tiers[tier].pool.len()).map(SlotIx::new) {
             self.retire(tier, slot);
         }
         while !fits && self.break_youngest() {
             let ledger = &self.tiers[tier].ledger;
             fits = ledger.used() <= want && ledger.available() >= 0;
         }
-        debug_assert!(fits, "tier {tier} does not fit {slots} slots");
+        debug_assert!(fits, "{tier:?} does not fit {slots} slots");
         Ok(())
     }
 
     /// What would be in use at the limit if every keep were broken; `None` if promises would lose
     /// their backing even so.
-    fn used_without_keeps(&self, tier: usize) -> Option<u64> {
+    fn used_without_keeps(&self, tier: Tier) -> Option<u64> {
         let (pool, ledger) = (&self.tiers[tier].pool, &self.tiers[tier].ledger);
         let kept = self.kept_pins(tier);
-        let kept = |slot: u32| {
+        let kept = |slot: SlotIx| {
             self.hold(tier, slot)
                 == (Hold::Pinned {
-                    pins: kept[slot as usize],
+                    pins: kept[slot.at()],
                 })
         };
         // An anonymous block dissolves with its last keep, also one that is in flight.
-        let dissolves = |slot: u32| {
+        let dissolves = |slot: SlotIx| {
             let node = self.node_in(tier, slot);
             node.is_some_and(|node| self.trie[node].is_anonymous())
         };
-        let gone = |slot: u32| kept(slot) && dissolves(slot);
+        let gone = |slot: SlotIx| kept(slot) && dissolves(slot);
         let blocked = self.blocked_without(tier, dissolves);
         let promised = match tier {
-            HOST => self.kept_by_tickets(HOST),
+            Tier::HOST => self.kept_by_tickets(Tier::HOST),
             _ => ledger.promised(),
         };
         let (mut used, mut backing) = (promised, 0);
         for (slot, cell) in pool.cells() {
-            let below = u32::from(slot < pool.limit());
+            let below = u32::from(pool.stays(slot));
             match cell.hold {
                 Hold::Null | Hold::Retired => {}
                 Hold::Free { .. } => backing += below,
                 _ if gone(slot) && cell.readers > 0 => used += 1,
                 _ if gone(slot) => backing += below,
-                Hold::Idle { .. } => backing += below * u32::from(!blocked[slot as usize]),
-                _ if kept(slot) => backing += below * u32::from(!blocked[slot as usize]),
+                Hold::Idle { .. } => backing += below * u32::from(!blocked[slot.at()]),
+                _ if kept(slot) => backing += below * u32::from(!blocked[slot.at()]),
                 _ => used += 1,
             }
         }
@@ -168,32 +165,32 @@ impl State {
     }
 
     /// How often keeps alone pin each slot.
-    fn kept_pins(&self, tier: usize) -> Vec<u32> {
+    fn kept_pins(&self, tier: Tier) -> Vec<u32> {
         let mut pins = vec![0; self.tiers[tier].pool.len() as usize];
         for (_, parked) in self.parked.iter() {
             let on_device = parked.on_device as usize;
-            let pinned = if tier == 0 {
+            let pinned = if tier == Tier::DEVICE {
                 on_device
             } else {
                 parked.path.len()
             };
             let slots = parked.path[..pinned].iter();
             for slot in slots.filter_map(|&node| self.ready(node, tier)) {
-                pins[slot as usize] += 1;
+                pins[slot.at()] += 1;
             }
         }
         pins
     }
 
     /// Slots that are read, or have something below that is read or filling, were some `gone`.
-    fn blocked_without(&self, tier: usize, gone: impl Fn(u32) -> bool) -> Vec<bool> {
+    fn blocked_without(&self, tier: Tier, gone: impl Fn(SlotIx) -> bool) -> Vec<bool> {
         let pool = &self.tiers[tier].pool;
         let mut blocked = vec![false; pool.len() as usize];
         for (slot, cell) in pool.cells() {
-            let filling = tier > 0 && matches!(cell.hold, Hold::Filling { .. });
+            let filling = tier > Tier::DEVICE && matches!(cell.hold, Hold::Filling { .. });
             let mut at = Some(slot).filter(|&slot| (filling || cell.readers > 0) && !gone(slot));
-            while let Some(slot) = at.filter(|&slot| !blocked[slot as usize]) {
-                blocked[slot as usize] = true;
+            while let Some(slot) = at.filter(|&slot| !blocked[slot.at()]) {
+                blocked[slot.at()] = true;
                 at = self.parent_slot(tier, slot);
             }
         }
@@ -201,12 +198,12 @@ impl State {
     }
 
     /// Moves the limit; `false` if promises would lose their backing by it.
-    fn set_limit(&mut self, tier: usize, slots: u32) -> bool {
-        let storey = &mut self.tiers[tier];
-        let retired = storey.pool.set_limit(slots);
-        storey.ledger.retire(retired);
-        let revived = storey.pool.revive();
-        storey.ledger.enter(revived);
+    fn set_limit(&mut self, tier: Tier, slots: u32) -> bool {
+        let tier_state = &mut self.tiers[tier];
+        let retired = tier_state.pool.set_limit(slots);
+        tier_state.ledger.retire(retired);
+        let revived = tier_state.pool.revive();
+        tier_state.ledger.enter(revived);
         self.recount(tier);
         self.tiers[tier].ledger.available() >= 0
             && (self.config.recompute || !self.keeps_would_break(tier))
@@ -214,19 +211,19 @@ impl State {
 
     /// Whether a kept block is on its way to a slot beyond the limit: if that copy fails, its slot
     /// retires, and nothing backs the promise that stands again.
-    fn keeps_would_break(&self, tier: usize) -> bool {
+    fn keeps_would_break(&self, tier: Tier) -> bool {
         let pool = &self.tiers[tier].pool;
-        (pool.limit()..pool.len()).any(|slot| {
+        (pool.limit()..pool.len()).map(SlotIx::new).any(|slot| {
             let node = self.node_in(tier, slot);
-            tier == HOST
+            tier == Tier::HOST
                 && matches!(pool.cell(slot).hold, Hold::Filling { .. })
                 && node.is_some_and(|node| self.trie[node].keeps > 0)
         })
     }
 
-    /// Counts the takeable slots anew: those beyond the limit back no promise.
-    fn recount(&mut self, tier: usize) {
-        let slots = 0..self.tiers[tier].pool.len();
+    /// Counts the takeable slots again: those beyond the limit back no promise.
+    fn recount(&mut self, tier: Tier) {
+        let slots = self.tiers[tier].pool.slots();
         let takeable = slots.filter(|&slot| self.takeable(tier, slot)).count() as u32;
         self.tiers[tier].ledger.set_takeable(takeable);
     }

@@ -1,15 +1,15 @@
-//! Resume: a parked sequence takes the road of begin; what is still on the device is found.
+//! Resume: a parked sequence begins again with its blocks; those still on the device are shared, and
+//! the others are loaded.
 
-use super::keep::HOST;
 use super::{Answer, Begun, Filling, Request, State, Stop};
 use crate::error::Result;
-use crate::id::{Key, MAX_TIERS, ParkedId};
-use crate::record::Running;
+use crate::id::{Key, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Tier};
+use crate::record::{Keep, Phase, Running, Start};
 
 impl State {
     /// Brings a parked sequence of `tokens` tokens back, at exactly the count of computed tokens
-    /// that it was parked with. If its keeps were broken it begins anew. `NoRoom` and `Soon`
-    /// leave it parked.
+    /// that it was parked with. If its keep was broken it begins as a new sequence. `NoRoom`
+    /// and `Soon` leave it parked.
     pub fn resume(
         &mut self,
         id: ParkedId,
@@ -18,7 +18,7 @@ impl State {
         reserve: u64,
     ) -> Result<Answer> {
         let parked = self.parked(id)?;
-        if self.parked[parked].broken {
+        if self.parked[parked].keep == Keep::Broken {
             let load = u32::MAX;
             let filling = Filling::Soon;
             let answer = self.begin(&Request {
@@ -45,8 +45,16 @@ impl State {
         answer
     }
 
-    fn readmit(&mut self, parked: u32, path: &[u32], tokens: u64, reserve: u64) -> Result<Answer> {
-        let soon = path.iter().find_map(|&node| self.in_the_air(node, 0));
+    fn readmit(
+        &mut self,
+        parked: ParkedIx,
+        path: &[NodeIx],
+        tokens: u64,
+        reserve: u64,
+    ) -> Result<Answer> {
+        let soon = path
+            .iter()
+            .find_map(|&node| self.flight_to_await(node, Tier::DEVICE));
         if let Some(flight) = soon {
             return Ok(Answer::Soon(flight));
         }
@@ -55,55 +63,44 @@ impl State {
         let (total, limit) = self.size(tokens, reserve)?;
         let device = path
             .iter()
-            .take_while(|&&node| self.ready(node, 0).is_some())
+            .take_while(|&&node| self.ready(node, Tier::DEVICE).is_some())
             .count();
-        let spent = path[..device]
-            .iter()
-            .filter_map(|&node| self.ready(node, 0))
-            .filter(|&slot| self.takeable(0, slot))
-            .count() as u64;
+        let idle_hits = self.idle_hits(path[..device].iter().copied());
         let need = u64::from(limit) - device as u64;
-        if !self.tiers[0].ledger.affords(spent + need) {
-            self.counters.no_room += 1;
-            return Err(self.no_room(0, need, spent));
-        }
+        let decision = self.decide(Tier::DEVICE, need, idle_hits);
+        self.afford(decision)?;
         let mut table = Vec::with_capacity(limit as usize);
         self.pin_path(&path[..device], &mut table);
         let lower = &path[device..];
         for &node in lower {
-            if let Some(slot) = self.ready(node, HOST) {
-                self.mark(HOST, slot);
+            if let Some(slot) = self.ready(node, Tier::HOST) {
+                self.mark(Tier::HOST, slot);
             }
         }
-        self.make_room(0, total - device as u32);
-        self.tiers[0].ledger.promise(limit - total);
-        let lease = self.leases.insert(Running {
-            tokens,
-            limit,
-            ..Running::default()
-        });
-        let id = self.lease_id(lease);
-        let mut plans = Vec::new();
-        if !lower.is_empty() {
-            plans.push(self.load(id, device as u32, HOST, lower, &mut table));
-        }
-        self.tiers[0].claim(total, &mut table);
+        self.make_room(Tier::DEVICE, total - device as u32);
+        self.tiers[Tier::DEVICE].ledger.promise(limit - total);
         let named = path
             .iter()
             .take_while(|&&node| !self.trie[node].is_anonymous())
             .count();
-        let record = &mut self.leases[lease];
-        record.table = table;
-        record.reserve_limit = limit;
-        record.sealed = named as u32;
-        record.epoch = self.trie.epoch();
-        record.cached = computed;
-        record.loading = plans.len() as u32;
-        record.resumed = Some(parked);
+        let lease = self.leases.insert(Running::new(Start {
+            tokens,
+            limit,
+            sealed: named as u32,
+            cached: computed,
+            epoch: self.trie.epoch(),
+        }));
+        let id = self.lease_id(lease);
+        let mut plans = Vec::new();
+        if !lower.is_empty() {
+            plans.push(self.load(id, device as u32, Tier::HOST, lower, &mut table));
+        }
+        self.tiers[Tier::DEVICE].claim(total, &mut table);
+        self.leases[lease].start(table, plans.len(), Some(parked));
         self.parked[parked].lease = Some(id);
         self.counters.resumed += 1;
         let mut hits = [0; MAX_TIERS];
-        (hits[0], hits[HOST]) = (device as u32, lower.len() as u32);
+        (hits[0], hits[Tier::HOST.at()]) = (device as u32, lower.len() as u32);
         let begun = Begun {
             lease: id,
             cached: computed,
@@ -114,24 +111,21 @@ impl State {
         Ok(Answer::Begun(begun))
     }
 
-    /// With nothing to load, the keeps end at once.
-    fn settle_resume(&mut self, parked: u32) {
+    /// Ends the keeps at once where there is nothing to load.
+    fn settle_resume(&mut self, parked: ParkedIx) {
         if let Some(id) = self.parked[parked].lease
-            && self.leases[id.0.index].loading == 0
+            && self.leases[id.at()].loading() == 0
         {
-            self.leases[id.0.index].resumed = None;
             self.end_keep(parked);
         }
     }
 
-    /// The engine goes on with a resume that came back short: it recomputes from the good prefix,
-    /// and the keeps end.
-    pub(super) fn accept_short(&mut self, lease: u32) {
-        if !std::mem::take(&mut self.leases[lease].short) {
-            return;
-        }
-        if let Some(parked) = self.leases[lease].resumed.take() {
-            self.end_keep(parked);
+    /// Ends the keeps of a resume that came back short, as the engine goes on with it: it recomputes
+    /// from the good prefix.
+    pub(super) fn accept_short(&mut self, lease: LeaseIx) {
+        if let Phase::Short { resumes } = self.leases[lease].phase {
+            self.leases[lease].phase = Phase::Running;
+            self.end_keep(resumes);
         }
     }
 }

@@ -1,17 +1,17 @@
-//! Seal: publish full, computed blocks. Table 2.1, block by block.
+//! Seal: publishes full, computed blocks, one by one (table 2.1).
 
 use super::State;
 use crate::error::{Error, Result};
-use crate::id::{Key, LeaseId, Link};
+use crate::id::{Key, LeaseId, Link, NodeIx, SlotIx, Tier};
 use crate::index::Tag;
 use crate::pool::Hold;
 use crate::record::Running;
-use crate::trie::Touched;
+use crate::trie::Uses;
 
 /// One row of a seal.
 #[derive(Clone, Copy, Debug)]
 pub struct Sealing<'a> {
-    /// Whose blocks.
+    /// The lease that has the blocks.
     pub lease: LeaseId,
     /// Tokens whose KV the engine has acknowledged as computed.
     pub computed: u64,
@@ -27,7 +27,7 @@ impl State {
         for row in rows {
             self.check_sealing(row)?;
         }
-        // In a step of decodes each row has a block or none: their misses overlap only here.
+        // In a step of decodes each row has a block or none: their cache misses overlap only here.
         let firsts = rows.iter().filter_map(|row| row.keys.first());
         self.trie.warm(firsts, &mut self.tags);
         let mut sealed = 0;
@@ -40,13 +40,13 @@ impl State {
 
     /// Leading blocks that are sealed.
     pub(crate) fn sealed(&self, id: LeaseId) -> u32 {
-        self.leases[id.0.index].sealed
+        self.leases[id.at()].sealed
     }
 
     pub(super) fn check_sealing(&self, row: &Sealing<'_>) -> Result<()> {
         self.check_rows(&[row.lease])?;
-        let record = &self.leases[row.lease.0.index];
-        if record.loading > 0 {
+        let record = &self.leases[row.lease.at()];
+        if record.loading() > 0 {
             let what = format!(
                 "sealing lease {}, whose blocks are loading",
                 row.lease.number()
@@ -62,7 +62,7 @@ impl State {
     }
 
     pub(super) fn seal_one(&mut self, row: &Sealing<'_>) -> u32 {
-        let lease = row.lease.0.index;
+        let lease = row.lease.at();
         self.accept_short(lease);
         if self.detached(lease) {
             return 0;
@@ -94,18 +94,24 @@ impl State {
     }
 
     /// The block whose copy a slot of a table is, or beside whose copy it stands.
-    pub(super) fn node_of(&self, slot: u32) -> Option<u32> {
-        self.tiers[0].pool.cell(slot).node.map(Link::at)
+    pub(super) fn node_of(&self, slot: SlotIx) -> Option<NodeIx> {
+        self.tiers[Tier::DEVICE].pool.cell(slot).node.map(Link::at)
     }
 
     /// The published block that a sealed block of the table is or stands beside.
-    pub(super) fn published(&self, record: &Running, block: u32) -> Option<u32> {
+    pub(super) fn published(&self, record: &Running, block: u32) -> Option<NodeIx> {
         self.node_of(*record.table.get(block as usize)?)
     }
 
     /// The published block that the slot is, or stands beside, now; `None`: it must wait for the next
     /// step.
-    fn publish(&mut self, slot: u32, parent: Option<u32>, key: &Key, tag: Tag) -> Option<u32> {
+    fn publish(
+        &mut self,
+        slot: SlotIx,
+        parent: Option<NodeIx>,
+        key: &Key,
+        tag: Tag,
+    ) -> Option<NodeIx> {
         let own = self.node_of(slot);
         let node = match self.trie.seek(key, tag) {
             Ok(node) => node,
@@ -117,8 +123,8 @@ impl State {
                 }
                 let node = own.unwrap_or_else(|| self.trie.add(parent));
                 let ghost = self.ghosts.as_mut().is_some_and(|ghosts| ghosts.take(key));
-                let touched = if ghost { Touched::Again } else { Touched::Once };
-                self.trie.name(node, *key, gap, touched);
+                let uses = if ghost { Uses::Repeated } else { Uses::Once };
+                self.trie.name(node, *key, gap, uses);
                 self.note_fresh(node);
                 if own.is_none() {
                     self.adopt(node, slot);
@@ -133,25 +139,26 @@ impl State {
         if own.is_some() || (orphan && self.is_read(node)) || !self.link(node, parent) {
             return None;
         }
-        let Some(published) = self.trie.slot(node, 0) else {
+        let Some(published) = self.trie.slot(node, Tier::DEVICE) else {
             // Only below the device so far: the lease's slot becomes its device copy.
             self.adopt(node, slot);
-            self.touch(node);
-            self.touch_below(node, 0);
+            self.note_use(node);
+            self.reclass_below(node, Tier::DEVICE);
             return Some(node);
         };
-        if !self.hold(0, published).is_ready() {
+        if !self.hold(Tier::DEVICE, published).is_ready() {
             return None;
         }
         // A duplicate: the slot stays private, and the published block is pinned beside it.
-        if self.takeable(0, published) && self.tiers[0].ledger.available() < 1 {
+        if self.takeable(Tier::DEVICE, published) && self.tiers[Tier::DEVICE].ledger.available() < 1
+        {
             return None;
         }
-        self.pin(0, published);
-        self.touch(node);
-        if let Hold::Claimed { leases } | Hold::Owned { leases } = self.hold(0, slot) {
-            self.put(0, slot, Hold::Twin { leases });
-            self.tiers[0].pool.cell_mut(slot).node = Some(Link::to(node));
+        self.pin(Tier::DEVICE, published);
+        self.note_use(node);
+        if let Hold::Claimed { leases } | Hold::Owned { leases } = self.hold(Tier::DEVICE, slot) {
+            self.put(Tier::DEVICE, slot, Hold::Duplicate { leases });
+            self.tiers[Tier::DEVICE].pool.cell_mut(slot).node = Some(Link::to(node));
         }
         self.counters.duplicates += 1;
         Some(node)
@@ -159,16 +166,16 @@ impl State {
 
     /// A private slot becomes the device copy of a block, which has nothing below it there yet.
     #[inline]
-    pub(super) fn adopt(&mut self, node: u32, slot: u32) {
-        let Some(is_read) = self.tiers[0].adopt(slot, Link::to(node)) else {
+    pub(super) fn adopt(&mut self, node: NodeIx, slot: SlotIx) {
+        let Some(is_read) = self.tiers[Tier::DEVICE].adopt(slot, Link::to(node)) else {
             return;
         };
-        self.trie.copy_mut(node, 0).slot = Some(Link::to(slot));
-        if let Some(parent) = self.trie.gain_child(node, 0) {
-            self.tiers[0].stand_again(parent);
+        self.trie.residency_mut(node, Tier::DEVICE).slot = Some(Link::to(slot));
+        if let Some(parent) = self.trie.gain_child(node, Tier::DEVICE) {
+            self.tiers[Tier::DEVICE].refresh(parent);
         }
         if is_read {
-            self.heat(node, 0);
+            self.block_ancestors(node, Tier::DEVICE);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::State;
 use crate::error::{Error, Result};
-use crate::id::LeaseId;
+use crate::id::{Ix, LeaseId};
 
 /// Which cells of a block table are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -26,7 +26,7 @@ impl State {
     ) -> Result<u64> {
         self.check_rows(leases)?;
         for &id in leases {
-            let blocks = self.leases[id.0.index].blocks();
+            let blocks = self.leases[id.at()].blocks();
             if blocks as usize > width {
                 let help = "out is too narrow: give it a column per block of the longest lease";
                 return Err(Error::argument("blocks", blocks, help));
@@ -34,14 +34,14 @@ impl State {
         }
         let mut written = 0;
         for (row, id) in leases.iter().enumerate() {
-            let record = &mut self.leases[id.0.index];
+            let record = &mut self.leases[id.at()];
             let first = if cells == Cells::All {
                 0
             } else {
                 record.shown as usize
             };
             for (column, &slot) in record.table.iter().enumerate().skip(first) {
-                write(row * width + column, slot);
+                write(row * width + column, slot.get());
             }
             written += record.table.len() - first.min(record.table.len());
             if cells == Cells::All {
@@ -67,7 +67,7 @@ impl State {
         self.check_rows(leases)?;
         let block_size = u64::from(self.config.block_size);
         for (row, id) in leases.iter().enumerate() {
-            let record = &self.leases[id.0.index];
+            let record = &self.leases[id.at()];
             let room = u64::from(record.blocks()) * block_size;
             let end = first[row].saturating_add(count(row));
             if end > room {
@@ -77,11 +77,11 @@ impl State {
         }
         let mut at = 0;
         for (row, id) in leases.iter().enumerate() {
-            let table = &self.leases[id.0.index].table;
+            let table = &self.leases[id.at()].table;
             let (mut block, mut offset) =
                 ((first[row] / block_size) as usize, first[row] % block_size);
             for _ in 0..count(row) {
-                write(at, u64::from(table[block]) * block_size + offset);
+                write(at, u64::from(table[block].get()) * block_size + offset);
                 at += 1;
                 offset += 1;
                 if offset == block_size {

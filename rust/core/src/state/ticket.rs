@@ -1,35 +1,31 @@
-//! Tickets: blocks promised to somebody who does not have them yet: of the device to who is to run,
-//! of the host to who is to be parked. No slot moves for them.
+//! Tickets: blocks promised to a sequence that does not have them yet, of the device to one that is
+//! to run, of the host to one that is to be parked. No slot moves for them.
 
-use super::keep::HOST;
 use super::{Answer, Sealing, State};
 use crate::arena::Found;
 use crate::error::{Error, Result};
-use crate::id::{ParkedId, TicketId, Tier};
+use crate::id::{ParkedId, TicketId, TicketIx, Tier};
 use crate::record::Ticket;
 
 impl State {
-    /// Promises so many blocks of a tier to whoever has the ticket.
+    /// Promises so many blocks of a tier to the holder of the ticket.
     ///
     /// # Errors
     /// `Argument` for none, or for another tier than the device or the host; `TooLarge`, or
     /// `NoRoom` with the tier's numbers. Nothing is promised then.
     pub fn promise(&mut self, blocks: u64, tier: Tier) -> Result<TicketId> {
         if blocks == 0 {
-            let help = "a ticket is for one block or more; who needs none needs no ticket";
+            let help = "must be >= 1: for no blocks no ticket is needed";
             return Err(Error::argument("blocks", blocks, help));
         }
-        let at = tier.at();
-        if at > HOST || at >= self.tiers.len() {
+        if tier > Tier::HOST || !self.tiers.has(tier) {
             let help = "a ticket is for the device, or for the host of a cache that has one";
             return Err(Error::argument("tier", tier.name(), help));
         }
-        let need = self.fits(at, blocks)?;
-        if !self.tiers[at].ledger.affords(blocks) {
-            self.counters.no_room += 1;
-            return Err(self.no_room(at, blocks, 0));
-        }
-        self.tiers[at].ledger.promise(need);
+        let need = self.fits(tier, blocks)?;
+        let decision = self.decide(tier, blocks, 0);
+        self.afford(decision)?;
+        self.tiers[tier].ledger.promise(need);
         let ticket = self.tickets.insert(Ticket::of(tier, need));
         Ok(TicketId(self.tickets.id(ticket)))
     }
@@ -38,7 +34,7 @@ impl State {
     pub fn release_ticket(&mut self, id: TicketId) -> Result<()> {
         let ticket = self.ticket(id)?;
         let Ticket { tier, blocks, .. } = self.tickets.remove(ticket);
-        self.tiers[tier.at()].ledger.release(blocks);
+        self.tiers[tier].ledger.release(blocks);
         Ok(())
     }
 
@@ -58,7 +54,7 @@ impl State {
     }
 
     /// Parks with the room that a ticket of the host keeps: inside it the host never lacks room.
-    /// Parked, the ticket is spent, also what of it was not needed; refused, it is there still.
+    /// On success the ticket is consumed, including any unused blocks. Refused, it stays valid.
     ///
     /// # Errors
     /// `Spent`, `Foreign`, `State` for a ticket of the device, or as [`State::park`].
@@ -91,31 +87,30 @@ impl State {
             };
             return Err(Error::state(what, help));
         }
-        let at = tier.at();
-        self.tiers[at].ledger.release(blocks);
+        self.tiers[tier].ledger.release(blocks);
         let answer = act(self);
         if answer.as_ref().is_ok_and(spends) {
             self.tickets.remove(ticket);
         } else {
             // Nothing of its tier was taken meanwhile: it is backed as it was.
-            self.tiers[at].ledger.promise(blocks);
-            debug_assert!(self.tiers[at].ledger.available() >= 0);
+            self.tiers[tier].ledger.promise(blocks);
+            debug_assert!(self.tiers[tier].ledger.available() >= 0);
         }
         answer
     }
 
     /// Blocks of a tier that tickets keep.
-    pub(super) fn kept_by_tickets(&self, tier: usize) -> u32 {
+    pub(super) fn kept_by_tickets(&self, tier: Tier) -> u32 {
         let tickets = self.tickets.iter().map(|(_, ticket)| ticket);
         tickets
-            .filter(|ticket| ticket.tier.at() == tier)
+            .filter(|ticket| ticket.tier == tier)
             .map(|ticket| ticket.blocks)
             .sum()
     }
 
-    fn ticket(&self, id: TicketId) -> Result<u32> {
+    fn ticket(&self, id: TicketId) -> Result<TicketIx> {
         match self.tickets.find(id.0) {
-            Found::Live => Ok(id.0.index),
+            Found::Live => Ok(id.at()),
             Found::Never => Err(Error::Foreign {
                 what: "ticket",
                 number: id.number(),

@@ -3,8 +3,9 @@
 use super::State;
 use crate::arena::Found;
 use crate::error::{Error, Result};
-use crate::id::{FlightId, LeaseId, ParkedId};
+use crate::id::{FlightId, Ix, LeaseId, ParkedId};
 use crate::plan::Plan;
+use crate::record::Keep;
 
 /// A lease as it is now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,9 +60,9 @@ impl State {
             blocks: record.blocks(),
             sealed: record.sealed,
             promised: record.promised(),
-            loading: record.loading,
-            short: record.short || lacks,
-            resumed: record.resumed.is_some(),
+            loading: record.loading(),
+            short: record.is_short() || lacks,
+            resumed: record.resumes().is_some(),
             detached: self.detached(lease),
         })
     }
@@ -76,7 +77,7 @@ impl State {
             computed: record.computed,
             blocks: record.path.len() as u32,
             on_device: record.on_device,
-            broken: record.broken,
+            broken: record.keep == Keep::Broken,
         })
     }
 
@@ -91,8 +92,11 @@ impl State {
             Found::Never => false,
             Found::Ended => true,
             Found::Live => {
-                let flight = &self.flights[plan.flight.0.index];
-                let moves = flight.moves.iter().map(|step| (step.from, step.to));
+                let flight = &self.flights[plan.flight.at()];
+                let moves = flight
+                    .moves
+                    .iter()
+                    .map(|step| (step.from.get(), step.to.get()));
                 let copies = plan
                     .sources
                     .iter()

@@ -5,9 +5,8 @@ mod order;
 mod promises;
 mod slots;
 
-use super::keep::HOST;
-use super::{State, Storey};
-use crate::id::{Group, Key, Link, Slot, Tier};
+use super::{State, TierState};
+use crate::id::{Group, Ix, Key, Link, Slot, SlotIx, Tier};
 use crate::pool::Hold;
 use std::fmt;
 
@@ -57,7 +56,11 @@ impl State {
     /// Whether the slot holds a block that may be read: what a test cannot learn from outside.
     #[doc(hidden)]
     pub fn holds_block(&self, tier: Tier, slot: u32) -> bool {
-        self.tiers[tier.at()].pool.cell(slot).hold.is_ready()
+        self.tiers[tier]
+            .pool
+            .cell(SlotIx::new(slot))
+            .hold
+            .is_ready()
     }
 
     /// Blocks that walks towards the root have passed so far, where a verb's work may grow faster
@@ -69,9 +72,9 @@ impl State {
 
     fn laws(&self) -> Check {
         let holders = self.count_holders()?;
-        for tier in 0..self.tiers.len() {
+        for tier in self.tiers.all() {
             self.conserved(tier)?;
-            for slot in 0..self.tiers[tier].pool.len() {
+            for slot in self.tiers[tier].pool.slots() {
                 self.held_rightly(tier, slot, &holders)?;
                 self.resident(tier, slot)?;
                 self.fenced(tier, slot, &holders)?;
@@ -91,13 +94,13 @@ impl State {
         self.epochs()
     }
 
-    fn violation(&self, law: &'static str, tier: usize, slot: u32, detail: String) -> Violation {
+    fn violation(&self, law: &'static str, tier: Tier, slot: SlotIx, detail: String) -> Violation {
         let place = Slot {
             group: Group(0),
-            tier: Tier(tier as u8),
-            index: slot,
+            tier,
+            index: slot.get(),
         };
-        let node = (slot < self.tiers[tier].pool.len())
+        let node = (slot.get() < self.tiers[tier].pool.len())
             .then(|| self.node_in(tier, slot))
             .flatten()
             .filter(|&node| self.trie.alive(node));
@@ -114,44 +117,45 @@ impl State {
 
     fn count_holders(&self) -> Result<Holders, Violation> {
         let zeros = || {
-            let slots = |storey: &Storey| vec![0; storey.pool.len() as usize];
+            let slots = |tier_state: &TierState| vec![0; tier_state.pool.len() as usize];
             self.tiers.iter().map(slots).collect::<Vec<Vec<u32>>>()
         };
         let (mut pins, mut readers, mut written) = (zeros(), zeros(), zeros());
         let running = self.leases.iter().map(|(_, lease)| &lease.table);
         let held = self.held.iter().map(|held| &held.table);
         for &slot in running.chain(held).flatten() {
-            pins[0][slot as usize] += 1;
+            pins[0][slot.at()] += 1;
         }
-        for (slot, cell) in self.tiers[0].pool.cells() {
-            if !matches!(cell.hold, Hold::Twin { .. }) {
+        for (slot, cell) in self.tiers[Tier::DEVICE].pool.cells() {
+            if !matches!(cell.hold, Hold::Duplicate { .. }) {
                 continue;
             }
             let published = cell.node.map(Link::at).filter(|&n| self.trie.alive(n));
-            let Some(published) = published.and_then(|node| self.trie.slot(node, 0)) else {
+            let Some(published) = published.and_then(|node| self.trie.slot(node, Tier::DEVICE))
+            else {
                 let detail = "the published block beside this duplicate is gone".to_owned();
-                return Err(self.violation("INV-3", 0, slot, detail));
+                return Err(self.violation("INV-3", Tier::DEVICE, slot, detail));
             };
-            pins[0][published as usize] += 1;
+            pins[0][published.at()] += 1;
         }
         for (_, parked) in self.parked.iter() {
             for (at, &node) in parked.path.iter().enumerate() {
                 if let Some(slot) = self
                     .trie
-                    .slot(node, 0)
+                    .slot(node, Tier::DEVICE)
                     .filter(|_| at < parked.on_device as usize)
                 {
-                    pins[0][slot as usize] += 1;
+                    pins[0][slot.at()] += 1;
                 }
-                if let Some(slot) = self.ready(node, HOST) {
-                    pins[HOST][slot as usize] += 1;
+                if let Some(slot) = self.ready(node, Tier::HOST) {
+                    pins[Tier::HOST.at()][slot.at()] += 1;
                 }
             }
         }
         for (_, flight) in self.flights.iter() {
             for step in &flight.moves {
-                readers[flight.from.at()][step.from as usize] += 1;
-                written[flight.to.at()][step.to as usize] += 1;
+                readers[flight.from.at()][step.from.at()] += 1;
+                written[flight.to.at()][step.to.at()] += 1;
             }
         }
         Ok(Holders {

@@ -2,33 +2,37 @@
 
 use super::{Check, Violation};
 use crate::evict::Evict;
-use crate::id::{Class, MAX_TIERS};
+use crate::id::{Class, Ix, MAX_TIERS, NodeIx, SlotIx, Tier};
 use crate::pool::Hold;
 use crate::state::State;
 use crate::trie::Node;
 
 impl State {
-    /// INV-20: the order holds all idle blocks, child before parent; pins are closed to the root.
-    pub(super) fn ordered(&self, tier: usize) -> Check {
-        let storey = &self.tiers[tier];
-        let ranks = storey.order.ranks(storey.pool.len() as usize);
-        for (slot, cell) in storey.pool.cells() {
+    /// The order holds all idle blocks, child before parent; pins are closed to the root (INV-20).
+    pub(super) fn ordered(&self, tier: Tier) -> Check {
+        let tier_state = &self.tiers[tier];
+        let ranks = tier_state.order.ranks(tier_state.pool.len() as usize);
+        for (slot, cell) in tier_state.pool.cells() {
             let idle = matches!(cell.hold, Hold::Idle { .. });
-            if storey.order.holds(slot) != idle {
+            if tier_state.order.holds(slot) != idle {
                 let detail = format!("it is {:?}; in the order: {}", cell.hold, !idle);
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
-            if idle && !storey.order.agrees(slot, self.stand_of(tier, slot)) {
+            if idle
+                && !tier_state
+                    .order
+                    .agrees(slot, self.evictability_of(tier, slot))
+            {
                 let detail = format!(
                     "the order does not know that it is {:?}",
-                    self.stand_of(tier, slot)
+                    self.evictability_of(tier, slot)
                 );
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
             let Some(node) = self.node_in(tier, slot) else {
                 continue;
             };
-            if tier == 0 && storey.order.seen(slot) && self.wants_copy(node) {
+            if tier == Tier::DEVICE && tier_state.order.seen(slot) && self.wants_copy(node) {
                 let detail = "a copy ahead passes it over, and it has none below".to_owned();
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
@@ -39,14 +43,15 @@ impl State {
             let Some(above) = above else { continue };
             match self.hold(tier, above) {
                 Hold::Idle { class } => {
-                    let filling_below = tier > 0 && matches!(cell.hold, Hold::Filling { .. });
+                    let filling_below =
+                        tier > Tier::DEVICE && matches!(cell.hold, Hold::Filling { .. });
                     if !idle && !filling_below {
                         let detail = format!("it is {:?}, and its parent is idle", cell.hold);
                         return Err(self.violation("INV-20", tier, slot, detail));
                     }
                     let behind = ranks
                         .as_ref()
-                        .is_some_and(|ranks| idle && ranks[slot as usize] >= ranks[above as usize]);
+                        .is_some_and(|ranks| idle && ranks[slot.at()] >= ranks[above.at()]);
                     let own = match cell.hold {
                         Hold::Idle { class } => class,
                         _ => Class::Cleared,
@@ -56,7 +61,7 @@ impl State {
                         return Err(self.violation("INV-20", tier, slot, detail));
                     }
                 }
-                Hold::Filling { .. } if idle && tier == 0 => {
+                Hold::Filling { .. } if idle && tier == Tier::DEVICE => {
                     let detail = "it is idle, and its parent is still filling".to_owned();
                     return Err(self.violation("INV-20", tier, slot, detail));
                 }
@@ -66,7 +71,7 @@ impl State {
         Ok(())
     }
 
-    /// INV-20: the counts of children, and of hot ones, that say what may be taken.
+    /// The children of each block, and the busy ones, are as many as are counted (INV-20).
     pub(super) fn counted(&self) -> Check {
         let mut families = std::collections::BTreeMap::new();
         for (index, _) in self.trie.iter() {
@@ -76,23 +81,26 @@ impl State {
             let family = families
                 .entry(parent)
                 .or_insert([(0_u32, 0_u32); MAX_TIERS]);
-            for (tier, (children, busy)) in family.iter_mut().enumerate() {
+            for (tier, (children, busy)) in (0..).map(Tier).zip(family.iter_mut()) {
                 *children += u32::from(self.trie.slot(index, tier).is_some());
-                *busy += u32::from(self.hot_by_definition(index, tier));
+                *busy += u32::from(self.busy_by_definition(index, tier));
             }
         }
         for (index, _) in self.trie.iter() {
             let family = families.get(&index).copied().unwrap_or_default();
-            for (tier, found) in family.into_iter().enumerate() {
-                let copy = *self.trie.copy(index, tier);
-                if (copy.children, copy.busy) != found {
-                    let told = (copy.children, copy.busy);
+            for (tier, found) in (0..).map(Tier).zip(family) {
+                let residency = *self.trie.residency(index, tier);
+                if (residency.children, residency.busy) != found {
+                    let told = (residency.children, residency.busy);
                     let detail =
-                        format!("{told:?} children and hot ones are counted, not {found:?}");
+                        format!("{told:?} children and busy ones are counted, not {found:?}");
                     let slot = self.trie.slot(index, tier).unwrap_or_default();
                     return Err(self.violation(
                         "INV-20",
-                        tier.min(self.tiers.len() - 1),
+                        self.tiers
+                            .all()
+                            .next_back()
+                            .map_or(tier, |last| tier.min(last)),
                         slot,
                         detail,
                     ));
@@ -102,16 +110,16 @@ impl State {
         Ok(())
     }
 
-    fn hot_by_definition(&self, node: u32, tier: usize) -> bool {
+    fn busy_by_definition(&self, node: NodeIx, tier: Tier) -> bool {
         let Some(slot) = self.trie.slot(node, tier) else {
             return false;
         };
         let cell = self.tiers[tier].pool.cell(slot);
-        let filling = tier > 0 && matches!(cell.hold, Hold::Filling { .. });
-        cell.readers > 0 || filling || self.trie.copy(node, tier).busy > 0
+        let filling = tier > Tier::DEVICE && matches!(cell.hold, Hold::Filling { .. });
+        cell.readers > 0 || filling || self.trie.residency(node, tier).busy > 0
     }
 
-    /// INV-3: what has a key is found by it, and the index names nothing else.
+    /// What has a key is found by it, and the index names nothing else (INV-3).
     pub(super) fn indexed(&self) -> Check {
         let mut named = 0;
         for (index, node) in self.trie.iter().filter(|(_, node)| !node.is_anonymous()) {
@@ -126,14 +134,14 @@ impl State {
         let indexed = self.trie.indexed();
         if named != indexed {
             let detail = format!("the index names {indexed} blocks, and {named} have a key");
-            return Err(self.violation("INV-3", 0, 0, detail));
+            return Err(self.violation("INV-3", Tier::DEVICE, SlotIx::default(), detail));
         }
         Ok(())
     }
 
-    /// INV-21: a block's parent is on a tier as high, or higher.
-    pub(super) fn monotone(&self, index: u32, node: &Node) -> Check {
-        for tier in 0..self.tiers.len() {
+    /// A block's parent is on a tier as high, or higher (INV-21).
+    pub(super) fn monotone(&self, index: NodeIx, node: &Node) -> Check {
+        for tier in self.tiers.all() {
             let Some(slot) = self.trie.slot(index, tier) else {
                 continue;
             };
@@ -153,11 +161,11 @@ impl State {
             });
         };
         let above = match (node.parent, self.trie.parent(index)) {
-            (None, _) => Some(0),
+            (None, _) => Some(Tier::DEVICE),
             (Some(_), None) => None,
             (Some(_), Some(parent)) => top(parent),
         };
-        if above.is_none_or(|above| above > own) && own == 0
+        if above.is_none_or(|above| above > own) && own == Tier::DEVICE
             || above.is_some_and(|above| above > own)
         {
             let detail = "it stands higher than its parent".to_owned();

@@ -1,70 +1,71 @@
 //! Promises, keeps and epochs: INV-22 to 24.
 
 use super::{Check, Violation};
-use crate::id::Class;
+use crate::id::{Class, NodeIx, SlotIx, Tier};
 use crate::pool::Hold;
 use crate::record::Running;
 use crate::state::State;
-use crate::state::keep::HOST;
 use crate::trie::Node;
 
 impl State {
-    /// INV-22: promises are the sum of what was promised, and they are backed; where nothing runs
-    /// there is no headroom.
+    /// Promises are the sum of what was promised, and they are backed; where nothing runs there is no
+    /// headroom (INV-22).
     pub(super) fn promises(&self) -> Check {
         if self.headroom > 0 && !self.runs() {
             let detail = format!("{} blocks of headroom, and nothing runs", self.headroom);
-            return Err(self.violation("INV-22", 0, 0, detail));
+            return Err(self.violation("INV-22", Tier::DEVICE, SlotIx::default(), detail));
         }
-        for (tier, storey) in self.tiers.iter().enumerate() {
-            let ledger = &storey.ledger;
-            let slots = 0..storey.pool.len();
+        for tier in self.tiers.all() {
+            let tier_state = &self.tiers[tier];
+            let ledger = &tier_state.ledger;
+            let slots = tier_state.pool.slots();
             let takeable = slots.filter(|&slot| self.takeable(tier, slot)).count() as u32;
             if takeable != ledger.takeable() {
                 let detail = format!("{} takeable are counted, {takeable} are", ledger.takeable());
-                return Err(self.violation("INV-22", tier, 0, detail));
+                return Err(self.violation("INV-22", tier, SlotIx::default(), detail));
             }
             let own: u32 = match tier {
-                0 => {
-                    let running = self
-                        .leases
-                        .iter()
-                        .filter(|(_, lease)| lease.ended.is_none());
+                Tier::DEVICE => {
+                    let running = self.leases.iter().filter(|(_, lease)| !lease.has_ended());
                     running.map(|(_, lease)| Running::promised(lease)).sum()
                 }
-                HOST => {
-                    let lacks = |node| self.trie.slot(node, HOST).is_none();
-                    let owed = |&(at, node): &(u32, &Node)| node.keeps > 0 && lacks(at);
+                Tier::HOST => {
+                    let lacks = |node| self.trie.slot(node, Tier::HOST).is_none();
+                    let owed = |&(at, node): &(NodeIx, &Node)| node.keeps > 0 && lacks(at);
                     self.trie.iter().filter(owed).count() as u32
                 }
                 _ => 0,
             };
-            let headroom = if tier == 0 { self.headroom } else { 0 };
+            let headroom = if tier == Tier::DEVICE {
+                self.headroom
+            } else {
+                0
+            };
             let promised = own + self.kept_by_tickets(tier) + headroom;
             if promised != ledger.promised() {
                 let detail = format!(
                     "{} are counted as promised, {promised} are",
                     ledger.promised()
                 );
-                return Err(self.violation("INV-22", tier, 0, detail));
+                return Err(self.violation("INV-22", tier, SlotIx::default(), detail));
             }
             if ledger.available() < 0 {
                 let (free, takeable) = (ledger.free(), ledger.takeable());
                 let detail = format!("{promised} promised, {free} free, {takeable} takeable");
-                return Err(self.violation("INV-22", tier, 0, detail));
+                return Err(self.violation("INV-22", tier, SlotIx::default(), detail));
             }
         }
         Ok(())
     }
 
-    /// INV-23: what is kept is counted, whole, and pinned no higher than it must be.
+    /// What is kept is counted, whole, and pinned no higher than it must be (INV-23).
     pub(super) fn keeps(&self) -> Check {
         let mut keeps = std::collections::BTreeMap::new();
         for (_, parked) in self.parked.iter() {
             for (&node, at) in parked.path.iter().zip(1..) {
                 *keeps.entry(node).or_insert(0_u16) += 1;
-                let below = self.ready(node, HOST).is_some();
-                let lost = !below && self.ready(node, 0).is_none();
+                let below = self.ready(node, Tier::HOST).is_some();
+                let lost = !below && self.ready(node, Tier::DEVICE).is_none();
                 if lost || (below && at == parked.on_device) || (!below && at > parked.on_device) {
                     let detail = format!(
                         "block {at} of a parked sequence, {} pinned on the device, ready below: \
@@ -96,7 +97,7 @@ impl State {
         Ok(())
     }
 
-    /// INV-24: what an ended epoch left idle goes first, is not found, and nothing keeps it.
+    /// What an ended epoch left idle goes first, is not found, and nothing keeps it (INV-24).
     pub(super) fn epochs(&self) -> Check {
         for (index, node) in self
             .trie
@@ -106,7 +107,7 @@ impl State {
             let found = self.trie.find(&node.key);
             let found = found.is_some_and(|found| self.trie[found].epoch == node.epoch);
             let kept = node.keeps > 0;
-            let late = (0..self.tiers.len()).find_map(|tier| {
+            let late = self.tiers.all().find_map(|tier| {
                 let slot = self.trie.slot(index, tier)?;
                 let idle =
                     matches!(self.hold(tier, slot), Hold::Idle { class } if class > Class::Cleared);
@@ -114,8 +115,10 @@ impl State {
             });
             if found || kept || late.is_some() {
                 let detail = format!("a block of an ended epoch; found: {found}, kept: {kept}");
-                let (tier, slot) =
-                    late.unwrap_or((0, self.trie.slot(index, 0).unwrap_or_default()));
+                let (tier, slot) = late.unwrap_or((
+                    Tier::DEVICE,
+                    self.trie.slot(index, Tier::DEVICE).unwrap_or_default(),
+                ));
                 return Err(self.violation("INV-24", tier, slot, detail));
             }
         }

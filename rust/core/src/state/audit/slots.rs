@@ -1,16 +1,16 @@
 //! Slots: INV-1, 3, 6 and 14.
 
 use super::{Check, Holders};
-use crate::id::Set;
+use crate::id::{Ix, Set, SlotIx, Tier};
 use crate::pool::Hold;
 use crate::state::State;
 
 impl State {
-    /// INV-1: the sets add up to the capacity, and the free list is the free set.
-    pub(super) fn conserved(&self, tier: usize) -> Check {
-        let storey = &self.tiers[tier];
+    /// The sets add up to the capacity, and the free list is the free set (INV-1).
+    pub(super) fn conserved(&self, tier: Tier) -> Check {
+        let tier_state = &self.tiers[tier];
         let mut counts = [0_u32; 5];
-        for (_, cell) in storey.pool.cells() {
+        for (_, cell) in tier_state.pool.cells() {
             if let Some(set) = cell.hold.set() {
                 counts[set as usize] += 1;
             }
@@ -23,51 +23,56 @@ impl State {
             Set::Quarantined,
         ];
         for set in sets {
-            if storey.ledger.count(set) != counts[set as usize] {
-                let (told, found) = (storey.ledger.count(set), counts[set as usize]);
+            if tier_state.ledger.count(set) != counts[set as usize] {
+                let (told, found) = (tier_state.ledger.count(set), counts[set as usize]);
                 let detail = format!("the ledger counts {told} {set:?} slots, there are {found}");
-                return Err(self.violation("INV-1", tier, 0, detail));
+                return Err(self.violation("INV-1", tier, SlotIx::default(), detail));
             }
         }
         let sum: u32 = counts.iter().sum();
-        if sum != storey.ledger.capacity() {
-            let detail = format!("the sets add up to {sum}, not {}", storey.ledger.capacity());
-            return Err(self.violation("INV-1", tier, 0, detail));
+        if sum != tier_state.ledger.capacity() {
+            let detail = format!(
+                "the sets add up to {sum}, not {}",
+                tier_state.ledger.capacity()
+            );
+            return Err(self.violation("INV-1", tier, SlotIx::default(), detail));
         }
-        let listed = storey.pool.free_slots().count();
+        let listed = tier_state.pool.free_slots().count();
         if listed != counts[0] as usize {
             let detail = format!("the free list has {listed} slots, {} are free", counts[0]);
-            return Err(self.violation("INV-1", tier, 0, detail));
+            return Err(self.violation("INV-1", tier, SlotIx::default(), detail));
         }
         Ok(())
     }
 
-    /// INV-1: each slot is in the set that its holders put it in.
-    pub(super) fn held_rightly(&self, tier: usize, slot: u32, holders: &Holders) -> Check {
-        let pins = holders.pins[tier][slot as usize];
-        let written = holders.written[tier][slot as usize];
+    /// Each slot is in the set that its holders put it in (INV-1).
+    pub(super) fn held_rightly(&self, tier: Tier, slot: SlotIx, holders: &Holders) -> Check {
+        let pins = holders.pins[tier.at()][slot.at()];
+        let written = holders.written[tier.at()][slot.at()];
         let hold = self.hold(tier, slot);
         let right = match hold {
             Hold::Free { .. } | Hold::Retired | Hold::Null | Hold::Idle { .. } => {
                 pins == 0 && written == 0
             }
-            Hold::Claimed { leases } | Hold::Owned { leases } | Hold::Twin { leases } => {
+            Hold::Claimed { leases } | Hold::Owned { leases } | Hold::Duplicate { leases } => {
                 pins == leases && written == 0
             }
-            // A lease's destination is in its table; a copy down is nobody's yet.
+            // A lease's destination is in its table; a copy down is in no table.
             Hold::Filling { .. } => pins <= 1 && written == 1,
             Hold::Pinned { pins: told } => pins == told && written == 0,
             Hold::Quarantined => pins == 0 && written <= 1,
         };
-        if right && (hold != Hold::Null || (tier == 0 && slot < self.config.null_slots)) {
+        if right
+            && (hold != Hold::Null || (tier == Tier::DEVICE && slot.get() < self.config.null_slots))
+        {
             return Ok(());
         }
         let detail = format!("it is {hold:?}, with {pins} holders and {written} copies into it");
         Err(self.violation("INV-1", tier, slot, detail))
     }
 
-    /// INV-3: slot and block name each other, and only ready or filling slots have a block.
-    pub(super) fn resident(&self, tier: usize, slot: u32) -> Check {
+    /// Slot and block name each other, and only ready or filling slots have a block (INV-3).
+    pub(super) fn resident(&self, tier: Tier, slot: SlotIx) -> Check {
         let hold = self.hold(tier, slot);
         let Some(node) = self.node_in(tier, slot) else {
             if hold.is_ready() {
@@ -98,11 +103,11 @@ impl State {
         Ok(())
     }
 
-    /// INV-6: reader marks are the copies in flight, and nobody has a slot before its fence.
-    pub(super) fn fenced(&self, tier: usize, slot: u32, holders: &Holders) -> Check {
+    /// Reader marks are the copies in flight, and no slot is given out before its fence (INV-6).
+    pub(super) fn fenced(&self, tier: Tier, slot: SlotIx, holders: &Holders) -> Check {
         let cell = self.tiers[tier].pool.cell(slot);
-        let readers = holders.readers[tier][slot as usize];
-        let written = holders.written[tier][slot as usize];
+        let readers = holders.readers[tier.at()][slot.at()];
+        let written = holders.written[tier.at()][slot.at()];
         if cell.readers != readers {
             let detail = format!("{} reader marks, {readers} copies read it", cell.readers);
             return Err(self.violation("INV-6", tier, slot, detail));
@@ -119,45 +124,46 @@ impl State {
         Ok(())
     }
 
-    /// INV-6: what is counted as in flight is in flights that may still end in time.
+    /// What is counted as in flight is in flights that may still end in time (INV-6).
     pub(super) fn in_flight(&self) -> Check {
-        let mut air = (0, 0);
+        let mut in_flight = (0, 0);
         for (_, flight) in self.flights.iter().filter(|(_, flight)| !flight.overdue) {
             let blocks = flight.moves.len() as u32;
-            air.0 += blocks * u32::from(flight.from < flight.to);
-            air.1 += blocks * u32::from(flight.from > flight.to);
+            in_flight.0 += blocks * u32::from(flight.from < flight.to);
+            in_flight.1 += blocks * u32::from(flight.from > flight.to);
         }
-        if air != self.blocks_in_flight() {
+        if in_flight != self.blocks_in_flight() {
             let told = self.blocks_in_flight();
-            let detail = format!("{told:?} blocks are counted in flight, down and up, not {air:?}");
-            return Err(self.violation("INV-6", 0, 0, detail));
+            let detail =
+                format!("{told:?} blocks are counted in flight, down and up, not {in_flight:?}");
+            return Err(self.violation("INV-6", Tier::DEVICE, SlotIx::default(), detail));
         }
         Ok(())
     }
 
-    /// INV-20: a lease that ends while it loads pins its path up to the last block in flight, and
-    /// that is all of its path.
+    /// A lease that ends while it loads pins its path up to the last block in flight, and that is all
+    /// of its path (INV-20).
     pub(super) fn loading(&self) -> Check {
-        for (lease, record) in self.leases.iter().filter(|(_, lease)| lease.loading > 0) {
-            let last = self.last_filling(lease);
+        for (lease, record) in self.leases.iter().filter(|(_, lease)| lease.loading() > 0) {
+            let last = self.last_filling(record);
             if record.sealed > last {
                 let detail = format!(
                     "{} blocks of lease {lease} are sealed, and the last in flight is block {last}",
                     record.sealed
                 );
-                return Err(self.violation("INV-20", 0, 0, detail));
+                return Err(self.violation("INV-20", Tier::DEVICE, SlotIx::default(), detail));
             }
         }
         Ok(())
     }
 
-    /// INV-14: no more slots than the tier was given, but for those that cannot retire yet: they
-    /// are held or read, or something is below them.
-    pub(super) fn budget(&self, tier: usize) -> Check {
+    /// A tier has no more slots than it was given, but for those that cannot retire yet: they are held
+    /// or read, or something is below them (INV-14).
+    pub(super) fn budget(&self, tier: Tier) -> Check {
         let pool = &self.tiers[tier].pool;
         for (slot, cell) in pool.cells() {
-            let free = matches!(cell.hold, Hold::Free { .. }) && slot >= pool.limit();
-            let retired = cell.hold == Hold::Retired && slot < pool.limit();
+            let free = matches!(cell.hold, Hold::Free { .. }) && !pool.stays(slot);
+            let retired = cell.hold == Hold::Retired && pool.stays(slot);
             if free || retired || self.retires(tier, slot) {
                 let detail = format!("{:?}, and the tier's size is {}", cell.hold, pool.limit());
                 return Err(self.violation("INV-14", tier, slot, detail));

@@ -1,22 +1,23 @@
-//! Ask: what a begin would answer now. It is the begin's own arithmetic, and changes nothing.
+//! Dry run: what a begin would answer now. It is the begin's own arithmetic, and changes nothing.
 
 use super::begin::check;
 use super::{Request, State, Stop};
 use crate::error::Result;
-use crate::id::FlightId;
+use crate::id::{FlightId, Tier};
 
 /// What a begin would need and find.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Need {
     /// Device slots to take or to promise.
     pub need: u64,
-    /// Slots nobody has.
+    /// Slots that are free.
     pub free: u64,
     /// Idle blocks that may be evicted for it; those that it would hold itself are not among them.
     pub evictable: u64,
     /// Of free and evictable ones together, what is promised to others.
     pub promised: u64,
-    /// Of free and evictable ones together, what is not promised: blocks to be had for it.
+    /// What of free and evictable ones is promised to no one: it would be served with so many slots.
+    /// Below zero where blocks that it would hold itself back promises.
     pub available: i64,
     /// Whether it would be served.
     pub fits: bool,
@@ -50,22 +51,23 @@ impl State {
     pub fn dry_run(&mut self, request: &Request<'_>) -> Result<Need> {
         check(request)?;
         let limit = self.blocks_of(request.tokens.saturating_add(request.reserve));
-        let ever = self.fits(0, limit).is_ok();
+        let ever = self.fits(Tier::DEVICE, limit).is_ok();
         let mut prefix = self.prefix(request);
         let waits = self.waits(request, prefix.stop).filter(|_| ever);
         let path = std::mem::take(&mut self.path);
         let need = limit - prefix.device as u64;
-        let spent = self.settle(&path, &mut prefix, need);
+        let decision = self.settle(&path, &mut prefix, need);
         self.path = path;
-        let ledger = &self.tiers[0].ledger;
-        let last = prefix.last.map(|node| self.ready(node, 0).is_some());
+        let last = prefix
+            .last
+            .map(|node| self.ready(node, Tier::DEVICE).is_some());
         Ok(Need {
             need,
-            free: u64::from(ledger.free()),
-            evictable: u64::from(ledger.takeable()).saturating_sub(spent),
-            promised: u64::from(ledger.promised()),
-            available: ledger.available().saturating_sub_unsigned(spent),
-            fits: ever && waits.is_none() && ledger.affords(need.saturating_add(spent)),
+            free: decision.free,
+            evictable: decision.evictable,
+            promised: decision.promised,
+            available: decision.available,
+            fits: ever && waits.is_none() && decision.fits(),
             ever,
             waits,
             device: prefix.device as u32 + u32::from(last == Some(true)),

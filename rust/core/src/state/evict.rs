@@ -1,9 +1,9 @@
-//! Room: evicting exactly the deficit, from the front of the order, leaf first; and what a tier that
-//! has shrunk gives back.
+//! Evict: drops exactly the deficit, from the front of the order, leaf first; and retires slots of a
+//! tier that has shrunk.
 
 use super::State;
-use crate::evict::{Evict, Stand};
-use crate::id::Link;
+use crate::evict::{Evict, Evictability};
+use crate::id::{Link, NodeIx, SlotIx, Tier};
 use crate::index::Tag;
 use crate::pool::Hold;
 
@@ -11,52 +11,52 @@ use crate::pool::Hold;
 const FEW: u32 = 4;
 
 impl State {
-    /// Evicts one block that the order gave as a victim, or that is a leaf; and of those above it
-    /// what retires by that.
-    pub(super) fn drop_copy(&mut self, tier: usize, slot: u32) {
+    /// Evicts one block that the order gave as a victim, or that is a leaf; then those above it that
+    /// retire by that.
+    pub(super) fn evict_with_parents(&mut self, tier: Tier, slot: SlotIx) {
         let mut next = Some(slot);
         while let Some(slot) = next {
-            let parent = self.drop_one(tier, slot);
+            let parent = self.evict_one(tier, slot);
             next = parent.filter(|&parent| self.retires(tier, parent));
         }
     }
 
-    /// A slot is idle now, or read no more, or its last child has left: as a leaf beyond the tier's
-    /// size it goes at once (table 2.7), and what becomes one by that.
-    pub(super) fn retire(&mut self, tier: usize, slot: u32) {
+    /// A slot is idle now, or no longer read, or its last child has left. If it is a leaf beyond the
+    /// tier's size it is evicted at once, and so are those above it that become one (table 2.7).
+    pub(super) fn retire(&mut self, tier: Tier, slot: SlotIx) {
         if self.retires(tier, slot) {
-            self.drop_copy(tier, slot);
+            self.evict_with_parents(tier, slot);
         }
     }
 
-    /// Whether the slot lies beyond the size, and nobody holds or reads what is in it, or has
-    /// anything below.
-    pub(super) fn retires(&self, tier: usize, slot: u32) -> bool {
-        slot >= self.tiers[tier].pool.limit()
+    /// Whether the slot lies beyond the size, and its block is idle, read by no copy, and without a
+    /// child on the tier.
+    pub(super) fn retires(&self, tier: Tier, slot: SlotIx) -> bool {
+        !self.tiers[tier].pool.stays(slot)
             && matches!(self.hold(tier, slot), Hold::Idle { .. })
-            && self.stand_of(tier, slot) == Stand::Leaf
+            && self.evictability_of(tier, slot) == Evictability::Leaf
     }
 
-    /// The slot that its parent has.
-    fn drop_one(&mut self, tier: usize, slot: u32) -> Option<u32> {
-        self.counters.evicted[tier] += 1;
+    /// Evicts one block; returns the slot that its parent has.
+    fn evict_one(&mut self, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
+        self.counters.evicted[tier.at()] += 1;
         let node = self.tiers[tier].evict(slot)?.at();
-        // Not hot, or it would be blocked.
-        let parent = self.leave_tier(node, tier);
-        if !self.bury_if_gone(node) {
-            self.touch_below(node, tier);
+        // Not busy, or it would be blocked.
+        let parent = self.end_residency(node, tier);
+        if !self.remove_if_gone(node) {
+            self.reclass_below(node, tier);
         }
         parent
     }
 
-    /// Whether no tier has the block any more, so that it is none.
-    pub(super) fn bury_if_gone(&mut self, node: u32) -> bool {
+    /// Removes a block from the trie that no tier has any more; whether it did.
+    pub(super) fn remove_if_gone(&mut self, node: NodeIx) -> bool {
         let tag = Tag::of(&self.trie[node].key);
-        self.bury_by(node, tag)
+        self.remove_tagged(node, tag)
     }
 
     /// The same, and the tag of its key is known.
-    fn bury_by(&mut self, node: u32, tag: Tag) -> bool {
+    fn remove_tagged(&mut self, node: NodeIx, tag: Tag) -> bool {
         if !self.trie.is_gone(node) {
             return false;
         }
@@ -64,16 +64,16 @@ impl State {
         if let Some(ghosts) = self.ghosts.as_mut().filter(|_| !block.is_anonymous()) {
             ghosts.remember(&block.key);
         }
-        self.trie.bury_by(node, tag);
+        self.trie.remove_tagged(node, tag);
         true
     }
 
     /// Evicts exactly as many blocks as `need` slots lack. The caller has checked that free and
     /// takeable slots suffice; `false`, with nothing broken, if it was wrong.
-    pub(super) fn make_room(&mut self, tier: usize, need: u32) -> bool {
+    pub(super) fn make_room(&mut self, tier: Tier, need: u32) -> bool {
         let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
         if deficit > FEW && !self.tiers[tier].is_shrunk() {
-            self.drop_many(tier, deficit as usize);
+            self.evict_batch(tier, deficit as usize);
         }
         self.warm_room(tier, need);
         while self.tiers[tier].ledger.free() < need {
@@ -81,39 +81,39 @@ impl State {
                 debug_assert!(false, "promised room for {need} is not there");
                 return false;
             };
-            self.drop_copy(tier, slot);
+            self.evict_with_parents(tier, slot);
         }
         true
     }
 
     /// Evicts the next victims together, of a tier where nothing retires by that: what they need is
     /// read ahead, and no parent that goes next is told of its child.
-    fn drop_many(&mut self, tier: usize, count: usize) {
+    fn evict_batch(&mut self, tier: Tier, count: usize) {
         let mut slots = std::mem::take(&mut self.ahead);
         slots.clear();
         self.tiers[tier].order.take(count, &mut slots);
         let nodes = self.warm_blocks(tier, &slots);
         self.tiers[tier].evict_all(&slots);
-        self.counters.evicted[tier] += slots.len() as u64;
+        self.counters.evicted[tier.at()] += slots.len() as u64;
         for (at, &node) in nodes.iter().enumerate() {
             match nodes.get(at + 1) {
                 Some(&next) if self.trie[node].parent == Some(self.trie.id(next)) => {
-                    self.trie.copy_mut(next, tier).children -= 1;
+                    self.trie.residency_mut(next, tier).children -= 1;
                     self.forget_slot(node, tier);
                 }
                 _ => {
-                    self.leave_tier(node, tier);
+                    self.end_residency(node, tier);
                 }
             }
-            if !self.bury_by(node, self.tags[at]) {
-                self.touch_below(node, tier);
+            if !self.remove_tagged(node, self.tags[at]) {
+                self.reclass_below(node, tier);
             }
         }
         (self.ahead, self.nodes) = (slots, nodes);
     }
 
     /// Reads ahead what making this room will read, in the calls that follow.
-    pub(super) fn warm_room(&mut self, tier: usize, need: u32) {
+    pub(super) fn warm_room(&mut self, tier: Tier, need: u32) {
         let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
         if deficit > FEW {
             let mut slots = std::mem::take(&mut self.ahead);
@@ -126,7 +126,7 @@ impl State {
     }
 
     /// The blocks in these idle slots, whose tags are left, and whose places in the index are read.
-    fn warm_blocks(&mut self, tier: usize, slots: &[u32]) -> Vec<u32> {
+    fn warm_blocks(&mut self, tier: Tier, slots: &[SlotIx]) -> Vec<NodeIx> {
         let mut nodes = std::mem::take(&mut self.nodes);
         nodes.clear();
         let pool = &self.tiers[tier].pool;

@@ -1,0 +1,237 @@
+//! Flights: how they are opened, filled, launched and dispatched, which begin, resume, fork, demote
+//! and promote share; and how one is given up whose end is unknown at its deadline. `land.rs` has
+//! their outcomes.
+
+use super::State;
+use crate::error::Result;
+use crate::flight::{Flight, Move, Purpose};
+use crate::id::{FlightId, FlightIx, Group, Ix, LeaseId, NodeIx, SlotIx, Tier};
+use crate::plan::{Outcome, Plan};
+use crate::pool::Hold;
+use std::cmp::Ordering;
+
+impl State {
+    /// An empty flight whose number destinations can carry; [`Self::launch`] fills it.
+    pub(super) fn open_flight(&mut self, from: Tier, to: Tier, purpose: Purpose) -> FlightIx {
+        self.flights
+            .insert(Flight::new(from, to, purpose, self.trie.epoch()))
+    }
+
+    /// The count of blocks in flight that a flight between these tiers belongs to.
+    pub(super) fn in_flight_between(&mut self, from: Tier, to: Tier) -> Option<&mut u32> {
+        let [down, up] = &mut self.in_flight;
+        match from.cmp(&to) {
+            Ordering::Less => Some(down),
+            Ordering::Greater => Some(up),
+            Ordering::Equal => None,
+        }
+    }
+
+    /// A slot on the device or below that this flight will fill, attached to its block.
+    pub(super) fn destination(
+        &mut self,
+        node: NodeIx,
+        tier: Tier,
+        flight: FlightIx,
+    ) -> Option<SlotIx> {
+        // It is claimed while it goes from the free list to the block.
+        let slot = self.take_free(tier, Hold::Claimed { leases: 0 })?;
+        self.attach(node, tier, slot, Hold::Filling { flight });
+        Some(slot)
+    }
+
+    /// Puts a flight in flight whose sources are marked and whose destinations are filling. Returns
+    /// the plan to carry out.
+    pub(super) fn launch(&mut self, flight: FlightIx, moves: Vec<Move>) -> Plan {
+        let number = self.counters.flights;
+        let record = &mut self.flights[flight];
+        (record.moves, record.waits) = (moves, Some(number));
+        let plan = self.plan_of(flight);
+        if let Some(in_flight) = self.in_flight_between(plan.from, plan.to) {
+            *in_flight += plan.len() as u32;
+        }
+        self.counters.flights += 1;
+        self.counters.moved[plan.from.at()][plan.to.at()] += plan.len() as u64;
+        plan
+    }
+
+    fn plan_of(&self, flight: FlightIx) -> Plan {
+        let record = &self.flights[flight];
+        Plan {
+            flight: FlightId(self.flights.id(flight)),
+            group: Group(0),
+            from: record.from,
+            to: record.to,
+            sources: record.moves.iter().map(|step| step.from.get()).collect(),
+            destinations: record.moves.iter().map(|step| step.to.get()).collect(),
+        }
+    }
+
+    /// Puts the loads of marked blocks in flight, and their destinations in the table.
+    pub(super) fn load(
+        &mut self,
+        lease: LeaseId,
+        base: u32,
+        tier: Tier,
+        nodes: &[NodeIx],
+        table: &mut Vec<SlotIx>,
+    ) -> Plan {
+        let flight = self.open_flight(tier, Tier::DEVICE, Purpose::Up { lease, base });
+        let mut moves = Vec::with_capacity(nodes.len());
+        for &node in nodes {
+            let from = self.trie.slot(node, tier);
+            if let Some((from, to)) = from.zip(self.destination(node, Tier::DEVICE, flight)) {
+                moves.push(Move {
+                    node: Some(self.trie.id(node)),
+                    from,
+                    to,
+                });
+                table.push(to);
+            }
+        }
+        self.launch(flight, moves)
+    }
+
+    /// Puts the copy of a marked slot into a private one in flight.
+    pub(super) fn private_copy(
+        &mut self,
+        lease: LeaseId,
+        tier: Tier,
+        from: SlotIx,
+        node: Option<NodeIx>,
+        table: &mut Vec<SlotIx>,
+    ) -> Plan {
+        let block = table.len() as u32;
+        let flight = self.open_flight(
+            tier,
+            Tier::DEVICE,
+            Purpose::Private {
+                lease: Some(lease),
+                block,
+            },
+        );
+        let mut moves = Vec::with_capacity(1);
+        if let Some(to) = self.take_free(Tier::DEVICE, Hold::Filling { flight }) {
+            moves.push(Move {
+                node: node.map(|node| self.trie.id(node)),
+                from,
+                to,
+            });
+            table.push(to);
+        }
+        self.launch(flight, moves)
+    }
+
+    /// The flight to wait for, if this block is in flight on the tier.
+    pub(super) fn flight_to_await(&self, node: NodeIx, tier: Tier) -> Option<FlightId> {
+        self.filling(node, tier)
+            .map(|flight| FlightId(self.flights.id(flight)))
+    }
+
+    /// Plans that were not dispatched yet, in the order in which they were made; what has ended
+    /// meanwhile is left out. It takes time in proportion to what is in flight.
+    pub fn dispatch(&mut self) -> Vec<Plan> {
+        let mut waiting: Vec<(u64, FlightIx)> = self
+            .flights
+            .iter()
+            .filter_map(|(flight, record)| Some((record.waits?, flight)))
+            .collect();
+        waiting.sort_unstable();
+        for &(_, flight) in &waiting {
+            self.flights[flight].waits = None;
+        }
+        waiting
+            .into_iter()
+            .map(|(_, flight)| self.plan_of(flight))
+            .collect()
+    }
+
+    /// A flight's deadline has passed and its end is unknown: its destinations are unlinked and
+    /// quarantined at once; its sources stay, readable. `false`: it has ended before.
+    pub fn mark_unknown(&mut self, id: FlightId) -> Result<bool> {
+        if !self.check_outcome(&Outcome::failed(id, 0))? {
+            self.counters.late += 1;
+            return Ok(false);
+        }
+        let flight = &mut self.flights[id.at()];
+        if std::mem::replace(&mut flight.overdue, true) {
+            self.counters.late += 1;
+            return Ok(false);
+        }
+        self.counters.overdue += 1;
+        let (from, to) = (flight.from, flight.to);
+        let (purpose, moves) = (flight.purpose, flight.moves.clone());
+        // It may never end: nothing waits behind it.
+        if let Some(in_flight) = self.in_flight_between(from, to) {
+            *in_flight -= moves.len() as u32;
+        }
+        if let Purpose::Up { lease, base: block }
+        | Purpose::Private {
+            lease: Some(lease),
+            block,
+        } = purpose
+        {
+            self.fall_back(lease, block, id.at());
+            if let Purpose::Private { .. } = purpose {
+                self.undo_fork(lease, &moves);
+            }
+            return Ok(true);
+        }
+        for step in &moves {
+            if let Some(node) = self.arrival(to, step) {
+                self.detach(node, to);
+                if self.trie[node].keeps > 0 {
+                    self.tiers[to].ledger.promise(1);
+                }
+                self.put(to, step.to, Hold::Quarantined);
+                if to == Tier::HOST {
+                    self.note_copy(node, false);
+                }
+                self.remove_if_gone(node);
+            } else {
+                self.put(to, step.to, Hold::Quarantined);
+            }
+        }
+        if to == Tier::HOST {
+            self.break_unbacked();
+        }
+        Ok(true)
+    }
+
+    /// The lease falls back to its good prefix: the table ends before `block`, and growth up to
+    /// where it ended is promised as far as it is backed.
+    fn fall_back(&mut self, id: LeaseId, block: u32, overdue: FlightIx) {
+        let lease = id.at();
+        let promised = self.leases[lease].promised();
+        let limit = self.leases[lease].limit;
+        while self.leases[lease].blocks() > block {
+            let Some(slot) = self.leases[lease].table.pop() else {
+                break;
+            };
+            match self.hold(Tier::DEVICE, slot) {
+                Hold::Filling { flight } if flight == overdue => {
+                    if let Some(node) = self.node_in(Tier::DEVICE, slot) {
+                        self.detach(node, Tier::DEVICE);
+                        self.remove_if_gone(node);
+                    }
+                    self.put(Tier::DEVICE, slot, Hold::Quarantined);
+                }
+                Hold::Filling { flight } => {
+                    // The private copy of a full hit stays in flight, and no lease waits for it.
+                    self.flights[flight].purpose = Purpose::Private { lease: None, block };
+                    self.leases[lease].flight_ends();
+                }
+                _ => self.release_slot(slot),
+            }
+        }
+        self.shorten(id, block);
+        let record = &mut self.leases[lease];
+        record.shown = record.shown.min(block);
+        if record.has_ended() {
+            record.limit = record.blocks();
+        } else {
+            self.promise_to(lease, promised, limit);
+        }
+        self.landed(id);
+    }
+}

@@ -1,0 +1,231 @@
+//! One tier: its slots, which goes next, and the accounts of both, moved together. What a slot holds
+//! is known here by number; blocks and their parents are the trie's.
+
+use crate::evict::{Evict, Evictability, Place, Policy};
+use crate::id::{Class, Link, NodeIx, Set, SlotIx, Tier};
+use crate::ledger::Ledger;
+use crate::pool::{Cell, Hold, Pool};
+use crate::trie::Residency;
+use std::ops::{Index, IndexMut};
+
+#[derive(Hash, Debug)]
+pub(crate) struct TierState {
+    pub(crate) pool: Pool,
+    pub(crate) order: Policy,
+    pub(crate) ledger: Ledger,
+}
+
+/// The tiers of a yard, the device first.
+#[derive(Hash, Debug)]
+pub(crate) struct Tiers(Vec<TierState>);
+
+impl Tiers {
+    pub(crate) fn new(tiers: Vec<TierState>) -> Self {
+        Self(tiers)
+    }
+
+    /// Whether the yard was made with this one.
+    pub(crate) fn has(&self, tier: Tier) -> bool {
+        tier.at() < self.0.len()
+    }
+
+    pub(crate) fn get(&self, tier: Tier) -> Option<&TierState> {
+        self.0.get(tier.at())
+    }
+
+    /// Their names, from the device down.
+    #[inline]
+    pub(crate) fn all(&self) -> impl DoubleEndedIterator<Item = Tier> + use<> {
+        (0..self.0.len()).map(Tier)
+    }
+
+    /// Those below this one.
+    #[inline]
+    pub(crate) fn below(&self, tier: Tier) -> impl Iterator<Item = Tier> + use<> {
+        (tier.0 + 1..self.0.len()).map(Tier)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &TierState> {
+        self.0.iter()
+    }
+}
+
+impl Index<Tier> for Tiers {
+    type Output = TierState;
+    #[inline]
+    fn index(&self, tier: Tier) -> &TierState {
+        &self.0[tier.at()]
+    }
+}
+
+impl IndexMut<Tier> for Tiers {
+    #[inline]
+    fn index_mut(&mut self, tier: Tier) -> &mut TierState {
+        &mut self.0[tier.at()]
+    }
+}
+
+/// Whether an idle slot may be taken, by its block's residency on the tier and its cell.
+#[inline]
+pub(super) fn evictability(residency: Residency, cell: &Cell) -> Evictability {
+    if residency.busy > 0 || cell.readers > 0 {
+        Evictability::Blocked
+    } else if residency.children > 0 {
+        Evictability::Branch
+    } else {
+        Evictability::Leaf
+    }
+}
+
+impl TierState {
+    /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
+    #[inline]
+    pub(super) fn put(&mut self, slot: SlotIx, hold: Hold) {
+        let cell = self.pool.cell_mut(slot);
+        self.ledger.shift(cell.hold.set(), hold.set());
+        cell.hold = hold;
+    }
+
+    /// A private slot gets a block of the trie: the leases that had the slot pin the block. Returns
+    /// whether it is read; `None`: it is not private.
+    #[inline]
+    pub(super) fn adopt(&mut self, slot: SlotIx, node: Link<NodeIx>) -> Option<bool> {
+        let cell = self.pool.cell_mut(slot);
+        let pins = match cell.hold {
+            Hold::Claimed { leases } => {
+                self.ledger.shift(Some(Set::Claimed), Some(Set::Pinned));
+                leases
+            }
+            Hold::Owned { leases } => leases,
+            _ => return None,
+        };
+        (cell.node, cell.hold) = (Some(node), Hold::Pinned { pins });
+        Some(cell.readers > 0)
+    }
+
+    /// Adds a holder to a ready slot, whose block has this residency.
+    #[inline]
+    pub(super) fn pin(&mut self, slot: SlotIx, residency: Residency) {
+        let stays = self.pool.stays(slot);
+        let cell = self.pool.cell_mut(slot);
+        match &mut cell.hold {
+            Hold::Pinned { pins } => *pins += 1,
+            Hold::Idle { .. } => {
+                let backs = evictability(residency, cell) != Evictability::Blocked && stays;
+                cell.hold = Hold::Pinned { pins: 1 };
+                if backs {
+                    self.ledger.lose_takeable();
+                }
+                self.ledger.shift(Some(Set::Idle), Some(Set::Pinned));
+                self.order.remove(slot);
+            }
+            hold => debug_assert!(false, "pinning slot {slot}, which is {hold:?}"),
+        }
+    }
+
+    /// Puts a ready slot without a holder into the order; its block has this residency.
+    #[inline]
+    pub(super) fn make_idle(
+        &mut self,
+        slot: SlotIx,
+        class: Class,
+        place: Place,
+        residency: Residency,
+    ) {
+        let stays = self.pool.stays(slot);
+        let cell = self.pool.cell_mut(slot);
+        self.ledger.shift(cell.hold.set(), Some(Set::Idle));
+        cell.hold = Hold::Idle { class };
+        let evictability = evictability(residency, cell);
+        let backs = evictability != Evictability::Blocked && stays;
+        if backs {
+            self.ledger.gain_takeable();
+        }
+        self.order.insert(slot, class, place, evictability);
+    }
+
+    /// Evicts an idle leaf: its slot is free, or retires beyond the size. Returns its block.
+    #[inline]
+    pub(super) fn evict(&mut self, slot: SlotIx) -> Option<Link<NodeIx>> {
+        let stays = self.pool.stays(slot);
+        let cell = self.pool.cell_mut(slot);
+        debug_assert!(
+            matches!(cell.hold, Hold::Idle { .. }) && cell.readers == 0,
+            "evicting slot {slot}, which is {cell:?}"
+        );
+        let node = cell.node.take();
+        self.order.remove(slot);
+        if stays {
+            self.ledger.lose_takeable();
+            self.ledger.shift(Some(Set::Idle), Some(Set::Free));
+            self.pool.push_free(slot);
+        } else {
+            self.put(slot, Hold::Retired);
+        }
+        node
+    }
+
+    /// Whether slots lie beyond its size, which retire as they come free.
+    pub(super) fn is_shrunk(&self) -> bool {
+        self.pool.limit() < self.pool.len()
+    }
+
+    /// Frees idle slots that have left the order and lie below the limit.
+    pub(super) fn evict_all(&mut self, slots: &[SlotIx]) {
+        for &slot in slots {
+            self.pool.cell_mut(slot).node = None;
+            self.pool.push_free(slot);
+        }
+        let count = slots.len() as u32;
+        self.ledger.shift_all(Set::Idle, Set::Free, count);
+        self.ledger.take(count);
+    }
+
+    /// Tells the order that the number of children of a block has changed: its slot may be a leaf now,
+    /// or a branch. Whether it is takeable has not changed.
+    #[inline]
+    pub(super) fn refresh(&mut self, residency: Residency) {
+        if let Some(slot) = residency.slot.map(Link::at) {
+            let cell = self.pool.cell(slot);
+            if matches!(cell.hold, Hold::Idle { .. }) {
+                self.order.refresh(slot, evictability(residency, cell));
+            }
+        }
+    }
+
+    /// Takes a free slot; the caller has made room, and says what holds it now.
+    pub(super) fn take_free(&mut self, hold: Hold) -> Option<SlotIx> {
+        let slot = self.pool.pop_free()?;
+        self.ledger.shift(Some(Set::Free), hold.set());
+        self.pool.cell_mut(slot).hold = hold;
+        Some(slot)
+    }
+
+    /// Claims free slots until a table has so many; the caller has made room.
+    pub(super) fn claim(&mut self, total: u32, table: &mut Vec<SlotIx>) {
+        let before = table.len();
+        while (table.len() as u32) < total
+            && let Some(slot) = self.pool.pop_free()
+        {
+            self.pool.cell_mut(slot).hold = Hold::Claimed { leases: 1 };
+            table.push(slot);
+        }
+        let claimed = (table.len() - before) as u32;
+        self.ledger.shift_all(Set::Free, Set::Claimed, claimed);
+    }
+
+    /// Gives a slot back that holds no block: to the free ones, to retirement, or, while a flight
+    /// still reads it, to quarantine.
+    pub(super) fn free(&mut self, slot: SlotIx) {
+        let cell = self.pool.cell(slot);
+        debug_assert!(cell.node.is_none(), "slot {slot} still holds a block");
+        if cell.readers > 0 {
+            self.put(slot, Hold::Quarantined);
+        } else if !self.pool.stays(slot) {
+            self.put(slot, Hold::Retired);
+        } else {
+            self.ledger.shift(cell.hold.set(), Some(Set::Free));
+            self.pool.push_free(slot);
+        }
+    }
+}

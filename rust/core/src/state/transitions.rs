@@ -1,0 +1,348 @@
+//! The moves of slots between sets, and the marks that go with them. Everything that changes a slot's
+//! hold, a block's residency or a reader mark passes through here; `idle.rs` has the order.
+//!
+//! A block is *busy* on a tier while its slot there is read or (below the device) filling, or while
+//! a child there is busy. An idle busy block is not takeable: something below it must stay. Leases
+//! and keeps need no such count: their pins are closed towards the root.
+
+use super::State;
+use super::tier::evictability;
+use crate::evict::{Evict, Evictability};
+use crate::id::{FlightIx, Link, NodeIx, SlotIx, Tier};
+use crate::pool::Hold;
+use crate::trie::Uses;
+
+impl State {
+    #[inline]
+    pub(super) fn hold(&self, tier: Tier, slot: SlotIx) -> Hold {
+        self.tiers[tier].pool.cell(slot).hold
+    }
+
+    /// The block whose copy the slot is.
+    pub(super) fn node_in(&self, tier: Tier, slot: SlotIx) -> Option<NodeIx> {
+        let cell = self.tiers[tier].pool.cell(slot);
+        let own = cell
+            .node
+            .filter(|_| !matches!(cell.hold, Hold::Duplicate { .. }));
+        own.map(Link::at)
+    }
+
+    /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
+    #[inline]
+    pub(super) fn put(&mut self, tier: Tier, slot: SlotIx, hold: Hold) {
+        self.tiers[tier].put(slot, hold);
+    }
+
+    /// The slot of the parent of the block in this one.
+    pub(super) fn parent_slot(&self, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
+        let parent = self.trie.parent(self.node_in(tier, slot)?)?;
+        self.trie.slot(parent, tier)
+    }
+
+    /// Whether the slot holds a block that may be read: neither absent nor filling.
+    pub(super) fn ready(&self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
+        let slot = self.trie.slot(node, tier)?;
+        self.hold(tier, slot).is_ready().then_some(slot)
+    }
+
+    pub(super) fn filling(&self, node: NodeIx, tier: Tier) -> Option<FlightIx> {
+        let slot = self.trie.slot(node, tier)?;
+        match self.hold(tier, slot) {
+            Hold::Filling { flight } => Some(flight),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_busy(&self, node: NodeIx, tier: Tier) -> bool {
+        let residency = *self.trie.residency(node, tier);
+        let Some(slot) = residency.slot else {
+            return false;
+        };
+        let cell = self.tiers[tier].pool.cell(slot.at());
+        residency.busy > 0
+            || cell.readers > 0
+            || (tier > Tier::DEVICE && matches!(cell.hold, Hold::Filling { .. }))
+    }
+
+    pub(super) fn evictability_of(&self, tier: Tier, slot: SlotIx) -> Evictability {
+        let cell = self.tiers[tier].pool.cell(slot);
+        let Some(node) = cell.node else {
+            return Evictability::Blocked;
+        };
+        evictability(*self.trie.residency(node.at(), tier), cell)
+    }
+
+    /// Whether an idle slot that stands so backs promises: taking it gives a slot that may be
+    /// given out again.
+    pub(super) fn backs_as(&self, tier: Tier, slot: SlotIx, evictability: Evictability) -> bool {
+        evictability != Evictability::Blocked && self.tiers[tier].pool.stays(slot)
+    }
+
+    pub(super) fn backs(&self, tier: Tier, slot: SlotIx) -> bool {
+        self.backs_as(tier, slot, self.evictability_of(tier, slot))
+    }
+
+    pub(super) fn takeable(&self, tier: Tier, slot: SlotIx) -> bool {
+        matches!(self.hold(tier, slot), Hold::Idle { .. }) && self.backs(tier, slot)
+    }
+
+    /// Tells ledger and order what an idle slot is now; `before`: whether it was takeable.
+    fn refresh(&mut self, tier: Tier, slot: SlotIx, before: bool) {
+        if matches!(self.hold(tier, slot), Hold::Idle { .. }) {
+            let evictability = self.evictability_of(tier, slot);
+            let after = self.backs_as(tier, slot, evictability);
+            let tier_state = &mut self.tiers[tier];
+            match (before, after) {
+                (false, true) => tier_state.ledger.gain_takeable(),
+                (true, false) => tier_state.ledger.lose_takeable(),
+                _ => {}
+            }
+            tier_state.order.refresh(slot, evictability);
+        }
+    }
+
+    /// `node` has become busy, and so become its ancestors on the tier, up to the first that was.
+    pub(super) fn block_ancestors(&mut self, mut node: NodeIx, tier: Tier) {
+        while let Some(parent) = self.trie.parent(node) {
+            self.climb();
+            let was = self.is_busy(parent, tier);
+            let slot = self.trie.slot(parent, tier);
+            let before = slot.is_some_and(|slot| self.takeable(tier, slot));
+            self.trie.residency_mut(parent, tier).busy += 1;
+            let Some(slot) = slot else { return };
+            self.refresh(tier, slot, before);
+            if was {
+                return;
+            }
+            node = parent;
+        }
+    }
+
+    /// `node` is no longer busy, and may have been the last below its ancestors that was.
+    fn unblock_ancestors(&mut self, mut node: NodeIx, tier: Tier) {
+        while let Some(parent) = self.trie.parent(node) {
+            self.climb();
+            self.trie.residency_mut(parent, tier).busy -= 1;
+            let Some(slot) = self.trie.slot(parent, tier) else {
+                return;
+            };
+            if self.is_busy(parent, tier) {
+                return;
+            }
+            self.refresh(tier, slot, false);
+            node = parent;
+        }
+    }
+
+    /// A walk towards the root passes a block: the work of a verb that a test can bound without a
+    /// clock. A release counts nothing.
+    #[inline]
+    pub(super) fn climb(&mut self) {
+        if cfg!(debug_assertions) {
+            self.climbed += 1;
+        }
+    }
+
+    /// A flight reads the slot.
+    pub(super) fn mark(&mut self, tier: Tier, slot: SlotIx) {
+        let before = self.takeable(tier, slot);
+        let node = self.node_in(tier, slot);
+        let was = node.is_some_and(|node| self.is_busy(node, tier));
+        self.tiers[tier].pool.cell_mut(slot).readers += 1;
+        self.refresh(tier, slot, before);
+        if let Some(node) = node.filter(|_| !was) {
+            self.block_ancestors(node, tier);
+        }
+    }
+
+    /// A flight has stopped reading the slot. It kept its place all along.
+    pub(super) fn unmark(&mut self, tier: Tier, slot: SlotIx) {
+        let cell = self.tiers[tier].pool.cell_mut(slot);
+        cell.readers -= 1;
+        if cell.readers > 0 {
+            return;
+        }
+        if cell.hold == Hold::Quarantined {
+            return self.free(tier, slot);
+        }
+        self.refresh(tier, slot, false);
+        if let Some(node) = self.node_in(tier, slot)
+            && !self.is_busy(node, tier)
+        {
+            self.unblock_ancestors(node, tier);
+        }
+    }
+
+    /// Pins what of a path is ready on the device, and adds it to a table.
+    pub(super) fn pin_path(&mut self, path: &[NodeIx], table: &mut Vec<SlotIx>) {
+        let device = &mut self.tiers[Tier::DEVICE];
+        for &node in path {
+            let residency = *self.trie.residency(node, Tier::DEVICE);
+            if let Some(slot) = residency.slot.map(Link::at)
+                && device.pool.cell(slot).hold.is_ready()
+            {
+                device.pin(slot, residency);
+                table.push(slot);
+            }
+        }
+    }
+
+    /// Takes a free slot; the caller has made room, and says what holds it now.
+    pub(super) fn take_free(&mut self, tier: Tier, hold: Hold) -> Option<SlotIx> {
+        self.tiers[tier].take_free(hold)
+    }
+
+    /// Gives a slot back that holds no block.
+    pub(super) fn free(&mut self, tier: Tier, slot: SlotIx) {
+        self.tiers[tier].free(slot);
+    }
+
+    /// The block gets a slot on the tier; the slot's hold is set to `hold`.
+    #[inline]
+    pub(super) fn attach(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, hold: Hold) {
+        self.tiers[tier].pool.cell_mut(slot).node = Some(Link::to(node));
+        self.put(tier, slot, hold);
+        self.trie.residency_mut(node, tier).slot = Some(Link::to(slot));
+        self.count_child(node, tier);
+    }
+
+    /// The block leaves the tier; its slot is the caller's to put somewhere.
+    pub(super) fn detach(&mut self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
+        let slot = self.trie.slot(node, tier)?;
+        if self.is_busy(node, tier) {
+            self.unblock_ancestors(node, tier);
+        }
+        if let Some(parent) = self.detach_slot(node, tier, slot) {
+            self.retire(tier, parent);
+        }
+        Some(slot)
+    }
+
+    /// The block's copy goes; returns the slot that its parent has.
+    fn detach_slot(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
+        self.tiers[tier].pool.cell_mut(slot).node = None;
+        self.end_residency(node, tier)
+    }
+
+    #[inline]
+    pub(super) fn forget_slot(&mut self, node: NodeIx, tier: Tier) {
+        self.trie.residency_mut(node, tier).slot = None;
+        if tier == Tier::HOST {
+            self.look_again(node);
+        }
+    }
+
+    /// A slot has a block no more: nor has the block the slot. Returns the slot that its parent has.
+    #[inline]
+    pub(super) fn end_residency(&mut self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
+        self.forget_slot(node, tier);
+        let parent = self.trie.lose_child(node, tier)?;
+        self.tiers[tier].refresh(parent);
+        parent.slot.map(Link::at)
+    }
+
+    /// A destination has its bytes, and is pinned by `pins` holders: what the filling slot
+    /// blocked above it is let go.
+    pub(super) fn fill(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, pins: u32) {
+        let was = self.is_busy(node, tier);
+        self.put(tier, slot, Hold::Pinned { pins });
+        if was && !self.is_busy(node, tier) {
+            self.unblock_ancestors(node, tier);
+        }
+    }
+
+    #[inline]
+    fn count_child(&mut self, node: NodeIx, tier: Tier) {
+        if let Some(parent) = self.trie.gain_child(node, tier) {
+            self.tiers[tier].refresh(parent);
+        }
+        if self.is_busy(node, tier) {
+            self.block_ancestors(node, tier);
+        }
+    }
+
+    /// A block may want a copy below now that wanted none before.
+    fn look_again(&mut self, node: NodeIx) {
+        if let Some(slot) = self.trie.slot(node, Tier::DEVICE) {
+            self.tiers[Tier::DEVICE].order.unsee(slot);
+        }
+    }
+
+    /// A sequence has begun over a block or published it, and it was not the first.
+    pub(super) fn note_use(&mut self, node: NodeIx) {
+        if self.trie[node].uses != Uses::Repeated {
+            self.trie[node].uses = Uses::Repeated;
+            self.look_again(node);
+        }
+    }
+
+    /// Links the orphans of a path, as far as it is used, that the last walk found.
+    pub(super) fn link_path(&mut self, path: &[NodeIx]) {
+        if std::mem::take(&mut self.loose) {
+            for pair in path.windows(2) {
+                self.link(pair[1], Some(pair[0]));
+            }
+        }
+    }
+
+    /// A walk from the root found `node` behind `parent`: links it again if its parent was
+    /// dropped. `false`: it has another living parent, so that its key contradicts itself.
+    pub(super) fn link(&mut self, node: NodeIx, parent: Option<NodeIx>) -> bool {
+        let known = self.trie[node].parent;
+        if known == parent.map(|parent| self.trie.id(parent)) {
+            return true;
+        }
+        match (known, parent) {
+            (Some(id), Some(parent)) => {
+                if let Some(alive) = self.trie.live(id) {
+                    return alive == parent;
+                }
+                self.trie[node].parent = Some(self.trie.id(parent));
+                for tier in self.tiers.all() {
+                    if self.trie.slot(node, tier).is_some() {
+                        self.count_child(node, tier);
+                    }
+                }
+                let (class, mut at) = (self.trie[node].class, Some(parent));
+                while let Some(above) = at.filter(|&above| self.trie[above].class < class) {
+                    self.trie[above].class = class;
+                    at = self.trie.parent(above);
+                }
+                for tier in self.tiers.below(Tier::DEVICE) {
+                    if self.trie.slot(node, tier).is_some() {
+                        self.move_to_back(parent, tier);
+                    }
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether something of the block, or of what is below it, is in flight. An orphan is linked
+    /// again only when nothing is: what is above would be blocked, and promises lose its backing.
+    pub(super) fn is_read(&self, node: NodeIx) -> bool {
+        self.tiers.all().any(|tier| self.is_busy(node, tier))
+    }
+
+    /// Adds a holder to a ready slot.
+    pub(super) fn pin(&mut self, tier: Tier, slot: SlotIx) {
+        if let Some(node) = self.tiers[tier].pool.cell(slot).node {
+            let residency = *self.trie.residency(node.at(), tier);
+            self.tiers[tier].pin(slot, residency);
+        }
+    }
+
+    /// Takes a holder off a pinned slot, which is idle after the last one.
+    pub(super) fn unpin(&mut self, tier: Tier, slot: SlotIx) {
+        match &mut self.tiers[tier].pool.cell_mut(slot).hold {
+            Hold::Pinned { pins: 1 } => {
+                self.make_idle(tier, slot);
+                self.retire(tier, slot);
+            }
+            Hold::Pinned { pins } => *pins -= 1,
+            hold => debug_assert!(false, "unpinning slot {slot}, which is {hold:?}"),
+        }
+    }
+}
