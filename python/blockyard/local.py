@@ -11,6 +11,7 @@ from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.stats import Stat
+from blockyard.shared.validate import one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, Keywords, agree
 
@@ -57,8 +58,9 @@ class LocalCache(KVCache):
         It waits for the chunks that are being copied. The memory is still there, so that it is
         "kept" unless you say otherwise.
         """
-        if rank != 0 or memory not in {"lost", "kept"}:
-            raise Misuse(f"rank = {rank!r}, memory = {memory!r}: say rank 0, and 'lost' or 'kept'")
+        if rank != 0:
+            raise Misuse(f"rank = {rank!r}: must be 0, the only rank of this cache")
+        one_of("memory", memory, ("lost", "kept"))
         self._crane.reset()
         return self.commit(self._crane.poll()) + super().reset(rank, memory=memory)
 

@@ -14,11 +14,12 @@ from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier, Joining, Landed, Receipt, Slots, Turning
 from blockyard.crane.copiers.select import fitting
 from blockyard.crane.tiers import Tier
-from blockyard.shared.layout import Hello, KVLayout, natural
+from blockyard.shared.layout import Hello, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.stats import Stat
 from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.validate import integer
 
 __all__ = ["Crane"]
 
@@ -68,7 +69,7 @@ class Crane:
         thresholds: Thresholds | None = None,
         fingerprint: str = "",
     ) -> None:
-        natural("rank", rank, least=0)
+        rank = integer("rank", rank, least=0)
         if rank >= layout.ranks:
             raise Misuse(f"rank = {rank}: the layout has ranks 0 to {layout.ranks - 1}")
         self._tiers = {"device": device} | ({"host": host} if host is not None else {})

@@ -10,8 +10,9 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, Self, TypedDict, U
 
 from blockyard._core import Misuse
 from blockyard.shared.models import MODELS, Heads
+from blockyard.shared.validate import integer, one_of
 
-__all__ = ["WIDTHS", "Hello", "KVLayout", "Order", "Overrides", "Plane", "natural"]
+__all__ = ["WIDTHS", "Hello", "KVLayout", "Order", "Overrides", "Plane"]
 
 WIDTHS: Final[Mapping[str, int]] = MappingProxyType(
     {
@@ -80,12 +81,10 @@ class Plane:
         """Checks every field."""
         if not self.name or not isinstance(self.name, str):
             raise Misuse(f"plane name = {self.name!r}: give a word")
-        natural(f"pieces of plane {self.name!r}", self.pieces)
-        natural(f"piece_bytes of plane {self.name!r}", self.piece_bytes)
-        if not isinstance(self.replicated, bool):
-            raise Misuse(
-                f"replicated of plane {self.name!r} = {self.replicated!r}: say true or false"
-            )
+        for name in ("pieces", "piece_bytes"):
+            checked = integer(f"{name} of plane {self.name!r}", getattr(self, name))
+            object.__setattr__(self, name, checked)
+        one_of(f"replicated of plane {self.name!r}", self.replicated, (True, False))
 
     @property
     def block_bytes(self) -> int:
@@ -125,8 +124,8 @@ class KVLayout:
         names = [plane.name for plane in self.planes]
         if not names or len(set(names)) < len(names):
             raise Misuse(f"planes = {names}: give one or more, each with a name of its own")
-        natural("block_size", self.block_size)
-        natural("ranks", self.ranks)
+        for word in ("block_size", "ranks"):
+            object.__setattr__(self, word, integer(word, getattr(self, word)))
         _width("dtype", self.dtype)
         if not self.name or not isinstance(self.name, str):
             raise Misuse(f"name = {self.name!r}: give a word")
@@ -163,10 +162,9 @@ class KVLayout:
         Raises:
             Misuse: A value is out of range, or heads and ranks do not divide.
         """
-        for word, value in (("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim)):
-            natural(word, value)
-        natural("block_size", block_size)
-        natural("ranks", ranks)
+        layers, kv_heads = integer("layers", layers), integer("kv_heads", kv_heads)
+        head_dim, block_size = integer("head_dim", head_dim), integer("block_size", block_size)
+        ranks = integer("ranks", ranks)
         if kv_heads % ranks and ranks % kv_heads:
             raise Misuse(
                 f"kv_heads = {kv_heads} on ranks = {ranks}: one must be a multiple of the other"
@@ -213,9 +211,8 @@ class KVLayout:
         Raises:
             Misuse: A value is out of range.
         """
-        for word, value in (("layers", layers), ("latent", latent), ("block_size", block_size)):
-            natural(word, value)
-        natural("rope", rope, least=0)
+        layers, latent = integer("layers", layers), integer("latent", latent)
+        rope, block_size = integer("rope", rope, least=0), integer("block_size", block_size)
         piece = block_size * (latent + rope) * _width("dtype", dtype)
         return cls(
             (_plane("latent", order, layers, piece, replicated=True),),
@@ -293,12 +290,6 @@ class KVLayout:
         return int(gib * 2**30) * (self.ranks if per == "rank" else 1) // self.host_block_bytes
 
 
-def natural(name: str, value: object, *, least: int = 1) -> None:
-    """Refuses what is not an integer of `least` or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise Misuse(f"{name} = {value!r}: give an integer of {least} or more")
-
-
 def _width(name: str, dtype: str) -> int:
     if str(dtype) not in WIDTHS:
         _unknown(f"{name} {dtype!r}", dtype, WIDTHS)
@@ -306,9 +297,7 @@ def _width(name: str, dtype: str) -> int:
 
 
 def _plane(name: str, order: str, pieces: int, size: int, *, replicated: bool = False) -> Plane:
-    if order not in get_args(Order):
-        _unknown(f"order {order!r}", order, get_args(Order))
-    whole = order == "page-first"
+    whole = one_of("order", order, get_args(Order)) == "page-first"
     return Plane(name, 1 if whole else pieces, pieces * size if whole else size, replicated)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from blockyard.shared.layout import natural
+from blockyard.shared.validate import integer
 
 __all__ = ["Thresholds"]
 
@@ -59,4 +59,5 @@ class Thresholds:
         """Checks every field."""
         for field in fields(self):
             least = int(field.name in _POSITIVE)
-            natural(f"thresholds: {field.name}", getattr(self, field.name), least=least)
+            given = integer(f"thresholds: {field.name}", getattr(self, field.name), least=least)
+            object.__setattr__(self, field.name, given)

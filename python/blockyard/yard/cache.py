@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked, Plan, _forked
 from blockyard._typing import override
-from blockyard.shared.layout import KVLayout, natural
+from blockyard.shared.layout import KVLayout
 from blockyard.shared.machine import free_memory
 from blockyard.shared.plan import Outcome
 from blockyard.shared.stats import Stat, core_schema
+from blockyard.shared.validate import integer, one_of
 from blockyard.yard.config import Config, Keywords
 from blockyard.yard.explain import Explanation, explain
 from blockyard.yard.flights import Ended, Flights
@@ -163,7 +164,7 @@ class KVCache(Cache):
             Misuse: An outcome contradicts its plan, or `now` is before an earlier one.
         """
         if now is not None:
-            natural("now", now, least=self._now)
+            now = integer("now", now, least=self._now)
         elif good is None and corrupt is None and isinstance(flights, list) and not flights:
             # Every step says that it is done, most often with nothing landed.
             count = super().commit(flights, done=done)
@@ -210,8 +211,7 @@ class KVCache(Cache):
         Raises:
             Misuse: There is no such rank, or another word for `memory`.
         """
-        if memory not in {"lost", "kept"}:
-            raise Misuse(f"memory = {memory!r}: say 'lost' or 'kept'")
+        one_of("memory", memory, ("lost", "kept"))
         ended = self._flights.reset(rank)
         if memory == "lost":
             self.clear()
@@ -266,4 +266,4 @@ def _memory(config: Config) -> int | None:
 
 def _many(count: object) -> bool:
     """Whether it is a number at all is for the core to say."""
-    return isinstance(count, int) and count > _MANY
+    return isinstance(count, int | np.integer) and bool(count > _MANY)

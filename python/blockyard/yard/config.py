@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from blockyard._core import Misuse
-from blockyard.shared.layout import Hello, KVLayout, natural
+from blockyard.shared.layout import Hello, KVLayout
 from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.validate import integer, one_of
 
 __all__ = ["Config", "Keywords", "Speeds", "agree"]
 
@@ -132,9 +133,9 @@ class Config:
             settle(self, tier, _blocks(tier, getattr(self, tier), layout))
         for name, least in _LEAST.items():
             if getattr(self, name) is not None:
-                natural(name, getattr(self, name), least=least)
+                settle(self, name, integer(name, getattr(self, name), least=least))
         for name, words in _WORDS.items():
-            _word(name, getattr(self, name), words)
+            settle(self, name, one_of(name, getattr(self, name), words))
         forms = {"speeds": _speeds, "thresholds": _thresholds, "namespace": _namespace}
         for name, form in forms.items():
             if getattr(self, name) is not None:
@@ -262,7 +263,7 @@ _LEAST = {
     "deadline": 1,
     "copy_retries": 0,
 }
-_WORDS = {
+_WORDS: dict[str, tuple[str | bool, ...]] = {
     "eviction": ("recency", "heap"),
     "write": ("on-evict", "through", "second-touch"),
     "key_hash": ("sha256", "xxh3"),
@@ -270,19 +271,12 @@ _WORDS = {
 }
 
 
-def _word(name: str, given: object, words: tuple[object, ...]) -> None:
-    if not any(given is word or (given == word and isinstance(given, str)) for word in words):
-        quoted = [f'"{word}"' if isinstance(word, str) else str(word) for word in (given, *words)]
-        raise Misuse(f"{name} = {quoted[0]}: must be one of {', '.join(quoted[1:])}")
-
-
 def _speeds(given: object) -> Speeds:
     """Three whole numbers."""
     if not isinstance(given, tuple | list) or len(given) not in {2, 3}:
         raise Misuse(f"speeds = {given!r}: give (load, compute, attend) in nanoseconds a block")
-    for name, value in zip(Speeds._fields, given, strict=False):
-        natural(f"speeds: {name}", value, least=0)
-    return Speeds(*given)
+    named = zip(Speeds._fields, given, strict=False)
+    return Speeds(*(integer(f"speeds: {name}", value, least=0) for name, value in named))
 
 
 def _thresholds(given: object) -> Thresholds:
@@ -315,8 +309,7 @@ def _namespace(given: object) -> tuple[tuple[str, str], ...]:
 def _blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
     """Blocks of a tier; the core checks the range of a number."""
     if not isinstance(size, str):
-        natural(tier, size, least=0)
-        return size
+        return integer(tier, size, least=0)
     amount, _, unit = size.partition("GiB")
     per = unit.strip().removeprefix("/").removeprefix("per ").strip()
     try:

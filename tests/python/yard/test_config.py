@@ -114,7 +114,7 @@ def test_sizes_in_gib_are_blocks_of_the_layout_per_rank_or_per_host() -> None:
     [
         ({}, "device is missing"),
         ({"device": 8, "evicton": 3}, "no 'evicton' .* did you mean 'eviction'"),
-        ({"device": 8, "ranks": 0}, "ranks = 0: give an integer of 1 or more"),
+        ({"device": 8, "ranks": 0}, "ranks = 0: must be an integer >= 1"),
         ({"device": 8, "ranks": True}, "ranks = True"),
         ({"device": 8, "deadline": 0}, "deadline = 0"),
         ({"device": 8, "ahead": -1}, "ahead = -1"),
@@ -134,7 +134,7 @@ def test_sizes_in_gib_are_blocks_of_the_layout_per_rank_or_per_host() -> None:
         ({"device": "1e400 GiB", "layout": LAYOUT}, "device = '1e400 GiB'"),
         ({"device": 1.5}, "device = 1.5"),
         ({"device": -5}, "device = -5"),
-        ({"device": 8, "write": "bogus"}, 'write = "bogus": must be one of "on-evict", '),
+        ({"device": 8, "write": "bogus"}, "write = 'bogus': must be one of 'on-evict', 'through'"),
         ({"device": 8, "eviction": ["x"]}, "eviction ="),
         ({"device": 8, "copy_retries": "x"}, "copy_retries = 'x'"),
         ({"device": 8, "speeds": 5}, "speeds = 5"),

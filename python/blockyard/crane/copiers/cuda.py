@@ -20,10 +20,10 @@ from blockyard.crane.copiers.stream import CALLS, CopyStream, Flight, Part
 from blockyard.crane.copiers.transfer import Transfer
 from blockyard.crane.gpu import Gpu, GpuError, Memory, Places, address_of, freed
 from blockyard.crane.tiers import Tier
-from blockyard.shared.layout import natural
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
 from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.validate import integer
 
 __all__ = ["CudaCopier", "Placed"]
 
@@ -84,8 +84,8 @@ class CudaCopier:
         depth: int = 64,
         layers: int = 1,
     ) -> None:
-        natural("depth", depth)
-        natural("layers", layers)
+        depth = integer("depth", depth)
+        layers = integer("layers", layers)
         if host is not None and host.gpu is not device.gpu:
             raise Misuse("the tiers are of two GPUs: give both the same gpu=")
         self._device = device

@@ -9,9 +9,9 @@ import numpy as np
 from blockyard._core import Misuse
 from blockyard.crane.copiers import Landed, Receipt, Slots
 from blockyard.crane.tiers import Tier
-from blockyard.shared.layout import natural
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
+from blockyard.shared.validate import integer
 
 __all__ = ["ThreadCopier"]
 
@@ -36,8 +36,8 @@ class ThreadCopier:
     """
 
     def __init__(self, *, workers: int = 2, depth: int = 64) -> None:
-        natural("workers", workers, least=0)
-        natural("depth", depth)
+        workers = integer("workers", workers, least=0)
+        depth = integer("depth", depth)
         self._workers = workers
         self._depth = depth
         # One entry per worker and copy, so that all work on the oldest; None ends a worker.

@@ -11,7 +11,8 @@ import numpy as np
 from blockyard._core import Misuse
 from blockyard.crane.gpu import Places
 from blockyard.crane.tiers.tensors import Tensor, describe, is_pair
-from blockyard.shared.layout import KVLayout, Plane, natural
+from blockyard.shared.layout import KVLayout, Plane
+from blockyard.shared.validate import integer
 
 __all__ = ["Adopted", "Tensor", "describe", "places"]
 
@@ -56,7 +57,7 @@ def places(
         Misuse: They are no such memory: what was found and what was wanted is said.
     """
     if blocks is not None:
-        natural("blocks", blocks)
+        blocks = integer("blocks", blocks)
     names = [plane.name for plane in layout.planes]
     axes = axis if isinstance(axis, Mapping) else dict.fromkeys(names, axis)
     if not set(axes) <= set(names):
@@ -143,7 +144,7 @@ def _block_axis(
         if len(fits) > 1:
             raise Misuse(f"axes {fits} of shape {shape} have the length {blocks}: give axis=")
     else:
-        natural("axis", axis, least=-len(shape))
+        axis = integer("axis", axis, least=-len(shape))
         if axis >= len(shape):
             raise Misuse(f"axis = {axis}: shape {shape} has {len(shape)} axes")
         blocks = shape[axis] if blocks is None else blocks

@@ -40,7 +40,7 @@ class DeviceTier:
     ) -> None:
         self.nbytes = sized(layout, blocks, "device")
         self.layout = layout
-        self.blocks = blocks
+        self.blocks = int(blocks)
         self.gpu = current(gpu)
         self.stream = stream
         self._memory: list[Memory] = []

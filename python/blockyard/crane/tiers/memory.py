@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unavailable
-from blockyard.shared.layout import KVLayout, Plane, natural
+from blockyard.shared.layout import KVLayout, Plane
+from blockyard.shared.validate import integer
 
 __all__ = ["Bytes", "MemoryTier", "mapped", "sized", "slots"]
 
@@ -48,7 +49,7 @@ class MemoryTier:
             raise Misuse(f"name = {name!r}: call it 'device' or 'host'")
         self.name = name
         self.layout = layout
-        self.blocks = blocks
+        self.blocks = int(blocks)
         self.nbytes = nbytes
         self.planes: tuple[Bytes, ...]
         if name == "device":
@@ -117,7 +118,7 @@ def sized(layout: KVLayout, blocks: int, name: str) -> int:
     Raises:
         Misuse: It is smaller than one block.
     """
-    natural("blocks", blocks, least=0)
+    blocks = integer("blocks", blocks, least=0)
     if not blocks:
         raise Misuse(
             f"blocks = 0: a {name} tier smaller than one block of {layout.block_bytes} bytes; "

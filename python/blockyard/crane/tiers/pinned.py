@@ -164,7 +164,7 @@ class PinnedTier:
         self.nbytes = sized(layout, blocks, "host")
         self.name = "host"
         self.layout = layout
-        self.blocks = blocks
+        self.blocks = int(blocks)
         self.gpu = current(gpu)
         self._pools: list[Pinned] = []
 
