@@ -1,6 +1,7 @@
 """How the bytes of a plane get from one tier to another on a GPU: addresses in, runs out."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
@@ -26,7 +27,7 @@ class Runs(NamedTuple):
     sizes: Addresses
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Addressing:
     """One plane, from one tier to another.
 
@@ -74,22 +75,22 @@ class Addressing:
                 below = None
         return cls(source, destination, piece_bytes, below)
 
-    @property
+    @cached_property
     def pieces(self) -> int:
         """Pieces of a block."""
         return len(self.source.pieces)
 
-    @property
+    @cached_property
     def block_bytes(self) -> int:
         """Bytes of a block."""
         return self.pieces * self.piece_bytes
 
-    @property
+    @cached_property
     def flat(self) -> bool:
         """Whether consecutive slots are one run of bytes on both sides."""
         return self.source.stride == self.destination.stride == self.piece_bytes
 
-    @property
+    @cached_property
     def pitch(self) -> int | None:
         """Bytes from a piece of a block to its next above the link, if all are so far apart.
 
@@ -100,7 +101,7 @@ class Addressing:
         even = self.below is not None and len(apart) == 1 and apart[0] >= self.piece_bytes
         return int(apart[0]) if even and apart[0] < _PITCH else None
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Bytes that a kernel may load at a time here."""
         return width(self.source, self.destination, self.piece_bytes)

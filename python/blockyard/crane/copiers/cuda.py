@@ -96,6 +96,7 @@ class CudaCopier:
         self._lost = ""
         self._memory: list[Memory] = []
         self._routes: dict[tuple[str, str, str], Transfer] = {}
+        self._streams: list[CopyStream] = []
         self._lanes: dict[tuple[str, str], CopyStream] = {}
         self._turning = False
         self._captured: bool | None = None
@@ -138,7 +139,7 @@ class CudaCopier:
         receipt: Receipt | None = None
         try:
             with self._gpu:
-                coming = [one for one in dict.fromkeys(self._lanes.values()) if one.later]
+                coming = [one for one in self._streams if one.later]
                 alive = all(map(self._go_on, coming))
                 if not alive or lane.later or lane.coming(pair, sources, destinations):
                     return None
@@ -224,7 +225,7 @@ class CudaCopier:
 
     def reset(self) -> None:
         """Waits until all that was queued has ended; what was not queued yet has failed."""
-        for lane in set(self._lanes.values()):
+        for lane in self._streams:
             lane.drop(Cause.FAILED)
             try:
                 with self._gpu:
@@ -244,10 +245,12 @@ class CudaCopier:
         named = {tier.name: tier for tier in tiers}
         most = self._limits.queued_runs
         up = CopyStream(self._gpu, tiers, depth, self._layers, most, self._lose)
+        self._streams.append(up)
         self._lanes["device", "device"] = up
         if len(tiers) > 1:
             self._lanes["host", "device"] = up
             down = CopyStream(self._gpu, tiers, depth, 1, most, self._lose)
+            self._streams.append(down)
             self._lanes["device", "host"] = down
             down.other, up.other = up, down
         ways = {}
@@ -260,19 +263,18 @@ class CudaCopier:
                 ways[*pair, plane.name] = way
         ringed = [way.block_bytes for way in ways.values() if way.below and way.pieces > 1]
         rings: dict[CopyStream, Memory] = {}
-        lanes = set(self._lanes.values())
         if ringed and self._gpu.batches and self._limits.batch_runs:
             least, most = max(ringed), max(ringed) * min(tier.blocks for tier in tiers)
             nbytes = min(max(least, self._limits.ring_bytes), most)
-            rings = {lane: lane.ring(nbytes, self._limits.ring_parts) for lane in lanes}
+            rings = {lane: lane.ring(nbytes, self._limits.ring_parts) for lane in self._streams}
         atlas = AddressTables(self._gpu)
-        for lane in lanes:
+        for lane in self._streams:
             lane.chart(atlas)
         for name, way in ways.items():
             ring = rings.get(self._lanes[name[:2]])
             self._routes[name] = Transfer(self._gpu, way, ring, atlas, self._limits)
         atlas.unroll(up.stream, self._memory)
-        for lane in lanes:
+        for lane in self._streams:
             lane.settle(atlas.address)
         for route in self._routes.values():
             route.settle(atlas.address)
@@ -298,20 +300,11 @@ class CudaCopier:
     def _cut(self, task: Part) -> list[Part] | None:
         """Parts of a flight that is too long for the driver's queue; None for one that is not."""
         most, blocks = self._limits.queued_runs, len(task.sources)
-        calls, runs = self._cost(task)
+        calls, runs = task.calls, task.runs
         if (calls <= CALLS and runs <= most) or blocks == 1:
             return None
         # While one is copied, the next is in the queue.
         return task.cut(max(int(blocks / max(calls / CALLS, runs / most)) // 2, 1))
-
-    def _cost(self, task: Part) -> tuple[int, int]:
-        """Calls of the driver, and runs of batches."""
-        # To order it, to lay out its slots, and to end it.
-        calls, runs, blocks = 6 + len(task.lane.parts), 0, len(task.sources)
-        for route, road in task.jobs:
-            more = (len(task.lane.parts), 0) if road == "layers" else route.cost(road, blocks)
-            calls, runs = calls + more[0], runs + more[1]
-        return calls, runs
 
     def _go_on(self, lane: CopyStream) -> bool:
         """Queues what is to come, as far as there is room; whether the device is there still."""
@@ -335,7 +328,7 @@ class CudaCopier:
         tables = any(road in {"kernel", "ring", "layers"} for _, road in task.jobs)
         # The slots of both sides, behind the word that says where they begin.
         words = 2 * blocks + 1 if tables else 0
-        flight = lane.take(blocks, words, *self._cost(task))
+        flight = lane.take(blocks, words, task.calls, task.runs)
         if flight is not None:
             try:
                 self._queue(flight, task)
@@ -388,10 +381,10 @@ class CudaCopier:
         if not self._lost:
             self._lost = error.name
             _log.warning("the device is lost, and all that is in flight: %s", error)
-        for lane in set(self._lanes.values()):
+        for lane in self._streams:
             lane.lose()
 
     def _free(self) -> None:
-        for lane in set(self._lanes.values()):
+        for lane in self._streams:
             lane.free()
         freed(self._gpu, self._memory)

@@ -83,6 +83,7 @@ class Part:
     """
 
     __slots__ = (
+        "calls",
         "destinations",
         "dropped",
         "flight",
@@ -90,6 +91,7 @@ class Part:
         "lane",
         "marked",
         "pair",
+        "runs",
         "sources",
         "tables",
     )
@@ -107,6 +109,13 @@ class Part:
         self.sources = sources
         self.destinations = destinations
         self.jobs = jobs
+        self.calls, self.runs = 6 + len(lane.parts), 0
+        """Of the driver, and in batches: to order it, to lay out its slots, and to end it, too."""
+        for route, road in jobs:
+            layered = road == "layers"
+            calls, runs = (len(lane.parts), 0) if layered else route.cost(road, len(sources))
+            self.calls += calls
+            self.runs += runs
         self.flight: Flight | None = None
         """None until it is queued."""
         self.tables = 0, 0
