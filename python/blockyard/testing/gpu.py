@@ -1,38 +1,21 @@
 """A simulated GPU: streams, events, memory and the kernel, in ordinary memory and seeded order."""
 
-import ctypes
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from blockyard._core import Unavailable
-from blockyard.crane.gpu import Addresses, Array, GpuError, Memory, Move
+from blockyard.crane.gpu import Addresses, Array, GpuError, Memory, Move, PitchedCopy
+from blockyard.testing.gpu_memory import AddressSpace, Allocation
 
 __all__ = ["SimulatedGpu"]
 
-_ALIGNED = 256
 # Bytes copied between two steps of a copy: others' steps come between them.
 _STEP = 1 << 14
-
-
-@dataclass(slots=True, eq=False)
-class _Paper:
-    """Memory of it."""
-
-    gpu: "SimulatedGpu"
-    array: NDArray[np.uint8]
-    address: int
-    nbytes: int
-
-    def free(self) -> None:
-        self.gpu.freed(self.address)
 
 
 class SimulatedGpu:
@@ -71,8 +54,7 @@ class SimulatedGpu:
     ) -> None:
         self._chance = random.Random(seed)  # noqa: S311 - it need not be hard to guess
         self.batches = batches
-        self._memory = memory
-        self._pins = pins
+        self.space = AddressSpace(memory, pins)
         self._eager = eager
         self._entries = entries
         self._queued: Counter[int] = Counter()
@@ -88,9 +70,6 @@ class SimulatedGpu:
         self._come: dict[int, int] = {}
         self._capturing: set[int] = set()
         self._stuck: set[int] = set()
-        self._ranges: dict[int, int] = {}
-        self._kept: dict[int, NDArray[np.uint8]] = {}
-        self._device: set[int] = set()
         self._widths: set[int] = set()
         self._failing: dict[str, tuple[str, bool, int]] = {}
         self._gone = ""
@@ -179,54 +158,35 @@ class SimulatedGpu:
     @property
     def held(self) -> int:
         """Bytes allocated and pinned, and streams and events made, and not given back."""
-        return sum(self._ranges.values()) + len(self._streams) - 1 + len(self._records)
+        return self.space.held + len(self._streams) - 1 + len(self._records)
 
     # What Blockyard asks of it.
 
     def allocate(self, nbytes: int) -> Memory:
         """Device memory."""
         self._call("allocate")
-        used = sum(self._ranges[address] for address in self._device)
-        if used + nbytes > self._memory:
-            raise Unavailable(f"{nbytes} bytes of device memory: {self._memory - used} are left")
-        array = np.zeros(nbytes + _ALIGNED, np.uint8)
-        first = -int(array.ctypes.data) % _ALIGNED
-        memory = _Paper(self, array[first : first + nbytes], int(array.ctypes.data) + first, nbytes)
-        self._ranges[memory.address] = nbytes
-        self._device.add(memory.address)
-        self._kept[memory.address] = array
-        return memory
-
-    def freed(self, address: int) -> None:
-        """Device memory was given back."""
-        if address in self._device:
-            self._idle("memory")
-            self._device.remove(address)
-            del self._ranges[address], self._kept[address]
+        return self.space.allocate(nbytes, self._freed)
 
     def view(self, memory: Memory, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
         """A NumPy array."""
-        assert isinstance(memory, _Paper)  # noqa: S101 - nobody else makes any
+        assert isinstance(memory, Allocation)  # noqa: S101 - nobody else makes any
         return np.ndarray(shape, np.uint8, memory.array, 0, strides)
 
     def owns(self, address: int) -> bool:
         """Whether it was allocated, or registered, which is the same here."""
         self._call("owns")
-        return any(start <= address < start + size for start, size in self._ranges.items())
+        return self.space.owns(address)
 
     def register(self, address: int, nbytes: int) -> None:
         """Pins host memory."""
         self._call("allocate")
-        pinned = sum(self._ranges[one] for one in self._ranges if one not in self._device)
-        if pinned + nbytes > self._pins:
-            raise GpuError("CUDA_ERROR_OUT_OF_MEMORY", "cuMemHostRegister")
-        self._ranges[address] = nbytes
+        self.space.register(address, nbytes)
 
     def unregister(self, address: int) -> None:
         """Unpins it."""
         self._call("free")
         self._idle("pinned memory")
-        del self._ranges[address]
+        self.space.unregister(address)
 
     def node(self) -> int | None:
         """It is nowhere."""
@@ -293,50 +253,27 @@ class SimulatedGpu:
         """Whether it has that one, too."""
         return self.batches
 
-    def copy_blocks(
-        self,
-        to: Addresses,
-        to_pitch: int,
-        from_: Addresses,
-        from_pitch: int,
-        width: int,
-        rows: int,
-        stream: int,
-    ) -> None:
+    def copy_blocks(self, blocks: PitchedCopy[Addresses], stream: int) -> None:
         """As of CUDA."""
         self._call("copy_blocks", stream)
-        assert self.batches and len(to) == len(from_)  # noqa: S101, PT018
-        if min(to_pitch, from_pitch) < width:
-            raise GpuError("CUDA_ERROR_INVALID_VALUE", "cuMemcpy3DBatchAsync")
-        runs = [
-            (there + row * to_pitch, here + row * from_pitch, width)
-            for there, here in zip(to.tolist(), from_.tolist(), strict=True)
-            for row in range(rows)
-        ]
+        assert self.batches  # noqa: S101
+        _, to_pitch, _, from_pitch, width, rows = blocks
+        runs = []
+        for to, from_ in zip(blocks.to.tolist(), blocks.from_.tolist(), strict=True):
+            block = PitchedCopy(to, to_pitch, from_, from_pitch, width, rows)
+            runs += _rows(block, "cuMemcpy3DBatchAsync")
         self._chance.shuffle(runs)
-        self._submit(stream, runs, len(to))
+        self._submit(stream, runs, len(blocks.to))
 
     def copy_run(self, to: int, from_: int, nbytes: int, stream: int) -> None:
         """As of CUDA."""
         self._call("copy_run", stream)
         self._submit(stream, [(to, from_, nbytes)], 1)
 
-    def copy_rows(
-        self,
-        to: int,
-        to_pitch: int,
-        from_: int,
-        from_pitch: int,
-        width: int,
-        rows: int,
-        stream: int,
-    ) -> None:
+    def copy_rows(self, rows: PitchedCopy[int], stream: int) -> None:
         """As of CUDA."""
         self._call("copy_rows", stream)
-        if min(to_pitch, from_pitch) < width:
-            raise GpuError("CUDA_ERROR_INVALID_VALUE", "cuMemcpy2DAsync")
-        runs = [(to + row * to_pitch, from_ + row * from_pitch, width) for row in range(rows)]
-        self._submit(stream, runs, 1)
+        self._submit(stream, _rows(rows, "cuMemcpy2DAsync"), 1)
 
     def move(self, move: Move, stream: int) -> None:
         """As the kernel does it."""
@@ -395,15 +332,8 @@ class SimulatedGpu:
         self, stream: int, runs: list[tuple[int, int, int]], entries: int
     ) -> Iterator[bool]:
         """By the engine that goes this way, when those before it have been."""
-        above = (
-            [
-                any(start <= end < start + self._ranges[start] for start in self._device)
-                for end in runs[0][:2]
-            ]
-            if runs
-            else [True, True]
-        )
-        engine = self._engines[("up" if above[0] else "down")] if above[0] != above[1] else deque()
+        ends = [self.space.on_device(end) for end in runs[0][:2]] if runs else [True, True]
+        engine = self._engines["up" if ends[0] else "down"] if ends[0] != ends[1] else deque()
         turn = object()
         engine.append(turn)
         while engine[0] is not turn:
@@ -429,6 +359,11 @@ class SimulatedGpu:
         except StopIteration:
             queue.popleft()
             return True
+
+    def _freed(self, address: int) -> None:
+        if self.space.allocated(address):
+            self._idle("memory")
+            self.space.free(address)
 
     def _idle(self, what: str) -> None:
         assert not any(self._streams.values()), f"{what} freed while streams work"  # noqa: S101
@@ -456,7 +391,7 @@ class SimulatedGpu:
         for number, (to, from_, size) in enumerate(parts):
             if number:
                 yield True
-            ctypes.memmove(self._own(to, size), self._own(from_, size), size)
+            self.space.copy(to, from_, size)
 
     def _launch(self, move: Move) -> Iterator[bool]:
         while self._products:
@@ -464,16 +399,15 @@ class SimulatedGpu:
         if self._kernel is not None:
             self._kernel(move)
             return
-        from_, to = (
-            self._table(at, move.pieces, np.uint64) for at in (move.from_pieces, move.to_pieces)
-        )
+        tables = move.from_pieces, move.to_pieces
+        from_, to = (self.space.table(at, move.pieces, np.uint64) for at in tables)
         places = [(block, piece) for block in range(move.blocks) for piece in range(move.pieces)]
         self._chance.shuffle(places)
         for number, (block, piece) in enumerate(places):
             if number:
                 yield True
             here, there = (
-                self._table(at, move.blocks, np.uint32)[block] if at else block
+                self.space.table(at, move.blocks, np.uint32)[block] if at else block
                 for at in (move.from_slots, move.to_slots)
             )
             ends = (
@@ -483,13 +417,12 @@ class SimulatedGpu:
             assert not any(end % move.width for end in (*ends, move.piece_bytes))  # noqa: S101
             yield from self._carry([(*ends, move.piece_bytes)])
 
-    def _table(self, address: int, count: int, kind: type[np.unsignedinteger[Any]]) -> Array:
-        size = count * np.dtype(kind).itemsize
-        return np.frombuffer(ctypes.string_at(self._own(address, size), size), kind)
 
-    def _own(self, address: int, nbytes: int) -> int:
-        """The address, if all of it is the GPU's to use."""
-        for start, size in self._ranges.items():
-            if start <= address and address + nbytes <= start + size:
-                return address
-        raise AssertionError(f"{nbytes} bytes at {address:#x} are neither its own nor pinned")
+def _rows(block: PitchedCopy[int], call: str) -> list[tuple[int, int, int]]:
+    """Each row of a block as a run: where it goes, where it is, and its bytes."""
+    if min(block.to_pitch, block.from_pitch) < block.width:
+        raise GpuError("CUDA_ERROR_INVALID_VALUE", call)
+    return [
+        (block.to + row * block.to_pitch, block.from_ + row * block.from_pitch, block.width)
+        for row in range(block.rows)
+    ]

@@ -36,7 +36,7 @@ class AddressTables:
         staging = Pinned(gpu, size)
         try:
             staging.array.view(np.uint64)[:] = np.concatenate(self._pages)
-            gpu.copy_rows(self.address, size, staging.address, size, size, 1, stream)
+            gpu.copy_run(self.address, staging.address, size, stream)
         finally:
             try:
                 gpu.synchronize(stream)

@@ -7,7 +7,7 @@ import numpy as np
 from blockyard.crane.copiers.address_tables import AddressTables
 from blockyard.crane.copiers.addressing import Addressing, Road, width
 from blockyard.crane.copiers.stream import Part
-from blockyard.crane.gpu import Addresses, Gpu, Memory, Move, Places
+from blockyard.crane.gpu import Addresses, Gpu, Memory, Move, PitchedCopy, Places
 from blockyard.shared.thresholds import Thresholds
 
 __all__ = ["Transfer"]
@@ -98,7 +98,8 @@ class Transfer:
             else:
                 # Of a tier of one slot nothing is a stride away.
                 pitches = max(to.stride, size), max(from_.stride, size)
-                self._gpu.copy_rows(there, pitches[0], here, pitches[1], size, blocks, stream)
+                rows = PitchedCopy(there, pitches[0], here, pitches[1], size, blocks)
+                self._gpu.copy_rows(rows, stream)
 
     def _copy(self, to: Addresses, from_: Addresses, sizes: Addresses, stream: int) -> None:
         """By as many calls as it takes."""
@@ -121,9 +122,8 @@ class Transfer:
         most = self._limits.batch_runs
         for start in range(0, len(to), most):
             part = slice(start, start + most)
-            self._gpu.copy_blocks(
-                to[part], pitches[0], from_[part], pitches[1], size, way.pieces, task.lane.stream
-            )
+            blocks = PitchedCopy(to[part], pitches[0], from_[part], pitches[1], size, way.pieces)
+            self._gpu.copy_blocks(blocks, task.lane.stream)
 
     def move(self, task: Part, part: int = 0, parts: int = 1) -> None:
         """Queues a kernel that goes straight from slots to slots, for one part of the pieces."""

@@ -5,7 +5,7 @@ and waits are one native call each, whatever they carry; they allocate nothing a
 """
 
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ __all__ = [
     "GpuError",
     "Memory",
     "Move",
+    "PitchedCopy",
     "Places",
     "address_of",
     "freed",
@@ -77,6 +78,27 @@ class Move(NamedTuple):
     """Bytes per load: 16, 8, 4 or 1. Every address, stride and length is a multiple of it."""
     groups: int
     """Most thread blocks at a time: how much of the GPU it may take."""
+
+
+_Where = TypeVar("_Where", int, Addresses)
+
+
+class PitchedCopy(NamedTuple, Generic[_Where]):
+    """Blocks of rows, whose starts lie a pitch apart on either side: a 2-D copy for each block.
+
+    For one block `to` and `from_` are addresses, for many they are tables, shape (blocks,).
+    """
+
+    to: _Where
+    """Where the first row of a block goes."""
+    to_pitch: int
+    """Bytes from the start of a row to that of the next, there."""
+    from_: _Where
+    from_pitch: int
+    width: int
+    """Bytes of a row."""
+    rows: int
+    """Rows of a block."""
 
 
 class Memory(Protocol):
@@ -174,32 +196,14 @@ class Gpu(Protocol):
     def batches(self) -> bool:
         """Whether `copy` is there."""
 
-    def copy_rows(
-        self,
-        to: int,
-        to_pitch: int,
-        from_: int,
-        from_pitch: int,
-        width: int,
-        rows: int,
-        stream: int,
-    ) -> None:
-        """Copies `rows` rows of `width` bytes, whose starts lie a pitch apart."""
+    def copy_rows(self, rows: PitchedCopy[int], stream: int) -> None:
+        """Copies the rows of one block."""
 
     def copy_run(self, to: int, from_: int, nbytes: int, stream: int) -> None:
         """Copies one run of bytes."""
 
-    def copy_blocks(
-        self,
-        to: Addresses,
-        to_pitch: int,
-        from_: Addresses,
-        from_pitch: int,
-        width: int,
-        rows: int,
-        stream: int,
-    ) -> None:
-        """Copies blocks of rows, shape (blocks,), in any order, each as `copy_rows` does one.
+    def copy_blocks(self, blocks: PitchedCopy[Addresses], stream: int) -> None:
+        """Copies many blocks, in any order, each as `copy_rows` does one.
 
         Raises:
             Unavailable: The driver has no such call; `batches_blocks` says so beforehand.

@@ -18,7 +18,16 @@ from typing import Any, Self
 import numpy as np
 
 from blockyard._core import Unavailable
-from blockyard.crane.gpu import Addresses, Array, Gpu, GpuError, Memory, Move, kernels
+from blockyard.crane.gpu import (
+    Addresses,
+    Array,
+    Gpu,
+    GpuError,
+    Memory,
+    Move,
+    PitchedCopy,
+    kernels,
+)
 from blockyard.crane.gpu.driver import (
     BLOCK,
     INSTALL,
@@ -274,44 +283,26 @@ class Cuda:
         tables = to.ctypes.data, from_.ctypes.data, sizes.ctypes.data
         self._driver.batch(*tables, len(sizes), stream)
 
-    def copy_rows(
-        self,
-        to: int,
-        to_pitch: int,
-        from_: int,
-        from_pitch: int,
-        width: int,
-        rows: int,
-        stream: int,
-    ) -> None:
-        """Copies `rows` rows of `width` bytes, whose starts lie a pitch apart."""
+    def copy_rows(self, rows: PitchedCopy[int], stream: int) -> None:
+        """Copies the rows of one block."""
         what = self._here.rows
-        what.source_device, what.source_pitch = from_, from_pitch
-        what.destination_device, what.destination_pitch = to, to_pitch
-        what.width, what.height = width, rows
+        what.source_device, what.source_pitch = rows.from_, rows.from_pitch
+        what.destination_device, what.destination_pitch = rows.to, rows.to_pitch
+        what.width, what.height = rows.width, rows.rows
         self._driver.rows(byref(what), stream)
 
     def copy_run(self, to: int, from_: int, nbytes: int, stream: int) -> None:
         """Copies one run of bytes."""
         self._driver.run(to, from_, nbytes, stream)
 
-    def copy_blocks(
-        self,
-        to: Addresses,
-        to_pitch: int,
-        from_: Addresses,
-        from_pitch: int,
-        width: int,
-        rows: int,
-        stream: int,
-    ) -> None:
-        """Copies blocks of rows, in any order, each as `copy_rows` does one."""
-        table = np.zeros(len(to), BLOCK)
+    def copy_blocks(self, blocks: PitchedCopy[Addresses], stream: int) -> None:
+        """Copies many blocks, in any order, each as `copy_rows` does one."""
+        table = np.zeros(len(blocks.to), BLOCK)
         table["source_kind"] = table["destination_kind"] = POINTER_KIND
-        table["source_address"], table["source_pitch"] = from_, from_pitch
-        table["destination_address"], table["destination_pitch"] = to, to_pitch
-        table["source_rows"] = table["destination_rows"] = rows
-        table["width"], table["height"], table["depth"] = width, rows, 1
+        table["source_address"], table["source_pitch"] = blocks.from_, blocks.from_pitch
+        table["destination_address"], table["destination_pitch"] = blocks.to, blocks.to_pitch
+        table["source_rows"] = table["destination_rows"] = blocks.rows
+        table["width"], table["height"], table["depth"] = blocks.width, blocks.rows, 1
         table["source_order"], table["flags"] = STREAM_ORDER, OVERLAP
         self._driver.blocks(table.ctypes.data, len(table), stream)
 
