@@ -13,7 +13,7 @@ from blockyard.shared.layout import KVLayout
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import one_of
 from blockyard.yard.cache import KVCache
-from blockyard.yard.config import Config, Keywords, agree
+from blockyard.yard.config import Config, ConfigKeywords, agree
 
 __all__ = ["LocalCache", "local"]
 
@@ -105,7 +105,7 @@ def local(
     *,
     memory: tuple[Tier, Tier | None] | None = None,
     copier: Copier | None = None,
-    **keywords: Unpack[Keywords],
+    **keywords: Unpack[ConfigKeywords],
 ) -> LocalCache:
     """Wires a yard and one crane in this process.
 

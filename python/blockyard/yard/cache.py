@@ -14,7 +14,7 @@ from blockyard.shared.machine import free_memory
 from blockyard.shared.plan import Outcome
 from blockyard.shared.stats import Stat, core_schema
 from blockyard.shared.validate import integer, one_of
-from blockyard.yard.config import Config, Keywords
+from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
 from blockyard.yard.flights import Ended, Flights
 from blockyard.yard.offload import Offload
@@ -68,7 +68,7 @@ class KVCache(Cache):
     _offload: Offload
 
     def __new__(
-        cls, config: Config | KVLayout | None = None, /, **keywords: Unpack[Keywords]
+        cls, config: Config | KVLayout | None = None, /, **keywords: Unpack[ConfigKeywords]
     ) -> Self:
         """Makes an empty cache."""
         if not isinstance(config, Config | KVLayout | None):

@@ -15,7 +15,7 @@ from blockyard.shared.layout import Hello, KVLayout
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import integer, one_of
 
-__all__ = ["Config", "Keywords", "Speeds", "agree"]
+__all__ = ["Config", "ConfigKeywords", "Speeds", "agree"]
 
 
 class _Default(int):
@@ -37,7 +37,7 @@ class Speeds(NamedTuple):
     """What that grows by for each block before it."""
 
 
-class Keywords(TypedDict, total=False):
+class ConfigKeywords(TypedDict, total=False):
     """The fields of `Config` but the layout, as keywords."""
 
     ranks: int

@@ -24,7 +24,7 @@ class Ended(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Air:
+class _InFlight:
     """One flight: whose report is missing, and the worst that was reported."""
 
     blocks: int
@@ -58,28 +58,28 @@ class Flights:
         Stat("flights_unknown", "flights", "flights whose deadline passed before all ranks spoke"),
     )
 
-    __slots__ = ("_air", "_counts", "_deadline", "_due", "_lost", "_ranks")
+    __slots__ = ("_counts", "_deadline", "_due", "_in_flight", "_lost", "_ranks")
 
     def __init__(self, ranks: int, deadline: int | None) -> None:
         self._ranks = ranks
         self._deadline = deadline
-        self._air: dict[int, _Air] = {}
+        self._in_flight: dict[int, _InFlight] = {}
         self._due: deque[int] = deque()
         self._lost: list[int] = []
         self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
 
     def __len__(self) -> int:
-        return len(self._air)
+        return len(self._in_flight)
 
     def __contains__(self, flight: int) -> bool:
-        return flight in self._air
+        return flight in self._in_flight
 
     def launch(self, plan: Plan, now: int) -> None:
         """A plan was handed to the cranes at tick `now`."""
         due = None if self._deadline is None else now + self._deadline
         if due is not None:
             self._due.append(plan.flight)
-        self._air[plan.flight] = _Air(len(plan), due, set(range(self._ranks)), len(plan))
+        self._in_flight[plan.flight] = _InFlight(len(plan), due, set(range(self._ranks)), len(plan))
 
     def check(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
         """The outcomes, as `report` will take them all.
@@ -91,11 +91,11 @@ class Flights:
         for outcome in outcomes:
             if not all(type(number) is int for number in outcome[:3]):
                 raise Misuse(f"{outcome}: flight, rank and good are integers")
-            air = self._air.get(outcome.flight)
-            if air is not None and not 0 <= outcome.good <= air.blocks:
+            entry = self._in_flight.get(outcome.flight)
+            if entry is not None and not 0 <= outcome.good <= entry.blocks:
                 raise Misuse(
                     f"rank {outcome.rank} reports {outcome.good} good blocks of flight "
-                    f"{outcome.flight}, which has {air.blocks}"
+                    f"{outcome.flight}, which has {entry.blocks}"
                 )
         return outcomes
 
@@ -112,35 +112,35 @@ class Flights:
         ended = Ended([], [], [])
         for outcome in outcomes:
             self._counts["outcomes"] += 1
-            air = self._air.get(outcome.flight)
-            if air is None or outcome.rank not in air.missing:
+            entry = self._in_flight.get(outcome.flight)
+            if entry is None or outcome.rank not in entry.missing:
                 self._counts["outcomes_ignored"] += 1
                 _log.debug("ignored an outcome nobody waits for: %s", outcome)
                 continue
             if outcome.cause is Cause.LOST:
                 self._lost.append(outcome.flight)
                 continue
-            air.missing.remove(outcome.rank)
-            corrupt = outcome.cause is Cause.CORRUPT and outcome.good < air.blocks
-            if outcome.good < air.good:
-                air.good, air.corrupt = outcome.good, corrupt
-            elif outcome.good == air.good:
-                air.corrupt |= corrupt
-            air.fault |= outcome.good < air.blocks and outcome.cause is not Cause.DEAD
-            if not air.missing:
-                self._end(outcome.flight, air, ended)
+            entry.missing.remove(outcome.rank)
+            corrupt = outcome.cause is Cause.CORRUPT and outcome.good < entry.blocks
+            if outcome.good < entry.good:
+                entry.good, entry.corrupt = outcome.good, corrupt
+            elif outcome.good == entry.good:
+                entry.corrupt |= corrupt
+            entry.fault |= outcome.good < entry.blocks and outcome.cause is not Cause.DEAD
+            if not entry.missing:
+                self._end(outcome.flight, entry, ended)
         return ended
 
-    def _end(self, flight: int, air: _Air, ended: Ended) -> None:
-        del self._air[flight]
-        if air.good < air.blocks:
+    def _end(self, flight: int, entry: _InFlight, ended: Ended) -> None:
+        del self._in_flight[flight]
+        if entry.good < entry.blocks:
             self._counts["flights_failed"] += 1
             # Who closes or resets with copies in flight has asked for it.
-            tell = _log.warning if air.fault else _log.debug
-            tell("flight %d: %d of %d blocks are good", flight, air.good, air.blocks)
+            tell = _log.warning if entry.fault else _log.debug
+            tell("flight %d: %d of %d blocks are good", flight, entry.good, entry.blocks)
         ended.flights.append(flight)
-        ended.good.append(air.good)
-        ended.corrupt.append(air.corrupt)
+        ended.good.append(entry.good)
+        ended.corrupt.append(entry.corrupt)
 
     def reset(self, rank: int) -> Ended:
         """A rank was reset: what it had in flight has ended there, and nothing of it is good.
@@ -150,7 +150,7 @@ class Flights:
         """
         if not 0 <= rank < self._ranks:
             raise Misuse(f"rank {rank}: there are {self._ranks}, from 0")
-        mine = [flight for flight, air in self._air.items() if rank in air.missing]
+        mine = [flight for flight, entry in self._in_flight.items() if rank in entry.missing]
         return self.report(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
 
     def overdue(self, now: int) -> list[int]:
@@ -158,20 +158,20 @@ class Flights:
         late = []
         lost, self._lost = self._lost, []
         for flight in lost:
-            air = self._air.get(flight)
-            if air is not None and not air.late:
-                late.append(self._unknown(flight, air, now))
+            entry = self._in_flight.get(flight)
+            if entry is not None and not entry.late:
+                late.append(self._unknown(flight, entry, now))
         while self._due:
-            air = self._air.get(self._due[0])
-            if air is not None and air.due is not None and air.due > now:
+            entry = self._in_flight.get(self._due[0])
+            if entry is not None and entry.due is not None and entry.due > now:
                 break
             flight = self._due.popleft()
-            if air is not None and not air.late:
-                late.append(self._unknown(flight, air, now))
+            if entry is not None and not entry.late:
+                late.append(self._unknown(flight, entry, now))
         return late
 
-    def _unknown(self, flight: int, air: _Air, now: int) -> int:
-        air.late = True
+    def _unknown(self, flight: int, entry: _InFlight, now: int) -> int:
+        entry.late = True
         self._counts["flights_unknown"] += 1
         _log.warning("flight %d: no end known by tick %d", flight, now)
         return flight
@@ -179,7 +179,7 @@ class Flights:
     def forget(self, flights: Iterable[int]) -> None:
         """The caller has ended these by himself."""
         for flight in flights:
-            self._air.pop(flight, None)
+            self._in_flight.pop(flight, None)
 
     def stats(self) -> dict[str, int]:
         """Counts, by the names of `SCHEMA`."""

@@ -15,20 +15,20 @@ class Offload:
     the blocks just published go down at once, the watermark bounding those in flight.
     """
 
-    __slots__ = ("_ahead", "_by_air", "_through")
+    __slots__ = ("_ahead", "_less_in_flight", "_through")
 
     def __init__(self, config: Config) -> None:
         self._ahead = config.ahead_blocks if config.host_blocks else 0
         self._through = config.write == "through"
         # A heap does not see what is in flight: what is next to it would be copied too.
-        self._by_air = self._through or config.eviction == "heap"
+        self._less_in_flight = self._through or config.eviction == "heap"
 
     def decide(self, cache: Cache) -> None:
         """Puts copies in flight, if any are wanted now."""
         ahead = self._ahead
         if not ahead or (not self._through and cache.room().free >= ahead):
             return
-        if self._by_air:
+        if self._less_in_flight:
             down, _up = cache.blocks_in_flight()
             ahead -= down
         if ahead > 0:

@@ -27,7 +27,7 @@ from blockyard.shared.log import Limited
 from blockyard.shared.thresholds import Thresholds
 from blockyard.testing import ScriptedCopier, hang
 from blockyard.testing.gpu import SimulatedGpu
-from copying import LAYERED, ROADS, opened, slots, work
+from copying import LAYERED, METHODS, opened, slots, work
 from cranes import LAYOUTS, SHARED, after, filled, outcomes, plan, same
 
 BOTH = LAYOUTS["fp8 with scales, layer-first"]
@@ -53,22 +53,22 @@ def test_in_whatever_order_streams_work_bytes_are_those_of_the_order_of_calls(fi
 
 
 def _without_compute(copier: CudaCopier, gpu: SimulatedGpu) -> None:
-    wait, events = gpu.wait, {lane._computed for lane in copier._lanes.values()}
+    wait, events = gpu.wait, {stream._computed for stream in copier._streams}
     vars(gpu)["wait"] = lambda stream, event: event in events or wait(stream, event)
 
 
-def _without_the_other_lane(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
-    for lane in copier._lanes.values():
-        lane.other = None
+def _without_the_other_stream(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
+    for stream in copier._streams:
+        stream.other = None
 
 
 def _without_sources(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
-    for lane in set(copier._lanes.values()):
+    for stream in copier._streams:
 
-        def touch(pair: Any, number: int, _sources: Any, to: Any, lane: Any = lane) -> None:
-            lane._touched[pair[1]].touch(to, number)
+        def touch(pair: Any, number: int, _sources: Any, to: Any, stream: Any = stream) -> None:
+            stream._touched[pair[1]].touch(to, number)
 
-        vars(lane)["touch"] = touch
+        vars(stream)["touch"] = touch
 
 
 def _without_join(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
@@ -76,17 +76,17 @@ def _without_join(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
 
 
 def _with_one_table(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
-    for lane in set(copier._lanes.values()):
-        vars(lane)["_place"] = lambda _words: 0
+    for stream in copier._streams:
+        vars(stream)["_place"] = lambda _words: 0
 
 
 def _without_those_to_come(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
-    for lane in set(copier._lanes.values()):
-        vars(lane)["coming"] = lambda *_: False
+    for stream in copier._streams:
+        vars(stream)["coming"] = lambda *_: False
 
 
 def _without_an_order_of_the_ring(copier: CudaCopier, gpu: SimulatedGpu) -> None:
-    wait, events = gpu.wait, {event for lane in copier._lanes.values() for event in lane.freed}
+    wait, events = gpu.wait, {event for stream in copier._streams for event in stream.freed}
     vars(gpu)["wait"] = lambda stream, event: event in events or wait(stream, event)
 
 
@@ -94,7 +94,7 @@ def _without_an_order_of_the_ring(copier: CudaCopier, gpu: SimulatedGpu) -> None
     "harm",
     [
         _without_compute,
-        _without_the_other_lane,
+        _without_the_other_stream,
         _without_sources,
         _without_join,
         _with_one_table,
@@ -161,15 +161,15 @@ def test_while_one_half_of_a_ring_is_emptied_the_other_is_filled() -> None:
     ring = 8 * LAYERED.block_bytes
     limits = Thresholds(kernel_below=0, piece_bytes=10**9, ring_bytes=ring, ring_parts=2)
     gpu, device, host, copier = opened(device=60, host=60, thresholds=limits, eager=0)
-    lane = copier._lanes["device", "host"]
+    stream = copier._by_pair["device", "host"]
     bytes_, mine = filled(device, 1), filled(host, 2)
     order = slots(*range(40))
     receipt = copier.start(device, host, order, order[::-1])
     assert receipt is not None
     overlapped = 0
-    while gpu._streams[lane.stream]:
+    while gpu._streams[stream.handle]:
         assert gpu.run(1)
-        filling, emptying = gpu._streams[lane.side], gpu._engines["down"]
+        filling, emptying = gpu._streams[stream.side], gpu._engines["down"]
         overlapped += bool(filling and emptying)
     assert overlapped
     assert receipt.poll() == Landed(40)
@@ -229,7 +229,7 @@ def test_polling_asks_the_driver_once_a_lane_however_much_is_in_the_air() -> Non
 def test_a_call_that_the_driver_refuses_fails_that_flight_alone(
     said: pytest.LogCaptureFixture,
 ) -> None:
-    gpu, device, host, copier = opened(thresholds=ROADS[1])
+    gpu, device, host, copier = opened(thresholds=METHODS[1])
     first = copier.start(device, host, slots(1), slots(1))
     gpu.fail("copy", "CUDA_ERROR_INVALID_VALUE")
     second = copier.start(device, host, slots(2), slots(2))
@@ -259,7 +259,7 @@ def test_a_lost_device_takes_all_that_is_in_the_air_with_it(
 
 @pytest.mark.parametrize("call", ["enter", "capturing", "record", "wait", "copy", "move"])
 def test_whichever_call_finds_the_device_lost_no_flight_is_left_without_an_end(call: str) -> None:
-    gpu, device, host, copier = opened(device=100, host=100, eager=0, thresholds=ROADS[2])
+    gpu, device, host, copier = opened(device=100, host=100, eager=0, thresholds=METHODS[2])
     first = copier.start(device, host, slots(1), slots(1))
     gpu.fail(call, "CUDA_ERROR_LAUNCH_FAILED", lost=True)
     many = slots(*range(80))
@@ -363,7 +363,7 @@ def test_a_crane_reports_a_flight_as_lost_when_any_copy_of_it_was() -> None:
 def test_a_copy_that_fails_half_queued_has_ended_only_with_what_was_queued(
     said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, device, host, copier = opened(BOTH, eager=0, thresholds=ROADS[1])
+    gpu, device, host, copier = opened(BOTH, eager=0, thresholds=METHODS[1])
     runs, seen = Addressing.runs, []
 
     def second(*arguments: Any) -> Any:
@@ -413,7 +413,7 @@ def test_whatever_fails_while_it_is_made_nothing_is_left() -> None:
     host.close()
 
 
-def test_receipts_that_nobody_polls_do_not_fill_a_lane() -> None:
+def test_receipts_that_nobody_polls_do_not_fill_a_stream() -> None:
     _gpu, device, host, copier = opened(depth=1)
     for _ in range(5):
         while copier.start(device, host, slots(1), slots(1)) is None:
@@ -605,7 +605,7 @@ def test_a_crane_on_a_gpu_picks_the_copier_for_it() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tiers_of_one_slot_are_copied_too(layout: str) -> None:
-    for sizes, limits in itertools.product([(1, 1), (1, 5), (5, 1)], ROADS):
+    for sizes, limits in itertools.product([(1, 1), (1, 5), (5, 1)], METHODS):
         _gpu, device, host, copier = opened(
             LAYOUTS[layout], device=sizes[0], host=sizes[1], thresholds=limits
         )

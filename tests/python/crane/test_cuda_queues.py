@@ -327,7 +327,7 @@ def test_where_memory_is_out_for_a_part_that_flight_has_failed_and_no_poll_raise
     def take(*_: Any) -> Any:
         raise MemoryError("no room for a flight")
 
-    monkeypatch.setattr(copier._lanes["device", "host"], "take", take)
+    monkeypatch.setattr(copier._by_pair["device", "host"], "take", take)
     gpu.run()
     said = [*crane.poll(), *crane.poll()]
     assert [(one.good, one.cause) for one in said] == [(1024, Cause.FAILED)]
