@@ -1,4 +1,4 @@
-"""One process: a yard and one crane, wired."""
+"""One process: wires a yard and one crane."""
 
 from types import TracebackType
 from typing import Literal, Self, Unpack
@@ -30,11 +30,11 @@ class LocalCache(KVCache):
 
     @property
     def crane(self) -> Crane:
-        """What owns the memory."""
+        """The crane, which owns the memory."""
         return self._crane
 
     def step(self, *, done: int | None = None) -> int:
-        """Takes what has landed, then sends out what should move. Never waits.
+        """Commits what has landed, then submits what should move. Never waits.
 
         Args:
             done: As in `commit`.
@@ -44,7 +44,7 @@ class LocalCache(KVCache):
         """
         if self._crane.closed:
             raise Misuse("this cache is closed: make another one")
-        # What the crane says once must not be lost to a `done` that is refused.
+        # The crane reports once: a `done` that is refused must not lose that.
         if done is not None:
             self.commit([], done=done)
         ended = self.commit(self._crane.poll(), now=self._now + 1)
@@ -55,8 +55,8 @@ class LocalCache(KVCache):
     def reset(self, rank: int = 0, *, memory: Literal["lost", "kept"] = "kept") -> int:
         """Ends all copies, good or not, and takes their slots back.
 
-        It waits for the chunks that are being copied. The memory is still there, so that it is
-        "kept" unless you say otherwise.
+        It waits for the chunks that are being copied. The memory is still there, so that the
+        default is "kept".
         """
         if rank != 0:
             raise Misuse(f"rank = {rank!r}: must be 0, the only rank of this cache")
@@ -66,27 +66,27 @@ class LocalCache(KVCache):
 
     @override
     def stats(self) -> dict[str, int]:
-        """Counters and sizes, the crane's too."""
+        """Returns counters and sizes, the crane's too."""
         return super().stats() | self._crane.stats()
 
     @override
     @staticmethod
     def schema() -> tuple[Stat, ...]:
-        """Name, unit and meaning of each number in `stats`."""
+        """Returns name, unit and meaning of each number in `stats`."""
         return KVCache.schema() + Crane.SCHEMA
 
     def close(self) -> None:
-        """Ends the copiers and frees the memory; what was not copied yet has failed.
+        """Ends the copies and frees the memory; copies that were not complete have failed.
 
-        From then on whatever would begin something or go on with it raises `Misuse`. Questions are
-        answered, and what is held can be ended: `finish`, `abandon`, `release`.
+        From then on every verb that would begin or continue something raises `Misuse`. Questions
+        are answered, and what is held can be ended: `finish`, `abandon`, `release`.
         """
         self._crane.close()
         self.commit(self._crane.poll())
         self._close()
 
     def __enter__(self) -> Self:
-        """Returns itself; it is closed at the end of the block."""
+        """Returns itself."""
         return self
 
     def __exit__(
@@ -95,7 +95,7 @@ class LocalCache(KVCache):
         _value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """Closes it."""
+        """Closes the cache on exit."""
         self.close()
 
 
@@ -111,9 +111,9 @@ def local(
 
     Args:
         config: A `Config` with a layout; or a layout, with the rest as keywords.
-        memory: The tiers of device and host, which then say their sizes; None for NumPy memory of
-            the sizes asked for.
-        copier: What carries bytes; None for what fits the memory.
+        memory: The tiers of device and host, which give the sizes; None for NumPy memory of the
+            sizes asked for.
+        copier: The copier; None for the one that fits the memory.
         keywords: The fields of `Config`.
 
     Raises:

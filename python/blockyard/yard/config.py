@@ -19,22 +19,22 @@ __all__ = ["Config", "ConfigKeywords", "Speeds", "agree"]
 
 
 class _Default(int):
-    """A number that nobody gave: a layout's own stands in for it."""
+    """A default, for which a layout's own number stands in."""
 
 
 class Speeds(NamedTuple):
-    """What loading and computing one block take, in nanoseconds: the one cost function's figures.
+    """What loading and computing one block take, in nanoseconds.
 
     They are measured or looked up once and frozen here, so that every rank and every replay
     decides alike.
     """
 
     load: int
-    """To copy one block up to the device."""
+    """The time to copy one block up to the device."""
     compute: int
-    """To compute the KV of one block at the start of a sequence."""
+    """The time to compute the KV of one block at the start of a sequence."""
     attend: int = 0
-    """What that grows by for each block before it."""
+    """By how much that grows for each block before it."""
 
 
 class ConfigKeywords(TypedDict, total=False):
@@ -82,20 +82,19 @@ class Config:
         ahead: While fewer than this many device slots are free, this many of the next victims have
             a copy below; with "through" the most blocks in flight. None for a sixteenth of the
             device, at most 4,096; 0 copies nothing ahead.
-        deadline: Ticks after which the end of a flight counts as unknown; None for never.
-        speeds: Gates loads: a prefix is loaded only where that beats computing it. None loads all.
+        deadline: Ticks after which the end of a flight counts as unknown; None for no deadline.
+        speeds: A prefix is loaded only where that is faster than computing it. None loads all.
         thresholds: How copies between a GPU and its host are best made, as `calibrate` found it;
-            None for what suits most.
+            None for the defaults.
         recompute: Whether the engine can recompute KV that was lost.
-        copy_retries: How often a failed copy down is tried again. After that, the keep of a kept
-            block is broken, and no copy of another block is made ahead of need any more.
+        copy_retries: How often a failed copy down is retried. After that, the keep of a kept block
+            is broken, and no copy of another block is made ahead of need any more.
         groups: Groups of layers; only 1 is supported.
-        namespace: What tells this cache's keys from others': model, weights, dtype, layout,
-            parallel.
+        namespace: What distinguishes this cache's keys: model, weights, dtype, layout, parallel.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
 
     Raises:
-        Misuse: A value is out of range, or an unknown name: it is named, with the nearest known.
+        Misuse: A value is out of range, or a name is unknown; the nearest known is offered.
     """
 
     device: int | str
@@ -143,7 +142,7 @@ class Config:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Self:
-        """From a mapping of plain values; a layout is a mapping too, or the name of a preset."""
+        """Makes one from plain values; a layout is a mapping too, or the name of a preset."""
         known = [field.name for field in fields(cls)]
         if not isinstance(mapping, Mapping):
             raise Misuse(f"a configuration is a mapping of names to values, not {mapping!r}")
@@ -153,7 +152,7 @@ class Config:
                 raise Misuse(f"there is no {name!r} in a configuration: did you mean {near[0]!r}?")
         values = dict(mapping)
         if "device" not in values:
-            raise Misuse("device is missing: say how many blocks the device has")
+            raise Misuse("device is missing: give the number of blocks on the device")
         layout = values.get("layout")
         if isinstance(layout, str):
             values["layout"] = KVLayout.preset(layout)
@@ -163,7 +162,7 @@ class Config:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """From a TOML file: a table `blockyard`, or the whole file."""
+        """Reads a TOML file: its table `blockyard`, or the whole file."""
         try:
             with Path(path).open("rb") as file:
                 table = tomllib.load(file)
@@ -172,7 +171,7 @@ class Config:
         return cls.of(table.get("blockyard", table))
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values, for `of`."""
+        """Returns plain values, for `of`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.layout is not None:
             values["layout"] = self.layout.to_mapping()
@@ -212,7 +211,7 @@ class Config:
         return self.thresholds if isinstance(self.thresholds, Thresholds) else None
 
     def core(self) -> dict[str, Any]:
-        """What the core takes."""
+        """Returns the arguments of the core."""
         cranes = {"layout", "ranks", "ahead", "deadline", "thresholds"}
         values = {
             field.name: getattr(self, field.name)
@@ -225,14 +224,14 @@ class Config:
 
 
 def agree(config: Config, hellos: Sequence[Hello]) -> Config:
-    """The configuration that the yard opens with: each tier as small as its smallest rank's.
+    """Returns the configuration that the yard opens with: each tier as small as on any rank.
 
     Args:
         config: The yard's own.
-        hellos: What each rank's crane said, in any order.
+        hellos: What each rank's crane reported, in any order.
 
     Raises:
-        Misuse: A rank is missing, twice there or unknown, or was configured otherwise.
+        Misuse: A rank is missing, twice there or unknown, or has another configuration.
     """
     said = sorted(hello.rank for hello in hellos)
     if said != list(range(config.ranks)):
@@ -280,7 +279,7 @@ def _speeds(given: object) -> Speeds:
 
 
 def _thresholds(given: object) -> Thresholds:
-    """Some of them by name."""
+    """Thresholds, or some of them by name."""
     if isinstance(given, Thresholds):
         return given
     if not isinstance(given, Mapping):
@@ -295,7 +294,7 @@ def _thresholds(given: object) -> Thresholds:
 
 
 def _namespace(given: object) -> tuple[tuple[str, str], ...]:
-    """Sorted pairs: frozen, hashed, and the same however they were given."""
+    """Sorted pairs: frozen, hashed, and the same in whatever order they were given."""
     try:
         pairs = sorted(dict(given).items())  # type: ignore[call-overload]
     except (TypeError, ValueError):
@@ -319,10 +318,10 @@ def _blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
     if not 0 <= gib < math.inf or "GiB" not in size or per not in {"", "rank", "host"}:
         raise Misuse(f"{tier} = {size!r}: give blocks, or memory like '64 GiB' or '8 GiB/rank'")
     if layout is None:
-        raise Misuse(f"{tier} = {size!r}: without a layout nobody knows what a block takes")
+        raise Misuse(f"{tier} = {size!r}: without a layout the bytes of a block are unknown")
     if tier == "device":
         if per == "host":
-            raise Misuse(f"{tier} = {size!r}: a device belongs to a rank; say '{gib:g} GiB'")
+            raise Misuse(f"{tier} = {size!r}: a device belongs to a rank; give '{gib:g} GiB'")
         blocks = layout.device_blocks(gib)
     else:
         blocks = layout.host_blocks(gib, per="rank" if per == "rank" else "host")

@@ -25,7 +25,7 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True)
 class _InFlight:
-    """One flight: whose report is missing, and the worst that was reported."""
+    """One flight: the ranks that have not reported, and the worst that was reported."""
 
     blocks: int
     due: int | None
@@ -33,20 +33,20 @@ class _InFlight:
     good: int
     corrupt: bool = False
     fault: bool = False
-    """A rank has reported less than all, and not because somebody ended its copies."""
+    """Whether a rank has reported a failure, other than by a reset or a close."""
     late: bool = False
-    """Its end was said to be unknown."""
+    """Whether it counts as unknown."""
 
 
 class Flights:
-    """Outcomes of all ranks in, ends of flights out.
+    """Collects the outcomes of all ranks and tells which flights have ended.
 
     A flight has ended when every rank has reported it; the smallest count of good blocks is what
-    counts. One whose deadline passes stays here, to be ended by its late reports.
+    counts. One whose deadline passes stays here until its late reports end it.
 
     Args:
         ranks: Cranes that report each flight.
-        deadline: Ticks from its dispatch; None for never.
+        deadline: Ticks from its dispatch; None for no deadline.
     """
 
     SCHEMA = (
@@ -55,7 +55,11 @@ class Flights:
             "outcomes_ignored", "outcomes", "of these, those that came twice, late or from nowhere"
         ),
         Stat("flights_failed", "flights", "flights of which not every block came whole"),
-        Stat("flights_unknown", "flights", "flights whose deadline passed before all ranks spoke"),
+        Stat(
+            "flights_unknown",
+            "flights",
+            "flights past their deadline before all ranks had reported",
+        ),
     )
 
     __slots__ = ("_counts", "_deadline", "_due", "_in_flight", "_lost", "_ranks")
@@ -75,14 +79,14 @@ class Flights:
         return flight in self._in_flight
 
     def launch(self, plan: Plan, now: int) -> None:
-        """A plan was handed to the cranes at tick `now`."""
+        """Notes that the cranes were given a plan at tick `now`."""
         due = None if self._deadline is None else now + self._deadline
         if due is not None:
             self._due.append(plan.flight)
         self._in_flight[plan.flight] = _InFlight(len(plan), due, set(range(self._ranks)), len(plan))
 
     def check(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
-        """The outcomes, as `report` will take them all.
+        """Returns the outcomes as a list, all of which `report` will take.
 
         Raises:
             Misuse: One contradicts its plan.
@@ -90,7 +94,7 @@ class Flights:
         outcomes = list(outcomes)
         for outcome in outcomes:
             if not all(type(number) is int for number in outcome[:3]):
-                raise Misuse(f"{outcome}: flight, rank and good are integers")
+                raise Misuse(f"{outcome}: flight, rank and good must be integers")
             entry = self._in_flight.get(outcome.flight)
             if entry is not None and not 0 <= outcome.good <= entry.blocks:
                 raise Misuse(
@@ -100,10 +104,10 @@ class Flights:
         return outcomes
 
     def report(self, outcomes: Iterable[Outcome]) -> Ended:
-        """Takes outcomes; answers with the flights that have ended by them.
+        """Takes outcomes and returns the flights that they have ended.
 
-        An outcome that came twice, or of a flight or rank that is not expected, is counted and
-        changes nothing.
+        An outcome that comes twice, or of an unexpected flight or rank, is counted and changes
+        nothing.
 
         Raises:
             Misuse: An outcome contradicts its plan; none of the call is taken.
@@ -115,7 +119,7 @@ class Flights:
             entry = self._in_flight.get(outcome.flight)
             if entry is None or outcome.rank not in entry.missing:
                 self._counts["outcomes_ignored"] += 1
-                _log.debug("ignored an outcome nobody waits for: %s", outcome)
+                _log.debug("ignored an unexpected outcome: %s", outcome)
                 continue
             if outcome.cause is Cause.LOST:
                 self._lost.append(outcome.flight)
@@ -135,7 +139,7 @@ class Flights:
         del self._in_flight[flight]
         if entry.good < entry.blocks:
             self._counts["flights_failed"] += 1
-            # Who closes or resets with copies in flight has asked for it.
+            # A close or a reset with copies in flight is no fault.
             tell = _log.warning if entry.fault else _log.debug
             tell("flight %d: %d of %d blocks are good", flight, entry.good, entry.blocks)
         ended.flights.append(flight)
@@ -143,18 +147,18 @@ class Flights:
         ended.corrupt.append(entry.corrupt)
 
     def reset(self, rank: int) -> Ended:
-        """A rank was reset: what it had in flight has ended there, and nothing of it is good.
+        """Ends all that a rank had in flight, after its reset, as not good.
 
         Raises:
             Misuse: There is no such rank.
         """
         if not 0 <= rank < self._ranks:
-            raise Misuse(f"rank {rank}: there are {self._ranks}, from 0")
+            raise Misuse(f"rank = {rank}: must be an integer from 0 to {self._ranks - 1}")
         mine = [flight for flight, entry in self._in_flight.items() if rank in entry.missing]
         return self.report(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
 
     def overdue(self, now: int) -> list[int]:
-        """Flights whose deadline has passed at tick `now`, or whose device was lost, named once."""
+        """Returns, once, flights past their deadline at tick `now`, or of a lost device."""
         late = []
         lost, self._lost = self._lost, []
         for flight in lost:
@@ -177,10 +181,10 @@ class Flights:
         return flight
 
     def forget(self, flights: Iterable[int]) -> None:
-        """The caller has ended these by himself."""
+        """Drops flights that the caller has ended."""
         for flight in flights:
             self._in_flight.pop(flight, None)
 
     def stats(self) -> dict[str, int]:
-        """Counts, by the names of `SCHEMA`."""
+        """Returns counts, by the names of `SCHEMA`."""
         return dict(self._counts)

@@ -119,7 +119,7 @@ def test_sizes_in_gib_are_blocks_of_the_layout_per_rank_or_per_host() -> None:
         ({"device": 8, "deadline": 0}, "deadline = 0"),
         ({"device": 8, "ahead": -1}, "ahead = -1"),
         ({"device": "64 GB"}, "device = '64 GB': give blocks, or memory like '64 GiB'"),
-        ({"device": 8, "host": "1 GiB"}, "without a layout nobody knows"),
+        ({"device": 8, "host": "1 GiB"}, "without a layout the bytes of a block"),
         ({"device": "1 GiB/host", "layout": LAYOUT}, "a device belongs to a rank"),
         ({"device": 8, "host": "1e-9 GiB", "layout": LAYOUT}, "smaller than one block"),
         ({"device": 8, "layout": "llama-4-8b"}, "llama-3"),

@@ -1,4 +1,4 @@
-"""Memory that the engine allocated, as the planes of a layout: arithmetic on addresses alone."""
+"""An engine's memory as the planes of a layout: arithmetic on addresses alone."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ class Adopted(NamedTuple):
     """Memory of the engine as the planes of a layout."""
 
     places: tuple[Places, ...]
-    """Of each plane."""
+    """Where each plane is."""
     blocks: int
     tensors: tuple[Tensor, ...]
-    """To be kept for as long as the places are used."""
+    """They keep the memory alive; hold them for as long as the places are used."""
 
 
 def places(
@@ -51,10 +51,10 @@ def places(
         axis: Which axis counts blocks, where not just one has their length; for every tensor, or
             a mapping of a plane's name to that of its tensors.
         device: Index of the GPU that must have them; None for any one.
-        host: As `describe` has it.
+        host: As in `describe`.
 
     Raises:
-        Misuse: They are no such memory: what was found and what was wanted is said.
+        Misuse: They do not fit; the message says what was found and what is wanted.
     """
     if blocks is not None:
         blocks = integer("blocks", blocks)
@@ -82,11 +82,11 @@ def places(
 
 
 class _Runs(NamedTuple):
-    """What of a block lies together in a tensor."""
+    """The runs of bytes that a block has in a tensor."""
 
     address: int
     nbytes: int
-    """Of each run."""
+    """Bytes of each run."""
     apart: tuple[tuple[int, int], ...]
     """Length and stride of each axis over which runs lie apart, outermost first."""
     stride: int | None
@@ -163,7 +163,7 @@ def _block_axis(
 
 
 def _runs(tensor: Tensor, at: int) -> _Runs:
-    """Axes that lie together become one run of bytes, whatever order the tensor has them in."""
+    """Joins the axes that lie together into runs of bytes, in whatever order they are."""
     axes = [axis for axis, length in enumerate(tensor.shape) if axis != at and length > 1]
     run = tensor.itemsize
     for axis in sorted(axes, key=tensor.strides.__getitem__):
