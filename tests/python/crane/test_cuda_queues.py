@@ -98,6 +98,7 @@ def test_a_flight_down_does_not_wait_behind_all_that_comes_up(limits: Thresholds
     assert down is not None
     while down.poll() is None:
         assert gpu.run(1)
+    assert down.poll() == Landed(100)
     assert up.poll() is None
     gpu.run()
 
