@@ -119,7 +119,7 @@ class Rig:
             runtime = self.cupy.cuda.runtime
             runtime.memcpyAsync(to, from_, size, runtime.memcpyDefault, stream)
         else:
-            self.gpu.copy_rows(to, size, from_, size, size, 1, stream)
+            self.gpu.copy_run(to, from_, size, stream)
 
     def fill(self, device: DeviceTier) -> None:
         """Noise in all of its memory, of other parts of the period than the host has there."""

@@ -1,4 +1,4 @@
-"""One process: a yard and one crane, wired."""
+"""One process: wires a yard and one crane."""
 
 from types import TracebackType
 from typing import Literal, Self, Unpack
@@ -11,8 +11,9 @@ from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.stats import Stat
+from blockyard.shared.validate import one_of
 from blockyard.yard.cache import KVCache
-from blockyard.yard.config import Config, Keywords, agree
+from blockyard.yard.config import Config, ConfigKeywords, agree
 
 __all__ = ["LocalCache", "local"]
 
@@ -29,11 +30,11 @@ class LocalCache(KVCache):
 
     @property
     def crane(self) -> Crane:
-        """What owns the memory."""
+        """The crane, which owns the memory."""
         return self._crane
 
     def step(self, *, done: int | None = None) -> int:
-        """Takes what has landed, then sends out what should move. Never waits.
+        """Commits what has landed, then submits what should move. Never waits.
 
         Args:
             done: As in `commit`.
@@ -43,7 +44,7 @@ class LocalCache(KVCache):
         """
         if self._crane.closed:
             raise Misuse("this cache is closed: make another one")
-        # What the crane says once must not be lost to a `done` that is refused.
+        # The crane reports once: a `done` that is refused must not lose that.
         if done is not None:
             self.commit([], done=done)
         ended = self.commit(self._crane.poll(), now=self._now + 1)
@@ -54,37 +55,38 @@ class LocalCache(KVCache):
     def reset(self, rank: int = 0, *, memory: Literal["lost", "kept"] = "kept") -> int:
         """Ends all copies, good or not, and takes their slots back.
 
-        It waits for the chunks that are being copied. The memory is still there, so that it is
-        "kept" unless you say otherwise.
+        It waits for the chunks that are being copied. The memory is still there, so that the
+        default is "kept".
         """
-        if rank != 0 or memory not in {"lost", "kept"}:
-            raise Misuse(f"rank = {rank!r}, memory = {memory!r}: say rank 0, and 'lost' or 'kept'")
+        if rank != 0:
+            raise Misuse(f"rank = {rank!r}: must be 0, the only rank of this cache")
+        one_of("memory", memory, ("lost", "kept"))
         self._crane.reset()
         return self.commit(self._crane.poll()) + super().reset(rank, memory=memory)
 
     @override
     def stats(self) -> dict[str, int]:
-        """Counters and sizes, the crane's too."""
+        """Returns counters and sizes, the crane's too."""
         return super().stats() | self._crane.stats()
 
     @override
     @staticmethod
     def schema() -> tuple[Stat, ...]:
-        """Name, unit and meaning of each number in `stats`."""
+        """Returns name, unit and meaning of each number in `stats`."""
         return KVCache.schema() + Crane.SCHEMA
 
     def close(self) -> None:
-        """Ends the copiers and frees the memory; what was not copied yet has failed.
+        """Ends the copies and frees the memory; copies that were not complete have failed.
 
-        From then on whatever would begin something or go on with it raises `Misuse`. Questions are
-        answered, and what is held can be ended: `finish`, `abandon`, `release`.
+        From then on every verb that would begin or continue something raises `Misuse`. Questions
+        are answered, and what is held can be ended: `finish`, `abandon`, `release`.
         """
         self._crane.close()
         self.commit(self._crane.poll())
         self._close()
 
     def __enter__(self) -> Self:
-        """Returns itself; it is closed at the end of the block."""
+        """Returns itself."""
         return self
 
     def __exit__(
@@ -93,7 +95,7 @@ class LocalCache(KVCache):
         _value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """Closes it."""
+        """Closes the cache on exit."""
         self.close()
 
 
@@ -103,15 +105,15 @@ def local(
     *,
     memory: tuple[Tier, Tier | None] | None = None,
     copier: Copier | None = None,
-    **keywords: Unpack[Keywords],
+    **keywords: Unpack[ConfigKeywords],
 ) -> LocalCache:
     """Wires a yard and one crane in this process.
 
     Args:
         config: A `Config` with a layout; or a layout, with the rest as keywords.
-        memory: The tiers of device and host, which then say their sizes; None for NumPy memory of
-            the sizes asked for.
-        copier: What carries bytes; None for what fits the memory.
+        memory: The tiers of device and host, which give the sizes; None for NumPy memory of the
+            sizes asked for.
+        copier: The copier; None for the one that fits the memory.
         keywords: The fields of `Config`.
 
     Raises:

@@ -32,8 +32,8 @@ KERNEL = Thresholds(kernel_below=1 << 40, whole_below=1 << 40)
 RUNS = Thresholds(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=1 << 20)
 RING = Thresholds(kernel_below=0, whole_below=0, piece_bytes=1 << 40, ring_bytes=3000)
 ROWS = Thresholds(kernel_below=0, whole_below=0, piece_bytes=1 << 40, rows_bytes=0)
-#: Thresholds that force each road that bytes may take.
-ROADS = {
+#: Thresholds that force each method that bytes may take.
+METHODS = {
     "as it comes": Thresholds(),
     "kernel": KERNEL,
     "runs": RUNS,

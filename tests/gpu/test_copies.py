@@ -16,17 +16,17 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.layout import Plane
 from cranes import LAYOUTS
-from rigs import KERNEL, ROADS, Pair, Rig, landed, slots
+from rigs import KERNEL, METHODS, Pair, Rig, landed, slots
 
 DOWN, UP, ACROSS = ("device", "host"), ("host", "device"), ("device", "device")
 LAYERED = LAYOUTS["layer-first"]
 BOTH = LAYOUTS["fp8 with scales, layer-first"]
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_bytes_come_exactly_and_nothing_else_changes(rig: Rig, layout: str, road: str) -> None:
-    pair = rig.pair(LAYOUTS[layout], 12, 9, thresholds=ROADS[road])
+def test_bytes_come_exactly_and_nothing_else_changes(rig: Rig, layout: str, method: str) -> None:
+    pair = rig.pair(LAYOUTS[layout], 12, 9, thresholds=METHODS[method])
     for way, sources, destinations in (
         (DOWN, [3, 4, 11, 0], [8, 2, 3, 5]),
         (UP, [8, 0], [1, 10]),
@@ -51,10 +51,10 @@ def test_every_width_of_a_piece_is_copied_whole(gpu: Rig, bytes_: int) -> None:
     pair.check()
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_thousands_of_scattered_blocks_come_exactly(rig: Rig, road: str) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_thousands_of_scattered_blocks_come_exactly(rig: Rig, method: str) -> None:
     layout = KVLayout.llama(2, 1, 4, block_size=2, order="layer-first")
-    pair = rig.pair(layout, 5000, 4000, thresholds=ROADS[road])
+    pair = rig.pair(layout, 5000, 4000, thresholds=METHODS[method])
     chance = np.random.default_rng(7)
     for way, blocks in ((DOWN, 4000), (UP, 3000), (DOWN, 2500)):
         sizes = {"device": 5000, "host": 4000}
@@ -63,12 +63,12 @@ def test_thousands_of_scattered_blocks_come_exactly(rig: Rig, road: str) -> None
     pair.check()
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", ["page-first", "fp8 with scales, layer-first"])
 def test_copies_that_meet_in_a_slot_come_in_the_order_of_their_start(
-    gpu: Rig, layout: str, road: str
+    gpu: Rig, layout: str, method: str
 ) -> None:
-    pair = gpu.pair(LAYOUTS[layout], 4, 4, thresholds=ROADS[road])
+    pair = gpu.pair(LAYOUTS[layout], 4, 4, thresholds=METHODS[method])
     ways = itertools.cycle([(DOWN, [0, 1], [2, 3]), (UP, [2, 3], [1, 0]), (UP, [3, 1], [2, 3])])
     receipts = [pair.start(*next(ways)) for _ in range(24)]
     assert [landed(receipt).good for receipt in receipts] == [2] * 24
@@ -94,9 +94,11 @@ def given(gpu: Rig, pair: Pair, work: Callable[[int], object]) -> None:
     pair.wanted["device"] = gpu.held(pair.device)
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_what_the_engine_still_writes_is_copied_down_when_it_is_there(gpu: Rig, road: str) -> None:
-    pair = gpu.pair(BOTH, thresholds=ROADS[road])
+@pytest.mark.parametrize("method", METHODS)
+def test_what_the_engine_still_writes_is_copied_down_when_it_is_there(
+    gpu: Rig, method: str
+) -> None:
+    pair = gpu.pair(BOTH, thresholds=METHODS[method])
 
     def write(value: int) -> None:
         for plane in pair.device.planes:

@@ -1,4 +1,4 @@
-"""`Crane`: one rank's memory and what carries its bytes. It takes plans, polls, and reports."""
+"""`Crane`: one rank's memory and its copies. It takes plans, polls them and reports."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -14,11 +14,12 @@ from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier, Joining, Landed, Receipt, Slots, Turning
 from blockyard.crane.copiers.select import fitting
 from blockyard.crane.tiers import Tier
-from blockyard.shared.layout import Hello, KVLayout, natural
+from blockyard.shared.layout import Hello, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.stats import Stat
 from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.validate import integer
 
 __all__ = ["Crane"]
 
@@ -26,27 +27,27 @@ _log = Limited("blockyard")
 
 
 class Crane:
-    """The hands of one rank. It knows slots and bytes, but no block, lease or policy.
+    """Moves the bytes of one rank. It knows slots and bytes, but no block, lease or policy.
 
-    Nothing here waits but `reset` and `close`. For one thread at a time; make it after fork or
+    Only `reset` and `close` wait. Use it from one thread at a time, and make it after fork or
     spawn, in the process that uses it. It owns its tiers and its copier, and closes them.
 
-    Planes that are `replicated` are written below the device by one rank only: the one whose
-    number is the destination slot modulo the ranks. Every rank reads them all.
+    Below the device, each block of a `replicated` plane is written by one rank only: the one whose
+    number is the destination slot modulo the ranks. Every rank reads all of them.
 
     Args:
         layout: What a block is; the tiers have the same.
         rank: Which rank this is, from 0.
         device: The device's memory.
-        host: The host's; None for none.
-        copier: What carries bytes; None for what fits the tiers: a `CudaCopier` where the device is
-            a GPU, else a `ThreadCopier`.
-        thresholds: How a copier for a GPU that is made here copies, as the configuration has it.
+        host: The host's memory; None for none.
+        copier: The copier; None for the one that fits the tiers: a `CudaCopier` where the device
+            is a GPU, else a `ThreadCopier`.
+        thresholds: The configuration's, for a `CudaCopier` that is made here.
         fingerprint: Of the configuration that this process was started with; without one the
             layout's own.
 
     Raises:
-        Misuse: A tier is not what it should be, or the rank is none of the layout's.
+        Misuse: A tier has another name or layout, or the layout has no such rank.
     """
 
     SCHEMA = (
@@ -68,7 +69,7 @@ class Crane:
         thresholds: Thresholds | None = None,
         fingerprint: str = "",
     ) -> None:
-        natural("rank", rank, least=0)
+        rank = integer("rank", rank, least=0)
         if rank >= layout.ranks:
             raise Misuse(f"rank = {rank}: the layout has ranks 0 to {layout.ranks - 1}")
         self._tiers = {"device": device} | ({"host": host} if host is not None else {})
@@ -90,30 +91,30 @@ class Crane:
         self._flights: dict[int, _Flight] = {}
         self._waiting: deque[_Copy] = deque()
         self._moving: list[tuple[_Copy, Receipt]] = []
-        self._said: list[Outcome] = []
+        self._reported: list[Outcome] = []
         self._counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
         self._closed = False
 
     def hello(self) -> Hello:
-        """What it says at the handshake."""
+        """Returns what it reports at the handshake."""
         host = self._tiers.get("host")
         blocks = (self._tiers["device"].blocks, 0 if host is None else host.blocks)
         return Hello(self._rank, self._fingerprint, *blocks, self._layout.fingerprint)
 
     @property
     def copier(self) -> Copier:
-        """What carries its bytes."""
+        """The copier that moves its bytes."""
         return self._copier
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no plan any more."""
+        """Whether it is closed and takes no more plans."""
         return self._closed
 
     @property
     def in_flight(self) -> int:
         """Flights taken and not yet reported."""
-        return len(self._flights) + len(self._said)
+        return len(self._flights) + len(self._reported)
 
     def submit(self, plans: Plan | Iterable[Plan]) -> None:
         """Takes plans; their copies begin as soon as the copier takes them, oldest first.
@@ -139,7 +140,7 @@ class Crane:
             self._start()
 
     def poll(self) -> list[Outcome]:
-        """What has ended since the last call, each flight once."""
+        """Returns what has ended since the last call, each flight once."""
         moving, self._moving = self._moving, []
         with self._turn() if moving or self._waiting else nullcontext():
             for copy, receipt in moving:
@@ -149,21 +150,21 @@ class Crane:
                 else:
                     self._land(copy, landed)
             self._start()
-        said, self._said = self._said, []
-        return said
+        reported, self._reported = self._reported, []
+        return reported
 
     def join(self, stream: object = None, *, layer: int | None = None) -> bool:
-        """Has the engine's stream wait for what was submitted to come up, if that can be.
+        """Makes the engine's stream wait for the submitted copies up, where that can be.
 
-        It says nothing of how a copy ends: one that fails is over, too.
+        The stream also goes on after a copy that failed: its report says so.
 
         Args:
-            stream: That which waits; None for the device tier's.
-            layer: As of `CudaCopier.join`.
+            stream: The stream that waits; None for the device tier's.
+            layer: As in `CudaCopier.join`.
 
         Returns:
-            Whether all of it is waited for. If not, because the copier has no streams, is full, or
-            was held up by a capture, wait until the flights are reported.
+            Whether the stream waits for all of them. If not, because the copier has no streams, is
+            full, or was held up by a capture, wait until the flights are reported.
         """
         with self._turn():
             self._start()
@@ -174,10 +175,10 @@ class Crane:
         return not held
 
     def reset(self) -> None:
-        """The rank was reset: what is in flight is ended, and reported as dead by the next poll.
+        """Ends all flights after a reset of the rank; the next poll reports them as dead.
 
-        It waits until the copier writes no more, so that nothing lands late in a slot that
-        somebody else has got meanwhile.
+        It waits until the copier writes no more, so that nothing lands late in a slot that has
+        another block by then.
         """
         self._copier.reset()
         self._waiting.clear()
@@ -187,7 +188,7 @@ class Crane:
         self._report(list(self._flights.values()))
 
     def stats(self) -> dict[str, int]:
-        """Counters and sizes; `SCHEMA` has units and meanings."""
+        """Returns counters and sizes; `SCHEMA` has units and meanings."""
         memory = sum(tier.nbytes for tier in self._tiers.values())
         numbers = self._counts | {"in_flight": self.in_flight, "bytes": memory}
         return {stat.name: numbers[stat.name.removeprefix("crane_")] for stat in self.SCHEMA}
@@ -204,7 +205,7 @@ class Crane:
             tier.close()
 
     def __enter__(self) -> Self:
-        """Returns itself; it is closed at the end of the block."""
+        """Returns itself."""
         return self
 
     def __exit__(
@@ -213,11 +214,11 @@ class Crane:
         _value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """Closes it."""
+        """Closes the crane on exit."""
         self.close()
 
     def _copies(self, plan: Plan, flight: "_Flight") -> list["_Copy"]:
-        """What the copier has to do for a plan."""
+        """Returns what the copier has to do for a plan."""
         if plan.group:
             raise Unsupported(f"group = {plan.group}: there is one group of layers, 0")
         sources, destinations = plan.sources, plan.destinations
@@ -229,22 +230,22 @@ class Crane:
             copies = [
                 _Copy(
                     flight,
-                    _Part(source, self._common),
-                    _Part(destination, self._common),
+                    _PlaneSubset(source, self._common),
+                    _PlaneSubset(destination, self._common),
                     sources[mine],
                     destinations[mine],
                     mine,
                 )
             ]
             if self._private:
-                here, there = _Part(source, self._private), _Part(destination, self._private)
+                here, there = (_PlaneSubset(tier, self._private) for tier in (source, destination))
                 copies.append(_Copy(flight, here, there, sources, destinations))
         copies = [copy for copy in copies if len(copy.sources)]
         flight.copies = len(copies)
         return copies
 
     def _tier(self, flight: int, name: str, slots: Slots) -> Tier:
-        """The tier of that name, if it has these slots."""
+        """Returns the tier of that name, if it has these slots."""
         tier = self._tiers.get(name)
         if tier is None:
             raise Misuse(f"flight {flight}: there is no {name} tier on rank {self._rank}")
@@ -257,7 +258,7 @@ class Crane:
         return tier
 
     def _start(self) -> None:
-        """Hands to the copier what it takes."""
+        """Starts waiting copies, until the copier takes no more."""
         while self._waiting:
             copy = self._waiting[0]
             try:
@@ -292,7 +293,7 @@ class Crane:
     def _report(self, flights: Iterable["_Flight"]) -> None:
         for flight in flights:
             del self._flights[flight.number]
-            self._said.append(Outcome(flight.number, self._rank, flight.good, flight.cause))
+            self._reported.append(Outcome(flight.number, self._rank, flight.good, flight.cause))
             self._counts["failed"] += flight.cause is not None
             self._counts["blocks"] += flight.good
 
@@ -304,7 +305,7 @@ class _Flight:
     number: int
     blocks: int
     copies: int = 0
-    """That have not landed."""
+    """Copies that have not landed."""
     good: int = field(init=False)
     cause: Cause | None = None
 
@@ -314,7 +315,7 @@ class _Flight:
 
 @dataclass(slots=True, eq=False, frozen=True)
 class _Copy:
-    """What the copier is asked for."""
+    """One copy that the copier is asked for."""
 
     flight: _Flight
     source: Tier
@@ -322,10 +323,10 @@ class _Copy:
     sources: Slots
     destinations: Slots
     which: NDArray[np.intp] | None = None
-    """The blocks of the plan that these are; None for all."""
+    """Which blocks of the plan it copies; None for all."""
 
 
-class _Part:
+class _PlaneSubset:
     """A tier with some of its planes only."""
 
     def __init__(self, tier: Tier, planes: list[int]) -> None:
@@ -340,11 +341,11 @@ class _Part:
 
     @property
     def planes(self) -> tuple[Any, ...]:
-        """Some of the tier's."""
+        """Some of the tier's planes."""
         return tuple(self._whole.planes[index] for index in self._planes)
 
     def close(self) -> None:
-        """The tier is whole, and is closed as such."""
+        """Does nothing: the whole tier is closed by the crane."""
 
 
 def _differs(layout: KVLayout, other: KVLayout) -> str:

@@ -1,4 +1,4 @@
-"""What computes: this machine with NumPy, or a GPU with CuPy; and the memory of either."""
+"""Where an engine computes: this machine with NumPy, or a GPU with CuPy; and the memory there."""
 
 import os
 from collections.abc import Callable
@@ -28,23 +28,23 @@ class Device:
     xp: Any
     """The array module: NumPy, or CuPy. Planes of the device's tier are its arrays."""
     near: Callable[[KVLayout, int], Tier]
-    """A device tier of so many blocks."""
+    """Makes a device tier of so many blocks."""
     far: Callable[[KVLayout, int, Shared | None], Tier]
-    """A host tier of so many blocks; the file is for what `MemoryTier` calls shared."""
+    """Makes a host tier of so many blocks; the file is what `MemoryTier` calls shared."""
 
     def tiers(
         self, layout: KVLayout, blocks: int, host: int, *, shared: Shared | None = None
     ) -> tuple[Tier, Tier | None]:
-        """The tiers of device and host.
+        """Makes the tiers of device and host.
 
         Args:
             layout: What a block is.
-            blocks: Of the device.
+            blocks: Blocks of the device.
             host: Blocks of the host; 0 for none.
             shared: As in `MemoryTier`.
 
         Raises:
-            Misuse: As of the tiers.
+            Misuse: As the tiers raise it.
             Unavailable: The memory is not to be had.
         """
         return self.near(layout, blocks), self.far(layout, host, shared) if host else None
@@ -62,30 +62,30 @@ NUMPY: Final = Device(np, _near, _far)
 
 
 def device(name: DeviceName) -> Device:
-    """The device of that name, for engines of this process.
+    """Returns the device of that name, for engines of this process.
 
-    What is computed on a GPU is computed on the stream that is CuPy's current one when the tier is
-    made: the tier is told, so that copies wait for it.
+    On a GPU an engine computes on CuPy's current stream as it is when the tier is made: the tier
+    keeps its address, and copies wait for it.
 
     Raises:
-        Unavailable: There is no such device, or not what it takes to use it.
+        Unavailable: There is no such device, or a library is missing; the message names it.
     """
     return NUMPY if name == "memory" else _cuda()
 
 
 def fetched(values: Any) -> NDArray[Any]:  # noqa: ANN401 - an array of either module
-    """An array as NumPy has it. One of a GPU is copied, behind what still computes it."""
+    """Returns an array as NumPy's; one of a GPU is copied, behind what still computes it."""
     here: NDArray[Any] = values.get() if hasattr(values, "get") else values
     return here
 
 
 def _cuda() -> Device:
-    # Only now: nobody who computes in memory needs them.
+    # Only now: what computes in memory needs none of them.
     from blockyard.crane.gpu.cuda import current  # noqa: PLC0415
     from blockyard.crane.tiers.device import DeviceTier  # noqa: PLC0415
     from blockyard.crane.tiers.pinned import PinnedTier  # noqa: PLC0415
 
-    # Says what to install, so that CuPy is there behind it.
+    # It raises where CuPy is missing, and says what to install.
     gpu = current()
     xp = import_module("cupy")
 

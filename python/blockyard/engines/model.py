@@ -18,7 +18,8 @@ from blockyard._core import Misuse
 from blockyard.crane.tiers import Tier
 from blockyard.engines.exact import check, product, weight
 from blockyard.engines.weights import PAGE, Floats, ModelConfig, rotations, weights
-from blockyard.shared.layout import Order, natural
+from blockyard.shared.layout import Order
+from blockyard.shared.validate import integer
 
 __all__ = ["Gather", "Model", "ModelInput"]
 
@@ -82,9 +83,9 @@ class Model:
         ranks: int = 1,
         xp: Any = np,  # noqa: ANN401 - a module
     ) -> None:
-        natural("ranks", ranks)
-        natural("rank", rank, least=0)
-        natural("seed", seed, least=0)
+        ranks = integer("ranks", ranks)
+        rank = integer("rank", rank, least=0)
+        seed = integer("seed", seed, least=0)
         if config.shards % ranks or rank >= ranks:
             raise Misuse(
                 f"rank {rank} of {ranks}: ranks must divide the model's {config.shards} shards, "

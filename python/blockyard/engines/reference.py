@@ -15,7 +15,7 @@ from blockyard.engines.rank import Rank, RankStart, RankStep
 from blockyard.engines.sampling import Sampling, key_of
 from blockyard.local import LocalCache, local
 from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
-from blockyard.shared.layout import natural
+from blockyard.shared.validate import integer
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
 
@@ -86,8 +86,8 @@ class ReferenceEngine:
         lag: int = 0,
         late: int = 0,
     ) -> None:
-        natural("lag", lag, least=0)
-        natural("late", late, least=0)
+        lag = integer("lag", lag, least=0)
+        late = integer("late", late, least=0)
         if stops not in {"in-order", "acked"}:
             raise Misuse(f"stops = {stops!r}: must be one of 'in-order', 'acked'")
         if cache.config.layout != ranks.layout:
@@ -171,7 +171,7 @@ class ReferenceEngine:
         Args:
             seed: Seed of the weights.
         """
-        natural("seed", seed, least=0)
+        seed = integer("seed", seed, least=0)
         self._ranks.update(seed)
         self._seats.clear()
 

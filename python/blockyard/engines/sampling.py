@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from blockyard._core import Misuse
 from blockyard.crane.devices import fetched
-from blockyard.shared.layout import natural
+from blockyard.shared.validate import integer
 
 __all__ = ["Sampling", "key_of"]
 
@@ -39,9 +39,9 @@ class Sampling:
         """Checks every field."""
         if not 0 <= self.temperature < float("inf"):
             raise Misuse(f"temperature = {self.temperature!r}: must be a finite number >= 0")
-        natural("seed", self.seed, least=0)
+        object.__setattr__(self, "seed", integer("seed", self.seed, least=0))
         if self.end is not None:
-            natural("end", self.end, least=0)
+            object.__setattr__(self, "end", integer("end", self.end, least=0))
 
     def draw(
         self,

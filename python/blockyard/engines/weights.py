@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
-from blockyard.shared.layout import KVLayout, Order, natural
+from blockyard.shared.layout import KVLayout, Order
+from blockyard.shared.validate import integer
 
 __all__ = ["PAGE", "Floats", "ModelConfig", "rotations", "weights"]
 
@@ -53,7 +54,7 @@ class ModelConfig:
         """Checks every field."""
         whole = ("layers", "vocabulary", "hidden", "heads", "kv_heads", "head_dim", "intermediate")
         for name in (*whole, "shards"):
-            natural(name, getattr(self, name))
+            object.__setattr__(self, name, integer(name, getattr(self, name)))
         for name, part in (
             ("heads", self.kv_heads),
             ("kv_heads", self.shards),
@@ -79,7 +80,7 @@ class ModelConfig:
         Raises:
             Misuse: A value is out of range.
         """
-        natural("ranks", ranks)
+        ranks = integer("ranks", ranks)
         if self.shards % ranks:
             raise Misuse(f"ranks = {ranks}: must divide the model's {self.shards} shards")
         return KVLayout.llama(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from blockyard._core import Misuse
-from blockyard.shared.layout import natural
+from blockyard.shared.validate import integer
 
 __all__ = [
     "Adaptive",
@@ -85,7 +85,7 @@ class Watermark(_Fixed):
     """
 
     def __init__(self, blocks: int) -> None:
-        natural("blocks", blocks, least=0)
+        blocks = integer("blocks", blocks, least=0)
         self._blocks = blocks
 
     def promise(self, most: int) -> int:

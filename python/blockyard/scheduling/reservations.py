@@ -13,8 +13,8 @@ from blockyard.scheduling.headroom import (
     checked_headroom,
     default_headroom,
 )
-from blockyard.shared.layout import natural
 from blockyard.shared.stats import Stat
+from blockyard.shared.validate import integer
 from blockyard.yard.cache import KVCache
 
 __all__ = ["Reservation", "ReservationState", "Reservations", "SpentReservation"]
@@ -120,9 +120,9 @@ class Reservations:
             NoRoom: Try again later.
             TooLarge: The device never holds as many.
         """
-        natural("blocks", blocks)
-        natural("deadline", deadline, least=self._now)
-        natural("running", running, least=0)
+        blocks = integer("blocks", blocks)
+        deadline = integer("deadline", deadline, least=self._now)
+        running = integer("running", running, least=0)
         default_headroom(role)
         reserve = self._reserves.get(role, NoHeadroom())
         try:
@@ -174,7 +174,7 @@ class Reservations:
         Raises:
             Misuse: `now` is before an earlier one.
         """
-        natural("now", now, least=self._now)
+        now = integer("now", now, least=self._now)
         self._now = now
         return self._expire([one for one in self._open.values() if one.deadline < now])
 

@@ -1,1 +1,1 @@
-"""What both halves know: layouts, plans, statistics; it knows neither of them."""
+"""Layouts, plans and statistics, which yard and crane both use; it uses neither of them."""

@@ -10,8 +10,9 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, Self, TypedDict, U
 
 from blockyard._core import Misuse
 from blockyard.shared.models import MODELS, Heads
+from blockyard.shared.validate import integer, one_of
 
-__all__ = ["WIDTHS", "Hello", "KVLayout", "Order", "Overrides", "Plane", "natural"]
+__all__ = ["WIDTHS", "Hello", "KVLayout", "Order", "Overrides", "Plane"]
 
 WIDTHS: Final[Mapping[str, int]] = MappingProxyType(
     {
@@ -24,18 +25,18 @@ WIDTHS: Final[Mapping[str, int]] = MappingProxyType(
         "uint8": 1,
     }
 )
-"""Bytes per value. dtypes are names here: NumPy lacks half of them, and only bytes are moved."""
+"""Bytes per value. Types are names here: NumPy lacks half of them, and only bytes are moved."""
 
 Order = Literal["page-first", "layer-first"]
 """Whether a block lies on the device in one piece, or in one piece per layer, and per K and V."""
 
 
 class Hello(NamedTuple):
-    """What a crane says at the handshake."""
+    """What a crane reports at the handshake."""
 
     rank: int
     fingerprint: str
-    """Of the configuration that it was started with."""
+    """Fingerprint of the configuration that it was started with."""
     device: int
     """Blocks of its device tier."""
     host: int
@@ -45,7 +46,7 @@ class Hello(NamedTuple):
 
 
 class Overrides(TypedDict, total=False):
-    """What of a preset may be given otherwise: the arguments of `llama` or of `mla`."""
+    """What of a preset can be overridden: the arguments of `llama` or of `mla`."""
 
     layers: int
     kv_heads: int
@@ -79,13 +80,11 @@ class Plane:
     def __post_init__(self) -> None:
         """Checks every field."""
         if not self.name or not isinstance(self.name, str):
-            raise Misuse(f"plane name = {self.name!r}: give a word")
-        natural(f"pieces of plane {self.name!r}", self.pieces)
-        natural(f"piece_bytes of plane {self.name!r}", self.piece_bytes)
-        if not isinstance(self.replicated, bool):
-            raise Misuse(
-                f"replicated of plane {self.name!r} = {self.replicated!r}: say true or false"
-            )
+            raise Misuse(f"plane name = {self.name!r}: must be a non-empty string")
+        for name in ("pieces", "piece_bytes"):
+            checked = integer(f"{name} of plane {self.name!r}", getattr(self, name))
+            object.__setattr__(self, name, checked)
+        one_of(f"replicated of plane {self.name!r}", self.replicated, (True, False))
 
     @property
     def block_bytes(self) -> int:
@@ -102,7 +101,7 @@ class KVLayout:
         block_size: Tokens per block.
         ranks: Ranks that share each block.
         dtype: Name of the values' type, one of `WIDTHS`.
-        name: Of the model, or of what else it is.
+        name: Name of the model, or of the layout.
 
     Raises:
         Misuse: A value is out of range; it is named.
@@ -125,11 +124,11 @@ class KVLayout:
         names = [plane.name for plane in self.planes]
         if not names or len(set(names)) < len(names):
             raise Misuse(f"planes = {names}: give one or more, each with a name of its own")
-        natural("block_size", self.block_size)
-        natural("ranks", self.ranks)
+        for word in ("block_size", "ranks"):
+            object.__setattr__(self, word, integer(word, getattr(self, word)))
         _width("dtype", self.dtype)
         if not self.name or not isinstance(self.name, str):
-            raise Misuse(f"name = {self.name!r}: give a word")
+            raise Misuse(f"name = {self.name!r}: must be a non-empty string")
 
     @classmethod
     def llama(  # noqa: PLR0913 - they are the figures of a model
@@ -145,28 +144,27 @@ class KVLayout:
         scale_dtype: str | None = None,
         name: str | None = None,
     ) -> Self:
-        """Keys and values of every head, in every layer alike.
+        """Makes a layout of keys and values per head, the same in every layer.
 
         Args:
             layers: Layers of the model.
             kv_heads: KV heads of the model. They are divided over the ranks; where there are more
                 ranks than heads, each rank holds one, and several hold the same.
             head_dim: Values per head.
-            dtype: Of the values.
+            dtype: Type of the values.
             block_size: Tokens per block.
             ranks: Tensor-parallel ranks.
             order: "page-first": one piece. "layer-first": 2 * layers pieces.
             scale_dtype: For quantized values: a second plane holds one scale of this type per K
                 and per V, per head and token.
-            name: What to call it.
+            name: Name of the layout.
 
         Raises:
             Misuse: A value is out of range, or heads and ranks do not divide.
         """
-        for word, value in (("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim)):
-            natural(word, value)
-        natural("block_size", block_size)
-        natural("ranks", ranks)
+        layers, kv_heads = integer("layers", layers), integer("kv_heads", kv_heads)
+        head_dim, block_size = integer("head_dim", head_dim), integer("block_size", block_size)
+        ranks = integer("ranks", ranks)
         if kv_heads % ranks and ranks % kv_heads:
             raise Misuse(
                 f"kv_heads = {kv_heads} on ranks = {ranks}: one must be a multiple of the other"
@@ -198,24 +196,23 @@ class KVLayout:
         order: Order = "page-first",
         name: str | None = None,
     ) -> Self:
-        """Multi-head latent attention: one replicated plane, the same bytes on every rank.
+        """Makes a layout of multi-head latent attention: one plane, the same on every rank.
 
         Args:
             layers: Layers of the model.
             latent: Values of the compressed KV per token and layer.
             rope: Values of the shared rotary key behind it.
-            dtype: Of the values.
+            dtype: Type of the values.
             block_size: Tokens per block.
             ranks: Tensor-parallel ranks; each holds all of it on its device.
             order: "page-first": one piece. "layer-first": one piece per layer.
-            name: What to call it.
+            name: Name of the layout.
 
         Raises:
             Misuse: A value is out of range.
         """
-        for word, value in (("layers", layers), ("latent", latent), ("block_size", block_size)):
-            natural(word, value)
-        natural("rope", rope, least=0)
+        layers, latent = integer("layers", layers), integer("latent", latent)
+        rope, block_size = integer("rope", rope, least=0), integer("block_size", block_size)
         piece = block_size * (latent + rope) * _width("dtype", dtype)
         return cls(
             (_plane("latent", order, layers, piece, replicated=True),),
@@ -227,14 +224,14 @@ class KVLayout:
 
     @classmethod
     def preset(cls, name: str, **overrides: Unpack[Overrides]) -> Self:
-        """The layout of a well-known model; `shared.models` has the figures and their source.
+        """Makes the layout of a well-known model; `shared.models` has the figures and sources.
 
         Args:
-            name: "llama-3-8b", say.
-            overrides: What is otherwise here: dtype, ranks, order, but also any figure.
+            name: For example "llama-3-8b".
+            overrides: What differs from the preset: dtype, ranks, order, or any figure.
 
         Raises:
-            Misuse: An unknown name; the nearest is offered.
+            Misuse: A name is unknown; the nearest is offered.
         """
         model = MODELS.get(str(name))
         if model is None:
@@ -249,7 +246,7 @@ class KVLayout:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Back from `to_mapping`; or from {"preset": name} and what is otherwise.
+        """Makes a layout from what `to_mapping` gave, or from {"preset": name} and overrides.
 
         Raises:
             Misuse: A field is unknown, missing or out of range; it is named.
@@ -264,12 +261,12 @@ class KVLayout:
         return cls(**_given(cls, "a layout", mapping) | {"planes": parts})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values: for TOML and JSON, and for `from_mapping`."""
+        """Returns plain values, for TOML, JSON and `from_mapping`."""
         return asdict(self) | {"planes": [asdict(plane) for plane in self.planes]}
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of all of it."""
+        """The SHA-256 of the whole layout, in hex."""
         return sha256(json.dumps(self.to_mapping(), sort_keys=True).encode()).hexdigest()
 
     @property
@@ -279,24 +276,18 @@ class KVLayout:
 
     @property
     def host_block_bytes(self) -> int:
-        """Bytes of one block on the host of all ranks: what is replicated counts once."""
+        """Bytes of one block on the host of all ranks; replicated planes count once."""
         return sum(
             plane.block_bytes * (1 if plane.replicated else self.ranks) for plane in self.planes
         )
 
     def device_blocks(self, gib: float) -> int:
-        """Blocks that fit into so many GiB of one rank's device."""
+        """Returns how many blocks fit into so many GiB of one rank's device."""
         return int(gib * 2**30) // self.block_bytes
 
     def host_blocks(self, gib: float, *, per: Literal["host", "rank"] = "host") -> int:
-        """Blocks that fit into so many GiB of the host, or of each rank's share of it."""
+        """Returns how many blocks fit into so many GiB of the host, or of each rank's share."""
         return int(gib * 2**30) * (self.ranks if per == "rank" else 1) // self.host_block_bytes
-
-
-def natural(name: str, value: object, *, least: int = 1) -> None:
-    """Refuses what is not an integer of `least` or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise Misuse(f"{name} = {value!r}: give an integer of {least} or more")
 
 
 def _width(name: str, dtype: str) -> int:
@@ -306,14 +297,12 @@ def _width(name: str, dtype: str) -> int:
 
 
 def _plane(name: str, order: str, pieces: int, size: int, *, replicated: bool = False) -> Plane:
-    if order not in get_args(Order):
-        _unknown(f"order {order!r}", order, get_args(Order))
-    whole = order == "page-first"
+    whole = one_of("order", order, get_args(Order)) == "page-first"
     return Plane(name, 1 if whole else pieces, pieces * size if whole else size, replicated)
 
 
 def _given(kind: type[Plane | KVLayout], what: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords that a mapping gives, once it is known to have all that are needed."""
+    """Checks that a mapping has all names that are needed, and returns its values by name."""
     known = [field.name for field in fields(kind) if field.name != "_"]
     for name in mapping:
         if name not in known:

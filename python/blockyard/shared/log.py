@@ -1,4 +1,4 @@
-"""The logger `blockyard`: never a line per block, and no line a thousand times."""
+"""The logger `blockyard`, which limits how often it writes a line."""
 
 import logging
 import time
@@ -7,12 +7,12 @@ __all__ = ["Limited"]
 
 
 class Limited:
-    """A logger that writes one line per message and second, and says how many it left out.
+    """A logger that writes one line per message and second, and counts those that it left out.
 
-    What is logged never decides anything: this is the one place where wall time is read.
+    This is the one place where wall time is read: logging never decides anything.
 
     Args:
-        name: Of the logger, "blockyard" or below it.
+        name: Name of the logger, "blockyard" or below it.
         seconds: Between two lines of one message.
     """
 
@@ -25,11 +25,11 @@ class Limited:
         self._swallowed: dict[str, int] = {}
 
     def debug(self, message: str, *values: object) -> None:
-        """For who looks for a fault."""
+        """Logs what helps to find a fault."""
         self._line(logging.DEBUG, message, values)
 
     def warning(self, message: str, *values: object) -> None:
-        """For the operator: something was lost or given up."""
+        """Logs, for the operator, that something was lost or given up."""
         self._line(logging.WARNING, message, values)
 
     def _line(self, level: int, message: str, values: tuple[object, ...]) -> None:

@@ -1,4 +1,4 @@
-"""How much memory there is for this process, as far as the machine says."""
+"""How much memory this process can still take, as the machine reports it."""
 
 from pathlib import Path
 
@@ -6,16 +6,16 @@ __all__ = ["free_memory"]
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process can take now: of the machine, and of each control group it is in.
+    """Returns the bytes that this process can take now: of the machine, and of its control groups.
 
-    What files fill and the system would give back counts as there. What `ulimit` allows is not
-    looked at: the system refuses what is beyond that itself.
+    Memory that holds files, and that the system would give back, counts as free. The limits of
+    `ulimit` are not looked at: beyond them the system itself refuses.
 
     Args:
         root: Where `proc` and `sys` are.
 
     Returns:
-        The least of them, 0 or more; None where nothing is said, as on a system that is not Linux.
+        The least of them, 0 or more; None where the system does not say, as outside Linux.
     """
     rooms = [_of_machine(root), *_of_groups(root)]
     known = [room for room in rooms if room is not None]
@@ -28,7 +28,7 @@ def _of_machine(root: Path) -> int | None:
 
 
 def _of_groups(root: Path) -> list[int | None]:
-    """Of each group from the process's own up; version 2 has one tree, version 1 one for memory."""
+    """Each group from the process's own up; version 2 has one tree, version 1 one for memory."""
     rooms = []
     for line in _lines(root / "proc/self/cgroup"):
         _, kinds, path = [*line.split(":", 2), "", ""][:3]
@@ -38,7 +38,7 @@ def _of_groups(root: Path) -> list[int | None]:
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
         most, used = names if kinds else ("memory.max", "memory.current")
         group = top / path.lstrip("/")
-        # In a container the path may be the host's, and only the top be there.
+        # In a container the path may be the host's, of which only the top exists.
         groups = [group, *group.parents][: len(group.parts) - len(top.parts) + 1]
         rooms += [_of_group(one, most, used) for one in groups]
     return rooms
@@ -55,7 +55,7 @@ def _of_group(group: Path, most: str, used: str) -> int | None:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Names and numbers, line by line."""
+    """Reads a name and a number from each line."""
     pairs = [line.split()[:2] for line in _lines(path)]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}  # noqa: PLR2004
 

@@ -1,4 +1,4 @@
-"""What a copy is, and what became of it: known to the yard and to every crane."""
+"""Plans of copies and their outcomes, which the yard and every crane know."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -9,18 +9,18 @@ __all__ = ["Cause", "Outcome", "Plan"]
 
 
 class Cause(StrEnum):
-    """Why a flight did not come whole."""
+    """Why a flight did not land whole."""
 
     FAILED = "failed"
     """The copy went wrong; nothing is known against its source."""
     CORRUPT = "corrupt"
-    """The first bad block failed its checksum: its source is not to be used again."""
+    """The first bad block failed its checksum: its source must not be used again."""
     DEAD = "dead"
     """Its rank was reset or its crane closed while the copy was in flight: it has ended there, and
     nothing has gone wrong."""
     LOST = "lost"
-    """Its device was lost: nobody knows whether it still writes. The flight is taken as one whose
-    deadline has passed, until the rank is reset."""
+    """Its device was lost, and may still write. The flight counts as past its deadline until the
+    rank is reset."""
 
 
 class Outcome(NamedTuple):
@@ -29,8 +29,8 @@ class Outcome(NamedTuple):
     flight: int
     """`Plan.flight`."""
     rank: int
-    """Who reports, from 0."""
+    """The rank that reports, from 0."""
     good: int
     """How many of the plan's leading blocks are intact; over ranks the minimum counts."""
     cause: Cause | None = None
-    """None when all are."""
+    """Why not all of them are; None when all are."""

@@ -1,4 +1,4 @@
-"""Starting processes that are ended by who started them."""
+"""Starts processes that only their parent ends."""
 
 import signal
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ __all__ = ["ignore_sigint"]
 
 @contextmanager
 def ignore_sigint() -> Iterator[None]:
-    """Who is started meanwhile never hears Ctrl-C, which a terminal sends to all: we end it."""
-    # The first start would start this, too, which lets the signal through again.
+    """Makes processes that are started meanwhile ignore Ctrl-C, which a terminal sends to all."""
+    # The first start would start the tracker, too, which unblocks the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,4 +1,4 @@
-"""What `stats()` says: name, unit and meaning, in one frozen schema."""
+"""The schema of `stats()`: name, unit and meaning of each number."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class Stat(NamedTuple):
 
 
 def core_schema() -> tuple[Stat, ...]:
-    """What the bookkeeping counts, for all tiers together and then tier by tier."""
+    """Returns what the bookkeeping counts, for all tiers together and then tier by tier."""
     whole, per_tier = stats_schema()
     tiers = ("device", "host")
     return tuple(Stat(*field) for field in whole) + tuple(
@@ -27,7 +27,7 @@ def core_schema() -> tuple[Stat, ...]:
 
 
 def page(title: str, parts: dict[str, tuple[Stat, ...]]) -> str:
-    """A reference page in Markdown: a table for each part."""
+    """Returns a reference page in Markdown, with a table for each part."""
     lines = [f"# {title}", ""]
     for part, stats in parts.items():
         lines += [f"## {part}", "", "| name | unit | meaning |", "|---|---|---|"]

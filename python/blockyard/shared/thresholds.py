@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from blockyard.shared.layout import natural
+from blockyard.shared.validate import integer
 
 __all__ = ["Thresholds"]
 
@@ -11,36 +11,36 @@ _POSITIVE = {"queued_runs", "ring_bytes", "ring_parts", "groups", "link_groups"}
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Where one way of copying begins to beat another.
+    """Where one method of copying begins to beat another.
 
-    They change how bytes move, never which: ranks may differ in them without harm. What they are
-    by default is a judgement, which no measurement on a device has confirmed yet.
+    They change how bytes move, never which bytes: ranks may differ in them without harm. The
+    defaults are estimates, which no measurement on a device has confirmed yet.
 
     Args:
         kernel_below: Bytes of a flight and plane below which a kernel copies over the link itself,
             where a block is in several pieces.
         whole_below: The same where a block is in one piece, so that one DMA could do it, which
             waits for no thread block of the engine's.
-        piece_bytes: Least bytes of a piece for which it is worth its own copy.
+        piece_bytes: Least bytes of a piece that is worth a copy of its own.
         most_runs: Most copies that a flight of blocks of several pieces is made of; beyond, a ring
             is used.
-        rows_bytes: Least bytes of a piece for which a block whose pieces are evenly apart goes as
-            one 2-D copy, past the ring and without a kernel. By default never: that is not
+        rows_bytes: Least bytes of a piece from which a block whose pieces are evenly apart goes as
+            one 2-D copy, without a ring or a kernel. By default it never does: that is not
             measured yet.
-        batch_runs: Most copies that one call of the driver for many is given. With 0 that call is
-            not used: kernels copy over the link, which is slower.
+        batch_runs: Most copies in one call of `cuMemcpyBatchAsync`. With 0 that call is not used:
+            kernels copy over the link, which is slower.
         queued_runs: Most of these in the driver's queue at a time, each way: the others are queued
             as those end, whenever a receipt is polled.
         ring_bytes: Device memory, each way, in which scattered pieces are gathered into whole
             blocks; less where the smaller tier has less.
-        ring_parts: Parts of the ring. With 2, or more, one is filled while another is emptied, so
+        ring_parts: Parts of the ring. With 2 or more, one is filled while another is emptied, so
             that gathering and scattering cost no time of the link (some 3 %, by an estimate that
             is not measured yet), and a flight costs its caller two to three times the calls.
         groups: Thread blocks that gather and scatter at a time.
         link_groups: Thread blocks that copy over the link at a time.
 
     Raises:
-        Misuse: One is no whole number, or too small; it is named.
+        Misuse: One is no integer, or too small; the message names it.
     """
 
     kernel_below: int = 1 << 20
@@ -59,4 +59,5 @@ class Thresholds:
         """Checks every field."""
         for field in fields(self):
             least = int(field.name in _POSITIVE)
-            natural(f"thresholds: {field.name}", getattr(self, field.name), least=least)
+            given = integer(f"thresholds: {field.name}", getattr(self, field.name), least=least)
+            object.__setattr__(self, field.name, given)

@@ -1,59 +1,42 @@
 """A simulated GPU: streams, events, memory and the kernel, in ordinary memory and seeded order."""
 
-import ctypes
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from blockyard._core import Unavailable
-from blockyard.crane.gpu import Addresses, Array, GpuError, Memory, Move
+from blockyard.crane.gpu import Addresses, Array, GpuError, Memory, Move, PitchedCopy
+from blockyard.testing.gpu_memory import AddressSpace, Allocation
 
 __all__ = ["SimulatedGpu"]
 
-_ALIGNED = 256
 # Bytes copied between two steps of a copy: others' steps come between them.
 _STEP = 1 << 14
 
 
-@dataclass(slots=True, eq=False)
-class _Paper:
-    """Memory of it."""
-
-    gpu: "SimulatedGpu"
-    array: NDArray[np.uint8]
-    address: int
-    nbytes: int
-
-    def free(self) -> None:
-        self.gpu.freed(self.address)
-
-
 class SimulatedGpu:
-    """What `Gpu` asks for, without one; as unkind as the rules of CUDA allow.
+    """What `Gpu` asks for, without a GPU; in the worst order that the rules of CUDA allow.
 
     What is submitted to a stream is only queued. Whenever it is asked whether an event has come,
     some steps are taken, each of a stream chosen by the seed: streams overtake one another unless
-    they wait, the runs of a batch are copied in any order, and tables are read as late as can be.
+    they wait, the runs of a batch are copied in any order, and tables are read as late as possible.
     An address that is neither allocated nor registered, a call outside `with`, and a record or wait
     on a stream that is being captured, are errors. There is one copy engine each way over the link,
-    and it does one copy after the other, of whatever stream. No kernel begins beside a `product`. A
-    call whose runs find no place in the queue of their stream blocks until they do, and is counted.
+    which does one copy after the other, of all streams. No kernel begins beside a `product`. A call
+    whose runs find no place in the queue of their stream blocks until they do, and is counted.
 
     Args:
-        seed: Of the order.
+        seed: Seed of the order.
         batches: Whether it has the call that copies many runs.
         memory: Bytes of device memory.
-        pins: Bytes that it pins.
+        pins: Bytes of host memory that can be pinned.
         eager: Steps taken per question; 0 for none, so that nothing moves until `run`.
         entries: Runs of batches that a stream queues.
-        kernel: What makes a move, instead of this; it gets what the kernel would.
+        kernel: Makes a move, instead of this; it gets what the kernel would.
     """
 
     device = None
@@ -71,8 +54,7 @@ class SimulatedGpu:
     ) -> None:
         self._chance = random.Random(seed)  # noqa: S311 - it need not be hard to guess
         self.batches = batches
-        self._memory = memory
-        self._pins = pins
+        self.space = AddressSpace(memory, pins)
         self._eager = eager
         self._entries = entries
         self._queued: Counter[int] = Counter()
@@ -88,9 +70,6 @@ class SimulatedGpu:
         self._come: dict[int, int] = {}
         self._capturing: set[int] = set()
         self._stuck: set[int] = set()
-        self._ranges: dict[int, int] = {}
-        self._kept: dict[int, NDArray[np.uint8]] = {}
-        self._device: set[int] = set()
         self._widths: set[int] = set()
         self._failing: dict[str, tuple[str, bool, int]] = {}
         self._gone = ""
@@ -100,7 +79,7 @@ class SimulatedGpu:
         """Steps that calls have waited for, with the interpreter's lock held."""
 
     def __enter__(self) -> Self:
-        """Calls are allowed."""
+        """Allows calls."""
         if not self._inside:
             self.calls["enter"] += 1
             self._check("enter")
@@ -113,26 +92,26 @@ class SimulatedGpu:
         _value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """As before."""
+        """Restores what was before."""
         self._inside -= 1
 
-    # What tests do to it.
+    # For tests.
 
     def compute(self, work: Callable[[], object], stream: int = 0) -> None:
-        """The engine's own work, on its stream."""
+        """Submits the engine's own work to its stream."""
         self._queue(stream, self._once(work))
 
     def product(self, steps: int, stream: int = 0) -> None:
-        """The engine's matrix product, so many steps long, which leaves no room for a kernel."""
+        """Submits a matrix product of so many steps, which leaves no room for a kernel."""
         self._queue(stream, self._multiply(steps))
 
     def hang(self, stream: int) -> None:
-        """From here on the stream does nothing, until `release`."""
+        """Makes the stream stop here, until `release`."""
         self._queue(stream, self._hold(stream))
         self._stuck.add(stream)
 
     def release(self) -> None:
-        """What hangs goes on."""
+        """Lets all stopped streams go on."""
         self._stuck.clear()
 
     def fail(
@@ -143,11 +122,11 @@ class SimulatedGpu:
         lost: bool = False,
         after: int = 0,
     ) -> None:
-        """One such call fails so, after so many that do not; with `lost` all later ones do, too."""
+        """Makes one such call fail, after so many that do not; with `lost` all later ones, too."""
         self._failing[call] = name, lost, after
 
     def lose(self, name: str = "CUDA_ERROR_DEINITIALIZED") -> None:
-        """From now on every call fails, and nothing works any more."""
+        """Loses the device: from now on every call fails."""
         self._gone = name
         for queue in self._streams.values():
             queue.clear()
@@ -157,7 +136,7 @@ class SimulatedGpu:
 
     @contextmanager
     def capture(self, stream: int = 0) -> Iterator[None]:
-        """A graph is being captured from this stream."""
+        """Captures a graph from this stream."""
         self._capturing.add(stream)
         try:
             yield
@@ -165,7 +144,7 @@ class SimulatedGpu:
             self._capturing.remove(stream)
 
     def run(self, steps: int = -1) -> bool:
-        """Takes so many steps, or all that can be taken; whether any was."""
+        """Takes so many steps, or all that can be taken; returns whether any was taken."""
         taken = False
         while steps:
             steps -= 1
@@ -179,109 +158,90 @@ class SimulatedGpu:
     @property
     def held(self) -> int:
         """Bytes allocated and pinned, and streams and events made, and not given back."""
-        return sum(self._ranges.values()) + len(self._streams) - 1 + len(self._records)
+        return self.space.held + len(self._streams) - 1 + len(self._records)
 
-    # What Blockyard asks of it.
+    # The protocol `Gpu`.
 
     def allocate(self, nbytes: int) -> Memory:
-        """Device memory."""
+        """Allocates device memory."""
         self._call("allocate")
-        used = sum(self._ranges[address] for address in self._device)
-        if used + nbytes > self._memory:
-            raise Unavailable(f"{nbytes} bytes of device memory: {self._memory - used} are left")
-        array = np.zeros(nbytes + _ALIGNED, np.uint8)
-        first = -int(array.ctypes.data) % _ALIGNED
-        memory = _Paper(self, array[first : first + nbytes], int(array.ctypes.data) + first, nbytes)
-        self._ranges[memory.address] = nbytes
-        self._device.add(memory.address)
-        self._kept[memory.address] = array
-        return memory
-
-    def freed(self, address: int) -> None:
-        """Device memory was given back."""
-        if address in self._device:
-            self._idle("memory")
-            self._device.remove(address)
-            del self._ranges[address], self._kept[address]
+        return self.space.allocate(nbytes, self._freed)
 
     def view(self, memory: Memory, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-        """A NumPy array."""
-        assert isinstance(memory, _Paper)  # noqa: S101 - nobody else makes any
+        """Returns a NumPy array."""
+        assert isinstance(memory, Allocation)  # noqa: S101 - nobody else makes any
         return np.ndarray(shape, np.uint8, memory.array, 0, strides)
 
     def owns(self, address: int) -> bool:
         """Whether it was allocated, or registered, which is the same here."""
         self._call("owns")
-        return any(start <= address < start + size for start, size in self._ranges.items())
+        return self.space.owns(address)
 
     def register(self, address: int, nbytes: int) -> None:
         """Pins host memory."""
         self._call("allocate")
-        pinned = sum(self._ranges[one] for one in self._ranges if one not in self._device)
-        if pinned + nbytes > self._pins:
-            raise GpuError("CUDA_ERROR_OUT_OF_MEMORY", "cuMemHostRegister")
-        self._ranges[address] = nbytes
+        self.space.register(address, nbytes)
 
     def unregister(self, address: int) -> None:
         """Unpins it."""
         self._call("free")
         self._idle("pinned memory")
-        del self._ranges[address]
+        self.space.unregister(address)
 
     def node(self) -> int | None:
-        """It is nowhere."""
+        """Returns None: it is near no node."""
         return None
 
     def stream(self) -> int:
-        """A stream."""
+        """Makes a stream."""
         self._call("allocate")
         self._streams[stream := next(self._ids)] = deque()
         return stream
 
     def event(self) -> int:
-        """An event."""
+        """Makes an event."""
         self._call("allocate")
         event = next(self._ids)
         self._records[event] = self._come[event] = 0
         return event
 
     def discard(self, stream: int, events: list[int]) -> None:
-        """Gives them back."""
+        """Gives a stream and its events back."""
         self._call("free")
         assert not self._streams.pop(stream)  # noqa: S101 - so it would be with CUDA's, unnoticed
         for event in events:
             del self._records[event], self._come[event]
 
     def prepare(self, width: int) -> None:
-        """Makes ready for moves of this width."""
+        """Makes the kernel for moves of this width ready."""
         self._call("allocate")
         self._widths.add(width)
 
     def record(self, event: int, stream: int) -> None:
-        """As of CUDA."""
+        """Records an event, as CUDA does."""
         self._call("record", stream)
         self._records[event] = number = self._records[event] + 1
         self._queue(stream, self._once(lambda: self._come.__setitem__(event, number)))
 
     def wait(self, stream: int, event: int) -> None:
-        """As of CUDA."""
+        """Makes a stream wait, as CUDA does."""
         self._call("wait", stream)
         number = self._records[event]
         self._queue(stream, self._until(lambda: self._come.get(event, number) >= number))
 
     def ended(self, event: int) -> bool:
-        """As of CUDA."""
+        """Whether the event has come; takes some steps first."""
         self._call("ended")
         self.run(self._chance.randint(0, self._eager))
         return self._come[event] == self._records[event]
 
     def capturing(self, stream: int) -> bool:
-        """As of CUDA."""
+        """Whether a graph is being captured from this stream."""
         self._call("capturing")
         return stream in self._capturing
 
     def copy(self, to: Addresses, from_: Addresses, sizes: Addresses, stream: int) -> None:
-        """As of CUDA: tables are read now, bytes later, runs in any order."""
+        """Copies as CUDA does: tables are read now, bytes later, runs in any order."""
         self._call("copy", stream)
         assert self.batches and len(to) == len(from_) == len(sizes)  # noqa: S101, PT018
         runs = list(zip(to.tolist(), from_.tolist(), sizes.tolist(), strict=True))
@@ -290,62 +250,39 @@ class SimulatedGpu:
 
     @property
     def batches_blocks(self) -> bool:
-        """Whether it has that one, too."""
+        """Whether it has `copy_blocks`: wherever it has `copy`."""
         return self.batches
 
-    def copy_blocks(
-        self,
-        to: Addresses,
-        to_pitch: int,
-        from_: Addresses,
-        from_pitch: int,
-        width: int,
-        rows: int,
-        stream: int,
-    ) -> None:
-        """As of CUDA."""
+    def copy_blocks(self, blocks: PitchedCopy[Addresses], stream: int) -> None:
+        """Copies many blocks, as CUDA does."""
         self._call("copy_blocks", stream)
-        assert self.batches and len(to) == len(from_)  # noqa: S101, PT018
-        if min(to_pitch, from_pitch) < width:
-            raise GpuError("CUDA_ERROR_INVALID_VALUE", "cuMemcpy3DBatchAsync")
-        runs = [
-            (there + row * to_pitch, here + row * from_pitch, width)
-            for there, here in zip(to.tolist(), from_.tolist(), strict=True)
-            for row in range(rows)
-        ]
+        assert self.batches  # noqa: S101
+        _, to_pitch, _, from_pitch, width, rows = blocks
+        runs = []
+        for to, from_ in zip(blocks.to.tolist(), blocks.from_.tolist(), strict=True):
+            block = PitchedCopy(to, to_pitch, from_, from_pitch, width, rows)
+            runs += _rows(block, "cuMemcpy3DBatchAsync")
         self._chance.shuffle(runs)
-        self._submit(stream, runs, len(to))
+        self._submit(stream, runs, len(blocks.to))
 
     def copy_run(self, to: int, from_: int, nbytes: int, stream: int) -> None:
-        """As of CUDA."""
+        """Copies one run, as CUDA does."""
         self._call("copy_run", stream)
         self._submit(stream, [(to, from_, nbytes)], 1)
 
-    def copy_rows(
-        self,
-        to: int,
-        to_pitch: int,
-        from_: int,
-        from_pitch: int,
-        width: int,
-        rows: int,
-        stream: int,
-    ) -> None:
-        """As of CUDA."""
+    def copy_rows(self, rows: PitchedCopy[int], stream: int) -> None:
+        """Copies the rows of one block, as CUDA does."""
         self._call("copy_rows", stream)
-        if min(to_pitch, from_pitch) < width:
-            raise GpuError("CUDA_ERROR_INVALID_VALUE", "cuMemcpy2DAsync")
-        runs = [(to + row * to_pitch, from_ + row * from_pitch, width) for row in range(rows)]
-        self._submit(stream, runs, 1)
+        self._submit(stream, _rows(rows, "cuMemcpy2DAsync"), 1)
 
     def move(self, move: Move, stream: int) -> None:
-        """As the kernel does it."""
+        """Moves as the kernel does."""
         self._call("move", stream)
         assert move.width in self._widths and move.groups > 0  # noqa: S101, PT018
         self._queue(stream, self._launch(move))
 
     def occupy(self, nanoseconds: int, stream: int) -> None:
-        """A product of a step for each microsecond."""
+        """Submits a product of a step for each microsecond."""
         self._call("occupy", stream)
         self._queue(stream, self._multiply(max(nanoseconds // 1000, 1)))
 
@@ -361,7 +298,7 @@ class SimulatedGpu:
         self._call("synchronize")
         while self._streams[stream]:
             if not self.run(1):
-                raise AssertionError("it would wait for ever: a stream hangs")
+                raise AssertionError("it would never return: a stream hangs")
 
     def _call(self, name: str, stream: int | None = None) -> None:
         assert self._inside, f"{name} outside `with`"  # noqa: S101
@@ -383,27 +320,20 @@ class SimulatedGpu:
             raise GpuError(error, name, lost=lost)
 
     def _submit(self, stream: int, runs: list[tuple[int, int, int]], entries: int) -> None:
-        """Queues a copy; where there is no place for all of it, that takes until there is."""
+        """Queues a copy; blocks while there is no place for all of it."""
         self._queued[stream] += entries
         self._queue(stream, self._transfer(stream, runs, entries))
         while self._queued[stream] > max(self._entries, 0):
             self.blocked += 1
             if not self.run(1):
-                raise AssertionError("a call waits for ever, with the interpreter's lock held")
+                raise AssertionError("a call never returns, with the interpreter's lock held")
 
     def _transfer(
         self, stream: int, runs: list[tuple[int, int, int]], entries: int
     ) -> Iterator[bool]:
-        """By the engine that goes this way, when those before it have been."""
-        above = (
-            [
-                any(start <= end < start + self._ranges[start] for start in self._device)
-                for end in runs[0][:2]
-            ]
-            if runs
-            else [True, True]
-        )
-        engine = self._engines[("up" if above[0] else "down")] if above[0] != above[1] else deque()
+        """Copies by the engine of this direction, in its turn."""
+        ends = [self.space.on_device(end) for end in runs[0][:2]] if runs else [True, True]
+        engine = self._engines["up" if ends[0] else "down"] if ends[0] != ends[1] else deque()
         turn = object()
         engine.append(turn)
         while engine[0] is not turn:
@@ -422,13 +352,18 @@ class SimulatedGpu:
         self._streams[stream].append(work)
 
     def _step(self, stream: int) -> bool:
-        """One step of a stream; whether it could be taken."""
+        """Takes one step of a stream; returns whether it could be taken."""
         queue = self._streams[stream]
         try:
             return next(queue[0])
         except StopIteration:
             queue.popleft()
             return True
+
+    def _freed(self, address: int) -> None:
+        if self.space.allocated(address):
+            self._idle("memory")
+            self.space.free(address)
 
     def _idle(self, what: str) -> None:
         assert not any(self._streams.values()), f"{what} freed while streams work"  # noqa: S101
@@ -456,7 +391,7 @@ class SimulatedGpu:
         for number, (to, from_, size) in enumerate(parts):
             if number:
                 yield True
-            ctypes.memmove(self._own(to, size), self._own(from_, size), size)
+            self.space.copy(to, from_, size)
 
     def _launch(self, move: Move) -> Iterator[bool]:
         while self._products:
@@ -464,16 +399,15 @@ class SimulatedGpu:
         if self._kernel is not None:
             self._kernel(move)
             return
-        from_, to = (
-            self._table(at, move.pieces, np.uint64) for at in (move.from_pieces, move.to_pieces)
-        )
+        tables = move.from_pieces, move.to_pieces
+        from_, to = (self.space.table(at, move.pieces, np.uint64) for at in tables)
         places = [(block, piece) for block in range(move.blocks) for piece in range(move.pieces)]
         self._chance.shuffle(places)
         for number, (block, piece) in enumerate(places):
             if number:
                 yield True
             here, there = (
-                self._table(at, move.blocks, np.uint32)[block] if at else block
+                self.space.table(at, move.blocks, np.uint32)[block] if at else block
                 for at in (move.from_slots, move.to_slots)
             )
             ends = (
@@ -483,13 +417,12 @@ class SimulatedGpu:
             assert not any(end % move.width for end in (*ends, move.piece_bytes))  # noqa: S101
             yield from self._carry([(*ends, move.piece_bytes)])
 
-    def _table(self, address: int, count: int, kind: type[np.unsignedinteger[Any]]) -> Array:
-        size = count * np.dtype(kind).itemsize
-        return np.frombuffer(ctypes.string_at(self._own(address, size), size), kind)
 
-    def _own(self, address: int, nbytes: int) -> int:
-        """The address, if all of it is the GPU's to use."""
-        for start, size in self._ranges.items():
-            if start <= address and address + nbytes <= start + size:
-                return address
-        raise AssertionError(f"{nbytes} bytes at {address:#x} are neither its own nor pinned")
+def _rows(block: PitchedCopy[int], call: str) -> list[tuple[int, int, int]]:
+    """Each row of a block as a run: where it goes, where it is, and its bytes."""
+    if min(block.to_pitch, block.from_pitch) < block.width:
+        raise GpuError("CUDA_ERROR_INVALID_VALUE", call)
+    return [
+        (block.to + row * block.to_pitch, block.from_ + row * block.from_pitch, block.width)
+        for row in range(block.rows)
+    ]

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked, Plan, _forked
 from blockyard._typing import override
-from blockyard.shared.layout import KVLayout, natural
+from blockyard.shared.layout import KVLayout
 from blockyard.shared.machine import free_memory
 from blockyard.shared.plan import Outcome
 from blockyard.shared.stats import Stat, core_schema
-from blockyard.yard.config import Config, Keywords
+from blockyard.shared.validate import integer, one_of
+from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
 from blockyard.yard.flights import Ended, Flights
 from blockyard.yard.offload import Offload
@@ -22,7 +23,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-# Slots and ghosts: for fewer, which take 100 MB at most, the machine is not asked.
+# Slots or ghosts up to which the machine is not asked for memory: they take 100 MB at most.
 _MANY = 1 << 19
 
 
@@ -67,7 +68,7 @@ class KVCache(Cache):
     _offload: Offload
 
     def __new__(
-        cls, config: Config | KVLayout | None = None, /, **keywords: Unpack[Keywords]
+        cls, config: Config | KVLayout | None = None, /, **keywords: Unpack[ConfigKeywords]
     ) -> Self:
         """Makes an empty cache."""
         if not isinstance(config, Config | KVLayout | None):
@@ -98,7 +99,7 @@ class KVCache(Cache):
         return self._done
 
     def limit(self, tier: Literal["device", "host"] = "device") -> int:
-        """Blocks that a tier may hold: its size, as the last `resize` left it, less null slots."""
+        """Returns the blocks that a tier may hold: its present size, less null slots."""
         return self._limits[tier] - (self._config.null_slots if tier == "device" else 0)
 
     @override
@@ -123,7 +124,7 @@ class KVCache(Cache):
 
     @override
     def dispatch(self) -> list[Plan]:
-        """Plans for the cranes, each given once: what began, and what should go down ahead.
+        """Returns plans for the cranes, each once: what began, and what should go down ahead.
 
         Returns:
             Plans in the order in which they were made. Every rank's crane carries each out.
@@ -144,17 +145,17 @@ class KVCache(Cache):
         done: int | None = None,
         now: int | None = None,
     ) -> int:
-        """Outcomes of flights: their copies have ended.
+        """Takes the outcomes of flights, whose copies have ended.
 
         Args:
             flights: What cranes reported of plans that `dispatch` gave: a flight ends when every
-                rank has spoken, with the least that is good. Or plans, or numbers of flights, when
-                the caller has brought the ranks together himself.
+                rank has reported it, with the smallest count of good blocks. Or plans, or numbers
+                of flights, where the caller has collected all ranks.
             good: Leading intact blocks of each, the minimum over ranks; all, for plans.
             corrupt: True where the first bad block failed its checksum: its source is dropped.
-            done: A step that the engine has done: what was held back for it goes.
-            now: The tick, agreed over ranks like all that enters here. What is in flight past its
-                deadline counts as unknown from now on.
+            done: A step that the engine has done: what was held back for it is released.
+            now: The tick, the same on every rank, like all that enters here. Flights past their
+                deadline count as unknown from now on.
 
         Returns:
             Flights that ended. Duplicate and late outcomes are counted and change nothing.
@@ -163,9 +164,9 @@ class KVCache(Cache):
             Misuse: An outcome contradicts its plan, or `now` is before an earlier one.
         """
         if now is not None:
-            natural("now", now, least=self._now)
+            now = integer("now", now, least=self._now)
         elif good is None and corrupt is None and isinstance(flights, list) and not flights:
-            # Every step says that it is done, most often with nothing landed.
+            # The most frequent call: a step is done, and nothing has landed.
             count = super().commit(flights, done=done)
             self._done = self._done if done is None else max(self._done, done)
             return count
@@ -175,7 +176,7 @@ class KVCache(Cache):
             if good is not None or corrupt is not None:
                 raise Misuse("good and corrupt go with flights or plans: an outcome has its own")
             outcomes = self._flights.check(cast("Sequence[Outcome]", flights))
-            # The core may refuse `done`; behind it nothing is refused, and so nothing is lost.
+            # The core may refuse `done`; after that nothing is refused, so that nothing is lost.
             if done is not None:
                 super().commit([], done=done)
             count = self._end(self._flights.report(outcomes))
@@ -192,17 +193,18 @@ class KVCache(Cache):
         return count
 
     def reset(self, rank: int, *, memory: Literal["lost", "kept"] = "lost") -> int:
-        """A rank's process was started anew, or its device reset: its copies have ended.
+        """Ends a rank's copies, after its process was restarted or its device reset.
 
         Call it only when that rank writes no more: `Crane.reset` comes before.
 
-        Quarantined slots that waited for that come back. What the other ranks still copy is
-        waited for.
+        Slots that were quarantined for that rank come back. Flights that other ranks still copy
+        end when those have reported.
 
         Args:
-            rank: Which.
-            memory: Whether what its tiers held is "kept", or "lost". Then nothing published so far
-                is used again, as after `clear`; running sequences must be computed anew.
+            rank: Which rank.
+            memory: Whether the contents of its tiers are "kept" or "lost". If lost, nothing
+                published so far is used again, as after `clear`, and running sequences must be
+                recomputed.
 
         Returns:
             Flights that ended.
@@ -210,8 +212,7 @@ class KVCache(Cache):
         Raises:
             Misuse: There is no such rank, or another word for `memory`.
         """
-        if memory not in {"lost", "kept"}:
-            raise Misuse(f"memory = {memory!r}: say 'lost' or 'kept'")
+        one_of("memory", memory, ("lost", "kept"))
         ended = self._flights.reset(rank)
         if memory == "lost":
             self.clear()
@@ -224,7 +225,7 @@ class KVCache(Cache):
 
     @override
     def abort(self, flights: Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]) -> int:
-        """The copies of these flights have ended, and none is good."""
+        """Ends flights of which no copy is good."""
         count = super().abort(flights)
         self._forget(cast("Plan | int | Sequence[Plan | int]", flights))
         return count
@@ -240,7 +241,7 @@ class KVCache(Cache):
         )
 
     def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
-        """Why a prefix ends where it does, why a request waits, and who holds what.
+        """Explains why a prefix ends where it does, why a request waits, and what holds blocks.
 
         Args:
             request: A prompt, what `begin` or `park` gave, or a `NoRoom` it raised.
@@ -249,21 +250,21 @@ class KVCache(Cache):
 
     @override
     def stats(self) -> dict[str, int]:
-        """Counters and sizes; `schema` has units and meanings."""
+        """Returns counters and sizes; `schema` has units and meanings."""
         return super().stats() | self._flights.stats()
 
     @staticmethod
     def schema() -> tuple[Stat, ...]:
-        """Name, unit and meaning of each number in `stats`."""
+        """Returns name, unit and meaning of each number in `stats`."""
         return core_schema() + Flights.SCHEMA
 
 
 def _memory(config: Config) -> int | None:
-    """Bytes that are there for a cache that takes many."""
+    """Returns the bytes that are free, for a cache that takes many; None for a small one."""
     many = _many(config.device) or _many(config.host) or _many(config.ghosts)
     return free_memory() if many else None
 
 
 def _many(count: object) -> bool:
-    """Whether it is a number at all is for the core to say."""
-    return isinstance(count, int) and count > _MANY
+    """Whether it is a large number; what is no number is refused by the core."""
+    return isinstance(count, int | np.integer) and bool(count > _MANY)

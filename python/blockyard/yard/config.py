@@ -11,32 +11,33 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from blockyard._core import Misuse
-from blockyard.shared.layout import Hello, KVLayout, natural
+from blockyard.shared.layout import Hello, KVLayout
 from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.validate import integer, one_of
 
-__all__ = ["Config", "Keywords", "Speeds", "agree"]
+__all__ = ["Config", "ConfigKeywords", "Speeds", "agree"]
 
 
 class _Default(int):
-    """A number that nobody gave: a layout's own stands in for it."""
+    """A default, for which a layout's own number stands in."""
 
 
 class Speeds(NamedTuple):
-    """What loading and computing one block take, in nanoseconds: the one cost function's figures.
+    """What loading and computing one block take, in nanoseconds.
 
     They are measured or looked up once and frozen here, so that every rank and every replay
     decides alike.
     """
 
     load: int
-    """To copy one block up to the device."""
+    """The time to copy one block up to the device."""
     compute: int
-    """To compute the KV of one block at the start of a sequence."""
+    """The time to compute the KV of one block at the start of a sequence."""
     attend: int = 0
-    """What that grows by for each block before it."""
+    """By how much that grows for each block before it."""
 
 
-class Keywords(TypedDict, total=False):
+class ConfigKeywords(TypedDict, total=False):
     """The fields of `Config` but the layout, as keywords."""
 
     ranks: int
@@ -81,20 +82,19 @@ class Config:
         ahead: While fewer than this many device slots are free, this many of the next victims have
             a copy below; with "through" the most blocks in flight. None for a sixteenth of the
             device, at most 4,096; 0 copies nothing ahead.
-        deadline: Ticks after which the end of a flight counts as unknown; None for never.
-        speeds: Gates loads: a prefix is loaded only where that beats computing it. None loads all.
+        deadline: Ticks after which the end of a flight counts as unknown; None for no deadline.
+        speeds: A prefix is loaded only where that is faster than computing it. None loads all.
         thresholds: How copies between a GPU and its host are best made, as `calibrate` found it;
-            None for what suits most.
+            None for the defaults.
         recompute: Whether the engine can recompute KV that was lost.
-        copy_retries: How often a failed copy down is tried again. After that, the keep of a kept
-            block is broken, and no copy of another block is made ahead of need any more.
+        copy_retries: How often a failed copy down is retried. After that, the keep of a kept block
+            is broken, and no copy of another block is made ahead of need any more.
         groups: Groups of layers; only 1 is supported.
-        namespace: What tells this cache's keys from others': model, weights, dtype, layout,
-            parallel.
+        namespace: What distinguishes this cache's keys: model, weights, dtype, layout, parallel.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
 
     Raises:
-        Misuse: A value is out of range, or an unknown name: it is named, with the nearest known.
+        Misuse: A value is out of range, or a name is unknown; the nearest known is offered.
     """
 
     device: int | str
@@ -132,9 +132,9 @@ class Config:
             settle(self, tier, _blocks(tier, getattr(self, tier), layout))
         for name, least in _LEAST.items():
             if getattr(self, name) is not None:
-                natural(name, getattr(self, name), least=least)
+                settle(self, name, integer(name, getattr(self, name), least=least))
         for name, words in _WORDS.items():
-            _word(name, getattr(self, name), words)
+            settle(self, name, one_of(name, getattr(self, name), words))
         forms = {"speeds": _speeds, "thresholds": _thresholds, "namespace": _namespace}
         for name, form in forms.items():
             if getattr(self, name) is not None:
@@ -142,7 +142,7 @@ class Config:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Self:
-        """From a mapping of plain values; a layout is a mapping too, or the name of a preset."""
+        """Makes one from plain values; a layout is a mapping too, or the name of a preset."""
         known = [field.name for field in fields(cls)]
         if not isinstance(mapping, Mapping):
             raise Misuse(f"a configuration is a mapping of names to values, not {mapping!r}")
@@ -152,7 +152,7 @@ class Config:
                 raise Misuse(f"there is no {name!r} in a configuration: did you mean {near[0]!r}?")
         values = dict(mapping)
         if "device" not in values:
-            raise Misuse("device is missing: say how many blocks the device has")
+            raise Misuse("device is missing: give the number of blocks on the device")
         layout = values.get("layout")
         if isinstance(layout, str):
             values["layout"] = KVLayout.preset(layout)
@@ -162,7 +162,7 @@ class Config:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """From a TOML file: a table `blockyard`, or the whole file."""
+        """Reads a TOML file: its table `blockyard`, or the whole file."""
         try:
             with Path(path).open("rb") as file:
                 table = tomllib.load(file)
@@ -171,7 +171,7 @@ class Config:
         return cls.of(table.get("blockyard", table))
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values, for `of`."""
+        """Returns plain values, for `of`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.layout is not None:
             values["layout"] = self.layout.to_mapping()
@@ -211,7 +211,7 @@ class Config:
         return self.thresholds if isinstance(self.thresholds, Thresholds) else None
 
     def core(self) -> dict[str, Any]:
-        """What the core takes."""
+        """Returns the arguments of the core."""
         cranes = {"layout", "ranks", "ahead", "deadline", "thresholds"}
         values = {
             field.name: getattr(self, field.name)
@@ -224,14 +224,14 @@ class Config:
 
 
 def agree(config: Config, hellos: Sequence[Hello]) -> Config:
-    """The configuration that the yard opens with: each tier as small as its smallest rank's.
+    """Returns the configuration that the yard opens with: each tier as small as on any rank.
 
     Args:
         config: The yard's own.
-        hellos: What each rank's crane said, in any order.
+        hellos: What each rank's crane reported, in any order.
 
     Raises:
-        Misuse: A rank is missing, twice there or unknown, or was configured otherwise.
+        Misuse: A rank is missing, twice there or unknown, or has another configuration.
     """
     said = sorted(hello.rank for hello in hellos)
     if said != list(range(config.ranks)):
@@ -262,7 +262,7 @@ _LEAST = {
     "deadline": 1,
     "copy_retries": 0,
 }
-_WORDS = {
+_WORDS: dict[str, tuple[str | bool, ...]] = {
     "eviction": ("recency", "heap"),
     "write": ("on-evict", "through", "second-touch"),
     "key_hash": ("sha256", "xxh3"),
@@ -270,23 +270,16 @@ _WORDS = {
 }
 
 
-def _word(name: str, given: object, words: tuple[object, ...]) -> None:
-    if not any(given is word or (given == word and isinstance(given, str)) for word in words):
-        quoted = [f'"{word}"' if isinstance(word, str) else str(word) for word in (given, *words)]
-        raise Misuse(f"{name} = {quoted[0]}: must be one of {', '.join(quoted[1:])}")
-
-
 def _speeds(given: object) -> Speeds:
     """Three whole numbers."""
     if not isinstance(given, tuple | list) or len(given) not in {2, 3}:
         raise Misuse(f"speeds = {given!r}: give (load, compute, attend) in nanoseconds a block")
-    for name, value in zip(Speeds._fields, given, strict=False):
-        natural(f"speeds: {name}", value, least=0)
-    return Speeds(*given)
+    named = zip(Speeds._fields, given, strict=False)
+    return Speeds(*(integer(f"speeds: {name}", value, least=0) for name, value in named))
 
 
 def _thresholds(given: object) -> Thresholds:
-    """Some of them by name."""
+    """Thresholds, or some of them by name."""
     if isinstance(given, Thresholds):
         return given
     if not isinstance(given, Mapping):
@@ -301,7 +294,7 @@ def _thresholds(given: object) -> Thresholds:
 
 
 def _namespace(given: object) -> tuple[tuple[str, str], ...]:
-    """Sorted pairs: frozen, hashed, and the same however they were given."""
+    """Sorted pairs: frozen, hashed, and the same in whatever order they were given."""
     try:
         pairs = sorted(dict(given).items())  # type: ignore[call-overload]
     except (TypeError, ValueError):
@@ -315,8 +308,7 @@ def _namespace(given: object) -> tuple[tuple[str, str], ...]:
 def _blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
     """Blocks of a tier; the core checks the range of a number."""
     if not isinstance(size, str):
-        natural(tier, size, least=0)
-        return size
+        return integer(tier, size, least=0)
     amount, _, unit = size.partition("GiB")
     per = unit.strip().removeprefix("/").removeprefix("per ").strip()
     try:
@@ -326,10 +318,10 @@ def _blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
     if not 0 <= gib < math.inf or "GiB" not in size or per not in {"", "rank", "host"}:
         raise Misuse(f"{tier} = {size!r}: give blocks, or memory like '64 GiB' or '8 GiB/rank'")
     if layout is None:
-        raise Misuse(f"{tier} = {size!r}: without a layout nobody knows what a block takes")
+        raise Misuse(f"{tier} = {size!r}: without a layout the bytes of a block are unknown")
     if tier == "device":
         if per == "host":
-            raise Misuse(f"{tier} = {size!r}: a device belongs to a rank; say '{gib:g} GiB'")
+            raise Misuse(f"{tier} = {size!r}: a device belongs to a rank; give '{gib:g} GiB'")
         blocks = layout.device_blocks(gib)
     else:
         blocks = layout.host_blocks(gib, per="rank" if per == "rank" else "host")

@@ -1,4 +1,4 @@
-"""Why a prefix missed, why a request waits, who holds what: answers for people."""
+"""Why a prefix missed, why a request waits, what holds blocks: answers for people."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ _STOPS = {
     "missing": "the next block is nowhere",
     "filling": "the next block is in flight",
     "slow": "loading the rest was bounded, or is slower than computing it",
-    "promised": "the next block backs a promise that nobody may spend",
-    "contradiction": "the next key is known with another parent: these keys were made otherwise",
+    "promised": "the next block backs a promise to another request",
+    "contradiction": "the next key is known with another parent: they were made in another way",
 }
 
 _Holders: TypeAlias = tuple[tuple[str, int, int, int, int], ...]
@@ -23,11 +23,11 @@ _Holders: TypeAlias = tuple[tuple[str, int, int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What there is to say, in sentences; `str` joins them."""
+    """An answer in sentences; `str` joins them."""
 
     lines: tuple[str, ...]
     holders: _Holders
-    """Who holds the device: (kind, id, blocks held, blocks promised, held alone), as `holders`."""
+    """Holders of device blocks: (kind, id, held, promised, exclusive), as `holders` gives them."""
 
     @override
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Explanation:
 
 
 def explain(cache: Cache, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
-    """See `KVCache.explain`."""
+    """Explains a request, as `KVCache.explain` says."""
     holders = tuple(cache.holders())
     match request:
         case Lease():
@@ -152,8 +152,8 @@ def _of_refusal(refusal: NoRoom, holders: _Holders) -> list[str]:
 
 
 def _ends(missing: int, holders: _Holders) -> list[str]:
-    """Whose ends give so many slots of the device for certain, the fewest first."""
-    # What a parked sequence was promised are slots of the host.
+    """Names the fewest holders whose end is certain to free so many device slots."""
+    # A parked sequence is promised slots of the host.
     gains = [
         (alone + (0 if kind in {"parked", "host ticket"} else promised), f"{kind} {number}")
         for kind, number, _, promised, alone in holders

@@ -24,8 +24,8 @@ class Ended(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Air:
-    """One flight: whose report is missing, and the worst that was reported."""
+class _InFlight:
+    """One flight: the ranks that have not reported, and the worst that was reported."""
 
     blocks: int
     due: int | None
@@ -33,20 +33,20 @@ class _Air:
     good: int
     corrupt: bool = False
     fault: bool = False
-    """A rank has reported less than all, and not because somebody ended its copies."""
+    """Whether a rank has reported a failure, other than by a reset or a close."""
     late: bool = False
-    """Its end was said to be unknown."""
+    """Whether it counts as unknown."""
 
 
 class Flights:
-    """Outcomes of all ranks in, ends of flights out.
+    """Collects the outcomes of all ranks and tells which flights have ended.
 
     A flight has ended when every rank has reported it; the smallest count of good blocks is what
-    counts. One whose deadline passes stays here, to be ended by its late reports.
+    counts. One whose deadline passes stays here until its late reports end it.
 
     Args:
         ranks: Cranes that report each flight.
-        deadline: Ticks from its dispatch; None for never.
+        deadline: Ticks from its dispatch; None for no deadline.
     """
 
     SCHEMA = (
@@ -55,34 +55,38 @@ class Flights:
             "outcomes_ignored", "outcomes", "of these, those that came twice, late or from nowhere"
         ),
         Stat("flights_failed", "flights", "flights of which not every block came whole"),
-        Stat("flights_unknown", "flights", "flights whose deadline passed before all ranks spoke"),
+        Stat(
+            "flights_unknown",
+            "flights",
+            "flights past their deadline before all ranks had reported",
+        ),
     )
 
-    __slots__ = ("_air", "_counts", "_deadline", "_due", "_lost", "_ranks")
+    __slots__ = ("_counts", "_deadline", "_due", "_in_flight", "_lost", "_ranks")
 
     def __init__(self, ranks: int, deadline: int | None) -> None:
         self._ranks = ranks
         self._deadline = deadline
-        self._air: dict[int, _Air] = {}
+        self._in_flight: dict[int, _InFlight] = {}
         self._due: deque[int] = deque()
         self._lost: list[int] = []
         self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
 
     def __len__(self) -> int:
-        return len(self._air)
+        return len(self._in_flight)
 
     def __contains__(self, flight: int) -> bool:
-        return flight in self._air
+        return flight in self._in_flight
 
     def launch(self, plan: Plan, now: int) -> None:
-        """A plan was handed to the cranes at tick `now`."""
+        """Notes that the cranes were given a plan at tick `now`."""
         due = None if self._deadline is None else now + self._deadline
         if due is not None:
             self._due.append(plan.flight)
-        self._air[plan.flight] = _Air(len(plan), due, set(range(self._ranks)), len(plan))
+        self._in_flight[plan.flight] = _InFlight(len(plan), due, set(range(self._ranks)), len(plan))
 
     def check(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
-        """The outcomes, as `report` will take them all.
+        """Returns the outcomes as a list, all of which `report` will take.
 
         Raises:
             Misuse: One contradicts its plan.
@@ -90,20 +94,20 @@ class Flights:
         outcomes = list(outcomes)
         for outcome in outcomes:
             if not all(type(number) is int for number in outcome[:3]):
-                raise Misuse(f"{outcome}: flight, rank and good are integers")
-            air = self._air.get(outcome.flight)
-            if air is not None and not 0 <= outcome.good <= air.blocks:
+                raise Misuse(f"{outcome}: flight, rank and good must be integers")
+            entry = self._in_flight.get(outcome.flight)
+            if entry is not None and not 0 <= outcome.good <= entry.blocks:
                 raise Misuse(
                     f"rank {outcome.rank} reports {outcome.good} good blocks of flight "
-                    f"{outcome.flight}, which has {air.blocks}"
+                    f"{outcome.flight}, which has {entry.blocks}"
                 )
         return outcomes
 
     def report(self, outcomes: Iterable[Outcome]) -> Ended:
-        """Takes outcomes; answers with the flights that have ended by them.
+        """Takes outcomes and returns the flights that they have ended.
 
-        An outcome that came twice, or of a flight or rank that is not expected, is counted and
-        changes nothing.
+        An outcome that comes twice, or of an unexpected flight or rank, is counted and changes
+        nothing.
 
         Raises:
             Misuse: An outcome contradicts its plan; none of the call is taken.
@@ -112,75 +116,75 @@ class Flights:
         ended = Ended([], [], [])
         for outcome in outcomes:
             self._counts["outcomes"] += 1
-            air = self._air.get(outcome.flight)
-            if air is None or outcome.rank not in air.missing:
+            entry = self._in_flight.get(outcome.flight)
+            if entry is None or outcome.rank not in entry.missing:
                 self._counts["outcomes_ignored"] += 1
-                _log.debug("ignored an outcome nobody waits for: %s", outcome)
+                _log.debug("ignored an unexpected outcome: %s", outcome)
                 continue
             if outcome.cause is Cause.LOST:
                 self._lost.append(outcome.flight)
                 continue
-            air.missing.remove(outcome.rank)
-            corrupt = outcome.cause is Cause.CORRUPT and outcome.good < air.blocks
-            if outcome.good < air.good:
-                air.good, air.corrupt = outcome.good, corrupt
-            elif outcome.good == air.good:
-                air.corrupt |= corrupt
-            air.fault |= outcome.good < air.blocks and outcome.cause is not Cause.DEAD
-            if not air.missing:
-                self._end(outcome.flight, air, ended)
+            entry.missing.remove(outcome.rank)
+            corrupt = outcome.cause is Cause.CORRUPT and outcome.good < entry.blocks
+            if outcome.good < entry.good:
+                entry.good, entry.corrupt = outcome.good, corrupt
+            elif outcome.good == entry.good:
+                entry.corrupt |= corrupt
+            entry.fault |= outcome.good < entry.blocks and outcome.cause is not Cause.DEAD
+            if not entry.missing:
+                self._end(outcome.flight, entry, ended)
         return ended
 
-    def _end(self, flight: int, air: _Air, ended: Ended) -> None:
-        del self._air[flight]
-        if air.good < air.blocks:
+    def _end(self, flight: int, entry: _InFlight, ended: Ended) -> None:
+        del self._in_flight[flight]
+        if entry.good < entry.blocks:
             self._counts["flights_failed"] += 1
-            # Who closes or resets with copies in flight has asked for it.
-            tell = _log.warning if air.fault else _log.debug
-            tell("flight %d: %d of %d blocks are good", flight, air.good, air.blocks)
+            # A close or a reset with copies in flight is no fault.
+            tell = _log.warning if entry.fault else _log.debug
+            tell("flight %d: %d of %d blocks are good", flight, entry.good, entry.blocks)
         ended.flights.append(flight)
-        ended.good.append(air.good)
-        ended.corrupt.append(air.corrupt)
+        ended.good.append(entry.good)
+        ended.corrupt.append(entry.corrupt)
 
     def reset(self, rank: int) -> Ended:
-        """A rank was reset: what it had in flight has ended there, and nothing of it is good.
+        """Ends all that a rank had in flight, after its reset, as not good.
 
         Raises:
             Misuse: There is no such rank.
         """
         if not 0 <= rank < self._ranks:
-            raise Misuse(f"rank {rank}: there are {self._ranks}, from 0")
-        mine = [flight for flight, air in self._air.items() if rank in air.missing]
+            raise Misuse(f"rank = {rank}: must be an integer from 0 to {self._ranks - 1}")
+        mine = [flight for flight, entry in self._in_flight.items() if rank in entry.missing]
         return self.report(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
 
     def overdue(self, now: int) -> list[int]:
-        """Flights whose deadline has passed at tick `now`, or whose device was lost, named once."""
+        """Returns, once, flights past their deadline at tick `now`, or of a lost device."""
         late = []
         lost, self._lost = self._lost, []
         for flight in lost:
-            air = self._air.get(flight)
-            if air is not None and not air.late:
-                late.append(self._unknown(flight, air, now))
+            entry = self._in_flight.get(flight)
+            if entry is not None and not entry.late:
+                late.append(self._unknown(flight, entry, now))
         while self._due:
-            air = self._air.get(self._due[0])
-            if air is not None and air.due is not None and air.due > now:
+            entry = self._in_flight.get(self._due[0])
+            if entry is not None and entry.due is not None and entry.due > now:
                 break
             flight = self._due.popleft()
-            if air is not None and not air.late:
-                late.append(self._unknown(flight, air, now))
+            if entry is not None and not entry.late:
+                late.append(self._unknown(flight, entry, now))
         return late
 
-    def _unknown(self, flight: int, air: _Air, now: int) -> int:
-        air.late = True
+    def _unknown(self, flight: int, entry: _InFlight, now: int) -> int:
+        entry.late = True
         self._counts["flights_unknown"] += 1
         _log.warning("flight %d: no end known by tick %d", flight, now)
         return flight
 
     def forget(self, flights: Iterable[int]) -> None:
-        """The caller has ended these by himself."""
+        """Drops flights that the caller has ended."""
         for flight in flights:
-            self._air.pop(flight, None)
+            self._in_flight.pop(flight, None)
 
     def stats(self) -> dict[str, int]:
-        """Counts, by the names of `SCHEMA`."""
+        """Returns counts, by the names of `SCHEMA`."""
         return dict(self._counts)

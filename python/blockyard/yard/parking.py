@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
 from blockyard._core import Cache, Lease, Misuse, NoRoom, Parked, Soon, Ticket
-from blockyard.shared.layout import natural
 from blockyard.shared.log import Limited
 from blockyard.shared.stats import Stat
+from blockyard.shared.validate import integer
 from blockyard.yard.config import Config
 
 __all__ = ["Parking", "PreemptMode"]
@@ -81,8 +81,8 @@ class Parking:
         """Whether a victim that is not parked is lost."""
         if self.must_park and config.host_blocks and self.way != "park":
             raise Misuse(f"preempt = {way!r}: this engine cannot recompute; say 'park'")
-        natural("retries", retries, least=0)
-        natural("patience", patience, least=0)
+        retries = integer("retries", retries, least=0)
+        patience = integer("patience", patience, least=0)
         self._cache = cache
         self._size = config.block_size
         self._retries = retries
@@ -112,7 +112,7 @@ class Parking:
             What keeps it; None where it is to be computed again: finish the lease then.
         """
         _checked(lease, Lease)
-        natural("computed", computed, least=0)
+        computed = integer("computed", computed, least=0)
         if self.way == "recompute" or lease.state == "detached":
             return None
         if self.way == "full-blocks":

@@ -37,7 +37,7 @@ LAYERS = Addressing.between(
 
 
 @pytest.mark.parametrize(
-    ("way", "runs", "blocks", "batches", "road"),
+    ("way", "runs", "blocks", "batches", "method"),
     [
         (PAGES, 3, 7, True, "kernel"),
         (PAGES, 3, 8, True, "runs"),
@@ -54,38 +54,38 @@ LAYERS = Addressing.between(
     ],
 )
 def test_small_flights_go_by_kernel_large_pieces_alone_and_small_ones_through_the_ring(
-    way: Addressing, runs: int, blocks: int, batches: bool, road: str
+    way: Addressing, runs: int, blocks: int, batches: bool, method: str
 ) -> None:
-    assert way.road(runs, blocks, LIMITS, batches=batches) == road
+    assert way.method(runs, blocks, LIMITS, batches=batches) == method
 
 
 def test_blocks_whose_pieces_are_evenly_apart_may_go_as_rows() -> None:
     assert (LAYERS.pitch, PAGES.pitch) == (1000, None)
     limits = replace(LIMITS, piece_bytes=65, rows_bytes=64)
-    assert LAYERS.road(6, 6, limits, batches=True) == "blocks"
-    assert LAYERS.road(6, 6, limits, batches=False) == "kernel"
-    assert LAYERS.road(6, 6, replace(limits, rows_bytes=65), batches=True) == "ring"
+    assert LAYERS.method(6, 6, limits, batches=True) == "blocks"
+    assert LAYERS.method(6, 6, limits, batches=False) == "kernel"
+    assert LAYERS.method(6, 6, replace(limits, rows_bytes=65), batches=True) == "ring"
     # A piece to itself is preferred; and what is not evenly apart, or lies above itself, is no row.
-    assert LAYERS.road(6, 6, replace(limits, piece_bytes=64), batches=True) == "runs"
+    assert LAYERS.method(6, 6, replace(limits, piece_bytes=64), batches=True) == "runs"
     for pieces in ((0, 1000, 2001), (2000, 1000, 0), (0, 1 << 32, 2 << 32)):
         odd = replace(LAYERS, source=places(*pieces, stride=64))
-        assert (odd.pitch, odd.road(6, 6, limits, batches=True)) == (None, "ring")
+        assert (odd.pitch, odd.method(6, 6, limits, batches=True)) == (None, "ring")
     to, from_ = LAYERS.starts(slots(5, 6), slots(2, 3))
     assert (to.tolist(), from_.tolist()) == ([9384, 9576], [320, 384])
 
 
 def test_pieces_too_small_for_copies_of_their_own_take_the_ring() -> None:
     limits = replace(LIMITS, piece_bytes=65)
-    assert LAYERS.road(6, 6, limits, batches=True) == "ring"
+    assert LAYERS.method(6, 6, limits, batches=True) == "ring"
     # A page that small has no other way than the kernel's.
-    assert PAGES.road(6, 8, replace(LIMITS, piece_bytes=129), batches=True) == "kernel"
+    assert PAGES.method(6, 8, replace(LIMITS, piece_bytes=129), batches=True) == "kernel"
 
 
 def test_within_the_device_there_is_only_the_kernel() -> None:
     way = Addressing.between(
         places(0, stride=128), places(0, stride=128), 128, ("device", "device")
     )
-    assert way.road(1, 4096, LIMITS, batches=True) == "kernel"
+    assert way.method(1, 4096, LIMITS, batches=True) == "kernel"
 
 
 def test_pieces_side_by_side_on_both_sides_are_one() -> None:
@@ -115,7 +115,7 @@ def test_no_ring_where_the_host_has_a_block_in_scattered_pieces() -> None:
         places(0, 1000, stride=64), places(9000, 9999, stride=64), 64, ("device", "host")
     )
     assert way.below is None
-    assert way.road(5, 100, LIMITS, batches=True) == "kernel"
+    assert way.method(5, 100, LIMITS, batches=True) == "kernel"
 
 
 def test_runs_that_touch_on_both_sides_are_one_run() -> None:

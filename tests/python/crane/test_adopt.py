@@ -493,12 +493,15 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         r"axes \[0, 1\] of shape \(16, 16\) have the length 16: give axis=",
     ),
     "no such axis": (adopt(flat(), bytes_(5, 16), axis=2), r"axis = 2: shape \(5, 16\) has 2 axes"),
-    "no such axis from behind": (adopt(flat(), bytes_(5, 16), axis=-3), "axis = -3: give"),
+    "no such axis from behind": (
+        adopt(flat(), bytes_(5, 16), axis=-3),
+        "axis = -3: must be an integer >= -2",
+    ),
     "an axis of no plane": (
         adopt(flat(), bytes_(5, 16), axis={"vk": 0}),
         r"axis = {'vk': 0}: the layout has planes \['kv'\]",
     ),
-    "bad blocks": (adopt(flat(), bytes_(5, 16), blocks=0), "blocks = 0: give an integer of 1"),
+    "bad blocks": (adopt(flat(), bytes_(5, 16), blocks=0), "blocks = 0: must be an integer >= 1"),
     "tokens": (
         adopt(llama(), sglang(), blocks=BLOCKS),
         (

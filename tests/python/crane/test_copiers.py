@@ -302,9 +302,9 @@ def test_starting_costs_its_caller_the_same_beside_a_busy_thread() -> None:
 
 
 def test_bad_figures_are_named() -> None:
-    with pytest.raises(Misuse, match="workers = -1: give an integer of 0"):
+    with pytest.raises(Misuse, match="workers = -1: must be an integer >= 0"):
         ThreadCopier(workers=-1)
-    with pytest.raises(Misuse, match="depth = 0: give an integer of 1"):
+    with pytest.raises(Misuse, match="depth = 0: must be an integer >= 1"):
         ThreadCopier(depth=0)
 
 

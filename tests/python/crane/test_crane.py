@@ -75,7 +75,7 @@ class Wild:
         self.hands, self.device, self.host = crane(layout, copier=copier)
         self.truth = {"device": held(self.device), "host": held(self.host)}
         self.busy: set[tuple[str, int]] = set()
-        self.air: dict[int, Plan] = {}
+        self.plans: dict[int, Plan] = {}
         self.in_flight = 0
 
     def launch(self, way: Any, chance: np.random.Generator) -> None:
@@ -91,12 +91,12 @@ class Wild:
         self.in_flight += 1
         made = plan(self.in_flight, way, sources, to)
         self.busy |= {(from_name, slot) for slot in sources} | {(to_name, slot) for slot in to}
-        self.air[made.flight] = made
+        self.plans[made.flight] = made
         self.hands.submit(made)
 
     def land(self) -> None:
         for outcome in self.hands.poll():
-            made = self.air.pop(outcome.flight)
+            made = self.plans.pop(outcome.flight)
             good, source, to = outcome.good, made.source_tier, made.destination_tier
             sources, destinations = made.sources.tolist(), made.destinations.tolist()
             after(self.truth[to], self.truth[source], sources[:good], destinations[:good])
@@ -119,7 +119,7 @@ def test_up_and_down_over_reused_slots_leave_what_a_simple_model_says(
     for _ in range(40):
         world.launch(chance.choice(["up", "down"]), chance)
         world.land()
-    while world.air:
+    while world.plans:
         world.land()
     assert same(world.device, world.truth["device"])
     assert same(world.host, world.truth["host"])

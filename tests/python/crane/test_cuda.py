@@ -14,7 +14,7 @@ import pytest
 
 import blockyard.crane.gpu.cuda
 from blockyard import Unavailable
-from blockyard.crane.gpu import GpuError, Move
+from blockyard.crane.gpu import GpuError, Move, PitchedCopy
 from blockyard.crane.gpu.cuda import Cuda, current
 from blockyard.crane.gpu.driver import BLOCK, Attributes, Driver, Rows
 from blockyard.testing.gpu import SimulatedGpu
@@ -129,7 +129,7 @@ def test_rows_are_copied_by_their_pitches(stub: Stub) -> None:
     source = np.random.default_rng(0).integers(0, 256, (4, 10), np.uint8)
     target = np.zeros((4, 16), np.uint8)
     with Cuda() as gpu:
-        gpu.copy_rows(target.ctypes.data, 16, source.ctypes.data, 10, 7, 4, 99)
+        gpu.copy_rows(PitchedCopy(target.ctypes.data, 16, source.ctypes.data, 10, 7, 4), 99)
     assert stub.words[:11] == [99, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
     assert np.array_equal(target[:, :7], source[:, :7])
     assert not target[:, 7:].any()
@@ -145,7 +145,7 @@ def test_blocks_of_rows_are_one_call_in_the_form_that_cuda_13_has(
     to = np.array([target[4].ctypes.data, target[1].ctypes.data], np.uint64)
     with Cuda() as gpu:
         assert gpu.batches_blocks
-        gpu.copy_blocks(to, 16, from_, 10, 7, 3, 99)
+        gpu.copy_blocks(PitchedCopy(to, 16, from_, 10, 7, 3), 99)
         assert stub.called == "cuMemcpy3DBatchAsync_v2"
         # Pointers without a hint, one layer of three rows; in stream order, beside compute.
         assert stub.words[:12] == [99, 2, 0, BLOCK.itemsize, 1, 1, 0, 1, 3, 3, 1, 1]

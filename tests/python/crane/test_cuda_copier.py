@@ -1,7 +1,6 @@
 """The copier for GPUs, on a simulated one: order, failures, and what it costs."""
 
 import itertools
-import mmap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,15 +18,14 @@ from blockyard.crane.copiers.cuda import CudaCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.crane import Crane
 from blockyard.crane.gpu import GpuError
-from blockyard.crane.tiers import pinned
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.crane.tiers.pinned import Pinned, PinnedTier, _available, _touched
+from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.log import Limited
 from blockyard.shared.thresholds import Thresholds
 from blockyard.testing import ScriptedCopier, hang
 from blockyard.testing.gpu import SimulatedGpu
-from copying import LAYERED, ROADS, opened, slots, work
+from copying import LAYERED, METHODS, opened, slots, work
 from cranes import LAYOUTS, SHARED, after, filled, outcomes, plan, same
 
 BOTH = LAYOUTS["fp8 with scales, layer-first"]
@@ -53,22 +51,22 @@ def test_in_whatever_order_streams_work_bytes_are_those_of_the_order_of_calls(fi
 
 
 def _without_compute(copier: CudaCopier, gpu: SimulatedGpu) -> None:
-    wait, events = gpu.wait, {lane._computed for lane in copier._lanes.values()}
+    wait, events = gpu.wait, {stream._computed for stream in copier._streams}
     vars(gpu)["wait"] = lambda stream, event: event in events or wait(stream, event)
 
 
-def _without_the_other_lane(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
-    for lane in copier._lanes.values():
-        lane.other = None
+def _without_the_other_stream(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
+    for stream in copier._streams:
+        stream.other = None
 
 
 def _without_sources(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
-    for lane in set(copier._lanes.values()):
+    for stream in copier._streams:
 
-        def touch(pair: Any, number: int, _sources: Any, to: Any, lane: Any = lane) -> None:
-            lane._touched[pair[1]].touch(to, number)
+        def touch(pair: Any, number: int, _sources: Any, to: Any, stream: Any = stream) -> None:
+            stream._touched[pair[1]].touch(to, number)
 
-        vars(lane)["touch"] = touch
+        vars(stream)["touch"] = touch
 
 
 def _without_join(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
@@ -76,17 +74,17 @@ def _without_join(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
 
 
 def _with_one_table(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
-    for lane in set(copier._lanes.values()):
-        vars(lane)["_place"] = lambda _words: 0
+    for stream in copier._streams:
+        vars(stream)["_place"] = lambda _words: 0
 
 
 def _without_those_to_come(copier: CudaCopier, _gpu: SimulatedGpu) -> None:
-    for lane in set(copier._lanes.values()):
-        vars(lane)["coming"] = lambda *_: False
+    for stream in copier._streams:
+        vars(stream)["coming"] = lambda *_: False
 
 
 def _without_an_order_of_the_ring(copier: CudaCopier, gpu: SimulatedGpu) -> None:
-    wait, events = gpu.wait, {event for lane in copier._lanes.values() for event in lane.freed}
+    wait, events = gpu.wait, {event for stream in copier._streams for event in stream.freed}
     vars(gpu)["wait"] = lambda stream, event: event in events or wait(stream, event)
 
 
@@ -94,7 +92,7 @@ def _without_an_order_of_the_ring(copier: CudaCopier, gpu: SimulatedGpu) -> None
     "harm",
     [
         _without_compute,
-        _without_the_other_lane,
+        _without_the_other_stream,
         _without_sources,
         _without_join,
         _with_one_table,
@@ -161,15 +159,15 @@ def test_while_one_half_of_a_ring_is_emptied_the_other_is_filled() -> None:
     ring = 8 * LAYERED.block_bytes
     limits = Thresholds(kernel_below=0, piece_bytes=10**9, ring_bytes=ring, ring_parts=2)
     gpu, device, host, copier = opened(device=60, host=60, thresholds=limits, eager=0)
-    lane = copier._lanes["device", "host"]
+    stream = copier._by_pair["device", "host"]
     bytes_, mine = filled(device, 1), filled(host, 2)
     order = slots(*range(40))
     receipt = copier.start(device, host, order, order[::-1])
     assert receipt is not None
     overlapped = 0
-    while gpu._streams[lane.stream]:
+    while gpu._streams[stream.handle]:
         assert gpu.run(1)
-        filling, emptying = gpu._streams[lane.side], gpu._engines["down"]
+        filling, emptying = gpu._streams[stream.side], gpu._engines["down"]
         overlapped += bool(filling and emptying)
     assert overlapped
     assert receipt.poll() == Landed(40)
@@ -218,7 +216,7 @@ def test_without_the_call_for_many_runs_kernels_and_rows_do_its_work() -> None:
     assert not gpu.calls["copy"]
 
 
-def test_polling_asks_the_driver_once_a_lane_however_much_is_in_the_air() -> None:
+def test_polling_asks_the_driver_once_a_stream_however_much_is_in_flight() -> None:
     gpu, device, host, copier = opened(depth=64, eager=0)
     receipts = [copier.start(device, host, slots(1), slots(1)) for _ in range(50)]
     before = gpu.calls.copy()
@@ -229,7 +227,7 @@ def test_polling_asks_the_driver_once_a_lane_however_much_is_in_the_air() -> Non
 def test_a_call_that_the_driver_refuses_fails_that_flight_alone(
     said: pytest.LogCaptureFixture,
 ) -> None:
-    gpu, device, host, copier = opened(thresholds=ROADS[1])
+    gpu, device, host, copier = opened(thresholds=METHODS[1])
     first = copier.start(device, host, slots(1), slots(1))
     gpu.fail("copy", "CUDA_ERROR_INVALID_VALUE")
     second = copier.start(device, host, slots(2), slots(2))
@@ -240,7 +238,7 @@ def test_a_call_that_the_driver_refuses_fails_that_flight_alone(
     assert "CUDA_ERROR_INVALID_VALUE" in said.text
 
 
-def test_a_lost_device_takes_all_that_is_in_the_air_with_it(
+def test_a_lost_device_takes_all_that_is_in_flight_with_it(
     said: pytest.LogCaptureFixture,
 ) -> None:
     gpu, device, host, copier = opened(eager=0)
@@ -259,7 +257,7 @@ def test_a_lost_device_takes_all_that_is_in_the_air_with_it(
 
 @pytest.mark.parametrize("call", ["enter", "capturing", "record", "wait", "copy", "move"])
 def test_whichever_call_finds_the_device_lost_no_flight_is_left_without_an_end(call: str) -> None:
-    gpu, device, host, copier = opened(device=100, host=100, eager=0, thresholds=ROADS[2])
+    gpu, device, host, copier = opened(device=100, host=100, eager=0, thresholds=METHODS[2])
     first = copier.start(device, host, slots(1), slots(1))
     gpu.fail(call, "CUDA_ERROR_LAUNCH_FAILED", lost=True)
     many = slots(*range(80))
@@ -322,7 +320,7 @@ def test_a_slot_that_is_not_there_fails_the_copy_before_anything_is_queued() -> 
     assert not gpu.calls["move"]
 
 
-def test_what_a_lost_device_had_in_the_air_is_quarantined_until_the_reset() -> None:
+def test_what_a_lost_device_had_in_flight_is_quarantined_until_the_reset() -> None:
     gpu = SimulatedGpu(eager=0)
     layout = LAYOUTS["page-first"]
     device, host = DeviceTier(layout, 8, gpu=gpu), PinnedTier(layout, 8, gpu=gpu)
@@ -363,7 +361,7 @@ def test_a_crane_reports_a_flight_as_lost_when_any_copy_of_it_was() -> None:
 def test_a_copy_that_fails_half_queued_has_ended_only_with_what_was_queued(
     said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, device, host, copier = opened(BOTH, eager=0, thresholds=ROADS[1])
+    gpu, device, host, copier = opened(BOTH, eager=0, thresholds=METHODS[1])
     runs, seen = Addressing.runs, []
 
     def second(*arguments: Any) -> Any:
@@ -400,7 +398,8 @@ def test_whatever_fails_while_it_is_made_nothing_is_left() -> None:
     made = gpu.calls - before
     copier.close()
     assert made["allocate"] > 20
-    for call in ("allocate", "copy_rows"):
+    for call in ("allocate", "copy_run"):
+        assert made[call]
         for after_ in range(made[call]):
             gpu.fail(call, after=after_)
             with pytest.raises(Unavailable):
@@ -412,7 +411,7 @@ def test_whatever_fails_while_it_is_made_nothing_is_left() -> None:
     host.close()
 
 
-def test_receipts_that_nobody_polls_do_not_fill_a_lane() -> None:
+def test_receipts_that_nobody_polls_do_not_fill_a_stream() -> None:
     _gpu, device, host, copier = opened(depth=1)
     for _ in range(5):
         while copier.start(device, host, slots(1), slots(1)) is None:
@@ -514,78 +513,6 @@ def _within(gpu: SimulatedGpu, memory: Any) -> SimulatedGpu:
     return gpu
 
 
-def test_what_nobody_has_closed_is_unpinned_at_the_end_behind_its_last_copy() -> None:
-    gpu, device, host, copier = opened(eager=0)
-    bytes_ = filled(device, 1)
-    copier.start(device, host, slots(1), slots(2))
-    before, held = gpu.calls["free"], gpu.held
-    gpu.fail("settle", "CUDA_ERROR_DEINITIALIZED")
-    pinned._left()
-    assert (gpu.held, gpu.calls["free"]) == (held, before)
-    pinned._left()
-    assert gpu.calls["free"] > before
-    assert np.array_equal(host.planes[0][2], bytes_[0][1])
-
-
-def test_memory_that_is_dropped_is_unpinned_behind_its_last_copy_or_not_at_all() -> None:
-    gpu, device, host, copier = opened(eager=0)
-    copier.start(device, host, slots(1), slots(2))
-    memory, held = Pinned(gpu, 4096), gpu.held
-    with gpu.capture(5):
-        # Nobody may wait for the device now.
-        del memory
-        assert gpu.held == held
-    memory = Pinned(gpu, 4096)
-    del memory
-    assert gpu.held == held
-
-
-def test_memory_is_unpinned_while_it_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, there = SimulatedGpu(), []
-    unregister = gpu.unregister
-
-    def mapped(address: int) -> None:
-        lines = Path("/proc/self/maps").read_text(encoding="ascii").splitlines()
-        ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
-        there.append(any(first <= address < end for first, end in ranges))
-        unregister(address)
-
-    monkeypatch.setattr(gpu, "unregister", mapped)
-    Pinned(gpu, 64 << 20).free()
-    memory = Pinned(gpu, 64 << 20)
-    del memory
-    assert there == [True, True]
-    assert not gpu.held
-
-
-def test_bytes_of_a_file_that_others_have_are_never_written_when_it_is_pinned() -> None:
-    bytes_ = np.ones(5 * mmap.PAGESIZE, np.uint8)
-    bytes_.flags.writeable = False
-    assert list(_touched(bytes_, kept=True)) == [len(bytes_)]
-
-
-def test_memory_that_is_there_already_needs_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Pinned(SimulatedGpu(), 10_000, shared=tmp_path / "kv").free()
-    monkeypatch.setattr("blockyard.crane.tiers.pinned._PATIENCE", 0.0)
-    monkeypatch.setattr("blockyard.crane.tiers.pinned._available", lambda: 0)
-    Pinned(SimulatedGpu(), 10_000, shared=tmp_path / "kv").free()
-    with pytest.raises(Unavailable, match="0 were taken, and the machine has 0 more"):
-        Pinned(SimulatedGpu(), 10_000)
-
-
-def test_files_that_were_read_are_room_in_a_group(tmp_path: Path) -> None:
-    whole = _available(tmp_path)
-    assert whole > 2**20
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("900000\n")
-    (tmp_path / "memory.stat").write_text("anon 5\nactive_file 20000\ninactive_file 30000\n")
-    assert _available(tmp_path) == 150_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert _available(tmp_path) > 2**20
-
-
 def test_a_crane_on_a_gpu_picks_the_copier_for_it() -> None:
     gpu = SimulatedGpu()
     device = DeviceTier(LAYERED, 4, gpu=gpu)
@@ -604,7 +531,7 @@ def test_a_crane_on_a_gpu_picks_the_copier_for_it() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tiers_of_one_slot_are_copied_too(layout: str) -> None:
-    for sizes, limits in itertools.product([(1, 1), (1, 5), (5, 1)], ROADS):
+    for sizes, limits in itertools.product([(1, 1), (1, 5), (5, 1)], METHODS):
         _gpu, device, host, copier = opened(
             LAYOUTS[layout], device=sizes[0], host=sizes[1], thresholds=limits
         )
@@ -684,63 +611,6 @@ def test_what_does_not_fit_is_said_and_nothing_is_left() -> None:
     assert gpu.held == held
 
 
-def test_a_machine_is_asked_for_memory_before_each_part_of_it_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("blockyard.crane.tiers.pinned._CHUNK", 1 << 20)
-    monkeypatch.setattr("blockyard.crane.tiers.pinned._LEAST", 1 << 20)
-    monkeypatch.setattr("blockyard.crane.tiers.pinned._SPARE", 0)
-    monkeypatch.setattr("blockyard.crane.tiers.pinned._PATIENCE", 0.5)
-    slept: list[float] = []
-    monkeypatch.setattr("blockyard.crane.tiers.pinned.time.sleep", slept.append)
-    mib = 1 << 20
-    # Four at once; half of four; and not the last three of less than two, however often asked.
-    room = iter([20 * mib, 4 * mib, *[2 * mib - 1] * 3])
-    monkeypatch.setattr("blockyard.crane.tiers.pinned._available", lambda: next(room))
-    gpu, told = SimulatedGpu(), []
-    with pytest.raises(Unavailable, match="6291456 were taken, and the machine has 2097151 more"):
-        Pinned(gpu, 9 * mib, progress=lambda taken, _size: told.append(taken // mib))
-    assert (told, slept) == ([4, 6], [0.25, 0.25])
-    assert not gpu.held
-    # One that grows as it is used gives all of it, and the last part may be the last that it has.
-    room = iter([2 * mib, mib, 4 * mib, mib, 20 * mib, mib])
-    Pinned(gpu, 8 * mib, progress=lambda taken, _size: told.append(taken // mib)).free()
-    assert told == [4, 6, 1, 3, 7, 8]
-    # Something is left to others, for the last part, too.
-    monkeypatch.setattr("blockyard.crane.tiers.pinned._SPARE", 3 * mib)
-    room = iter([7 * mib - 1, 5 * mib - 1, 5 * mib])
-    slept.clear()
-    Pinned(gpu, 4 * mib, progress=lambda taken, _size: told.append(taken // mib)).free()
-    assert (told[6:], slept) == ([2, 4], [0.25])
-
-
-def test_pinned_memory_is_as_large_as_asked_and_tells_its_progress(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("blockyard.crane.tiers.pinned._CHUNK", 1 << 20)
-    gpu, told = SimulatedGpu(), []
-    memory = Pinned(gpu, 9 * 2**20, progress=lambda taken, size: told.append((taken, size)))
-    assert told == [(4 * 2**20, 9437184), (8 * 2**20, 9437184), (9437184, 9437184)]
-    assert len(memory.array) == gpu.held == 9437184
-    assert not memory.array.any()
-    memory.free()
-    memory.free()
-    assert not gpu.held
-
-
-def test_replicated_planes_lie_once_in_a_file_that_every_rank_pins(tmp_path: Path) -> None:
-    layout = KVLayout.mla(3, 12, 4, block_size=4, ranks=2)
-    gpus = [SimulatedGpu(), SimulatedGpu()]
-    tiers = [PinnedTier(layout, 4, gpu=gpu, shared=tmp_path / "kv") for gpu in gpus]
-    tiers[0].planes[0][2] = 9
-    assert (tiers[1].planes[0][2] == 9).all()
-    again = PinnedTier(layout, 4, gpu=SimulatedGpu(), shared=tmp_path / "kv")
-    assert (again.planes[0][2] == 9).all()
-    with pytest.raises(Misuse, match="give shared="):
-        PinnedTier(layout, 4, gpu=gpus[0])
-    assert gpus[0].held == layout.block_bytes * 4
-
-
 def test_ranks_write_replicated_planes_in_turn_and_read_them_all(tmp_path: Path) -> None:
     cranes: list[Crane] = []
     hosts: list[PinnedTier] = []
@@ -768,16 +638,6 @@ def test_ranks_write_replicated_planes_in_turn_and_read_them_all(tmp_path: Path)
     for device in devices:
         for plane in device.planes:
             assert np.array_equal(plane[[7, 0, 5]], plane[[1, 2, 3]])
-
-
-@pytest.mark.parametrize("node", [0, 63, 4000])
-def test_a_wish_for_a_node_is_only_a_wish(node: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = SimulatedGpu()
-    monkeypatch.setattr(gpu, "node", lambda: node)
-    memory = Pinned(gpu, 10_000)
-    memory.array[:] = 7
-    memory.free()
-    assert not gpu.held
 
 
 def test_an_error_of_the_driver_names_the_call_and_the_word() -> None:

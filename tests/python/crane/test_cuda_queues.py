@@ -98,6 +98,7 @@ def test_a_flight_down_does_not_wait_behind_all_that_comes_up(limits: Thresholds
     assert down is not None
     while down.poll() is None:
         assert gpu.run(1)
+    assert down.poll() == Landed(100)
     assert up.poll() is None
     gpu.run()
 
@@ -327,7 +328,7 @@ def test_where_memory_is_out_for_a_part_that_flight_has_failed_and_no_poll_raise
     def take(*_: Any) -> Any:
         raise MemoryError("no room for a flight")
 
-    monkeypatch.setattr(copier._lanes["device", "host"], "take", take)
+    monkeypatch.setattr(copier._by_pair["device", "host"], "take", take)
     gpu.run()
     said = [*crane.poll(), *crane.poll()]
     assert [(one.good, one.cause) for one in said] == [(1024, Cause.FAILED)]

@@ -80,7 +80,7 @@ def test_a_tier_smaller_than_one_block_is_refused() -> None:
     ):
         MemoryTier(LAYOUTS["page-first"], 0)
     for blocks in (-1, 1.5, "3", True):
-        with pytest.raises(Misuse, match=f"blocks = {blocks!r}: give an integer"):
+        with pytest.raises(Misuse, match=f"blocks = {blocks!r}: must be an integer"):
             MemoryTier(LAYOUTS["page-first"], blocks)  # type: ignore[arg-type]
     with pytest.raises(Misuse, match="name = 'gpu'"):
         MemoryTier(LAYOUTS["page-first"], 1, name="gpu")

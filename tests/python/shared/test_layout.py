@@ -185,7 +185,7 @@ def test_a_hello_travels_pickled() -> None:
 
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: Plane("", 1, 1), "plane name = ''"),
-    (lambda: Plane("kv", 0, 1), "pieces of plane 'kv' = 0: give an integer of 1"),
+    (lambda: Plane("kv", 0, 1), "pieces of plane 'kv' = 0: must be an integer >= 1"),
     (lambda: Plane("kv", 1, -4), "piece_bytes of plane 'kv' = -4"),
     (lambda: Plane("kv", pieces=True, piece_bytes=1), "pieces of plane 'kv' = True"),
     (lambda: Plane("kv", 1, 1, "no"), "replicated of plane 'kv' = 'no'"),  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: KVLayout((Plane("a", 1, 1),), dtype="int8", name=""), "name = ''"),
     (lambda: KVLayout.llama(2, 2, 8, dtype="float8_e4m4"), "did you mean 'float8_e4m3'"),
     (lambda: KVLayout.llama(2, 2, 8, scale_dtype="float23"), "scale_dtype 'float23'.*'float32'"),
-    (lambda: KVLayout.llama(2, 2, 8, order="layers-first"), "did you mean 'layer-first'"),  # type: ignore[arg-type]
+    (lambda: KVLayout.llama(2, 2, 8, order="layers-first"), "one of 'page-first', 'layer-first'"),  # type: ignore[arg-type]
     (lambda: KVLayout.llama(0, 2, 8), "layers = 0"),
     (lambda: KVLayout.llama(2, 6, 8, ranks=4), "kv_heads = 6 on ranks = 4"),
     (lambda: KVLayout.llama(2, 4, 8, ranks=6), "kv_heads = 4 on ranks = 6"),

@@ -20,7 +20,7 @@ Harm = Callable[[CudaCopier, SimulatedGpu], object]
 SMALL = [name for name in LAYOUTS if name != "odd"]
 LAYERED = LAYOUTS["layer-first"]
 ROWS = Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, rows_bytes=0)
-ROADS = [
+METHODS = [
     Thresholds(),
     Thresholds(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=10**9),
     Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, ring_bytes=2000),
@@ -78,7 +78,7 @@ class Work:
             seed=seed,
             batches=chance.random() < 0.8,
             eager=chance.choice([0, 2, 30]),
-            thresholds=chance.choice(ROADS),
+            thresholds=chance.choice(METHODS),
             depth=chance.choice([2, 5, 64]),
             layers=chance.choice(parts),
             **options,
@@ -87,7 +87,7 @@ class Work:
             harm(self.copier, self.gpu)
         self.tiers: list[Any] = [device, host]
         self.wanted = [filled(tier, seed + which) for which, tier in enumerate(self.tiers)]
-        self.air: list[tuple[Any, int, set[int]]] = []
+        self.receipts: list[tuple[Any, int, set[int]]] = []
 
     def fly(self) -> None:
         chance = self.chance
@@ -107,12 +107,12 @@ class Work:
             self.gpu.run(chance.randint(0, 50))
             return
         after(self.wanted[ends[1]], [plane.copy() for plane in self.wanted[ends[0]]], here, there)
-        self.air.append((receipt, blocks, set(here) if ends == (0, 1) else set()))
+        self.receipts.append((receipt, blocks, set(here) if ends == (0, 1) else set()))
 
     def write(self) -> None:
         """An engine never writes what is read by a copy down: the yard holds the slot back."""
         slot, value = self.chance.randrange(12), self.chance.randrange(256)
-        if any(slot in read for _receipt, _blocks, read in self.air):
+        if any(slot in read for _receipt, _blocks, read in self.receipts):
             return
         if not self.copier.join():
             return
@@ -122,21 +122,21 @@ class Work:
         self.gpu.compute(lambda: [plane.__setitem__(slot, value) for plane in planes])
 
     def poll(self) -> None:
-        for one in list(self.air):
+        for one in list(self.receipts):
             landed = one[0].poll()
             if landed is not None:
                 assert landed == Landed(one[1])
-                self.air.remove(one)
+                self.receipts.remove(one)
 
     def end(self) -> None:
         # A reset ends what is queued, and drops what is not.
-        while any(lane.later for lane in self.copier._lanes.values()):
+        while any(stream.later for stream in self.copier._streams):
             self.gpu.run()
             self.poll()
         self.copier.reset()
         self.gpu.run()
         self.poll()
-        assert not self.air
+        assert not self.receipts
         assert all(map(same, self.tiers, self.wanted))
         self.copier.close()
         for tier in self.tiers:

@@ -79,7 +79,7 @@ class Known(RuleBasedStateMachine):
         super().__init__()
         self.running: list[Running] = []
         self.parked: list[Resting] = []
-        self.air: list[by.Plan] = []
+        self.in_flight: list[by.Plan] = []
         self.overdue: list[by.Plan] = []
         self.ended: list[by.Plan] = []
         self.sealed: set[tuple[Salt, tuple[int, ...]]] = set()
@@ -139,7 +139,7 @@ class Known(RuleBasedStateMachine):
     def enter(self, lease: by.Lease, sequence: Sequence, known: int | None) -> None:
         if known is not None:
             assert lease.cached <= known
-        self.air += lease.plans
+        self.in_flight += lease.plans
         self.running.append(Running(list(sequence.tokens), sequence.salt, lease))
 
     def undone(self) -> None:
@@ -190,7 +190,7 @@ class Known(RuleBasedStateMachine):
         self.a_destination_belongs_to_one_flight_until_its_fence()
 
     def a_destination_belongs_to_one_flight_until_its_fence(self) -> None:
-        plans = self.air + self.overdue
+        plans = self.in_flight + self.overdue
         places = [(plan.destination_tier, int(to)) for plan in plans for to in plan.destinations]
         assert len(places) == len(set(places))
         tables = {slot for row in self.running for slot in row.table}
@@ -203,7 +203,7 @@ class Known(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         self.cache.abort(self.overdue)
-        self.cache.commit(self.air)
+        self.cache.commit(self.in_flight)
         self.cache.finish([row.lease for row in self.running])
         for row in self.parked:
             self.cache.abandon(row.handle)

@@ -1,6 +1,5 @@
 """A simulated GPU whose copies take the time planted for them, by a clock of its own."""
 
-import ctypes
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from blockyard._typing import override
-from blockyard.crane.gpu import Addresses, Move
+from blockyard.crane.gpu import Addresses, Move, PitchedCopy
 from blockyard.testing.gpu import SimulatedGpu
 
 
@@ -67,24 +66,22 @@ class TimedGpu(SimulatedGpu):
         self.takes(stream, self.link.copy + nbytes / self.link.rate)
 
     @override
-    def copy_blocks(self, to: Addresses, *what: Any) -> None:
-        super().copy_blocks(to, *what)
-        width, rows, stream = what[-3:]
-        each = self.link.run + width * rows / self.link.rate
-        self.takes(stream, self.link.copy + len(to) * each)
+    def copy_blocks(self, blocks: PitchedCopy[Addresses], stream: int) -> None:
+        super().copy_blocks(blocks, stream)
+        each = self.link.run + blocks.width * blocks.rows / self.link.rate
+        self.takes(stream, self.link.copy + len(blocks.to) * each)
 
     @override
-    def copy_rows(self, *what: int) -> None:
-        super().copy_rows(*what)
-        width, rows, stream = what[-3:]
-        self.takes(stream, self.link.copy + width * rows / self.link.rate)
+    def copy_rows(self, rows: PitchedCopy[int], stream: int) -> None:
+        super().copy_rows(rows, stream)
+        self.takes(stream, self.link.copy + rows.width * rows.rows / self.link.rate)
 
     @override
     def move(self, move: Move, stream: int) -> None:
         super().move(move, stream)
         tables = move.from_pieces, move.to_pieces
-        ends = [int(self._table(at, move.pieces, np.uint64)[0]) for at in tables]
-        speed = self.link.within if all(map(self._above, ends)) else self.link.kernel
+        ends = [int(self.space.table(at, move.pieces, np.uint64)[0]) for at in tables]
+        speed = self.link.within if all(map(self.space.on_device, ends)) else self.link.kernel
         size = move.blocks * move.pieces * move.piece_bytes
         self.takes(stream, self.link.launch + size / speed, self.occupied)
 
@@ -117,8 +114,5 @@ class TimedGpu(SimulatedGpu):
     @override
     def _carry(self, runs: list[tuple[int, int, int]]) -> Iterator[bool]:
         for to, from_, size in runs:
-            ctypes.memmove(self._own(to, size), self._own(from_, size), size)
+            self.space.copy(to, from_, size)
         yield True
-
-    def _above(self, address: int) -> bool:
-        return any(start <= address < start + self._ranges[start] for start in self._device)

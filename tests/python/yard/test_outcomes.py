@@ -97,7 +97,7 @@ def test_a_rank_that_was_reset_ends_what_it_had_in_the_air() -> None:
     flights.report([by.Outcome(FLIGHT, 0, 4)])
     assert flights.reset(1) == ([FLIGHT], [0], [False])
     assert flights.reset(1) == ([], [], [])
-    with pytest.raises(by.Misuse, match="rank 2"):
+    with pytest.raises(by.Misuse, match="rank = 2"):
         flights.reset(2)
 
 
@@ -145,7 +145,7 @@ def test_what_no_rank_ends_in_time_is_quarantined_and_given_back_after_a_reset()
 def test_time_does_not_go_back() -> None:
     cache = two_ranks()
     cache.commit([], now=5)
-    with pytest.raises(by.Misuse, match="now = 4: give an integer of 5 or more"):
+    with pytest.raises(by.Misuse, match="now = 4: must be an integer >= 5"):
         cache.commit([], now=4)
     cache.commit([], now=5)
 

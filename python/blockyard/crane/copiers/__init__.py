@@ -1,4 +1,4 @@
-"""What carries bytes from tier to tier. A new one is one new file here."""
+"""What copies bytes from tier to tier. A new copier is one new file here."""
 
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -24,14 +24,14 @@ class Landed(NamedTuple):
 
 
 class Receipt(Protocol):
-    """For a copy that was taken."""
+    """What a copier gives for a copy that it has taken."""
 
     def poll(self) -> Landed | None:
-        """How it has ended; None while it may still read or write. Never waits."""
+        """Returns how the copy has ended; None while it may still read or write. Never waits."""
 
 
 class Copier(Protocol):
-    """Carries blocks between two tiers of one rank, or within one."""
+    """Copies blocks between two tiers of one rank, or within one."""
 
     def start(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
@@ -49,10 +49,10 @@ class Copier(Protocol):
         """
 
     def reset(self) -> None:
-        """Ends all that was taken: when it returns, nothing is read or written any more."""
+        """Ends all copies: when it returns, nothing is read or written any more."""
 
     def close(self) -> None:
-        """Takes nothing more. When it returns, every receipt says how its copy has ended."""
+        """Ends all copies and takes no more: afterwards every receipt has an answer."""
 
 
 @runtime_checkable
@@ -60,10 +60,10 @@ class Joining(Protocol):
     """A copier whose copies an engine's stream can wait for."""
 
     def join(self, stream: object = None, *, layer: int | None = None) -> bool:
-        """Has the stream wait for all that was started upward, or for one part of it.
+        """Makes the stream wait for all copies up that were started, or for one part of them.
 
         Returns:
-            Whether that is all; if not, some of it is not under way yet.
+            Whether it waits for all of them; False if some are not queued yet.
         """
 
 
@@ -72,4 +72,4 @@ class Turning(Protocol):
     """A copier whose calls cost less when they come together."""
 
     def turn(self) -> AbstractContextManager[object]:
-        """For the calls of one thread, until the end: what is asked once holds for all of them."""
+        """Lets the calls of one thread, until the end, share what they ask of the driver."""

@@ -9,34 +9,34 @@ __all__ = ["AddressTables"]
 
 
 class AddressTables:
-    """Tables of addresses for kernels to read, each at an offset until all are on the device.
+    """Tables of addresses that kernels read; each has an offset until all are on the device.
 
     Args:
-        gpu: Whose device.
+        gpu: The GPU that reads them.
     """
 
     def __init__(self, gpu: Gpu) -> None:
         self.address = 0
         self._gpu = gpu
-        self._pages: list[Addresses] = []
+        self._tables: list[Addresses] = []
         self._size = 0
 
-    def add(self, page: Addresses) -> int:
-        """Takes a table; answers with its offset in bytes."""
+    def add(self, table: Addresses) -> int:
+        """Takes a table and returns its offset in bytes."""
         offset = self._size
-        self._pages.append(page)
-        self._size += page.nbytes
+        self._tables.append(table)
+        self._size += table.nbytes
         return offset
 
-    def unroll(self, stream: int, memory: list[Memory]) -> None:
-        """Puts all of them on the device, in memory that it adds to a list, and waits for that."""
+    def upload(self, stream: int, memory: list[Memory]) -> None:
+        """Copies all of them to the device, into memory that it adds to a list, and waits."""
         gpu, size = self._gpu, self._size
         memory.append(gpu.allocate(size))
         self.address = memory[-1].address
         staging = Pinned(gpu, size)
         try:
-            staging.array.view(np.uint64)[:] = np.concatenate(self._pages)
-            gpu.copy_rows(self.address, size, staging.address, size, size, 1, stream)
+            staging.array.view(np.uint64)[:] = np.concatenate(self._tables)
+            gpu.copy_run(self.address, staging.address, size, stream)
         finally:
             try:
                 gpu.synchronize(stream)

@@ -1,6 +1,7 @@
 """How the bytes of a plane get from one tier to another on a GPU: addresses in, runs out."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
@@ -10,12 +11,12 @@ from blockyard.crane.copiers import Slots
 from blockyard.crane.gpu import Addresses, Places
 from blockyard.shared.thresholds import Thresholds
 
-__all__ = ["Addressing", "Road", "Runs", "width"]
+__all__ = ["Addressing", "Method", "Runs", "width"]
 
 # Most bytes between two rows: CUDA's limit for all its devices so far (`maxPitch`: 2^31 - 1).
 _PITCH = 1 << 31
 
-Road = Literal["run", "rows", "runs", "blocks", "ring", "kernel"]
+Method = Literal["run", "rows", "runs", "blocks", "ring", "kernel"]
 
 
 class Runs(NamedTuple):
@@ -26,18 +27,18 @@ class Runs(NamedTuple):
     sizes: Addresses
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Addressing:
-    """One plane, from one tier to another.
+    """Where the pieces of one plane are in two tiers, and how blocks of it are best copied.
 
-    Pieces that follow one another on both sides are taken as one.
+    Pieces that follow one another on both sides count as one.
 
     Args:
         source: Where its pieces are.
         destination: Where they go.
         piece_bytes: Bytes of a piece.
-        below: The side that lies below the device, if its pieces follow one another in a slot, so
-            that a block passes through a ring whole; None if there is no such side.
+        below: The side below the device, if its pieces follow one another in a slot there, so that
+            whole blocks pass through a ring; None if there is no such side.
     """
 
     source: Places
@@ -55,7 +56,7 @@ class Addressing:
         *,
         apart: bool = False,
     ) -> Self:
-        """The way of a plane between the tiers of these names; `apart` leaves every piece alone."""
+        """Makes that of a plane between tiers of these names; `apart` joins no pieces."""
         whole = np.uint64(piece_bytes)
         joined = (np.diff(source.pieces) == whole) & (np.diff(destination.pieces) == whole)
         # Only as many at a time as divide all of them evenly, so that every piece stays as long.
@@ -74,22 +75,22 @@ class Addressing:
                 below = None
         return cls(source, destination, piece_bytes, below)
 
-    @property
+    @cached_property
     def pieces(self) -> int:
         """Pieces of a block."""
         return len(self.source.pieces)
 
-    @property
+    @cached_property
     def block_bytes(self) -> int:
         """Bytes of a block."""
         return self.pieces * self.piece_bytes
 
-    @property
+    @cached_property
     def flat(self) -> bool:
         """Whether consecutive slots are one run of bytes on both sides."""
         return self.source.stride == self.destination.stride == self.piece_bytes
 
-    @property
+    @cached_property
     def pitch(self) -> int | None:
         """Bytes from a piece of a block to its next above the link, if all are so far apart.
 
@@ -100,18 +101,18 @@ class Addressing:
         even = self.below is not None and len(apart) == 1 and apart[0] >= self.piece_bytes
         return int(apart[0]) if even and apart[0] < _PITCH else None
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Bytes that a kernel may load at a time here."""
         return width(self.source, self.destination, self.piece_bytes)
 
-    def road(self, runs: int, blocks: int, limits: Thresholds, *, batches: bool) -> Road:
-        """By which means so many blocks go best.
+    def method(self, runs: int, blocks: int, limits: Thresholds, *, batches: bool) -> Method:
+        """Returns the method by which so many blocks are best copied.
 
         Args:
             runs: Runs of slots that are consecutive on both sides.
             blocks: Blocks.
-            limits: What was found to be fastest here.
+            limits: Where one method begins to beat another.
             batches: Whether one call copies many runs.
         """
         whole = self.pieces == 1
@@ -121,7 +122,7 @@ class Addressing:
         if runs == 1 and whole:
             return "run" if blocks == 1 or self.flat else "rows"
         few = blocks * self.pieces <= limits.most_runs or whole
-        # A ring, which needs kernels too, is nothing for blocks in one piece.
+        # A ring needs kernels, too, so that blocks in one piece gain nothing by it.
         own = min(limits.piece_bytes, limits.whole_below) if whole else limits.piece_bytes
         if batches and few and self.piece_bytes >= own:
             return "runs"
@@ -130,7 +131,7 @@ class Addressing:
         return "ring" if batches and not whole else "kernel"
 
     def runs(self, sources: Slots, destinations: Slots) -> Runs:
-        """All runs of some blocks.
+        """Returns all runs of some blocks.
 
         Args:
             sources: Slots, shape (blocks,).
@@ -140,24 +141,24 @@ class Addressing:
         return Runs(*runs(sources, destinations, *places, self.piece_bytes))
 
     def starts(self, sources: Slots, destinations: Slots) -> tuple[Addresses, Addresses]:
-        """Where the first piece of each block goes, and where it is, shape (blocks,) each."""
+        """Returns where the first piece of each block goes, and where it is, shape (blocks,)."""
         here, there = (
             Places(side.pieces[:1], side.stride) for side in (self.source, self.destination)
         )
-        # No piece of one byte is all of a slot, so that every block is a run of its own.
+        # A piece of one byte never fills a slot, so that every block is a run of its own.
         to, from_, _ = runs(sources, destinations, here, there, 1)
         return to, from_
 
     def through(self, ring: int, held: int, slots: Slots) -> tuple[Runs, list[int]]:
-        """Runs between slots of the tier below and a ring that is filled again and again.
+        """Returns runs between slots of the tier below and a ring that is filled repeatedly.
 
         Args:
             ring: Address of the ring.
             held: Blocks that it holds.
-            slots: Of the tier below, shape (blocks,).
+            slots: Slots of the tier below, shape (blocks,).
 
         Returns:
-            The runs, and where those of each filling begin, with the end of the last behind them.
+            The runs, and the index at which those of each filling begin, then their number.
         """
         side = self.source if self.below == "source" else self.destination
         block = self.block_bytes
@@ -167,7 +168,7 @@ class Addressing:
 
 
 def width(source: Places, destination: Places, piece_bytes: int) -> int:
-    """The widest load, 16, 8, 4 or 1 bytes, of which everything is a multiple."""
+    """Returns the widest load, 16, 8, 4 or 1 bytes, of which everything is a multiple."""
     every = [*source.pieces.tolist(), *destination.pieces.tolist()]
     every += [source.stride, destination.stride, piece_bytes]
     return next(bytes_ for bytes_ in (16, 8, 4, 1) if all(not one % bytes_ for one in every))

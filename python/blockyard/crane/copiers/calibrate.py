@@ -37,13 +37,13 @@ _TURNS = 15
 
 
 class Sample(NamedTuple):
-    """Two means at one size, down and up together, in seconds."""
+    """The medians of two methods at one size, down and up together, in seconds."""
 
     size: int
     below: float
-    """By the means that is for what is smaller than the threshold."""
+    """By the method for sizes below the threshold."""
     beyond: float
-    """By the other."""
+    """By the other method."""
 
 
 def calibrate(
@@ -55,19 +55,19 @@ def calibrate(
     budget: float = 2.0,
     busy: bool = True,
 ) -> Thresholds:
-    """Finds `piece_bytes`, and `whole_below` or `kernel_below`; what else there is stays as given.
+    """Finds `piece_bytes`, and `whole_below` or `kernel_below`; the others stay as given.
 
-    It copies between small tiers of its own, on a stream of its own, and gives them back: no byte
-    of these tiers is touched. Call it while nothing else uses the link, and keep what it found.
-    Which of the two it finds is for the layout to say: whether a block is in one piece.
+    It copies between small tiers of its own, on a stream of its own: no byte of the tiers given is
+    touched. Call it while nothing else uses the link, and keep what it found. It finds
+    `whole_below` where the layout has a block in one piece, else `kernel_below`.
 
     Args:
         device: The device tier that the thresholds are for.
         host: Its host tier.
-        thresholds: What is known; None for the defaults.
-        clock: Seconds, from whenever.
+        thresholds: The thresholds to start from; None for the defaults.
+        clock: Returns seconds.
         budget: Seconds after which every size has its last turn; each has two or more.
-        busy: Whether every flight begins beside compute that leaves no room for kernels, as it will
+        busy: Whether every copy begins beside compute that leaves no room for kernels, as it will
             beside an engine. On an idle GPU kernels look better than they are.
 
     Raises:
@@ -92,7 +92,7 @@ def calibrate(
 
 
 def crossover(samples: Iterable[Sample]) -> int:
-    """The size from which on the other means is taken, so that least is lost over all samples."""
+    """Returns the size from which the other method is used, so that least time is lost."""
     kept = list(samples)
     starts = [sample.size for sample in kept]
 
@@ -105,7 +105,7 @@ def crossover(samples: Iterable[Sample]) -> int:
 def pieces(
     gpu: Gpu, known: Thresholds, *, clock: Clock, end: float, busy: bool = True
 ) -> Iterator[Sample]:
-    """For pieces of each size: all of them through the ring, and each by its own copy."""
+    """Measures pieces of each size: all through the ring, and each by a copy of its own."""
     apart = replace(known, kernel_below=0, whole_below=0)
     ring = replace(apart, piece_bytes=_ALWAYS)
     runs = replace(apart, piece_bytes=0, most_runs=_ALWAYS)
@@ -126,20 +126,20 @@ def sizes(
     end: float,
     busy: bool = True,
 ) -> Iterator[Sample]:
-    """For one block of each size: by the kernel over the link, and by other means.
+    """Measures one block of each size: by the kernel over the link, and by another method.
 
     Args:
-        gpu: On which.
+        gpu: The GPU that copies.
         known: The other thresholds.
-        piece: Bytes of each of its pieces; None for a block in one.
-        clock: Seconds.
+        piece: Bytes of each of its pieces; None for a block in one piece.
+        clock: Returns seconds.
         end: When it should be over.
-        busy: As of `calibrate`.
+        busy: As in `calibrate`.
     """
     kernel = replace(known, kernel_below=_ALWAYS, whole_below=_ALWAYS)
     other = replace(known, kernel_below=0, whole_below=0)
     tried = [size for size in _SIZES if piece is None or size >= 2 * piece]
-    # A block of very long pieces is of no size that a kernel could be for.
+    # A block of very long pieces is larger than any threshold: one size is enough.
     tried = tried or [_SIZES[-1]]
     for left, size in zip(range(len(tried), 0, -1), tried, strict=True):
         now = clock()
@@ -159,14 +159,14 @@ def _duel(
     end: float,
     busy: bool,  # noqa: FBT001 - it is handed on
 ) -> tuple[float, float]:
-    """Seconds of a flight down and one up by each of two means, which take turns until the end."""
+    """Returns the seconds of a copy down and one up, by each of two methods in turn."""
     layout = KVLayout((plane,), dtype="uint8")
     order = np.concatenate((np.arange(0, blocks, 2), np.arange(1, blocks, 2))).astype(np.uint32)
     with ExitStack() as stack:
         with gpu:
             stream, compute = gpu.stream(), gpu.stream()
         stack.callback(_discard, gpu, stream, compute)
-        # One slot more: in a tier of a single one, all pieces would follow one another.
+        # One slot more: in a tier of one slot, all pieces would follow one another.
         device = DeviceTier(layout, blocks + 1, gpu=gpu, stream=stream)
         stack.callback(device.close)
         host = PinnedTier(layout, blocks + 1, gpu=gpu)
@@ -177,7 +177,7 @@ def _duel(
             fitted = replace(limits, ring_bytes=ring)
             copiers.append(CudaCopier(device, host, thresholds=fitted, depth=2))
             stack.callback(copiers[-1].close)
-        # What it computes has ended when memory is freed.
+        # It has ended before memory is freed.
         stack.callback(_ended, gpu, compute)
         times: dict[tuple[int, bool], list[float]] = {}
         for turn in count():
@@ -198,7 +198,7 @@ def _duel(
 
 
 def _seconds(copier: CudaCopier, ends: tuple[Placed, Placed], order: Slots, clock: Clock) -> float:
-    """From the start of a flight until it is seen to have landed."""
+    """Returns the seconds from the start of a copy until a poll says that it has landed."""
     begun = clock()
     receipt = copier.start(*ends, order, order[::-1])
     assert receipt is not None  # noqa: S101 - nothing else is in flight, nothing is captured

@@ -1,10 +1,10 @@
 """Copies between a GPU and pinned memory, on streams of its own.
 
-Every flight waits for what the engine's stream was given before it: KV that is still being written
+Every copy waits for what the engine's stream was given before it: KV that is still being written
 is copied whole, and a slot that is still being read is not overwritten. It also waits for earlier
-flights the other way that touch its slots. What the engine's stream is given later waits for
-nothing by itself: call `join` before a step that reads what is still coming up, or let the yard say
-that it has landed.
+copies the other way that touch its slots. What the engine's stream is given later waits for
+nothing by itself: call `join` before a step that reads what is still coming up, or wait until the
+yard reports that it has landed.
 """
 
 from collections.abc import Iterator
@@ -14,20 +14,20 @@ from typing import Literal, Protocol
 from blockyard._core import Misuse, Unavailable, Unsupported, consecutive
 from blockyard.crane.copiers import Receipt, Slots
 from blockyard.crane.copiers.address_tables import AddressTables
-from blockyard.crane.copiers.addressing import Addressing, Road
+from blockyard.crane.copiers.addressing import Addressing, Method
 from blockyard.crane.copiers.parts import Parts
-from blockyard.crane.copiers.stream import CALLS, CopyStream, Flight, Part
+from blockyard.crane.copiers.stream import CALLS, CopyStream, Part, QueuedCopy
 from blockyard.crane.copiers.transfer import Transfer
 from blockyard.crane.gpu import Gpu, GpuError, Memory, Places, address_of, freed
 from blockyard.crane.tiers import Tier
-from blockyard.shared.layout import natural
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
 from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.validate import integer
 
 __all__ = ["CudaCopier", "Placed"]
 
-Job = tuple[Transfer, Road | Literal["layers"]]
+Job = tuple[Transfer, Method | Literal["layers"]]
 _log = Limited("blockyard")
 
 
@@ -36,7 +36,7 @@ class Placed(Tier, Protocol):
 
     @property
     def gpu(self) -> Gpu:
-        """Which."""
+        """The GPU."""
 
     @property
     def places(self) -> tuple[Places, ...]:
@@ -48,27 +48,27 @@ class Device(Placed, Protocol):
 
     @property
     def stream(self) -> int:
-        """On which the engine computes."""
+        """The stream on which the engine computes."""
 
 
 class CudaCopier:
     """Copies down and up on a stream each, and within the device on the one that goes up.
 
-    All device and pinned memory, streams and events that it needs are made here; afterwards
-    nothing is allocated, and a flight costs a few calls of the driver for every thousand blocks.
-    What the driver would make the caller wait for is queued later, when its receipt is polled.
-    While the engine's stream is being captured into a graph, `start` takes nothing: what is in the
-    air goes on, and the rest begins after the capture.
+    It makes all device and pinned memory, streams and events at construction; afterwards it
+    allocates nothing, and a copy costs a few calls of the driver for every thousand blocks. What
+    the driver would make the caller wait for is queued later, when the receipt is polled. While
+    the engine's stream is being captured into a graph, `start` takes nothing: copies in flight go
+    on, and new ones begin after the capture.
 
     Args:
-        device: The device tier; its `stream` is what flights wait for.
+        device: The device tier; copies wait for its `stream`.
         host: The host tier, on the same GPU; None for none.
         thresholds: How copies are best made.
-        depth: Flights in flight, each way, from which on `start` answers None.
-        layers: In how many parts KV comes up where a block has several pieces, so that `join` can
-            wait for the first layers: each is the next so many pieces, in the layout's order, or
-            that in which tensors were adopted (K and V of layer 0, then of layer 1, …). With 1 it
-            comes as a whole, which is faster.
+        depth: Most copies in flight each way; `start` then returns None.
+        layers: The number of parts in which KV comes up where a block has several pieces, so that
+            `join` can wait for the first layers. Each part is the next so many pieces, in the
+            layout's order, or that of adopted tensors (K and V of layer 0, then of layer 1, …).
+            With 1 it comes as a whole, which is faster.
 
     Raises:
         Misuse: The tiers are not of one GPU, or a number is out of range.
@@ -84,8 +84,8 @@ class CudaCopier:
         depth: int = 64,
         layers: int = 1,
     ) -> None:
-        natural("depth", depth)
-        natural("layers", layers)
+        depth = integer("depth", depth)
+        layers = integer("layers", layers)
         if host is not None and host.gpu is not device.gpu:
             raise Misuse("the tiers are of two GPUs: give both the same gpu=")
         self._device = device
@@ -95,11 +95,12 @@ class CudaCopier:
         self._closed = False
         self._lost = ""
         self._memory: list[Memory] = []
-        self._routes: dict[tuple[str, str, str], Transfer] = {}
-        self._lanes: dict[tuple[str, str], CopyStream] = {}
+        self._transfers: dict[tuple[str, str, str], Transfer] = {}
+        self._streams: list[CopyStream] = []
+        self._by_pair: dict[tuple[str, str], CopyStream] = {}
         self._turning = False
         self._captured: bool | None = None
-        """Whether a graph is being captured, as far as it was asked in this turn."""
+        """Whether a graph is being captured; None where this turn has not asked yet."""
         for plane in device.layout.planes:
             if layers > 1 and plane.pieces > 1 and plane.pieces % layers:
                 raise Misuse(
@@ -124,34 +125,34 @@ class CudaCopier:
     def start(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
     ) -> Receipt | None:
-        """Queues a copy; None when too much is in flight, or a graph is being captured."""
+        """Queues a copy; returns None when too much is in flight, or during a capture."""
         if self._closed:
             raise Misuse("the copier is closed")
         if self._lost:
-            raise Unavailable(f"the device is lost ({self._lost}): start the process anew")
+            raise Unavailable(f"the device is lost ({self._lost}): restart the process")
         pair = source.name, destination.name
-        lane = self._lanes.get(pair)
-        if lane is None:
+        stream = self._by_pair.get(pair)
+        if stream is None:
             raise Unsupported(f"no copies from {pair[0]} to {pair[1]} here")
         jobs = self._jobs(pair, source, consecutive(sources, destinations), len(sources))
-        task = Part(lane, pair, sources, destinations, jobs)
+        task = Part(stream, pair, sources, destinations, jobs)
         receipt: Receipt | None = None
         try:
             with self._gpu:
-                coming = [one for one in dict.fromkeys(self._lanes.values()) if one.later]
+                coming = [one for one in self._streams if one.later]
                 alive = all(map(self._go_on, coming))
-                if not alive or lane.later or lane.coming(pair, sources, destinations):
+                if not alive or stream.later or stream.coming(pair, sources, destinations):
                     return None
                 if self._capturing():
                     return None
                 cut = self._cut(task)
                 if cut is not None:
-                    receipt = Parts(lane, cut, self.go_on)
-                    self.go_on(lane)
+                    receipt = Parts(stream, cut, self.go_on)
+                    self.go_on(stream)
                 else:
                     receipt = self._begin(task)
         except GpuError as error:
-            self._fail(lane, error)
+            self._fail(stream, error)
             if receipt is None:
                 what = "the device is lost" if error.lost else "the copy was refused"
                 raise Unavailable(f"{what}: {error}") from error
@@ -159,7 +160,7 @@ class CudaCopier:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """What is asked of the driver once holds for all calls until the end."""
+        """Lets all calls until the end share what the driver is asked once."""
         if self._turning or self._lost or self._closed:
             yield
             return
@@ -179,30 +180,30 @@ class CudaCopier:
             except GpuError as error:
                 self._lose(GpuError(error.name, "a turn", lost=True))
 
-    def go_on(self, lane: CopyStream) -> None:
-        """Queues what was taken and not queued yet, as far as there is room."""
-        if lane.later and not self._closed:
+    def go_on(self, stream: CopyStream) -> None:
+        """Queues parts that were taken and not queued yet, as far as there is room."""
+        if stream.later and not self._closed:
             try:
                 with self._gpu:
-                    self._go_on(lane)
+                    self._go_on(stream)
             except GpuError as error:
-                self._fail(lane, error)
+                self._fail(stream, error)
             except Exception as error:  # noqa: BLE001 - it fails what is to come, never the caller
                 _log.warning("copies that were not queued yet failed: %r", error)
-                lane.drop(Cause.FAILED)
+                stream.drop(Cause.FAILED)
 
     def join(self, stream: object = None, *, layer: int | None = None) -> bool:
-        """Has the engine's stream wait for what was started upward, or within the device.
+        """Makes the engine's stream wait for copies that were started up or within the device.
 
         One call before a step is enough. For a captured graph it comes before the launch. It knows
-        what was started, not what a crane still holds back: call `Crane.join`.
+        what was started, not what a crane still holds back: call `Crane.join` for that.
 
         Args:
-            stream: That which waits; None for the device tier's.
-            layer: Which of the `layers` parts to wait for, from 0; None for all.
+            stream: The stream that waits; None for the device tier's.
+            layer: The last of the `layers` parts to wait for, from 0; None for all.
 
         Returns:
-            Whether that is all; if not, some of it is not queued yet.
+            Whether the stream waits for all of them; False if some are not queued yet.
 
         Raises:
             Misuse: The stream is being captured, or there is no such part.
@@ -211,30 +212,30 @@ class CudaCopier:
         waiting = self._device.stream if stream is None else address_of(stream)
         if layer is not None and not 0 <= layer < self._layers:
             raise Misuse(f"layer = {layer}: KV comes in parts 0 to {self._layers - 1}")
-        lane = self._lanes["device", "device"]
+        stream = self._by_pair["device", "device"]
         with self._gpu:
             if self._gpu.capturing(waiting):
                 raise Misuse("join while a graph is captured: call it before the graph is launched")
-            self._go_on(lane)
-            if lane.flights:
-                whole = layer is None or not lane.parts
-                event = lane.flights[-1].event if whole else lane.parts[layer or 0]
+            self._go_on(stream)
+            if stream.queued:
+                whole = layer is None or not stream.parts
+                event = stream.queued[-1].event if whole else stream.parts[layer or 0]
                 self._gpu.wait(waiting, event)
-        return not lane.later
+        return not stream.later
 
     def reset(self) -> None:
-        """Waits until all that was queued has ended; what was not queued yet has failed."""
-        for lane in set(self._lanes.values()):
-            lane.drop(Cause.FAILED)
+        """Waits until every queued copy has ended; those not queued yet have failed."""
+        for stream in self._streams:
+            stream.drop(Cause.FAILED)
             try:
                 with self._gpu:
-                    lane.synchronize()
+                    stream.synchronize()
             except GpuError as error:
                 self._lose(GpuError(error.name, "a stream", lost=True))
-            lane.sweep()
+            stream.sweep()
 
     def close(self) -> None:
-        """Waits until all that was taken has ended; then gives back what was made at the start."""
+        """Waits until every copy has ended, then gives back all memory, streams and events."""
         if not self._closed:
             self._closed = True
             self.reset()
@@ -244,50 +245,53 @@ class CudaCopier:
         named = {tier.name: tier for tier in tiers}
         most = self._limits.queued_runs
         up = CopyStream(self._gpu, tiers, depth, self._layers, most, self._lose)
-        self._lanes["device", "device"] = up
+        self._streams.append(up)
+        self._by_pair["device", "device"] = up
         if len(tiers) > 1:
-            self._lanes["host", "device"] = up
+            self._by_pair["host", "device"] = up
             down = CopyStream(self._gpu, tiers, depth, 1, most, self._lose)
-            self._lanes["device", "host"] = down
+            self._streams.append(down)
+            self._by_pair["device", "host"] = down
             down.other, up.other = up, down
-        ways = {}
-        for pair in self._lanes:
+        addressings = {}
+        for pair in self._by_pair:
             source, destination = (named[name] for name in pair)
             apart = self._layers > 1 and pair == ("host", "device")
             for index, plane in enumerate(source.layout.planes):
                 places = source.places[index], destination.places[index]
-                way = Addressing.between(*places, plane.piece_bytes, pair, apart=apart)
-                ways[*pair, plane.name] = way
-        ringed = [way.block_bytes for way in ways.values() if way.below and way.pieces > 1]
+                addressing = Addressing.between(*places, plane.piece_bytes, pair, apart=apart)
+                addressings[*pair, plane.name] = addressing
+        ringed = [one.block_bytes for one in addressings.values() if one.below and one.pieces > 1]
         rings: dict[CopyStream, Memory] = {}
-        lanes = set(self._lanes.values())
         if ringed and self._gpu.batches and self._limits.batch_runs:
             least, most = max(ringed), max(ringed) * min(tier.blocks for tier in tiers)
             nbytes = min(max(least, self._limits.ring_bytes), most)
-            rings = {lane: lane.ring(nbytes, self._limits.ring_parts) for lane in lanes}
-        atlas = AddressTables(self._gpu)
-        for lane in lanes:
-            lane.chart(atlas)
-        for name, way in ways.items():
-            ring = rings.get(self._lanes[name[:2]])
-            self._routes[name] = Transfer(self._gpu, way, ring, atlas, self._limits)
-        atlas.unroll(up.stream, self._memory)
-        for lane in lanes:
-            lane.settle(atlas.address)
-        for route in self._routes.values():
-            route.settle(atlas.address)
+            parts = self._limits.ring_parts
+            rings = {stream: stream.ring(nbytes, parts) for stream in self._streams}
+        tables = AddressTables(self._gpu)
+        for stream in self._streams:
+            stream.add_tables(tables)
+        for name, addressing in addressings.items():
+            ring = rings.get(self._by_pair[name[:2]])
+            self._transfers[name] = Transfer(self._gpu, addressing, ring, tables, self._limits)
+        tables.upload(up.handle, self._memory)
+        for stream in self._streams:
+            stream.bind(tables.address)
+        for transfer in self._transfers.values():
+            transfer.bind(tables.address)
 
     def _jobs(self, pair: tuple[str, str], source: Tier, runs: int, blocks: int) -> list[Job]:
-        """How each plane goes."""
+        """Returns how each plane is copied."""
         jobs: list[Job] = []
+        layers = self._layers > 1 and pair == ("host", "device")
         for plane in source.layout.planes if blocks else ():
-            route = self._routes[*pair, plane.name]
-            layers = self._layers > 1 and pair == ("host", "device") and route.way.pieces > 1
-            jobs.append((route, "layers" if layers else route.road(runs, blocks)))
+            transfer = self._transfers[*pair, plane.name]
+            layered = layers and transfer.addressing.pieces > 1
+            jobs.append((transfer, "layers" if layered else transfer.method(runs, blocks)))
         return jobs
 
     def _capturing(self) -> bool:
-        """Whether the engine's stream is being captured; asked once a turn."""
+        """Whether the engine's stream is being captured; the driver is asked once a turn."""
         if self._captured is not None:
             return self._captured
         captured = self._gpu.capturing(self._device.stream)
@@ -296,102 +300,93 @@ class CudaCopier:
         return captured
 
     def _cut(self, task: Part) -> list[Part] | None:
-        """Parts of a flight that is too long for the driver's queue; None for one that is not."""
+        """Returns parts of a copy that is too long for the driver's queue; None otherwise."""
         most, blocks = self._limits.queued_runs, len(task.sources)
-        calls, runs = self._cost(task)
+        calls, runs = task.calls, task.runs
         if (calls <= CALLS and runs <= most) or blocks == 1:
             return None
         # While one is copied, the next is in the queue.
         return task.cut(max(int(blocks / max(calls / CALLS, runs / most)) // 2, 1))
 
-    def _cost(self, task: Part) -> tuple[int, int]:
-        """Calls of the driver, and runs of batches."""
-        # To order it, to lay out its slots, and to end it.
-        calls, runs, blocks = 6 + len(task.lane.parts), 0, len(task.sources)
-        for route, road in task.jobs:
-            more = (len(task.lane.parts), 0) if road == "layers" else route.cost(road, blocks)
-            calls, runs = calls + more[0], runs + more[1]
-        return calls, runs
-
-    def _go_on(self, lane: CopyStream) -> bool:
-        """Queues what is to come, as far as there is room; whether the device is there still."""
+    def _go_on(self, stream: CopyStream) -> bool:
+        """Queues waiting parts, as far as there is room; returns whether the device works."""
         if self._lost:
-            lane.drop(Cause.LOST)
-        if lane.later and self._capturing():
+            stream.drop(Cause.LOST)
+        if stream.later and self._capturing():
             return True
-        while lane.later and not self._lost:
-            part = lane.later[0]
-            part.flight = self._begin(part)
-            if part.flight is None:
+        while stream.later and not self._lost:
+            part = stream.later[0]
+            part.queued = self._begin(part)
+            if part.queued is None:
                 break
-            # Unless the device was lost, and all that was to come with it.
-            if lane.later:
-                lane.later.popleft()
+            # Where the device was lost, there are no parts any more.
+            if stream.later:
+                stream.later.popleft()
         return not self._lost
 
-    def _begin(self, task: Part) -> Flight | None:
-        """Queues a flight, or a part of one, if its lane has what it needs."""
-        lane, blocks = task.lane, len(task.sources)
-        tables = any(road in {"kernel", "ring", "layers"} for _, road in task.jobs)
-        # The slots of both sides, behind the word that says where they begin.
+    def _begin(self, task: Part) -> QueuedCopy | None:
+        """Queues a copy, or a part of one, if its stream has room."""
+        stream, blocks = task.stream, len(task.sources)
+        tables = any(method in {"kernel", "ring", "layers"} for _, method in task.jobs)
+        # The slots of both sides, behind a word with their position.
         words = 2 * blocks + 1 if tables else 0
-        flight = lane.take(blocks, words, *self._cost(task))
-        if flight is not None:
+        copy = stream.take(blocks, words, task.calls, task.runs)
+        if copy is not None:
             try:
-                self._queue(flight, task)
+                self._queue(copy, task)
             except GpuError as error:
-                # Nobody will know when it has ended.
+                # Its end cannot be observed.
                 self._lose(GpuError(error.name, "a copy", lost=True))
-        return flight
+        return copy
 
-    def _queue(self, flight: Flight, task: Part) -> None:
-        """Queues a flight, behind what it must wait for, and its event behind it."""
-        lane, sources, destinations = task.lane, task.sources, task.destinations
+    def _queue(self, copy: QueuedCopy, task: Part) -> None:
+        """Queues a copy, behind what it must wait for, and its event behind it."""
+        stream, sources, destinations = task.stream, task.sources, task.destinations
         try:
-            lane.mark(task, flight.number)
-            lane.order(self._device.stream, task.pair, sources, destinations)
-            if flight.span[0] < flight.span[1]:
-                lane.table(flight.span, task)
-            for route, road in task.jobs:
-                if road != "layers":
-                    route.send(road, task)
-            for part, event in enumerate(lane.parts):
-                for route, road in task.jobs:
-                    if road == "layers":
-                        route.move(task, part, len(lane.parts))
-                self._gpu.record(event, lane.stream)
+            stream.mark(task, copy.number)
+            stream.order(self._device.stream, task.pair, sources, destinations)
+            if copy.span[0] < copy.span[1]:
+                stream.table(copy.span, task)
+            for transfer, method in task.jobs:
+                if method != "layers":
+                    transfer.send(method, task)
+            for part, event in enumerate(stream.parts):
+                for transfer, method in task.jobs:
+                    if method == "layers":
+                        transfer.move(task, part, len(stream.parts))
+                self._gpu.record(event, stream.handle)
         except GpuError as error:
-            flight.failed = True
+            copy.failed = True
             self._lose(error)
         except BaseException as error:
-            flight.failed = True
-            _log.warning("a copy of %d blocks failed: %r", flight.blocks, error)
+            copy.failed = True
+            _log.warning("a copy of %d blocks failed: %r", copy.blocks, error)
             if not isinstance(error, Exception):
                 raise
         finally:
-            # What was queued before an error has an end like any other, and only then it is over.
-            lane.end(flight)
+            # What was queued before an error still runs: the copy ends behind it.
+            stream.end(copy)
 
-    def _fail(self, lane: CopyStream, error: GpuError) -> None:
-        """Something was refused before anything was queued: what was to come has failed."""
+    def _fail(self, stream: CopyStream, error: GpuError) -> None:
+        """Fails the waiting parts, after a call was refused before anything was queued."""
         if error.lost:
             self._lose(error)
-        elif lane.later:
+        elif stream.later:
             _log.warning("copies that were not queued yet failed: %s", error)
-            lane.drop(Cause.FAILED)
+            stream.drop(Cause.FAILED)
 
     def _lose(self, error: GpuError) -> None:
-        """An error of the driver: said, and if it is the last, everything in flight is lost."""
+        """Logs an error of the driver; after one that ends the device, all copies are lost."""
         if not error.lost:
             _log.warning("a copy failed: %s", error)
             return
         if not self._lost:
             self._lost = error.name
             _log.warning("the device is lost, and all that is in flight: %s", error)
-        for lane in set(self._lanes.values()):
-            lane.lose()
+        for stream in self._streams:
+            stream.lose()
 
     def _free(self) -> None:
-        for lane in set(self._lanes.values()):
-            lane.free()
+        for stream in self._streams:
+            stream.free()
         freed(self._gpu, self._memory)

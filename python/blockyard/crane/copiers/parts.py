@@ -1,4 +1,4 @@
-"""A flight that is too long for the driver's queue: its parts are queued one after the other."""
+"""A copy that is too long for the driver's queue: its parts are queued one after the other."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,30 +10,30 @@ __all__ = ["Parts"]
 
 
 class Parts:
-    """The receipt for all of them.
+    """The receipt for all parts of a copy.
 
     Args:
-        lane: Where they are to be queued, behind one another; nothing else comes between.
-        parts: All, in their order.
-        go_on: Queues more of them where there is room.
+        stream: Where they are queued, with nothing else between them.
+        parts: All of them, in order.
+        go_on: Is called to queue more of them, where there is room.
     """
 
     def __init__(
-        self, lane: CopyStream, parts: Sequence[Part], go_on: Callable[[CopyStream], object]
+        self, stream: CopyStream, parts: Sequence[Part], go_on: Callable[[CopyStream], object]
     ) -> None:
-        self._lane = lane
+        self._stream = stream
         self._go_on = go_on
         self._left = list(parts)
         self._good = 0
         self._cause: Cause | None = None
-        for number, part in enumerate(parts, lane.last + 1):
-            # Flights the other way that meet one of them wait for it, though it is not queued yet.
-            lane.mark(part, number)
-        lane.later.extend(parts)
+        for number, part in enumerate(parts, stream.last + 1):
+            # A copy the other way with a common slot waits for it, though it is not queued yet.
+            stream.mark(part, number)
+        stream.later.extend(parts)
 
     def poll(self) -> Landed | None:
-        """How they have ended, when all have; the leading good blocks count."""
-        self._go_on(self._lane)
+        """Returns how they have ended, once all have; the leading good blocks count."""
+        self._go_on(self._stream)
         while self._left:
             landed = self._left[0].poll()
             if landed is None:

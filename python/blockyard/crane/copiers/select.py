@@ -1,4 +1,4 @@
-"""Which copier fits a pair of tiers when nobody says."""
+"""The copier for a pair of tiers, where none was given."""
 
 from blockyard._core import Misuse
 from blockyard.crane.copiers import Copier
@@ -13,7 +13,7 @@ __all__ = ["fitting"]
 
 
 def fitting(device: Tier, host: Tier | None, thresholds: Thresholds | None = None) -> Copier:
-    """A copier for these tiers.
+    """Makes a copier for these tiers.
 
     Args:
         device: The device tier.

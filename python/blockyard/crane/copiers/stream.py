@@ -1,4 +1,4 @@
-"""One stream of copies: flights that end in the order in which they began."""
+"""One stream of copies, which end in the order in which they were queued."""
 
 import contextlib
 from collections import deque
@@ -15,21 +15,21 @@ from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.pinned import Pinned
 from blockyard.shared.plan import Cause
 
-__all__ = ["CALLS", "CopyStream", "Flight", "Part"]
+__all__ = ["CALLS", "CopyStream", "Part", "QueuedCopy"]
 
 # Slots up to which a kernel reads its tables over the link rather than from a copy of them.
 _SHORT = 64
-# Thread blocks that copy those.
+# Thread blocks that copy longer ones.
 _GROUPS = 16
-# Least words of the desk on which such tables are laid out.
-_DESK = 1 << 14
+# Least words of staging memory, in which such tables are laid out.
+_STAGING = 1 << 14
 CALLS = 512
-"""Calls in flight on a lane, from which on none is taken: beyond about a thousand a driver's queue
-is full, and then a call waits, with the interpreter's lock held."""
+"""Most calls in flight on a stream: beyond about a thousand a driver's queue is full, and a call
+then waits, with the interpreter's lock held."""
 
 
-class Flight:
-    """A receipt."""
+class QueuedCopy:
+    """The receipt for a copy, or for a part of one, that was queued."""
 
     __slots__ = (
         "asked",
@@ -38,112 +38,122 @@ class Flight:
         "event",
         "failed",
         "landed",
-        "lane",
         "number",
         "runs",
         "span",
+        "stream",
     )
 
-    def __init__(self, lane: "CopyStream", number: int, blocks: int, event: int) -> None:
-        self.lane = lane
+    def __init__(self, stream: "CopyStream", number: int, blocks: int, event: int) -> None:
+        self.stream = stream
         self.number = number
         self.blocks = blocks
         self.event = event
         self.calls = self.runs = 0
         self.span = 0, 0
-        """Words of the desk."""
+        """Words of staging memory."""
         self.failed = False
-        """Not all of it was queued."""
+        """Whether not all of it was queued."""
         self.asked = -1
         self.landed: Landed | None = None
 
     def poll(self) -> Landed | None:
-        """How it has ended, if it has.
+        """Returns how it has ended, or None.
 
-        The driver is asked by the first of a lane, for all of them; by another one only when that
-        first one was not heard of since it asked the last time.
+        The oldest copy of a stream asks the driver, for all of them. Another one asks only where
+        nothing has asked since its own last poll.
         """
         if self.landed is None:
-            lane = self.lane
-            if lane.flights[0] is self or self.asked == lane.sweeps:
-                lane.sweep()
-            self.asked = lane.sweeps
+            stream = self.stream
+            if stream.queued[0] is self or self.asked == stream.sweeps:
+                stream.sweep()
+            self.asked = stream.sweeps
         return self.landed
 
 
 class Part:
-    """A flight that is to be queued, or a part of one.
+    """A copy that is to be queued, or a part of one.
 
     Args:
-        lane: Where.
+        stream: Where it is queued.
         pair: From which tier to which.
         sources: Slots, shape (blocks,).
         destinations: Slots, shape (blocks,).
-        jobs: The route of each plane, and the road that it takes.
+        jobs: The transfer of each plane, and the method by which it copies.
     """
 
     __slots__ = (
+        "calls",
         "destinations",
         "dropped",
-        "flight",
         "jobs",
-        "lane",
         "marked",
         "pair",
+        "queued",
+        "runs",
         "sources",
+        "stream",
         "tables",
     )
 
     def __init__(
         self,
-        lane: "CopyStream",
+        stream: "CopyStream",
         pair: tuple[str, str],
         sources: Slots,
         destinations: Slots,
         jobs: Sequence[tuple[Any, str]],
     ) -> None:
-        self.lane = lane
+        self.stream = stream
         self.pair = pair
         self.sources = sources
         self.destinations = destinations
         self.jobs = jobs
-        self.flight: Flight | None = None
+        self.calls, self.runs = 6 + len(stream.parts), 0
+        """Calls of the driver, with those that order it, lay out its slots and end it; and runs in
+        batches."""
+        for transfer, method in jobs:
+            layered = method == "layers"
+            calls, runs = (len(stream.parts), 0) if layered else transfer.cost(method, len(sources))
+            self.calls += calls
+            self.runs += runs
+        self.queued: QueuedCopy | None = None
         """None until it is queued."""
         self.tables = 0, 0
-        """Addresses of its slots, where a kernel reads them."""
+        """Addresses of its two tables of slots, which kernels read."""
         self.dropped: Cause | None = None
         """Why it will not be queued."""
         self.marked = False
-        """Whether its slots are marked already, with the number that its flight will have."""
+        """Whether its slots carry its number already."""
 
     def cut(self, blocks: int) -> "list[Part]":
-        """It in parts of so many blocks."""
+        """Returns parts of it, of so many blocks each."""
         starts = range(0, len(self.sources), blocks)
         parts = [slice(start, start + blocks) for start in starts]
         ends = [(self.sources[part], self.destinations[part]) for part in parts]
-        return [Part(self.lane, self.pair, *slots, self.jobs) for slots in ends]
+        return [Part(self.stream, self.pair, *slots, self.jobs) for slots in ends]
 
     def drop(self, cause: Cause) -> None:
-        """It is not queued any more."""
+        """Gives it up: it will not be queued."""
         self.dropped = cause
 
     def poll(self) -> Landed | None:
-        """How it has ended, if it has."""
+        """Returns how it has ended, or None."""
         if self.dropped is not None:
             return Landed(0, self.dropped)
-        return None if self.flight is None else self.flight.poll()
+        return None if self.queued is None else self.queued.poll()
 
 
 class CopyStream:
-    """A stream, its events, and the desk on which slots are laid out for kernels.
+    """A stream, its events, and staging memory, in which slots are laid out for kernels.
 
     Args:
-        gpu: Whose stream.
-        tiers: That it copies between.
-        depth: Most flights in flight.
-        parts: Events in between, for parts of a flight; with 1 there are none.
+        gpu: The GPU that the stream belongs to.
+        tiers: The tiers that it copies between.
+        depth: Most copies in flight.
+        parts: Parts of a copy that have an event each; with 1 there are none.
         runs: Most runs of batches in flight.
-        lose: Told of the error that has ended the device.
+        lose: Is called with the error that has ended the device.
     """
 
     def __init__(
@@ -156,38 +166,40 @@ class CopyStream:
         lose: Callable[[GpuError], object],
     ) -> None:
         self.other: CopyStream | None = None
-        """That which goes the other way."""
-        self.flights: deque[Flight] = deque()
+        """The stream that goes the other way."""
+        self.queued: deque[QueuedCopy] = deque()
+        """Copies that have not landed, the oldest first."""
         self.later: deque[Part] = deque()
-        """Taken, and queued when there is room."""
+        """Parts that were taken, and are queued when there is room."""
         self.sweeps = 0
         self._gpu = gpu
         self._lose = lose
         self.last = 0
-        """Number of the flight that was queued last."""
+        """Number of the copy that was queued last."""
         self._touched = {tier.name: Marks(tier.blocks) for tier in tiers}
-        # Slots are distinct where they are written, so that a tier bounds a flight: two of the
+        # Slots are distinct where they are written, so that a tier bounds a copy: two of the
         # longest, or many short ones.
-        self._size = max(4 * max(tier.blocks for tier in tiers) + 2, _DESK)
+        self._size = max(4 * max(tier.blocks for tier in tiers) + 2, _STAGING)
         self._runs = runs
-        self._pages = 0, 0
+        self._pointers = 0, 0
         self.side = 0
-        """A stream on which parts of a ring are filled; 0 where they are filled on its own."""
+        """The handle of a second stream, which fills parts of a ring; 0 where there is none."""
         self.begun = 0
         self.filled: list[int] = []
         self.freed: list[int] = []
         """An event for each part of the ring."""
         self._memory: list[Memory] = []
         self._made: list[int] = []
-        self._desk: Pinned | None = None
-        self.stream = 0
+        self._staging: Pinned | None = None
+        self.handle = 0
+        """The stream, as the driver has it."""
         try:
-            self._desk = desk = Pinned(gpu, 4 * self._size)
+            self._staging = staging = Pinned(gpu, 4 * self._size)
             # Not as an array: NumPy gives the interpreter's lock away to copy 500 words.
-            self._words = desk.array.view(np.uint32).data
+            self._words = staging.array.view(np.uint32).data
             self._memory.append(gpu.allocate(4 * self._size))
-            self._tables = desk.address, self._memory[0].address
-            self.stream = gpu.stream()
+            self._bases = staging.address, self._memory[0].address
+            self.handle = gpu.stream()
             self._computed = self._event()
             self.parts = [self._event() for _ in range(parts if parts > 1 else 0)]
             self._events = [self._event() for _ in range(depth)]
@@ -196,7 +208,7 @@ class CopyStream:
             raise
 
     def ring(self, nbytes: int, parts: int) -> Memory:
-        """Device memory of its own; where it has parts, with what orders their use."""
+        """Allocates its ring; where that has parts, makes what orders their use."""
         self._memory.append(self._gpu.allocate(nbytes))
         if parts > 1:
             self.side = self._gpu.stream()
@@ -205,170 +217,170 @@ class CopyStream:
             self.freed = [self._event() for _ in range(parts)]
         return self._memory[-1]
 
-    def chart(self, atlas: AddressTables) -> None:
-        """Notes in an atlas where the desk is, and its copy on the device."""
-        desk, copy = (atlas.add(np.array([at], np.uint64)) for at in self._tables)
-        self._pages = desk, copy
+    def add_tables(self, tables: AddressTables) -> None:
+        """Adds two tables of one address each: of staging memory, and of its copy."""
+        staging, on_device = (tables.add(np.array([at], np.uint64)) for at in self._bases)
+        self._pointers = staging, on_device
 
-    def settle(self, address: int) -> None:
-        """The atlas lies there."""
-        self._pages = address + self._pages[0], address + self._pages[1]
+    def bind(self, address: int) -> None:
+        """Takes the address at which all tables lie now."""
+        self._pointers = address + self._pointers[0], address + self._pointers[1]
         self._gpu.prepare(4)
 
-    def take(self, blocks: int, words: int, calls: int, runs: int) -> Flight | None:
-        """A flight; None when too much is in flight for it.
+    def take(self, blocks: int, words: int, calls: int, runs: int) -> QueuedCopy | None:
+        """Begins a copy; returns None when too much is in flight for it.
 
         Args:
-            blocks: Of it.
-            words: Of the desk.
-            calls: Of the driver.
-            runs: In batches.
+            blocks: Blocks of the copy.
+            words: Words of staging memory.
+            calls: Calls of the driver.
+            runs: Runs in batches.
         """
         start = self._room(words, calls, runs)
         if start is None:
-            # Receipts that nobody polls are no reason to be full.
+            # What has landed and was not polled takes no room.
             self.sweep()
             start = self._room(words, calls, runs)
         if start is None:
             return None
         self.last += 1
-        flight = Flight(self, self.last, blocks, self._events.pop())
-        flight.calls, flight.runs, flight.span = calls, runs, (start, start + words)
-        self.flights.append(flight)
-        return flight
+        copy = QueuedCopy(self, self.last, blocks, self._events.pop())
+        copy.calls, copy.runs, copy.span = calls, runs, (start, start + words)
+        self.queued.append(copy)
+        return copy
 
     def order(
         self, compute: int, pair: tuple[str, str], sources: Slots, destinations: Slots
     ) -> None:
-        """What comes next waits for the engine, and for the other lane where their slots meet."""
+        """Makes what comes next wait for the engine, and for the other stream at common slots."""
         self._gpu.record(self._computed, compute)
-        self._gpu.wait(self.stream, self._computed)
+        self._gpu.wait(self.handle, self._computed)
         other = self.other
-        if other is None or not other.flights or not len(sources):
+        if other is None or not other.queued or not len(sources):
             return
-        # A mark may be of a part that was dropped, and never had a flight.
+        # A mark may be of a part that was dropped and never queued.
         last = min(other.latest(pair, sources, destinations), other.last)
-        behind = last - other.flights[0].number
+        behind = last - other.queued[0].number
         if behind >= 0:
-            self._gpu.wait(self.stream, other.flights[behind].event)
+            self._gpu.wait(self.handle, other.queued[behind].event)
 
     def touch(
         self, pair: tuple[str, str], number: int, sources: Slots, destinations: Slots
     ) -> None:
-        """The flight of this number is the last that was at these slots, or will be."""
+        """Notes that the copy of this number is the last one at these slots."""
         for name, slots in zip(pair, (sources, destinations), strict=True):
             self._touched[name].touch(slots, number)
 
     def mark(self, task: Part, number: int) -> None:
-        """Touches its slots, once."""
+        """Touches the slots of a part, once."""
         if not task.marked:
             self.touch(task.pair, number, task.sources, task.destinations)
             task.marked = True
 
     def coming(self, pair: tuple[str, str], sources: Slots, destinations: Slots) -> bool:
-        """Whether a flight of the other lane that is not queued yet will be at one of the slots."""
+        """Whether a part of the other stream that is not queued yet has one of the slots."""
         other = self.other
         if other is None or not other.later or not len(sources):
             return False
         return other.latest(pair, sources, destinations) > other.last
 
     def latest(self, pair: tuple[str, str], sources: Slots, destinations: Slots) -> int:
-        """The number of the last flight that was at one of these slots, or will be."""
+        """Returns the number of the last copy that touched one of these slots."""
         met = zip(pair, (sources, destinations), strict=True)
         return max(self._touched[name].latest(slots) for name, slots in met)
 
     def table(self, span: tuple[int, int], task: Part) -> None:
-        """Lays out slots where a kernel reads them."""
+        """Lays out the slots of a part in staging memory, for kernels."""
         head, end = span
         start = head + 1
         middle = start + len(task.sources)
         self._words[start:middle] = task.sources.data
         self._words[middle:end] = task.destinations.data
-        base, copy = self._tables
+        base, on_device = self._bases
         if len(task.sources) > _SHORT:
-            # By a kernel: a copy engine may have gigabytes to do before it comes to them. The desk
-            # is one piece in slots of a word, and the word before the tables says which is first.
+            # By a kernel: a copy engine may have gigabytes to copy first. To it, staging memory is
+            # one piece with slots of a word, and the word before the tables is the first slot.
             self._words[head] = start
-            desk, there, which, size = *self._pages, base + 4 * head, 4 * (end - start)
-            move = Move(desk, 4, which, there, 4, which, 1, 1, size, 4, _GROUPS)
-            self._gpu.move(move, self.stream)
-            base = copy
+            staging, there, which, size = *self._pointers, base + 4 * head, 4 * (end - start)
+            move = Move(staging, 4, which, there, 4, which, 1, 1, size, 4, _GROUPS)
+            self._gpu.move(move, self.handle)
+            base = on_device
         task.tables = base + 4 * start, base + 4 * middle
 
-    def end(self, flight: Flight) -> None:
-        """The flight has ended with what was queued until now.
+    def end(self, copy: QueuedCopy) -> None:
+        """Records the event with which the copy ends, behind all that was queued.
 
         Raises:
-            GpuError: That could not be asked for: nobody will know when.
+            GpuError: It could not be recorded, so that the end of the copy stays unknown.
         """
         try:
-            if flight.failed and self.side:
-                # It may have filled parts of a ring for which nobody waits any more.
+            if copy.failed and self.side:
+                # It may still fill parts of a ring that nothing waits for.
                 self._gpu.record(self.begun, self.side)
-                self._gpu.wait(self.stream, self.begun)
-            self._gpu.record(flight.event, self.stream)
+                self._gpu.wait(self.handle, self.begun)
+            self._gpu.record(copy.event, self.handle)
         except MemoryError as error:
             raise GpuError(repr(error), "the end of a copy", lost=True) from error
 
     def sweep(self) -> None:
-        """Lands what has ended."""
+        """Lands the copies that have ended."""
         self.sweeps += 1
         try:
             with self._gpu:
-                while self.flights and self._gpu.ended(self.flights[0].event):
-                    self._land(self.flights.popleft())
+                while self.queued and self._gpu.ended(self.queued[0].event):
+                    self._land(self.queued.popleft())
         except GpuError as error:
-            # What a stream ends with is the end of the device.
+            # An error of a stream is one of the device.
             self._lose(GpuError(error.name, "a flight", lost=True))
 
     def lose(self) -> None:
-        """Nobody knows how its flights end."""
-        while self.flights:
-            self.flights.popleft().landed = Landed(0, Cause.LOST)
+        """Ends all its copies as lost."""
+        while self.queued:
+            self.queued.popleft().landed = Landed(0, Cause.LOST)
         self.drop(Cause.LOST)
 
     def drop(self, cause: Cause) -> None:
-        """What is not queued yet will not be."""
+        """Gives up the parts that are not queued yet."""
         while self.later:
             self.later.popleft().drop(cause)
 
     def synchronize(self) -> None:
         """Waits until all that was queued has ended."""
-        for stream in (self.side, self.stream):
+        for stream in (self.side, self.handle):
             if stream:
                 self._gpu.synchronize(stream)
 
     def free(self) -> None:
-        """Gives back what it has."""
-        if self._desk is not None:
-            self._desk.free()
+        """Gives back its memory, events and streams."""
+        if self._staging is not None:
+            self._staging.free()
         freed(self._gpu, self._memory)
-        if self.stream:
+        if self.handle:
             # Of a lost device nothing can be given back.
             with contextlib.suppress(GpuError), self._gpu:
                 if self.side:
                     self._gpu.discard(self.side, [])
-                self._gpu.discard(self.stream, self._made)
-            self.side, self.stream, self._made = 0, 0, []
+                self._gpu.discard(self.handle, self._made)
+            self.side, self.handle, self._made = 0, 0, []
 
     def _event(self) -> int:
         self._made.append(self._gpu.event())
         return self._made[-1]
 
-    def _land(self, flight: Flight) -> None:
-        self._events.append(flight.event)
-        flight.landed = Landed(0, Cause.FAILED) if flight.failed else Landed(flight.blocks)
+    def _land(self, copy: QueuedCopy) -> None:
+        self._events.append(copy.event)
+        copy.landed = Landed(0, Cause.FAILED) if copy.failed else Landed(copy.blocks)
 
     def _room(self, words: int, calls: int, runs: int) -> int | None:
-        """Where on the desk there is a place, if there is an event and the queue is not long."""
-        queued = sum(flight.calls for flight in self.flights)
-        given = sum(flight.runs for flight in self.flights)
+        """Returns where in staging memory there is a place; None where the queue is full."""
+        queued = sum(copy.calls for copy in self.queued)
+        given = sum(copy.runs for copy in self.queued)
         long = (queued and queued + calls > CALLS) or (given and given + runs > self._runs)
         return None if long or not self._events else self._place(words)
 
     def _place(self, words: int) -> int | None:
-        """Where so many words of the desk are free: behind the newest flight, or at the start."""
-        spans = [flight.span for flight in self.flights if flight.span[0] < flight.span[1]]
+        """Returns where so many words are free: behind the newest copy, or at the start."""
+        spans = [copy.span for copy in self.queued if copy.span[0] < copy.span[1]]
         if not spans or not words:
             return 0
         head, tail = spans[0][0], spans[-1][1]

@@ -9,9 +9,9 @@ import numpy as np
 from blockyard._core import Misuse
 from blockyard.crane.copiers import Landed, Receipt, Slots
 from blockyard.crane.tiers import Tier
-from blockyard.shared.layout import natural
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
+from blockyard.shared.validate import integer
 
 __all__ = ["ThreadCopier"]
 
@@ -25,43 +25,42 @@ _log = Limited("blockyard")
 class ThreadCopier:
     """Copies with a few threads, which start with the first copy and share every one.
 
-    Beside a thread that keeps the interpreter busy, a worker waits for it (5 ms, unless
-    `sys.setswitchinterval` says otherwise) after each call that moved bytes: one per run of
-    consecutive slots where runs are long, two for some MiB of scattered ones. Who submits pays
-    nothing for that.
+    Beside a thread that keeps the interpreter busy, a worker waits for the interpreter's lock (5
+    ms, or `sys.setswitchinterval`) after each call that moved bytes: one per run of consecutive
+    slots where runs are long, two for some MiB of scattered ones. Submitting a copy does not wait.
 
     Args:
-        workers: Threads. With 0 `start` itself copies, and the same run is the same every time.
-        depth: Copies in flight from which on `start` answers None.
+        workers: Threads. With 0 `start` itself copies, so that every run is the same.
+        depth: Most copies in flight; `start` then returns None.
     """
 
     def __init__(self, *, workers: int = 2, depth: int = 64) -> None:
-        natural("workers", workers, least=0)
-        natural("depth", depth)
+        workers = integer("workers", workers, least=0)
+        depth = integer("depth", depth)
         self._workers = workers
         self._depth = depth
         # One entry per worker and copy, so that all work on the oldest; None ends a worker.
         self._queue: SimpleQueue[_Copy | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._air: list[_Copy] = []
+        self._in_flight: list[_Copy] = []
         self._stopping = False
         self._closed = False
 
     def start(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
     ) -> Receipt | None:
-        """Takes a copy, or answers None when `depth` are in flight."""
+        """Takes a copy; returns None when `depth` are in flight."""
         if self._closed:
             raise Misuse("the copier is closed")
-        self._air = [copy for copy in self._air if copy.landed is None]
-        if len(self._air) >= self._depth:
+        self._in_flight = [copy for copy in self._in_flight if copy.landed is None]
+        if len(self._in_flight) >= self._depth:
             return None
         while len(self._threads) < self._workers:
             thread = threading.Thread(target=self._work, name="blockyard-copier", daemon=True)
             thread.start()
             self._threads.append(thread)
         copy = _Copy(source, destination, sources, destinations, max(self._workers, 1))
-        self._air.append(copy)
+        self._in_flight.append(copy)
         for _ in self._threads:
             self._queue.put(copy)
         if not self._threads:
@@ -69,7 +68,7 @@ class ThreadCopier:
         return copy
 
     def reset(self) -> None:
-        """Ends all that was taken, after the chunks that are being copied."""
+        """Ends all copies, after the chunks that are being copied."""
         self._stopping = True
         for _ in self._threads:
             self._queue.put(None)
@@ -79,7 +78,7 @@ class ThreadCopier:
         self._stopping = False
 
     def close(self) -> None:
-        """Ends all that was taken, after the chunks that are being copied; what is left failed."""
+        """Ends all copies, after the chunks that are being copied; those not complete failed."""
         self._closed = True
         self.reset()
 
@@ -88,7 +87,7 @@ class ThreadCopier:
             self._carry(copy)
 
     def _carry(self, copy: "_Copy") -> None:
-        """Works on a copy until nothing of it is left to take."""
+        """Works on a copy until no chunk of it is left."""
         first = copy.take()
         while first is not None:
             if self._stopping:
@@ -104,7 +103,7 @@ class ThreadCopier:
 
 
 class _Copy:
-    """A receipt, and what the workers know of a copy."""
+    """A copy as its workers share it, and its receipt."""
 
     __slots__ = (
         "_destinations",
@@ -134,11 +133,11 @@ class _Copy:
         self.landed: Landed | None = None
 
     def poll(self) -> Landed | None:
-        """How it has ended, if it has."""
+        """Returns how it has ended, or None."""
         return self.landed
 
     def take(self) -> int | None:
-        """The first block of the next chunk, unless none is left or one has failed."""
+        """Returns the first block of the next chunk; None if none is left or one has failed."""
         with self._lock:
             first = self._next
             if first >= self.good:
@@ -150,7 +149,7 @@ class _Copy:
         """Copies the chunk that begins with this block."""
         sources = self._sources[first : first + self._step]
         destinations = self._destinations[first : first + self._step]
-        # Slots are unsigned: what descends is far from 1, too.
+        # Slots are unsigned, so that a descent is a large difference.
         breaks = (np.diff(sources) != 1) | (np.diff(destinations) != 1)
         starts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(sources)]
         for source, destination in self._planes:
@@ -162,14 +161,14 @@ class _Copy:
                 np.copyto(destination[to : to + blocks], source[from_ : from_ + blocks])
 
     def fail(self, first: int) -> bool:
-        """Nothing from this block on counts; whether it is the first such word."""
+        """Lets nothing from this block on count; returns whether it is the first failure."""
         with self._lock:
             news = self.good == self.blocks
             self.good = min(self.good, first)
             return news
 
     def leave(self) -> None:
-        """A worker has done with it; with the last one it has ended."""
+        """Notes that a worker is done; with the last one the copy has ended."""
         with self._lock:
             self._workers -= 1
             if not self._workers:

@@ -1,11 +1,11 @@
-"""What Blockyard asks of a GPU: known to tiers and copiers, and not where it comes from.
+"""What Blockyard asks of a GPU; tiers and copiers use it without knowing which GPU it is.
 
 Addresses, streams and events are plain integers, as the driver has them. Copies, moves, records
 and waits are one native call each, whatever they carry; they allocate nothing and wait for nothing.
 """
 
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ __all__ = [
     "GpuError",
     "Memory",
     "Move",
+    "PitchedCopy",
     "Places",
     "address_of",
     "freed",
@@ -29,7 +30,7 @@ _PER_THREAD = 2
 
 Addresses = NDArray[np.uint64]
 Array = Any
-"""Device memory as its programs see it: CuPy's array, which has no types."""
+"""Device memory as an array of the GPU's own kind: CuPy's, which has no types."""
 
 
 class GpuError(BlockyardError):
@@ -37,7 +38,7 @@ class GpuError(BlockyardError):
 
     Args:
         name: CUDA's name for it, as "CUDA_ERROR_ILLEGAL_ADDRESS".
-        call: What was called.
+        call: The function that was called.
         lost: Whether the device is lost to this process: no later call will work.
     """
 
@@ -79,16 +80,37 @@ class Move(NamedTuple):
     """Most thread blocks at a time: how much of the GPU it may take."""
 
 
+_Where = TypeVar("_Where", int, Addresses)
+
+
+class PitchedCopy(NamedTuple, Generic[_Where]):
+    """Blocks of rows, whose starts lie a pitch apart on either side: a 2-D copy for each block.
+
+    For one block `to` and `from_` are addresses, for many they are tables, shape (blocks,).
+    """
+
+    to: _Where
+    """Where the first row of a block goes."""
+    to_pitch: int
+    """Bytes from the start of a row to that of the next, there."""
+    from_: _Where
+    from_pitch: int
+    width: int
+    """Bytes of a row."""
+    rows: int
+    """Rows of a block."""
+
+
 class Memory(Protocol):
     """Memory that a GPU sees."""
 
     @property
     def address(self) -> int:
-        """Where it begins; a multiple of 256."""
+        """The address at which it begins, a multiple of 256."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """Its bytes."""
 
     def free(self) -> None:
         """Gives it back; what still uses it must have ended. Once is enough."""
@@ -99,10 +121,10 @@ class Gpu(Protocol):
 
     @property
     def device(self) -> int | None:
-        """Its number; None where its memory is the host's own."""
+        """The device's number; None where its memory is the host's own."""
 
     def allocate(self, nbytes: int) -> Memory:
-        """Device memory, zero at first.
+        """Allocates device memory, zero at first.
 
         Raises:
             Unavailable: There is not so much.
@@ -122,15 +144,15 @@ class Gpu(Protocol):
         """Unpins what was registered there."""
 
     def view(self, memory: Memory, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-        """Device memory as an array of bytes, of the kind that this GPU's programs use."""
+        """Returns device memory as an array of bytes, of the GPU's own kind."""
 
     def node(self) -> int | None:
-        """The NUMA node of the host that is nearest; None where that cannot be told."""
+        """Returns the nearest NUMA node of the host; None where that is unknown."""
 
     def __enter__(self) -> Self:
-        """Makes the device current to this thread; what follows is allowed beside a capture.
+        """Makes the device current to this thread, and its calls allowed beside a capture.
 
-        Inside of itself it costs no call.
+        When it is entered already, that costs no call.
         """
 
     def __exit__(
@@ -139,22 +161,22 @@ class Gpu(Protocol):
         _value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """As it was before."""
+        """Restores what was before."""
 
     def stream(self) -> int:
-        """A new stream that does not wait for the legacy default stream."""
+        """Makes a stream that does not wait for the legacy default stream."""
 
     def event(self) -> int:
-        """A new event, without a time stamp."""
+        """Makes an event without a time stamp."""
 
     def record(self, event: int, stream: int) -> None:
-        """The event will have come when what was submitted to the stream has ended."""
+        """Records the event: it comes when what was submitted to the stream has ended."""
 
     def wait(self, stream: int, event: int) -> None:
-        """What is submitted to the stream from now on waits for the event's last record."""
+        """Makes what is submitted to the stream from now on wait for the event's last record."""
 
     def ended(self, event: int) -> bool:
-        """Whether the event has come; also while another stream is being captured.
+        """Whether the event has come; allowed while another stream is being captured.
 
         Raises:
             GpuError: Something before it went wrong.
@@ -174,32 +196,14 @@ class Gpu(Protocol):
     def batches(self) -> bool:
         """Whether `copy` is there."""
 
-    def copy_rows(
-        self,
-        to: int,
-        to_pitch: int,
-        from_: int,
-        from_pitch: int,
-        width: int,
-        rows: int,
-        stream: int,
-    ) -> None:
-        """Copies `rows` rows of `width` bytes, whose starts lie a pitch apart."""
+    def copy_rows(self, rows: PitchedCopy[int], stream: int) -> None:
+        """Copies the rows of one block."""
 
     def copy_run(self, to: int, from_: int, nbytes: int, stream: int) -> None:
         """Copies one run of bytes."""
 
-    def copy_blocks(
-        self,
-        to: Addresses,
-        to_pitch: int,
-        from_: Addresses,
-        from_pitch: int,
-        width: int,
-        rows: int,
-        stream: int,
-    ) -> None:
-        """Copies blocks of rows, shape (blocks,), in any order, each as `copy_rows` does one.
+    def copy_blocks(self, blocks: PitchedCopy[Addresses], stream: int) -> None:
+        """Copies many blocks, in any order, each as `copy_rows` does one.
 
         Raises:
             Unavailable: The driver has no such call; `batches_blocks` says so beforehand.
@@ -210,15 +214,15 @@ class Gpu(Protocol):
         """Whether `copy_blocks` is there."""
 
     def prepare(self, width: int) -> None:
-        """Makes ready for moves of this width."""
+        """Makes the kernel for moves of this width ready."""
 
     def move(self, move: Move, stream: int) -> None:
         """Launches the kernel."""
 
     def occupy(self, nanoseconds: int, stream: int) -> None:
-        """Keeps all multiprocessors busy so long, as a matrix product does that leaves no room.
+        """Keeps all multiprocessors busy for so long, as a large matrix product does.
 
-        Not for every step: the first call makes ready for it.
+        The first call compiles a kernel for it.
         """
 
     def synchronize(self, stream: int) -> None:
@@ -232,14 +236,14 @@ class Gpu(Protocol):
 
 
 def address_of(stream: object) -> int:
-    """Address of a stream: it is one, or an object that has one.
+    """Returns the address of a stream.
 
     Args:
-        stream: The address; or a stream of PyTorch's, of CuPy's, or of whatever else has
-            `__cuda_stream__`, as CUDA Python's do.
+        stream: The address; or a stream object of PyTorch, of CuPy, or of any library that has
+            `__cuda_stream__`, as CUDA Python does.
 
     Raises:
-        Misuse: It is neither; or it is the default stream of a thread, which is another one in
+        Misuse: It is neither; or it is the per-thread default stream, which is another stream in
             every thread.
     """
     found = stream

@@ -1,8 +1,8 @@
 """A CUDA device as Blockyard uses it: streams, events and memory by CuPy, the hot calls direct.
 
 CuPy gives the interpreter's lock away around most calls, and beside a busy Python thread each such
-call then waits milliseconds to get it back. What is called for every flight therefore goes to the
-driver's library itself, with the lock held: it only queues work, and takes microseconds.
+call then waits milliseconds to get it back. The calls of every copy therefore go to the driver's
+library itself, with the lock held: they only queue work, and take microseconds.
 """
 
 import ctypes
@@ -18,7 +18,16 @@ from typing import Any, Self
 import numpy as np
 
 from blockyard._core import Unavailable
-from blockyard.crane.gpu import Addresses, Array, Gpu, GpuError, Memory, Move, kernels
+from blockyard.crane.gpu import (
+    Addresses,
+    Array,
+    Gpu,
+    GpuError,
+    Memory,
+    Move,
+    PitchedCopy,
+    kernels,
+)
 from blockyard.crane.gpu.driver import (
     BLOCK,
     INSTALL,
@@ -50,12 +59,12 @@ class _Allocation:
         self.nbytes = nbytes
 
     def free(self) -> None:
-        """Lets go of it; it is freed when no view is left."""
+        """Drops it; the memory is freed when no view is left."""
         self.pointer = None
 
 
 class _Here(threading.local):
-    """What each thread has of its own."""
+    """Buffers for arguments, of each thread its own."""
 
     def __init__(self) -> None:
         self.rows = Rows(source_kind=_UNIFIED, destination_kind=_UNIFIED)
@@ -116,7 +125,7 @@ class Cuda:
         self._zeroing = 0
 
     def __enter__(self) -> Self:
-        """Makes the device current to this thread; what follows is allowed beside a capture."""
+        """Makes the device current to this thread, and its calls allowed beside a capture."""
         here = _entered
         if here.devices and here.devices[-1] is self:
             here.times[-1] += 1
@@ -139,7 +148,7 @@ class Cuda:
         _value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """As it was before."""
+        """Restores what was before."""
         here = _entered
         here.times[-1] -= 1
         if here.times[-1]:
@@ -153,7 +162,7 @@ class Cuda:
             finally:
                 self._driver.context_pop(byref(c_void_p()))
         except GpuError:
-            # What went wrong inside says more.
+            # An error from inside says more.
             if kind is None:
                 raise
 
@@ -168,12 +177,12 @@ class Cuda:
         return self._driver.batches_blocks
 
     def allocate(self, nbytes: int) -> Memory:
-        """Device memory, zero at first, exactly as large as asked for."""
+        """Allocates device memory, zero at first, exactly as large as asked for."""
         cuda = self._cupy.cuda
         try:
             with cuda.Device(self.device):
                 memory = _Allocation(self._cupy, nbytes)
-            # On a stream of its own: to wait for the whole device is forbidden beside a capture.
+            # On a stream of its own: a wait for the whole device is forbidden beside a capture.
             self._zeroing = self._zeroing or self.stream()
             self._driver.fill(memory.address, 0, nbytes, self._zeroing)
             self._driver.synchronize(self._zeroing)
@@ -182,8 +191,8 @@ class Cuda:
         return memory
 
     def view(self, memory: Memory, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-        """A CuPy array of uint8."""
-        assert isinstance(memory, _Allocation)  # noqa: S101 - nobody else makes any
+        """Returns a CuPy array of uint8."""
+        assert isinstance(memory, _Allocation)  # noqa: S101 - only `allocate` makes any
         array = self._cupy.ndarray
         return array(shape, np.uint8, memptr=memory.pointer, strides=strides)
 
@@ -208,7 +217,7 @@ class Cuda:
         self._driver.unregister(address)
 
     def node(self) -> int | None:
-        """The NUMA node of the device's slot on the bus."""
+        """Returns the NUMA node of the device's slot on the bus."""
         slot = self._cupy.cuda.runtime.deviceGetPCIBusId(self.device).lower()
         try:
             path = Path("/sys/bus/pci/devices", slot, "numa_node")
@@ -218,14 +227,14 @@ class Cuda:
         return node if node >= 0 else None
 
     def stream(self) -> int:
-        """A non-blocking stream of CuPy's, its priority above the default: others wait for it."""
+        """Makes a non-blocking stream with CuPy, its priority above the default."""
         with self._made("a stream"):
             stream = self._cupy.cuda.Stream(non_blocking=True, priority=-1)
         self._kept[stream.ptr] = stream
         return int(stream.ptr)
 
     def event(self) -> int:
-        """An event of CuPy's, without a time stamp."""
+        """Makes an event with CuPy, without a time stamp."""
         with self._made("an event"):
             event = self._cupy.cuda.Event(block=False, disable_timing=True)
         self._kept[event.ptr] = event
@@ -233,7 +242,7 @@ class Cuda:
 
     @contextmanager
     def _made(self, what: str) -> Iterator[None]:
-        """On this device, with CuPy's errors told as the driver's own."""
+        """Makes the device current to CuPy, and its errors errors of the driver."""
         try:
             with self._cupy.cuda.Device(self.device):
                 yield
@@ -241,16 +250,16 @@ class Cuda:
             raise GpuError(str(error), what) from error
 
     def discard(self, stream: int, events: list[int]) -> None:
-        """CuPy destroys them."""
+        """Drops them, so that CuPy destroys them."""
         for pointer in (stream, *events):
             self._kept.pop(pointer, None)
 
     def record(self, event: int, stream: int) -> None:
-        """The event will have come when what was submitted to the stream has ended."""
+        """Records the event: it comes when what was submitted to the stream has ended."""
         self._driver.record(event, stream)
 
     def wait(self, stream: int, event: int) -> None:
-        """What is submitted to the stream from now on waits for the event's last record."""
+        """Makes what is submitted to the stream from now on wait for the event's last record."""
         self._driver.wait(stream, event, 0)
 
     def ended(self, event: int) -> bool:
@@ -263,7 +272,7 @@ class Cuda:
         try:
             self._driver.is_capturing(stream, byref(status))
         except GpuError as error:
-            # So it says of the legacy default stream, while another one is being captured.
+            # The legacy default stream gives this error while another one is being captured.
             if error.name != "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT":
                 raise
             return True
@@ -274,44 +283,26 @@ class Cuda:
         tables = to.ctypes.data, from_.ctypes.data, sizes.ctypes.data
         self._driver.batch(*tables, len(sizes), stream)
 
-    def copy_rows(
-        self,
-        to: int,
-        to_pitch: int,
-        from_: int,
-        from_pitch: int,
-        width: int,
-        rows: int,
-        stream: int,
-    ) -> None:
-        """Copies `rows` rows of `width` bytes, whose starts lie a pitch apart."""
+    def copy_rows(self, rows: PitchedCopy[int], stream: int) -> None:
+        """Copies the rows of one block."""
         what = self._here.rows
-        what.source_device, what.source_pitch = from_, from_pitch
-        what.destination_device, what.destination_pitch = to, to_pitch
-        what.width, what.height = width, rows
+        what.source_device, what.source_pitch = rows.from_, rows.from_pitch
+        what.destination_device, what.destination_pitch = rows.to, rows.to_pitch
+        what.width, what.height = rows.width, rows.rows
         self._driver.rows(byref(what), stream)
 
     def copy_run(self, to: int, from_: int, nbytes: int, stream: int) -> None:
         """Copies one run of bytes."""
         self._driver.run(to, from_, nbytes, stream)
 
-    def copy_blocks(
-        self,
-        to: Addresses,
-        to_pitch: int,
-        from_: Addresses,
-        from_pitch: int,
-        width: int,
-        rows: int,
-        stream: int,
-    ) -> None:
-        """Copies blocks of rows, in any order, each as `copy_rows` does one."""
-        table = np.zeros(len(to), BLOCK)
+    def copy_blocks(self, blocks: PitchedCopy[Addresses], stream: int) -> None:
+        """Copies many blocks, in any order, each as `copy_rows` does one."""
+        table = np.zeros(len(blocks.to), BLOCK)
         table["source_kind"] = table["destination_kind"] = POINTER_KIND
-        table["source_address"], table["source_pitch"] = from_, from_pitch
-        table["destination_address"], table["destination_pitch"] = to, to_pitch
-        table["source_rows"] = table["destination_rows"] = rows
-        table["width"], table["height"], table["depth"] = width, rows, 1
+        table["source_address"], table["source_pitch"] = blocks.from_, blocks.from_pitch
+        table["destination_address"], table["destination_pitch"] = blocks.to, blocks.to_pitch
+        table["source_rows"] = table["destination_rows"] = blocks.rows
+        table["width"], table["height"], table["depth"] = blocks.width, blocks.rows, 1
         table["source_order"], table["flags"] = STREAM_ORDER, OVERLAP
         self._driver.blocks(table.ctypes.data, len(table), stream)
 
@@ -320,7 +311,7 @@ class Cuda:
         self._compiled(kernels.name(width))
 
     def _compiled(self, name: str) -> int:
-        """Address of a kernel, which is compiled the first time."""
+        """Returns the address of a kernel, which is compiled the first time."""
         if name not in self._kernels:
             try:
                 with self._made("a kernel"):
@@ -333,7 +324,10 @@ class Cuda:
         return self._kernels[name][1]
 
     def occupy(self, nanoseconds: int, stream: int) -> None:
-        """Two thread blocks fill 2,048 threads; where there are fewer, it lasts twice as long."""
+        """Launches two thread blocks for each multiprocessor, which fill its 2,048 threads.
+
+        Where a multiprocessor has fewer, they last twice as long.
+        """
         function, here = self._compiled(kernels.OCCUPY), self._here
         here.parameters[0] = nanoseconds
         self._driver.launch(
@@ -358,7 +352,7 @@ class Cuda:
         self._driver.synchronize(stream)
 
     def settle(self) -> None:
-        """Waits until the device has done all that it was given, by whomever in this process."""
+        """Waits until the device has done everything that this process gave it."""
         self._driver.synchronize_all()
 
 
@@ -366,7 +360,7 @@ _made: dict[tuple[int, int], Cuda] = {}
 
 
 def current(gpu: Gpu | None = None) -> Gpu:
-    """This one, or else CuPy's current device, made once per process.
+    """Returns this one, or CuPy's current device, which is made once per process.
 
     Raises:
         Unavailable: There is no CuPy, no driver or no device.
@@ -386,7 +380,7 @@ def current(gpu: Gpu | None = None) -> Gpu:
 
 def _cupy() -> Any:
     try:
-        import cupy  # noqa: PLC0415 - only who has chosen a GPU needs it
+        import cupy  # noqa: PLC0415 - only a GPU needs it
     except ImportError as error:
         raise Unavailable(f"no CuPy ({error}); {INSTALL}") from error
     return cupy

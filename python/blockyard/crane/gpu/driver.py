@@ -1,7 +1,7 @@
 """The driver's library: the few of its functions that Blockyard calls, each checked.
 
 They are called with the interpreter's lock held, as each only queues work and takes microseconds;
-what is slow gives it away meanwhile.
+slow ones give the lock away meanwhile.
 """
 
 import ctypes
@@ -115,7 +115,7 @@ BLOCK = np.dtype(
 
 
 class Driver:
-    """The driver's library: the few of its functions that are called here, each checked.
+    """The driver's library: the few of its functions that Blockyard calls, each checked.
 
     Args:
         library: Name or path of the shared library.
@@ -177,7 +177,7 @@ class Driver:
         return self._batch is not None
 
     def batch(self, to: int, from_: int, sizes: int, runs: int, stream: int) -> None:
-        """That call: addresses of three tables of 64-bit words, one per run."""
+        """Makes that call, with the addresses of three tables of 64-bit words, one per run."""
         if self._batch is None:
             raise Unavailable("this driver has no cuMemcpyBatchAsync: it came with CUDA 12.8")
         attributes, first = byref(self._attributes), byref(self._first)
@@ -189,19 +189,19 @@ class Driver:
         return self._blocks is not None
 
     def blocks(self, table: int, blocks: int, stream: int) -> None:
-        """That call: the address of a table of `BLOCK`."""
+        """Makes that call, with the address of a table of `BLOCK`."""
         if self._blocks is None:
             raise Unavailable("this driver has no cuMemcpy3DBatchAsync_v2: it came with CUDA 13.0")
         self._blocks(blocks, table, 0, stream)
 
     def name(self, code: int) -> str:
-        """CUDA's word for an error."""
+        """Returns CUDA's name for an error."""
         name = c_char_p()
         self._library.cuGetErrorName(c_int(code), byref(name))
         return (name.value or b"CUDA_ERROR_%d" % code).decode()
 
     def _function(self, name: str, *arguments: Any, slow: bool = False) -> Any:
-        """One of its functions; a slow one gives the interpreter's lock away meanwhile."""
+        """Looks a function up; a slow one gives the interpreter's lock away meanwhile."""
         function = getattr(self._slow if slow else self._library, name)
         function.argtypes = arguments
         function.restype = c_int

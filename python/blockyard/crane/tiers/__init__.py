@@ -1,4 +1,4 @@
-"""Kinds of memory made of slots. A new one is one new file here."""
+"""Kinds of memory that is made of slots. A new tier is one new file here."""
 
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ class Tier(Protocol):
 
     @property
     def name(self) -> str:
-        """What plans call it: "device" or "host"."""
+        """Its name in plans: "device" or "host"."""
 
     @property
     def layout(self) -> KVLayout:
@@ -20,7 +20,7 @@ class Tier(Protocol):
 
     @property
     def blocks(self) -> int:
-        """Slots."""
+        """The number of its slots."""
 
     @property
     def nbytes(self) -> int:
@@ -34,4 +34,4 @@ class Tier(Protocol):
         """
 
     def close(self) -> None:
-        """Frees the memory, as soon as nobody has a view of it."""
+        """Frees the memory, as soon as no view of it is left."""

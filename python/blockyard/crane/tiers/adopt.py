@@ -1,4 +1,4 @@
-"""Memory that the engine allocated, as the planes of a layout: arithmetic on addresses alone."""
+"""An engine's memory as the planes of a layout: arithmetic on addresses alone."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,8 @@ import numpy as np
 from blockyard._core import Misuse
 from blockyard.crane.gpu import Places
 from blockyard.crane.tiers.tensors import Tensor, describe, is_pair
-from blockyard.shared.layout import KVLayout, Plane, natural
+from blockyard.shared.layout import KVLayout, Plane
+from blockyard.shared.validate import integer
 
 __all__ = ["Adopted", "Tensor", "describe", "places"]
 
@@ -20,10 +21,10 @@ class Adopted(NamedTuple):
     """Memory of the engine as the planes of a layout."""
 
     places: tuple[Places, ...]
-    """Of each plane."""
+    """Where each plane is."""
     blocks: int
     tensors: tuple[Tensor, ...]
-    """To be kept for as long as the places are used."""
+    """They keep the memory alive; hold them for as long as the places are used."""
 
 
 def places(
@@ -50,13 +51,13 @@ def places(
         axis: Which axis counts blocks, where not just one has their length; for every tensor, or
             a mapping of a plane's name to that of its tensors.
         device: Index of the GPU that must have them; None for any one.
-        host: As `describe` has it.
+        host: As in `describe`.
 
     Raises:
-        Misuse: They are no such memory: what was found and what was wanted is said.
+        Misuse: They do not fit; the message says what was found and what is wanted.
     """
     if blocks is not None:
-        natural("blocks", blocks)
+        blocks = integer("blocks", blocks)
     names = [plane.name for plane in layout.planes]
     axes = axis if isinstance(axis, Mapping) else dict.fromkeys(names, axis)
     if not set(axes) <= set(names):
@@ -81,11 +82,11 @@ def places(
 
 
 class _Runs(NamedTuple):
-    """What of a block lies together in a tensor."""
+    """The runs of bytes that a block has in a tensor."""
 
     address: int
     nbytes: int
-    """Of each run."""
+    """Bytes of each run."""
     apart: tuple[tuple[int, int], ...]
     """Length and stride of each axis over which runs lie apart, outermost first."""
     stride: int | None
@@ -143,7 +144,7 @@ def _block_axis(
         if len(fits) > 1:
             raise Misuse(f"axes {fits} of shape {shape} have the length {blocks}: give axis=")
     else:
-        natural("axis", axis, least=-len(shape))
+        axis = integer("axis", axis, least=-len(shape))
         if axis >= len(shape):
             raise Misuse(f"axis = {axis}: shape {shape} has {len(shape)} axes")
         blocks = shape[axis] if blocks is None else blocks
@@ -162,7 +163,7 @@ def _block_axis(
 
 
 def _runs(tensor: Tensor, at: int) -> _Runs:
-    """Axes that lie together become one run of bytes, whatever order the tensor has them in."""
+    """Joins the axes that lie together into runs of bytes, in whatever order they are."""
     axes = [axis for axis, length in enumerate(tensor.shape) if axis != at and length > 1]
     run = tensor.itemsize
     for axis in sorted(axes, key=tensor.strides.__getitem__):

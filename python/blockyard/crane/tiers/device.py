@@ -1,4 +1,4 @@
-"""Memory of a GPU, which Blockyard allocates or an engine has already."""
+"""Memory of a GPU, which Blockyard allocates or adopts from an engine."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -23,10 +23,10 @@ class DeviceTier:
     Args:
         layout: What a block is.
         blocks: Slots, 1 or more.
-        gpu: Whose memory; None for the current CUDA device.
-        stream: Address of the stream on which the engine computes over this memory: an integer, or
-            an object with one, as PyTorch's and CuPy's streams are. 0 is the legacy default
-            stream. It may be set anew, to one that is behind what the old one was given.
+        gpu: The GPU that has the memory; None for the current CUDA device.
+        stream: The stream on which the engine computes over this memory: its address, or a stream
+            object of PyTorch or CuPy. 0 is the legacy default stream. It may be set later, to one
+            that waits for what the old one was given.
 
     Raises:
         Misuse: It is smaller than one block.
@@ -40,7 +40,7 @@ class DeviceTier:
     ) -> None:
         self.nbytes = sized(layout, blocks, "device")
         self.layout = layout
-        self.blocks = blocks
+        self.blocks = int(blocks)
         self.gpu = current(gpu)
         self.stream = stream
         self._memory: list[Memory] = []
@@ -74,19 +74,19 @@ class DeviceTier:
         gpu: Gpu | None = None,
         stream: object = 0,
     ) -> Self:
-        """A device tier of tensors that an engine has allocated, and goes on owning.
+        """Makes a device tier of tensors that an engine has allocated and goes on owning.
 
         Args:
             layout: What a block is.
-            tensors: The engine's, in the forms that `tiers.adopt.places` tells of. They are kept
-                alive until the tier is closed.
+            tensors: The engine's tensors, in the forms that `tiers.adopt.places` takes. They are
+                kept alive until the tier is closed.
             blocks: How many blocks there are; or give `axis`.
-            axis: Which axis counts blocks, where not just one has their length; or by plane.
-            gpu: Whose memory; None for the current CUDA device.
-            stream: As of the class.
+            axis: Which axis counts blocks, where several have their length; or a mapping by plane.
+            gpu: The GPU that has the memory; None for the current CUDA device.
+            stream: As in the class.
 
         Raises:
-            Misuse: They are not what the layout says; what is wrong is named.
+            Misuse: They do not fit the layout; the message names what differs.
             Unavailable: There is no GPU.
         """
         gpu = current(gpu)
@@ -127,7 +127,7 @@ class DeviceTier:
 
     @property
     def stream(self) -> int:
-        """Address of the stream on which the engine computes."""
+        """The address of the stream on which the engine computes."""
         return self._stream
 
     @stream.setter
@@ -135,7 +135,7 @@ class DeviceTier:
         self._stream = address_of(stream)
 
     def close(self) -> None:
-        """Frees the memory, as soon as nobody has a view of it; what is adopted is let go."""
+        """Frees the memory, as soon as no view of it is left; adopted tensors are dropped."""
         if self._planes is not None:
             self._planes = ()
         self._owners = None

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unavailable
-from blockyard.shared.layout import KVLayout, Plane, natural
+from blockyard.shared.layout import KVLayout, Plane
+from blockyard.shared.validate import integer, one_of
 
 __all__ = ["Bytes", "MemoryTier", "mapped", "sized", "slots"]
 
@@ -19,19 +20,20 @@ Bytes = NDArray[np.uint8]
 class MemoryTier:
     """A device or host tier in ordinary memory, zero at first. Pages are taken when touched.
 
-    A device has its planes in the layout's own order. A host has each block in one contiguous
-    slot, plane after plane; planes that are replicated over several ranks lie in a slot of their
-    own, in a file that all ranks of the host map.
+    A device tier has its planes in the layout's own order. A host tier has each block in one
+    contiguous slot, plane after plane; planes that are replicated over several ranks lie in a slot
+    of their own, in a file that all ranks of the host map.
 
     Args:
         layout: What a block is.
         blocks: Slots, 1 or more.
         name: "device" or "host".
         shared: File for replicated planes on the host of several ranks, best on a memory file
-            system; made by whoever comes first, and left there. Not touched where none is needed.
+            system. The first rank makes it, and it is left there; it is not touched where no
+            plane is replicated.
 
     Raises:
-        Misuse: It is smaller than one block, has no file that it needs, or one of another size.
+        Misuse: It is smaller than one block, or `shared` is missing or has another size.
         Unavailable: The memory is not to be had.
     """
 
@@ -44,11 +46,10 @@ class MemoryTier:
         shared: str | os.PathLike[str] | None = None,
     ) -> None:
         nbytes = sized(layout, blocks, name)
-        if name not in {"device", "host"}:
-            raise Misuse(f"name = {name!r}: call it 'device' or 'host'")
+        one_of("name", name, ("device", "host"))
         self.name = name
         self.layout = layout
-        self.blocks = blocks
+        self.blocks = int(blocks)
         self.nbytes = nbytes
         self.planes: tuple[Bytes, ...]
         if name == "device":
@@ -57,7 +58,7 @@ class MemoryTier:
         self.planes = slots(layout, blocks, shared, self._zeros_or_shared)
 
     def close(self) -> None:
-        """Frees the memory, as soon as nobody has a view of it."""
+        """Frees the memory, as soon as no view of it is left."""
         self.planes = ()
 
     def _zeros(self, shape: tuple[int, ...]) -> Bytes:
@@ -82,13 +83,13 @@ def slots(
     shared: str | os.PathLike[str] | None,
     memory: Callable[[int, Path | None], Bytes],
 ) -> tuple[Bytes, ...]:
-    """Views of a host's planes, side by side in slots.
+    """Returns views of a host's planes, side by side in slots.
 
     Args:
         layout: What a block is.
         blocks: Slots.
         shared: File for replicated planes, where there are several ranks.
-        memory: Gives so many bytes, zero at first: its own, or those of a file.
+        memory: Makes so many bytes, zero at first, or maps them from a file.
     """
     common = [plane for plane in layout.planes if plane.replicated and layout.ranks > 1]
     private = [plane for plane in layout.planes if plane not in common]
@@ -112,12 +113,12 @@ def slots(
 
 
 def sized(layout: KVLayout, blocks: int, name: str) -> int:
-    """Bytes of a tier.
+    """Returns the bytes of a tier.
 
     Raises:
         Misuse: It is smaller than one block.
     """
-    natural("blocks", blocks, least=0)
+    blocks = integer("blocks", blocks, least=0)
     if not blocks:
         raise Misuse(
             f"blocks = 0: a {name} tier smaller than one block of {layout.block_bytes} bytes; "
@@ -127,7 +128,7 @@ def sized(layout: KVLayout, blocks: int, name: str) -> int:
 
 
 def _claim(file: int, size: int) -> None:
-    """All of it at once: a page that is not to be had later would kill the process."""
+    """Takes all of a file at once: a page that cannot be had later would kill the process."""
     try:
         os.posix_fallocate(file, 0, size)
     except OSError:
@@ -136,7 +137,7 @@ def _claim(file: int, size: int) -> None:
 
 
 def mapped(path: Path, size: int) -> Bytes:
-    """A file as memory that other processes share; of zeros, if it was not there."""
+    """Maps a file as memory that other processes share; a new one is of zeros."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:

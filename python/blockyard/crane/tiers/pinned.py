@@ -1,4 +1,4 @@
-"""Pinned memory of the host: what a GPU reads and writes by itself, at the speed of its link."""
+"""Pinned memory of the host, which a GPU reads and writes itself, at the speed of its link."""
 
 import atexit
 import contextlib
@@ -23,13 +23,14 @@ from blockyard.shared.log import Limited
 
 __all__ = ["Pinned", "PinnedTier"]
 
-# Bytes touched at a time: what `progress` is told between.
+# Bytes that a thread touches between two calls of `progress`.
 _CHUNK = 1 << 30
 _TOUCHERS = 4
-# Least bytes worth a part, and seconds that a machine is given to find them, asked so often.
+# Least bytes that are taken at a time.
 _LEAST = 64 << 20
-# Bytes that are left to the machine, or as many as are asked for.
+# Bytes that are left to the machine; no more than are asked for.
 _SPARE = 1 << 30
+# Seconds that a machine is given to find memory, and seconds between two questions.
 _PATIENCE, _PAUSE = 5.0, 0.25
 # From linux/mempolicy.h, and the system call's number on x86-64 and on AArch64.
 _PREFERRED = 1
@@ -46,13 +47,13 @@ class Pinned:
     a copy may not cross from one pinned range to another.
 
     Args:
-        gpu: Who will see it.
+        gpu: The GPU that will see it.
         nbytes: Bytes.
-        progress: Called now and then with the bytes that are taken, and all there will be.
+        progress: Is called now and then with the bytes that are taken, and all there will be.
         shared: A file that other processes map, too; made and sized if it is not there.
 
     Raises:
-        Unavailable: The machine has, or pins, no such amount.
+        Unavailable: The machine has no such amount, or does not pin it.
     """
 
     def __init__(
@@ -80,13 +81,13 @@ class Pinned:
                 "machine's limit on locked memory"
                 + ("; a shared file is best on a memory file system" if shared else "")
             ) from error
-        # It holds the memory: unmapped before it is unpinned, it may be somebody else's by then.
+        # It holds the memory, so that the range is not unmapped, and used again, while pinned.
         self._unpin = weakref.finalize(self, _dropped, gpu, self.address, self.array)
         self._unpin.atexit = False
         _OPEN.add(self)
 
     def free(self) -> None:
-        """Unpins it; the memory goes when nobody has a view of it. Once is enough."""
+        """Unpins it; the memory is freed when no view of it is left. Once is enough."""
         if self._unpin.detach() is not None:
             _unpinned(self.gpu, self.address, self.array)
         _OPEN.discard(self)
@@ -94,14 +95,14 @@ class Pinned:
 
 
 _OPEN: weakref.WeakSet[Pinned] = weakref.WeakSet()
-"""Those that are not given back."""
+"""All that is pinned and not freed."""
 _kept: list[Bytes] = []
-"""Memory that stays pinned, as it could not be told whether copies are under way."""
+"""Memory that stays pinned, as copies may still use it."""
 
 
 @atexit.register
 def _left() -> None:
-    """What nobody has closed when the process ends is unpinned once no copy is under way."""
+    """Unpins what was not closed when the process ends, once no copy is under way."""
     settled: dict[Gpu, bool] = {}
     for memory in list(_OPEN):
         gpu = memory.gpu
@@ -112,7 +113,7 @@ def _left() -> None:
 
 
 def _dropped(gpu: Gpu, address: int, array: Bytes) -> None:
-    """Nobody has closed it, and nobody has it any more: a copy may be under way still."""
+    """Unpins memory that was dropped without `free`, unless a copy may still be under way."""
     if _settled(gpu):
         _unpinned(gpu, address, array)
     else:
@@ -143,12 +144,12 @@ class PinnedTier:
     Args:
         layout: What a block is.
         blocks: Slots, 1 or more.
-        gpu: Who copies; None for the current CUDA device.
-        shared: File for replicated planes on the host of several ranks, as `MemoryTier` has it.
-        progress: Called with (bytes taken, bytes in all) while a large pool is made.
+        gpu: The GPU that copies; None for the current CUDA device.
+        shared: File for replicated planes on the host of several ranks, as in `MemoryTier`.
+        progress: Is called with (bytes taken, bytes in all) while a large pool is made.
 
     Raises:
-        Misuse: As of `MemoryTier`.
+        Misuse: As `MemoryTier` raises it.
         Unavailable: There is no GPU, or the machine does not pin so much; nothing is left pinned.
     """
 
@@ -164,7 +165,7 @@ class PinnedTier:
         self.nbytes = sized(layout, blocks, "host")
         self.name = "host"
         self.layout = layout
-        self.blocks = blocks
+        self.blocks = int(blocks)
         self.gpu = current(gpu)
         self._pools: list[Pinned] = []
 
@@ -180,7 +181,7 @@ class PinnedTier:
         self.places = tuple(_places(plane) for plane in self.planes)
 
     def close(self) -> None:
-        """Unpins the memory, which goes as soon as nobody has a view of it."""
+        """Unpins the memory, which is freed as soon as no view of it is left."""
         self.planes = ()
         for memory in self._pools:
             memory.free()
@@ -205,7 +206,7 @@ def _mapping(nbytes: int, shared: Path | None) -> Bytes:
 
 
 def _available(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that can be taken without ending a process: of the machine, and of its group."""
+    """Returns the bytes that the machine and its control group still have."""
     with Path("/proc/meminfo").open(encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
     room = int(lines["MemAvailable"].split()[0]) * 1024
@@ -215,14 +216,14 @@ def _available(group: Path = Path("/sys/fs/cgroup")) -> int:
         stat = (group / "memory.stat").read_text(encoding="ascii")
     except (OSError, ValueError):  # no such group, or "max"
         return room
-    # Files that were read count as taken, and make room.
+    # Files that were read count as taken, and are given back when needed.
     parts = dict(line.split() for line in stat.splitlines())
     files = sum(int(parts.get(name, 0)) for name in ("active_file", "inactive_file"))
     return min(room, most - taken + files)
 
 
 def _near(gpu: Gpu, address: int, nbytes: int) -> None:
-    """Asks for pages of the GPU's own node: a wish, which a machine may not know."""
+    """Asks for pages of the GPU's own node, which the machine may ignore."""
     node, number = gpu.node(), _MBIND.get(platform.machine())
     if node is None or number is None:
         return
@@ -237,15 +238,15 @@ def _near(gpu: Gpu, address: int, nbytes: int) -> None:
 def _touched(array: Bytes, *, kept: bool) -> Iterator[int]:
     """Takes every page; yields the bytes taken so far.
 
-    A machine may have its memory only as it is used, and say so late: it is asked before each part,
-    of which it gives half of what it says it has, and asked again for some seconds before it is
-    believed that there is no more.
+    The memory of a virtual machine may grow only as it is used, and be reported late. So the
+    machine is asked before each part, which takes at most half of what it reports; and where that
+    is too little, it is asked again for some seconds before this gives up.
     """
     pages = array[:: mmap.PAGESIZE]
 
     def touch(part: slice) -> None:
         if kept:
-            # Others may be writing to the file, so that it is only read: its pages are there.
+            # Other processes may write to the file, so that its pages are only read.
             pages[part].any()
         else:
             pages[part] = 0
@@ -254,7 +255,7 @@ def _touched(array: Bytes, *, kept: bool) -> Iterator[int]:
     with ThreadPoolExecutor(_TOUCHERS) as pool:
         while taken < len(array):
             left = len(array) - taken
-            # What is asked of a machine is never all that it has.
+            # Some memory is left to the machine.
             room = max(_available() - min(_SPARE, len(array)), 0)
             needed = min(left, _TOUCHERS * _CHUNK)
             if not kept and needed > room // 2:

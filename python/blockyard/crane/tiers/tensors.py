@@ -1,4 +1,4 @@
-"""Where a tensor of any library lies, by the interchange protocols: no CUDA, and no such library.
+"""Where a tensor of any library lies, by the interchange protocols, without the library.
 
 Only addresses are read, never the memory there.
 """
@@ -26,7 +26,7 @@ class Tensor(NamedTuple):
     device: int | None
     """Index of its GPU; None on the host, and where its producer does not say."""
     owner: object
-    """Keeps the memory while it is kept itself."""
+    """It keeps the memory alive."""
 
 
 def describe(tensor: Any, *, host: bool = False) -> Tensor:  # noqa: ANN401 - of any library
@@ -35,10 +35,10 @@ def describe(tensor: Any, *, host: bool = False) -> Tensor:  # noqa: ANN401 - of
     Args:
         tensor: An object with `__cuda_array_interface__` or DLPack; or, where they refuse its
             dtype, a pair of its uint8 view and its shape.
-        host: Whether host memory will do too, also that of an `__array_interface__`.
+        host: Whether host memory is allowed too, also that of an `__array_interface__`.
 
     Raises:
-        Misuse: It does not say, is read only, or lies where a GPU's memory does not.
+        Misuse: It offers no protocol, is read only, or is not in a GPU's memory.
     """
     if is_pair(tensor):
         return _viewed(describe(tensor[0], host=host), tensor[1])
@@ -113,7 +113,10 @@ def _of_host(tensor: Any, *, host: bool) -> Tensor:  # noqa: ANN401 - of any lib
 
 
 def _of_interface(interface: Mapping[str, Any], device: int | None, owner: object) -> Tensor:
-    """The dictionary of either array interface. Its stream matters to who reads the bytes now."""
+    """Reads the dictionary of either array interface.
+
+    Its stream only matters where bytes are read now.
+    """
     address, read_only = interface["data"]
     _writable(read_only=read_only)
     shape = tuple(map(int, interface["shape"]))
@@ -124,10 +127,10 @@ def _of_interface(interface: Mapping[str, Any], device: int | None, owner: objec
 
 
 def _of_dlpack(tensor: Any, *, host: bool) -> Tensor:  # noqa: ANN401 - of any library
-    """From a capsule that stays unused: when it goes, it gives back what it holds by itself.
+    """Reads a DLPack capsule, which stays unused, so that its destructor frees what it holds.
 
     Stream -1 asks for no order between streams: no byte is read here, every later copy waits for
-    an event of the engine's stream, and to be made to wait would break the capture of a graph.
+    an event of the engine's stream, and a wait would break the capture of a graph.
     """
     kind, index = tensor.__dlpack_device__()
     device = _device(kind, index, host=host)
@@ -188,7 +191,7 @@ def is_pair(entry: object) -> bool:
 
 
 def _viewed(view: Tensor, shape: Sequence[int]) -> Tensor:
-    """A tensor from its view as bytes."""
+    """Returns a tensor of that shape from its view as bytes."""
     shape = tuple(shape)
     widths = [width for width in sorted(set(WIDTHS.values())) if view.itemsize == 1]
     for width in widths:

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from typing import Self
 
-from blockyard.shared.layout import natural
+from blockyard.shared.validate import integer
 
 __all__ = ["Conversation", "Turn"]
 
@@ -53,8 +53,8 @@ class Conversation:
         Raises:
             Misuse: A value is out of range.
         """
-        natural("count", count)
-        natural("longest", longest, least=64)
+        count = integer("count", count)
+        longest = integer("longest", longest, least=64)
         chance = random.Random(seed)  # noqa: S311 - not for cryptography
 
         def words(number: int) -> tuple[int, ...]:

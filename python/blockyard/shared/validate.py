@@ -1,0 +1,61 @@
+"""Checks of what a caller gives; a refusal names the argument, its value and what it must be."""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import numpy as np
+
+from blockyard._core import Misuse
+
+__all__ = ["integer", "one_of"]
+
+_Word = TypeVar("_Word", bound=str | bool)
+
+
+def integer(name: str, value: object, *, least: int | None = 1, most: int | None = None) -> int:
+    """An integer, of Python or NumPy, as a plain `int`; a bool is none.
+
+    Args:
+        name: What the error calls it.
+        value: What was given.
+        least: Smallest that is allowed; None for any.
+        most: Largest that is allowed; None for any.
+
+    Raises:
+        Misuse: It is no integer, or out of range.
+    """
+    wanted = "an integer" if least is None else f"an integer >= {least}"
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        number = int(value)
+        if most is not None and number > most:
+            wanted = f"an integer <= {most}"
+        elif least is None or number >= least:
+            return number
+    raise Misuse(f"{name} = {_shown(value)}: must be {wanted}")
+
+
+def one_of(name: str, value: object, words: Iterable[_Word]) -> _Word:
+    """That of some words, or of True and False, which was given.
+
+    Args:
+        name: What the error calls it.
+        value: What was given.
+        words: What is allowed. 1 and 0 do not stand for True and False.
+
+    Raises:
+        Misuse: It is none of them.
+    """
+    allowed = tuple(words)
+    for word in allowed:
+        if value is word or (isinstance(value, str) and value == word):
+            return word
+    known = ", ".join(map(repr, allowed))
+    raise Misuse(f"{name} = {_shown(value)}: must be one of {known}")
+
+
+def _shown(value: object) -> str:
+    """Its beginning, where it is long."""
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # Python writes no integer of more than 4,300 digits.
+        return "an integer of thousands of digits"
