@@ -84,7 +84,7 @@ class Ask(NamedTuple):
     step: int
     name: str
     prompt: list[int]
-    most: int
+    max_tokens: int
 
 
 def serve(
@@ -97,15 +97,22 @@ def serve(
     # Copies without threads make every run the same. Yours has threads: leave the copier out.
     with by.local(layout, memory=memory, copier=ThreadCopier(workers=0)) as cache:
         engine = Engine(cache, model, memory[0])
-        # So small a memory is used to the last block. Yours keeps some: leave the reserve out.
+        # So small a memory is used to the last block. Yours keeps some: leave the headroom out.
         scheduler = by.Scheduler(
-            cache, seats=8, budget=64, reserve=NoHeadroom(), preempt="park", stops=engine.stops
+            cache,
+            by.SchedulerOptions(
+                max_num_seqs=8,
+                max_num_batched_tokens=64,
+                headroom=NoHeadroom(),
+                preempt_mode="park",
+                stops=engine.stops,
+            ),
         )
         coming, results, number = deque(asks), [], 0
         while coming or not scheduler.idle:
             while coming and coming[0].step <= number:
                 ask = coming.popleft()
-                scheduler.add(ask.name, ask.prompt, most=ask.most)
+                scheduler.add(ask.name, ask.prompt, max_tokens=ask.max_tokens)
             if number in aborts:
                 scheduler.abort(aborts[number])
             if len(engine) <= 1:  # one that runs, and one that waits for it

@@ -266,8 +266,8 @@ class Admission:
                 raise Unavailable("kv_lost: what was kept of it is gone")
             self._cache.abandon(entry.parked)
             entry.again()
-        most = entry.most - len(entry.outputs)
-        reserve = min(self._reserve.promise(most - 1), most - 1)
+        most = entry.max_tokens - len(entry.outputs)
+        reserve = min(self._reserve.reserve(most - 1), most - 1)
         if entry.parked is not None:
             lease = self._parking.resume(entry.parked, reserve=reserve)
             return None if isinstance(lease, Soon) else lease
@@ -310,7 +310,7 @@ class Admission:
         entry.ticket = None
         entry.resumes = entry.resumes + 1 if entry.parked is not None else 0
         entry.parked = None
-        seat = self._seats.bind(entry, lease, len(entry.prompt) + entry.most - 1)
+        seat = self._seats.bind(entry, lease, len(entry.prompt) + entry.max_tokens - 1)
         entry.seat, entry.lease = seat.number, lease
         if lease.state != "loading" and entry.chain:
             self._computing.setdefault(entry.chain[:_KEY], []).append(entry)

@@ -25,9 +25,9 @@ Role: TypeAlias = Literal["mixed", "prefill", "decode"]
 
 @runtime_checkable
 class HeadroomPolicy(Protocol):
-    """A policy. `promise` is kept per sequence, `headroom` for the batch as a whole."""
+    """A policy. `reserve` is kept per sequence, `headroom` for the batch as a whole."""
 
-    def promise(self, most: int) -> int:
+    def reserve(self, max_tokens: int) -> int:
         """Tokens of growth promised to a sequence when it begins, of the most it may sample."""
 
     def headroom(self, running: int) -> int:
@@ -53,9 +53,9 @@ class _Fixed:
 class NoHeadroom(_Fixed):
     """No room is kept: admit all that fits now, and preempt when it grows."""
 
-    def promise(self, most: int) -> int:
+    def reserve(self, max_tokens: int) -> int:
         """None."""
-        del most
+        del max_tokens
         return 0
 
     def headroom(self, running: int) -> int:
@@ -67,9 +67,9 @@ class NoHeadroom(_Fixed):
 class FullLength(_Fixed):
     """Full length: who is admitted never lacks room, and nobody is preempted for it."""
 
-    def promise(self, most: int) -> int:
+    def reserve(self, max_tokens: int) -> int:
         """All of it."""
-        return most
+        return max_tokens
 
     def headroom(self, running: int) -> int:
         """None beside."""
@@ -88,9 +88,9 @@ class Watermark(_Fixed):
         natural("blocks", blocks, least=0)
         self._blocks = blocks
 
-    def promise(self, most: int) -> int:
+    def reserve(self, max_tokens: int) -> int:
         """None by itself."""
-        del most
+        del max_tokens
         return 0
 
     def headroom(self, running: int) -> int:
@@ -116,9 +116,9 @@ class Adaptive:
         self._first = self._now = blocks
         self._decay = decay
 
-    def promise(self, most: int) -> int:
+    def reserve(self, max_tokens: int) -> int:
         """None by itself."""
-        del most
+        del max_tokens
         return 0
 
     def headroom(self, running: int) -> int:
@@ -148,22 +148,22 @@ def default_headroom(role: Role) -> HeadroomPolicy:
         Misuse: There is no such role.
     """
     if role not in tuple(_USUAL):
-        raise Misuse(f"role = {role!r}: say 'mixed', 'prefill' or 'decode'")
+        raise Misuse(f"role = {role!r}: must be one of 'mixed', 'prefill', 'decode'")
     return _USUAL[role]()
 
 
-def checked_headroom(reserve: object) -> HeadroomPolicy:
+def checked_headroom(name: str, policy: object) -> HeadroomPolicy:
     """A policy, asked once: what is wrong with it is said before anybody runs.
 
     Raises:
         Misuse: It is none, or answers with something else than a number of tokens and blocks.
     """
-    if isinstance(reserve, type) or not isinstance(reserve, HeadroomPolicy):
-        raise Misuse(f"reserve = {reserve!r:.60}: give a policy, like Growing()")
+    if isinstance(policy, type) or not isinstance(policy, HeadroomPolicy):
+        raise Misuse(f"{name} = {policy!r:.60}: must be a policy, such as Adaptive()")
     try:
-        said: tuple[object, object] = reserve.promise(1), reserve.headroom(1)
+        said: tuple[object, object] = policy.reserve(1), policy.headroom(1)
     except Exception as error:
-        raise Misuse(f"reserve = {reserve!r:.60}: {error}") from error
+        raise Misuse(f"{name} = {policy!r:.60}: {error}") from error
     if not all(isinstance(number, int) and number >= 0 for number in said):
-        raise Misuse(f"reserve = {reserve!r:.60} says {said}: give integers of 0 or more")
-    return reserve
+        raise Misuse(f"{name} = {policy!r:.60} answers {said}: must be integers >= 0")
+    return policy

@@ -1,23 +1,17 @@
 """A request, the states it goes through, and how it ends."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Keys, Lease, Misuse, Parked, Ticket
+from blockyard._core import Keys, Lease, Parked, Ticket
 from blockyard.yard.cache import KVCache
 
-__all__ = ["TERMINAL", "Request", "RequestState", "Result", "bounded", "prompt_of", "whole"]
-
-_LARGEST = 0xFFFFFFFF
-_MOST = 2**31 - 1
-_MANY = 2**20
-"""Values that one call takes of what is an object each: acks, or seats."""
+__all__ = ["TERMINAL", "Request", "RequestState", "Result"]
 
 
 class RequestState(StrEnum):
@@ -57,7 +51,7 @@ class Request:
     id: Hashable
     prompt: NDArray[np.uint32]
     """A copy of the caller's: what he does with his own later changes nothing here."""
-    most: int
+    max_tokens: int
     """Most tokens to sample."""
     priority: int
     order: int
@@ -126,51 +120,3 @@ class Request:
     def tokens(self) -> NDArray[np.uint32]:
         """Prompt and what was sampled so far."""
         return np.concatenate((self.prompt, np.array(self.outputs, np.uint32)))
-
-
-def whole(name: str, value: object, least: int | None = 1) -> int:
-    """An integer, NumPy's too, in the range that counts here have.
-
-    Raises:
-        Misuse: It is none, or out of range.
-    """
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        number = int(value)
-        if (-_MOST if least is None else least) <= number <= _MOST:
-            return number
-    said = f"from {least} to {_MOST}" if least is not None else f"to {_MOST}, either sign"
-    raise Misuse(f"{name} = {value!r:.60}: give an integer {said}")
-
-
-def bounded(name: str, values: Iterable[object]) -> list[object]:
-    """All values of an iterable that does not end too late.
-
-    Raises:
-        Misuse: There are more than any engine has.
-    """
-    given = list(islice(values, _MANY + 1))
-    if len(given) > _MANY:
-        raise Misuse(f"{name} has more than {_MANY:,} values: one call takes no more")
-    return given
-
-
-def prompt_of(tokens: object) -> NDArray[np.uint32]:
-    """A copy of a caller's prompt.
-
-    Raises:
-        Misuse: It is empty, or no sequence of token ids.
-    """
-    try:
-        given = np.array(tokens, copy=True)
-        # An empty list has floats in it.
-        wide = given.astype(np.int64) if given.dtype.kind in "iu" or not given.size else None
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Misuse(f"prompt = {tokens!r:.60}: give token ids, one-dimensional") from error
-    if wide is None:
-        raise Misuse(f"a prompt of {given.dtype}: give token ids, which are integers")
-    if wide.ndim != 1 or not len(wide):
-        raise Misuse(f"prompt of shape {wide.shape}: give one token id or more, one-dimensional")
-    if wide.min() < 0 or wide.max() > _LARGEST:
-        bad = given[(wide < 0) | (wide > _LARGEST)][0]
-        raise Misuse(f"token {bad} in the prompt: token ids are from 0 to {_LARGEST}")
-    return wide.astype(np.uint32)

@@ -60,7 +60,7 @@ class Reservations:
 
     Args:
         cache: Whose blocks.
-        reserves: What must be left for those that run here, by role: give the `Scheduler`'s own
+        headroom: What must be left for those that run here, by role: give the `Scheduler`'s own
             policy, which learns. By default what it keeps promised already is enough.
 
     Raises:
@@ -77,15 +77,15 @@ class Reservations:
     )
 
     def __init__(
-        self, cache: KVCache, *, reserves: Mapping[Role, HeadroomPolicy] | None = None
+        self, cache: KVCache, *, headroom: Mapping[Role, HeadroomPolicy] | None = None
     ) -> None:
         self._cache = cache
-        self._reserves: dict[Role, HeadroomPolicy] = {}
-        if reserves is not None and not isinstance(reserves, Mapping):
-            raise Misuse(f"reserves = {reserves!r:.60}: give a policy for each role")
-        for role, reserve in (reserves or {}).items():
+        self._headroom: dict[Role, HeadroomPolicy] = {}
+        if headroom is not None and not isinstance(headroom, Mapping):
+            raise Misuse(f"headroom = {headroom!r:.60}: must map roles to policies")
+        for role, policy in (headroom or {}).items():
             default_headroom(role)
-            self._reserves[role] = checked_headroom(reserve)
+            self._headroom[role] = checked_headroom(f"headroom[{role!r}]", policy)
         self._now = 0
         self._open: dict[int, Reservation] = {}
         self._requests: dict[Hashable, Reservation] = {}
@@ -124,7 +124,7 @@ class Reservations:
         natural("deadline", deadline, least=self._now)
         natural("running", running, least=0)
         default_headroom(role)
-        reserve = self._reserves.get(role, NoHeadroom())
+        policy = self._headroom.get(role, NoHeadroom())
         try:
             taken = request in self._requests
         except TypeError as error:
@@ -132,7 +132,7 @@ class Reservations:
         if taken:
             raise Misuse(f"request {request!r} has a ticket already: commit or release that one")
         room = self._cache.room()
-        headroom = max(reserve.headroom(running) - room.headroom, 0)
+        headroom = max(policy.headroom(running) - room.headroom, 0)
         try:
             ticket = self._cache.promise(blocks)
             if room.available < blocks + headroom:

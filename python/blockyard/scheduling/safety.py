@@ -42,4 +42,4 @@ def on_host(cache: KVCache, running: Iterable[Request], kept: Iterable[Request])
 
 
 def _claim(entry: Request, block_size: int) -> int:
-    return -(-(len(entry.prompt) + entry.most - 1) // block_size)
+    return -(-(len(entry.prompt) + entry.max_tokens - 1) // block_size)

@@ -11,17 +11,17 @@ from blockyard._core import Keys, Lease, Misuse, Parked, Ticket, TooLarge, Unava
 from blockyard.scheduling.admission import Admission, Admitted
 from blockyard.scheduling.batch import Batch, Grown, InFlightStep
 from blockyard.scheduling.engine import Ack, Engine, Output, Start, Step, Stop
-from blockyard.scheduling.headroom import HeadroomPolicy, Role, checked_headroom, default_headroom
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.request import Request, RequestState, Result, bounded, prompt_of, whole
+from blockyard.scheduling.request import Request, RequestState, Result
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.step_output import accepted, check, check_acks, plain, sampled
-from blockyard.scheduling.victims import Newest, VictimPolicy, checked_policy
+from blockyard.scheduling.validate import bounded, prompt_of, whole
 from blockyard.shared.stats import Stat
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
-from blockyard.yard.parking import Parking, PreemptMode
+from blockyard.yard.parking import Parking
 
 __all__ = ["Scheduler"]
 
@@ -40,27 +40,11 @@ class Scheduler:
 
     Args:
         cache: Its blocks; the scheduler is the only one that begins and finishes in it.
-        seats: Rows of the engine's running batch.
-        budget: Most tokens computed in a step; rows that decode come first, and are never left
-            out for it.
-        role: What this engine does: whole requests ("mixed"), or their "prefill" or "decode" alone.
-        reserve: How much room the running batch keeps for its growth; by default what is usual for
-            the role.
-        victims: Who is preempted when that was too little.
-        preempt: What becomes of a victim's work: "park", "full-blocks" or "recompute", as in
-            `Parking`; by default it is parked where there is a host.
-        stops: "in-order" where a stop holds from its own step on, so that the output of that step
-            is its ack; "acked" where the engine acks each stop.
-        rest: Steps that a preempted request runs, once it is back, before it can be a victim again.
-        patience: Steps in a row that one who is parked may find no room, or give none to others,
-            before it is computed again instead.
-        skip: How often one that does not fit may be overtaken.
-        drafts: Draft tokens that a speculative engine may compute in each row beside its newest
-            token. With them a row is in one step at a time.
-        prefetch: How many of the next in line have their prefix brought up ahead of their turn.
+        options: Sizes, limits and policies; all have defaults.
 
     Raises:
-        Misuse: A value is out of range, or another scheduler that has not ended drives the cache.
+        Misuse: Another scheduler that has not ended drives the cache, or the cache cannot do what
+            the options ask.
     """
 
     SCHEMA: Final = (
@@ -86,29 +70,14 @@ class Scheduler:
         *Parking.SCHEMA,
     )
 
-    def __init__(  # noqa: PLR0913 - what there is to choose
+    def __init__(
         self,
         cache: KVCache,
-        *,
-        seats: int = 256,
-        budget: int = 8192,
-        role: Role = "mixed",
-        reserve: HeadroomPolicy | None = None,
-        victims: VictimPolicy | None = None,
-        preempt: PreemptMode | None = None,
-        stops: Literal["in-order", "acked"] = "acked",
-        rest: int = 8,
-        patience: int = 1024,
-        skip: int = 16,
-        drafts: int = 0,
-        prefetch: int = 0,
+        options: SchedulerOptions | None = None,
     ) -> None:
-        seats, budget = whole("seats", seats), whole("budget", budget)
-        rest, patience = whole("rest", rest, 0), whole("patience", patience, 0)
-        skip, drafts = whole("skip", skip, 0), whole("drafts", drafts, 0)
-        prefetch = whole("prefetch", prefetch, 0)
-        if stops not in ("in-order", "acked"):
-            raise Misuse(f"stops = {stops!r}: say 'in-order' or 'acked'")
+        options = SchedulerOptions() if options is None else options
+        if not isinstance(options, SchedulerOptions):
+            raise Misuse(f"options = {options!r:.60}: must be SchedulerOptions(...)")
         if cache.closed:
             raise Misuse("this cache is closed: make another one")
         other = driver() if (driver := _drivers.get(cache)) else None
@@ -118,21 +87,38 @@ class Scheduler:
                 "use that one, or end its requests before you make another"
             )
         self._cache = cache
-        usually = default_headroom(role)
-        self._reserve = usually if reserve is None else checked_headroom(reserve)
-        self._in_order = stops == "in-order"
-        self._drafts = drafts
+        self._reserve = options.headroom_policy()
+        self._in_order = options.in_order
+        self._drafts = options.num_speculative_tokens
         self._requests: dict[Hashable, Request] = {}
         self._queue = WaitingQueue()
-        self._seats = Seats(seats)
-        self._batch = Batch(cache, self._seats, budget, drafts)
-        self._parking = Parking(cache, cache.config, way=preempt, patience=patience)
-        self._admission = Admission(
-            cache, self._seats, self._queue, self._reserve, self._parking, skip, prefetch
+        self._seats = Seats(options.max_num_seqs)
+        self._batch = Batch(
+            cache, self._seats, options.max_num_batched_tokens, options.num_speculative_tokens
         )
-        victims = Newest() if victims is None else checked_policy(victims)
+        self._parking = Parking(
+            cache,
+            cache.config,
+            mode=options.preempt_mode,
+            max_stalled_steps=options.max_stalled_steps,
+        )
+        self._admission = Admission(
+            cache,
+            self._seats,
+            self._queue,
+            self._reserve,
+            self._parking,
+            options.max_overtakes,
+            options.prefetch_depth,
+        )
         self._preemptor = Preemptor(
-            cache, self._seats, self._batch, self._queue, self._parking, victims, rest
+            cache,
+            self._seats,
+            self._batch,
+            self._queue,
+            self._parking,
+            options.victim_policy,
+            options.preempt_cooldown,
         )
         self._stops: list[Stop] = []
         self._results: list[Result] = []
@@ -165,7 +151,7 @@ class Scheduler:
         request: Hashable,
         prompt: object,
         *,
-        most: int,
+        max_tokens: int,
         priority: int = 0,
         salt: str | bytes | None = None,
         lora: str | bytes | None = None,
@@ -176,7 +162,7 @@ class Scheduler:
         Args:
             request: Its id, unlike that of any other that has not ended.
             prompt: Token ids; a copy is taken.
-            most: Most tokens to sample, 1 or more.
+            max_tokens: Most tokens to sample, 1 or more.
             priority: The larger comes first, and is the last to be preempted.
             salt: As in `KVCache.keys`.
             lora: As in `KVCache.keys`.
@@ -190,7 +176,7 @@ class Scheduler:
         self._check_driver()
         if self._find(request) is not None:
             raise Misuse(f"request {request!r} is there already: give each an id of its own")
-        most, priority = whole("most", most), whole("priority", priority, None)
+        max_tokens, priority = whole("max_tokens", max_tokens), whole("priority", priority, None)
         if ticket is not None:
             self._check_ticket(request, ticket)
         tokens = prompt_of(prompt)
@@ -199,7 +185,7 @@ class Scheduler:
             self._cache.keys(tokens[:1], salt=salt, lora=lora)
         except UnicodeError as error:
             raise Misuse(f"salt = {salt!r:.60}, lora = {lora!r:.60}: {error}") from error
-        blocks = -(-(len(tokens) + most - 1) // self._cache.block_size)
+        blocks = -(-(len(tokens) + max_tokens - 1) // self._cache.block_size)
         capacity = self._cache.limit()
         if blocks > capacity:
             raise TooLarge(
@@ -207,7 +193,9 @@ class Scheduler:
                 "shorten it, or sample fewer tokens"
             )
         came = self._batch.number
-        entry = Request(request, tokens, most, priority, self._order, came, salt, lora, ticket)
+        entry = Request(
+            request, tokens, max_tokens, priority, self._order, came, salt, lora, ticket
+        )
         self._order += 1
         self._requests[request] = entry
         self._queue.push(entry)
@@ -546,10 +534,10 @@ class Scheduler:
                 continue
             entry = seat.request
             by_engine = said is not None and bool(said[at])
-            if not by_engine and len(entry.outputs) < entry.most:
+            if not by_engine and len(entry.outputs) < entry.max_tokens:
                 continue
             self._batch.leave(seat)
-            reason = "stop" if len(entry.outputs) < entry.most else "length"
+            reason = "stop" if len(entry.outputs) < entry.max_tokens else "length"
             self._end(entry, RequestState.FINISHED, reason)
             if by_engine and seat.stop is None:
                 self._release(seat)
@@ -724,7 +712,7 @@ class Scheduler:
         """
         self._check_driver()
         if requests not in ("recompute", "abort"):
-            raise Misuse(f"requests = {requests!r}: say 'recompute' or 'abort'")
+            raise Misuse(f"requests = {requests!r}: must be one of 'recompute', 'abort'")
         self._cache.clear()
         self._dead = None
         self._batch.clear()

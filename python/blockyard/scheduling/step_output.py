@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from blockyard._core import Misuse
 from blockyard.scheduling.batch import InFlightStep
 from blockyard.scheduling.engine import Ack, Output
-from blockyard.scheduling.request import bounded
 from blockyard.scheduling.seats import Seat, Seats
+from blockyard.scheduling.validate import bounded
 
 __all__ = ["accepted", "check", "check_acks", "plain", "sampled"]
 

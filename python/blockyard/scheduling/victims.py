@@ -45,18 +45,18 @@ class LeastComputed:
         return (candidate.priority, candidate.computed, -candidate.order)
 
 
-def checked_policy(victims: object) -> VictimPolicy:
+def checked_policy(name: str, policy: object) -> VictimPolicy:
     """A policy, asked once: what is wrong with it is said before anybody runs.
 
     Raises:
         Misuse: It is none, or ranks by something else than integers.
     """
-    if isinstance(victims, type) or not isinstance(victims, VictimPolicy):
-        raise Misuse(f"victims = {victims!r:.60}: give a policy, like LastCome()")
+    if isinstance(policy, type) or not isinstance(policy, VictimPolicy):
+        raise Misuse(f"{name} = {policy!r:.60}: must be a policy, such as Newest()")
     try:
-        said: object = victims.rank(Candidate(0, 0, 0, 1, 1))
+        said: object = policy.rank(Candidate(0, 0, 0, 1, 1))
     except Exception as error:
-        raise Misuse(f"victims = {victims!r:.60}: {error}") from error
+        raise Misuse(f"{name} = {policy!r:.60}: {error}") from error
     if not isinstance(said, tuple) or not all(isinstance(number, int) for number in said):
-        raise Misuse(f"victims = {victims!r:.60} ranks by {said!r:.60}: give a tuple of integers")
-    return victims
+        raise Misuse(f"{name} = {policy!r:.60} ranks by {said!r:.60}: must be a tuple of integers")
+    return policy

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from blockyard._core import BlockyardError, InUse, Unavailable
 from blockyard.scheduling.engine import Ack, Output, Step
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.testing.copier import Action
@@ -57,7 +58,7 @@ class _Asked(NamedTuple):
     """A request, and what it may come to."""
 
     prompt: list[int]
-    most: int
+    max_tokens: int
     blocks: int
     """That it may need."""
 
@@ -139,16 +140,18 @@ class _Simulation:
         cache.watch(seen, self._fenced)
         scheduler = Scheduler(
             cache,
-            seats=setup.seats,
-            budget=setup.budget,
-            reserve=RESERVES[setup.reserve](),
-            victims=VICTIMS[setup.victims](),
-            stops=setup.stops,
-            preempt=setup.preempt if setup.host else None,
-            patience=setup.patience,
-            rest=setup.rest,
-            skip=setup.skip,
-            drafts=setup.drafts,
+            SchedulerOptions(
+                max_num_seqs=setup.seats,
+                max_num_batched_tokens=setup.budget,
+                headroom=RESERVES[setup.reserve](),
+                victim_policy=VICTIMS[setup.victims](),
+                stops=setup.stops,
+                preempt_mode=setup.preempt if setup.host else None,
+                max_stalled_steps=setup.patience,
+                preempt_cooldown=setup.rest,
+                max_overtakes=setup.skip,
+                num_speculative_tokens=setup.drafts,
+            ),
         )
         return _Yard(cache, scheduler, Promises(cache, seen))
 
@@ -374,7 +377,7 @@ class _Simulation:
         self._results[name] = result
         self._seen[f"{result.state}"] += 1
         asked = self._asked[name]
-        whole = continuation(asked.prompt, asked.most, ending=self.setup.ends)
+        whole = continuation(asked.prompt, asked.max_tokens, ending=self.setup.ends)
         tokens = result.tokens.tolist()
         if result.state is RequestState.FINISHED:
             check(tokens == whole, f"{name} sampled {tokens}, undisturbed it is {whole}")
@@ -444,7 +447,7 @@ class _Simulation:
             lambda yard: yard.scheduler.add(
                 name,
                 prompt,
-                most=most,
+                max_tokens=most,
                 priority=priority,
                 salt=salt or None,
                 lora=lora or None,

@@ -1,7 +1,7 @@
 """Preempt a running sequence: move its KV off the device and bring it back, or compute it again."""
 
 from collections.abc import Iterable
-from typing import Final, Literal, TypeAlias, TypeVar, get_args
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from blockyard._core import Cache, Lease, Misuse, NoRoom, Parked, Soon, Ticket
 from blockyard.shared.layout import natural
@@ -9,7 +9,7 @@ from blockyard.shared.log import Limited
 from blockyard.shared.stats import Stat
 from blockyard.yard.config import Config
 
-__all__ = ["Parking", "PreemptMode"]
+__all__ = ["Parking", "PreemptMode", "checked_mode"]
 
 PreemptMode: TypeAlias = Literal["park", "full-blocks", "recompute"]
 """What becomes of a victim's KV: all of it is kept; its full blocks are, and the tail is computed
@@ -26,6 +26,17 @@ def _checked(given: object, kind: type[_T]) -> _T:
     raise Misuse(f"{given!r:.60} is no {kind.__name__}")
 
 
+def checked_mode(name: str, mode: object) -> PreemptMode:
+    """One of the modes.
+
+    Raises:
+        Misuse: It is none of them.
+    """
+    if mode == "park" or mode == "full-blocks" or mode == "recompute":  # noqa: PLR1714 - for mypy
+        return mode
+    raise Misuse(f"{name} = {mode!r:.60}: must be one of 'park', 'full-blocks', 'recompute'")
+
+
 class Parking:
     """Takes sequences off the device without losing their work, and brings them back.
 
@@ -38,18 +49,22 @@ class Parking:
     Args:
         cache: Where the sequences are.
         config: What the cache was made with.
-        way: What is kept; without a host "recompute", and that is logged. None: "park" where
+        mode: What is kept; without a host "recompute", and that is logged. None: "park" where
             there is a host.
-        retries: How often a resume whose loads fail is tried again.
-        patience: Steps that a parked sequence may be the first in line and find no room, or give
-            none where somebody needs it, before it is computed again instead.
+        resume_retries: How often a resume whose loads fail is tried again.
+        max_stalled_steps: Steps that a parked sequence may stand first in the queue and find no
+            room, or free none where room is needed, before it is recomputed instead.
 
     Raises:
         Misuse: There is no such way, or the engine cannot recompute and must.
     """
 
     SCHEMA: Final = (
-        Stat("way", "0 to 2", "what a victim keeps: 0 nothing, 1 its full blocks, 2 its tail too"),
+        Stat(
+            "preempt_mode",
+            "0 to 2",
+            "what a victim keeps: 0 nothing, 1 its full blocks, 2 its tail too",
+        ),
         Stat("parkings", "sequences", "sequences taken off the device with their work"),
         Stat("kept_blocks", "blocks", "blocks of those sequences as they were parked"),
         Stat("resumes", "sequences", "parked sequences that began to come back"),
@@ -66,27 +81,27 @@ class Parking:
         cache: Cache,
         config: Config,
         *,
-        way: PreemptMode | None = None,
-        retries: int = 2,
-        patience: int = 1024,
+        mode: PreemptMode | None = None,
+        resume_retries: int = 2,
+        max_stalled_steps: int = 1024,
     ) -> None:
-        if way is not None and way not in get_args(PreemptMode):
-            raise Misuse(f"preempt = {way!r}: say 'park', 'full-blocks' or 'recompute'")
+        if mode is not None:
+            checked_mode("mode", mode)
         if not config.host_blocks:
-            if way is not None and way != "recompute":
+            if mode is not None and mode != "recompute":
                 _log.warning("there is no host to park on: victims are computed again")
-            way = "recompute"
-        self.way: PreemptMode = way or "park"
+            mode = "recompute"
+        self.mode: PreemptMode = mode or "park"
         self.must_park = not config.recompute
         """Whether a victim that is not parked is lost."""
-        if self.must_park and config.host_blocks and self.way != "park":
-            raise Misuse(f"preempt = {way!r}: this engine cannot recompute; say 'park'")
-        natural("retries", retries, least=0)
-        natural("patience", patience, least=0)
+        if self.must_park and config.host_blocks and self.mode != "park":
+            raise Misuse(f"mode = {mode!r}: must be 'park', as this engine cannot recompute")
+        natural("resume_retries", resume_retries, least=0)
+        natural("max_stalled_steps", max_stalled_steps, least=0)
         self._cache = cache
         self._size = config.block_size
-        self._retries = retries
-        self._patience = patience
+        self._resume_retries = resume_retries
+        self._max_stalled_steps = max_stalled_steps
         self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
 
     def promise(self, lease: Lease) -> Ticket | None:
@@ -113,9 +128,9 @@ class Parking:
         """
         _checked(lease, Lease)
         natural("computed", computed, least=0)
-        if self.way == "recompute" or lease.state == "detached":
+        if self.mode == "recompute" or lease.state == "detached":
             return None
-        if self.way == "full-blocks":
+        if self.mode == "full-blocks":
             computed = max(computed - computed % self._size, lease.cached)
         if not computed:
             return None
@@ -204,7 +219,7 @@ class Parking:
             is good, where the engine can recompute; else its KV is lost.
         """
         _checked(lease, Lease)
-        if tries > self._retries:
+        if tries > self._resume_retries:
             return None
         parked = self._cache.park(lease, lease.cached)
         self._counts["retried"] += 1
@@ -219,7 +234,7 @@ class Parking:
         Returns:
             None: all. 0: its loads failed often enough, and the engine can compute it instead.
         """
-        return 0 if failed > self._retries and not self.must_park else None
+        return 0 if failed > self._resume_retries and not self.must_park else None
 
     def given_up(self, parked: Parked, refused: int) -> bool:
         """T13, T17, T21: whether it is to be computed again; counted, so ask once.
@@ -236,8 +251,10 @@ class Parking:
 
     def is_old(self, refused: int) -> bool:
         """T17: whether it has found no room, or given none, for too many steps."""
-        return refused > self._patience and not self.must_park
+        return refused > self._max_stalled_steps and not self.must_park
 
     def stats(self) -> dict[str, int]:
         """Counters; `SCHEMA` has units and meanings."""
-        return self._counts | {"way": ("recompute", "full-blocks", "park").index(self.way)}
+        return self._counts | {
+            "preempt_mode": ("recompute", "full-blocks", "park").index(self.mode)
+        }

@@ -31,7 +31,7 @@ def test_acks_that_come_with_an_output_are_taken_also_where_all_decode() -> None
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_a_first_token_and_drafts_that_come_before_the_ack_count(drafts: int) -> None:
     """T8: not only those of rows that decode one token."""
-    loop = Loop(drafts=drafts, accept=1 + drafts)
+    loop = Loop(num_speculative_tokens=drafts, accept=1 + drafts)
     loop.add("one", 10, 20)
     if drafts:
         loop.turn()
@@ -49,7 +49,7 @@ def test_a_first_token_and_drafts_that_come_before_the_ack_count(drafts: int) ->
 
 def test_what_is_computed_while_it_stops_is_published_by_its_ack() -> None:
     """T9: the second chunk was in flight when the stop was sent."""
-    loop = Loop(budget=6)
+    loop = Loop(max_num_batched_tokens=6)
     loop.add("one", text(1, 30), 4)
     loop.turn()
     loop.schedule()
@@ -202,7 +202,7 @@ def test_absence_counts_from_the_first_time_that_a_stop_was_sent() -> None:
 
 def test_epochs_of_a_request_rise_from_seat_to_seat() -> None:
     """INV-9: what an engine says of an earlier stay is older, wherever that was."""
-    loop = Loop(seats=2)
+    loop = Loop(max_num_seqs=2)
     loop.add("first", text(1, 6), 9)
     loop.add("moves", text(2, 6), 20)
     begun = []
@@ -218,7 +218,7 @@ def test_epochs_of_a_request_rise_from_seat_to_seat() -> None:
 
 def test_steps_that_ran_a_seat_are_those_of_who_sits_in_it() -> None:
     """T7: who is back rests as long as it must, whoever sat there before."""
-    loop = Loop(seats=1)
+    loop = Loop(max_num_seqs=1)
     loop.add("first", text(1, 6), 5)
     loop.add("second", text(2, 6), 5)
     while loop.state("second") is RequestState.WAITING:

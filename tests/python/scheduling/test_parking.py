@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import blockyard as by
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.yard.parking import Parking
@@ -158,7 +159,7 @@ def test_t17_who_finds_no_room_stays_parked_and_ages() -> None:
 
 def test_t17_who_has_aged_is_computed_again() -> None:
     loop = parked()
-    loop.scheduler._parking._patience = 2
+    loop.scheduler._parking._max_stalled_steps = 2
     for _ in range(8):
         loop.turn()
     assert loop.told("aged") == 1
@@ -358,14 +359,14 @@ def test_without_a_host_such_an_engine_admits_no_more_than_the_device_can_end() 
 @pytest.mark.parametrize("way", ["recompute", "full-blocks"])
 def test_what_such_an_engine_cannot_do_is_refused(way: Any) -> None:
     with pytest.raises(by.Misuse, match="cannot recompute"):
-        Scheduler(by.KVCache(device=9, host=9, recompute=False), preempt=way)
+        Scheduler(by.KVCache(device=9, host=9, recompute=False), SchedulerOptions(preempt_mode=way))
 
 
 # -- the lists of known failures -----------------------------------------------------------------
 
 
 def test_r1_1_a_stalled_tier_holds_up_nobody_and_gives_no_slot_away() -> None:
-    loop = Loop(device=41, host=64, seats=8)
+    loop = Loop(device=41, host=64, max_num_seqs=8)
     for name in range(6):
         loop.add(name, text(name + 1, 20), 40)
     spent, moving = [], set[int]()
@@ -390,7 +391,7 @@ def test_r1_3_three_stays_in_the_yard_change_neither_the_prompt_nor_its_keys(kin
     before = pickle.dumps(prompt)
     loop = Loop(device=9, host=32)
     loop.add("old", text(1, 14), 16)
-    loop.scheduler.add("new", prompt, most=12)
+    loop.scheduler.add("new", prompt, max_tokens=12)
     stays = 0
     while loop.scheduler.state("new") is not None:
         loop.turn()
@@ -409,18 +410,19 @@ def test_r1_3_three_stays_in_the_yard_change_neither_the_prompt_nor_its_keys(kin
 
 def test_r1_6_what_a_victim_keeps_is_said_and_all_of_it_by_default() -> None:
     for host, way, told in ((8, None, 2), (8, "full-blocks", 1), (8, "recompute", 0), (0, None, 0)):
-        scheduler = Scheduler(by.KVCache(device=9, host=host), preempt=way)  # type: ignore[arg-type]
-        assert scheduler.stats()["way"] == told
+        scheduler = Scheduler(by.KVCache(device=9, host=host), SchedulerOptions(preempt_mode=way))  # type: ignore[arg-type]
+        assert scheduler.stats()["preempt_mode"] == told
 
 
 def test_a_host_of_no_size_is_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert Scheduler(by.KVCache(device=9), preempt="park").stats()["way"] == 0
+        scheduler = Scheduler(by.KVCache(device=9), SchedulerOptions(preempt_mode="park"))
+        assert scheduler.stats()["preempt_mode"] == 0
     assert "no host" in caplog.text
 
 
 def test_full_blocks_alone_are_kept_and_the_tail_is_computed_again() -> None:
-    loop = stopping(host=32, preempt="full-blocks")
+    loop = stopping(host=32, preempt_mode="full-blocks")
     seat = loop.scheduler._seats.bound()[1]
     computed = int(loop.scheduler._seats.computed[seat.number])
     loop.ack()
@@ -478,7 +480,7 @@ def test_r3_7_whatever_is_parked_the_host_never_holds_more_than_it_has() -> None
     chance = random.Random(7)
     for _ in range(30):
         host = chance.randint(1, 24)
-        loop = Loop(device=chance.randint(9, 17), host=host, seats=6)
+        loop = Loop(device=chance.randint(9, 17), host=host, max_num_seqs=6)
         names = range(chance.randint(3, 7))
         for name in names:
             loop.add(name, text(name + 1, chance.randint(1, 14)), chance.randint(4, 16))
@@ -581,8 +583,8 @@ def test_parking_what_is_not_ready_and_resuming_what_has_ended_is_refused() -> N
     cache.abandon(handle)
     with pytest.raises(by.SpentLease):
         preempt.resume(handle)
-    with pytest.raises(by.Misuse, match="preempt"):
-        Parking(cache, cache.config, way="swap")  # type: ignore[arg-type]
+    with pytest.raises(by.Misuse, match="mode = 'swap'"):
+        Parking(cache, cache.config, mode="swap")  # type: ignore[arg-type]
     assert cache.audit() is None
 
 

@@ -38,7 +38,7 @@ def sink(loop: Loop, request: str = "new") -> None:
 
 
 def test_r1_6_full_blocks_alone_are_kept_also_where_the_last_is_not_full() -> None:
-    loop = stopped("new", preempt="full-blocks")
+    loop = stopped("new", preempt_mode="full-blocks")
     assert (loop.handle().appended, loop.handle().computed, loop.told("lost")) == (14, 12, 1)
     loop.finish()
     assert loop.results["new"].tokens.tolist() == continuation("new", 13, 12)
@@ -118,7 +118,7 @@ def test_the_parked_move_for_who_stands_before_them_and_waits() -> None:
 
 
 def test_who_must_come_back_does_not_wait_behind_who_finds_no_room() -> None:
-    loop = stopped("mid", "new", recompute=False, device=13, skip=0)
+    loop = stopped("mid", "new", recompute=False, device=13, max_overtakes=0)
     sink(loop)
     loop.add("large", text(4, 45), 1, priority=1)
     loop.schedule()
@@ -177,7 +177,7 @@ def test_t7_who_would_free_nothing_is_promised_nothing() -> None:
 
 def test_t17_who_cannot_be_computed_again_waits_however_long() -> None:
     loop = parked(recompute=False)
-    loop.scheduler._parking._patience = 2
+    loop.scheduler._parking._max_stalled_steps = 2
     for _ in range(8):
         loop.turn()
     assert (loop.state("new"), loop.told("aged")) == (RequestState.PARKED, 0)
@@ -187,7 +187,7 @@ def test_t17_who_cannot_be_computed_again_waits_however_long() -> None:
 
 def test_t17_who_is_asked_for_room_and_gives_none_is_computed_again() -> None:
     loop = parked()
-    loop.scheduler._parking._patience = 2
+    loop.scheduler._parking._max_stalled_steps = 2
     for _ in range(8):
         loop.schedule()
         loop.output()
@@ -198,7 +198,7 @@ def test_t17_who_is_asked_for_room_and_gives_none_is_computed_again() -> None:
 
 def test_t17_who_gives_room_grows_no_older_by_it() -> None:
     loop = stopped("new")
-    loop.scheduler._parking._patience = 1
+    loop.scheduler._parking._max_stalled_steps = 1
     for _ in range(3):
         loop.scheduler._preemptor.move(1)
         loop.plans += loop.cache.dispatch()
@@ -227,7 +227,7 @@ def test_t11_what_is_computed_sooner_than_moved_is_not_parked(recompute: Any) ->
 
 
 def test_r1_5_who_comes_back_is_promised_its_growth() -> None:
-    loop = stopped("new", reserve=FullLength())
+    loop = stopped("new", headroom=FullLength())
     before = loop.cache.room().promised
     loop.turn()
     assert loop.state("new") is RequestState.DECODE
@@ -315,7 +315,7 @@ def test_who_was_promised_room_gives_it_back_before_anybody_fails() -> None:
 
 def test_drafts_are_left_out_where_only_the_newest_token_has_room() -> None:
     """The device is made smaller than it is long: it goes on to the last slot."""
-    loop = Loop(device=33, size=1, drafts=2)
+    loop = Loop(device=33, size=1, num_speculative_tokens=2)
     loop.add("one", [1], 25)
     loop.turn(8)
     loop.cache.resize("device", 16)
@@ -348,8 +348,8 @@ def test_who_fills_a_device_made_smaller_fails_whatever_is_idle_beyond_its_size(
         lambda preempt, lease: preempt.relieve(1, [lease]),
         lambda preempt, _: preempt.resume([1, 2, 3]),
         lambda preempt, _: preempt.came_short(None, 1),
-        lambda preempt, _: Parking(preempt._cache, preempt._cache.config, retries=-1),
-        lambda preempt, _: Parking(preempt._cache, preempt._cache.config, patience="x"),  # type: ignore[arg-type]
+        lambda preempt, _: Parking(preempt._cache, preempt._cache.config, resume_retries=-1),
+        lambda preempt, _: Parking(preempt._cache, preempt._cache.config, max_stalled_steps="x"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_neither_a_lease_nor_parked_is_refused_and_not_counted(call: Any) -> None:
@@ -390,7 +390,7 @@ def test_t10_a_parked_block_leaves_two_steps_before_it_is_wanted_and_none_for_no
 def test_full_blocks_alone_are_kept_but_never_less_than_was_found() -> None:
     """A full hit begins in the middle of a block: what it found there was computed by another."""
     cache = by.KVCache(block_size=4, device=17, host=16)
-    preempt = Parking(cache, cache.config, way="full-blocks")
+    preempt = Parking(cache, cache.config, mode="full-blocks")
     publish(cache, text(1, 8))
     lease = cache.begin(text(1, 8))
     assert isinstance(lease, by.Lease)
@@ -427,7 +427,7 @@ def test_a_tail_is_a_block_to_move_and_what_is_kept_is_counted() -> None:
 def test_patience_is_what_may_be_and_one_more_is_too_much() -> None:
     """T17: a request finds no room that often in a row and is kept."""
     cache = by.KVCache(block_size=4, device=17, host=16)
-    preempt = Parking(cache, cache.config, patience=3)
+    preempt = Parking(cache, cache.config, max_stalled_steps=3)
     handle = preempt.park(cache.begin(text(1, 8)), 8)
     assert handle is not None
     assert [preempt.given_up(handle, refused) for refused in (0, 3, 4)] == [False, False, True]
@@ -439,7 +439,7 @@ def test_patience_is_what_may_be_and_one_more_is_too_much() -> None:
 def test_loads_that_fail_are_given_up_only_where_they_can_be_computed(recompute: Any) -> None:
     """T4."""
     cache = by.KVCache(block_size=4, device=17, host=16, recompute=recompute)
-    preempt = Parking(cache, cache.config, retries=2)
+    preempt = Parking(cache, cache.config, resume_retries=2)
     assert [preempt.loads(failed) for failed in (2, 3)] == [None, 0 if recompute else None]
 
 

@@ -63,7 +63,7 @@ def test_who_was_preempted_runs_some_steps_before_it_is_a_victim_again(
     rest: int, victim: str
 ) -> None:
     """T7: "new" has run three steps when both lack room."""
-    loop = squeezed(rest=rest)
+    loop = squeezed(preempt_cooldown=rest)
     loop.scheduler._requests["new"].preempted = 1
     loop.turn()
     assert [stop.request for stop in loop.schedule().stops] == [victim]
@@ -74,7 +74,7 @@ def test_who_was_preempted_runs_some_steps_before_it_is_a_victim_again(
 def test_after_a_preemption_all_that_was_kept_is_kept_again() -> None:
     """R1-5: the scheduler tells the policy, and the policy begins anew."""
     reserve = Adaptive(0.1, 0.1)
-    loop = squeezed(reserve=reserve)
+    loop = squeezed(headroom=reserve)
     loop.turn()
     assert reserve.headroom(10) == 0
     assert len(loop.schedule().stops) == 1
@@ -85,7 +85,7 @@ def test_after_a_preemption_all_that_was_kept_is_kept_again() -> None:
 
 def short(budget: int = 64, **keywords: Any) -> Loop:
     """ "A" holds five of eight blocks and soon needs a sixth; it cannot be computed again."""
-    loop = Loop(device=9, host=32, recompute=False, budget=budget, **keywords)
+    loop = Loop(device=9, host=32, recompute=False, max_num_batched_tokens=budget, **keywords)
     loop.add("A", text(2, 18), 9)
     while loop.state("A") is not RequestState.DECODE:
         loop.turn()
@@ -108,7 +108,7 @@ def test_nobody_leaves_while_a_last_chunk_is_in_flight() -> None:
 
 def test_nobody_who_rests_leaves_while_a_prompt_is_computed() -> None:
     """INV-25: it goes on, and makes room by its end."""
-    loop = short(budget=5, rest=1000)
+    loop = short(budget=5, preempt_cooldown=1000)
     loop.add("B", text(3, 12), 1)
     for request in loop.scheduler._requests.values():
         request.preempted = 1
@@ -166,7 +166,7 @@ def test_nobody_leaves_for_slots_that_a_copy_still_writes() -> None:
 
 def test_who_is_alone_and_would_not_fit_beside_quarantined_slots_waits_for_their_fence() -> None:
     """INV-25: to leave would give it no room, and cost all that it has computed."""
-    loop = Loop(device=9, host=8, preempt="recompute")
+    loop = Loop(device=9, host=8, preempt_mode="recompute")
     publish_below(loop.cache, text(1, 12))
     lost = loop.cache.begin(text(1, 13))
     assert lost.state == "loading"
@@ -208,7 +208,7 @@ def test_blocks_come_back_after_the_last_step_that_computes_in_them() -> None:
 
 def test_what_comes_back_with_the_last_step_in_flight_counts_as_coming_until_then() -> None:
     """INV-25: it computes in three steps when the engine says that it has ended."""
-    loop = Loop(device=9, seats=3)
+    loop = Loop(device=9, max_num_seqs=3)
     loop.add("ends", text(1, 5), 9)
     loop.add("a", text(2, 9), 9)
     loop.add("b", text(3, 9), 9)
@@ -226,7 +226,7 @@ def test_what_comes_back_with_the_last_step_in_flight_counts_as_coming_until_the
 
 def test_what_has_come_back_is_not_waited_for_though_a_later_step_is_in_flight() -> None:
     """INV-25: the stop was answered before the output of the last step that computes in it."""
-    loop = Loop(device=9, seats=3)
+    loop = Loop(device=9, max_num_seqs=3)
     loop.add("leaves", text(1, 5), 9)
     loop.add("a", text(2, 10), 9)
     loop.add("b", text(3, 10), 9)
@@ -245,7 +245,7 @@ def test_what_has_come_back_is_not_waited_for_though_a_later_step_is_in_flight()
 
 def test_who_grew_and_is_stopped_for_another_takes_its_drafts_along() -> None:
     """T7: counts are those of the rows that go on."""
-    loop = Loop(device=13, drafts=1)
+    loop = Loop(device=13, num_speculative_tokens=1)
     loop.add("high", text(1, 16), 9, priority=1)
     loop.add("mid", text(2, 13), 9)
     loop.add("low", text(3, 13), 9)

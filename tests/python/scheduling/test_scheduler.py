@@ -104,7 +104,7 @@ def test_t5_who_finds_no_room_waits_and_nothing_has_changed() -> None:
 
 
 def test_t6_it_decodes_when_its_last_chunk_is_acknowledged() -> None:
-    loop = Loop(budget=6)
+    loop = Loop(max_num_batched_tokens=6)
     loop.add("one", 10, 3)
     assert loop.schedule().chunks == ((0, 0, 6),)
     assert loop.schedule().chunks == ((0, 6, 4),)
@@ -196,7 +196,7 @@ def test_t9_what_is_full_and_computed_is_published_and_the_last_token_is_not() -
 
 def test_a_block_whose_twin_is_in_the_air_is_published_in_the_step_after_its_landing() -> None:
     """Table 2.1, row 5: also when no block of that step is full."""
-    loop = Loop(device=33, host=16, seats=1)
+    loop = Loop(device=33, host=16, max_num_seqs=1)
     prompt, said = text(1, 6), continuation("one", 6, 40)
     loop.add("one", prompt, 40)
     loop.turn()
@@ -259,7 +259,7 @@ def test_t23_who_waits_for_its_first_or_its_second_turn_is_aborted_at_once() -> 
 
 @pytest.mark.parametrize("state", [RequestState.PREFILL, RequestState.DECODE])
 def test_t24_who_runs_is_stopped_first(state: RequestState) -> None:
-    loop = Loop(budget=6)
+    loop = Loop(max_num_batched_tokens=6)
     loop.add("one", 10, 6)
     loop.turn(1 if state is RequestState.PREFILL else 3)
     assert loop.state("one") is state
@@ -373,7 +373,7 @@ def test_t29_a_stop_that_is_to_be_told_again_is_not_when_its_ack_comes_first() -
 
 
 def test_t29_when_the_engine_is_dead_its_requests_fail_and_their_slots_wait_for_its_reset() -> None:
-    loop = stopping(seats=3)
+    loop = stopping(max_num_seqs=3)
     loop.add("waits", text(3, 30), 2)
     loop.scheduler.abort("old")
     held = loop.cache.stats()["device_pinned"]
@@ -508,7 +508,7 @@ def test_t32_a_finish_of_who_was_acked_is_counted_and_changes_nothing() -> None:
 def test_t33_a_reset_frees_all_seats_and_the_policy_says_what_becomes_of_who_ran(
     policy: Any,
 ) -> None:
-    loop = stopping(seats=3)
+    loop = stopping(max_num_seqs=3)
     loop.add("waits", text(3, 30), 2)
     loop.schedule()
     loop.scheduler.reset(requests=policy)
@@ -611,7 +611,7 @@ def test_t36_who_finds_no_room_stays_and_skips_the_step() -> None:
 
 def test_t36_nobody_is_chosen_while_what_is_coming_is_enough() -> None:
     """INV-25 and 4.7-47: a victim whose ack is not there yet, then blocks held for a step."""
-    loop = squeezed(seats=3)
+    loop = squeezed(max_num_seqs=3)
     loop.schedule()
     loop.schedule()
     while loop.told("preempted") == 0:
@@ -629,7 +629,7 @@ def test_t36_nobody_is_chosen_while_what_is_coming_is_enough() -> None:
 
 
 def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
-    loop = Loop(device=9, seats=3)
+    loop = Loop(device=9, max_num_seqs=3)
     loop.add("ends", text(1, 6), 9)
     loop.add("a", text(2, 10), 9)
     loop.add("b", text(3, 10), 9)
@@ -650,7 +650,7 @@ def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
 
 def test_progress_who_rests_is_chosen_when_nobody_else_can_go_on() -> None:
     """INV-25: all were preempted before, and there is no room for any."""
-    loop = Loop(device=8, rest=1000, seats=6)
+    loop = Loop(device=8, preempt_cooldown=1000, max_num_seqs=6)
     names = (1, 2, 3, 4, 5, 6)
     for name in names:
         loop.add(name, text(name, 5), 20)
@@ -661,7 +661,7 @@ def test_progress_who_rests_is_chosen_when_nobody_else_can_go_on() -> None:
 
 
 def test_progress_who_rests_is_chosen_before_a_promise_is_taken_back() -> None:
-    loop = Loop(device=9, rest=1000)
+    loop = Loop(device=9, preempt_cooldown=1000)
     for name in (1, 2):
         loop.add(name, text(name, 5), 20)
     loop.turn()
@@ -679,7 +679,7 @@ def test_progress_who_rests_is_chosen_before_a_promise_is_taken_back() -> None:
 
 def test_progress_who_is_alone_with_two_copies_of_its_blocks_makes_room_for_itself() -> None:
     """What two computed at once stands twice while one of them runs: it takes twice the room."""
-    loop = Loop(device=9, budget=4)
+    loop = Loop(device=9, max_num_batched_tokens=4)
     prompt = text(1, 12)
     # They begin before either has computed anything, in the order of another scheduler's time.
     twin = loop.cache.begin(prompt)
@@ -708,7 +708,7 @@ def test_progress_a_prompt_of_the_whole_device_that_is_all_there_begins_all_the_
 
 
 def test_a_seat_is_bound_to_one_request_and_epoch() -> None:
-    loop = Loop(seats=2)
+    loop = Loop(max_num_seqs=2)
     for name in range(3):
         loop.add(name, text(name + 1, 6), 5)
     starts = loop.schedule().starts
@@ -718,7 +718,7 @@ def test_a_seat_is_bound_to_one_request_and_epoch() -> None:
 
 
 def test_a_seat_that_stops_is_free_on_the_ack() -> None:
-    loop = stopping(seats=2)
+    loop = stopping(max_num_seqs=2)
     loop.add("next", 2, 1, priority=1)
     for _ in range(4):
         assert loop.schedule().starts == ()
@@ -730,7 +730,7 @@ def test_a_seat_that_stops_is_free_on_the_ack() -> None:
 
 
 def test_a_seat_that_stops_is_free_when_reconcile_finds_it_gone() -> None:
-    loop = stopping(seats=2)
+    loop = stopping(max_num_seqs=2)
     loop.bound.pop(1)
     loop.stops.clear()
     loop.scheduler.reconcile([0], loop.scheduler._batch.number)
@@ -739,7 +739,7 @@ def test_a_seat_that_stops_is_free_when_reconcile_finds_it_gone() -> None:
 
 
 def test_a_seat_that_the_engine_has_ended_is_free_at_once() -> None:
-    loop = Loop(seats=1)
+    loop = Loop(max_num_seqs=1)
     loop.add("one", text(1, 6), 9)
     loop.add("two", text(2, 6), 2)
     loop.schedule()
@@ -751,7 +751,7 @@ def test_a_seat_that_the_engine_has_ended_is_free_at_once() -> None:
 
 def test_a_seat_that_stops_is_never_bound() -> None:
     """R4-8: loading, running, stopping and aborting seats together are all there are."""
-    loop = Loop(seats=2)
+    loop = Loop(max_num_seqs=2)
     for name in range(5):
         loop.add(name, text(name + 1, 6), 5)
     loop.turn(2)
@@ -770,7 +770,7 @@ def test_a_seat_that_stops_is_never_bound() -> None:
 
 
 def test_with_full_length_reserved_nobody_is_ever_preempted() -> None:
-    loop = Loop(device=9, reserve=FullLength())
+    loop = Loop(device=9, headroom=FullLength())
     for name in range(6):
         loop.add(name, text(name + 1, 6), 14)
     loop.finish()
@@ -778,7 +778,7 @@ def test_with_full_length_reserved_nobody_is_ever_preempted() -> None:
 
 
 def test_a_watermark_keeps_blocks_from_who_begins_and_gives_them_to_who_grows() -> None:
-    loop = Loop(device=9, reserve=Watermark(4))
+    loop = Loop(device=9, headroom=Watermark(4))
     loop.add("one", text(1, 12), 9)
     loop.turn()
     loop.add("two", text(2, 8), 2)
@@ -789,7 +789,7 @@ def test_a_watermark_keeps_blocks_from_who_begins_and_gives_them_to_who_grows() 
 
 def test_what_is_kept_for_growth_decays_with_every_step_and_is_whole_again_on_preemption() -> None:
     reserve = Adaptive(8.0, 0.5)
-    loop = Loop(device=33, reserve=reserve)
+    loop = Loop(device=33, headroom=reserve)
     loop.add("one", text(1, 12), 40)
     loop.turn(5)
     assert reserve.headroom(2) == int(2 * (8.0 - 5 * 0.5))
@@ -802,7 +802,7 @@ def test_what_is_kept_for_growth_decays_with_every_step_and_is_whole_again_on_pr
 
 
 def test_the_larger_priority_comes_first_and_is_the_last_to_be_preempted() -> None:
-    loop = Loop(seats=1)
+    loop = Loop(max_num_seqs=1)
     for name, priority in (("low", 0), ("high", 5), ("mid", 3)):
         loop.add(name, text(len(name), 6), 2, priority=priority)
     assert loop.schedule().starts[0].request == "high"
@@ -819,7 +819,7 @@ def test_the_larger_priority_comes_first_and_is_the_last_to_be_preempted() -> No
 
 
 def test_a_victim_comes_back_before_those_that_came_after_it() -> None:
-    loop = stopping(seats=2, skip=0)
+    loop = stopping(max_num_seqs=2, max_overtakes=0)
     loop.add("later", text(3, 2), 1)
     loop.ack()
     loop.scheduler.abort("old")
@@ -829,7 +829,7 @@ def test_a_victim_comes_back_before_those_that_came_after_it() -> None:
 
 
 def test_who_does_not_fit_is_overtaken_a_bounded_number_of_times() -> None:
-    loop = Loop(device=9, skip=3, seats=3)
+    loop = Loop(device=9, max_overtakes=3, max_num_seqs=3)
     loop.add("runs", text(1, 8), 20)
     loop.turn()
     loop.add("big", text(2, 28), 2)
@@ -855,7 +855,7 @@ def test_who_aborts_while_waiting_leaves_nothing_behind_however_long_the_line_st
 
 
 def test_who_has_the_prompt_of_one_in_prefill_waits_for_it_and_finds_it() -> None:
-    loop = Loop(budget=8)
+    loop = Loop(max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 4)
     loop.add("second", text(1, 24) + text(2, 3), 4)
     loop.add("other", text(3, 4), 2)
@@ -870,7 +870,7 @@ def test_who_has_the_prompt_of_one_in_prefill_waits_for_it_and_finds_it() -> Non
 
 
 def test_it_waits_no_longer_than_that_prefill() -> None:
-    loop = Loop(budget=8)
+    loop = Loop(max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 4)
     loop.add("second", text(1, 24), 4)
     loop.turn()
@@ -880,7 +880,7 @@ def test_it_waits_no_longer_than_that_prefill() -> None:
 
 
 def test_a_prompt_of_another_tenant_is_not_waited_for() -> None:
-    loop = Loop(budget=8)
+    loop = Loop(max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 4, salt="a")
     loop.add("second", text(1, 24), 4, salt="b")
     assert len(loop.schedule().starts) == 2
@@ -895,7 +895,7 @@ def test_a_prompt_of_another_tenant_is_not_waited_for() -> None:
 def test_a_row_has_room_for_its_drafts_and_what_was_not_accepted_is_trimmed(
     accept: int, lag: int
 ) -> None:
-    loop = Loop(drafts=3, accept=accept, reserve=FullLength())
+    loop = Loop(num_speculative_tokens=3, accept=accept, headroom=FullLength())
     loop.add("one", text(1, 10), 21)
     loop.add("two", text(2, 7), 20)
     loop.turn()
@@ -921,7 +921,7 @@ def test_a_row_has_room_for_its_drafts_and_what_was_not_accepted_is_trimmed(
 
 
 def test_drafts_are_never_published_and_never_go_past_the_length() -> None:
-    loop = Loop(drafts=7, accept=1)
+    loop = Loop(num_speculative_tokens=7, accept=1)
     loop.add("one", text(1, 6), 4)
     loop.turn()
     step = loop.schedule()
@@ -935,7 +935,7 @@ def test_drafts_are_never_published_and_never_go_past_the_length() -> None:
 
 @pytest.mark.parametrize("accept", [1, 3])
 def test_who_is_preempted_with_drafts_loses_none_of_its_tokens(accept: int) -> None:
-    loop = Loop(device=9, drafts=2, accept=accept)
+    loop = Loop(device=9, num_speculative_tokens=2, accept=accept)
     for name in range(4):
         loop.add(name, text(name + 1, 9), 15)
     loop.finish()

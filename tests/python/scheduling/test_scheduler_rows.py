@@ -24,7 +24,7 @@ from blockyard.scheduling.engine import Ack, Output
 from blockyard.scheduling.headroom import Adaptive, FullLength, NoHeadroom, Watermark
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.scheduling.victims import LeastComputed
+from blockyard.scheduling.victims import LeastComputed, Newest
 from loop import U32, Loop, column, continuation, loading, stopping
 from yard import profile, publish, publish_below, text
 
@@ -124,7 +124,7 @@ def test_who_ends_while_its_ack_is_awaited_leaves_every_registry(how: str) -> No
 
 def test_with_every_copy_stalled_the_others_go_on_within_a_millisecond() -> None:
     """R3-4: nothing waits for a copy; the clock is that of this thread."""
-    loop = Loop(device=200, host=64, seats=8)
+    loop = Loop(device=200, host=64, max_num_seqs=8)
     publish_below(loop.cache, text(1, 40))
     loop.add("stalled", text(1, 41), 2)
     for name in range(6):
@@ -147,7 +147,7 @@ def test_with_every_copy_stalled_the_others_go_on_within_a_millisecond() -> None
 )
 def test_whatever_it_is_doing_an_abort_ends_it_once_and_leaves_nothing(state: str) -> None:
     """R3-6."""
-    loop = loading(seats=2) if state == "loading" else stopping()
+    loop = loading(max_num_seqs=2) if state == "loading" else stopping()
     name = {"loading": "one", "decode": "old", "stopping": "new", "recompute": "new"}.get(
         state, "x"
     )
@@ -232,7 +232,7 @@ def test_nothing_is_published_under_an_epoch_that_is_over() -> None:
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 def test_between_two_chunks_a_stop_publishes_what_is_computed_and_no_more(chunks: int) -> None:
     """R4-5."""
-    loop = Loop(budget=6)
+    loop = Loop(max_num_batched_tokens=6)
     loop.add("one", text(1, 30), 4)
     for _ in range(chunks):
         loop.schedule()
@@ -319,7 +319,7 @@ def test_a_prompt_of_the_type_that_is_kept_is_copied_too() -> None:
     """INV-13: it needs no conversion, and must not be the caller's array for that."""
     prompt = np.array(text(1, 14), U32)
     loop = Loop()
-    loop.scheduler.add("one", prompt, most=3)
+    loop.scheduler.add("one", prompt, max_tokens=3)
     prompt[3] = 7
     (start,) = loop.schedule().starts
     assert start.tokens.tolist() == text(1, 14)
@@ -352,7 +352,7 @@ def test_questions_change_nothing() -> None:
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_chunks_have_of_the_budget_what_rows_that_decode_leave(drafts: int) -> None:
     """T6: and of a row with drafts, every position counts."""
-    loop = Loop(budget=8, drafts=drafts)
+    loop = Loop(max_num_batched_tokens=8, num_speculative_tokens=drafts)
     loop.add("decodes", text(1, 4), 12)
     loop.turn()
     loop.add("computes", text(2, 20), 2)
@@ -364,7 +364,7 @@ def test_chunks_have_of_the_budget_what_rows_that_decode_leave(drafts: int) -> N
 
 @pytest.mark.parametrize("accept", [1, 3])
 def test_a_row_that_decodes_samples_whatever_room_it_has_for_drafts(accept: int) -> None:
-    loop = Loop(drafts=3, accept=accept)
+    loop = Loop(num_speculative_tokens=3, accept=accept)
     loop.add("one", 10, 12)
     loop.turn()
     step = loop.schedule()
@@ -405,15 +405,15 @@ def test_whose_last_token_is_in_flight_computes_nothing_more() -> None:
         ({"prompt": [-1]}, "token -1"),
         ({"prompt": [2**32]}, "token 4294967296"),
         ({"prompt": [2**70]}, "prompt"),
-        ({"most": 0}, "most = 0"),
-        ({"most": True}, "most = True"),
+        ({"max_tokens": 0}, "max_tokens = 0"),
+        ({"max_tokens": True}, "max_tokens = True"),
         ({"priority": "high"}, "priority = 'high'"),
     ],
 )
 def test_a_bad_request_is_named_and_nobody_is_added(wrong: dict[str, Any], says: str) -> None:
     loop = Loop()
     loop.add("there", text(2, 6), 2)
-    given = {"request": "new", "prompt": [1, 2], "most": 2, **wrong}
+    given = {"request": "new", "prompt": [1, 2], "max_tokens": 2, **wrong}
     request, prompt = given.pop("request"), given.pop("prompt")
     with pytest.raises(by.Misuse, match=says):
         loop.scheduler.add(request, prompt, **given)
@@ -425,7 +425,7 @@ def test_a_bad_request_is_named_and_nobody_is_added(wrong: dict[str, Any], says:
 def test_a_bad_salt_or_adapter_is_refused_when_it_is_given(wrong: dict[str, Any]) -> None:
     loop = Loop()
     with pytest.raises((by.Misuse, TypeError)):
-        loop.scheduler.add("one", [1, 2], most=1, **wrong)
+        loop.scheduler.add("one", [1, 2], max_tokens=1, **wrong)
     assert loop.told("waiting") == 0
 
 
@@ -515,7 +515,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_output_is_named_and_nothing_of_it_is_taken(what: str) -> None:
-    loop = Loop(budget=6)
+    loop = Loop(max_num_batched_tokens=6)
     loop.add("decodes", text(1, 4), 9)
     loop.turn()
     loop.add("computes", text(2, 12), 9)
@@ -560,11 +560,11 @@ def test_what_does_not_fit_its_rows_is_refused_also_where_all_decode(
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"seats": 0}, "seats = 0"),
-        ({"budget": 0}, "budget = 0"),
-        ({"rest": -1}, "rest = -1"),
-        ({"skip": -1}, "skip = -1"),
-        ({"drafts": -1}, "drafts = -1"),
+        ({"max_num_seqs": 0}, "max_num_seqs = 0"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens = 0"),
+        ({"preempt_cooldown": -1}, "preempt_cooldown = -1"),
+        ({"max_overtakes": -1}, "max_overtakes = -1"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens = -1"),
         ({"stops": "perhaps"}, "'perhaps'"),
     ],
 )
@@ -588,20 +588,20 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         device=st.integers(9, 20),
         host=st.sampled_from([0, 24]),
-        reserve=st.sampled_from(
+        headroom=st.sampled_from(
             [NoHeadroom, FullLength, lambda: Watermark(2), lambda: Adaptive(2.0, 0.2)]
         ),
         least=st.booleans(),
-        seats=st.integers(1, 4),
-        budget=st.integers(2, 24),
-        rest=st.integers(0, 6),
-        skip=st.integers(0, 3),
-        drafts=st.sampled_from([0, 0, 2]),
+        max_num_seqs=st.integers(1, 4),
+        max_num_batched_tokens=st.integers(2, 24),
+        preempt_cooldown=st.integers(0, 6),
+        max_overtakes=st.integers(0, 3),
+        num_speculative_tokens=st.sampled_from([0, 0, 2]),
         accept=st.integers(1, 3),
     )
-    def make(self, *, reserve: Any, least: bool, **chosen: Any) -> None:
-        victims = LeastComputed() if least else None
-        self.loop = Loop(reserve=reserve(), victims=victims, **chosen)
+    def make(self, *, headroom: Any, least: bool, **chosen: Any) -> None:
+        victims = LeastComputed() if least else Newest()
+        self.loop = Loop(headroom=headroom(), victim_policy=victims, **chosen)
         self.asked: dict[int, tuple[int, int]] = {}
         self.aborted: set[int] = set()
 

@@ -10,6 +10,7 @@ import numpy as np
 import blockyard as by
 from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
 from blockyard.scheduling.headroom import NoHeadroom
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
 from yard import free_for_all, publish, publish_below, text
@@ -21,9 +22,9 @@ def column(*numbers: int, kind: Any = np.int32) -> Any:
     return np.array(numbers, kind)
 
 
-def continuation(request: Hashable, prompt: int, most: int) -> list[int]:
+def continuation(request: Hashable, prompt: int, max_tokens: int) -> list[int]:
     """What a request samples, whatever happens to it."""
-    return [zlib.crc32(f"{request} {prompt + at}".encode()) % 900 for at in range(most)]
+    return [zlib.crc32(f"{request} {prompt + at}".encode()) % 900 for at in range(max_tokens)]
 
 
 class Loop:
@@ -43,8 +44,13 @@ class Loop:
         **keywords: Any,
     ) -> None:
         self.cache = by.KVCache(block_size=size, device=device, host=host, recompute=recompute)
-        chosen: dict[str, Any] = {"seats": 4, "budget": 64, "reserve": NoHeadroom(), **keywords}
-        self.scheduler = Scheduler(self.cache, **chosen)
+        chosen: dict[str, Any] = {
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 64,
+            "headroom": NoHeadroom(),
+            **keywords,
+        }
+        self.scheduler = Scheduler(self.cache, SchedulerOptions(**chosen))
         self.accept = accept
         self.air: deque[Step] = deque()
         self.bound: dict[int, tuple[Start, int]] = {}
@@ -53,9 +59,11 @@ class Loop:
         self.results: dict[Hashable, Result] = {}
         self.begun: list[Hashable] = []
 
-    def add(self, request: Hashable, prompt: int | list[int], most: int, **keywords: Any) -> None:
+    def add(
+        self, request: Hashable, prompt: int | list[int], max_tokens: int, **keywords: Any
+    ) -> None:
         tokens = text(len(self.results) + 1, prompt) if isinstance(prompt, int) else prompt
-        self.scheduler.add(request, tokens, most=most, **keywords)
+        self.scheduler.add(request, tokens, max_tokens=max_tokens, **keywords)
 
     def state(self, request: Hashable) -> RequestState | None:
         return self.scheduler.state(request)

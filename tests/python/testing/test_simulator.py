@@ -14,6 +14,7 @@ import pytest
 import blockyard as by
 from blockyard import testing
 from blockyard.scheduling.engine import Ack, Chunk, Output, Start, Step, Stop
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.reservations import Reservations
@@ -639,8 +640,8 @@ def test_one_token_waits_where_nothing_of_the_device_can_be_had() -> None:
     # Found by `make soak`, seed 275491281: keys without a full block were taken for none at all.
     cache = by.KVCache(block_size=2, device=3)
     elsewhere = cache.promise(2)
-    scheduler = Scheduler(cache, seats=1)
-    scheduler.add("one", [7], most=1)
+    scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=1))
+    scheduler.add("one", [7], max_tokens=1)
     assert len(scheduler.schedule()) == 0
     cache.release(elsewhere)
     assert len(scheduler.schedule()) == 1

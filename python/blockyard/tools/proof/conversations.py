@@ -15,7 +15,7 @@ class Turn:
 
     said: tuple[int, ...]
     """Tokens, behind all that was said and answered before."""
-    most: int
+    max_tokens: int
     """Tokens of the answer."""
     after: int = 0
     """Steps that pass before it is said."""
@@ -34,7 +34,7 @@ class Conversation:
     @property
     def tokens(self) -> int:
         """Tokens at its end."""
-        return sum(len(turn.said) + turn.most for turn in self.turns)
+        return sum(len(turn.said) + turn.max_tokens for turn in self.turns)
 
     @classmethod
     def seeded(

@@ -61,7 +61,7 @@ class Arrivals:
             prompt = self._tokens.prompt(request)
             start = _now()
             try:
-                self._scheduler.add(request, prompt, most=int(self._answers[request]))
+                self._scheduler.add(request, prompt, max_tokens=int(self._answers[request]))
                 room -= 1
             except TooLarge:
                 self.refused += 1
@@ -130,7 +130,7 @@ class Transfers(Arrivals):
         )
         self._air: deque[_Sent] = deque()
         self._first: tuple[int, Keys] | None = None
-        self.tickets = Reservations(cache, reserves={"decode": reserve})
+        self.tickets = Reservations(cache, headroom={"decode": reserve})
         self.granted = 0
         """Tickets given."""
         self.blocks = 0
@@ -185,7 +185,7 @@ class Transfers(Arrivals):
         try:
             promise = self.tickets.open(
                 request,
-                self._blocks(keys.tokens + min(self._reserve.promise(most - 1), most - 1)),
+                self._blocks(keys.tokens + min(self._reserve.reserve(most - 1), most - 1)),
                 deadline=_tick(lands),
                 running=self._scheduler.running,
             )
@@ -211,7 +211,7 @@ class Transfers(Arrivals):
             start = _now()
             ticket = self.tickets.commit(sent.ticket)
             most = int(self._answers[sent.request])
-            self._scheduler.add(sent.request, prompt, most=most, ticket=ticket)
+            self._scheduler.add(sent.request, prompt, max_tokens=most, ticket=ticket)
             self.spent_ns += _now() - start
         # None is ever late: nothing fails on this link.
         self.tickets.expire(_tick(now))

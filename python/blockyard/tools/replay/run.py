@@ -14,6 +14,7 @@ from blockyard.scheduling.headroom import (
     NoHeadroom,
     Watermark,
 )
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.victims import LeastComputed, Newest
@@ -119,15 +120,17 @@ class _Replay:
         reserve = _reserve(setup)
         self.scheduler = Scheduler(
             cache,
-            seats=setup.max_running,
-            # A prompt that came computed takes nothing of it.
-            budget=_UNBOUNDED if decodes else setup.token_budget,
-            role=setup.role,
-            reserve=reserve,
-            preempt=setup.preempt,
-            victims=LeastComputed() if setup.victims == "least-work" else Newest(),
-            stops="in-order",
-            prefetch=setup.prefetch,
+            SchedulerOptions(
+                max_num_seqs=setup.max_running,
+                # A prompt that came computed takes nothing of it.
+                max_num_batched_tokens=_UNBOUNDED if decodes else setup.token_budget,
+                role=setup.role,
+                headroom=reserve,
+                preempt_mode=setup.preempt,
+                victim_policy=LeastComputed() if setup.victims == "least-work" else Newest(),
+                stops="in-order",
+                prefetch_depth=setup.prefetch,
+            ),
         )
         tokens = Tokens(trace, setup.seed)
         self.arrivals = (
