@@ -24,7 +24,7 @@ from blockyard.scheduling.scheduler import Scheduler
 from blockyard.testing import Script, ScriptedCopier, hang
 
 ROWS, PROMPT, WAITING = 256, 300, 10_000
-VERBS = ("room", "promise", "release", "grow", "append", "seal", "commit")
+VERBS = ("room", "set_headroom", "grow", "append", "seal", "commit")
 
 
 class Timed(by.KVCache):
@@ -156,7 +156,7 @@ def parking(times: int) -> dict[str, float]:
         plain.append(time.thread_time_ns() - begun)
         answer(scheduler, step)
         (long,) = (seat for seat in scheduler._seats.bound() if seat.request.id == "long")
-        scheduler._stop(long)
+        scheduler._lifecycle.stop(long)
         step = scheduler.schedule()
         answer(scheduler, step)
         begun = time.thread_time_ns()

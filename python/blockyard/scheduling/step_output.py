@@ -1,4 +1,4 @@
-"""What a step's output says, held against what the step was."""
+"""Checks of an engine's output: is it what the step could have computed?"""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ def check(output: object) -> None:
     """Refuses what is no output of any step.
 
     Raises:
-        Misuse: A field is of another kind or shape than `Output` says.
+        Misuse: A field has another type or shape than `Output` says.
     """
     if not isinstance(output, Output):
         raise Misuse(f"{output!r:.60} is no Output")
@@ -46,10 +46,10 @@ def check(output: object) -> None:
 
 
 def check_acks(acks: Iterable[Ack]) -> list[Ack]:
-    """The acks, all of them of the kind that they should be.
+    """The acks as a list, each of the right type.
 
     Raises:
-        Misuse: One is not.
+        Misuse: One is no `Ack`.
     """
     if isinstance(acks, Ack) or not isinstance(acks, Iterable):
         raise Misuse(f"acks = {acks!r:.60}: give a list of Acks")
@@ -61,10 +61,10 @@ def check_acks(acks: Iterable[Ack]) -> list[Ack]:
 
 
 def plain(output: Output, in_flight: InFlightStep, seats: Seats) -> bool:
-    """The step that most are: everybody decodes one token, nobody has left, nobody ends."""
+    """Whether every row decoded one token, and none has left or ends: most steps are so."""
     numbers = in_flight.numbers
     return bool(
-        in_flight.left == seats.left
+        in_flight.departures == seats.departures
         and in_flight.decodes == len(numbers) > 0
         and output.counts is None
         and not output.acks
@@ -72,15 +72,15 @@ def plain(output: Output, in_flight: InFlightStep, seats: Seats) -> bool:
         and len(output.tokens) == len(numbers)
         and np.array_equal(output.seats, numbers)
         and (output.ended is None or (len(output.ended) == len(numbers) and not output.ended.any()))
-        and (seats.known[numbers] + 1 < seats.most[numbers]).all()
+        and (seats.known[numbers] + 1 < seats.max_length[numbers]).all()
     )
 
 
 def accepted(output: Output, in_flight: InFlightStep) -> NDArray[np.int64]:
-    """Positions of each row whose KV stands: of drafts, those that were accepted."""
+    """Positions of each row whose KV is good: of drafts, those that were accepted."""
     computed = in_flight.counts.copy()
     if output.counts is None and len(output.seats) == len(in_flight.numbers):
-        # All sampled one token each, so nothing but the newest token stands.
+        # Each row sampled one token, so no draft was accepted.
         computed[: in_flight.decodes] = 1
         return computed
     said = dict(zip(output.seats.tolist(), _counts(output), strict=True))
@@ -90,7 +90,7 @@ def accepted(output: Output, in_flight: InFlightStep) -> NDArray[np.int64]:
 
 
 def sampled(output: Output, in_flight: InFlightStep, seats: Seats) -> list[Seat | None]:
-    """Who sampled; None where the request is not there any more.
+    """The seats that sampled; None where the request has left.
 
     Raises:
         Misuse: The output is not one of that step.

@@ -1,15 +1,16 @@
 """Checks of what callers give: each returns the value, or raises `Misuse` and says what to do."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from itertools import islice
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Misuse
+from blockyard._core import Misuse, Ticket
+from blockyard.yard.cache import KVCache
 
-__all__ = ["bounded", "prompt_of", "whole"]
+__all__ = ["bounded", "prompt_of", "ticket_of", "whole"]
 
 _LARGEST_TOKEN: Final = 0xFFFFFFFF
 _LARGEST: Final = 2**31 - 1
@@ -63,3 +64,25 @@ def prompt_of(tokens: object) -> NDArray[np.uint32]:
         bad = given[(wide < 0) | (wide > _LARGEST_TOKEN)][0]
         raise Misuse(f"token {bad} in the prompt: token ids are from 0 to {_LARGEST_TOKEN}")
     return wide.astype(np.uint32)
+
+
+def ticket_of(request: Hashable, ticket: object, cache: KVCache) -> Ticket:
+    """A ticket that can be spent on a request of that cache.
+
+    Raises:
+        Misuse: It is none, is spent, or is of the host or of another cache.
+    """
+    if not isinstance(ticket, Ticket):
+        raise Misuse(
+            f"ticket = {ticket!r:.60} of request {request!r}: give what `KVCache.promise` or "
+            "`Reservations.commit` returned"
+        )
+    if ticket.tier != "device" or ticket.state != "open":
+        what = "of the host" if ticket.tier != "device" else "spent"
+        raise Misuse(f"ticket {ticket.id} of request {request!r} is {what}: promise again")
+    if ticket.cache is not cache:
+        raise Misuse(
+            f"ticket {ticket.id} of request {request!r} was made by another cache: promise "
+            "the room with the cache of this scheduler"
+        )
+    return ticket

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from blockyard._core import BlockyardError, InUse, Unavailable
 from blockyard.scheduling.engine import Ack, Output, Step
 from blockyard.scheduling.options import SchedulerOptions
-from blockyard.scheduling.request import RequestState, Result
+from blockyard.scheduling.request import RequestState, Result, max_blocks
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
@@ -439,7 +439,7 @@ class _Simulation:
         prompt += [sum(map(ord, name)) * 7919 + at for at in range(own)]
         if name in self._asked or not prompt:
             return
-        blocks = -(-(len(prompt) + most - 1) // self.setup.block_size)
+        blocks = max_blocks(len(prompt), most, self.setup.block_size)
         self._asked[name] = _Asked(prompt, most, blocks)
         self._work += len(prompt) + most
         self._engine.tags[name] = zlib.crc32(f"{salt} {lora}".encode()) if salt or lora else 0

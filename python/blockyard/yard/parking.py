@@ -172,7 +172,7 @@ class Parking:
         self._counts["relieved"] += begun
         return begun
 
-    def leave(self, parked: Iterable[Parked]) -> int:
+    def relieve_all(self, parked: Iterable[Parked]) -> int:
         """Copies all down that parked sequences have on the device, also what others hold too.
 
         Args:
@@ -225,7 +225,7 @@ class Parking:
         self._counts["retried"] += 1
         return parked
 
-    def loads(self, failed: int) -> int | None:
+    def load_limit(self, failed: int) -> int | None:
         """T4: how much of a request its next begin may load; else it might load for ever.
 
         Args:
@@ -236,7 +236,7 @@ class Parking:
         """
         return 0 if failed > self._resume_retries and not self.must_park else None
 
-    def given_up(self, parked: Parked, refused: int) -> bool:
+    def gives_up(self, parked: Parked, stalled_steps: int) -> bool:
         """T13, T17, T21: whether it is to be computed again; counted, so ask once.
 
         Its keeps are broken, or its resume has found no room too often.
@@ -244,14 +244,14 @@ class Parking:
         if parked.state == "broken":
             self._counts["kv_lost"] += 1
             return True
-        if not self.is_old(refused):
+        if not self.is_stalled(stalled_steps):
             return False
         self._counts["aged"] += 1
         return True
 
-    def is_old(self, refused: int) -> bool:
+    def is_stalled(self, stalled_steps: int) -> bool:
         """T17: whether it has found no room, or given none, for too many steps."""
-        return refused > self._max_stalled_steps and not self.must_park
+        return stalled_steps > self._max_stalled_steps and not self.must_park
 
     def stats(self) -> dict[str, int]:
         """Counters; `SCHEMA` has units and meanings."""

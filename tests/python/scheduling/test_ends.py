@@ -40,7 +40,7 @@ def test_a_first_token_and_drafts_that_come_before_the_ack_count(drafts: int) ->
     loop.schedule()
     loop.output()
     assert loop.state("one") is RequestState.STOPPING
-    assert len(loop.scheduler._requests["one"].outputs) == (4 if drafts else 1)
+    assert len(loop.scheduler._lifecycle._requests["one"].outputs) == (4 if drafts else 1)
     loop.output()
     loop.ack()
     loop.finish()
@@ -161,7 +161,7 @@ def test_a_row_that_stops_and_was_not_computed_any_more_is_not_counted() -> None
         loop.add(name, text(name + 1, 6), 9)
     loop.turn(2)
     loop.schedule()
-    loop.scheduler._stop(loop.scheduler._seats.bound()[1])
+    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[1])
     step = loop.air.popleft()
     loop.scheduler.on_output(Output(step.number, column(0), column(7, kind=U32)))
     loop.schedule()
@@ -211,7 +211,7 @@ def test_epochs_of_a_request_rise_from_seat_to_seat() -> None:
         bound = {seat.request.id: seat for seat in loop.scheduler._seats.bound()}
         moves = bound.get("moves")
         if moves is not None and moves.stop is None and len(begun) < (4 if len(bound) < 2 else 3):
-            loop.scheduler._stop(moves)
+            loop.scheduler._lifecycle.stop(moves)
     assert begun[:4] == [(1, 1), (1, 3), (1, 5), (0, 7)]
     loop.finish()
 

@@ -150,10 +150,10 @@ def test_t16_what_is_all_on_the_device_decodes_at_once() -> None:
 def test_t17_who_finds_no_room_stays_parked_and_ages() -> None:
     loop = parked()
     loop.turn()
-    before = loop.scheduler._requests["new"].refused
+    before = loop.scheduler._lifecycle._requests["new"].stalled_steps
     loop.turn(2)
     assert loop.state("new") is RequestState.PARKED
-    assert loop.scheduler._requests["new"].refused > before
+    assert loop.scheduler._lifecycle._requests["new"].stalled_steps > before
     loop.finish()
 
 
@@ -170,7 +170,7 @@ def test_t17_who_has_aged_is_computed_again() -> None:
 
 def test_t18_when_its_loads_have_landed_it_goes_on_at_the_same_token_in_a_new_epoch() -> None:
     loop = resuming()
-    entry = loop.scheduler._requests["new"]
+    entry = loop.scheduler._lifecycle._requests["new"]
     known = len(entry.prompt) + len(entry.outputs)
     epoch = entry.epoch
     loop.land()
@@ -397,7 +397,7 @@ def test_r1_3_three_stays_in_the_yard_change_neither_the_prompt_nor_its_keys(kin
         loop.turn()
         seat = next((one for one in loop.scheduler._seats.bound() if one.request.id == "new"), None)
         if seat is not None and seat.request.state is RequestState.DECODE and stays < 3:
-            loop.scheduler._stop(seat)
+            loop.scheduler._lifecycle.stop(seat)
             stays += 1
     assert stays == 3
     assert pickle.dumps(prompt) == before
@@ -444,7 +444,7 @@ def test_4_7_46_with_tokens_in_flight_around_a_block_n_is_one_number(
         loop.turn()
     for _ in range(flying):
         loop.schedule()
-    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
     loop.schedule()
     lease = loop.scheduler.lease("one")
     assert lease is not None
@@ -452,7 +452,7 @@ def test_4_7_46_with_tokens_in_flight_around_a_block_n_is_one_number(
         loop.output()
     loop.ack()
     parked = loop.handle("one")
-    tokens = 3 + len(loop.scheduler._requests["one"].outputs)
+    tokens = 3 + len(loop.scheduler._lifecycle._requests["one"].outputs)
     assert (parked.computed, parked.appended) == (computed + flying, tokens)
     assert tokens == parked.computed + 1
     assert parked.blocks == -(-parked.computed // 4)
@@ -537,7 +537,7 @@ def test_4_7_45_when_all_are_parked_and_nobody_comes_they_come_back() -> None:
         loop.add(name, text(name + 1, 12), 12)
     loop.turn(3)
     for seat in loop.scheduler._seats.bound():
-        loop.scheduler._stop(seat)
+        loop.scheduler._lifecycle.stop(seat)
     loop.turn()
     assert loop.told("parkings") == 3
     loop.finish()
@@ -596,10 +596,10 @@ def test_what_a_step_in_flight_may_write_still_is_not_copied_before_it_is_done()
         loop.output()
     loop.schedule()
     number = loop.scheduler._batch.number
-    entry = loop.scheduler._requests["new"]
-    loop.scheduler._seats.bound()[1].last = number
+    entry = loop.scheduler._lifecycle._requests["new"]
+    loop.scheduler._seats.bound()[1].last_step = number
     loop.ack()
-    assert (loop.state("new"), entry.settled) == (RequestState.PARKED, number)
+    assert (loop.state("new"), entry.last_write) == (RequestState.PARKED, number)
     loop.schedule()
     assert loop.plans == []
     loop.output()

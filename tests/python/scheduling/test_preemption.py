@@ -21,7 +21,7 @@ def stopped(*requests: str, **keywords: Any) -> Loop:
     loop.turn()
     for seat in loop.scheduler._seats.bound():
         if seat.request.id in requests:
-            loop.scheduler._stop(seat)
+            loop.scheduler._lifecycle.stop(seat)
     loop.schedule()
     loop.output()
     loop.ack()
@@ -49,7 +49,7 @@ def test_t12_a_slot_that_a_step_in_flight_may_write_is_not_free_before_it_is_don
     loop.add("new", 5, 12)
     loop.turn(2)
     loop.schedule()
-    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
     loop.schedule()
     loop.ack()
     sink(loop)
@@ -77,12 +77,12 @@ def test_a_second_victim_is_not_chosen_while_the_first_is_parked_and_moves() -> 
 
 def test_who_comes_back_last_moves_first_and_nobody_for_who_stands_behind() -> None:
     loop = stopped("mid", "new")
-    line = loop.scheduler._requests
-    loop.scheduler._preemptor.move(1, behind=line["new"])
+    line = loop.scheduler._lifecycle._requests
+    loop.scheduler._preemptor.relieve(1, behind=line["new"])
     assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 0)
-    loop.scheduler._preemptor.move(1)
+    loop.scheduler._preemptor.relieve(1)
     assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 1)
-    loop.scheduler._preemptor.move(2, behind=line["mid"])
+    loop.scheduler._preemptor.relieve(2, behind=line["mid"])
     assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 2)
     loop.finish()
 
@@ -200,7 +200,7 @@ def test_t17_who_gives_room_grows_no_older_by_it() -> None:
     loop = stopped("new")
     loop.scheduler._parking._max_stalled_steps = 1
     for _ in range(3):
-        loop.scheduler._preemptor.move(1)
+        loop.scheduler._preemptor.relieve(1)
         loop.plans += loop.cache.dispatch()
         loop.land()
     assert (loop.told("relieved"), loop.told("aged")) == (3, 0)
@@ -250,22 +250,22 @@ def test_nobody_fails_for_want_of_a_host_while_somebody_goes_on_and_ends() -> No
 def test_t17_who_is_parked_again_is_as_young_as_at_first() -> None:
     loop = parked()
     loop.turn(3)
-    entry = loop.scheduler._requests["new"]
-    assert entry.refused > 0
+    entry = loop.scheduler._lifecycle._requests["new"]
+    assert entry.stalled_steps > 0
     loop.scheduler.abort("old")
     while loop.state("new") is not RequestState.DECODE:
         loop.turn()
-    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
     loop.schedule()
     loop.output()
     loop.ack()
-    assert (loop.state("new"), entry.refused) == (RequestState.PARKED, 0)
+    assert (loop.state("new"), entry.stalled_steps) == (RequestState.PARKED, 0)
     loop.finish()
 
 
 def test_t19_who_has_come_back_has_all_its_tries_again() -> None:
     loop = resuming()
-    entry = loop.scheduler._requests["new"]
+    entry = loop.scheduler._lifecycle._requests["new"]
     assert entry.resumes == 1
     loop.land()
     loop.schedule()
@@ -430,7 +430,7 @@ def test_patience_is_what_may_be_and_one_more_is_too_much() -> None:
     preempt = Parking(cache, cache.config, max_stalled_steps=3)
     handle = preempt.park(cache.begin(text(1, 8)), 8)
     assert handle is not None
-    assert [preempt.given_up(handle, refused) for refused in (0, 3, 4)] == [False, False, True]
+    assert [preempt.gives_up(handle, refused) for refused in (0, 3, 4)] == [False, False, True]
     assert preempt.stats()["aged"] == 1
     cache.abandon(handle)
 
@@ -440,7 +440,7 @@ def test_loads_that_fail_are_given_up_only_where_they_can_be_computed(recompute:
     """T4."""
     cache = by.KVCache(block_size=4, device=17, host=16, recompute=recompute)
     preempt = Parking(cache, cache.config, resume_retries=2)
-    assert [preempt.loads(failed) for failed in (2, 3)] == [None, 0 if recompute else None]
+    assert [preempt.load_limit(failed) for failed in (2, 3)] == [None, 0 if recompute else None]
 
 
 def test_what_another_holds_too_is_not_moved_for_who_needs_room() -> None:

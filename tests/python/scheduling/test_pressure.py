@@ -64,7 +64,7 @@ def test_who_was_preempted_runs_some_steps_before_it_is_a_victim_again(
 ) -> None:
     """T7: "new" has run three steps when both lack room."""
     loop = squeezed(preempt_cooldown=rest)
-    loop.scheduler._requests["new"].preempted = 1
+    loop.scheduler._lifecycle._requests["new"].preempted = 1
     loop.turn()
     assert [stop.request for stop in loop.schedule().stops] == [victim]
     loop.output()
@@ -110,7 +110,7 @@ def test_nobody_who_rests_leaves_while_a_prompt_is_computed() -> None:
     """INV-25: it goes on, and makes room by its end."""
     loop = short(budget=5, preempt_cooldown=1000)
     loop.add("B", text(3, 12), 1)
-    for request in loop.scheduler._requests.values():
+    for request in loop.scheduler._lifecycle._requests.values():
         request.preempted = 1
     loop.turn(2)
     assert loop.state("B") is RequestState.PREFILL

@@ -146,7 +146,7 @@ def test_whose_loads_were_late_before_it_ran_is_loaded_again_when_it_has_run() -
     assert loop.state("one") is RequestState.PREFILL
     while loop.air:
         loop.output()
-    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
     loop.schedule()
     loop.output()
     loop.ack()
@@ -308,7 +308,7 @@ def test_who_computes_again_is_promised_what_it_has_still_to_sample() -> None:
     loop = Loop(device=33, headroom=FullLength())
     loop.add("one", text(1, 8), 9)
     loop.turn(5)
-    assert len(loop.scheduler._requests["one"].outputs) == 5
+    assert len(loop.scheduler._lifecycle._requests["one"].outputs) == 5
     loop.scheduler.reset()
     loop.bound.clear()
     loop.turn()

@@ -24,7 +24,7 @@ def test_of_two_pairs_that_hold_the_same_one_leaves_though_it_frees_nothing() ->
         loop.add(name, texts(1 + name // 2, 5), 5)
         entry = loop.scheduler._queue.pop()
         assert entry is not None
-        loop.scheduler._batch.decodes(seats.bind(entry, lease, 9))
+        loop.scheduler._batch.begin_decode(seats.bind(entry, lease))
     seats.scheduled[:4] = seats.computed[:4] = 5
     assert [loop.cache.exclusive_blocks(lease) for lease in leases] == [0] * 4
     grown = loop.scheduler._batch.grow()
@@ -119,7 +119,7 @@ def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_nobody_runs() -> N
         assert entry is not None
         lease = loop.cache.begin(entry.prompt)
         loop.cache.seal(lease, 5)
-        loop.scheduler._parked(entry, loop.cache.park(lease, 5))
+        loop.scheduler._lifecycle.park(entry, loop.cache.park(lease, 5))
     kept = loop.cache.promise(1)
     handles = [loop.handle(name) for name in names]
     assert [(handle.on_device, handle.alone) for handle in handles] == [(5, 0)] * 4

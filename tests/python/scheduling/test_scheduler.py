@@ -146,7 +146,7 @@ def test_t8_tokens_that_come_before_the_ack_count(flying: int) -> None:
     for at in range(flying):
         loop.output()
         assert loop.state("one") is RequestState.STOPPING
-        assert len(loop.scheduler._requests["one"].outputs) == 2 + at + 1
+        assert len(loop.scheduler._lifecycle._requests["one"].outputs) == 2 + at + 1
     loop.output()
     loop.ack()
     loop.finish()
@@ -184,9 +184,9 @@ def test_t9_what_is_full_and_computed_is_published_and_the_last_token_is_not() -
     loop = Loop(size=4)
     loop.add("one", 7, 9)
     loop.turn()
-    assert len(loop.scheduler._requests["one"].outputs) == 1
+    assert len(loop.scheduler._lifecycle._requests["one"].outputs) == 1
     # Eight tokens are there, and the KV of seven.
-    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
     loop.schedule()
     loop.output()
     loop.ack()
@@ -228,7 +228,7 @@ def test_t11_a_victim_that_has_answered_waits_to_be_computed_again_and_holds_not
 def test_t22_it_begins_again_with_what_it_had_sampled_and_finds_what_was_published() -> None:
     loop = stopping()
     loop.ack()
-    said = list(loop.scheduler._requests["new"].outputs)
+    said = list(loop.scheduler._lifecycle._requests["new"].outputs)
     step = loop.turn()
     while loop.state("new") is RequestState.RECOMPUTE:
         step = loop.turn()
@@ -322,7 +322,7 @@ def test_t28_who_ends_before_its_ack_is_finished_and_the_ack_frees_seat_and_bloc
     loop.schedule()
     loop.output()
     assert loop.results["one"].state is RequestState.FINISHED
-    assert loop.scheduler._requests == {}
+    assert loop.scheduler._lifecycle._requests == {}
     assert (loop.told("seats"), loop.cache.stats()["leases"]) == (1, 1)
     loop.output()
     assert loop.told("seats") == 1
@@ -494,7 +494,7 @@ def test_t32_a_finish_of_who_was_acked_is_counted_and_changes_nothing() -> None:
     assert loop.state("one") is RequestState.RECOMPUTE
     loop.scheduler.on_output(loop.compute(ends=["one"]))
     assert loop.state("one") is RequestState.RECOMPUTE
-    assert len(loop.scheduler._requests["one"].outputs) == 2
+    assert len(loop.scheduler._lifecycle._requests["one"].outputs) == 2
     assert loop.told("outputs_ignored") == 1
     loop.stops.clear()
     loop.output()
@@ -762,7 +762,7 @@ def test_a_seat_that_stops_is_never_bound() -> None:
         loop.output()
     assert loop.told("seats") == 2
     with pytest.raises(IndexError):
-        loop.scheduler._seats.bind(loop.scheduler._requests[2], None, 1)  # type: ignore[arg-type]
+        loop.scheduler._seats.bind(loop.scheduler._lifecycle._requests[2], None)  # type: ignore[arg-type]
     loop.finish()
 
 
@@ -909,7 +909,7 @@ def test_a_row_has_room_for_its_drafts_and_what_was_not_accepted_is_trimmed(
         if len(loop.air) > lag:
             loop.output()
             loop.ack()
-            for seat in loop.scheduler._batch.decode:
+            for seat in loop.scheduler._batch._decode:
                 computed = int(loop.scheduler._seats.computed[seat.number])
                 flying = any(seat.number in one.decode for one in loop.air)
                 assert flying or seat.lease.tokens == computed == seat.lease.appended - 1

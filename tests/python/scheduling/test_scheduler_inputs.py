@@ -216,7 +216,7 @@ def test_keys_of_many_long_prompts_are_made_over_several_steps() -> None:
     for number in range(20):
         scheduler.add(number, range(number, 31_000 + number), max_tokens=2)
     scheduler.schedule()
-    keyed = [entry for entry in scheduler._requests.values() if entry.keys is not None]
+    keyed = [entry for entry in scheduler._lifecycle._requests.values() if entry.keys is not None]
     assert 1 <= len(keyed) <= 3
 
 
@@ -224,13 +224,13 @@ def test_keys_of_many_long_prompts_are_made_over_several_steps() -> None:
 
 
 def refused(loop: Loop, says: str, call: Any) -> None:
-    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch.in_flight)
+    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch._in_flight)
     with pytest.raises(by.Misuse, match=says):
         call()
     assert (
         loop.cache.digest(),
         loop.scheduler.stats(),
-        len(loop.scheduler._batch.in_flight),
+        len(loop.scheduler._batch._in_flight),
     ) == before
 
 
@@ -304,7 +304,7 @@ def test_a_ticket_is_one_of_the_device_that_is_open_and_for_one_request() -> Non
     loop = Loop(device=33, host=8)
     promises = Reservations(loop.cache)
     promise = promises.open("z", 2, deadline=5)
-    refused(loop, "Tickets.commit", lambda: loop.add("z", 9, 3, ticket=promise))
+    refused(loop, "Reservations.commit", lambda: loop.add("z", 9, 3, ticket=promise))
     refused(loop, "give what", lambda: loop.add("z", 9, 3, ticket=5))
     below = loop.cache.promise(2, tier="host")
     refused(loop, "of the host", lambda: loop.add("z", 9, 3, ticket=below))

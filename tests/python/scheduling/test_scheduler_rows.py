@@ -136,7 +136,7 @@ def test_with_every_copy_stalled_the_others_go_on_within_a_millisecond() -> None
         spent.append(time.thread_time() - start)
         loop.output()
     assert loop.state("stalled") is RequestState.LOADING
-    assert all(len(loop.scheduler._requests[name].outputs) >= 39 for name in range(6))
+    assert all(len(loop.scheduler._lifecycle._requests[name].outputs) >= 39 for name in range(6))
     assert sorted(spent)[len(spent) // 2] < 1e-3
     loop.land()
     loop.finish()
@@ -522,13 +522,13 @@ def test_a_bad_output_is_named_and_nothing_of_it_is_taken(what: str) -> None:
     step = loop.schedule()
     assert loop.rows(step) == [0, 1]
     wrong, says = BAD[what]
-    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch.in_flight)
+    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch._in_flight)
     with pytest.raises(by.Misuse, match=says):
         loop.scheduler.on_output(wrong(step.number))
     assert (
         loop.cache.digest(),
         loop.scheduler.stats(),
-        len(loop.scheduler._batch.in_flight),
+        len(loop.scheduler._batch._in_flight),
     ) == before
     loop.finish()
     for name, prompt in (("decodes", 4), ("computes", 12)):
@@ -618,7 +618,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 30))
     def abort(self, which: int) -> None:
-        there = sorted(int(str(name)) for name in self.loop.scheduler._requests)
+        there = sorted(int(str(name)) for name in self.loop.scheduler._lifecycle._requests)
         if there:
             self.aborted.add(there[which % len(there)])
             self.loop.scheduler.abort(there[which % len(there)])
@@ -663,7 +663,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def ask_each(self) -> None:
-        for name in self.loop.scheduler._requests:
+        for name in self.loop.scheduler._lifecycle._requests:
             assert str(self.loop.state(name)) in str(self.loop.scheduler.explain(name))
 
     @invariant()
@@ -674,9 +674,9 @@ class Machine(RuleBasedStateMachine):
         scheduler = self.loop.scheduler
         seats = scheduler._seats.bound()
         assert len({seat.number for seat in seats}) == len(seats) == scheduler.stats()["seats"]
-        there = [seat.request for seat in seats if not seat.gone]
-        assert all(scheduler._requests[one.id] is one for one in there)
-        assert len(scheduler._requests) == len(there) + scheduler.stats()["waiting"]
+        there = [seat.request for seat in seats if not seat.ended]
+        assert all(scheduler._lifecycle._requests[one.id] is one for one in there)
+        assert len(scheduler._lifecycle._requests) == len(there) + scheduler.stats()["waiting"]
 
     @override
     def teardown(self) -> None:

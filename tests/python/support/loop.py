@@ -111,7 +111,7 @@ class Loop:
             step.number,
             np.array(seats, np.int32),
             np.array(tokens, np.uint32),
-            np.array(counts, np.int64) if self.scheduler._drafts else None,
+            np.array(counts, np.int64) if self.scheduler._options.num_speculative_tokens else None,
             np.array(ended, np.bool_) if ends else None,
         )
 
@@ -149,7 +149,9 @@ class Loop:
         self.ack()
         while not self.scheduler.idle:
             bound -= 1
-            assert bound, [str(self.scheduler.explain(one)) for one in self.scheduler._requests]
+            assert bound, [
+                str(self.scheduler.explain(one)) for one in self.scheduler._lifecycle._requests
+            ]
             self.turn()
         # One more, so that what the last step kept for the batch is given back.
         self.turn()
@@ -162,16 +164,16 @@ class Loop:
         """INV-12: nobody is registered anywhere."""
         scheduler = self.scheduler
         seats = scheduler._seats.bound()
-        assert (scheduler._requests, scheduler._queue._heap, seats) == ({}, [], [])
+        assert (scheduler._lifecycle._requests, scheduler._queue._heap, seats) == ({}, [], [])
         batch = scheduler._batch
-        lists = (batch.loading, batch.prefill, batch.decode, scheduler._stops)
+        lists = (batch._loading, batch._prefill, batch._decode, scheduler._lifecycle._stops)
         assert lists == ([], {}, {}, [])
         sizes = scheduler.stats()
         assert (sizes["waiting"], sizes["seats"], sizes["stopping"]) == (0, 0, 0)
 
     def handle(self, request: Hashable = "new") -> by.Parked:
         """What keeps a parked request."""
-        parked = self.scheduler._requests[request].parked
+        parked = self.scheduler._lifecycle._requests[request].parked
         assert parked is not None
         return parked
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from blockyard._core import Keys, NoRoom, TooLarge
 from blockyard._typing import override
 from blockyard.scheduling.headroom import HeadroomPolicy
+from blockyard.scheduling.request import max_blocks
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.tools.replay.clock import Queue
@@ -169,7 +170,7 @@ class Transfers(Arrivals):
             self._first = request, self._cache.keys(self._tokens.prompt(request))
         keys = self._first[1]
         most = int(self._answers[request])
-        if self._blocks(keys.tokens + most - 1) > self._capacity:
+        if max_blocks(keys.tokens, most, self._size) > self._capacity:
             self.refused += 1
         elif not self._asked(request, keys, most, now):
             return False
