@@ -258,7 +258,7 @@ class Scheduler:
             return [victim]
         lost = self._preemptor.lost()
         if lost is not None:
-            why = "kv_lost: there is no room for all who run, and none on the host to park it"
+            why = "kv_lost: there is no room for all that run, and none on the host to park it"
             self._lifecycle.fail_seat(lost, why)
         return []
 

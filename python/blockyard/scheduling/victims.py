@@ -46,7 +46,7 @@ class LeastComputed:
 
 
 def checked_policy(name: str, policy: object) -> VictimPolicy:
-    """A policy, which is asked once: a wrong one is refused before anything runs.
+    """Asks a policy once, so that a wrong one is refused before anything runs, and returns it.
 
     Raises:
         Misuse: It is no policy, or ranks by something else than integers.

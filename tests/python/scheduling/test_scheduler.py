@@ -628,6 +628,24 @@ def test_t36_nobody_is_chosen_while_what_is_coming_is_enough() -> None:
     loop.finish()
 
 
+def test_t36_no_second_victim_is_chosen_while_the_first_one_stops() -> None:
+    """INV-25: what the first frees at its ack is enough, though two others still run."""
+    loop = Loop(device=12)
+    for name in (1, 2, 3):
+        loop.add(name, text(name, 14 if name < 3 else 10), 12)
+    loop.turn(2)
+    while loop.told("preempted") == 0:
+        loop.schedule()
+        loop.output()
+    for _ in range(3):
+        loop.schedule()
+        loop.output()
+    assert loop.told("preempted") == 1
+    states = [loop.state(name) for name in (1, 2, 3)]
+    assert states == [RequestState.DECODE, RequestState.STOPPING, RequestState.DECODE]
+    loop.finish()
+
+
 def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
     loop = Loop(device=9, max_num_seqs=3)
     loop.add("ends", text(1, 6), 9)
