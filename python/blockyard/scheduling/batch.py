@@ -38,18 +38,18 @@ class Grown(NamedTuple):
     seats: list[Seat]
     counts: NDArray[np.int64] | None
     """Positions of each; None for one each."""
-    short: list[Seat]
+    skipped: list[Seat]
     """Rows that found no room, and skip the step (T36)."""
     need: int
     """Blocks that those rows lack."""
 
-    def going(self) -> "Grown":
+    def without_stopped(self) -> "Grown":
         """The same without rows that were stopped since."""
-        goes = [at for at, seat in enumerate(self.seats) if seat.stop is None]
-        if len(goes) == len(self.seats):
+        keep = [at for at, seat in enumerate(self.seats) if seat.stop is None]
+        if len(keep) == len(self.seats):
             return self
-        counts = None if self.counts is None else self.counts[goes]
-        return self._replace(seats=[self.seats[at] for at in goes], counts=counts)
+        counts = None if self.counts is None else self.counts[keep]
+        return self._replace(seats=[self.seats[at] for at in keep], counts=counts)
 
 
 class Batch:
@@ -180,7 +180,7 @@ class Batch:
         if self._drafts:
             more &= scheduled == self._seats.computed[numbers]
         if not more.all():
-            seats = [seat for seat, goes in zip(seats, more, strict=True) if goes]
+            seats = [seat for seat, grows in zip(seats, more, strict=True) if grows]
             leases = [seat.lease for seat in seats]
         if not seats:
             return Grown([], None, [], 0)
@@ -193,17 +193,17 @@ class Batch:
             unserved = unserved[again]
         if not len(unserved):
             return Grown(seats, counts, [], 0)
-        short = unserved.tolist()
+        skipped = unserved.tolist()
         need = sum(
-            self._blocks(leases[at], 1 if counts is None else int(counts[at])) for at in short
+            self._blocks(leases[at], 1 if counts is None else int(counts[at])) for at in skipped
         )
-        goes = np.ones(len(seats), np.bool_)
-        goes[unserved] = False
-        served = np.flatnonzero(goes)
+        grows = np.ones(len(seats), np.bool_)
+        grows[unserved] = False
+        served = np.flatnonzero(grows)
         return Grown(
             [seats[at] for at in served.tolist()],
             None if counts is None else counts[served],
-            [seats[at] for at in short],
+            [seats[at] for at in skipped],
             need,
         )
 

@@ -35,6 +35,7 @@ class Counters:
 
 
 COUNTERS: Final = tuple(
-    Stat(one.name, one.metadata["unit"], one.metadata["meaning"]) for one in fields(Counters)
+    Stat(counter.name, counter.metadata["unit"], counter.metadata["meaning"])
+    for counter in fields(Counters)
 )
 """The schema of `Counters.stats`."""

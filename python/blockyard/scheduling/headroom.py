@@ -161,9 +161,9 @@ def checked_headroom(name: str, policy: object) -> HeadroomPolicy:
     if isinstance(policy, type) or not isinstance(policy, HeadroomPolicy):
         raise Misuse(f"{name} = {policy!r:.60}: must be a policy, such as Adaptive()")
     try:
-        said: tuple[object, object] = policy.reserve(1), policy.headroom(1)
+        answers: tuple[object, object] = policy.reserve(1), policy.headroom(1)
     except Exception as error:
         raise Misuse(f"{name} = {policy!r:.60}: {error}") from error
-    if not all(isinstance(number, int) and number >= 0 for number in said):
-        raise Misuse(f"{name} = {policy!r:.60} answers {said}: must be integers >= 0")
+    if not all(isinstance(number, int) and number >= 0 for number in answers):
+        raise Misuse(f"{name} = {policy!r:.60} answers {answers}: must be integers >= 0")
     return policy

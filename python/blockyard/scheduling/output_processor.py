@@ -161,12 +161,12 @@ class OutputProcessor:
 
     def _end(self, output: Output, rows: list[Seat | None]) -> None:
         """Ends rows at an end token of the engine, or at `max_tokens` (T28, T35)."""
-        said = output.ended
+        ended = output.ended
         for at, seat in enumerate(rows):
             if seat is None:
                 continue
             entry = seat.request
-            by_engine = said is not None and bool(said[at])
+            by_engine = ended is not None and bool(ended[at])
             if not by_engine and len(entry.outputs) < entry.max_tokens:
                 continue
             self._batch.drop(seat)

@@ -180,11 +180,13 @@ class Preemptor:
     def stuck(self, grown: Grown) -> bool:
         """Whether nothing that goes on would make room by itself."""
         batch = self._batch
-        goes = bool(grown.seats) or batch.prefilling or batch.computing or batch.loading
-        goes = goes or self._seats.stopping > 0 or self._coming() > 0
-        goes = goes or any(entry.last_write > self._cache.done for entry in self._queue.parked)
+        progress = bool(grown.seats) or batch.prefilling or batch.computing or batch.loading
+        progress = progress or self._seats.stopping > 0 or self._coming() > 0
+        progress = progress or any(
+            entry.last_write > self._cache.done for entry in self._queue.parked
+        )
         # A copy keeps the blocks that it reads, and all above them.
-        return not goes and self._cache.blocks_in_flight() == (0, 0)
+        return not progress and self._cache.blocks_in_flight() == (0, 0)
 
     def _coming(self) -> int:
         """Blocks that come back with steps in flight, from rows that stop, and from parked ones."""

@@ -193,12 +193,12 @@ class Scheduler:
             )
         self._counters.steps += 1
         grown = self._batch.grow()
-        if grown.short:
+        if grown.skipped:
             grown = self._make_room(grown)
         # Only now: a request that starts in this step is no victim in it.
         starts = self._landed()
         self._cache.set_headroom(self._lifecycle.wanted_headroom())
-        if not grown.short:
+        if not grown.skipped:
             starts += self._begun(self._admission.admit())
             if self._queue.parked:
                 self._move_ahead()
@@ -230,11 +230,11 @@ class Scheduler:
         if self._preemptor.stuck(grown) and self._preemptor.dedup():
             # No row had grown, so none grows twice.
             grown = self._batch.grow()
-            if not grown.short:
+            if not grown.skipped:
                 return grown
-        self._counters.skipped += len(grown.short)
+        self._counters.skipped += len(grown.skipped)
         capacity = self._cache.limit()
-        for seat in grown.short:
+        for seat in grown.skipped:
             if seat.lease.tokens >= capacity * self._cache.block_size:
                 # The device was made smaller than it is long.
                 why = f"its {seat.lease.tokens} tokens fill all {capacity} blocks of the device"
@@ -247,7 +247,7 @@ class Scheduler:
             seat.request.preempted += 1
             self._headroom.preempted()
             self._lifecycle.stop(seat)
-        return grown.going()
+        return grown.without_stopped()
 
     def _unstick(self) -> list[Seat]:
         """Victims where no row goes on, and none frees anything alone (INV-25)."""
@@ -327,9 +327,11 @@ class Scheduler:
         Raises:
             Misuse: Its `stops` are others.
         """
-        said = getattr(engine, "stops", None)
-        if said != self._options.stops:
-            raise Misuse(f"the engine's stops are {said!r}: make the scheduler with stops={said!r}")
+        stops = getattr(engine, "stops", None)
+        if stops != self._options.stops:
+            raise Misuse(
+                f"the engine's stops are {stops!r}: make the scheduler with stops={stops!r}"
+            )
 
     def reconcile(self, active: Iterable[int], step: int) -> None:
         """Makes good for lost acks: the engine says which seats it has as of its step `step`.

@@ -83,9 +83,9 @@ def accepted(output: Output, in_flight: InFlightStep) -> NDArray[np.int64]:
         # Each row sampled one token, so no draft was accepted.
         computed[: in_flight.decodes] = 1
         return computed
-    said = dict(zip(output.seats.tolist(), _counts(output), strict=True))
+    sampled_by_seat = dict(zip(output.seats.tolist(), _counts(output), strict=True))
     for at, number in enumerate(in_flight.numbers[: in_flight.decodes].tolist()):
-        computed[at] = said.get(number, 0)
+        computed[at] = sampled_by_seat.get(number, 0)
     return computed
 
 
@@ -96,13 +96,13 @@ def sampled(output: Output, in_flight: InFlightStep, seats: Seats) -> list[Seat 
         Misuse: The output is not one of that step.
     """
     step = output.step
-    may = {
+    expected = {
         seat.number: (seat, most)
         for seat, most in zip(
             in_flight.seats, in_flight.counts[: in_flight.decodes].tolist(), strict=False
         )
     }
-    may |= {
+    expected |= {
         seat.number: (seat, 1)
         for seat in in_flight.seats[in_flight.decodes :]
         if seat.number in in_flight.lasts
@@ -117,13 +117,13 @@ def sampled(output: Output, in_flight: InFlightStep, seats: Seats) -> list[Seat 
         raise Misuse(f"tokens of {output.tokens.dtype} in step {step}: give uint32")
     found: list[Seat | None] = []
     for number, count in zip(output.seats.tolist(), counts, strict=True):
-        seat, most = may.pop(number, (None, 0))
+        seat, most = expected.pop(number, (None, 0))
         if seat is None:
             raise Misuse(f"output of seat {number}, which samples nothing in step {step}")
         if not 1 <= count <= most:
             raise Misuse(f"{count} tokens of seat {number} in step {step}: from 1 to {most}")
         found.append(seat if seats.lives(seat) else None)
-    for number, (seat, _) in may.items():
+    for number, (seat, _) in expected.items():
         if seats.lives(seat) and seat.stop is None:
             raise Misuse(f"step {step} has sampled in seat {number}, and its output has not")
     return found

@@ -54,9 +54,9 @@ def checked_policy(name: str, policy: object) -> VictimPolicy:
     if isinstance(policy, type) or not isinstance(policy, VictimPolicy):
         raise Misuse(f"{name} = {policy!r:.60}: must be a policy, such as Newest()")
     try:
-        said: object = policy.rank(Candidate(0, 0, 0, 1, 1))
+        rank: object = policy.rank(Candidate(0, 0, 0, 1, 1))
     except Exception as error:
         raise Misuse(f"{name} = {policy!r:.60}: {error}") from error
-    if not isinstance(said, tuple) or not all(isinstance(number, int) for number in said):
-        raise Misuse(f"{name} = {policy!r:.60} ranks by {said!r:.60}: must be a tuple of integers")
+    if not isinstance(rank, tuple) or not all(isinstance(number, int) for number in rank):
+        raise Misuse(f"{name} = {policy!r:.60} ranks by {rank!r:.60}: must be a tuple of integers")
     return policy

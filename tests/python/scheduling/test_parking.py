@@ -1,4 +1,4 @@
-"""Parking and resume, transition by transition: names and numbers are those of `docs/laws.md`."""
+"""Parking and resume, transition by transition; `docs/laws.md` has the names and numbers."""
 
 import logging
 import pickle
@@ -47,7 +47,7 @@ def test_t10_the_blocks_of_the_parked_leave_tail_first_and_only_as_the_need_asks
     assert len(plan) == 1
     loop.land()
     assert loop.handle().on_device == blocks - 1
-    # One block is room for four tokens; the next moves two steps before it is wanted.
+    # One block is room for four tokens; the next moves two steps before it is needed.
     moved = []
     while loop.state("old") is RequestState.DECODE:
         moved.append(loop.told("relieved"))
@@ -96,7 +96,7 @@ def test_t14_a_copy_that_never_ends_costs_its_destination_alone() -> None:
     assert loop.cache.stats()["host_quarantined"] == 1
     for _ in range(5):
         loop.turn()
-    # The fence: what it read, and what stands above that, may leave now.
+    # The fence is passed: what the copy read, and what stands above that, may leave now.
     loop.cache.commit(plan)
     assert loop.cache.stats()["host_quarantined"] == 0
     loop.finish()
@@ -286,7 +286,7 @@ def test_t27_who_is_aborted_while_it_moves_down_gives_its_slots_back_at_the_fenc
 
 
 def test_t32_a_finish_that_the_engine_reports_of_who_is_parked_changes_nothing() -> None:
-    """A row of a step in flight, whose ack came before its output."""
+    """The ack of a row came before the output of a step in flight that has it."""
     loop = stopping(host=32)
     loop.schedule()
     loop.ack()
@@ -337,7 +337,7 @@ def test_t7_a_victim_that_is_aborted_gives_its_host_slots_back() -> None:
 
 
 def test_who_could_not_be_parked_beside_the_others_waits_in_line() -> None:
-    """All but one of those that run find room on the host, however long they grow."""
+    """All running requests but one find room on the host, however long they grow."""
     loop = Loop(device=9, host=4, recompute=False)
     loop.add("old", text(1, 14), 12)
     loop.add("new", text(2, 14), 12)
@@ -437,7 +437,7 @@ def test_full_blocks_alone_are_kept_and_the_tail_is_computed_again() -> None:
 def test_4_7_46_with_tokens_in_flight_around_a_block_n_is_one_number(
     computed: int, flying: int
 ) -> None:
-    """R1-9 too: what is published is full and computed, and the tail leaves as what it is."""
+    """Published blocks are full and computed, and the tail leaves as it is (R1-9 too)."""
     loop = Loop(device=33, host=32)
     loop.add("one", 3, 20)
     while int(loop.scheduler._seats.computed[0]) < computed:
@@ -476,7 +476,7 @@ def test_r1_12_a_sequence_may_have_several_copies_in_the_air() -> None:
 
 
 def test_r3_7_whatever_is_parked_the_host_never_holds_more_than_it_has() -> None:
-    """4.7-44: budgets and squeezes by seed; what is too much is computed again."""
+    """Budgets and squeezes by seed: what does not fit is recomputed (4.7-44)."""
     chance = random.Random(7)
     for _ in range(30):
         host = chance.randint(1, 24)
@@ -589,7 +589,7 @@ def test_parking_what_is_not_ready_and_resuming_what_has_ended_is_refused() -> N
 
 
 def test_what_a_step_in_flight_may_write_still_is_not_copied_before_it_is_done() -> None:
-    """An ack may overtake the output of a step before it."""
+    """An ack may overtake the output of an earlier step."""
     loop = squeezed(host=32)
     while loop.state("new") is not RequestState.STOPPING:
         loop.schedule()

@@ -1,4 +1,4 @@
-"""Which parked blocks move for whom, which requests wait, and which are given up."""
+"""Which parked blocks move for which request, which requests wait, and which are given up."""
 
 from typing import Any
 
@@ -152,7 +152,7 @@ def test_when_the_host_is_made_smaller_and_nobody_can_be_parked_one_fails() -> N
 
 
 def test_when_the_host_is_made_smaller_who_fits_there_is_parked_before_anybody_fails() -> None:
-    """All that "new" may need does not fit on the host any more; what it has does."""
+    """The host has no room for all that "new" may need, but for what it has."""
     loop = squeezed(host=32, recompute=False)
     loop.cache.resize("host", 6)
     loop.finish()
@@ -314,7 +314,7 @@ def test_who_was_promised_room_gives_it_back_before_anybody_fails() -> None:
 
 
 def test_drafts_are_left_out_where_only_the_newest_token_has_room() -> None:
-    """The device is made smaller than it is long: it goes on to the last slot."""
+    """The device is made smaller than the request is long: it goes on to the last slot."""
     loop = Loop(device=33, size=1, num_speculative_tokens=2)
     loop.add("one", [1], 25)
     loop.turn(8)
@@ -367,7 +367,7 @@ def test_what_is_neither_a_lease_nor_parked_is_refused_and_not_counted(call: Any
 def test_t10_a_parked_block_leaves_two_steps_before_it_is_wanted_and_none_for_nobody(
     most: int,
 ) -> None:
-    """Not a step later, for a copy takes some; nor sooner, for "old" may have ended by then."""
+    """A step later is too late, as a copy takes some; earlier, "old" may have ended by then."""
     loop = Loop(device=9, host=32)
     loop.add("old", text(1, 14), most)
     loop.add("new", text(2, 14), 12)
@@ -388,7 +388,7 @@ def test_t10_a_parked_block_leaves_two_steps_before_it_is_wanted_and_none_for_no
 
 
 def test_full_blocks_alone_are_kept_but_never_less_than_was_found() -> None:
-    """A full hit begins in the middle of a block: what it found there was computed by another."""
+    """A full hit begins in the middle of a block, whose first part another request computed."""
     cache = by.KVCache(block_size=4, device=17, host=16)
     preempt = Parking(cache, cache.config, mode="full-blocks")
     publish(cache, text(1, 8))
@@ -404,7 +404,7 @@ def test_full_blocks_alone_are_kept_but_never_less_than_was_found() -> None:
 
 
 def test_what_has_computed_nothing_is_not_parked() -> None:
-    """T11: there is nothing to keep, and nothing is counted."""
+    """There is nothing to keep, and nothing is counted (T11)."""
     cache = by.KVCache(block_size=4, device=17, host=16)
     preempt = Parking(cache, cache.config)
     lease = cache.begin(text(1, 8))
@@ -415,7 +415,7 @@ def test_what_has_computed_nothing_is_not_parked() -> None:
 
 
 def test_a_tail_is_a_block_to_move_and_what_is_kept_is_counted() -> None:
-    """T11: less than a block is worth what a block is."""
+    """Less than a block counts as a block (T11)."""
     cache = by.KVCache(block_size=4, device=17, host=16, speeds=(10, 1000, 0))
     preempt = Parking(cache, cache.config)
     handle = preempt.park(cache.begin(text(1, 3)), 3)
@@ -425,7 +425,7 @@ def test_a_tail_is_a_block_to_move_and_what_is_kept_is_counted() -> None:
 
 
 def test_patience_is_what_may_be_and_one_more_is_too_much() -> None:
-    """T17: a request finds no room that often in a row and is kept."""
+    """A request finds no room that often in a row, and is kept (T17)."""
     cache = by.KVCache(block_size=4, device=17, host=16)
     preempt = Parking(cache, cache.config, max_stalled_steps=3)
     handle = preempt.park(cache.begin(text(1, 8)), 8)
@@ -437,14 +437,14 @@ def test_patience_is_what_may_be_and_one_more_is_too_much() -> None:
 
 @pytest.mark.parametrize("recompute", [True, False])
 def test_loads_that_fail_are_given_up_only_where_they_can_be_computed(recompute: Any) -> None:
-    """T4."""
+    """Only so many failed loads in a row limit the next one (T4)."""
     cache = by.KVCache(block_size=4, device=17, host=16, recompute=recompute)
     preempt = Parking(cache, cache.config, resume_retries=2)
     assert [preempt.load_limit(failed) for failed in (2, 3)] == [None, 0 if recompute else None]
 
 
 def test_what_another_holds_too_is_not_moved_for_who_needs_room() -> None:
-    """T10: a copy of it would free nothing."""
+    """A copy of a shared block would free nothing (T10)."""
     cache = by.KVCache(block_size=4, device=17, host=16)
     preempt = Parking(cache, cache.config)
     publish(cache, text(1, 8))

@@ -1,4 +1,4 @@
-"""The line: the order in which requests begin, and what they wait for."""
+"""The waiting queue: the order in which requests begin, and what they wait for."""
 
 from typing_extensions import override
 
@@ -12,7 +12,7 @@ from yard import publish, publish_below, text
 
 
 def test_who_shares_what_is_there_already_is_not_waited_for() -> None:
-    """Table 2.2, row 7: what the other computes just now is none of its prompt."""
+    """The other request computes nothing of its prompt just now (table 2.2, row 7)."""
     loop = Loop(max_num_batched_tokens=8)
     publish(loop.cache, text(1, 8))
     loop.add("first", text(1, 8) + text(2, 24), 2)
@@ -24,7 +24,7 @@ def test_who_shares_what_is_there_already_is_not_waited_for() -> None:
 
 
 def test_of_several_who_compute_behind_one_prefix_each_is_waited_for() -> None:
-    """Table 2.2, row 7: who came last is not the only one."""
+    """The newest of those that compute is not the only one (table 2.2, row 7)."""
     loop = Loop(max_num_batched_tokens=8)
     publish(loop.cache, text(1, 8))
     for name in (2, 3):
@@ -43,7 +43,7 @@ def test_of_several_who_compute_behind_one_prefix_each_is_waited_for() -> None:
 
 
 def test_what_is_found_below_is_not_waited_for_either() -> None:
-    """Table 2.2, row 7: it is not worth loading here, and so both compute it."""
+    """Loading does not pay here, so both compute it (table 2.2, row 7)."""
     loop = Loop(max_num_batched_tokens=8)
     cache = by.KVCache(block_size=4, device=33, host=16, speeds=(1000, 10, 0))
     loop.cache, loop.scheduler = (
@@ -60,7 +60,7 @@ def test_what_is_found_below_is_not_waited_for_either() -> None:
 
 
 def test_who_waited_for_a_prefix_begins_when_it_is_there_though_another_finds_no_room() -> None:
-    """Table 2.2, row 7: nobody has come or gone, and there is no more room than before."""
+    """No request has come or gone, and there is no more room than before (table 2.2, row 7)."""
     loop = Loop(device=17, max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 40)
     loop.add("second", [*text(1, 24), 7], 2)
@@ -74,7 +74,7 @@ def test_who_waited_for_a_prefix_begins_when_it_is_there_though_another_finds_no
 
 
 def test_a_prefix_is_brought_up_ahead_of_its_turn_once() -> None:
-    """What was evicted again while it waits comes up when its turn has come."""
+    """A prefix that was evicted again while it waits comes up in its turn."""
     loop = Loop(device=9, host=16, prefetch_depth=2)
     publish_below(loop.cache, text(1, 12))
     loop.add("runs", text(2, 13), 8)
@@ -109,7 +109,7 @@ def test_no_prefix_is_brought_up_for_who_has_left_the_line() -> None:
 
 
 def test_a_prompt_of_the_whole_device_is_published_under_its_own_salt() -> None:
-    """INV-19: also where it begins without its last token."""
+    """It begins without its last token (INV-19)."""
     loop = Loop(device=5)
     for request in ("one", "two"):
         loop.add(request, text(1, 16), 1, salt="a")
@@ -119,7 +119,7 @@ def test_a_prompt_of_the_whole_device_is_published_under_its_own_salt() -> None:
 
 
 def test_who_finds_all_but_its_last_token_computes_its_prompt_all_the_same() -> None:
-    """T1: it decodes when it has sampled something, T6, and not before."""
+    """It decodes when it has sampled something (T6), and not before (T1)."""
     loop = Loop()
     publish(loop.cache, text(1, 12))
     loop.add("one", text(1, 13), 3)
@@ -131,7 +131,7 @@ def test_who_finds_all_but_its_last_token_computes_its_prompt_all_the_same() -> 
 
 
 def test_whose_loads_were_late_before_it_ran_is_loaded_again_when_it_has_run() -> None:
-    """T4: only so many failures in a row are a reason to compute what is there."""
+    """Only so many failed loads in a row are a reason to recompute a prefix (T4)."""
     loop = Loop(device=6, host=16, preempt_mode="recompute")
     publish_below(loop.cache, text(1, 12))
     loop.add("one", text(1, 14), 3)
@@ -177,7 +177,7 @@ def test_who_stands_first_has_nobody_before_it() -> None:
 
 
 def test_who_is_in_line_again_may_be_overtaken_as_often_as_at_first() -> None:
-    """INV-25: what was counted while it waited for its first turn is over with that turn."""
+    """Overtakes that were counted before its first turn end with that turn (INV-25)."""
     loop = Loop(device=9, max_overtakes=1)
     loop.add("runs", text(1, 8), 4)
     loop.turn()
@@ -205,7 +205,7 @@ def test_who_is_in_line_again_may_be_overtaken_as_often_as_at_first() -> None:
 
 
 def test_who_begins_with_a_ticket_has_overtaken_nobody() -> None:
-    """INV-25: the room was never that of who stands before it."""
+    """The room was never that of the request before it (INV-25)."""
     loop = Loop(device=9, max_overtakes=1)
     ticket = loop.cache.promise(2)
     loop.add("large", text(1, 28), 1)
@@ -218,7 +218,7 @@ def test_who_begins_with_a_ticket_has_overtaken_nobody() -> None:
 
 
 def test_those_with_tickets_begin_in_the_order_of_the_line() -> None:
-    """INV-17: not in that of a set, which differs from rank to rank."""
+    """The order is not that of a set, which differs from rank to rank (INV-17)."""
     loop = Loop(device=33, max_num_seqs=1, max_overtakes=0)
     names = list(range(8))
     for name in reversed(names):
@@ -231,7 +231,7 @@ def test_those_with_tickets_begin_in_the_order_of_the_line() -> None:
 
 
 def test_behind_long_prompts_without_room_a_short_one_is_asked_in_the_next_step() -> None:
-    """Keys of a part of the line are made in each step, and the rest is not forgotten."""
+    """Keys of a part of the queue are made in each step, and the rest is not forgotten."""
     cache = by.KVCache(block_size=16, device=2_000)
     held = cache.begin(range(1_600))
     scheduler = Scheduler(cache, SchedulerOptions(headroom=NoHeadroom()))
@@ -248,7 +248,7 @@ def test_behind_long_prompts_without_room_a_short_one_is_asked_in_the_next_step(
 
 
 def test_as_soon_as_the_least_of_those_who_wait_fits_it_begins() -> None:
-    """INV-25: nobody has come or gone, but a promise made to somebody else was given back."""
+    """No request has come or gone, but a promise to another was given back (INV-25)."""
     loop = Loop(device=9)
     held, ticket = loop.cache.begin(text(9, 24)), loop.cache.promise(1)
     loop.add("large", text(1, 28), 1)
@@ -304,7 +304,7 @@ def test_steps_without_room_and_begins_put_off_are_counted() -> None:
 
 
 def test_who_computes_again_is_promised_what_it_has_still_to_sample() -> None:
-    """R1-5: what it had sampled is a part of its tokens now."""
+    """The tokens that it had sampled are a part of its prompt now (R1-5)."""
     loop = Loop(device=33, headroom=FullLength())
     loop.add("one", text(1, 8), 9)
     loop.turn(5)
@@ -312,7 +312,7 @@ def test_who_computes_again_is_promised_what_it_has_still_to_sample() -> None:
     loop.scheduler.reset()
     loop.bound.clear()
     loop.turn()
-    # Sixteen positions in all, the last token has none: four blocks, of which it holds them all.
+    # It has sixteen positions, as the last token has none: four blocks, and it holds all of them.
     lease = loop.scheduler.lease("one")
     assert lease is not None
     assert lease.blocks + loop.cache.room().promised == 4
@@ -326,7 +326,7 @@ class Lavish(NoHeadroom):
 
 
 def test_a_policy_that_promises_too_much_promises_what_may_be_sampled() -> None:
-    """R1-5: nobody grows beyond its length."""
+    """No request grows beyond its length (R1-5)."""
     loop = Loop(device=9, headroom=Lavish())
     loop.add("one", text(1, 8), 9)
     loop.schedule()
@@ -336,7 +336,7 @@ def test_a_policy_that_promises_too_much_promises_what_may_be_sampled() -> None:
 
 
 def test_of_those_who_wait_for_one_anothers_tickets_the_last_in_line_gives_its_own_back() -> None:
-    """INV-25: nobody can begin, and who came before keeps what it was promised."""
+    """No request can begin, and the one that came first keeps its promise (INV-25)."""
     loop = Loop(device=9)
     tickets = [loop.cache.promise(2) for _ in range(2)]
     loop.add("first", text(1, 28), 1)
@@ -349,7 +349,7 @@ def test_of_those_who_wait_for_one_anothers_tickets_the_last_in_line_gives_its_o
 
 
 def test_tickets_are_taken_back_one_after_the_other_until_somebody_begins() -> None:
-    """INV-25: who has given its own back is not asked for it again."""
+    """A request that has given its ticket back is not asked for it again (INV-25)."""
     loop = Loop(device=9, max_overtakes=0)
     tickets = [loop.cache.promise(2) for _ in range(3)]
     loop.add("first", text(1, 28), 1)
@@ -362,7 +362,7 @@ def test_tickets_are_taken_back_one_after_the_other_until_somebody_begins() -> N
 
 
 def test_who_alone_has_a_ticket_keeps_it_while_it_finds_no_room() -> None:
-    """INV-25: what it was promised is in nobody's way but that of others in line."""
+    """Its promise is in the way only of other waiting requests (INV-25)."""
     loop = Loop(device=9)
     other, own = loop.cache.promise(4), loop.cache.promise(2)
     loop.add("one", text(1, 28), 1, ticket=own)

@@ -1,4 +1,4 @@
-"""Tickets: promises made to somebody else, by deadline and role; table 2.6."""
+"""Reservations for another instance, by deadline and role (table 2.6)."""
 
 from typing import Any
 
@@ -82,7 +82,7 @@ def test_a_ticket_that_has_ended_is_refused_with_an_error_of_its_own(end: str, v
         tickets.died("p")
     else:
         getattr(tickets, end)(promise.id)
-    # Another of the same request is not mistaken for it.
+    # Another reservation of the same request is not mistaken for it.
     again = tickets.open("a", 1, deadline=9)
     before = spare(cache)
     with pytest.raises(SpentReservation, match=f"ticket {promise.id} is not open"):
@@ -107,7 +107,7 @@ def test_a_second_ticket_of_a_request_is_rejected_and_the_first_is_as_it_was() -
 def test_a_promise_succeeds_if_and_only_if_it_leaves_what_the_roles_policy_wants(
     role: Any, policy: Any, running: int, idle: int
 ) -> None:
-    """R1-5: F + evictable - n >= policy(R, r)."""
+    """F + evictable - n >= policy(R, r) (R1-5)."""
     for blocks in range(1, 13):
         cache, tickets = made(device=13, **{role: policy})
         publish(cache, text(1, 4 * idle)) if idle else None
@@ -176,7 +176,7 @@ def test_a_ticket_of_another_cache_is_refused_when_its_request_is_added() -> Non
 
 @pytest.mark.parametrize("how", ["finish", "stop", "abort while loading", "fail", "reset"])
 def test_when_nothing_runs_any_more_all_that_is_free_can_be_promised_at_once(how: str) -> None:
-    """R1-5: not at the next `schedule`, which an idle instance may never call."""
+    """It falls at once: an idle instance may never call `schedule` again (R1-5)."""
     policy = Adaptive(8.0)
     loop = Loop(device=65, host=64, headroom=policy)
     tickets = Reservations(loop.cache, headroom={"decode": policy})
@@ -248,7 +248,7 @@ def test_a_tick_never_goes_back_and_what_never_fits_is_said() -> None:
 
 
 def test_a_refusal_for_those_that_run_says_what_is_needed_with_what_they_want() -> None:
-    """R1-5: there were blocks enough, but not beside what is kept for growth."""
+    """There were blocks enough, but not beside the headroom (R1-5)."""
     _, tickets = made(decode=Watermark(3))
     with pytest.raises(by.NoRoom) as refused:
         tickets.open("a", 6, deadline=1, running=1)

@@ -1,4 +1,4 @@
-"""The scheduler, transition by transition: names and numbers are those of `docs/laws.md`."""
+"""The scheduler, transition by transition; `docs/laws.md` has the names and numbers."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_t4_when_a_load_fails_or_is_late_it_computes_from_the_last_good_block(en
 
 
 def test_t4_whose_every_load_is_late_is_computed_in_the_end() -> None:
-    # While a copy without an end holds its slots, there is no room to go on: it begins anew.
+    # While a copy without an end holds its slots, it has no room to go on, and begins again.
     loop = Loop(device=6, host=16)
     publish_below(loop.cache, text(1, 12))
     loop.add("one", text(1, 14), 3)
@@ -81,7 +81,7 @@ def test_t4_whose_every_load_is_late_is_computed_in_the_end() -> None:
     assert loads == 3
     loop.finish()
     assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
-    # The next one is loaded as ever.
+    # The next one is loaded as usual.
     publish_below(loop.cache, text(1, 12))
     loop.add("two", text(1, 14), 3)
     loop.schedule()
@@ -158,7 +158,7 @@ def test_t8_tokens_that_come_before_the_ack_count(flying: int) -> None:
 def test_t9_the_ack_freezes_n_and_both_sides_begin_again_with_the_same(
     flying: int, prompt: int
 ) -> None:
-    """R4-1 and 4.7-46: tokens in flight, at block boundaries and beside them."""
+    """Tokens are in flight, at block boundaries and beside them (R4-1, 4.7-46)."""
     loop = Loop()
     loop.add("one", prompt, 9)
     loop.turn(2)
@@ -185,7 +185,7 @@ def test_t9_what_is_full_and_computed_is_published_and_the_last_token_is_not() -
     loop.add("one", 7, 9)
     loop.turn()
     assert len(loop.scheduler._lifecycle._requests["one"].outputs) == 1
-    # Eight tokens are there, and the KV of seven.
+    # Eight tokens exist, and the KV of seven.
     loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
     loop.schedule()
     loop.output()
@@ -195,7 +195,7 @@ def test_t9_what_is_full_and_computed_is_published_and_the_last_token_is_not() -
 
 
 def test_a_block_whose_twin_is_in_the_air_is_published_in_the_step_after_its_landing() -> None:
-    """Table 2.1, row 5: also when no block of that step is full."""
+    """The step that publishes it makes no block full (table 2.1, row 5)."""
     loop = Loop(device=33, host=16, max_num_seqs=1)
     prompt, said = text(1, 6), continuation("one", 6, 40)
     loop.add("one", prompt, 40)
@@ -610,7 +610,7 @@ def test_t36_who_finds_no_room_stays_and_skips_the_step() -> None:
 
 
 def test_t36_nobody_is_chosen_while_what_is_coming_is_enough() -> None:
-    """INV-25 and 4.7-47: a victim whose ack is not there yet, then blocks held for a step."""
+    """What comes is a victim without its ack, then blocks held for a step (INV-25, 4.7-47)."""
     loop = squeezed(max_num_seqs=3)
     loop.schedule()
     loop.schedule()
@@ -629,7 +629,7 @@ def test_t36_nobody_is_chosen_while_what_is_coming_is_enough() -> None:
 
 
 def test_t36_no_second_victim_is_chosen_while_the_first_one_stops() -> None:
-    """INV-25: what the first frees at its ack is enough, though two others still run."""
+    """What the first frees at its ack is enough, though two others still run (INV-25)."""
     loop = Loop(device=12)
     for name in (1, 2, 3):
         loop.add(name, text(name, 14 if name < 3 else 10), 12)
@@ -654,7 +654,7 @@ def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
     loop.schedule()
     loop.output()
     loop.schedule()
-    # It is in the step in flight too, so its blocks come when that is done.
+    # It is in the step in flight too, so its blocks come back when that is done.
     loop.schedule()
     loop.output(ends=["ends"])
     assert loop.results["ends"].state is RequestState.FINISHED
@@ -667,7 +667,7 @@ def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
 
 
 def test_progress_who_rests_is_chosen_when_nobody_else_can_go_on() -> None:
-    """INV-25: all were preempted before, and there is no room for any."""
+    """All were preempted before, and there is room for none (INV-25)."""
     loop = Loop(device=8, preempt_cooldown=1000, max_num_seqs=6)
     names = (1, 2, 3, 4, 5, 6)
     for name in names:
@@ -696,10 +696,10 @@ def test_progress_who_rests_is_chosen_before_a_promise_is_taken_back() -> None:
 
 
 def test_progress_who_is_alone_with_two_copies_of_its_blocks_makes_room_for_itself() -> None:
-    """What two computed at once stands twice while one of them runs: it takes twice the room."""
+    """Blocks that two computed at once exist twice while one of them runs."""
     loop = Loop(device=9, max_num_batched_tokens=4)
     prompt = text(1, 12)
-    # They begin before either has computed anything, in the order of another scheduler's time.
+    # They begin before either has computed anything, as under an earlier scheduler.
     twin = loop.cache.begin(prompt)
     loop.add("one", prompt, 20)
     loop.schedule()
@@ -768,7 +768,7 @@ def test_a_seat_that_the_engine_has_ended_is_free_at_once() -> None:
 
 
 def test_a_seat_that_stops_is_never_bound() -> None:
-    """R4-8: loading, running, stopping and aborting seats together are all there are."""
+    """Loading, running, stopping and aborting seats together are all seats (R4-8)."""
     loop = Loop(max_num_seqs=2)
     for name in range(5):
         loop.add(name, text(name + 1, 6), 5)
@@ -816,7 +816,7 @@ def test_what_is_kept_for_growth_decays_with_every_step_and_is_whole_again_on_pr
     loop.finish()
 
 
-# -- the order of the line -----------------------------------------------------------------------
+# -- the order of the queue ----------------------------------------------------------------------
 
 
 def test_the_larger_priority_comes_first_and_is_the_last_to_be_preempted() -> None:

@@ -1,4 +1,4 @@
-"""The scheduler against callers who err, and against lines that are long or crossed."""
+"""The scheduler against wrong input, and against queues that are long or wait for each other."""
 
 import gc
 import itertools
@@ -20,7 +20,7 @@ from blockyard.testing import Event, Scenario, Setup, simulate
 from loop import Loop, stopping
 from yard import publish_below, text
 
-# -- who waits for whom --------------------------------------------------------------------------
+# -- what waits for what -------------------------------------------------------------------------
 
 
 def test_many_small_tickets_in_line_never_leave_the_device_idle() -> None:
@@ -35,7 +35,7 @@ def test_many_small_tickets_in_line_never_leave_the_device_idle() -> None:
 
 @pytest.mark.parametrize("skip", [0, 1, 16])
 def test_those_who_wait_for_one_copy_hold_up_nobody_else(skip: int) -> None:
-    """The copy hangs: all who have its prefix wait, and who has not begins at once."""
+    """The copy hangs: requests with its prefix wait, and one without it begins at once."""
     loop = Loop(device=200, host=64, max_num_seqs=64, max_overtakes=skip)
     publish_below(loop.cache, text(1, 40))
     for name in range(20):
@@ -66,7 +66,7 @@ def test_behind_hundreds_that_wait_for_one_prefix_others_come_soon() -> None:
 
 
 def test_a_second_scheduler_on_a_cache_counts_on_where_the_first_has_ended() -> None:
-    """INV-6: what is held back for its step 2 is not given back by the first one's step 30."""
+    """Blocks held back for its step 2 do not come back with the first one's step 30 (INV-6)."""
     loop = Loop(device=33)
     loop.add("one", 10, 20)
     loop.turn(12)
@@ -180,7 +180,7 @@ def test_what_the_engine_does_to_a_step_changes_nothing_here() -> None:
 
 
 def spent(scheduler: Scheduler, steps: int) -> float:
-    """Median seconds of CPU of a step that changes the line."""
+    """Median seconds of CPU of a step that changes the queue."""
     times = []
     for number in range(steps):
         scheduler.add(f"late {number}", [1, 2, 3], max_tokens=2)

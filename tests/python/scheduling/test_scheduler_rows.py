@@ -32,7 +32,7 @@ from yard import profile, publish, publish_below, text
 
 
 def test_a_full_device_makes_room_for_what_comes_up_in_the_step_that_asks() -> None:
-    """R1-2: evicting is part of the begin; nothing waits, and nothing fails without need."""
+    """Evicting is part of a begin: nothing waits, and nothing fails without need (R1-2)."""
     loop = Loop(device=9, host=16)
     publish_below(loop.cache, text(1, 24))
     publish(loop.cache, text(2, 32))
@@ -47,7 +47,7 @@ def test_a_full_device_makes_room_for_what_comes_up_in_the_step_that_asks() -> N
 
 
 def test_sixteen_threads_that_need_each_others_room_are_served_or_refused_and_never_stuck() -> None:
-    """R1-2, under the watchdog of the test run."""
+    """The watchdog of the test run ends a hang (R1-2)."""
     cache = by.KVCache(block_size=4, device=33, host=64)
     for name in range(4):
         publish_below(cache, text(name, 24))
@@ -101,7 +101,7 @@ def test_what_goes_to_cranes_is_as_long_as_its_blocks_whatever_the_tokens(size: 
 
 @pytest.mark.parametrize("how", ["abort", "finish"])
 def test_who_ends_while_its_ack_is_awaited_leaves_every_registry(how: str) -> None:
-    """R3-1: and a later ack is ignored and counted."""
+    """A later ack is ignored and counted (R3-1)."""
     loop = Loop()
     loop.add("one", 10, 3)
     loop.turn(1)
@@ -123,7 +123,7 @@ def test_who_ends_while_its_ack_is_awaited_leaves_every_registry(how: str) -> No
 
 
 def test_with_every_copy_stalled_the_others_go_on_within_a_millisecond() -> None:
-    """R3-4: nothing waits for a copy; the clock is that of this thread."""
+    """Nothing waits for a copy; the clock is that of this thread (R3-4)."""
     loop = Loop(device=200, host=64, max_num_seqs=8)
     publish_below(loop.cache, text(1, 40))
     loop.add("stalled", text(1, 41), 2)
@@ -212,7 +212,7 @@ def test_without_an_ack_nothing_moves_however_long_it_takes() -> None:
 
 
 def test_nothing_is_published_under_an_epoch_that_is_over() -> None:
-    """R4-4: output of a step that the ack has overtaken."""
+    """The ack has overtaken the output of a step (R4-4)."""
     loop = Loop()
     loop.add("one", text(1, 15), 9)
     loop.turn()
@@ -316,7 +316,7 @@ def test_a_prompt_is_the_callers_and_what_he_does_with_it_later_changes_nothing(
 
 
 def test_a_prompt_of_the_type_that_is_kept_is_copied_too() -> None:
-    """INV-13: it needs no conversion, and must not be the caller's array for that."""
+    """It needs no conversion, but must not be the caller's array (INV-13)."""
     prompt = np.array(text(1, 14), U32)
     loop = Loop()
     loop.scheduler.add("one", prompt, max_tokens=3)
@@ -330,7 +330,7 @@ def test_a_prompt_of_the_type_that_is_kept_is_copied_too() -> None:
 
 
 def test_questions_change_nothing() -> None:
-    """INV-5 and INV-16: what is asked is one reading."""
+    """A question reads all its numbers at once (INV-5, INV-16)."""
     loop = stopping()
     loop.add("waits", text(3, 20), 2)
     before = loop.cache.digest(), loop.scheduler.stats()
@@ -351,7 +351,7 @@ def test_questions_change_nothing() -> None:
 
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_chunks_have_of_the_budget_what_rows_that_decode_leave(drafts: int) -> None:
-    """T6: and of a row with drafts, every position counts."""
+    """Of a row with drafts, every position counts (T6)."""
     loop = Loop(max_num_batched_tokens=8, num_speculative_tokens=drafts)
     loop.add("decodes", text(1, 4), 12)
     loop.turn()
@@ -374,7 +374,7 @@ def test_a_row_that_decodes_samples_whatever_room_it_has_for_drafts(accept: int)
 
 
 def test_whose_last_token_is_in_flight_computes_nothing_more() -> None:
-    """T35: it has no position left, and asks for no room."""
+    """The row has no position left, and asks for no room (T35)."""
     loop = Loop()
     loop.add("one", 8, 5)
     loop.turn()
@@ -583,7 +583,7 @@ def test_a_reset_by_another_policy_is_refused() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of what callers, engine and cranes may do: who ends has said the same as alone."""
+    """In any order of events a request that ends has sampled the same as alone."""
 
     @initialize(
         device=st.integers(9, 20),

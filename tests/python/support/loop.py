@@ -1,4 +1,4 @@
-"""A scheduler and an engine that does what it is told, for tests that go step by step."""
+"""A scheduler and an engine that a test drives step by step."""
 
 import zlib
 from collections import deque
@@ -28,7 +28,7 @@ def continuation(request: Hashable, prompt: int, max_tokens: int) -> list[int]:
 
 
 class Loop:
-    """A scheduler, and an engine that does what it is told when the test says so.
+    """A scheduler, and an engine that acts when the test says so.
 
     `accept` is how many tokens a row samples of those it may, for engines with drafts.
     """
@@ -86,7 +86,7 @@ class Loop:
         return [*step.decode.tolist(), *(chunk.seat for chunk in step.chunks)]
 
     def compute(self, *, ends: Collection[Hashable] = ()) -> Output:
-        """What the oldest step in flight has sampled; the seats of `ends` are free with it."""
+        """The output of the oldest step in flight, which ends the requests of `ends`."""
         step = self.air.popleft()
         for start in step.starts:
             self.bound[start.seat] = start, len(start.tokens)
@@ -120,7 +120,7 @@ class Loop:
         self.look()
 
     def ack(self) -> None:
-        """The engine answers all that it was told to stop."""
+        """Acks all stops that the engine was told."""
         for stop in self.stops:
             self.bound.pop(stop.seat, None)
         self.scheduler.on_acks([Ack(*stop) for stop in self.stops])
@@ -135,7 +135,7 @@ class Loop:
         assert self.cache.audit() is None
 
     def turn(self, turns: int = 1) -> Step:
-        """Steps, each computed and answered before the next."""
+        """Runs steps, each computed and answered before the next."""
         step = self.schedule()
         self.land()
         self.output()
@@ -143,7 +143,7 @@ class Loop:
         return step if turns == 1 else self.turn(turns - 1)
 
     def finish(self, bound: int = 400) -> None:
-        """Steps until there is nothing to do; and then nothing is left."""
+        """Runs steps until there is nothing to do, and checks that nothing is left."""
         while self.air:
             self.output()
         self.ack()
@@ -153,7 +153,7 @@ class Loop:
                 str(self.scheduler.explain(one)) for one in self.scheduler._lifecycle._requests
             ]
             self.turn()
-        # One more, so that what the last step kept for the batch is given back.
+        # One more step gives back what the last one kept for the batch.
         self.turn()
         stats = self.cache.stats()
         held = ("leases", "tickets", "device_pinned", "device_claimed", "device_promised", "leaked")
@@ -161,7 +161,7 @@ class Loop:
         self.empty()
 
     def empty(self) -> None:
-        """INV-12: nobody is registered anywhere."""
+        """Checks that no request is registered anywhere (INV-12)."""
         scheduler = self.scheduler
         seats = scheduler._seats.bound()
         assert (scheduler._lifecycle._requests, scheduler._queue._heap, seats) == ({}, [], [])
@@ -172,7 +172,7 @@ class Loop:
         assert (sizes["waiting"], sizes["seats"], sizes["stopping"]) == (0, 0, 0)
 
     def handle(self, request: Hashable = "new") -> by.Parked:
-        """What keeps a parked request."""
+        """The handle of a parked request."""
         parked = self.scheduler._lifecycle._requests[request].parked
         assert parked is not None
         return parked
@@ -192,7 +192,7 @@ def squeezed(**keywords: Any) -> Loop:
 
 
 def stopping(**keywords: Any) -> Loop:
-    """ "new" was chosen, and its stop is with the engine."""
+    """ "new" is a victim, and its stop is with the engine."""
     loop = squeezed(**keywords)
     while loop.state("new") is not RequestState.STOPPING:
         loop.schedule()
@@ -215,7 +215,7 @@ def loading(**keywords: Any) -> Loop:
 
 
 def parked(**keywords: Any) -> Loop:
-    """ "new" was chosen, and the engine has answered: its work is kept."""
+    """ "new" is a victim, and the engine has acked: its work is kept."""
     loop = stopping(host=32, **keywords)
     loop.ack()
     assert loop.state("new") is RequestState.PARKED
@@ -223,13 +223,13 @@ def parked(**keywords: Any) -> Loop:
 
 
 def resuming(**keywords: Any) -> Loop:
-    """ "new" has been wholly below, and its blocks are on their way up."""
+    """ "new" was wholly on the host, and its blocks are on their way up."""
     loop = parked(**keywords)
     while loop.told("parked") and loop.handle().on_device:
         loop.cache.demote(8, of=loop.handle())
         loop.plans += loop.cache.dispatch()
         loop.land()
-    # What it left idle on the device goes for something else.
+    # What it left idle on the device is evicted for another prompt.
     publish(loop.cache, text(9, free_for_all(loop.cache) * 4))
     loop.scheduler.abort("old")
     for _ in range(20):
