@@ -232,18 +232,11 @@ class Batch:
         left = self._budget - (len(decode) if positions is None else int(positions.sum()))
         chunks = self._chunks(left)
         seats = decode + [seat for seat, _ in chunks]
-        if self._rows is not None and len(decode) == len(self._rows[0]):
-            leases, numbers = self._rows
-        else:
-            leases = [seat.lease for seat in decode]
-            numbers = np.fromiter((seat.number for seat in decode), np.int64, len(decode))
+        leases, numbers = self._rows_of(decode, chunks)
         counts = np.ones(len(seats), np.int64)
         if positions is not None:
             counts[: len(decode)] = positions
         if chunks:
-            leases = leases + [seat.lease for seat, _ in chunks]
-            more = np.fromiter((seat.number for seat, _ in chunks), np.int64, len(chunks))
-            numbers = np.concatenate((numbers, more))
             counts[len(decode) :] = [count for _, count in chunks]
         # The engine gets this array, and the scheduler needs it again: it is read-only.
         counts.flags.writeable = False
@@ -287,6 +280,21 @@ class Batch:
             counts,
             samples,
         )
+
+    def _rows_of(
+        self, decode: list[Seat], chunks: list[tuple[Seat, int]]
+    ) -> tuple[list[Lease], NDArray[np.int64]]:
+        """The leases and the seat numbers of the rows, decodes first, then chunks."""
+        if self._rows is not None and len(decode) == len(self._rows[0]):
+            leases, numbers = self._rows
+        else:
+            leases = [seat.lease for seat in decode]
+            numbers = np.fromiter((seat.number for seat in decode), np.int64, len(decode))
+        if chunks:
+            leases = leases + [seat.lease for seat, _ in chunks]
+            more = np.fromiter((seat.number for seat, _ in chunks), np.int64, len(chunks))
+            numbers = np.concatenate((numbers, more))
+        return leases, numbers
 
     def _chunks(self, left: int) -> list[tuple[Seat, int]]:
         """Chunks of the prompts, in the order in which they started, within `left` tokens."""

@@ -2,14 +2,17 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Lease
 
-__all__ = ["Ack", "Chunk", "Engine", "Output", "Start", "Step", "Stop"]
+__all__ = ["Ack", "Chunk", "Engine", "Output", "Start", "Step", "Stop", "Stops"]
+
+Stops: TypeAlias = Literal["in-order", "acked"]
+"""How an engine acks stops: by the output of the stop's own step, or by an `Ack` for each."""
 
 
 class Stop(NamedTuple):
@@ -107,7 +110,7 @@ class Output:
 class Engine(Protocol):
     """What a loop around a `Scheduler` needs of an engine."""
 
-    stops: Literal["in-order", "acked"]
+    stops: Stops
     """"in-order" where a stop holds from its own step on, and that step's output is the ack."""
 
     def submit(self, step: Step) -> None:

@@ -1,9 +1,10 @@
 """What a scheduler can be told: sizes, limits and policies, with the field's names."""
 
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
 from blockyard._core import Misuse
+from blockyard.scheduling.engine import Stops
 from blockyard.scheduling.headroom import (
     HeadroomPolicy,
     Role,
@@ -14,10 +15,7 @@ from blockyard.scheduling.validate import whole
 from blockyard.scheduling.victims import Newest, VictimPolicy, checked_policy
 from blockyard.yard.parking import PreemptMode, checked_mode
 
-__all__ = ["SchedulerOptions", "Stops"]
-
-Stops = Literal["in-order", "acked"]
-"""How an engine acks a stop: by the output of the stop's own step, or by an `Ack` for each."""
+__all__ = ["SchedulerOptions"]
 
 _LEAST: Final = {
     "max_num_seqs": 1,
