@@ -21,10 +21,10 @@ def check(output: object) -> None:
         Misuse: A field has another type or shape than `Output` says.
     """
     if not isinstance(output, Output):
-        raise Misuse(f"{output!r:.60} is no Output")
+        raise Misuse(f"output = {output!r:.60}: must be an Output")
     step: object = output.step
     if not isinstance(step, int) or isinstance(step, bool):
-        raise Misuse(f"step = {step!r:.60} of an output: give the number of the step")
+        raise Misuse(f"step = {step!r:.60} of an output: must be the number of the step")
     fields: dict[str, tuple[object, str, str]] = {
         "seats": (output.seats, "iu", "integers"),
         "tokens": (output.tokens, "u", "uint32"),
@@ -35,11 +35,11 @@ def check(output: object) -> None:
         if array is None and name in {"counts", "ended"}:
             continue
         if not isinstance(array, np.ndarray):
-            raise Misuse(f"{name} of step {step}: {array!r:.60} is no array of {wanted}")
+            raise Misuse(f"{name} of step {step} = {array!r:.60}: must be an array of {wanted}")
         if array.ndim != 1 or array.dtype.kind not in kinds:
             raise Misuse(
-                f"{name} of step {step} are {array.dtype} of shape {array.shape}: give {wanted}, "
-                "one-dimensional"
+                f"{name} of step {step} are {array.dtype} of shape {array.shape}: must be "
+                f"{wanted}, one-dimensional"
             )
     if output.acks:
         check_acks(output.acks)
@@ -52,11 +52,11 @@ def check_acks(acks: Iterable[Ack]) -> list[Ack]:
         Misuse: One is no `Ack`.
     """
     if isinstance(acks, Ack) or not isinstance(acks, Iterable):
-        raise Misuse(f"acks = {acks!r:.60}: give a list of Acks")
+        raise Misuse(f"acks = {acks!r:.60}: must be a list of Acks")
     given = bounded("acks", acks)
     for ack in given:
         if not isinstance(ack, Ack) or not all(type(number) is int for number in ack[1:]):
-            raise Misuse(f"{ack!r:.60} is no Ack(request, seat, epoch) of a Stop")
+            raise Misuse(f"ack = {ack!r:.60}: must be an Ack(request, seat, epoch) of a Stop")
     return [ack for ack in given if isinstance(ack, Ack)]
 
 
@@ -110,22 +110,26 @@ def sampled(output: Output, in_flight: InFlightStep, seats: Seats) -> list[Seat 
     counts = _counts(output)
     rows = len(output.seats)
     if len(counts) != rows or sum(counts) != len(output.tokens):
-        raise Misuse(f"{len(output.tokens)} tokens for {sum(counts)} sampled in step {step}")
+        raise Misuse(
+            f"output of step {step}: {len(output.tokens)} tokens, but {sum(counts)} were sampled"
+        )
     if output.ended is not None and len(output.ended) != rows:
-        raise Misuse(f"{len(output.ended)} ends for {rows} rows that sampled in step {step}")
+        raise Misuse(f"output of step {step}: {len(output.ended)} ends, but {rows} rows sampled")
     if output.tokens.dtype != np.uint32:
-        raise Misuse(f"tokens of {output.tokens.dtype} in step {step}: give uint32")
+        raise Misuse(f"tokens of step {step} are {output.tokens.dtype}: must be uint32")
     found: list[Seat | None] = []
     for number, count in zip(output.seats.tolist(), counts, strict=True):
         seat, most = expected.pop(number, (None, 0))
         if seat is None:
-            raise Misuse(f"output of seat {number}, which samples nothing in step {step}")
+            raise Misuse(f"output of step {step}: seat {number} samples nothing in it")
         if not 1 <= count <= most:
-            raise Misuse(f"{count} tokens of seat {number} in step {step}: from 1 to {most}")
+            raise Misuse(
+                f"{count} tokens of seat {number} in step {step}: must be from 1 to {most}"
+            )
         found.append(seat if seats.lives(seat) else None)
     for number, (seat, _) in expected.items():
         if seats.lives(seat) and seat.stop is None:
-            raise Misuse(f"step {step} has sampled in seat {number}, and its output has not")
+            raise Misuse(f"output of step {step}: seat {number} samples in it, and is missing")
     return found
 
 

@@ -55,14 +55,14 @@ def prompt_of(tokens: object) -> NDArray[np.uint32]:
         # NumPy makes an empty list an array of floats.
         wide = given.astype(np.int64) if given.dtype.kind in "iu" or not given.size else None
     except (TypeError, ValueError, OverflowError) as error:
-        raise Misuse(f"prompt = {tokens!r:.60}: give token ids, one-dimensional") from error
+        raise Misuse(f"prompt = {tokens!r:.60}: must be token ids, one-dimensional") from error
     if wide is None:
-        raise Misuse(f"a prompt of {given.dtype}: give token ids, which are integers")
+        raise Misuse(f"prompt of {given.dtype}: must be token ids, which are integers")
     if wide.ndim != 1 or not len(wide):
-        raise Misuse(f"prompt of shape {wide.shape}: give one token id or more, one-dimensional")
+        raise Misuse(f"prompt of shape {wide.shape}: must be one token id or more, one-dimensional")
     if wide.min() < 0 or wide.max() > _LARGEST_TOKEN:
         bad = given[(wide < 0) | (wide > _LARGEST_TOKEN)][0]
-        raise Misuse(f"token {bad} in the prompt: token ids are from 0 to {_LARGEST_TOKEN}")
+        raise Misuse(f"token {bad} in the prompt: must be from 0 to {_LARGEST_TOKEN}")
     return wide.astype(np.uint32)
 
 
@@ -74,7 +74,7 @@ def ticket_of(request: Hashable, ticket: object, cache: KVCache) -> Ticket:
     """
     if not isinstance(ticket, Ticket):
         raise Misuse(
-            f"ticket = {ticket!r:.60} of request {request!r}: give what `KVCache.promise` or "
+            f"ticket = {ticket!r:.60} of request {request!r}: must be what `KVCache.promise` or "
             "`Reservations.commit` returned"
         )
     if ticket.tier != "device" or ticket.state != "open":

@@ -23,7 +23,7 @@ _log = Limited(__name__)
 def _checked(given: object, kind: type[_T]) -> _T:
     if isinstance(given, kind):
         return given
-    raise Misuse(f"{given!r:.60} is no {kind.__name__}")
+    raise Misuse(f"{given!r:.60}: must be a {kind.__name__}")
 
 
 def checked_mode(name: str, mode: object) -> PreemptMode:

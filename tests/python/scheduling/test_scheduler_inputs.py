@@ -238,16 +238,16 @@ def refused(loop: Loop, says: str, call: Any) -> None:
     ("wrong", "says"),
     [
         ({"tokens": np.ones((1, 1), np.uint32)}, "one-dimensional"),
-        ({"tokens": [1]}, "no array of uint32"),
-        ({"counts": np.array([1.0])}, "give integers"),
-        ({"seats": np.array([0.0])}, "give integers"),
-        ({"seats": np.array([True])}, "give integers"),
+        ({"tokens": [1]}, "must be an array of uint32"),
+        ({"counts": np.array([1.0])}, "must be integers"),
+        ({"seats": np.array([0.0])}, "must be integers"),
+        ({"seats": np.array([True])}, "must be integers"),
         ({"step": 2.0}, "number of the step"),
         ({"step": True}, "number of the step"),
-        ({"acks": (("new", 0, 1),)}, "no Ack"),
-        ({"acks": Ack("new", 0, 1)}, "list of Acks"),
-        ({"ended": np.zeros((1, 1), np.bool_)}, "give bools"),
-        ({"ended": np.array(["no"])}, "give bools"),
+        ({"acks": (("new", 0, 1),)}, "must be an Ack"),
+        ({"acks": Ack("new", 0, 1)}, "must be a list of Acks"),
+        ({"ended": np.zeros((1, 1), np.bool_)}, "must be bools"),
+        ({"ended": np.array(["no"])}, "must be bools"),
     ],
 )
 @pytest.mark.parametrize("plain", [True, False])
@@ -305,7 +305,7 @@ def test_a_ticket_is_one_of_the_device_that_is_open_and_for_one_request() -> Non
     promises = Reservations(loop.cache)
     promise = promises.open("z", 2, deadline=5)
     refused(loop, "Reservations.commit", lambda: loop.add("z", 9, 3, ticket=promise))
-    refused(loop, "give what", lambda: loop.add("z", 9, 3, ticket=5))
+    refused(loop, "must be what", lambda: loop.add("z", 9, 3, ticket=5))
     below = loop.cache.promise(2, tier="host")
     refused(loop, "of the host", lambda: loop.add("z", 9, 3, ticket=below))
     ticket = promises.commit(promise.id)

@@ -487,12 +487,15 @@ BAD: dict[str, tuple[Any, str]] = {
     "of a seat twice": (lambda step: Output(step, column(0, 0), column(5, 5, kind=U32)), "seat 0"),
     "of a prompt that is not computed": (
         lambda step: Output(step, column(0, 1), column(5, 5, kind=U32)),
-        "seat 1, which samples nothing",
+        "seat 1 samples nothing",
     ),
-    "without a row": (lambda step: Output(step, column(), column(kind=U32)), "has not"),
+    "without a row": (
+        lambda step: Output(step, column(), column(kind=U32)),
+        "seat 0 samples in it, and is missing",
+    ),
     "with too many tokens": (
         lambda step: Output(step, column(0), column(5, 6, kind=U32)),
-        "2 tokens for 1",
+        "2 tokens, but 1",
     ),
     "with more tokens than drafts": (
         lambda step: Output(step, column(0), column(5, 6, kind=U32), column(2)),
@@ -504,7 +507,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "with tokens that are no token ids": (
         lambda step: Output(step, column(0), column(-9, kind=np.int64)),
-        "give uint32",
+        "must be uint32",
     ),
     "with too few ends": (
         lambda step: Output(step, column(0), column(5, kind=U32), None, column(kind=np.bool_)),
@@ -539,7 +542,7 @@ def test_a_bad_output_is_named_and_nothing_of_it_is_taken(what: str) -> None:
     ("wrong", "says"),
     [
         ({"counts": column(2, 0)}, "from 1 to 1"),
-        ({"ended": np.zeros(3, np.bool_)}, "3 ends for 2 rows"),
+        ({"ended": np.zeros(3, np.bool_)}, "3 ends, but 2 rows"),
     ],
 )
 def test_what_does_not_fit_its_rows_is_refused_also_where_all_decode(
