@@ -129,7 +129,8 @@ class Lifecycle:
 
     def wanted_headroom(self) -> int:
         """Blocks that the policy wants kept for the growth of the running batch."""
-        return max(self._headroom.headroom(self.running), 0) if self.running else 0
+        running = self.running
+        return max(self._headroom.headroom(running), 0) if running else 0
 
     def lower_headroom(self) -> None:
         """Lowers the headroom at once, as fewer sequences run than before (R1-5)."""
