@@ -199,12 +199,12 @@ def test_no_token_value_means_anything(token: int) -> None:
 
 
 def test_without_an_ack_nothing_moves_however_long_it_takes() -> None:
-    """R4-3."""
+    """It is not in the queue either (R4-3)."""
     loop = stopping()
     loop.scheduler.abort("old")
     for _ in range(200):
         step = loop.schedule()
-        assert (step.starts, len(step)) == ((), 0)
+        assert (step.starts, len(step), loop.told("waiting")) == ((), 0, 0)
         loop.output()
     assert (loop.state("new"), loop.told("seats")) == (RequestState.STOPPING, 2)
     loop.ack()
