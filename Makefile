@@ -26,7 +26,7 @@ files = $(foreach path,$(wildcard $(1:=/*)),$(call files,$(path),$2) $(filter $2
 
 RUST := Cargo.toml $(wildcard Cargo.lock) $(call files,rust,%.rs %.toml)
 SOURCES := $(sort $(RUST) pyproject.toml LICENSE README.md $(call files,python,%.py %.pyi %/py.typed %.cu %.html %.css %.js))
-PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/soak.py benches/python benches/gpu benches/peers)
+PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/conftest.py tests/soak.py benches/python benches/gpu benches/peers)
 
 ENV_STAMP := $(VENV)/env.stamp
 WHEEL_STAMP := target/wheels/wheel.stamp

@@ -30,26 +30,26 @@ class Engine:
     def __init__(self, cache: by.KVCache, model: Model, device: MemoryTier) -> None:
         self._cache, self._model = cache, model
         self._kv = model.view(device)
-        self._seats: dict[int, list[int]] = {}  # all tokens of who sits there
+        self._seats: dict[int, list[int]] = {}  # all tokens of each seat's request
         self._flight: deque[tuple[Step, NDArray[np.int32], NDArray[np.int64]]] = deque()
 
     def __len__(self) -> int:
         return len(self._flight)
 
     def submit(self, step: Step) -> None:
-        """Begins a step. Never waits for it."""
-        # Asked now: by the time that the step runs, leases have grown, or ended.
+        """Begins a step, and never waits for it."""
+        # Read now: by the time that the step runs, leases may have grown or ended.
         tables = self._cache.block_tables(step.leases)
         slots = self._cache.slot_mapping(step.leases, step.positions, step.counts)
         self._flight.append((step, tables, slots))
 
     def poll(self) -> tuple[list[Output], list[Ack]]:
-        """Steps that are done, in their order: here all but the newest, which is in flight."""
+        """Returns the outputs of all steps but the newest, which stays in flight, and acks."""
         outputs, acks = [], []
         while len(self._flight) > 1:
             step, tables, slots = self._flight.popleft()
             outputs.append(self._run(step, tables, slots))
-            # Neither this step nor one behind it has a row of that seat: no token follows.
+            # Neither this step nor a later one has a row of that seat: no token follows.
             acks += [Ack(*stop) for stop in step.stops]
         return outputs, acks
 
@@ -58,17 +58,17 @@ class Engine:
             self._seats.pop(stop.seat, None)
         for start in step.starts:
             self._seats[start.seat] = start.tokens.tolist()
-        if not len(step):  # it is answered all the same
+        if not len(step):  # it needs an output too
             return Output(step.number, np.empty(0, np.int32), np.empty(0, np.uint32))
-        # In the order of the leases: first who decodes, then the chunks of prompts.
+        # In the order of the leases: decodes first, then the chunks of prompts.
         seats = np.array([*step.decode, *(chunk.seat for chunk in step.chunks)], np.int32)
         rows = [self._seats[seat] for seat in seats.tolist()]
         firsts, lasts = step.positions.tolist(), (step.positions + step.counts).tolist()
         spans = list(zip(rows, firsts, lasts, strict=True))
-        # Looked up only now: the newest token is one that the step before has sampled.
+        # Read only now: the newest tokens are those that the step before has sampled.
         tokens = np.concatenate([row[first:last] for row, first, last in spans])
         positions = np.concatenate([np.arange(first, last) for _, first, last in spans])
-        # Who decodes samples always; of a prompt the last chunk alone does.
+        # A decode always samples; of a prompt, only the last chunk does.
         samples = np.array([last == len(row) for row, _, last in spans])
         wanted = np.cumsum(step.counts)[samples] - 1
         batch = ModelInput(tokens, positions, slots, tables, step.counts)
@@ -79,40 +79,47 @@ class Engine:
 
 
 class Ask(NamedTuple):
-    """A request, and the step before which it comes."""
+    """A request, and the step before which it arrives."""
 
     step: int
     name: str
     prompt: list[int]
-    most: int
+    max_tokens: int
 
 
 def serve(
     asks: Sequence[Ask], aborts: Mapping[int, str], *, device: int, host: int
 ) -> tuple[list[Result], dict[str, int]]:
-    """Answers all requests, in so many blocks of memory; some are aborted before a step."""
+    """Serves all requests in so many blocks of memory; some are aborted before a step."""
     model = Model(ModelConfig())
     layout = model.config.layout(block_size=16)
     memory = MemoryTier(layout, device, name="device"), MemoryTier(layout, host)
-    # Copies without threads make every run the same. Yours has threads: leave the copier out.
+    # Copies without threads make every run the same. Leave the copier out in your own engine.
     with by.local(layout, memory=memory, copier=ThreadCopier(workers=0)) as cache:
         engine = Engine(cache, model, memory[0])
-        # So small a memory is used to the last block. Yours keeps some: leave the reserve out.
+        # So small a memory is used to the last block. Leave the headroom out in your own engine.
         scheduler = by.Scheduler(
-            cache, seats=8, budget=64, reserve=NoHeadroom(), preempt="park", stops=engine.stops
+            cache,
+            by.SchedulerOptions(
+                max_num_seqs=8,
+                max_num_batched_tokens=64,
+                headroom=NoHeadroom(),
+                preempt_mode="park",
+                stops=engine.stops,
+            ),
         )
         coming, results, number = deque(asks), [], 0
         while coming or not scheduler.idle:
             while coming and coming[0].step <= number:
                 ask = coming.popleft()
-                scheduler.add(ask.name, ask.prompt, most=ask.most)
+                scheduler.add(ask.name, ask.prompt, max_tokens=ask.max_tokens)
             if number in aborts:
                 scheduler.abort(aborts[number])
-            if len(engine) <= 1:  # one that runs, and one that waits for it
+            if len(engine) <= 1:  # one step that runs, and one that waits for it
                 step = scheduler.schedule()
                 engine.submit(step)
                 number = step.number
-            cache.step()  # what has been copied comes in, what is to be copied goes out
+            cache.step()  # outcomes of copies come in, new copies go out
             outputs, acks = engine.poll()
             for output in outputs:
                 scheduler.on_output(output)
@@ -127,7 +134,7 @@ ASKS = [
     Ask(4 * at, name, SYSTEM + [(at * 61 + token * 13) % 500 + 10 for token in range(20)], 60)
     for at, name in enumerate(("Anna", "Ben", "Clara", "David", "Emma", "Felix"))
 ]
-ABORTS = {30: "David"}  # he has hung up
+ABORTS = {30: "David"}  # the client hangs up
 
 if __name__ == "__main__":
     results, stats = serve(ASKS, ABORTS, device=18, host=48)

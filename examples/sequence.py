@@ -17,7 +17,7 @@ for step in range(40):
 
 parked = cache.park(lease, computed=140)  # pins become keeps; nothing is copied yet
 if plan := cache.demote(4, of=parked):  # the tail leaves first, as far as the need goes
-    cache.commit(plan)  # whoever moves the bytes says that they are there
+    cache.commit(plan)  # the crane reports that the bytes are there
 
 resumed = cache.begin(parked)  # the same road as a new request
 if isinstance(resumed, by.Soon):

@@ -19,6 +19,7 @@ import numpy as np
 
 import blockyard as by
 from blockyard.scheduling.engine import Output
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.scheduler import Scheduler
 from peers import frame
 from peers import work as sizes
@@ -121,10 +122,10 @@ class Schedule(Row):
 
     def __init__(self, work: Work) -> None:
         cache = by.KVCache(block_size=BLOCK, device=90_000)
-        self.scheduler = scheduler = Scheduler(cache, seats=sizes.SEATS)
+        self.scheduler = scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=sizes.SEATS))
         prompts = [work.fresh(18, 12 + row % BLOCK) for row in range(sizes.SEATS)]
         for row, prompt in enumerate(prompts):
-            scheduler.add(row, _array(prompt).astype(np.int64), most=100_000)
+            scheduler.add(row, _array(prompt).astype(np.int64), max_tokens=100_000)
         step = scheduler.schedule()
         while len(step.decode) < sizes.SEATS:
             last = [

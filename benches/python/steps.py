@@ -19,11 +19,12 @@ import blockyard as by
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.scheduling.engine import Output, Step
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.testing import Script, ScriptedCopier, hang
 
 ROWS, PROMPT, WAITING = 256, 300, 10_000
-VERBS = ("room", "promise", "release", "grow", "append", "seal", "commit")
+VERBS = ("room", "set_headroom", "grow", "append", "seal", "commit")
 
 
 class Timed(by.KVCache):
@@ -52,12 +53,12 @@ for name in VERBS:
 
 def decoding(cache: by.KVCache, rows: int, waiting: int, spare: int = 0) -> Scheduler:
     """Returns a scheduler with decoding rows, and a queue."""
-    scheduler = Scheduler(cache, seats=rows + spare)
+    scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=rows + spare))
     tokens = np.random.default_rng(1).integers(0, 1_000, (rows, PROMPT + 15))
     # Their blocks become full in different steps.
     lengths = [PROMPT + number % 16 for number in range(rows)]
     for number, length in enumerate(lengths):
-        scheduler.add(number, tokens[number, :length], most=5_000)
+        scheduler.add(number, tokens[number, :length], max_tokens=5_000)
     step = scheduler.schedule()
     while len(step.decode) < rows:
         last = [one.seat for one in step.chunks if one.first + one.tokens == lengths[one.seat]]
@@ -66,7 +67,7 @@ def decoding(cache: by.KVCache, rows: int, waiting: int, spare: int = 0) -> Sche
         step = scheduler.schedule()
     answer(scheduler, step)
     for number in range(waiting):
-        scheduler.add(f"waiting {number}", [1, 2, 3], most=5)
+        scheduler.add(f"waiting {number}", [1, 2, 3], max_tokens=5)
     return scheduler
 
 
@@ -121,7 +122,7 @@ def stalled(seconds: float) -> tuple[int, float, float]:
     prompt = np.arange(1, 65)
     below(cache, prompt)
     scheduler = decoding(cache, 64, 0, spare=1)
-    scheduler.add("stalled", [*prompt, 5], most=4)
+    scheduler.add("stalled", [*prompt, 5], max_tokens=4)
     cpu, elapsed = [], []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -143,9 +144,9 @@ def stalled(seconds: float) -> tuple[int, float, float]:
 def parking(times: int) -> dict[str, float]:
     """Returns the median CPU microseconds of parking and resuming 1,000 blocks."""
     cache = by.KVCache(block_size=16, device=3_000, host=3_000)
-    scheduler = Scheduler(cache, seats=8, budget=20_000)
-    scheduler.add("long", np.arange(15_990), most=5_000)
-    scheduler.add("other", np.arange(100), most=5_000)
+    scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=20_000))
+    scheduler.add("long", np.arange(15_990), max_tokens=5_000)
+    scheduler.add("other", np.arange(100), max_tokens=5_000)
     park, resume, plain = [], [], []
     for _ in range(times):
         turn(scheduler)
@@ -155,7 +156,7 @@ def parking(times: int) -> dict[str, float]:
         plain.append(time.thread_time_ns() - begun)
         answer(scheduler, step)
         (long,) = (seat for seat in scheduler._seats.bound() if seat.request.id == "long")
-        scheduler._stop(long)
+        scheduler._lifecycle.stop(long)
         step = scheduler.schedule()
         answer(scheduler, step)
         begun = time.thread_time_ns()

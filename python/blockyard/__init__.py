@@ -22,6 +22,7 @@ from blockyard._core import (
 from blockyard.crane.crane import Crane
 from blockyard.local import local
 from blockyard.scheduling.engine import Ack, Output, Step
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.plan import Cause, Outcome
@@ -48,6 +49,7 @@ __all__ = [
     "Plan",
     "Probe",
     "Scheduler",
+    "SchedulerOptions",
     "Soon",
     "SpentLease",
     "Step",

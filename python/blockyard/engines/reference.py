@@ -61,11 +61,12 @@ class ReferenceEngine:
     Example:
         >>> from blockyard.engines.model import Model
         >>> from blockyard.engines.weights import ModelConfig
+        >>> from blockyard.scheduling.options import SchedulerOptions
         >>> from blockyard.scheduling.scheduler import Scheduler
         >>> model = Model(ModelConfig())
         >>> cache, engine = alone(model, Config(layout=model.config.layout(), device=16))
-        >>> scheduler = Scheduler(cache, stops=engine.stops)
-        >>> scheduler.add("one", [1, 2, 3], most=4)
+        >>> scheduler = Scheduler(cache, SchedulerOptions(stops=engine.stops))
+        >>> scheduler.add("one", [1, 2, 3], max_tokens=4)
         >>> while not scheduler.idle:
         ...     engine.submit(scheduler.schedule())
         ...     moved = cache.step()

@@ -1,4 +1,4 @@
-"""The running batch: who decodes, whose prompt is computed, and the steps in flight."""
+"""The running batch: seats that decode, seats whose prompt is computed, and steps in flight."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from blockyard._core import Lease
 from blockyard.scheduling.engine import Chunk, Start, Step, Stop
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.yard.cache import KVCache
 
@@ -16,7 +17,7 @@ __all__ = ["Batch", "Grown", "InFlightStep"]
 
 
 class InFlightStep(NamedTuple):
-    """A step in flight: who computes how much in it."""
+    """A step in flight, and how much each of its rows computes."""
 
     number: int
     seats: list[Seat]
@@ -27,8 +28,8 @@ class InFlightStep(NamedTuple):
     """Rows that decode; those behind are chunks."""
     lasts: frozenset[int]
     """Seats whose chunk is their last: they sample."""
-    left: int
-    """`Seats.left` when it took off."""
+    departures: int
+    """`Seats.departures` when it was launched."""
 
 
 class Grown(NamedTuple):
@@ -37,79 +38,135 @@ class Grown(NamedTuple):
     seats: list[Seat]
     counts: NDArray[np.int64] | None
     """Positions of each; None for one each."""
-    short: list[Seat]
-    """T36: rows that found no room, and skip the step."""
+    skipped: list[Seat]
+    """Rows that found no room, and skip the step (T36)."""
     need: int
-    """Blocks that those want."""
+    """Blocks that those rows lack."""
 
-    def going(self) -> "Grown":
-        """Without those who were stopped since."""
-        goes = [at for at, seat in enumerate(self.seats) if seat.stop is None]
-        if len(goes) == len(self.seats):
+    def without_stopped(self) -> "Grown":
+        """The same without rows that were stopped since."""
+        keep = [at for at, seat in enumerate(self.seats) if seat.stop is None]
+        if len(keep) == len(self.seats):
             return self
-        counts = None if self.counts is None else self.counts[goes]
-        return self._replace(seats=[self.seats[at] for at in goes], counts=counts)
+        counts = None if self.counts is None else self.counts[keep]
+        return self._replace(seats=[self.seats[at] for at in keep], counts=counts)
 
 
 class Batch:
-    """Who runs. A seat stands in one of three lists, or in none when nothing more is computed.
+    """Seats that compute: each is loading, in prefill or in decode, or computes no more.
 
     Args:
-        cache: Where their blocks are.
-        seats: Where they sit, and how far each is.
-        budget: Most tokens computed in a step; rows that decode are never left out for it.
-        drafts: Draft tokens in each row that decodes.
+        cache: The cache that holds their blocks.
+        seats: Their seats, and how far each is.
+        options: The budget of a step, and the drafts of a row.
     """
 
-    def __init__(self, cache: KVCache, seats: Seats, budget: int, drafts: int) -> None:
+    def __init__(self, cache: KVCache, seats: Seats, options: SchedulerOptions) -> None:
         self._cache = cache
         self._seats = seats
-        self._budget = budget
-        self._drafts = drafts
+        self._budget = options.max_num_batched_tokens
+        self._drafts = options.num_speculative_tokens
         self._rows: tuple[list[Lease], NDArray[np.int64]] | None = None
-        self.loading: list[Seat] = []
-        # Ordered, as dictionaries are, and left in constant time.
-        self.prefill: dict[Seat, None] = {}
-        self.decode: dict[Seat, None] = {}
-        self.in_flight: deque[InFlightStep] = deque()
+        self._loading: list[Seat] = []
+        # Dictionaries keep the order, and drop a seat in constant time.
+        self._prefill: dict[Seat, None] = {}
+        self._decode: dict[Seat, None] = {}
+        self._in_flight: deque[InFlightStep] = deque()
+        self._held_back: list[tuple[int, int]] = []
         self.number = cache.done
-        """Of the newest step; what is held back for others' steps has come back already."""
+        """The newest step, counted on from the last step that the cache knows is done."""
+
+    @property
+    def loading(self) -> bool:
+        """Whether a seat waits for its loads."""
+        return bool(self._loading)
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether a seat has a prompt of which parts are not scheduled yet."""
+        return bool(self._prefill)
+
+    @property
+    def computing(self) -> bool:
+        """Whether a step in flight has rows."""
+        return any(step.seats for step in self._in_flight)
+
+    @property
+    def oldest(self) -> InFlightStep | None:
+        """The oldest step in flight."""
+        return self._in_flight[0] if self._in_flight else None
+
+    @property
+    def held_back(self) -> int:
+        """Blocks that come back when steps in flight are done."""
+        return sum(blocks for _, blocks in self._held_back)
+
+    def add_loading(self, seat: Seat) -> None:
+        """Adds a seat that waits for its loads; the engine does not know it yet."""
+        self._loading.append(seat)
+
+    def drop_loading(self, seat: Seat) -> None:
+        """Drops a seat that waits for its loads."""
+        self._loading.remove(seat)
+
+    def take_loading(self) -> list[Seat]:
+        """Drops and returns all seats that wait for their loads."""
+        loading, self._loading = self._loading, []
+        return loading
+
+    def landed(self) -> list[Seat]:
+        """Drops and returns the seats whose loads have ended."""
+        landed = [seat for seat in self._loading if seat.lease.state != "loading"]
+        if landed:
+            self._loading = [seat for seat in self._loading if seat.lease.state == "loading"]
+        return landed
 
     def start(self, seat: Seat) -> Start:
-        """The engine hears of a seat only now that it can compute in it."""
+        """Adds a seat that can compute; only now does the engine hear of it."""
         cached = seat.lease.cached
         self._seats.scheduled[seat.number] = self._seats.computed[seat.number] = cached
-        self.prefill[seat] = None
+        self._prefill[seat] = None
         entry = seat.request
         return Start(entry.id, seat.number, seat.epoch, entry.tokens(), cached)
 
-    def decodes(self, seat: Seat) -> None:
-        """T6: its prompt is computed, and its first token is there."""
-        self.decode[seat] = None
+    def begin_decode(self, seat: Seat) -> None:
+        """Moves a seat to decode: its prompt is computed and its first token is known (T6)."""
+        self._decode[seat] = None
         self._rows = None
 
-    def leave(self, seat: Seat) -> None:
-        """Nothing more is computed in it."""
-        if seat in self.decode:
-            del self.decode[seat]
+    def drop(self, seat: Seat) -> None:
+        """Drops a seat: nothing more is computed in it."""
+        if seat in self._decode:
+            del self._decode[seat]
             self._rows = None
         else:
-            self.prefill.pop(seat, None)
+            self._prefill.pop(seat, None)
 
     def running(self) -> list[Seat]:
-        """Who decodes, and whose prompt is computed."""
-        return [*self.decode, *self.prefill]
+        """Seats that decode, then seats whose prompt is computed."""
+        return [*self._decode, *self._prefill]
 
-    def landed(self) -> list[Seat]:
-        """Whose loads have ended: they load no more."""
-        landed = [seat for seat in self.loading if seat.lease.state != "loading"]
-        if landed:
-            self.loading = [seat for seat in self.loading if seat.lease.state == "loading"]
-        return landed
+    def pending_write(self, seat: Seat) -> int | None:
+        """The last step in flight that may still write a seat's blocks; None where none may."""
+        flights = self._in_flight
+        return seat.last_step if flights and flights[0].number <= seat.last_step else None
+
+    def hold_back(self, blocks: int, after: int) -> None:
+        """Notes blocks that come back when the step `after` is done."""
+        self._held_back.append((after, blocks))
+
+    def retire(self) -> InFlightStep:
+        """Removes and returns the oldest step in flight, whose output has come."""
+        return self._in_flight.popleft()
+
+    def done(self, step: int) -> None:
+        """Returns to the cache what was held back for a step."""
+        self._cache.commit([], done=step)
+        self._held_back = [held for held in self._held_back if held[0] > step]
 
     def grow(self) -> Grown:
-        """Room for what the next step computes of those that decode."""
-        seats = list(self.decode)
+        """Makes room for what the next step computes of the rows that decode."""
+        seats = list(self._decode)
         if not seats:
             return Grown([], None, [], 0)
         if self._rows is None:
@@ -117,84 +174,77 @@ class Batch:
             self._rows = [seat.lease for seat in seats], numbers
         leases, numbers = self._rows
         scheduled = self._seats.scheduled[numbers]
-        left = self._seats.most[numbers] - 1 - scheduled
-        # A step in flight computes their last token; or says how many drafts were good.
+        left = self._seats.max_length[numbers] - 1 - scheduled
+        # Rows sit out whose last token is in flight, or whose drafts are not judged yet.
         more = left > 0
         if self._drafts:
             more &= scheduled == self._seats.computed[numbers]
         if not more.all():
-            seats = [seat for seat, goes in zip(seats, more, strict=True) if goes]
+            seats = [seat for seat, grows in zip(seats, more, strict=True) if grows]
             leases = [seat.lease for seat in seats]
         if not seats:
             return Grown([], None, [], 0)
         counts = np.minimum(left[more], 1 + self._drafts) if self._drafts else None
         unserved = self._cache.grow(leases, counts)
         if len(unserved) and counts is not None:
-            # Drafts are a wish: the newest token alone may have room.
+            # Drafts are optional: try with the newest token alone.
             again = self._cache.grow([leases[at] for at in unserved], None)
             counts[unserved] = 1
             unserved = unserved[again]
         if not len(unserved):
             return Grown(seats, counts, [], 0)
-        short = unserved.tolist()
+        skipped = unserved.tolist()
         need = sum(
-            self._blocks(leases[at], 1 if counts is None else int(counts[at])) for at in short
+            self._blocks(leases[at], 1 if counts is None else int(counts[at])) for at in skipped
         )
-        goes = np.ones(len(seats), np.bool_)
-        goes[unserved] = False
-        served = np.flatnonzero(goes)
+        grows = np.ones(len(seats), np.bool_)
+        grows[unserved] = False
+        served = np.flatnonzero(grows)
         return Grown(
             [seats[at] for at in served.tolist()],
             None if counts is None else counts[served],
-            [seats[at] for at in short],
+            [seats[at] for at in skipped],
             need,
         )
 
-    def wanting(self, steps: int) -> int:
-        """Blocks that those who decode lack for so many steps more, at one token each.
+    def blocks_wanted(self, steps: int) -> int:
+        """Blocks that rows in decode lack for `steps` more steps, at one token each.
 
-        To be asked behind `grow`: what the next step computes has its room.
+        Call it after `grow`, which has made room for the next step.
         """
         if self._rows is None:
             return 0
         numbers = self._rows[1]
-        last = self._seats.most[numbers] - 1
-        there = np.minimum(self._seats.scheduled[numbers] + 1, last)
-        wanted = np.minimum(there + steps, last)
+        last = self._seats.max_length[numbers] - 1
+        now = np.minimum(self._seats.scheduled[numbers] + 1, last)
+        then = np.minimum(now + steps, last)
         size = self._cache.block_size
-        return int((-(-wanted // size) - -(-there // size)).sum())
+        return int((-(-then // size) - -(-now // size)).sum())
 
     def _blocks(self, lease: Lease, more: int) -> int:
-        """Blocks that a lease lacks for some positions more."""
+        """Blocks that a lease lacks for `more` positions."""
         return -(-(lease.tokens + more) // self._cache.block_size) - lease.blocks
 
     def launch(self, grown: Grown, starts: Sequence[Start], stops: Sequence[Stop]) -> Step:
-        """The next step: those who have grown, and of the prompts what the budget leaves."""
+        """The next step: rows that have grown, and as much of the prompts as the budget leaves."""
         self.number += 1
         decode, positions = grown.seats, grown.counts
         left = self._budget - (len(decode) if positions is None else int(positions.sum()))
         chunks = self._chunks(left)
         seats = decode + [seat for seat, _ in chunks]
-        if self._rows is not None and len(decode) == len(self._rows[0]):
-            leases, numbers = self._rows
-        else:
-            leases = [seat.lease for seat in decode]
-            numbers = np.fromiter((seat.number for seat in decode), np.int64, len(decode))
+        leases, numbers = self._rows_of(decode, chunks)
         counts = np.ones(len(seats), np.int64)
         if positions is not None:
             counts[: len(decode)] = positions
         if chunks:
-            leases = leases + [seat.lease for seat, _ in chunks]
-            more = np.fromiter((seat.number for seat, _ in chunks), np.int64, len(chunks))
-            numbers = np.concatenate((numbers, more))
             counts[len(decode) :] = [count for _, count in chunks]
-        # What the engine gets is its own to sort: the scheduler's own stays here.
+        # The engine gets this array, and the scheduler needs it again: it is read-only.
         counts.flags.writeable = False
         firsts = self._seats.scheduled[numbers]
         self._seats.scheduled[numbers] += counts
         for seat in seats:
-            seat.last = self.number
-        self._seats.ran[numbers] += 1
+            seat.last_step = self.number
+        self._seats.steps_run[numbers] += 1
         lasts = [
             seat
             for seat, _ in chunks
@@ -203,8 +253,8 @@ class Batch:
         samples = self._seats.scheduled[numbers] == self._seats.known[numbers]
         samples[: len(decode)] = True
         for seat in lasts:
-            del self.prefill[seat]
-        self.in_flight.append(
+            del self._prefill[seat]
+        self._in_flight.append(
             InFlightStep(
                 self.number,
                 seats,
@@ -213,7 +263,7 @@ class Batch:
                 leases,
                 len(decode),
                 frozenset(seat.number for seat in lasts),
-                self._seats.left,
+                self._seats.departures,
             )
         )
         return Step(
@@ -231,10 +281,25 @@ class Batch:
             samples,
         )
 
+    def _rows_of(
+        self, decode: list[Seat], chunks: list[tuple[Seat, int]]
+    ) -> tuple[list[Lease], NDArray[np.int64]]:
+        """The leases and the seat numbers of the rows, decodes first, then chunks."""
+        if self._rows is not None and len(decode) == len(self._rows[0]):
+            leases, numbers = self._rows
+        else:
+            leases = [seat.lease for seat in decode]
+            numbers = np.fromiter((seat.number for seat in decode), np.int64, len(decode))
+        if chunks:
+            leases = leases + [seat.lease for seat, _ in chunks]
+            more = np.fromiter((seat.number for seat, _ in chunks), np.int64, len(chunks))
+            numbers = np.concatenate((numbers, more))
+        return leases, numbers
+
     def _chunks(self, left: int) -> list[tuple[Seat, int]]:
-        """Of the prompts, first come first, what the budget leaves."""
+        """Chunks of the prompts, in the order in which they started, within `left` tokens."""
         chunks = []
-        for seat in self.prefill:
+        for seat in self._prefill:
             if left <= 0:
                 break
             missing = int(self._seats.known[seat.number] - self._seats.scheduled[seat.number])
@@ -245,9 +310,9 @@ class Batch:
         return chunks
 
     def clear(self) -> None:
-        """Nobody runs, and nothing is in flight."""
-        self.in_flight.clear()
-        self.loading.clear()
-        self.prefill.clear()
-        self.decode.clear()
+        """Drops all seats, and all steps in flight."""
+        self._in_flight.clear()
+        self._loading.clear()
+        self._prefill.clear()
+        self._decode.clear()
         self._rows = None

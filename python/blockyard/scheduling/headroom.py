@@ -1,4 +1,4 @@
-"""Reservation: how much room a running batch keeps for its own growth. One small interface."""
+"""How much room a running batch keeps for its own growth. One small interface."""
 
 from collections.abc import Callable
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
@@ -25,54 +25,54 @@ Role: TypeAlias = Literal["mixed", "prefill", "decode"]
 
 @runtime_checkable
 class HeadroomPolicy(Protocol):
-    """A policy. `promise` is kept per sequence, `headroom` for the batch as a whole."""
+    """A policy. `reserve` is per sequence, `headroom` for the batch as a whole."""
 
-    def promise(self, most: int) -> int:
-        """Tokens of growth promised to a sequence when it begins, of the most it may sample."""
+    def reserve(self, max_tokens: int) -> int:
+        """Returns the tokens of growth to promise at a begin, of the most that it may need."""
 
     def headroom(self, running: int) -> int:
-        """Blocks that no begin may take while `running` sequences run."""
+        """Returns the blocks that no begin may take while `running` sequences run."""
 
     def stepped(self) -> None:
-        """A step that was not empty went by without a preemption."""
+        """Hears of a step with rows that went by without a preemption."""
 
     def preempted(self) -> None:
-        """Somebody had to be preempted."""
+        """Hears of a preemption."""
 
 
 class _Fixed:
-    """What learns nothing."""
+    """A policy that learns nothing."""
 
     def stepped(self) -> None:
-        """Nothing to learn."""
+        """Learns nothing."""
 
     def preempted(self) -> None:
-        """Nothing to learn."""
+        """Learns nothing."""
 
 
 class NoHeadroom(_Fixed):
     """No room is kept: admit all that fits now, and preempt when it grows."""
 
-    def promise(self, most: int) -> int:
-        """None."""
-        del most
+    def reserve(self, max_tokens: int) -> int:
+        """Returns 0."""
+        del max_tokens
         return 0
 
     def headroom(self, running: int) -> int:
-        """None."""
+        """Returns 0."""
         del running
         return 0
 
 
 class FullLength(_Fixed):
-    """Full length: who is admitted never lacks room, and nobody is preempted for it."""
+    """Full length is promised: an admitted sequence never lacks room, and none is preempted."""
 
-    def promise(self, most: int) -> int:
-        """All of it."""
-        return most
+    def reserve(self, max_tokens: int) -> int:
+        """Returns all that it may need."""
+        return max_tokens
 
     def headroom(self, running: int) -> int:
-        """None beside."""
+        """Returns 0: the promises are enough."""
         del running
         return 0
 
@@ -88,82 +88,82 @@ class Watermark(_Fixed):
         blocks = integer("blocks", blocks, least=0)
         self._blocks = blocks
 
-    def promise(self, most: int) -> int:
-        """None by itself."""
-        del most
+    def reserve(self, max_tokens: int) -> int:
+        """Returns 0."""
+        del max_tokens
         return 0
 
     def headroom(self, running: int) -> int:
-        """The blocks, as soon as somebody runs: an empty batch needs none."""
+        """Returns the fixed number while anything runs: an empty batch needs none."""
         return self._blocks if running else 0
 
 
 class Adaptive:
-    """Some blocks for each running sequence: fewer after quiet steps, all again on preemption.
+    """Keeps some blocks for each running sequence: fewer after quiet steps, all after a preemption.
 
     FastDeploy's figures (pull request #7107): from 16 blocks a sequence, less 0.025 per step.
 
     Args:
-        blocks: For each, at first and after a preemption.
-        decay: Of that, per step.
+        blocks: Blocks for each, at first and after a preemption.
+        decay: What each loses of them per step.
     """
 
     def __init__(self, blocks: float = 16.0, decay: float = 0.025) -> None:
         given: dict[str, object] = {"blocks": blocks, "decay": decay}
         for name, value in given.items():
             if not isinstance(value, int | float) or not 0 <= value < _MOST:
-                raise Misuse(f"{name} = {value!r:.60}: give a number from 0 to {_MOST:,}")
+                raise Misuse(f"{name} = {value!r:.60}: must be a number >= 0 and < {_MOST:,}")
         self._first = self._now = blocks
         self._decay = decay
 
-    def promise(self, most: int) -> int:
-        """None by itself."""
-        del most
+    def reserve(self, max_tokens: int) -> int:
+        """Returns 0."""
+        del max_tokens
         return 0
 
     def headroom(self, running: int) -> int:
-        """For all of them together."""
+        """Returns the blocks of all running sequences together."""
         return int(self._now * running)
 
     def stepped(self) -> None:
-        """A little less."""
+        """Keeps a little less from now on."""
         self._now = max(0.0, self._now - self._decay)
 
     def preempted(self) -> None:
-        """All again."""
+        """Keeps all again."""
         self._now = self._first
 
 
-_USUAL: Final[dict[Role, Callable[[], HeadroomPolicy]]] = {
+_DEFAULT: Final[dict[Role, Callable[[], HeadroomPolicy]]] = {
     "mixed": Adaptive,
-    "prefill": NoHeadroom,  # it samples one token, and grows no further
+    "prefill": NoHeadroom,  # a prefill samples one token, and grows no further
     "decode": Adaptive,
 }
 
 
 def default_headroom(role: Role) -> HeadroomPolicy:
-    """A policy of its own for an engine of that role.
+    """Makes the default policy of a role.
 
     Raises:
         Misuse: There is no such role.
     """
-    if role not in tuple(_USUAL):
-        raise Misuse(f"role = {role!r}: say 'mixed', 'prefill' or 'decode'")
-    return _USUAL[role]()
+    if role not in tuple(_DEFAULT):
+        raise Misuse(f"role = {role!r}: must be one of 'mixed', 'prefill', 'decode'")
+    return _DEFAULT[role]()
 
 
-def checked_headroom(reserve: object) -> HeadroomPolicy:
-    """A policy, asked once: what is wrong with it is said before anybody runs.
+def checked_headroom(name: str, policy: object) -> HeadroomPolicy:
+    """Asks a policy once, so that a wrong one is refused before anything runs, and returns it.
 
     Raises:
-        Misuse: It is none, or answers with something else than a number of tokens and blocks.
+        Misuse: It is no policy, or answers with something else than integers >= 0.
     """
-    if isinstance(reserve, type) or not isinstance(reserve, HeadroomPolicy):
-        raise Misuse(f"reserve = {reserve!r:.60}: give a policy, like Growing()")
+    if isinstance(policy, type) or not isinstance(policy, HeadroomPolicy):
+        raise Misuse(f"{name} = {policy!r:.60}: must be a policy, such as Adaptive()")
     try:
-        said: tuple[object, object] = reserve.promise(1), reserve.headroom(1)
+        answers: tuple[object, object] = policy.reserve(1), policy.headroom(1)
     except Exception as error:
-        raise Misuse(f"reserve = {reserve!r:.60}: {error}") from error
-    if not all(isinstance(number, int) and number >= 0 for number in said):
-        raise Misuse(f"reserve = {reserve!r:.60} says {said}: give integers of 0 or more")
-    return reserve
+        raise Misuse(f"{name} = {policy!r:.60}: {error}") from error
+    if not all(isinstance(number, int) and number >= 0 for number in answers):
+        raise Misuse(f"{name} = {policy!r:.60} answers {answers}: must be integers >= 0")
+    return policy

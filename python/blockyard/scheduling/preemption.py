@@ -1,12 +1,13 @@
-"""Room for those that cannot grow: what is coming, who moves, who has to leave. INV-25."""
+"""Room for rows that cannot grow: what is coming, which parked blocks leave, which rows stop."""
 
 from blockyard._core import Parked
 from blockyard.scheduling.batch import Batch, Grown
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request
 from blockyard.scheduling.safety import on_host
 from blockyard.scheduling.seats import Seat, Seats
-from blockyard.scheduling.victims import Candidate, VictimPolicy
+from blockyard.scheduling.victims import Candidate
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
@@ -14,16 +15,15 @@ __all__ = ["Preemptor"]
 
 
 class Preemptor:
-    """Parked sequences move for who needs room; only where that is too little there are victims.
+    """Moves parked blocks off the device, and chooses victims where that is too little (INV-25).
 
     Args:
-        cache: Where the room is missing.
-        seats: Where they sit.
-        batch: Who runs.
-        line: Where the parked ones wait.
-        preempt: How they are moved.
-        policy: Who goes first.
-        rest: Steps that one who was preempted runs before it can be a victim again.
+        cache: The cache that lacks room.
+        seats: The seats of the running batch.
+        batch: What runs in them.
+        queue: The queue in which parked requests wait.
+        parking: How parked blocks are moved.
+        options: The victim policy, and the cooldown of what was preempted.
     """
 
     def __init__(
@@ -33,86 +33,72 @@ class Preemptor:
         batch: Batch,
         queue: WaitingQueue,
         parking: Parking,
-        policy: VictimPolicy,
-        rest: int,
+        options: SchedulerOptions,
     ) -> None:
         self._cache = cache
         self._seats = seats
         self._batch = batch
         self._queue = queue
         self._parking = parking
-        self._policy = policy
-        self._rest = rest
-        self._returning: list[tuple[int, int]] = []
+        self._policy = options.victim_policy
+        self._cooldown = options.preempt_cooldown
 
-    def returns(self, blocks: int, after: int) -> None:
-        """Blocks that come back when a step is done."""
-        self._returning.append((after, blocks))
+    def relieve(self, need: int, behind: Request | None = None) -> None:
+        """Copies blocks of parked requests down, those that shall come back last first.
 
-    @property
-    def returning(self) -> int:
-        """Blocks that come back with steps in flight."""
-        return sum(blocks for _, blocks in self._returning)
-
-    def done(self, step: int) -> None:
-        """A step is done."""
-        self._returning = [one for one in self._returning if one[0] > step]
-
-    def move(self, need: int, behind: Request | None = None) -> None:
-        """Copies blocks of parked sequences down, of those first who shall come back last.
-
-        A parked sequence that frees no blocks for `patience` steps (its copies may be stuck) is
-        recomputed: T17.
+        A parked request that frees no blocks for `max_stalled_steps` (its copies may be stuck) is
+        recomputed (T17).
 
         Args:
-            need: Blocks that somebody lacks.
-            behind: Who lacks them, where that is somebody in line: only those behind it move.
+            need: Blocks that are lacking.
+            behind: The waiting request that lacks them, if one does: only those behind it move.
         """
-        there = self._settled(behind) if need > 0 else []
-        if not there:
+        movable = self._movable(behind) if need > 0 else []
+        if not movable:
             return
-        self._parking.relieve(need, self._handles(there))
-        # Who has left the device has nothing to give.
-        first = next((one for one in there if one.parked and one.parked.on_device), None)
+        self._parking.relieve(need, self._handles(movable))
+        # A request that has left the device has nothing more to give.
+        first = next((entry for entry in movable if entry.parked and entry.parked.on_device), None)
         if first is None or first.parked is None:
             return
-        left, first.left = first.left, first.parked.on_device
-        first.refused = first.refused + 1 if first.left == left else 0
-        if self._parking.given_up(first.parked, first.refused):
+        before, first.on_device = first.on_device, first.parked.on_device
+        first.stalled_steps = first.stalled_steps + 1 if first.on_device == before else 0
+        if self._parking.gives_up(first.parked, first.stalled_steps):
             self._cache.abandon(first.parked)
-            first.again()
-            self._queue.parked.discard(first)
+            first.recompute()
+            self._queue.drop_parked(first)
 
-    def leave(self, behind: Request | None = None) -> bool:
-        """What parked sequences have on the device goes down, whoever else holds it.
+    def relieve_all(self, behind: Request | None = None) -> bool:
+        """Copies all blocks of parked requests down, those that others hold too included.
 
-        What several of them keep, none gives up alone: where nobody goes on, all do.
+        Blocks that several of them keep are given up by none alone: where nothing goes on, all
+        give them up.
 
         Args:
-            behind: Where that is somebody in line, who goes on then: only those behind it.
+            behind: The waiting request that goes on then, if one does: only those behind it move.
 
         Returns:
             Whether anything is on its way now.
         """
-        return self._parking.leave(self._handles(self._settled(behind))) > 0
+        return self._parking.relieve_all(self._handles(self._movable(behind))) > 0
 
     def dedup(self) -> bool:
-        """Those that run give up what they hold twice, as another had computed it too.
+        """Makes running rows give up blocks that they hold twice, as another computed them too.
 
-        Only where they are `stuck`: no step in flight reads their tables.
+        Call it only where they are `stuck`: then no step in flight reads their tables.
 
         Returns:
             Whether they held anything twice.
         """
         return self._cache.dedup([seat.lease for seat in self._batch.running()]) > 0
 
-    def _settled(self, behind: Request | None) -> list[Request]:
-        """Of those the ones that no step in flight writes."""
-        there = self._parked(behind)
-        return [entry for entry in there if entry.settled <= self._cache.done]
+    def _movable(self, behind: Request | None) -> list[Request]:
+        """The parked requests that no step in flight writes, the last in the queue first."""
+        parked = self._parked(behind)
+        return [entry for entry in parked if entry.last_write <= self._cache.done]
 
     def _parked(self, behind: Request | None = None) -> list[Request]:
-        """Those whose work is kept, the last in line first."""
+        """The parked requests whose work is kept, the last in the queue first."""
         return sorted(
             (
                 entry
@@ -130,47 +116,48 @@ class Preemptor:
         return [entry.parked for entry in entries if entry.parked is not None]
 
     def victims(self, grown: Grown, spare: int) -> list[Seat]:
-        """Who is stopped for those that found no room.
+        """Chooses the rows that are stopped for those that found no room.
 
-        What stops, or ends with the steps in flight, is on its way; so is what is parked.
+        Rows that stop already, blocks that come back with steps in flight, and parked blocks count
+        as room that is coming.
 
         Args:
-            grown: Who found none.
+            grown: The rows that found no room.
             spare: Blocks that are to be had.
         """
         batch, seats = self._batch, self._seats
         need = grown.need - max(spare, 0)
-        self.move(need - self.returning)
+        self.relieve(need - batch.held_back)
         running = batch.running()
-        short = need - self._coming()
-        # One who runs alone has nobody to make room for but itself.
-        if short <= 0 or len(running) <= 1:
+        lacking = need - self._coming()
+        # A row that runs alone could make room only for itself.
+        if lacking <= 0 or len(running) <= 1:
             return []
         ranked = sorted(running, key=self._rank)
         rested = [
             seat
             for seat in ranked
-            if not seat.request.preempted or seats.ran[seat.number] >= self._rest
+            if not seat.request.preempted or seats.steps_run[seat.number] >= self._cooldown
         ]
         chosen: list[Seat] = []
         if self.stuck(grown):
             early = set(rested)
             rested += [seat for seat in ranked if seat not in early]
         for seat in rested:
-            # One who runs on alone makes room by its end.
-            if short <= 0 or len(chosen) == len(running) - 1:
+            # The last row that runs makes room by its end.
+            if lacking <= 0 or len(chosen) == len(running) - 1:
                 break
             frees = self.frees(seat)
             if frees and self._is_safe(seat) and self._may_stop(seat):
                 chosen.append(seat)
-                short -= frees
+                lacking -= frees
         return chosen
 
     def last_resort(self) -> Seat | None:
-        """Who is stopped where all are stuck, and nobody frees anything alone.
+        """Chooses a victim where all rows are stuck, and none of them frees anything alone.
 
-        What several hold is free when the last of them has left. And where a host was made smaller
-        behind them, who is parked beyond `safety` is not lost, at least.
+        What several hold is free when the last of them has left. Victims beyond `safety` come
+        last: where the host was made smaller, they could be lost.
         """
         ranked = sorted(self._batch.running(), key=self._rank)
         if len(ranked) <= 1:
@@ -179,10 +166,10 @@ class Preemptor:
         return next(filter(self._may_stop, ranked), None)
 
     def lost(self) -> Seat | None:
-        """Who fails where all are stuck, as who must be parked finds no room on the host.
+        """Chooses the row that fails where all are stuck, and the host has no room to park one.
 
-        `safety` says why this cannot be, but for a host or a device that has less room than when
-        they began. What is promised to who does not run comes back: for that they wait.
+        By `safety` this happens only where the host or the device was made smaller since they
+        began. It does not happen while a ticket is open: the rows wait until its room comes back.
         """
         running = self._batch.running()
         promised = any(kind == "ticket" for kind, *_ in self._cache.holders())
@@ -193,24 +180,24 @@ class Preemptor:
     def stuck(self, grown: Grown) -> bool:
         """Whether nothing that goes on would make room by itself."""
         batch = self._batch
-        in_flight = any(step.seats for step in batch.in_flight)
-        goes = grown.seats or batch.prefill or in_flight or batch.loading or self._seats.stopping
-        goes = goes or self._coming()
-        goes = goes or any(entry.settled > self._cache.done for entry in self._queue.parked)
-        # A copy keeps what it reads, and all above that.
-        return not goes and self._cache.blocks_in_flight() == (0, 0)
+        progress = bool(grown.seats) or batch.prefilling or batch.computing or batch.loading
+        progress = progress or self._seats.stopping > 0 or self._coming() > 0
+        progress = progress or any(
+            entry.last_write > self._cache.done for entry in self._queue.parked
+        )
+        # A copy keeps the blocks that it reads, and all above them.
+        return not progress and self._cache.blocks_in_flight() == (0, 0)
 
     def _coming(self) -> int:
-        """Blocks that come back with steps in flight, from who stops, and from who is parked."""
-        stopping = (seat for seat in self._seats.bound() if seat.stop is not None)
+        """Blocks that come back with steps in flight, from rows that stop, and from parked ones."""
         return (
-            self.returning
-            + sum(map(self.frees, stopping))
+            self._batch.held_back
+            + sum(map(self.frees, self._seats.stopping_seats()))
             + self._parking.coming(self._handles(self._parked()))
         )
 
     def _is_safe(self, seat: Seat) -> bool:
-        """Whether all but one can be parked still when this one is."""
+        """Whether all but one can still be parked when this row is."""
         if not self._parking.must_park:
             return True
         running, stopping = self._seats.requests()
@@ -219,7 +206,7 @@ class Preemptor:
         return on_host(self._cache, others, kept) <= self._cache.limit("host")
 
     def _may_stop(self, seat: Seat) -> bool:
-        """T7: where the engine cannot recompute, only with the host slots promised."""
+        """Where the engine cannot recompute, promises the host slots first (T7)."""
         if self._parking.must_park:
             seat.ticket = self._parking.promise(seat.lease)
             return seat.ticket is not None
@@ -233,5 +220,5 @@ class Preemptor:
         entry = seat.request
         computed = int(self._seats.computed[seat.number])
         return self._policy.rank(
-            Candidate(entry.priority, entry.came, entry.order, seat.lease.blocks, computed)
+            Candidate(entry.priority, entry.arrival_step, entry.order, seat.lease.blocks, computed)
         )

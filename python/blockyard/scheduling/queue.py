@@ -1,7 +1,8 @@
-"""Who waits for a seat: the larger priority first, then who came first."""
+"""Waiting requests: the larger priority first, then the one that was added first."""
 
 import heapq
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 from blockyard.scheduling.request import Request
@@ -9,7 +10,7 @@ from blockyard.scheduling.request import Request
 __all__ = ["WaitingQueue"]
 
 _Place: TypeAlias = tuple[tuple[int, int], int, Request]
-"""Rank, how often it had moved when it was put there, and who."""
+"""A request's rank, the number of this entry in the queue, and the request."""
 
 
 class WaitingQueue:
@@ -23,103 +24,119 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._heap: list[_Place] = []
         self._aside: list[_Place] = []
-        self._waiting = 0
+        self._current: dict[Request, int] = {}
+        self._entries = 0
+        self._parked: set[Request] = set()
+        self._promised: set[Request] = set()
         self.changes = 0
-        """Differs when who waits has changed."""
-        self.parked: set[Request] = set()
-        """Of those who wait, whose work is kept."""
-        self.promised: set[Request] = set()
-        """Of those who wait, who has a ticket: what room it keeps is nobody else's."""
+        """A number that differs whenever the set of waiting requests has changed."""
 
     def __len__(self) -> int:
-        """Who waits, but for those who have ended."""
-        return self._waiting
+        """Waiting requests; those that have ended do not count."""
+        return len(self._current)
+
+    @property
+    def parked(self) -> AbstractSet[Request]:
+        """The waiting requests whose work is kept."""
+        return self._parked
+
+    @property
+    def promised(self) -> AbstractSet[Request]:
+        """The waiting requests with a ticket: the room that it keeps is no other request's."""
+        return self._promised
 
     def push(self, entry: Request) -> None:
-        """Somebody comes, or comes back: its place is that of its first coming."""
+        """Adds a request; one that comes back has the place that it had at first."""
         self.changes += 1
-        self._stand(entry, self._heap)
+        self._insert(entry, self._heap)
 
-    def _stand(self, entry: Request, heap: list[_Place]) -> None:
-        self._waiting += 1
-        entry.moved += 1
+    def _insert(self, entry: Request, heap: list[_Place]) -> None:
+        self._entries += 1
+        self._current[entry] = self._entries
         if entry.parked is not None:
-            self.parked.add(entry)
+            self._parked.add(entry)
         if entry.ticket is not None:
-            self.promised.add(entry)
-        self._tidy(heap)
-        heapq.heappush(heap, (entry.rank, entry.moved, entry))
+            self._promised.add(entry)
+        self._compact(heap)
+        heapq.heappush(heap, (entry.rank, self._entries, entry))
 
     def pop(self, *, aside: bool = True) -> Request | None:
-        """Whose turn it is.
+        """Removes and returns the first request; None where no request waits.
 
         Args:
             aside: Whether it may be one that stands aside.
         """
-        heaps = [heap for heap in (self._heap, self._aside if aside else []) if _first(heap)]
+        heaps = [heap for heap in (self._heap, self._aside if aside else []) if self._first(heap)]
         if not heaps:
             return None
         entry = heapq.heappop(min(heaps, key=lambda heap: heap[0]))[2]
-        self._go(entry)
+        self._remove(entry)
         return entry
 
-    def take(self, entry: Request) -> None:
-        """Its turn has come, or its end, wherever it stands."""
-        self._go(entry)
-        self._tidy(self._heap)
-        self._tidy(self._aside)
+    def withdraw(self, entry: Request) -> None:
+        """Removes a request, wherever it stands."""
+        self._remove(entry)
+        self._compact(self._heap)
+        self._compact(self._aside)
 
-    def _go(self, entry: Request) -> None:
-        entry.moved += 1
+    def _remove(self, entry: Request) -> None:
+        del self._current[entry]
         self.changes += 1
-        self._waiting -= 1
-        self.parked.discard(entry)
-        self.promised.discard(entry)
+        self._parked.discard(entry)
+        self._promised.discard(entry)
 
-    def back(self, entries: Iterable[Request]) -> None:
-        """Those whose turn came to nothing stand where they stood."""
+    def drop_parked(self, entry: Request) -> None:
+        """Notes that the work of a waiting request is kept no more."""
+        self._parked.discard(entry)
+
+    def drop_ticket(self, entry: Request) -> None:
+        """Takes the ticket of a waiting request away: it waits on without it."""
+        self._promised.discard(entry)
+        entry.ticket = None
+
+    def put_back(self, entries: Iterable[Request]) -> None:
+        """Returns popped requests that could not begin to their places."""
         for entry in entries:
             self.changes -= 1
-            self._stand(entry, self._heap)
+            self._insert(entry, self._heap)
 
     def put_aside(self, entries: Iterable[Request]) -> None:
-        """Those who wait for somebody else's copy or prefill."""
+        """Returns popped requests that wait for another one's copy or prefill."""
         for entry in entries:
             self.changes -= 1
-            self._stand(entry, self._aside)
-
-    def _tidy(self, heap: list[_Place]) -> None:
-        if len(heap) > 2 * self._waiting:
-            heap[:] = filter(_stands, heap)
-            heapq.heapify(heap)
+            self._insert(entry, self._aside)
 
     def next(self, count: int) -> list[Request]:
-        """The next so many of those whose turn is to come, in their order."""
+        """The first `count` requests in their order; none of those that stand aside."""
         found: list[Request] = []
         # A walk down the heap, the smallest first, as far as it is needed.
         edge = [(place, at) for at, place in enumerate(self._heap[:1])]
         while edge and len(found) < count:
             place, at = heapq.heappop(edge)
-            if _stands(place):
+            if self._is_current(place):
                 found.append(place[2])
             for below in (2 * at + 1, 2 * at + 2):
                 if below < len(self._heap):
                     heapq.heappush(edge, (self._heap[below], below))
         return found
 
-    def before(self, entry: Request) -> int:
-        """How many stand before somebody."""
-        everybody = (*self._heap, *self._aside)
-        return sum(place[0] < entry.rank for place in everybody if _stands(place))
+    def count_before(self, entry: Request) -> int:
+        """How many waiting requests stand before this one."""
+        places = (*self._heap, *self._aside)
+        return sum(place[0] < entry.rank for place in places if self._is_current(place))
 
+    def _is_current(self, place: _Place) -> bool:
+        """Whether a request still stands in this place."""
+        return self._current.get(place[2]) == place[1]
 
-def _stands(place: _Place) -> bool:
-    """Whether its place is this still."""
-    return place[1] == place[2].moved
+    def _first(self, heap: list[_Place]) -> bool:
+        """Drops stale entries at the top; returns whether a live one is left."""
+        while heap and not self._is_current(heap[0]):
+            heapq.heappop(heap)
+        return bool(heap)
 
-
-def _first(heap: list[_Place]) -> bool:
-    """Whether somebody stands in it; its first is one who does."""
-    while heap and not _stands(heap[0]):
-        heapq.heappop(heap)
-    return bool(heap)
+    def _compact(self, heap: list[_Place]) -> None:
+        """Drops all stale entries where they outnumber the live ones."""
+        if len(heap) > 2 * len(self._current):
+            heap[:] = filter(self._is_current, heap)
+            heapq.heapify(heap)

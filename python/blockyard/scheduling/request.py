@@ -1,23 +1,17 @@
 """A request, the states it goes through, and how it ends."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Keys, Lease, Misuse, Parked, Ticket
+from blockyard._core import Keys, Lease, Parked, Ticket
 from blockyard.yard.cache import KVCache
 
-__all__ = ["TERMINAL", "Request", "RequestState", "Result", "bounded", "prompt_of", "whole"]
-
-_LARGEST = 0xFFFFFFFF
-_MOST = 2**31 - 1
-_MANY = 2**20
-"""Values that one call takes of what is an object each: acks, or seats."""
+__all__ = ["TERMINAL", "Request", "RequestState", "Result", "max_blocks"]
 
 
 class RequestState(StrEnum):
@@ -40,14 +34,25 @@ TERMINAL = frozenset({RequestState.FINISHED, RequestState.ABORTED, RequestState.
 
 
 class Result(NamedTuple):
-    """How a request ended: exactly one for each."""
+    """How a request ended: there is exactly one for each."""
 
     request: Hashable
     state: RequestState
     tokens: NDArray[np.uint32]
-    """What it sampled."""
+    """The tokens that it sampled."""
     reason: str
     """"stop", "length", "aborted", or what failed."""
+
+
+def max_blocks(prompt: int, max_tokens: int, block_size: int) -> int:
+    """The most blocks that a request may ever need; its last token is sampled, never computed.
+
+    Args:
+        prompt: Tokens of its prompt.
+        max_tokens: Most tokens that it samples.
+        block_size: Tokens per block.
+    """
+    return -(-(prompt + max_tokens - 1) // block_size)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,50 +61,53 @@ class Request:
 
     id: Hashable
     prompt: NDArray[np.uint32]
-    """A copy of the caller's: what he does with his own later changes nothing here."""
-    most: int
+    """A copy of the caller's array: later changes to that array have no effect here."""
+    max_tokens: int
     """Most tokens to sample."""
     priority: int
     order: int
-    """Among all requests, from 0."""
-    came: int
-    """The step before which it came."""
+    """Its number among all requests, from 0."""
+    arrival_step: int
+    """The newest step when it was added."""
     salt: str | bytes | None = None
     lora: str | bytes | None = None
     ticket: Ticket | None = None
     """Room promised to it; None once it has begun."""
     state: RequestState = RequestState.WAITING
     outputs: list[int] = field(default_factory=list)
-    keys: Keys | None = None
-    """Of its prompt and, after a preemption, of what it had sampled: N tokens, frozen."""
-    chain: bytes = b""
-    """The keys as bytes, while it waits or its prompt is computed."""
-    epoch: int = 0
-    overtaken: int = 0
-    """How often a later request was admitted before it."""
-    preempted: int = 0
-    parked: Parked | None = None
-    """What keeps its work while it is parked."""
-    settled: int = 0
-    """The step whose end it waits for before its blocks may be copied: it may write them still."""
-    resumes: int = 0
-    """How often in a row it began to come back; 0 once it runs."""
-    unloaded: int = 0
-    """How often in a row its loads failed and left it no room to go on; 0 once it runs."""
-    refused: int = 0
-    """How often in a row it found no room, or gave none, since it was parked."""
-    left: int = 0
-    """Blocks that it had on the device when it was last asked to give room."""
-    moved: int = 0
-    """How often it has come to a place in line, or left it."""
-    prefetched: bool = False
-    """Whether its prefix was asked for while it waits."""
     lease: Lease | None = None
     seat: int | None = None
+    epoch: int = 0
+    preempted: int = 0
+    """How often it was preempted."""
+
+    # While it waits:
+    keys: Keys | None = None
+    """Keys of its prompt and, after a preemption, of what it had sampled by then."""
+    key_bytes: bytes = b""
+    """The keys as bytes, while it waits or its prompt is computed."""
+    overtaken: int = 0
+    """How often a later request was admitted before it."""
+    failed_loads: int = 0
+    """How often in a row its loads failed and left it no room to go on; 0 once it runs."""
+    prefetched: bool = False
+    """Whether a copy of its prefix was asked for ahead of its turn."""
+
+    # While it is parked:
+    parked: Parked | None = None
+    """The handle that keeps its work."""
+    last_write: int = 0
+    """The last step that may still write its blocks: no copy reads them before it is done."""
+    stalled_steps: int = 0
+    """How often in a row it found no room, or gave none to others, since it was parked."""
+    on_device: int = 0
+    """Blocks that it had on the device when it was last asked to give room."""
+    resumes: int = 0
+    """How often in a row it began to come back; 0 once it runs."""
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Whose turn it is: the smallest first."""
+        """Its place among waiting requests: the smallest is first."""
         return (-self.priority, self.order)
 
     @property
@@ -107,70 +115,49 @@ class Request:
         """Whether it has ended."""
         return self.state in TERMINAL
 
+    def max_blocks(self, block_size: int) -> int:
+        """The most blocks that it may ever need."""
+        return max_blocks(len(self.prompt), self.max_tokens, block_size)
+
+    def tokens(self) -> NDArray[np.uint32]:
+        """The prompt, and what was sampled so far."""
+        return np.concatenate((self.prompt, np.array(self.outputs, np.uint32)))
+
     def keyed(self, cache: KVCache) -> Keys:
-        """The keys of its tokens, made once for each stay in line."""
+        """The keys of its tokens, which are made once each time that it waits."""
         if self.keys is None:
             self.keys = cache.keys(self.tokens(), salt=self.salt, lora=self.lora)
-            self.chain = bytes(self.keys)
+            self.key_bytes = bytes(self.keys)
         return self.keys
 
-    def again(self) -> None:
-        """It waits to be computed anew, with all its tokens."""
+    def recompute(self) -> None:
+        """Makes it wait to be recomputed, with all its tokens."""
         self.parked = None
-        self.resumes = self.refused = 0
+        self.resumes = self.stalled_steps = 0
         self.keys = None
-        self.chain = b""
+        self.key_bytes = b""
         self.prefetched = False
         self.state = RequestState.RECOMPUTE
 
-    def tokens(self) -> NDArray[np.uint32]:
-        """Prompt and what was sampled so far."""
-        return np.concatenate((self.prompt, np.array(self.outputs, np.uint32)))
+    def park(self, parked: Parked) -> None:
+        """Makes it wait with its work kept."""
+        self.parked = parked
+        self.stalled_steps = 0
+        self.state = RequestState.PARKED
 
+    def start(self, cached: int) -> None:
+        """Makes it run, with `cached` of its tokens computed already.
 
-def whole(name: str, value: object, least: int | None = 1) -> int:
-    """An integer, NumPy's too, in the range that counts here have.
+        It decodes on where only its newest token is not computed (T16, T18).
+        """
+        self.resumes = self.failed_loads = 0
+        newest_alone = bool(self.outputs) and cached == len(self.prompt) + len(self.outputs) - 1
+        self.state = RequestState.DECODE if newest_alone else RequestState.PREFILL
 
-    Raises:
-        Misuse: It is none, or out of range.
-    """
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        number = int(value)
-        if (-_MOST if least is None else least) <= number <= _MOST:
-            return number
-    said = f"from {least} to {_MOST}" if least is not None else f"to {_MOST}, either sign"
-    raise Misuse(f"{name} = {value!r:.60}: give an integer {said}")
-
-
-def bounded(name: str, values: Iterable[object]) -> list[object]:
-    """All values of an iterable that does not end too late.
-
-    Raises:
-        Misuse: There are more than any engine has.
-    """
-    given = list(islice(values, _MANY + 1))
-    if len(given) > _MANY:
-        raise Misuse(f"{name} has more than {_MANY:,} values: one call takes no more")
-    return given
-
-
-def prompt_of(tokens: object) -> NDArray[np.uint32]:
-    """A copy of a caller's prompt.
-
-    Raises:
-        Misuse: It is empty, or no sequence of token ids.
-    """
-    try:
-        given = np.array(tokens, copy=True)
-        # An empty list has floats in it.
-        wide = given.astype(np.int64) if given.dtype.kind in "iu" or not given.size else None
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Misuse(f"prompt = {tokens!r:.60}: give token ids, one-dimensional") from error
-    if wide is None:
-        raise Misuse(f"a prompt of {given.dtype}: give token ids, which are integers")
-    if wide.ndim != 1 or not len(wide):
-        raise Misuse(f"prompt of shape {wide.shape}: give one token id or more, one-dimensional")
-    if wide.min() < 0 or wide.max() > _LARGEST:
-        bad = given[(wide < 0) | (wide > _LARGEST)][0]
-        raise Misuse(f"token {bad} in the prompt: token ids are from 0 to {_LARGEST}")
-    return wide.astype(np.uint32)
+    def give_back(self, cache: KVCache) -> None:
+        """Returns its ticket and its parked blocks, as it never begins."""
+        if self.parked is not None:
+            cache.abandon(self.parked)
+            self.parked = None
+        if self.ticket is not None and self.ticket.state == "open":
+            cache.release(self.ticket)

@@ -21,11 +21,11 @@ __all__ = ["Reservation", "ReservationState", "Reservations", "SpentReservation"
 
 
 class SpentReservation(Misuse):
-    """A ticket was used after its end: it was committed, released, or has expired."""
+    """A reservation was used after its end: it was committed, released, or has expired."""
 
 
 class ReservationState(StrEnum):
-    """Where a promise is; the last three are its ends."""
+    """Where a reservation is; the last three are its ends."""
 
     OPEN = "open"
     COMMITTED = "committed"
@@ -35,7 +35,7 @@ class ReservationState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Blocks promised to a request that does not run here yet; `Reservations` alone changes it."""
+    """Blocks kept for a request that does not run here yet; `Reservations` alone changes it."""
 
     request: Hashable
     blocks: int
@@ -43,49 +43,49 @@ class Reservation:
     """The last tick at which it may be committed."""
     role: Role
     peer: Hashable
-    """Who asked: all that it asked for expires when it dies."""
+    """The instance that asked: all its reservations expire when it dies."""
     _ticket: Ticket = field(repr=False)
     state: ReservationState = ReservationState.OPEN
 
     @property
     def id(self) -> int:
-        """Its number, never given out twice: what the other side commits and releases by."""
+        """Its number, used only once: the other side commits and releases by it."""
         return self._ticket.id
 
 
 class Reservations:
-    """Promises made to others, a prefill instance that will send here what it computes, say.
+    """Reservations for other instances, such as a prefill instance that will send its KV here.
 
-    Time is a tick that is fed from outside, with `expire`. For one thread.
+    Time is a tick that `expire` is given from outside. All of it is for one thread.
 
     Args:
-        cache: Whose blocks.
-        reserves: What must be left for those that run here, by role: give the `Scheduler`'s own
-            policy, which learns. By default what it keeps promised already is enough.
+        cache: The cache whose blocks are reserved.
+        headroom: Policies, by role, for what must be left to sequences that run here: give the
+            `Scheduler`'s own policy, which learns. By default its headroom is enough.
 
     Raises:
         Misuse: There is no such role.
     """
 
     SCHEMA: Final = (
-        Stat("tickets_open", "tickets", "promises that are open"),
+        Stat("tickets_open", "tickets", "reservations that are open"),
         Stat("tickets_blocks", "blocks", "blocks that they keep"),
-        Stat("tickets_committed", "tickets", "promises that were committed"),
-        Stat("tickets_released", "tickets", "promises that were given back"),
-        Stat("tickets_expired", "tickets", "promises that were too late, or whose peer died"),
-        Stat("tickets_refused", "tickets", "promises refused for want of room"),
+        Stat("tickets_committed", "tickets", "reservations that were committed"),
+        Stat("tickets_released", "tickets", "reservations that were released"),
+        Stat("tickets_expired", "tickets", "reservations that were too late, or whose peer died"),
+        Stat("tickets_refused", "tickets", "reservations refused for want of room"),
     )
 
     def __init__(
-        self, cache: KVCache, *, reserves: Mapping[Role, HeadroomPolicy] | None = None
+        self, cache: KVCache, *, headroom: Mapping[Role, HeadroomPolicy] | None = None
     ) -> None:
         self._cache = cache
-        self._reserves: dict[Role, HeadroomPolicy] = {}
-        if reserves is not None and not isinstance(reserves, Mapping):
-            raise Misuse(f"reserves = {reserves!r:.60}: give a policy for each role")
-        for role, reserve in (reserves or {}).items():
+        self._headroom: dict[Role, HeadroomPolicy] = {}
+        if headroom is not None and not isinstance(headroom, Mapping):
+            raise Misuse(f"headroom = {headroom!r:.60}: must map roles to policies")
+        for role, policy in (headroom or {}).items():
             default_headroom(role)
-            self._reserves[role] = checked_headroom(reserve)
+            self._headroom[role] = checked_headroom(f"headroom[{role!r}]", policy)
         self._now = 0
         self._open: dict[int, Reservation] = {}
         self._requests: dict[Hashable, Reservation] = {}
@@ -101,38 +101,38 @@ class Reservations:
         peer: Hashable = None,
         running: int = 0,
     ) -> Reservation:
-        """Promises blocks, where that leaves enough for those that run here.
+        """Reserves blocks, where that leaves enough for the sequences that run here.
 
-        It does if and only if what is free or evictable, and was promised to nobody, is `blocks`
-        and the headroom that the role's policy wants for `running` sequences, or more. What the
-        cache keeps as headroom already counts as a part of that, and is not kept twice.
+        The blocks that are free or evictable and not promised must be at least `blocks` and the
+        headroom that the role's policy wants for `running` sequences. What the cache keeps as
+        headroom already is a part of that, and is not kept twice.
 
         Args:
-            request: Its id; one open promise for each.
-            blocks: How many, 1 or more.
+            request: Its id; each has at most one open reservation.
+            blocks: How many blocks, 1 or more.
             deadline: The last tick at which it may be committed.
-            role: What this instance is to the request.
-            peer: Who asks.
+            role: What this instance does for the request.
+            peer: The instance that asks.
             running: Sequences that run here: `Scheduler.running`.
 
         Raises:
-            Misuse: The request has an open promise, or a value is out of range.
-            NoRoom: Try again later.
+            Misuse: The request has an open reservation, or a value is out of range.
+            NoRoom: There is too little room now: try again later.
             TooLarge: The device never holds as many.
         """
         blocks = integer("blocks", blocks)
         deadline = integer("deadline", deadline, least=self._now)
         running = integer("running", running, least=0)
         default_headroom(role)
-        reserve = self._reserves.get(role, NoHeadroom())
+        policy = self._headroom.get(role, NoHeadroom())
         try:
             taken = request in self._requests
         except TypeError as error:
-            raise Misuse(f"request {request!r:.60}: an id can be hashed") from error
+            raise Misuse(f"request {request!r:.60}: must be an id that can be hashed") from error
         if taken:
             raise Misuse(f"request {request!r} has a ticket already: commit or release that one")
         room = self._cache.room()
-        headroom = max(reserve.headroom(running) - room.headroom, 0)
+        headroom = max(policy.headroom(running) - room.headroom, 0)
         try:
             ticket = self._cache.promise(blocks)
             if room.available < blocks + headroom:
@@ -141,24 +141,24 @@ class Reservations:
         except NoRoom:
             self._counts["refused"] += 1
             raise
-        promise = Reservation(request, blocks, deadline, role, peer, ticket)
-        self._open[promise.id] = self._requests[request] = promise
-        return promise
+        reservation = Reservation(request, blocks, deadline, role, peer, ticket)
+        self._open[reservation.id] = self._requests[request] = reservation
+        return reservation
 
     def commit(self, number: int) -> Ticket:
-        """The request comes: the ticket for `Scheduler.add` or `KVCache.begin`.
+        """Ends a reservation as the request comes: returns the ticket for `Scheduler.add`.
 
         Raises:
-            SpentTicket: It is not open: it was committed or released, or has expired.
+            SpentReservation: It is not open: it was committed or released, or has expired.
         """
-        promise = self._end(number, ReservationState.COMMITTED)
-        return promise._ticket  # noqa: SLF001 - its own
+        reservation = self._end(number, ReservationState.COMMITTED)
+        return reservation._ticket  # noqa: SLF001 - its own
 
     def release(self, number: int) -> None:
-        """The request does not come: its blocks are promised no more.
+        """Ends a reservation as the request does not come, and gives its blocks back.
 
         Raises:
-            SpentTicket: It is not open.
+            SpentReservation: It is not open.
         """
         self._cache.release(self._end(number, ReservationState.RELEASED)._ticket)  # noqa: SLF001
 
@@ -166,59 +166,59 @@ class Reservations:
         """Advances the clock to `now`, and releases reservations whose deadline has passed.
 
         Args:
-            now: The tick, agreed over ranks like all that enters here; never less than before.
+            now: The tick, which is the same on all ranks, and never less than before.
 
         Returns:
-            What has expired, in the order in which it was promised.
+            The reservations that expired, oldest first.
 
         Raises:
             Misuse: `now` is before an earlier one.
         """
         now = integer("now", now, least=self._now)
         self._now = now
-        return self._expire([one for one in self._open.values() if one.deadline < now])
+        return self._expire([open_ for open_ in self._open.values() if open_.deadline < now])
 
     def died(self, peer: Hashable) -> list[Reservation]:
-        """Who asked is dead: all that is open for it has expired.
+        """Ends all reservations of an instance that is dead.
 
         Returns:
-            What has expired, in the order in which it was promised.
+            The reservations that expired, oldest first.
         """
-        return self._expire([one for one in self._open.values() if one.peer == peer])
+        return self._expire([open_ for open_ in self._open.values() if open_.peer == peer])
 
     def stats(self) -> dict[str, int]:
-        """Counters and sizes; `SCHEMA` has units and meanings."""
+        """Returns counters and sizes; `SCHEMA` has units and meanings."""
         return {
             "tickets_open": len(self._open),
-            "tickets_blocks": sum(one.blocks for one in self._open.values()),
+            "tickets_blocks": sum(open_.blocks for open_ in self._open.values()),
             **{
                 f"tickets_{what}": self._counts[what]
                 for what in ("committed", "released", "expired", "refused")
             },
         }
 
-    def _expire(self, promises: list[Reservation]) -> list[Reservation]:
-        for promise in promises:
-            self._cache.release(self._end(promise.id, ReservationState.EXPIRED)._ticket)  # noqa: SLF001
-        return promises
+    def _expire(self, late: list[Reservation]) -> list[Reservation]:
+        for reservation in late:
+            self._cache.release(self._end(reservation.id, ReservationState.EXPIRED)._ticket)  # noqa: SLF001
+        return late
 
     def _end(self, number: int, state: ReservationState) -> Reservation:
-        promise = self._open.pop(number, None)
-        if promise is None:
+        reservation = self._open.pop(number, None)
+        if reservation is None:
             raise SpentReservation(
                 f"ticket {number} is not open: it was committed or released, or has expired; "
                 "ask for another"
             )
-        del self._requests[promise.request]
-        promise.state = state
+        del self._requests[reservation.request]
+        reservation.state = state
         self._counts[state] += 1
-        return promise
+        return reservation
 
 
 def _refusal(room: Room, blocks: int, headroom: int) -> NoRoom:
     error = NoRoom(
-        f"no room on the device: {blocks} blocks are asked for and {headroom} kept for those that "
-        f"run, free {room.free}, evictable {room.evictable}, promised {room.promised}"
+        f"no room on the device: {blocks} blocks are asked for and {headroom} kept for what runs, "
+        f"free {room.free}, evictable {room.evictable}, promised {room.promised}"
     )
     error.tier, error.need = "device", blocks + headroom
     error.free, error.evictable, error.promised = room.free, room.evictable, room.promised

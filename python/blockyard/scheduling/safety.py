@@ -1,20 +1,22 @@
-"""Where who is preempted must be parked: who may begin, and who may be stopped. INV-11, INV-25.
+"""Which requests may begin, and which may be stopped, where every victim must be parked.
 
-A request's claim is all it may ever need: the blocks of its prompt and of all that it may sample,
-each counted for it, whoever else holds the same. Those that are there are safe while
+A request's claim is the most that it may ever need: the blocks of its prompt and of all that it
+may sample, counted for it alone, however many others hold the same blocks. A set of requests is
+safe while
 
     the device holds all their claims at once, or
     the host holds all their claims but the largest of those that run.
 
-Nobody is lost then, however long they grow. Say nobody goes on for want of room. What is parked
-leaves the device: its slots of the host are promised. Of those that run all but the largest can be
-stopped one after the other, as the host has room for the claims of them all. What runs alone gives
-up what it holds twice, and then holds no more than its table, which is no more than its claim, and
-that fits: `Scheduler.add` has refused what does not. So it ends, and the next comes back.
+Then no request is lost, however long all of them grow. Suppose that none goes on for want of
+room. What is parked leaves the device, as its host slots are promised. All that run but the
+largest can be stopped one after the other, as the host has room for all those claims. The one
+that is left gives up what it holds twice; then it holds no more than its table, which is no more
+than its claim, and that fits: `Scheduler.add` has refused what does not. So it ends, and the next
+one comes back.
 
-They stay safe. Who begins, or is stopped, is asked for here. Who comes back can only make the
-largest that runs larger; who ends takes its claim away, and if that was the largest, the host
-has room for all others.
+The set stays safe. A begin and a stop are checked here. A request that comes back can only make
+the largest running claim larger. A request that ends takes its claim away; if that was the
+largest, the host has room for all others. INV-11, INV-25.
 """
 
 from collections.abc import Iterable
@@ -26,20 +28,16 @@ __all__ = ["on_host"]
 
 
 def on_host(cache: KVCache, running: Iterable[Request], kept: Iterable[Request]) -> int:
-    """Blocks of the host that parking may take before all have ended.
+    """Host blocks that parking may take before all of these requests have ended.
 
     Args:
-        cache: Where they are.
-        running: Those that run, or shall.
-        kept: Those that are parked, or shall be.
+        cache: The cache that holds them.
+        running: Requests that run, or shall run.
+        kept: Requests that are parked, or shall be parked.
 
     Returns:
         Their claims but the largest of those that run; 0 where the device holds all at once.
     """
-    claims = [_claim(entry, cache.block_size) for entry in running]
-    total = sum(claims) + sum(_claim(entry, cache.block_size) for entry in kept)
+    claims = [entry.max_blocks(cache.block_size) for entry in running]
+    total = sum(claims) + sum(entry.max_blocks(cache.block_size) for entry in kept)
     return 0 if total <= cache.limit() else total - max(claims, default=0)
-
-
-def _claim(entry: Request, block_size: int) -> int:
-    return -(-(len(entry.prompt) + entry.most - 1) // block_size)

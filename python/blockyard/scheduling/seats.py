@@ -14,32 +14,31 @@ __all__ = ["Seat", "Seats"]
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """A seat that is bound; `stop` is what was sent, once it is stopping."""
+    """A seat that is bound to a request."""
 
     number: int
     request: Request
     lease: Lease
     epoch: int
-    limit: int
-    """Token positions it may ever compute: prompt and all that is sampled but the last."""
     stop: Stop | None = None
+    """The stop that was sent, once the seat is stopping."""
     stopped_at: int = 0
-    """Step that carried the stop first; 0 before."""
-    end: tuple[RequestState, str] | None = None
-    """How its ack ends the request, and why; None: only its stay here."""
+    """The step that carried the stop first; 0 before."""
+    pending_end: tuple[RequestState, str] | None = None
+    """How the ack ends the request, and why; None where only its stay in the seat ends."""
     ticket: Ticket | None = None
     """Host slots promised to it, where a victim must be parked."""
-    gone: bool = False
-    """The request has ended; the seat waits for its ack alone."""
-    last: int = 0
-    """Last step that computes in it."""
+    ended: bool = False
+    """Whether the request has ended: the seat only waits for its ack."""
+    last_step: int = 0
+    """The last step that computes in it."""
 
 
 class Seats:
-    """All of them. What changes every step stands in arrays, one place per seat.
+    """All seats. What changes in every step stands in arrays, with one place per seat.
 
     Args:
-        count: How many.
+        count: How many there are.
     """
 
     def __init__(self, count: int) -> None:
@@ -53,12 +52,12 @@ class Seats:
         self.computed = np.zeros(count, np.int64)
         """Tokens whose KV the engine has acknowledged."""
         self.known = np.zeros(count, np.int64)
-        """Tokens that are there: prompt and sampled."""
-        self.most = np.zeros(count, np.int64)
-        """Tokens that may ever be there."""
-        self.ran = np.zeros(count, np.int64)
+        """Tokens that exist: prompt and sampled."""
+        self.max_length = np.zeros(count, np.int64)
+        """Most tokens that may ever exist: the prompt and `max_tokens`."""
+        self.steps_run = np.zeros(count, np.int64)
         """Steps that have computed in it since it was bound."""
-        self.left = 0
+        self.departures = 0
         """How often a seat was given up, or its request had ended."""
 
     def __len__(self) -> int:
@@ -71,48 +70,60 @@ class Seats:
         return not self._free
 
     def at(self, number: int) -> Seat | None:
-        """Who is bound to a seat."""
+        """The bound seat of that number; None where it is free or does not exist."""
         return self._seats[number] if 0 <= number < len(self._seats) else None
 
     def lives(self, seat: Seat) -> bool:
-        """Whether its request is there still, in this seat."""
-        return self._seats[seat.number] is seat and not seat.gone
+        """Whether the request still runs in this seat."""
+        return self._seats[seat.number] is seat and not seat.ended
 
     def bound(self) -> list[Seat]:
-        """All that are not free, by number."""
+        """All seats that are not free, by number."""
         return [seat for seat in self._seats if seat is not None]
 
-    def requests(self) -> tuple[list[Request], list[Request]]:
-        """Those that run, or leave; and those that are to be parked, with slots promised."""
-        there: tuple[list[Request], list[Request]] = [], []
-        for seat in self.bound():
-            there[seat.ticket is not None].append(seat.request)
-        return there
+    def stopping_seats(self) -> list[Seat]:
+        """All seats that wait for their ack, by number."""
+        return [seat for seat in self.bound() if seat.stop is not None]
 
-    def bind(self, request: Request, lease: Lease, limit: int) -> Seat:
+    def requests(self) -> tuple[list[Request], list[Request]]:
+        """Requests that run or leave, and requests with host slots promised, to be parked."""
+        found: tuple[list[Request], list[Request]] = [], []
+        for seat in self.bound():
+            found[seat.ticket is not None].append(seat.request)
+        return found
+
+    def bind(self, request: Request, lease: Lease) -> Seat:
         """Gives a request the lowest free seat."""
         number = heapq.heappop(self._free)
-        # Later than any before of the request and of the seat: no ack is good twice.
+        # An epoch above all earlier ones of the request and of the seat: no ack is good twice.
         request.epoch = max(request.epoch, self._epochs[number]) + 1
-        seat = Seat(number, request, lease, request.epoch, limit)
+        seat = Seat(number, request, lease, request.epoch)
+        request.seat, request.lease = number, lease
         self._seats[number] = seat
         self.scheduled[number] = self.computed[number] = lease.cached
         self.known[number] = lease.appended
-        self.most[number] = limit + 1
-        self.ran[number] = 0
+        self.max_length[number] = len(request.prompt) + request.max_tokens
+        self.steps_run[number] = 0
         return seat
 
     def stop(self, seat: Seat) -> Stop:
-        """A seat is stopping, and its epoch is a new one."""
+        """Marks a seat as stopping, with a new epoch."""
         self.stopping += 1
         seat.epoch += 1
         seat.request.epoch = seat.epoch
-        return Stop(seat.request.id, seat.number, seat.epoch)
+        seat.stop = Stop(seat.request.id, seat.number, seat.epoch)
+        return seat.stop
+
+    def mark_ended(self, seat: Seat) -> None:
+        """Notes that the request has ended while its seat waits for the ack."""
+        seat.ended = True
+        self.departures += 1
 
     def free(self, seat: Seat) -> None:
-        """The engine has nothing more to do with it."""
-        self.left += 1
+        """Frees a seat: the engine has nothing more to do with it."""
+        self.departures += 1
         self.stopping -= seat.stop is not None
         self._epochs[seat.number] = seat.epoch
         self._seats[seat.number] = None
+        seat.request.seat = seat.request.lease = None
         heapq.heappush(self._free, seat.number)

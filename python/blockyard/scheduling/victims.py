@@ -1,4 +1,4 @@
-"""Who is preempted first when the batch cannot grow. One small interface."""
+"""Which sequence is preempted first when the batch cannot grow. One small interface."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -11,8 +11,8 @@ class Candidate(NamedTuple):
     """A running sequence that may be preempted."""
 
     priority: int
-    came: int
-    """The step before which it came: the same for requests that came together."""
+    arrival_step: int
+    """The newest step when it was added: the same for requests that came together."""
     order: int
     """Its number among all requests: no two have the same."""
     blocks: int
@@ -23,40 +23,40 @@ class Candidate(NamedTuple):
 
 @runtime_checkable
 class VictimPolicy(Protocol):
-    """A policy. Who would free nothing is passed over, whatever the policy says."""
+    """A policy. A sequence that would free nothing is passed over, whatever the policy says."""
 
     def rank(self, candidate: Candidate) -> tuple[int, ...]:
-        """The smallest goes first."""
+        """Returns a key; the smallest is preempted first."""
 
 
 class Newest:
-    """The lowest priority, then who came last; the more blocks on a tie."""
+    """The lowest priority first, then the newest; the more blocks on a tie."""
 
     def rank(self, candidate: Candidate) -> tuple[int, ...]:
-        """The smallest goes first."""
-        return (candidate.priority, -candidate.came, -candidate.blocks, -candidate.order)
+        """Returns a key; the smallest is preempted first."""
+        return (candidate.priority, -candidate.arrival_step, -candidate.blocks, -candidate.order)
 
 
 class LeastComputed:
-    """The lowest priority, then the least to compute again: for engines that only recompute."""
+    """The lowest priority first, then the least to recompute: where nothing is parked."""
 
     def rank(self, candidate: Candidate) -> tuple[int, ...]:
-        """The smallest goes first."""
+        """Returns a key; the smallest is preempted first."""
         return (candidate.priority, candidate.computed, -candidate.order)
 
 
-def checked_policy(victims: object) -> VictimPolicy:
-    """A policy, asked once: what is wrong with it is said before anybody runs.
+def checked_policy(name: str, policy: object) -> VictimPolicy:
+    """Asks a policy once, so that a wrong one is refused before anything runs, and returns it.
 
     Raises:
-        Misuse: It is none, or ranks by something else than integers.
+        Misuse: It is no policy, or ranks by something else than integers.
     """
-    if isinstance(victims, type) or not isinstance(victims, VictimPolicy):
-        raise Misuse(f"victims = {victims!r:.60}: give a policy, like LastCome()")
+    if isinstance(policy, type) or not isinstance(policy, VictimPolicy):
+        raise Misuse(f"{name} = {policy!r:.60}: must be a policy, such as Newest()")
     try:
-        said: object = victims.rank(Candidate(0, 0, 0, 1, 1))
+        rank: object = policy.rank(Candidate(0, 0, 0, 1, 1))
     except Exception as error:
-        raise Misuse(f"victims = {victims!r:.60}: {error}") from error
-    if not isinstance(said, tuple) or not all(isinstance(number, int) for number in said):
-        raise Misuse(f"victims = {victims!r:.60} ranks by {said!r:.60}: give a tuple of integers")
-    return victims
+        raise Misuse(f"{name} = {policy!r:.60}: {error}") from error
+    if not isinstance(rank, tuple) or not all(isinstance(number, int) for number in rank):
+        raise Misuse(f"{name} = {policy!r:.60} ranks by {rank!r:.60}: must be a tuple of integers")
+    return policy

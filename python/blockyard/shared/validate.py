@@ -24,13 +24,13 @@ def integer(name: str, value: object, *, least: int | None = 1, most: int | None
     Raises:
         Misuse: It is no integer, or out of range.
     """
-    wanted = "an integer" if least is None else f"an integer >= {least}"
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         number = int(value)
-        if most is not None and number > most:
-            wanted = f"an integer <= {most}"
-        elif least is None or number >= least:
+        if (least is None or number >= least) and (most is None or number <= most):
             return number
+    wanted = "an integer" if least is None else f"an integer >= {least}"
+    if most is not None:
+        wanted = f"an integer <= {most}" if least is None else f"an integer from {least} to {most}"
     raise Misuse(f"{name} = {_shown(value)}: must be {wanted}")
 
 

@@ -33,7 +33,7 @@ class CheckedReservations:
     def __init__(self, cache: CheckedCache, seen: Counter[str]) -> None:
         self._cache = cache
         self._seen = seen
-        self._tickets = Reservations(cache, reserves={"decode": Adaptive(1.0, 0.0)})
+        self._tickets = Reservations(cache, headroom={"decode": Adaptive(1.0, 0.0)})
         self._asked: dict[str, _Reservation] = {}
 
     def __len__(self) -> int:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from blockyard._core import BlockyardError
 from blockyard.scheduling.engine import Start, Step
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import Result
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.plan import Plan
@@ -131,16 +132,18 @@ def _replica(setup: Setup, seen: Counter[str], fenced: Callable[[], set[int]]) -
     cache.watch(seen, fenced)
     scheduler = Scheduler(
         cache,
-        seats=setup.max_num_seqs,
-        budget=setup.max_num_batched_tokens,
-        reserve=HEADROOMS[setup.headroom](),
-        victims=VICTIMS[setup.victims](),
-        stops=setup.stops,
-        preempt=setup.preempt_mode if setup.host else None,
-        patience=setup.max_stalled_steps,
-        rest=setup.preempt_cooldown,
-        skip=setup.max_overtakes,
-        drafts=setup.drafts,
+        SchedulerOptions(
+            max_num_seqs=setup.max_num_seqs,
+            max_num_batched_tokens=setup.max_num_batched_tokens,
+            headroom=HEADROOMS[setup.headroom](),
+            victim_policy=VICTIMS[setup.victims](),
+            stops=setup.stops,
+            preempt_mode=setup.preempt_mode if setup.host else None,
+            max_stalled_steps=setup.max_stalled_steps,
+            preempt_cooldown=setup.preempt_cooldown,
+            max_overtakes=setup.max_overtakes,
+            num_speculative_tokens=setup.drafts,
+        ),
     )
     return Replica(cache, scheduler, CheckedReservations(cache, seen))
 

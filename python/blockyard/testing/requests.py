@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from blockyard.scheduling.request import RequestState, Result
+from blockyard.scheduling.request import RequestState, Result, max_blocks
 from blockyard.testing.engine import check, continuation
 from blockyard.testing.scenario import Setup
 
@@ -59,7 +59,7 @@ class Requests:
 
     def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
         """Notes a request that is about to be added to the scheduler."""
-        blocks = -(-(len(prompt) + max_tokens - 1) // self._setup.block_size)
+        blocks = max_blocks(len(prompt), max_tokens, self._setup.block_size)
         self._asked[name] = Request(prompt, max_tokens, blocks)
         self.work += len(prompt) + max_tokens
 

@@ -14,7 +14,7 @@ from blockyard.scheduling.headroom import (
     NoHeadroom,
     Watermark,
 )
-from blockyard.scheduling.request import TERMINAL, RequestState
+from blockyard.scheduling.request import TERMINAL, RequestState, max_blocks
 from blockyard.scheduling.victims import LeastComputed, Newest, VictimPolicy
 from blockyard.yard.parking import PreemptMode
 
@@ -203,7 +203,7 @@ def _alike(chance: random.Random) -> tuple[Setup, list[Event]]:
     if chance.random() < 0.5:  # noqa: PLR2004
         most, own = [longest] * many, [0] * many
     most[:2], own[:2] = [longest] * 2, [own[0]] * 2
-    needs = [-(-(shared + own[at] + most[at] - 1) // size) for at in range(many)]
+    needs = [max_blocks(shared + own[at], most[at], size) for at in range(many)]
     largest, others = max(needs), sum(needs) - max(needs)
     setup = Setup(
         device=1 + largest + chance.randint(0, 3),
@@ -343,7 +343,7 @@ def _faults(chance: random.Random, setup: Setup, ticks: int, names: list[str]) -
 def _blocks(setup: Setup, request: Event) -> int:
     """Returns the most blocks that a request may need."""
     _, _, shared, own, most = request.what[:5]
-    return -(-(int(shared) + int(own) + int(most) - 1) // setup.block_size)
+    return max_blocks(int(shared) + int(own), int(most), setup.block_size)
 
 
 def _promises(chance: random.Random, setup: Setup, ticks: int, events: list[Event]) -> list[Event]:

@@ -293,7 +293,7 @@ class _Simulation:
             lambda replica: replica.scheduler.add(
                 name,
                 prompt,
-                most=most,
+                max_tokens=most,
                 priority=priority,
                 salt=salt or None,
                 lora=lora or None,

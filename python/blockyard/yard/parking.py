@@ -1,7 +1,7 @@
-"""Preempt a running sequence: move its KV off the device and bring it back, or compute it again."""
+"""Parking: a preempted sequence leaves the device with its KV kept, and comes back later."""
 
 from collections.abc import Iterable
-from typing import Final, Literal, TypeAlias, TypeVar, get_args
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from blockyard._core import Cache, Lease, Misuse, NoRoom, Parked, Soon, Ticket
 from blockyard.shared.log import Limited
@@ -9,11 +9,11 @@ from blockyard.shared.stats import Stat
 from blockyard.shared.validate import integer
 from blockyard.yard.config import Config
 
-__all__ = ["Parking", "PreemptMode"]
+__all__ = ["Parking", "PreemptMode", "checked_mode"]
 
 PreemptMode: TypeAlias = Literal["park", "full-blocks", "recompute"]
-"""What becomes of a victim's KV: all of it is kept; its full blocks are, and the tail is computed
-again; or nothing is kept."""
+"""What is kept of a victim's KV: all of it; its full blocks, so that the tail is recomputed; or
+nothing."""
 
 _T = TypeVar("_T")
 
@@ -23,42 +23,61 @@ _log = Limited(__name__)
 def _checked(given: object, kind: type[_T]) -> _T:
     if isinstance(given, kind):
         return given
-    raise Misuse(f"{given!r:.60} is no {kind.__name__}")
+    raise Misuse(f"{given!r:.60}: must be a {kind.__name__}")
+
+
+def checked_mode(name: str, mode: object) -> PreemptMode:
+    """Returns the mode.
+
+    Raises:
+        Misuse: There is no such mode.
+    """
+    if mode == "park" or mode == "full-blocks" or mode == "recompute":  # noqa: PLR1714 - for mypy
+        return mode
+    raise Misuse(f"{name} = {mode!r:.60}: must be one of 'park', 'full-blocks', 'recompute'")
 
 
 class Parking:
     """Takes sequences off the device without losing their work, and brings them back.
 
-    Parking is lazy. What is parked stays where it is, and leaves block by block, the tail first,
-    when `relieve` says that somebody needs the room; its host slots are promised before anything
-    is given up. It comes back at the token at which it was parked.
+    Parking is lazy. A parked sequence stays where it is, and leaves block by block, the tail first,
+    when `relieve` asks for the room; its host slots are promised before anything is given up. It
+    comes back at the token at which it was parked.
 
-    Whether it is worth it, the cache's `speeds` say: moved up again faster than computed anew.
+    The cache's `speeds` say whether parking pays: whether KV is loaded faster than recomputed.
 
     Args:
-        cache: Where the sequences are.
-        config: What the cache was made with.
-        way: What is kept; without a host "recompute", and that is logged. None: "park" where
+        cache: The cache that holds the sequences.
+        config: The configuration of that cache.
+        mode: What is kept; without a host "recompute", and that is logged. None: "park" where
             there is a host.
-        retries: How often a resume whose loads fail is tried again.
-        patience: Steps that a parked sequence may be the first in line and find no room, or give
-            none where somebody needs it, before it is computed again instead.
+        resume_retries: How often a resume whose loads fail is tried again.
+        max_stalled_steps: Steps that a parked sequence may stand first in the queue and find no
+            room, or free none where room is needed, before it is recomputed instead.
 
     Raises:
-        Misuse: There is no such way, or the engine cannot recompute and must.
+        Misuse: There is no such mode, or it recomputes and the engine cannot.
     """
 
     SCHEMA: Final = (
-        Stat("way", "0 to 2", "what a victim keeps: 0 nothing, 1 its full blocks, 2 its tail too"),
+        Stat(
+            "preempt_mode",
+            "0 to 2",
+            "what a victim keeps: 0 nothing, 1 its full blocks, 2 its tail too",
+        ),
         Stat("parkings", "sequences", "sequences taken off the device with their work"),
-        Stat("kept_blocks", "blocks", "blocks of those sequences as they were parked"),
+        Stat("kept_blocks", "blocks", "blocks of those sequences when they were parked"),
         Stat("resumes", "sequences", "parked sequences that began to come back"),
-        Stat("cheaper", "sequences", "victims computed again, as that is faster than moving"),
-        Stat("no_host", "sequences", "victims computed again, as the host had no room"),
-        Stat("relieved", "blocks", "blocks of parked sequences copied down for who needs room"),
+        Stat("cheaper", "sequences", "victims recomputed, as that is faster than moving"),
+        Stat("no_host", "sequences", "victims recomputed, as the host had no room"),
+        Stat("relieved", "blocks", "blocks of parked sequences copied down to make room"),
         Stat("retried", "sequences", "resumes whose loads failed, parked again"),
-        Stat("aged", "sequences", "parked sequences that found no room for too long"),
-        Stat("kv_lost", "sequences", "parked sequences whose KV was lost, and so computed again"),
+        Stat(
+            "aged",
+            "sequences",
+            "parked sequences that found no room for too long, and were recomputed",
+        ),
+        Stat("kv_lost", "sequences", "parked sequences whose KV was lost, and was recomputed"),
     )
 
     def __init__(
@@ -66,31 +85,31 @@ class Parking:
         cache: Cache,
         config: Config,
         *,
-        way: PreemptMode | None = None,
-        retries: int = 2,
-        patience: int = 1024,
+        mode: PreemptMode | None = None,
+        resume_retries: int = 2,
+        max_stalled_steps: int = 1024,
     ) -> None:
-        if way is not None and way not in get_args(PreemptMode):
-            raise Misuse(f"preempt = {way!r}: say 'park', 'full-blocks' or 'recompute'")
+        if mode is not None:
+            checked_mode("mode", mode)
         if not config.host_blocks:
-            if way is not None and way != "recompute":
-                _log.warning("there is no host to park on: victims are computed again")
-            way = "recompute"
-        self.way: PreemptMode = way or "park"
+            if mode is not None and mode != "recompute":
+                _log.warning("there is no host to park on: victims are recomputed")
+            mode = "recompute"
+        self.mode: PreemptMode = mode or "park"
         self.must_park = not config.recompute
         """Whether a victim that is not parked is lost."""
-        if self.must_park and config.host_blocks and self.way != "park":
-            raise Misuse(f"preempt = {way!r}: this engine cannot recompute; say 'park'")
-        retries = integer("retries", retries, least=0)
-        patience = integer("patience", patience, least=0)
+        if self.must_park and config.host_blocks and self.mode != "park":
+            raise Misuse(f"mode = {mode!r}: must be 'park', as this engine cannot recompute")
+        resume_retries = integer("resume_retries", resume_retries, least=0)
+        max_stalled_steps = integer("max_stalled_steps", max_stalled_steps, least=0)
         self._cache = cache
         self._size = config.block_size
-        self._retries = retries
-        self._patience = patience
+        self._resume_retries = resume_retries
+        self._max_stalled_steps = max_stalled_steps
         self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
 
     def promise(self, lease: Lease) -> Ticket | None:
-        """T7: host slots for a victim of an engine that cannot recompute; None: there are none."""
+        """Promises host slots for a victim that must be parked; None where there are none (T7)."""
         _checked(lease, Lease)
         try:
             return self._cache.promise(lease.blocks, tier="host")
@@ -106,16 +125,16 @@ class Parking:
             lease: The sequence; spent when it is parked.
             computed: Tokens whose KV the engine has acknowledged.
             after: A step in flight that may still write: slots are held back until it is done.
-            ticket: What `promise` gave.
+            ticket: The ticket that `promise` returned.
 
         Returns:
-            What keeps it; None where it is to be computed again: finish the lease then.
+            The handle that keeps it; None where it must be recomputed: finish the lease then.
         """
         _checked(lease, Lease)
         computed = integer("computed", computed, least=0)
-        if self.way == "recompute" or lease.state == "detached":
+        if self.mode == "recompute" or lease.state == "detached":
             return None
-        if self.way == "full-blocks":
+        if self.mode == "full-blocks":
             computed = max(computed - computed % self._size, lease.cached)
         if not computed:
             return None
@@ -132,112 +151,115 @@ class Parking:
         return parked
 
     def coming(self, parked: Iterable[Parked]) -> int:
-        """INV-25: device blocks that parked sequences can give back, and those they are giving."""
-        return sum(one.alone + one.moving for one in parked)
+        """Counts device blocks that parked sequences can give back, or are giving back (INV-25)."""
+        return sum(handle.alone + handle.moving for handle in parked)
 
     def relieve(self, blocks: int, parked: Iterable[Parked]) -> int:
-        """Copies blocks of parked sequences down, so that somebody else has room.
+        """Copies blocks of parked sequences down, so that other sequences have room.
 
         Args:
             blocks: Device blocks that are needed; what is on its way down counts.
-            parked: Whose; those who shall come back last stand first.
+            parked: The sequences; those that shall come back last stand first.
 
         Returns:
             Blocks that were put on their way.
         """
-        parked = [_checked(one, Parked) for one in parked]
-        blocks -= sum(one.moving for one in parked)
+        handles = [_checked(handle, Parked) for handle in parked]
+        blocks -= sum(handle.moving for handle in handles)
         begun = 0
-        for one in parked:
+        for handle in handles:
             if blocks - begun <= 0:
                 break
-            most = min(blocks - begun, one.alone)
-            plan = self._cache.demote(most, of=one) if most else None
+            most = min(blocks - begun, handle.alone)
+            plan = self._cache.demote(most, of=handle) if most else None
             begun += 0 if plan is None else len(plan)
         self._counts["relieved"] += begun
         return begun
 
-    def leave(self, parked: Iterable[Parked]) -> int:
-        """Copies all down that parked sequences have on the device, also what others hold too.
+    def relieve_all(self, parked: Iterable[Parked]) -> int:
+        """Copies all blocks of parked sequences down, those that others hold too included.
 
         Args:
-            parked: Whose.
+            parked: The sequences.
 
         Returns:
             Blocks that were put on their way.
         """
         begun = 0
-        for one in parked:
-            there = _checked(one, Parked).on_device
-            plan = self._cache.demote(there, of=one) if there else None
+        for handle in parked:
+            blocks = _checked(handle, Parked).on_device
+            plan = self._cache.demote(blocks, of=handle) if blocks else None
             begun += 0 if plan is None else len(plan)
         self._counts["relieved"] += begun
         return begun
 
     def resume(self, parked: Parked, *, reserve: int = 0) -> Lease | Soon:
-        """Brings a sequence back, on the road of `begin`.
+        """Brings a sequence back, with the cache's `begin`.
 
         Args:
-            parked: What `park` gave; spent when it comes back.
+            parked: The handle that `park` returned; spent when it comes back.
             reserve: Tokens of growth to promise.
 
         Returns:
-            Its lease, loading where blocks must come up; or `Soon`, while its own blocks are on
-            their way down.
+            Its lease, which loads where blocks must come up; or `Soon`, while its own blocks are
+            on their way down.
 
         Raises:
-            NoRoom: Try again later; it stays parked.
+            NoRoom: There is too little room now: try again later. It stays parked.
         """
         lease = self._cache.begin(_checked(parked, Parked), reserve=reserve)
         self._counts["resumes"] += isinstance(lease, Lease)
         return lease
 
     def came_short(self, lease: Lease, tries: int) -> Parked | None:
-        """T19, T20: a resume whose loads did not come whole is parked again.
+        """Parks a resume whose loads failed again (T19, T20).
 
         Args:
-            lease: Of `resume`; its `state` is "short".
+            lease: A lease of `resume` whose `state` is "short".
             tries: How often that has happened to it, this time included.
 
         Returns:
-            What keeps it. None: it was tried often enough. `grow(lease, 0)` then goes on from what
-            is good, where the engine can recompute; else its KV is lost.
+            The handle that keeps it; None where it was tried often enough. Where the engine can
+            recompute, `grow(lease, 0)` then goes on from what is good; else its KV is lost.
         """
         _checked(lease, Lease)
-        if tries > self._retries:
+        if tries > self._resume_retries:
             return None
         parked = self._cache.park(lease, lease.cached)
         self._counts["retried"] += 1
         return parked
 
-    def loads(self, failed: int) -> int | None:
-        """T4: how much of a request its next begin may load; else it might load for ever.
+    def load_limit(self, failed: int) -> int | None:
+        """Limits what the next begin of a request loads, so that it does not retry forever (T4).
 
         Args:
             failed: How often in a row its loads failed and left it no room to go on.
 
         Returns:
-            None: all. 0: its loads failed often enough, and the engine can compute it instead.
+            None for no limit; 0 where its loads failed often enough, and it can be recomputed.
         """
-        return 0 if failed > self._retries and not self.must_park else None
+        return 0 if failed > self._resume_retries and not self.must_park else None
 
-    def given_up(self, parked: Parked, refused: int) -> bool:
-        """T13, T17, T21: whether it is to be computed again; counted, so ask once.
+    def gives_up(self, parked: Parked, stalled_steps: int) -> bool:
+        """Whether a parked sequence must be recomputed (T13, T17, T21).
 
-        Its keeps are broken, or its resume has found no room too often.
+        It must where its keeps are broken, or where it stalled for too long. Each yes is counted:
+        ask once.
         """
         if parked.state == "broken":
             self._counts["kv_lost"] += 1
             return True
-        if not self.is_old(refused):
+        if not self.is_stalled(stalled_steps):
             return False
         self._counts["aged"] += 1
         return True
 
-    def is_old(self, refused: int) -> bool:
-        """T17: whether it has found no room, or given none, for too many steps."""
-        return refused > self._patience and not self.must_park
+    def is_stalled(self, stalled_steps: int) -> bool:
+        """Whether a sequence has found no room, or freed none, for too many steps (T17)."""
+        return stalled_steps > self._max_stalled_steps and not self.must_park
 
     def stats(self) -> dict[str, int]:
-        """Counters; `SCHEMA` has units and meanings."""
-        return self._counts | {"way": ("recompute", "full-blocks", "park").index(self.way)}
+        """Returns counters; `SCHEMA` has units and meanings."""
+        return self._counts | {
+            "preempt_mode": ("recompute", "full-blocks", "park").index(self.mode)
+        }

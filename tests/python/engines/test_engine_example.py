@@ -39,7 +39,7 @@ def undisturbed(prompt: list[int], most: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-ALONE = {ask.name: undisturbed(ask.prompt, ask.most) for ask in EXAMPLE["ASKS"]}
+ALONE = {ask.name: undisturbed(ask.prompt, ask.max_tokens) for ask in EXAMPLE["ASKS"]}
 
 
 def served(device: int) -> tuple[dict[Any, Result], dict[str, int]]:

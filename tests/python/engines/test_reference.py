@@ -28,6 +28,7 @@ from blockyard.engines.sampling import Sampling, key_of
 from blockyard.engines.weights import Floats, ModelConfig, rotations, weights
 from blockyard.scheduling.engine import Chunk, Engine, Output, Start, Step, Stop
 from blockyard.scheduling.headroom import NoHeadroom
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.layout import Order
@@ -374,10 +375,15 @@ def play(
     **keywords: Any,
 ) -> Ran:
     """Runs requests to their end, with at most `flight` steps in flight beside the newest."""
-    chosen: dict[str, Any] = {"seats": 8, "budget": 64, "rest": 1, "stops": engine.stops}
-    scheduler = Scheduler(cache, reserve=NoHeadroom(), **chosen | keywords)
+    chosen: dict[str, Any] = {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "preempt_cooldown": 1,
+        "stops": engine.stops,
+    }
+    scheduler = Scheduler(cache, SchedulerOptions(headroom=NoHeadroom(), **chosen | keywords))
     for request, (text, most) in wanted.items():
-        scheduler.add(request, text, most=most)
+        scheduler.add(request, text, max_tokens=most)
     asked: Engine = engine
     tokens: Tokens = {}
     highest, ticks, news = 0, 0, True
@@ -488,7 +494,7 @@ def test_blocks_that_come_back_from_the_host_are_the_same_blocks(
 def test_budget_seats_and_block_size_change_no_token(
     budget: int, seats: int, size: int, ample: Tokens
 ) -> None:
-    assert ran(800, budget=budget, seats=seats, size=size).tokens == ample
+    assert ran(800, max_num_batched_tokens=budget, max_num_seqs=seats, size=size).tokens == ample
 
 
 @pytest.mark.parametrize("lag", [0, 2])
@@ -560,10 +566,10 @@ def test_tokens_after_other_weights_are_those_of_the_other_weights(lag: int) -> 
 def test_stops_are_acked_where_every_row_was_stopped() -> None:
     config = by.Config(layout=CONFIG.layout(block_size=4), device=60)
     cache, engine = alone(MODEL, config, lag=1)
-    scheduler = Scheduler(cache, stops="acked")
+    scheduler = Scheduler(cache, SchedulerOptions(stops="acked"))
     with cache:
         for name in ("one", "two"):
-            scheduler.add(name, prompt(ord(name[0]), 9), most=9)
+            scheduler.add(name, prompt(ord(name[0]), 9), max_tokens=9)
         engine.submit(scheduler.schedule())
         engine.submit(scheduler.schedule())
         for name in ("one", "two"):
@@ -612,12 +618,12 @@ def test_a_step_waits_for_the_gpu_once_and_without_a_token_never() -> None:
     model = Model(CONFIG, xp=simulated)
     layout = CONFIG.layout(block_size=4)
     cache, engine = alone(model, by.Config(layout=layout, device=60), on=simulated.elsewhere())
-    scheduler = Scheduler(cache, budget=16, stops=engine.stops)
+    scheduler = Scheduler(cache, SchedulerOptions(max_num_batched_tokens=16, stops=engine.stops))
     simulated.waits.clear()
     expected = 0
     with cache:
         for seed in range(3):
-            scheduler.add(seed, prompt(seed, 20), most=5)
+            scheduler.add(seed, prompt(seed, 20), max_tokens=5)
         while not scheduler.idle:
             engine.submit(scheduler.schedule())
             cache.step()
@@ -723,7 +729,7 @@ def test_a_process_that_is_gone_is_said() -> None:
     with processes(device=20) as (cache, ranks, _move):
         engine = ReferenceEngine(cache, ranks)
         scheduler = Scheduler(cache)
-        scheduler.add("one", [1, 2, 3], most=3)
+        scheduler.add("one", [1, 2, 3], max_tokens=3)
         ranks._ranks[1][0].kill()
         ranks._ranks[1][0].join()
         with pytest.raises(by.Unavailable, match="gone"):

@@ -1,4 +1,4 @@
-"""Stops, acks, ends and resets: each request ends once, and a seat is given on after its ack."""
+"""Stops, acks, ends and resets: each request ends once; a seat is reused after its ack."""
 
 from dataclasses import astuple, replace
 
@@ -12,7 +12,7 @@ from yard import text
 
 
 def test_acks_that_come_with_an_output_are_taken_also_where_all_decode() -> None:
-    """INV-9: an output that is like most others, but for its acks."""
+    """The output is plain but for its acks (INV-9)."""
     loop = Loop()
     for name in range(2):
         loop.add(name, text(name + 1, 6), 9)
@@ -30,8 +30,8 @@ def test_acks_that_come_with_an_output_are_taken_also_where_all_decode() -> None
 
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_a_first_token_and_drafts_that_come_before_the_ack_count(drafts: int) -> None:
-    """T8: not only those of rows that decode one token."""
-    loop = Loop(drafts=drafts, accept=1 + drafts)
+    """Rows with drafts and rows without are alike (T8)."""
+    loop = Loop(num_speculative_tokens=drafts, accept=1 + drafts)
     loop.add("one", 10, 20)
     if drafts:
         loop.turn()
@@ -40,7 +40,7 @@ def test_a_first_token_and_drafts_that_come_before_the_ack_count(drafts: int) ->
     loop.schedule()
     loop.output()
     assert loop.state("one") is RequestState.STOPPING
-    assert len(loop.scheduler._requests["one"].outputs) == (4 if drafts else 1)
+    assert len(loop.scheduler._lifecycle._requests["one"].outputs) == (4 if drafts else 1)
     loop.output()
     loop.ack()
     loop.finish()
@@ -48,8 +48,8 @@ def test_a_first_token_and_drafts_that_come_before_the_ack_count(drafts: int) ->
 
 
 def test_what_is_computed_while_it_stops_is_published_by_its_ack() -> None:
-    """T9: the second chunk was in flight when the stop was sent."""
-    loop = Loop(budget=6)
+    """The second chunk was in flight when the stop was sent (T9)."""
+    loop = Loop(max_num_batched_tokens=6)
     loop.add("one", text(1, 30), 4)
     loop.turn()
     loop.schedule()
@@ -64,7 +64,7 @@ def test_what_is_computed_while_it_stops_is_published_by_its_ack() -> None:
 
 @pytest.mark.parametrize("token", [0, 1, 2**32 - 1, 2**32 - 3, 2**32 - 9, 2**31])
 def test_no_token_value_is_an_end(token: int) -> None:
-    """R4-2: also where nothing else is said of the row."""
+    """The output says nothing else of the row (R4-2)."""
     loop = Loop()
     loop.add("one", 6, 5)
     for _ in range(5):
@@ -78,7 +78,7 @@ def test_no_token_value_is_an_end(token: int) -> None:
 
 
 def test_who_reaches_its_length_while_it_is_aborted_has_ended_once() -> None:
-    """INV-11: the ack of the abort ends nobody."""
+    """The ack of the abort ends no request (INV-11)."""
     loop = Loop()
     loop.add("one", 10, 3)
     loop.turn(2)
@@ -93,7 +93,7 @@ def test_who_reaches_its_length_while_it_is_aborted_has_ended_once() -> None:
 
 
 def test_who_is_ended_by_the_engine_at_its_very_length_has_reached_its_length() -> None:
-    """T35: and its seat is free at once all the same."""
+    """Its seat is free at once all the same (T35)."""
     loop = Loop()
     loop.add("one", 10, 3)
     loop.turn(2)
@@ -104,7 +104,7 @@ def test_who_is_ended_by_the_engine_at_its_very_length_has_reached_its_length() 
 
 
 def test_who_is_ended_by_the_engine_before_its_ack_keeps_its_seat_for_it() -> None:
-    """T28: the stop is with the engine, and its answer would be nobody's."""
+    """The stop is with the engine, and its ack would belong to no request (T28)."""
     loop = Loop()
     loop.add("one", 10, 9)
     loop.turn(2)
@@ -121,7 +121,7 @@ def test_who_is_ended_by_the_engine_before_its_ack_keeps_its_seat_for_it() -> No
 
 
 def test_what_an_engine_computes_for_who_has_ended_before_its_ack_is_counted_and_dropped() -> None:
-    """T28: the next step was on its way when its end was seen, and it is like most others."""
+    """The next step, a plain one, was in flight when its end was seen (T28)."""
     loop = Loop()
     loop.add("one", 10, 9)
     loop.turn(2)
@@ -140,7 +140,7 @@ def test_what_an_engine_computes_for_who_has_ended_before_its_ack_is_counted_and
 
 
 def test_where_stops_hold_in_order_the_output_of_their_step_ends_who_was_stopped() -> None:
-    """T26: also where that step is like most others, and the rest decodes on."""
+    """The step is a plain one, and the other rows decode on (T26)."""
     loop = Loop(stops="in-order")
     for name in range(2):
         loop.add(name, text(name + 1, 6), 9)
@@ -155,13 +155,13 @@ def test_where_stops_hold_in_order_the_output_of_their_step_ends_who_was_stopped
 
 
 def test_a_row_that_stops_and_was_not_computed_any_more_is_not_counted() -> None:
-    """INV-8: an engine that acks its stops may leave it out of a step that it had."""
+    """An engine that acks stops may leave a row out of a step that has it (INV-8)."""
     loop = Loop(host=32)
     for name in range(2):
         loop.add(name, text(name + 1, 6), 9)
     loop.turn(2)
     loop.schedule()
-    loop.scheduler._stop(loop.scheduler._seats.bound()[1])
+    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[1])
     step = loop.air.popleft()
     loop.scheduler.on_output(Output(step.number, column(0), column(7, kind=U32)))
     loop.schedule()
@@ -171,7 +171,7 @@ def test_a_row_that_stops_and_was_not_computed_any_more_is_not_counted() -> None
 
 
 def test_who_has_ended_while_a_step_computes_in_its_blocks_leaves_the_scheduler_busy() -> None:
-    """T35: a loop that stopped now would leave them held."""
+    """A loop that stopped now would leave its blocks held (T35)."""
     loop = Loop()
     loop.add("one", 10, 9)
     loop.turn(2)
@@ -185,7 +185,7 @@ def test_who_has_ended_while_a_step_computes_in_its_blocks_leaves_the_scheduler_
 
 
 def test_absence_counts_from_the_first_time_that_a_stop_was_sent() -> None:
-    """T29: an answer of before it was sent again shows as much."""
+    """An ack from before the stop was repeated counts as well (T29)."""
     loop = stopping()
     loop.schedule()
     loop.output()
@@ -201,8 +201,8 @@ def test_absence_counts_from_the_first_time_that_a_stop_was_sent() -> None:
 
 
 def test_epochs_of_a_request_rise_from_seat_to_seat() -> None:
-    """INV-9: what an engine says of an earlier stay is older, wherever that was."""
-    loop = Loop(seats=2)
+    """Acks of an earlier stay are older, whichever seat that was (INV-9)."""
+    loop = Loop(max_num_seqs=2)
     loop.add("first", text(1, 6), 9)
     loop.add("moves", text(2, 6), 20)
     begun = []
@@ -211,14 +211,14 @@ def test_epochs_of_a_request_rise_from_seat_to_seat() -> None:
         bound = {seat.request.id: seat for seat in loop.scheduler._seats.bound()}
         moves = bound.get("moves")
         if moves is not None and moves.stop is None and len(begun) < (4 if len(bound) < 2 else 3):
-            loop.scheduler._stop(moves)
+            loop.scheduler._lifecycle.stop(moves)
     assert begun[:4] == [(1, 1), (1, 3), (1, 5), (0, 7)]
     loop.finish()
 
 
 def test_steps_that_ran_a_seat_are_those_of_who_sits_in_it() -> None:
-    """T7: who is back rests as long as it must, whoever sat there before."""
-    loop = Loop(seats=1)
+    """The cooldown counts from its own return, not from an earlier bind of the seat (T7)."""
+    loop = Loop(max_num_seqs=1)
     loop.add("first", text(1, 6), 5)
     loop.add("second", text(2, 6), 5)
     while loop.state("second") is RequestState.WAITING:
@@ -229,7 +229,7 @@ def test_steps_that_ran_a_seat_are_those_of_who_sits_in_it() -> None:
 
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_stop_of_before_a_reset_is_not_sent_after_it(sent: bool) -> None:
-    """T33: the engine has forgotten the seat, and somebody else may have it by then."""
+    """The engine has forgotten the seat, and another request may have it by then (T33)."""
     loop = Loop()
     loop.add("one", text(1, 10), 6)
     loop.turn(2)
@@ -253,7 +253,7 @@ def test_a_stop_of_before_a_reset_is_not_sent_after_it(sent: bool) -> None:
 
 
 def test_a_reset_gives_back_what_was_held_for_steps_that_are_never_done() -> None:
-    """T33: their outputs come no more, and what they wrote is gone."""
+    """Their outputs come no more, and what they wrote is gone (T33)."""
     loop = Loop()
     loop.add("one", 10, 9)
     loop.turn(2)
@@ -271,7 +271,7 @@ def test_a_reset_gives_back_what_was_held_for_steps_that_are_never_done() -> Non
 
 
 def test_who_was_failing_when_the_engine_was_reset_fails_for_its_own_reason() -> None:
-    """T33: a device made smaller, and not the reset, has ended it."""
+    """The smaller device has ended it, not the reset (T33)."""
     loop = Loop(device=9)
     loop.add("one", 6, 20)
     loop.turn(3)
@@ -289,7 +289,7 @@ def test_who_was_failing_when_the_engine_was_reset_fails_for_its_own_reason() ->
 
 
 def test_what_a_dead_engine_that_stops_in_order_still_says_gives_no_block_back() -> None:
-    """T29: only its reset shows that it writes no more; and what it says may lack some steps."""
+    """Only a reset shows that the engine writes no more; its news may lack some steps (T29)."""
     loop = Loop(device=9, stops="in-order")
     for name in range(3):
         loop.add(name, text(name + 1, 6), 9)

@@ -1,4 +1,4 @@
-"""Parking and resume, transition by transition: names and numbers are those of `docs/laws.md`."""
+"""Parking and resume, transition by transition; `docs/laws.md` has the names and numbers."""
 
 import logging
 import pickle
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import blockyard as by
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.yard.parking import Parking
@@ -46,7 +47,7 @@ def test_t10_the_blocks_of_the_parked_leave_tail_first_and_only_as_the_need_asks
     assert len(plan) == 1
     loop.land()
     assert loop.handle().on_device == blocks - 1
-    # One block is room for four tokens; the next moves two steps before it is wanted.
+    # One block is room for four tokens; the next moves two steps before it is needed.
     moved = []
     while loop.state("old") is RequestState.DECODE:
         moved.append(loop.told("relieved"))
@@ -95,7 +96,7 @@ def test_t14_a_copy_that_never_ends_costs_its_destination_alone() -> None:
     assert loop.cache.stats()["host_quarantined"] == 1
     for _ in range(5):
         loop.turn()
-    # The fence: what it read, and what stands above that, may leave now.
+    # The fence is passed: what the copy read, and what stands above that, may leave now.
     loop.cache.commit(plan)
     assert loop.cache.stats()["host_quarantined"] == 0
     loop.finish()
@@ -149,16 +150,16 @@ def test_t16_what_is_all_on_the_device_decodes_at_once() -> None:
 def test_t17_who_finds_no_room_stays_parked_and_ages() -> None:
     loop = parked()
     loop.turn()
-    before = loop.scheduler._requests["new"].refused
+    before = loop.scheduler._lifecycle._requests["new"].stalled_steps
     loop.turn(2)
     assert loop.state("new") is RequestState.PARKED
-    assert loop.scheduler._requests["new"].refused > before
+    assert loop.scheduler._lifecycle._requests["new"].stalled_steps > before
     loop.finish()
 
 
 def test_t17_who_has_aged_is_computed_again() -> None:
     loop = parked()
-    loop.scheduler._parking._patience = 2
+    loop.scheduler._parking._max_stalled_steps = 2
     for _ in range(8):
         loop.turn()
     assert loop.told("aged") == 1
@@ -169,7 +170,7 @@ def test_t17_who_has_aged_is_computed_again() -> None:
 
 def test_t18_when_its_loads_have_landed_it_goes_on_at_the_same_token_in_a_new_epoch() -> None:
     loop = resuming()
-    entry = loop.scheduler._requests["new"]
+    entry = loop.scheduler._lifecycle._requests["new"]
     known = len(entry.prompt) + len(entry.outputs)
     epoch = entry.epoch
     loop.land()
@@ -285,7 +286,7 @@ def test_t27_who_is_aborted_while_it_moves_down_gives_its_slots_back_at_the_fenc
 
 
 def test_t32_a_finish_that_the_engine_reports_of_who_is_parked_changes_nothing() -> None:
-    """A row of a step in flight, whose ack came before its output."""
+    """The ack of a row came before the output of a step in flight that has it."""
     loop = stopping(host=32)
     loop.schedule()
     loop.ack()
@@ -336,7 +337,7 @@ def test_t7_a_victim_that_is_aborted_gives_its_host_slots_back() -> None:
 
 
 def test_who_could_not_be_parked_beside_the_others_waits_in_line() -> None:
-    """All but one of those that run find room on the host, however long they grow."""
+    """All running requests but one find room on the host, however long they grow."""
     loop = Loop(device=9, host=4, recompute=False)
     loop.add("old", text(1, 14), 12)
     loop.add("new", text(2, 14), 12)
@@ -358,14 +359,14 @@ def test_without_a_host_such_an_engine_admits_no_more_than_the_device_can_end() 
 @pytest.mark.parametrize("way", ["recompute", "full-blocks"])
 def test_what_such_an_engine_cannot_do_is_refused(way: Any) -> None:
     with pytest.raises(by.Misuse, match="cannot recompute"):
-        Scheduler(by.KVCache(device=9, host=9, recompute=False), preempt=way)
+        Scheduler(by.KVCache(device=9, host=9, recompute=False), SchedulerOptions(preempt_mode=way))
 
 
 # -- the lists of known failures -----------------------------------------------------------------
 
 
 def test_r1_1_a_stalled_tier_holds_up_nobody_and_gives_no_slot_away() -> None:
-    loop = Loop(device=41, host=64, seats=8)
+    loop = Loop(device=41, host=64, max_num_seqs=8)
     for name in range(6):
         loop.add(name, text(name + 1, 20), 40)
     spent, moving = [], set[int]()
@@ -390,13 +391,13 @@ def test_r1_3_three_stays_in_the_yard_change_neither_the_prompt_nor_its_keys(kin
     before = pickle.dumps(prompt)
     loop = Loop(device=9, host=32)
     loop.add("old", text(1, 14), 16)
-    loop.scheduler.add("new", prompt, most=12)
+    loop.scheduler.add("new", prompt, max_tokens=12)
     stays = 0
     while loop.scheduler.state("new") is not None:
         loop.turn()
         seat = next((one for one in loop.scheduler._seats.bound() if one.request.id == "new"), None)
         if seat is not None and seat.request.state is RequestState.DECODE and stays < 3:
-            loop.scheduler._stop(seat)
+            loop.scheduler._lifecycle.stop(seat)
             stays += 1
     assert stays == 3
     assert pickle.dumps(prompt) == before
@@ -409,18 +410,19 @@ def test_r1_3_three_stays_in_the_yard_change_neither_the_prompt_nor_its_keys(kin
 
 def test_r1_6_what_a_victim_keeps_is_said_and_all_of_it_by_default() -> None:
     for host, way, told in ((8, None, 2), (8, "full-blocks", 1), (8, "recompute", 0), (0, None, 0)):
-        scheduler = Scheduler(by.KVCache(device=9, host=host), preempt=way)  # type: ignore[arg-type]
-        assert scheduler.stats()["way"] == told
+        scheduler = Scheduler(by.KVCache(device=9, host=host), SchedulerOptions(preempt_mode=way))  # type: ignore[arg-type]
+        assert scheduler.stats()["preempt_mode"] == told
 
 
 def test_a_host_of_no_size_is_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert Scheduler(by.KVCache(device=9), preempt="park").stats()["way"] == 0
+        scheduler = Scheduler(by.KVCache(device=9), SchedulerOptions(preempt_mode="park"))
+        assert scheduler.stats()["preempt_mode"] == 0
     assert "no host" in caplog.text
 
 
 def test_full_blocks_alone_are_kept_and_the_tail_is_computed_again() -> None:
-    loop = stopping(host=32, preempt="full-blocks")
+    loop = stopping(host=32, preempt_mode="full-blocks")
     seat = loop.scheduler._seats.bound()[1]
     computed = int(loop.scheduler._seats.computed[seat.number])
     loop.ack()
@@ -435,14 +437,14 @@ def test_full_blocks_alone_are_kept_and_the_tail_is_computed_again() -> None:
 def test_4_7_46_with_tokens_in_flight_around_a_block_n_is_one_number(
     computed: int, flying: int
 ) -> None:
-    """R1-9 too: what is published is full and computed, and the tail leaves as what it is."""
+    """Published blocks are full and computed, and the tail leaves as it is (R1-9 too)."""
     loop = Loop(device=33, host=32)
     loop.add("one", 3, 20)
     while int(loop.scheduler._seats.computed[0]) < computed:
         loop.turn()
     for _ in range(flying):
         loop.schedule()
-    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
     loop.schedule()
     lease = loop.scheduler.lease("one")
     assert lease is not None
@@ -450,7 +452,7 @@ def test_4_7_46_with_tokens_in_flight_around_a_block_n_is_one_number(
         loop.output()
     loop.ack()
     parked = loop.handle("one")
-    tokens = 3 + len(loop.scheduler._requests["one"].outputs)
+    tokens = 3 + len(loop.scheduler._lifecycle._requests["one"].outputs)
     assert (parked.computed, parked.appended) == (computed + flying, tokens)
     assert tokens == parked.computed + 1
     assert parked.blocks == -(-parked.computed // 4)
@@ -474,11 +476,11 @@ def test_r1_12_a_sequence_may_have_several_copies_in_the_air() -> None:
 
 
 def test_r3_7_whatever_is_parked_the_host_never_holds_more_than_it_has() -> None:
-    """4.7-44: budgets and squeezes by seed; what is too much is computed again."""
+    """Budgets and squeezes by seed: what does not fit is recomputed (4.7-44)."""
     chance = random.Random(7)
     for _ in range(30):
         host = chance.randint(1, 24)
-        loop = Loop(device=chance.randint(9, 17), host=host, seats=6)
+        loop = Loop(device=chance.randint(9, 17), host=host, max_num_seqs=6)
         names = range(chance.randint(3, 7))
         for name in names:
             loop.add(name, text(name + 1, chance.randint(1, 14)), chance.randint(4, 16))
@@ -535,7 +537,7 @@ def test_4_7_45_when_all_are_parked_and_nobody_comes_they_come_back() -> None:
         loop.add(name, text(name + 1, 12), 12)
     loop.turn(3)
     for seat in loop.scheduler._seats.bound():
-        loop.scheduler._stop(seat)
+        loop.scheduler._lifecycle.stop(seat)
     loop.turn()
     assert loop.told("parkings") == 3
     loop.finish()
@@ -581,23 +583,23 @@ def test_parking_what_is_not_ready_and_resuming_what_has_ended_is_refused() -> N
     cache.abandon(handle)
     with pytest.raises(by.SpentLease):
         preempt.resume(handle)
-    with pytest.raises(by.Misuse, match="preempt"):
-        Parking(cache, cache.config, way="swap")  # type: ignore[arg-type]
+    with pytest.raises(by.Misuse, match="mode = 'swap'"):
+        Parking(cache, cache.config, mode="swap")  # type: ignore[arg-type]
     assert cache.audit() is None
 
 
 def test_what_a_step_in_flight_may_write_still_is_not_copied_before_it_is_done() -> None:
-    """An ack may overtake the output of a step before it."""
+    """An ack may overtake the output of an earlier step."""
     loop = squeezed(host=32)
     while loop.state("new") is not RequestState.STOPPING:
         loop.schedule()
         loop.output()
     loop.schedule()
     number = loop.scheduler._batch.number
-    entry = loop.scheduler._requests["new"]
-    loop.scheduler._seats.bound()[1].last = number
+    entry = loop.scheduler._lifecycle._requests["new"]
+    loop.scheduler._seats.bound()[1].last_step = number
     loop.ack()
-    assert (loop.state("new"), entry.settled) == (RequestState.PARKED, number)
+    assert (loop.state("new"), entry.last_write) == (RequestState.PARKED, number)
     loop.schedule()
     assert loop.plans == []
     loop.output()

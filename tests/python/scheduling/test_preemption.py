@@ -1,4 +1,4 @@
-"""Which parked blocks move for whom, which requests wait, and which are given up."""
+"""Which parked blocks move for which request, which requests wait, and which are given up."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def stopped(*requests: str, **keywords: Any) -> Loop:
     loop.turn()
     for seat in loop.scheduler._seats.bound():
         if seat.request.id in requests:
-            loop.scheduler._stop(seat)
+            loop.scheduler._lifecycle.stop(seat)
     loop.schedule()
     loop.output()
     loop.ack()
@@ -38,7 +38,7 @@ def sink(loop: Loop, request: str = "new") -> None:
 
 
 def test_r1_6_full_blocks_alone_are_kept_also_where_the_last_is_not_full() -> None:
-    loop = stopped("new", preempt="full-blocks")
+    loop = stopped("new", preempt_mode="full-blocks")
     assert (loop.handle().appended, loop.handle().computed, loop.told("lost")) == (14, 12, 1)
     loop.finish()
     assert loop.results["new"].tokens.tolist() == continuation("new", 13, 12)
@@ -49,7 +49,7 @@ def test_t12_a_slot_that_a_step_in_flight_may_write_is_not_free_before_it_is_don
     loop.add("new", 5, 12)
     loop.turn(2)
     loop.schedule()
-    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
     loop.schedule()
     loop.ack()
     sink(loop)
@@ -77,12 +77,12 @@ def test_a_second_victim_is_not_chosen_while_the_first_is_parked_and_moves() -> 
 
 def test_who_comes_back_last_moves_first_and_nobody_for_who_stands_behind() -> None:
     loop = stopped("mid", "new")
-    line = loop.scheduler._requests
-    loop.scheduler._preemptor.move(1, behind=line["new"])
+    line = loop.scheduler._lifecycle._requests
+    loop.scheduler._preemptor.relieve(1, behind=line["new"])
     assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 0)
-    loop.scheduler._preemptor.move(1)
+    loop.scheduler._preemptor.relieve(1)
     assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 1)
-    loop.scheduler._preemptor.move(2, behind=line["mid"])
+    loop.scheduler._preemptor.relieve(2, behind=line["mid"])
     assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 2)
     loop.finish()
 
@@ -118,7 +118,7 @@ def test_the_parked_move_for_who_stands_before_them_and_waits() -> None:
 
 
 def test_who_must_come_back_does_not_wait_behind_who_finds_no_room() -> None:
-    loop = stopped("mid", "new", recompute=False, device=13, skip=0)
+    loop = stopped("mid", "new", recompute=False, device=13, max_overtakes=0)
     sink(loop)
     loop.add("large", text(4, 45), 1, priority=1)
     loop.schedule()
@@ -152,7 +152,7 @@ def test_when_the_host_is_made_smaller_and_nobody_can_be_parked_one_fails() -> N
 
 
 def test_when_the_host_is_made_smaller_who_fits_there_is_parked_before_anybody_fails() -> None:
-    """All that "new" may need does not fit on the host any more; what it has does."""
+    """The host has no room for all that "new" may need, but for what it has."""
     loop = squeezed(host=32, recompute=False)
     loop.cache.resize("host", 6)
     loop.finish()
@@ -177,7 +177,7 @@ def test_t7_who_would_free_nothing_is_promised_nothing() -> None:
 
 def test_t17_who_cannot_be_computed_again_waits_however_long() -> None:
     loop = parked(recompute=False)
-    loop.scheduler._parking._patience = 2
+    loop.scheduler._parking._max_stalled_steps = 2
     for _ in range(8):
         loop.turn()
     assert (loop.state("new"), loop.told("aged")) == (RequestState.PARKED, 0)
@@ -187,7 +187,7 @@ def test_t17_who_cannot_be_computed_again_waits_however_long() -> None:
 
 def test_t17_who_is_asked_for_room_and_gives_none_is_computed_again() -> None:
     loop = parked()
-    loop.scheduler._parking._patience = 2
+    loop.scheduler._parking._max_stalled_steps = 2
     for _ in range(8):
         loop.schedule()
         loop.output()
@@ -198,9 +198,9 @@ def test_t17_who_is_asked_for_room_and_gives_none_is_computed_again() -> None:
 
 def test_t17_who_gives_room_grows_no_older_by_it() -> None:
     loop = stopped("new")
-    loop.scheduler._parking._patience = 1
+    loop.scheduler._parking._max_stalled_steps = 1
     for _ in range(3):
-        loop.scheduler._preemptor.move(1)
+        loop.scheduler._preemptor.relieve(1)
         loop.plans += loop.cache.dispatch()
         loop.land()
     assert (loop.told("relieved"), loop.told("aged")) == (3, 0)
@@ -227,7 +227,7 @@ def test_t11_what_is_computed_sooner_than_moved_is_not_parked(recompute: Any) ->
 
 
 def test_r1_5_who_comes_back_is_promised_its_growth() -> None:
-    loop = stopped("new", reserve=FullLength())
+    loop = stopped("new", headroom=FullLength())
     before = loop.cache.room().promised
     loop.turn()
     assert loop.state("new") is RequestState.DECODE
@@ -250,22 +250,22 @@ def test_nobody_fails_for_want_of_a_host_while_somebody_goes_on_and_ends() -> No
 def test_t17_who_is_parked_again_is_as_young_as_at_first() -> None:
     loop = parked()
     loop.turn(3)
-    entry = loop.scheduler._requests["new"]
-    assert entry.refused > 0
+    entry = loop.scheduler._lifecycle._requests["new"]
+    assert entry.stalled_steps > 0
     loop.scheduler.abort("old")
     while loop.state("new") is not RequestState.DECODE:
         loop.turn()
-    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
     loop.schedule()
     loop.output()
     loop.ack()
-    assert (loop.state("new"), entry.refused) == (RequestState.PARKED, 0)
+    assert (loop.state("new"), entry.stalled_steps) == (RequestState.PARKED, 0)
     loop.finish()
 
 
 def test_t19_who_has_come_back_has_all_its_tries_again() -> None:
     loop = resuming()
-    entry = loop.scheduler._requests["new"]
+    entry = loop.scheduler._lifecycle._requests["new"]
     assert entry.resumes == 1
     loop.land()
     loop.schedule()
@@ -314,8 +314,8 @@ def test_who_was_promised_room_gives_it_back_before_anybody_fails() -> None:
 
 
 def test_drafts_are_left_out_where_only_the_newest_token_has_room() -> None:
-    """The device is made smaller than it is long: it goes on to the last slot."""
-    loop = Loop(device=33, size=1, drafts=2)
+    """The device is made smaller than the request is long: it goes on to the last slot."""
+    loop = Loop(device=33, size=1, num_speculative_tokens=2)
     loop.add("one", [1], 25)
     loop.turn(8)
     loop.cache.resize("device", 16)
@@ -348,8 +348,8 @@ def test_who_fills_a_device_made_smaller_fails_whatever_is_idle_beyond_its_size(
         lambda preempt, lease: preempt.relieve(1, [lease]),
         lambda preempt, _: preempt.resume([1, 2, 3]),
         lambda preempt, _: preempt.came_short(None, 1),
-        lambda preempt, _: Parking(preempt._cache, preempt._cache.config, retries=-1),
-        lambda preempt, _: Parking(preempt._cache, preempt._cache.config, patience="x"),  # type: ignore[arg-type]
+        lambda preempt, _: Parking(preempt._cache, preempt._cache.config, resume_retries=-1),
+        lambda preempt, _: Parking(preempt._cache, preempt._cache.config, max_stalled_steps="x"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_neither_a_lease_nor_parked_is_refused_and_not_counted(call: Any) -> None:
@@ -367,7 +367,7 @@ def test_what_is_neither_a_lease_nor_parked_is_refused_and_not_counted(call: Any
 def test_t10_a_parked_block_leaves_two_steps_before_it_is_wanted_and_none_for_nobody(
     most: int,
 ) -> None:
-    """Not a step later, for a copy takes some; nor sooner, for "old" may have ended by then."""
+    """A step later is too late, as a copy takes some; earlier, "old" may have ended by then."""
     loop = Loop(device=9, host=32)
     loop.add("old", text(1, 14), most)
     loop.add("new", text(2, 14), 12)
@@ -388,9 +388,9 @@ def test_t10_a_parked_block_leaves_two_steps_before_it_is_wanted_and_none_for_no
 
 
 def test_full_blocks_alone_are_kept_but_never_less_than_was_found() -> None:
-    """A full hit begins in the middle of a block: what it found there was computed by another."""
+    """A full hit begins in the middle of a block, whose first part another request computed."""
     cache = by.KVCache(block_size=4, device=17, host=16)
-    preempt = Parking(cache, cache.config, way="full-blocks")
+    preempt = Parking(cache, cache.config, mode="full-blocks")
     publish(cache, text(1, 8))
     lease = cache.begin(text(1, 8))
     assert isinstance(lease, by.Lease)
@@ -404,7 +404,7 @@ def test_full_blocks_alone_are_kept_but_never_less_than_was_found() -> None:
 
 
 def test_what_has_computed_nothing_is_not_parked() -> None:
-    """T11: there is nothing to keep, and nothing is counted."""
+    """There is nothing to keep, and nothing is counted (T11)."""
     cache = by.KVCache(block_size=4, device=17, host=16)
     preempt = Parking(cache, cache.config)
     lease = cache.begin(text(1, 8))
@@ -415,7 +415,7 @@ def test_what_has_computed_nothing_is_not_parked() -> None:
 
 
 def test_a_tail_is_a_block_to_move_and_what_is_kept_is_counted() -> None:
-    """T11: less than a block is worth what a block is."""
+    """Less than a block counts as a block (T11)."""
     cache = by.KVCache(block_size=4, device=17, host=16, speeds=(10, 1000, 0))
     preempt = Parking(cache, cache.config)
     handle = preempt.park(cache.begin(text(1, 3)), 3)
@@ -425,26 +425,26 @@ def test_a_tail_is_a_block_to_move_and_what_is_kept_is_counted() -> None:
 
 
 def test_patience_is_what_may_be_and_one_more_is_too_much() -> None:
-    """T17: a request finds no room that often in a row and is kept."""
+    """A request finds no room that often in a row, and is kept (T17)."""
     cache = by.KVCache(block_size=4, device=17, host=16)
-    preempt = Parking(cache, cache.config, patience=3)
+    preempt = Parking(cache, cache.config, max_stalled_steps=3)
     handle = preempt.park(cache.begin(text(1, 8)), 8)
     assert handle is not None
-    assert [preempt.given_up(handle, refused) for refused in (0, 3, 4)] == [False, False, True]
+    assert [preempt.gives_up(handle, refused) for refused in (0, 3, 4)] == [False, False, True]
     assert preempt.stats()["aged"] == 1
     cache.abandon(handle)
 
 
 @pytest.mark.parametrize("recompute", [True, False])
 def test_loads_that_fail_are_given_up_only_where_they_can_be_computed(recompute: Any) -> None:
-    """T4."""
+    """Only so many failed loads in a row limit the next one (T4)."""
     cache = by.KVCache(block_size=4, device=17, host=16, recompute=recompute)
-    preempt = Parking(cache, cache.config, retries=2)
-    assert [preempt.loads(failed) for failed in (2, 3)] == [None, 0 if recompute else None]
+    preempt = Parking(cache, cache.config, resume_retries=2)
+    assert [preempt.load_limit(failed) for failed in (2, 3)] == [None, 0 if recompute else None]
 
 
 def test_what_another_holds_too_is_not_moved_for_who_needs_room() -> None:
-    """T10: a copy of it would free nothing."""
+    """A copy of a shared block would free nothing (T10)."""
     cache = by.KVCache(block_size=4, device=17, host=16)
     preempt = Parking(cache, cache.config)
     publish(cache, text(1, 8))

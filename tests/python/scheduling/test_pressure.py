@@ -12,7 +12,7 @@ from yard import publish_below, text
 
 
 def test_what_others_were_promised_is_no_room_for_who_grows() -> None:
-    """INV-25: two blocks are free and two are needed, and they are promised to another.
+    """Two blocks are free and two are needed, but they are promised to another (INV-25).
 
     A third request goes on meanwhile: nothing is stuck, so that the count alone decides.
     """
@@ -30,7 +30,7 @@ def test_what_others_were_promised_is_no_room_for_who_grows() -> None:
 
 
 def test_who_frees_nothing_is_no_victim_whatever_its_rank() -> None:
-    """INV-25: all that it holds is held by another too."""
+    """Another request holds all that it holds (INV-25)."""
     loop = Loop(device=5)
     loop.add("shared", text(1, 7), 5)
     loop.turn()
@@ -46,7 +46,7 @@ def test_who_frees_nothing_is_no_victim_whatever_its_rank() -> None:
 
 
 def test_the_last_come_is_the_victim_though_it_has_fewer_blocks() -> None:
-    """T7: more blocks decide only between those that came together."""
+    """More blocks decide only between requests that came together (T7)."""
     loop = Loop(device=9)
     loop.add("old", text(1, 19), 9)
     loop.turn()
@@ -62,9 +62,9 @@ def test_the_last_come_is_the_victim_though_it_has_fewer_blocks() -> None:
 def test_who_was_preempted_runs_some_steps_before_it_is_a_victim_again(
     rest: int, victim: str
 ) -> None:
-    """T7: "new" has run three steps when both lack room."""
-    loop = squeezed(rest=rest)
-    loop.scheduler._requests["new"].preempted = 1
+    """ "new" has run three steps when both lack room (T7)."""
+    loop = squeezed(preempt_cooldown=rest)
+    loop.scheduler._lifecycle._requests["new"].preempted = 1
     loop.turn()
     assert [stop.request for stop in loop.schedule().stops] == [victim]
     loop.output()
@@ -72,9 +72,9 @@ def test_who_was_preempted_runs_some_steps_before_it_is_a_victim_again(
 
 
 def test_after_a_preemption_all_that_was_kept_is_kept_again() -> None:
-    """R1-5: the scheduler tells the policy, and the policy begins anew."""
+    """The scheduler tells the policy, which starts over (R1-5)."""
     reserve = Adaptive(0.1, 0.1)
-    loop = squeezed(reserve=reserve)
+    loop = squeezed(headroom=reserve)
     loop.turn()
     assert reserve.headroom(10) == 0
     assert len(loop.schedule().stops) == 1
@@ -84,8 +84,8 @@ def test_after_a_preemption_all_that_was_kept_is_kept_again() -> None:
 
 
 def short(budget: int = 64, **keywords: Any) -> Loop:
-    """ "A" holds five of eight blocks and soon needs a sixth; it cannot be computed again."""
-    loop = Loop(device=9, host=32, recompute=False, budget=budget, **keywords)
+    """ "A" holds five of eight blocks and soon needs a sixth; it cannot be recomputed."""
+    loop = Loop(device=9, host=32, recompute=False, max_num_batched_tokens=budget, **keywords)
     loop.add("A", text(2, 18), 9)
     while loop.state("A") is not RequestState.DECODE:
         loop.turn()
@@ -93,7 +93,7 @@ def short(budget: int = 64, **keywords: Any) -> Loop:
 
 
 def test_nobody_leaves_while_a_last_chunk_is_in_flight() -> None:
-    """INV-25: whom it is of stands in no list, and goes on all the same."""
+    """Its request stands in no list of the batch, and goes on all the same (INV-25)."""
     loop = short()
     loop.turn()
     loop.add("B", text(3, 9), 2)
@@ -107,10 +107,10 @@ def test_nobody_leaves_while_a_last_chunk_is_in_flight() -> None:
 
 
 def test_nobody_who_rests_leaves_while_a_prompt_is_computed() -> None:
-    """INV-25: it goes on, and makes room by its end."""
-    loop = short(budget=5, rest=1000)
+    """The prefill goes on, and makes room by its end (INV-25)."""
+    loop = short(budget=5, preempt_cooldown=1000)
     loop.add("B", text(3, 12), 1)
-    for request in loop.scheduler._requests.values():
+    for request in loop.scheduler._lifecycle._requests.values():
         request.preempted = 1
     loop.turn(2)
     assert loop.state("B") is RequestState.PREFILL
@@ -122,7 +122,7 @@ def test_nobody_who_rests_leaves_while_a_prompt_is_computed() -> None:
 
 @pytest.mark.parametrize("landed", [False, True])
 def test_nobody_leaves_while_somebody_loads_or_has_just_loaded(landed: bool) -> None:
-    """INV-25: it starts in this very step."""
+    """The request starts in this very step (INV-25)."""
     loop = Loop(device=9, host=16, recompute=False)
     publish_below(loop.cache, text(1, 8))
     loop.add("A", text(2, 18), 9)
@@ -145,7 +145,7 @@ def test_nobody_leaves_while_somebody_loads_or_has_just_loaded(landed: bool) -> 
 
 
 def test_nobody_leaves_for_slots_that_a_copy_still_writes() -> None:
-    """INV-25: who asked for it is gone, and its end makes room."""
+    """The request that asked for the copy is gone, and its end makes room (INV-25)."""
     loop = Loop(device=9, host=16, recompute=False)
     publish_below(loop.cache, text(1, 12))
     gone = loop.cache.begin(text(1, 13))
@@ -165,8 +165,8 @@ def test_nobody_leaves_for_slots_that_a_copy_still_writes() -> None:
 
 
 def test_who_is_alone_and_would_not_fit_beside_quarantined_slots_waits_for_their_fence() -> None:
-    """INV-25: to leave would give it no room, and cost all that it has computed."""
-    loop = Loop(device=9, host=8, preempt="recompute")
+    """To leave would give it no room, and cost all that it has computed (INV-25)."""
+    loop = Loop(device=9, host=8, preempt_mode="recompute")
     publish_below(loop.cache, text(1, 12))
     lost = loop.cache.begin(text(1, 13))
     assert lost.state == "loading"
@@ -190,7 +190,7 @@ def test_who_is_alone_and_would_not_fit_beside_quarantined_slots_waits_for_their
 
 
 def test_blocks_come_back_after_the_last_step_that_computes_in_them() -> None:
-    """T35: two more are in flight when the engine says that it has ended."""
+    """Two more steps are in flight when the engine says that it has ended (T35)."""
     loop = Loop()
     loop.add("one", 10, 9)
     loop.turn(2)
@@ -207,8 +207,8 @@ def test_blocks_come_back_after_the_last_step_that_computes_in_them() -> None:
 
 
 def test_what_comes_back_with_the_last_step_in_flight_counts_as_coming_until_then() -> None:
-    """INV-25: it computes in three steps when the engine says that it has ended."""
-    loop = Loop(device=9, seats=3)
+    """It computes in three steps in flight when the engine says that it has ended (INV-25)."""
+    loop = Loop(device=9, max_num_seqs=3)
     loop.add("ends", text(1, 5), 9)
     loop.add("a", text(2, 9), 9)
     loop.add("b", text(3, 9), 9)
@@ -225,8 +225,8 @@ def test_what_comes_back_with_the_last_step_in_flight_counts_as_coming_until_the
 
 
 def test_what_has_come_back_is_not_waited_for_though_a_later_step_is_in_flight() -> None:
-    """INV-25: the stop was answered before the output of the last step that computes in it."""
-    loop = Loop(device=9, seats=3)
+    """The ack came before the output of the last step that computes in the seat (INV-25)."""
+    loop = Loop(device=9, max_num_seqs=3)
     loop.add("leaves", text(1, 5), 9)
     loop.add("a", text(2, 10), 9)
     loop.add("b", text(3, 10), 9)
@@ -244,8 +244,8 @@ def test_what_has_come_back_is_not_waited_for_though_a_later_step_is_in_flight()
 
 
 def test_who_grew_and_is_stopped_for_another_takes_its_drafts_along() -> None:
-    """T7: counts are those of the rows that go on."""
-    loop = Loop(device=13, drafts=1)
+    """The counts are those of the rows that go on (T7)."""
+    loop = Loop(device=13, num_speculative_tokens=1)
     loop.add("high", text(1, 16), 9, priority=1)
     loop.add("mid", text(2, 13), 9)
     loop.add("low", text(3, 13), 9)

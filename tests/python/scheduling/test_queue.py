@@ -1,9 +1,10 @@
-"""The line: the order in which requests begin, and what they wait for."""
+"""The waiting queue: the order in which requests begin, and what they wait for."""
 
 from typing_extensions import override
 
 import blockyard as by
 from blockyard.scheduling.headroom import Adaptive, FullLength, NoHeadroom
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from loop import Loop, continuation
@@ -11,8 +12,8 @@ from yard import publish, publish_below, text
 
 
 def test_who_shares_what_is_there_already_is_not_waited_for() -> None:
-    """Table 2.2, row 7: what the other computes just now is none of its prompt."""
-    loop = Loop(budget=8)
+    """The other request computes nothing of its prompt just now (table 2.2, row 7)."""
+    loop = Loop(max_num_batched_tokens=8)
     publish(loop.cache, text(1, 8))
     loop.add("first", text(1, 8) + text(2, 24), 2)
     loop.add("second", text(1, 8) + text(3, 24), 2)
@@ -23,8 +24,8 @@ def test_who_shares_what_is_there_already_is_not_waited_for() -> None:
 
 
 def test_of_several_who_compute_behind_one_prefix_each_is_waited_for() -> None:
-    """Table 2.2, row 7: who came last is not the only one."""
-    loop = Loop(budget=8)
+    """The newest of those that compute is not the only one (table 2.2, row 7)."""
+    loop = Loop(max_num_batched_tokens=8)
     publish(loop.cache, text(1, 8))
     for name in (2, 3):
         loop.add(name, text(1, 8) + text(name, 24), 2)
@@ -42,10 +43,13 @@ def test_of_several_who_compute_behind_one_prefix_each_is_waited_for() -> None:
 
 
 def test_what_is_found_below_is_not_waited_for_either() -> None:
-    """Table 2.2, row 7: it is not worth loading here, and so both compute it."""
-    loop = Loop(budget=8)
+    """Loading does not pay here, so both compute it (table 2.2, row 7)."""
+    loop = Loop(max_num_batched_tokens=8)
     cache = by.KVCache(block_size=4, device=33, host=16, speeds=(1000, 10, 0))
-    loop.cache, loop.scheduler = cache, Scheduler(cache, budget=8, reserve=NoHeadroom())
+    loop.cache, loop.scheduler = (
+        cache,
+        Scheduler(cache, SchedulerOptions(max_num_batched_tokens=8, headroom=NoHeadroom())),
+    )
     publish_below(cache, text(1, 8))
     loop.add("first", text(1, 8) + text(2, 24), 2)
     loop.add("second", text(1, 8) + text(3, 24), 2)
@@ -56,8 +60,8 @@ def test_what_is_found_below_is_not_waited_for_either() -> None:
 
 
 def test_who_waited_for_a_prefix_begins_when_it_is_there_though_another_finds_no_room() -> None:
-    """Table 2.2, row 7: nobody has come or gone, and there is no more room than before."""
-    loop = Loop(device=17, budget=8)
+    """No request has come or gone, and there is no more room than before (table 2.2, row 7)."""
+    loop = Loop(device=17, max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 40)
     loop.add("second", [*text(1, 24), 7], 2)
     loop.add("large", text(2, 60), 1)
@@ -70,8 +74,8 @@ def test_who_waited_for_a_prefix_begins_when_it_is_there_though_another_finds_no
 
 
 def test_a_prefix_is_brought_up_ahead_of_its_turn_once() -> None:
-    """What was evicted again while it waits comes up when its turn has come."""
-    loop = Loop(device=9, host=16, prefetch=2)
+    """A prefix that was evicted again while it waits comes up in its turn."""
+    loop = Loop(device=9, host=16, prefetch_depth=2)
     publish_below(loop.cache, text(1, 12))
     loop.add("runs", text(2, 13), 8)
     loop.turn()
@@ -91,7 +95,7 @@ def test_a_prefix_is_brought_up_ahead_of_its_turn_once() -> None:
 
 def test_no_prefix_is_brought_up_for_who_has_left_the_line() -> None:
     """T23."""
-    loop = Loop(device=17, host=16, prefetch=4, seats=1)
+    loop = Loop(device=17, host=16, prefetch_depth=4, max_num_seqs=1)
     publish_below(loop.cache, text(1, 12))
     loop.add("runs", text(3, 6), 9)
     loop.turn()
@@ -105,7 +109,7 @@ def test_no_prefix_is_brought_up_for_who_has_left_the_line() -> None:
 
 
 def test_a_prompt_of_the_whole_device_is_published_under_its_own_salt() -> None:
-    """INV-19: also where it begins without its last token."""
+    """It begins without its last token (INV-19)."""
     loop = Loop(device=5)
     for request in ("one", "two"):
         loop.add(request, text(1, 16), 1, salt="a")
@@ -115,7 +119,7 @@ def test_a_prompt_of_the_whole_device_is_published_under_its_own_salt() -> None:
 
 
 def test_who_finds_all_but_its_last_token_computes_its_prompt_all_the_same() -> None:
-    """T1: it decodes when it has sampled something, T6, and not before."""
+    """It decodes when it has sampled something (T6), and not before (T1)."""
     loop = Loop()
     publish(loop.cache, text(1, 12))
     loop.add("one", text(1, 13), 3)
@@ -127,8 +131,8 @@ def test_who_finds_all_but_its_last_token_computes_its_prompt_all_the_same() -> 
 
 
 def test_whose_loads_were_late_before_it_ran_is_loaded_again_when_it_has_run() -> None:
-    """T4: only so many failures in a row are a reason to compute what is there."""
-    loop = Loop(device=6, host=16, preempt="recompute")
+    """Only so many failed loads in a row are a reason to recompute a prefix (T4)."""
+    loop = Loop(device=6, host=16, preempt_mode="recompute")
     publish_below(loop.cache, text(1, 12))
     loop.add("one", text(1, 14), 3)
     for _ in range(2):
@@ -142,7 +146,7 @@ def test_whose_loads_were_late_before_it_ran_is_loaded_again_when_it_has_run() -
     assert loop.state("one") is RequestState.PREFILL
     while loop.air:
         loop.output()
-    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
     loop.schedule()
     loop.output()
     loop.ack()
@@ -173,8 +177,8 @@ def test_who_stands_first_has_nobody_before_it() -> None:
 
 
 def test_who_is_in_line_again_may_be_overtaken_as_often_as_at_first() -> None:
-    """INV-25: what was counted while it waited for its first turn is over with that turn."""
-    loop = Loop(device=9, skip=1)
+    """Overtakes that were counted before its first turn end with that turn (INV-25)."""
+    loop = Loop(device=9, max_overtakes=1)
     loop.add("runs", text(1, 8), 4)
     loop.turn()
     loop.add("big", text(2, 28), 2)
@@ -201,8 +205,8 @@ def test_who_is_in_line_again_may_be_overtaken_as_often_as_at_first() -> None:
 
 
 def test_who_begins_with_a_ticket_has_overtaken_nobody() -> None:
-    """INV-25: the room was never that of who stands before it."""
-    loop = Loop(device=9, skip=1)
+    """The room was never that of the request before it (INV-25)."""
+    loop = Loop(device=9, max_overtakes=1)
     ticket = loop.cache.promise(2)
     loop.add("large", text(1, 28), 1)
     loop.add("promised", text(2, 6), 9, ticket=ticket)
@@ -214,8 +218,8 @@ def test_who_begins_with_a_ticket_has_overtaken_nobody() -> None:
 
 
 def test_those_with_tickets_begin_in_the_order_of_the_line() -> None:
-    """INV-17: not in that of a set, which differs from rank to rank."""
-    loop = Loop(device=33, seats=1, skip=0)
+    """The order is not that of a set, which differs from rank to rank (INV-17)."""
+    loop = Loop(device=33, max_num_seqs=1, max_overtakes=0)
     names = list(range(8))
     for name in reversed(names):
         ticket = loop.cache.promise(2)
@@ -227,13 +231,13 @@ def test_those_with_tickets_begin_in_the_order_of_the_line() -> None:
 
 
 def test_behind_long_prompts_without_room_a_short_one_is_asked_in_the_next_step() -> None:
-    """Keys of a part of the line are made in each step, and the rest is not forgotten."""
+    """Keys of a part of the queue are made in each step, and the rest is not forgotten."""
     cache = by.KVCache(block_size=16, device=2_000)
     held = cache.begin(range(1_600))
-    scheduler = Scheduler(cache, reserve=NoHeadroom())
+    scheduler = Scheduler(cache, SchedulerOptions(headroom=NoHeadroom()))
     for name in range(4):
-        scheduler.add(name, range(name, 31_000 + name), most=1)
-    scheduler.add("short", [1, 2, 3], most=1)
+        scheduler.add(name, range(name, 31_000 + name), max_tokens=1)
+    scheduler.add("short", [1, 2, 3], max_tokens=1)
     steps = 0
     while scheduler.state("short") is RequestState.WAITING:
         scheduler.schedule()
@@ -244,7 +248,7 @@ def test_behind_long_prompts_without_room_a_short_one_is_asked_in_the_next_step(
 
 
 def test_as_soon_as_the_least_of_those_who_wait_fits_it_begins() -> None:
-    """INV-25: nobody has come or gone, but a promise made to somebody else was given back."""
+    """No request has come or gone, but a promise to another was given back (INV-25)."""
     loop = Loop(device=9)
     held, ticket = loop.cache.begin(text(9, 24)), loop.cache.promise(1)
     loop.add("large", text(1, 28), 1)
@@ -259,7 +263,7 @@ def test_as_soon_as_the_least_of_those_who_wait_fits_it_begins() -> None:
 
 
 def test_who_was_promised_room_begins_though_the_first_in_line_was_overtaken_enough() -> None:
-    loop = Loop(device=9, skip=0)
+    loop = Loop(device=9, max_overtakes=0)
     ticket = loop.cache.promise(2)
     loop.add("first", 28, 4)
     loop.add("promised", text(2, 6), 2, ticket=ticket)
@@ -273,7 +277,7 @@ def test_who_was_promised_room_begins_though_the_first_in_line_was_overtaken_eno
 
 
 def test_who_was_refused_begins_when_less_is_kept_for_growth_though_nobody_comes_or_goes() -> None:
-    loop = Loop(device=9, reserve=Adaptive(4.0, 0.5))
+    loop = Loop(device=9, headroom=Adaptive(4.0, 0.5))
     loop.add("runs", 3, 12)
     loop.turn()
     loop.add("waits", text(2, 19), 2)
@@ -286,7 +290,7 @@ def test_who_was_refused_begins_when_less_is_kept_for_growth_though_nobody_comes
 
 def test_steps_without_room_and_begins_put_off_are_counted() -> None:
     """`no_room` counts steps, and `soon` requests."""
-    loop = Loop(device=9, budget=8)
+    loop = Loop(device=9, max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 2)
     for name in ("second", "third"):
         loop.add(name, [*text(1, 24), len(name)], 2)
@@ -300,15 +304,15 @@ def test_steps_without_room_and_begins_put_off_are_counted() -> None:
 
 
 def test_who_computes_again_is_promised_what_it_has_still_to_sample() -> None:
-    """R1-5: what it had sampled is a part of its tokens now."""
-    loop = Loop(device=33, reserve=FullLength())
+    """The tokens that it had sampled are a part of its prompt now (R1-5)."""
+    loop = Loop(device=33, headroom=FullLength())
     loop.add("one", text(1, 8), 9)
     loop.turn(5)
-    assert len(loop.scheduler._requests["one"].outputs) == 5
+    assert len(loop.scheduler._lifecycle._requests["one"].outputs) == 5
     loop.scheduler.reset()
     loop.bound.clear()
     loop.turn()
-    # Sixteen positions in all, the last token has none: four blocks, of which it holds them all.
+    # It has sixteen positions, as the last token has none: four blocks, and it holds all of them.
     lease = loop.scheduler.lease("one")
     assert lease is not None
     assert lease.blocks + loop.cache.room().promised == 4
@@ -317,13 +321,13 @@ def test_who_computes_again_is_promised_what_it_has_still_to_sample() -> None:
 
 class Lavish(NoHeadroom):
     @override
-    def promise(self, most: int) -> int:
-        return most + 40
+    def reserve(self, max_tokens: int) -> int:
+        return max_tokens + 40
 
 
 def test_a_policy_that_promises_too_much_promises_what_may_be_sampled() -> None:
-    """R1-5: nobody grows beyond its length."""
-    loop = Loop(device=9, reserve=Lavish())
+    """No request grows beyond its length (R1-5)."""
+    loop = Loop(device=9, headroom=Lavish())
     loop.add("one", text(1, 8), 9)
     loop.schedule()
     assert (loop.state("one"), loop.cache.room().promised) == (RequestState.PREFILL, 2)
@@ -332,7 +336,7 @@ def test_a_policy_that_promises_too_much_promises_what_may_be_sampled() -> None:
 
 
 def test_of_those_who_wait_for_one_anothers_tickets_the_last_in_line_gives_its_own_back() -> None:
-    """INV-25: nobody can begin, and who came before keeps what it was promised."""
+    """No request can begin, and the one that came first keeps its promise (INV-25)."""
     loop = Loop(device=9)
     tickets = [loop.cache.promise(2) for _ in range(2)]
     loop.add("first", text(1, 28), 1)
@@ -345,8 +349,8 @@ def test_of_those_who_wait_for_one_anothers_tickets_the_last_in_line_gives_its_o
 
 
 def test_tickets_are_taken_back_one_after_the_other_until_somebody_begins() -> None:
-    """INV-25: who has given its own back is not asked for it again."""
-    loop = Loop(device=9, skip=0)
+    """A request that has given its ticket back is not asked for it again (INV-25)."""
+    loop = Loop(device=9, max_overtakes=0)
     tickets = [loop.cache.promise(2) for _ in range(3)]
     loop.add("first", text(1, 28), 1)
     for at, ticket in enumerate(tickets):
@@ -358,7 +362,7 @@ def test_tickets_are_taken_back_one_after_the_other_until_somebody_begins() -> N
 
 
 def test_who_alone_has_a_ticket_keeps_it_while_it_finds_no_room() -> None:
-    """INV-25: what it was promised is in nobody's way but that of others in line."""
+    """Its promise is in the way only of other waiting requests (INV-25)."""
     loop = Loop(device=9)
     other, own = loop.cache.promise(4), loop.cache.promise(2)
     loop.add("one", text(1, 28), 1, ticket=own)

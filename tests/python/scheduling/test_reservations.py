@@ -1,4 +1,4 @@
-"""Tickets: promises made to somebody else, by deadline and role; table 2.6."""
+"""Reservations for another instance, by deadline and role (table 2.6)."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import pytest
 
 import blockyard as by
 from blockyard.scheduling.headroom import Adaptive, FullLength, NoHeadroom, Watermark
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.reservations import Reservations, ReservationState, SpentReservation
 from blockyard.scheduling.scheduler import Scheduler
 from loop import Loop
@@ -15,7 +16,7 @@ from yard import begin, publish, publish_below, text
 def made(*, device: int = 9, **reserves: Any) -> tuple[by.KVCache, Reservations]:
     cache = by.KVCache(block_size=4, device=device)
     chosen: dict[Any, Any] = {"decode": NoHeadroom(), **reserves}
-    return cache, Reservations(cache, reserves=chosen)
+    return cache, Reservations(cache, headroom=chosen)
 
 
 def spare(cache: by.KVCache) -> int:
@@ -81,7 +82,7 @@ def test_a_ticket_that_has_ended_is_refused_with_an_error_of_its_own(end: str, v
         tickets.died("p")
     else:
         getattr(tickets, end)(promise.id)
-    # Another of the same request is not mistaken for it.
+    # Another reservation of the same request is not mistaken for it.
     again = tickets.open("a", 1, deadline=9)
     before = spare(cache)
     with pytest.raises(SpentReservation, match=f"ticket {promise.id} is not open"):
@@ -106,7 +107,7 @@ def test_a_second_ticket_of_a_request_is_rejected_and_the_first_is_as_it_was() -
 def test_a_promise_succeeds_if_and_only_if_it_leaves_what_the_roles_policy_wants(
     role: Any, policy: Any, running: int, idle: int
 ) -> None:
-    """R1-5: F + evictable - n >= policy(R, r)."""
+    """F + evictable - n >= policy(R, r) (R1-5)."""
     for blocks in range(1, 13):
         cache, tickets = made(device=13, **{role: policy})
         publish(cache, text(1, 4 * idle)) if idle else None
@@ -128,12 +129,12 @@ def test_a_promise_succeeds_if_and_only_if_it_leaves_what_the_roles_policy_wants
 def test_what_a_scheduler_keeps_already_is_not_kept_twice() -> None:
     cache = by.KVCache(block_size=4, device=13)
     policy = Watermark(4)
-    scheduler = Scheduler(cache, seats=2, reserve=policy)
-    scheduler.add("runs", text(1, 8), most=9)
+    scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=2, headroom=policy))
+    scheduler.add("runs", text(1, 8), max_tokens=9)
     scheduler.schedule()
     scheduler.schedule()
     assert (scheduler.running, scheduler.headroom) == (1, 4)
-    tickets = Reservations(cache, reserves={"decode": policy})
+    tickets = Reservations(cache, headroom={"decode": policy})
     want = spare(cache) + scheduler.headroom - policy.headroom(1)
     with pytest.raises(by.NoRoom):
         tickets.open("a", want + 1, deadline=1, running=1)
@@ -142,10 +143,10 @@ def test_what_a_scheduler_keeps_already_is_not_kept_twice() -> None:
 
 def test_a_scheduled_request_begins_in_the_room_of_its_ticket() -> None:
     cache, tickets = made()
-    scheduler = Scheduler(cache, seats=3, reserve=FullLength())
+    scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=3, headroom=FullLength()))
     promise = tickets.open("comes", 6, deadline=5)
-    scheduler.add("other", text(1, 12), most=5)
-    scheduler.add("comes", text(2, 20), most=4, ticket=tickets.commit(promise.id))
+    scheduler.add("other", text(1, 12), max_tokens=5)
+    scheduler.add("comes", text(2, 20), max_tokens=4, ticket=tickets.commit(promise.id))
     step = scheduler.schedule()
     assert [start.request for start in step.starts] == ["comes"]
     assert cache.stats()["tickets"] == 0
@@ -155,11 +156,11 @@ def test_a_request_that_is_aborted_in_line_gives_its_ticket_back() -> None:
     cache, tickets = made()
     scheduler = Scheduler(cache)
     ticket = tickets.commit(tickets.open("a", 6, deadline=5).id)
-    scheduler.add("a", text(2, 20), most=4, ticket=ticket)
+    scheduler.add("a", text(2, 20), max_tokens=4, ticket=ticket)
     scheduler.abort("a")
     assert (ticket.state, spare(cache)) == ("spent", 8)
     with pytest.raises(by.Misuse, match="is spent"):
-        scheduler.add("a", text(2, 20), most=4, ticket=ticket)
+        scheduler.add("a", text(2, 20), max_tokens=4, ticket=ticket)
 
 
 def test_a_ticket_of_another_cache_is_refused_when_its_request_is_added() -> None:
@@ -168,17 +169,17 @@ def test_a_ticket_of_another_cache_is_refused_when_its_request_is_added() -> Non
     scheduler = Scheduler(cache)
     foreign = others.commit(others.open("a", 2, deadline=5).id)
     with pytest.raises(by.Misuse, match=f"ticket {foreign.id} of request 'a' was made by another"):
-        scheduler.add("a", text(2, 8), most=4, ticket=foreign)
+        scheduler.add("a", text(2, 8), max_tokens=4, ticket=foreign)
     assert (foreign.state, scheduler.state("a"), scheduler.idle) == ("open", None, True)
     assert cache.audit() is None
 
 
 @pytest.mark.parametrize("how", ["finish", "stop", "abort while loading", "fail", "reset"])
 def test_when_nothing_runs_any_more_all_that_is_free_can_be_promised_at_once(how: str) -> None:
-    """R1-5: not at the next `schedule`, which an idle instance may never call."""
+    """It falls at once: an idle instance may never call `schedule` again (R1-5)."""
     policy = Adaptive(8.0)
-    loop = Loop(device=65, host=64, reserve=policy)
-    tickets = Reservations(loop.cache, reserves={"decode": policy})
+    loop = Loop(device=65, host=64, headroom=policy)
+    tickets = Reservations(loop.cache, headroom={"decode": policy})
     if how == "abort while loading":
         publish_below(loop.cache, text(1, 32))
     loop.add("one", text(1, 33), 9)
@@ -207,7 +208,7 @@ def test_when_nothing_runs_any_more_all_that_is_free_can_be_promised_at_once(how
 
 
 def test_as_fewer_run_less_is_kept_for_their_growth_at_once() -> None:
-    loop = Loop(device=65, reserve=Adaptive(4.0, 0.0))
+    loop = Loop(device=65, headroom=Adaptive(4.0, 0.0))
     for name in range(3):
         loop.add(name, text(name, 8), 20)
     loop.turn(2)
@@ -243,11 +244,11 @@ def test_a_tick_never_goes_back_and_what_never_fits_is_said() -> None:
     with pytest.raises(by.TooLarge):
         tickets.open("a", 9, deadline=9)
     with pytest.raises(by.Misuse, match="role"):
-        Reservations(cache, reserves={"cook": NoHeadroom()})  # type: ignore[dict-item]
+        Reservations(cache, headroom={"cook": NoHeadroom()})  # type: ignore[dict-item]
 
 
 def test_a_refusal_for_those_that_run_says_what_is_needed_with_what_they_want() -> None:
-    """R1-5: there were blocks enough, but not beside what is kept for growth."""
+    """There were blocks enough, but not beside the headroom (R1-5)."""
     _, tickets = made(decode=Watermark(3))
     with pytest.raises(by.NoRoom) as refused:
         tickets.open("a", 6, deadline=1, running=1)

@@ -1,4 +1,4 @@
-"""None is lost where nothing is recomputed, however alike the sequences are: each is counted."""
+"""Where nothing can be recomputed, none is lost, as the blocks of each sequence count."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from yard import text
 
 
 def test_of_two_pairs_that_hold_the_same_one_leaves_though_it_frees_nothing() -> None:
-    """What two hold is free when both have left: nobody frees a block by leaving alone."""
+    """Two hold the same blocks: these are free when both have left, and neither frees any alone."""
     loop = Loop(device=16, host=32, size=1)
     leases = []
     for family in (1, 2):
@@ -24,11 +24,11 @@ def test_of_two_pairs_that_hold_the_same_one_leaves_though_it_frees_nothing() ->
         loop.add(name, texts(1 + name // 2, 5), 5)
         entry = loop.scheduler._queue.pop()
         assert entry is not None
-        loop.scheduler._batch.decodes(seats.bind(entry, lease, 9))
+        loop.scheduler._batch.begin_decode(seats.bind(entry, lease))
     seats.scheduled[:4] = seats.computed[:4] = 5
     assert [loop.cache.exclusive_blocks(lease) for lease in leases] == [0] * 4
     grown = loop.scheduler._batch.grow()
-    assert (grown.seats, len(grown.short)) == ([], 4)
+    assert (grown.seats, len(grown.skipped)) == ([], 4)
     assert loop.scheduler._preemptor.victims(grown, 0) == []
     victim = loop.scheduler._preemptor.last_resort()
     assert victim is not None
@@ -38,7 +38,7 @@ def test_of_two_pairs_that_hold_the_same_one_leaves_though_it_frees_nothing() ->
 
 
 def texts(first: int, most: int) -> list[int]:
-    """All whose prompts begin alike sample alike."""
+    """Tokens: prompts that begin alike are continued alike."""
     return [(first * 31 + at) % 900 for at in range(most)]
 
 
@@ -47,7 +47,7 @@ def texts(first: int, most: int) -> list[int]:
 def test_who_holds_blocks_twice_that_a_parked_one_keeps_makes_room_for_itself(
     way: Any, recompute: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two that say the same hold each other's blocks beside their own: INV-25."""
+    """Two that sample the same hold each other's blocks beside their own (INV-25)."""
     device, host, (first, second) = way
     monkeypatch.setattr("loop.continuation", lambda _one, at, most: texts(1, at + most)[at:])
     loop = Loop(device=device, host=host, size=1, recompute=recompute)
@@ -66,14 +66,14 @@ def test_who_holds_blocks_twice_that_a_parked_one_keeps_makes_room_for_itself(
 
 @pytest.fixture
 def same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that begin alike sample alike."""
+    """Requests that begin alike sample alike."""
     monkeypatch.setattr("loop.continuation", lambda _one, at, most: texts(1, at + most)[at:])
 
 
 @pytest.mark.usefixtures("same")
 @pytest.mark.parametrize("stops", ["acked", "in-order"])
 def test_inv_11_of_two_that_sample_alike_neither_is_lost(stops: Any) -> None:
-    """Each needs 6 blocks of 7, and one of them fits on the host: held twice they would not."""
+    """Each needs 6 blocks of 7, and one of them fits on the host: held twice, it would not."""
     loop = Loop(device=8, host=6, size=1, recompute=False, stops=stops)
     for name in "AB":
         loop.add(name, texts(1, 3), 4)
@@ -98,7 +98,7 @@ def test_inv_11_of_many_that_sample_alike_none_is_lost(many: int, size: int, spa
 
 
 def test_inv_11_the_largest_is_not_parked_where_the_others_then_could_not_be() -> None:
-    """Of 12, 7 and 7 blocks the host holds 14: beside 10 of the 12 neither of the others fits."""
+    """Of 12, 7 and 7 blocks the host holds 14: beside 10 of the 12, neither other one fits."""
     loop = Loop(device=13, host=14, size=1, recompute=False)
     loop.add("large", [1], 12)
     loop.turn(9)
@@ -110,7 +110,7 @@ def test_inv_11_the_largest_is_not_parked_where_the_others_then_could_not_be() -
 
 
 def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_nobody_runs() -> None:
-    """Two keep one path and two another, and none has room to come back: none frees any alone."""
+    """Two keep one path and two another: none has room to come back, or frees any alone."""
     loop = Loop(device=12, host=32, size=1, recompute=False)
     names = (1, 2, 3, 4)
     for name in names:
@@ -119,7 +119,7 @@ def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_nobody_runs() -> N
         assert entry is not None
         lease = loop.cache.begin(entry.prompt)
         loop.cache.seal(lease, 5)
-        loop.scheduler._parked(entry, loop.cache.park(lease, 5))
+        loop.scheduler._lifecycle.park(entry, loop.cache.park(lease, 5))
     kept = loop.cache.promise(1)
     handles = [loop.handle(name) for name in names]
     assert [(handle.on_device, handle.alone) for handle in handles] == [(5, 0)] * 4
@@ -134,7 +134,7 @@ def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_nobody_runs() -> N
 def test_inv_25_a_prompt_that_fills_the_device_begins_again_where_nothing_is_recomputed(
     size: int, prompt: int, most: int
 ) -> None:
-    """Its last block has no room beside the copy that its last token is computed in."""
+    """Its last block has no room beside the copy in which its last token is computed."""
     loop = Loop(device=8, host=8, size=size, recompute=False)
     for name in ("first", "second"):
         loop.add(name, text(1, prompt), most)

@@ -1,4 +1,4 @@
-"""The scheduler, transition by transition: names and numbers are those of `docs/laws.md`."""
+"""The scheduler, transition by transition; `docs/laws.md` has the names and numbers."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_t4_when_a_load_fails_or_is_late_it_computes_from_the_last_good_block(en
 
 
 def test_t4_whose_every_load_is_late_is_computed_in_the_end() -> None:
-    # While a copy without an end holds its slots, there is no room to go on: it begins anew.
+    # While a copy without an end holds its slots, it has no room to go on, and begins again.
     loop = Loop(device=6, host=16)
     publish_below(loop.cache, text(1, 12))
     loop.add("one", text(1, 14), 3)
@@ -81,7 +81,7 @@ def test_t4_whose_every_load_is_late_is_computed_in_the_end() -> None:
     assert loads == 3
     loop.finish()
     assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
-    # The next one is loaded as ever.
+    # The next one is loaded as usual.
     publish_below(loop.cache, text(1, 12))
     loop.add("two", text(1, 14), 3)
     loop.schedule()
@@ -104,7 +104,7 @@ def test_t5_who_finds_no_room_waits_and_nothing_has_changed() -> None:
 
 
 def test_t6_it_decodes_when_its_last_chunk_is_acknowledged() -> None:
-    loop = Loop(budget=6)
+    loop = Loop(max_num_batched_tokens=6)
     loop.add("one", 10, 3)
     assert loop.schedule().chunks == ((0, 0, 6),)
     assert loop.schedule().chunks == ((0, 6, 4),)
@@ -146,7 +146,7 @@ def test_t8_tokens_that_come_before_the_ack_count(flying: int) -> None:
     for at in range(flying):
         loop.output()
         assert loop.state("one") is RequestState.STOPPING
-        assert len(loop.scheduler._requests["one"].outputs) == 2 + at + 1
+        assert len(loop.scheduler._lifecycle._requests["one"].outputs) == 2 + at + 1
     loop.output()
     loop.ack()
     loop.finish()
@@ -158,7 +158,7 @@ def test_t8_tokens_that_come_before_the_ack_count(flying: int) -> None:
 def test_t9_the_ack_freezes_n_and_both_sides_begin_again_with_the_same(
     flying: int, prompt: int
 ) -> None:
-    """R4-1 and 4.7-46: tokens in flight, at block boundaries and beside them."""
+    """Tokens are in flight, at block boundaries and beside them (R4-1, 4.7-46)."""
     loop = Loop()
     loop.add("one", prompt, 9)
     loop.turn(2)
@@ -184,9 +184,9 @@ def test_t9_what_is_full_and_computed_is_published_and_the_last_token_is_not() -
     loop = Loop(size=4)
     loop.add("one", 7, 9)
     loop.turn()
-    assert len(loop.scheduler._requests["one"].outputs) == 1
-    # Eight tokens are there, and the KV of seven.
-    loop.scheduler._stop(loop.scheduler._seats.bound()[0])
+    assert len(loop.scheduler._lifecycle._requests["one"].outputs) == 1
+    # Eight tokens exist, and the KV of seven.
+    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
     loop.schedule()
     loop.output()
     loop.ack()
@@ -195,8 +195,8 @@ def test_t9_what_is_full_and_computed_is_published_and_the_last_token_is_not() -
 
 
 def test_a_block_whose_twin_is_in_the_air_is_published_in_the_step_after_its_landing() -> None:
-    """Table 2.1, row 5: also when no block of that step is full."""
-    loop = Loop(device=33, host=16, seats=1)
+    """The step that publishes it makes no block full (table 2.1, row 5)."""
+    loop = Loop(device=33, host=16, max_num_seqs=1)
     prompt, said = text(1, 6), continuation("one", 6, 40)
     loop.add("one", prompt, 40)
     loop.turn()
@@ -228,7 +228,7 @@ def test_t11_a_victim_that_has_answered_waits_to_be_computed_again_and_holds_not
 def test_t22_it_begins_again_with_what_it_had_sampled_and_finds_what_was_published() -> None:
     loop = stopping()
     loop.ack()
-    said = list(loop.scheduler._requests["new"].outputs)
+    said = list(loop.scheduler._lifecycle._requests["new"].outputs)
     step = loop.turn()
     while loop.state("new") is RequestState.RECOMPUTE:
         step = loop.turn()
@@ -259,7 +259,7 @@ def test_t23_who_waits_for_its_first_or_its_second_turn_is_aborted_at_once() -> 
 
 @pytest.mark.parametrize("state", [RequestState.PREFILL, RequestState.DECODE])
 def test_t24_who_runs_is_stopped_first(state: RequestState) -> None:
-    loop = Loop(budget=6)
+    loop = Loop(max_num_batched_tokens=6)
     loop.add("one", 10, 6)
     loop.turn(1 if state is RequestState.PREFILL else 3)
     assert loop.state("one") is state
@@ -322,7 +322,7 @@ def test_t28_who_ends_before_its_ack_is_finished_and_the_ack_frees_seat_and_bloc
     loop.schedule()
     loop.output()
     assert loop.results["one"].state is RequestState.FINISHED
-    assert loop.scheduler._requests == {}
+    assert loop.scheduler._lifecycle._requests == {}
     assert (loop.told("seats"), loop.cache.stats()["leases"]) == (1, 1)
     loop.output()
     assert loop.told("seats") == 1
@@ -373,7 +373,7 @@ def test_t29_a_stop_that_is_to_be_told_again_is_not_when_its_ack_comes_first() -
 
 
 def test_t29_when_the_engine_is_dead_its_requests_fail_and_their_slots_wait_for_its_reset() -> None:
-    loop = stopping(seats=3)
+    loop = stopping(max_num_seqs=3)
     loop.add("waits", text(3, 30), 2)
     loop.scheduler.abort("old")
     held = loop.cache.stats()["device_pinned"]
@@ -494,7 +494,7 @@ def test_t32_a_finish_of_who_was_acked_is_counted_and_changes_nothing() -> None:
     assert loop.state("one") is RequestState.RECOMPUTE
     loop.scheduler.on_output(loop.compute(ends=["one"]))
     assert loop.state("one") is RequestState.RECOMPUTE
-    assert len(loop.scheduler._requests["one"].outputs) == 2
+    assert len(loop.scheduler._lifecycle._requests["one"].outputs) == 2
     assert loop.told("outputs_ignored") == 1
     loop.stops.clear()
     loop.output()
@@ -508,7 +508,7 @@ def test_t32_a_finish_of_who_was_acked_is_counted_and_changes_nothing() -> None:
 def test_t33_a_reset_frees_all_seats_and_the_policy_says_what_becomes_of_who_ran(
     policy: Any,
 ) -> None:
-    loop = stopping(seats=3)
+    loop = stopping(max_num_seqs=3)
     loop.add("waits", text(3, 30), 2)
     loop.schedule()
     loop.scheduler.reset(requests=policy)
@@ -610,8 +610,8 @@ def test_t36_who_finds_no_room_stays_and_skips_the_step() -> None:
 
 
 def test_t36_nobody_is_chosen_while_what_is_coming_is_enough() -> None:
-    """INV-25 and 4.7-47: a victim whose ack is not there yet, then blocks held for a step."""
-    loop = squeezed(seats=3)
+    """What comes is a victim without its ack, then blocks held for a step (INV-25, 4.7-47)."""
+    loop = squeezed(max_num_seqs=3)
     loop.schedule()
     loop.schedule()
     while loop.told("preempted") == 0:
@@ -628,15 +628,33 @@ def test_t36_nobody_is_chosen_while_what_is_coming_is_enough() -> None:
     loop.finish()
 
 
+def test_t36_no_second_victim_is_chosen_while_the_first_one_stops() -> None:
+    """What the first frees at its ack is enough, though two others still run (INV-25)."""
+    loop = Loop(device=12)
+    for name in (1, 2, 3):
+        loop.add(name, text(name, 14 if name < 3 else 10), 12)
+    loop.turn(2)
+    while loop.told("preempted") == 0:
+        loop.schedule()
+        loop.output()
+    for _ in range(3):
+        loop.schedule()
+        loop.output()
+    assert loop.told("preempted") == 1
+    states = [loop.state(name) for name in (1, 2, 3)]
+    assert states == [RequestState.DECODE, RequestState.STOPPING, RequestState.DECODE]
+    loop.finish()
+
+
 def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
-    loop = Loop(device=9, seats=3)
+    loop = Loop(device=9, max_num_seqs=3)
     loop.add("ends", text(1, 6), 9)
     loop.add("a", text(2, 10), 9)
     loop.add("b", text(3, 10), 9)
     loop.schedule()
     loop.output()
     loop.schedule()
-    # It is in the step in flight too, so its blocks come when that is done.
+    # It is in the step in flight too, so its blocks come back when that is done.
     loop.schedule()
     loop.output(ends=["ends"])
     assert loop.results["ends"].state is RequestState.FINISHED
@@ -649,8 +667,8 @@ def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
 
 
 def test_progress_who_rests_is_chosen_when_nobody_else_can_go_on() -> None:
-    """INV-25: all were preempted before, and there is no room for any."""
-    loop = Loop(device=8, rest=1000, seats=6)
+    """All were preempted before, and there is room for none (INV-25)."""
+    loop = Loop(device=8, preempt_cooldown=1000, max_num_seqs=6)
     names = (1, 2, 3, 4, 5, 6)
     for name in names:
         loop.add(name, text(name, 5), 20)
@@ -661,7 +679,7 @@ def test_progress_who_rests_is_chosen_when_nobody_else_can_go_on() -> None:
 
 
 def test_progress_who_rests_is_chosen_before_a_promise_is_taken_back() -> None:
-    loop = Loop(device=9, rest=1000)
+    loop = Loop(device=9, preempt_cooldown=1000)
     for name in (1, 2):
         loop.add(name, text(name, 5), 20)
     loop.turn()
@@ -678,10 +696,10 @@ def test_progress_who_rests_is_chosen_before_a_promise_is_taken_back() -> None:
 
 
 def test_progress_who_is_alone_with_two_copies_of_its_blocks_makes_room_for_itself() -> None:
-    """What two computed at once stands twice while one of them runs: it takes twice the room."""
-    loop = Loop(device=9, budget=4)
+    """Blocks that two computed at once exist twice while one of them runs."""
+    loop = Loop(device=9, max_num_batched_tokens=4)
     prompt = text(1, 12)
-    # They begin before either has computed anything, in the order of another scheduler's time.
+    # They begin before either has computed anything, as under an earlier scheduler.
     twin = loop.cache.begin(prompt)
     loop.add("one", prompt, 20)
     loop.schedule()
@@ -708,7 +726,7 @@ def test_progress_a_prompt_of_the_whole_device_that_is_all_there_begins_all_the_
 
 
 def test_a_seat_is_bound_to_one_request_and_epoch() -> None:
-    loop = Loop(seats=2)
+    loop = Loop(max_num_seqs=2)
     for name in range(3):
         loop.add(name, text(name + 1, 6), 5)
     starts = loop.schedule().starts
@@ -718,7 +736,7 @@ def test_a_seat_is_bound_to_one_request_and_epoch() -> None:
 
 
 def test_a_seat_that_stops_is_free_on_the_ack() -> None:
-    loop = stopping(seats=2)
+    loop = stopping(max_num_seqs=2)
     loop.add("next", 2, 1, priority=1)
     for _ in range(4):
         assert loop.schedule().starts == ()
@@ -730,7 +748,7 @@ def test_a_seat_that_stops_is_free_on_the_ack() -> None:
 
 
 def test_a_seat_that_stops_is_free_when_reconcile_finds_it_gone() -> None:
-    loop = stopping(seats=2)
+    loop = stopping(max_num_seqs=2)
     loop.bound.pop(1)
     loop.stops.clear()
     loop.scheduler.reconcile([0], loop.scheduler._batch.number)
@@ -739,7 +757,7 @@ def test_a_seat_that_stops_is_free_when_reconcile_finds_it_gone() -> None:
 
 
 def test_a_seat_that_the_engine_has_ended_is_free_at_once() -> None:
-    loop = Loop(seats=1)
+    loop = Loop(max_num_seqs=1)
     loop.add("one", text(1, 6), 9)
     loop.add("two", text(2, 6), 2)
     loop.schedule()
@@ -750,8 +768,8 @@ def test_a_seat_that_the_engine_has_ended_is_free_at_once() -> None:
 
 
 def test_a_seat_that_stops_is_never_bound() -> None:
-    """R4-8: loading, running, stopping and aborting seats together are all there are."""
-    loop = Loop(seats=2)
+    """Loading, running, stopping and aborting seats together are all seats (R4-8)."""
+    loop = Loop(max_num_seqs=2)
     for name in range(5):
         loop.add(name, text(name + 1, 6), 5)
     loop.turn(2)
@@ -762,7 +780,7 @@ def test_a_seat_that_stops_is_never_bound() -> None:
         loop.output()
     assert loop.told("seats") == 2
     with pytest.raises(IndexError):
-        loop.scheduler._seats.bind(loop.scheduler._requests[2], None, 1)  # type: ignore[arg-type]
+        loop.scheduler._seats.bind(loop.scheduler._lifecycle._requests[2], None)  # type: ignore[arg-type]
     loop.finish()
 
 
@@ -770,7 +788,7 @@ def test_a_seat_that_stops_is_never_bound() -> None:
 
 
 def test_with_full_length_reserved_nobody_is_ever_preempted() -> None:
-    loop = Loop(device=9, reserve=FullLength())
+    loop = Loop(device=9, headroom=FullLength())
     for name in range(6):
         loop.add(name, text(name + 1, 6), 14)
     loop.finish()
@@ -778,7 +796,7 @@ def test_with_full_length_reserved_nobody_is_ever_preempted() -> None:
 
 
 def test_a_watermark_keeps_blocks_from_who_begins_and_gives_them_to_who_grows() -> None:
-    loop = Loop(device=9, reserve=Watermark(4))
+    loop = Loop(device=9, headroom=Watermark(4))
     loop.add("one", text(1, 12), 9)
     loop.turn()
     loop.add("two", text(2, 8), 2)
@@ -789,7 +807,7 @@ def test_a_watermark_keeps_blocks_from_who_begins_and_gives_them_to_who_grows() 
 
 def test_what_is_kept_for_growth_decays_with_every_step_and_is_whole_again_on_preemption() -> None:
     reserve = Adaptive(8.0, 0.5)
-    loop = Loop(device=33, reserve=reserve)
+    loop = Loop(device=33, headroom=reserve)
     loop.add("one", text(1, 12), 40)
     loop.turn(5)
     assert reserve.headroom(2) == int(2 * (8.0 - 5 * 0.5))
@@ -798,11 +816,11 @@ def test_what_is_kept_for_growth_decays_with_every_step_and_is_whole_again_on_pr
     loop.finish()
 
 
-# -- the order of the line -----------------------------------------------------------------------
+# -- the order of the queue ----------------------------------------------------------------------
 
 
 def test_the_larger_priority_comes_first_and_is_the_last_to_be_preempted() -> None:
-    loop = Loop(seats=1)
+    loop = Loop(max_num_seqs=1)
     for name, priority in (("low", 0), ("high", 5), ("mid", 3)):
         loop.add(name, text(len(name), 6), 2, priority=priority)
     assert loop.schedule().starts[0].request == "high"
@@ -819,7 +837,7 @@ def test_the_larger_priority_comes_first_and_is_the_last_to_be_preempted() -> No
 
 
 def test_a_victim_comes_back_before_those_that_came_after_it() -> None:
-    loop = stopping(seats=2, skip=0)
+    loop = stopping(max_num_seqs=2, max_overtakes=0)
     loop.add("later", text(3, 2), 1)
     loop.ack()
     loop.scheduler.abort("old")
@@ -829,7 +847,7 @@ def test_a_victim_comes_back_before_those_that_came_after_it() -> None:
 
 
 def test_who_does_not_fit_is_overtaken_a_bounded_number_of_times() -> None:
-    loop = Loop(device=9, skip=3, seats=3)
+    loop = Loop(device=9, max_overtakes=3, max_num_seqs=3)
     loop.add("runs", text(1, 8), 20)
     loop.turn()
     loop.add("big", text(2, 28), 2)
@@ -855,7 +873,7 @@ def test_who_aborts_while_waiting_leaves_nothing_behind_however_long_the_line_st
 
 
 def test_who_has_the_prompt_of_one_in_prefill_waits_for_it_and_finds_it() -> None:
-    loop = Loop(budget=8)
+    loop = Loop(max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 4)
     loop.add("second", text(1, 24) + text(2, 3), 4)
     loop.add("other", text(3, 4), 2)
@@ -870,7 +888,7 @@ def test_who_has_the_prompt_of_one_in_prefill_waits_for_it_and_finds_it() -> Non
 
 
 def test_it_waits_no_longer_than_that_prefill() -> None:
-    loop = Loop(budget=8)
+    loop = Loop(max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 4)
     loop.add("second", text(1, 24), 4)
     loop.turn()
@@ -880,7 +898,7 @@ def test_it_waits_no_longer_than_that_prefill() -> None:
 
 
 def test_a_prompt_of_another_tenant_is_not_waited_for() -> None:
-    loop = Loop(budget=8)
+    loop = Loop(max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 4, salt="a")
     loop.add("second", text(1, 24), 4, salt="b")
     assert len(loop.schedule().starts) == 2
@@ -895,7 +913,7 @@ def test_a_prompt_of_another_tenant_is_not_waited_for() -> None:
 def test_a_row_has_room_for_its_drafts_and_what_was_not_accepted_is_trimmed(
     accept: int, lag: int
 ) -> None:
-    loop = Loop(drafts=3, accept=accept, reserve=FullLength())
+    loop = Loop(num_speculative_tokens=3, accept=accept, headroom=FullLength())
     loop.add("one", text(1, 10), 21)
     loop.add("two", text(2, 7), 20)
     loop.turn()
@@ -909,7 +927,7 @@ def test_a_row_has_room_for_its_drafts_and_what_was_not_accepted_is_trimmed(
         if len(loop.air) > lag:
             loop.output()
             loop.ack()
-            for seat in loop.scheduler._batch.decode:
+            for seat in loop.scheduler._batch._decode:
                 computed = int(loop.scheduler._seats.computed[seat.number])
                 flying = any(seat.number in one.decode for one in loop.air)
                 assert flying or seat.lease.tokens == computed == seat.lease.appended - 1
@@ -921,7 +939,7 @@ def test_a_row_has_room_for_its_drafts_and_what_was_not_accepted_is_trimmed(
 
 
 def test_drafts_are_never_published_and_never_go_past_the_length() -> None:
-    loop = Loop(drafts=7, accept=1)
+    loop = Loop(num_speculative_tokens=7, accept=1)
     loop.add("one", text(1, 6), 4)
     loop.turn()
     step = loop.schedule()
@@ -935,7 +953,7 @@ def test_drafts_are_never_published_and_never_go_past_the_length() -> None:
 
 @pytest.mark.parametrize("accept", [1, 3])
 def test_who_is_preempted_with_drafts_loses_none_of_its_tokens(accept: int) -> None:
-    loop = Loop(device=9, drafts=2, accept=accept)
+    loop = Loop(device=9, num_speculative_tokens=2, accept=accept)
     for name in range(4):
         loop.add(name, text(name + 1, 9), 15)
     loop.finish()

@@ -1,4 +1,4 @@
-"""The scheduler against callers who err, and against lines that are long or crossed."""
+"""The scheduler against wrong input, and against queues that are long or wait for each other."""
 
 import gc
 import itertools
@@ -12,6 +12,7 @@ from typing_extensions import override
 import blockyard as by
 from blockyard.scheduling.engine import Ack, Output
 from blockyard.scheduling.headroom import Adaptive, NoHeadroom, Watermark
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
@@ -19,7 +20,7 @@ from blockyard.testing import Event, Scenario, Setup, simulate
 from loop import Loop, stopping
 from yard import publish_below, text
 
-# -- who waits for whom --------------------------------------------------------------------------
+# -- what waits for what -------------------------------------------------------------------------
 
 
 def test_many_small_tickets_in_line_never_leave_the_device_idle() -> None:
@@ -34,8 +35,8 @@ def test_many_small_tickets_in_line_never_leave_the_device_idle() -> None:
 
 @pytest.mark.parametrize("skip", [0, 1, 16])
 def test_those_who_wait_for_one_copy_hold_up_nobody_else(skip: int) -> None:
-    """The copy hangs: all who have its prefix wait, and who has not begins at once."""
-    loop = Loop(device=200, host=64, seats=64, skip=skip)
+    """The copy hangs: requests with its prefix wait, and one without it begins at once."""
+    loop = Loop(device=200, host=64, max_num_seqs=64, max_overtakes=skip)
     publish_below(loop.cache, text(1, 40))
     for name in range(20):
         loop.add(name, [*text(1, 40), name], 2)
@@ -48,7 +49,7 @@ def test_those_who_wait_for_one_copy_hold_up_nobody_else(skip: int) -> None:
 
 
 def test_behind_hundreds_that_wait_for_one_prefix_others_come_soon() -> None:
-    loop = Loop(device=400, host=64, seats=8, budget=8)
+    loop = Loop(device=400, host=64, max_num_seqs=8, max_num_batched_tokens=8)
     prompt = text(1, 600)
     for name in range(300):
         loop.add(name, [*prompt, name], 1)
@@ -65,15 +66,15 @@ def test_behind_hundreds_that_wait_for_one_prefix_others_come_soon() -> None:
 
 
 def test_a_second_scheduler_on_a_cache_counts_on_where_the_first_has_ended() -> None:
-    """INV-6: what is held back for its step 2 is not given back by the first one's step 30."""
+    """Blocks held back for its step 2 do not come back with the first one's step 30 (INV-6)."""
     loop = Loop(device=33)
     loop.add("one", 10, 20)
     loop.turn(12)
     loop.scheduler.abort("one")
     loop.finish()
     done = loop.cache.done
-    second = Scheduler(loop.cache, reserve=NoHeadroom())
-    second.add("two", text(2, 10), most=4)
+    second = Scheduler(loop.cache, SchedulerOptions(headroom=NoHeadroom()))
+    second.add("two", text(2, 10), max_tokens=4)
     step = second.schedule()
     assert step.number == done + 1
     second.schedule()
@@ -98,7 +99,7 @@ def test_a_second_scheduler_is_refused_while_the_first_has_something_to_do() -> 
         Scheduler(loop.cache)
     loop.finish()
     second = Scheduler(loop.cache)
-    second.add("two", text(2, 10), most=4)
+    second.add("two", text(2, 10), max_tokens=4)
     assert [start.request for start in second.schedule().starts] == ["two"]
     before = loop.cache.stats()
     first = loop.scheduler
@@ -134,7 +135,7 @@ def test_on_a_closed_cache_no_step_is_half_done() -> None:
     layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8, block_size=4)
     with by.local(layout, device=16) as cache:
         scheduler = Scheduler(cache)
-        scheduler.add("one", text(1, 10), most=4)
+        scheduler.add("one", text(1, 10), max_tokens=4)
         step = scheduler.schedule()
     output = Output(step.number, np.zeros(1, np.int32), np.ones(1, np.uint32))
     for _ in range(2):
@@ -154,11 +155,11 @@ def test_on_a_closed_cache_no_step_is_half_done() -> None:
 def test_a_scheduler_that_is_gone_leaves_its_cache_to_another() -> None:
     cache = by.KVCache(device=33)
     first = Scheduler(cache)
-    first.add("one", text(1, 40), most=4)
+    first.add("one", text(1, 40), max_tokens=4)
     first.schedule()
     del first
     gc.collect()
-    Scheduler(cache).add("one", text(1, 40), most=4)
+    Scheduler(cache).add("one", text(1, 40), max_tokens=4)
     assert cache.audit() is None
 
 
@@ -179,10 +180,10 @@ def test_what_the_engine_does_to_a_step_changes_nothing_here() -> None:
 
 
 def spent(scheduler: Scheduler, steps: int) -> float:
-    """Median seconds of CPU of a step that changes the line."""
+    """Median seconds of CPU of a step that changes the queue."""
     times = []
     for number in range(steps):
-        scheduler.add(f"late {number}", [1, 2, 3], most=2)
+        scheduler.add(f"late {number}", [1, 2, 3], max_tokens=2)
         begun = time.thread_time()
         step = scheduler.schedule()
         times.append(time.thread_time() - begun)
@@ -193,24 +194,29 @@ def spent(scheduler: Scheduler, steps: int) -> float:
 @pytest.mark.parametrize("how", ["tickets", "prefetch"])
 def test_a_long_line_costs_no_step_a_walk_along_it(how: str) -> None:
     cache = by.KVCache(block_size=4, device=1_000)
-    scheduler = Scheduler(cache, seats=64, reserve=NoHeadroom(), prefetch=32 * (how == "prefetch"))
-    scheduler.add("fills", range(2_000), most=1_900)
+    scheduler = Scheduler(
+        cache,
+        SchedulerOptions(
+            max_num_seqs=64, headroom=NoHeadroom(), prefetch_depth=32 * (how == "prefetch")
+        ),
+    )
+    scheduler.add("fills", range(2_000), max_tokens=1_900)
     step = scheduler.schedule()
     scheduler.on_output(Output(step.number, np.array([0], "i4"), np.ones(1, np.uint32)))
     for number in range(4_000):
         ticket = cache.promise(1) if how == "tickets" and number < 300 else None
-        scheduler.add(number, range(900 + number, 3_800 + number), most=2, ticket=ticket)
+        scheduler.add(number, range(900 + number, 3_800 + number), max_tokens=2, ticket=ticket)
     assert spent(scheduler, 30) < 20e-3
     assert cache.audit() is None
 
 
 def test_keys_of_many_long_prompts_are_made_over_several_steps() -> None:
     cache = by.KVCache(block_size=16, device=2_000)
-    scheduler = Scheduler(cache, seats=64, reserve=NoHeadroom())
+    scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=64, headroom=NoHeadroom()))
     for number in range(20):
-        scheduler.add(number, range(number, 31_000 + number), most=2)
+        scheduler.add(number, range(number, 31_000 + number), max_tokens=2)
     scheduler.schedule()
-    keyed = [entry for entry in scheduler._requests.values() if entry.keys is not None]
+    keyed = [entry for entry in scheduler._lifecycle._requests.values() if entry.keys is not None]
     assert 1 <= len(keyed) <= 3
 
 
@@ -218,13 +224,13 @@ def test_keys_of_many_long_prompts_are_made_over_several_steps() -> None:
 
 
 def refused(loop: Loop, says: str, call: Any) -> None:
-    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch.in_flight)
+    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch._in_flight)
     with pytest.raises(by.Misuse, match=says):
         call()
     assert (
         loop.cache.digest(),
         loop.scheduler.stats(),
-        len(loop.scheduler._batch.in_flight),
+        len(loop.scheduler._batch._in_flight),
     ) == before
 
 
@@ -232,16 +238,16 @@ def refused(loop: Loop, says: str, call: Any) -> None:
     ("wrong", "says"),
     [
         ({"tokens": np.ones((1, 1), np.uint32)}, "one-dimensional"),
-        ({"tokens": [1]}, "no array of uint32"),
-        ({"counts": np.array([1.0])}, "give integers"),
-        ({"seats": np.array([0.0])}, "give integers"),
-        ({"seats": np.array([True])}, "give integers"),
+        ({"tokens": [1]}, "must be an array of uint32"),
+        ({"counts": np.array([1.0])}, "must be integers"),
+        ({"seats": np.array([0.0])}, "must be integers"),
+        ({"seats": np.array([True])}, "must be integers"),
         ({"step": 2.0}, "number of the step"),
         ({"step": True}, "number of the step"),
-        ({"acks": (("new", 0, 1),)}, "no Ack"),
-        ({"acks": Ack("new", 0, 1)}, "list of Acks"),
-        ({"ended": np.zeros((1, 1), np.bool_)}, "give bools"),
-        ({"ended": np.array(["no"])}, "give bools"),
+        ({"acks": (("new", 0, 1),)}, "must be an Ack"),
+        ({"acks": Ack("new", 0, 1)}, "must be a list of Acks"),
+        ({"ended": np.zeros((1, 1), np.bool_)}, "must be bools"),
+        ({"ended": np.array(["no"])}, "must be bools"),
     ],
 )
 @pytest.mark.parametrize("plain", [True, False])
@@ -265,7 +271,7 @@ def test_of_a_bad_output_nothing_is_taken_and_the_right_one_still_is(
 
 
 def test_counts_of_any_width_are_counts() -> None:
-    loop = Loop(drafts=2)
+    loop = Loop(num_speculative_tokens=2)
     loop.add("one", 6, 9)
     step = loop.schedule()
     loop.scheduler.on_output(
@@ -298,8 +304,8 @@ def test_a_ticket_is_one_of_the_device_that_is_open_and_for_one_request() -> Non
     loop = Loop(device=33, host=8)
     promises = Reservations(loop.cache)
     promise = promises.open("z", 2, deadline=5)
-    refused(loop, "Tickets.commit", lambda: loop.add("z", 9, 3, ticket=promise))
-    refused(loop, "give what", lambda: loop.add("z", 9, 3, ticket=5))
+    refused(loop, "Reservations.commit", lambda: loop.add("z", 9, 3, ticket=promise))
+    refused(loop, "must be what", lambda: loop.add("z", 9, 3, ticket=5))
     below = loop.cache.promise(2, tier="host")
     refused(loop, "of the host", lambda: loop.add("z", 9, 3, ticket=below))
     ticket = promises.commit(promise.id)
@@ -322,25 +328,25 @@ def test_an_id_that_cannot_be_hashed_is_refused_everywhere(request_id: Any) -> N
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"reserve": 5}, "give a policy"),
-        ({"reserve": NoHeadroom}, "give a policy"),
-        ({"victims": 5}, "give a policy"),
-        ({"drafts": 10**30}, "drafts"),
-        ({"role": "nonsense", "reserve": NoHeadroom()}, "role"),
+        ({"headroom": 5}, "must be a policy"),
+        ({"headroom": NoHeadroom}, "must be a policy"),
+        ({"victim_policy": 5}, "must be a policy"),
+        ({"num_speculative_tokens": 10**30}, "num_speculative_tokens"),
+        ({"role": "nonsense", "headroom": NoHeadroom()}, "role"),
         ({"stops": ["acked"]}, "stops"),
-        ({"patience": -1}, "patience"),
-        ({"preempt": "swap"}, "preempt"),
+        ({"max_stalled_steps": -1}, "max_stalled_steps"),
+        ({"preempt_mode": "swap"}, "preempt_mode"),
     ],
 )
 def test_what_no_step_could_do_is_refused_when_it_is_made(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(by.Misuse, match=says):
-        Scheduler(by.KVCache(device=9), **wrong)
+        Scheduler(by.KVCache(device=9), SchedulerOptions(**wrong))
 
 
 class Odd(NoHeadroom):
     @override
-    def promise(self, most: int) -> int:
-        return -most
+    def reserve(self, max_tokens: int) -> int:
+        return -max_tokens
 
 
 @pytest.mark.parametrize(
@@ -350,8 +356,8 @@ class Odd(NoHeadroom):
         lambda: Watermark(blocks=True),
         lambda: Adaptive(float("inf")),
         lambda: Adaptive("x"),  # type: ignore[arg-type]
-        lambda: Scheduler(by.KVCache(device=9), reserve=Odd()),
-        lambda: Reservations(by.KVCache(device=9), reserves=5),  # type: ignore[arg-type]
+        lambda: Scheduler(by.KVCache(device=9), SchedulerOptions(headroom=Odd())),
+        lambda: Reservations(by.KVCache(device=9), headroom=5),  # type: ignore[arg-type]
         lambda: Reservations(by.KVCache(device=9)).open("x", 1, deadline=1, role=[]),  # type: ignore[arg-type]
     ],
 )
@@ -364,16 +370,16 @@ def test_an_engine_that_stops_otherwise_is_refused() -> None:
     class Engine:
         stops = "in-order"
 
-    scheduler = Scheduler(by.KVCache(device=9), stops="acked")
+    scheduler = Scheduler(by.KVCache(device=9), SchedulerOptions(stops="acked"))
     with pytest.raises(by.Misuse, match="stops='in-order'"):
         scheduler.check(Engine())  # type: ignore[arg-type]
-    Scheduler(by.KVCache(device=9), stops="in-order").check(Engine())  # type: ignore[arg-type]
+    Scheduler(by.KVCache(device=9), SchedulerOptions(stops="in-order")).check(Engine())  # type: ignore[arg-type]
 
 
 def test_numbers_of_numpy_are_numbers_and_truths_are_none() -> None:
     loop = Loop()
-    loop.scheduler.add("one", range(4), most=np.int64(3), priority=np.int32(1))  # type: ignore[arg-type]
-    refused(loop, "most", lambda: loop.add("two", 4, most=True))
+    loop.scheduler.add("one", range(4), max_tokens=np.int64(3), priority=np.int32(1))  # type: ignore[arg-type]
+    refused(loop, "max_tokens", lambda: loop.add("two", 4, max_tokens=True))
     refused(loop, "priority", lambda: loop.add("two", 4, 2, priority=True))
     loop.finish()
     assert len(loop.results["one"].tokens) == 3

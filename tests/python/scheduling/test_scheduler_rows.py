@@ -24,7 +24,7 @@ from blockyard.scheduling.engine import Ack, Output
 from blockyard.scheduling.headroom import Adaptive, FullLength, NoHeadroom, Watermark
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.scheduling.victims import LeastComputed
+from blockyard.scheduling.victims import LeastComputed, Newest
 from loop import U32, Loop, column, continuation, loading, stopping
 from yard import profile, publish, publish_below, text
 
@@ -32,7 +32,7 @@ from yard import profile, publish, publish_below, text
 
 
 def test_a_full_device_makes_room_for_what_comes_up_in_the_step_that_asks() -> None:
-    """R1-2: evicting is part of the begin; nothing waits, and nothing fails without need."""
+    """Evicting is part of a begin: nothing waits, and nothing fails without need (R1-2)."""
     loop = Loop(device=9, host=16)
     publish_below(loop.cache, text(1, 24))
     publish(loop.cache, text(2, 32))
@@ -47,7 +47,7 @@ def test_a_full_device_makes_room_for_what_comes_up_in_the_step_that_asks() -> N
 
 
 def test_sixteen_threads_that_need_each_others_room_are_served_or_refused_and_never_stuck() -> None:
-    """R1-2, under the watchdog of the test run."""
+    """The watchdog of the test run ends a hang (R1-2)."""
     cache = by.KVCache(block_size=4, device=33, host=64)
     for name in range(4):
         publish_below(cache, text(name, 24))
@@ -101,7 +101,7 @@ def test_what_goes_to_cranes_is_as_long_as_its_blocks_whatever_the_tokens(size: 
 
 @pytest.mark.parametrize("how", ["abort", "finish"])
 def test_who_ends_while_its_ack_is_awaited_leaves_every_registry(how: str) -> None:
-    """R3-1: and a later ack is ignored and counted."""
+    """A later ack is ignored and counted (R3-1)."""
     loop = Loop()
     loop.add("one", 10, 3)
     loop.turn(1)
@@ -123,8 +123,8 @@ def test_who_ends_while_its_ack_is_awaited_leaves_every_registry(how: str) -> No
 
 
 def test_with_every_copy_stalled_the_others_go_on_within_a_millisecond() -> None:
-    """R3-4: nothing waits for a copy; the clock is that of this thread."""
-    loop = Loop(device=200, host=64, seats=8)
+    """Nothing waits for a copy; the clock is that of this thread (R3-4)."""
+    loop = Loop(device=200, host=64, max_num_seqs=8)
     publish_below(loop.cache, text(1, 40))
     loop.add("stalled", text(1, 41), 2)
     for name in range(6):
@@ -136,7 +136,7 @@ def test_with_every_copy_stalled_the_others_go_on_within_a_millisecond() -> None
         spent.append(time.thread_time() - start)
         loop.output()
     assert loop.state("stalled") is RequestState.LOADING
-    assert all(len(loop.scheduler._requests[name].outputs) >= 39 for name in range(6))
+    assert all(len(loop.scheduler._lifecycle._requests[name].outputs) >= 39 for name in range(6))
     assert sorted(spent)[len(spent) // 2] < 1e-3
     loop.land()
     loop.finish()
@@ -147,7 +147,7 @@ def test_with_every_copy_stalled_the_others_go_on_within_a_millisecond() -> None
 )
 def test_whatever_it_is_doing_an_abort_ends_it_once_and_leaves_nothing(state: str) -> None:
     """R3-6."""
-    loop = loading(seats=2) if state == "loading" else stopping()
+    loop = loading(max_num_seqs=2) if state == "loading" else stopping()
     name = {"loading": "one", "decode": "old", "stopping": "new", "recompute": "new"}.get(
         state, "x"
     )
@@ -199,12 +199,12 @@ def test_no_token_value_means_anything(token: int) -> None:
 
 
 def test_without_an_ack_nothing_moves_however_long_it_takes() -> None:
-    """R4-3."""
+    """It is not in the queue either (R4-3)."""
     loop = stopping()
     loop.scheduler.abort("old")
     for _ in range(200):
         step = loop.schedule()
-        assert (step.starts, len(step)) == ((), 0)
+        assert (step.starts, len(step), loop.told("waiting")) == ((), 0, 0)
         loop.output()
     assert (loop.state("new"), loop.told("seats")) == (RequestState.STOPPING, 2)
     loop.ack()
@@ -212,7 +212,7 @@ def test_without_an_ack_nothing_moves_however_long_it_takes() -> None:
 
 
 def test_nothing_is_published_under_an_epoch_that_is_over() -> None:
-    """R4-4: output of a step that the ack has overtaken."""
+    """The ack has overtaken the output of a step (R4-4)."""
     loop = Loop()
     loop.add("one", text(1, 15), 9)
     loop.turn()
@@ -232,7 +232,7 @@ def test_nothing_is_published_under_an_epoch_that_is_over() -> None:
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 def test_between_two_chunks_a_stop_publishes_what_is_computed_and_no_more(chunks: int) -> None:
     """R4-5."""
-    loop = Loop(budget=6)
+    loop = Loop(max_num_batched_tokens=6)
     loop.add("one", text(1, 30), 4)
     for _ in range(chunks):
         loop.schedule()
@@ -316,10 +316,10 @@ def test_a_prompt_is_the_callers_and_what_he_does_with_it_later_changes_nothing(
 
 
 def test_a_prompt_of_the_type_that_is_kept_is_copied_too() -> None:
-    """INV-13: it needs no conversion, and must not be the caller's array for that."""
+    """It needs no conversion, but must not be the caller's array (INV-13)."""
     prompt = np.array(text(1, 14), U32)
     loop = Loop()
-    loop.scheduler.add("one", prompt, most=3)
+    loop.scheduler.add("one", prompt, max_tokens=3)
     prompt[3] = 7
     (start,) = loop.schedule().starts
     assert start.tokens.tolist() == text(1, 14)
@@ -330,7 +330,7 @@ def test_a_prompt_of_the_type_that_is_kept_is_copied_too() -> None:
 
 
 def test_questions_change_nothing() -> None:
-    """INV-5 and INV-16: what is asked is one reading."""
+    """A question reads all its numbers at once (INV-5, INV-16)."""
     loop = stopping()
     loop.add("waits", text(3, 20), 2)
     before = loop.cache.digest(), loop.scheduler.stats()
@@ -351,8 +351,8 @@ def test_questions_change_nothing() -> None:
 
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_chunks_have_of_the_budget_what_rows_that_decode_leave(drafts: int) -> None:
-    """T6: and of a row with drafts, every position counts."""
-    loop = Loop(budget=8, drafts=drafts)
+    """Of a row with drafts, every position counts (T6)."""
+    loop = Loop(max_num_batched_tokens=8, num_speculative_tokens=drafts)
     loop.add("decodes", text(1, 4), 12)
     loop.turn()
     loop.add("computes", text(2, 20), 2)
@@ -364,7 +364,7 @@ def test_chunks_have_of_the_budget_what_rows_that_decode_leave(drafts: int) -> N
 
 @pytest.mark.parametrize("accept", [1, 3])
 def test_a_row_that_decodes_samples_whatever_room_it_has_for_drafts(accept: int) -> None:
-    loop = Loop(drafts=3, accept=accept)
+    loop = Loop(num_speculative_tokens=3, accept=accept)
     loop.add("one", 10, 12)
     loop.turn()
     step = loop.schedule()
@@ -374,7 +374,7 @@ def test_a_row_that_decodes_samples_whatever_room_it_has_for_drafts(accept: int)
 
 
 def test_whose_last_token_is_in_flight_computes_nothing_more() -> None:
-    """T35: it has no position left, and asks for no room."""
+    """The row has no position left, and asks for no room (T35)."""
     loop = Loop()
     loop.add("one", 8, 5)
     loop.turn()
@@ -405,15 +405,15 @@ def test_whose_last_token_is_in_flight_computes_nothing_more() -> None:
         ({"prompt": [-1]}, "token -1"),
         ({"prompt": [2**32]}, "token 4294967296"),
         ({"prompt": [2**70]}, "prompt"),
-        ({"most": 0}, "most = 0"),
-        ({"most": True}, "most = True"),
+        ({"max_tokens": 0}, "max_tokens = 0"),
+        ({"max_tokens": True}, "max_tokens = True"),
         ({"priority": "high"}, "priority = 'high'"),
     ],
 )
 def test_a_bad_request_is_named_and_nobody_is_added(wrong: dict[str, Any], says: str) -> None:
     loop = Loop()
     loop.add("there", text(2, 6), 2)
-    given = {"request": "new", "prompt": [1, 2], "most": 2, **wrong}
+    given = {"request": "new", "prompt": [1, 2], "max_tokens": 2, **wrong}
     request, prompt = given.pop("request"), given.pop("prompt")
     with pytest.raises(by.Misuse, match=says):
         loop.scheduler.add(request, prompt, **given)
@@ -425,7 +425,7 @@ def test_a_bad_request_is_named_and_nobody_is_added(wrong: dict[str, Any], says:
 def test_a_bad_salt_or_adapter_is_refused_when_it_is_given(wrong: dict[str, Any]) -> None:
     loop = Loop()
     with pytest.raises((by.Misuse, TypeError)):
-        loop.scheduler.add("one", [1, 2], most=1, **wrong)
+        loop.scheduler.add("one", [1, 2], max_tokens=1, **wrong)
     assert loop.told("waiting") == 0
 
 
@@ -487,12 +487,15 @@ BAD: dict[str, tuple[Any, str]] = {
     "of a seat twice": (lambda step: Output(step, column(0, 0), column(5, 5, kind=U32)), "seat 0"),
     "of a prompt that is not computed": (
         lambda step: Output(step, column(0, 1), column(5, 5, kind=U32)),
-        "seat 1, which samples nothing",
+        "seat 1 samples nothing",
     ),
-    "without a row": (lambda step: Output(step, column(), column(kind=U32)), "has not"),
+    "without a row": (
+        lambda step: Output(step, column(), column(kind=U32)),
+        "seat 0 samples in it, and is missing",
+    ),
     "with too many tokens": (
         lambda step: Output(step, column(0), column(5, 6, kind=U32)),
-        "2 tokens for 1",
+        "2 tokens, but 1",
     ),
     "with more tokens than drafts": (
         lambda step: Output(step, column(0), column(5, 6, kind=U32), column(2)),
@@ -504,7 +507,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "with tokens that are no token ids": (
         lambda step: Output(step, column(0), column(-9, kind=np.int64)),
-        "give uint32",
+        "must be uint32",
     ),
     "with too few ends": (
         lambda step: Output(step, column(0), column(5, kind=U32), None, column(kind=np.bool_)),
@@ -515,20 +518,20 @@ BAD: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_output_is_named_and_nothing_of_it_is_taken(what: str) -> None:
-    loop = Loop(budget=6)
+    loop = Loop(max_num_batched_tokens=6)
     loop.add("decodes", text(1, 4), 9)
     loop.turn()
     loop.add("computes", text(2, 12), 9)
     step = loop.schedule()
     assert loop.rows(step) == [0, 1]
     wrong, says = BAD[what]
-    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch.in_flight)
+    before = loop.cache.digest(), loop.scheduler.stats(), len(loop.scheduler._batch._in_flight)
     with pytest.raises(by.Misuse, match=says):
         loop.scheduler.on_output(wrong(step.number))
     assert (
         loop.cache.digest(),
         loop.scheduler.stats(),
-        len(loop.scheduler._batch.in_flight),
+        len(loop.scheduler._batch._in_flight),
     ) == before
     loop.finish()
     for name, prompt in (("decodes", 4), ("computes", 12)):
@@ -539,7 +542,7 @@ def test_a_bad_output_is_named_and_nothing_of_it_is_taken(what: str) -> None:
     ("wrong", "says"),
     [
         ({"counts": column(2, 0)}, "from 1 to 1"),
-        ({"ended": np.zeros(3, np.bool_)}, "3 ends for 2 rows"),
+        ({"ended": np.zeros(3, np.bool_)}, "3 ends, but 2 rows"),
     ],
 )
 def test_what_does_not_fit_its_rows_is_refused_also_where_all_decode(
@@ -560,11 +563,11 @@ def test_what_does_not_fit_its_rows_is_refused_also_where_all_decode(
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"seats": 0}, "seats = 0"),
-        ({"budget": 0}, "budget = 0"),
-        ({"rest": -1}, "rest = -1"),
-        ({"skip": -1}, "skip = -1"),
-        ({"drafts": -1}, "drafts = -1"),
+        ({"max_num_seqs": 0}, "max_num_seqs = 0"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens = 0"),
+        ({"preempt_cooldown": -1}, "preempt_cooldown = -1"),
+        ({"max_overtakes": -1}, "max_overtakes = -1"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens = -1"),
         ({"stops": "perhaps"}, "'perhaps'"),
     ],
 )
@@ -583,25 +586,25 @@ def test_a_reset_by_another_policy_is_refused() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of what callers, engine and cranes may do: who ends has said the same as alone."""
+    """In any order of events a request that ends has sampled the same as alone."""
 
     @initialize(
         device=st.integers(9, 20),
         host=st.sampled_from([0, 24]),
-        reserve=st.sampled_from(
+        headroom=st.sampled_from(
             [NoHeadroom, FullLength, lambda: Watermark(2), lambda: Adaptive(2.0, 0.2)]
         ),
         least=st.booleans(),
-        seats=st.integers(1, 4),
-        budget=st.integers(2, 24),
-        rest=st.integers(0, 6),
-        skip=st.integers(0, 3),
-        drafts=st.sampled_from([0, 0, 2]),
+        max_num_seqs=st.integers(1, 4),
+        max_num_batched_tokens=st.integers(2, 24),
+        preempt_cooldown=st.integers(0, 6),
+        max_overtakes=st.integers(0, 3),
+        num_speculative_tokens=st.sampled_from([0, 0, 2]),
         accept=st.integers(1, 3),
     )
-    def make(self, *, reserve: Any, least: bool, **chosen: Any) -> None:
-        victims = LeastComputed() if least else None
-        self.loop = Loop(reserve=reserve(), victims=victims, **chosen)
+    def make(self, *, headroom: Any, least: bool, **chosen: Any) -> None:
+        victims = LeastComputed() if least else Newest()
+        self.loop = Loop(headroom=headroom(), victim_policy=victims, **chosen)
         self.asked: dict[int, tuple[int, int]] = {}
         self.aborted: set[int] = set()
 
@@ -618,7 +621,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 30))
     def abort(self, which: int) -> None:
-        there = sorted(int(str(name)) for name in self.loop.scheduler._requests)
+        there = sorted(int(str(name)) for name in self.loop.scheduler._lifecycle._requests)
         if there:
             self.aborted.add(there[which % len(there)])
             self.loop.scheduler.abort(there[which % len(there)])
@@ -663,7 +666,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def ask_each(self) -> None:
-        for name in self.loop.scheduler._requests:
+        for name in self.loop.scheduler._lifecycle._requests:
             assert str(self.loop.state(name)) in str(self.loop.scheduler.explain(name))
 
     @invariant()
@@ -674,9 +677,9 @@ class Machine(RuleBasedStateMachine):
         scheduler = self.loop.scheduler
         seats = scheduler._seats.bound()
         assert len({seat.number for seat in seats}) == len(seats) == scheduler.stats()["seats"]
-        there = [seat.request for seat in seats if not seat.gone]
-        assert all(scheduler._requests[one.id] is one for one in there)
-        assert len(scheduler._requests) == len(there) + scheduler.stats()["waiting"]
+        there = [seat.request for seat in seats if not seat.ended]
+        assert all(scheduler._lifecycle._requests[one.id] is one for one in there)
+        assert len(scheduler._lifecycle._requests) == len(there) + scheduler.stats()["waiting"]
 
     @override
     def teardown(self) -> None:

@@ -32,7 +32,7 @@ def test_zero_and_less_are_for_those_that_say_so() -> None:
     [
         (0, 1, None, "n = 0: must be an integer >= 1"),
         (np.int64(-1), 0, 9, "n = np.int64(-1): must be an integer >= 0"),
-        (10, 0, 9, "n = 10: must be an integer <= 9"),
+        (10, 0, 9, "n = 10: must be an integer from 0 to 9"),
         (True, 1, None, "n = True: must be an integer >= 1"),
         (np.True_, 1, None, "n = np.True_: must be an integer >= 1"),
         (1.0, None, 9, "n = 1.0: must be an integer"),
@@ -83,7 +83,7 @@ def test_a_configuration_of_numpy_integers_is_that_of_plain_ones() -> None:
     plain = by.KVLayout.llama(100, 8, 8, block_size=16)
     assert layout == plain
     assert layout.fingerprint == plain.fingerprint
-    config = by.Config(layout=layout, device=eight, retries=eight, speeds=(eight, 1, 2))
-    other = by.Config(layout=plain, device=8, retries=8, speeds=(8, 1, 2))
+    config = by.Config(layout=layout, device=eight, copy_retries=eight, speeds=(eight, 1, 2))
+    other = by.Config(layout=plain, device=8, copy_retries=8, speeds=(8, 1, 2))
     assert config.fingerprint == other.fingerprint
     assert by.KVCache(config).limit() == 7

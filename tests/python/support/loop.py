@@ -1,4 +1,4 @@
-"""A scheduler and an engine that does what it is told, for tests that go step by step."""
+"""A scheduler and an engine that a test drives step by step."""
 
 import zlib
 from collections import deque
@@ -10,6 +10,7 @@ import numpy as np
 import blockyard as by
 from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
 from blockyard.scheduling.headroom import NoHeadroom
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
 from yard import free_for_all, publish, publish_below, text
@@ -21,13 +22,13 @@ def column(*numbers: int, kind: Any = np.int32) -> Any:
     return np.array(numbers, kind)
 
 
-def continuation(request: Hashable, prompt: int, most: int) -> list[int]:
+def continuation(request: Hashable, prompt: int, max_tokens: int) -> list[int]:
     """What a request samples, whatever happens to it."""
-    return [zlib.crc32(f"{request} {prompt + at}".encode()) % 900 for at in range(most)]
+    return [zlib.crc32(f"{request} {prompt + at}".encode()) % 900 for at in range(max_tokens)]
 
 
 class Loop:
-    """A scheduler, and an engine that does what it is told when the test says so.
+    """A scheduler, and an engine that acts when the test says so.
 
     `accept` is how many tokens a row samples of those it may, for engines with drafts.
     """
@@ -43,8 +44,13 @@ class Loop:
         **keywords: Any,
     ) -> None:
         self.cache = by.KVCache(block_size=size, device=device, host=host, recompute=recompute)
-        chosen: dict[str, Any] = {"seats": 4, "budget": 64, "reserve": NoHeadroom(), **keywords}
-        self.scheduler = Scheduler(self.cache, **chosen)
+        chosen: dict[str, Any] = {
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 64,
+            "headroom": NoHeadroom(),
+            **keywords,
+        }
+        self.scheduler = Scheduler(self.cache, SchedulerOptions(**chosen))
         self.accept = accept
         self.air: deque[Step] = deque()
         self.bound: dict[int, tuple[Start, int]] = {}
@@ -53,9 +59,11 @@ class Loop:
         self.results: dict[Hashable, Result] = {}
         self.begun: list[Hashable] = []
 
-    def add(self, request: Hashable, prompt: int | list[int], most: int, **keywords: Any) -> None:
+    def add(
+        self, request: Hashable, prompt: int | list[int], max_tokens: int, **keywords: Any
+    ) -> None:
         tokens = text(len(self.results) + 1, prompt) if isinstance(prompt, int) else prompt
-        self.scheduler.add(request, tokens, most=most, **keywords)
+        self.scheduler.add(request, tokens, max_tokens=max_tokens, **keywords)
 
     def state(self, request: Hashable) -> RequestState | None:
         return self.scheduler.state(request)
@@ -78,7 +86,7 @@ class Loop:
         return [*step.decode.tolist(), *(chunk.seat for chunk in step.chunks)]
 
     def compute(self, *, ends: Collection[Hashable] = ()) -> Output:
-        """What the oldest step in flight has sampled; the seats of `ends` are free with it."""
+        """The output of the oldest step in flight, which ends the requests of `ends`."""
         step = self.air.popleft()
         for start in step.starts:
             self.bound[start.seat] = start, len(start.tokens)
@@ -103,7 +111,7 @@ class Loop:
             step.number,
             np.array(seats, np.int32),
             np.array(tokens, np.uint32),
-            np.array(counts, np.int64) if self.scheduler._drafts else None,
+            np.array(counts, np.int64) if self.scheduler._options.num_speculative_tokens else None,
             np.array(ended, np.bool_) if ends else None,
         )
 
@@ -112,7 +120,7 @@ class Loop:
         self.look()
 
     def ack(self) -> None:
-        """The engine answers all that it was told to stop."""
+        """Acks all stops that the engine was told."""
         for stop in self.stops:
             self.bound.pop(stop.seat, None)
         self.scheduler.on_acks([Ack(*stop) for stop in self.stops])
@@ -127,7 +135,7 @@ class Loop:
         assert self.cache.audit() is None
 
     def turn(self, turns: int = 1) -> Step:
-        """Steps, each computed and answered before the next."""
+        """Runs steps, each computed and answered before the next."""
         step = self.schedule()
         self.land()
         self.output()
@@ -135,15 +143,17 @@ class Loop:
         return step if turns == 1 else self.turn(turns - 1)
 
     def finish(self, bound: int = 400) -> None:
-        """Steps until there is nothing to do; and then nothing is left."""
+        """Runs steps until there is nothing to do, and checks that nothing is left."""
         while self.air:
             self.output()
         self.ack()
         while not self.scheduler.idle:
             bound -= 1
-            assert bound, [str(self.scheduler.explain(one)) for one in self.scheduler._requests]
+            assert bound, [
+                str(self.scheduler.explain(one)) for one in self.scheduler._lifecycle._requests
+            ]
             self.turn()
-        # One more, so that what the last step kept for the batch is given back.
+        # One more step gives back what the last one kept for the batch.
         self.turn()
         stats = self.cache.stats()
         held = ("leases", "tickets", "device_pinned", "device_claimed", "device_promised", "leaked")
@@ -151,19 +161,19 @@ class Loop:
         self.empty()
 
     def empty(self) -> None:
-        """INV-12: nobody is registered anywhere."""
+        """Checks that no request is registered anywhere (INV-12)."""
         scheduler = self.scheduler
         seats = scheduler._seats.bound()
-        assert (scheduler._requests, scheduler._queue._heap, seats) == ({}, [], [])
+        assert (scheduler._lifecycle._requests, scheduler._queue._heap, seats) == ({}, [], [])
         batch = scheduler._batch
-        lists = (batch.loading, batch.prefill, batch.decode, scheduler._stops)
+        lists = (batch._loading, batch._prefill, batch._decode, scheduler._lifecycle._stops)
         assert lists == ([], {}, {}, [])
         sizes = scheduler.stats()
         assert (sizes["waiting"], sizes["seats"], sizes["stopping"]) == (0, 0, 0)
 
     def handle(self, request: Hashable = "new") -> by.Parked:
-        """What keeps a parked request."""
-        parked = self.scheduler._requests[request].parked
+        """The handle of a parked request."""
+        parked = self.scheduler._lifecycle._requests[request].parked
         assert parked is not None
         return parked
 
@@ -182,7 +192,7 @@ def squeezed(**keywords: Any) -> Loop:
 
 
 def stopping(**keywords: Any) -> Loop:
-    """ "new" was chosen, and its stop is with the engine."""
+    """ "new" is a victim, and its stop is with the engine."""
     loop = squeezed(**keywords)
     while loop.state("new") is not RequestState.STOPPING:
         loop.schedule()
@@ -205,7 +215,7 @@ def loading(**keywords: Any) -> Loop:
 
 
 def parked(**keywords: Any) -> Loop:
-    """ "new" was chosen, and the engine has answered: its work is kept."""
+    """ "new" is a victim, and the engine has acked: its work is kept."""
     loop = stopping(host=32, **keywords)
     loop.ack()
     assert loop.state("new") is RequestState.PARKED
@@ -213,13 +223,13 @@ def parked(**keywords: Any) -> Loop:
 
 
 def resuming(**keywords: Any) -> Loop:
-    """ "new" has been wholly below, and its blocks are on their way up."""
+    """ "new" was wholly on the host, and its blocks are on their way up."""
     loop = parked(**keywords)
     while loop.told("parked") and loop.handle().on_device:
         loop.cache.demote(8, of=loop.handle())
         loop.plans += loop.cache.dispatch()
         loop.land()
-    # What it left idle on the device goes for something else.
+    # What it left idle on the device is evicted for another prompt.
     publish(loop.cache, text(9, free_for_all(loop.cache) * 4))
     loop.scheduler.abort("old")
     for _ in range(20):

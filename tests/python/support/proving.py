@@ -56,9 +56,9 @@ class Watched:
             for start in step.starts:
                 self.begun(start)
             self.air.append((step, self.play.tables, requests))
-        in_flight = scheduler._batch.in_flight
-        oldest = in_flight[0].number if in_flight else scheduler._batch.number + 1
-        while self.air and self.air[0][0].number < oldest:
+        oldest = scheduler._batch.oldest
+        first = scheduler._batch.number + 1 if oldest is None else oldest.number
+        while self.air and self.air[0][0].number < first:
             self.computed(*self.air.pop(0))
         violation = self.play.cache.audit()
         assert violation is None, violation
@@ -214,7 +214,9 @@ def pressed(watched: Watched, chance: random.Random, spared: set[str]) -> Counte
                 seen.update([str(state), name, "abort"])
                 play.abort(name)
         explain = play.scheduler.explain
-        assert play.figures.steps < 4000, [str(explain(one)) for one in play.scheduler._requests]
+        assert play.figures.steps < 4000, [
+            str(explain(one)) for one in play.scheduler._lifecycle._requests
+        ]
     stats = play.scheduler.stats()
     seen["park"], seen["resume"] = stats["parkings"], stats["resumes"]
     seen["recompute"] += stats["preempted"] - stats["parkings"] + stats["kv_lost"]

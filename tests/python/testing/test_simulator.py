@@ -14,6 +14,8 @@ import pytest
 import blockyard as by
 from blockyard import testing
 from blockyard.scheduling.engine import Ack, Chunk, Output, Start, Step, Stop
+from blockyard.scheduling.lifecycle import Lifecycle
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.reservations import Reservations
@@ -170,20 +172,20 @@ def test_a_token_that_is_lost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_seat_that_is_free_before_its_ack_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: Scheduler, right: Any, seat: Seat) -> None:
+    def wrong(self: Lifecycle, right: Any, seat: Seat) -> None:
         right(self, seat)
         self._acked(seat)
 
-    assert broken(monkeypatch, "_stop", wrong) != "nothing"
+    assert broken(monkeypatch, "stop", wrong, Lifecycle) != "nothing"
 
 
 def test_an_ack_of_another_epoch_that_is_taken_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: Scheduler, right: Any, acks: Iterable[Ack]) -> None:
+    def wrong(self: Lifecycle, right: Any, acks: Iterable[Ack]) -> None:
         for ack in acks:
             seat = self._seats.at(ack.seat)
             right(self, [ack if seat is None or seat.stop is None else Ack(*seat.stop)])
 
-    assert broken(monkeypatch, "on_acks", wrong) != "nothing"
+    assert broken(monkeypatch, "on_acks", wrong, Lifecycle) != "nothing"
 
 
 def test_a_second_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,14 +206,14 @@ def test_who_is_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_replicas_that_differ_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second scheduler that is made is deaf."""
-    made: list[Scheduler] = []
+    made: list[Lifecycle] = []
 
-    def wrong(self: Scheduler, right: Any, acks: Iterable[Ack]) -> None:
+    def wrong(self: Lifecycle, right: Any, acks: Iterable[Ack]) -> None:
         if self not in made:
             made.append(self)
         right(self, [] if made.index(self) % 2 else acks)
 
-    assert "replicas differ" in broken(monkeypatch, "on_acks", wrong)
+    assert "replicas differ" in broken(monkeypatch, "on_acks", wrong, Lifecycle)
 
 
 def test_old_weights_that_are_used_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,32 +441,32 @@ def test_whom_a_dead_engine_had_fails_and_who_waits_goes_on() -> None:
     assert ran.seen["T29 dead"] == 1
 
 
-def spares(self: Scheduler, right: Any, reason: str) -> None:
+def spares(self: Lifecycle, right: Any, reason: str) -> None:
     """Who is stopping is forgotten."""
     for seat in self._seats.bound():
-        seat.gone = seat.stop is not None
+        seat.ended = seat.stop is not None
     right(self, reason)
 
 
-def frees(self: Scheduler, right: Any, reason: str) -> None:
+def frees(self: Lifecycle, right: Any, reason: str) -> None:
     """What it had goes back."""
     right(self, reason)
     for seat in self._seats.bound():
-        self._release(seat)
+        self.release(seat)
 
 
-def lives(self: Scheduler, right: Any, reason: str) -> None:
+def lives(self: Lifecycle, right: Any, reason: str) -> None:
     """It is taken for alive."""
     right(self, reason)
-    self._dead = None
+    self.dead = None
 
 
-def loads(self: Scheduler, right: Any, reason: str) -> None:
+def loads(self: Lifecycle, right: Any, reason: str) -> None:
     """Who is loading waits for a load."""
     for seat in self._seats.bound():
         if seat.request.state is RequestState.LOADING:
-            seat.gone = True
-    self._batch.loading.clear()
+            seat.ended = True
+    self._batch.take_loading()
     right(self, reason)
 
 
@@ -480,16 +482,16 @@ def loads(self: Scheduler, right: Any, reason: str) -> None:
 def test_a_death_that_is_taken_wrongly_is_noticed(
     monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any], found: str
 ) -> None:
-    assert found in broken(monkeypatch, "fail", wrong, seeds=range(600))
+    assert found in broken(monkeypatch, "fail", wrong, Lifecycle, range(600))
 
 
 def test_what_a_dead_engine_says_is_noticed_where_it_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def wrong(self: Scheduler, right: Any, output: Output) -> None:
-        dead, self._dead = self._dead, None
+        dead, self._lifecycle.dead = self._lifecycle.dead, None
         right(self, output)
-        self._dead = dead
+        self._lifecycle.dead = dead
 
     assert broken(monkeypatch, "on_output", wrong) != "nothing"
 
@@ -572,12 +574,12 @@ def test_outcomes_that_are_counted_wrongly_are_noticed(
 
 
 def test_an_ack_that_is_not_counted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: Scheduler, right: Any, acks: Iterable[Ack]) -> None:
-        before = self._counts["acks_ignored"]
+    def wrong(self: Lifecycle, right: Any, acks: Iterable[Ack]) -> None:
+        before = self._counters.acks_ignored
         right(self, acks)
-        self._counts["acks_ignored"] = before
+        self._counters.acks_ignored = before
 
-    assert "T30" in broken(monkeypatch, "on_acks", wrong)
+    assert "T30" in broken(monkeypatch, "on_acks", wrong, Lifecycle)
 
 
 def test_cranes_elsewhere_have_no_bytes_and_their_copies_land() -> None:
@@ -639,8 +641,8 @@ def test_one_token_waits_where_nothing_of_the_device_can_be_had() -> None:
     # Found by `make soak`, seed 275491281: keys without a full block were taken for none at all.
     cache = by.KVCache(block_size=2, device=3)
     elsewhere = cache.promise(2)
-    scheduler = Scheduler(cache, seats=1)
-    scheduler.add("one", [7], most=1)
+    scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=1))
+    scheduler.add("one", [7], max_tokens=1)
     assert len(scheduler.schedule()) == 0
     cache.release(elsewhere)
     assert len(scheduler.schedule()) == 1

@@ -15,7 +15,7 @@ class Turn:
 
     said: tuple[int, ...]
     """The tokens added to all that was said and answered before."""
-    most: int
+    max_tokens: int
     """The length of the answer in tokens."""
     after: int = 0
     """Steps between the answer before and this turn."""
@@ -34,7 +34,7 @@ class Conversation:
     @property
     def tokens(self) -> int:
         """The tokens of the whole conversation."""
-        return sum(len(turn.said) + turn.most for turn in self.turns)
+        return sum(len(turn.said) + turn.max_tokens for turn in self.turns)
 
     @classmethod
     def seeded(

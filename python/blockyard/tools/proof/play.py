@@ -16,6 +16,7 @@ from blockyard.engines.sampling import Sampling
 from blockyard.local import local
 from blockyard.scheduling.engine import Output, Step
 from blockyard.scheduling.headroom import HeadroomPolicy, NoHeadroom
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.tools.proof.conversations import Conversation
@@ -96,11 +97,13 @@ class Play:
         self.engine = ReferenceEngine(self.cache, rank, stops=stops, lag=lag, late=late)
         self.scheduler = Scheduler(
             self.cache,
-            seats=max(len(conversations), 1),
-            budget=256,
-            reserve=headroom(),
-            preempt=memory.preempt_mode,
-            stops=stops,
+            SchedulerOptions(
+                max_num_seqs=max(len(conversations), 1),
+                max_num_batched_tokens=256,
+                headroom=headroom(),
+                preempt_mode=memory.preempt_mode,
+                stops=stops,
+            ),
         )
         self.memory = memory
         """The budget."""
@@ -186,7 +189,10 @@ class Play:
         asked = self._asked(name)
         self.said[asked] = list(said)
         self.scheduler.add(
-            asked, said, most=conversation.turns[number].most, priority=conversation.priority
+            asked,
+            said,
+            max_tokens=conversation.turns[number].max_tokens,
+            priority=conversation.priority,
         )
 
     def _answered(self, asked: str, state: RequestState, tokens: list[int]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from blockyard._core import Keys, NoRoom, TooLarge
 from blockyard._typing import override
 from blockyard.scheduling.headroom import HeadroomPolicy
+from blockyard.scheduling.request import max_blocks
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.tools.replay.clock import LinkDirection
@@ -61,7 +62,7 @@ class Arrivals:
             prompt = self._tokens.prompt(request)
             start = _now()
             try:
-                self._scheduler.add(request, prompt, most=int(self._answers[request]))
+                self._scheduler.add(request, prompt, max_tokens=int(self._answers[request]))
                 room -= 1
             except TooLarge:
                 self.refused += 1
@@ -130,7 +131,7 @@ class Transfers(Arrivals):
         )
         self._air: deque[_Sent] = deque()
         self._first: tuple[int, Keys] | None = None
-        self.tickets = Reservations(cache, reserves={"decode": headroom})
+        self.tickets = Reservations(cache, headroom={"decode": headroom})
         self.granted = 0
         """Tickets given."""
         self.blocks = 0
@@ -169,7 +170,7 @@ class Transfers(Arrivals):
             self._first = request, self._cache.keys(self._tokens.prompt(request))
         keys = self._first[1]
         most = int(self._answers[request])
-        if self._blocks(keys.tokens + most - 1) > self._capacity:
+        if max_blocks(keys.tokens, most, self._size) > self._capacity:
             self.refused += 1
         elif not self._reserved(request, keys, most, now):
             return False
@@ -185,7 +186,7 @@ class Transfers(Arrivals):
         try:
             promise = self.tickets.open(
                 request,
-                self._blocks(keys.tokens + min(self._headroom.promise(most - 1), most - 1)),
+                self._blocks(keys.tokens + min(self._headroom.reserve(most - 1), most - 1)),
                 deadline=_tick(lands),
                 running=self._scheduler.running,
             )
@@ -211,7 +212,7 @@ class Transfers(Arrivals):
             start = _now()
             ticket = self.tickets.commit(sent.ticket)
             most = int(self._answers[sent.request])
-            self._scheduler.add(sent.request, prompt, most=most, ticket=ticket)
+            self._scheduler.add(sent.request, prompt, max_tokens=most, ticket=ticket)
             self.spent_ns += _now() - start
         # No ticket is ever late, since nothing fails on this link.
         self.tickets.expire(_tick(now))

@@ -8,6 +8,7 @@ from blockyard._core import Unavailable
 from blockyard.crane.devices import device
 from blockyard.scheduling.engine import Start, Step
 from blockyard.scheduling.headroom import HeadroomPolicy, Watermark
+from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.victims import LeastComputed, Newest
@@ -112,15 +113,17 @@ class _Replay:
         headroom = _headroom(spec)
         self.scheduler = Scheduler(
             cache,
-            seats=spec.max_num_seqs,
-            # A prompt that arrives computed takes nothing of it.
-            budget=_UNBOUNDED if decodes else spec.max_num_batched_tokens,
-            role=spec.role,
-            reserve=headroom,
-            preempt=spec.preempt_mode,
-            victims=LeastComputed() if spec.victims == "least-computed" else Newest(),
-            stops="in-order",
-            prefetch=spec.prefetch,
+            SchedulerOptions(
+                max_num_seqs=spec.max_num_seqs,
+                # A prompt that arrives computed takes nothing of it.
+                max_num_batched_tokens=_UNBOUNDED if decodes else spec.max_num_batched_tokens,
+                role=spec.role,
+                headroom=headroom,
+                preempt_mode=spec.preempt_mode,
+                victim_policy=LeastComputed() if spec.victims == "least-computed" else Newest(),
+                stops="in-order",
+                prefetch_depth=spec.prefetch,
+            ),
         )
         tokens = Tokens(trace, spec.seed)
         self.arrivals = (

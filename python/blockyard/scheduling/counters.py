@@ -1,0 +1,41 @@
+"""What a scheduler counts: each counter stands once, with its name, unit and meaning."""
+
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from blockyard.shared.stats import Stat
+
+__all__ = ["COUNTERS", "Counters"]
+
+
+def _counter(unit: str, meaning: str) -> int:
+    """The default of a counter, 0, with what `COUNTERS` says of it."""
+    return field(default=0, metadata={"unit": unit, "meaning": meaning})
+
+
+@dataclass(slots=True)
+class Counters:
+    """The counters of one scheduler, which all its parts share."""
+
+    steps: int = _counter("steps", "steps scheduled")
+    admitted: int = _counter("requests", "requests admitted, once more after each preemption")
+    preempted: int = _counter("requests", "requests preempted")
+    lost: int = _counter("tokens", "tokens of KV that preemption gave up: found, or recomputed")
+    skipped: int = _counter("rows", "rows that found no room to grow and skipped a step")
+    no_room: int = _counter("steps", "steps in which a waiting request found no room")
+    soon: int = _counter(
+        "requests", "begins put off while another request computes or loads the prefix"
+    )
+    acks_ignored: int = _counter("acks", "acks that were late, repeated, or of no stop")
+    outputs_ignored: int = _counter("rows", "rows of output of requests that had left")
+
+    def stats(self) -> dict[str, int]:
+        """The counters by name."""
+        return {stat.name: getattr(self, stat.name) for stat in COUNTERS}
+
+
+COUNTERS: Final = tuple(
+    Stat(counter.name, counter.metadata["unit"], counter.metadata["meaning"])
+    for counter in fields(Counters)
+)
+"""The schema of `Counters.stats`."""

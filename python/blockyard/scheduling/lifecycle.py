@@ -1,0 +1,309 @@
+"""How a request stops and ends: stops, acks, preemption, failure and reset."""
+
+from collections.abc import Hashable, Iterable
+from typing import Literal
+
+import numpy as np
+
+from blockyard._core import Misuse, Parked
+from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.counters import Counters
+from blockyard.scheduling.engine import Ack, Stop
+from blockyard.scheduling.headroom import HeadroomPolicy
+from blockyard.scheduling.queue import WaitingQueue
+from blockyard.scheduling.request import Request, RequestState, Result
+from blockyard.scheduling.seats import Seat, Seats
+from blockyard.scheduling.step_output import check_acks
+from blockyard.scheduling.validate import bounded, whole
+from blockyard.yard.cache import KVCache
+from blockyard.yard.parking import Parking
+
+__all__ = ["Lifecycle"]
+
+
+class Lifecycle:
+    """The requests of a scheduler, from the queue to their one result.
+
+    Args:
+        cache: The cache that holds their blocks.
+        seats: The seats that they leave.
+        queue: The queue to which preempted requests return.
+        batch: What runs.
+        parking: How a victim's work is kept.
+        headroom: The policy that says what the batch keeps: less when a row leaves.
+        counters: Where losses and ignored acks are counted.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        seats: Seats,
+        queue: WaitingQueue,
+        batch: Batch,
+        parking: Parking,
+        headroom: HeadroomPolicy,
+        counters: Counters,
+    ) -> None:
+        self._cache = cache
+        self._seats = seats
+        self._queue = queue
+        self._batch = batch
+        self._parking = parking
+        self._headroom = headroom
+        self._counters = counters
+        self._requests: dict[Hashable, Request] = {}
+        self._stops: list[Stop] = []
+        self._results: list[Result] = []
+        self.dead: str | None = None
+        """Why the engine failed; None while it lives."""
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    def add(self, entry: Request) -> None:
+        """Registers a request, and puts it in the queue."""
+        self._requests[entry.id] = entry
+        self._queue.push(entry)
+
+    def find(self, request: Hashable) -> Request | None:
+        """The request of that id; None when it has ended or never was.
+
+        Raises:
+            Misuse: The id cannot be hashed.
+        """
+        try:
+            return self._requests.get(request)
+        except TypeError as error:
+            raise Misuse(f"request {request!r:.60}: must be an id that can be hashed") from error
+
+    def get(self, request: Hashable) -> Request:
+        """The request of that id.
+
+        Raises:
+            Misuse: There is no such request.
+        """
+        entry = self.find(request)
+        if entry is None:
+            raise Misuse(f"there is no request {request!r}, or it has ended")
+        return entry
+
+    def end(self, entry: Request, state: RequestState, reason: str) -> None:
+        """Ends a request: no other place does (INV-11)."""
+        entry.state = state
+        del self._requests[entry.id]
+        self._results.append(Result(entry.id, state, np.array(entry.outputs, np.uint32), reason))
+
+    def take_results(self) -> list[Result]:
+        """Returns the results since the last call."""
+        results, self._results = self._results, []
+        return results
+
+    def abort(self, entry: Request) -> None:
+        """Ends a request now, or at its ack where the engine has it."""
+        seat = None if entry.seat is None else self._seats.at(entry.seat)
+        if seat is None:
+            # It waits: nothing else knows of it (T23).
+            self.end(entry, RequestState.ABORTED, "aborted")
+            self._queue.withdraw(entry)
+            entry.give_back(self._cache)
+        elif entry.state is RequestState.LOADING:
+            # The engine has not heard of it, and its loads are abandoned (T27).
+            self._batch.drop_loading(seat)
+            self.release(seat)
+            self.end(entry, RequestState.ABORTED, "aborted")
+        else:
+            # The ack ends it (T24, T25).
+            seat.pending_end = RequestState.ABORTED, "aborted"
+            if seat.stop is None:
+                self.stop(seat)
+
+    # -- headroom ------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Sequences that run or load; 0 while the engine is dead."""
+        return 0 if self.dead is not None else len(self._seats) - self._seats.stopping
+
+    def wanted_headroom(self) -> int:
+        """Blocks that the policy wants kept for the growth of the running batch."""
+        running = self.running
+        return max(self._headroom.headroom(running), 0) if running else 0
+
+    def lower_headroom(self) -> None:
+        """Lowers the headroom at once, as fewer sequences run than before (R1-5)."""
+        kept = self._cache.room().headroom
+        self._cache.set_headroom(min(kept, self.wanted_headroom()))
+
+    # -- stops and acks ------------------------------------------------------------------------
+
+    def stop(self, seat: Seat) -> None:
+        """Computes nothing new in a seat; its blocks stay until the ack (T7, T24, T35)."""
+        self._stops.append(self._seats.stop(seat))
+        if not seat.request.terminal:
+            seat.request.state = RequestState.STOPPING
+        self._batch.drop(seat)
+        self.lower_headroom()
+
+    def fail_seat(self, seat: Seat, reason: str) -> None:
+        """Stops a seat whose request fails at the ack."""
+        seat.pending_end = RequestState.FAILED, reason
+        self.stop(seat)
+
+    def take_stops(self, step: int) -> list[Stop]:
+        """Returns the stops that a step carries, and notes that step where it is the first."""
+        stops, self._stops = self._stops, []
+        for stop in stops:
+            seat = self._seats.at(stop.seat)
+            if seat is not None and not seat.stopped_at:
+                seat.stopped_at = step
+        return stops
+
+    def on_acks(self, acks: Iterable[Ack]) -> None:
+        """Takes acks; one that is late, repeated, or of no stop is only counted."""
+        for ack in check_acks(acks):
+            seat = self._seats.at(ack.seat)
+            if (
+                self.dead is not None
+                or seat is None
+                or seat.stop is None
+                or not seat.stopped_at
+                or tuple(seat.stop) != tuple(ack)
+            ):
+                self._counters.acks_ignored += 1
+                continue
+            self._acked(seat)
+
+    def ack_in_order(self, step: int) -> None:
+        """Takes the output of a step as the ack of all stops up to it."""
+        for seat in self._seats.stopping_seats():
+            if 0 < seat.stopped_at <= step:
+                self._acked(seat)
+
+    def _acked(self, seat: Seat) -> None:
+        """Ends, parks or recomputes: only here are its tokens final (T9, T11, T26)."""
+        if seat.ended:
+            self.release(seat)
+        elif seat.pending_end is not None:
+            self.release(seat)
+            self.end(seat.request, *seat.pending_end)
+        else:
+            self._preempted(seat)
+
+    def reconcile(self, active: Iterable[int], step: int) -> None:
+        """Acks stopping seats that the engine has no more, and repeats other stops (T29)."""
+        step = whole("step", step, 0)
+        if step > self._batch.number:
+            raise Misuse(f"step = {step}: only {self._batch.number} were scheduled")
+        try:
+            given = bounded("active", active)
+        except TypeError as error:
+            raise Misuse(f"active = {active!r:.60}: must be the numbers of seats") from error
+        numbers = {whole("a seat of active", seat, 0) for seat in given}
+        for seat in self._seats.stopping_seats() if self.dead is None else ():
+            if seat.stop is None or not 0 < seat.stopped_at <= step:
+                continue
+            if seat.number not in numbers:
+                self._acked(seat)
+            elif seat.stop not in self._stops:
+                self._stops.append(seat.stop)
+
+    # -- preemption ----------------------------------------------------------------------------
+
+    def _preempted(self, seat: Seat) -> None:
+        """Parks a victim where that pays and the host has room; else recomputes (T10, T11, T15)."""
+        computed = int(self._seats.computed[seat.number])
+        after = self._batch.pending_write(seat)
+        parked = self._parking.park(seat.lease, computed, after=after, ticket=seat.ticket)
+        if parked is None:
+            self._counters.lost += computed
+            self.recompute(seat)
+        else:
+            self._counters.lost += computed - parked.computed
+            self._vacate(seat)
+            seat.request.last_write = after or 0
+            self.park(seat.request, parked)
+
+    def came_short(self, seat: Seat) -> None:
+        """Parks a resume whose loads failed again, or recomputes it (T19, T20)."""
+        parked = self._parking.came_short(seat.lease, seat.request.resumes)
+        if parked is None:
+            self.recompute(seat)
+        else:
+            self._vacate(seat)
+            self.park(seat.request, parked)
+
+    def park(self, entry: Request, parked: Parked) -> None:
+        """Puts a request back in the queue, with its work kept."""
+        entry.park(parked)
+        self._queue.push(entry)
+
+    def recompute(self, seat: Seat) -> None:
+        """Puts the request of a seat back in the queue, with the tokens that it has now."""
+        self.release(seat)
+        if self._parking.must_park and seat.request.outputs:
+            self.end(seat.request, RequestState.FAILED, "kv_lost: this engine cannot recompute it")
+            return
+        seat.request.recompute()
+        self._queue.push(seat.request)
+
+    def release(self, seat: Seat) -> None:
+        """Returns the blocks of a seat once the steps in flight that may write them are done."""
+        after = self._batch.pending_write(seat)
+        if after is not None:
+            self._batch.hold_back(self._cache.exclusive_blocks(seat.lease), after)
+        self._cache.finish(seat.lease, after=after)
+        if seat.ticket is not None:
+            self._cache.release(seat.ticket)
+        self._vacate(seat)
+
+    def _vacate(self, seat: Seat) -> None:
+        if seat.stop is not None and seat.stop in self._stops:
+            self._stops.remove(seat.stop)
+        self._seats.free(seat)
+        self.lower_headroom()
+
+    # -- failure and reset ---------------------------------------------------------------------
+
+    def fail(self, reason: str) -> None:
+        """Ends the requests that a dead engine has; their blocks stay until `reset` (T29)."""
+        if self.dead is not None:
+            return
+        self.dead = reason
+        self._drop_loading()
+        for seat in self._seats.bound():
+            if not seat.ended:
+                self._seats.mark_ended(seat)
+                self.end(seat.request, RequestState.FAILED, reason)
+        self._cache.set_headroom(0)
+
+    def reset(self, requests: Literal["recompute", "abort"]) -> None:
+        """Recomputes or aborts all that ran, as the engine has lost its KV (T33)."""
+        if requests not in ("recompute", "abort"):
+            raise Misuse(f"requests = {requests!r}: must be one of 'recompute', 'abort'")
+        self._cache.clear()
+        self.dead = None
+        self._batch.clear()
+        for seat in self._seats.bound():
+            if seat.ended:
+                self.release(seat)
+            elif seat.pending_end is not None or requests == "abort":
+                self.release(seat)
+                self.end(seat.request, *(seat.pending_end or (RequestState.ABORTED, "aborted")))
+            else:
+                self.recompute(seat)
+        self._batch.done(self._batch.number)
+
+    def update_weights(self) -> None:
+        """Stops all that runs, so that it is recomputed (T33)."""
+        self._cache.clear()
+        for seat in self._seats.bound():
+            if seat.stop is None and seat.request.state is not RequestState.LOADING:
+                self.stop(seat)
+        self._drop_loading()
+
+    def _drop_loading(self) -> None:
+        for seat in self._batch.take_loading():
+            self.recompute(seat)

@@ -1,0 +1,94 @@
+"""What a scheduler can be told: sizes, limits and policies, with the field's names."""
+
+from dataclasses import dataclass, field
+from typing import Final, get_args
+
+from blockyard._core import Misuse
+from blockyard.scheduling.engine import Stops
+from blockyard.scheduling.headroom import (
+    HeadroomPolicy,
+    Role,
+    checked_headroom,
+    default_headroom,
+)
+from blockyard.scheduling.validate import whole
+from blockyard.scheduling.victims import Newest, VictimPolicy, checked_policy
+from blockyard.yard.parking import PreemptMode, checked_mode
+
+__all__ = ["SchedulerOptions"]
+
+_LEAST: Final = {
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "preempt_cooldown": 0,
+    "max_stalled_steps": 0,
+    "max_overtakes": 0,
+    "num_speculative_tokens": 0,
+    "prefetch_depth": 0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOptions:
+    """Sizes, limits and policies of a `Scheduler`. All have defaults.
+
+    Args:
+        max_num_seqs: Rows of the engine's running batch, called seats.
+        max_num_batched_tokens: Most tokens computed in a step. Rows that decode come first, and
+            are never left out for it.
+        role: What this engine does: whole requests ("mixed"), or only their "prefill" or "decode".
+        headroom: How much room the running batch keeps for its growth. None: the default policy of
+            the role, made for each scheduler.
+        victim_policy: Which sequence is preempted when the headroom was too small.
+        preempt_mode: What becomes of a victim's KV: "park", "full-blocks" or "recompute", as in
+            `Parking`. None: "park" where there is a host.
+        stops: "in-order" where a stop holds from its own step on, so that the output of that step
+            is its ack; "acked" where the engine acks each stop.
+        preempt_cooldown: Steps that a request runs after it was preempted, before it can be a
+            victim again.
+        max_stalled_steps: Steps in a row that a parked request may find no room, or give none to
+            others, before it is recomputed instead.
+        max_overtakes: How often later requests may overtake one that does not fit.
+        num_speculative_tokens: Draft tokens that a speculative engine may compute in each row
+            beside its newest token. With them a row is in one step at a time.
+        prefetch_depth: How many of the next waiting requests have their prefix copied up ahead of
+            their turn.
+
+    Raises:
+        Misuse: A value is out of range, or a policy answers with something unusable.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    role: Role = "mixed"
+    headroom: HeadroomPolicy | None = None
+    victim_policy: VictimPolicy = field(default_factory=Newest)
+    preempt_mode: PreemptMode | None = None
+    stops: Stops = "acked"
+    preempt_cooldown: int = 8
+    max_stalled_steps: int = 1024
+    max_overtakes: int = 16
+    num_speculative_tokens: int = 0
+    prefetch_depth: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks every value; NumPy's integers become Python's."""
+        for name, least in _LEAST.items():
+            object.__setattr__(self, name, whole(name, getattr(self, name), least))
+        default_headroom(self.role)
+        if self.headroom is not None:
+            checked_headroom("headroom", self.headroom)
+        checked_policy("victim_policy", self.victim_policy)
+        if self.preempt_mode is not None:
+            checked_mode("preempt_mode", self.preempt_mode)
+        if self.stops not in get_args(Stops):
+            raise Misuse(f"stops = {self.stops!r}: must be one of 'in-order', 'acked'")
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the output of a stop's own step is its ack."""
+        return self.stops == "in-order"
+
+    def headroom_policy(self) -> HeadroomPolicy:
+        """The headroom policy that was given, or a new one of the role's default."""
+        return default_headroom(self.role) if self.headroom is None else self.headroom

@@ -1,0 +1,180 @@
+"""Where an engine's output is applied: tokens, sealed blocks, and requests that end."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Lease, Misuse
+from blockyard.scheduling.batch import Batch, InFlightStep
+from blockyard.scheduling.counters import Counters
+from blockyard.scheduling.engine import Output
+from blockyard.scheduling.headroom import HeadroomPolicy
+from blockyard.scheduling.lifecycle import Lifecycle
+from blockyard.scheduling.options import SchedulerOptions
+from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.seats import Seat, Seats
+from blockyard.scheduling.step_output import accepted, check, plain, sampled
+from blockyard.yard.cache import KVCache
+
+__all__ = ["OutputProcessor"]
+
+
+class OutputProcessor:
+    """Applies the output of each step, the oldest in flight first.
+
+    Args:
+        cache: The cache that holds the rows' blocks.
+        seats: How far each row is.
+        batch: The steps in flight.
+        lifecycle: How requests end.
+        headroom: The policy, which hears of each step that went well.
+        options: Whether there are drafts, and whether an output acks stops.
+        counters: Where ignored rows and acks are counted.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        seats: Seats,
+        batch: Batch,
+        lifecycle: Lifecycle,
+        headroom: HeadroomPolicy,
+        options: SchedulerOptions,
+        counters: Counters,
+    ) -> None:
+        self._cache = cache
+        self._seats = seats
+        self._batch = batch
+        self._lifecycle = lifecycle
+        self._headroom = headroom
+        self._drafts = options.num_speculative_tokens
+        self._in_order = options.in_order
+        self._counters = counters
+        self._behind = False
+
+    def apply(self, output: Output) -> None:
+        """Takes an output, or refuses it and takes nothing of it."""
+        check(output)
+        if self._lifecycle.dead is not None:
+            self._counters.outputs_ignored += len(output.seats)
+            self._counters.acks_ignored += len(output.acks)
+            return
+        oldest = self._batch.oldest
+        if oldest is None or output.step != oldest.number:
+            wanted = "none" if oldest is None else oldest.number
+            raise Misuse(f"output of step {output.step}: the oldest in flight is {wanted}")
+        waits = self._drafts or (self._in_order and self._seats.stopping)
+        if not waits and plain(output, oldest, self._seats):
+            self._plain(output, self._batch.retire())
+            return
+        rows = sampled(output, oldest, self._seats)
+        in_flight = self._batch.retire()
+        alive = [self._seats.lives(seat) for seat in in_flight.seats]
+        computed = accepted(output, in_flight)
+        if not all(alive):
+            self._counters.outputs_ignored += alive.count(False)
+        self._seats.computed[in_flight.numbers[alive]] += computed[alive]
+        self._append(output, rows, in_flight.lasts)
+        self._seal(
+            in_flight,
+            [
+                seat
+                for seat, lives in zip(in_flight.seats, alive, strict=True)
+                if lives and not seat.request.terminal
+            ],
+        )
+        self._batch.done(output.step)
+        self._end(output, rows)
+        if self._in_order:
+            self._lifecycle.ack_in_order(output.step)
+        self._lifecycle.on_acks(output.acks)
+
+    def _plain(self, output: Output, in_flight: InFlightStep) -> None:
+        """Applies a plain step: every row decoded one token, and none left or ended."""
+        seats = self._seats
+        seats.computed[in_flight.numbers] += 1
+        seats.known[in_flight.numbers] += 1
+        self._cache.append(in_flight.leases, output.tokens)
+        for seat, token in zip(in_flight.seats, output.tokens.tolist(), strict=True):
+            seat.request.outputs.append(token)
+        self._seal_full(in_flight.leases, seats.computed[in_flight.numbers])
+        self._batch.done(output.step)
+        self._headroom.stepped()
+
+    def _seal_full(self, leases: list[Lease], computed: NDArray[np.int64]) -> None:
+        """Seals the rows whose newest token made a block full.
+
+        Where a seal stopped early, all rows are sealed in every step until none is behind (2.1).
+        """
+        size = self._cache.block_size
+        if not self._behind:
+            full = np.flatnonzero(computed % size == 0)
+            if not len(full):
+                return
+            if self._cache.seal([leases[at] for at in full], computed[full]) == len(full):
+                return
+        self._cache.seal(leases, computed)
+        sealed = [lease.sealed for lease in leases]
+        self._behind = bool((np.array(sealed) < computed // size).any())
+
+    def _seal(self, in_flight: InFlightStep, rows: list[Seat]) -> None:
+        """Seals what is computed; the positions of rejected drafts go back first."""
+        if not rows:
+            return
+        seats = self._seats
+        if self._drafts:
+            drafted = set(in_flight.numbers[: in_flight.decodes].tolist())
+            drafts = [seat for seat in rows if seat.number in drafted]
+            numbers = np.fromiter((seat.number for seat in drafts), np.int64, len(drafts))
+            seats.scheduled[numbers] = seats.computed[numbers]
+            self._cache.trim([seat.lease for seat in drafts], seats.computed[numbers])
+        numbers = np.fromiter((seat.number for seat in rows), np.int64, len(rows))
+        self._cache.seal([seat.lease for seat in rows], seats.computed[numbers])
+        self._headroom.stepped()
+
+    def _append(self, output: Output, rows: list[Seat | None], lasts: frozenset[int]) -> None:
+        """Appends the sampled tokens; those of a stopping row count until its ack (T8)."""
+        tokens, counts = output.tokens, output.counts
+        if counts is None and None not in rows:
+            leases = [seat.lease for seat in rows if seat is not None]
+            if leases:
+                self._cache.append(leases, tokens)
+            self._seats.known[output.seats] += 1
+            for seat, token in zip(rows, tokens.tolist(), strict=True):
+                if seat is not None:
+                    seat.request.outputs.append(token)
+        else:
+            each = np.ones(len(rows)) if counts is None else counts
+            ends = np.cumsum(each.astype(np.int64))
+            starts = np.concatenate(([0], ends))
+            for seat, end, start in zip(rows, ends.tolist(), starts.tolist(), strict=False):
+                if seat is None:
+                    continue
+                own = tokens[start:end]
+                self._cache.append(seat.lease, own)
+                self._seats.known[seat.number] += len(own)
+                seat.request.outputs.extend(own.tolist())
+        for seat in rows:
+            if seat is not None and seat.number in lasts and seat.stop is None:
+                seat.request.state = RequestState.DECODE
+                seat.request.key_bytes = b""
+                self._batch.begin_decode(seat)
+
+    def _end(self, output: Output, rows: list[Seat | None]) -> None:
+        """Ends rows at an end token of the engine, or at `max_tokens` (T28, T35)."""
+        ended = output.ended
+        for at, seat in enumerate(rows):
+            if seat is None:
+                continue
+            entry = seat.request
+            by_engine = ended is not None and bool(ended[at])
+            if not by_engine and len(entry.outputs) < entry.max_tokens:
+                continue
+            self._batch.drop(seat)
+            reason = "stop" if len(entry.outputs) < entry.max_tokens else "length"
+            self._lifecycle.end(entry, RequestState.FINISHED, reason)
+            if by_engine and seat.stop is None:
+                self._lifecycle.release(seat)
+                continue
+            self._seats.mark_ended(seat)
+            if seat.stop is None:
+                self._lifecycle.stop(seat)

@@ -1,0 +1,136 @@
+"""What a scheduler says of itself: why a request waits, and how much there is of everything."""
+
+from typing import Final
+
+from blockyard._core import Keys, Lease, Parked
+from blockyard.scheduling.admission import Admission
+from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.counters import COUNTERS, Counters
+from blockyard.scheduling.lifecycle import Lifecycle
+from blockyard.scheduling.queue import WaitingQueue
+from blockyard.scheduling.request import Request, RequestState
+from blockyard.scheduling.seats import Seat, Seats
+from blockyard.shared.stats import Stat
+from blockyard.yard.cache import KVCache
+from blockyard.yard.explain import Explanation
+
+__all__ = ["Report"]
+
+
+class Report:
+    """Answers questions, and changes nothing.
+
+    Args:
+        cache: The cache that holds the blocks.
+        queue: What waits.
+        seats: What runs or stops.
+        batch: The steps in flight.
+        admission: Which request waits for which.
+        lifecycle: Whether the engine lives.
+        counters: What was counted.
+    """
+
+    SCHEMA: Final = (
+        Stat("waiting", "requests", "requests that wait for their turn"),
+        Stat("seats", "seats", "seats that are not free"),
+        Stat("stopping", "seats", "of these, seats that wait for their ack"),
+        Stat("parked", "requests", "requests that are parked"),
+        Stat("headroom", "blocks", "blocks kept for the growth of the running batch"),
+        Stat(
+            "pinned_until_reset",
+            "blocks",
+            "device blocks that a failed engine may still write: held until `reset`",
+        ),
+        *COUNTERS,
+    )
+
+    def __init__(
+        self,
+        cache: KVCache,
+        queue: WaitingQueue,
+        seats: Seats,
+        batch: Batch,
+        admission: Admission,
+        lifecycle: Lifecycle,
+        counters: Counters,
+    ) -> None:
+        self._cache = cache
+        self._queue = queue
+        self._seats = seats
+        self._batch = batch
+        self._admission = admission
+        self._lifecycle = lifecycle
+        self._counters = counters
+
+    def stats(self) -> dict[str, int]:
+        """Sizes and counters; `SCHEMA` has units and meanings."""
+        sizes = {
+            "waiting": len(self._queue),
+            "seats": len(self._seats),
+            "stopping": self._seats.stopping,
+            "parked": len(self._queue.parked),
+            "headroom": self._headroom,
+            "pinned_until_reset": self._pinned_until_reset(),
+        }
+        return sizes | self._counters.stats()
+
+    def explain(self, entry: Request) -> Explanation:
+        """What a request is doing, or why it waits, and what holds the device."""
+        seat = None if entry.seat is None else self._seats.at(entry.seat)
+        below = self._cache.explain(self._held(entry))
+        lines = self._of_waiting(entry) if seat is None else self._of_seat(seat)
+        return Explanation(
+            (f"Request {entry.id!r} is {entry.state}.", *lines, *below.lines), below.holders
+        )
+
+    @property
+    def _headroom(self) -> int:
+        return self._cache.room().headroom
+
+    def _pinned_until_reset(self) -> int:
+        """Blocks of a dead engine's seats, each once, and those that its steps hold back."""
+        if self._lifecycle.dead is None:
+            return 0
+        held = {
+            slot
+            for seat in self._seats.bound()
+            for slot in self._cache.block_tables(seat.lease).ravel().tolist()[: seat.lease.blocks]
+        }
+        return len(held) + self._batch.held_back
+
+    def _held(self, entry: Request) -> Lease | Parked | Keys:
+        return entry.lease or entry.parked or entry.keyed(self._cache)
+
+    def _of_waiting(self, entry: Request) -> list[str]:
+        before = self._queue.count_before(entry)
+        lines = [f"{before} requests stand before it; it was overtaken {entry.overtaken} times."]
+        if self._lifecycle.dead is not None:
+            lines.append(f"The engine failed: {self._lifecycle.dead}.")
+        if self._seats.full:
+            lines.append(f"All {len(self._seats)} seats are taken.")
+        if entry.parked is not None:
+            on_device, blocks = entry.parked.on_device, entry.parked.blocks
+            lines.append(f"{on_device} of the {blocks} blocks kept for it are on the device.")
+        if (other := self._admission.waits_for(entry)) is not None:
+            lines.append(f"It waits for request {other.id!r}, which computes the same prompt.")
+        if self._headroom:
+            lines.append(f"{self._headroom} blocks are kept for those that run.")
+        return lines
+
+    def _of_seat(self, seat: Seat) -> list[str]:
+        at = seat.number
+        if seat.request.state is RequestState.LOADING:
+            return [f"Seat {at} is kept for it, until its blocks have come up."]
+        lines = [
+            (
+                f"In seat {at}, epoch {seat.epoch}: {self._seats.computed[at]} of "
+                f"{self._seats.known[at]} tokens are computed; {self._seats.steps_run[at]} steps "
+                "ran it."
+            )
+        ]
+        if seat.stop is not None:
+            since = f"step {seat.stopped_at}" if seat.stopped_at else "the next step"
+            lines.append(f"It waits for the ack of the stop of {since}.")
+        elif (oldest := self._batch.oldest) is not None and seat.last_step < oldest.number:
+            lines.append("It is in no step in flight.")
+        return lines
