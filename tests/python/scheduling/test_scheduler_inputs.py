@@ -407,5 +407,5 @@ def test_a_device_that_was_made_larger_takes_larger_requests() -> None:
     ],
 )
 def test_a_word_that_no_event_knows_is_refused(event: Event) -> None:
-    with pytest.raises(by.Misuse, match="none of"):
+    with pytest.raises(by.Misuse, match="must be one of"):
         Scenario(Setup(), (event,))
