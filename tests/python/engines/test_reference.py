@@ -734,7 +734,7 @@ def test_a_process_that_is_gone_is_said() -> None:
         ranks._ranks[1][0].join()
         with pytest.raises(by.Unavailable, match="gone"):
             engine.submit(scheduler.schedule())
-        with pytest.raises(by.Unavailable, match=r"ranks are gone: \[.*1\]"):
+        with pytest.raises(by.Unavailable, match=r"processes of ranks \[.*1\] are gone"):
             ranks.poll()
     with pytest.raises(by.Misuse, match="closed"):
         ranks.hello()
@@ -769,7 +769,7 @@ def test_figures_that_do_not_divide_are_refused(figures: dict[str, Any], said: s
 
 
 def test_shards_that_do_not_divide_over_the_ranks_are_refused() -> None:
-    with pytest.raises(by.Misuse, match="the model is cut into 2 shards"):
+    with pytest.raises(by.Misuse, match="must divide the model's 2 shards"):
         CONFIG.layout(ranks=4)
     for rank, ranks in ((0, 4), (2, 2)):
         with pytest.raises(by.Misuse, match=f"rank {rank} of {ranks}"):
@@ -798,9 +798,9 @@ def test_a_cache_of_another_layout_is_refused() -> None:
     rank = Rank(MODEL, MemoryTier(CONFIG.layout(), 2, name="device"))
     with pytest.raises(by.Misuse, match="another layout"):
         ReferenceEngine(by.KVCache(CONFIG.layout(block_size=8), device=2), rank)
-    with pytest.raises(by.Misuse, match="layout is missing"):
+    with pytest.raises(by.Misuse, match="layout = None: the engine needs bytes"):
         alone(MODEL, by.Config(device=2))
-    with pytest.raises(by.Misuse, match="layout is missing"):
+    with pytest.raises(by.Misuse, match="layout = None: the engine needs bytes"):
         Ranks(by.Config(device=2), CONFIG)
 
 
@@ -866,7 +866,7 @@ def test_a_step_that_contradicts_the_ones_before_is_refused_and_changes_nothing(
         told.step(chunks=(Chunk(3, 0, 5),))
     told.number = 0
     bad: list[tuple[str, dict[str, Any]]] = [
-        ("leave one", {"starts": (start(0, cached=5),)}),
+        ("leave at least one", {"starts": (start(0, cached=5),)}),
         ("token 512", {"starts": (start(0, [1, 512]),)}),
         ("from position 1, and it stands at 0", {"chunks": (Chunk(0, 1, 2),)}),
         ("seat 0 is bound", {"starts": (start(0), start(0))}),

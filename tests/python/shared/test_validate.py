@@ -31,11 +31,11 @@ def test_zero_and_less_are_for_those_that_say_so() -> None:
     ("value", "least", "most", "said"),
     [
         (0, 1, None, "n = 0: must be an integer >= 1"),
-        (np.int64(-1), 0, 9, "n = np.int64(-1): must be an integer >= 0"),
+        (np.int64(-1), 0, 9, "n = np.int64(-1): must be an integer from 0 to 9"),
         (10, 0, 9, "n = 10: must be an integer from 0 to 9"),
         (True, 1, None, "n = True: must be an integer >= 1"),
         (np.True_, 1, None, "n = np.True_: must be an integer >= 1"),
-        (1.0, None, 9, "n = 1.0: must be an integer"),
+        (1.0, None, 9, "n = 1.0: must be an integer <= 9"),
         (np.float64(1), 1, None, "n = np.float64(1.0): must be an integer >= 1"),
         ("8", 1, None, "n = '8': must be an integer >= 1"),
         (None, 1, None, "n = None: must be an integer >= 1"),

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_copiers import slots
 
 from blockyard import testing
 from blockyard.crane.copiers import Landed, Receipt

@@ -176,6 +176,28 @@ fn quarantined_slots_count_as_used() {
 }
 
 #[test]
+fn where_a_copy_keeps_a_block_from_backing_a_promise_what_is_missing_counts_as_used() {
+    let yard = Yard::new(4, 4);
+    yard.publish(&text(1, 1));
+    let plan = yard.demote(1).unwrap();
+    let ticket = yard.cache.promise(2, Tier::DEVICE).unwrap();
+    let refused = device(&yard, 2).unwrap_err();
+    // Two promised; of the two that would be left, one cannot be evicted while it is read.
+    assert!(matches!(
+        refused,
+        Error::InUse {
+            want: 2,
+            used: 3,
+            ..
+        }
+    ));
+    yard.land(&plan);
+    device(&yard, 2).unwrap();
+    yard.cache.release(ticket).unwrap();
+    yard.at_rest();
+}
+
+#[test]
 fn a_shrink_to_exactly_what_is_used_retires_high_slots_as_they_come_free() {
     let yard = Yard::new(8, 0);
     let low = yard.begin(&text(1, 5)).0;
