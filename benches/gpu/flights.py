@@ -231,13 +231,14 @@ def _starts(
 
 
 def _driver(pair: Pair, way: str, count: int) -> list[float]:
-    """Seconds of CPU of the driver's call alone, with tables that are there already."""
+    """Returns seconds of CPU of the driver's call alone, with tables that are there already."""
     rig, spent = pair.rig, []
-    route = pair.copier._routes[*(WAYS_OF[way]), pair.layout.planes[0].name]
+    transfer = pair.copier._transfers[*(WAYS_OF[way]), pair.layout.planes[0].name]
     stream = rig.streams[0]
     for _ in range(rig.sizes.repeats):
         device, host = pair.pick(count)
-        tables = route.way.runs(*((device, host) if way == "down" else (host, device)))
+        ends = (device, host) if way == "down" else (host, device)
+        tables = transfer.addressing.runs(*ends)
         with rig.gpu:
             begun = rig.cpu()
             rig.gpu.copy(tables.to, tables.from_, tables.sizes, stream)
@@ -247,9 +248,9 @@ def _driver(pair: Pair, way: str, count: int) -> list[float]:
 
 
 def _queue(pair: Pair, count: int) -> list[float]:
-    """Seconds of each of many starts, while those before are still in flight.
+    """Returns seconds of each of many starts, while those before are still in flight.
 
-    A driver that has queued too much makes its caller wait: the first long one shows when.
+    A driver whose queue is full makes its caller wait: the first long start shows when.
     """
     taken, receipts = [], []
     for _ in range(16):
@@ -266,6 +267,6 @@ def _queue(pair: Pair, count: int) -> list[float]:
 
 
 def need_peak(rig: Rig) -> None:
-    """Shares are of a peak that was measured in this run."""
+    """Raises unless the link's peak was measured in this run."""
     if not rig.peak:
         raise RuntimeError("the link's peak was not measured in this run")

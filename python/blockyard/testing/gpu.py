@@ -169,7 +169,7 @@ class SimulatedGpu:
 
     def view(self, memory: Memory, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
         """Returns a NumPy array."""
-        assert isinstance(memory, Allocation)  # noqa: S101 - nobody else makes any
+        assert isinstance(memory, Allocation)  # noqa: S101 - only `allocate` makes any
         return np.ndarray(shape, np.uint8, memory.array, 0, strides)
 
     def owns(self, address: int) -> bool:
