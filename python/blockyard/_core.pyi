@@ -93,7 +93,10 @@ class TooLarge(NoRoom):
     capacity: int
 
 class InUse(NoRoom):
-    """A resize to fewer slots than are in use."""
+    """A resize to fewer slots than are in use.
+
+    Blocks that promises would lack count as used: what a copy reads cannot be evicted for them yet.
+    """
 
     want: int
     used: int

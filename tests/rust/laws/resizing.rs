@@ -191,7 +191,7 @@ fn where_a_copy_keeps_a_block_from_backing_a_promise_what_is_missing_counts_as_u
             ..
         }
     ));
-    yard.land(&plan);
+    yard.land(&[plan]);
     device(&yard, 2).unwrap();
     yard.cache.release(ticket).unwrap();
     yard.at_rest();

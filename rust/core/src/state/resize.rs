@@ -108,7 +108,10 @@ impl State {
                 .used_without_keeps(tier)
                 .filter(|&used| breaks && used <= want);
             if least.is_none() {
-                let used = self.tiers[tier].ledger.used();
+                // Where promises lose their backing, the blocks that they lack count as used.
+                let ledger = &self.tiers[tier].ledger;
+                let lacking = u64::try_from(-ledger.available()).unwrap_or(0);
+                let used = ledger.used().max(want + lacking);
                 self.set_limit(tier, before);
                 self.tiers[tier].pool.restore_free(&free);
                 return Err(Error::InUse { tier, want, used });
