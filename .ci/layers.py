@@ -1,5 +1,7 @@
 """Checks that the modules of each Rust crate look down only, and that no file outgrew its idea.
 
+Of the Python package only the second is checked here: its order is import-linter's.
+
 A crate of several files states its order in `lib.rs`, lowest first, in lines such as
 `//! layer: hash arena`. A module may use itself and the modules of the lines above its own; the
 others in its line are strangers. `--self-test` breaks each rule once and sees that it is noticed.
@@ -52,8 +54,17 @@ def names_at_root(text: str, depth: int) -> Iterator[tuple[str, int]]:
                 yield name, code.count("\n", 0, position) + 1
 
 
+def too_long_in_python(root: Path) -> Iterator[str]:
+    """Every file of the package that is too long."""
+    for file in sorted(root.glob("python/**/*.py")):
+        length = file.read_text().count("\n")
+        if length > MAX_LINES:
+            yield f"{file.relative_to(root)}:{MAX_LINES}: {length} lines; split it by idea"
+
+
 def complaints(root: Path) -> Iterator[str]:
     """Every broken rule under `root`, as `file:line: what to do`."""
+    yield from too_long_in_python(root)
     for lib in sorted(root.glob("rust/*/src/lib.rs")):
         source = lib.parent
         lines = re.findall(r"^//! layer: (.+)$", lib.read_text(), re.MULTILINE)
@@ -92,6 +103,7 @@ GOOD = {
     f"{BINDING}lease.rs": "use crate::face::Cache;\n",
     f"{BINDING}ticket.rs": "use crate::face::Cache;\n",
     "rust/alone/src/lib.rs": "use crate::evict;\n",
+    "python/blockyard/yard/cache.py": "#\n" * MAX_LINES,
 }
 FAULTS = {
     name: Fault(path, "", text)
@@ -120,6 +132,7 @@ FAULTS = {
         ("sideways in the binding", f"{BINDING}lease.rs", "use crate::{ticket::Ticket};\n"),
         ("the core's order in the binding", f"{BINDING}ticket.rs", "use crate::id::Id;\n"),
         ("too long", f"{BINDING}face.rs", "//\n" * (MAX_LINES + 1)),
+        ("too long, in Python", "python/blockyard/yard/cache.py", "#\n" * (MAX_LINES + 1)),
         ("too long, alone", "rust/alone/src/lib.rs", "//\n" * (MAX_LINES + 1)),
         (
             "too long after a test item",

@@ -20,14 +20,10 @@ from blockyard.shared.layout import KVLayout, Order
 from blockyard.shared.log import Limited
 from blockyard.shared.models import MODELS, Heads
 from blockyard.shared.plan import Cause
-from cranes import LAYOUTS, SMALL, after, gated, held, landed, pair, same, until
+from cranes import LAYOUTS, SMALL, after, gated, held, landed, pair, same, slots, until
 from yard import at_last, profile
 
 SLOTS = np.uint32
-
-
-def slots(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    return np.array(numbers, SLOTS)
 
 
 @pytest.fixture(params=[0, 1, 3])

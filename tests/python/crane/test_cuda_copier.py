@@ -25,8 +25,8 @@ from blockyard.shared.log import Limited
 from blockyard.shared.thresholds import Thresholds
 from blockyard.testing import ScriptedCopier, hang
 from blockyard.testing.gpu import SimulatedGpu
-from copying import LAYERED, METHODS, opened, slots, work
-from cranes import LAYOUTS, SHARED, after, filled, outcomes, plan, same
+from copying import LAYERED, METHODS, opened, work
+from cranes import LAYOUTS, SHARED, after, filled, outcomes, plan, same, slots
 
 BOTH = LAYOUTS["fp8 with scales, layer-first"]
 

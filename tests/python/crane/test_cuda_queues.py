@@ -16,8 +16,8 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.thresholds import Thresholds
 from blockyard.testing.gpu import SimulatedGpu
-from copying import opened, slots
-from cranes import LAYOUTS, after, filled, plan, same
+from copying import opened
+from cranes import LAYOUTS, after, filled, plan, same, slots
 
 PAGES, LAYERS = LAYOUTS["page-first"], LAYOUTS["layer-first"]
 BATCHES = Thresholds(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=1 << 30)

@@ -12,8 +12,8 @@ from blockyard import KVLayout, Misuse, Unavailable
 from blockyard.crane.tiers import pinned
 from blockyard.crane.tiers.pinned import Pinned, PinnedTier, _available, _touched
 from blockyard.testing.gpu import SimulatedGpu
-from copying import opened, slots
-from cranes import filled
+from copying import opened
+from cranes import filled, slots
 
 
 @pytest.fixture(autouse=True)

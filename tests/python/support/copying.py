@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from blockyard import KVLayout
 from blockyard.crane.copiers import Landed
 from blockyard.crane.copiers.cuda import CudaCopier
@@ -14,7 +12,7 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.thresholds import Thresholds
 from blockyard.testing.gpu import SimulatedGpu
-from cranes import LAYOUTS, after, filled, same
+from cranes import LAYOUTS, after, filled, same, slots
 
 Harm = Callable[[CudaCopier, SimulatedGpu], object]
 SMALL = [name for name in LAYOUTS if name != "odd"]
@@ -56,10 +54,6 @@ def opened(
     copier = CudaCopier(tier, below, **options)
     OPENED.append((gpu, copier, tier, below))
     return gpu, tier, below, copier
-
-
-def slots(*numbers: int) -> Any:
-    return np.array(numbers, np.uint32)
 
 
 class Work:

@@ -21,7 +21,7 @@ from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.plan import Outcome, Plan
 from blockyard.testing import Action, ScriptedCopier
 
-PreemptMode = Literal["down", "up", "across"]
+Direction = Literal["down", "up", "across"]
 Bytes = list[NDArray[np.uint8]]
 
 _WAYS = {"down": 0x01, "up": 0x10, "across": 0x00}
@@ -47,9 +47,11 @@ SHARED = KVLayout(
 )
 
 
-def plan(
-    number: int, way: PreemptMode, sources: Sequence[int], destinations: Sequence[int]
-) -> Plan:
+def slots(*numbers: int) -> NDArray[np.uint32]:
+    return np.array(numbers, np.uint32)
+
+
+def plan(number: int, way: Direction, sources: Sequence[int], destinations: Sequence[int]) -> Plan:
     """Flight `number` of a yard that is not here."""
     blocks = len(sources)
     header = struct.pack("<2sBBIQ", b"Y1", 0, _WAYS[way], blocks, 1 << 32 | number)

@@ -21,7 +21,7 @@ from blockyard.testing import (
     fail,
     hang,
 )
-from cranes import SMALL, after, held, pair, same
+from cranes import SMALL, after, held, pair, same, slots
 from yard import profile
 
 
