@@ -59,7 +59,7 @@ class Ranks:
     ) -> None:
         layout = config.layout
         if layout is None:
-            raise Misuse("layout is missing: without one there are no bytes")
+            raise Misuse("layout = None: the engine needs bytes; give ModelConfig.layout")
         self.config = model
         self.layout = layout
         self.sampling = Sampling() if sampling is None else sampling
