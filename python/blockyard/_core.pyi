@@ -960,6 +960,17 @@ class Cache:
     def room(self, tier: _Tier = "device") -> Room:
         """Returns the room on a tier, read at one moment."""
 
+    def limit(self, tier: _Tier = "device") -> int:
+        """Returns the blocks that a tier may hold: its size since the last resize, less null slots.
+
+        Raises:
+            Misuse: The cache has no such tier.
+        """
+
+    @property
+    def done(self) -> int:
+        """The last step that `commit` was told is done; 0 before the first."""
+
     def holders(self) -> list[_Holder]:
         """Returns which sequence or ticket holds how much, the largest first.
 

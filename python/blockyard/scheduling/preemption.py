@@ -94,8 +94,8 @@ class Preemptor:
 
     def _movable(self, behind: Request | None) -> list[Request]:
         """The parked requests that no step in flight writes, the last in the queue first."""
-        parked = self._parked(behind)
-        return [entry for entry in parked if entry.last_write <= self._cache.done]
+        parked, done = self._parked(behind), self._cache.done
+        return [entry for entry in parked if entry.last_write <= done]
 
     def _parked(self, behind: Request | None = None) -> list[Request]:
         """The parked requests whose work is kept, the last in the queue first."""
@@ -182,9 +182,8 @@ class Preemptor:
         batch = self._batch
         progress = bool(grown.seats) or batch.prefilling or batch.computing or batch.loading
         progress = progress or self._seats.stopping > 0 or self._coming() > 0
-        progress = progress or any(
-            entry.last_write > self._cache.done for entry in self._queue.parked
-        )
+        done = self._cache.done
+        progress = progress or any(entry.last_write > done for entry in self._queue.parked)
         # A copy keeps the blocks that it reads, and all above them.
         return not progress and self._cache.blocks_in_flight() == (0, 0)
 

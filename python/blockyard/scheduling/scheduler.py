@@ -9,14 +9,15 @@ from blockyard.scheduling.admission import Admission, Admitted
 from blockyard.scheduling.batch import Batch, Grown
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Ack, Engine, Output, Start, Step
+from blockyard.scheduling.explain import Explainer
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.output_processor import OutputProcessor
 from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.report import Report
 from blockyard.scheduling.request import Request, RequestState, Result
 from blockyard.scheduling.seats import Seat, Seats
+from blockyard.scheduling.stats import SchedulerStats
 from blockyard.scheduling.validate import prompt_of, ticket_of, whole
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
@@ -54,7 +55,7 @@ class Scheduler:
         1
     """
 
-    SCHEMA: Final = (*Report.SCHEMA, *Parking.SCHEMA)
+    SCHEMA: Final = (*SchedulerStats.SCHEMA, *Parking.SCHEMA)
 
     def __init__(self, cache: KVCache, options: SchedulerOptions | None = None) -> None:
         options = SchedulerOptions() if options is None else options
@@ -89,9 +90,9 @@ class Scheduler:
         self._outputs = OutputProcessor(
             cache, seats, batch, self._lifecycle, headroom, options, counters
         )
-        self._report = Report(
-            cache, queue, seats, batch, self._admission, self._lifecycle, counters
-        )
+        lifecycle = self._lifecycle
+        self._explainer = Explainer(cache, queue, seats, batch, self._admission, lifecycle)
+        self._stats = SchedulerStats(cache, queue, seats, batch, lifecycle, counters)
         self._added = 0
         self._replaced = False
         if other is not None:
@@ -393,7 +394,7 @@ class Scheduler:
         Raises:
             Misuse: There is no such request.
         """
-        return self._report.explain(self._lifecycle.get(request))
+        return self._explainer.explain(self._lifecycle.get(request))
 
     @property
     def running(self) -> int:
@@ -412,4 +413,4 @@ class Scheduler:
 
     def stats(self) -> dict[str, int]:
         """Returns counters and sizes; `SCHEMA` has units and meanings."""
-        return self._report.stats() | self._parking.stats()
+        return self._stats.read() | self._parking.stats()

@@ -58,12 +58,10 @@ class KVCache(Cache):
         96
     """
 
-    __slots__ = ("_config", "_done", "_flights", "_limits", "_now", "_offload")
+    __slots__ = ("_config", "_flights", "_now", "_offload")
 
     _config: Config
-    _done: int
     _flights: Flights
-    _limits: dict[str, int]
     _now: int
     _offload: Offload
 
@@ -84,23 +82,12 @@ class KVCache(Cache):
         cache._flights = Flights(config.ranks, config.deadline)
         cache._offload = Offload(config)
         cache._now = 0
-        cache._done = 0
-        cache._limits = {"device": config.device_blocks, "host": config.host_blocks}
         return cache
 
     @property
     def config(self) -> Config:
         """What it was made with."""
         return self._config
-
-    @property
-    def done(self) -> int:
-        """The last step that `commit` was told is done; 0 before."""
-        return self._done
-
-    def limit(self, tier: Literal["device", "host"] = "device") -> int:
-        """Returns the blocks that a tier may hold: its present size, less null slots."""
-        return self._limits[tier] - (self._config.null_slots if tier == "device" else 0)
 
     @override
     def resize(
@@ -120,7 +107,6 @@ class KVCache(Cache):
         if memory is None and _many(slots):
             memory = free_memory()
         super().resize(tier, slots, memory=memory)
-        self._limits[tier] = slots
 
     @override
     def dispatch(self) -> list[Plan]:
@@ -167,9 +153,7 @@ class KVCache(Cache):
             now = integer("now", now, least=self._now)
         elif good is None and corrupt is None and isinstance(flights, list) and not flights:
             # The most frequent call: a step is done, and nothing has landed.
-            count = super().commit(flights, done=done)
-            self._done = self._done if done is None else max(self._done, done)
-            return count
+            return super().commit(flights, done=done)
         if isinstance(flights, Outcome):
             flights = [flights]
         if isinstance(flights, Sequence) and all(isinstance(one, Outcome) for one in flights):
@@ -184,7 +168,6 @@ class KVCache(Cache):
             ids = cast("Plan | int | Sequence[Plan | int]", flights)
             count = super().commit(ids, good, corrupt=corrupt, done=done)
             self._forget(ids)
-        self._done = self._done if done is None else max(self._done, done)
         if now is not None:
             self._now = now
         late = self._flights.overdue(self._now)

@@ -1,5 +1,5 @@
 //! `#[guarded]` is for the functions that Python calls. The body of each that returns a `PyResult` runs
-//! in `crate::enter::guard`, which turns a panic into an error. `PyO3` alone would raise a
+//! in `crate::gil::guard`, which turns a panic into an error. `PyO3` alone would raise a
 //! `BaseException`, which callers do not catch. One word above an `impl` covers all of its verbs, so
 //! that none is forgotten. R2-8
 
@@ -34,9 +34,9 @@ pub fn guarded(_words: TokenStream, item: TokenStream) -> TokenStream {
     out.into_iter().collect()
 }
 
-/// `crate::enter::guard(move || { … })`
+/// `crate::gil::guard(move || { … })`
 fn wrapped(body: &Group) -> TokenStream {
-    let call: TokenStream = "crate::enter::guard".parse().unwrap_or_default();
+    let call: TokenStream = "crate::gil::guard".parse().unwrap_or_default();
     let word = TokenTree::Ident(Ident::new("move", Span::call_site()));
     let bars: TokenStream = "||".parse().unwrap_or_default();
     let act = [word].into_iter().collect::<TokenStream>();

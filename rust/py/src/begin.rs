@@ -2,9 +2,9 @@
 
 use crate::answers::{Probe, Soon};
 use crate::arguments;
-use crate::enter::enter;
 use crate::error::Outcome;
 use crate::face::Cache;
+use crate::gil::enter;
 use crate::keys::Keys;
 use crate::lease::Lease;
 use crate::parked::Parked;

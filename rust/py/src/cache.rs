@@ -2,9 +2,9 @@
 
 use crate::answers::Violation;
 use crate::arguments;
-use crate::enter::{LONG, enter};
 use crate::error::Failure;
 use crate::face::Cache;
+use crate::gil::{LONG, enter};
 use blockyard_core::{self as core, Config, KeyHash, Speeds};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;

@@ -1,7 +1,7 @@
 //! `Cache`: the class, and what every verb checks first. The verbs are in the files above this one.
 
-use crate::enter::enter;
 use crate::error::{Failure, Outcome};
+use crate::gil::enter;
 use blockyard_core as core;
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -2,9 +2,9 @@
 
 use crate::arguments;
 use crate::batch::Batch;
-use crate::enter::enter;
 use crate::error::{Failure, SpentLease};
 use crate::face::Cache;
+use crate::gil::enter;
 use crate::lease::Lease;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;

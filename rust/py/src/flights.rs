@@ -2,9 +2,9 @@
 
 use crate::arguments::{self, Counts, flight};
 use crate::buffers::{each, integers, shown};
-use crate::enter::{SHORT, enter, enter_weighed};
 use crate::error::{Failure, Outcome};
 use crate::face::Cache;
+use crate::gil::{SHORT, enter, enter_weighed};
 use crate::keys::Keys;
 use crate::lease::Lease;
 use crate::parked::Parked;

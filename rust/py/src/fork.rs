@@ -1,9 +1,9 @@
 //! `fork`: one more sequence with the same tokens.
 
 use crate::arguments;
-use crate::enter::enter;
 use crate::error::Failure;
 use crate::face::Cache;
+use crate::gil::enter;
 use crate::lease::Lease;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;

@@ -1,9 +1,9 @@
 //! `Lease`: what a running sequence holds.
 
 use crate::answers::stop_word;
-use crate::enter::enter;
 use crate::error::{Failure, Outcome};
 use crate::face::Cache;
+use crate::gil::enter;
 use crate::plan::Plan;
 use blockyard_core as core;
 use blockyard_guard::guarded;

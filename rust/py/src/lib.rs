@@ -2,7 +2,7 @@
 //!
 //! A file may use only what stands above it; names on one line are strangers:
 //! layer: error
-//! layer: enter
+//! layer: gil
 //! layer: buffers answers
 //! layer: arguments keys plan runs face
 //! layer: lease parked ticket prompt
@@ -15,12 +15,12 @@ mod batch;
 mod begin;
 mod buffers;
 mod cache;
-mod enter;
 mod error;
 mod face;
 mod finish;
 mod flights;
 mod fork;
+mod gil;
 mod keys;
 mod lease;
 mod park;
@@ -36,7 +36,7 @@ mod ticket;
 /// Block bookkeeping in Rust; the public names are those of the package `blockyard`.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
-    use crate::enter::{LONG, enter, hash};
+    use crate::gil::{LONG, enter, hash};
     use blockyard_core::{Field, Stats};
     use blockyard_guard::guarded;
     use pyo3::exceptions::PyRuntimeWarning;

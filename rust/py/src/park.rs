@@ -1,8 +1,8 @@
 //! `park` takes a sequence off the device; `abandon` gives it up. `begin` brings it back.
 
 use crate::arguments::{self, Counts};
-use crate::enter::enter;
 use crate::face::Cache;
+use crate::gil::enter;
 use crate::lease::Lease;
 use crate::parked::Parked;
 use crate::ticket::Ticket;

@@ -1,8 +1,8 @@
 //! `Parked`: what is kept of a sequence that is off the device.
 
-use crate::enter::enter;
 use crate::error::{Failure, Outcome};
 use crate::face::Cache;
+use crate::gil::enter;
 use blockyard_core as core;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;

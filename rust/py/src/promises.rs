@@ -1,8 +1,8 @@
 //! The verbs that promise blocks which no lease has: tickets, and the headroom of the running batch.
 
 use crate::arguments;
-use crate::enter::enter;
 use crate::face::Cache;
+use crate::gil::enter;
 use crate::ticket::Ticket;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;

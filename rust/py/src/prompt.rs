@@ -2,9 +2,9 @@
 
 use crate::arguments;
 use crate::buffers::{each, integers, shown};
-use crate::enter::hash;
 use crate::error::{Failure, Outcome};
 use crate::face::Cache;
+use crate::gil::hash;
 use crate::keys::{Keys, ready_keys};
 use blockyard_core::{self as core, Chain, Extras, Media};
 use blockyard_guard::guarded;

@@ -2,8 +2,8 @@
 
 use crate::answers::{Need, Room};
 use crate::arguments;
-use crate::enter::{LONG, enter};
 use crate::face::Cache;
+use crate::gil::{LONG, enter};
 use crate::lease::Lease;
 use crate::prompt::Apart;
 use blockyard_core::{HolderId, Request, Tier};
@@ -52,6 +52,20 @@ impl Cache {
         let tier = arguments::tier(tier)?;
         let room = enter(py, &self.inner, 0, |state| state.room(tier));
         Ok(room?.into())
+    }
+
+    #[pyo3(signature = (tier="device"))]
+    fn limit(&self, py: Python<'_>, tier: &str) -> PyResult<u32> {
+        self.check_sound()?;
+        let tier = arguments::tier(tier)?;
+        Ok(enter(py, &self.inner, 0, |state| state.limit(tier))?)
+    }
+
+    #[getter]
+    fn done(&self, py: Python<'_>) -> PyResult<u64> {
+        self.check_sound()?;
+        let done = enter(py, &self.inner, 0, |state| Ok(state.last_done()))?;
+        Ok(done.unwrap_or(0))
     }
 
     fn holders(&self, py: Python<'_>) -> PyResult<Vec<HolderRow>> {

@@ -4,8 +4,8 @@
 //! costs up to 5 ms each time; the functions here keep the GIL.
 
 use crate::buffers::{MOST, array, integers, room, too_many};
-use crate::enter::reckon;
 use crate::error::{Failure, Outcome};
+use crate::gil::reckon;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,9 +3,9 @@
 use crate::arguments::{self, Counts};
 use crate::batch::Batch;
 use crate::buffers::{MOST, Out, array, integers, room, too_many, zeros};
-use crate::enter::{LONG, attached, enter, hash};
 use crate::error::Failure;
 use crate::face::Cache;
+use crate::gil::{LONG, attached, enter, hash};
 use crate::keys::ready_keys;
 use crate::lease::Lease;
 use blockyard_core as core;

@@ -85,6 +85,28 @@ impl State {
         })
     }
 
+    /// The blocks that a tier may hold: its size since the last resize, less null slots.
+    ///
+    /// # Errors
+    /// `Argument` for a tier that is not there.
+    pub fn limit(&self, tier: Tier) -> Result<u32> {
+        let Some(tier_state) = self.tiers.get(tier) else {
+            let help = "this cache was made without that tier";
+            return Err(Error::argument("tier", tier.name(), help));
+        };
+        let null = if tier == Tier::DEVICE {
+            self.config.null_slots
+        } else {
+            0
+        };
+        Ok(tier_state.pool.limit() - null)
+    }
+
+    /// The last step that the engine has done, if it has done one.
+    pub fn last_done(&self) -> Option<u64> {
+        self.done
+    }
+
     /// Device blocks that the end of this lease makes free or evictable at once, or more: no other
     /// sequence holds them, and no copy reads them or fills what is below.
     ///

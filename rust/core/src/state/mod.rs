@@ -4,6 +4,7 @@
 mod admit;
 mod audit;
 mod begin;
+mod block_table;
 mod clear;
 mod dedup;
 mod demote;
@@ -24,7 +25,6 @@ mod probe;
 mod resize;
 mod resume;
 mod seal;
-mod tables;
 mod ticket;
 mod tier;
 mod transitions;
@@ -32,12 +32,12 @@ mod view;
 
 pub use audit::Violation;
 pub use begin::{Filling, Request};
+pub use block_table::Cells;
 pub use demote::WritePolicy;
 pub use dry_run::Need;
 pub use holders::{Holder, HolderId, Pending, Room};
 pub use probe::{Probe, Stop};
 pub use seal::Sealing;
-pub use tables::Cells;
 pub use view::{ParkedView, View};
 
 pub(crate) use tier::{TierState, Tiers};

@@ -1,23 +1,19 @@
-"""What a scheduler says of itself: why a request waits, and how much there is of everything."""
-
-from typing import Final
+"""Why a request waits, or what it is doing."""
 
 from blockyard._core import Keys, Lease, Parked
 from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.batch import Batch
-from blockyard.scheduling.counters import COUNTERS, Counters
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState
 from blockyard.scheduling.seats import Seat, Seats
-from blockyard.shared.stats import Stat
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
 
-__all__ = ["Report"]
+__all__ = ["Explainer"]
 
 
-class Report:
+class Explainer:
     """Answers questions, and changes nothing.
 
     Args:
@@ -27,22 +23,7 @@ class Report:
         batch: The steps in flight.
         admission: Which request waits for which.
         lifecycle: Whether the engine lives.
-        counters: What was counted.
     """
-
-    SCHEMA: Final = (
-        Stat("waiting", "requests", "requests that wait for their turn"),
-        Stat("seats", "seats", "seats that are not free"),
-        Stat("stopping", "seats", "of these, seats that wait for their ack"),
-        Stat("parked", "requests", "requests that are parked"),
-        Stat("headroom", "blocks", "blocks kept for the growth of the running batch"),
-        Stat(
-            "pinned_until_reset",
-            "blocks",
-            "device blocks that a failed engine may still write: held until `reset`",
-        ),
-        *COUNTERS,
-    )
 
     def __init__(
         self,
@@ -52,7 +33,6 @@ class Report:
         batch: Batch,
         admission: Admission,
         lifecycle: Lifecycle,
-        counters: Counters,
     ) -> None:
         self._cache = cache
         self._queue = queue
@@ -60,19 +40,6 @@ class Report:
         self._batch = batch
         self._admission = admission
         self._lifecycle = lifecycle
-        self._counters = counters
-
-    def stats(self) -> dict[str, int]:
-        """Sizes and counters; `SCHEMA` has units and meanings."""
-        sizes = {
-            "waiting": len(self._queue),
-            "seats": len(self._seats),
-            "stopping": self._seats.stopping,
-            "parked": len(self._queue.parked),
-            "headroom": self._headroom,
-            "pinned_until_reset": self._pinned_until_reset(),
-        }
-        return sizes | self._counters.stats()
 
     def explain(self, entry: Request) -> Explanation:
         """What a request is doing, or why it waits, and what holds the device."""
@@ -86,17 +53,6 @@ class Report:
     @property
     def _headroom(self) -> int:
         return self._cache.room().headroom
-
-    def _pinned_until_reset(self) -> int:
-        """Blocks of a dead engine's seats, each once, and those that its steps hold back."""
-        if self._lifecycle.dead is None:
-            return 0
-        held = {
-            slot
-            for seat in self._seats.bound()
-            for slot in self._cache.block_tables(seat.lease).ravel().tolist()[: seat.lease.blocks]
-        }
-        return len(held) + self._batch.held_back
 
     def _held(self, entry: Request) -> Lease | Parked | Keys:
         return entry.lease or entry.parked or entry.keyed(self._cache)

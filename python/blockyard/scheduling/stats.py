@@ -1,0 +1,79 @@
+"""How much a scheduler has of everything, and what it has counted."""
+
+from typing import Final
+
+from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.counters import COUNTERS, Counters
+from blockyard.scheduling.lifecycle import Lifecycle
+from blockyard.scheduling.queue import WaitingQueue
+from blockyard.scheduling.seats import Seats
+from blockyard.shared.stats import Stat
+from blockyard.yard.cache import KVCache
+
+__all__ = ["SchedulerStats"]
+
+
+class SchedulerStats:
+    """Reads the sizes of a scheduler's parts, and its counters.
+
+    Args:
+        cache: The cache that holds the blocks.
+        queue: What waits.
+        seats: What runs or stops.
+        batch: The steps in flight.
+        lifecycle: Whether the engine lives.
+        counters: What was counted.
+    """
+
+    SCHEMA: Final = (
+        Stat("waiting", "requests", "requests that wait for their turn"),
+        Stat("seats", "seats", "seats that are not free"),
+        Stat("stopping", "seats", "of these, seats that wait for their ack"),
+        Stat("parked", "requests", "requests that are parked"),
+        Stat("headroom", "blocks", "blocks kept for the growth of the running batch"),
+        Stat(
+            "pinned_until_reset",
+            "blocks",
+            "device blocks that a failed engine may still write: held until `reset`",
+        ),
+        *COUNTERS,
+    )
+
+    def __init__(
+        self,
+        cache: KVCache,
+        queue: WaitingQueue,
+        seats: Seats,
+        batch: Batch,
+        lifecycle: Lifecycle,
+        counters: Counters,
+    ) -> None:
+        self._cache = cache
+        self._queue = queue
+        self._seats = seats
+        self._batch = batch
+        self._lifecycle = lifecycle
+        self._counters = counters
+
+    def read(self) -> dict[str, int]:
+        """Sizes and counters; `SCHEMA` has units and meanings."""
+        sizes = {
+            "waiting": len(self._queue),
+            "seats": len(self._seats),
+            "stopping": self._seats.stopping,
+            "parked": len(self._queue.parked),
+            "headroom": self._cache.room().headroom,
+            "pinned_until_reset": self._pinned_until_reset(),
+        }
+        return sizes | self._counters.stats()
+
+    def _pinned_until_reset(self) -> int:
+        """Blocks of a dead engine's seats, each once, and those that its steps hold back."""
+        if self._lifecycle.dead is None:
+            return 0
+        held = {
+            slot
+            for seat in self._seats.bound()
+            for slot in self._cache.block_tables(seat.lease).ravel().tolist()[: seat.lease.blocks]
+        }
+        return len(held) + self._batch.held_back
