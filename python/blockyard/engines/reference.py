@@ -15,7 +15,7 @@ from blockyard.engines.rank import Rank, RankStart, RankStep
 from blockyard.engines.sampling import Sampling, key_of
 from blockyard.local import LocalCache, local
 from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
-from blockyard.shared.validate import integer
+from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
 
@@ -89,8 +89,7 @@ class ReferenceEngine:
     ) -> None:
         lag = integer("lag", lag, least=0)
         late = integer("late", late, least=0)
-        if stops not in {"in-order", "acked"}:
-            raise Misuse(f"stops = {stops!r}: must be one of 'in-order', 'acked'")
+        one_of("stops", stops, ("in-order", "acked"))
         if cache.config.layout != ranks.layout:
             raise Misuse("the cache has another layout than the ranks: use the same for both")
         self.stops: Literal["in-order", "acked"] = stops

@@ -259,7 +259,7 @@ class Admission:
             self._cache.abandon(entry.parked)
             entry.recompute()
         growth = entry.max_tokens - len(entry.outputs) - 1
-        reserve = min(self._headroom.reserve(growth), growth)
+        reserve = self._reserve(growth)
         if entry.parked is not None:
             lease = self._parking.resume(entry.parked, reserve=reserve)
             return None if isinstance(lease, Soon) else lease
@@ -273,6 +273,17 @@ class Admission:
             keys, reserve=reserve, load=load, filling="soon", ticket=entry.ticket
         )
         return None if isinstance(lease, Soon) else lease
+
+    def _reserve(self, growth: int) -> int:
+        """Tokens of growth that the policy promises to a request.
+
+        Raises:
+            Misuse: The policy raised: the request fails by it, and no other one does.
+        """
+        try:
+            return min(self._headroom.reserve(growth), growth)
+        except Exception as error:
+            raise Misuse(f"the headroom policy raised {error!r:.200}") from error
 
     def _keys(self, entry: Request) -> Keys:
         if entry.keys is None:

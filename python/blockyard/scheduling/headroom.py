@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from blockyard._core import Misuse
-from blockyard.shared.validate import integer
+from blockyard.shared.validate import integer, one_of
 
 __all__ = [
     "Adaptive",
@@ -147,9 +147,7 @@ def default_headroom(role: Role) -> HeadroomPolicy:
     Raises:
         Misuse: There is no such role.
     """
-    if role not in tuple(_DEFAULT):
-        raise Misuse(f"role = {role!r}: must be one of 'mixed', 'prefill', 'decode'")
-    return _DEFAULT[role]()
+    return _DEFAULT[one_of("role", role, _DEFAULT)]()
 
 
 def checked_headroom(name: str, policy: object) -> HeadroomPolicy:

@@ -15,6 +15,7 @@ from blockyard.scheduling.request import Request, RequestState, Result
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.step_output import check_acks
 from blockyard.scheduling.validate import bounded, whole
+from blockyard.shared.validate import one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
@@ -106,9 +107,9 @@ class Lifecycle:
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         if seat is None:
             # It waits: nothing else knows of it (T23).
-            self.end(entry, RequestState.ABORTED, "aborted")
             self._queue.withdraw(entry)
             entry.give_back(self._cache)
+            self.end(entry, RequestState.ABORTED, "aborted")
         elif entry.state is RequestState.LOADING:
             # The engine has not heard of it, and its loads are abandoned (T27).
             self._batch.drop_loading(seat)
@@ -281,8 +282,7 @@ class Lifecycle:
 
     def reset(self, requests: Literal["recompute", "abort"]) -> None:
         """Recomputes or aborts all that ran, as the engine has lost its KV (T33)."""
-        if requests not in ("recompute", "abort"):
-            raise Misuse(f"requests = {requests!r}: must be one of 'recompute', 'abort'")
+        one_of("requests", requests, ("recompute", "abort"))
         self._cache.clear()
         self.dead = None
         self._batch.clear()

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Final, get_args
 
-from blockyard._core import Misuse
 from blockyard.scheduling.engine import Stops
 from blockyard.scheduling.headroom import (
     HeadroomPolicy,
@@ -13,6 +12,7 @@ from blockyard.scheduling.headroom import (
 )
 from blockyard.scheduling.validate import whole
 from blockyard.scheduling.victims import Newest, VictimPolicy, checked_policy
+from blockyard.shared.validate import one_of
 from blockyard.yard.parking import PreemptMode, checked_mode
 
 __all__ = ["SchedulerOptions"]
@@ -81,8 +81,7 @@ class SchedulerOptions:
         checked_policy("victim_policy", self.victim_policy)
         if self.preempt_mode is not None:
             checked_mode("preempt_mode", self.preempt_mode)
-        if self.stops not in get_args(Stops):
-            raise Misuse(f"stops = {self.stops!r}: must be one of 'in-order', 'acked'")
+        one_of("stops", self.stops, get_args(Stops))
 
     @property
     def in_order(self) -> bool:

@@ -1,12 +1,12 @@
 """Parking: a preempted sequence leaves the device with its KV kept, and comes back later."""
 
 from collections.abc import Iterable
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
 from blockyard._core import Cache, Lease, Misuse, NoRoom, Parked, Soon, Ticket
 from blockyard.shared.log import Limited
 from blockyard.shared.stats import Stat
-from blockyard.shared.validate import integer
+from blockyard.shared.validate import integer, one_of
 from blockyard.yard.config import Config
 
 __all__ = ["Parking", "PreemptMode", "checked_mode"]
@@ -32,9 +32,7 @@ def checked_mode(name: str, mode: object) -> PreemptMode:
     Raises:
         Misuse: There is no such mode.
     """
-    if mode == "park" or mode == "full-blocks" or mode == "recompute":  # noqa: PLR1714 - for mypy
-        return mode
-    raise Misuse(f"{name} = {mode!r:.60}: must be one of 'park', 'full-blocks', 'recompute'")
+    return one_of(name, mode, get_args(PreemptMode))
 
 
 class Parking:
@@ -99,7 +97,7 @@ class Parking:
         self.must_park = not config.recompute
         """Whether a victim that is not parked is lost."""
         if self.must_park and config.host_blocks and self.mode != "park":
-            raise Misuse(f"mode = {mode!r}: must be 'park', as this engine cannot recompute")
+            raise Misuse(f"preempt mode {mode!r}: must be 'park', as this engine cannot recompute")
         resume_retries = integer("resume_retries", resume_retries, least=0)
         max_stalled_steps = integer("max_stalled_steps", max_stalled_steps, least=0)
         self._cache = cache
@@ -260,6 +258,4 @@ class Parking:
 
     def stats(self) -> dict[str, int]:
         """Returns counters; `SCHEMA` has units and meanings."""
-        return self._counts | {
-            "preempt_mode": ("recompute", "full-blocks", "park").index(self.mode)
-        }
+        return self._counts | {"preempt_mode": get_args(PreemptMode)[::-1].index(self.mode)}

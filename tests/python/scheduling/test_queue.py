@@ -1,9 +1,8 @@
 """The waiting queue: the order in which requests begin, and what they wait for."""
 
-from typing_extensions import override
-
 import blockyard as by
-from blockyard.scheduling.headroom import Adaptive, FullLength, NoHeadroom
+from blockyard._typing import override
+from blockyard.scheduling.headroom import Adaptive, FullLength, NoHeadroom, Watermark
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
@@ -387,3 +386,25 @@ def test_nobody_loses_a_ticket_while_somebody_runs_who_will_make_room() -> None:
     )
     assert own.state == "open"
     loop.finish()
+
+
+class _Broken(Watermark):
+    """A policy that raises for one request."""
+
+    @override
+    def reserve(self, max_tokens: int) -> int:
+        if max_tokens == 6:
+            raise ZeroDivisionError("by design")
+        return 0
+
+
+def test_a_policy_that_raises_fails_its_request_alone_and_gives_its_ticket_back() -> None:
+    loop = Loop(headroom=_Broken(0))
+    ticket = loop.cache.promise(2)
+    loop.add("broken", text(1, 4), 7, ticket=ticket)
+    loop.add("good", text(2, 4), 3)
+    loop.finish()
+    assert loop.results["broken"].state is RequestState.FAILED
+    assert "ZeroDivisionError('by design')" in loop.results["broken"].reason
+    assert loop.results["good"].state is RequestState.FINISHED
+    assert ticket.state == "spent"

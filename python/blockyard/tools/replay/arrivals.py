@@ -170,7 +170,7 @@ class Transfers(Arrivals):
             self._first = request, self._cache.keys(self._tokens.prompt(request))
         keys = self._first[1]
         most = int(self._answers[request])
-        if max_blocks(keys.tokens, most, self._size) > self._capacity:
+        if max_blocks(keys.tokens, most, self._size) > self._cache.limit():
             self.refused += 1
         elif not self._reserved(request, keys, most, now):
             return False
@@ -200,10 +200,6 @@ class Transfers(Arrivals):
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._size)
-
-    @property
-    def _capacity(self) -> int:
-        return self._cache.config.device_blocks - self._cache.config.null_slots
 
     def _land(self, now: float) -> None:
         while self._air and self._air[0].lands <= now:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Plan
+from blockyard.shared.validate import one_of
 from blockyard.tools.replay.spec import Policy, WritePolicy
 from blockyard.tools.replay.trace import Trace
 from blockyard.yard.cache import KVCache
@@ -97,9 +98,7 @@ def sequential(
         if value < least:
             raise Misuse(f"{name} = {value}: must be an integer >= {least}")
     for name, word, known in (("policy", policy, Policy), ("write", write, WritePolicy)):
-        if word not in get_args(known):
-            words = ", ".join(map(repr, get_args(known)))
-            raise Misuse(f"{name} = {word!r}: must be one of {words}")
+        one_of(name, word, get_args(known))
     if policy == "optimum" and host_blocks:
         raise Misuse(f"host_blocks = {host_blocks}: must be 0, as the optimum knows one tier")
     full = np.minimum(trace.input_length // trace.trace_block, np.diff(trace.offsets))
