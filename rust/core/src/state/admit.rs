@@ -61,10 +61,7 @@ impl State {
 
     /// So many blocks, or `TooLarge` if the tier can never hold them.
     pub(super) fn fits(&self, tier: Tier, need: u64) -> Result<u32> {
-        let null = match tier {
-            Tier::DEVICE => self.config.null_slots,
-            _ => 0,
-        };
+        let null = self.config.null_slots_of(tier);
         let capacity = u64::from(self.tiers[tier].pool.limit() - null);
         if need > capacity {
             return Err(Error::TooLarge {

@@ -94,12 +94,7 @@ impl State {
             let help = "this cache was made without that tier";
             return Err(Error::argument("tier", tier.name(), help));
         };
-        let null = if tier == Tier::DEVICE {
-            self.config.null_slots
-        } else {
-            0
-        };
-        Ok(tier_state.pool.limit() - null)
+        Ok(tier_state.pool.limit() - self.config.null_slots_of(tier))
     }
 
     /// The last step that the engine has done, if it has done one.

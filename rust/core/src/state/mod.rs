@@ -48,7 +48,9 @@ use crate::error::{Error, Result};
 use crate::evict::{EvictionPolicy, Policy};
 use crate::flight::Flight;
 use crate::ghost::Ghosts;
-use crate::id::{FlightId, Id, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, SlotIx};
+use crate::id::{
+    FlightId, Id, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, SlotIx, Tier,
+};
 use crate::index::Tag;
 use crate::ledger::Ledger;
 use crate::memory;
@@ -103,6 +105,15 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The null slots of a tier: the device alone has some.
+    pub(crate) fn null_slots_of(&self, tier: Tier) -> u32 {
+        if tier == Tier::DEVICE {
+            self.null_slots
+        } else {
+            0
+        }
+    }
+
     /// Whether a yard of this configuration can be made where so much memory is there, in bytes;
     /// `None`: as much as the system grants.
     ///
@@ -230,7 +241,7 @@ impl State {
         let tiers = (0..config.slots.len())
             .map(|tier| {
                 let slots = config.slots[tier];
-                let null = if tier == 0 { config.null_slots } else { 0 };
+                let null = config.null_slots_of(Tier(tier));
                 let mut ledger = Ledger::default();
                 ledger.enter(slots - null);
                 Ok(TierState {

@@ -27,11 +27,7 @@ impl State {
             let help = "this cache was made without that tier";
             return Err(Error::argument("tier", tier.name(), help));
         }
-        let null = if tier == Tier::DEVICE {
-            self.config.null_slots
-        } else {
-            0
-        };
+        let null = self.config.null_slots_of(tier);
         if tier == Tier::DEVICE && slots <= null {
             let help = "must be more than the null slots";
             return Err(Error::argument("slots", slots, help));
