@@ -800,7 +800,7 @@ def test_a_cache_of_another_layout_is_refused() -> None:
         ReferenceEngine(by.KVCache(CONFIG.layout(block_size=8), device=2), rank)
     with pytest.raises(by.Misuse, match="layout = None: the engine needs bytes"):
         alone(MODEL, by.Config(device=2))
-    with pytest.raises(by.Misuse, match="layout is missing"):
+    with pytest.raises(by.Misuse, match="layout = None: the engine needs bytes"):
         Ranks(by.Config(device=2), CONFIG)
 
 
