@@ -109,7 +109,7 @@ run: install  ## show that no token is lost; then replay generated traffic with 
 		'  $(BIN)/blockyard replay YOUR_TRACE.jsonl --preset llama-3-70b/h100x4 --host-gib 512' \
 		'  $(BIN)/blockyard replay --help'
 
-docs: install  ## write anew the pages that are made from the code
+docs: install  ## regenerate the pages made from the code
 	$(BIN)/python .ci/stats_page.py
 	$(BIN)/python .ci/replay_keys.py
 	$(BIN)/python .ci/mutants.py --write
@@ -160,7 +160,7 @@ smoke: $(WHEEL_STAMP)  ## the wheel alone, in a clean environment of each Python
 
 test: check-tools env install lint test-rust test-python check-wheel smoke bench-check  ## everything that must pass before a change lands
 
-bench-check: env  ## has an operation of the core become dearer by 5 %? UPDATE=1 writes the figures anew
+bench-check: env  ## has an operation of the core become dearer by 5 %? UPDATE=1 rewrites the figures
 	$(BIN)/python benches/python/instructions.py $(if $(UPDATE),--update)
 
 mutants: install  ## break each law in a copy: does a test notice?

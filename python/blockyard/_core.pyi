@@ -591,7 +591,7 @@ class Cache:
 
         Raises:
             Misuse: A value is out of range, or there are more than 2**25 tokens. One call takes at
-                most so many values of any sequence or array.
+                most that many values of any sequence or array.
             Unavailable: There is no memory for the keys.
         """
 
@@ -701,7 +701,7 @@ class Cache:
 
         Raises:
             NoRoom: Fewer blocks are available.
-            TooLarge: The tier never holds so many, or the cache was made without a host.
+            TooLarge: The tier never holds that many, or the cache was made without a host.
         """
 
     def release(self, ticket: Ticket) -> None:
@@ -838,7 +838,7 @@ class Cache:
             computed: Tokens whose KV it has. The number is fixed from now on.
             after: A step in flight that may still write: slots are held back until `commit(done=)`.
             ticket: A ticket of `promise(tier="host")`: the park may use the blocks that it keeps,
-                and never lacks room for so many. On success the ticket is spent, including blocks
+                and never lacks room for that many. On success the ticket is spent, including blocks
                 that were not needed. After an error it stays open.
 
         Raises:
@@ -889,9 +889,10 @@ class Cache:
         """Copies blocks from the device down to the host.
 
         Args:
-            blocks: The most blocks to copy. Without `of`, so many of the device's next victims get
-                a copy below, or other blocks if the cache's `write` says so. Blocks that an earlier
-                call looked at are passed over, so that it may be called at every step.
+            blocks: The most blocks to copy. Without `of`, up to that many of the device's next
+                victims get a copy below, or other blocks if the cache's `write` says so. Blocks
+                that an earlier call looked at are passed over, so that it may be called at every
+                step.
             of: A parked sequence, whose last blocks go first, or a lease, whose first sealed blocks
                 go first.
         """
@@ -980,7 +981,7 @@ class Cache:
             A row for each running or parked sequence, also for those that have ended or come back
             and wait for their loads: its kind; its number; the device blocks in its table or pinned
             by its keeps; the blocks promised to it, which are growth on the device or slots of the
-            host; and the device blocks that only it holds, so that its end makes at least so many
+            host; and the device blocks that only it holds, so that its end makes at least that many
             free or evictable at once. A "ticket" holds nothing, and is promised blocks of the
             device; a "host ticket" is promised blocks of the host.
         """

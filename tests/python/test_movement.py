@@ -198,7 +198,7 @@ def test_up_unknown_quarantines_and_the_lease_falls_back_to_the_good_prefix() ->
         fresh = yard.begin([*PROMPT, 0], load=0)
         assert not taken & set(yard.cache.block_tables(fresh)[0].tolist())
         yard.compute(fresh)
-        yard.copier.release()  # the copy writes now, into slots that nobody else has got
+        yard.copier.release()  # the copy writes now, into slots that no other lease has
         yard.step()
         assert yard.cache.stats()["device_quarantined"] == 0
         assert yard.intact(fresh, 16)

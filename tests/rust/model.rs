@@ -110,10 +110,10 @@ proptest! {
     }
 }
 
-/// So many tests share the scripts, so that each is short and they run side by side.
+/// This many tests share the scripts, so that each is short and they run side by side.
 const PARTS: usize = 8;
 
-/// Every script whose turn it is: each is drawn, in one order, and has its turn in one part.
+/// Runs the scripts of one part: each part draws all scripts in one order, and runs its own.
 fn walk_part(part: usize) {
     let drawn = Cell::new(0);
     let mut runner = TestRunner::new(config());

@@ -184,7 +184,7 @@ fn table(state: &mut State, id: LeaseId, blocks: u32) -> Vec<u32> {
     table
 }
 
-/// Nobody holds anything any more.
+/// Nothing is held any more.
 fn at_rest(cache: &Cache) {
     let locked = cache.lock();
     assert_eq!(locked.audit(), None);

@@ -69,7 +69,7 @@ fn below(cache: &Cache, name: u32, blocks: u32) -> Chain {
         blocks,
     );
     finish(cache, lease);
-    // Somebody who needs the whole device.
+    // A request that needs the whole device.
     let device = cache.lock().stats().tiers[0].capacity as u32;
     let (other, _) = begin(cache, &text(cache, name + 50, device));
     finish(cache, other);

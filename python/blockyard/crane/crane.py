@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier, Joining, Landed, Receipt, Slots, Turning
-from blockyard.crane.copiers.select import fitting
+from blockyard.crane.copiers.select import select_copier
 from blockyard.crane.tiers import Tier
 from blockyard.shared.layout import Hello, KVLayout
 from blockyard.shared.log import Limited
@@ -81,7 +81,7 @@ class Crane:
         self._layout = layout
         self._rank = rank
         self._fingerprint = fingerprint or layout.fingerprint
-        self._copier: Copier = fitting(device, host, thresholds) if copier is None else copier
+        self._copier: Copier = select_copier(device, host, thresholds) if copier is None else copier
         self._turn: Callable[[], AbstractContextManager[object]] = nullcontext
         if isinstance(self._copier, Turning):
             self._turn = self._copier.turn

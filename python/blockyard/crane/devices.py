@@ -28,9 +28,9 @@ class Device:
     xp: Any
     """The array module: NumPy, or CuPy. Planes of the device's tier are its arrays."""
     near: Callable[[KVLayout, int], Tier]
-    """Makes a device tier of so many blocks."""
+    """Makes a device tier of a number of blocks."""
     far: Callable[[KVLayout, int, Shared | None], Tier]
-    """Makes a host tier of so many blocks; the file is what `MemoryTier` calls shared."""
+    """Makes a host tier of a number of blocks; the file is what `MemoryTier` calls shared."""
 
     def tiers(
         self, layout: KVLayout, blocks: int, host: int, *, shared: Shared | None = None

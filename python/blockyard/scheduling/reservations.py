@@ -130,7 +130,9 @@ class Reservations:
         except TypeError as error:
             raise Misuse(f"request {request!r:.60}: must be an id that can be hashed") from error
         if taken:
-            raise Misuse(f"request {request!r} has a ticket already: commit or release that one")
+            raise Misuse(
+                f"request {request!r} has a reservation already: commit or release that one"
+            )
         room = self._cache.room()
         headroom = max(policy.headroom(running) - room.headroom, 0)
         try:
@@ -206,7 +208,7 @@ class Reservations:
         reservation = self._open.pop(number, None)
         if reservation is None:
             raise SpentReservation(
-                f"ticket {number} is not open: it was committed or released, or has expired; "
+                f"reservation {number} is not open: it was committed or released, or has expired; "
                 "ask for another"
             )
         del self._requests[reservation.request]

@@ -282,11 +282,11 @@ class KVLayout:
         )
 
     def device_blocks(self, gib: float) -> int:
-        """Returns how many blocks fit into so many GiB of one rank's device."""
+        """Returns how many blocks fit into `gib` GiB of one rank's device."""
         return int(gib * 2**30) // self.block_bytes
 
     def host_blocks(self, gib: float, *, per: Literal["host", "rank"] = "host") -> int:
-        """Returns how many blocks fit into so many GiB of the host, or of each rank's share."""
+        """Returns how many blocks fit into `gib` GiB of the host, or of each rank's share."""
         return int(gib * 2**30) * (self.ranks if per == "rank" else 1) // self.host_block_bytes
 
 

@@ -43,7 +43,7 @@ def deliver() -> Action:
 
 
 def delay(polls: int) -> Action:
-    """The copy begins only after so many polls: it reads and writes late."""
+    """The copy begins only after that many polls: it reads and writes late."""
     return Action("delay", polls)
 
 

@@ -38,7 +38,7 @@ class Copies:
         self._seen = seen
         self._air: dict[int, _InFlight] = {}
         self._heard: set[tuple[int, int]] = set()
-        self._flown: set[int] = set()
+        self._launched: set[int] = set()
         self._counts = dict.fromkeys(("outcomes_ignored", "flights_failed", "flights_unknown"), 0)
 
     def launched(self, plans: Iterable[Plan], now: int) -> None:
@@ -48,7 +48,7 @@ class Copies:
             way = way_of(plan.source_tier, plan.destination_tier)
             ranks = set(range(self._ranks))
             self._air[plan.flight] = _InFlight(way, len(plan), due, ranks, len(plan))
-            self._flown.add(plan.flight)
+            self._launched.add(plan.flight)
             self._seen[f"plans {way}"] += 1
 
     def heard(self, outcomes: Iterable[Outcome]) -> None:
@@ -58,7 +58,7 @@ class Copies:
             air = self._air.get(flight)
             if air is None or rank not in air.missing:
                 self._counts["outcomes_ignored"] += 1
-                known = flight in self._flown and rank < self._ranks
+                known = flight in self._launched and rank < self._ranks
                 again = (flight, rank) in self._heard
                 name = ("twice" if again else "late") if known else "foreign"
                 self._seen[f"2.3 {name}"] += 1

@@ -102,7 +102,7 @@ class SimulatedGpu:
         self._queue(stream, self._once(work))
 
     def product(self, steps: int, stream: int = 0) -> None:
-        """Submits a matrix product of so many steps, which leaves no room for a kernel."""
+        """Submits a matrix product of that many steps, which leaves no room for a kernel."""
         self._queue(stream, self._multiply(steps))
 
     def hang(self, stream: int) -> None:
@@ -122,7 +122,7 @@ class SimulatedGpu:
         lost: bool = False,
         after: int = 0,
     ) -> None:
-        """Makes one such call fail, after so many that do not; with `lost` all later ones, too."""
+        """Makes one such call fail, after `after` that do not; with `lost` all later ones, too."""
         self._failing[call] = name, lost, after
 
     def lose(self, name: str = "CUDA_ERROR_DEINITIALIZED") -> None:
@@ -144,7 +144,7 @@ class SimulatedGpu:
             self._capturing.remove(stream)
 
     def run(self, steps: int = -1) -> bool:
-        """Takes so many steps, or all that can be taken; returns whether any was taken."""
+        """Takes that many steps, or all that can be taken; returns whether any was taken."""
         taken = False
         while steps:
             steps -= 1

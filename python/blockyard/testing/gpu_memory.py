@@ -94,7 +94,7 @@ class AddressSpace:
         ctypes.memmove(self._checked(to, nbytes), self._checked(from_, nbytes), nbytes)
 
     def table(self, address: int, count: int, kind: type[np.unsignedinteger[Any]]) -> Array:
-        """Reads so many numbers of a kind."""
+        """Reads `count` numbers of a kind."""
         size = count * np.dtype(kind).itemsize
         return np.frombuffer(ctypes.string_at(self._checked(address, size), size), kind)
 

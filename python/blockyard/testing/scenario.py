@@ -71,8 +71,8 @@ outcome |
     | engine | "recompute" or "abort": the engine is reset |
     | weights | the weights are updated |
     | reconcile | ticks by which the engine's list of seats is late |
-    | fail | ticks, "recompute" or "abort": the engine dies, and is reset so many ticks later |
-    | promise | name of a request, blocks, ticks, peer: a ticket for it, for so many ticks |
+    | fail | ticks, "recompute" or "abort": the engine dies, and is reset that many ticks later |
+    | promise | name of a request, blocks, ticks, peer: a ticket for it, for that many ticks |
     | withdraw | name of a request: its ticket is released |
     | peer | peer: it dies, and its tickets expire |
     | resize | "device" or "host", slots |

@@ -152,7 +152,7 @@ def _of_refusal(refusal: NoRoom, holders: _Holders) -> list[str]:
 
 
 def _ends(missing: int, holders: _Holders) -> list[str]:
-    """Names the fewest holders whose end is certain to free so many device slots."""
+    """Names the fewest holders whose end is certain to free `missing` device slots."""
     # A parked sequence is promised slots of the host.
     gains = [
         (alone + (0 if kind in {"parked", "host ticket"} else promised), f"{kind} {number}")

@@ -35,7 +35,7 @@ impl Ghosts {
         (keys as usize).div_ceil(WAYS).next_power_of_two().max(2)
     }
 
-    /// Bytes that room for so many keys takes.
+    /// Bytes that room for `keys` keys takes.
     pub(crate) fn bytes(keys: u32) -> usize {
         Self::buckets(keys) * size_of::<Bucket>()
     }

@@ -76,7 +76,7 @@ impl Index {
         5 * nodes / 2 + 1
     }
 
-    /// Bytes that an index of so many nodes takes.
+    /// Bytes that an index of `nodes` nodes takes.
     pub(crate) fn bytes(nodes: usize) -> usize {
         Self::places(nodes) * size_of::<Place>()
     }

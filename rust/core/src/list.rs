@@ -26,7 +26,7 @@ impl Lists {
         Ok(lists)
     }
 
-    /// Room to grow to so many numbers.
+    /// Makes room to grow to that many numbers.
     pub(crate) fn reserve(&mut self, len: usize) -> Result<()> {
         let all = self.heads as usize + len;
         memory::reserve(&mut self.links, all, "the eviction order")

@@ -18,7 +18,7 @@ pub(crate) fn filled<T: Clone>(count: usize, with: T, what: &'static str) -> Res
     Ok(vec)
 }
 
-/// Whether the system grants so many bytes at once, and they are no more than `there`, if that is
+/// Whether the system grants that many bytes at once, and they are no more than `there`, if that is
 /// known, as the system grants memory that it does not have. Nothing is written: if several arrays were
 /// each granted without memory for all, the process would end when the last of them is written to.
 pub(crate) fn ask(bytes: u64, there: Option<u64>, what: &'static str) -> Result<()> {

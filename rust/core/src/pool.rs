@@ -97,7 +97,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Room to grow to so many slots.
+    /// Makes room to grow to that many slots.
     pub(crate) fn reserve(&mut self, slots: u32) -> Result<()> {
         memory::reserve(&mut self.cells, slots as usize, "the slots' cells")
     }

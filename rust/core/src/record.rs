@@ -33,14 +33,14 @@ pub(crate) enum Phase {
     /// It may run.
     #[default]
     Running,
-    /// It may run when so many flights have landed.
+    /// It may run when this many flights have landed.
     Loading {
         flights: u32,
         resumes: Option<ParkedIx>,
     },
     /// A load of its resume did not come whole: the engine recomputes, or parks it again.
     Short { resumes: ParkedIx },
-    /// Its handle is spent; it is released when so many flights have landed.
+    /// Its handle is spent; it is released when this many flights have landed.
     Ended {
         flights: u32,
         resumes: Option<ParkedIx>,

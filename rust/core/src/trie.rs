@@ -70,8 +70,8 @@ pub(crate) struct Trie {
 }
 
 impl Trie {
-    /// For tiers of so many slots, the device first. Every node has one at least, so that they bound
-    /// their number.
+    /// For tiers of these sizes in slots, the device first. Every node has one at least, so that they
+    /// bound their number.
     pub(crate) fn new(tiers: &[usize]) -> Result<Self> {
         let mut trie = Self {
             nodes: Arena::new(),
@@ -83,7 +83,7 @@ impl Trie {
         Ok(trie)
     }
 
-    /// Bytes that it takes for tiers of so many slots.
+    /// Bytes that it takes for tiers of these sizes in slots.
     pub(crate) fn bytes(tiers: &[usize]) -> usize {
         let slots = tiers.iter().sum::<usize>();
         let below = tiers[1..].iter().filter(|&&own| own > 0).count();

@@ -83,7 +83,7 @@ impl<'py> Batch<'py> {
         self.leases.iter().map(|lease| &lease.get().inner).collect()
     }
 
-    /// What each row may publish when so many of its tokens are computed.
+    /// What each row may publish when that many of its tokens are computed.
     pub(crate) fn seals(&self, computed: &Counts) -> Outcome<Seals> {
         let mut seals = Seals::default();
         for (row, lease) in self.handles().into_iter().enumerate() {

@@ -15,7 +15,8 @@ use blockyard_guard::guarded;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
-/// A prompt of so many tokens is read and hashed before its size is judged: that takes less time.
+/// A prompt of at most this many tokens is read and hashed before its size is judged: that takes
+/// less time.
 const FEW: u64 = 4096;
 
 #[guarded]

@@ -9,7 +9,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyInt, PyIterator};
 use std::ffi::CStr;
 
-/// One call takes at most so many values of anything. No prompt or batch has as many, and an endless
+/// One call takes at most this many values of anything. No prompt or batch has as many, and an endless
 /// iterator reaches them in a second or two.
 pub(crate) const MOST: usize = 1 << 25;
 
@@ -22,7 +22,7 @@ pub(crate) fn too_many(name: &str, count: impl std::fmt::Display) -> Failure {
     ))
 }
 
-/// Makes room for so many more values.
+/// Makes room for `more` more values.
 pub(crate) fn room<T>(all: &mut Vec<T>, more: usize, what: &'static str) -> Outcome<()> {
     all.try_reserve(more).map_err(|_| {
         let bytes = (all.len() as u64).saturating_add(more as u64);
@@ -57,7 +57,7 @@ pub(crate) fn each<'py, T>(
     Ok(all)
 }
 
-/// What `len` says, 0 where there is none; an error if one call never takes so many.
+/// What `len` says, 0 where there is none; an error if one call never takes that many.
 fn said(name: &str, from: &Bound<'_, PyAny>) -> PyResult<usize> {
     let py = from.py();
     match from.len() {
@@ -186,7 +186,7 @@ fn typed<E: Wide, T: Whole>(
     Ok(all)
 }
 
-/// Makes exactly so much room; an error if one call never takes so many.
+/// Makes room for exactly `count` values; an error if one call never takes that many.
 fn vacant<T>(all: &mut Vec<T>, count: usize, name: &'static str) -> Outcome<()> {
     if count > MOST {
         return Err(too_many(name, count));

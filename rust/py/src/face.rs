@@ -69,7 +69,7 @@ impl Cache {
         checked.map_err(|bad| self.reject(py, 1, bad.into()))
     }
 
-    /// Counts so many handles as rejected. Returns the error to raise.
+    /// Counts `handles` handles as rejected. Returns the error to raise.
     pub(crate) fn reject(&self, py: Python<'_>, handles: u64, bad: Failure) -> PyErr {
         let counted = enter(py, &self.inner, 0, |state| {
             state.reject(handles);

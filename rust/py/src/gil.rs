@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A verb that names so many blocks (or rows) is still short: at 20 to 60 ns each, it takes some
+/// A verb that names this many blocks (or rows) is still short: at 20 to 60 ns each, it takes some
 /// tens of µs. See "short verbs" in `docs/measurements.md`.
 pub(crate) const SHORT: usize = 1024;
 
@@ -84,7 +84,7 @@ pub(crate) fn hash<T: Send>(
     }
 }
 
-/// Computes up to so many runs of bytes.
+/// Computes up to `runs` runs of bytes.
 pub(crate) fn reckon<T: Send>(py: Python<'_>, runs: usize, act: impl FnOnce() -> T + Send) -> T {
     if runs <= SHORT_RECKONING {
         act()

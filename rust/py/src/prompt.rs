@@ -42,7 +42,7 @@ impl Apart<'_, '_> {
     }
 }
 
-/// One media item of a prompt of so many tokens.
+/// One media item of a prompt of `tokens` tokens.
 fn one_item(at: usize, item: &Bound<'_, PyAny>, tokens: usize) -> PyResult<Media> {
     if at == tokens {
         let message =

@@ -218,7 +218,7 @@ def test_threads_start_with_the_first_copy_and_end_with_the_close() -> None:
 def test_the_interpreter_runs_on_while_bytes_move(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """In one call of NumPy: did it hold the interpreter's lock, nobody would run until its end."""
+    """In one call of NumPy: if it held the interpreter's lock, no other thread could run."""
     monkeypatch.setattr(threads, "_CHUNK", 1 << 40)
     small = kind == "scattered small blocks"
     order: Order = "layer-first" if kind == "layer-first" else "page-first"

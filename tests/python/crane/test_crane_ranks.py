@@ -180,7 +180,7 @@ class Told:
 def test_of_which_some_planes_are_lost_all_is_lost(
     other: Landed, lost: int, tmp_path: Path
 ) -> None:
-    """INV-6: nobody knows whether a slot of it is still written."""
+    """It is unknown whether a slot of it is still written. (INV-6)"""
     device = MemoryTier(SHARED, 12, name="device")
     host = MemoryTier(SHARED, 9, shared=tmp_path / "host")
     landings = [other, other]
@@ -192,7 +192,7 @@ def test_of_which_some_planes_are_lost_all_is_lost(
 
 
 def test_to_join_is_to_wait_for_what_comes_up_and_not_for_what_goes_down(tmp_path: Path) -> None:
-    """INV-6: without streams, what is under way upwards is waited for by its report."""
+    """Without streams, `join` waits for the report of each copy up. (INV-6)"""
     device = MemoryTier(SHARED, 12, name="device")
     host = MemoryTier(SHARED, 9, shared=tmp_path / "host")
     hands = Crane(SHARED, rank=0, device=device, host=host, copier=Told(None, None, None))

@@ -40,7 +40,7 @@ def test_memory_that_is_dropped_is_unpinned_behind_its_last_copy_or_not_at_all()
     copier.start(device, host, slots(1), slots(2))
     memory, held = Pinned(gpu, 4096), gpu.held
     with gpu.capture(5):
-        # Nobody may wait for the device now.
+        # Nothing may wait for the device now.
         del memory
         assert gpu.held == held
     memory = Pinned(gpu, 4096)

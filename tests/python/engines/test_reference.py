@@ -588,7 +588,7 @@ def test_stops_are_acked_where_every_row_was_stopped() -> None:
 
 
 @pytest.mark.parametrize("order", ["page-first", "layer-first"])
-def test_on_paper_a_gpu_computes_the_same_bits(order: Order) -> None:
+def test_a_simulated_gpu_computes_the_same_bits(order: Order) -> None:
     model = Model(CONFIG, xp=simulated)
     memory = Memory(model=model, on=simulated.elsewhere(), order=order)
     assert same(memory.whole(TEXT, 7), PLAIN)
@@ -597,7 +597,7 @@ def test_on_paper_a_gpu_computes_the_same_bits(order: Order) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_on_paper_a_gpu_says_the_same_under_a_squeeze(temperature: float) -> None:
+def test_a_simulated_gpu_says_the_same_under_a_squeeze(temperature: float) -> None:
     model, sampling = Model(CONFIG, xp=simulated), Sampling(temperature, seed=5)
     wanted = requests(6)
     squeezed = ran(

@@ -82,7 +82,7 @@ def test_what_waits_for_the_gpu_is_counted(name: str, ask: Callable[[Any], objec
     assert simulated.waits == {name: 1}
 
 
-def test_what_is_not_said_on_a_gpu_is_refused_on_paper() -> None:
+def test_what_is_not_said_on_a_gpu_is_refused_by_the_simulated_one() -> None:
     one = there()
     twice = simulated.asarray(np.array([1, 1]))
     with pytest.raises(AssertionError, match="written twice"):

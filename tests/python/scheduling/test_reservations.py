@@ -85,7 +85,7 @@ def test_a_ticket_that_has_ended_is_refused_with_an_error_of_its_own(end: str, v
     # Another reservation of the same request is not mistaken for it.
     again = tickets.open("a", 1, deadline=9)
     before = spare(cache)
-    with pytest.raises(SpentReservation, match=f"ticket {promise.id} is not open"):
+    with pytest.raises(SpentReservation, match=f"reservation {promise.id} is not open"):
         getattr(tickets, verb)(promise.id)
     assert (again.state, spare(cache)) == (ReservationState.OPEN, before)
 
@@ -93,7 +93,7 @@ def test_a_ticket_that_has_ended_is_refused_with_an_error_of_its_own(end: str, v
 def test_a_second_ticket_of_a_request_is_rejected_and_the_first_is_as_it_was() -> None:
     cache, tickets = made()
     promise = tickets.open("a", 2, deadline=3)
-    with pytest.raises(by.Misuse, match="'a' has a ticket"):
+    with pytest.raises(by.Misuse, match="'a' has a reservation"):
         tickets.open("a", 1, deadline=5)
     assert (promise.state, spare(cache)) == (ReservationState.OPEN, 6)
 

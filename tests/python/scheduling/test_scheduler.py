@@ -74,7 +74,7 @@ def test_t4_whose_every_load_is_late_is_computed_in_the_end() -> None:
             (plan,) = loop.plans
             loop.plans.clear()
             loads += 1
-            assert loads < 10, "it loads for ever"
+            assert loads < 10, "it never stops loading"
             loop.cache.mark_unknown([plan])
             assert not loop.schedule().chunks
             loop.cache.abort([plan])

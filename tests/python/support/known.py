@@ -122,7 +122,7 @@ class Known(RuleBasedStateMachine):
         return tokens + [path >> blocks & 1] * (tail % self.size)
 
     def known(self, salt: Salt, tokens: list[int]) -> int:
-        """Tokens of the longest prefix whose every block somebody with this salt has sealed."""
+        """Tokens of the longest prefix of which every block was sealed with this salt."""
         ends = range(self.size, len(tokens) + 1, self.size)
         full = 0
         for end in ends:

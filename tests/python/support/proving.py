@@ -136,7 +136,7 @@ def prove(
 
     Args:
         seed: Of conversations, pressure and faults.
-        on: What computes, and in whose memory.
+        on: What computes, and in which memory.
         inner: Makes what moves the bytes, under the faults; None for what the crane takes.
 
     Returns:

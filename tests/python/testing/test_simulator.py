@@ -205,7 +205,7 @@ def test_who_is_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_replicas_that_differ_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second scheduler that is made is deaf."""
+    """Every second scheduler that is made gets no acks."""
     made: list[Lifecycle] = []
 
     def wrong(self: Lifecycle, right: Any, acks: Iterable[Ack]) -> None:
@@ -247,7 +247,7 @@ def test_the_engine_too_notices_a_slot_that_is_given_out_before_the_fence(
 
 
 def step(number: int, *leases: by.Lease) -> Step:
-    """Who computes its first three tokens."""
+    """A step in which each lease computes its first three tokens."""
     firsts = np.zeros(len(leases), np.int64)
     chunks = tuple(Chunk(seat, 0, 3) for seat in range(len(leases)))
     rows = np.zeros(0, np.int32), list(leases), firsts, firsts + 3
@@ -378,13 +378,13 @@ def miscounts(self: Reservations, right: Any) -> Any:
     ("verb", "wrong", "found"),
     [
         ("open", refuses, "is refused 2 blocks"),
-        ("open", again, "has two tickets"),
+        ("open", again, "has two reservations"),
         ("open", eager, "is promised 10 of"),
         ("expire", forgets, "2.6 expired"),
         ("expire", late, "2.6 expired"),
         ("died", forgets, "2.6 peer"),
-        ("_end", keeps, "the ticket of a has ended, and is taken"),
-        ("stats", miscounts, "tickets are open"),
+        ("_end", keeps, "the reservation of a has ended, and is taken"),
+        ("stats", miscounts, "reservations are open"),
     ],
 )
 def test_a_ticket_that_comes_to_a_wrong_end_is_noticed(
@@ -442,7 +442,7 @@ def test_whom_a_dead_engine_had_fails_and_who_waits_goes_on() -> None:
 
 
 def spares(self: Lifecycle, right: Any, reason: str) -> None:
-    """Who is stopping is forgotten."""
+    """A seat that is stopping is forgotten."""
     for seat in self._seats.bound():
         seat.ended = seat.stop is not None
     right(self, reason)
@@ -462,7 +462,7 @@ def lives(self: Lifecycle, right: Any, reason: str) -> None:
 
 
 def loads(self: Lifecycle, right: Any, reason: str) -> None:
-    """Who is loading waits for a load."""
+    """A seat that is loading waits for a load."""
     for seat in self._seats.bound():
         if seat.request.state is RequestState.LOADING:
             seat.ended = True
@@ -625,9 +625,9 @@ def test_the_engine_notices_work_for_a_seat_that_is_stopped() -> None:
     cache = by.KVCache(device=8)
     with cache.begin([1, 2, 3]) as lease:
         start = Start("a", 0, 1, np.arange(3, dtype=np.uint32), 0)
-        nobody = np.zeros(0, np.int32), [lease], np.zeros(1, np.int64), np.array([3])
+        rows = np.zeros(0, np.int32), [lease], np.zeros(1, np.int64), np.array([3])
         engine.tables(cache.block_tables([lease]))
-        engine.submit(Step(1, (Stop("a", 0, 1),), (start,), (Chunk(0, 0, 3),), *nobody))
+        engine.submit(Step(1, (Stop("a", 0, 1),), (start,), (Chunk(0, 0, 3),), *rows))
         with pytest.raises(Broken, match="stops seat 0, and runs it"):
             engine.poll()
 
@@ -688,7 +688,7 @@ def test_a_prompt_that_fills_the_device_comes_twice_where_a_block_is_one_token()
 
 
 def test_of_requests_that_sample_alike_none_is_lost_where_nothing_can_be_recomputed() -> None:
-    """INV-11, INV-25. `tests/soak.py --alike 1000` takes as many seeds as you like."""
+    """`tests/soak.py --alike 1000` takes as many seeds as you like. (INV-11, INV-25)"""
     parked = 0
     for seed in range(150):
         ran = simulate(Scenario.alike(seed))

@@ -24,14 +24,14 @@ def test_no_request_loses_a_token_under_pressure(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_request_loses_a_token_in_the_memory_of_a_gpu_on_paper(seed: int) -> None:
+def test_no_request_loses_a_token_in_the_memory_of_a_simulated_gpu(seed: int) -> None:
     """Where copies land in an order of their own, and the worst of them fail, too."""
     seen = prove(seed, simulated.elsewhere(seed), None)
     wanted = ("park", "resume", "recompute", "promote", "abort", "checked")
     assert all(seen[what] for what in wanted), seen
 
 
-def test_on_paper_a_gpu_has_the_bytes_and_the_tokens_of_numpy() -> None:
+def test_a_simulated_gpu_has_the_bytes_and_the_tokens_of_numpy() -> None:
     conversations, known, sampling = Conversation.seeded(5, 6), Bytes(), Sampling(0.8)
     tokens = undisturbed(conversations, known, sampling)
     positions = len(known.known)

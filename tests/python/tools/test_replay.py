@@ -596,8 +596,8 @@ def test_a_gap_between_tokens_spans_the_time_that_somebody_was_away() -> None:
     replay = opened(squeezed(trace, headroom="none", verify=True), trace)
     replay.run(quiet)
     replay.memory.close()
-    assert sum(rows for _, rows in replay.tally.gaps) == trace.output_length.sum() - len(trace)
-    assert len(replay.tally.ttft) == len(trace)
+    assert sum(rows for _, rows in replay.counts.gaps) == trace.output_length.sum() - len(trace)
+    assert len(replay.counts.ttft) == len(trace)
 
 
 def test_a_prefill_engine_gives_first_tokens_and_no_others(trace: Trace) -> None:

@@ -54,7 +54,7 @@ MAKING: list[tuple[str, dict[str, Any], type[by.Misuse], str]] = [
     ("an unknown hash", {"key_hash": "md5"}, by.Misuse, "key_hash = 'md5'"),
     ("an unknown name", {"namespace": {"modle": "x"}}, by.Misuse, '"modle"'),
     ("a name that is no text", {"namespace": {"model": 3}}, by.Misuse, "'model', 3"),
-    ("a keyword nobody knows", {"banana": 1}, by.Misuse, "there is no 'banana'"),
+    ("an unknown keyword", {"banana": 1}, by.Misuse, "there is no 'banana'"),
     ("a namespace that is text", {"namespace": "llama"}, by.Misuse, "namespace"),
 ]
 
@@ -235,7 +235,12 @@ VALUES: list[tuple[str, Act, type[by.BlockyardError], str]] = [
     ("demote two", lambda h: h.cache.demote(1, of=[h.lease]), by.Misuse, "of is"),
     ("promote -1", lambda h: h.cache.promote(h.cache.keys([1]), -1), by.Misuse, "blocks = -1"),
     ("flight 0", lambda h: h.cache.commit(0, 1), by.ForeignLease, "flight 0"),
-    ("flight of nobody", lambda h: h.cache.abort(h.plan.flight + 1), by.ForeignLease, "flight"),
+    (
+        "a flight that is not there",
+        lambda h: h.cache.abort(h.plan.flight + 1),
+        by.ForeignLease,
+        "flight",
+    ),
     ("unknown's", lambda h: h.cache.mark_unknown([h.plan, 77]), by.ForeignLease, "flight 77"),
     ("one of two", lambda h: h.cache.commit([h.plan.flight, 77], 1), by.ForeignLease, "flight 77"),
     ("flight -1", lambda h: h.cache.abort(-1), by.Misuse, "flight -1"),

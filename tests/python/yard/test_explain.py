@@ -1,4 +1,4 @@
-"""`explain`: why a prefix missed, why a request waits, who holds what, what would make room."""
+"""`explain`: why a prefix missed, why a request waits, what is held, what would make room."""
 
 import re
 

@@ -101,7 +101,7 @@ def test_tables_are_padded_with_the_null_slot_that_nobody_gets() -> None:
     assert min(held) == 2
     given = np.full((3, 6), 7, np.int32)
     assert cache.block_tables(batch, given) == 12
-    assert given[2].tolist() == [7] * 6, "a row that nobody has"
+    assert given[2].tolist() == [7] * 6, "a row that no sequence has"
 
 
 def test_growth_inside_a_promise_never_fails_and_beyond_it_names_the_rows() -> None:
@@ -172,7 +172,7 @@ def test_park_demote_and_resume_go_on_at_exactly_the_same_token() -> None:
     assert plan is not None
     cache.commit(plan)
     prompt = [*text(1, 10), 5, 6]
-    assert cache.probe(prompt).device == 3, "nothing leaves before somebody needs it"
+    assert cache.probe(prompt).device == 3, "nothing leaves before its slot is needed"
     other = begin(cache, text(2, 16))
     assert cache.probe(prompt).device == 2, "tail first, as far as the need goes"
     cache.grow(other, 4)

@@ -59,12 +59,12 @@ def test_duplicate_late_and_foreign_outcomes_are_counted_and_change_nothing() ->
     flights = Flights(2, None)
     launched(flights)
     flights.report([by.Outcome(FLIGHT, 0, 4)])
-    for nobody in (
+    for stray in (
         by.Outcome(FLIGHT, 0, 0),
         by.Outcome(FLIGHT + 1, 0, 4),
         by.Outcome(FLIGHT, 2, 0),
     ):
-        assert flights.report([nobody]).flights == []
+        assert flights.report([stray]).flights == []
     assert flights.report([by.Outcome(FLIGHT, 1, 4)]) == ([FLIGHT], [4], [False])
     assert flights.report([by.Outcome(FLIGHT, 1, 4)]).flights == []
     assert flights.stats()["outcomes_ignored"] == 4
@@ -212,7 +212,7 @@ def test_a_plan_that_ended_before_it_was_dispatched_is_not_given_out() -> None:
 
 @pytest.mark.parametrize("landed", [False, True])
 def test_a_step_that_is_done_stays_done_whatever_is_told_later(landed: bool) -> None:
-    """INV-6: a second scheduler numbers its steps behind it."""
+    """A second scheduler numbers its steps behind it. (INV-6)"""
     cache = by.KVCache(block_size=4, device=32, host=32, ahead=0)
     publish_below(cache, text(1, 16))
     lease = begin(cache, [*text(1, 16), 0])
@@ -236,7 +236,7 @@ def test_what_is_all_good_is_not_corrupt_whatever_its_rank_says() -> None:
 
 @pytest.mark.parametrize("first", ["deadline", "one rank", "both ranks"])
 def test_a_flight_whose_end_is_unknown_for_two_reasons_is_named_once(first: str) -> None:
-    """INV-6: its deadline passes, or its device is lost, and then the other."""
+    """Its deadline passes, or its device is lost, and then the other. (INV-6)"""
     flights = Flights(2, 10)
     launched(flights)
     lost = [by.Outcome(FLIGHT, rank, 0, by.Cause.LOST) for rank in range(2)]

@@ -185,7 +185,7 @@ def test_the_tail_is_taken_back_while_its_own_copy_down_is_in_the_air() -> None:
     assert cache.grow(resumed, 2).size == 0
     cache.seal(resumed, 12)
     again = cache.park(resumed, 12)
-    # It needs a copy of its own: the one in flight is nobody's.
+    # It needs a copy of its own: the one in flight belongs to no sequence.
     assert (again.blocks, cache.stats()["host_promised"], again.moving) == (3, 3, 0)
     assert cache.commit(plan) == 1
     assert (cache.stats()["host_pinned"], cache.room("host").free) == (0, 8)

@@ -61,7 +61,7 @@ def together(workers: list[Callable[[], None]]) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
+    assert not any(thread.is_alive() for thread in threads), "a thread never ends"
     if failures:
         raise failures[0]
 
@@ -272,7 +272,7 @@ def short_verbs(cache: by.KVCache) -> dict[str, Callable[[], object]]:
 
 
 def test_a_short_verb_keeps_the_interpreter_and_a_long_one_gives_it_away(big: by.KVCache) -> None:
-    """Nobody else is let in unless he is asked to, or has waited a thousand seconds."""
+    """No other thread gets the interpreter unless it is given away, or for a thousand seconds."""
     cache = by.KVCache(block_size=16, device=4096, host=4096)
     verbs = short_verbs(cache)
     turns: list[int] = []

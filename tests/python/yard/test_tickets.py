@@ -60,7 +60,7 @@ def test_a_ticket_is_open_still_when_its_begin_is_refused_or_told_to_wait() -> N
         with pytest.raises(by.NoRoom) as refused:
             cache.begin(text(2, tokens), ticket=ticket)
         assert type(refused.value) is error
-        assert refused.value.promised == 0, "his own ticket is not in his way"
+        assert refused.value.promised == 0, "its own ticket is not in its way"
     assert (ticket.state, cache.digest()) == ("open", digest)
     assert unchanged(cache.stats()) == unchanged(before)
     lease = begin(cache, text(2, 16), ticket=ticket)

@@ -1,4 +1,4 @@
-//! What a scheduler asks: how much room there is, who holds what, what is in flight.
+//! What a scheduler asks: how much room there is, what each holder has, what is in flight.
 
 use crate::yard::{Yard, and_one, cat, one, text, tokens};
 use blockyard_core::{
@@ -97,11 +97,11 @@ fn what_is_held_alone_is_what_the_end_of_a_lease_gives_back() {
     let yard = Yard::new(24, 8);
     yard.publish(&text(1, 3));
     let (first, _) = yard.begin(&and_one(&text(1, 3)));
-    let alone =
+    let exclusive =
         |lease: &blockyard_core::Lease| yard.cache.lock().exclusive_blocks(lease.id()).unwrap();
-    assert_eq!(alone(&first), 4);
+    assert_eq!(exclusive(&first), 4);
     let (second, _) = yard.begin(&and_one(&text(1, 3)));
-    assert_eq!((alone(&first), alone(&second)), (1, 1));
+    assert_eq!((exclusive(&first), exclusive(&second)), (1, 1));
     let room = |yard: &Yard| {
         let room = yard.cache.lock().room(Tier::DEVICE).unwrap();
         room.free + room.evictable
@@ -109,7 +109,7 @@ fn what_is_held_alone_is_what_the_end_of_a_lease_gives_back() {
     let before = room(&yard);
     yard.finish(second);
     assert_eq!(room(&yard), before + 1);
-    assert_eq!(alone(&first), 4);
+    assert_eq!(exclusive(&first), 4);
     let id = first.id();
     yard.finish(first);
     assert_eq!(room(&yard), before + 5);
@@ -172,14 +172,14 @@ fn of_a_parked_sequence_is_told_what_moves_and_what_only_it_holds() {
     assert_eq!(yard.cache.lock().digest(), digest, "it was only asked");
     // What is above a source must stay for now: at once its end would give nothing.
     let tail = yard.demote_parked(&parked, 1).unwrap();
-    let alone = |yard: &Yard| {
+    let exclusive = |yard: &Yard| {
         let mut holders = yard.cache.lock().holders().into_iter();
         holders
             .find(|row| row.id == HolderId::Parked(parked.id()))
             .unwrap()
             .alone
     };
-    assert_eq!((pending(&parked), alone(&yard)), ((1, 2), 0));
+    assert_eq!((pending(&parked), exclusive(&yard)), ((1, 2), 0));
     yard.overdue(&tail);
     assert_eq!(pending(&parked), (0, 0), "it is read until the fence");
     let rest = yard.demote_parked(&parked, 5).unwrap();
@@ -187,7 +187,7 @@ fn of_a_parked_sequence_is_told_what_moves_and_what_only_it_holds() {
     assert_eq!(pending(&parked), (5, 0));
     yard.fail(&tail, 0);
     yard.fail(&rest, 2);
-    assert_eq!((pending(&parked), alone(&yard)), ((0, 1), 1));
+    assert_eq!((pending(&parked), exclusive(&yard)), ((0, 1), 1));
     yard.finish(other);
     assert_eq!(pending(&parked), (0, 3), "the stem is its own now");
     let (lease, begun) = yard.resume(parked);

@@ -251,7 +251,7 @@ fn a_parked_sequence_always_waits_for_what_is_in_flight() {
     yard.land(&[yard.demote_parked(&parked, 3).unwrap()]);
     yard.squeeze(2);
     let (loading, begun) = yard.begin(&and_one(&prompt));
-    assert_eq!(begun.plans.len(), 1, "somebody else loads its blocks");
+    assert_eq!(begun.plans.len(), 1, "another sequence loads its blocks");
     let before = yard.stats();
     let Err((parked, None)) = yard.cache.resume(parked, 0) else {
         panic!("it should wait");

@@ -1,4 +1,4 @@
-//! INV-24: clear never waits.
+//! A clear never waits. (INV-24)
 
 use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, Yard, and_one, config, one, sealing, text};
@@ -109,7 +109,7 @@ fn a_detached_leases_load_lands_as_its_private_blocks() {
     yard.land(&begun.plans);
     assert_eq!((yard.view(&lease).cached, yard.on_device(&prompt)), (8, 0));
     assert_eq!(yard.seal(&lease, 8), 0);
-    // The same text is published by somebody else meanwhile, untouched by the old lease's end.
+    // The same text is published by another sequence meanwhile, untouched by the old lease's end.
     yard.publish(&prompt);
     yard.finish(lease);
     assert_eq!(yard.on_device(&prompt), 2);

@@ -1,4 +1,4 @@
-//! INV-17: replicas of the yard that were fed the same calls are known to be the same by a number.
+//! A number tells whether replicas of the yard that got the same calls are the same. (INV-17)
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, sealing, text};
@@ -102,7 +102,7 @@ fn the_order_of_two_calls_is_in_it() {
         for name in [1, 2] {
             yard.publish(&text(name, 2));
         }
-        // Nothing but who was used last differs.
+        // Only the order of last use differs.
         for name in names {
             yard.publish(&and_one(&text(name, 2)));
         }

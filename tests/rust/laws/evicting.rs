@@ -1,4 +1,4 @@
-//! R2: eviction in one batch, and when a parent's turn comes.
+//! Eviction in one batch, and when a parent's turn comes. (R2)
 
 use crate::yard::{KINDS, Yard, and_one, cat, config, text};
 use blockyard_core::{Config, Error, EvictionPolicy, Lease, Retention};
@@ -10,8 +10,8 @@ fn yard_of(policy: EvictionPolicy, device: u32, host: u32) -> Yard {
     })
 }
 
-/// R2-1: the eviction takes the slot out of the block in the same step, so that no other way of
-/// freeing can give the slot back a second time.
+/// The eviction takes the slot out of the block in the same step, so that no other way of freeing
+/// can give the slot back a second time. (R2-1)
 #[test]
 fn an_evicted_blocks_slot_comes_back_once_whatever_else_is_freed_then() {
     let yard = Yard::new(6, 6);
@@ -35,7 +35,7 @@ fn an_evicted_blocks_slot_comes_back_once_whatever_else_is_freed_then() {
     assert_eq!((yard.device().free, yard.device().idle), (5, 1));
 }
 
-/// R2-2: a late answer to a swap must not bring an evicted block back.
+/// A late answer to a swap must not bring an evicted block back. (R2-2)
 #[test]
 fn a_late_outcome_for_an_evicted_block_is_dropped_and_counted() {
     let yard = Yard::new(6, 6);
@@ -54,8 +54,8 @@ fn a_late_outcome_for_an_evicted_block_is_dropped_and_counted() {
     assert_eq!(yard.on_device(&text(2, 6)), 6);
 }
 
-/// R2-3: what eviction may take is exactly what is alive, held by nobody, on the device, and has
-/// no child there; `replay.rs` and the model ask it of random histories.
+/// Eviction may take exactly the blocks that are alive and on the device, that no sequence holds,
+/// and that have no child there; `replay.rs` and the model check this on random histories. (R2-3)
 #[test]
 fn what_may_be_taken_is_what_nobody_holds_and_nothing_held_stands_below() {
     for policy in KINDS {
@@ -79,7 +79,7 @@ fn what_may_be_taken_is_what_nobody_holds_and_nothing_held_stands_below() {
     }
 }
 
-/// R2-4: a parent's turn comes when its last child on the tier leaves, not before and not later.
+/// A parent's turn comes when its last child on the tier leaves, not before and not later. (R2-4)
 #[test]
 fn a_parent_is_next_when_its_last_child_has_left() {
     for policy in KINDS {
@@ -99,8 +99,8 @@ fn a_parent_is_next_when_its_last_child_has_left() {
     }
 }
 
-/// R2-5: there is no counter of duplicates in a list to stay 0. The audit says it harder: the
-/// order of a tier has each idle slot once, and no other.
+/// There is no counter of duplicates in a list which would have to stay 0. The audit is stricter:
+/// the order of a tier has each idle slot once, and no other. (R2-5)
 #[test]
 fn a_block_stands_in_the_order_once_however_often_it_was_used() {
     for policy in KINDS {
@@ -123,7 +123,7 @@ fn a_block_stands_in_the_order_once_however_often_it_was_used() {
     }
 }
 
-/// R2-6.
+/// The duplicate alone is rejected. (R2-6)
 #[test]
 fn of_a_batch_of_a_hundred_with_one_duplicate_99_are_freed_and_one_is_rejected() {
     let yard = Yard::new(200, 0);
@@ -139,7 +139,7 @@ fn of_a_batch_of_a_hundred_with_one_duplicate_99_are_freed_and_one_is_rejected()
     yard.at_rest();
 }
 
-/// R2-7.
+/// Eviction takes what is missing, and no more. (R2-7)
 #[test]
 fn with_nine_free_and_ten_needed_exactly_one_of_a_hundred_is_evicted() {
     for policy in KINDS {
@@ -155,7 +155,7 @@ fn with_nine_free_and_ten_needed_exactly_one_of_a_hundred_is_evicted() {
     }
 }
 
-/// R2-8: a call that cannot have all evicts nothing; a panic in the middle is in `keys.rs`.
+/// A call that cannot have all evicts nothing; a panic in the middle is in `keys.rs`. (R2-8)
 #[test]
 fn a_call_that_cannot_have_all_it_needs_evicts_nothing() {
     for policy in KINDS {
@@ -172,7 +172,7 @@ fn a_call_that_cannot_have_all_it_needs_evicts_nothing() {
     }
 }
 
-/// R2-9: one call evicts them all; what it costs per block is in `docs/measurements.md`.
+/// One call evicts them all; its cost per block is in `docs/measurements.md`. (R2-9)
 #[test]
 fn a_thousand_of_five_thousand_go_in_one_call_oldest_first() {
     for policy in KINDS {

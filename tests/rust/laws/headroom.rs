@@ -1,4 +1,4 @@
-//! R1-5: headroom, the room kept for the growth of the running batch as a whole.
+//! Headroom: the room kept for the growth of the running batch as a whole. (R1-5)
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, room, text};
@@ -32,7 +32,7 @@ fn a_begin_may_not_take_the_headroom_and_a_grow_may() {
     assert_eq!(room(refused), (2, 6, 0, 5));
     assert!(
         yard.grow(&lease, 4 * SIZE),
-        "one that nobody was promised, and three of the headroom"
+        "one that is not promised, and three of the headroom"
     );
     assert_eq!((yard.kept(), yard.device().promised), (2, 2));
     assert!(!yard.grow(&lease, 3 * SIZE), "two are left");

@@ -1,4 +1,4 @@
-//! INV-4, 5, 7, 17 and 19: no wait under the lock, pure questions, only computed KV, isolation.
+//! No wait under the lock, pure questions, only computed KV, isolation. (INV-4, 5, 7, 17, 19)
 
 use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, SIZE, Yard, and_one, cat, config, sealing, text, tokens};
@@ -14,7 +14,7 @@ fn at_once(act: impl FnOnce() + Send + 'static) {
     let (done, waiting) = channel();
     let thread = std::thread::spawn(move || {
         act();
-        done.send(()).expect("somebody waits");
+        done.send(()).expect("the caller waits");
     });
     if waiting.recv_timeout(Duration::from_secs(20)).is_ok() {
         return thread.join().expect("it has ended");
@@ -69,7 +69,7 @@ fn a_verb_proceeds_while_another_thread_hashes_a_long_prompt() {
             }
         });
         while done.load(std::sync::atomic::Ordering::Relaxed) < 20 || verbs == 0 {
-            let mut locked = yard.cache.try_lock().expect("nobody else has a verb");
+            let mut locked = yard.cache.try_lock().expect("no other verb is running");
             locked.grow(&[lease.id()], |_| 0, &mut vec![]).unwrap();
             verbs += 1;
         }
@@ -92,13 +92,13 @@ fn a_panic_in_a_callers_array_leaves_the_yard_whole() {
         (yard.view(&first).blocks, yard.view(&second).blocks),
         (3, 2)
     );
-    // Who holds the lock himself may go on with it; the cache's own verbs do not.
+    // A thread that holds the lock may keep using it; the cache's own verbs do not.
     let ended = yard.cache.lock().finish(&ids, Retention::Ordinary, None);
     assert_eq!(ended, Ok(()));
     yard.at_rest();
 }
 
-/// R2-8: what a verb was changing when it panicked is not used again, and nobody else is touched.
+/// What a verb was changing when it panicked is not used again; no other yard is touched. (R2-8)
 #[test]
 fn a_panic_in_a_verb_breaks_that_yard_alone() {
     let (yard, other) = (Yard::new(16, 8), Yard::new(16, 8));
@@ -125,8 +125,8 @@ fn a_panic_in_a_verb_breaks_that_yard_alone() {
     );
     let (_, resumed) = yard.cache.resume(parked, 0).expect_err("it is broken");
     assert!(resumed.is_some_and(broken));
-    // What it says is what the one who caught the panic has said, the first of them.
-    let said = [1, 2].map(|who| yard.cache.break_down(format!("panic {who}")).to_string());
+    // Its error repeats what was said when the panic was caught, the first time.
+    let said = [1, 2].map(|number| yard.cache.break_down(format!("panic {number}")).to_string());
     assert!(
         said.iter().all(|said| said.contains("(panic 1)")),
         "{said:?}"

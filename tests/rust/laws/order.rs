@@ -1,4 +1,4 @@
-//! INV-20 and 21: every tier's order has a child before its parent, and paths go down tier by tier.
+//! Every tier's order has a child before its parent, and paths go down tier by tier. (INV-20, 21)
 
 use crate::yard::{KINDS, Yard, and_one, cat, config, in_flight, one, text};
 use blockyard_core::{Config, EvictionPolicy, Filling, Retention, Stop};
@@ -13,7 +13,7 @@ fn yards(device: u32, host: u32) -> impl Iterator<Item = Yard> {
     KINDS.into_iter().map(yard)
 }
 
-/// Makes the host evict one block, by a copy down of one that is in nobody's way.
+/// Makes the host evict one block, by a copy down of one that no sequence holds.
 fn squeeze_host(yard: &Yard, name: u32) {
     assert_eq!(yard.host().free, 0, "the host is full");
     let evicted = yard.stats().counters.evicted[1];
@@ -328,7 +328,11 @@ fn a_seal_stops_at_a_block_that_is_still_filling_and_goes_on_next_step() {
         yard.publish_below(&prompt);
         let (loading, begun) = yard.begin(&and_one(&prompt));
         let (other, _) = yard.stop(&longer, u32::MAX);
-        assert_eq!(yard.seal(&other, 16), 0, "not even what nobody has yet");
+        assert_eq!(
+            yard.seal(&other, 16),
+            0,
+            "not even a block that is not published yet"
+        );
         assert_eq!(yard.view(&other).sealed, 0);
         assert_eq!(yard.probe(&longer).hits, [0, 0, 0]);
         yard.land(&begun.plans);
@@ -340,7 +344,7 @@ fn a_seal_stops_at_a_block_that_is_still_filling_and_goes_on_next_step() {
     }
 }
 
-// INV-21.
+// Paths go down tier by tier. (INV-21)
 
 #[test]
 fn from_the_root_down_device_comes_before_host() {

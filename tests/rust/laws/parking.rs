@@ -1,4 +1,4 @@
-//! INV-23, and what table 2.3 says of kept and anonymous blocks.
+//! What is parked keeps its blocks (INV-23), and what table 2.3 says of kept and anonymous blocks.
 
 use crate::verbs::Verbs as _;
 use crate::yard::{Yard, and_one, cat, config, one, text, tokens};

@@ -1,4 +1,4 @@
-//! INV-22: promises are numbers, and they are kept.
+//! Promises are numbers, and they are kept. (INV-22)
 
 use crate::yard::{SIZE, Yard, and_one, cat, room, text};
 use blockyard_core::{Lease, Stop};

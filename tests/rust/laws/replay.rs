@@ -1,5 +1,5 @@
-//! INV-17: the same calls give the same answers, whatever else is going on in the process; and,
-//! on the way, R2-3 on random histories: the audit counts anew what may be taken.
+//! The same calls give the same answers, whatever else is going on in the process. (INV-17)
+//! On these random histories, the audit also counts again what eviction may take. (R2-3)
 
 use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, SIZE, Yard, cat, config, text, tokens};
@@ -8,7 +8,7 @@ use blockyard_core::{
     WritePolicy,
 };
 
-/// A small generator of our own: the numbers must not change with anybody's version.
+/// A small generator of our own: the numbers must not change with the version of a crate.
 struct Dice(u64);
 
 impl Dice {

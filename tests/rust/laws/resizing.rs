@@ -125,7 +125,11 @@ fn a_shrink_that_is_refused_leaves_the_free_slots_in_their_order() {
     assert!(device(&yard, 2).is_err());
     assert_eq!(yard.cache.lock().digest(), before);
     let (third, _) = yard.begin(&text(3, 3));
-    assert_eq!(yard.table(&third), [1, 2, 6], "as if nobody had asked");
+    assert_eq!(
+        yard.table(&third),
+        [1, 2, 6],
+        "as if nothing had been asked"
+    );
     yard.finish(second);
     yard.finish(third);
 }
@@ -209,7 +213,7 @@ fn a_shrink_to_exactly_what_is_used_retires_high_slots_as_they_come_free() {
     assert!(yard.table(&high).iter().all(|&slot| slot > 3));
     let (low, _) = yard.begin(&text(3, 3));
     assert!(yard.table(&low).iter().all(|&slot| slot <= 3));
-    assert!(!yard.grow(&high, 1), "what retires is given to nobody");
+    assert!(!yard.grow(&high, 1), "what retires is not given out");
     yard.finish(high);
     assert_eq!((yard.device().capacity, yard.device().idle), (3, 0));
     assert!(

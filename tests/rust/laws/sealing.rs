@@ -187,8 +187,8 @@ fn forks_of_a_duplicate_pin_the_published_block_once_for_them_all() {
     assert_eq!((yard.device().idle, yard.device().free), (1, 7));
 }
 
-/// INV-11, INV-25: a sequence may hold each of its blocks twice. Where that is too much it gives
-/// its own ones up, and goes on with those that the other has published.
+/// A sequence may hold each of its blocks twice. Where that is too much it gives its own ones up,
+/// and goes on with those that the other has published. (INV-11, INV-25)
 #[test]
 fn a_running_sequence_gives_its_duplicates_up_in_place() {
     let yard = Yard::new(8, 0);

@@ -1,4 +1,4 @@
-//! Slots: INV-1, 2, 3, 6 and 14.
+//! Slots: none is lost, freed twice or given out too early. (INV-1, 2, 3, 6, 14)
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, one, text, tokens};

@@ -1,4 +1,5 @@
-//! INV-22: tickets, promises made for somebody who does not run yet, or is to be parked.
+//! Tickets: blocks promised to a request that does not run yet, or to a sequence about to be
+//! parked. (INV-22)
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, cat, config, room, sealing, text, tokens};
@@ -133,7 +134,7 @@ fn a_begin_that_is_refused_or_told_to_wait_has_its_ticket_still() {
     assert_eq!(
         room(refused),
         (6, 5, 0, 0),
-        "his own ticket is not in his way"
+        "its own ticket is not in its way"
     );
     assert_eq!((yard.stats().tiers, digest()), (stats.tiers, before));
     assert!(ticket.check().is_ok());
@@ -259,7 +260,7 @@ fn a_ticket_is_among_the_holders_with_what_it_was_promised() {
     yard.finish(lease);
 }
 
-// Tickets of the host, for who is to be parked.
+// Tickets of the host, for a sequence about to be parked.
 
 fn promise_below(yard: &Yard, blocks: u64) -> Ticket {
     let ticket = yard
@@ -391,7 +392,7 @@ fn a_park_inside_its_ticket_never_lacks_room_also_where_it_pins_what_is_below_al
     let ticket = promise_below(&yard, 3);
     let host = yard.host();
     assert_eq!((host.free, host.takeable, host.promised), (1, 2, 3));
-    // Nobody else may read or take what backs it.
+    // No other sequence may read or take what backs it.
     yard.publish(&text(3, 2));
     assert_eq!(yard.demote(2), None);
     let parked = park_in(&yard, &ticket, &lease, 9).unwrap();
@@ -412,7 +413,7 @@ fn a_park_that_is_refused_has_its_ticket_still() {
     assert_eq!(
         room(refused),
         (3, 4, 0, 2),
-        "his own ticket is not in his way"
+        "its own ticket is not in its way"
     );
     assert_eq!((yard.host().promised, yard.stats().tickets), (3, 2));
     assert_eq!(

@@ -70,11 +70,7 @@ fn what_found_no_room_below_stays_first_in_line() {
     assert_eq!(yard.demote(3), None);
     yard.land(&[plan]);
     yard.abandon(keeper);
-    assert_eq!(
-        yard.demote(3),
-        None,
-        "it costs nobody on the device his copy"
-    );
+    assert_eq!(yard.demote(3), None, "no device copy is lost");
     yard.squeeze(1);
     let plan = yard.demote(3).unwrap();
     assert_eq!(order(&yard, &[&second, &last], &plan), [0]);

@@ -316,7 +316,7 @@ impl Yard {
         self.stats().tiers[1]
     }
 
-    /// Nobody holds anything, and nothing is promised or in flight.
+    /// Nothing is held, promised or in flight.
     pub(crate) fn at_rest(&self) {
         let stats = self.stats();
         for tier in &stats.tiers {

@@ -33,7 +33,7 @@ impl Yard {
                         }
                         Some(block) => {
                             failed.extend(Some(block).filter(|&block| self.kept(block)));
-                            self.drop_copy(HOST, step.2);
+                            self.evict(HOST, step.2);
                             self.note_copy(block, false);
                         }
                         None => self.give_back(HOST, step.2),
@@ -149,7 +149,8 @@ impl Yard {
         }
     }
 
-    /// A copy below failed its checksum: who kept it recomputes, and it is dropped if it is idle.
+    /// A copy below failed its checksum: a sequence that kept it recomputes, and an idle copy is
+    /// dropped.
     pub(crate) fn drop_corrupt(&mut self, block: Option<usize>) {
         let Some(block) = block.filter(|&block| self.alive(block)) else {
             return;
@@ -165,7 +166,7 @@ impl Yard {
             self.break_keep(id);
         }
         if let Some(slot) = self.ready(block, HOST) {
-            self.drop_copy(HOST, slot);
+            self.evict(HOST, slot);
             self.break_unbacked();
         }
     }
@@ -198,7 +199,7 @@ impl Yard {
                 .iter()
                 .filter(|slot| matches!(self.slots[DEVICE][slot], What::Filling(_)))
             {
-                // The private copy of a full hit: still in flight, for nobody.
+                // The private copy of a full hit: it is still in flight, but no sequence wants it.
                 let other = self.flights.values_mut().find(|flight| {
                     flight.to == DEVICE && flight.moves.iter().any(|step| step.2 == *slot)
                 });

@@ -84,7 +84,7 @@ impl Yard {
                 })
             };
             while let Some(slot) = leaf(self) {
-                self.drop_copy(tier, slot);
+                self.evict(tier, slot);
                 self.evicted[tier] += 1;
             }
         }
@@ -217,7 +217,7 @@ impl Yard {
     }
 
     /// The block leaves the tier, and its slot is given back.
-    pub(crate) fn drop_copy(&mut self, tier: usize, slot: u32) {
+    pub(crate) fn evict(&mut self, tier: usize, slot: u32) {
         if let Some(block) = self.block_in(tier, slot) {
             self.blocks[block].slots[tier] = None;
         }
@@ -240,7 +240,7 @@ impl Yard {
                 .next_victims(1)
                 .pop()
                 .expect("what was promised is there");
-            self.drop_copy(DEVICE, victim);
+            self.evict(DEVICE, victim);
             self.evicted[DEVICE] += 1;
             self.settle();
         }
@@ -275,7 +275,7 @@ impl Yard {
                 may.contains(&slot),
                 "host slot {slot} was evicted and had to stay"
             );
-            self.drop_copy(HOST, slot);
+            self.evict(HOST, slot);
             self.evicted[HOST] += 1;
         }
         gone.into_iter()
@@ -311,7 +311,7 @@ impl Yard {
             let (What::Ready(block) | What::Duplicate(block)) = self.slots[DEVICE][&slot] else {
                 continue;
             };
-            // Nobody else holds the block, and nothing is below it but the session's own.
+            // No other sequence holds the block, and nothing is below it but the session's own.
             let below = [DEVICE, HOST]
                 .map(|tier| self.children(tier, block))
                 .concat();
@@ -333,7 +333,7 @@ impl Yard {
         self.let_go(table);
     }
 
-    /// A record's keeps go; anonymous blocks that nobody keeps any more dissolve.
+    /// A record's keeps go; anonymous blocks that no record keeps any more dissolve.
     pub(crate) fn unkeep(&mut self, id: ParkedId) {
         let stay = self.parked.get_mut(&id).expect("parked");
         let path = std::mem::take(&mut stay.path);

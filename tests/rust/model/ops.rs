@@ -32,7 +32,8 @@ pub(crate) struct Prompt {
 pub(crate) enum Op {
     /// With tokens of reserve, most loads, and whether to wait for what is in flight.
     Begin(Prompt, u8, u8, bool),
-    /// A prompt of nobody else that takes all there is, and blocks more; kept, or ended at once.
+    /// A prompt used once only, which takes all there is, and blocks more; it is kept, or ended at
+    /// once.
     Fill(u8, bool),
     /// So many tokens of this run.
     Append(u8, u8, u8),
@@ -68,7 +69,7 @@ pub(crate) enum Op {
     Resize(u8, u8),
     DropLease(u8),
     DropParked(u8),
-    /// Blocks for who does not run yet.
+    /// Blocks for a request that does not run yet.
     Promise(u8),
     Release(u8),
     /// A begin with a ticket: tokens of reserve, and whether to wait for what is in flight.
@@ -76,7 +77,7 @@ pub(crate) enum Op {
     /// A resume with a ticket, and tokens of reserve.
     RedeemParked(u8, u8, u8),
     DropTicket(u8),
-    /// Blocks of the host for who is to be parked.
+    /// Blocks of the host for a sequence about to be parked.
     PromiseBelow(u8),
     /// A park with a ticket: what is computed, and whether a step is in flight.
     RedeemParking(u8, u8, u8, bool),

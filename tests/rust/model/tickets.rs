@@ -1,4 +1,5 @@
-//! Tickets in both: what is promised to who does not run yet, or is to be parked.
+//! Tickets in both: blocks promised to a request that does not run yet, or to a sequence about to
+//! be parked.
 
 use crate::act::pick;
 use crate::ops::Op;
@@ -31,7 +32,7 @@ impl Yard {
 }
 
 impl Yard {
-    /// What can be had of it, where somebody runs.
+    /// Sets as much headroom as there is room for, if anything runs.
     pub(crate) fn set_headroom(&mut self, blocks: u64) -> u64 {
         self.headroom = 0;
         self.headroom = blocks.min(self.spare(DEVICE) as u64);
@@ -39,7 +40,7 @@ impl Yard {
         self.headroom
     }
 
-    /// R1-5: with nothing running there is none.
+    /// With nothing running there is no headroom. (R1-5)
     pub(crate) fn ease_headroom(&mut self) {
         if self.leases.values().all(|seq| seq.ended.is_some()) {
             self.headroom = 0;
@@ -104,8 +105,8 @@ impl World {
         id.is_none()
     }
 
-    /// Has the core park somebody, by a ticket if he has one; and tells the model, in `then`, to
-    /// which it is not promised meanwhile.
+    /// Has the core park a sequence, with a ticket if there is one, and tells the model in `then`.
+    /// Meanwhile the model does not count the ticket as promised.
     pub(crate) fn park_in(
         &mut self,
         ticket: Option<TicketId>,
@@ -136,7 +137,7 @@ impl World {
         answer
     }
 
-    /// Whom a ticket has served has spent it; whom it has not, has it still.
+    /// A ticket is consumed on success and stays valid otherwise.
     fn spend_or_keep(&mut self, id: TicketId, kept: (usize, u64), served: bool) {
         if !served {
             self.yard.tickets.insert(id, kept);
@@ -153,8 +154,8 @@ impl World {
         });
     }
 
-    /// Lets the core admit somebody, by a ticket if he has one; while the model is asked, in
-    /// `then`, it is not promised to others.
+    /// Has the core admit a request, with a ticket if there is one. While the model is asked, in
+    /// `then`, it does not count the ticket as promised.
     pub(crate) fn admit(
         &mut self,
         ticket: Option<TicketId>,

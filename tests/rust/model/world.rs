@@ -28,7 +28,7 @@ pub(crate) struct World {
     pub(crate) ended: Vec<FlightId>,
     pub(crate) spent: Vec<LeaseId>,
     pub(crate) heap: bool,
-    /// The last step in flight, and the prompts of nobody else so far.
+    /// The last step in flight, and how many prompts of `Fill` there were.
     pub(crate) step: u64,
     pub(crate) fills: u32,
     /// What a begin would answer, as it was asked just before.

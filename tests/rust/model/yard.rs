@@ -1,5 +1,5 @@
-//! A naive yard: what the laws say, as plain maps and scans. Nothing is counted ahead: who holds a
-//! slot, what may be taken and what is promised is worked out anew at every question.
+//! A naive yard: what the laws say, as plain maps and scans. Nothing is cached: holders, evictable
+//! blocks and promises are recomputed for every query.
 //!
 //! Which free slot is given out is the core's business: the model learns it from tables and plans,
 //! and checks that it was free. So it is with the host's victims: the order of a lower tier is not
@@ -25,7 +25,7 @@ pub(crate) enum Class {
     Retained,
 }
 
-/// A block, for ever: its place in `Yard::blocks` is not used again.
+/// A block: its place in `Yard::blocks` is never used again.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) key: Option<Key>,
@@ -104,7 +104,8 @@ pub(crate) struct Yard {
     pub(crate) order: Vec<(Class, u32)>,
     pub(crate) leases: BTreeMap<LeaseId, Seq>,
     pub(crate) parked: BTreeMap<ParkedId, Stay>,
-    /// The tier, and blocks of it promised to who does not run yet, or is to be parked.
+    /// The tier, and its blocks promised to a request that does not run yet, or to a sequence about
+    /// to be parked.
     pub(crate) tickets: BTreeMap<TicketId, (usize, u64)>,
     /// Blocks promised for the growth of the running batch.
     pub(crate) headroom: u64,
@@ -254,7 +255,7 @@ impl Yard {
         kept.into_iter().filter(owed).count() as u64 + tickets
     }
 
-    /// What can be had that nobody has been promised.
+    /// What can be had and is not promised.
     pub(crate) fn spare(&self, tier: usize) -> usize {
         (self.free(tier) + self.takeable(tier)).saturating_sub(self.promised(tier)) as usize
     }

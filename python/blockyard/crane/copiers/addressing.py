@@ -107,7 +107,7 @@ class Addressing:
         return width(self.source, self.destination, self.piece_bytes)
 
     def method(self, runs: int, blocks: int, limits: Thresholds, *, batches: bool) -> Method:
-        """Returns the method by which so many blocks are best copied.
+        """Returns the method by which that many blocks are best copied.
 
         Args:
             runs: Runs of slots that are consecutive on both sides.

@@ -25,7 +25,8 @@ __all__ = ["Sample", "calibrate", "crossover", "pieces", "sizes"]
 Clock = Callable[[], float]
 
 _ALWAYS = 1 << 62
-# What is tried: bytes of a flight, and bytes of a piece in blocks of so many, so many at a time.
+# What is tried: bytes of a flight; and bytes of a piece, where `_BLOCKS` blocks of `_BLOCK` bytes
+# are copied at a time.
 _SIZES = tuple(1 << power for power in range(16, 24))
 _PIECES = tuple(1 << power for power in range(12, 20))
 _BLOCK, _BLOCKS = 2 << 20, 8

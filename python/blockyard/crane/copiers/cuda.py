@@ -66,9 +66,9 @@ class CudaCopier:
         thresholds: How copies are best made.
         depth: Most copies in flight each way; `start` then returns None.
         layers: The number of parts in which KV comes up where a block has several pieces, so that
-            `join` can wait for the first layers. Each part is the next so many pieces, in the
-            layout's order, or that of adopted tensors (K and V of layer 0, then of layer 1, …).
-            With 1 it comes as a whole, which is faster.
+            `join` can wait for the first layers. Each part is an equal share of the
+            pieces, in the layout's order or that of adopted tensors (K and V of layer 0, then of
+            layer 1, …). With 1 it comes as a whole, which is faster.
 
     Raises:
         Misuse: The tiers are not of one GPU, or a number is out of range.

@@ -9,10 +9,10 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.thresholds import Thresholds
 
-__all__ = ["fitting"]
+__all__ = ["select_copier"]
 
 
-def fitting(device: Tier, host: Tier | None, thresholds: Thresholds | None = None) -> Copier:
+def select_copier(device: Tier, host: Tier | None, thresholds: Thresholds | None = None) -> Copier:
     """Makes a copier for these tiers.
 
     Args:

@@ -127,7 +127,7 @@ class Part:
         """Whether its slots carry its number already."""
 
     def cut(self, blocks: int) -> "list[Part]":
-        """Returns parts of it, of so many blocks each."""
+        """Returns parts of it, each of this many blocks."""
         starts = range(0, len(self.sources), blocks)
         parts = [slice(start, start + blocks) for start in starts]
         ends = [(self.sources[part], self.destinations[part]) for part in parts]
@@ -379,7 +379,7 @@ class CopyStream:
         return None if long or not self._events else self._place(words)
 
     def _place(self, words: int) -> int | None:
-        """Returns where so many words are free: behind the newest copy, or at the start."""
+        """Returns where that many words are free: behind the newest copy, or at the start."""
         spans = [copy.span for copy in self.queued if copy.span[0] < copy.span[1]]
         if not spans or not words:
             return 0

@@ -59,7 +59,7 @@ class Transfer:
         self._gpu.prepare(self._ring_width)
 
     def method(self, runs: int, blocks: int) -> Method:
-        """Returns the method by which so many blocks, in so many runs, are best copied."""
+        """Returns the method by which this many blocks, in this many runs, are best copied."""
         method = self.addressing.method(runs, blocks, self._limits, batches=self._batches)
         if method == "blocks" and not self._gpu.batches_blocks:
             method = "ring"

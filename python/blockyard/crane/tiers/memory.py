@@ -89,7 +89,7 @@ def slots(
         layout: What a block is.
         blocks: Slots.
         shared: File for replicated planes, where there are several ranks.
-        memory: Makes so many bytes, zero at first, or maps them from a file.
+        memory: Makes memory of a number of bytes, zero at first, or maps them from a file.
     """
     common = [plane for plane in layout.planes if plane.replicated and layout.ranks > 1]
     private = [plane for plane in layout.planes if plane not in common]

@@ -90,10 +90,10 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A request whose KV is on its way, and the ticket for its room."""
+    """A request whose KV is on its way, and the number of its reservation."""
 
     request: int
-    ticket: int
+    reservation: int
     lands: float
 
 
@@ -131,9 +131,9 @@ class Transfers(Arrivals):
         )
         self._air: deque[_Sent] = deque()
         self._first: tuple[int, Keys] | None = None
-        self.tickets = Reservations(cache, headroom={"decode": headroom})
+        self.reservations = Reservations(cache, headroom={"decode": headroom})
         self.granted = 0
-        """Tickets given."""
+        """Reservations opened."""
         self.blocks = 0
         """Blocks that came over the link."""
 
@@ -179,12 +179,12 @@ class Transfers(Arrivals):
         return True
 
     def _reserved(self, request: int, keys: Keys, most: int, now: float) -> bool:
-        """Opens a ticket and sends the KV; returns whether there was room."""
+        """Opens a reservation and sends the KV; returns whether there was room."""
         probe = self._cache.probe(keys)
         missing = self._blocks(keys.tokens) - probe.device - probe.host
         lands = self._link.lands(missing, now)
         try:
-            promise = self.tickets.open(
+            reservation = self.reservations.open(
                 request,
                 self._blocks(keys.tokens + min(self._headroom.reserve(most - 1), most - 1)),
                 deadline=_tick(lands),
@@ -193,7 +193,7 @@ class Transfers(Arrivals):
         except NoRoom:
             return False
         self._link.send(missing, now)
-        self._air.append(_Sent(request, promise.id, lands))
+        self._air.append(_Sent(request, reservation.id, lands))
         self.granted += 1
         self.blocks += missing
         return True
@@ -206,14 +206,14 @@ class Transfers(Arrivals):
             sent = self._air.popleft()
             prompt = self._tokens.prompt(sent.request)
             start = _now()
-            ticket = self.tickets.commit(sent.ticket)
+            ticket = self.reservations.commit(sent.reservation)
             most = int(self._answers[sent.request])
             self._scheduler.add(sent.request, prompt, max_tokens=most, ticket=ticket)
             self.spent_ns += _now() - start
-        # No ticket is ever late, since nothing fails on this link.
-        self.tickets.expire(_tick(now))
+        # No reservation is ever late, since nothing fails on this link.
+        self.reservations.expire(_tick(now))
 
 
 def _tick(seconds: float) -> int:
-    """Returns modelled microseconds, by which tickets expire."""
+    """Returns modelled microseconds, by which reservations expire."""
     return int(seconds * 1e6)

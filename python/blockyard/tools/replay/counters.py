@@ -25,7 +25,7 @@ from blockyard.tools.replay.timeline import Timeline, spread
 from blockyard.tools.replay.verify import Verifier
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Levels", "Tally"]
+__all__ = ["Levels", "RunCounts"]
 
 _NEVER: Final = -1.0
 
@@ -50,7 +50,7 @@ class Levels:
 
 
 @dataclass(slots=True, eq=False)
-class Tally:
+class RunCounts:
     """Sums and lists. Times are seconds of the modelled engine; `_ns` is measured."""
 
     requests: int
@@ -246,7 +246,7 @@ class Tally:
 
         tickets = None
         if isinstance(arrivals, Transfers):
-            counts = arrivals.tickets.stats()
+            counts = arrivals.reservations.stats()
             tickets = TicketCounts(
                 granted=arrivals.granted,
                 refused=counts["tickets_refused"],

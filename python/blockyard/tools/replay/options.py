@@ -268,7 +268,7 @@ def _blocks(option: str, gib: float, block_bytes: int) -> int:
 
 
 def _check_memory(blocks: int, host: int, spec: RunSpec) -> None:
-    """Checks that this machine has memory for so many blocks."""
+    """Checks that this machine has memory for that many blocks."""
     needed = (blocks + host) * _BOOK_BYTES
     if spec.verify:
         each = spec.ranks * scaled(spec.block_size, spec.ranks).block_bytes

@@ -15,7 +15,7 @@ from blockyard.scheduling.victims import LeastComputed, Newest
 from blockyard.shared.plan import Plan
 from blockyard.tools.replay.arrivals import Arrivals, Transfers
 from blockyard.tools.replay.clock import Link
-from blockyard.tools.replay.counters import Levels, Tally
+from blockyard.tools.replay.counters import Levels, RunCounts
 from blockyard.tools.replay.engine import VirtualEngine
 from blockyard.tools.replay.memory import (
     LocalMemory,
@@ -144,7 +144,7 @@ class _Replay:
             Verifier(cache, memory, tokens, spec.answers(trace)) if spec.verify else None
         )
         self.sent: dict[int, float] = {}
-        self.tally = Tally(len(trace))
+        self.counts = RunCounts(len(trace))
 
     def run(self, progress: Callable[[Progress], None]) -> Run:
         wall = time.perf_counter()
@@ -159,7 +159,7 @@ class _Replay:
         except KeyboardInterrupt:
             pass
         progress(self.progress())
-        return self.tally.result(
+        return self.counts.result(
             self.spec,
             self.cache,
             self.scheduler,
@@ -175,7 +175,7 @@ class _Replay:
     @property
     def over(self) -> bool:
         """Whether every request has ended or was refused; copies may be in flight still."""
-        return self.tally.ended + self.arrivals.refused == len(self.trace)
+        return self.counts.ended + self.arrivals.refused == len(self.trace)
 
     @property
     def seconds(self) -> float:
@@ -184,8 +184,8 @@ class _Replay:
 
     def step(self) -> bool:
         """Runs one step of the engine, or jumps to the next event; False when all is done."""
-        spent = self.tally.jump_ns + self.land()
-        self.arrivals.come(self.now, len(self.tally.stopped))
+        spent = self.counts.jump_ns + self.land()
+        self.arrivals.come(self.now, len(self.counts.stopped))
         start = _now()
         step = self.scheduler.schedule()
         plans = self.cache.dispatch()
@@ -194,18 +194,18 @@ class _Replay:
         self.engine.submit(step)
         spent += self.place(step)
         levels = self.levels()
-        self.tally.stopping += levels.stopping
+        self.counts.stopping += levels.stopping
         self.now += self.engine.seconds
-        self.tally.looked(levels, self.engine.seconds)
+        self.counts.looked(levels, self.engine.seconds)
         spent += self.output(step)
         if len(step):
             self.tick += 1
-            self.idle = self.tally.jump_ns = 0
-            self.tally.step_ns.append(spent)
+            self.idle = self.counts.jump_ns = 0
+            self.counts.step_ns.append(spent)
             # The levels are those before ended requests released their blocks.
-            self.tally.timeline.close(self.now, levels.seen)
+            self.counts.timeline.close(self.now, levels.seen)
             return True
-        self.tally.jump_ns = spent
+        self.counts.jump_ns = spent
         # A step that only stops requests takes no time.
         return bool(step.stops) or self.jump()
 
@@ -227,9 +227,9 @@ class _Replay:
         self.link.send(plans, self.now)
         for plan in plans:
             way = _WAYS[plan.source_tier, plan.destination_tier]
-            self.tally.moved[way] += len(plan)
+            self.counts.moved[way] += len(plan)
             if way != "across":
-                self.tally.timeline.add(f"bytes_{way}", int(len(plan) * self.block_bytes))
+                self.counts.timeline.add(f"bytes_{way}", int(len(plan) * self.block_bytes))
             if way != "down":
                 self.sent[plan.flight] = self.now
 
@@ -240,8 +240,8 @@ class _Replay:
             if self.verifier is not None:
                 self.verifier.stops(request, lost, self.tables.slots(stop.seat, 0, None))
             self.tables.leave(stop.seat)
-            self.tally.stopped[request] = self.now, lost
-            self.tally.timeline.add("preempted", 1)
+            self.counts.stopped[request] = self.now, lost
+            self.counts.timeline.add("preempted", 1)
         for begun in step.starts:
             self.begins(begun)
         if not len(step):
@@ -266,7 +266,7 @@ class _Replay:
         # A request with loads was admitted when their plans were sent.
         admitted = [self.sent.pop(plan.flight) for plan in lease.plans]
         device = min(lease.hits[0] * self.spec.block_size, start.cached)
-        self.tally.begins(
+        self.counts.begins(
             request,
             min(admitted, default=self.now),
             prompt=int(self.trace.input_length[request]),
@@ -286,7 +286,7 @@ class _Replay:
         spent = _now() - start
         requests, places = self.engine.requests, self.engine.places
         spoken = self.trace.output_length[requests] > 0
-        self.tally.sampled(requests[spoken], places[spoken], self.now, self.arrivals.times)
+        self.counts.sampled(requests[spoken], places[spoken], self.now, self.arrivals.times)
         if output.ended is not None:
             for seat in output.seats[output.ended].tolist():
                 self.tables.leave(seat)
@@ -297,8 +297,8 @@ class _Replay:
             answer = tokens[: self.trace.output_length[number]]
             if self.verifier is not None:
                 self.verifier.ended(number, answer)
-            self.tally.output_tokens += len(answer)
-            self.tally.ended += 1
+            self.counts.output_tokens += len(answer)
+            self.counts.ended += 1
             self.end = self.now
         return spent
 
@@ -310,7 +310,7 @@ class _Replay:
         levels = self.levels()
         self.now = max(self.now, min(events))
         if not self.over:
-            self.tally.timeline.close(self.now, levels.seen)
+            self.counts.timeline.close(self.now, levels.seen)
         return True
 
     def wait(self) -> bool:
@@ -345,14 +345,14 @@ class _Replay:
     def progress(self) -> Progress:
         levels = self.levels()
         return Progress(
-            requests_done=self.tally.ended,
+            requests_done=self.counts.ended,
             requests=len(self.trace),
             engine_seconds=self.seconds,
-            hit_ratio=self.tally.hit_ratio,
+            hit_ratio=self.counts.hit_ratio,
             device_used=levels.device,
             host_used=levels.host,
-            blocks_down=self.tally.moved["down"],
-            blocks_up=self.tally.moved["up"],
+            blocks_down=self.counts.moved["down"],
+            blocks_up=self.counts.moved["up"],
         )
 
 

@@ -23,7 +23,7 @@ def spread(values: NDArray[np.float64], weights: NDArray[np.int64] | None = None
     counts = np.ones(len(values), np.int64) if weights is None else weights
     order = np.argsort(values, kind="stable")
     ends = np.cumsum(counts[order])
-    # A quantile is the least value that so many observations do not exceed.
+    # A quantile is the least value that its share of the observations does not exceed.
     ranks = np.maximum(np.ceil(np.linspace(0.0, 1.0, 101) * ends[-1]), 1)
     at = np.searchsorted(ends, ranks)
     quantiles = [round(float(value), 6) for value in values[order][at]]

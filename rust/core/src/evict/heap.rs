@@ -21,7 +21,7 @@ pub(crate) struct Heap {
     /// Class above, stamp of last use below; 0 for a slot that is not idle.
     scores: Vec<u64>,
     stamp: u64,
-    /// Of so many of the next victims none was new, and nothing has changed since.
+    /// Of this many of the next victims none was new, and nothing has changed since.
     settled: usize,
 }
 

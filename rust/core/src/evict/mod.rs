@@ -63,7 +63,7 @@ pub(crate) trait Evict {
     fn seen(&self, slot: SlotIx) -> bool;
     /// All that is idle now goes before all that will be, in the order it has.
     fn clear(&mut self);
-    /// Room to grow to so many slots.
+    /// Makes room to grow to that many slots.
     fn reserve(&mut self, slots: usize) -> Result<()>;
     /// The tier has this many slots now, for which there is room.
     fn grow(&mut self, slots: usize);

@@ -81,7 +81,7 @@ impl State {
             .count() as u64
     }
 
-    /// Whether a tier has room for `need` slots, for a verb that pins so many idle blocks itself.
+    /// Whether a tier has room for `need` slots, for a verb that pins `idle_hits` idle blocks itself.
     pub(super) fn decide(&self, tier: Tier, need: u64, idle_hits: u64) -> Decision {
         let ledger = &self.tiers[tier].ledger;
         Decision {

@@ -115,7 +115,7 @@ impl State {
         prefix
     }
 
-    /// How many of so many loads behind `device` blocks to take: all of them, or none where the engine
+    /// How many of `loads` loads behind `device` blocks to take: all of them, or none where the engine
     /// can compute them and that is faster.
     fn pays(&self, loads: usize, device: usize) -> usize {
         let pays = !self.config.recompute || self.worth_loading(loads as u32, device as u32);

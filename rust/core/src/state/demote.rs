@@ -143,7 +143,7 @@ impl State {
     }
 
     /// A copy of this block below has ended, and is good or not. A failed one is tried again up to
-    /// `retries` times: under [`WritePolicy::Through`] it goes to the back of the queue.
+    /// `copy_retries` times: under [`WritePolicy::Through`] it goes to the back of the queue.
     pub(super) fn note_copy(&mut self, node: NodeIx, good: bool) {
         let block = &self.trie[node];
         let published = block.epoch == self.trie.epoch() && !block.is_anonymous();

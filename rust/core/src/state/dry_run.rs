@@ -16,8 +16,8 @@ pub struct Need {
     pub evictable: u64,
     /// Of free and evictable ones together, what is promised to others.
     pub promised: u64,
-    /// What of free and evictable ones is promised to no one: it would be served with so many slots.
-    /// Below zero where blocks that it would hold itself back promises.
+    /// Free and evictable ones that are not promised: it would be served with that many slots. Below
+    /// zero where blocks that it would hold itself back promises.
     pub available: i64,
     /// Whether it would be served.
     pub fits: bool,
@@ -36,7 +36,7 @@ pub struct Need {
 }
 
 impl State {
-    /// Whether the device could ever hold so many tokens and their growth.
+    /// Whether the device could ever hold that many tokens and their growth.
     ///
     /// # Errors
     /// `TooLarge`, as a begin.

@@ -22,7 +22,7 @@ impl State {
         self.headroom
     }
 
-    /// Whether a grow may take so many blocks beyond its own promise. What is not available comes
+    /// Whether a grow may take that many blocks beyond its own promise. What is not available comes
     /// out of the headroom, which is there for this.
     pub(super) fn afford_growth(&mut self, beyond: u64) -> bool {
         let ledger = &mut self.tiers[Tier::DEVICE].ledger;

@@ -240,7 +240,7 @@ impl State {
         self.flights.len() + blocks
     }
 
-    /// Whether loading so many blocks behind `after` others, and behind all that is on its way
+    /// Whether loading that many blocks behind `after` others, and behind all that is on its way
     /// up, takes less time than computing them; always, where no speeds are known.
     pub fn worth_loading(&self, blocks: u32, after: u32) -> bool {
         self.config

@@ -19,7 +19,7 @@ impl State {
         .sum()
     }
 
-    /// Whether the host owes this block a slot, where so many keep it.
+    /// Whether the host owes this block a slot, where `keeps` records keep it.
     fn owes_host(&self, node: NodeIx, keeps: u16) -> bool {
         self.trie[node].keeps == keeps && self.trie.slot(node, Tier::HOST).is_none()
     }

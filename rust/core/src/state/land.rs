@@ -203,7 +203,8 @@ impl State {
         self.remove_if_gone(node);
     }
 
-    /// A failed copy of a kept block is tried again up to `retries` times; then its keep is broken.
+    /// A failed copy of a kept block is tried again up to `copy_retries` times; then its keep is
+    /// broken.
     fn count_failures(&mut self, id: ParkedId, failed: &[NodeIx]) {
         for &node in failed {
             if !self.parked.lives(id.0) {

@@ -127,7 +127,7 @@ impl Config {
         memory::ask(bytes, there, "the bookkeeping of so many slots")
     }
 
-    /// Bytes of the bookkeeping of tiers of so many slots, without the ghosts, which a resize leaves
+    /// Bytes of the bookkeeping of tiers of these sizes, without the ghosts, which a resize leaves
     /// as they are.
     pub(crate) fn bytes(&self, slots: &[usize]) -> u64 {
         let each = size_of::<Cell>() + Policy::bytes(self.policy);
@@ -151,7 +151,8 @@ impl Config {
     }
 }
 
-/// Room for all that a device of so many slots may have published, where it is told in that order.
+/// Makes room for all that a device of that many slots may have published, where it is told in that
+/// order.
 pub(crate) fn reserve_fresh(
     fresh: &mut VecDeque<Id<NodeIx>>,
     config: &Config,

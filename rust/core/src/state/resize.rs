@@ -17,7 +17,7 @@ impl State {
         self.resize_where(tier, slots, None)
     }
 
-    /// The same where so many bytes of memory are there for what is new; `None`: as much as the
+    /// The same where `there` bytes of memory are there for what is new; `None`: as much as the
     /// system grants.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl State {
         }
     }
 
-    /// Room for a tier of so many slots; refused, nothing is changed.
+    /// Makes room for a tier of that many slots; if that fails, nothing is changed.
     fn reserve(&mut self, tier: Tier, slots: usize, there: Option<u64>) -> Result<()> {
         let own = |tier_state: &TierState| tier_state.pool.len() as usize;
         let mut tiers: Vec<usize> = self.tiers.iter().map(own).collect();

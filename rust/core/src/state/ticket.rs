@@ -8,7 +8,7 @@ use crate::id::{ParkedId, TicketId, TicketIx, Tier};
 use crate::record::Ticket;
 
 impl State {
-    /// Promises so many blocks of a tier to the holder of the ticket.
+    /// Promises a number of blocks of a tier to the holder of the ticket.
     ///
     /// # Errors
     /// `Argument` for none, or for another tier than the device or the host; `TooLarge`, or

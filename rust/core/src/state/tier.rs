@@ -201,7 +201,7 @@ impl TierState {
         Some(slot)
     }
 
-    /// Claims free slots until a table has so many; the caller has made room.
+    /// Claims free slots until a table has `total`; the caller has made room.
     pub(super) fn claim(&mut self, total: u32, table: &mut Vec<SlotIx>) {
         let before = table.len();
         while (table.len() as u32) < total
