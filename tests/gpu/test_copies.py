@@ -224,7 +224,7 @@ def test_tables_of_slots_are_used_again_only_when_they_were_read(gpu: Rig) -> No
     pair.check()
 
 
-def test_close_waits_for_what_is_in_the_air_and_says_how_it_ended(gpu: Rig) -> None:
+def test_close_waits_for_what_is_in_flight_and_says_how_it_ended(gpu: Rig) -> None:
     pair = gpu.pair(LAYERED)
     receipts = [pair.start(DOWN, [1, 2], [3, 4]), pair.start(UP, [0], [5])]
     pair.copier.close()
@@ -234,7 +234,7 @@ def test_close_waits_for_what_is_in_the_air_and_says_how_it_ended(gpu: Rig) -> N
         pair.start(DOWN, [0], [0])
 
 
-def test_reset_waits_for_what_is_in_the_air_and_goes_on_after_it(gpu: Rig) -> None:
+def test_reset_waits_for_what_is_in_flight_and_goes_on_after_it(gpu: Rig) -> None:
     pair = gpu.pair(LAYERED)
     pair.start(DOWN, [1, 2], [3, 4])
     pair.copier.reset()

@@ -152,7 +152,7 @@ def test_a_step_that_is_refused_loses_no_outcome() -> None:
         at_rest(cache)
 
 
-def test_who_is_closed_puts_nothing_in_the_air() -> None:
+def test_a_closed_cache_puts_nothing_in_flight() -> None:
     cache = by.local(LAYOUT, device=33, host=64, write="through")
     lease = begin(cache, text(1, 120))
     cache.seal(lease, 120)
@@ -162,7 +162,7 @@ def test_who_is_closed_puts_nothing_in_the_air() -> None:
     assert cache.stats()["plans"] == 0
 
 
-def test_who_is_closed_begins_nothing_and_ends_what_it_has() -> None:
+def test_a_closed_cache_begins_nothing_and_ends_what_it_has() -> None:
     cache: Any = by.local(LAYOUT, device=33, host=64)
     lease, other = begin(cache, text(1, 12)), begin(cache, text(2, 12))
     parked, ticket = cache.park(begin(cache, text(3, 12)), 12), cache.promise(2)
@@ -200,7 +200,7 @@ def test_who_is_closed_begins_nothing_and_ends_what_it_has() -> None:
 
 
 @pytest.mark.parametrize("way", ["close", "reset"])
-def test_who_ends_with_copies_in_the_air_is_not_warned_of_them(
+def test_to_close_or_reset_with_copies_in_flight_logs_no_warning(
     way: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flights, "_log", Limited(flights.__name__))
@@ -221,7 +221,7 @@ def test_who_ends_with_copies_in_the_air_is_not_warned_of_them(
         at_rest(cache)
 
 
-def test_it_can_be_closed_twice_and_with_copies_in_the_air() -> None:
+def test_it_can_be_closed_twice_and_with_copies_in_flight() -> None:
     cache = by.local(LAYOUT, device=33, host=64, ahead=32)
     lease = begin(cache, text(1, 120))
     cache.seal(lease, 120)

@@ -302,7 +302,7 @@ def test_the_memory_need_not_be_there_to_be_described() -> None:
     assert adopted.places[0].stride == 16
 
 
-def test_the_stride_of_an_axis_of_one_is_nobodys_business() -> None:
+def test_the_stride_of_an_axis_of_one_does_not_matter() -> None:
     for other in (0, -7, 3):
         array = bytes_(5, 16)
         tensor = Cuda(array, shape=(1, 5, 1, 16), strides=(other, 16, other, 1))
@@ -322,7 +322,7 @@ def test_pieces_may_lie_among_the_slots_of_others_where_they_do_not_touch() -> N
 
 
 @pytest.mark.parametrize("version", [None, (1, 0)])
-def test_a_capsule_holds_its_memory_until_nobody_has_the_tensor(
+def test_a_capsule_holds_its_memory_until_the_tensor_is_gone(
     version: tuple[int, int] | None,
 ) -> None:
     array = zeros(2, 3)

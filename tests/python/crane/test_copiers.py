@@ -314,7 +314,7 @@ def test_a_lost_copier_does_not_keep_the_process() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30, cwd=here)  # noqa: S603
 
 
-def test_copies_from_one_thread_overlap_in_the_air() -> None:
+def test_copies_from_one_thread_overlap_in_flight() -> None:
     device, host = pair(SMALL)
     gate = gated(device)
     copier = ThreadCopier(workers=2)

@@ -246,7 +246,7 @@ def test_what_went_bad_is_said_with_its_cause() -> None:
     hands.close()
 
 
-def test_after_a_reset_all_in_the_air_is_dead_and_late_ends_are_swallowed() -> None:
+def test_after_a_reset_all_in_flight_is_dead_and_late_ends_are_swallowed() -> None:
     copier = ScriptedCopier(at_once(), [deliver(), hang(), delay(1)])
     hands, _device, host = crane(copier=copier)
     hands.submit(plan(n, "down", (n,), (n,)) for n in range(3))
@@ -277,7 +277,7 @@ def test_a_reset_returns_when_nothing_is_written_any_more() -> None:
     hands.close()
 
 
-def test_close_with_copies_in_the_air_still_says_how_each_ended() -> None:
+def test_close_with_copies_in_flight_still_says_how_each_ended() -> None:
     hands, device, _host = crane(copier=ScriptedCopier(at_once(), [deliver(), hang(), delay(9)]))
     with hands:
         hands.submit(plan(n, "down", (n,), (n,)) for n in range(3))

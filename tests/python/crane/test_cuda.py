@@ -208,7 +208,7 @@ def test_memory_of_this_device_is_told_from_others_and_from_none(stub: Stub) -> 
     assert owned == [True, False, False, False]
 
 
-def test_memory_is_zero_and_nobody_else_is_waited_for(stub: Stub) -> None:
+def test_memory_is_zero_and_no_other_stream_is_waited_for(stub: Stub) -> None:
     """To wait for the whole device is forbidden beside a capture, and would wait for the engine."""
     with Cuda() as gpu:
         memory = gpu.allocate(300)

@@ -411,14 +411,14 @@ def test_whatever_fails_while_it_is_made_nothing_is_left() -> None:
     host.close()
 
 
-def test_receipts_that_nobody_polls_do_not_fill_a_stream() -> None:
+def test_receipts_that_are_never_polled_do_not_fill_a_stream() -> None:
     _gpu, device, host, copier = opened(depth=1)
     for _ in range(5):
         while copier.start(device, host, slots(1), slots(1)) is None:
             pass
 
 
-def test_a_receipt_says_its_end_though_nobody_asks_the_first() -> None:
+def test_a_receipt_says_its_end_though_the_first_is_never_asked() -> None:
     gpu, device, host, copier = opened()
     receipts = [copier.start(device, host, slots(slot), slots(slot)) for slot in range(3)]
     gpu.run()

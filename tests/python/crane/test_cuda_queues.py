@@ -335,7 +335,7 @@ def test_where_memory_is_out_for_a_part_that_flight_has_failed_and_no_poll_raise
     assert crane.in_flight == 0
 
 
-def test_a_receipt_that_nobody_polls_holds_up_nobody() -> None:
+def test_a_receipt_that_is_never_polled_holds_up_no_other() -> None:
     gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES)
     order = scattered(3000)
     copier.start(device, host, order, order)

@@ -51,7 +51,7 @@ def test_a_gpu_has_the_device_and_pins_the_host(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(fetched(near.planes[0]), np.ndarray)
 
 
-def test_cupy_is_not_imported_by_who_asks_for_memory() -> None:
+def test_cupy_is_not_imported_for_a_device_of_memory() -> None:
     program = (
         "import sys, blockyard.tools.cli\n"
         "from blockyard.crane.devices import device\n"

@@ -22,7 +22,7 @@ def _closed() -> Iterator[None]:
     copying.closed()
 
 
-def test_what_nobody_has_closed_is_unpinned_at_the_end_behind_its_last_copy() -> None:
+def test_what_was_never_closed_is_unpinned_at_the_end_behind_its_last_copy() -> None:
     gpu, device, host, copier = opened(eager=0)
     bytes_ = filled(device, 1)
     copier.start(device, host, slots(1), slots(2))

@@ -890,7 +890,7 @@ def test_a_step_that_contradicts_the_ones_before_is_refused_and_changes_nothing(
     told.cache.close()
 
 
-def test_a_stop_of_an_old_epoch_changes_nothing_for_who_came_after() -> None:
+def test_a_stop_of_an_old_epoch_changes_nothing_for_a_later_one() -> None:
     told = Told()
     told.step(starts=(start(0, epoch=4),), chunks=(Chunk(0, 0, 5),))
     told.step(stops=(Stop("one", 0, 3),))

@@ -77,7 +77,7 @@ def test_no_token_value_is_an_end(token: int) -> None:
     loop.finish()
 
 
-def test_who_reaches_its_length_while_it_is_aborted_has_ended_once() -> None:
+def test_a_request_that_reaches_its_length_while_it_is_aborted_ends_once() -> None:
     """The ack of the abort ends no request (INV-11)."""
     loop = Loop()
     loop.add("one", 10, 3)
@@ -92,7 +92,7 @@ def test_who_reaches_its_length_while_it_is_aborted_has_ended_once() -> None:
     loop.finish()
 
 
-def test_who_is_ended_by_the_engine_at_its_very_length_has_reached_its_length() -> None:
+def test_a_request_that_the_engine_ends_at_its_very_length_has_reached_its_length() -> None:
     """Its seat is free at once all the same (T35)."""
     loop = Loop()
     loop.add("one", 10, 3)
@@ -103,7 +103,7 @@ def test_who_is_ended_by_the_engine_at_its_very_length_has_reached_its_length() 
     loop.finish()
 
 
-def test_who_is_ended_by_the_engine_before_its_ack_keeps_its_seat_for_it() -> None:
+def test_a_request_that_the_engine_ends_before_its_ack_keeps_its_seat_for_it() -> None:
     """The stop is with the engine, and its ack would belong to no request (T28)."""
     loop = Loop()
     loop.add("one", 10, 9)
@@ -120,7 +120,7 @@ def test_who_is_ended_by_the_engine_before_its_ack_keeps_its_seat_for_it() -> No
     loop.finish()
 
 
-def test_what_an_engine_computes_for_who_has_ended_before_its_ack_is_counted_and_dropped() -> None:
+def test_what_is_computed_for_a_request_that_ended_before_its_ack_is_counted_and_dropped() -> None:
     """The next step, a plain one, was in flight when its end was seen (T28)."""
     loop = Loop()
     loop.add("one", 10, 9)
@@ -139,7 +139,7 @@ def test_what_an_engine_computes_for_who_has_ended_before_its_ack_is_counted_and
     loop.finish()
 
 
-def test_where_stops_hold_in_order_the_output_of_their_step_ends_who_was_stopped() -> None:
+def test_where_stops_hold_in_order_the_output_of_their_step_ends_the_stopped_request() -> None:
     """The step is a plain one, and the other rows decode on (T26)."""
     loop = Loop(stops="in-order")
     for name in range(2):
@@ -170,7 +170,7 @@ def test_a_row_that_stops_and_was_not_computed_any_more_is_not_counted() -> None
     assert (parked.computed, parked.appended) == (7, 8)
 
 
-def test_who_has_ended_while_a_step_computes_in_its_blocks_leaves_the_scheduler_busy() -> None:
+def test_the_scheduler_is_busy_while_a_step_computes_in_blocks_of_an_ended_request() -> None:
     """A loop that stopped now would leave its blocks held (T35)."""
     loop = Loop()
     loop.add("one", 10, 9)
@@ -216,7 +216,7 @@ def test_epochs_of_a_request_rise_from_seat_to_seat() -> None:
     loop.finish()
 
 
-def test_steps_that_ran_a_seat_are_those_of_who_sits_in_it() -> None:
+def test_steps_that_ran_a_seat_are_those_of_the_request_in_it() -> None:
     """The cooldown counts from its own return, not from an earlier bind of the seat (T7)."""
     loop = Loop(max_num_seqs=1)
     loop.add("first", text(1, 6), 5)
@@ -270,7 +270,7 @@ def test_a_reset_gives_back_what_was_held_for_steps_that_are_never_done() -> Non
     loop.finish()
 
 
-def test_who_was_failing_when_the_engine_was_reset_fails_for_its_own_reason() -> None:
+def test_a_request_that_was_failing_at_a_reset_fails_for_its_own_reason() -> None:
     """The smaller device has ended it, not the reset (T33)."""
     loop = Loop(device=9)
     loop.add("one", 6, 20)

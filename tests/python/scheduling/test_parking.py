@@ -57,7 +57,7 @@ def test_t10_the_blocks_of_the_parked_leave_tail_first_and_only_as_the_need_asks
     loop.finish()
 
 
-def test_t12_when_a_copy_has_landed_its_slot_is_somebody_elses_and_it_stays_parked() -> None:
+def test_t12_when_a_copy_has_landed_its_slot_goes_to_another_and_it_stays_parked() -> None:
     loop = parked()
     for _ in range(30):
         loop.turn()
@@ -113,7 +113,7 @@ def test_t15_what_the_host_cannot_promise_is_computed_again(host: int) -> None:
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
-def test_t15_idle_blocks_of_the_host_make_way_for_who_is_parked() -> None:
+def test_t15_idle_blocks_of_the_host_make_way_for_parked_ones() -> None:
     loop = Loop(device=9, host=6)
     publish_below(loop.cache, text(7, 24))
     assert loop.cache.stats()["host_free"] == 0
@@ -147,7 +147,7 @@ def test_t16_what_is_all_on_the_device_decodes_at_once() -> None:
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
-def test_t17_who_finds_no_room_stays_parked_and_ages() -> None:
+def test_t17_a_request_that_finds_no_room_stays_parked_and_ages() -> None:
     loop = parked()
     loop.turn()
     before = loop.scheduler._lifecycle._requests["new"].stalled_steps
@@ -157,7 +157,7 @@ def test_t17_who_finds_no_room_stays_parked_and_ages() -> None:
     loop.finish()
 
 
-def test_t17_who_has_aged_is_computed_again() -> None:
+def test_t17_a_request_that_has_aged_is_computed_again() -> None:
     loop = parked()
     loop.scheduler._parking._max_stalled_steps = 2
     for _ in range(8):
@@ -206,7 +206,7 @@ def test_t19_t20_a_resume_that_comes_short_is_parked_again_and_tried_again(end: 
 
 
 @pytest.mark.parametrize("recompute", [True, False])
-def test_t19_who_has_tried_often_enough_is_computed_again_or_lost(recompute: Any) -> None:
+def test_t19_after_enough_tries_a_request_is_computed_again_or_lost(recompute: Any) -> None:
     loop = resuming(recompute=recompute)
     for _ in range(3):
         for _ in range(6):
@@ -249,7 +249,7 @@ def test_t21_a_kept_copy_that_is_corrupt_is_not_used(recompute: Any) -> None:
     assert loop.told("kv_lost") == 1
 
 
-def test_t23_who_is_parked_is_aborted_at_once_and_nothing_is_kept() -> None:
+def test_t23_a_parked_request_is_aborted_at_once_and_nothing_is_kept() -> None:
     loop = parked()
     loop.scheduler.abort("new")
     loop.look()
@@ -259,9 +259,7 @@ def test_t23_who_is_parked_is_aborted_at_once_and_nothing_is_kept() -> None:
     loop.finish()
 
 
-def test_t27_who_is_aborted_while_its_copies_are_in_the_air_gives_its_slots_back_at_the_fence() -> (
-    None
-):
+def test_t27_a_request_aborted_with_copies_in_flight_gives_its_slots_back_at_the_fence() -> None:
     loop = resuming()
     loop.scheduler.abort("new")
     loop.look()
@@ -272,7 +270,7 @@ def test_t27_who_is_aborted_while_its_copies_are_in_the_air_gives_its_slots_back
     loop.finish()
 
 
-def test_t27_who_is_aborted_while_it_moves_down_gives_its_slots_back_at_the_fence() -> None:
+def test_t27_a_request_aborted_as_it_moves_down_gives_its_slots_back_at_the_fence() -> None:
     loop = parked()
     loop.schedule()
     (plan,) = loop.plans
@@ -285,7 +283,7 @@ def test_t27_who_is_aborted_while_it_moves_down_gives_its_slots_back_at_the_fenc
     loop.finish()
 
 
-def test_t32_a_finish_that_the_engine_reports_of_who_is_parked_changes_nothing() -> None:
+def test_t32_a_finish_that_the_engine_reports_of_a_parked_request_changes_nothing() -> None:
     """The ack of a row came before the output of a step in flight that has it."""
     loop = stopping(host=32)
     loop.schedule()
@@ -336,7 +334,7 @@ def test_t7_a_victim_that_is_aborted_gives_its_host_slots_back() -> None:
     loop.finish()
 
 
-def test_who_could_not_be_parked_beside_the_others_waits_in_line() -> None:
+def test_a_request_that_could_not_be_parked_beside_the_others_waits() -> None:
     """All running requests but one find room on the host, however long they grow."""
     loop = Loop(device=9, host=4, recompute=False)
     loop.add("old", text(1, 14), 12)
@@ -365,7 +363,7 @@ def test_what_such_an_engine_cannot_do_is_refused(way: Any) -> None:
 # -- the lists of known failures -----------------------------------------------------------------
 
 
-def test_r1_1_a_stalled_tier_holds_up_nobody_and_gives_no_slot_away() -> None:
+def test_r1_1_a_stalled_tier_holds_up_no_request_and_gives_no_slot_away() -> None:
     loop = Loop(device=41, host=64, max_num_seqs=8)
     for name in range(6):
         loop.add(name, text(name + 1, 20), 40)
@@ -463,7 +461,7 @@ def test_4_7_46_with_tokens_in_flight_around_a_block_n_is_one_number(
     assert loop.results["one"].tokens.tolist() == said
 
 
-def test_r1_12_a_sequence_may_have_several_copies_in_the_air() -> None:
+def test_r1_12_a_sequence_may_have_several_copies_in_flight() -> None:
     loop = parked()
     loop.cache.demote(1, of=loop.handle())
     loop.cache.demote(1, of=loop.handle())
@@ -530,7 +528,7 @@ def test_r3_13_whatever_was_parked_comes_back_when_there_is_room() -> None:
         assert cache.audit() is None
 
 
-def test_4_7_45_when_all_are_parked_and_nobody_comes_they_come_back() -> None:
+def test_4_7_45_when_all_are_parked_and_none_arrives_they_come_back() -> None:
     loop = Loop(device=17, host=64)
     names = range(3)
     for name in names:
@@ -545,7 +543,7 @@ def test_4_7_45_when_all_are_parked_and_nobody_comes_they_come_back() -> None:
         assert loop.results[name].tokens.tolist() == continuation(name, 12, 12)
 
 
-def test_4_7_48_who_comes_back_while_its_tail_is_on_its_way_down_takes_its_slot_back() -> None:
+def test_4_7_48_a_resume_while_its_tail_is_on_its_way_down_takes_the_slot_back() -> None:
     loop = parked()
     loop.schedule()
     (down,) = loop.plans

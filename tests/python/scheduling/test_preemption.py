@@ -75,7 +75,7 @@ def test_a_second_victim_is_not_chosen_while_the_first_is_parked_and_moves() -> 
     loop.finish()
 
 
-def test_who_comes_back_last_moves_first_and_nobody_for_who_stands_behind() -> None:
+def test_the_last_to_come_back_moves_first_and_none_moves_for_those_behind_it() -> None:
     loop = stopped("mid", "new")
     line = loop.scheduler._lifecycle._requests
     loop.scheduler._preemptor.relieve(1, behind=line["new"])
@@ -96,7 +96,7 @@ def test_what_is_on_its_way_is_not_asked_for_twice() -> None:
     assert (begun, handle.moving) == ([2, 0, 1, 0], 3)
 
 
-def test_nobody_overtakes_who_was_preempted() -> None:
+def test_no_request_overtakes_a_preempted_one() -> None:
     loop = parked()
     sink(loop)
     loop.add("small", text(3, 1), 1)
@@ -107,7 +107,7 @@ def test_nobody_overtakes_who_was_preempted() -> None:
     loop.finish()
 
 
-def test_the_parked_move_for_who_stands_before_them_and_waits() -> None:
+def test_the_parked_move_for_a_request_that_waits_before_them() -> None:
     loop = parked()
     loop.add("first", text(3, 9), 1, priority=1)
     for _ in range(8):
@@ -117,7 +117,7 @@ def test_the_parked_move_for_who_stands_before_them_and_waits() -> None:
     loop.finish()
 
 
-def test_who_must_come_back_does_not_wait_behind_who_finds_no_room() -> None:
+def test_a_request_that_must_come_back_does_not_wait_behind_one_without_room() -> None:
     loop = stopped("mid", "new", recompute=False, device=13, max_overtakes=0)
     sink(loop)
     loop.add("large", text(4, 45), 1, priority=1)
@@ -128,7 +128,7 @@ def test_who_must_come_back_does_not_wait_behind_who_finds_no_room() -> None:
     loop.finish()
 
 
-def test_all_but_the_largest_can_be_parked_and_who_is_parked_counts() -> None:
+def test_all_but_the_largest_can_be_parked_and_those_parked_count() -> None:
     loop = squeezed(host=7, recompute=False)
     while loop.state("new") is not RequestState.STOPPING:
         loop.schedule()
@@ -143,7 +143,7 @@ def test_all_but_the_largest_can_be_parked_and_who_is_parked_counts() -> None:
     loop.finish()
 
 
-def test_when_the_host_is_made_smaller_and_nobody_can_be_parked_one_fails() -> None:
+def test_when_the_host_is_made_smaller_and_none_can_be_parked_one_fails() -> None:
     loop = squeezed(host=32, recompute=False)
     loop.cache.resize("host", 1)
     loop.finish()
@@ -151,7 +151,7 @@ def test_when_the_host_is_made_smaller_and_nobody_can_be_parked_one_fails() -> N
     assert loop.results["old"].tokens.tolist() == continuation("old", 14, 12)
 
 
-def test_when_the_host_is_made_smaller_who_fits_there_is_parked_before_anybody_fails() -> None:
+def test_when_the_host_is_made_smaller_a_request_that_fits_is_parked_before_any_fails() -> None:
     """The host has no room for all that "new" may need, but for what it has."""
     loop = squeezed(host=32, recompute=False)
     loop.cache.resize("host", 6)
@@ -160,7 +160,7 @@ def test_when_the_host_is_made_smaller_who_fits_there_is_parked_before_anybody_f
     assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
-def test_t7_who_would_free_nothing_is_promised_nothing() -> None:
+def test_t7_a_request_that_would_free_nothing_is_promised_nothing() -> None:
     loop = Loop(device=5, host=32, recompute=False)
     loop.add("shared", text(1, 7), 5)
     loop.turn()
@@ -175,7 +175,7 @@ def test_t7_who_would_free_nothing_is_promised_nothing() -> None:
     loop.finish()
 
 
-def test_t17_who_cannot_be_computed_again_waits_however_long() -> None:
+def test_t17_a_request_that_cannot_be_computed_again_waits_however_long() -> None:
     loop = parked(recompute=False)
     loop.scheduler._parking._max_stalled_steps = 2
     for _ in range(8):
@@ -185,7 +185,7 @@ def test_t17_who_cannot_be_computed_again_waits_however_long() -> None:
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
-def test_t17_who_is_asked_for_room_and_gives_none_is_computed_again() -> None:
+def test_t17_a_request_asked_for_room_that_gives_none_is_computed_again() -> None:
     loop = parked()
     loop.scheduler._parking._max_stalled_steps = 2
     for _ in range(8):
@@ -196,7 +196,7 @@ def test_t17_who_is_asked_for_room_and_gives_none_is_computed_again() -> None:
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
-def test_t17_who_gives_room_grows_no_older_by_it() -> None:
+def test_t17_a_request_that_gives_room_grows_no_older_by_it() -> None:
     loop = stopped("new")
     loop.scheduler._parking._max_stalled_steps = 1
     for _ in range(3):
@@ -226,7 +226,7 @@ def test_t11_what_is_computed_sooner_than_moved_is_not_parked(recompute: Any) ->
     assert (handle is None, preempt.stats()["cheaper"]) == (recompute, int(recompute))
 
 
-def test_r1_5_who_comes_back_is_promised_its_growth() -> None:
+def test_r1_5_a_request_that_comes_back_is_promised_its_growth() -> None:
     loop = stopped("new", headroom=FullLength())
     before = loop.cache.room().promised
     loop.turn()
@@ -235,7 +235,7 @@ def test_r1_5_who_comes_back_is_promised_its_growth() -> None:
     loop.finish()
 
 
-def test_nobody_fails_for_want_of_a_host_while_somebody_goes_on_and_ends() -> None:
+def test_no_request_fails_for_want_of_a_host_while_another_goes_on_and_ends() -> None:
     loop = Loop(device=13, host=32, recompute=False)
     loop.add("old", text(1, 14), 8)
     loop.add("ends", text(2, 12), 5)
@@ -247,7 +247,7 @@ def test_nobody_fails_for_want_of_a_host_while_somebody_goes_on_and_ends() -> No
     assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
-def test_t17_who_is_parked_again_is_as_young_as_at_first() -> None:
+def test_t17_a_request_parked_again_is_as_young_as_at_first() -> None:
     loop = parked()
     loop.turn(3)
     entry = loop.scheduler._lifecycle._requests["new"]
@@ -263,7 +263,7 @@ def test_t17_who_is_parked_again_is_as_young_as_at_first() -> None:
     loop.finish()
 
 
-def test_t19_who_has_come_back_has_all_its_tries_again() -> None:
+def test_t19_a_request_that_has_come_back_has_all_its_tries_again() -> None:
     loop = resuming()
     entry = loop.scheduler._lifecycle._requests["new"]
     assert entry.resumes == 1
@@ -273,7 +273,7 @@ def test_t19_who_has_come_back_has_all_its_tries_again() -> None:
     loop.finish()
 
 
-def test_t33_who_was_loading_loses_nothing_where_nothing_can_be_recomputed() -> None:
+def test_t33_a_loading_request_loses_nothing_where_nothing_can_be_recomputed() -> None:
     loop = loading(recompute=False)
     loop.scheduler.update_weights()
     loop.land()
@@ -290,7 +290,7 @@ def test_t16_a_tail_that_is_not_full_comes_back_too() -> None:
     assert loop.results["new"].tokens.tolist() == continuation("new", 13, 12)
 
 
-def test_nobody_is_lost_for_room_that_is_promised_to_who_does_not_run() -> None:
+def test_no_request_is_lost_for_room_promised_to_what_does_not_run() -> None:
     loop = Loop(device=8, size=1, recompute=False)
     loop.add("A", [1], 6)
     loop.turn(2)
@@ -302,7 +302,7 @@ def test_nobody_is_lost_for_room_that_is_promised_to_who_does_not_run() -> None:
     assert loop.results["A"].state is RequestState.FINISHED
 
 
-def test_who_was_promised_room_gives_it_back_before_anybody_fails() -> None:
+def test_a_request_gives_promised_room_back_before_any_fails() -> None:
     loop = Loop(device=13, size=1, recompute=False)
     loop.add("A", [1], 6)
     loop.add("B", [2], 6)
@@ -325,7 +325,7 @@ def test_drafts_are_left_out_where_only_the_newest_token_has_room() -> None:
     assert result.tokens.tolist() == continuation("one", 1, 25)[:15]
 
 
-def test_who_fills_a_device_made_smaller_fails_whatever_is_idle_beyond_its_size() -> None:
+def test_a_request_that_fills_a_device_made_smaller_fails_whatever_is_idle_beyond() -> None:
     loop = Loop(device=9, size=1)
     held = loop.cache.begin([5, 5, 5])
     publish(loop.cache, [7, 7])
@@ -364,7 +364,7 @@ def test_what_is_neither_a_lease_nor_parked_is_refused_and_not_counted(call: Any
 
 
 @pytest.mark.parametrize("most", [10, 11, 12])
-def test_t10_a_parked_block_leaves_two_steps_before_it_is_wanted_and_none_for_nobody(
+def test_t10_a_parked_block_leaves_two_steps_before_it_is_wanted_and_none_in_vain(
     most: int,
 ) -> None:
     """A step later is too late, as a copy takes some; earlier, "old" may have ended by then."""
@@ -443,7 +443,7 @@ def test_loads_that_fail_are_given_up_only_where_they_can_be_computed(recompute:
     assert [preempt.load_limit(failed) for failed in (2, 3)] == [None, 0 if recompute else None]
 
 
-def test_what_another_holds_too_is_not_moved_for_who_needs_room() -> None:
+def test_what_another_holds_too_is_not_moved_for_want_of_room() -> None:
     """A copy of a shared block would free nothing (T10)."""
     cache = by.KVCache(block_size=4, device=17, host=16)
     preempt = Parking(cache, cache.config)

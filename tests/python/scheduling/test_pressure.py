@@ -11,7 +11,7 @@ from loop import Loop, continuation, squeezed
 from yard import publish_below, text
 
 
-def test_what_others_were_promised_is_no_room_for_who_grows() -> None:
+def test_what_others_were_promised_is_no_room_to_grow() -> None:
     """Two blocks are free and two are needed, but they are promised to another (INV-25).
 
     A third request goes on meanwhile: nothing is stuck, so that the count alone decides.
@@ -29,7 +29,7 @@ def test_what_others_were_promised_is_no_room_for_who_grows() -> None:
     loop.finish()
 
 
-def test_who_frees_nothing_is_no_victim_whatever_its_rank() -> None:
+def test_a_request_that_frees_nothing_is_no_victim_whatever_its_rank() -> None:
     """Another request holds all that it holds (INV-25)."""
     loop = Loop(device=5)
     loop.add("shared", text(1, 7), 5)
@@ -59,7 +59,7 @@ def test_the_last_come_is_the_victim_though_it_has_fewer_blocks() -> None:
 
 
 @pytest.mark.parametrize(("rest", "victim"), [(3, "new"), (4, "old")])
-def test_who_was_preempted_runs_some_steps_before_it_is_a_victim_again(
+def test_a_preempted_request_runs_some_steps_before_it_is_a_victim_again(
     rest: int, victim: str
 ) -> None:
     """ "new" has run three steps when both lack room (T7)."""
@@ -92,7 +92,7 @@ def short(budget: int = 64, **keywords: Any) -> Loop:
     return loop
 
 
-def test_nobody_leaves_while_a_last_chunk_is_in_flight() -> None:
+def test_no_request_leaves_while_a_last_chunk_is_in_flight() -> None:
     """Its request stands in no list of the batch, and goes on all the same (INV-25)."""
     loop = short()
     loop.turn()
@@ -106,7 +106,7 @@ def test_nobody_leaves_while_a_last_chunk_is_in_flight() -> None:
     assert loop.results["A"].tokens.tolist() == continuation("A", 18, 9)
 
 
-def test_nobody_who_rests_leaves_while_a_prompt_is_computed() -> None:
+def test_no_resting_request_leaves_while_a_prompt_is_computed() -> None:
     """The prefill goes on, and makes room by its end (INV-25)."""
     loop = short(budget=5, preempt_cooldown=1000)
     loop.add("B", text(3, 12), 1)
@@ -121,7 +121,7 @@ def test_nobody_who_rests_leaves_while_a_prompt_is_computed() -> None:
 
 
 @pytest.mark.parametrize("landed", [False, True])
-def test_nobody_leaves_while_somebody_loads_or_has_just_loaded(landed: bool) -> None:
+def test_no_request_leaves_while_another_loads_or_has_just_loaded(landed: bool) -> None:
     """The request starts in this very step (INV-25)."""
     loop = Loop(device=9, host=16, recompute=False)
     publish_below(loop.cache, text(1, 8))
@@ -144,7 +144,7 @@ def test_nobody_leaves_while_somebody_loads_or_has_just_loaded(landed: bool) -> 
     assert loop.results["A"].tokens.tolist() == continuation("A", 18, 9)
 
 
-def test_nobody_leaves_for_slots_that_a_copy_still_writes() -> None:
+def test_no_request_leaves_for_slots_that_a_copy_still_writes() -> None:
     """The request that asked for the copy is gone, and its end makes room (INV-25)."""
     loop = Loop(device=9, host=16, recompute=False)
     publish_below(loop.cache, text(1, 12))
@@ -164,7 +164,7 @@ def test_nobody_leaves_for_slots_that_a_copy_still_writes() -> None:
     assert loop.results["one"].tokens.tolist() == continuation("one", 18, 12)
 
 
-def test_who_is_alone_and_would_not_fit_beside_quarantined_slots_waits_for_their_fence() -> None:
+def test_a_request_alone_that_does_not_fit_beside_quarantined_slots_awaits_their_fence() -> None:
     """To leave would give it no room, and cost all that it has computed (INV-25)."""
     loop = Loop(device=9, host=8, preempt_mode="recompute")
     publish_below(loop.cache, text(1, 12))
@@ -243,7 +243,7 @@ def test_what_has_come_back_is_not_waited_for_though_a_later_step_is_in_flight()
     loop.finish()
 
 
-def test_who_grew_and_is_stopped_for_another_takes_its_drafts_along() -> None:
+def test_a_request_that_grew_and_is_stopped_for_another_takes_its_drafts_along() -> None:
     """The counts are those of the rows that go on (T7)."""
     loop = Loop(device=13, num_speculative_tokens=1)
     loop.add("high", text(1, 16), 9, priority=1)

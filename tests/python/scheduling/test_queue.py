@@ -10,7 +10,7 @@ from loop import Loop, continuation
 from yard import publish, publish_below, text
 
 
-def test_who_shares_what_is_there_already_is_not_waited_for() -> None:
+def test_a_request_that_shares_what_is_there_already_is_not_waited_for() -> None:
     """The other request computes nothing of its prompt just now (table 2.2, row 7)."""
     loop = Loop(max_num_batched_tokens=8)
     publish(loop.cache, text(1, 8))
@@ -22,7 +22,7 @@ def test_who_shares_what_is_there_already_is_not_waited_for() -> None:
     loop.finish()
 
 
-def test_of_several_who_compute_behind_one_prefix_each_is_waited_for() -> None:
+def test_of_several_that_compute_behind_one_prefix_each_is_waited_for() -> None:
     """The newest of those that compute is not the only one (table 2.2, row 7)."""
     loop = Loop(max_num_batched_tokens=8)
     publish(loop.cache, text(1, 8))
@@ -58,7 +58,7 @@ def test_what_is_found_below_is_not_waited_for_either() -> None:
     loop.finish()
 
 
-def test_who_waited_for_a_prefix_begins_when_it_is_there_though_another_finds_no_room() -> None:
+def test_a_wait_for_a_prefix_ends_when_it_is_there_though_another_finds_no_room() -> None:
     """No request has come or gone, and there is no more room than before (table 2.2, row 7)."""
     loop = Loop(device=17, max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 40)
@@ -92,7 +92,7 @@ def test_a_prefix_is_brought_up_ahead_of_its_turn_once() -> None:
     loop.finish()
 
 
-def test_no_prefix_is_brought_up_for_who_has_left_the_line() -> None:
+def test_no_prefix_is_brought_up_for_a_request_that_has_left_the_queue() -> None:
     """T23."""
     loop = Loop(device=17, host=16, prefetch_depth=4, max_num_seqs=1)
     publish_below(loop.cache, text(1, 12))
@@ -117,7 +117,7 @@ def test_a_prompt_of_the_whole_device_is_published_under_its_own_salt() -> None:
     assert loop.cache.probe(loop.cache.keys(text(1, 16), salt="a")).device == 4
 
 
-def test_who_finds_all_but_its_last_token_computes_its_prompt_all_the_same() -> None:
+def test_a_request_that_finds_all_but_its_last_token_still_computes_its_prompt() -> None:
     """It decodes when it has sampled something (T6), and not before (T1)."""
     loop = Loop()
     publish(loop.cache, text(1, 12))
@@ -129,7 +129,7 @@ def test_who_finds_all_but_its_last_token_computes_its_prompt_all_the_same() -> 
     loop.finish()
 
 
-def test_whose_loads_were_late_before_it_ran_is_loaded_again_when_it_has_run() -> None:
+def test_loads_that_were_late_before_a_request_ran_are_tried_again_when_it_has_run() -> None:
     """Only so many failed loads in a row are a reason to recompute a prefix (T4)."""
     loop = Loop(device=6, host=16, preempt_mode="recompute")
     publish_below(loop.cache, text(1, 12))
@@ -164,7 +164,7 @@ def test_whose_loads_were_late_before_it_ran_is_loaded_again_when_it_has_run() -
     assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
 
 
-def test_who_stands_first_has_nobody_before_it() -> None:
+def test_the_first_request_has_none_before_it() -> None:
     loop = Loop(device=9)
     loop.add("runs", text(1, 28), 4)
     loop.turn()
@@ -175,7 +175,7 @@ def test_who_stands_first_has_nobody_before_it() -> None:
     loop.finish()
 
 
-def test_who_is_in_line_again_may_be_overtaken_as_often_as_at_first() -> None:
+def test_a_request_queued_again_may_be_overtaken_as_often_as_at_first() -> None:
     """Overtakes that were counted before its first turn end with that turn (INV-25)."""
     loop = Loop(device=9, max_overtakes=1)
     loop.add("runs", text(1, 8), 4)
@@ -203,7 +203,7 @@ def test_who_is_in_line_again_may_be_overtaken_as_often_as_at_first() -> None:
     loop.finish()
 
 
-def test_who_begins_with_a_ticket_has_overtaken_nobody() -> None:
+def test_a_request_that_begins_with_a_ticket_has_overtaken_none() -> None:
     """The room was never that of the request before it (INV-25)."""
     loop = Loop(device=9, max_overtakes=1)
     ticket = loop.cache.promise(2)
@@ -216,7 +216,7 @@ def test_who_begins_with_a_ticket_has_overtaken_nobody() -> None:
     loop.finish()
 
 
-def test_those_with_tickets_begin_in_the_order_of_the_line() -> None:
+def test_those_with_tickets_begin_in_the_order_of_the_queue() -> None:
     """The order is not that of a set, which differs from rank to rank (INV-17)."""
     loop = Loop(device=33, max_num_seqs=1, max_overtakes=0)
     names = list(range(8))
@@ -246,7 +246,7 @@ def test_behind_long_prompts_without_room_a_short_one_is_asked_in_the_next_step(
     cache.finish(held)
 
 
-def test_as_soon_as_the_least_of_those_who_wait_fits_it_begins() -> None:
+def test_as_soon_as_the_smallest_waiting_request_fits_it_begins() -> None:
     """No request has come or gone, but a promise to another was given back (INV-25)."""
     loop = Loop(device=9)
     held, ticket = loop.cache.begin(text(9, 24)), loop.cache.promise(1)
@@ -261,7 +261,7 @@ def test_as_soon_as_the_least_of_those_who_wait_fits_it_begins() -> None:
     loop.finish()
 
 
-def test_who_was_promised_room_begins_though_the_first_in_line_was_overtaken_enough() -> None:
+def test_a_request_promised_room_begins_though_the_first_was_overtaken_enough() -> None:
     loop = Loop(device=9, max_overtakes=0)
     ticket = loop.cache.promise(2)
     loop.add("first", 28, 4)
@@ -275,7 +275,7 @@ def test_who_was_promised_room_begins_though_the_first_in_line_was_overtaken_eno
     loop.finish()
 
 
-def test_who_was_refused_begins_when_less_is_kept_for_growth_though_nobody_comes_or_goes() -> None:
+def test_a_refused_request_begins_when_less_is_kept_for_growth_though_none_comes_or_goes() -> None:
     loop = Loop(device=9, headroom=Adaptive(4.0, 0.5))
     loop.add("runs", 3, 12)
     loop.turn()
@@ -302,7 +302,7 @@ def test_steps_without_room_and_begins_put_off_are_counted() -> None:
     loop.finish()
 
 
-def test_who_computes_again_is_promised_what_it_has_still_to_sample() -> None:
+def test_a_request_computed_again_is_promised_what_it_has_still_to_sample() -> None:
     """The tokens that it had sampled are a part of its prompt now (R1-5)."""
     loop = Loop(device=33, headroom=FullLength())
     loop.add("one", text(1, 8), 9)
@@ -334,7 +334,7 @@ def test_a_policy_that_promises_too_much_promises_what_may_be_sampled() -> None:
     loop.finish()
 
 
-def test_of_those_who_wait_for_one_anothers_tickets_the_last_in_line_gives_its_own_back() -> None:
+def test_of_requests_that_wait_for_one_anothers_tickets_the_last_gives_its_own_back() -> None:
     """No request can begin, and the one that came first keeps its promise (INV-25)."""
     loop = Loop(device=9)
     tickets = [loop.cache.promise(2) for _ in range(2)]
@@ -347,7 +347,7 @@ def test_of_those_who_wait_for_one_anothers_tickets_the_last_in_line_gives_its_o
     assert loop.begun == ["second", "first", "third"]
 
 
-def test_tickets_are_taken_back_one_after_the_other_until_somebody_begins() -> None:
+def test_tickets_are_taken_back_one_after_the_other_until_a_request_begins() -> None:
     """A request that has given its ticket back is not asked for it again (INV-25)."""
     loop = Loop(device=9, max_overtakes=0)
     tickets = [loop.cache.promise(2) for _ in range(3)]
@@ -360,7 +360,7 @@ def test_tickets_are_taken_back_one_after_the_other_until_somebody_begins() -> N
     assert loop.begun == [0, "first", 1, 2]
 
 
-def test_who_alone_has_a_ticket_keeps_it_while_it_finds_no_room() -> None:
+def test_the_only_request_with_a_ticket_keeps_it_while_it_finds_no_room() -> None:
     """Its promise is in the way only of other waiting requests (INV-25)."""
     loop = Loop(device=9)
     other, own = loop.cache.promise(4), loop.cache.promise(2)
@@ -371,7 +371,7 @@ def test_who_alone_has_a_ticket_keeps_it_while_it_finds_no_room() -> None:
     loop.finish()
 
 
-def test_nobody_loses_a_ticket_while_somebody_runs_who_will_make_room() -> None:
+def test_no_request_loses_a_ticket_while_one_runs_that_will_make_room() -> None:
     """INV-25."""
     loop = Loop(device=9)
     loop.add("runs", text(3, 4), 3)

@@ -152,7 +152,7 @@ def test_a_scheduled_request_begins_in_the_room_of_its_ticket() -> None:
     assert cache.stats()["tickets"] == 0
 
 
-def test_a_request_that_is_aborted_in_line_gives_its_ticket_back() -> None:
+def test_a_request_that_is_aborted_in_the_queue_gives_its_ticket_back() -> None:
     cache, tickets = made()
     scheduler = Scheduler(cache)
     ticket = tickets.commit(tickets.open("a", 6, deadline=5).id)

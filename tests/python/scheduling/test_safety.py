@@ -44,7 +44,7 @@ def texts(first: int, most: int) -> list[int]:
 
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("way", [(9, 20, (8, 8)), (13, 30, (11, 10)), (13, 5, (5, 12))])
-def test_who_holds_blocks_twice_that_a_parked_one_keeps_makes_room_for_itself(
+def test_a_request_holding_twice_what_a_parked_one_keeps_makes_room_for_itself(
     way: Any, recompute: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two that sample the same hold each other's blocks beside their own (INV-25)."""
@@ -109,7 +109,7 @@ def test_inv_11_the_largest_is_not_parked_where_the_others_then_could_not_be() -
     assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
-def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_nobody_runs() -> None:
+def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_none_runs() -> None:
     """Two keep one path and two another: none has room to come back, or frees any alone."""
     loop = Loop(device=12, host=32, size=1, recompute=False)
     names = (1, 2, 3, 4)

@@ -12,7 +12,7 @@ from loop import Loop, continuation, loading, squeezed, stopping
 from yard import publish_below, text
 
 
-def test_t1_who_fits_begins_at_once_and_has_a_seat() -> None:
+def test_t1_a_request_that_fits_begins_at_once_and_has_a_seat() -> None:
     loop = Loop()
     loop.add("one", 10, 3)
     assert loop.state("one") is RequestState.WAITING
@@ -27,7 +27,7 @@ def test_t1_who_fits_begins_at_once_and_has_a_seat() -> None:
     assert loop.results["one"].tokens.tolist() == continuation("one", 10, 3)
 
 
-def test_t2_who_has_blocks_to_load_has_a_seat_and_the_engine_does_not_hear_of_it() -> None:
+def test_t2_a_request_with_blocks_to_load_has_a_seat_unknown_to_the_engine() -> None:
     loop = loading()
     assert loop.told("seats") == 1
     assert loop.schedule().starts == ()
@@ -63,7 +63,7 @@ def test_t4_when_a_load_fails_or_is_late_it_computes_from_the_last_good_block(en
     assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
 
 
-def test_t4_whose_every_load_is_late_is_computed_in_the_end() -> None:
+def test_t4_a_request_with_every_load_late_is_computed_in_the_end() -> None:
     # While a copy without an end holds its slots, it has no room to go on, and begins again.
     loop = Loop(device=6, host=16)
     publish_below(loop.cache, text(1, 12))
@@ -90,7 +90,7 @@ def test_t4_whose_every_load_is_late_is_computed_in_the_end() -> None:
     loop.finish()
 
 
-def test_t5_who_finds_no_room_waits_and_nothing_has_changed() -> None:
+def test_t5_a_request_that_finds_no_room_waits_and_nothing_has_changed() -> None:
     loop = Loop(device=9)
     loop.add("big", 28, 4)
     loop.turn()
@@ -194,7 +194,7 @@ def test_t9_what_is_full_and_computed_is_published_and_the_last_token_is_not() -
     assert loop.cache.probe([*whole, 0]).device == 1
 
 
-def test_a_block_whose_twin_is_in_the_air_is_published_in_the_step_after_its_landing() -> None:
+def test_a_block_whose_twin_is_in_flight_is_published_in_the_step_after_its_landing() -> None:
     """The step that publishes it makes no block full (table 2.1, row 5)."""
     loop = Loop(device=33, host=16, max_num_seqs=1)
     prompt, said = text(1, 6), continuation("one", 6, 40)
@@ -242,7 +242,7 @@ def test_t22_it_begins_again_with_what_it_had_sampled_and_finds_what_was_publish
 # -- abort ---------------------------------------------------------------------------------------
 
 
-def test_t23_who_waits_for_its_first_or_its_second_turn_is_aborted_at_once() -> None:
+def test_t23_a_request_that_waits_for_its_first_or_second_turn_is_aborted_at_once() -> None:
     loop = stopping()
     loop.ack()
     loop.add("late", text(3, 30), 2)
@@ -258,7 +258,7 @@ def test_t23_who_waits_for_its_first_or_its_second_turn_is_aborted_at_once() -> 
 
 
 @pytest.mark.parametrize("state", [RequestState.PREFILL, RequestState.DECODE])
-def test_t24_who_runs_is_stopped_first(state: RequestState) -> None:
+def test_t24_a_running_request_is_stopped_first(state: RequestState) -> None:
     loop = Loop(max_num_batched_tokens=6)
     loop.add("one", 10, 6)
     loop.turn(1 if state is RequestState.PREFILL else 3)
@@ -272,7 +272,7 @@ def test_t24_who_runs_is_stopped_first(state: RequestState) -> None:
     assert loop.results["one"].state is RequestState.ABORTED
 
 
-def test_t25_who_is_aborted_while_it_stops_needs_one_ack() -> None:
+def test_t25_a_request_aborted_while_it_stops_needs_one_ack() -> None:
     loop = stopping()
     loop.scheduler.abort("new")
     assert loop.schedule().stops == ()
@@ -283,7 +283,7 @@ def test_t25_who_is_aborted_while_it_stops_needs_one_ack() -> None:
     loop.finish()
 
 
-def test_t26_the_ack_ends_who_was_aborted_with_one_result_and_frees_its_blocks() -> None:
+def test_t26_the_ack_ends_an_aborted_request_with_one_result_and_frees_its_blocks() -> None:
     loop = Loop()
     loop.add("one", 10, 6)
     loop.turn(2)
@@ -300,7 +300,7 @@ def test_t26_the_ack_ends_who_was_aborted_with_one_result_and_frees_its_blocks()
     loop.finish()
 
 
-def test_t27_who_loads_is_aborted_now_and_its_slots_come_back_at_the_fence_only() -> None:
+def test_t27_a_loading_request_is_aborted_now_and_its_slots_return_at_the_fence_only() -> None:
     loop = loading()
     loop.scheduler.abort("one")
     loop.look()
@@ -313,7 +313,7 @@ def test_t27_who_loads_is_aborted_now_and_its_slots_come_back_at_the_fence_only(
     loop.finish()
 
 
-def test_t28_who_ends_before_its_ack_is_finished_and_the_ack_frees_seat_and_blocks() -> None:
+def test_t28_an_end_before_the_ack_is_a_finish_and_the_ack_frees_seat_and_blocks() -> None:
     loop = Loop()
     loop.add("one", 10, 3)
     loop.turn(2)
@@ -402,7 +402,7 @@ def test_t29_when_the_engine_is_dead_its_requests_fail_and_their_slots_wait_for_
     assert loop.results["waits"].state is RequestState.FINISHED
 
 
-def test_t29_what_a_dead_engine_still_says_is_counted_and_who_was_loading_waits_again() -> None:
+def test_t29_what_a_dead_engine_still_says_is_counted_and_a_loading_request_waits_again() -> None:
     loop = loading()
     loop.add("two", text(2, 4), 4)
     loop.schedule()
@@ -473,7 +473,7 @@ def test_t31_a_late_or_foreign_ack_is_counted_and_neither_queues_nor_frees(ack: 
     loop.finish()
 
 
-def test_t31_an_ack_before_its_stop_was_sent_is_nobodys() -> None:
+def test_t31_an_ack_before_its_stop_was_sent_is_ignored() -> None:
     loop = Loop()
     loop.add("one", 10, 6)
     loop.turn()
@@ -483,7 +483,7 @@ def test_t31_an_ack_before_its_stop_was_sent_is_nobodys() -> None:
     loop.finish()
 
 
-def test_t32_a_finish_of_who_was_acked_is_counted_and_changes_nothing() -> None:
+def test_t32_a_finish_after_the_ack_is_counted_and_changes_nothing() -> None:
     loop = Loop()
     loop.add("one", 10, 9)
     loop.turn(2)
@@ -505,7 +505,7 @@ def test_t32_a_finish_of_who_was_acked_is_counted_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", ["recompute", "abort"])
-def test_t33_a_reset_frees_all_seats_and_the_policy_says_what_becomes_of_who_ran(
+def test_t33_a_reset_frees_all_seats_and_the_policy_says_what_becomes_of_what_ran(
     policy: Any,
 ) -> None:
     loop = stopping(max_num_seqs=3)
@@ -527,7 +527,7 @@ def test_t33_a_reset_frees_all_seats_and_the_policy_says_what_becomes_of_who_ran
     assert loop.results["waits"].state is RequestState.FINISHED
 
 
-def test_t33_new_weights_stop_who_runs_first_also_whose_last_chunk_is_in_flight() -> None:
+def test_t33_new_weights_first_stop_what_runs_even_with_its_last_chunk_in_flight() -> None:
     loop = Loop()
     loop.add("decodes", text(1, 8), 9)
     loop.turn(2)
@@ -542,7 +542,7 @@ def test_t33_new_weights_stop_who_runs_first_also_whose_last_chunk_is_in_flight(
         assert loop.results[request].tokens.tolist() == continuation(request, 8, 9)
 
 
-def test_t33_new_weights_send_who_was_loading_back_in_line() -> None:
+def test_t33_new_weights_send_loading_requests_back_to_the_queue() -> None:
     loop = loading()
     loop.scheduler.update_weights()
     assert (loop.state("one"), loop.told("seats")) == (RequestState.RECOMPUTE, 0)
@@ -555,9 +555,7 @@ def test_t33_new_weights_send_who_was_loading_back_in_line() -> None:
 # -- the end, and no room to grow ----------------------------------------------------------------
 
 
-def test_t35_who_was_ended_by_the_engine_frees_its_seat_and_its_blocks_come_after_the_step() -> (
-    None
-):
+def test_t35_a_request_the_engine_ended_frees_its_seat_and_after_the_step_its_blocks() -> None:
     loop = Loop()
     loop.add("one", 10, 9)
     loop.turn(2)
@@ -576,7 +574,7 @@ def test_t35_who_was_ended_by_the_engine_frees_its_seat_and_its_blocks_come_afte
     loop.finish()
 
 
-def test_t35_who_reached_its_length_is_finished_and_its_seat_waits_for_the_ack() -> None:
+def test_t35_a_request_at_its_length_is_finished_and_its_seat_waits_for_the_ack() -> None:
     loop = Loop()
     loop.add("one", 10, 2)
     loop.turn(1)
@@ -592,7 +590,7 @@ def test_t35_who_reached_its_length_is_finished_and_its_seat_waits_for_the_ack()
     loop.finish()
 
 
-def test_t36_who_finds_no_room_stays_and_skips_the_step() -> None:
+def test_t36_a_request_that_finds_no_room_stays_and_skips_the_step() -> None:
     loop = squeezed()
     step = loop.schedule()
     while not loop.stops:
@@ -609,7 +607,7 @@ def test_t36_who_finds_no_room_stays_and_skips_the_step() -> None:
         assert loop.results[request].tokens.tolist() == continuation(request, 14, 12)
 
 
-def test_t36_nobody_is_chosen_while_what_is_coming_is_enough() -> None:
+def test_t36_no_victim_is_chosen_while_what_is_coming_is_enough() -> None:
     """What comes is a victim without its ack, then blocks held for a step (INV-25, 4.7-47)."""
     loop = squeezed(max_num_seqs=3)
     loop.schedule()
@@ -666,7 +664,7 @@ def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
     loop.finish()
 
 
-def test_progress_who_rests_is_chosen_when_nobody_else_can_go_on() -> None:
+def test_progress_a_resting_request_is_chosen_when_no_other_can_go_on() -> None:
     """All were preempted before, and there is room for none (INV-25)."""
     loop = Loop(device=8, preempt_cooldown=1000, max_num_seqs=6)
     names = (1, 2, 3, 4, 5, 6)
@@ -678,7 +676,7 @@ def test_progress_who_rests_is_chosen_when_nobody_else_can_go_on() -> None:
         assert loop.results[name].tokens.tolist() == continuation(name, 5, 20)
 
 
-def test_progress_who_rests_is_chosen_before_a_promise_is_taken_back() -> None:
+def test_progress_a_resting_request_is_chosen_before_a_promise_is_taken_back() -> None:
     loop = Loop(device=9, preempt_cooldown=1000)
     for name in (1, 2):
         loop.add(name, text(name, 5), 20)
@@ -695,7 +693,7 @@ def test_progress_who_rests_is_chosen_before_a_promise_is_taken_back() -> None:
     assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
-def test_progress_who_is_alone_with_two_copies_of_its_blocks_makes_room_for_itself() -> None:
+def test_progress_a_request_alone_with_two_copies_of_its_blocks_makes_room_for_itself() -> None:
     """Blocks that two computed at once exist twice while one of them runs."""
     loop = Loop(device=9, max_num_batched_tokens=4)
     prompt = text(1, 12)
@@ -787,7 +785,7 @@ def test_a_seat_that_stops_is_never_bound() -> None:
 # -- reservation ---------------------------------------------------------------------------------
 
 
-def test_with_full_length_reserved_nobody_is_ever_preempted() -> None:
+def test_with_full_length_reserved_no_request_is_ever_preempted() -> None:
     loop = Loop(device=9, headroom=FullLength())
     for name in range(6):
         loop.add(name, text(name + 1, 6), 14)
@@ -795,7 +793,7 @@ def test_with_full_length_reserved_nobody_is_ever_preempted() -> None:
     assert (loop.told("preempted"), loop.told("skipped")) == (0, 0)
 
 
-def test_a_watermark_keeps_blocks_from_who_begins_and_gives_them_to_who_grows() -> None:
+def test_a_watermark_keeps_blocks_from_a_begin_and_gives_them_for_growth() -> None:
     loop = Loop(device=9, headroom=Watermark(4))
     loop.add("one", text(1, 12), 9)
     loop.turn()
@@ -846,7 +844,7 @@ def test_a_victim_comes_back_before_those_that_came_after_it() -> None:
     loop.finish()
 
 
-def test_who_does_not_fit_is_overtaken_a_bounded_number_of_times() -> None:
+def test_a_request_that_does_not_fit_is_overtaken_a_bounded_number_of_times() -> None:
     loop = Loop(device=9, max_overtakes=3, max_num_seqs=3)
     loop.add("runs", text(1, 8), 20)
     loop.turn()
@@ -857,7 +855,7 @@ def test_who_does_not_fit_is_overtaken_a_bounded_number_of_times() -> None:
     assert loop.begun[:6] == ["runs", 0, 1, 2, "big", 3]
 
 
-def test_who_aborts_while_waiting_leaves_nothing_behind_however_long_the_line_stands() -> None:
+def test_an_abort_while_waiting_leaves_nothing_behind_however_long_the_queue_stands() -> None:
     loop = Loop(device=9)
     loop.add("runs", text(1, 28), 4)
     loop.turn()
@@ -872,7 +870,7 @@ def test_who_aborts_while_waiting_leaves_nothing_behind_however_long_the_line_st
 # -- prompts that another is just computing ------------------------------------------------------
 
 
-def test_who_has_the_prompt_of_one_in_prefill_waits_for_it_and_finds_it() -> None:
+def test_a_request_with_the_prompt_of_one_in_prefill_waits_for_it_and_finds_it() -> None:
     loop = Loop(max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 4)
     loop.add("second", text(1, 24) + text(2, 3), 4)
@@ -952,7 +950,7 @@ def test_drafts_are_never_published_and_never_go_past_the_length() -> None:
 
 
 @pytest.mark.parametrize("accept", [1, 3])
-def test_who_is_preempted_with_drafts_loses_none_of_its_tokens(accept: int) -> None:
+def test_a_request_preempted_with_drafts_loses_none_of_its_tokens(accept: int) -> None:
     loop = Loop(device=9, num_speculative_tokens=2, accept=accept)
     for name in range(4):
         loop.add(name, text(name + 1, 9), 15)

@@ -23,7 +23,7 @@ from yard import publish_below, text
 # -- what waits for what -------------------------------------------------------------------------
 
 
-def test_many_small_tickets_in_line_never_leave_the_device_idle() -> None:
+def test_many_small_tickets_in_the_queue_never_leave_the_device_idle() -> None:
     setup = Setup(device=13, host=0, max_num_seqs=4, headroom="none")
     names = [f"b{number}" for number in range(4)]
     asked = [Event(1, "promise", (name, 1, 50, "p")) for name in names]
@@ -34,7 +34,7 @@ def test_many_small_tickets_in_line_never_leave_the_device_idle() -> None:
 
 
 @pytest.mark.parametrize("skip", [0, 1, 16])
-def test_those_who_wait_for_one_copy_hold_up_nobody_else(skip: int) -> None:
+def test_requests_that_wait_for_one_copy_hold_up_no_other(skip: int) -> None:
     """The copy hangs: requests with its prefix wait, and one without it begins at once."""
     loop = Loop(device=200, host=64, max_num_seqs=64, max_overtakes=skip)
     publish_below(loop.cache, text(1, 40))

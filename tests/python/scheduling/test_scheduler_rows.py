@@ -100,7 +100,7 @@ def test_what_goes_to_cranes_is_as_long_as_its_blocks_whatever_the_tokens(size: 
 
 
 @pytest.mark.parametrize("how", ["abort", "finish"])
-def test_who_ends_while_its_ack_is_awaited_leaves_every_registry(how: str) -> None:
+def test_a_request_that_ends_while_its_ack_is_awaited_leaves_every_registry(how: str) -> None:
     """A later ack is ignored and counted (R3-1)."""
     loop = Loop()
     loop.add("one", 10, 3)
@@ -267,7 +267,7 @@ def test_when_all_are_stopped_at_once_one_step_without_rows_is_enough(stops: Any
         assert loop.results[name].tokens.tolist() == continuation(name, 8, 9)
 
 
-def test_absence_counts_from_the_step_of_the_stop_on_and_for_who_is_stopping_alone() -> None:
+def test_absence_counts_from_the_step_of_the_stop_on_and_for_a_stopping_request_alone() -> None:
     """R4-7."""
     loop = stopping()
     step = loop.scheduler._seats.bound()[1].stopped_at
@@ -282,7 +282,7 @@ def test_absence_counts_from_the_step_of_the_stop_on_and_for_who_is_stopping_alo
     loop.finish()
 
 
-def test_an_engine_that_stops_in_order_needs_no_ack_and_one_that_comes_is_nobodys() -> None:
+def test_an_engine_that_stops_in_order_needs_no_ack_and_one_that_comes_is_ignored() -> None:
     loop = Loop(stops="in-order", device=9)
     for name in range(3):
         loop.add(name, text(name + 1, 9), 12)
@@ -297,7 +297,7 @@ def test_an_engine_that_stops_in_order_needs_no_ack_and_one_that_comes_is_nobody
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
-def test_a_prompt_is_the_callers_and_what_he_does_with_it_later_changes_nothing(kind: Any) -> None:
+def test_what_a_caller_does_with_a_prompt_later_changes_nothing(kind: Any) -> None:
     """INV-13."""
     prompt = kind(text(1, 14))
     loop = Loop(device=9)
@@ -373,7 +373,7 @@ def test_a_row_that_decodes_samples_whatever_room_it_has_for_drafts(accept: int)
     loop.finish()
 
 
-def test_whose_last_token_is_in_flight_computes_nothing_more() -> None:
+def test_a_request_with_its_last_token_in_flight_computes_nothing_more() -> None:
     """The row has no position left, and asks for no room (T35)."""
     loop = Loop()
     loop.add("one", 8, 5)
@@ -410,7 +410,7 @@ def test_whose_last_token_is_in_flight_computes_nothing_more() -> None:
         ({"priority": "high"}, "priority = 'high'"),
     ],
 )
-def test_a_bad_request_is_named_and_nobody_is_added(wrong: dict[str, Any], says: str) -> None:
+def test_a_bad_request_is_named_and_none_is_added(wrong: dict[str, Any], says: str) -> None:
     loop = Loop()
     loop.add("there", text(2, 6), 2)
     given = {"request": "new", "prompt": [1, 2], "max_tokens": 2, **wrong}
@@ -438,7 +438,7 @@ def test_what_the_device_can_never_hold_is_refused_at_once_and_what_it_just_can_
     assert len(loop.results["one"].tokens) == 13
 
 
-def test_a_device_that_was_made_smaller_fails_who_fits_no_more() -> None:
+def test_a_device_that_was_made_smaller_fails_what_fits_no_more() -> None:
     loop = Loop(device=9)
     loop.add("one", 30, 2)
     loop.cache.resize("device", 5)
@@ -449,7 +449,9 @@ def test_a_device_that_was_made_smaller_fails_who_fits_no_more() -> None:
 
 
 @pytest.mark.parametrize("stops", ["acked", "in-order"])
-def test_who_runs_and_has_outgrown_a_device_made_smaller_fails_with_its_tokens(stops: Any) -> None:
+def test_a_running_request_too_large_for_a_device_made_smaller_fails_with_its_tokens(
+    stops: Any,
+) -> None:
     loop = Loop(device=9, stops=stops)
     loop.add("one", 6, 20)
     loop.turn(3)
@@ -464,7 +466,7 @@ def test_who_runs_and_has_outgrown_a_device_made_smaller_fails_with_its_tokens(s
     assert loop.results["two"].state is RequestState.FINISHED
 
 
-def test_who_is_not_there_is_refused_by_name() -> None:
+def test_a_request_that_is_not_there_is_refused_by_name() -> None:
     loop = Loop()
     for verb in (loop.scheduler.abort, loop.scheduler.explain):
         with pytest.raises(by.Misuse, match="no request 'x'"):

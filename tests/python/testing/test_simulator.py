@@ -195,7 +195,7 @@ def test_a_second_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ended twice" in broken(monkeypatch, "results", wrong)
 
 
-def test_who_is_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acks that came late are ignored."""
 
     def wrong(self: Scheduler, right: Any, active: Iterable[int], step: int) -> None:
@@ -434,7 +434,7 @@ DIES = Scenario(
 )
 
 
-def test_whom_a_dead_engine_had_fails_and_who_waits_goes_on() -> None:
+def test_what_a_dead_engine_had_fails_and_what_waits_goes_on() -> None:
     ran = simulate(DIES)
     ends = {name: str(result.state) for name, result in ran.results.items()}
     assert ends == {"a": "failed", "b": "failed", "c": "finished", "d": "aborted"}
@@ -516,7 +516,7 @@ def test_tiers_become_smaller_and_larger_while_requests_run() -> None:
     assert (seen["stats device_capacity"], seen["stats host_capacity"]) == (19, 40)
 
 
-def test_who_fits_no_more_when_its_turn_comes_has_failed() -> None:
+def test_a_request_that_fits_no_more_when_its_turn_comes_has_failed() -> None:
     scenario = Scenario(
         Setup(device=16, max_num_seqs=1, ends=False),
         (
@@ -537,7 +537,7 @@ def test_a_size_that_is_not_taken_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     assert "2.7" in said(Scenario(Setup(device=16, host=12), SIZES))
 
 
-def test_a_failure_that_nobody_has_caused_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_has_no_cause_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: Scheduler, right: Any) -> Any:
         return [result._replace(state=RequestState.FAILED) for result in right(self)]
 
@@ -666,7 +666,7 @@ BIG = Setup(device=8, block_size=4, max_num_seqs=1, max_overtakes=0, ends=False,
     ],
     ids=["the first in line", "one that runs alone", "each other"],
 )
-def test_nobody_waits_for_ever_for_room_that_was_promised_to_who_waits_for_him(
+def test_requests_that_wait_for_room_promised_to_one_another_do_not_wait_forever(
     events: tuple[Any, ...], skip: int, seats: int
 ) -> None:
     most = 16 if len(events) == 3 else 4
@@ -697,7 +697,7 @@ def test_of_requests_that_sample_alike_none_is_lost_where_nothing_can_be_recompu
     assert parked > 130
 
 
-def test_who_is_lost_without_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_lost_without_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Preemptor, "dedup", lambda _: False)
     monkeypatch.setattr(Preemptor, "last_resort", lambda _: None)
     scenario = Scenario(

@@ -181,7 +181,7 @@ def test_a_request_that_never_fits_is_refused_and_the_others_run(trace: Trace) -
     assert result.requests + result.refused == 150
 
 
-def test_who_stands_behind_a_whole_line_of_too_large_requests_is_served() -> None:
+def test_a_request_behind_a_whole_queue_of_too_large_ones_is_served() -> None:
     trace = asked([(0, 3_200, 4)] * 256 + [(0, 64, 4)] * 44)
     result = run(spec_of(trace, device_blocks=100), trace, quiet)
     assert (result.requests, result.refused, result.complete) == (44, 256, True)
@@ -516,7 +516,7 @@ HEADROOMS = ("none", "watermark", "adaptive", "full-length")
 @pytest.mark.parametrize("host", [0, 300])
 @pytest.mark.parametrize("victims", ["newest", "least-computed"])
 @pytest.mark.parametrize("headroom", HEADROOMS)
-def test_whoever_is_preempted_gives_all_its_tokens_and_finds_its_own_bytes(
+def test_a_preempted_request_gives_all_its_tokens_and_finds_its_own_bytes(
     headroom: Any, victims: Any, host: int
 ) -> None:
     trace = decoding()
@@ -575,7 +575,7 @@ def test_what_is_promised_is_what_the_policy_promises() -> None:
     assert 0 < kept["full-length"].promised < kept["full-length"].promised_peak <= 220
 
 
-def test_two_who_need_the_whole_device_and_are_preempted_both_end() -> None:
+def test_two_that_need_the_whole_device_and_are_preempted_both_end() -> None:
     # Each fits alone, with its last token.
     trace = asked([(0, 64, 1_536), (0, 64, 1_536), (0, 1_500, 100)])
     result = run(squeezed(trace, device_blocks=100, headroom="none", verify=True), trace, quiet)
@@ -584,7 +584,7 @@ def test_two_who_need_the_whole_device_and_are_preempted_both_end() -> None:
     assert result.verified.wrong == 0
 
 
-def test_a_gap_between_tokens_spans_the_time_that_somebody_was_away() -> None:
+def test_a_gap_between_tokens_spans_the_time_that_a_request_was_away() -> None:
     trace = decoding()
     result = run(squeezed(trace, headroom="none"), trace, quiet)
     calm = run(squeezed(trace, headroom="full-length"), trace, quiet)
@@ -683,7 +683,7 @@ def test_an_answer_that_is_not_the_trace_s_is_seen(monkeypatch: pytest.MonkeyPat
     assert result.verified.wrong_answers == 3
 
 
-def test_a_byte_that_spoils_while_somebody_is_away_is_seen(
+def test_a_byte_that_spoils_while_a_request_is_away_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     starts = Verifier.starts
@@ -701,7 +701,7 @@ def test_a_byte_that_spoils_while_somebody_is_away_is_seen(
     assert result.verified.wrong > 0
 
 
-def test_who_is_stuck_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_stuck_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Admission, "admit", lambda _: Admitted([], [], [], [], []))
     trace = decoding(3)
     with pytest.raises(by.Unavailable, match=r"no request runs, .* and 3 requests wait"):

@@ -126,7 +126,7 @@ def opened(found: Result, folder: Path) -> tuple[str, dict[str, Any], str]:
     return done.stdout, json.loads(html.unescape(drawn[1])), complaints
 
 
-def test_the_page_asks_nobody_and_keeps_what_comes_from_outside_inert() -> None:
+def test_the_page_loads_nothing_and_keeps_what_comes_from_outside_inert() -> None:
     text = page(result()).decode()
     ours, _, plotly = text.partition("plotly.js v")
     assert plotly

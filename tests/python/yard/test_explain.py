@@ -49,7 +49,7 @@ def test_a_whole_prefix_has_no_end_to_explain(cache: by.KVCache) -> None:
     assert "ends" not in str(cache.explain(cache.keys(text(1, 8))))
 
 
-def test_what_is_in_the_air_is_named_with_its_flight(cache: by.KVCache) -> None:
+def test_what_is_in_flight_is_named_with_its_flight(cache: by.KVCache) -> None:
     publish_below(cache, text(1, 8))
     lease = begin(cache, [*text(1, 8), 0])
     (plan,) = lease.plans
@@ -68,7 +68,7 @@ def test_blocks_that_are_slow_to_load_are_said_to_be_skipped() -> None:
     assert "Now 2 blocks on the host would be skipped: loading them would take longer" in said
 
 
-def test_who_cannot_recompute_skips_nothing() -> None:
+def test_a_cache_that_cannot_recompute_skips_nothing() -> None:
     cache = by.KVCache(
         block_size=4, device=17, host=16, ahead=0, speeds=(10, 5, 0), recompute=False
     )
@@ -117,7 +117,7 @@ def test_an_evicted_prefix_is_told_from_one_never_seen() -> None:
     assert "it was evicted" in str(cache.explain(text(1, 8)))
 
 
-def test_who_waits_learns_what_is_missing_and_who_holds_it(cache: by.KVCache) -> None:
+def test_a_refused_begin_learns_what_is_missing_and_what_holds_it(cache: by.KVCache) -> None:
     small, large = begin(cache, text(1, 8), reserve=4), begin(cache, text(2, 40))
     with pytest.raises(by.NoRoom) as refused:
         cache.begin(text(3, 20))

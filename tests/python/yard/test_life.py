@@ -90,7 +90,7 @@ def test_a_slot_mapping_of_ranges_is_the_naive_one() -> None:
     assert cache.slot_mapping(batch, 0, 0).tolist() == []
 
 
-def test_tables_are_padded_with_the_null_slot_that_nobody_gets() -> None:
+def test_tables_are_padded_with_the_null_slot_that_is_never_given() -> None:
     cache = make(device=12, null_slots=2)
     batch = [begin(cache, text(1, 13)), begin(cache, text(2, 5))]
     tables = cache.block_tables(batch)

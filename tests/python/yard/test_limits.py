@@ -354,7 +354,7 @@ def test_a_panic_of_the_core_breaks_that_cache_alone(where: Any) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_who_drops_what_it_has_of_a_broken_cache_is_not_ended_by_it() -> None:
+def test_to_drop_what_one_has_of_a_broken_cache_does_not_end_the_process() -> None:
     cache: Any = by.KVCache(block_size=4, device=32, host=16)
     held = [begin(cache, text(name, 6)) for name in range(3)]
     held.append(cache.park(held.pop(), 6))

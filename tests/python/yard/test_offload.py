@@ -98,7 +98,7 @@ def test_above_the_watermark_nothing_is_copied() -> None:
     assert cache.dispatch() == []
 
 
-def test_through_copies_what_runs_and_keeps_the_watermark_in_the_air() -> None:
+def test_through_copies_what_runs_and_keeps_the_watermark_in_flight() -> None:
     cache = small(write="through", ahead=8)
     lease = begin(cache, text(1, 64))
     cache.seal(lease, 64)
@@ -121,7 +121,7 @@ def test_what_is_just_enough_room_is_enough_and_a_block_less_is_not(
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
-def test_while_the_next_victims_are_in_the_air_nothing_else_is_copied_ahead(
+def test_while_the_next_victims_are_in_flight_nothing_else_is_copied_ahead(
     eviction: Literal["recency", "heap"],
 ) -> None:
     cache = small(ahead=8, eviction=eviction)

@@ -91,7 +91,7 @@ def test_a_deadline_names_a_flight_once_and_its_late_end_still_counts() -> None:
     assert flights.report([by.Outcome(FLIGHT, 0, 4)]).flights == [FLIGHT]
 
 
-def test_a_rank_that_was_reset_ends_what_it_had_in_the_air() -> None:
+def test_a_rank_that_was_reset_ends_what_it_had_in_flight() -> None:
     flights = Flights(2, None)
     launched(flights)
     flights.report([by.Outcome(FLIGHT, 0, 4)])

@@ -169,7 +169,7 @@ def test_half_of_it_comes_from_the_device_and_half_from_below() -> None:
     at_rest(cache)
 
 
-def test_the_tail_is_taken_back_while_its_own_copy_down_is_in_the_air() -> None:
+def test_the_tail_is_taken_back_while_its_own_copy_down_is_in_flight() -> None:
     """Table 2.3: the engine may write the source, and what the copy read is worth nothing."""
     cache = house()
     lease = begin(cache, text(1, 10))
@@ -325,7 +325,7 @@ def test_one_that_ends_short_gives_its_keeps_up() -> None:
 # Tickets of the host: a victim that must not be lost is stopped with its slots promised first (T7).
 
 
-def test_who_is_parked_with_a_ticket_finds_the_room_that_it_keeps() -> None:
+def test_a_park_with_a_ticket_finds_the_room_that_it_keeps() -> None:
     cache = house(host=4)
     lease = begin(cache, text(1, 10))
     ticket = cache.promise(4, tier="host")

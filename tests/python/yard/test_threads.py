@@ -201,7 +201,7 @@ def test_a_python_thread_runs_on_during_a_long_verb(big: by.KVCache) -> None:
     at_last(lambda: ticks_during(big.audit), lambda counted: counted[0] >= 3)
 
 
-def test_nobody_waits_for_the_lock_while_attached(big: by.KVCache) -> None:
+def test_no_thread_waits_for_the_lock_while_attached(big: by.KVCache) -> None:
     waited: list[float] = []
 
     def short() -> None:

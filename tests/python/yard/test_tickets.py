@@ -20,7 +20,7 @@ def spare(cache: by.KVCache) -> int:
     return room.free + room.evictable - room.promised
 
 
-def test_a_ticket_keeps_its_blocks_for_who_has_it() -> None:
+def test_a_ticket_keeps_its_blocks_for_its_owner() -> None:
     cache = by.KVCache(block_size=4, device=9)
     publish(cache, text(1, 12))
     ticket = cache.promise(6)

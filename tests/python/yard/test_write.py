@@ -69,7 +69,7 @@ def test_each_policy_copies_its_own_blocks_down(write: Write, kept: dict[str, in
     assert cache.audit() is None
 
 
-def test_through_copies_in_the_order_of_publication_whoever_publishes() -> None:
+def test_through_copies_in_the_order_of_publication_whatever_publishes() -> None:
     cache = small(write="through")
     first, second = cache.begin(text(1, 2)), cache.begin(text(2, 1))
     cache.seal(first, 4)
@@ -96,7 +96,7 @@ def test_a_block_that_comes_back_after_it_was_dropped_counts_as_used_twice() -> 
 
 
 @pytest.mark.parametrize("more", [{}, {"write": "through"}, {"write": "second-touch", "ghosts": 0}])
-def test_without_ghosts_nobody_knows_what_was_dropped(more: dict[str, Any]) -> None:
+def test_without_ghosts_it_is_not_known_what_was_dropped(more: dict[str, Any]) -> None:
     cache = small(**more)
     publish(cache, text(1, 2))
     squeeze(cache)
@@ -117,7 +117,7 @@ def test_a_load_is_taken_only_where_it_takes_less_time_than_computing() -> None:
         cache.finish(lease)
 
 
-def test_what_is_in_the_air_upward_and_what_comes_before_count() -> None:
+def test_what_is_in_flight_upward_and_what_comes_before_count() -> None:
     cache = small(speeds=(100, 100, 10))
     put_below(cache, text(1, 3))
     # 2 * 100 against 100 + 110; with three more in flight 5 * 100 against the same.
@@ -206,7 +206,7 @@ def test_a_bad_prompt_is_refused_as_by_a_begin() -> None:
         cache.dry_run(cache.keys(text(1, 1)), lora="a")
 
 
-def test_who_has_too_few_slots_after_a_load_of_unknown_end_is_short() -> None:
+def test_a_lease_with_too_few_slots_after_a_load_of_unknown_end_is_short() -> None:
     cache = small()
     put_below(cache, text(1, 3))
     lease = cache.begin([*text(1, 3), 7])

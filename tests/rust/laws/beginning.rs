@@ -143,7 +143,7 @@ fn a_full_hit_recomputes_its_last_token_in_a_private_copy_of_the_last_block() {
 
 /// The prompt is as large as the device: there is no slot for the copy beside its source.
 #[test]
-fn a_full_hit_without_room_for_a_copy_computes_its_last_block_anew() {
+fn a_full_hit_without_room_for_a_copy_computes_its_last_block_again() {
     // An engine that cannot recompute does so, too: it never has room for both.
     for recompute in [true, false] {
         no_room_for_a_copy(&Yard::of(Config {

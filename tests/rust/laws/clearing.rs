@@ -47,7 +47,7 @@ fn all_that_was_idle_is_evicted_before_anything_new_deepest_first() {
 }
 
 #[test]
-fn a_clear_breaks_keeps_and_their_sequences_begin_anew() {
+fn a_clear_breaks_keeps_and_their_sequences_begin_again() {
     let yard = Yard::new(8, 8);
     let prompt = text(1, 2);
     let parked = yard.park(yard.run(&prompt), 8);

@@ -112,7 +112,7 @@ fn the_order_of_two_calls_is_in_it() {
 }
 
 #[test]
-fn who_was_asked_or_has_refused_has_the_digest_that_it_had() {
+fn a_yard_that_was_asked_or_has_refused_has_the_digest_that_it_had() {
     let yard = Yard::new(12, 8);
     yard.publish(&text(1, 3));
     yard.copy_down(2);

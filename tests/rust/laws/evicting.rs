@@ -57,7 +57,7 @@ fn a_late_outcome_for_an_evicted_block_is_dropped_and_counted() {
 /// Eviction may take exactly the blocks that are alive and on the device, that no sequence holds,
 /// and that have no child there; `replay.rs` and the model check this on random histories. (R2-3)
 #[test]
-fn what_may_be_taken_is_what_nobody_holds_and_nothing_held_stands_below() {
+fn what_may_be_taken_is_not_held_and_nothing_held_stands_below() {
     for policy in KINDS {
         let yard = yard_of(policy, 12, 0);
         let stem = text(1, 2);

@@ -175,7 +175,7 @@ fn keeps_are_released_deepest_first_on_the_host_too() {
 }
 
 #[test]
-fn a_load_that_lands_for_nobody_releases_its_sources_before_its_path() {
+fn a_load_that_lands_for_no_lease_releases_its_sources_before_its_path() {
     for yard in yards(8, 4) {
         let prompt = text(1, 4);
         yard.publish_below(&prompt);

@@ -249,7 +249,7 @@ fn a_resize_breaks_keeps_for_a_ticket_and_is_refused_where_only_tickets_are_in_t
 }
 
 #[test]
-fn a_sequence_whose_keeps_were_broken_begins_anew() {
+fn a_sequence_whose_keeps_were_broken_begins_again() {
     let yard = Yard::new(4, 4);
     let prompt = cat(&text(1, 2), &tokens(2, 2));
     let handle = parked(&yard, &prompt);

@@ -167,7 +167,7 @@ fn a_yard_of_impossible_size_is_refused_by_name() {
 }
 
 #[test]
-fn a_clear_brings_every_count_back_once_nobody_holds_anything() {
+fn a_clear_brings_every_count_back_once_nothing_is_held() {
     let yard = Yard::new(8, 8);
     yard.publish(&text(1, 4));
     yard.copy_down(4);

@@ -105,7 +105,7 @@ fn a_yard_for_whose_bookkeeping_there_is_no_memory_is_none() {
 }
 
 #[test]
-fn slots_that_nobody_uses_leave_at_once() {
+fn slots_that_are_not_used_leave_at_once() {
     let yard = Yard::new(8, 8);
     let lease = yard.run(&text(1, 3));
     device(&yard, 4).unwrap();
@@ -370,7 +370,7 @@ fn idle_blocks_beyond_the_new_size_leave_child_before_parent() {
 }
 
 #[test]
-fn a_slot_that_is_loaded_for_nobody_when_the_tier_shrinks_retires_when_it_has_landed() {
+fn a_slot_that_is_loaded_for_no_lease_when_the_tier_shrinks_retires_when_it_has_landed() {
     let yard = Yard::new(8, 8);
     yard.publish_below(&text(1, 2));
     let low = yard.begin(&text(2, 5)).0;

@@ -151,7 +151,7 @@ fn a_stale_handle_is_an_error_value_even_when_its_place_is_taken_again() {
 }
 
 #[test]
-fn a_timeout_is_not_an_end_nobody_gets_the_slots_before_the_fence() {
+fn a_timeout_is_not_an_end_the_slots_are_not_given_before_the_fence() {
     let yard = Yard::new(6, 4);
     let prompt = text(1, 3);
     yard.publish_below(&prompt);

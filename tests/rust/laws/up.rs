@@ -373,7 +373,7 @@ fn the_private_copy_of_a_full_hit_may_fail_or_never_end() {
 }
 
 #[test]
-fn a_private_copy_behind_a_load_that_never_ends_lands_for_nobody() {
+fn a_private_copy_behind_a_load_that_never_ends_lands_for_no_lease() {
     let ends: [End; 3] = [
         |yard, plan| yard.land(std::slice::from_ref(plan)),
         |yard, plan| yard.fail(plan, 0),

@@ -60,7 +60,7 @@ fn through_copies_what_was_published_in_that_order_and_then_the_next_victims() {
 }
 
 #[test]
-fn what_found_no_room_below_stays_first_in_line() {
+fn what_found_no_room_below_stays_first_in_the_queue() {
     let yard = yard(WritePolicy::Through, 16, 2);
     let keeper = yard.park(yard.run(&text(1, 1)), 4);
     let (first, second) = (yard.run(&text(2, 1)), yard.run(&text(3, 1)));
@@ -81,7 +81,7 @@ fn what_found_no_room_below_stays_first_in_line() {
 }
 
 #[test]
-fn through_forgets_what_has_left_and_the_oldest_where_nobody_copies() {
+fn through_forgets_what_has_left_and_the_oldest_where_nothing_is_copied() {
     let yard = yard(WritePolicy::Through, 3, 8);
     yard.publish(&text(1, 2));
     yard.squeeze(2);
@@ -337,7 +337,7 @@ fn a_good_copy_clears_the_failures_before_it() {
 }
 
 #[test]
-fn through_puts_a_block_back_in_line_whose_copy_has_failed() {
+fn through_puts_a_block_back_in_the_queue_whose_copy_has_failed() {
     let yard = yard(WritePolicy::Through, 16, 16);
     let lease = yard.run(&text(1, 3));
     yard.fail(&yard.demote(9).unwrap(), 2);
