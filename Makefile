@@ -158,7 +158,13 @@ check-wheel: $(WHEEL_STAMP)  ## one wheel for every Python from 3.11 and for gli
 smoke: $(WHEEL_STAMP)  ## the wheel alone, in a clean environment of each Python from 3.11 to 3.13 that is here
 	@$(BIN)/python .ci/smoke.py target/wheels/*.whl $(VENV)/dev.txt target/smoke
 
-test: check-tools env install lint test-rust test-python check-wheel smoke bench-check  ## everything that must pass before a change lands
+# The wheel is linked on one core while the lints and the tests of Rust use the other.
+test: check-tools env  ## everything that must pass before a change lands
+	@mkdir -p target
+	@$(MAKE) --no-print-directory install >target/install.log 2>&1 & install=$$!; \
+	$(MAKE) --no-print-directory lint-rust test-rust; rust=$$?; \
+	wait $$install || { cat target/install.log; exit 1; }; exit $$rust
+	@$(MAKE) --no-print-directory lint-python test-python check-wheel smoke bench-check
 
 bench-check: env  ## has an operation of the core become dearer by 5 %? UPDATE=1 rewrites the figures
 	$(BIN)/python benches/python/instructions.py $(if $(UPDATE),--update)
