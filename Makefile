@@ -158,13 +158,16 @@ check-wheel: $(WHEEL_STAMP)  ## one wheel for every Python from 3.11 and for gli
 smoke: $(WHEEL_STAMP)  ## the wheel alone, in a clean environment of each Python from 3.11 to 3.13 that is here
 	@$(BIN)/python .ci/smoke.py target/wheels/*.whl $(VENV)/dev.txt target/smoke
 
-# The wheel is linked on one core while the lints and the tests of Rust use the other.
+# Makes the goals $1 beside the goals $2, each on a core of its own, and then prints what the first ones said.
+beside = @mkdir -p target; $(MAKE) --no-print-directory $1 >target/beside.log 2>&1 & beside=$$!; \
+	$(MAKE) --no-print-directory $2; status=$$?; \
+	wait $$beside || status=1; cat target/beside.log; exit $$status
+
+# Linking the wheel and checking types take one core alone, as do the environments of `smoke`.
 test: check-tools env  ## everything that must pass before a change lands
-	@mkdir -p target
-	@$(MAKE) --no-print-directory install >target/install.log 2>&1 & install=$$!; \
-	$(MAKE) --no-print-directory lint-rust test-rust; rust=$$?; \
-	wait $$install || { cat target/install.log; exit 1; }; exit $$rust
-	@$(MAKE) --no-print-directory lint-python test-python check-wheel smoke bench-check
+	$(call beside,install lint-python check-wheel,lint-rust test-rust)
+	@$(MAKE) --no-print-directory test-python
+	$(call beside,smoke,bench-check)
 
 bench-check: env  ## has an operation of the core become dearer by 5 %? UPDATE=1 rewrites the figures
 	$(BIN)/python benches/python/instructions.py $(if $(UPDATE),--update)
