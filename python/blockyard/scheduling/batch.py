@@ -148,8 +148,8 @@ class Batch:
 
     def pending_write(self, seat: Seat) -> int | None:
         """The last step in flight that may still write a seat's blocks; None where none may."""
-        flights = self._in_flight
-        return seat.last_step if flights and flights[0].number <= seat.last_step else None
+        oldest = self.oldest
+        return seat.last_step if oldest is not None and oldest.number <= seat.last_step else None
 
     def hold_back(self, blocks: int, after: int) -> None:
         """Notes blocks that come back when the step `after` is done."""

@@ -103,23 +103,6 @@ def test_a_request_that_the_engine_ends_at_its_very_length_has_reached_its_lengt
     loop.finish()
 
 
-def test_a_request_that_the_engine_ends_before_its_ack_keeps_its_seat_for_it() -> None:
-    """The stop is with the engine, and its ack would belong to no request (T28)."""
-    loop = Loop()
-    loop.add("one", 10, 9)
-    loop.turn(2)
-    loop.schedule()
-    loop.scheduler.update_weights()
-    loop.schedule()
-    loop.output(ends=["one"])
-    assert loop.results["one"].reason == "stop"
-    assert (loop.told("seats"), loop.cache.stats()["leases"]) == (1, 1)
-    loop.output()
-    loop.ack()
-    assert (loop.told("seats"), loop.told("acks_ignored")) == (0, 0)
-    loop.finish()
-
-
 def test_what_is_computed_for_a_request_that_ended_before_its_ack_is_counted_and_dropped() -> None:
     """The next step, a plain one, was in flight when its end was seen (T28)."""
     loop = Loop()

@@ -7,7 +7,7 @@ import pytest
 import blockyard as by
 from blockyard.scheduling.headroom import Adaptive
 from blockyard.scheduling.request import RequestState
-from loop import Loop, continuation, squeezed
+from loop import Loop, continuation, sharing, squeezed
 from yard import publish_below, text
 
 
@@ -31,15 +31,7 @@ def test_what_others_were_promised_is_no_room_to_grow() -> None:
 
 def test_a_request_that_frees_nothing_is_no_victim_whatever_its_rank() -> None:
     """Another request holds all that it holds (INV-25)."""
-    loop = Loop(device=5)
-    loop.add("shared", text(1, 7), 5)
-    loop.turn()
-    whole = text(1, 7) + continuation("shared", 7, 1)
-    loop.add("shares", [*whole, 5], 3, priority=1)
-    loop.turn()
-    (first, second) = loop.scheduler._seats.bound()
-    frees = [loop.cache.exclusive_blocks(seat.lease) for seat in (first, second)]
-    assert (frees, loop.cache.room().free) == ([0, 2], 0)
+    loop = sharing()
     assert [stop.request for stop in loop.schedule().stops] == ["shares"]
     loop.output()
     loop.finish()
@@ -255,3 +247,136 @@ def test_a_request_that_grew_and_is_stopped_for_another_takes_its_drafts_along()
     assert (step.decode.tolist(), step.counts.tolist()) == ([1], [2])
     loop.output()
     loop.finish()
+
+
+# -- no room to grow ------------------------------------------------------------------------------
+
+
+def test_t36_a_request_that_finds_no_room_stays_and_skips_the_step() -> None:
+    loop = squeezed()
+    step = loop.schedule()
+    while not loop.stops:
+        loop.output()
+        step = loop.schedule()
+    loop.output()
+    assert loop.told("skipped") == 2
+    assert (loop.state("old"), len(step)) == (RequestState.DECODE, 0)
+    loop.ack()
+    assert loop.schedule().decode.tolist() == [0]
+    loop.output()
+    loop.finish()
+    for request in ("old", "new"):
+        assert loop.results[request].tokens.tolist() == continuation(request, 14, 12)
+
+
+def test_t36_no_victim_is_chosen_while_what_is_coming_is_enough() -> None:
+    """What comes is a victim without its ack, then blocks held for a step (INV-25, 4.7-47)."""
+    loop = squeezed(max_num_seqs=3)
+    loop.schedule()
+    loop.schedule()
+    while loop.told("preempted") == 0:
+        loop.output()
+        loop.schedule()
+    for _ in range(4):
+        loop.output()
+        loop.schedule()
+    assert (loop.told("preempted"), loop.told("skipped") >= 1) == (1, True)
+    # The ack comes while a step that was told to compute in it is in flight.
+    loop.ack()
+    loop.schedule()
+    assert loop.told("preempted") == 1
+    loop.finish()
+
+
+def test_t36_no_second_victim_is_chosen_while_the_first_one_stops() -> None:
+    """What the first frees at its ack is enough, though two others still run (INV-25)."""
+    loop = Loop(device=12)
+    for name in (1, 2, 3):
+        loop.add(name, text(name, 14 if name < 3 else 10), 12)
+    loop.turn(2)
+    while loop.told("preempted") == 0:
+        loop.schedule()
+        loop.output()
+    for _ in range(3):
+        loop.schedule()
+        loop.output()
+    assert loop.told("preempted") == 1
+    states = [loop.state(name) for name in (1, 2, 3)]
+    assert states == [RequestState.DECODE, RequestState.STOPPING, RequestState.DECODE]
+    loop.finish()
+
+
+def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
+    loop = Loop(device=9, max_num_seqs=3)
+    loop.add("ends", text(1, 6), 9)
+    loop.add("a", text(2, 10), 9)
+    loop.add("b", text(3, 10), 9)
+    loop.schedule()
+    loop.output()
+    loop.schedule()
+    # It is in the step in flight too, so its blocks come back when that is done.
+    loop.schedule()
+    loop.output(ends=["ends"])
+    assert loop.results["ends"].state is RequestState.FINISHED
+    assert loop.told("seats") == 2
+    loop.schedule()
+    assert (loop.told("preempted"), loop.told("skipped")) == (0, 2)
+    loop.output()
+    assert loop.schedule().decode.tolist() == [1, 2]
+    loop.finish()
+
+
+def test_progress_a_resting_request_is_chosen_when_no_other_can_go_on() -> None:
+    """All were preempted before, and there is room for none (INV-25)."""
+    loop = Loop(device=8, preempt_cooldown=1000, max_num_seqs=6)
+    names = (1, 2, 3, 4, 5, 6)
+    for name in names:
+        loop.add(name, text(name, 5), 20)
+    loop.finish(2000)
+    assert loop.told("preempted") > len(names)
+    for name in names:
+        assert loop.results[name].tokens.tolist() == continuation(name, 5, 20)
+
+
+def test_progress_a_resting_request_is_chosen_before_a_promise_is_taken_back() -> None:
+    loop = Loop(device=9, preempt_cooldown=1000)
+    for name in (1, 2):
+        loop.add(name, text(name, 5), 20)
+    loop.turn()
+    ticket = loop.cache.promise(2)
+    loop.add("promised", text(3, 28), 1, ticket=ticket)
+    for seat in loop.scheduler._seats.bound():
+        seat.request.preempted = 1
+    while not loop.schedule().stops:
+        loop.output()
+        loop.ack()
+    assert ticket.state == "open"
+    loop.finish()
+    assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
+
+
+def test_progress_a_request_alone_with_two_copies_of_its_blocks_makes_room_for_itself() -> None:
+    """Blocks that two computed at once exist twice while one of them runs."""
+    loop = Loop(device=9, max_num_batched_tokens=4)
+    prompt = text(1, 12)
+    # They begin before either has computed anything, as under an earlier scheduler.
+    twin = loop.cache.begin(prompt)
+    loop.add("one", prompt, 20)
+    loop.schedule()
+    loop.cache.seal(twin, 12)
+    for _ in range(2):
+        loop.output()
+        loop.schedule()
+    loop.cache.finish(twin)
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 12, 20)
+    assert (loop.told("preempted"), loop.cache.stats()["deduped"]) == (0, 3)
+
+
+def test_progress_a_prompt_of_the_whole_device_that_is_all_there_begins_all_the_same() -> None:
+    """A full hit computes its last token in a copy of its last block, and there is no room."""
+    loop = Loop(device=5)
+    for request in ("one", "two"):
+        loop.add(request, text(1, 16), 1)
+        loop.finish()
+        assert loop.results[request].tokens.tolist() == continuation(request, 16, 1)

@@ -6,7 +6,7 @@ from blockyard.scheduling.headroom import Adaptive, FullLength, NoHeadroom, Wate
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
-from loop import Loop, continuation
+from loop import Loop, continuation, stopping
 from yard import publish, publish_below, text
 
 
@@ -408,3 +408,92 @@ def test_a_policy_that_raises_fails_its_request_alone_and_gives_its_ticket_back(
     assert "ZeroDivisionError('by design')" in loop.results["broken"].reason
     assert loop.results["good"].state is RequestState.FINISHED
     assert ticket.state == "spent"
+
+
+# -- the order of the queue ----------------------------------------------------------------------
+
+
+def test_the_larger_priority_comes_first_and_is_the_last_to_be_preempted() -> None:
+    loop = Loop(max_num_seqs=1)
+    for name, priority in (("low", 0), ("high", 5), ("mid", 3)):
+        loop.add(name, text(len(name), 6), 2, priority=priority)
+    assert loop.schedule().starts[0].request == "high"
+    loop.finish()
+    assert list(loop.results) == ["high", "mid", "low"]
+    loop = Loop(device=9)
+    loop.add("high", text(1, 14), 12, priority=1)
+    loop.add("low", text(2, 14), 12)
+    while not loop.stops:
+        loop.schedule()
+        loop.output()
+    assert loop.stops[0].request == "low"
+    loop.finish()
+
+
+def test_a_victim_comes_back_before_those_that_came_after_it() -> None:
+    loop = stopping(max_num_seqs=2, max_overtakes=0)
+    loop.add("later", text(3, 2), 1)
+    loop.ack()
+    loop.scheduler.abort("old")
+    loop.turn(3)
+    assert loop.begun == ["old", "new", "new", "later"]
+    loop.finish()
+
+
+def test_a_request_that_does_not_fit_is_overtaken_a_bounded_number_of_times() -> None:
+    loop = Loop(device=9, max_overtakes=3, max_num_seqs=3)
+    loop.add("runs", text(1, 8), 20)
+    loop.turn()
+    loop.add("big", text(2, 28), 2)
+    for name in range(10):
+        loop.add(name, text(10 + name, 4), 1)
+    loop.finish()
+    assert loop.begun[:6] == ["runs", 0, 1, 2, "big", 3]
+
+
+def test_an_abort_while_waiting_leaves_nothing_behind_however_long_the_queue_stands() -> None:
+    loop = Loop(device=9)
+    loop.add("runs", text(1, 28), 4)
+    loop.turn()
+    loop.add("stands", text(2, 28), 2)
+    for name in range(1000):
+        loop.add(name, text(3, 28), 2)
+        loop.scheduler.abort(name)
+    assert len(loop.scheduler._queue._heap) < 10
+    loop.finish()
+
+
+# -- prompts that another is just computing ------------------------------------------------------
+
+
+def test_a_request_with_the_prompt_of_one_in_prefill_waits_for_it_and_finds_it() -> None:
+    loop = Loop(max_num_batched_tokens=8)
+    loop.add("first", text(1, 24), 4)
+    loop.add("second", text(1, 24) + text(2, 3), 4)
+    loop.add("other", text(3, 4), 2)
+    step = loop.schedule()
+    assert [one.request for one in step.starts] == ["first", "other"]
+    assert "It waits for request 'first'" in str(loop.scheduler.explain("second"))
+    loop.output()
+    while loop.state("second") is RequestState.WAITING:
+        step = loop.turn()
+    assert [(one.request, one.cached) for one in step.starts] == [("second", 24)]
+    loop.finish()
+
+
+def test_it_waits_no_longer_than_that_prefill() -> None:
+    loop = Loop(max_num_batched_tokens=8)
+    loop.add("first", text(1, 24), 4)
+    loop.add("second", text(1, 24), 4)
+    loop.turn()
+    loop.scheduler.abort("first")
+    assert [one.request for one in loop.schedule().starts] == ["second"]
+    loop.finish()
+
+
+def test_a_prompt_of_another_tenant_is_not_waited_for() -> None:
+    loop = Loop(max_num_batched_tokens=8)
+    loop.add("first", text(1, 24), 4, salt="a")
+    loop.add("second", text(1, 24), 4, salt="b")
+    assert len(loop.schedule().starts) == 2
+    loop.finish()

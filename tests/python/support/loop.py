@@ -201,6 +201,20 @@ def stopping(**keywords: Any) -> Loop:
     return loop
 
 
+def sharing(**keywords: Any) -> Loop:
+    """A full device: "shares" has blocks of its own, and "shared" holds only what both share."""
+    loop = Loop(device=5, **keywords)
+    loop.add("shared", text(1, 7), 5)
+    loop.turn()
+    whole = text(1, 7) + continuation("shared", 7, 1)
+    loop.add("shares", [*whole, 5], 3, priority=1)
+    loop.turn()
+    seats = loop.scheduler._seats.bound()
+    assert [loop.cache.exclusive_blocks(seat.lease) for seat in seats] == [0, 2]
+    assert loop.cache.room().free == 0
+    return loop
+
+
 def loading(**keywords: Any) -> Loop:
     """The prompt of "one" was found on the host, and is on its way up."""
     loop = Loop(device=17, host=16, **keywords)

@@ -191,14 +191,6 @@ def test_park_demote_and_resume_go_on_at_exactly_the_same_token() -> None:
     at_rest(cache)
 
 
-def test_what_was_not_pressed_for_comes_back_without_a_copy() -> None:
-    cache = make()
-    lease = begin(cache, text(1, 11))
-    slots = table(cache, lease)
-    again = resume(cache, cache.park(lease, 11))
-    assert (again.plans, again.cached, table(cache, again)) == ((), 11, slots)
-
-
 def test_two_that_compute_the_same_prompt_keep_their_own_slots_and_publish_one() -> None:
     cache = make()
     first, second = begin(cache, text(1, 9)), begin(cache, text(1, 9))
