@@ -579,6 +579,7 @@ class Cache:
         lora: str | bytes | None = None,
         salt: str | bytes | None = None,
         media: _Media | None = None,
+        after: Keys | None = None,
     ) -> Keys:
         """Makes the keys of a prompt's full blocks.
 
@@ -588,6 +589,9 @@ class Cache:
             salt: The tenant's salt: only prompts with the same salt find these blocks.
             media: Items (start, end, id) at token positions [start, end), in ascending order. None
                 may end beyond the tokens.
+            after: Keys that these go on from: `tokens` are those behind its full blocks, and lora,
+                salt and media are in it already. Keys that the engine has made go on, too, as soon
+                as there is one.
 
         Raises:
             Misuse: A value is out of range, or there are more than 2**25 tokens. One call takes at
@@ -619,6 +623,7 @@ class Cache:
         salt: str | bytes | None = None,
         media: _Media | None = None,
         ticket: Ticket | None = None,
+        read_prefix: bool = True,
     ) -> Lease: ...
     @overload
     def begin(
@@ -633,6 +638,7 @@ class Cache:
         salt: str | bytes | None = None,
         media: _Media | None = None,
         ticket: Ticket | None = None,
+        read_prefix: bool = True,
     ) -> Lease | Soon: ...
     @overload
     def begin(
@@ -658,6 +664,8 @@ class Cache:
             ticket: A ticket of `promise`: the begin may use the device blocks that it keeps. On
                 success the ticket is spent, including blocks that were not needed. After `Soon` or
                 an error it stays open.
+            read_prefix: False to find nothing, so that every token is computed, as log
+                probabilities of a prompt need it. Its blocks are published all the same.
 
         Raises:
             NoRoom: There is no room now; nothing is held. `promised` does not count the blocks of
@@ -676,6 +684,7 @@ class Cache:
         lora: str | bytes | None = None,
         salt: str | bytes | None = None,
         media: _Media | None = None,
+        read_prefix: bool = True,
     ) -> Need:
         """Tells what `begin` would answer now, without a ticket. It changes nothing.
 
@@ -687,6 +696,7 @@ class Cache:
             lora: As in `keys`.
             salt: As in `keys`.
             media: As in `keys`.
+            read_prefix: As in `begin`.
         """
 
     def promise(self, blocks: int, *, tier: Literal["device", "host"] = "device") -> Ticket:

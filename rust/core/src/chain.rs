@@ -61,6 +61,32 @@ impl Chain {
         })
     }
 
+    /// A chain of the full blocks of this one: [`Self::extend`] goes on from there with the tokens
+    /// behind them, whoever made the keys so far.
+    ///
+    /// # Errors
+    /// `Argument` if the engine makes this chain's keys and has made none: nothing would tell its
+    /// sequence from others.
+    pub fn full_blocks(&self, seed: &Seed) -> Result<Self> {
+        let source = match (&self.source, self.keys.last()) {
+            (Source::Tokens { .. }, _) => self.source.clone(),
+            (Source::Engine, Some(&parent)) => Source::Tokens {
+                frame: Frame::new(seed, parent),
+                media: Cursor::new(Vec::new())?,
+            },
+            (Source::Engine, None) => {
+                let help = "the engine has made no key of them: make keys of all their tokens";
+                return Err(Error::argument("tokens", self.tokens, help));
+            }
+        };
+        Ok(Self {
+            block_size: self.block_size,
+            tokens: self.keys.len() as u64 * u64::from(self.block_size),
+            keys: self.keys.clone(),
+            source,
+        })
+    }
+
     /// Appends tokens, and a key for every block that they fill.
     ///
     /// # Errors
@@ -277,6 +303,39 @@ mod tests {
                 made = made.clone();
             }
             assert_eq!(made.keys(), expected, "{size} at a time");
+        }
+    }
+
+    #[test]
+    fn keys_go_on_behind_the_full_blocks_of_a_chain() {
+        let tokens: Vec<u32> = (0..30).collect();
+        let seed = seed(KeyHash::Sha256, 4);
+        for media in [vec![], vec![item(3, 13, "a"), item(14, 18, "b")]] {
+            let extras = Extras {
+                salt: Some(b"tenant".to_vec()),
+                media,
+                ..Extras::default()
+            };
+            let whole = chain(&seed, extras.clone(), &tokens);
+            for cut in 0..=30 {
+                let first = chain(&seed, extras.clone(), &tokens[..cut]);
+                let mut next = first.full_blocks(&seed).unwrap();
+                assert_eq!(next.tokens(), (cut / 4 * 4) as u64);
+                next.extend(&tokens[cut / 4 * 4..]).unwrap();
+                assert_eq!((next.keys(), next.tokens()), (whole.keys(), 30), "{cut}");
+                // Ready keys that are the same go on the same way, where no item lies.
+                let full = whole.keys()[..cut / 4].to_vec();
+                if cut < 20 && !extras.media.is_empty() {
+                    continue;
+                }
+                let ready = Chain::ready(4, full, cut as u64).unwrap();
+                let Ok(mut next) = ready.full_blocks(&seed) else {
+                    assert!(cut < 4, "{cut}");
+                    continue;
+                };
+                next.extend(&tokens[cut / 4 * 4..]).unwrap();
+                assert_eq!(next.keys(), whole.keys(), "{cut}");
+            }
         }
     }
 

@@ -2,13 +2,13 @@
 
 use crate::answers::{Probe, Soon};
 use crate::arguments;
-use crate::error::Outcome;
+use crate::error::{Failure, Outcome};
 use crate::face::Cache;
 use crate::gil::enter;
 use crate::keys::Keys;
 use crate::lease::Lease;
 use crate::parked::Parked;
-use crate::prompt::{Apart, chain, check_plain};
+use crate::prompt::{Apart, chain, check_plain, read};
 use crate::ticket::Ticket;
 use blockyard_core::{self as core, Answer, Request, State};
 use blockyard_guard::guarded;
@@ -48,7 +48,7 @@ impl Cache {
     }
 
     #[pyo3(signature = (prompt, /, *, reserve=0, load=None, filling="stop", lora=None, salt=None,
-        media=None, ticket=None))]
+        media=None, ticket=None, read_prefix=true))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn begin(
         slf: &Bound<'_, Self>,
@@ -60,12 +60,18 @@ impl Cache {
         salt: Option<&Bound<'_, PyAny>>,
         media: Option<&Bound<'_, PyAny>>,
         ticket: Option<&Bound<'_, Ticket>>,
+        read_prefix: bool,
     ) -> PyResult<Py<PyAny>> {
         let (py, cache) = (slf.py(), slf.get());
         cache.check_open()?;
         let apart = Apart { lora, salt, media };
         if prompt.is_instance_of::<Parked>() {
             check_plain(&apart)?;
+            if !read_prefix {
+                let message =
+                    "read_prefix = False: a parked sequence comes back with its own blocks";
+                return Err(Failure::misuse(message).into());
+            }
         }
         let ticket = ticket
             .map(|ticket| ticket.get().of(cache, py))
@@ -76,7 +82,7 @@ impl Cache {
         let filling = arguments::filling(filling)?;
         cache.check_ever(py, prompt, reserve)?;
         let chain = cache.prompt(py, prompt, &apart)?;
-        let (keys, tokens) = (chain.keys(), chain.tokens());
+        let (keys, tokens) = (read(&chain, read_prefix), chain.tokens());
         let request = Request {
             keys,
             tokens,

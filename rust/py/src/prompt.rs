@@ -6,7 +6,7 @@ use crate::error::{Failure, Outcome};
 use crate::face::Cache;
 use crate::gil::hash;
 use crate::keys::{Keys, ready_keys};
-use blockyard_core::{self as core, Chain, Extras, Media};
+use blockyard_core::{self as core, Chain, Extras, Key, Media};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
@@ -100,6 +100,11 @@ pub(crate) fn chain(
     Ok(chain)
 }
 
+/// The keys of which a begin may find blocks: none where it reads no prefix.
+pub(crate) fn read(chain: &Chain, read_prefix: bool) -> &[Key] {
+    if read_prefix { chain.keys() } else { &[] }
+}
+
 pub(crate) fn check_plain(apart: &Apart<'_, '_>) -> Outcome<()> {
     if apart.is_plain() {
         return Ok(());
@@ -139,7 +144,7 @@ impl Cache {
 #[guarded]
 #[pymethods]
 impl Cache {
-    #[pyo3(signature = (tokens, *, lora=None, salt=None, media=None))]
+    #[pyo3(signature = (tokens, *, lora=None, salt=None, media=None, after=None))]
     fn keys(
         &self,
         py: Python<'_>,
@@ -147,14 +152,22 @@ impl Cache {
         lora: Option<&Bound<'_, PyAny>>,
         salt: Option<&Bound<'_, PyAny>>,
         media: Option<&Bound<'_, PyAny>>,
+        after: Option<&Bound<'_, Keys>>,
     ) -> PyResult<Keys> {
         self.check_sound()?;
-        Ok(Keys(chain(
-            py,
-            &self.inner,
-            tokens,
-            &Apart { lora, salt, media },
-        )?))
+        let apart = Apart { lora, salt, media };
+        let Some(after) = after else {
+            return Ok(Keys(chain(py, &self.inner, tokens, &apart)?));
+        };
+        check_plain(&apart)?;
+        let before = &after.get().0;
+        self.check_keys(before)?;
+        let tokens: Vec<u32> = integers("tokens", tokens)?;
+        let mut chain = before
+            .full_blocks(self.inner.seed())
+            .map_err(Failure::from)?;
+        hash(py, &self.inner, tokens.len(), || chain.extend(&tokens))?;
+        Ok(Keys(chain))
     }
 
     fn ready_keys(

@@ -5,7 +5,7 @@ use crate::arguments;
 use crate::face::Cache;
 use crate::gil::{LONG, enter};
 use crate::lease::Lease;
-use crate::prompt::Apart;
+use crate::prompt::{Apart, read};
 use blockyard_core::{HolderId, Request, Tier};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
@@ -17,7 +17,7 @@ type HolderRow = (&'static str, u64, u32, u32, u32);
 #[pymethods]
 impl Cache {
     #[pyo3(signature = (prompt, /, *, reserve=0, load=None, filling="stop", lora=None, salt=None,
-        media=None))]
+        media=None, read_prefix=true))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn dry_run(
         &self,
@@ -29,12 +29,13 @@ impl Cache {
         lora: Option<&Bound<'_, PyAny>>,
         salt: Option<&Bound<'_, PyAny>>,
         media: Option<&Bound<'_, PyAny>>,
+        read_prefix: bool,
     ) -> PyResult<Need> {
         self.check_sound()?;
         let filling = arguments::filling(filling)?;
         let chain = self.prompt(py, prompt, &Apart { lora, salt, media })?;
         let request = Request {
-            keys: chain.keys(),
+            keys: read(&chain, read_prefix),
             tokens: chain.tokens(),
             reserve,
             load: load.unwrap_or(u32::MAX),
