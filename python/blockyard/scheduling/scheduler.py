@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary, ref
 
 from blockyard._core import Lease, Misuse, Ticket, TooLarge, Unavailable
 from blockyard.scheduling.admission import Admission, Admitted
-from blockyard.scheduling.batch import Batch, Grown
+from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Ack, Engine, Output, Start, Step
 from blockyard.scheduling.explain import Explainer
@@ -14,6 +14,7 @@ from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.output_processor import OutputProcessor
 from blockyard.scheduling.preemption import Preemptor
+from blockyard.scheduling.pressure import Pressure
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState, Result
 from blockyard.scheduling.seats import Seat, Seats
@@ -27,9 +28,6 @@ __all__ = ["Scheduler"]
 
 _drivers: "Final[WeakKeyDictionary[KVCache, ref[Scheduler]]]" = WeakKeyDictionary()
 """The scheduler of each cache: there is one at a time."""
-
-_AHEAD: Final = 2
-"""Steps for which parked requests make room before a running one lacks it."""
 
 
 class Scheduler:
@@ -71,7 +69,7 @@ class Scheduler:
             )
         self._cache = cache
         self._options = options
-        self._headroom = headroom = options.headroom_policy()
+        headroom = options.headroom_policy()
         self._counters = counters = Counters()
         self._queue = queue = WaitingQueue()
         self._seats = seats = Seats(options.max_num_seqs)
@@ -83,7 +81,7 @@ class Scheduler:
             max_stalled_steps=options.max_stalled_steps,
         )
         self._admission = Admission(cache, seats, queue, headroom, parking, options)
-        self._preemptor = Preemptor(cache, seats, batch, queue, parking, options)
+        preemptor = Preemptor(cache, seats, batch, queue, parking, options)
         self._lifecycle: Lifecycle = Lifecycle(
             cache, seats, queue, batch, parking, headroom, counters
         )
@@ -91,6 +89,9 @@ class Scheduler:
             cache, seats, batch, self._lifecycle, headroom, options, counters
         )
         lifecycle = self._lifecycle
+        self._pressure = Pressure(
+            cache, seats, batch, self._admission, preemptor, lifecycle, headroom, counters
+        )
         self._explainer = Explainer(cache, queue, seats, batch, self._admission, lifecycle)
         self._stats = SchedulerStats(cache, queue, seats, batch, lifecycle, counters)
         self._added = 0
@@ -195,73 +196,19 @@ class Scheduler:
         self._counters.steps += 1
         grown = self._batch.grow()
         if grown.skipped:
-            grown = self._make_room(grown)
+            grown = self._pressure.make_room(grown)
         # Only now: a request that starts in this step is no victim in it.
         starts = self._landed()
         self._cache.set_headroom(self._lifecycle.wanted_headroom())
         if not grown.skipped:
             starts += self._begun(self._admission.admit())
             if self._queue.parked:
-                self._move_ahead()
+                self._pressure.move_ahead()
         elif self._queue.promised:
             starts += self._begun(self._admission.admit_promised())
         self._admission.prefetch()
         stops = self._lifecycle.take_stops(self._batch.number + 1)
         return self._batch.launch(grown, starts, stops)
-
-    def _move_ahead(self) -> None:
-        """Makes room of parked blocks for the first waiting request, and for rows that grow soon.
-
-        It comes after admission: a request that comes back in this step does not move in it.
-        """
-        refused = self._admission.first_refused()
-        if refused is not None:
-            first, lacks = refused
-            self._preemptor.relieve(lacks, behind=first)
-            if not len(self._seats):
-                self._preemptor.relieve_all(behind=first)
-        # What moves now has landed when the rows need the room.
-        self._preemptor.relieve(self._batch.blocks_wanted(_AHEAD) - self._admission.spare())
-
-    def _make_room(self, grown: Grown) -> Grown:
-        """Lets rows without room skip the step, and stops victims where too little comes.
-
-        T7, T36.
-        """
-        if self._preemptor.stuck(grown) and self._preemptor.dedup():
-            # No row had grown, so none grows twice.
-            grown = self._batch.grow()
-            if not grown.skipped:
-                return grown
-        self._counters.skipped += len(grown.skipped)
-        capacity = self._cache.limit()
-        for seat in grown.skipped:
-            if seat.lease.tokens >= capacity * self._cache.block_size:
-                # The device was made smaller than it is long.
-                why = f"its {seat.lease.tokens} tokens fill all {capacity} blocks of the device"
-                self._lifecycle.fail_seat(seat, why)
-        victims = self._preemptor.victims(grown, self._admission.growth())
-        if not victims and self._preemptor.stuck(grown):
-            victims = self._unstick()
-        for seat in victims:
-            self._counters.preempted += 1
-            seat.request.preempted += 1
-            self._headroom.preempted()
-            self._lifecycle.stop(seat)
-        return grown.without_stopped()
-
-    def _unstick(self) -> list[Seat]:
-        """Victims where no row goes on, and none frees anything alone (INV-25)."""
-        if self._preemptor.relieve_all() or self._admission.take_back():
-            return []
-        victim = self._preemptor.last_resort()
-        if victim is not None:
-            return [victim]
-        lost = self._preemptor.lost()
-        if lost is not None:
-            why = "kv_lost: there is no room for all that run, and none on the host to park it"
-            self._lifecycle.fail_seat(lost, why)
-        return []
 
     def _landed(self) -> list[Start]:
         """Starts requests whose loads have ended, from what is good of them (T3, T4)."""

@@ -78,11 +78,11 @@ def test_a_second_victim_is_not_chosen_while_the_first_is_parked_and_moves() -> 
 def test_the_last_to_come_back_moves_first_and_none_moves_for_those_behind_it() -> None:
     loop = stopped("mid", "new")
     line = loop.scheduler._lifecycle._requests
-    loop.scheduler._preemptor.relieve(1, behind=line["new"])
+    loop.scheduler._pressure._preemptor.relieve(1, behind=line["new"])
     assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 0)
-    loop.scheduler._preemptor.relieve(1)
+    loop.scheduler._pressure._preemptor.relieve(1)
     assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 1)
-    loop.scheduler._preemptor.relieve(2, behind=line["mid"])
+    loop.scheduler._pressure._preemptor.relieve(2, behind=line["mid"])
     assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 2)
     loop.finish()
 
@@ -194,7 +194,7 @@ def test_t17_a_request_that_gives_room_grows_no_older_by_it() -> None:
     loop = stopped("new")
     loop.scheduler._parking._max_stalled_steps = 1
     for _ in range(3):
-        loop.scheduler._preemptor.relieve(1)
+        loop.scheduler._pressure._preemptor.relieve(1)
         loop.plans += loop.cache.dispatch()
         loop.land()
     assert (loop.told("relieved"), loop.told("aged")) == (3, 0)

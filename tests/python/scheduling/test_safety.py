@@ -29,8 +29,8 @@ def test_of_two_pairs_that_hold_the_same_one_leaves_though_it_frees_nothing() ->
     assert [loop.cache.exclusive_blocks(lease) for lease in leases] == [0] * 4
     grown = loop.scheduler._batch.grow()
     assert (grown.seats, len(grown.skipped)) == ([], 4)
-    assert loop.scheduler._preemptor.victims(grown, 0) == []
-    victim = loop.scheduler._preemptor.last_resort()
+    assert loop.scheduler._pressure._preemptor.victims(grown, 0) == []
+    victim = loop.scheduler._pressure._preemptor.last_resort()
     assert victim is not None
     assert victim.request.id == 3
     loop.cache.release(kept)

@@ -1,0 +1,106 @@
+"""What is done where rows find no room to grow, and where waiting requests find none to begin."""
+
+from typing import Final
+
+from blockyard.scheduling.admission import Admission
+from blockyard.scheduling.batch import Batch, Grown
+from blockyard.scheduling.counters import Counters
+from blockyard.scheduling.headroom import HeadroomPolicy
+from blockyard.scheduling.lifecycle import Lifecycle
+from blockyard.scheduling.preemption import Preemptor
+from blockyard.scheduling.seats import Seat, Seats
+from blockyard.yard.cache import KVCache
+
+__all__ = ["Pressure"]
+
+_AHEAD: Final = 2
+"""Steps for which parked requests make room before a running one lacks it."""
+
+
+class Pressure:
+    """Makes room: parked blocks move, rows skip a step, victims stop, and at last one fails.
+
+    Args:
+        cache: The cache that lacks room.
+        seats: The seats of the running batch.
+        batch: What runs in them.
+        admission: What waits, and how much it lacks.
+        preemptor: What moves, and which rows stop.
+        lifecycle: How rows stop and fail.
+        headroom: The policy, which hears of each preemption.
+        counters: Where they are counted.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        seats: Seats,
+        batch: Batch,
+        admission: Admission,
+        preemptor: Preemptor,
+        lifecycle: Lifecycle,
+        headroom: HeadroomPolicy,
+        counters: Counters,
+    ) -> None:
+        self._cache = cache
+        self._seats = seats
+        self._batch = batch
+        self._admission = admission
+        self._preemptor = preemptor
+        self._lifecycle = lifecycle
+        self._headroom = headroom
+        self._counters = counters
+
+    def move_ahead(self) -> None:
+        """Makes room of parked blocks for the first waiting request, and for rows that grow soon.
+
+        It comes after admission: a request that comes back in this step does not move in it.
+        """
+        refused = self._admission.first_refused()
+        if refused is not None:
+            first, lacks = refused
+            self._preemptor.relieve(lacks, behind=first)
+            if not len(self._seats):
+                self._preemptor.relieve_all(behind=first)
+        # What moves now has landed when the rows need the room.
+        self._preemptor.relieve(self._batch.blocks_wanted(_AHEAD) - self._admission.spare())
+
+    def make_room(self, grown: Grown) -> Grown:
+        """Lets rows without room skip the step, and stops victims where too little comes.
+
+        T7, T36.
+        """
+        if self._preemptor.stuck(grown) and self._preemptor.dedup():
+            # No row had grown, so none grows twice.
+            grown = self._batch.grow()
+            if not grown.skipped:
+                return grown
+        self._counters.skipped += len(grown.skipped)
+        capacity = self._cache.limit()
+        for seat in grown.skipped:
+            if seat.lease.tokens >= capacity * self._cache.block_size:
+                # The device was made smaller than it is long.
+                why = f"its {seat.lease.tokens} tokens fill all {capacity} blocks of the device"
+                self._lifecycle.fail_seat(seat, why)
+        victims = self._preemptor.victims(grown, self._admission.growth())
+        if not victims and self._preemptor.stuck(grown):
+            victims = self._unstick()
+        for seat in victims:
+            self._counters.preempted += 1
+            seat.request.preempted += 1
+            self._headroom.preempted()
+            self._lifecycle.stop(seat)
+        return grown.without_stopped()
+
+    def _unstick(self) -> list[Seat]:
+        """Victims where no row goes on, and none frees anything alone (INV-25)."""
+        if self._preemptor.relieve_all() or self._admission.take_back():
+            return []
+        victim = self._preemptor.last_resort()
+        if victim is not None:
+            return [victim]
+        lost = self._preemptor.lost()
+        if lost is not None:
+            why = "kv_lost: there is no room for all that run, and none on the host to park it"
+            self._lifecycle.fail_seat(lost, why)
+        return []
