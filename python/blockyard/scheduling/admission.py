@@ -126,6 +126,11 @@ class Admission:
             self._refused = None
         return entry, refused.enough - self.spare()
 
+    @property
+    def waits(self) -> bool:
+        """Whether a request stands in the line."""
+        return bool(self._queue.next(1))
+
     def admit_promised(self) -> Admitted:
         """Begins only requests with a ticket: rows that grow cannot use the room of a ticket."""
         return self._admit(lambda tried: self._in_order(self._queue.promised, tried))
@@ -202,7 +207,8 @@ class Admission:
         for entry in sorted(entries, key=lambda entry: entry.rank):
             if self._seats.full or len(tried.refused) > most:
                 return
-            yield entry, False
+            if not entry.held:
+                yield entry, False
 
     def prefetch(self) -> None:
         """Has the prefixes of the next requests copied up ahead of their turn, each once."""
@@ -210,7 +216,7 @@ class Admission:
             return
         self._prefetched = self._queue.changes
         for entry in self._queue.next(self._prefetch_depth):
-            if entry.prefetched or entry.parked is not None:
+            if entry.prefetched or entry.parked is not None or not entry.reads_prefix:
                 continue
             with contextlib.suppress(NoRoom):
                 self._cache.promote(self._keys(entry))
@@ -259,22 +265,27 @@ class Admission:
             self._cache.abandon(entry.parked)
             entry.recompute()
         growth = entry.max_tokens - len(entry.outputs) - 1
-        reserve = self._reserve(growth)
+        reserve = self.reserve(growth)
         if entry.parked is not None:
             lease = self._parking.resume(entry.parked, reserve=reserve)
             return None if isinstance(lease, Soon) else lease
         keys = self._keys(entry)
-        if self.computed_by(entry) is not None:
+        if entry.reads_prefix and self.computed_by(entry) is not None:
             return None
         if self._parking.must_park:
             self._check_safe(entry)
         load = self._parking.load_limit(entry.failed_loads)
         lease = self._cache.begin(
-            keys, reserve=reserve, load=load, filling="soon", ticket=entry.ticket
+            keys,
+            reserve=reserve,
+            load=load,
+            filling="soon",
+            ticket=entry.ticket,
+            read_prefix=entry.reads_prefix,
         )
         return None if isinstance(lease, Soon) else lease
 
-    def _reserve(self, growth: int) -> int:
+    def reserve(self, growth: int) -> int:
         """Tokens of growth that the policy promises to a request.
 
         Raises:
@@ -286,8 +297,7 @@ class Admission:
             raise Misuse(f"the headroom policy raised {error!r:.200}") from error
 
     def _keys(self, entry: Request) -> Keys:
-        if entry.keys is None:
-            self._hashed += len(entry.prompt) + len(entry.outputs)
+        self._hashed += entry.unmade()
         return entry.keyed(self._cache)
 
     def _check_safe(self, entry: Request) -> None:

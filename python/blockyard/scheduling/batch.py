@@ -71,6 +71,7 @@ class Batch:
         # Dictionaries keep the order, and drop a seat in constant time.
         self._prefill: dict[Seat, None] = {}
         self._decode: dict[Seat, None] = {}
+        self._held: dict[Seat, None] = {}
         self._in_flight: deque[InFlightStep] = deque()
         self._held_back: list[tuple[int, int]] = []
         self.number = cache.done
@@ -131,8 +132,23 @@ class Batch:
 
     def begin_decode(self, seat: Seat) -> None:
         """Moves a seat to decode: its prompt is computed and its first token is known (T6)."""
+        if seat.request.held:
+            self._held[seat] = None
+            return
         self._decode[seat] = None
         self._rows = None
+
+    def hold(self, seat: Seat) -> None:
+        """Leaves a seat that decodes out of the next steps."""
+        if seat in self._decode:
+            self.drop(seat)
+            self._held[seat] = None
+
+    def unhold(self, seat: Seat) -> None:
+        """Takes a seat into the next steps again."""
+        if seat in self._held:
+            self.drop(seat)
+            self.begin_decode(seat)
 
     def drop(self, seat: Seat) -> None:
         """Drops a seat: nothing more is computed in it."""
@@ -140,11 +156,17 @@ class Batch:
             del self._decode[seat]
             self._rows = None
         else:
+            self._held.pop(seat, None)
             self._prefill.pop(seat, None)
 
+    @property
+    def held(self) -> list[Seat]:
+        """Seats that decode nothing for now."""
+        return list(self._held)
+
     def running(self) -> list[Seat]:
-        """Seats that decode, then seats whose prompt is computed."""
-        return [*self._decode, *self._prefill]
+        """Seats that decode, then those that are held, then those whose prompt is computed."""
+        return [*self._decode, *self._held, *self._prefill]
 
     def pending_write(self, seat: Seat) -> int | None:
         """The last step in flight that may still write a seat's blocks; None where none may."""
@@ -315,4 +337,5 @@ class Batch:
         self._loading.clear()
         self._prefill.clear()
         self._decode.clear()
+        self._held.clear()
         self._rows = None

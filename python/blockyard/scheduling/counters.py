@@ -19,6 +19,7 @@ class Counters:
 
     steps: int = _counter("steps", "steps scheduled")
     admitted: int = _counter("requests", "requests admitted, once more after each preemption")
+    forked: int = _counter("requests", "samples forked of one that had computed their prompt")
     preempted: int = _counter("requests", "requests preempted")
     lost: int = _counter("tokens", "tokens of KV that preemption gave up: found, or recomputed")
     skipped: int = _counter("rows", "rows that found no room to grow and skipped a step")

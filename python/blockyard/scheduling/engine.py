@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Lease
+from blockyard._typing import override
 
 __all__ = ["Ack", "Chunk", "Engine", "Output", "Start", "Step", "Stop", "Stops"]
 
@@ -54,7 +55,11 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What to run, and what to stop. Stops come first: no row is of a stopped seat."""
+    """What to run, and what to stop. Stops come first: no row is of a stopped seat.
+
+    It can be pickled, for an engine whose workers are other processes. The copy has no leases:
+    ask the cache for block tables and slot mappings first, and send them along.
+    """
 
     number: int
     """Its number: one more than the last; the first follows what the cache knows is done."""
@@ -74,12 +79,29 @@ class Step:
 
     @property
     def seats(self) -> NDArray[np.int32]:
-        """The seats of the rows, in the same order."""
+        """The seats of the rows, shape (rows,), in the same order."""
         chunks = np.fromiter((chunk.seat for chunk in self.chunks), np.int32, len(self.chunks))
         return np.concatenate((self.decode, chunks))
 
+    @property
+    def sampling(self) -> NDArray[np.int32]:
+        """The seats of the rows that sample, in their order: `Output.seats` of an engine."""
+        return self.seats[self.samples]
+
     def __len__(self) -> int:
-        return len(self.leases)
+        """Its rows."""
+        return len(self.counts)
+
+    @override
+    def __getstate__(self) -> dict[str, object]:
+        """All but the leases, which stay in the process of the cache: send tables along."""
+        state = {name: getattr(self, name) for name in self.__slots__}
+        return state | {"leases": []}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Makes a step of what was pickled, without leases."""
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -58,6 +58,12 @@ class Explainer:
         return entry.lease or entry.parked or entry.keyed(self._cache)
 
     def _of_waiting(self, entry: Request) -> list[str]:
+        if entry.leader is not None:
+            return [
+                f"It is forked of request {entry.leader.id!r} when that has its prompt computed."
+            ]
+        if entry.held:
+            return ["It is held, as its tokens are not read: `unhold` goes on with it."]
         before = self._queue.count_before(entry)
         lines = [f"{before} requests stand before it; it was overtaken {entry.overtaken} times."]
         if self._lifecycle.dead is not None:
@@ -84,6 +90,8 @@ class Explainer:
                 "ran it."
             )
         ]
+        if seat.request.held:
+            lines.append("It is held, as its tokens are not read: `unhold` goes on with it.")
         if seat.stop is not None:
             since = f"step {seat.stopped_at}" if seat.stopped_at else "the next step"
             lines.append(f"It waits for the ack of the stop of {since}.")

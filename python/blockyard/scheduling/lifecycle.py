@@ -64,10 +64,10 @@ class Lifecycle:
         """Requests that have not ended."""
         return len(self._requests)
 
-    def add(self, entry: Request) -> None:
-        """Registers a request, and puts it in the queue."""
-        self._requests[entry.id] = entry
-        self._queue.push(entry)
+    def add(self, entries: list[Request]) -> None:
+        """Registers the samples of a request, and puts the first, which leads, in the queue."""
+        self._requests |= {entry.id: entry for entry in entries}
+        self._queue.push(entries[0])
 
     def find(self, request: Hashable) -> Request | None:
         """The request of that id; None when it has ended or never was.
@@ -95,6 +95,9 @@ class Lifecycle:
         """Ends a request: no other place does (INV-11)."""
         entry.state = state
         del self._requests[entry.id]
+        entry.leave()
+        if (heir := entry.hand_over()) is not None:
+            self._queue.push(heir)
         self._results.append(Result(entry.id, state, np.array(entry.outputs, np.uint32), reason))
 
     def take_results(self) -> list[Result]:
@@ -107,7 +110,8 @@ class Lifecycle:
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         if seat is None:
             # It waits: nothing else knows of it (T23).
-            self._queue.withdraw(entry)
+            if entry.leader is None:
+                self._queue.withdraw(entry)
             entry.give_back(self._cache)
             self.end(entry, RequestState.ABORTED, "aborted")
         elif entry.state is RequestState.LOADING:
@@ -120,6 +124,17 @@ class Lifecycle:
             seat.pending_end = RequestState.ABORTED, "aborted"
             if seat.stop is None:
                 self.stop(seat)
+
+    def hold(self, entry: Request, *, held: bool) -> None:
+        """Computes no more tokens of a request for now, or goes on with it."""
+        if entry.held is held:
+            return
+        entry.held = held
+        seat = None if entry.seat is None else self._seats.at(entry.seat)
+        if seat is not None:
+            (self._batch.hold if held else self._batch.unhold)(seat)
+        elif entry.leader is None:
+            self._queue.push(entry)
 
     # -- headroom ------------------------------------------------------------------------------
 
@@ -243,19 +258,20 @@ class Lifecycle:
 
     def recompute(self, seat: Seat) -> None:
         """Puts the request of a seat back in the queue, with the tokens that it has now."""
-        self.release(seat)
+        self.release(seat, ends=False)
         if self._parking.must_park and seat.request.outputs:
             self.end(seat.request, RequestState.FAILED, "kv_lost: this engine cannot recompute it")
             return
         seat.request.recompute()
         self._queue.push(seat.request)
 
-    def release(self, seat: Seat) -> None:
+    def release(self, seat: Seat, *, ends: bool = True) -> None:
         """Returns the blocks of a seat once the steps in flight that may write them are done."""
         after = self._batch.pending_write(seat)
         if after is not None:
             self._batch.hold_back(self._cache.exclusive_blocks(seat.lease), after)
-        self._cache.finish(seat.lease, after=after)
+        retention = seat.request.retention if ends else "ordinary"
+        self._cache.finish(seat.lease, retention=retention, after=after)
         if seat.ticket is not None:
             self._cache.release(seat.ticket)
         self._vacate(seat)

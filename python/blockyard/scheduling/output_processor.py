@@ -7,6 +7,7 @@ from blockyard._core import Lease, Misuse
 from blockyard.scheduling.batch import Batch, InFlightStep
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Output
+from blockyard.scheduling.forks import Forks
 from blockyard.scheduling.headroom import HeadroomPolicy
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.options import SchedulerOptions
@@ -26,6 +27,7 @@ class OutputProcessor:
         seats: How far each row is.
         batch: The steps in flight.
         lifecycle: How requests end.
+        forks: How samples of a prompt begin when it is computed.
         headroom: The policy, which hears of each step that went well.
         options: Whether there are drafts, and whether an output acks stops.
         counters: Where ignored rows and acks are counted.
@@ -37,6 +39,7 @@ class OutputProcessor:
         seats: Seats,
         batch: Batch,
         lifecycle: Lifecycle,
+        forks: Forks,
         headroom: HeadroomPolicy,
         options: SchedulerOptions,
         counters: Counters,
@@ -45,6 +48,7 @@ class OutputProcessor:
         self._seats = seats
         self._batch = batch
         self._lifecycle = lifecycle
+        self._forks = forks
         self._headroom = headroom
         self._drafts = options.num_speculative_tokens
         self._in_order = options.in_order
@@ -73,6 +77,9 @@ class OutputProcessor:
         if not all(alive):
             self._counters.outputs_ignored += alive.count(False)
         self._seats.computed[in_flight.numbers[alive]] += computed[alive]
+        for seat in rows:
+            if seat is not None and seat.request.siblings:
+                self._forks.fork(seat)
         self._append(output, rows, in_flight.lasts)
         self._seal(
             in_flight,

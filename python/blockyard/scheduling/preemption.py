@@ -103,7 +103,7 @@ class Preemptor:
             (
                 entry
                 for entry in self._queue.parked
-                if (behind is None or entry.rank > behind.rank)
+                if (behind is None or entry.held or entry.rank > behind.rank)
                 and entry.parked is not None
                 and entry.parked.state == "kept"
             ),
@@ -151,6 +151,25 @@ class Preemptor:
             if frees and self._is_safe(seat) and self._may_stop(seat):
                 chosen.append(seat)
                 lacking -= frees
+        return chosen
+
+    def held(self, need: int) -> list[Seat]:
+        """Chooses rows that are held, for a waiting request; host slots are promised to each.
+
+        Args:
+            need: Blocks that it lacks; 0 where it lacks a seat.
+        """
+        held = self._batch.held if self._parking.mode != "recompute" else []
+        coming = self._coming() if need else self._seats.stopping
+        chosen: list[Seat] = []
+        for seat in sorted(held, key=self._rank):
+            if coming >= max(need, 1):
+                break
+            if self._is_safe(seat):
+                seat.ticket = self._parking.promise(seat.lease)
+            if seat.ticket is not None:
+                chosen.append(seat)
+                coming += self.frees(seat) if need else 1
         return chosen
 
     def last_resort(self) -> Seat | None:
@@ -218,6 +237,8 @@ class Preemptor:
     def _rank(self, seat: Seat) -> tuple[int, ...]:
         entry = seat.request
         computed = int(self._seats.computed[seat.number])
-        return self._policy.rank(
+        rank = self._policy.rank(
             Candidate(entry.priority, entry.arrival_step, entry.order, seat.lease.blocks, computed)
         )
+        # A row that is held computes nothing that would be put off.
+        return (not entry.held, *rank)

@@ -57,8 +57,12 @@ class Pressure:
         It comes after admission: a request that comes back in this step does not move in it.
         """
         refused = self._admission.first_refused()
+        if self._seats.full and self._admission.waits:
+            self._stop(self._preemptor.held(0))
         if refused is not None:
             first, lacks = refused
+            if lacks > 0:
+                self._stop(self._preemptor.held(lacks))
             self._preemptor.relieve(lacks, behind=first)
             if not len(self._seats):
                 self._preemptor.relieve_all(behind=first)
@@ -85,12 +89,17 @@ class Pressure:
         victims = self._preemptor.victims(grown, self._admission.growth())
         if not victims and self._preemptor.stuck(grown):
             victims = self._unstick()
+        self._stop(victims)
+        return grown.without_stopped()
+
+    def _stop(self, victims: list[Seat]) -> None:
+        """Stops victims; a row that is held says nothing of the headroom."""
         for seat in victims:
             self._counters.preempted += 1
             seat.request.preempted += 1
-            self._headroom.preempted()
+            if not seat.request.held:
+                self._headroom.preempted()
             self._lifecycle.stop(seat)
-        return grown.without_stopped()
 
     def _unstick(self) -> list[Seat]:
         """Victims where no row goes on, and none frees anything alone (INV-25)."""

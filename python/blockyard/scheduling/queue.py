@@ -46,7 +46,11 @@ class WaitingQueue:
         return self._promised
 
     def push(self, entry: Request) -> None:
-        """Adds a request; one that comes back has the place that it had at first."""
+        """Adds a request; one that comes back has the place that it had at first.
+
+        One that is held stands in no line, so that its turn does not come. Push it again when that
+        has changed.
+        """
         self.changes += 1
         self._insert(entry, self._heap)
 
@@ -57,6 +61,8 @@ class WaitingQueue:
             self._parked.add(entry)
         if entry.ticket is not None:
             self._promised.add(entry)
+        if entry.held:
+            return
         self._compact(heap)
         heapq.heappush(heap, (entry.rank, self._entries, entry))
 

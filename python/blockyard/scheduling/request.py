@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from blockyard._core import Keys, Lease, Parked, Ticket
 from blockyard.yard.cache import KVCache
 
-__all__ = ["TERMINAL", "Request", "RequestState", "Result", "max_blocks"]
+__all__ = ["TERMINAL", "Media", "Request", "RequestState", "Result", "Retention", "max_blocks"]
+
+Media: TypeAlias = tuple[int, int, str | bytes]
+"""An item at token positions [start, end) of a prompt, and its id."""
+
+Retention: TypeAlias = Literal["ordinary", "session-ended", "retain"]
+"""When the blocks of a request that has ended are evicted: in their turn, first, or last."""
 
 
 class RequestState(StrEnum):
@@ -71,8 +77,19 @@ class Request:
     """The newest step when it was added."""
     salt: str | bytes | None = None
     lora: str | bytes | None = None
+    prompt_keys: Keys | None = None
+    """The keys of its prompt; None until they are made of salt, lora and tokens."""
+    read_prefix: bool = True
+    """Whether its prompt may be found in the cache, rather than computed."""
+    retention: Retention = "ordinary"
     ticket: Ticket | None = None
     """Room promised to it; None once it has begun."""
+    leader: "Request | None" = None
+    """The sample of the same prompt of which it is forked, while that computes the prompt."""
+    siblings: "list[Request]" = field(default_factory=list)
+    """The samples that are forked of it when its prompt is computed."""
+    held: bool = False
+    """Whether it shall decode nothing for now."""
     state: RequestState = RequestState.WAITING
     outputs: list[int] = field(default_factory=list)
     lease: Lease | None = None
@@ -126,9 +143,47 @@ class Request:
     def keyed(self, cache: KVCache) -> Keys:
         """The keys of its tokens, which are made once each time that it waits."""
         if self.keys is None:
-            self.keys = cache.keys(self.tokens(), salt=self.salt, lora=self.lora)
+            if self.prompt_keys is None:
+                self.prompt_keys = cache.keys(self.prompt, salt=self.salt, lora=self.lora)
+            self.keys = self.prompt_keys
+            if self.outputs:
+                made = len(self.prompt_keys) * cache.block_size
+                self.keys = cache.keys(self.tokens()[made:], after=self.prompt_keys)
             self.key_bytes = bytes(self.keys)
         return self.keys
+
+    def unmade(self) -> int:
+        """Tokens of which `keyed` has to make keys."""
+        if self.keys is not None:
+            return 0
+        return len(self.outputs) + (len(self.prompt) if self.prompt_keys is None else 0)
+
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether a begin may find its blocks: always, once all of its prompt was computed."""
+        return self.read_prefix or bool(self.outputs)
+
+    def lead(self, siblings: "list[Request]") -> None:
+        """Makes other samples of its prompt wait until it has computed the prompt."""
+        self.siblings = siblings
+        for sibling in siblings:
+            sibling.leader = self
+
+    def leave(self) -> None:
+        """Makes it wait for no other sample."""
+        if self.leader is not None:
+            self.leader.siblings.remove(self)
+            self.leader = None
+
+    def hand_over(self) -> "Request | None":
+        """Leads no more: the first of the samples that wait for it leads the others from now on."""
+        if not self.siblings:
+            return None
+        heir, *others = self.siblings
+        self.siblings = []
+        heir.leader = None
+        heir.lead(others)
+        return heir
 
     def recompute(self) -> None:
         """Makes it wait to be recomputed, with all its tokens."""

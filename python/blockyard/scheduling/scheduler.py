@@ -1,25 +1,27 @@
 """Continuous batching over a `KVCache`: which requests run in the next step, wait, or stop."""
 
 from collections.abc import Hashable, Iterable
+from threading import get_ident
 from typing import Final, Literal
 from weakref import WeakKeyDictionary, ref
 
-from blockyard._core import Lease, Misuse, Ticket, TooLarge, Unavailable
+from blockyard._core import Keys, Lease, Misuse, Ticket, Unavailable
 from blockyard.scheduling.admission import Admission, Admitted
+from blockyard.scheduling.arrival import arrived, sample_ids
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Ack, Engine, Output, Start, Step
 from blockyard.scheduling.explain import Explainer
+from blockyard.scheduling.forks import Forks
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.output_processor import OutputProcessor
 from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.pressure import Pressure
 from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.request import Request, RequestState, Result
+from blockyard.scheduling.request import Media, RequestState, Result, Retention
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.stats import SchedulerStats
-from blockyard.scheduling.validate import prompt_of, ticket_of, whole
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
 from blockyard.yard.parking import Parking
@@ -34,7 +36,10 @@ class Scheduler:
     """Waiting and running requests. Steps drive it; it does no I/O, and never waits.
 
     `schedule` says what to run and what to stop; `on_output` and `on_acks` take what the engine
-    answers. Several steps may be in flight. A scheduler is for one thread.
+    answers. Several steps may be in flight.
+
+    A scheduler is for one thread, that of its first verb: another one is refused. `AsyncEngine` is
+    a front for any threads. `state`, `sampled`, `lease` and `stats` may be asked from anywhere.
 
     Args:
         cache: The cache, in which only this scheduler begins and finishes sequences.
@@ -85,8 +90,9 @@ class Scheduler:
         self._lifecycle: Lifecycle = Lifecycle(
             cache, seats, queue, batch, parking, headroom, counters
         )
+        forks = Forks(cache, seats, batch, queue, self._admission, parking, counters)
         self._outputs = OutputProcessor(
-            cache, seats, batch, self._lifecycle, headroom, options, counters
+            cache, seats, batch, self._lifecycle, forks, headroom, options, counters
         )
         lifecycle = self._lifecycle
         self._pressure = Pressure(
@@ -96,14 +102,31 @@ class Scheduler:
         self._stats = SchedulerStats(cache, queue, seats, batch, lifecycle, counters)
         self._added = 0
         self._replaced = False
+        self._thread: int | None = None
         if other is not None:
             other._replaced = True  # noqa: SLF001 - likewise
         _drivers[cache] = ref(self)
 
     def _check_driver(self) -> None:
-        """Refuses a verb that changes the cache once another scheduler drives it."""
+        """Refuses a verb of another thread, and once another scheduler drives the cache."""
+        if self._thread != get_ident():
+            if self._thread is not None:
+                raise Misuse(
+                    "this scheduler is another thread's: call it there, feed it through an "
+                    "AsyncEngine, or call hand_over() in that thread first"
+                )
+            self._thread = get_ident()
         if self._replaced:
             raise Misuse("another scheduler has taken this cache over: use that one")
+
+    def hand_over(self) -> None:
+        """Lets another thread have it: the next one that calls a verb.
+
+        Raises:
+            Misuse: Another thread has it.
+        """
+        self._check_driver()
+        self._thread = None
 
     def _check_open(self) -> None:
         self._check_driver()
@@ -112,28 +135,44 @@ class Scheduler:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def add(
+    def add(  # noqa: PLR0913 - keywords
         self,
         request: Hashable,
         prompt: object,
         *,
         max_tokens: int,
         priority: int = 0,
+        n: int = 1,
         salt: str | bytes | None = None,
         lora: str | bytes | None = None,
+        media: Iterable[Media] | None = None,
+        keys: Keys | None = None,
+        read_prefix: bool = True,
+        retention: Retention = "ordinary",
         ticket: Ticket | None = None,
-    ) -> None:
+    ) -> tuple[Hashable, ...]:
         """Adds a request to the waiting queue.
 
         Args:
             request: Its id, unlike that of any other request that has not ended.
-            prompt: Token ids; a copy is taken.
+            prompt: Token ids, shape (tokens,); a copy is taken.
             max_tokens: Most tokens to sample, 1 or more.
             priority: The larger comes first, and is the last to be preempted.
+            n: Samples of the prompt, each a request with a result of its own. The prompt is
+                computed once, and forked.
             salt: As in `KVCache.keys`.
             lora: As in `KVCache.keys`.
+            media: As in `KVCache.keys`.
+            keys: The prompt's keys, where they are made already: by `KVCache.keys` in another
+                thread, or by the engine (`ready_keys`). Salt, lora and media are in them.
+            read_prefix: False to find nothing of the prompt in the cache, so that every token of
+                it is computed, as log probabilities of a prompt need it.
+            retention: As in `KVCache.finish`, for when it has ended.
             ticket: Room promised to it by `KVCache.promise`; it is given back if the request never
                 begins.
+
+        Returns:
+            The ids of its samples: its own, or with n above 1 (id, 0), (id, 1), and so on.
 
         Raises:
             Misuse: The id is taken, the prompt is empty, a value is out of range, the ticket is
@@ -141,31 +180,32 @@ class Scheduler:
             TooLarge: The device can never hold it.
         """
         self._check_driver()
-        if self._lifecycle.find(request) is not None:
-            raise Misuse(f"request {request!r} is there already: give each an id of its own")
-        max_tokens, priority = whole("max_tokens", max_tokens), whole("priority", priority, None)
-        if ticket is not None:
-            ticket = ticket_of(request, ticket, self._cache)
-            if any(other.ticket is ticket for other in self._queue.promised):
-                raise Misuse(f"ticket {ticket.id} of request {request!r} is another request's")
-        tokens = prompt_of(prompt)
-        # A salt that cannot be encoded is refused here, and not in a step.
-        try:
-            self._cache.keys(tokens[:1], salt=salt, lora=lora)
-        except UnicodeError as error:
-            raise Misuse(f"salt = {salt!r:.60}, lora = {lora!r:.60}: {error}") from error
-        arrival = self._batch.number
-        entry = Request(
-            request, tokens, max_tokens, priority, self._added, arrival, salt, lora, ticket
+        samples = sample_ids(request, n)
+        for sample in samples:
+            if self._lifecycle.find(sample) is not None:
+                raise Misuse(f"request {sample!r} is there already: give each an id of its own")
+        if ticket is not None and any(other.ticket is ticket for other in self._queue.promised):
+            raise Misuse(f"ticket {ticket.id} of request {request!r} is another request's")
+        entries = arrived(
+            self._cache,
+            request,
+            samples,
+            prompt,
+            max_tokens=max_tokens,
+            priority=priority,
+            order=self._added,
+            arrival_step=self._batch.number,
+            salt=salt,
+            lora=lora,
+            media=media,
+            keys=keys,
+            read_prefix=read_prefix,
+            retention=retention,
+            ticket=ticket,
         )
-        blocks, capacity = entry.max_blocks(self._cache.block_size), self._cache.limit()
-        if blocks > capacity:
-            raise TooLarge(
-                f"request {request!r} may need {blocks} blocks and the device has {capacity}: "
-                "shorten it, or sample fewer tokens"
-            )
-        self._added += 1
-        self._lifecycle.add(entry)
+        self._added += len(entries)
+        self._lifecycle.add(entries)
+        return samples
 
     def abort(self, request: Hashable) -> None:
         """Ends a request, whatever it is doing; its result comes when its blocks are safe.
@@ -176,8 +216,30 @@ class Scheduler:
         self._check_driver()
         self._lifecycle.abort(self._lifecycle.get(request))
 
+    def hold(self, request: Hashable) -> None:
+        """Computes no more tokens of a request for now, as nobody reads those that are there.
+
+        Its prompt is computed, and steps in flight count. It keeps its seat and its blocks until
+        others need them; then it is parked, and `unhold` brings it back at the same token.
+
+        Raises:
+            Misuse: There is no such request.
+        """
+        self._check_driver()
+        self._lifecycle.hold(self._lifecycle.get(request), held=True)
+
+    def unhold(self, request: Hashable) -> None:
+        """Goes on with a request that is held.
+
+        Raises:
+            Misuse: There is no such request.
+        """
+        self._check_driver()
+        self._lifecycle.hold(self._lifecycle.get(request), held=False)
+
     def results(self) -> list[Result]:
         """Returns how requests have ended since the last call: exactly one result for each."""
+        self._check_driver()
         return self._lifecycle.take_results()
 
     # -- one step ------------------------------------------------------------------------------
@@ -202,7 +264,7 @@ class Scheduler:
         self._cache.set_headroom(self._lifecycle.wanted_headroom())
         if not grown.skipped:
             starts += self._begun(self._admission.admit())
-            if self._queue.parked:
+            if self._queue.parked or self._batch.held:
                 self._pressure.move_ahead()
         elif self._queue.promised:
             starts += self._begun(self._admission.admit_promised())
@@ -330,6 +392,14 @@ class Scheduler:
         entry = self._lifecycle.find(request)
         return None if entry is None else entry.state
 
+    def sampled(self, request: Hashable, first: int = 0) -> list[int]:
+        """Returns the tokens that a request has sampled, from number `first` on.
+
+        It is empty when the request has ended: its result has them all.
+        """
+        entry = self._lifecycle.find(request)
+        return [] if entry is None else entry.outputs[first:]
+
     def lease(self, request: Hashable) -> Lease | None:
         """Returns what a request holds; None while it waits, and when it has ended."""
         entry = self._lifecycle.find(request)
@@ -342,6 +412,11 @@ class Scheduler:
             Misuse: There is no such request.
         """
         return self._explainer.explain(self._lifecycle.get(request))
+
+    @property
+    def cache(self) -> KVCache:
+        """The cache in which it begins and finishes sequences."""
+        return self._cache
 
     @property
     def running(self) -> int:

@@ -58,7 +58,7 @@ class SchedulerStats:
     def read(self) -> dict[str, int]:
         """Sizes and counters; `SCHEMA` has units and meanings."""
         sizes = {
-            "waiting": len(self._queue),
+            "waiting": len(self._lifecycle) - self._seats.living,
             "seats": len(self._seats),
             "stopping": self._seats.stopping,
             "parked": len(self._queue.parked),

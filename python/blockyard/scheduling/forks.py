@@ -1,0 +1,81 @@
+"""n samples of a prompt: one computes it, and the others are forked of that one."""
+
+from blockyard._core import Lease, Misuse, NoRoom
+from blockyard.scheduling.admission import Admission
+from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.counters import Counters
+from blockyard.scheduling.queue import WaitingQueue
+from blockyard.scheduling.request import Request, RequestState
+from blockyard.scheduling.seats import Seat, Seats
+from blockyard.yard.cache import KVCache
+from blockyard.yard.parking import Parking
+
+__all__ = ["Forks"]
+
+
+class Forks:
+    """Gives samples a seat beside the one that has computed their prompt.
+
+    A fork shares the full blocks, and copies the partial one. It computes the last token of the
+    prompt again, which gives the logits of its own first token. A sample that finds no seat or no
+    room waits in the queue like any other, and finds the prompt published.
+
+    Args:
+        cache: The cache that holds the blocks.
+        seats: The seats that they get.
+        batch: What runs.
+        queue: The queue in which others wait.
+        admission: How much growth each is promised.
+        parking: Whether each must be parked when it is preempted.
+        counters: Where forks are counted.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        seats: Seats,
+        batch: Batch,
+        queue: WaitingQueue,
+        admission: Admission,
+        parking: Parking,
+        counters: Counters,
+    ) -> None:
+        self._cache = cache
+        self._seats = seats
+        self._batch = batch
+        self._queue = queue
+        self._admission = admission
+        self._parking = parking
+        self._counters = counters
+
+    def fork(self, seat: Seat) -> None:
+        """Forks the samples that wait for a seat whose prompt is computed.
+
+        Call it before the first token of the seat is appended, and before a block of its last
+        chunk is sealed.
+        """
+        siblings, seat.request.siblings = seat.request.siblings, []
+        for entry in siblings:
+            entry.leader = None
+            lease = self._lease(seat.lease, entry)
+            if lease is None:
+                self._queue.push(entry)
+                continue
+            self._counters.admitted += 1
+            self._counters.forked += 1
+            entry.state = RequestState.LOADING
+            self._batch.add_loading(self._seats.bind(entry, lease))
+
+    def _lease(self, parent: Lease, entry: Request) -> Lease | None:
+        """The lease of a fork; None where it waits in the queue."""
+        # `safety` counts what begins in a step; and no sample overtakes what came before it.
+        if self._parking.must_park or self._seats.full or entry.held:
+            return None
+        if any(other.rank < entry.rank for other in self._queue.next(1)):
+            return None
+        try:
+            reserve = self._admission.reserve(entry.max_tokens - 1)
+            return self._cache.fork(parent, len(entry.prompt) - 1, reserve=reserve)
+        except (NoRoom, Misuse):
+            # The headroom policy may raise, too: the begin of this request will say so.
+            return None
