@@ -90,6 +90,9 @@ class WaitingQueue:
         self.changes += 1
         self._parked.discard(entry)
         self._promised.discard(entry)
+        if not self._current:
+            self._heap.clear()
+            self._aside.clear()
 
     def drop_parked(self, entry: Request) -> None:
         """Notes that the work of a waiting request is kept no more."""

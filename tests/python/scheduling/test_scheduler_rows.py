@@ -3,6 +3,7 @@
 import pickle
 import threading
 import time
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -368,26 +369,43 @@ class Machine(RuleBasedStateMachine):
     def make(self, *, headroom: Any, least: bool, **chosen: Any) -> None:
         victims = LeastComputed() if least else Newest()
         self.loop = Loop(headroom=headroom(), victim_policy=victims, **chosen)
-        self.asked: dict[int, tuple[int, int]] = {}
-        self.aborted: set[int] = set()
+        self.asked: dict[Hashable, tuple[int, int]] = {}
+        self.aborted: set[Hashable] = set()
 
     @rule(
         family=st.integers(0, 2),
         prompt=st.integers(1, 16),
         most=st.integers(1, 14),
         priority=st.integers(0, 2),
+        n=st.sampled_from([1, 1, 2, 3]),
+        read_prefix=st.booleans(),
+        retention=st.sampled_from(["ordinary", "session-ended", "retain"]),
     )
-    def add(self, family: int, prompt: int, most: int, priority: int) -> None:
+    def add(self, family: int, prompt: int, most: int, **keywords: Any) -> None:
         name = len(self.asked)
-        self.asked[name] = prompt, most
-        self.loop.add(name, text(family, prompt), most, priority=priority)
+        tokens = text(family, prompt)
+        for sample in self.loop.scheduler.add(name, tokens, max_tokens=most, **keywords):
+            self.asked[sample] = prompt, most
+
+    def pick(self, which: int) -> list[Hashable]:
+        there = list(self.loop.scheduler._lifecycle._requests)
+        return [there[which % len(there)]] if there else []
 
     @rule(which=st.integers(0, 30))
     def abort(self, which: int) -> None:
-        there = sorted(int(str(name)) for name in self.loop.scheduler._lifecycle._requests)
-        if there:
-            self.aborted.add(there[which % len(there)])
-            self.loop.scheduler.abort(there[which % len(there)])
+        for name in self.pick(which):
+            self.aborted.add(name)
+            self.loop.scheduler.abort(name)
+
+    @rule(which=st.integers(0, 30))
+    def hold(self, which: int) -> None:
+        for name in self.pick(which):
+            self.loop.scheduler.hold(name)
+
+    @rule(which=st.integers(0, 30))
+    def unhold(self, which: int) -> None:
+        for name in self.pick(which):
+            self.loop.scheduler.unhold(name)
 
     @precondition(lambda self: len(self.loop.air) < 3)
     @rule()
@@ -449,6 +467,8 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "loop"):
             return
         self.loop.land()
+        for name in self.loop.scheduler._lifecycle._requests:
+            self.loop.scheduler.unhold(name)
         self.loop.finish(3000)
         assert set(self.loop.results) == set(self.asked)
         for name, (prompt, most) in self.asked.items():

@@ -168,6 +168,7 @@ class Loop:
         batch = scheduler._batch
         lists = (batch._loading, batch._prefill, batch._decode, scheduler._lifecycle._stops)
         assert lists == ([], {}, {}, [])
+        assert batch.held == []
         sizes = scheduler.stats()
         assert (sizes["waiting"], sizes["seats"], sizes["stopping"]) == (0, 0, 0)
 
