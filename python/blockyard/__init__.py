@@ -21,6 +21,7 @@ from blockyard._core import (
 )
 from blockyard.crane.crane import Crane
 from blockyard.local import local
+from blockyard.scheduling.async_engine import AsyncEngine
 from blockyard.scheduling.engine import Ack, Output, Step
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.scheduler import Scheduler
@@ -31,6 +32,7 @@ from blockyard.yard.config import Config, agree
 
 __all__ = [
     "Ack",
+    "AsyncEngine",
     "BlockyardError",
     "Cause",
     "Config",

@@ -1,7 +1,7 @@
 """What a caller gives of a request, checked, as a `Request`; n samples are n requests."""
 
 from collections.abc import Hashable, Iterable
-from typing import Final, get_args
+from typing import Final, TypedDict, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,20 @@ from blockyard.scheduling.validate import prompt_of, ticket_of, whole
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
 
-__all__ = ["arrived", "sample_ids"]
+__all__ = ["RequestKeywords", "arrived", "sample_ids"]
+
+
+class RequestKeywords(TypedDict, total=False):
+    """What `Scheduler.add` may be told of a request, and an `AsyncEngine` passes on."""
+
+    priority: int
+    salt: str | bytes | None
+    lora: str | bytes | None
+    media: Iterable[Media] | None
+    keys: Keys | None
+    read_prefix: bool
+    retention: Retention
+    ticket: Ticket | None
 
 
 _MOST: Final = 16_384

@@ -93,6 +93,11 @@ class Batch:
         return any(step.seats for step in self._in_flight)
 
     @property
+    def steps_in_flight(self) -> int:
+        """Steps whose output has not come."""
+        return len(self._in_flight)
+
+    @property
     def oldest(self) -> InFlightStep | None:
         """The oldest step in flight."""
         return self._in_flight[0] if self._in_flight else None

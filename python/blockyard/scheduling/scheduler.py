@@ -414,6 +414,11 @@ class Scheduler:
         return self._explainer.explain(self._lifecycle.get(request))
 
     @property
+    def steps_in_flight(self) -> int:
+        """Steps that were not answered yet."""
+        return self._batch.steps_in_flight
+
+    @property
     def cache(self) -> KVCache:
         """The cache in which it begins and finishes sequences."""
         return self._cache

@@ -172,20 +172,18 @@ def test_retention_says_whose_blocks_go_first(retention: Any, stays: bool) -> No
 
 def test_a_preempted_request_is_not_over() -> None:
     """Its blocks are released in their turn, and those of an abort as it was said."""
-    told: list[str] = []
     loop = Loop(device=9)
-    finish = loop.cache.finish
-    loop.scheduler._lifecycle._cache = type(  # type: ignore[assignment]
-        "Spy",
-        (),
-        {
-            "__getattr__": lambda _, name: getattr(loop.cache, name),
-            "finish": lambda _, lease, *, retention, after: (
-                told.append(retention),
-                finish(lease, retention=retention, after=after),
-            ),
-        },
-    )()
+    told: list[str] = []
+
+    class Spy:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loop.cache, name)
+
+        def finish(self, lease: by.Lease, *, retention: Any, after: int | None) -> None:
+            told.append(retention)
+            loop.cache.finish(lease, retention=retention, after=after)
+
+    loop.scheduler._lifecycle._cache = Spy()  # type: ignore[assignment]
     for number, name in enumerate(("old", "new"), 1):
         loop.add(name, text(number, 14), 12, retention="session-ended")
     loop.finish()

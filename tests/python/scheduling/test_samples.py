@@ -60,7 +60,7 @@ def test_a_sample_without_a_seat_waits_and_finds_the_prompt_published() -> None:
     assert loop.told("waiting") == 4
     loop.turn()
     assert (loop.told("forked"), loop.told("waiting"), loop.told("seats")) == (1, 2, 2)
-    late = {}
+    late: dict[Any, int] = {}
     while not loop.scheduler.idle:
         late |= {start.request: start.cached for start in loop.turn().starts}
     assert late == {("a", 1): 12, ("a", 2): 12, ("a", 3): 12}
