@@ -111,6 +111,7 @@ run: install  ## show that no token is lost; then replay generated traffic with 
 
 docs: install  ## regenerate the pages made from the code
 	$(BIN)/python .ci/stub_docs.py
+	$(BIN)/python .ci/api_page.py
 	$(BIN)/python .ci/stats_page.py
 	$(BIN)/python .ci/replay_keys.py
 	$(BIN)/python .ci/mutants.py --write
@@ -138,6 +139,7 @@ lint-python: install
 	$(BIN)/python -m mypy.stubtest blockyard._core
 	PYTHONPATH=python $(BIN)/lint-imports --no-logo
 	$(BIN)/python .ci/stub_docs.py --check
+	$(BIN)/python .ci/api_page.py --check
 	$(BIN)/python .ci/stats_page.py --check
 	$(BIN)/python .ci/replay_keys.py --check
 	$(BIN)/python .ci/laws.py --self-test

@@ -24,7 +24,10 @@ class Stop(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Promises that no token of this request in this seat follows."""
+    """Promises that no token of this request in this seat follows.
+
+    It is a tuple: any thread may make it, and the scheduler's hands it over.
+    """
 
     request: Hashable
     seat: int
@@ -54,7 +57,10 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What to run, and what to stop. Stops come first: no row is of a stopped seat."""
+    """What to run, and what to stop. Stops come first: no row is of a stopped seat.
+
+    It is frozen, and any thread may read it.
+    """
 
     number: int
     """Its number: one more than the last; the first follows what the cache knows is done."""
@@ -86,7 +92,8 @@ class Step:
 class Output:
     """What a step has computed: the KV of all its rows, and the tokens of rows that sampled.
 
-    Every step has one, in the order of the steps; a step without rows too: see `nothing`.
+    Every step has one, in the order of the steps; a step without rows too: see `nothing`. Any
+    thread may make it, and the scheduler's hands it over.
     """
 
     step: int
@@ -103,7 +110,12 @@ class Output:
 
     @classmethod
     def nothing(cls, step: int, acks: tuple[Ack, ...] = ()) -> Self:
-        """Makes the output of a step without rows, or whose rows sample nothing."""
+        """Makes the output of a step without rows, or whose rows sample nothing.
+
+        Args:
+            step: The step's number.
+            acks: Acks that travel with it.
+        """
         return cls(step, np.zeros(0, np.int32), np.zeros(0, np.uint32), acks=acks)
 
 
