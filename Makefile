@@ -110,6 +110,8 @@ run: install  ## show that no token is lost; then replay generated traffic with 
 		'  $(BIN)/blockyard replay --help'
 
 docs: install  ## regenerate the pages made from the code
+	$(BIN)/python .ci/stub_docs.py
+	$(BIN)/python .ci/api_page.py
 	$(BIN)/python .ci/stats_page.py
 	$(BIN)/python .ci/replay_keys.py
 	$(BIN)/python .ci/mutants.py --write
@@ -136,6 +138,8 @@ lint-python: install
 	$(BIN)/mypy $(PYTHON_CODE)
 	$(BIN)/python -m mypy.stubtest blockyard._core
 	PYTHONPATH=python $(BIN)/lint-imports --no-logo
+	$(BIN)/python .ci/stub_docs.py --check
+	$(BIN)/python .ci/api_page.py --check
 	$(BIN)/python .ci/stats_page.py --check
 	$(BIN)/python .ci/replay_keys.py --check
 	$(BIN)/python .ci/laws.py --self-test

@@ -76,8 +76,15 @@ class Unsupported(Misuse):
 class NoRoom(BlockyardError):
     """There is no room now: try again later; nothing is held.
 
-    The numbers are blocks. `available` is `free + evictable - promised`: the blocks to be had.
     `TooLarge` and `InUse` set the numbers to 0 that do not matter to them.
+
+    Attributes:
+        tier: The tier that has no room: "device" or "host".
+        need: Blocks that are needed.
+        free: Blocks that hold nothing.
+        evictable: Idle blocks that may be evicted now.
+        promised: Blocks of both that are promised to others.
+        available: `free + evictable - promised`: the blocks to be had.
     """
 
     tier: str
@@ -88,7 +95,11 @@ class NoRoom(BlockyardError):
     available: int
 
 class TooLarge(NoRoom):
-    """The request never fits."""
+    """The request never fits.
+
+    Attributes:
+        capacity: Blocks that the tier may hold.
+    """
 
     capacity: int
 
@@ -96,6 +107,10 @@ class InUse(NoRoom):
     """A resize to fewer slots than are in use.
 
     Blocks that promises would lack count as used: what a copy reads cannot be evicted for them yet.
+
+    Attributes:
+        want: Blocks that the tier was to hold.
+        used: Blocks that are in use.
     """
 
     want: int
@@ -110,7 +125,10 @@ class Unavailable(BlockyardError):
 
 @final
 class Keys:
-    """The chained keys of a prompt's full blocks, frozen. `docs/keys.md` has the encoding."""
+    """The chained keys of a prompt's full blocks, frozen. `docs/keys.md` has the encoding.
+
+    `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them.
+    """
 
     @property
     def tokens(self) -> int:
@@ -126,7 +144,14 @@ class Keys:
 class Plan:
     """Copies to make between two tiers, or within the device: frozen, equal by value.
 
-    As bytes it takes 16, and 8 per block; pickled it takes at most 64, and 8 per block.
+    As bytes it takes 16, and 8 per block; pickled it takes at most 64, and 8 per block. `len`
+    counts its blocks. Any thread may read it.
+
+    Args:
+        data: What `to_bytes` gave.
+
+    Raises:
+        Misuse: The bytes are not one whole plan of this version.
     """
 
     def __new__(cls, data: bytes) -> Self: ...
@@ -140,11 +165,11 @@ class Plan:
 
     @property
     def source_tier(self) -> _Tier:
-        """Tier of the sources."""
+        """Tier of the sources: "device" or "host"."""
 
     @property
     def destination_tier(self) -> _Tier:
-        """Tier of the destinations."""
+        """Tier of the destinations: "device" or "host"."""
 
     @property
     def sources(self) -> NDArray[np.uint32]:
@@ -167,6 +192,9 @@ class Plan:
     def from_bytes(data: bytes) -> Plan:
         """Makes a plan from what `to_bytes` gave.
 
+        Args:
+            data: The bytes of one plan.
+
         Raises:
             Misuse: The bytes are not one whole plan of this version.
         """
@@ -183,7 +211,10 @@ class Plan:
 
 @final
 class Probe:
-    """How much of a prefix is where. Each block counts on the highest tier that has it."""
+    """How much of a prefix is where. Each block counts on the highest tier that has it.
+
+    It is frozen, and any thread may read it.
+    """
 
     @property
     def device(self) -> int:
@@ -199,7 +230,21 @@ class Probe:
 
     @property
     def stop(self) -> _Stop:
-        """Why the prefix ended."""
+        """Why the prefix ended.
+
+        "whole": all of it was found.
+
+        "missing": the next block is nowhere.
+
+        "filling": the next block is in flight.
+
+        "slow": a begin left the rest below, as its `load` or the cache's `speeds` say.
+
+        "promised": the next block backs a promise to another request.
+
+        "contradiction": the next key is known with another parent, so that the keys were made in
+        another way.
+        """
 
     @property
     def flight(self) -> int | None:
@@ -220,7 +265,10 @@ class Probe:
 
 @final
 class Room:
-    """Room on one tier, in blocks, read at one moment."""
+    """Room on one tier, in blocks, read at one moment.
+
+    It is frozen, and any thread may read it.
+    """
 
     @property
     def free(self) -> int:
@@ -255,7 +303,10 @@ class Room:
 
 @final
 class Need:
-    """What a begin would answer now, in blocks. It runs the begin's own arithmetic."""
+    """What a begin would answer now, in blocks. It runs the begin's own arithmetic.
+
+    It is frozen, and any thread may read it.
+    """
 
     @property
     def need(self) -> int:
@@ -290,7 +341,7 @@ class Need:
 
     @property
     def waits(self) -> int | None:
-        """The flight that the begin would have to wait for."""
+        """The flight that the begin would have to wait for; None if there is none."""
 
     @property
     def device(self) -> int:
@@ -306,7 +357,7 @@ class Need:
 
     @property
     def stop(self) -> _Stop:
-        """Why the prefix that the begin would use ends."""
+        """Why the prefix that the begin would use ends: a word as in `Probe.stop`."""
 
     @override
     def __eq__(self, other: object, /) -> bool: ...
@@ -315,7 +366,10 @@ class Need:
 
 @final
 class Soon:
-    """Part of the prefix is in flight. Ask again when the flight has landed; nothing is held."""
+    """Part of the prefix is in flight. Ask again when the flight has landed; nothing is held.
+
+    It is frozen, and any thread may read it.
+    """
 
     @property
     def flight(self) -> int:
@@ -330,7 +384,10 @@ class Soon:
 
 @final
 class Violation:
-    """The first law that the audit found broken. Only a bug of Blockyard can break one."""
+    """The first law that the audit found broken. Only a bug of Blockyard can break one.
+
+    It is frozen, and any thread may read it.
+    """
 
     @property
     def law(self) -> str:
@@ -342,11 +399,11 @@ class Violation:
 
     @property
     def tier(self) -> _Tier | None:
-        """The tier where it was found."""
+        """The tier where it was found; None if it is on no tier."""
 
     @property
     def slot(self) -> int | None:
-        """The slot where it was found."""
+        """The slot where it was found; None if it is in no slot."""
 
     @property
     def block(self) -> str | None:
@@ -358,6 +415,9 @@ class Lease:
 
     End it with `Cache.finish` or `with`. If it is dropped instead, the next verb gives its blocks
     back, and `stats()["leaked"]` counts it.
+
+    Any thread may use it. Once a verb has ended it, its properties raise `SpentLease`, except `id`,
+    `plans`, `hits`, `stop`, `appended` and `state`.
     """
 
     @property
@@ -374,7 +434,7 @@ class Lease:
 
     @property
     def stop(self) -> _Stop:
-        """Why the prefix that was found ended there."""
+        """Why the prefix that was found ended there: a word as in `Probe.stop`."""
 
     @property
     def appended(self) -> int:
@@ -437,7 +497,14 @@ class Lease:
 
 @final
 class Parked:
-    """A sequence that was taken off the device without losing its work."""
+    """A sequence that was taken off the device without losing its work.
+
+    End it with `Cache.begin` or `Cache.abandon`. If it is dropped instead, the next verb gives up
+    what it keeps, and `stats()["leaked"]` counts it.
+
+    Any thread may use it. Once a verb has ended it, its properties raise `SpentLease`, except `id`,
+    `appended` and `state`.
+    """
 
     @property
     def id(self) -> int:
@@ -476,7 +543,14 @@ class Parked:
 
     @property
     def state(self) -> Literal["kept", "broken", "spent"]:
-        """Whether it will come back as it was. If "broken", it will be computed again."""
+        """Whether it will come back as it was.
+
+        "kept": it will.
+
+        "broken": some of what was kept is lost, so that the sequence will be computed again.
+
+        "spent": a verb has ended it.
+        """
 
 @final
 class Ticket:
@@ -484,7 +558,7 @@ class Ticket:
 
     `Cache.begin` spends a ticket for the device, and `Cache.park` one for the host. `Cache.release`
     gives it back. If it is dropped instead, the next verb gives its promise back, and
-    `stats()["leaked"]` counts it.
+    `stats()["leaked"]` counts it. Any thread may use it.
     """
 
     @property
@@ -497,7 +571,7 @@ class Ticket:
 
     @property
     def tier(self) -> Literal["device", "host"]:
-        """The tier whose blocks it keeps."""
+        """The tier whose blocks it keeps: "device" or "host"."""
 
     @property
     def cache(self) -> Cache:
@@ -505,11 +579,19 @@ class Ticket:
 
     @property
     def state(self) -> Literal["open", "spent"]:
-        """Whether it still keeps its blocks."""
+        """Whether it still keeps its blocks: "open", or "spent" by a verb that ended it."""
 
 @disjoint_base
 class Cache:
     """The bookkeeping of one KV cache.
+
+    Any thread may call every verb, except those that say otherwise: they are for the thread that
+    drives the steps. One verb happens before or after another, never during it.
+
+    Besides what each verb names, all raise `Misuse` for an argument of a wrong value, and in a
+    process that was forked after the cache was made; `Unavailable` once a bug of Blockyard has
+    broken the cache; and those that begin something or go on with it, `Misuse` once it is closed. A
+    verb that raises has changed nothing, unless it says so.
 
     Args:
         block_size: Tokens per block.
@@ -605,10 +687,20 @@ class Cache:
         Args:
             keys: A buffer of 32 bytes per key, or a list of bytes or of hexadecimal strings.
             tokens: Tokens of the prompt.
+
+        Raises:
+            Misuse: There is not exactly one key for each full block, or one is not of 32 bytes.
         """
 
     def probe(self, prefix: Keys | _Ints | None = None, /) -> Probe:
-        """Tells how much of a prefix is where. It changes nothing, not even recency."""
+        """Tells how much of a prefix is where. It changes nothing, not even recency.
+
+        Args:
+            prefix: Keys, or tokens without an adapter, a salt and media; None asks about no block.
+
+        Raises:
+            Misuse: The keys are of blocks of another size, or a token is out of range.
+        """
 
     @overload
     def begin(
@@ -667,10 +759,17 @@ class Cache:
             read_prefix: False to find nothing, so that every token is computed, as log
                 probabilities of a prompt need it. Its blocks are published all the same.
 
+        Returns:
+            The lease; or `Soon`, while part of the prefix is in flight.
+
         Raises:
             NoRoom: There is no room now; nothing is held. `promised` does not count the blocks of
                 `ticket`.
             TooLarge: It never fits. If the length of the prompt shows that, the prompt is not read.
+            Misuse: The prompt is empty, a value is out of range, `lora`, `salt` or `media` came
+                beside ready keys, or the ticket is for the host.
+            SpentLease: The parked sequence or the ticket has ended.
+            ForeignLease: One of them is another cache's.
         """
 
     def dry_run(
@@ -697,6 +796,9 @@ class Cache:
             salt: As in `keys`.
             media: As in `keys`.
             read_prefix: As in `begin`.
+
+        Raises:
+            Misuse: As in `begin`.
         """
 
     def promise(self, blocks: int, *, tier: Literal["device", "host"] = "device") -> Ticket:
@@ -709,13 +811,25 @@ class Cache:
             blocks: How many, >= 1.
             tier: "device" for a `begin`, "host" for a `park`.
 
+        Returns:
+            The ticket, which keeps them until a verb spends it.
+
         Raises:
             NoRoom: Fewer blocks are available.
             TooLarge: The tier never holds that many, or the cache was made without a host.
+            Misuse: `blocks` is 0, or the tier is another one.
         """
 
     def release(self, ticket: Ticket) -> None:
-        """Gives a ticket back: its blocks are no longer promised."""
+        """Gives a ticket back: its blocks are no longer promised.
+
+        Args:
+            ticket: What `promise` gave.
+
+        Raises:
+            SpentLease: The ticket has ended before.
+            ForeignLease: It is another cache's.
+        """
 
     def set_headroom(self, blocks: int) -> int:
         """Keeps device blocks promised for the growth of the running sequences as a whole.
@@ -730,6 +844,9 @@ class Cache:
 
         Returns:
             How many are kept: fewer if fewer are available, and 0 while nothing runs.
+
+        Raises:
+            Misuse: `blocks` is out of range.
         """
 
     def append(self, batch: _Batch, tokens: _Ints, counts: _Ints | int | None = None) -> None:
@@ -737,28 +854,63 @@ class Cache:
 
         Args:
             batch: Leases.
-            tokens: Token ids, row after row.
-            counts: Tokens per row. Without it each row has one, or a single lease has all.
+            tokens: Token ids, row after row, shape (tokens,), from 0 to 2**32 - 1.
+            counts: Tokens of each row; by default all for a single lease, 1 for each of several.
+
+        Raises:
+            Misuse: The counts do not add up to the tokens, a token is out of range, or the engine
+                makes the keys of a row; nothing is appended.
+            SpentLease: A row has ended before; nothing is appended.
+            ForeignLease: A row is another cache's; nothing is appended.
+            Unavailable: There is no memory for the keys; nothing is appended.
         """
 
     def append_ready(self, lease: Lease, tokens: int, keys: _ReadyKeys) -> None:
-        """Does the same for a lease that began with `ready_keys`.
+        """Extends a sequence whose keys the engine makes, one that began with `ready_keys`.
 
         Args:
             lease: The lease.
             tokens: How many tokens follow.
-            keys: A key for each block that they complete.
+            keys: A key for each block that they complete: a buffer of 32 bytes per key, or a list
+                of bytes or of hexadecimal strings.
+
+        Raises:
+            Misuse: There is not exactly one key for each block that becomes full, or the sequence
+                began with tokens; nothing is appended.
+            SpentLease: The lease has ended before.
+            ForeignLease: It is another cache's.
         """
 
     def grow(self, batch: _Batch, counts: _Ints | int | None = None) -> NDArray[np.int32]:
         """Adds 1 token position to each row, or `counts`, in order; each row whole or not at all.
 
+        Args:
+            batch: Leases.
+            counts: Token positions to add to each row; 1 by default.
+
         Returns:
             The rows that found no room, shape (rows,). A row within its promise is never one.
+
+        Raises:
+            Misuse: A value is out of range, or a resume came back short where the engine cannot
+                recompute; no row grows.
+            SpentLease: A row has ended before; no row grows.
+            ForeignLease: A row is another cache's; no row grows.
         """
 
     def trim(self, batch: _Batch, lengths: _Ints | int) -> None:
-        """Cuts each row to a number of token positions. The blocks beyond are given back."""
+        """Cuts each row to a number of token positions. The blocks beyond are given back.
+
+        Args:
+            batch: Leases, each once.
+            lengths: Token positions that each row keeps, >= 1.
+
+        Raises:
+            Misuse: A length is beyond the row's end, or cuts what is sealed or was found at the
+                start; or a row is loading. No row is cut.
+            SpentLease: A row has ended before; no row is cut.
+            ForeignLease: A row is another cache's; no row is cut.
+        """
 
     def dedup(self, batch: _Batch) -> int:
         """Gives up duplicates in place: blocks of the leases that another sequence published first.
@@ -772,6 +924,10 @@ class Cache:
 
         Returns:
             How many cells of the tables now show another slot.
+
+        Raises:
+            SpentLease: A row has ended before; nothing is changed.
+            ForeignLease: A row is another cache's; nothing is changed.
         """
 
     @overload
@@ -785,13 +941,18 @@ class Cache:
         Args:
             batch: Leases.
             out: An int32 array, C-contiguous, shape (rows or more, columns). Without it a new array
-                is made.
+                is made, shape (rows, blocks of the longest).
             cells: "all" writes all cells, padded with the null slot 0. "changed" writes those that
                 have changed since the last call for the lease: the row must still hold what that
                 call wrote.
 
         Returns:
             The new array, or how many cells were written.
+
+        Raises:
+            Misuse: `out` is too small or another kind of array; nothing is written.
+            SpentLease: A row has ended before; nothing is written.
+            ForeignLease: A row is another cache's; nothing is written.
         """
 
     @overload
@@ -813,10 +974,16 @@ class Cache:
             first: First token position of each row.
             counts: Tokens of each row; 1 by default.
             out: An int64 array, C-contiguous, shape (tokens or more,). The rest is padded with 0,
-                which is in the null slot. Without it a new array is made.
+                which is in the null slot. Without it a new array is made, shape (tokens,).
 
         Returns:
             The new array, or how many places were written.
+
+        Raises:
+            Misuse: A row has no slots for these positions, or `out` is too small or another kind of
+                array; nothing is written.
+            SpentLease: A row has ended before; nothing is written.
+            ForeignLease: A row is another cache's; nothing is written.
         """
 
     def seal(self, batch: _Batch, computed: _Ints | int) -> int:
@@ -828,6 +995,11 @@ class Cache:
 
         Returns:
             Blocks newly sealed. A block that a flight is loading meanwhile waits for a later seal.
+
+        Raises:
+            Misuse: More is computed than was appended or has slots, or a row is loading.
+            SpentLease: A row has ended before; nothing is sealed.
+            ForeignLease: A row is another cache's; nothing is sealed.
         """
 
     def park(
@@ -851,14 +1023,29 @@ class Cache:
                 and never lacks room for that many. On success the ticket is spent, including blocks
                 that were not needed. After an error it stays open.
 
+        Returns:
+            What is kept: `begin` brings it back, and `abandon` gives it up.
+
         Raises:
             NoRoom: The host cannot promise the slots. Nothing is given up, and full blocks are
                 sealed all the same. `promised` does not count the blocks of `ticket`.
             TooLarge: The host can never hold it, or there is no host.
+            Misuse: `computed` is out of range, the lease is loading or detached, or the ticket is
+                for the device.
+            SpentLease: The lease or the ticket has ended before.
+            ForeignLease: One of them is another cache's.
         """
 
     def abandon(self, parked: Parked) -> None:
-        """Gives a parked sequence up, with its work."""
+        """Gives a parked sequence up, with its work.
+
+        Args:
+            parked: What `park` gave.
+
+        Raises:
+            SpentLease: It has ended before.
+            ForeignLease: It is another cache's.
+        """
 
     def fork(self, lease: Lease, computed: int, *, reserve: int = 0) -> Lease:
         """Makes one more sequence with the same tokens.
@@ -872,6 +1059,16 @@ class Cache:
             lease: The parent.
             computed: Tokens whose KV the parent has.
             reserve: Tokens of growth to promise.
+
+        Returns:
+            The new lease. Its `plans` has the copy of the partial block.
+
+        Raises:
+            NoRoom: There is no room now; nothing is held.
+            TooLarge: It never fits.
+            Misuse: `computed` is out of range, or the parent is loading or came back short.
+            SpentLease: The parent has ended before.
+            ForeignLease: It is another cache's.
         """
 
     def finish(
@@ -905,17 +1102,39 @@ class Cache:
                 step.
             of: A parked sequence, whose last blocks go first, or a lease, whose first sealed blocks
                 go first.
+
+        Returns:
+            The plan, which `dispatch` hands out too; None if there is nothing to copy.
+
+        Raises:
+            Misuse: A value is out of range, or `of` is something else.
+            SpentLease: The sequence has ended before.
+            ForeignLease: It is another cache's.
         """
 
     def dispatch(self) -> list[Plan]:
         """Returns the plans that no earlier call returned, in the order in which they were made.
 
         Plans that begins, forks, demotes and promotes have returned are among them: carry each out
-        only once. Flights that have ended meanwhile are left out.
+        only once. Flights that have ended meanwhile are left out. It is for the thread that drives
+        the steps.
         """
 
     def promote(self, keys: Keys, blocks: int | None = None) -> Plan | None:
-        """Copies the part of a prefix that lies below up to the device, ahead of a request."""
+        """Copies the part of a prefix that lies below up to the device, ahead of a request.
+
+        Args:
+            keys: The keys of the prefix.
+            blocks: The most blocks to copy; None for all.
+
+        Returns:
+            The plan, which `dispatch` hands out too; None if there is nothing to copy.
+
+        Raises:
+            NoRoom: The device has no room for them now.
+            TooLarge: The device never holds the prefix.
+            Misuse: The keys are of blocks of another size, or `blocks` is out of range.
+        """
 
     def commit(
         self,
@@ -927,6 +1146,8 @@ class Cache:
     ) -> int:
         """Reports the outcomes of flights whose copies have ended.
 
+        It is for the thread that drives the steps.
+
         Args:
             flights: Plans, or numbers of flights.
             good: Leading intact blocks of each, the minimum over ranks. The default for plans is
@@ -936,20 +1157,50 @@ class Cache:
 
         Returns:
             Flights that ended. Outcomes that come twice or too late are counted and change nothing.
+
+        Raises:
+            Misuse: More blocks are good than the plan has, or `good` is missing for a number;
+                nothing is committed.
+            ForeignLease: A flight or plan is not of this cache; nothing is committed.
         """
 
     def abort(self, flights: _Flights) -> int:
-        """Reports that the copies of these flights have ended, and that none is good."""
+        """Reports that the copies of these flights have ended, and that none is good.
+
+        It is for the thread that drives the steps.
+
+        Args:
+            flights: Plans, or numbers of flights.
+
+        Returns:
+            Flights that ended. Those that had ended before are counted and change nothing.
+
+        Raises:
+            ForeignLease: A flight or plan is not of this cache; nothing is changed.
+        """
 
     def mark_unknown(self, flights: _Flights) -> int:
         """Reports that these flights have missed their deadline, and their outcome is unknown.
 
         Their destinations are quarantined until `commit` or `abort` reports that the copies have
-        ended.
+        ended. It is for the thread that drives the steps.
+
+        Args:
+            flights: Plans, or numbers of flights.
+
+        Returns:
+            Flights that are unknown now and were not before.
+
+        Raises:
+            ForeignLease: A flight or plan is not of this cache; nothing is changed.
         """
 
     def clear(self) -> None:
-        """Forgets all published blocks, as after a change of weights. It never waits."""
+        """Forgets all published blocks, as after a change of weights. It never waits.
+
+        Running sequences go on, and publish nothing from now on. What is kept of parked ones is
+        lost.
+        """
 
     def draining(self) -> bool:
         """Tells whether anything from before a clear is still held or in flight."""
@@ -966,13 +1217,24 @@ class Cache:
         Raises:
             InUse: The pinned, claimed, promised and quarantined slots do not fit.
             Unavailable: There is no memory for the bookkeeping; nothing is changed.
+            Misuse: The cache was made without that tier, or `slots` is out of range.
         """
 
     def room(self, tier: _Tier = "device") -> Room:
-        """Returns the room on a tier, read at one moment."""
+        """Returns the room on a tier, read at one moment.
+
+        Args:
+            tier: The tier.
+
+        Raises:
+            Misuse: The cache has no such tier.
+        """
 
     def limit(self, tier: _Tier = "device") -> int:
         """Returns the blocks that a tier may hold: its size since the last resize, less null slots.
+
+        Args:
+            tier: The tier.
 
         Raises:
             Misuse: The cache has no such tier.
@@ -1010,6 +1272,13 @@ class Cache:
 
         No other sequence holds them, and no copy reads them or fills blocks that follow them. More
         may become evictable.
+
+        Args:
+            lease: The lease.
+
+        Raises:
+            SpentLease: It has ended before.
+            ForeignLease: It is another cache's.
         """
 
     def blocks_in_flight(self) -> tuple[int, int]:
@@ -1024,6 +1293,9 @@ class Cache:
 
         Returns:
             The answer by the cache's `speeds`; True for a cache that was made without.
+
+        Raises:
+            Misuse: A value is out of range.
         """
 
     def stats(self) -> dict[str, int]:
@@ -1040,20 +1312,32 @@ class Cache:
         """Closes it: from now on, verbs that begin something or go on with it raise `Misuse`."""
 
 def stats_schema() -> tuple[list[_Field], list[_Field]]:
-    """Returns name, unit and meaning of what `stats` gives: for the cache, then per tier."""
+    """Returns name, unit and meaning of what `stats` gives: for the cache, then per tier.
+
+    Any thread may call it.
+    """
 
 # What follows is the crane's arithmetic. It keeps the interpreter's lock, which NumPy releases in
 # every loop of more than 500 elements.
 
 def consecutive(sources: _Ints, destinations: _Ints) -> int:
-    """Counts the runs of slots that are consecutive on both sides."""
+    """Counts the runs of slots that are consecutive on both sides. Any thread may call it.
+
+    Args:
+        sources: Slots, shape (blocks,).
+        destinations: Slots, shape (blocks,).
+
+    Raises:
+        Misuse: The two sides do not have equally many slots.
+    """
 
 def runs(
     sources: _Ints, destinations: _Ints, source: _Places, destination: _Places, piece_bytes: int
 ) -> tuple[_Addresses, _Addresses, _Addresses]:
     """Returns the bytes to copy from slots to slots, in the order of the slots and their pieces.
 
-    Slots that are consecutive on both sides make one run if, on both, a piece is a whole slot.
+    Slots that are consecutive on both sides make one run if, on both, a piece is a whole slot. Any
+    thread may call it.
 
     Args:
         sources: Slots, shape (blocks,).
@@ -1074,7 +1358,8 @@ def through(
 ) -> tuple[tuple[_Addresses, _Addresses, _Addresses], list[int]]:
     """Returns the bytes to copy between slots and a ring of blocks that is filled repeatedly.
 
-    Within one filling, blocks that follow one another in the slots make one run.
+    Within one filling, blocks that follow one another in the slots make one run. Any thread may
+    call it.
 
     Args:
         below: Slots of the tier below, shape (blocks,).
@@ -1093,11 +1378,26 @@ def through(
 
 @final
 class Marks:
-    """A number for each slot of a tier, 0 at first."""
+    """A number for each slot of a tier, 0 at first.
+
+    Any thread may call its verbs. Each slot is read and written on its own: a reader beside a
+    writer may see some slots marked and others not yet.
+
+    Args:
+        slots: Slots of the tier.
+
+    Raises:
+        Misuse: `slots` is out of range.
+        Unavailable: There is no memory for them.
+    """
 
     def __new__(cls, slots: int) -> Self: ...
     def touch(self, slots: _Ints, number: int) -> None:
         """Marks slots with a number.
+
+        Args:
+            slots: Slots, shape (slots,).
+            number: The number, >= 0.
 
         Raises:
             Misuse: A slot does not exist; none is marked.
@@ -1105,6 +1405,9 @@ class Marks:
 
     def latest(self, slots: _Ints) -> int:
         """Returns the highest number of these slots; 0 for no slots.
+
+        Args:
+            slots: Slots, shape (slots,).
 
         Raises:
             Misuse: A slot does not exist.
@@ -1116,4 +1419,8 @@ def _forked() -> None:
 def _panic(
     cache: Cache, place: Literal["verb", "long verb", "keys", "long keys", "binding"]
 ) -> None:
-    """Panics on purpose, so that tests see that a panic is contained."""
+    """Panics on purpose, so that tests see that a panic is contained.
+
+    It panics in a verb of this cache, while keys are made, or outside of both; at the long places
+    it panics while detached. R2-8
+    """

@@ -21,7 +21,7 @@ __all__ = ["LocalCache", "local"]
 class LocalCache(KVCache):
     """A `KVCache` with its crane; `step` once per step of the engine is all there is to add.
 
-    Make it with `local`.
+    Make it with `local`. `step`, `reset` and `close` are for the thread that drives the steps.
     """
 
     __slots__ = ("_crane",)
@@ -41,6 +41,9 @@ class LocalCache(KVCache):
 
         Returns:
             Flights that ended.
+
+        Raises:
+            Misuse: The cache is closed.
         """
         if self._crane.closed:
             raise Misuse("this cache is closed: make another one")
@@ -57,6 +60,16 @@ class LocalCache(KVCache):
 
         It waits for the chunks that are being copied. The memory is still there, so that the
         default is "kept".
+
+        Args:
+            rank: 0, the only rank.
+            memory: As in `KVCache.reset`.
+
+        Returns:
+            Flights that ended.
+
+        Raises:
+            Misuse: It is another rank, or another word for `memory`.
         """
         if rank != 0:
             raise Misuse(f"rank = {rank!r}: must be 0, the only rank of this cache")

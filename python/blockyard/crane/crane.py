@@ -57,6 +57,7 @@ class Crane:
         Stat("crane_blocks", "blocks", "blocks that landed intact on this rank"),
         Stat("crane_bytes", "bytes", "memory of this rank's tiers"),
     )
+    """Name, unit and meaning of each number in `stats`."""
 
     def __init__(
         self,
@@ -119,9 +120,12 @@ class Crane:
     def submit(self, plans: Plan | Iterable[Plan]) -> None:
         """Takes plans; their copies begin as soon as the copier takes them, oldest first.
 
+        Args:
+            plans: One plan, or several.
+
         Raises:
-            Misuse: A flight is in flight already, or a tier or slot is not there. Nothing of this
-                call is taken.
+            Misuse: A flight is in flight already, a tier or slot is not there, or the crane is
+                closed. Nothing of this call is taken.
         """
         if self._closed:
             raise Misuse("the crane is closed: it takes no plan")

@@ -59,6 +59,7 @@ def _far(layout: KVLayout, blocks: int, shared: Shared | None) -> Tier:
 
 
 NUMPY: Final = Device(np, _near, _far)
+"""This machine: NumPy computes, in its memory."""
 
 
 def device(name: DeviceName) -> Device:

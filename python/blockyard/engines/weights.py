@@ -16,6 +16,7 @@ PAGE: Final = 1024
 """Positions whose rotations are computed together, always the same ones."""
 
 Floats = NDArray[np.float32]
+"""Values of the model, of any shape."""
 
 
 @dataclass(frozen=True, slots=True)

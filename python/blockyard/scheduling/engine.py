@@ -25,7 +25,10 @@ class Stop(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Promises that no token of this request in this seat follows."""
+    """Promises that no token of this request in this seat follows.
+
+    It is a tuple: any thread may make it, and the scheduler's hands it over.
+    """
 
     request: Hashable
     seat: int
@@ -59,6 +62,8 @@ class Step:
 
     It can be pickled, for an engine whose workers are other processes. The copy has no leases:
     ask the cache for block tables and slot mappings first, and send them along.
+
+    It is frozen, and any thread may read it.
     """
 
     number: int
@@ -108,7 +113,8 @@ class Step:
 class Output:
     """What a step has computed: the KV of all its rows, and the tokens of rows that sampled.
 
-    Every step has one, in the order of the steps; a step without rows too: see `nothing`.
+    Every step has one, in the order of the steps; a step without rows too: see `nothing`. Any
+    thread may make it, and the scheduler's hands it over.
     """
 
     step: int
@@ -125,7 +131,12 @@ class Output:
 
     @classmethod
     def nothing(cls, step: int, acks: tuple[Ack, ...] = ()) -> Self:
-        """Makes the output of a step without rows, or whose rows sample nothing."""
+        """Makes the output of a step without rows, or whose rows sample nothing.
+
+        Args:
+            step: The step's number.
+            acks: Acks that travel with it.
+        """
         return cls(step, np.zeros(0, np.int32), np.zeros(0, np.uint32), acks=acks)
 
 

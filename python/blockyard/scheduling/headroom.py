@@ -21,11 +21,12 @@ _MOST: Final = 1_000_000
 """Blocks for each sequence; more than any device has."""
 
 Role: TypeAlias = Literal["mixed", "prefill", "decode"]
+"""What an instance does for its requests: all of it, or only one of the two phases."""
 
 
 @runtime_checkable
 class HeadroomPolicy(Protocol):
-    """A policy. `reserve` is per sequence, `headroom` for the batch as a whole."""
+    """Says how much room to keep: `reserve` per sequence, `headroom` for the whole batch."""
 
     def reserve(self, max_tokens: int) -> int:
         """Returns the tokens of growth to promise at a begin, of the most that it may need."""

@@ -32,6 +32,8 @@ _LEAST: Final = {
 class SchedulerOptions:
     """Sizes, limits and policies of a `Scheduler`. All have defaults.
 
+    They are frozen, and any thread may read them.
+
     Args:
         max_num_seqs: Rows of the engine's running batch, called seats.
         max_num_batched_tokens: Most tokens computed in a step. Rows that decode come first, and

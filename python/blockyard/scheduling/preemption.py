@@ -153,14 +153,15 @@ class Preemptor:
                 lacking -= frees
         return chosen
 
-    def held(self, need: int) -> list[Seat]:
+    def held(self, need: int, behind: Request | None = None) -> list[Seat]:
         """Chooses rows that are held, for a waiting request; host slots are promised to each.
 
         Args:
             need: Blocks that it lacks; 0 where it lacks a seat.
+            behind: The request that lacks them: parked ones before it give it none.
         """
         held = self._batch.held if self._parking.mode != "recompute" else []
-        coming = self._coming() if need else self._seats.stopping
+        coming = self._coming(behind) if need else self._seats.stopping
         chosen: list[Seat] = []
         for seat in sorted(held, key=self._rank):
             if coming >= max(need, 1):
@@ -206,12 +207,12 @@ class Preemptor:
         # A copy keeps the blocks that it reads, and all above them.
         return not progress and self._cache.blocks_in_flight() == (0, 0)
 
-    def _coming(self) -> int:
+    def _coming(self, behind: Request | None = None) -> int:
         """Blocks that come back with steps in flight, from rows that stop, and from parked ones."""
         return (
             self._batch.held_back
             + sum(map(self.frees, self._seats.stopping_seats()))
-            + self._parking.coming(self._handles(self._parked()))
+            + self._parking.coming(self._handles(self._parked(behind)))
         )
 
     def _is_safe(self, seat: Seat) -> bool:

@@ -62,7 +62,7 @@ class Pressure:
         if refused is not None:
             first, lacks = refused
             if lacks > 0:
-                self._stop(self._preemptor.held(lacks))
+                self._stop(self._preemptor.held(lacks, behind=first))
             self._preemptor.relieve(lacks, behind=first)
             if not len(self._seats):
                 self._preemptor.relieve_all(behind=first)

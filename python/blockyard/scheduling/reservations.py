@@ -75,6 +75,7 @@ class Reservations:
         Stat("tickets_expired", "tickets", "reservations that were too late, or whose peer died"),
         Stat("tickets_refused", "tickets", "reservations refused for want of room"),
     )
+    """Name, unit and meaning of each number in `stats`."""
 
     def __init__(
         self, cache: KVCache, *, headroom: Mapping[Role, HeadroomPolicy] | None = None

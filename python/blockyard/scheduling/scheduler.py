@@ -59,6 +59,7 @@ class Scheduler:
     """
 
     SCHEMA: Final = (*SchedulerStats.SCHEMA, *Parking.SCHEMA)
+    """Name, unit and meaning of each number in `stats`."""
 
     def __init__(self, cache: KVCache, options: SchedulerOptions | None = None) -> None:
         options = SchedulerOptions() if options is None else options
@@ -348,6 +349,10 @@ class Scheduler:
 
         A stopping seat that the engine has no more counts as acked. One that it still has gets its
         stop again, of the same epoch (T29).
+
+        Args:
+            active: The seats that the engine has.
+            step: The number of the newest step that it has seen.
 
         Raises:
             Misuse: The step was not scheduled yet.

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from blockyard._core import SpentLease
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import COUNTERS, Counters
 from blockyard.scheduling.lifecycle import Lifecycle
@@ -71,9 +72,15 @@ class SchedulerStats:
         """Blocks of a dead engine's seats, each once, and those that its steps hold back."""
         if self._lifecycle.dead is None:
             return 0
-        held = {
-            slot
-            for seat in self._seats.bound()
-            for slot in self._cache.block_tables(seat.lease).ravel().tolist()[: seat.lease.blocks]
-        }
+        try:
+            held = {
+                slot
+                for seat in self._seats.bound()
+                for slot in self._cache.block_tables(seat.lease)
+                .ravel()
+                .tolist()[: seat.lease.blocks]
+            }
+        except SpentLease:
+            # Another thread asks, and a reset has just given them back.
+            return 0
         return len(held) + self._batch.held_back

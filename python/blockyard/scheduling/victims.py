@@ -23,7 +23,7 @@ class Candidate(NamedTuple):
 
 @runtime_checkable
 class VictimPolicy(Protocol):
-    """A policy. A sequence that would free nothing is passed over, whatever the policy says."""
+    """Says which sequence is preempted first; one that would free nothing is passed over."""
 
     def rank(self, candidate: Candidate) -> tuple[int, ...]:
         """Returns a key; the smallest is preempted first."""

@@ -96,6 +96,8 @@ class Plane:
 class KVLayout:
     """What a block of KV is in bytes, on each of `ranks` tensor-parallel ranks of one host.
 
+    It is frozen, and any thread may read it.
+
     Args:
         planes: The parts of a block, as one rank has them.
         block_size: Tokens per block.
@@ -248,6 +250,9 @@ class KVLayout:
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Makes a layout from what `to_mapping` gave, or from {"preset": name} and overrides.
 
+        Args:
+            mapping: The fields by name, or a preset's name and the arguments of its maker.
+
         Raises:
             Misuse: A field is unknown, missing or out of range; it is named.
         """
@@ -286,7 +291,12 @@ class KVLayout:
         return int(gib * 2**30) // self.block_bytes
 
     def host_blocks(self, gib: float, *, per: Literal["host", "rank"] = "host") -> int:
-        """Returns how many blocks fit into `gib` GiB of the host, or of each rank's share."""
+        """Returns how many blocks fit into the host's memory.
+
+        Args:
+            gib: Memory in GiB.
+            per: Whether it is that of the whole "host", or of each "rank".
+        """
         return int(gib * 2**30) * (self.ranks if per == "rank" else 1) // self.host_block_bytes
 
 

@@ -66,3 +66,4 @@ MODELS: Final[Mapping[str, Heads | Latent]] = MappingProxyType(
         "kimi-k2": Latent(61),
     }
 )
+"""The well-known models, by name."""

@@ -24,7 +24,10 @@ class Cause(StrEnum):
 
 
 class Outcome(NamedTuple):
-    """What one rank's crane reports of one flight, once its copies there have ended."""
+    """What one rank's crane reports of one flight, once its copies there have ended.
+
+    It is a tuple, which any thread may read and pickle may carry.
+    """
 
     flight: int
     """`Plan.flight`."""

@@ -19,6 +19,8 @@ from blockyard.yard.explain import Explanation, explain
 from blockyard.yard.flights import Ended, Flights
 from blockyard.yard.offload import Offload
 
+__all__ = ["KVCache"]
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
@@ -30,12 +32,13 @@ _MANY = 1 << 19
 class KVCache(Cache):
     """The bookkeeping of one KV cache: tiers are numbers of blocks, and no bytes are moved.
 
-    Thread-safe; make it after fork or spawn, in the process that uses it. Every verb crosses into
-    Rust once, whatever the size of its batch, and changes nothing when it raises; only `finish`
-    still ends its good rows.
+    Make it after fork or spawn, in the process that uses it. Every verb crosses into Rust once,
+    whatever the size of its batch, and changes nothing when it raises; only `finish` still ends its
+    good rows.
 
-    Once per step, `dispatch` gives the plans for the cranes and `commit` takes their outcomes.
-    Those two belong to one thread, the one that drives the steps.
+    Any thread may call any verb but these: once per step, `dispatch` gives the plans for the cranes
+    and `commit` takes their outcomes. They, `abort`, `mark_unknown` and `reset` are for one thread,
+    the one that drives the steps.
 
     Args:
         config: A `Config`; or a layout, with the rest as keywords; or keywords alone, which are
@@ -112,6 +115,8 @@ class KVCache(Cache):
     def dispatch(self) -> list[Plan]:
         """Returns plans for the cranes, each once: what began, and what should go down ahead.
 
+        It is for the thread that drives the steps.
+
         Returns:
             Plans in the order in which they were made. Every rank's crane carries each out.
         """
@@ -133,6 +138,8 @@ class KVCache(Cache):
     ) -> int:
         """Takes the outcomes of flights, whose copies have ended.
 
+        It is for the thread that drives the steps.
+
         Args:
             flights: What cranes reported of plans that `dispatch` gave: a flight ends when every
                 rank has reported it, with the smallest count of good blocks. Or plans, or numbers
@@ -148,6 +155,7 @@ class KVCache(Cache):
 
         Raises:
             Misuse: An outcome contradicts its plan, or `now` is before an earlier one.
+            ForeignLease: A flight or plan is not of this cache; nothing is committed.
         """
         if now is not None:
             now = integer("now", now, least=self._now)
@@ -178,7 +186,8 @@ class KVCache(Cache):
     def reset(self, rank: int, *, memory: Literal["lost", "kept"] = "lost") -> int:
         """Ends a rank's copies, after its process was restarted or its device reset.
 
-        Call it only when that rank writes no more: `Crane.reset` comes before.
+        Call it only when that rank writes no more: `Crane.reset` comes before. It is for the thread
+        that drives the steps.
 
         Slots that were quarantined for that rank come back. Flights that other ranks still copy
         end when those have reported.
@@ -208,7 +217,17 @@ class KVCache(Cache):
 
     @override
     def abort(self, flights: Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]) -> int:
-        """Ends flights of which no copy is good."""
+        """Ends flights of which no copy is good. It is for the thread that drives the steps.
+
+        Args:
+            flights: Plans, or numbers of flights.
+
+        Returns:
+            Flights that ended.
+
+        Raises:
+            ForeignLease: A flight or plan is not of this cache; nothing is changed.
+        """
         count = super().abort(flights)
         self._forget(cast("Plan | int | Sequence[Plan | int]", flights))
         return count
@@ -228,6 +247,9 @@ class KVCache(Cache):
 
         Args:
             request: A prompt, what `begin` or `park` gave, or a `NoRoom` it raised.
+
+        Raises:
+            Misuse: It is something else, or a token is out of range.
         """
         return explain(self, request)
 

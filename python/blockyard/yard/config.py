@@ -63,6 +63,8 @@ class ConfigKeywords(TypedDict, total=False):
 class Config:
     """Everything that the yard and the cranes must agree on.
 
+    It is frozen, and any thread may read it.
+
     Sizes of tiers are blocks, or memory as text where a layout says what a block takes: "64 GiB",
     per host for the host tier and per rank for the device, or "64 GiB/rank". `block_size` and
     `ranks` are the layout's where there is one.
@@ -142,7 +144,14 @@ class Config:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Self:
-        """Makes one from plain values; a layout is a mapping too, or the name of a preset."""
+        """Makes one from plain values; a layout is a mapping too, or the name of a preset.
+
+        Args:
+            mapping: The fields by name, of which only `device` must be there.
+
+        Raises:
+            Misuse: A name is unknown, `device` is missing, or a value is out of range.
+        """
         known = [field.name for field in fields(cls)]
         if not isinstance(mapping, Mapping):
             raise Misuse(f"a configuration is a mapping of names to values, not {mapping!r}")
@@ -162,7 +171,14 @@ class Config:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Reads a TOML file: its table `blockyard`, or the whole file."""
+        """Reads a TOML file: its table `blockyard`, or the whole file.
+
+        Args:
+            path: The file.
+
+        Raises:
+            Misuse: It cannot be read or is no TOML, or as in `of`.
+        """
         try:
             with Path(path).open("rb") as file:
                 table = tomllib.load(file)

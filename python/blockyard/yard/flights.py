@@ -61,6 +61,7 @@ class Flights:
             "flights past their deadline before all ranks had reported",
         ),
     )
+    """Name, unit and meaning of each number in `stats`."""
 
     __slots__ = ("_counts", "_deadline", "_due", "_in_flight", "_lost", "_ranks")
 

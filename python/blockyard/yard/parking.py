@@ -77,6 +77,7 @@ class Parking:
         ),
         Stat("kv_lost", "sequences", "parked sequences whose KV was lost, and was recomputed"),
     )
+    """Name, unit and meaning of each number in `stats`."""
 
     def __init__(
         self,

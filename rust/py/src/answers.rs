@@ -4,10 +4,13 @@ use blockyard_core as core;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 
-/// Part of the prefix is in flight: ask again when the flight has landed. Nothing is held.
+/// Part of the prefix is in flight. Ask again when the flight has landed; nothing is held.
+///
+/// It is frozen, and any thread may read it.
 #[pyclass(frozen, eq, hash, get_all, module = "blockyard")]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Soon {
+    /// The flight to wait for.
     flight: u64,
 }
 
@@ -26,15 +29,39 @@ impl Soon {
     }
 }
 
-/// How much of a prefix is where.
+/// How much of a prefix is where. Each block counts on the highest tier that has it.
+///
+/// It is frozen, and any thread may read it.
 #[pyclass(frozen, eq, get_all, module = "blockyard")]
 #[derive(PartialEq, Eq)]
 pub(crate) struct Probe {
+    /// Blocks on the device.
     device: u32,
+    /// Blocks that follow them on the host.
     host: u32,
+    /// Blocks that follow those on disk.
     disk: u32,
+    /// Why the prefix ended.
+    ///
+    /// "whole": all of it was found.
+    ///
+    /// "missing": the next block is nowhere.
+    ///
+    /// "filling": the next block is in flight.
+    ///
+    /// "slow": a begin left the rest below, as its `load` or the cache's `speeds` say.
+    ///
+    /// "promised": the next block backs a promise to another request.
+    ///
+    /// "contradiction": the next key is known with another parent, so that the keys were made in
+    /// another way.
     stop: &'static str,
+    /// The flight that fills the next block, if `stop` is "filling".
     flight: Option<u64>,
+    /// Whether the first missing block was there before and was dropped.
+    ///
+    /// The cache remembers a limited number of dropped blocks, and only under
+    /// `write="second-touch"`. Without them, and where `stop` is not "missing", this is None.
     evicted: Option<bool>,
 }
 
@@ -71,13 +98,20 @@ impl Probe {
     }
 }
 
-/// The first law that the audit found broken.
+/// The first law that the audit found broken. Only a bug of Blockyard can break one.
+///
+/// It is frozen, and any thread may read it.
 #[pyclass(frozen, get_all, module = "blockyard")]
 pub(crate) struct Violation {
+    /// The name of the law, such as "INV-1".
     law: &'static str,
+    /// What was found and what should have been.
     detail: String,
+    /// The tier where it was found; None if it is on no tier.
     tier: Option<&'static str>,
+    /// The slot where it was found; None if it is in no slot.
     slot: Option<u32>,
+    /// Key of the block, in hex; None for an anonymous or private block.
     block: Option<String>,
 }
 
@@ -109,15 +143,23 @@ impl Violation {
     }
 }
 
-/// Room on one tier, in blocks.
+/// Room on one tier, in blocks, read at one moment.
+///
+/// It is frozen, and any thread may read it.
 #[pyclass(frozen, eq, hash, get_all, module = "blockyard")]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Room {
+    /// Slots that hold nothing.
     free: u32,
+    /// Idle blocks that may be evicted now.
     evictable: u32,
+    /// Blocks of both that are promised: to growth, headroom, tickets; on the host, to keeps.
     promised: u32,
+    /// Blocks to be had: free and evictable ones, less those that are promised.
     available: i64,
+    /// The promised blocks that `Cache.set_headroom` keeps; 0 on the host.
     headroom: u32,
+    /// Blocks evicted so far.
     evicted: u64,
 }
 
@@ -153,22 +195,38 @@ impl Room {
     }
 }
 
-/// What a begin would answer.
+/// What a begin would answer now, in blocks. It runs the begin's own arithmetic.
+///
+/// It is frozen, and any thread may read it.
 #[pyclass(frozen, eq, get_all, module = "blockyard")]
 #[derive(PartialEq, Eq)]
 #[expect(clippy::struct_field_names, reason = "what is needed of what is there")]
 pub(crate) struct Need {
+    /// Device slots that the begin would take or have promised.
     need: u64,
+    /// Slots that hold nothing.
     free: u64,
+    /// Idle blocks that may be evicted for it, without those that it would hold itself.
     evictable: u64,
+    /// Blocks of both that are promised to others.
     promised: u64,
+    /// Blocks to be had for it: free and evictable ones, less those that are promised.
+    ///
+    /// It is below 0 where others were promised blocks that this begin would hold itself.
     available: i64,
+    /// Whether the begin would be served.
     fits: bool,
+    /// Whether the device could ever hold it.
     ever: bool,
+    /// The flight that the begin would have to wait for; None if there is none.
     waits: Option<u64>,
+    /// Blocks that the begin would find on the device.
     device: u32,
+    /// Blocks that the begin would load, as far as promises allow.
     loads: u32,
+    /// Blocks that it would find below the device and not load.
     slow: u32,
+    /// Why the prefix that the begin would use ends: a word as in `Probe.stop`.
     stop: &'static str,
 }
 

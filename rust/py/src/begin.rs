@@ -22,6 +22,13 @@ const FEW: u64 = 4096;
 #[guarded]
 #[pymethods]
 impl Cache {
+    /// Tells how much of a prefix is where. It changes nothing, not even recency.
+    ///
+    /// Args:
+    ///     prefix: Keys, or tokens without an adapter, a salt and media; None asks about no block.
+    ///
+    /// Raises:
+    ///     Misuse: The keys are of blocks of another size, or a token is out of range.
     #[pyo3(signature = (prefix=None, /))]
     fn probe(&self, py: Python<'_>, prefix: Option<&Bound<'_, PyAny>>) -> PyResult<Probe> {
         self.check_sound()?;
@@ -47,6 +54,40 @@ impl Cache {
         Ok(probe?.into())
     }
 
+    /// Admits a sequence, or brings a parked one back: all or nothing.
+    ///
+    /// It matches the longest prefix over all tiers and pins it, claims the missing slots, promises
+    /// the growth, and evicts exactly as many blocks as lack. When all tokens hit, the last one is
+    /// computed again to obtain logits, in a private copy of the last block. A parked sequence
+    /// resumes at the token at which it was parked.
+    ///
+    /// Args:
+    ///     prompt: Keys, tokens, or what `park` gave.
+    ///     reserve: Tokens of growth to promise. A `grow` within them never fails.
+    ///     load: The most blocks to load from below the device; None for all, as far as the cache's
+    ///         `speeds` allow. If blocks were left out, the lease's `stop` is "slow".
+    ///     filling: What happens at a block in flight. "stop" ends the prefix there; "soon" answers
+    ///         `Soon`. Where the engine cannot recompute, "stop" answers `Soon` too.
+    ///     lora: As in `keys`.
+    ///     salt: As in `keys`.
+    ///     media: As in `keys`.
+    ///     ticket: A ticket of `promise`: the begin may use the device blocks that it keeps. On
+    ///         success the ticket is spent, including blocks that were not needed. After `Soon` or
+    ///         an error it stays open.
+    ///     read_prefix: False to find nothing, so that every token is computed, as log
+    ///         probabilities of a prompt need it. Its blocks are published all the same.
+    ///
+    /// Returns:
+    ///     The lease; or `Soon`, while part of the prefix is in flight.
+    ///
+    /// Raises:
+    ///     NoRoom: There is no room now; nothing is held. `promised` does not count the blocks of
+    ///         `ticket`.
+    ///     TooLarge: It never fits. If the length of the prompt shows that, the prompt is not read.
+    ///     Misuse: The prompt is empty, a value is out of range, `lora`, `salt` or `media` came
+    ///         beside ready keys, or the ticket is for the host.
+    ///     SpentLease: The parked sequence or the ticket has ended.
+    ///     ForeignLease: One of them is another cache's.
     #[pyo3(signature = (prompt, /, *, reserve=0, load=None, filling="stop", lora=None, salt=None,
         media=None, ticket=None, read_prefix=true))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]

@@ -53,7 +53,7 @@ impl Cache {
         Ok(Self::over(inner, block_size, null_slots))
     }
 
-    /// The core's own defaults for what a cache is made with. A test compares all others with them.
+    /// The core's own defaults, by keyword. A test compares all others with them.
     #[staticmethod]
     fn _defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         let own = Config::default();
@@ -74,11 +74,16 @@ impl Cache {
         Ok(all)
     }
 
+    /// Tokens per block.
     #[getter]
     fn block_size(&self) -> u32 {
         self.block_size
     }
 
+    /// Forgets all published blocks, as after a change of weights. It never waits.
+    ///
+    /// Running sequences go on, and publish nothing from now on. What is kept of parked ones is
+    /// lost.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
         self.check_sound()?;
         enter(py, &self.inner, LONG, |state| {
@@ -88,11 +93,24 @@ impl Cache {
         Ok(())
     }
 
+    /// Tells whether anything from before a clear is still held or in flight.
     fn draining(&self, py: Python<'_>) -> PyResult<bool> {
         self.check_sound()?;
         Ok(enter(py, &self.inner, LONG, |state| Ok(state.draining()))?)
     }
 
+    /// Gives a tier `slots` slots. Slots beyond that retire when they become free.
+    ///
+    /// Args:
+    ///     tier: The tier.
+    ///     slots: How many, null slots included.
+    ///     memory: Bytes that the bookkeeping of new slots may take; None for what the system
+    ///         grants.
+    ///
+    /// Raises:
+    ///     InUse: The pinned, claimed, promised and quarantined slots do not fit.
+    ///     Unavailable: There is no memory for the bookkeeping; nothing is changed.
+    ///     Misuse: The cache was made without that tier, or `slots` is out of range.
     #[pyo3(signature = (tier, slots, *, memory=None))]
     fn resize(
         &self,
@@ -109,6 +127,7 @@ impl Cache {
         Ok(resized?)
     }
 
+    /// Returns counters and sizes, read at one moment; `stats_schema` has units and meanings.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.check_sound()?;
         let stats = enter(py, &self.inner, 0, |state| Ok(state.stats()))?;
@@ -120,18 +139,20 @@ impl Cache {
         Ok(values)
     }
 
+    /// Returns the first law found broken, or None. It takes time in proportion to the cache.
     fn audit(&self, py: Python<'_>) -> PyResult<Option<Violation>> {
         self.check_sound()?;
         let violation = enter(py, &self.inner, LONG, |state| Ok(state.audit()))?;
         Ok(violation.map(Violation::from))
     }
 
+    /// Whether its memory is gone: nothing begins any more, and leases can only end.
     #[getter]
     fn closed(&self) -> bool {
         self.is_closed()
     }
 
-    /// The memory is gone: from now on, verbs that begin something or go on with it raise `Misuse`.
+    /// Closes it: from now on, verbs that begin something or go on with it raise `Misuse`.
     fn _close(&self) {
         self.close();
     }

@@ -40,26 +40,47 @@ create_exception!(
     blockyard,
     NoRoom,
     BlockyardError,
-    "There is no room now; nothing is held. Attributes: tier, need, free, evictable, promised, available \
-     (blocks)."
+    "There is no room now: try again later; nothing is held.
+
+`TooLarge` and `InUse` set the numbers to 0 that do not matter to them.
+
+Attributes:
+    tier: The tier that has no room: \"device\" or \"host\".
+    need: Blocks that are needed.
+    free: Blocks that hold nothing.
+    evictable: Idle blocks that may be evicted now.
+    promised: Blocks of both that are promised to others.
+    available: `free + evictable - promised`: the blocks to be had."
 );
 create_exception!(
     blockyard,
     TooLarge,
     NoRoom,
-    "The request never fits. Attributes: tier, need, capacity (blocks)."
+    "The request never fits.
+
+Attributes:
+    capacity: Blocks that the tier may hold."
 );
 create_exception!(
     blockyard,
     InUse,
     NoRoom,
-    "A resize to fewer slots than are in use. Attributes: tier, want, used (blocks)."
+    "A resize to fewer slots than are in use.
+
+Blocks that promises would lack count as used: what a copy reads cannot be evicted for them yet.
+
+Attributes:
+    want: Blocks that the tier was to hold.
+    used: Blocks that are in use."
 );
 create_exception!(
     blockyard,
     Unavailable,
     BlockyardError,
-    "A tier, device or store is out, there is no memory, or Blockyard has a bug."
+    "A tier, device or store is out, there is no memory, or Blockyard has a bug.
+
+A cache that such a bug has left half changed raises this error in every later call. Make
+another cache: the bug does not touch the others."
 );
 
 /// The error of a verb, before it becomes a Python exception. It holds no Python object, so that it

@@ -15,6 +15,48 @@ pub(crate) fn forked() {
 }
 
 /// The bookkeeping of one KV cache.
+///
+/// Any thread may call every verb, except those that say otherwise: they are for the thread that
+/// drives the steps. One verb happens before or after another, never during it.
+///
+/// Besides what each verb names, all raise `Misuse` for an argument of a wrong value, and in a
+/// process that was forked after the cache was made; `Unavailable` once a bug of Blockyard has
+/// broken the cache; and those that begin something or go on with it, `Misuse` once it is closed. A
+/// verb that raises has changed nothing, unless it says so.
+///
+/// Args:
+///     block_size: Tokens per block.
+///     device: Slots of the device, null slots included.
+///     host: Slots of the host; 0 for none.
+///     null_slots: Leading device slots that pad block tables and are never given out.
+///     eviction: "recency" (lists, O(1)) or "heap" (an indexed heap of leaves).
+///     write: What `demote(blocks)` copies down. "on-evict": the next victims. "through": first
+///         the published blocks in the order of their publication, then the next victims.
+///         "second-touch": those of the next victims that were used more than once, which is to
+///         say published again, found by a begin, or computed again after they were dropped. A
+///         copy of a block that the device has too stays, unless a block that will be evicted
+///         sooner has no copy.
+///     ghosts: Keys of dropped blocks to remember for "second-touch", rounded up to a power of two
+///         that is >= 16. Each takes 8 bytes. 0 remembers none; None remembers four per slot of all
+///         tiers.
+///     speeds: Three times in nanoseconds: to load one block; to compute one block at the start of
+///         a sequence; and to compute it for each block before it, in addition. A begin then loads
+///         what it found below only if that takes less time than computing it, queued behind all
+///         loads in flight. None loads everything.
+///     recompute: Whether the engine can recompute KV that was lost.
+///     copy_retries: How often a failed copy down is tried again. After that, the keep of a kept
+///         block is broken, and no copy of another block is made ahead of need any more.
+///     groups: Groups of layers; only 1 is supported.
+///     namespace: What tells this cache's keys from others': model, weights, dtype, layout,
+///         parallel.
+///     key_hash: "sha256", or "xxh3" where all tenants trust each other.
+///     memory: Bytes that its bookkeeping may take; None for what the system grants. All of it is
+///         allocated at once: 110 to 200 bytes for each slot, and those of the ghosts.
+///
+/// Raises:
+///     Misuse: A value is out of range. The message names it.
+///     Unsupported: `groups` is not 1.
+///     Unavailable: There is no memory for the bookkeeping. The message gives the bytes.
 #[pyclass(frozen, subclass, module = "blockyard", weakref)]
 pub(crate) struct Cache {
     pub(crate) inner: core::Cache,

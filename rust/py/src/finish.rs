@@ -12,6 +12,18 @@ use pyo3::prelude::*;
 #[guarded]
 #[pymethods]
 impl Cache {
+    /// Ends sequences. Their last blocks are given back first.
+    ///
+    /// Args:
+    ///     batch: Leases.
+    ///     retention: With "session-ended", blocks that no other sequence shares are evicted first;
+    ///         with "retain", last.
+    ///     after: A step in flight that may still write: slots are held back until `commit(done=)`.
+    ///
+    /// Raises:
+    ///     SpentLease: A row was ended before, or is in the batch twice. Such rows are rejected,
+    ///         counted and named; the others are ended.
+    ///     ForeignLease: A row is a lease of another cache. The same happens.
     #[pyo3(signature = (batch, *, retention="ordinary", after=None))]
     fn finish(
         &self,

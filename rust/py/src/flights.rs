@@ -17,6 +17,11 @@ use pyo3::types::{PyInt, PyList, PyTuple};
 #[guarded]
 #[pymethods]
 impl Cache {
+    /// Returns the plans that no earlier call returned, in the order in which they were made.
+    ///
+    /// Plans that begins, forks, demotes and promotes have returned are among them: carry each out
+    /// only once. Flights that have ended meanwhile are left out. It is for the thread that drives
+    /// the steps.
     fn dispatch(&self, py: Python<'_>) -> PyResult<Vec<Plan>> {
         self.check_open()?;
         let plans = enter_weighed(py, &self.inner, State::dispatch_work, |state| {
@@ -25,6 +30,23 @@ impl Cache {
         Ok(plans.into_iter().map(Plan).collect())
     }
 
+    /// Copies blocks from the device down to the host.
+    ///
+    /// Args:
+    ///     blocks: The most blocks to copy. Without `of`, up to that many of the device's next
+    ///         victims get a copy below, or other blocks if the cache's `write` says so. Blocks
+    ///         that an earlier call looked at are passed over, so that it may be called at every
+    ///         step.
+    ///     of: A parked sequence, whose last blocks go first, or a lease, whose first sealed blocks
+    ///         go first.
+    ///
+    /// Returns:
+    ///     The plan, which `dispatch` hands out too; None if there is nothing to copy.
+    ///
+    /// Raises:
+    ///     Misuse: A value is out of range, or `of` is something else.
+    ///     SpentLease: The sequence has ended before.
+    ///     ForeignLease: It is another cache's.
     #[pyo3(signature = (blocks, *, of=None))]
     fn demote(
         &self,
@@ -57,6 +79,19 @@ impl Cache {
         Ok(plan?.map(Plan))
     }
 
+    /// Copies the part of a prefix that lies below up to the device, ahead of a request.
+    ///
+    /// Args:
+    ///     keys: The keys of the prefix.
+    ///     blocks: The most blocks to copy; None for all.
+    ///
+    /// Returns:
+    ///     The plan, which `dispatch` hands out too; None if there is nothing to copy.
+    ///
+    /// Raises:
+    ///     NoRoom: The device has no room for them now.
+    ///     TooLarge: The device never holds the prefix.
+    ///     Misuse: The keys are of blocks of another size, or `blocks` is out of range.
     #[pyo3(signature = (keys, blocks=None))]
     fn promote(
         &self,
@@ -74,6 +109,24 @@ impl Cache {
         Ok(plan?.map(Plan))
     }
 
+    /// Reports the outcomes of flights whose copies have ended.
+    ///
+    /// It is for the thread that drives the steps.
+    ///
+    /// Args:
+    ///     flights: Plans, or numbers of flights.
+    ///     good: Leading intact blocks of each, the minimum over ranks. The default for plans is
+    ///         all.
+    ///     corrupt: True where the first bad block failed its checksum: its source is dropped.
+    ///     done: A step that the engine has done: slots that were held back for it are given back.
+    ///
+    /// Returns:
+    ///     Flights that ended. Outcomes that come twice or too late are counted and change nothing.
+    ///
+    /// Raises:
+    ///     Misuse: More blocks are good than the plan has, or `good` is missing for a number;
+    ///         nothing is committed.
+    ///     ForeignLease: A flight or plan is not of this cache; nothing is committed.
     #[pyo3(signature = (flights, good=None, *, corrupt=None, done=None))]
     fn commit(
         &self,
@@ -123,6 +176,18 @@ impl Cache {
         Ok(ended?)
     }
 
+    /// Reports that the copies of these flights have ended, and that none is good.
+    ///
+    /// It is for the thread that drives the steps.
+    ///
+    /// Args:
+    ///     flights: Plans, or numbers of flights.
+    ///
+    /// Returns:
+    ///     Flights that ended. Those that had ended before are counted and change nothing.
+    ///
+    /// Raises:
+    ///     ForeignLease: A flight or plan is not of this cache; nothing is changed.
     fn abort(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
         self.check_sound()?;
         let named = Named::all(flights)?;
@@ -138,6 +203,19 @@ impl Cache {
         Ok(ended?)
     }
 
+    /// Reports that these flights have missed their deadline, and their outcome is unknown.
+    ///
+    /// Their destinations are quarantined until `commit` or `abort` reports that the copies have
+    /// ended. It is for the thread that drives the steps.
+    ///
+    /// Args:
+    ///     flights: Plans, or numbers of flights.
+    ///
+    /// Returns:
+    ///     Flights that are unknown now and were not before.
+    ///
+    /// Raises:
+    ///     ForeignLease: A flight or plan is not of this cache; nothing is changed.
     fn mark_unknown(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
         self.check_sound()?;
         let named = Named::all(flights)?;

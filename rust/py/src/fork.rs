@@ -11,6 +11,27 @@ use pyo3::prelude::*;
 #[guarded]
 #[pymethods]
 impl Cache {
+    /// Makes one more sequence with the same tokens.
+    ///
+    /// It shares the full blocks, and copies the partial one.
+    ///
+    /// Where the engine cannot recompute, a fork whose copy fails is undone, and its lease is
+    /// "spent".
+    ///
+    /// Args:
+    ///     lease: The parent.
+    ///     computed: Tokens whose KV the parent has.
+    ///     reserve: Tokens of growth to promise.
+    ///
+    /// Returns:
+    ///     The new lease. Its `plans` has the copy of the partial block.
+    ///
+    /// Raises:
+    ///     NoRoom: There is no room now; nothing is held.
+    ///     TooLarge: It never fits.
+    ///     Misuse: `computed` is out of range, or the parent is loading or came back short.
+    ///     SpentLease: The parent has ended before.
+    ///     ForeignLease: It is another cache's.
     #[pyo3(signature = (lease, computed, *, reserve=0))]
     fn fork(
         slf: &Bound<'_, Self>,

@@ -8,18 +8,22 @@ use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-/// The chained keys of a prompt's full blocks, frozen.
+/// The chained keys of a prompt's full blocks, frozen. `docs/keys.md` has the encoding.
+///
+/// `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them.
 #[pyclass(frozen, module = "blockyard")]
 pub(crate) struct Keys(pub(crate) Chain);
 
 #[guarded]
 #[pymethods]
 impl Keys {
+    /// Tokens of the prompt, including those of its partial last block.
     #[getter]
     fn tokens(&self) -> u64 {
         self.0.tokens()
     }
 
+    /// Returns the keys as 64 hexadecimal digits each.
     fn hex(&self) -> Vec<String> {
         self.0.keys().iter().map(blockyard_core::Key::hex).collect()
     }

@@ -12,6 +12,12 @@ use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 
 /// A running sequence: its block table, with every block pinned.
+///
+/// End it with `Cache.finish` or `with`. If it is dropped instead, the next verb gives its blocks
+/// back, and `stats()["leaked"]` counts it.
+///
+/// Any thread may use it. Once a verb has ended it, its properties raise `SpentLease`, except `id`,
+/// `plans`, `hits`, `stop`, `appended` and `state`.
 #[pyclass(frozen, module = "blockyard", weakref)]
 pub(crate) struct Lease {
     pub(crate) inner: core::Lease,
@@ -60,62 +66,90 @@ impl Drop for Lease {
 #[guarded]
 #[pymethods]
 impl Lease {
+    /// Its number, which no other one ever gets.
     #[getter]
     fn id(&self) -> u64 {
         self.inner.id().number()
     }
 
+    /// Blocks found at the start on device, host and disk.
     #[getter]
     fn hits(&self) -> (u32, u32, u32) {
         self.hits.into()
     }
 
+    /// Why the prefix that was found ended there: a word as in `Probe.stop`.
     #[getter]
     fn stop(&self) -> &'static str {
         stop_word(self.stop)
     }
 
+    /// Copies to make before the sequence may run.
     #[getter]
     fn plans<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.plans.iter().map(|plan| plan.clone_ref(py)))
     }
 
+    /// Tokens appended so far, the prompt included.
     #[getter]
     fn appended(&self) -> PyResult<u64> {
         self.cache.get().check_sound()?;
         Ok(self.inner.tokens())
     }
 
+    /// Leading tokens whose KV is there, or will be there when `plans` have landed.
     #[getter]
     fn cached(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.view(py)?.cached)
     }
 
+    /// Token positions that it has slots for, or has asked slots for.
     #[getter]
     fn tokens(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.view(py)?.tokens)
     }
 
+    /// Blocks in its table.
     #[getter]
     fn blocks(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.view(py)?.blocks)
     }
 
+    /// Leading blocks that are published, or duplicate a published block.
     #[getter]
     fn sealed(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.view(py)?.sealed)
     }
 
+    /// Blocks of growth that are still promised to it.
     #[getter]
     fn promised(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.view(py)?.promised)
     }
 
+    /// Whether it still stands for a parked sequence.
+    ///
+    /// This is so until all its loads have landed. If some fail, `park` brings the sequence back to
+    /// where it was; `grow` or `seal` goes on from `cached`, and this becomes False.
     #[getter]
     fn resumed(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.view(py)?.resumed)
     }
 
+    /// Whether it may run.
+    ///
+    /// "ready": it may run.
+    ///
+    /// "loading": it waits until its plans have landed.
+    ///
+    /// "short": it lacks blocks. If `resumed` is True, loads of the resume failed: `seal` or `grow`
+    /// goes on from `cached`, and `park` goes back. Otherwise its table ends before `tokens`, as a
+    /// copy into it has an unknown outcome: `grow` by 0 gives it slots, and it goes on from
+    /// `cached`.
+    ///
+    /// "detached": it may run, but `clear` was called, so that it publishes nothing.
+    ///
+    /// "spent": a verb has ended it.
     #[getter]
     fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
         let view = match self.view(py) {

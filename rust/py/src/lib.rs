@@ -8,6 +8,11 @@
 //! layer: lease parked ticket prompt
 //! layer: batch
 //! layer: begin cache finish flights fork park promises questions step
+//!
+//! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
+//! `help` shows them. `make docs` writes them into the stub and into `docs/api.md`.
+
+#![expect(clippy::doc_markdown, reason = "docstrings are for Python's readers")]
 
 mod answers;
 mod arguments;
@@ -71,8 +76,10 @@ mod _core {
         crate::face::forked();
     }
 
-    /// Panics on purpose, so that tests see that a panic is contained: in a verb of this cache, while
-    /// keys are made, or outside of both. The long ones panic while detached. R2-8
+    /// Panics on purpose, so that tests see that a panic is contained.
+    ///
+    /// It panics in a verb of this cache, while keys are made, or outside of both; at the long places
+    /// it panics while detached. R2-8
     #[guarded]
     #[pyfunction]
     fn _panic(py: Python<'_>, cache: &Cache, place: &str) -> PyResult<()> {
@@ -85,8 +92,9 @@ mod _core {
         Ok(())
     }
 
-    /// Name, unit and meaning of every number that `Cache.stats` gives for all tiers together, then
-    /// of those that it gives per tier.
+    /// Returns name, unit and meaning of what `stats` gives: for the cache, then per tier.
+    ///
+    /// Any thread may call it.
     #[pyfunction]
     fn stats_schema() -> (Vec<Row>, Vec<Row>) {
         let row = |field: &Field| (field.name, field.unit, field.help);

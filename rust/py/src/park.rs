@@ -12,6 +12,30 @@ use pyo3::prelude::*;
 #[guarded]
 #[pymethods]
 impl Cache {
+    /// Takes a sequence off the device without losing its work, after the engine's stop ack.
+    ///
+    /// Full, computed blocks are sealed first. Nothing is copied yet: `demote(of=parked)` copies
+    /// the last blocks first, as many as are needed.
+    ///
+    /// Args:
+    ///     lease: The sequence.
+    ///     computed: Tokens whose KV it has. The number is fixed from now on.
+    ///     after: A step in flight that may still write: slots are held back until `commit(done=)`.
+    ///     ticket: A ticket of `promise(tier="host")`: the park may use the blocks that it keeps,
+    ///         and never lacks room for that many. On success the ticket is spent, including blocks
+    ///         that were not needed. After an error it stays open.
+    ///
+    /// Returns:
+    ///     What is kept: `begin` brings it back, and `abandon` gives it up.
+    ///
+    /// Raises:
+    ///     NoRoom: The host cannot promise the slots. Nothing is given up, and full blocks are
+    ///         sealed all the same. `promised` does not count the blocks of `ticket`.
+    ///     TooLarge: The host can never hold it, or there is no host.
+    ///     Misuse: `computed` is out of range, the lease is loading or detached, or the ticket is
+    ///         for the device.
+    ///     SpentLease: The lease or the ticket has ended before.
+    ///     ForeignLease: One of them is another cache's.
     #[pyo3(signature = (lease, computed, *, after=None, ticket=None))]
     fn park(
         slf: &Bound<'_, Self>,
@@ -45,6 +69,14 @@ impl Cache {
         Ok(Parked::new(inner, slf.clone().unbind()))
     }
 
+    /// Gives a parked sequence up, with its work.
+    ///
+    /// Args:
+    ///     parked: What `park` gave.
+    ///
+    /// Raises:
+    ///     SpentLease: It has ended before.
+    ///     ForeignLease: It is another cache's.
     fn abandon(&self, py: Python<'_>, parked: &Bound<'_, Parked>) -> PyResult<()> {
         let handle = parked.get().of(self, py)?;
         let blocks = (handle.tokens() / u64::from(self.block_size)) as usize;

@@ -9,6 +9,12 @@ use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
 /// A sequence that was taken off the device without losing its work.
+///
+/// End it with `Cache.begin` or `Cache.abandon`. If it is dropped instead, the next verb gives up
+/// what it keeps, and `stats()["leaked"]` counts it.
+///
+/// Any thread may use it. Once a verb has ended it, its properties raise `SpentLease`, except `id`,
+/// `appended` and `state`.
 #[pyclass(frozen, module = "blockyard", weakref)]
 pub(crate) struct Parked {
     inner: core::Parked,
@@ -59,42 +65,61 @@ impl Drop for Parked {
 #[guarded]
 #[pymethods]
 impl Parked {
+    /// Its number, which no other one ever gets.
     #[getter]
     fn id(&self) -> u64 {
         self.inner.id().number()
     }
 
+    /// Tokens appended so far.
     #[getter]
     fn appended(&self) -> PyResult<u64> {
         self.cache.get().check_sound()?;
         Ok(self.inner.tokens())
     }
 
+    /// Tokens whose KV is kept. The number is fixed by `park`.
     #[getter]
     fn computed(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.view(py)?.computed)
     }
 
+    /// Blocks kept.
     #[getter]
     fn blocks(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.view(py)?.blocks)
     }
 
+    /// Leading blocks whose device slots the sequence still pins.
     #[getter]
     fn on_device(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.view(py)?.on_device)
     }
 
+    /// Blocks of `on_device` whose copy down is in flight.
+    ///
+    /// Other sequences may pin them too. This and `alone` take time in proportion to `on_device`.
     #[getter]
     fn moving(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.pending(py)?.moving)
     }
 
+    /// The other blocks of `on_device` that only this sequence pins, and no other copy reads.
+    ///
+    /// Each becomes free or evictable when it and the blocks that follow it have copies below, or
+    /// when `abandon` has ended the keeps, and its own copies in flight have landed.
     #[getter]
     fn alone(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.pending(py)?.alone)
     }
 
+    /// Whether it will come back as it was.
+    ///
+    /// "kept": it will.
+    ///
+    /// "broken": some of what was kept is lost, so that the sequence will be computed again.
+    ///
+    /// "spent": a verb has ended it.
     #[getter]
     fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
         Ok(match self.view(py) {

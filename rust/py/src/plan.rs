@@ -9,7 +9,16 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 use std::hash::{Hash, Hasher};
 
-/// Copies to make between two tiers, or within the device.
+/// Copies to make between two tiers, or within the device: frozen, equal by value.
+///
+/// As bytes it takes 16, and 8 per block; pickled it takes at most 64, and 8 per block. `len`
+/// counts its blocks. Any thread may read it.
+///
+/// Args:
+///     data: What `to_bytes` gave.
+///
+/// Raises:
+///     Misuse: The bytes are not one whole plan of this version.
 #[pyclass(frozen, eq, module = "blockyard")]
 #[derive(PartialEq, Eq)]
 pub(crate) struct Plan(pub(crate) core::Plan);
@@ -17,31 +26,37 @@ pub(crate) struct Plan(pub(crate) core::Plan);
 #[guarded]
 #[pymethods]
 impl Plan {
+    /// The flight to report outcomes of.
     #[getter]
     fn flight(&self) -> u64 {
         self.0.flight.number()
     }
 
+    /// Group of layers that is copied; always 0.
     #[getter]
     fn group(&self) -> u8 {
         self.0.group.0
     }
 
+    /// Tier of the sources: "device" or "host".
     #[getter]
     fn source_tier(&self) -> &'static str {
         self.0.from.name()
     }
 
+    /// Tier of the destinations: "device" or "host".
     #[getter]
     fn destination_tier(&self) -> &'static str {
         self.0.to.name()
     }
 
+    /// Source slots, shape (blocks,), read-only.
     #[getter]
     fn sources<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         frozen(&self.to_bytes(py), "<u4", self.0.len(), 16)
     }
 
+    /// Destination slots, shape (blocks,), read-only.
     #[getter]
     fn destinations<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         frozen(
@@ -52,6 +67,9 @@ impl Plan {
         )
     }
 
+    /// Returns runs of consecutive slots: first source, first destination, blocks.
+    ///
+    /// The shape is (runs, 3).
     fn runs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let runs = self.0.runs();
         let array = zeros(py, &[runs.len(), 3], "uint32")?;
@@ -65,6 +83,7 @@ impl Plan {
         Ok(array)
     }
 
+    /// Returns the plan as bytes, which are the same on every machine.
     fn to_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.0.to_bytes())
     }
@@ -75,6 +94,13 @@ impl Plan {
         Self::from_bytes(data)
     }
 
+    /// Makes a plan from what `to_bytes` gave.
+    ///
+    /// Args:
+    ///     data: The bytes of one plan.
+    ///
+    /// Raises:
+    ///     Misuse: The bytes are not one whole plan of this version.
     #[staticmethod]
     fn from_bytes(data: &[u8]) -> PyResult<Self> {
         Ok(Self(core::Plan::from_bytes(data).map_err(Failure::from)?))

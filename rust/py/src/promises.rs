@@ -10,6 +10,22 @@ use pyo3::prelude::*;
 #[guarded]
 #[pymethods]
 impl Cache {
+    /// Keeps blocks obtainable for a request that is not running yet or will be parked.
+    ///
+    /// On the device, the growth of running sequences and other begins do not take them; on the
+    /// host, other parks and copies ahead of need do not.
+    ///
+    /// Args:
+    ///     blocks: How many, >= 1.
+    ///     tier: "device" for a `begin`, "host" for a `park`.
+    ///
+    /// Returns:
+    ///     The ticket, which keeps them until a verb spends it.
+    ///
+    /// Raises:
+    ///     NoRoom: Fewer blocks are available.
+    ///     TooLarge: The tier never holds that many, or the cache was made without a host.
+    ///     Misuse: `blocks` is 0, or the tier is another one.
     #[pyo3(signature = (blocks, *, tier="device"))]
     fn promise(
         slf: &Bound<'_, Self>,
@@ -26,6 +42,21 @@ impl Cache {
         Ok(Ticket::new(handle, slf.clone().unbind(), blocks, tier))
     }
 
+    /// Keeps device blocks promised for the growth of the running sequences as a whole.
+    ///
+    /// No begin, ticket, load or copy ahead of need takes them. A `grow` beyond its row's own
+    /// promise takes them when nothing else is left. Each call replaces the number that was kept
+    /// before. It falls as blocks are used or as a `resize` needs them, and to 0 as soon as the
+    /// last running sequence has ended or is parked; only another call raises it.
+    ///
+    /// Args:
+    ///     blocks: How many are wanted, >= 0.
+    ///
+    /// Returns:
+    ///     How many are kept: fewer if fewer are available, and 0 while nothing runs.
+    ///
+    /// Raises:
+    ///     Misuse: `blocks` is out of range.
     fn set_headroom(
         &self,
         py: Python<'_>,
@@ -42,6 +73,14 @@ impl Cache {
         })?)
     }
 
+    /// Gives a ticket back: its blocks are no longer promised.
+    ///
+    /// Args:
+    ///     ticket: What `promise` gave.
+    ///
+    /// Raises:
+    ///     SpentLease: The ticket has ended before.
+    ///     ForeignLease: It is another cache's.
     fn release(&self, py: Python<'_>, ticket: &Bound<'_, Ticket>) -> PyResult<()> {
         let handle = ticket.get().of(self, py)?;
         let id = handle.id();

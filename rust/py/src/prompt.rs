@@ -144,6 +144,22 @@ impl Cache {
 #[guarded]
 #[pymethods]
 impl Cache {
+    /// Makes the keys of a prompt's full blocks.
+    ///
+    /// Args:
+    ///     tokens: Token ids, shape (tokens,), from 0 to 2**32 - 1.
+    ///     lora: Name of the adapter.
+    ///     salt: The tenant's salt: only prompts with the same salt find these blocks.
+    ///     media: Items (start, end, id) at token positions [start, end), in ascending order. None
+    ///         may end beyond the tokens.
+    ///     after: Keys that these go on from: `tokens` are those behind its full blocks, and lora,
+    ///         salt and media are in it already. Keys that the engine has made go on, too, as soon
+    ///         as there is one.
+    ///
+    /// Raises:
+    ///     Misuse: A value is out of range, or there are more than 2**25 tokens. One call takes at
+    ///         most that many values of any sequence or array.
+    ///     Unavailable: There is no memory for the keys.
     #[pyo3(signature = (tokens, *, lora=None, salt=None, media=None, after=None))]
     fn keys(
         &self,
@@ -170,6 +186,14 @@ impl Cache {
         Ok(Keys(chain))
     }
 
+    /// Takes keys that the engine has made: 32 bytes per full block of `tokens` tokens.
+    ///
+    /// Args:
+    ///     keys: A buffer of 32 bytes per key, or a list of bytes or of hexadecimal strings.
+    ///     tokens: Tokens of the prompt.
+    ///
+    /// Raises:
+    ///     Misuse: There is not exactly one key for each full block, or one is not of 32 bytes.
     fn ready_keys(
         &self,
         keys: &Bound<'_, PyAny>,

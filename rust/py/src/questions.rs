@@ -16,6 +16,20 @@ type HolderRow = (&'static str, u64, u32, u32, u32);
 #[guarded]
 #[pymethods]
 impl Cache {
+    /// Tells what `begin` would answer now, without a ticket. It changes nothing.
+    ///
+    /// Args:
+    ///     prompt: Keys or tokens.
+    ///     reserve: As in `begin`.
+    ///     load: As in `begin`.
+    ///     filling: As in `begin`.
+    ///     lora: As in `keys`.
+    ///     salt: As in `keys`.
+    ///     media: As in `keys`.
+    ///     read_prefix: As in `begin`.
+    ///
+    /// Raises:
+    ///     Misuse: As in `begin`.
     #[pyo3(signature = (prompt, /, *, reserve=0, load=None, filling="stop", lora=None, salt=None,
         media=None, read_prefix=true))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
@@ -47,6 +61,13 @@ impl Cache {
         Ok(need?.into())
     }
 
+    /// Returns the room on a tier, read at one moment.
+    ///
+    /// Args:
+    ///     tier: The tier.
+    ///
+    /// Raises:
+    ///     Misuse: The cache has no such tier.
     #[pyo3(signature = (tier="device"))]
     fn room(&self, py: Python<'_>, tier: &str) -> PyResult<Room> {
         self.check_sound()?;
@@ -55,6 +76,13 @@ impl Cache {
         Ok(room?.into())
     }
 
+    /// Returns the blocks that a tier may hold: its size since the last resize, less null slots.
+    ///
+    /// Args:
+    ///     tier: The tier.
+    ///
+    /// Raises:
+    ///     Misuse: The cache has no such tier.
     #[pyo3(signature = (tier="device"))]
     fn limit(&self, py: Python<'_>, tier: &str) -> PyResult<u32> {
         self.check_sound()?;
@@ -62,6 +90,7 @@ impl Cache {
         Ok(enter(py, &self.inner, 0, |state| state.limit(tier))?)
     }
 
+    /// The last step that `commit` was told is done; 0 before the first.
     #[getter]
     fn done(&self, py: Python<'_>) -> PyResult<u64> {
         self.check_sound()?;
@@ -69,6 +98,17 @@ impl Cache {
         Ok(done.unwrap_or(0))
     }
 
+    /// Returns which sequence or ticket holds how much, the largest first.
+    ///
+    /// This is a diagnostic: it takes time in proportion to all that is held.
+    ///
+    /// Returns:
+    ///     A row for each running or parked sequence, also for those that have ended or come back
+    ///     and wait for their loads: its kind; its number; the device blocks in its table or pinned
+    ///     by its keeps; the blocks promised to it, which are growth on the device or slots of the
+    ///     host; and the device blocks that only it holds, so that its end makes at least that many
+    ///     free or evictable at once. A "ticket" holds nothing, and is promised blocks of the
+    ///     device; a "host ticket" is promised blocks of the host.
     fn holders(&self, py: Python<'_>) -> PyResult<Vec<HolderRow>> {
         self.check_sound()?;
         let all = enter(py, &self.inner, LONG, |state| Ok(state.holders()))?;
@@ -84,11 +124,28 @@ impl Cache {
         Ok(all.into_iter().map(row).collect())
     }
 
+    /// Returns a fingerprint, of 64 bits, of everything that decides about answers.
+    ///
+    /// Replicas that were fed the same calls have the same digest; if an answer of theirs could
+    /// differ, their digests differ. It does not cover the counts of refused calls, nor tokens that
+    /// were appended and not sealed. Only processes of one build can be compared. This is a
+    /// diagnostic: it takes time in proportion to the cache.
     fn digest(&self, py: Python<'_>) -> PyResult<u64> {
         self.check_sound()?;
         Ok(enter(py, &self.inner, LONG, |state| Ok(state.digest()))?)
     }
 
+    /// Returns how many device blocks the end of a lease makes free or evictable at once.
+    ///
+    /// No other sequence holds them, and no copy reads them or fills blocks that follow them. More
+    /// may become evictable.
+    ///
+    /// Args:
+    ///     lease: The lease.
+    ///
+    /// Raises:
+    ///     SpentLease: It has ended before.
+    ///     ForeignLease: It is another cache's.
     fn exclusive_blocks(&self, lease: &Bound<'_, Lease>) -> PyResult<u32> {
         let batch = self.batch(lease.as_any())?;
         let blocks = self.blocks(&batch);
@@ -99,6 +156,7 @@ impl Cache {
         Ok(alone?)
     }
 
+    /// Returns the blocks in flight, down and up, without flights whose outcome is unknown.
     fn blocks_in_flight(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
         self.check_sound()?;
         Ok(enter(py, &self.inner, 0, |state| {
@@ -106,6 +164,17 @@ impl Cache {
         })?)
     }
 
+    /// Tells whether loading takes less time than computing, queued behind all loads in flight.
+    ///
+    /// Args:
+    ///     blocks: Blocks to load.
+    ///     after: Blocks of the sequence before them.
+    ///
+    /// Returns:
+    ///     The answer by the cache's `speeds`; True for a cache that was made without.
+    ///
+    /// Raises:
+    ///     Misuse: A value is out of range.
     #[pyo3(signature = (blocks, after=0))]
     fn worth_loading(
         &self,

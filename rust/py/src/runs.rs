@@ -102,7 +102,14 @@ fn pairs(
     Ok((sources, destinations))
 }
 
-/// Counts the runs of slots that are consecutive on both sides.
+/// Counts the runs of slots that are consecutive on both sides. Any thread may call it.
+///
+/// Args:
+///     sources: Slots, shape (blocks,).
+///     destinations: Slots, shape (blocks,).
+///
+/// Raises:
+///     Misuse: The two sides do not have equally many slots.
 #[guarded]
 #[pyfunction]
 pub(crate) fn consecutive(
@@ -119,8 +126,23 @@ pub(crate) fn consecutive(
     }))
 }
 
-/// The runs of some blocks, piece by piece. Slots that are consecutive on both sides make one run if,
-/// on both, a piece is a whole slot.
+/// Returns the bytes to copy from slots to slots, in the order of the slots and their pieces.
+///
+/// Slots that are consecutive on both sides make one run if, on both, a piece is a whole slot. Any
+/// thread may call it.
+///
+/// Args:
+///     sources: Slots, shape (blocks,).
+///     destinations: Slots, shape (blocks,).
+///     source: Address of each piece of slot 0, and bytes from a slot to the next.
+///     destination: The same of the other side, with as many pieces.
+///     piece_bytes: Bytes of a piece.
+///
+/// Returns:
+///     Addresses to copy to, addresses to copy from, and bytes; shape (runs,) each.
+///
+/// Raises:
+///     Misuse: The two sides are not alike, or an address does not fit into 64 bits.
 #[guarded]
 #[pyfunction]
 pub(crate) fn runs<'py>(
@@ -162,8 +184,24 @@ pub(crate) fn runs<'py>(
     runs?.arrays(py)
 }
 
-/// The runs between slots of the tier below, whose pieces follow one another, and a ring of `held`
-/// blocks that is filled repeatedly; then the first run of each filling, and the number of runs.
+/// Returns the bytes to copy between slots and a ring of blocks that is filled repeatedly.
+///
+/// Within one filling, blocks that follow one another in the slots make one run. Any thread may
+/// call it.
+///
+/// Args:
+///     below: Slots of the tier below, shape (blocks,).
+///     places: Where their pieces are; in a slot they follow one another.
+///     ring: Address of the ring.
+///     held: Blocks that it holds.
+///     block_bytes: Bytes of a block.
+///
+/// Returns:
+///     Addresses in the slots, addresses in the ring, and bytes, shape (runs,) each; and the first
+///     run of each filling, followed by the number of runs.
+///
+/// Raises:
+///     Misuse: The ring holds nothing, or an address does not fit into 64 bits.
 #[guarded]
 #[pyfunction]
 pub(crate) fn through<'py>(
@@ -210,6 +248,16 @@ pub(crate) fn through<'py>(
 }
 
 /// A number for each slot of a tier, 0 at first.
+///
+/// Any thread may call its verbs. Each slot is read and written on its own: a reader beside a
+/// writer may see some slots marked and others not yet.
+///
+/// Args:
+///     slots: Slots of the tier.
+///
+/// Raises:
+///     Misuse: `slots` is out of range.
+///     Unavailable: There is no memory for them.
 #[pyclass(module = "blockyard._core", frozen)]
 pub(crate) struct Marks(Vec<AtomicU64>);
 
@@ -224,7 +272,14 @@ impl Marks {
         Ok(Self(all))
     }
 
-    /// Marks slots; none if one of them does not exist.
+    /// Marks slots with a number.
+    ///
+    /// Args:
+    ///     slots: Slots, shape (slots,).
+    ///     number: The number, >= 0.
+    ///
+    /// Raises:
+    ///     Misuse: A slot does not exist; none is marked.
     fn touch(&self, slots: &Bound<'_, PyAny>, number: u64) -> PyResult<()> {
         for slot in self.there(slots)? {
             self.0[slot as usize].store(number, Ordering::Relaxed);
@@ -232,7 +287,13 @@ impl Marks {
         Ok(())
     }
 
-    /// The highest number of these slots; 0 for none.
+    /// Returns the highest number of these slots; 0 for no slots.
+    ///
+    /// Args:
+    ///     slots: Slots, shape (slots,).
+    ///
+    /// Raises:
+    ///     Misuse: A slot does not exist.
     fn latest(&self, slots: &Bound<'_, PyAny>) -> PyResult<u64> {
         let slots = self.there(slots)?.into_iter();
         let numbers = slots.map(|slot| self.0[slot as usize].load(Ordering::Relaxed));

@@ -15,6 +15,19 @@ use pyo3::prelude::*;
 #[guarded]
 #[pymethods]
 impl Cache {
+    /// Extends each row's keys by sampled or accepted tokens.
+    ///
+    /// Args:
+    ///     batch: Leases.
+    ///     tokens: Token ids, row after row, shape (tokens,), from 0 to 2**32 - 1.
+    ///     counts: Tokens of each row; by default all for a single lease, 1 for each of several.
+    ///
+    /// Raises:
+    ///     Misuse: The counts do not add up to the tokens, a token is out of range, or the engine
+    ///         makes the keys of a row; nothing is appended.
+    ///     SpentLease: A row has ended before; nothing is appended.
+    ///     ForeignLease: A row is another cache's; nothing is appended.
+    ///     Unavailable: There is no memory for the keys; nothing is appended.
     #[pyo3(signature = (batch, tokens, counts=None))]
     fn append(
         &self,
@@ -67,6 +80,19 @@ impl Cache {
         Ok(appended?)
     }
 
+    /// Extends a sequence whose keys the engine makes, one that began with `ready_keys`.
+    ///
+    /// Args:
+    ///     lease: The lease.
+    ///     tokens: How many tokens follow.
+    ///     keys: A key for each block that they complete: a buffer of 32 bytes per key, or a list
+    ///         of bytes or of hexadecimal strings.
+    ///
+    /// Raises:
+    ///     Misuse: There is not exactly one key for each block that becomes full, or the sequence
+    ///         began with tokens; nothing is appended.
+    ///     SpentLease: The lease has ended before.
+    ///     ForeignLease: It is another cache's.
     fn append_ready(
         &self,
         lease: &Bound<'_, Lease>,
@@ -79,6 +105,20 @@ impl Cache {
         Ok(appended.map_err(Failure::from)?)
     }
 
+    /// Adds 1 token position to each row, or `counts`, in order; each row whole or not at all.
+    ///
+    /// Args:
+    ///     batch: Leases.
+    ///     counts: Token positions to add to each row; 1 by default.
+    ///
+    /// Returns:
+    ///     The rows that found no room, shape (rows,). A row within its promise is never one.
+    ///
+    /// Raises:
+    ///     Misuse: A value is out of range, or a resume came back short where the engine cannot
+    ///         recompute; no row grows.
+    ///     SpentLease: A row has ended before; no row grows.
+    ///     ForeignLease: A row is another cache's; no row grows.
     #[pyo3(signature = (batch, counts=None))]
     fn grow<'py>(
         &self,
@@ -106,6 +146,17 @@ impl Cache {
         )
     }
 
+    /// Cuts each row to a number of token positions. The blocks beyond are given back.
+    ///
+    /// Args:
+    ///     batch: Leases, each once.
+    ///     lengths: Token positions that each row keeps, >= 1.
+    ///
+    /// Raises:
+    ///     Misuse: A length is beyond the row's end, or cuts what is sealed or was found at the
+    ///         start; or a row is loading. No row is cut.
+    ///     SpentLease: A row has ended before; no row is cut.
+    ///     ForeignLease: A row is another cache's; no row is cut.
     fn trim(
         &self,
         py: Python<'_>,
@@ -122,6 +173,21 @@ impl Cache {
         Ok(trimmed?)
     }
 
+    /// Gives up duplicates in place: blocks of the leases that another sequence published first.
+    ///
+    /// The cell of the block table then shows the published block, and the lease's own copy becomes
+    /// free at once, so that no step in flight may read these tables. `block_tables` with
+    /// cells="changed" then writes all cells from the first such one.
+    ///
+    /// Args:
+    ///     batch: Leases.
+    ///
+    /// Returns:
+    ///     How many cells of the tables now show another slot.
+    ///
+    /// Raises:
+    ///     SpentLease: A row has ended before; nothing is changed.
+    ///     ForeignLease: A row is another cache's; nothing is changed.
     fn dedup(&self, py: Python<'_>, batch: &Bound<'_, PyAny>) -> PyResult<u64> {
         let batch = self.batch(batch)?;
         let ids = &batch.ids;
@@ -131,6 +197,23 @@ impl Cache {
         Ok(given?)
     }
 
+    /// Writes each lease's device slots, in order.
+    ///
+    /// Args:
+    ///     batch: Leases.
+    ///     out: An int32 array, C-contiguous, shape (rows or more, columns). Without it a new array
+    ///         is made, shape (rows, blocks of the longest).
+    ///     cells: "all" writes all cells, padded with the null slot 0. "changed" writes those that
+    ///         have changed since the last call for the lease: the row must still hold what that
+    ///         call wrote.
+    ///
+    /// Returns:
+    ///     The new array, or how many cells were written.
+    ///
+    /// Raises:
+    ///     Misuse: `out` is too small or another kind of array; nothing is written.
+    ///     SpentLease: A row has ended before; nothing is written.
+    ///     ForeignLease: A row is another cache's; nothing is written.
     #[pyo3(signature = (batch, out=None, *, cells="all"))]
     fn block_tables(
         &self,
@@ -160,6 +243,23 @@ impl Cache {
         Ok(written.into_pyobject(py)?.into_any().unbind())
     }
 
+    /// Writes where the KV of tokens goes: slot * block size + offset, row after row.
+    ///
+    /// Args:
+    ///     batch: Leases.
+    ///     first: First token position of each row.
+    ///     counts: Tokens of each row; 1 by default.
+    ///     out: An int64 array, C-contiguous, shape (tokens or more,). The rest is padded with 0,
+    ///         which is in the null slot. Without it a new array is made, shape (tokens,).
+    ///
+    /// Returns:
+    ///     The new array, or how many places were written.
+    ///
+    /// Raises:
+    ///     Misuse: A row has no slots for these positions, or `out` is too small or another kind of
+    ///         array; nothing is written.
+    ///     SpentLease: A row has ended before; nothing is written.
+    ///     ForeignLease: A row is another cache's; nothing is written.
     #[pyo3(signature = (batch, first, counts=None, out=None))]
     fn slot_mapping(
         &self,
@@ -215,6 +315,19 @@ impl Cache {
         Ok((places.len()).into_pyobject(py)?.into_any().unbind())
     }
 
+    /// Publishes the full blocks whose tokens are all computed and acknowledged.
+    ///
+    /// Args:
+    ///     batch: Leases.
+    ///     computed: Tokens of each row whose KV the engine has acknowledged.
+    ///
+    /// Returns:
+    ///     Blocks newly sealed. A block that a flight is loading meanwhile waits for a later seal.
+    ///
+    /// Raises:
+    ///     Misuse: More is computed than was appended or has slots, or a row is loading.
+    ///     SpentLease: A row has ended before; nothing is sealed.
+    ///     ForeignLease: A row is another cache's; nothing is sealed.
     fn seal(
         &self,
         py: Python<'_>,

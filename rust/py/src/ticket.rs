@@ -6,7 +6,11 @@ use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
-/// Blocks promised to a request that does not have them yet.
+/// Blocks promised to a request that does not have them yet; no slot moves for them.
+///
+/// `Cache.begin` spends a ticket for the device, and `Cache.park` one for the host. `Cache.release`
+/// gives it back. If it is dropped instead, the next verb gives its promise back, and
+/// `stats()["leaked"]` counts it. Any thread may use it.
 #[pyclass(frozen, module = "blockyard", weakref)]
 pub(crate) struct Ticket {
     inner: core::Ticket,
@@ -50,26 +54,31 @@ impl Drop for Ticket {
 #[guarded]
 #[pymethods]
 impl Ticket {
+    /// Its number, which no other one ever gets.
     #[getter]
     fn id(&self) -> u64 {
         self.inner.id().number()
     }
 
+    /// Blocks that were promised to it.
     #[getter]
     fn blocks(&self) -> u64 {
         self.blocks
     }
 
+    /// The tier whose blocks it keeps: "device" or "host".
     #[getter]
     fn tier(&self) -> &'static str {
         self.tier.name()
     }
 
+    /// The cache that made it.
     #[getter]
     fn cache<'py>(&self, py: Python<'py>) -> Bound<'py, Cache> {
         self.cache.bind(py).clone()
     }
 
+    /// Whether it still keeps its blocks: "open", or "spent" by a verb that ended it.
     #[getter]
     fn state(&self) -> PyResult<&'static str> {
         self.cache.get().check_sound()?;

@@ -104,6 +104,20 @@ def test_a_held_request_gives_its_seat_to_one_that_waits() -> None:
     assert loop.results["one"].tokens.tolist() == continuation("one", 9, 12)
 
 
+def test_a_held_request_gives_its_room_to_a_parked_one_before_it() -> None:
+    """What the parked one has on the device is no room that comes to itself."""
+    loop = parked()
+    loop.scheduler.hold("old")
+    while loop.state("new") is not None:
+        loop.turn()
+    assert loop.told("aged") == 0
+    assert loop.state("old") is RequestState.PARKED
+    loop.scheduler.unhold("old")
+    loop.finish()
+    for name in ("old", "new"):
+        assert loop.results[name].tokens.tolist() == continuation(name, 14, 12)
+
+
 @pytest.mark.parametrize("host", [0, 2])
 def test_a_held_request_stays_where_its_work_would_be_lost(host: int) -> None:
     """Without a host, or with one too small, it could only be computed again."""

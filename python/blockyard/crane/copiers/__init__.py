@@ -12,6 +12,7 @@ from blockyard.shared.plan import Cause
 __all__ = ["Copier", "Joining", "Landed", "Receipt", "Slots", "Turning"]
 
 Slots = NDArray[np.uint32]
+"""Numbers of slots, shape (blocks,)."""
 
 
 class Landed(NamedTuple):
@@ -31,7 +32,10 @@ class Receipt(Protocol):
 
 
 class Copier(Protocol):
-    """Copies blocks between two tiers of one rank, or within one."""
+    """Copies blocks between two tiers of one rank, or within one.
+
+    A crane calls it from one thread at a time, and so should others.
+    """
 
     def start(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots

@@ -58,7 +58,7 @@ class CudaCopier:
     allocates nothing, and a copy costs a few calls of the driver for every thousand blocks. What
     the driver would make the caller wait for is queued later, when the receipt is polled. While
     the engine's stream is being captured into a graph, `start` takes nothing: copies in flight go
-    on, and new ones begin after the capture.
+    on, and new ones begin after the capture. Use it from one thread at a time.
 
     Args:
         device: The device tier; copies wait for its `stream`.

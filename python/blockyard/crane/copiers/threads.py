@@ -28,6 +28,7 @@ class ThreadCopier:
     Beside a thread that keeps the interpreter busy, a worker waits for the interpreter's lock (5
     ms, or `sys.setswitchinterval`) after each call that moved bytes: one per run of consecutive
     slots where runs are long, two for some MiB of scattered ones. Submitting a copy does not wait.
+    Use it from one thread at a time.
 
     Args:
         workers: Threads. With 0 `start` itself copies, so that every run is the same.

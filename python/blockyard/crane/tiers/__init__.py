@@ -8,7 +8,7 @@ __all__ = ["Tier"]
 
 
 class Tier(Protocol):
-    """The slots of one tier, as one rank has them."""
+    """The slots of one tier, as one rank has them. It is for the thread of its crane."""
 
     @property
     def name(self) -> str:

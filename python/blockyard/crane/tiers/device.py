@@ -18,7 +18,8 @@ __all__ = ["DeviceTier"]
 class DeviceTier:
     """A device tier on a GPU, zero at first, its planes in the layout's own order.
 
-    `adopt` makes one of an engine's own tensors.
+    `adopt` makes one of an engine's own tensors. It belongs to its crane, and to the crane's
+    thread.
 
     Args:
         layout: What a block is.

@@ -15,6 +15,7 @@ from blockyard.shared.validate import integer, one_of
 __all__ = ["Bytes", "MemoryTier", "mapped", "sized", "slots"]
 
 Bytes = NDArray[np.uint8]
+"""A plane of a tier in this machine's memory, shape (blocks, pieces, piece_bytes)."""
 
 
 class MemoryTier:
@@ -22,7 +23,8 @@ class MemoryTier:
 
     A device tier has its planes in the layout's own order. A host tier has each block in one
     contiguous slot, plane after plane; planes that are replicated over several ranks lie in a slot
-    of their own, in a file that all ranks of the host map.
+    of their own, in a file that all ranks of the host map. It belongs to its crane, and to the
+    crane's thread.
 
     Args:
         layout: What a block is.

@@ -141,6 +141,8 @@ def _unpinned(gpu: Gpu, address: int, _array: Bytes) -> None:
 class PinnedTier:
     """A host tier that a GPU copies to and from: each block in one contiguous slot.
 
+    It belongs to its crane, and to the crane's thread.
+
     Args:
         layout: What a block is.
         blocks: Slots, 1 or more.
