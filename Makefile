@@ -31,6 +31,9 @@ PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/conft
 ENV_STAMP := $(VENV)/env.stamp
 WHEEL_STAMP := target/wheels/wheel.stamp
 INSTALL_STAMP := $(VENV)/install.stamp
+SITE_STAMP := $(VENV)/site.stamp
+# It would print a page about another project.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 # Wheels are for manylinux2014, that is for glibc from 2.17: zig, of PyPI, links against that one.
 HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
@@ -42,8 +45,9 @@ build = ( cd target/unpacked && CARGO_TARGET_DIR=$(CURDIR)/target CARGO_ZIGBUILD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help check-tools env wheel wheels install run docs check lint lint-rust lint-python test test-rust test-python \
-	check-wheel smoke bench-check mutants soak bench bench-peers measure test-gpu bench-gpu fmt clean FORCE
+.PHONY: help check-tools env wheel wheels install run docs site site-serve check lint lint-rust lint-python test test-rust \
+	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak bench bench-peers measure test-gpu \
+	bench-gpu fmt clean FORCE
 
 help:  ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,9 +60,9 @@ env: $(ENV_STAMP)  ## make .venv, with the pinned tools in it
 $(BIN)/python: | check-tools
 	$(PYTHON) -m venv --clear $(VENV)
 
-# Only what the group `dev` says counts, not every change of pyproject.toml.
-$(VENV)/dev.txt: pyproject.toml $(BIN)/python
-	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' >$@.new
+# Only what the group says counts, not every change of pyproject.toml.
+$(VENV)/dev.txt $(VENV)/site.txt: pyproject.toml $(BIN)/python
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["$(basename $(@F))"], sep="\n")' >$@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 $(ENV_STAMP): $(VENV)/dev.txt
@@ -116,6 +120,17 @@ docs: install  ## regenerate the pages made from the code
 	$(BIN)/python .ci/replay_keys.py
 	$(BIN)/python .ci/mutants.py --write
 
+$(SITE_STAMP): $(VENV)/site.txt $(ENV_STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $< --constraint $(VENV)/dev.txt
+	@touch $@
+
+# It reads the docstrings from the sources, so nothing needs to be built for it.
+site: $(SITE_STAMP)  ## the documentation as a site, in target/site, with every link checked
+	$(MKDOCS) build --strict
+
+site-serve: $(SITE_STAMP)  ## show the site at http://127.0.0.1:8000 while you write
+	$(MKDOCS) serve --livereload
+
 # One test per core, each in the process that is free for it.
 PYTEST := --numprocesses auto --maxprocesses 4 --dist worksteal
 
@@ -146,6 +161,8 @@ lint-python: install
 	$(BIN)/python .ci/laws.py
 	$(BIN)/python .ci/mutants.py --self-test
 	$(BIN)/python .ci/mutants.py
+	$(BIN)/python .ci/forms.py --self-test
+	$(BIN)/python .ci/forms.py
 
 test-rust: | check-tools  ## the core: unit tests, the model, doctests, shuttle
 	$(if $(NEXTEST),,cargo test --locked --package blockyard-core --tests --no-run)
@@ -159,7 +176,7 @@ test-python: install  ## the binding and the package, from the installed wheel
 check-wheel: $(WHEEL_STAMP)  ## one wheel for every Python from 3.11 and for glibc from 2.17, below 5 MB
 	@$(BIN)/python .ci/wheels.py $(firstword $(subst -, ,$(HOST))) target/wheels/*.whl
 
-smoke: $(WHEEL_STAMP)  ## the wheel alone, in a clean environment of each Python from 3.11 to 3.13 that is here
+smoke: $(WHEEL_STAMP)  ## the wheel alone, in a clean environment of each Python from 3.11 to 3.14 that is here
 	@$(BIN)/python .ci/smoke.py target/wheels/*.whl $(VENV)/dev.txt target/smoke
 
 # Makes the goals $1 beside the goals $2, each on a core of its own, and then prints what the first ones said.
@@ -175,6 +192,27 @@ test: check-tools env  ## everything that must pass before a change lands
 
 bench-check: env  ## has an operation of the core become dearer by 5 %? UPDATE=1 rewrites the figures
 	$(BIN)/python benches/python/instructions.py $(if $(UPDATE),--update)
+
+# Skips for want of $1, and says so; fails where BLOCKYARD_REQUIRE names it.
+skip = { case " $$BLOCKYARD_REQUIRE " in *" $1 "*) echo "$@: required here: $2" >&2; exit 1;; esac; echo "$@: skipped: $2"; exit 0; }
+
+MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+
+msrv: $(BIN)/python  ## does it compile with the oldest Rust that Cargo.toml allows? Needs rustup with that Rust
+	@rustup toolchain list 2>/dev/null | grep -q '^$(MSRV)' || \
+		$(call skip,msrv,no Rust $(MSRV): 'rustup toolchain install $(MSRV) --profile minimal'); \
+	cargo +$(MSRV) check --locked --workspace --all-targets
+
+print-msrv:
+	@echo $(MSRV)
+
+deny: | check-tools  ## licences, advisories and sources of the crates, by cargo-deny; needs a network for advisories
+	@cargo deny --version >/dev/null 2>&1 || \
+		$(call skip,cargo-deny,no cargo-deny: 'cargo install --locked cargo-deny'); \
+	cargo deny --locked check
+
+release: $(BIN)/python  ## commit and tag VERSION=x.y.z, with its changelog; pushes nothing
+	@$(BIN)/python .ci/release.py "$(VERSION)"
 
 mutants: install  ## break each law in a copy: does a test notice?
 	$(BIN)/python .ci/mutate.py

@@ -17,7 +17,7 @@ import blockyard as by
 from blockyard import _core
 
 ROOT = Path(__file__).parents[3]
-PROSE = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PROSE = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -102,7 +102,7 @@ def test_the_examples_of_its_docstrings_run(name: str) -> None:
     assert (failed, tried > 0) == (0, True)
 
 
-@pytest.mark.parametrize("path", PROSE, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_code_in_the_documents_runs(path: Path) -> None:
     names: dict[str, Any] = {}
     for code in CODE.findall(path.read_text()):

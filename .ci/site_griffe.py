@@ -1,0 +1,29 @@
+"""Lets the site's reference show what Griffe leaves out of stubs and of classes with `__new__`."""
+
+from typing import Any
+
+import griffe
+
+__all__ = ["Whole"]
+
+
+class Whole(griffe.Extension):  # type: ignore[misc] # griffe is not typed here
+    """Adds functions of which there are only overloads, and takes `__new__` for `__init__`."""
+
+    def on_class(self, *, cls: Any, **_: object) -> None:  # noqa: ANN401 - of griffe
+        """Adds both to a class."""
+        for name, overloads in cls.overloads.items():
+            if name not in cls.members:
+                # The widest has every parameter, and the last one has the docstring.
+                widest = max(overloads, key=lambda one: len(one.parameters))
+                whole = griffe.Function(
+                    name, parameters=widest.parameters, returns=widest.returns, parent=cls
+                )
+                whole.lineno, whole.endlineno = overloads[0].lineno, overloads[-1].endlineno
+                whole.overloads, whole.docstring = overloads, overloads[-1].docstring
+                if whole.docstring is not None:
+                    whole.docstring.parent = whole
+                cls.set_member(name, whole)
+        if (made := cls.members.get("__new__")) is not None and "__init__" not in cls.members:
+            init = griffe.Function("__init__", parameters=made.parameters, parent=cls)
+            cls.set_member("__init__", init)

@@ -1,0 +1,177 @@
+"""What `make site` does to pages, so that one text is right in the repository and on the site.
+
+- A comment `<!-- ::: name -->` becomes the reference of that name, from its docstring.
+- What a page links to outside `docs` becomes a page: prose as it is, another file as a listing.
+- A page that would have a browser fetch something from elsewhere is complained of.
+"""
+
+import logging
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+__all__ = ["fetched", "linked", "outside", "with_links", "with_references"]
+
+# Of a build that is strict, each of its warnings is the end.
+_log = logging.getLogger("mkdocs.hooks.site")
+ROOT = Path(__file__).resolve().parents[1]
+# Prose of the repository's root. Any other file `some/file` has its page at `source/some/file.md`.
+PROSE = {
+    "README.md": "project/overview.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security.md",
+}
+LEXERS = {"": "text", ".toml": "toml", ".py": "python", ".pyi": "python", ".rs": "rust"}
+# First what has no links in it: comments, blocks of code, and code in a line.
+LINK = re.compile(
+    r"<!--.*?-->|^(?P<fence>`{3,})[^`]*?\n.*?^(?P=fence)$|(?P<tick>`+)[^`].*?(?P=tick)"
+    r"|\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)",
+    re.DOTALL | re.MULTILINE,
+)
+SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:|/")
+REFERENCE = re.compile(r"^<!-- ::: ([\w.]+) -->$")
+HEADING = re.compile(r"(#+) ")
+# Links between pages are followed by hand alone.
+FETCH = re.compile(
+    r"<(?:script|img|iframe|source|video|audio|link(?![^>]*rel=.(?:canonical|prev|next)\b))\b"
+    r"[^>]*?\s(?:src|href)=[\"']((?:https?:)?//[^\"']+)"
+)
+# What a page says of a class whose base it shows as well.
+BASE_IS_SHOWN = "It has what ["
+
+
+class Source(Protocol):
+    """A file of mkdocs."""
+
+    src_uri: str
+
+
+class Page(Protocol):
+    """A page of mkdocs."""
+
+    file: Source
+
+
+def place_of(path: str) -> str:
+    """Where a file of the repository is on the site: as the source of a page, or of an asset."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return PROSE.get(path) or f"source/{path}.md"
+
+
+def in_repository(uri: str) -> str:
+    """Where the source of a page is in the repository."""
+    return {page: path for path, page in PROSE.items()}.get(uri, f"docs/{uri}")
+
+
+def linked(markdown: str, path: str) -> Iterator[str]:
+    """Every file that a page at `path` links to, from the root of the repository."""
+    for link in LINK.finditer(markdown):
+        target = link["target"]
+        if target and not SCHEME.match(target):
+            yield posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+
+
+def with_links(markdown: str, path: str) -> str:
+    """The page with links as the site needs them."""
+    here = posixpath.dirname(place_of(path))
+
+    def moved(link: re.Match[str]) -> str:
+        files = list(linked(link[0], path)) if link["target"] else []
+        if not files:
+            return link[0]
+        return f"]({posixpath.relpath(place_of(files[0]), here or '.')}{link['anchor'] or ''})"
+
+    return LINK.sub(moved, markdown)
+
+
+def with_references(markdown: str) -> str:
+    """The page with the whole docstrings where its comments ask for them.
+
+    A blank line goes around each comment, or a table that follows it would be a part of it.
+    """
+    lines, level, title, base_is_shown, fenced = [], 1, "", False, False
+    for line in markdown.split("\n"):
+        if line.startswith("```"):
+            fenced = not fenced
+        if not fenced and (heading := HEADING.match(line)):
+            level, title, base_is_shown = len(heading[1]), line[heading.end() :], False
+        base_is_shown = base_is_shown or line.startswith(BASE_IS_SHOWN)
+        if not fenced and (reference := REFERENCE.match(line)):
+            options = [f"heading_level: {level + 1}"]
+            if title == reference[1].rpartition(".")[2]:
+                # The page's own heading is the one that links to the name lead to.
+                lines += ["", f"[](){{ #{reference[1]} }}"]
+                options += ["show_root_heading: false", "show_root_toc_entry: false"]
+            if base_is_shown:
+                options.append("inherited_members: false")
+            lines += ["", f"::: {reference[1]}", "    options:"]
+            lines += [f"      {option}" for option in options]
+            lines.append("")
+        elif not fenced and line.startswith("<!--") and line.endswith("-->"):
+            lines += ["", line, ""]
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def listing(path: str) -> str:
+    """A page that shows a file as it is."""
+    text = (ROOT / path).read_text()
+    fence = "`" * max(3, *(len(ticks) + 1 for ticks in re.findall("`+", f"`{text}")))
+    lexer = LEXERS.get(Path(path).suffix, "text")
+    return f"# {path}\n\n{fence}{lexer}\n{text.rstrip()}\n{fence}\n"
+
+
+def outside(pages: dict[str, str]) -> dict[str, str]:
+    """The pages that the site has of files outside `docs`, by their place on the site.
+
+    Args:
+        pages: The text of each page in `docs`, by its path in the repository.
+    """
+    found = {}
+    waiting = [*pages.items(), *((path, (ROOT / path).read_text()) for path in PROSE)]
+    for path, text in waiting:
+        if path in PROSE:
+            found[place_of(path)] = text
+        for file in linked(text, path):
+            if not file.startswith("docs/") and file not in PROSE and (ROOT / file).is_file():
+                found[place_of(file)] = listing(file)
+    return found
+
+
+def on_files(files: Any, *, config: Any) -> Any:  # noqa: ANN401 - of mkdocs, which only the site has
+    """Adds the pages that are not in `docs`."""
+    from mkdocs.structure.files import File, InclusionLevel  # noqa: PLC0415 - likewise
+
+    pages = {
+        in_repository(file.src_uri): file.content_string for file in files.documentation_pages()
+    }
+    for uri, text in outside(pages).items():
+        listed = uri in PROSE.values()
+        inclusion = InclusionLevel.INCLUDED if listed else InclusionLevel.NOT_IN_NAV
+        files.append(File.generated(config, uri, content=text, inclusion=inclusion))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
+    """Changes a page as the module says."""
+    path = in_repository(page.file.src_uri)
+    if page.file.src_uri.startswith("source/"):
+        return markdown
+    return with_references(with_links(markdown, path))
+
+
+def fetched(html: str) -> list[str]:
+    """What a browser would fetch from elsewhere to show a page."""
+    return FETCH.findall(html)
+
+
+def on_post_page(output: str, *, page: Page, **_: object) -> str:
+    """Complains of what is fetched."""
+    for address in fetched(output):
+        _log.warning("%s would be fetched by %s: keep it in docs", address, page.file.src_uri)
+    return output
