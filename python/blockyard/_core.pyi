@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeAlias, final, overload
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias, final, overload, type_check_only
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +40,16 @@ __all__ = [
     "through",
 ]
 
+@type_check_only
+class _Tensor(Protocol):
+    """An array that speaks DLPack, such as a tensor of PyTorch."""
+
+    def __dlpack__(self, *, stream: None = None) -> object: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
 _Ints: TypeAlias = Buffer | NDArray[np.integer[Any]] | Iterable[int]
-_Out32: TypeAlias = Buffer | NDArray[np.int32]
-_Out64: TypeAlias = Buffer | NDArray[np.int64]
+_Out32: TypeAlias = Buffer | NDArray[np.int32] | _Tensor
+_Out64: TypeAlias = Buffer | NDArray[np.int64] | _Tensor
 _ReadyKeys: TypeAlias = Buffer | NDArray[np.uint8] | Iterable[bytes | str]
 _Batch: TypeAlias = Lease | Sequence[Lease]
 _Flights: TypeAlias = Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]
@@ -940,8 +947,9 @@ class Cache:
 
         Args:
             batch: Leases.
-            out: An int32 array, C-contiguous, shape (rows or more, columns). Without it a new array
-                is made, shape (rows, blocks of the longest).
+            out: An int32 array, C-contiguous, shape (rows or more, columns): a buffer, or a tensor
+                that speaks DLPack and is of the CPU or pinned. Without it a new array is made, shape
+                (rows, blocks of the longest).
             cells: "all" writes all cells, padded with the null slot 0. "changed" writes those that
                 have changed since the last call for the lease: the row must still hold what that
                 call wrote.
@@ -973,8 +981,9 @@ class Cache:
             batch: Leases.
             first: First token position of each row.
             counts: Tokens of each row; 1 by default.
-            out: An int64 array, C-contiguous, shape (tokens or more,). The rest is padded with 0,
-                which is in the null slot. Without it a new array is made, shape (tokens,).
+            out: An int64 array, C-contiguous, shape (tokens or more,), of the kinds that
+                `block_tables` takes. The rest is padded with 0, which is in the null slot. Without
+                it a new array is made, shape (tokens,).
 
         Returns:
             The new array, or how many places were written.

@@ -300,9 +300,13 @@ class KVLayout:
         return int(gib * 2**30) * (self.ranks if per == "rank" else 1) // self.host_block_bytes
 
 
-def _width(name: str, dtype: str) -> int:
-    if str(dtype) not in WIDTHS:
-        _unknown(f"{name} {dtype!r}", dtype, WIDTHS)
+def _width(name: str, dtype: object) -> int:
+    if not isinstance(dtype, str) or dtype not in WIDTHS:
+        near = difflib.get_close_matches(str(dtype), WIDTHS, n=1, cutoff=0.0)
+        raise Misuse(
+            f"{name} = {dtype!r}: did you mean {near[0]!r}? A dtype is one of these names: "
+            f"{', '.join(WIDTHS)}"
+        )
     return WIDTHS[dtype]
 
 

@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from blockyard._core import Misuse
 from blockyard.shared.layout import Hello, KVLayout
+from blockyard.shared.sizes import parse_size
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import integer, one_of
 
@@ -66,8 +66,8 @@ class Config:
     It is frozen, and any thread may read it.
 
     Sizes of tiers are blocks, or memory as text where a layout says what a block takes: "64 GiB",
-    per host for the host tier and per rank for the device, or "64 GiB/rank". `block_size` and
-    `ranks` are the layout's where there is one.
+    per host for the host tier and per rank for the device, or "64 GiB/rank". The units are KiB,
+    MiB, GiB, TiB, MB and GB. `block_size` and `ranks` are the layout's where there is one.
 
     Args:
         device: Size of the device tier, null slots included.
@@ -325,22 +325,16 @@ def _blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
     """Blocks of a tier; the core checks the range of a number."""
     if not isinstance(size, str):
         return integer(tier, size, least=0)
-    amount, _, unit = size.partition("GiB")
-    per = unit.strip().removeprefix("/").removeprefix("per ").strip()
-    try:
-        gib = float(amount)
-    except ValueError:
-        gib = -1.0
-    if not 0 <= gib < math.inf or "GiB" not in size or per not in {"", "rank", "host"}:
-        raise Misuse(f"{tier} = {size!r}: give blocks, or memory like '64 GiB' or '8 GiB/rank'")
+    nbytes, amount, per = parse_size(tier, size)
     if layout is None:
         raise Misuse(f"{tier} = {size!r}: without a layout the bytes of a block are unknown")
+    gib = nbytes / 2**30
     if tier == "device":
         if per == "host":
-            raise Misuse(f"{tier} = {size!r}: a device belongs to a rank; give '{gib:g} GiB'")
+            raise Misuse(f"{tier} = {size!r}: a device belongs to a rank; give {amount!r}")
         blocks = layout.device_blocks(gib)
     else:
-        blocks = layout.host_blocks(gib, per="rank" if per == "rank" else "host")
-    if blocks < 1 and gib > 0:
+        blocks = layout.host_blocks(gib, per=per or "host")
+    if blocks < 1 and nbytes:
         raise Misuse(f"{tier} = {size!r} is smaller than one block of {layout.block_bytes} bytes")
     return blocks

@@ -1,5 +1,6 @@
 //! Reads buffers, and writes arrays: the engine's own ones, or new ones of `NumPy`.
 
+use crate::dlpack::Tensor;
 use crate::error::{Failure, Outcome};
 use blockyard_core::Error;
 use pyo3::buffer::{Element, ElementType, PyBuffer, PyUntypedBuffer};
@@ -285,18 +286,39 @@ fn sequence<T: Whole>(name: &'static str, from: &Bound<'_, PyAny>) -> PyResult<V
     })
 }
 
-/// A writable, C-contiguous array that the caller has given for results.
-pub(crate) struct Out<T: Element>(PyBuffer<T>);
+/// A writable, C-contiguous array of the CPU that the caller has given for results.
+pub(crate) struct Out<T: Element> {
+    first: *mut T,
+    shape: Vec<usize>,
+    count: usize,
+    /// It keeps the memory where it is.
+    _owner: Owner<T>,
+}
+
+#[expect(dead_code, reason = "they are held, not read")]
+enum Owner<T: Element> {
+    Buffer(PyBuffer<T>),
+    Tensor(Tensor),
+}
 
 impl<T: Element> Out<T> {
     pub(crate) fn new(from: &Bound<'_, PyAny>, dtype: &str, dimensions: usize) -> PyResult<Self> {
         let wrong = |what: String| {
             Failure::misuse(format!(
-                "out {what}: pass a writable, C-contiguous {dtype} array of {dimensions} dimension(s)"
+                "out {what}: pass a writable, C-contiguous {dtype} array of {dimensions} \
+                 dimension(s), of the CPU or pinned"
             ))
         };
-        let buffer = PyUntypedBuffer::get(from)
-            .map_err(|_| wrong(format!("is {} and has no buffer", from.get_type())))?;
+        let Ok(buffer) = PyUntypedBuffer::get(from) else {
+            let tensor = Tensor::new(from, wrong)?;
+            let tensor = tensor.ok_or_else(|| {
+                wrong(format!(
+                    "is {}, which has no buffer and no DLPack",
+                    from.get_type()
+                ))
+            })?;
+            return Self::of_tensor(tensor, dtype, dimensions, wrong);
+        };
         if buffer.dimensions() != dimensions {
             return Err(wrong(format!("has shape {:?}", buffer.shape())).into());
         }
@@ -312,11 +334,43 @@ impl<T: Element> Out<T> {
         let given = dtype_name(ElementType::from_format(buffer.format()));
         let typed = buffer.into_typed::<T>();
         let typed = typed.map_err(|_| wrong(format!("is {given}, or not aligned")))?;
-        Ok(Self(typed))
+        Ok(Self {
+            first: typed.buf_ptr().cast::<T>(),
+            shape: typed.shape().to_vec(),
+            count: typed.item_count(),
+            _owner: Owner::Buffer(typed),
+        })
+    }
+
+    fn of_tensor(
+        tensor: Tensor,
+        dtype: &str,
+        dimensions: usize,
+        wrong: impl Fn(String) -> Failure,
+    ) -> PyResult<Self> {
+        if tensor.shape.len() != dimensions {
+            return Err(wrong(format!("has shape {:?}", tensor.shape)).into());
+        }
+        if let Some(strides) = tensor.scattered() {
+            return Err(wrong(format!("has strides {strides:?}, in items")).into());
+        }
+        let first = tensor.first.cast::<T>();
+        if tensor.dtype != dtype {
+            return Err(wrong(format!("is {}", tensor.dtype)).into());
+        }
+        if !first.is_aligned() || (first.is_null() && tensor.len() > 0) {
+            return Err(wrong(format!("is not aligned, at {first:?}")).into());
+        }
+        Ok(Self {
+            first,
+            shape: tensor.shape.clone(),
+            count: tensor.len(),
+            _owner: Owner::Tensor(tensor),
+        })
     }
 
     pub(crate) fn shape(&self) -> &[usize] {
-        self.0.shape()
+        &self.shape
     }
 
     /// Writes one element.
@@ -328,16 +382,11 @@ impl<T: Element> Out<T> {
         reason = "PyO3 has no safe way to write single elements of a buffer"
     )]
     pub(crate) fn set(&self, _py: Python<'_>, at: usize, value: T) {
-        assert!(
-            at < self.0.item_count(),
-            "out has {} elements",
-            self.0.item_count()
-        );
-        let first = self.0.buf_ptr().cast::<T>();
-        // SAFETY: `new` has checked that the buffer is writable, C-contiguous and of elements of
-        // this type, so that `item_count` of them, aligned, follow `first`; the buffer is
-        // exported while `self` lives, and `_py` shows that no Python code runs meanwhile.
-        unsafe { first.add(at).write(value) }
+        assert!(at < self.count, "out has {} elements", self.count);
+        // SAFETY: `new` has checked that the array is writable, C-contiguous and of elements of this
+        // type, so that `count` of them, aligned, follow `first`; the owner keeps them there while
+        // `self` lives, and `_py` shows that no Python code runs meanwhile.
+        unsafe { self.first.add(at).write(value) }
     }
 }
 

@@ -3,6 +3,7 @@
 //! A file may use only what stands above it; names on one line are strangers:
 //! layer: error
 //! layer: gil
+//! layer: dlpack
 //! layer: buffers answers
 //! layer: arguments keys plan runs face
 //! layer: lease parked ticket prompt
@@ -20,6 +21,7 @@ mod batch;
 mod begin;
 mod buffers;
 mod cache;
+mod dlpack;
 mod error;
 mod face;
 mod finish;

@@ -201,8 +201,9 @@ impl Cache {
     ///
     /// Args:
     ///     batch: Leases.
-    ///     out: An int32 array, C-contiguous, shape (rows or more, columns). Without it a new array
-    ///         is made, shape (rows, blocks of the longest).
+    ///     out: An int32 array, C-contiguous, shape (rows or more, columns): a buffer, or a tensor
+    ///         that speaks DLPack and is of the CPU or pinned. Without it a new array is made, shape
+    ///         (rows, blocks of the longest).
     ///     cells: "all" writes all cells, padded with the null slot 0. "changed" writes those that
     ///         have changed since the last call for the lease: the row must still hold what that
     ///         call wrote.
@@ -249,8 +250,9 @@ impl Cache {
     ///     batch: Leases.
     ///     first: First token position of each row.
     ///     counts: Tokens of each row; 1 by default.
-    ///     out: An int64 array, C-contiguous, shape (tokens or more,). The rest is padded with 0,
-    ///         which is in the null slot. Without it a new array is made, shape (tokens,).
+    ///     out: An int64 array, C-contiguous, shape (tokens or more,), of the kinds that
+    ///         `block_tables` takes. The rest is padded with 0, which is in the null slot. Without
+    ///         it a new array is made, shape (tokens,).
     ///
     /// Returns:
     ///     The new array, or how many places were written.

@@ -2,12 +2,17 @@
 
 import gc
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import blockyard as by
 from blockyard._core import Misuse, Unavailable
+from blockyard.crane.copiers import Copier
+from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout
 from cranes import LAYOUTS, SHARED, filled, same
@@ -128,3 +133,26 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
             MemoryTier(SHARED, 5, shared=path)
     with pytest.raises(Unavailable, match="to share"):
         MemoryTier(KVLayout.mla(2, ranks=2), 2**30, shared=tmp_path / "large")
+
+
+PAGE = (Path(__file__).parents[3] / "docs/cranes.md").read_text(encoding="utf-8")
+
+
+def public(thing: object) -> set[str]:
+    return {name for name in vars(thing) if not name.startswith("_")}
+
+
+def test_the_tier_of_the_page_has_the_members_of_the_protocol_and_no_other() -> None:
+    section = PAGE.partition("\n## A tier or copier of your own\n")[2].partition("\n## ")[0]
+    (code,) = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"by": by, "MemoryTier": MemoryTier}
+    exec(compile(code, "cranes.md", "exec"), names)  # noqa: S102
+    tier = names["RowTier"](LAYOUTS["fp8 with scales, layer-first"], 5)
+    assert public(tier) | public(type(tier)) == public(Tier)
+    assert same(tier, filled(tier, 1))
+    assert tier.nbytes == MemoryTier(tier.layout, 5).nbytes == sum(p.nbytes for p in tier.planes)
+    # The first sentence names each of them, and the sentence about copiers theirs.
+    sentence = section.partition(". ")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == public(Tier)
+    sentence = section.partition("A copier is one file with ")[2].partition(";")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == public(Copier)

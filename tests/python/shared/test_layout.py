@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -183,6 +184,11 @@ def test_a_hello_travels_pickled() -> None:
     assert pickle.loads(pickle.dumps(hello)) == hello
 
 
+DTYPES = (
+    "dtype = .*: did you mean '.*'\\? A dtype is one of these names: "
+    "float32, bfloat16, float16, float8_e4m3, float8_e5m2, int8, uint8$"
+)
+
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: Plane("", 1, 1), "plane name = ''"),
     (lambda: Plane("kv", 0, 1), "pieces of plane 'kv' = 0: must be an integer >= 1"),
@@ -195,7 +201,8 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: KVLayout((Plane("a", 1, 1),), dtype="int8", ranks=1.5), "ranks = 1.5"),  # type: ignore[arg-type]
     (lambda: KVLayout((Plane("a", 1, 1),), dtype="int8", name=""), "name = ''"),
     (lambda: KVLayout.llama(2, 2, 8, dtype="float8_e4m4"), "did you mean 'float8_e4m3'"),
-    (lambda: KVLayout.llama(2, 2, 8, scale_dtype="float23"), "scale_dtype 'float23'.*'float32'"),
+    (lambda: KVLayout.llama(2, 2, 8, scale_dtype="float23"), "scale_dtype = 'float23'.*'float32'"),
+    (lambda: KVLayout.llama(2, 2, 8, scale_dtype="fp32"), "scale_" + DTYPES),
     (lambda: KVLayout.llama(2, 2, 8, order="layers-first"), "one of 'page-first', 'layer-first'"),  # type: ignore[arg-type]
     (lambda: KVLayout.llama(0, 2, 8), "layers = 0"),
     (lambda: KVLayout.llama(2, 6, 8, ranks=4), "kv_heads = 6 on ranks = 4"),
@@ -219,3 +226,20 @@ BAD: list[tuple[Callable[[], object], str]] = [
 def test_a_bad_value_is_named(make: Callable[[], object], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["fp16", "torch.bfloat16", "Float32", "", None, 2, ["x"], np.dtype("float16")]
+)
+def test_an_unknown_dtype_is_named_and_those_that_exist_are_listed(dtype: Any) -> None:
+    makes: list[Callable[[], KVLayout]] = [
+        lambda: KVLayout((Plane("kv", 1, 1),), dtype=dtype),
+        lambda: KVLayout.llama(2, 2, 8, dtype=dtype),
+        lambda: KVLayout.mla(2, dtype=dtype),
+        lambda: KVLayout.preset("llama-3-8b", dtype=dtype),
+    ]
+    for make in makes:
+        with pytest.raises(Misuse, match=DTYPES) as caught:
+            make()
+        assert str(caught.value).startswith(f"dtype = {dtype!r}: ")
+    assert all(name in DTYPES for name in WIDTHS)

@@ -140,7 +140,7 @@ class Gate(np.ndarray[Any, Any]):
 def gated(tier: MemoryTier, *, bad: int | None = None, opened: bool = False) -> Gate:
     """Puts a gate before the only plane of a tier."""
     (plane,) = tier.planes
-    gate = plane.view(Gate)
+    gate: Gate = plane.view(Gate)
     gate.opened, gate.reached, gate.bad = threading.Event(), threading.Event(), bad
     gate.entered = 0
     if opened:

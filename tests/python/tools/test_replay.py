@@ -259,7 +259,9 @@ def test_what_a_jump_costs_is_counted_in_the_next_step(monkeypatch: pytest.Monke
     begin = by.KVCache.begin
 
     def slow(*given: Any, **keywords: Any) -> Any:
-        time.sleep(0.05)
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
         return begin(*given, **keywords)
 
     monkeypatch.setattr(by.KVCache, "begin", slow)
@@ -269,6 +271,31 @@ def test_what_a_jump_costs_is_counted_in_the_next_step(monkeypatch: pytest.Monke
     assert result.bookkeeping.steps == 2
     assert result.bookkeeping.us_per_step.quantiles[0] > 50_000
     assert result.bookkeeping.us_per_request < 50_000
+
+
+def test_the_bookkeeping_is_cpu_time_so_that_what_waits_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace = asked([(0, 64, 2), (5_000, 64, 2)])
+    waits: list[str] = []
+
+    def waiting(name: str) -> Callable[..., Any]:
+        act = getattr(by.KVCache, name)
+
+        def wait(*given: Any, **keywords: Any) -> Any:
+            waits.append(name)
+            time.sleep(0.2)
+            return act(*given, **keywords)
+
+        return wait
+
+    for name in ("begin", "dispatch", "grow", "seal", "finish", "block_tables"):
+        monkeypatch.setattr(by.KVCache, name, waiting(name))
+    result = run(spec_of(trace), trace, quiet)
+    assert set(waits) >= {"begin", "dispatch", "grow", "seal", "finish", "block_tables"}
+    assert result.wall_seconds > 0.2 * len(waits)
+    assert result.bookkeeping is not None
+    assert result.bookkeeping.us_per_step.max < 200_000
 
 
 def test_prompts_without_an_answer_are_computed_and_end() -> None:

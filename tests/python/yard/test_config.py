@@ -100,13 +100,17 @@ def test_a_layout_gives_block_size_and_ranks() -> None:
         by.Config(device=10, layout=LAYOUT, block_size=32)
 
 
-def test_sizes_in_gib_are_blocks_of_the_layout_per_rank_or_per_host() -> None:
+def test_sizes_of_memory_are_blocks_of_the_layout_per_rank_or_per_host() -> None:
     block = LAYOUT.block_bytes
     config = by.Config(device="0.01 GiB", host="0.5 GiB", layout=LAYOUT)
     assert config.device_blocks == int(0.01 * 2**30) // block
     assert config.host_blocks == 2**29 // (2 * block)
     per_rank = by.Config(device=4, host="0.5 GiB/rank", layout=LAYOUT)
     assert per_rank.host_blocks == 2**29 // block
+    assert by.Config(device="10 MB", layout=LAYOUT).device_blocks == 10**7 // block
+    for half in ("512 MiB/rank", "0.5gib per rank", "524288 KIB / Rank"):
+        assert by.Config(device=4, host=half, layout=LAYOUT).host_blocks == per_rank.host_blocks
+    assert by.Config(device=4, host="0 GB", layout=LAYOUT).host_blocks == 0
 
 
 @pytest.mark.parametrize(
@@ -118,9 +122,12 @@ def test_sizes_in_gib_are_blocks_of_the_layout_per_rank_or_per_host() -> None:
         ({"device": 8, "ranks": True}, "ranks = True"),
         ({"device": 8, "deadline": 0}, "deadline = 0"),
         ({"device": 8, "ahead": -1}, "ahead = -1"),
-        ({"device": "64 GB"}, "device = '64 GB': give blocks, or memory like '64 GiB'"),
+        (
+            {"device": "64 TB"},
+            "device = '64 TB': give blocks, or memory like .* in KiB, MiB, GiB, TiB, MB, GB",
+        ),
         ({"device": 8, "host": "1 GiB"}, "without a layout the bytes of a block"),
-        ({"device": "1 GiB/host", "layout": LAYOUT}, "a device belongs to a rank"),
+        ({"device": "1 gib/host", "layout": LAYOUT}, "to a rank; give '1 GiB'"),
         ({"device": 8, "host": "1e-9 GiB", "layout": LAYOUT}, "smaller than one block"),
         ({"device": 8, "layout": "llama-4-8b"}, "llama-3"),
         ({"device": 8, "layout": 5}, "layout = 5"),

@@ -55,7 +55,19 @@ def reading_a_lease(lease: by.Lease) -> None:
     lease.cached = 3  # type: ignore[misc]
 
 
-def stepping(cache: by.KVCache, batch: list[by.Lease], out: NDArray[np.int32]) -> None:
+class Tensor:
+    """As PyTorch's are: with DLPack, and without a buffer."""
+
+    def __dlpack__(self, stream: Any = None) -> Any:
+        pass
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+def stepping(
+    cache: by.KVCache, batch: list[by.Lease], out: NDArray[np.int32], tensor: Tensor
+) -> None:
     cache.append(batch, [1, 2])
     assert_type(cache.grow(batch), NDArray[np.int32])
     assert_type(cache.grow(batch[0], np.array([1])), NDArray[np.int32])
@@ -63,7 +75,10 @@ def stepping(cache: by.KVCache, batch: list[by.Lease], out: NDArray[np.int32]) -
     assert_type(cache.block_tables(batch, out), int)
     assert_type(cache.block_tables(batch, out, cells="changed"), int)
     cache.block_tables(batch, cells="changed")  # type: ignore[call-overload]
+    assert_type(cache.block_tables(batch, tensor), int)
+    cache.block_tables(batch, [[0]])  # type: ignore[call-overload]
     assert_type(cache.slot_mapping(batch, 0), NDArray[np.int64])
+    assert_type(cache.slot_mapping(batch, 0, None, tensor), int)
     assert_type(cache.slot_mapping(batch, [0], None, np.zeros(4, np.int64)), int)
     assert_type(cache.seal(batch, 3), int)
     cache.trim(batch, 3)

@@ -9,6 +9,7 @@ import numpy as np
 from blockyard._core import Misuse
 from blockyard.crane.copiers import Landed, Receipt, Slots
 from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers.pieces import aligned
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
 from blockyard.shared.validate import integer
@@ -122,7 +123,8 @@ class _Copy:
     def __init__(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots, workers: int
     ) -> None:
-        self._planes = tuple(zip(source.planes, destination.planes, strict=True))
+        planes = zip(source.planes, destination.planes, strict=True)
+        self._planes = tuple(pair for plane in planes for pair in aligned(*plane))
         self._sources = sources
         self._destinations = destinations
         self.blocks = self.good = len(sources)

@@ -30,7 +30,8 @@ class Tier(Protocol):
     def planes(self) -> tuple[Any, ...]:
         """One array of bytes per plane of the layout, shape (blocks, pieces, piece_bytes).
 
-        They are views with any strides: NumPy's, or where a GPU has the memory, CuPy's.
+        They are views with any strides: NumPy's, or where a GPU has the memory, CuPy's. Where an
+        engine's tensors lie apart they are `tiers.pieces.Pieces`, indexed by slots in the same way.
         """
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from blockyard._core import Misuse
 from blockyard.crane.gpu import Places
-from blockyard.crane.tiers.tensors import Tensor, describe, is_pair
+from blockyard.crane.tiers.tensors import Tensor, describe, is_buffer, is_pair
 from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.validate import integer
 
@@ -35,6 +35,7 @@ def places(
     axis: int | Mapping[str, int] | None = None,
     device: int | None = None,
     host: bool = False,
+    gpu: bool = True,
 ) -> Adopted:
     """Finds the pieces of every block in tensors of the engine.
 
@@ -52,6 +53,7 @@ def places(
             a mapping of a plane's name to that of its tensors.
         device: Index of the GPU that must have them; None for any one.
         host: As in `describe`.
+        gpu: As in `describe`.
 
     Raises:
         Misuse: They do not fit; the message says what was found and what is wanted.
@@ -67,7 +69,7 @@ def places(
         runs: list[_Runs] = []
         for number, entry in enumerate(entries):
             with _named(f"tensor {number} of plane {plane.name!r}"):
-                tensor = describe(entry, host=host)
+                tensor = describe(entry, host=host, gpu=gpu)
                 _check(tensor, device)
                 at = _block_axis(tensor.shape, axes.get(plane.name), blocks, layout.block_size)
                 runs.append(_runs(tensor, at))
@@ -110,7 +112,7 @@ def _by_plane(names: list[str], tensors: object) -> Iterator[Sequence[object]]:
         raise Misuse(f"tensors for planes {list(tensors)}: the layout has {names}")
     for name in names:
         given = tensors[name]
-        if is_pair(given) or not isinstance(given, Sequence):
+        if is_pair(given) or is_buffer(given) or not isinstance(given, Sequence):
             given = [given]
         if not given:
             raise Misuse(f"no tensors for plane {name!r}: give one or more")

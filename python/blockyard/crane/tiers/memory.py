@@ -2,20 +2,19 @@
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unavailable
+from blockyard.crane.tiers.adopt import places
+from blockyard.crane.tiers.pieces import Bytes, plane_view
 from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.validate import integer, one_of
 
-__all__ = ["Bytes", "MemoryTier", "mapped", "sized", "slots"]
-
-Bytes = NDArray[np.uint8]
-"""A plane of a tier in this machine's memory, shape (blocks, pieces, piece_bytes)."""
+__all__ = ["MemoryTier", "mapped", "sized", "slots"]
 
 
 class MemoryTier:
@@ -25,6 +24,8 @@ class MemoryTier:
     contiguous slot, plane after plane; planes that are replicated over several ranks lie in a slot
     of their own, in a file that all ranks of the host map. It belongs to its crane, and to the
     crane's thread.
+
+    `adopt` makes one of an engine's own arrays.
 
     Args:
         layout: What a block is.
@@ -53,14 +54,63 @@ class MemoryTier:
         self.layout = layout
         self.blocks = int(blocks)
         self.nbytes = nbytes
-        self.planes: tuple[Bytes, ...]
+        self.planes: tuple[Any, ...]
         if name == "device":
             self.planes = tuple(self._in_order(plane) for plane in layout.planes)
             return
         self.planes = slots(layout, blocks, shared, self._zeros_or_shared)
 
+    @classmethod
+    def adopt(
+        cls,
+        layout: KVLayout,
+        arrays: object,
+        *,
+        blocks: int | None = None,
+        axis: int | Mapping[str, int] | None = None,
+        name: str = "device",
+    ) -> Self:
+        """Makes a tier of host memory that an engine has allocated and goes on owning.
+
+        Nothing is copied: copies of blocks write to the engine's own arrays. A plane is a view of
+        them where its pieces are evenly apart, and `Pieces` where they are not, as in most engines
+        with a tensor per layer.
+
+        Args:
+            layout: What a block is.
+            arrays: NumPy arrays, tensors of PyTorch on the CPU, buffers, or what else speaks
+                DLPack, in the forms that `tiers.adopt.places` takes. They are kept alive until the
+                tier is closed and no view of it is left.
+            blocks: How many blocks there are; or give `axis`.
+            axis: Which axis counts blocks, where several have their length; or a mapping by plane.
+            name: "device", where a CPU engine computes, or "host".
+
+        Raises:
+            Misuse: They do not fit the layout, cannot be written or are not in host memory; the
+                message names what differs. Or a host tier of theirs would have a plane that all
+                ranks share.
+        """
+        one_of("name", name, ("device", "host"))
+        common = [plane.name for plane in layout.planes if plane.replicated and layout.ranks > 1]
+        if name == "host" and common:
+            raise Misuse(
+                f"plane {common[0]!r} is the same on {layout.ranks} ranks, which share it on the "
+                "host: make MemoryTier(layout, blocks, shared=), which maps a file for it"
+            )
+        found = places(layout, arrays, blocks=blocks, axis=axis, host=True, gpu=False)
+        self = cls.__new__(cls)
+        self.name = name
+        self.layout = layout
+        self.blocks = found.blocks
+        self.nbytes = sized(layout, found.blocks, name)
+        self.planes = tuple(
+            plane_view(where, found.blocks, plane.piece_bytes, found.tensors)
+            for plane, where in zip(layout.planes, found.places, strict=True)
+        )
+        return self
+
     def close(self) -> None:
-        """Frees the memory, as soon as no view of it is left."""
+        """Frees the memory, as soon as no view of it is left; adopted arrays are dropped."""
         self.planes = ()
 
     def _zeros(self, shape: tuple[int, ...]) -> Bytes:

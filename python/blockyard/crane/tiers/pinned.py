@@ -17,7 +17,8 @@ import numpy as np
 from blockyard._core import Unavailable
 from blockyard.crane.gpu import Gpu, GpuError, Places
 from blockyard.crane.gpu.cuda import current
-from blockyard.crane.tiers.memory import Bytes, mapped, sized, slots
+from blockyard.crane.tiers.memory import mapped, sized, slots
+from blockyard.crane.tiers.pieces import Bytes
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.log import Limited
 

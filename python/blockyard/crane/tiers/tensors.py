@@ -13,7 +13,7 @@ import numpy as np
 from blockyard._core import Misuse
 from blockyard.shared.layout import WIDTHS
 
-__all__ = ["Tensor", "describe", "is_pair"]
+__all__ = ["Tensor", "describe", "is_buffer", "is_pair"]
 
 
 class Tensor(NamedTuple):
@@ -29,23 +29,26 @@ class Tensor(NamedTuple):
     """It keeps the memory alive."""
 
 
-def describe(tensor: Any, *, host: bool = False) -> Tensor:  # noqa: ANN401 - of any library
+def describe(tensor: Any, *, host: bool = False, gpu: bool = True) -> Tensor:  # noqa: ANN401 - of any library
     """Reads where a tensor lies.
 
     Args:
         tensor: An object with `__cuda_array_interface__` or DLPack; or, where they refuse its
             dtype, a pair of its uint8 view and its shape.
-        host: Whether host memory is allowed too, also that of an `__array_interface__`.
+        host: Whether host memory is allowed, also that of an `__array_interface__` or a buffer.
+        gpu: Whether the memory of a GPU is allowed.
 
     Raises:
-        Misuse: It offers no protocol, is read only, or is not in a GPU's memory.
+        Misuse: It offers no protocol, is read only, or is in memory that is not allowed.
     """
     if is_pair(tensor):
-        return _viewed(describe(tensor[0], host=host), tensor[1])
+        return _viewed(describe(tensor[0], host=host, gpu=gpu), tensor[1])
+    kinds = (_CUDA, _MANAGED) * gpu + _HOST * host
+    readers = (_of_cuda,) * gpu + (_of_host, _of_buffer) * host + (_of_dlpack,)
     refusals = []
-    for read in (_of_cuda, _of_host, _of_dlpack) if host else (_of_cuda, _of_dlpack):
+    for read in readers:
         try:
-            return read(tensor, host=host)
+            return read(tensor, kinds)
         except _REFUSALS as error:
             refusals.append(f"{type(error).__name__}: {error}")
     shape = tuple(getattr(tensor, "shape", ())) or "shape"
@@ -61,6 +64,10 @@ _REFUSALS = (AttributeError, BufferError, LookupError, RuntimeError, TypeError, 
 _CUDA: Final = 2
 _MANAGED: Final = 13
 _HOST: Final = (1, 3)
+_WHERE: Final = {
+    _CUDA: "the memory of a CUDA device",
+    _MANAGED: "managed memory of a CUDA device",
+} | dict.fromkeys(_HOST, "host memory")
 _VERSION: Final = (1, 2)
 _READ_ONLY, _COPIED = 1, 2
 
@@ -99,17 +106,22 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 )
 
 
-def _of_cuda(tensor: Any, *, host: bool) -> Tensor:  # noqa: ANN401 - of any library
+def _of_cuda(tensor: Any, kinds: tuple[int, ...]) -> Tensor:  # noqa: ANN401 - of any library
     interface = tensor.__cuda_array_interface__
     try:
         kind, index = tensor.__dlpack_device__()
     except _REFUSALS:
         kind, index = _MANAGED, 0  # whose index says nothing either
-    return _of_interface(interface, _device(kind, index, host=host), tensor)
+    return _of_interface(interface, _device(kind, index, kinds), tensor)
 
 
-def _of_host(tensor: Any, *, host: bool) -> Tensor:  # noqa: ANN401 - of any library
-    return _of_interface(tensor.__array_interface__, _device(1, 0, host=host), tensor)
+def _of_host(tensor: Any, _: tuple[int, ...]) -> Tensor:  # noqa: ANN401 - of any library
+    return _of_interface(tensor.__array_interface__, None, tensor)
+
+
+def _of_buffer(tensor: Any, _: tuple[int, ...]) -> Tensor:  # noqa: ANN401 - of any library
+    array = np.asarray(memoryview(tensor))
+    return _of_interface(array.__array_interface__, None, array)
 
 
 def _of_interface(interface: Mapping[str, Any], device: int | None, owner: object) -> Tensor:
@@ -126,14 +138,14 @@ def _of_interface(interface: Mapping[str, Any], device: int | None, owner: objec
     return Tensor(int(address or 0), shape, strides, itemsize, device, owner)
 
 
-def _of_dlpack(tensor: Any, *, host: bool) -> Tensor:  # noqa: ANN401 - of any library
+def _of_dlpack(tensor: Any, kinds: tuple[int, ...]) -> Tensor:  # noqa: ANN401 - of any library
     """Reads a DLPack capsule, which stays unused, so that its destructor frees what it holds.
 
     Stream -1 asks for no order between streams: no byte is read here, every later copy waits for
     an event of the engine's stream, and a wait would break the capture of a graph.
     """
     kind, index = tensor.__dlpack_device__()
-    device = _device(kind, index, host=host)
+    device = _device(kind, index, kinds)
     stream = None if kind in _HOST else -1
     try:
         capsule = tensor.__dlpack__(stream=stream, max_version=_VERSION)
@@ -164,13 +176,15 @@ def _of_dlpack(tensor: Any, *, host: bool) -> Tensor:  # noqa: ANN401 - of any l
     return Tensor(address, shape, strides, itemsize, device, capsule)
 
 
-def _device(kind: int, index: int, *, host: bool) -> int | None:
-    if kind == _CUDA:
-        return int(index)
-    if kind == _MANAGED or (host and kind in _HOST):
-        return None
-    where = "host memory" if kind in _HOST else f"memory of DLPack's device type {int(kind)}"
-    raise Misuse(f"it lies in {where}: give a tensor in the memory of a CUDA device")
+def _device(kind: int, index: int, kinds: tuple[int, ...]) -> int | None:
+    """Returns the index of the GPU that has the memory; None for the host, or for any GPU."""
+    if kind in kinds:
+        return int(index) if kind == _CUDA else None
+    where = _WHERE.get(kind, f"memory of DLPack's device type {int(kind)}")
+    other = "the memory of a CUDA device" if _CUDA in kinds else "host memory"
+    tier = {_CUDA: "DeviceTier", _MANAGED: "DeviceTier"} | dict.fromkeys(_HOST, "MemoryTier")
+    also = f", or adopt it by a {tier[kind]}" if kind in tier else ""
+    raise Misuse(f"it lies in {where}: give a tensor in {other}{also}")
 
 
 def _writable(*, read_only: bool) -> None:
@@ -180,6 +194,15 @@ def _writable(*, read_only: bool) -> None:
 
 def _compact(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     return tuple(itemsize * prod(shape[at + 1 :]) for at in range(len(shape)))
+
+
+def is_buffer(entry: object) -> bool:
+    """Whether it is one buffer of bytes, such as a `bytearray`, which is a sequence, too."""
+    try:
+        memoryview(entry)  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError):
+        return False
+    return True
 
 
 def is_pair(entry: object) -> bool:

@@ -77,8 +77,9 @@ class RunCounts:
     stopped: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Preempted requests that are not running again: when, and how many tokens were computed."""
     step_ns: list[int] = field(default_factory=list)
+    """CPU time of the bookkeeping, for each step."""
     jump_ns: int = 0
-    """Time spent while no request could run, until the next step takes it."""
+    """What was spent while no request could run, until the next step takes it."""
     began: NDArray[np.float64] = field(init=False)
     """When each request was admitted first."""
     said: NDArray[np.float64] = field(init=False)

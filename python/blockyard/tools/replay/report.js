@@ -102,7 +102,7 @@ function tiles(run) {
   const gone = run.preempted;
   if (gone) tile("Preempted", "counted", "preempted.count", gone.count, count(gone.count), gone.count ? `${count(gone.lost)} tokens lost, ${count(gone.recomputed)} computed again` : "no work lost");
   const cost = run.bookkeeping;
-  if (cost) tile("Bookkeeping of a step", "measured", "bookkeeping.us_per_step.p50", cost.us_per_step.p50, duration(cost.us_per_step.p50 / 1e6), `median; ${(100 * cost.share).toFixed(2)} % of the engine's time`);
+  if (cost) tile("Bookkeeping, CPU time of a step", "measured", "bookkeeping.us_per_step.p50", cost.us_per_step.p50, duration(cost.us_per_step.p50 / 1e6), `median; ${(100 * cost.share).toFixed(2)} % of the engine's time`);
   else tile("Duration of this run", "measured", "wall_seconds", run.wall_seconds, duration(run.wall_seconds), `${count(run.requests)} requests`);
 }
 
@@ -332,8 +332,8 @@ function compare() {
     ["Output tokens per second", (run) => run.ttft_ms && count(Math.round(run.tokens_per_second))],
     ["Engine time", (run) => run.ttft_ms && duration(run.engine_seconds)],
     ["Measured"],
-    ["Bookkeeping of a step, median", (run) => run.bookkeeping && duration(run.bookkeeping.us_per_step.p50 / 1e6)],
-    ["Bookkeeping of a step, 99 %", (run) => run.bookkeeping && duration(run.bookkeeping.us_per_step.p99 / 1e6)],
+    ["Bookkeeping, CPU time of a step, median", (run) => run.bookkeeping && duration(run.bookkeeping.us_per_step.p50 / 1e6)],
+    ["Bookkeeping, CPU time of a step, 99 %", (run) => run.bookkeeping && duration(run.bookkeeping.us_per_step.p99 / 1e6)],
     ["Duration of this run", (run) => duration(run.wall_seconds)],
   ];
   const heading = add(add(at("table"), "thead"), "tr");

@@ -135,17 +135,20 @@ class Moved(Struct, frozen=True, kw_only=True):
 
 
 class Bookkeeping(Struct, frozen=True, kw_only=True):
-    """What Blockyard itself cost, measured on this machine during the replay."""
+    """The CPU time of Blockyard itself, measured on this machine during the replay.
+
+    What else the machine did meanwhile does not count.
+    """
 
     steps: int
     """Steps of the engine."""
     us_per_step: Spread
-    """Measured microseconds of scheduler and cache for one step, with admissions and their keys.
-    Time spent while no request could run counts to the next step."""
+    """Microseconds of CPU time of scheduler and cache for one step, with admissions and their keys.
+    What is spent while no request could run counts to the next step."""
     us_per_request: float
-    """Measured microseconds to add one request to the queue, mean."""
+    """Microseconds of CPU time to add one request to the queue, mean."""
     share: float
-    """All of it per modelled second of the engine."""
+    """Seconds of CPU time, all together, per modelled second of the engine."""
 
 
 class Verified(Struct, frozen=True, kw_only=True):
@@ -256,7 +259,7 @@ class Run(Struct, frozen=True, kw_only=True):
     """The most slots with content, of device and host; and pinned, the most device slots in use
     by running requests. Looked at in every step."""
     bookkeeping: Bookkeeping | None
-    """Measured cost; null with model sequential."""
+    """CPU time that Blockyard took, measured; null with model sequential."""
     verified: Verified | None
     """Null without --verify."""
     audit: str

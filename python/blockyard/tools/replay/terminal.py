@@ -261,8 +261,8 @@ _PARTS: Final = {
         ("times a ticket was refused", _tickets(lambda tickets: tickets.refused)),
     ),
     "Measured here": _part(
-        ("bookkeeping of a step, median", _cost("p50")),
-        ("bookkeeping of a step, 99 %", _cost("p99")),
+        ("bookkeeping CPU per step, median", _cost("p50")),
+        ("bookkeeping CPU per step, 99 %", _cost("p99")),
         ("duration of this run", lambda run: duration(run.wall_seconds)),
     ),
     "Checked": _part(
@@ -272,7 +272,7 @@ _PARTS: Final = {
         ("blocks of real bytes", _bytes),
     ),
 }
-_NAME: Final = 32
+_NAME: Final = 35
 _COLUMN: Final = 15
 """Columns of the terminal for names, and for each run."""
 

@@ -1,0 +1,73 @@
+"""Amounts of memory as text, such as "64 GiB" or "8 GiB/rank": read here and nowhere else."""
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from math import ceil, isfinite
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, cast
+
+from blockyard._core import Misuse
+
+__all__ = ["UNITS", "Size", "parse_size"]
+
+UNITS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "KiB": 2**10,
+        "MiB": 2**20,
+        "GiB": 2**30,
+        "TiB": 2**40,
+        "MB": 10**6,
+        "GB": 10**9,
+    }
+)
+"""Bytes of each unit."""
+
+_BYTES = {unit.lower(): nbytes for unit, nbytes in UNITS.items()}
+_TEXT = re.compile(
+    r"\s*(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d{1,4})?\s*([a-z]+)\s*((?:/|\bper\b)\s*(rank|host))?\s*",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+class Size(NamedTuple):
+    """What a text says."""
+
+    nbytes: int
+    """Rounded up, so that it is 0 only for 0."""
+    amount: str
+    """The text without what it is for: "64 GiB"."""
+    per: Literal["host", "rank"] | None
+    """What each has so much; None where the text does not say."""
+
+
+def parse_size(name: str, text: str) -> Size:
+    """Reads an amount of memory.
+
+    Spaces do not matter, and neither does case, except that "Gb" and "Gib" are refused: they stand
+    for bits.
+
+    Args:
+        name: What the error calls it.
+        text: A number, one of `UNITS`, and perhaps "/rank" or "/host".
+
+    Raises:
+        Misuse: It is no such text; the message lists the units.
+    """
+    found = _TEXT.fullmatch(text)
+    number, unit, per = ("", "", None) if found is None else _parts(found)
+    nbytes = _BYTES.get(unit.lower())
+    bits = unit[:1].isupper() and unit.endswith("b")
+    if nbytes is None or bits or not isfinite(float(number) * nbytes):
+        raise Misuse(
+            f"{name} = {text!r}: give blocks, or memory like '64 GiB' or '8 GiB/rank', "
+            f"in {', '.join(UNITS)}"
+        )
+    amount = f"{number} {next(known for known in UNITS if known.lower() == unit.lower())}"
+    # In decimals, as 2.3 * 10**6 is no whole number in binary floating point.
+    return Size(ceil(Decimal(number) * nbytes), amount, per)
+
+
+def _parts(found: re.Match[str]) -> tuple[str, str, Literal["host", "rank"] | None]:
+    digits, exponent, unit, _, per = found.groups(default="")
+    return digits + exponent, unit, cast('Literal["host", "rank"]', per.lower()) if per else None
