@@ -1005,6 +1005,12 @@ class Cache:
     def blocks_in_flight(self) -> tuple[int, int]:
         """Returns the blocks in flight, down and up, without flights whose outcome is unknown."""
 
+    def undispatched(self) -> tuple[int, int] | None:
+        """Returns how many plans no `dispatch` has returned yet, and the flight of the oldest.
+
+        None where there are none: flights that have ended meanwhile do not count.
+        """
+
     def worth_loading(self, blocks: int, after: int = 0) -> bool:
         """Tells whether loading takes less time than computing, queued behind all loads in flight.
 
