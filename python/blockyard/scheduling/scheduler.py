@@ -1,6 +1,7 @@
 """Continuous batching over a `KVCache`: which requests run in the next step, wait, or stop."""
 
 from collections.abc import Hashable, Iterable
+from time import monotonic
 from typing import Final, Literal
 from weakref import WeakKeyDictionary, ref
 
@@ -17,8 +18,10 @@ from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState, Result
 from blockyard.scheduling.seats import Seat, Seats
+from blockyard.scheduling.stall import Stalls
 from blockyard.scheduling.stats import SchedulerStats
 from blockyard.scheduling.validate import prompt_of, ticket_of, whole
+from blockyard.shared.stall import Clock
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
 from blockyard.yard.parking import Parking
@@ -41,6 +44,7 @@ class Scheduler:
     Args:
         cache: The cache, in which only this scheduler begins and finishes sequences.
         options: Sizes, limits and policies; all have defaults.
+        clock: Seconds. It decides nothing: `stalled` and its log alone read it.
 
     Raises:
         Misuse: Another scheduler that has not ended drives the cache, or the cache cannot do what
@@ -57,7 +61,9 @@ class Scheduler:
 
     SCHEMA: Final = (*SchedulerStats.SCHEMA, *Parking.SCHEMA)
 
-    def __init__(self, cache: KVCache, options: SchedulerOptions | None = None) -> None:
+    def __init__(
+        self, cache: KVCache, options: SchedulerOptions | None = None, *, clock: Clock = monotonic
+    ) -> None:
         options = SchedulerOptions() if options is None else options
         if not isinstance(options, SchedulerOptions):
             raise Misuse(f"options = {options!r:.60}: must be SchedulerOptions(...)")
@@ -91,7 +97,10 @@ class Scheduler:
             cache, seats, batch, self._lifecycle, headroom, options, counters
         )
         lifecycle = self._lifecycle
-        self._explainer = Explainer(cache, queue, seats, batch, self._admission, lifecycle)
+        self._stalls = stalls = Stalls(
+            cache, queue, seats, batch, self._admission, lifecycle, clock
+        )
+        self._explainer = Explainer(cache, queue, seats, batch, self._admission, lifecycle, stalls)
         self._stats = SchedulerStats(cache, queue, seats, batch, lifecycle, counters)
         self._added = 0
         self._replaced = False
@@ -186,12 +195,15 @@ class Scheduler:
 
         Raises:
             Unavailable: The engine has failed and was not reset.
+            Misuse: 1,024 steps are unanswered.
         """
+        self._stalls.step()
         self._check_open()
         if self._lifecycle.dead is not None:
             raise Unavailable(
                 f"the engine failed ({self._lifecycle.dead}): reset it, then call `reset`"
             )
+        self._stalls.check_answered()
         self._counters.steps += 1
         grown = self._batch.grow()
         if grown.skipped:
@@ -395,6 +407,10 @@ class Scheduler:
             Misuse: There is no such request.
         """
         return self._explainer.explain(self._lifecycle.get(request))
+
+    def stalled(self) -> tuple[str, ...]:
+        """Says what stands still and which call is missing; any thread may ask, and for `stats`."""
+        return self._stalls.stalled()
 
     @property
     def running(self) -> int:

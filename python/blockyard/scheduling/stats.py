@@ -1,7 +1,9 @@
 """How much a scheduler has of everything, and what it has counted."""
 
+from contextlib import suppress
 from typing import Final
 
+from blockyard._core import SpentLease
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import COUNTERS, Counters
 from blockyard.scheduling.lifecycle import Lifecycle
@@ -69,11 +71,10 @@ class SchedulerStats:
 
     def _pinned_until_reset(self) -> int:
         """Blocks of a dead engine's seats, each once, and those that its steps hold back."""
-        if self._lifecycle.dead is None:
-            return 0
-        held = {
-            slot
-            for seat in self._seats.bound()
-            for slot in self._cache.block_tables(seat.lease).ravel().tolist()[: seat.lease.blocks]
-        }
-        return len(held) + self._batch.held_back
+        held: set[int] = set()
+        for seat in self._seats.bound() if self._lifecycle.dead is not None else ():
+            # Another thread asks, and the engine was reset just now.
+            with suppress(SpentLease):
+                table = self._cache.block_tables(seat.lease).ravel().tolist()
+                held.update(table[: seat.lease.blocks])
+        return 0 if self._lifecycle.dead is None else len(held) + self._batch.held_back
