@@ -948,8 +948,8 @@ class Cache:
         Args:
             batch: Leases.
             out: An int32 array, C-contiguous, shape (rows or more, columns): a buffer, or a tensor
-                that speaks DLPack and is of the CPU or pinned. Without it a new array is made, shape
-                (rows, blocks of the longest).
+                that speaks DLPack and is of the CPU or pinned. Without it a new array is made, of
+                shape (rows, blocks of the longest).
             cells: "all" writes all cells, padded with the null slot 0. "changed" writes those that
                 have changed since the last call for the lease: the row must still hold what that
                 call wrote.
@@ -1292,6 +1292,12 @@ class Cache:
 
     def blocks_in_flight(self) -> tuple[int, int]:
         """Returns the blocks in flight, down and up, without flights whose outcome is unknown."""
+
+    def undispatched(self) -> tuple[int, int] | None:
+        """Returns how many plans no `dispatch` has returned yet, and the flight of the oldest.
+
+        None where there are none: flights that have ended meanwhile do not count.
+        """
 
     def worth_loading(self, blocks: int, after: int = 0) -> bool:
         """Tells whether loading takes less time than computing, queued behind all loads in flight.

@@ -10,6 +10,7 @@ from blockyard.crane.crane import Crane
 from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout
+from blockyard.shared.stall import Fact
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import one_of
 from blockyard.yard.cache import KVCache
@@ -76,6 +77,11 @@ class LocalCache(KVCache):
         one_of("memory", memory, ("lost", "kept"))
         self._crane.reset()
         return self.commit(self._crane.poll()) + super().reset(rank, memory=memory)
+
+    @override
+    def standing(self) -> list[Fact]:
+        """Returns what is a stall where it stays as it is, of the crane too."""
+        return super().standing() + self._crane.standing()
 
     @override
     def stats(self) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """`Crane`: one rank's memory and its copies. It takes plans, polls them and reports."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +18,7 @@ from blockyard.crane.tiers import Tier
 from blockyard.shared.layout import Hello, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
 from blockyard.shared.stats import Stat
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import integer
@@ -45,6 +47,7 @@ class Crane:
         thresholds: The configuration's, for a `CudaCopier` that is made here.
         fingerprint: Of the configuration that this process was started with; without one the
             layout's own.
+        clock: Seconds, for `stalled` and its log alone.
 
     Raises:
         Misuse: A tier has another name or layout, or the layout has no such rank.
@@ -69,6 +72,7 @@ class Crane:
         copier: Copier | None = None,
         thresholds: Thresholds | None = None,
         fingerprint: str = "",
+        clock: Clock = time.monotonic,
     ) -> None:
         rank = integer("rank", rank, least=0)
         if rank >= layout.ranks:
@@ -95,6 +99,8 @@ class Crane:
         self._reported: list[Outcome] = []
         self._counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
         self._closed = False
+        self._polls = 0
+        self._watch = StallWatch(__name__, clock)
 
     def hello(self) -> Hello:
         """Returns what it reports at the handshake."""
@@ -129,6 +135,7 @@ class Crane:
         """
         if self._closed:
             raise Misuse("the crane is closed: it takes no plan")
+        self._watch.step(self.standing)
         taken: dict[int, _Flight] = {}
         copies: list[_Copy] = []
         for plan in [plans] if isinstance(plans, Plan) else plans:
@@ -145,6 +152,7 @@ class Crane:
 
     def poll(self) -> list[Outcome]:
         """Returns what has ended since the last call, each flight once."""
+        self._polls += 1
         moving, self._moving = self._moving, []
         with self._turn() if moving or self._waiting else nullcontext():
             for copy, receipt in moving:
@@ -190,6 +198,28 @@ class Crane:
         for flight in self._flights.values():
             flight.good, flight.cause = 0, Cause.DEAD
         self._report(list(self._flights.values()))
+
+    def standing(self) -> list[Fact]:
+        """Returns what is a stall where it stays as it is: flights, and no poll. Any thread may."""
+        flights, rank = self.in_flight, self._rank
+        if not flights:
+            return []
+
+        def say(steps: int, seconds: float) -> str:
+            return (
+                f"{those(flights, 'flight', 'wait')} on rank {rank}, and nobody has polled it for "
+                f"{lasting(steps, seconds)}: call commit(crane.poll()) once per turn (cache.step() "
+                "does)"
+            )
+
+        return [Fact(Rule.NOT_POLLED, self._polls, say)]
+
+    def stalled(self) -> tuple[str, ...]:
+        """Says that nobody polls, where that is so: a step is a call of `submit` here.
+
+        The answer is empty where all is well. Any thread may ask.
+        """
+        return self._watch.stalled(self.standing)
 
     def stats(self) -> dict[str, int]:
         """Returns counters and sizes; `SCHEMA` has units and meanings."""

@@ -111,6 +111,14 @@ class Admission:
             and self.spare() < refused.some
         )
 
+    @property
+    def refused(self) -> Request | None:
+        """The first request that found no room, and has not begun or ended since."""
+        refused = self._refused
+        if refused is None or refused.first.lease is not None or refused.first.terminal:
+            return None
+        return refused.first
+
     def first_refused(self) -> tuple[Request, int] | None:
         """The first request that found no room, and the blocks that it lacks still.
 

@@ -7,6 +7,7 @@ from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState
 from blockyard.scheduling.seats import Seat, Seats
+from blockyard.scheduling.stall import Stalls
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
 
@@ -23,6 +24,7 @@ class Explainer:
         batch: The steps in flight.
         admission: Which request waits for which.
         lifecycle: Whether the engine lives.
+        stalls: Whether the loop stands still.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Explainer:
         batch: Batch,
         admission: Admission,
         lifecycle: Lifecycle,
+        stalls: Stalls,
     ) -> None:
         self._cache = cache
         self._queue = queue
@@ -40,15 +43,15 @@ class Explainer:
         self._batch = batch
         self._admission = admission
         self._lifecycle = lifecycle
+        self._stalls = stalls
 
     def explain(self, entry: Request) -> Explanation:
         """What a request is doing, or why it waits, and what holds the device."""
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         below = self._cache.explain(self._held(entry))
         lines = self._of_waiting(entry) if seat is None else self._of_seat(seat)
-        return Explanation(
-            (f"Request {entry.id!r} is {entry.state}.", *lines, *below.lines), below.holders
-        )
+        said = (f"Request {entry.id!r} is {entry.state}.", *lines, *below.lines)
+        return Explanation((*said, *self._stalls.stalled()), below.holders)
 
     @property
     def _headroom(self) -> int:

@@ -2,15 +2,16 @@
 
 from collections.abc import Hashable, Iterable
 from threading import get_ident
+from time import monotonic
 from typing import Final, Literal
 from weakref import WeakKeyDictionary, ref
 
 from blockyard._core import Keys, Lease, Misuse, Ticket, Unavailable
-from blockyard.scheduling.admission import Admission, Admitted
+from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.arrival import arrived, sample_ids
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
-from blockyard.scheduling.engine import Ack, Engine, Output, Start, Step
+from blockyard.scheduling.engine import Ack, Engine, Output, Step
 from blockyard.scheduling.explain import Explainer
 from blockyard.scheduling.forks import Forks
 from blockyard.scheduling.lifecycle import Lifecycle
@@ -20,8 +21,11 @@ from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.pressure import Pressure
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Media, RequestState, Result, Retention
-from blockyard.scheduling.seats import Seat, Seats
+from blockyard.scheduling.seats import Seats
+from blockyard.scheduling.stall import Stalls
+from blockyard.scheduling.starts import Starts
 from blockyard.scheduling.stats import SchedulerStats
+from blockyard.shared.stall import Clock
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
 from blockyard.yard.parking import Parking
@@ -44,6 +48,7 @@ class Scheduler:
     Args:
         cache: The cache, in which only this scheduler begins and finishes sequences.
         options: Sizes, limits and policies; all have defaults.
+        clock: Seconds. It decides nothing: `stalled` and its log alone read it.
 
     Raises:
         Misuse: Another scheduler that has not ended drives the cache, or the cache cannot do what
@@ -61,7 +66,9 @@ class Scheduler:
     SCHEMA: Final = (*SchedulerStats.SCHEMA, *Parking.SCHEMA)
     """Name, unit and meaning of each number in `stats`."""
 
-    def __init__(self, cache: KVCache, options: SchedulerOptions | None = None) -> None:
+    def __init__(
+        self, cache: KVCache, options: SchedulerOptions | None = None, *, clock: Clock = monotonic
+    ) -> None:
         options = SchedulerOptions() if options is None else options
         if not isinstance(options, SchedulerOptions):
             raise Misuse(f"options = {options!r:.60}: must be SchedulerOptions(...)")
@@ -99,7 +106,11 @@ class Scheduler:
         self._pressure = Pressure(
             cache, seats, batch, self._admission, preemptor, lifecycle, headroom, counters
         )
-        self._explainer = Explainer(cache, queue, seats, batch, self._admission, lifecycle)
+        self._starts = Starts(cache, seats, batch, self._admission, lifecycle, counters)
+        self._stalls = stalls = Stalls(
+            cache, queue, seats, batch, self._admission, lifecycle, clock
+        )
+        self._explainer = Explainer(cache, queue, seats, batch, self._admission, lifecycle, stalls)
         self._stats = SchedulerStats(cache, queue, seats, batch, lifecycle, counters)
         self._added = 0
         self._replaced = False
@@ -250,66 +261,31 @@ class Scheduler:
 
         Raises:
             Unavailable: The engine has failed and was not reset.
+            Misuse: 1,024 steps are unanswered.
         """
+        self._stalls.step()
         self._check_open()
         if self._lifecycle.dead is not None:
             raise Unavailable(
                 f"the engine failed ({self._lifecycle.dead}): reset it, then call `reset`"
             )
+        self._stalls.check_answered()
         self._counters.steps += 1
         grown = self._batch.grow()
         if grown.skipped:
             grown = self._pressure.make_room(grown)
         # Only now: a request that starts in this step is no victim in it.
-        starts = self._landed()
+        starts = self._starts.landed()
         self._cache.set_headroom(self._lifecycle.wanted_headroom())
         if not grown.skipped:
-            starts += self._begun(self._admission.admit())
+            starts += self._starts.begun(self._admission.admit())
             if self._queue.parked or self._batch.held:
                 self._pressure.move_ahead()
         elif self._queue.promised:
-            starts += self._begun(self._admission.admit_promised())
+            starts += self._starts.begun(self._admission.admit_promised())
         self._admission.prefetch()
         stops = self._lifecycle.take_stops(self._batch.number + 1)
         return self._batch.launch(grown, starts, stops)
-
-    def _landed(self) -> list[Start]:
-        """Starts requests whose loads have ended, from what is good of them (T3, T4)."""
-        starts = []
-        for seat in self._batch.landed():
-            if seat.lease.state == "short" and seat.lease.resumed:
-                self._lifecycle.came_short(seat)
-                continue
-            # Slots of a copy with unknown outcome are quarantined: take others, or recompute.
-            if len(self._cache.grow([seat.lease], 0)):
-                seat.request.failed_loads += 1
-                self._lifecycle.recompute(seat)
-            else:
-                starts.append(self._start(seat))
-        return starts
-
-    def _begun(self, admitted: Admitted) -> list[Start]:
-        """Starts admitted requests, but for those that load first."""
-        self._counters.admitted += len(admitted.seats)
-        self._counters.no_room += bool(admitted.refused)
-        self._counters.soon += len(admitted.soon)
-        for entry, why in admitted.failed:
-            self._lifecycle.end(entry, RequestState.FAILED, why)
-        if admitted.refused and not len(self._seats):
-            self._admission.take_back(but=admitted.refused[0])
-        starts = []
-        for seat in admitted.seats:
-            if seat.lease.state == "loading":
-                seat.request.state = RequestState.LOADING
-                self._batch.add_loading(seat)
-            else:
-                starts.append(self._start(seat))
-        return starts
-
-    def _start(self, seat: Seat) -> Start:
-        start = self._batch.start(seat)
-        seat.request.start(start.cached)
-        return start
 
     # -- what the engine answers ---------------------------------------------------------------
 
@@ -418,6 +394,10 @@ class Scheduler:
         """
         return self._explainer.explain(self._lifecycle.get(request))
 
+    def stalled(self) -> tuple[str, ...]:
+        """Says what stands still and which call is missing, surest first; any thread may ask."""
+        return self._stalls.stalled()
+
     @property
     def steps_in_flight(self) -> int:
         """Steps that were not answered yet."""
@@ -444,5 +424,5 @@ class Scheduler:
         return not len(self._lifecycle) and not len(self._seats) and not self._batch.computing
 
     def stats(self) -> dict[str, int]:
-        """Returns counters and sizes; `SCHEMA` has units and meanings."""
+        """Returns counters and sizes; `SCHEMA` has units and meanings. Any thread may ask."""
         return self._stats.read() | self._parking.stats()

@@ -88,7 +88,7 @@ class Seats:
 
     def stopping_seats(self) -> list[Seat]:
         """All seats that wait for their ack, by number."""
-        return [seat for seat in self.bound() if seat.stop is not None]
+        return [seat for seat in self._seats if seat is not None and seat.stop is not None]
 
     def requests(self) -> tuple[list[Request], list[Request]]:
         """Requests that run or leave, and requests with host slots promised, to be parked."""

@@ -1,5 +1,6 @@
 """How much a scheduler has of everything, and what it has counted."""
 
+from contextlib import suppress
 from typing import Final
 
 from blockyard._core import SpentLease
@@ -72,15 +73,10 @@ class SchedulerStats:
         """Blocks of a dead engine's seats, each once, and those that its steps hold back."""
         if self._lifecycle.dead is None:
             return 0
-        try:
-            held = {
-                slot
-                for seat in self._seats.bound()
-                for slot in self._cache.block_tables(seat.lease)
-                .ravel()
-                .tolist()[: seat.lease.blocks]
-            }
-        except SpentLease:
-            # Another thread asks, and a reset has just given them back.
-            return 0
+        held: set[int] = set()
+        for seat in self._seats.bound():
+            # Another thread may ask while the engine is reset.
+            with suppress(SpentLease):
+                table = self._cache.block_tables(seat.lease).ravel().tolist()
+                held.update(table[: seat.lease.blocks])
         return len(held) + self._batch.held_back

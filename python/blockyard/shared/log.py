@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 
 __all__ = ["Limited"]
 
@@ -9,17 +10,21 @@ __all__ = ["Limited"]
 class Limited:
     """A logger that writes one line per message and second, and counts those that it left out.
 
-    This is the one place where wall time is read: logging never decides anything.
+    Wall time is read here, and by the stall rules: neither ever decides anything.
 
     Args:
         name: Name of the logger, "blockyard" or below it.
         seconds: Between two lines of one message.
+        clock: Returns the seconds.
     """
 
-    __slots__ = ("_last", "_logger", "_seconds", "_swallowed")
+    __slots__ = ("_clock", "_last", "_logger", "_seconds", "_swallowed")
 
-    def __init__(self, name: str, seconds: float = 1.0) -> None:
+    def __init__(
+        self, name: str, seconds: float = 1.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._logger = logging.getLogger(name)
+        self._clock = clock
         self._seconds = seconds
         self._last: dict[str, float] = {}
         self._swallowed: dict[str, int] = {}
@@ -35,7 +40,7 @@ class Limited:
     def _line(self, level: int, message: str, values: tuple[object, ...]) -> None:
         if not self._logger.isEnabledFor(level):
             return
-        now = time.monotonic()
+        now = self._clock()
         last = self._last.get(message)
         if last is not None and now - last < self._seconds:
             self._swallowed[message] = self._swallowed.get(message, 0) + 1

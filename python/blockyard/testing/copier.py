@@ -150,6 +150,11 @@ class ScriptedCopier:
         self._held = [one for one in self._held if not one.ended] + [held]
         return held
 
+    @property
+    def hanging(self) -> bool:
+        """Whether a copy hangs."""
+        return any(held.hangs for held in self._held)
+
     def release(self) -> None:
         """Lets copies that hang go on."""
         for held in self._held:
@@ -213,6 +218,11 @@ class _Held:
             source, destination, sources[:end], destinations[:end]
         )
         return self._receipt is not None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it waits for `release`."""
+        return self.ended is None and math.isinf(self._polls)
 
     def release(self) -> None:
         """Ends a hang."""

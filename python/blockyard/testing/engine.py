@@ -172,6 +172,8 @@ class SimulatedEngine:
         """Ticks in which no step is computed."""
         self.fates: deque[tuple[str, int]] = deque()
         """The fates of the next stops; later ones are acknowledged as usual."""
+        self.lost: set[Stop] = set()
+        """Stops that it did not hear, or whose ack was lost: only a reconcile ends them."""
         self.emitted: Counter[Hashable] = Counter()
         """How many tokens of each request were sampled and reported."""
         self.seen: Counter[str] = Counter()
@@ -283,6 +285,8 @@ class SimulatedEngine:
                 self._leave(stop)
                 continue
             self.seen[f"ack {fate}".strip()] += 1
+            # A stop that is sent again is answered.
+            (self.lost.add if fate in {"lost", "unheard"} else self.lost.discard)(stop)
             if fate == "unheard":
                 continue
             self._leave(stop)

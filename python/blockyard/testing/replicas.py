@@ -1,18 +1,19 @@
 """The yards of a simulation: one, or several that take the same calls and are compared."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import BlockyardError
-from blockyard.scheduling.engine import Start, Step
+from blockyard.scheduling.engine import Start, Step, Stop
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import Result
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.plan import Plan
+from blockyard.shared.stall import Clock
 from blockyard.testing.checked_cache import CheckedCache
 from blockyard.testing.checked_reservations import CheckedReservations
 from blockyard.testing.engine import check
@@ -39,11 +40,14 @@ class Replicas:
         setup: Sizes, policies and how many replicas.
         seen: Where the first one counts; the others' counts would be the same.
         fenced: Returns the slots that no request may be given now.
+        clock: The seconds of the simulation.
     """
 
-    def __init__(self, setup: Setup, seen: Counter[str], fenced: Callable[[], set[int]]) -> None:
+    def __init__(
+        self, setup: Setup, seen: Counter[str], fenced: Callable[[], set[int]], clock: Clock
+    ) -> None:
         self._replicas = [
-            _replica(setup, Counter() if number else seen, fenced)
+            _replica(setup, Counter() if number else seen, fenced, clock)
             for number in range(max(setup.replicas, 1))
         ]
         first = self._replicas[0]
@@ -102,6 +106,18 @@ class Replicas:
         for violation in self.each(lambda replica: replica.cache.audit()):
             check(violation is None, f"the audit: {violation}")
 
+    def check_stalls(self, lost: Iterable[Stop], *, hung: bool) -> None:
+        """Checks that nothing is said of this loop but what a fault has done to it (O10).
+
+        Args:
+            lost: Stops whose ack was lost: their seats wait for a reconcile.
+            hung: Whether a copy hangs or an outcome is lost: a flight waits for a reset.
+        """
+        faults = tuple(f"Seat {stop.seat} waits " for stop in lost) + ("Flight ",) * hung
+        for sentences in self.each(lambda replica: replica.scheduler.stalled()):
+            for said in sentences:
+                check(said.startswith(faults), f"O10: {said}")
+
     def compare(self) -> None:
         """Checks that counters and digests are the same everywhere."""
         stats = self.each(lambda replica: replica.scheduler.stats() | replica.reservations.stats())
@@ -127,7 +143,9 @@ class Replicas:
             _check_at_rest(replica, slots)
 
 
-def _replica(setup: Setup, seen: Counter[str], fenced: Callable[[], set[int]]) -> Replica:
+def _replica(
+    setup: Setup, seen: Counter[str], fenced: Callable[[], set[int]], clock: Clock
+) -> Replica:
     cache = CheckedCache(config_of(setup))
     cache.watch(seen, fenced)
     scheduler = Scheduler(
@@ -144,6 +162,7 @@ def _replica(setup: Setup, seen: Counter[str], fenced: Callable[[], set[int]]) -
             max_overtakes=setup.max_overtakes,
             num_speculative_tokens=setup.drafts,
         ),
+        clock=clock,
     )
     return Replica(cache, scheduler, CheckedReservations(cache, seen))
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, Self
 
 from blockyard._core import Misuse
@@ -125,6 +125,8 @@ class Setup:
     """Yards that take the same calls, and are compared after every step."""
     cranes: Literal["here", "elsewhere"] = "here"
     """With "elsewhere" there are no bytes to check: each copy is good, some ticks later."""
+    tick_ms: int = 10
+    """Milliseconds of a tick on the scheduler's clock, which decides nothing."""
 
 
 _SAID: Final[dict[str, tuple[int, frozenset[str]]]] = {
@@ -172,7 +174,7 @@ class Scenario:
     def seeded(cls, seed: int) -> Self:
         """Returns a setup, some requests and some kinds of faults, the same for the same seed."""
         chance = random.Random(seed)  # noqa: S311 - not for cryptography
-        setup = _setup(chance)
+        setup = replace(_setup(chance), tick_ms=10 ** (seed % 3))
         ticks = chance.randint(20, 120)
         events = _requests(chance, setup, ticks)
         events += _faults(chance, setup, ticks, [str(event.what[0]) for event in events])
@@ -189,6 +191,7 @@ class Scenario:
         """
         chance = random.Random(seed)  # noqa: S311 - not for cryptography
         setup, events = _alike(chance)
+        setup = replace(setup, tick_ms=10 ** (seed % 3))
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
 

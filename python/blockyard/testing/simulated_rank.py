@@ -138,6 +138,11 @@ class SimulatedRank:
         return due
 
     @property
+    def hung(self) -> bool:
+        """Whether a flight waits for what only an event ends: a release, or a reset."""
+        return self.lost or self.copier.dead or self.copier.hanging
+
+    @property
     def silent(self) -> bool:
         """Whether no flight and no outcome is on its way."""
         return not self.crane.in_flight and not self.road

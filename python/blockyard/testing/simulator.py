@@ -93,7 +93,8 @@ class _Simulation:
         self._seen: Counter[str] = self._engine.seen
         faulty = any(event.verb in _FAULTS for event in scenario.events)
         self._requests = Requests(setup, self._seen, faulty=faulty)
-        self._replicas = Replicas(setup, self._seen, self._fenced)
+        seconds = setup.tick_ms / 1000
+        self._replicas = Replicas(setup, self._seen, self._fenced, clock=lambda: self.now * seconds)
         self._pending_aborts: list[tuple[str, str]] = []
         self._reconciles: list[tuple[int, list[int], int]] = []
         self._copies = Copies(setup.ranks, setup.deadline, self._seen)
@@ -261,6 +262,8 @@ class _Simulation:
         """Makes the checks that follow every tick."""
         self._collect()
         self._replicas.audit()
+        hung = any(rank.hung for rank in self._ranks)
+        self._replicas.check_stalls(self._engine.lost, hung=hung)
         self._copies.compare(self._replicas.cache.stats())
         self._replicas.compare()
 

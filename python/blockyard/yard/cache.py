@@ -12,12 +12,14 @@ from blockyard._typing import override
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.machine import free_memory
 from blockyard.shared.plan import Outcome
+from blockyard.shared.stall import Fact
 from blockyard.shared.stats import Stat, core_schema
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
 from blockyard.yard.flights import Ended, Flights
 from blockyard.yard.offload import Offload
+from blockyard.yard.stall import undispatched, unreported
 
 __all__ = ["KVCache"]
 
@@ -252,6 +254,15 @@ class KVCache(Cache):
             Misuse: It is something else, or a token is out of range.
         """
         return explain(self, request)
+
+    def standing(self) -> list[Fact]:
+        """Returns what is a stall where it stays as it is: plans and flights that wait.
+
+        `Scheduler.stalled` says them in time. A scheduler of your own gives this question to a
+        `StallWatch`. Any thread may ask.
+        """
+        facts = undispatched(self, self._offload), unreported(self._flights, self._now)
+        return [fact for fact in facts if fact is not None]
 
     @override
     def stats(self) -> dict[str, int]:

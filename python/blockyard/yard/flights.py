@@ -10,7 +10,7 @@ from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.stats import Stat
 
-__all__ = ["Ended", "Flights"]
+__all__ = ["Ended", "Flights", "Waiting"]
 
 _log = Limited(__name__)
 
@@ -30,12 +30,26 @@ class _InFlight:
     blocks: int
     due: int | None
     missing: set[int]
+    order: int
+    """How many flights were launched before it."""
     good: int
     corrupt: bool = False
     fault: bool = False
     """Whether a rank has reported a failure, other than by a reset or a close."""
     late: bool = False
     """Whether it counts as unknown."""
+
+
+class Waiting(NamedTuple):
+    """A flight of which not every rank has reported."""
+
+    flight: int
+    missing: list[int]
+    """The ranks that have not."""
+    spoken: list[int]
+    """The ranks that have."""
+    others: int
+    """Flights that wait as well."""
 
 
 class Flights:
@@ -63,7 +77,16 @@ class Flights:
     )
     """Name, unit and meaning of each number in `stats`."""
 
-    __slots__ = ("_counts", "_deadline", "_due", "_in_flight", "_lost", "_ranks")
+    __slots__ = (
+        "_counts",
+        "_deadline",
+        "_due",
+        "_heard",
+        "_in_flight",
+        "_launched",
+        "_lost",
+        "_ranks",
+    )
 
     def __init__(self, ranks: int, deadline: int | None) -> None:
         self._ranks = ranks
@@ -71,6 +94,9 @@ class Flights:
         self._in_flight: dict[int, _InFlight] = {}
         self._due: deque[int] = deque()
         self._lost: list[int] = []
+        self._launched = 0
+        # Flights that were launched when each rank last reported one.
+        self._heard = [0] * ranks
         self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
 
     def __len__(self) -> int:
@@ -84,7 +110,11 @@ class Flights:
         due = None if self._deadline is None else now + self._deadline
         if due is not None:
             self._due.append(plan.flight)
-        self._in_flight[plan.flight] = _InFlight(len(plan), due, set(range(self._ranks)), len(plan))
+        missing = set(range(self._ranks))
+        self._in_flight[plan.flight] = _InFlight(
+            len(plan), due, missing, self._launched, good=len(plan)
+        )
+        self._launched += 1
 
     def check(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
         """Returns the outcomes as a list, all of which `report` will take.
@@ -126,6 +156,7 @@ class Flights:
                 self._lost.append(outcome.flight)
                 continue
             entry.missing.remove(outcome.rank)
+            self._heard[outcome.rank] = self._launched
             corrupt = outcome.cause is Cause.CORRUPT and outcome.good < entry.blocks
             if outcome.good < entry.good:
                 entry.good, entry.corrupt = outcome.good, corrupt
@@ -180,6 +211,23 @@ class Flights:
         self._counts["flights_unknown"] += 1
         _log.warning("flight %d: no end known by tick %d", flight, now)
         return flight
+
+    def waiting(self, now: int) -> Waiting | None:
+        """The oldest flight that waits for a rank; any thread may ask.
+
+        Where the ticks of a deadline go by, one flight that is late is taken care of: it counts
+        only where a rank has reported nothing at all since it was launched.
+        """
+        in_flight = list(self._in_flight.items())
+        for at, (flight, entry) in enumerate(in_flight):
+            missing = sorted(entry.missing)
+            if self._deadline is not None and entry.due is not None:
+                ticks = now > entry.due - self._deadline
+                missing = [r for r in missing if not ticks or self._heard[r] <= entry.order]
+            if missing:
+                spoken = [rank for rank in range(self._ranks) if rank not in entry.missing]
+                return Waiting(flight, missing, spoken, len(in_flight) - at - 1)
+        return None
 
     def forget(self, flights: Iterable[int]) -> None:
         """Drops flights that the caller has ended."""

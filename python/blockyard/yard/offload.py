@@ -16,9 +16,11 @@ class Offload:
     in flight.
     """
 
-    __slots__ = ("_ahead", "_less_in_flight", "_through")
+    __slots__ = ("_ahead", "_less_in_flight", "_through", "decided")
 
     def __init__(self, config: Config) -> None:
+        self.decided = 0
+        """How often it was asked: once per dispatch."""
         self._ahead = config.ahead_blocks if config.host_blocks else 0
         self._through = config.write == "through"
         # A heap does not skip victims in flight, so that others would be copied instead.
@@ -26,11 +28,16 @@ class Offload:
 
     def decide(self, cache: Cache) -> None:
         """Begins copies down, if any are due now."""
+        self.decided += 1
         ahead = self._ahead
-        if not ahead or (not self._through and cache.room().free >= ahead):
+        if not self.due(cache):
             return
         if self._less_in_flight:
             down, _up = cache.blocks_in_flight()
             ahead -= down
         if ahead > 0:
             cache.demote(ahead)
+
+    def due(self, cache: Cache) -> bool:
+        """Whether the watermark asks for copies now."""
+        return bool(self._ahead) and (self._through or cache.room().free < self._ahead)

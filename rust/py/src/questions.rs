@@ -164,6 +164,15 @@ impl Cache {
         })?)
     }
 
+    /// Returns how many plans no `dispatch` has returned yet, and the flight of the oldest.
+    ///
+    /// None where there are none: flights that have ended meanwhile do not count.
+    fn undispatched(&self, py: Python<'_>) -> PyResult<Option<(u32, u64)>> {
+        self.check_sound()?;
+        let oldest = enter(py, &self.inner, 0, |state| Ok(state.undispatched()))?;
+        Ok(oldest.map(|(plans, flight)| (plans, flight.number())))
+    }
+
     /// Tells whether loading takes less time than computing, queued behind all loads in flight.
     ///
     /// Args:

@@ -202,8 +202,8 @@ impl Cache {
     /// Args:
     ///     batch: Leases.
     ///     out: An int32 array, C-contiguous, shape (rows or more, columns): a buffer, or a tensor
-    ///         that speaks DLPack and is of the CPU or pinned. Without it a new array is made, shape
-    ///         (rows, blocks of the longest).
+    ///         that speaks DLPack and is of the CPU or pinned. Without it a new array is made, of
+    ///         shape (rows, blocks of the longest).
     ///     cells: "all" writes all cells, padded with the null slot 0. "changed" writes those that
     ///         have changed since the last call for the lease: the row must still hold what that
     ///         call wrote.

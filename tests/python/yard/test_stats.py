@@ -29,11 +29,10 @@ def test_the_schema_names_every_number_once() -> None:
 
 
 def test_a_message_is_logged_once_a_second_and_says_what_was_left_out(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     seconds = [0.0]
-    monkeypatch.setattr("blockyard.shared.log.time.monotonic", lambda: seconds[0])
-    log = Limited("blockyard.test")
+    log = Limited("blockyard.test", clock=lambda: seconds[0])
     with caplog.at_level(logging.WARNING, "blockyard"):
         for at in range(5):
             log.warning("flight %d failed", at)

@@ -58,6 +58,29 @@ fn holders_are_told_the_largest_first_with_what_was_promised_to_them() {
 }
 
 #[test]
+fn a_plan_is_undispatched_until_it_is_given_out_or_its_flight_has_ended() {
+    let yard = Yard::new(12, 8);
+    let waiting = || yard.cache.lock().undispatched();
+    assert_eq!(waiting(), None);
+    yard.publish(&text(1, 3));
+    let first = yard.demote(1).unwrap();
+    let second = yard.demote(2).unwrap();
+    assert_eq!(waiting(), Some((2, first.flight)), "the oldest is told");
+    yard.land(&[first]);
+    assert_eq!(waiting(), Some((1, second.flight)), "it was carried out");
+    // It stands in the place of the first one.
+    let third = yard.demote(3).unwrap();
+    assert_eq!(waiting(), Some((2, second.flight)), "and is the newer one");
+    assert_eq!(
+        yard.cache.lock().dispatch(),
+        [second.clone(), third.clone()]
+    );
+    assert_eq!(waiting(), None, "both were given out");
+    yard.land(&[second, third]);
+    yard.at_rest();
+}
+
+#[test]
 fn blocks_are_in_flight_until_they_land_or_their_end_is_unknown() {
     let yard = Yard::new(12, 8);
     let in_flight = || yard.cache.lock().blocks_in_flight();

@@ -3,7 +3,7 @@
 
 use super::State;
 use crate::error::{Error, Result};
-use crate::id::{LeaseId, NodeIx, ParkedId, SlotIx, TicketId, Tier};
+use crate::id::{FlightId, LeaseId, NodeIx, ParkedId, SlotIx, TicketId, Tier};
 use crate::pool::Hold;
 use crate::record::{Parked, Running};
 
@@ -228,6 +228,18 @@ impl State {
     /// Blocks in flight, down and up; those of flights whose end is unknown do not count.
     pub fn blocks_in_flight(&self) -> (u32, u32) {
         self.in_flight.into()
+    }
+
+    /// Plans that [`State::dispatch`] would give out now, and the flight of the oldest of them.
+    pub fn undispatched(&self) -> Option<(u32, FlightId)> {
+        let waiting = self
+            .flights
+            .iter()
+            .filter_map(|(flight, record)| Some((record.waits?, flight)));
+        let (plans, oldest) = waiting.fold((0, None), |(plans, oldest), next| {
+            (plans + 1, Some(oldest.map_or(next, |one| next.min(one))))
+        });
+        oldest.map(|(_, flight)| (plans, FlightId(self.flights.id(flight))))
     }
 
     /// Flights in flight, and blocks that [`State::dispatch`] would give out now, to judge its work.

@@ -1,0 +1,79 @@
+"""How a request starts: with what was found of it, once that is there."""
+
+from blockyard.scheduling.admission import Admission, Admitted
+from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.counters import Counters
+from blockyard.scheduling.engine import Start
+from blockyard.scheduling.lifecycle import Lifecycle
+from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.seats import Seat, Seats
+from blockyard.yard.cache import KVCache
+
+__all__ = ["Starts"]
+
+
+class Starts:
+    """Starts the requests that were admitted, at once or when their loads have ended.
+
+    Args:
+        cache: The cache that holds their blocks.
+        seats: The seats that they have.
+        batch: What runs in them.
+        admission: What else waits.
+        lifecycle: How they go back, and end.
+        counters: Where they are counted.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        seats: Seats,
+        batch: Batch,
+        admission: Admission,
+        lifecycle: Lifecycle,
+        counters: Counters,
+    ) -> None:
+        self._cache = cache
+        self._seats = seats
+        self._batch = batch
+        self._admission = admission
+        self._lifecycle = lifecycle
+        self._counters = counters
+
+    def landed(self) -> list[Start]:
+        """Starts requests whose loads have ended, from what is good of them (T3, T4)."""
+        starts = []
+        for seat in self._batch.landed():
+            if seat.lease.state == "short" and seat.lease.resumed:
+                self._lifecycle.came_short(seat)
+                continue
+            # Slots of a copy with unknown outcome are quarantined: take others, or recompute.
+            if len(self._cache.grow([seat.lease], 0)):
+                seat.request.failed_loads += 1
+                self._lifecycle.recompute(seat)
+            else:
+                starts.append(self._start(seat))
+        return starts
+
+    def begun(self, admitted: Admitted) -> list[Start]:
+        """Starts admitted requests, but for those that load first."""
+        self._counters.admitted += len(admitted.seats)
+        self._counters.no_room += bool(admitted.refused)
+        self._counters.soon += len(admitted.soon)
+        for entry, why in admitted.failed:
+            self._lifecycle.end(entry, RequestState.FAILED, why)
+        if admitted.refused and not len(self._seats):
+            self._admission.take_back(but=admitted.refused[0])
+        starts = []
+        for seat in admitted.seats:
+            if seat.lease.state == "loading":
+                seat.request.state = RequestState.LOADING
+                self._batch.add_loading(seat)
+            else:
+                starts.append(self._start(seat))
+        return starts
+
+    def _start(self, seat: Seat) -> Start:
+        start = self._batch.start(seat)
+        seat.request.start(start.cached)
+        return start

@@ -1,0 +1,55 @@
+"""What stands still in the yard: plans that nobody dispatches, and flights that nobody reports."""
+
+from blockyard._core import Cache
+from blockyard.shared.stall import Fact, Rule, lasting, those
+from blockyard.yard.flights import Flights
+from blockyard.yard.offload import Offload
+
+__all__ = ["undispatched", "unreported"]
+
+
+def undispatched(cache: Cache, offload: Offload) -> Fact | None:
+    """Plans that were made, or copies ahead that are due, while `dispatch` is not called."""
+    waiting = cache.undispatched()
+    if waiting is not None:
+        plans, flight = waiting
+
+        def plans_wait(steps: int, seconds: float) -> str:
+            return (
+                f"{those(plans, 'plan', 'wait')} to be dispatched, the oldest is flight {flight} "
+                f"({lasting(steps, seconds)}): call cache.step() (or dispatch) once per turn"
+            )
+
+        return Fact(Rule.UNDISPATCHED, ("plan", flight), plans_wait)
+    if offload.due(cache):
+
+        def nothing_ahead(steps: int, seconds: float) -> str:
+            return (
+                f"Dispatch was not called for {lasting(steps, seconds)}, so that nothing is copied "
+                "to the host ahead of need: call cache.step() (or dispatch) once per turn"
+            )
+
+        return Fact(Rule.UNDISPATCHED, ("ahead", offload.decided), nothing_ahead)
+    return None
+
+
+def unreported(flights: Flights, now: int) -> Fact | None:
+    """The oldest flight that was dispatched, and not reported by every rank."""
+    waiting = flights.waiting(now)
+    if waiting is None:
+        return None
+
+    def say(steps: int, seconds: float) -> str:
+        ranks = ", ".join(map(str, waiting.missing))
+        spoken = f"; {_ranks(waiting.spoken)} spoken" if waiting.spoken else ""
+        more = f"; {those(waiting.others, 'newer flight', 'wait')}, too" if waiting.others else ""
+        return (
+            f"Flight {waiting.flight} waits for rank {ranks} ({lasting(steps, seconds)}){spoken}"
+            f"{more}: call commit(crane.poll()) with what every rank's crane says, once per turn"
+        )
+
+    return Fact(Rule.NO_OUTCOME, waiting.flight, say)
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
