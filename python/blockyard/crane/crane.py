@@ -204,7 +204,8 @@ class Crane:
         def say(steps: int, seconds: float) -> str:
             return (
                 f"{those(flights, 'flight', 'wait')} on rank {rank}, and nobody has polled it for "
-                f"{lasting(steps, seconds)}: call commit(crane.poll()) once per turn"
+                f"{lasting(steps, seconds)}: call commit(crane.poll()) once per turn (cache.step() "
+                "does)"
             )
 
         return [Fact(Rule.NOT_POLLED, self._polls, say)]

@@ -71,10 +71,12 @@ class SchedulerStats:
 
     def _pinned_until_reset(self) -> int:
         """Blocks of a dead engine's seats, each once, and those that its steps hold back."""
+        if self._lifecycle.dead is None:
+            return 0
         held: set[int] = set()
-        for seat in self._seats.bound() if self._lifecycle.dead is not None else ():
-            # Another thread asks, and the engine was reset just now.
+        for seat in self._seats.bound():
+            # Another thread may ask while the engine is reset.
             with suppress(SpentLease):
                 table = self._cache.block_tables(seat.lease).ravel().tolist()
                 held.update(table[: seat.lease.blocks])
-        return 0 if self._lifecycle.dead is None else len(held) + self._batch.held_back
+        return len(held) + self._batch.held_back

@@ -39,7 +39,7 @@ _CAUSES: Final = {
     Rule.NO_OUTCOME: frozenset({Rule.UNDISPATCHED, Rule.NOT_POLLED}),
     Rule.NO_ROOM: frozenset(Rule) - {Rule.NO_ROOM},
 }
-"""Rules that say nothing while one of these speaks, of which they are the effect."""
+"""Rules that say nothing while one of these lasts from look to look: they are its effect."""
 
 
 class Fact(NamedTuple):
@@ -122,13 +122,19 @@ class StallWatch:
             if since is None or since.identity != fact.identity:
                 since = _Since(fact.identity, self._steps, now)
             self._since[rule] = since
-            steps, seconds = self._steps - since.step, now - since.second
-            if steps >= STEPS and seconds >= SECONDS:
-                lasted[rule] = steps, seconds
+            lasted[rule] = self._steps - since.step, now - since.second
+        stand = {
+            rule
+            for rule, (steps, seconds) in lasted.items()
+            if steps >= STEPS and seconds >= SECONDS
+        }
+        if not stand:
+            return {}
+        causes = {rule for rule, (steps, _) in lasted.items() if steps >= _EVERY}
         return {
             rule: held[rule].say(*lasted[rule])
             for rule in Rule
-            if rule in lasted and not _CAUSES.get(rule, frozenset()) & lasted.keys()
+            if rule in stand and not _CAUSES.get(rule, frozenset()) & causes
         }
 
     def _warn(self, stalls: dict[Rule, str]) -> None:

@@ -30,7 +30,8 @@ def continuation(request: Hashable, prompt: int, max_tokens: int) -> list[int]:
 class Loop:
     """A scheduler, and an engine that acts when the test says so.
 
-    `accept` is how many tokens a row samples of those it may, for engines with drafts.
+    `accept` is how many tokens a row samples of those it may, for engines with drafts. `now` is the
+    scheduler's clock.
     """
 
     def __init__(
@@ -41,16 +42,20 @@ class Loop:
         size: int = 4,
         accept: int = 1,
         recompute: bool = True,
+        cache: by.KVCache | None = None,
         **keywords: Any,
     ) -> None:
-        self.cache = by.KVCache(block_size=size, device=device, host=host, recompute=recompute)
+        own = by.KVCache(block_size=size, device=device, host=host, recompute=recompute)
+        self.cache = own if cache is None else cache
         chosen: dict[str, Any] = {
             "max_num_seqs": 4,
             "max_num_batched_tokens": 64,
             "headroom": NoHeadroom(),
             **keywords,
         }
-        self.scheduler = Scheduler(self.cache, SchedulerOptions(**chosen))
+        self.now = 0.0
+        options = SchedulerOptions(**chosen)
+        self.scheduler = Scheduler(self.cache, options, clock=lambda: self.now)
         self.accept = accept
         self.air: deque[Step] = deque()
         self.bound: dict[int, tuple[Start, int]] = {}

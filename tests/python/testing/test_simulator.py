@@ -21,9 +21,12 @@ from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.seats import Seat
+from blockyard.scheduling.stall import Stalls
+from blockyard.shared.stall import Fact
 from blockyard.testing import ROWS, Broken, Event, Scenario, Setup, minimised, simulate
 from blockyard.testing.checked_cache import CheckedCache
 from blockyard.testing.engine import chained, continuation, ends
+from blockyard.testing.replicas import Replicas
 from blockyard.testing.scenario import VERBS
 from blockyard.yard.flights import Flights
 from blockyard.yard.offload import Offload
@@ -177,6 +180,30 @@ def test_a_seat_that_is_free_before_its_ack_is_noticed(monkeypatch: pytest.Monke
         self._acked(seat)
 
     assert broken(monkeypatch, "stop", wrong, Lifecycle) != "nothing"
+
+
+def test_a_rule_that_speaks_of_a_sound_loop_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is always unanswered, though never the same for long."""
+
+    def wrong(self: Stalls, right: Any, first: int) -> Fact | None:
+        fact = right(self, first)
+        return None if fact is None else fact._replace(identity="some step")
+
+    noticed = broken(monkeypatch, "_unanswered", wrong, Stalls)
+    assert re.search(r"O10: \d steps? (is|are) unanswered", noticed)
+
+
+@pytest.mark.parametrize(("seed", "told"), [(146, "Flight"), (893, "Seat 0 waits")])
+def test_what_a_fault_has_done_is_said_and_only_that_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, seed: int, told: str
+) -> None:
+    """A copy hangs, and an ack is lost, for longer than 64 steps and 2 seconds."""
+    simulate(Scenario.seeded(seed))
+
+    def wrong(self: Replicas, right: Any, *_: Any, **__: Any) -> None:
+        right(self, (), hung=False)
+
+    assert f"O10: {told}" in broken(monkeypatch, "check_stalls", wrong, Replicas, [seed])
 
 
 def test_an_ack_of_another_epoch_that_is_taken_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
