@@ -338,6 +338,7 @@ def test_questions_change_nothing() -> None:
     assert "waits for the ack" in str(loop.scheduler.explain("new"))
     assert "requests stand before it" in str(loop.scheduler.explain("waits"))
     assert (loop.scheduler.idle, loop.scheduler.running) == (False, 1)
+    assert (loop.scheduler.stalled(), loop.cache.undispatched()) == ((), None)
     assert (loop.cache.digest(), loop.scheduler.stats()) == before
     schema = {stat.name for stat in Scheduler.SCHEMA}
     assert schema == set(loop.scheduler.stats())

@@ -17,7 +17,7 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.plan import Outcome
 from blockyard.shared.stall import Fact, Rule, StallWatch, lasting
-from blockyard.testing import Scenario, simulate
+from blockyard.testing import Scenario, ScriptedCopier, delay, simulate
 from loop import Loop, loading
 from yard import begin, publish, text
 
@@ -196,6 +196,23 @@ def test_without_room_those_are_told_that_hold_it_and_a_lease_that_no_request_ha
     loop.finish()
 
 
+def test_a_stall_that_was_over_begins_anew() -> None:
+    # All is as it was the first time, to the last block.
+    loop = Loop(device=33)
+    leaked = begin(loop.cache, text(9, 80))
+    loop.add("large", text(1, 60), 2)
+    assert not any(looks_at(loop, 50, 1.0, loop.turn))
+    loop.scheduler.abort("large")
+    loop.turn()
+    assert loop.scheduler.stalled() == ()
+    loop.add("another", text(1, 60), 2)
+    said = [*looks_at(loop, 66, 1.0, loop.turn)]
+    assert said[:64] == [()] * 64
+    assert rules(said[-1]) == [Rule.NO_ROOM]
+    loop.cache.finish(leaked)
+    loop.finish()
+
+
 def test_slots_in_quarantine_are_told_where_they_are_why_nothing_fits() -> None:
     loop = loading()
     (plan,) = loop.plans
@@ -230,7 +247,12 @@ def test_a_stop_whose_step_is_not_answered_waits_for_no_ack() -> None:
     assert rules(said) == [Rule.UNANSWERED]
     while loop.air:
         loop.output()
-    *_, said = looks_at(loop, 70, 1.0, lambda: (loop.schedule(), loop.output()))
+
+    def turn() -> None:
+        loop.schedule()
+        loop.output()
+
+    *_, said = looks_at(loop, 70, 1.0, turn)
     assert rules(said) == [Rule.NO_ACK]
 
 
@@ -467,6 +489,23 @@ def test_a_crane_in_a_process_of_its_own_says_that_nobody_polls_it(
         assert crane.stalled() == ()
 
 
+def test_a_crane_that_always_has_flights_and_is_polled_says_nothing() -> None:
+    now = 0.0
+    layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=2, block_size=4)
+    tiers = MemoryTier(layout, 90, name="device"), MemoryTier(layout, 90)
+    copier = ScriptedCopier(ThreadCopier(workers=0), [delay(3)] * 80)
+    cache = by.KVCache(layout, device=90, host=90, ahead=0)
+    publish(cache, text(1, 340))
+    with Crane(layout, device=tiers[0], host=tiers[1], copier=copier, clock=lambda: now) as crane:
+        for at in range(80):
+            now += 1.0
+            cache.commit(crane.poll())
+            cache.demote(at + 1)
+            crane.submit(cache.dispatch())
+            assert crane.in_flight
+            assert crane.stalled() == ()
+
+
 def test_a_scheduler_of_ones_own_asks_the_cache_and_has_a_watch() -> None:
     now = 0.0
     cache, watch = by.KVCache(block_size=4, device=17), StallWatch("mine", lambda: now)
@@ -478,6 +517,21 @@ def test_a_scheduler_of_ones_own_asks_the_cache_and_has_a_watch() -> None:
     assert rules(watch.stalled(cache.standing)) == [Rule.UNDISPATCHED]
     cache.commit(lease.plans)
     assert watch.stalled(cache.standing) == ()
+
+
+def test_an_effect_that_is_older_than_its_cause_waits_for_it() -> None:
+    step = 0
+    watch = StallWatch("mine", lambda: float(step))
+
+    def facts() -> list[Fact]:
+        effect, cause = Fact(Rule.NO_OUTCOME, 1, lasting), Fact(Rule.NOT_POLLED, 1, lasting)
+        return [effect, cause][: 1 + (step >= 10)]
+
+    said = []
+    for step in range(80):  # noqa: B007 - the clock reads it
+        watch.step(facts)
+        said.append(watch.stalled(facts))
+    assert said == [()] * 74 + [(lasting(steps, steps),) for steps in range(64, 70)]
 
 
 def test_whoever_is_asked_from_a_log_handler_answers() -> None:
