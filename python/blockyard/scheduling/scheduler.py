@@ -409,7 +409,7 @@ class Scheduler:
         return self._explainer.explain(self._lifecycle.get(request))
 
     def stalled(self) -> tuple[str, ...]:
-        """Says what stands still and which call is missing; any thread may ask, and for `stats`."""
+        """Says what stands still and which call is missing, surest first; any thread may ask."""
         return self._stalls.stalled()
 
     @property
@@ -428,5 +428,5 @@ class Scheduler:
         return not len(self._lifecycle) and not len(self._seats) and not self._batch.computing
 
     def stats(self) -> dict[str, int]:
-        """Returns counters and sizes; `SCHEMA` has units and meanings."""
+        """Returns counters and sizes; `SCHEMA` has units and meanings. Any thread may ask."""
         return self._stats.read() | self._parking.stats()
