@@ -1,5 +1,7 @@
 """The KV cache of an inference engine: which block lives where, and who may use it."""
 
+import typing
+
 from blockyard._core import (
     BlockyardError,
     ForeignLease,
@@ -21,7 +23,6 @@ from blockyard._core import (
 )
 from blockyard.crane.crane import Crane
 from blockyard.local import local
-from blockyard.scheduling.async_engine import AsyncEngine
 from blockyard.scheduling.engine import Ack, Output, Step
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.scheduler import Scheduler
@@ -29,6 +30,9 @@ from blockyard.shared.layout import KVLayout
 from blockyard.shared.plan import Cause, Outcome
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, agree
+
+if typing.TYPE_CHECKING:
+    from blockyard.scheduling.async_engine import AsyncEngine
 
 __all__ = [
     "Ack",
@@ -63,3 +67,12 @@ __all__ = [
     "agree",
     "local",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Imports what needs asyncio when it is used: most programs do not."""
+    if name == "AsyncEngine":
+        from blockyard.scheduling.async_engine import AsyncEngine  # noqa: PLC0415 - see above
+
+        return AsyncEngine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

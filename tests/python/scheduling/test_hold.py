@@ -80,7 +80,7 @@ def test_a_held_request_gives_its_room_to_one_that_waits_and_loses_no_work() -> 
     loop = held(device=9, host=32)
     loop.scheduler.abort("two")
     loop.turn(2)
-    loop.add("waits", text(3, 20), 4)
+    loop.add("waits", text(3, 22), 4)
     for _ in range(12):
         loop.turn()
     assert loop.results["waits"].state is RequestState.FINISHED
