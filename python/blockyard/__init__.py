@@ -31,9 +31,6 @@ from blockyard.shared.plan import Cause, Outcome
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, agree
 
-if typing.TYPE_CHECKING:
-    from blockyard.scheduling.async_engine import AsyncEngine
-
 __all__ = [
     "Ack",
     "AsyncEngine",
@@ -68,11 +65,14 @@ __all__ = [
     "local",
 ]
 
+if typing.TYPE_CHECKING:
+    from blockyard.scheduling.async_engine import AsyncEngine
+else:
 
-def __getattr__(name: str) -> object:
-    """Imports what needs asyncio when it is used: most programs do not."""
-    if name == "AsyncEngine":
-        from blockyard.scheduling.async_engine import AsyncEngine  # noqa: PLC0415 - see above
+    def __getattr__(name: str) -> object:
+        """Imports what needs asyncio when it is used: most programs do not."""
+        if name == "AsyncEngine":
+            from blockyard.scheduling.async_engine import AsyncEngine  # noqa: PLC0415 - see above
 
-        return AsyncEngine
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return AsyncEngine
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
