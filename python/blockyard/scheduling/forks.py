@@ -16,9 +16,10 @@ __all__ = ["Forks"]
 class Forks:
     """Gives samples a seat beside the one that has computed their prompt.
 
-    A fork shares the full blocks, and copies the partial one. It computes the last token of the
-    prompt again, which gives the logits of its own first token. A sample that finds no seat or no
-    room waits in the queue like any other, and finds the prompt published.
+    A fork shares the full blocks, and computes the others again: less than a block, or the last
+    one, whose last token gives the logits of its own first token. Nothing is copied, as the first
+    sample writes on in the block that a copy would read. A sample that finds no seat or no room
+    waits in the queue like any other, and finds the prompt published.
 
     Args:
         cache: The cache that holds the blocks.
@@ -73,9 +74,14 @@ class Forks:
             return None
         if any(other.rank < entry.rank for other in self._queue.next(1)):
             return None
+        size = self._cache.block_size
+        computed = (len(entry.prompt) - 1) // size * size
+        if parent.cached > computed:
+            # Its last block is a copy of a published one, which is found there.
+            return None
         try:
             reserve = self._admission.reserve(entry.max_tokens - 1)
-            return self._cache.fork(parent, len(entry.prompt) - 1, reserve=reserve)
+            return self._cache.fork(parent, computed, reserve=reserve)
         except (NoRoom, Misuse):
             # The headroom policy may raise, too: the begin of this request will say so.
             return None

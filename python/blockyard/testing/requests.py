@@ -1,13 +1,49 @@
 """The requests of a simulation: what each asked for, and how each must end."""
 
+import zlib
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from blockyard.scheduling.arrival import sample_ids
 from blockyard.scheduling.request import RequestState, Result, max_blocks
 from blockyard.testing.engine import check, continuation
 from blockyard.testing.scenario import Setup
 
-__all__ = ["Request", "Requests"]
+__all__ = ["Ask", "Request", "Requests"]
+
+
+class Ask(NamedTuple):
+    """The fields of an `add` event."""
+
+    name: str
+    family: int
+    shared: int
+    own: int
+    most: int
+    priority: int
+    salt: str = ""
+    lora: str = ""
+    n: int = 1
+
+    @property
+    def prompt(self) -> list[int]:
+        """What the family shares, and tokens that no other request has."""
+        own = sum(map(ord, self.name)) * 7919
+        shared = range(1000 + 100 * self.family, 1000 + 100 * self.family + self.shared)
+        return [*shared, *range(own, own + self.own)]
+
+    @property
+    def samples(self) -> tuple[Hashable, ...]:
+        """The ids of its samples."""
+        return sample_ids(self.name, self.n)
+
+    @property
+    def tag(self) -> int:
+        """What its KV depends on beside its tokens."""
+        said = f"{self.salt} {self.lora}".encode()
+        return zlib.crc32(said) if self.salt or self.lora else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +70,8 @@ class Requests:
         self._seen = seen
         self._faulty = faulty
         self._asked: dict[str, Request] = {}
+        self.ids: dict[str, Hashable] = {}
+        """The scheduler's id of each: that of a sample is no name."""
         self.results: dict[str, Result] = {}
         self.aborted: set[str] = set()
         """Requests that an event has aborted."""
@@ -57,11 +95,14 @@ class Requests:
         """The names of those that have no result."""
         return [name for name in self._asked if name not in self.results]
 
-    def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
-        """Notes a request that is about to be added to the scheduler."""
-        blocks = max_blocks(len(prompt), max_tokens, self._setup.block_size)
-        self._asked[name] = Request(prompt, max_tokens, blocks)
-        self.work += len(prompt) + max_tokens
+    def add(self, ask: Ask) -> None:
+        """Notes requests that are about to be added to the scheduler: the samples of a prompt."""
+        prompt = ask.prompt
+        blocks = max_blocks(len(prompt), ask.most, self._setup.block_size)
+        for sample in ask.samples:
+            self.ids[str(sample)] = sample
+            self._asked[str(sample)] = Request(prompt, ask.most, blocks)
+            self.work += len(prompt) + ask.most
 
     def end(self, result: Result, state: RequestState | None, *, stopping: bool) -> None:
         """Checks that a request ends once, whole, and with the right tokens (INV-11, INV-12).

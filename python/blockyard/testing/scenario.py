@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 from blockyard._core import Misuse
 from blockyard._typing import override
+from blockyard.scheduling.arrival import sample_ids
 from blockyard.scheduling.headroom import (
     Adaptive,
     FullLength,
@@ -32,8 +33,10 @@ VICTIMS: Final[dict[str, Callable[[], VictimPolicy]]] = {
 }
 
 VERBS: Final = {
-    "add": (6, 8),
+    "add": (6, 8, 9),
     "abort": (2,),
+    "hold": (1,),
+    "unhold": (1,),
     "ack": (2,),
     "copy": (4,),
     "outcome": (3,),
@@ -58,9 +61,10 @@ class Event(NamedTuple):
     | verb | what |
     |---|---|
     | add | name, family of the prompt, tokens shared with the family, tokens of its own, tokens \
-to sample at most, priority; optionally salt and LoRA, "" for none. It takes the ticket of its \
-name |
+to sample at most, priority; optionally salt and LoRA, "" for none, and number of samples, whose \
+names are "('name', 0)" and so on. It takes the ticket of its name |
     | abort | name, and the state in which the request is aborted, "" for now |
+    | hold, unhold | name: the request decodes nothing from now on, or goes on |
     | ack | "late", "twice", "lost", "unheard" or "foreign", ticks: the fate of the next stop |
     | copy | rank, "up", "down" or "across", word, number: the `Action` for the next such copy |
     | outcome | rank, "late", "twice", "lost" or "foreign", ticks: the fate of the rank's next \
@@ -177,7 +181,12 @@ class Scenario:
         setup = replace(_setup(chance), tick_ms=10 ** (seed % 3))
         ticks = chance.randint(20, 120)
         events = _requests(chance, setup, ticks)
-        events += _faults(chance, setup, ticks, [str(event.what[0]) for event in events])
+        names = [str(event.what[0]) for event in events]
+        if seed % 4 == 1:
+            # From a source of its own: the other events stay as they are.
+            events, names = _sampled(random.Random(f"samples {seed}"), events)  # noqa: S311
+            events += _holds(random.Random(f"holds {seed}"), ticks, names)  # noqa: S311
+        events += _faults(chance, setup, ticks, names)
         events += _resizes(chance, setup, ticks, events)
         events += _promises(chance, setup, ticks, events)
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
@@ -296,6 +305,28 @@ def _requests(chance: random.Random, setup: Setup, ticks: int) -> list[Event]:
         what = (f"r{number}", family, shared, length - shared, most, priority, *tenant)
         events.append(Event(chance.randrange(ticks), "add", what))
     return events
+
+
+def _sampled(chance: random.Random, events: list[Event]) -> tuple[list[Event], list[str]]:
+    """Gives some requests several samples; returns the names of all samples, too."""
+    made, names = [], []
+    for event in events:
+        n = chance.choice([1, 1, 2, 3])
+        made.append(event if n == 1 else event._replace(what=(*event.what, n)))
+        name = event.what[0]
+        names += [str(sample) for sample in sample_ids(name, n)]
+    return made, names
+
+
+def _holds(chance: random.Random, ticks: int, names: list[str]) -> list[Event]:
+    """Holds some requests for a while; one that is never let go is let go when the faults end."""
+    made = []
+    for _ in range(chance.choice([0, 4, 12])):
+        name, at = chance.choice(names), chance.randrange(ticks)
+        made.append(Event(at, "hold", (name,)))
+        if chance.random() < 0.7:  # noqa: PLR2004
+            made.append(Event(at + chance.randint(1, 30), "unhold", (name,)))
+    return made
 
 
 def _faults(chance: random.Random, setup: Setup, ticks: int, names: list[str]) -> list[Event]:

@@ -1,7 +1,6 @@
 """A scheduler, its yard, an engine and cranes that misbehave, step by step in virtual time."""
 
 import tempfile
-import zlib
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
 from blockyard.testing.engine import Broken, SimulatedEngine, check
 from blockyard.testing.replicas import Replica, Replicas
-from blockyard.testing.requests import Requests
+from blockyard.testing.requests import Ask, Requests
 from blockyard.testing.rows import PARKING
 from blockyard.testing.scenario import Scenario
 from blockyard.testing.simulated_rank import SimulatedRank, config_of
@@ -153,7 +152,10 @@ class _Simulation:
 
     def _states(self) -> dict[str, RequestState | None]:
         """Returns the state of each request that has no result."""
-        return {name: self._scheduler.state(name) for name in self._requests.unfinished}
+        return {name: self._state(name) for name in self._requests.unfinished}
+
+    def _state(self, name: str) -> RequestState | None:
+        return self._scheduler.state(self._requests.ids.get(name))
 
     # -- a tick ------------------------------------------------------------------------------
 
@@ -230,8 +232,8 @@ class _Simulation:
             name = str(start.request)
             heard = len(start.tokens) - len(self._requests[name].prompt)
             check(
-                heard == self._engine.emitted[name],
-                f"INV-8: {name} starts with {heard} sampled tokens of {self._engine.emitted[name]}",
+                heard == self._engine.emitted[start.request],
+                f"INV-8: {name} starts with {heard} sampled tokens, not as many as it has sampled",
             )
             self._seen["starts again"] += heard > 0
         for stop in step.stops:
@@ -270,42 +272,32 @@ class _Simulation:
     def _collect(self) -> None:
         for result in self._replicas.results():
             name = str(result.request)
-            state = self._scheduler.state(name)
+            state = self._scheduler.state(result.request)
             self._requests.end(result, state, stopping=name in self._stopping)
 
     # -- events ------------------------------------------------------------------------------
 
-    def _on_add(
-        self,
-        name: str,
-        family: int,
-        shared: int,
-        own: int,
-        most: int,
-        priority: int,
-        salt: str = "",
-        lora: str = "",
-    ) -> None:
-        prompt = [1000 + 100 * family + at for at in range(shared)]
-        prompt += [sum(map(ord, name)) * 7919 + at for at in range(own)]
-        if name in self._requests or not prompt:
+    def _on_add(self, *what: Any) -> None:  # noqa: ANN401 - the fields of `Ask`
+        ask = Ask(*what)
+        if str(ask.samples[0]) in self._requests or not ask.prompt:
             return
-        self._requests.add(name, prompt, most)
-        self._engine.tags[name] = zlib.crc32(f"{salt} {lora}".encode()) if salt or lora else 0
+        self._requests.add(ask)
+        self._engine.tags |= dict.fromkeys(ask.samples, ask.tag)
         self._replicas.each(
             lambda replica: replica.scheduler.add(
-                name,
-                prompt,
-                max_tokens=most,
-                priority=priority,
-                salt=salt or None,
-                lora=lora or None,
-                ticket=replica.reservations.commit(name),
+                ask.name,
+                ask.prompt,
+                max_tokens=ask.most,
+                priority=ask.priority,
+                n=ask.n,
+                salt=ask.salt or None,
+                lora=ask.lora or None,
+                ticket=replica.reservations.commit(ask.name),
             )
         )
 
     def _on_abort(self, name: str, when: str) -> None:
-        state = self._scheduler.state(name)
+        state = self._state(name)
         if when and state != when:
             self._pending_aborts.append((name, when))
             return
@@ -314,14 +306,26 @@ class _Simulation:
         self._seen[f"abort in {state}"] += 1
         self._seen["T27"] += state is RequestState.LOADING
         self._requests.aborted.add(name)
-        self._replicas.each(lambda replica: replica.scheduler.abort(name))
+        self._replicas.each(lambda replica: replica.scheduler.abort(self._requests.ids[name]))
         if state in {
             RequestState.WAITING,
             RequestState.LOADING,
             RequestState.RECOMPUTE,
             RequestState.PARKED,
         }:
-            check(self._scheduler.state(name) is None, f"{name} was {state} and is not aborted")
+            check(self._state(name) is None, f"{name} was {state} and is not aborted")
+
+    def _on_hold(self, name: str) -> None:
+        self._hold(name, "hold")
+
+    def _on_unhold(self, name: str) -> None:
+        self._hold(name, "unhold")
+
+    def _hold(self, name: str, verb: str) -> None:
+        if self._state(name) is not None:
+            self._seen[verb] += 1
+            request = self._requests.ids[name]
+            self._replicas.each(lambda replica: getattr(replica.scheduler, verb)(request))
 
     def _on_ack(self, fate: str, ticks: int) -> None:
         self._engine.fates.append((fate, ticks))
@@ -433,6 +437,8 @@ class _Simulation:
         """Lets what hangs go on, and resets ranks and engines that need it."""
         self._engine.fates.clear()
         self._engine.stalled = 0
+        for name in self._requests.unfinished:
+            self._on_unhold(name)
         for number, rank in enumerate(self._ranks):
             for actions in rank.copier.actions.values():
                 actions.clear()

@@ -7,7 +7,7 @@ import pytest
 import blockyard as by
 from blockyard.scheduling.request import RequestState
 from loop import Loop, continuation
-from yard import text
+from yard import publish, text
 
 
 def sampled(loop: Loop, name: str, prompt: int, n: int, most: int) -> None:
@@ -19,7 +19,7 @@ def sampled(loop: Loop, name: str, prompt: int, n: int, most: int) -> None:
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 3, 4, 5, 8, 9, 11, 12, 13])
-def test_a_prompt_is_computed_once_and_its_last_token_once_for_each_sample(prompt: int) -> None:
+def test_a_prompt_is_computed_once_and_its_last_block_once_for_each_sample(prompt: int) -> None:
     loop = Loop()
     assert loop.scheduler.add("a", text(1, prompt), max_tokens=6, n=3) == (
         ("a", 0),
@@ -30,27 +30,38 @@ def test_a_prompt_is_computed_once_and_its_last_token_once_for_each_sample(promp
     while not loop.scheduler.idle:
         step = loop.schedule()
         computed += sum(chunk.tokens for chunk in step.chunks)
-        loop.land()
+        assert loop.plans == []
         loop.output()
         loop.ack()
-    assert computed == prompt + 2
+    assert computed == prompt + 2 * (prompt - (prompt - 1) // 4 * 4)
     assert loop.told("forked") == 2
     sampled(loop, "a", prompt, 3, 6)
     loop.finish()
 
 
-def test_samples_share_the_full_blocks_and_copy_the_partial_one() -> None:
+def test_samples_share_the_full_blocks_and_have_the_others_for_themselves() -> None:
     loop = Loop()
-    loop.scheduler.add("a", text(1, 14), max_tokens=6, n=2)
+    loop.scheduler.add("a", text(1, 14), max_tokens=6, n=3)
     loop.turn()
-    (plan,) = loop.cache.dispatch()
-    leases = [loop.scheduler.lease(("a", at)) for at in range(2)]
+    leases = [loop.scheduler.lease(("a", at)) for at in range(3)]
     tables = [loop.cache.block_tables(lease)[0].tolist() for lease in leases if lease is not None]
-    assert tables[0][:3] == tables[1][:3]
-    assert tables[0][3] != tables[1][3]
-    assert (plan.sources.tolist(), plan.destinations.tolist()) == ([tables[0][3]], [tables[1][3]])
-    loop.plans.append(plan)
-    loop.land()
+    assert tables[0][:3] == tables[1][:3] == tables[2][:3]
+    assert len({table[3] for table in tables}) == 3
+    starts = loop.turn().starts
+    assert [(start.request, start.cached) for start in starts] == [(("a", 1), 12), (("a", 2), 12)]
+    loop.finish()
+
+
+def test_samples_of_a_prompt_that_was_found_whole_find_it_too() -> None:
+    """The first computes its last token in a copy, which it writes on in: none reads that."""
+    loop = Loop()
+    publish(loop.cache, text(1, 16))
+    loop.scheduler.add("a", text(1, 16), max_tokens=6, n=3)
+    late = []
+    while not loop.scheduler.idle:
+        late += [start.cached for start in loop.turn().starts]
+    assert (late, loop.told("forked")) == ([15, 15, 15], 0)
+    sampled(loop, "a", 16, 3, 6)
     loop.finish()
 
 
@@ -165,18 +176,3 @@ def test_the_id_of_a_sample_is_taken_like_any_other() -> None:
         loop.scheduler.add("a", [1], max_tokens=1, n=2)
     assert loop.told("waiting") == 1
     loop.finish()
-
-
-def test_a_copy_that_fails_leaves_a_sample_less_and_it_goes_on() -> None:
-    loop = Loop()
-    loop.scheduler.add("a", text(1, 14), max_tokens=6, n=2)
-    loop.turn()
-    plans = [*loop.plans, *loop.cache.dispatch()]
-    loop.plans.clear()
-    assert len(plans) == 1
-    loop.cache.commit(plans, [0])
-    step = loop.schedule()
-    assert [(start.request, start.cached) for start in step.starts] == [(("a", 1), 12)]
-    loop.output()
-    loop.finish()
-    sampled(loop, "a", 14, 2, 6)
