@@ -64,7 +64,8 @@ class Event(NamedTuple):
 to sample at most, priority; optionally salt and LoRA, "" for none, and number of samples, whose \
 names are "('name', 0)" and so on. It takes the ticket of its name |
     | abort | name, and the state in which the request is aborted, "" for now |
-    | hold, unhold | name: the request decodes nothing from now on, or goes on |
+    | hold | name: the request decodes nothing from now on |
+    | unhold | name: it goes on |
     | ack | "late", "twice", "lost", "unheard" or "foreign", ticks: the fate of the next stop |
     | copy | rank, "up", "down" or "across", word, number: the `Action` for the next such copy |
     | outcome | rank, "late", "twice", "lost" or "foreign", ticks: the fate of the rank's next \

@@ -57,6 +57,9 @@ WANTED = (
     "finished",
     "aborted",
     "failed",
+    "hold",
+    "unhold",
+    "stats forked",
     "stats preempted",
     "stats skipped",
     "stats acks_ignored",
@@ -269,7 +272,7 @@ def test_the_engine_too_notices_a_slot_that_is_given_out_before_the_fence(
 ) -> None:
     """No check is made of the slots of a begin."""
     monkeypatch.delattr(CheckedCache, "begin")
-    found = broken(monkeypatch, "finish", dropped, by.KVCache)
+    found = broken(monkeypatch, "finish", dropped, by.KVCache, range(2, 60))
     assert "a step in flight writes it for another" in found
 
 
