@@ -76,8 +76,9 @@ class Forks:
             return None
         size = self._cache.block_size
         computed = (len(entry.prompt) - 1) // size * size
-        if parent.cached > computed:
-            # Its last block is a copy of a published one, which is found there.
+        # Its last block is a copy of a published one, which is found there; or what it has computed
+        # is of no use any more, as the weights have changed.
+        if parent.cached > computed or parent.state != "ready":
             return None
         try:
             reserve = self._admission.reserve(entry.max_tokens - 1)

@@ -236,7 +236,9 @@ class SimulatedEngine:
             outputs.append(self._compute(self._air.popleft()))
         due = sorted(entry for entry in self._acks if entry[0] <= self.now)
         self._acks = [entry for entry in self._acks if entry[0] > self.now]
-        for _, number, _ in due:
+        for _, number, ack in due:
+            # A stop that is sent again is answered.
+            self.lost.discard(Stop(*ack))
             self.seen["acks out of order"] += number < self._answered
             self._answered = max(self._answered, number)
         return outputs, [ack for *_, ack in due]
@@ -285,8 +287,8 @@ class SimulatedEngine:
                 self._leave(stop)
                 continue
             self.seen[f"ack {fate}".strip()] += 1
-            # A stop that is sent again is answered.
-            (self.lost.add if fate in {"lost", "unheard"} else self.lost.discard)(stop)
+            if fate in {"lost", "unheard"}:
+                self.lost.add(stop)
             if fate == "unheard":
                 continue
             self._leave(stop)

@@ -176,3 +176,20 @@ def test_the_id_of_a_sample_is_taken_like_any_other() -> None:
         loop.scheduler.add("a", [1], max_tokens=1, n=2)
     assert loop.told("waiting") == 1
     loop.finish()
+
+
+def test_no_sample_is_forked_of_what_old_weights_have_computed() -> None:
+    """The prompt was in flight when the weights changed (seed 633 of the simulator)."""
+    loop = Loop()
+    loop.scheduler.add("a", text(1, 14), max_tokens=6, n=2)
+    loop.schedule()
+    loop.scheduler.update_weights()
+    loop.output()
+    assert (loop.told("forked"), str(loop.state(("a", 1)))) == (0, "waiting")
+    starts = []
+    loop.ack()
+    while not loop.scheduler.idle:
+        starts += [(start.request, start.cached) for start in loop.turn().starts]
+    assert starts[0] in {(("a", 0), 0), (("a", 1), 0)}
+    sampled(loop, "a", 14, 2, 6)
+    loop.finish()
