@@ -57,6 +57,8 @@ class Seats:
         """Most tokens that may ever exist: the prompt and `max_tokens`."""
         self.steps_run = np.zeros(count, np.int64)
         """Steps that have computed in it since it was bound."""
+        self.arrivals = 0
+        """How often a seat was given out."""
         self.departures = 0
         """How often a seat was given up, or its request had ended."""
 
@@ -105,6 +107,7 @@ class Seats:
         seat = Seat(number, request, lease, request.epoch)
         request.seat, request.lease = number, lease
         self._seats[number] = seat
+        self.arrivals += 1
         self.scheduled[number] = self.computed[number] = lease.cached
         self.known[number] = lease.appended
         self.max_length[number] = len(request.prompt) + request.max_tokens

@@ -148,7 +148,9 @@ class Stalls:
         if refused is None:
             return None
         room, seats = self._cache.room(), self._seats
-        moved = seats.departures, int(seats.steps_run.sum()), room.free, room.available
+        # A seat that is given out begins its steps anew: their sum alone might stay the same.
+        ran = seats.arrivals, seats.departures, int(seats.steps_run.sum())
+        moved = *ran, room.free, room.available
 
         def say(steps: int, seconds: float) -> str:
             return (

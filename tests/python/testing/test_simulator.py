@@ -772,3 +772,9 @@ def test_one_that_is_parked_and_waits_for_a_copy_counts_when_others_begin() -> N
     events = [Event(tick, "add", what) for tick, what in requests]
     ran = simulate(Scenario(setup, (*events, Event(8, "ack", ("unheard", 5)))))
     assert {result.state for result in ran.results.values()} == {RequestState.FINISHED}
+
+
+@pytest.mark.parametrize("seed", [633, 1133, 5405])
+def test_seeds_that_have_found_something_are_played_for_ever(seed: int) -> None:
+    """A fork of old weights; an ack on its way; a step of one row for that of another (O10)."""
+    simulate(Scenario.seeded(seed))
