@@ -71,6 +71,9 @@ class Forks:
         # `safety` counts what begins in a step; and no sample overtakes what came before it.
         if self._parking.must_park or self._seats.full or entry.held:
             return None
+        # Its prompt was computed with weights of before, and must be computed again.
+        if parent.state == "detached":
+            return None
         if any(other.rank < entry.rank for other in self._queue.next(1)):
             return None
         try:

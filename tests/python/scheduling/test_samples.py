@@ -180,3 +180,15 @@ def test_a_copy_that_fails_leaves_a_sample_less_and_it_goes_on() -> None:
     loop.output()
     loop.finish()
     sampled(loop, "a", 14, 2, 6)
+
+
+def test_no_sample_is_forked_of_what_older_weights_have_computed() -> None:
+    """The last chunk was in flight when they came: the others compute the prompt again (T33)."""
+    loop = Loop()
+    loop.scheduler.add("a", text(1, 13), max_tokens=4, n=3)
+    loop.schedule()
+    loop.scheduler.update_weights()
+    loop.output()
+    assert loop.told("forked") == 0
+    loop.finish()
+    sampled(loop, "a", 13, 3, 4)
