@@ -12,7 +12,7 @@ from blockyard.scheduling.validate import prompt_of, ticket_of, whole
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
 
-__all__ = ["RequestKeywords", "arrived", "sample_ids"]
+__all__ = ["RequestKeywords", "arrived", "check_id", "sample_ids"]
 
 
 class RequestKeywords(TypedDict, total=False):
@@ -32,12 +32,25 @@ _MOST: Final = 16_384
 """Samples of one prompt: as many as vLLM takes."""
 
 
+def check_id(request: object) -> None:
+    """Refuses what is no id.
+
+    Raises:
+        Misuse: It cannot be hashed.
+    """
+    try:
+        hash(request)
+    except TypeError as error:
+        raise Misuse(f"request {request!r:.60}: must be an id that can be hashed") from error
+
+
 def sample_ids(request: Hashable, n: object) -> tuple[Hashable, ...]:
     """The ids of a request's samples: its own where there is one, else (id, 0), (id, 1), ...
 
     Raises:
-        Misuse: It is no number of samples.
+        Misuse: The id cannot be hashed, or it is no number of samples.
     """
+    check_id(request)
     n = integer("n", n, most=_MOST)
     return (request,) if n == 1 else tuple((request, at) for at in range(n))
 

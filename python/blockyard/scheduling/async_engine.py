@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Self, TypeVar, Unpack
 
 from blockyard._core import Misuse, Unavailable
-from blockyard.scheduling.arrival import RequestKeywords, sample_ids
+from blockyard.scheduling.arrival import RequestKeywords, check_id, sample_ids
 from blockyard.scheduling.engine import Engine
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
@@ -102,7 +102,8 @@ class AsyncEngine:
             The stream of its tokens. What `Scheduler.add` refuses is raised by the stream.
 
         Raises:
-            Misuse: The prompt has no token ids, or the front is not entered.
+            Misuse: The prompt has no token ids, the id cannot be hashed, or the front is not
+                entered.
             Unavailable: It is closed, or its engine has failed.
         """
         return self._add(request, prompt, 1, max_tokens, keywords)[0]
@@ -145,7 +146,7 @@ class AsyncEngine:
             try:
                 self._scheduler.add(request, tokens, max_tokens=max_tokens, n=n, **keywords)
             except Exception as error:  # noqa: BLE001 - the stream raises it
-                self._tell([(channel.end, (None, error)) for channel in channels])
+                self._steps.refuse(channels, error)
             else:
                 self._steps.open(channels)
 
@@ -185,7 +186,11 @@ class AsyncEngine:
 
         Args:
             request: Its id; that of a sample, where it has several.
+
+        Raises:
+            Misuse: The id cannot be hashed, or the front is not entered.
         """
+        check_id(request)
 
         def act() -> None:
             if self._scheduler.state(request) is not None:
@@ -207,6 +212,8 @@ class AsyncEngine:
         answer: Future[_T] = Future()
 
         def act() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
                 answer.set_result(question(self._scheduler))
             except Exception as error:  # noqa: BLE001 - it is raised where the question was asked
@@ -221,13 +228,13 @@ class AsyncEngine:
         """Starts the thread; streams are read in the event loop that calls this.
 
         Raises:
-            Misuse: It was started before.
+            Misuse: It was started before, or another thread has the scheduler.
         """
         if self._loop is not None:
             raise Misuse("this AsyncEngine was started before: make another one")
+        self._scheduler.hand_over()
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
-        self._scheduler.hand_over()
         self._steps.take()
         threading.Thread(target=self._run, name="blockyard-scheduler", daemon=True).start()
 

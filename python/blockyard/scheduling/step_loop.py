@@ -70,7 +70,7 @@ class StepLoop:
         self._most_steps = integer("steps_in_flight", steps_in_flight)
         self._channels: dict[Hashable, Channel] = {}
         self._seats: dict[int, Hashable] = {}
-        self._rows: deque[bool] = deque()
+        self._rows: dict[int, bool] = {}
         self._resting_since: float | None = None
         self._copies = (0, 0)
         self._commands: deque[Callable[[], None]] = deque()
@@ -145,12 +145,23 @@ class StepLoop:
 
     def open(self, channels: Iterable[Channel]) -> None:
         """Sends what comes of these requests, which were added, to their readers."""
+        # One that has just ended may have had the same id.
+        self._finish()
         self._channels |= {channel.request: channel for channel in channels}
+
+    def refuse(self, channels: Iterable[Channel], error: Exception) -> None:
+        """Tells the readers of these requests that they were not added."""
+        self._tell([(channel.end, (None, error)) for channel in channels])
+
+    def _is_there(self, channel: Channel) -> bool:
+        """Whether its request has not ended."""
+        there = self._channels.get(channel.request) is channel
+        return there and self._scheduler.state(channel.request) is not None
 
     def _unhold(self, channel: Channel) -> None:
         if channel.held:
             channel.held = False
-            if self._channels.get(channel.request) is channel:
+            if self._is_there(channel):
                 self._scheduler.unhold(channel.request)
 
     def _unhold_all(self) -> None:
@@ -158,8 +169,7 @@ class StepLoop:
             self._unhold(channel)
 
     def _abort_one(self, channel: Channel) -> None:
-        there = self._channels.get(channel.request) is channel
-        if there and self._scheduler.state(channel.request) is not None:
+        if self._is_there(channel):
             self._scheduler.abort(channel.request)
 
     def _abort_all(self) -> None:
@@ -198,7 +208,7 @@ class StepLoop:
         for output in outputs:
             self._scheduler.on_output(output)
             self._send(output.seats)
-            news |= self._rows.popleft() if self._rows else True
+            news |= self._rows.pop(output.step, True)
         if acks:
             self._scheduler.on_acks(acks)
         moved, copies = self._move(), self._scheduler.cache.blocks_in_flight()
@@ -221,7 +231,7 @@ class StepLoop:
             step = self._scheduler.schedule()
             self._seats |= {start.seat: start.request for start in step.starts}
             self._engine.submit(step)
-            self._rows.append(bool(len(step)))
+            self._rows[step.number] = bool(len(step))
             if len(step):
                 ran = True
             else:
@@ -263,10 +273,13 @@ class StepLoop:
                     self._unhold(channel)
         self._tell(calls)
 
-    def _finish(self) -> None:
-        """Sends the results of the requests that have ended."""
+    def _finish(self, failed: str | None = None) -> None:
+        """Sends the results of the requests that have ended, or have all failed of this."""
         calls: list[Call] = []
-        for result in self._scheduler.results():
+        for ended in self._scheduler.results():
+            result = ended
+            if failed is not None:
+                result = ended._replace(state=RequestState.FAILED, reason=failed)
             channel = self._channels.pop(result.request, None)
             if channel is not None:
                 rest = result.tokens[channel.sent :].tolist()
@@ -298,7 +311,7 @@ class StepLoop:
             self._scheduler.fail(reason)
             self._finish()
             self._abort_all()
-            self._scheduler.results()
+            self._finish(failed=reason)
         none = np.zeros(0, np.uint32)
         self._tell(
             [

@@ -474,3 +474,151 @@ def test_a_cache_without_step_moves_copies_as_it_is_told() -> None:
     engine.work.put(None)
     assert scheduler.stats()["preempted"] > 0
     assert cache.audit() is None
+
+
+# -- what comes together in one turn -------------------------------------------------------------
+
+
+async def parked(served: Served) -> Stream:
+    """A request that is held and parked, as others needed its room."""
+    slow = served.add("slow", 5, 25)
+    for name in range(4):
+        await tokens_of(served.front.add(name, text(3 + name, 20), max_tokens=8))
+    state = await served.front.ask(lambda scheduler: scheduler.state("slow"))
+    assert state is RequestState.PARKED
+    return slow
+
+
+def together(served: Served) -> threading.Event:
+    """What is asked until the event is set comes in one turn."""
+    go = threading.Event()
+    served.front._steps.do(lambda: assert_true(go.wait(30)))
+    return go
+
+
+def assert_true(holds: bool) -> None:
+    assert holds
+
+
+@pytest.mark.parametrize("after", ["read", "drain", "drop"])
+def test_an_abort_of_a_parked_request_harms_no_other_whatever_follows_at_once(after: str) -> None:
+    async def act(served: Served) -> None:
+        slow = await parked(served)
+        go = together(served)
+        served.front.abort("slow")
+        if after == "read":
+            await anext(slow)
+        elif after == "drop":
+            served.front._steps.drop(slow._channel)
+        drained = asyncio.create_task(served.front.drain()) if after == "drain" else None
+        await asyncio.sleep(0)
+        go.set()
+        result = await slow.result()
+        assert result.state is RequestState.ABORTED
+        assert result.tokens.tolist() == continuation("slow", 5, len(result.tokens))
+        if drained is not None:
+            await drained
+
+    play(act, device=9, max_unread=4)
+
+
+def test_an_id_that_is_used_again_in_the_turn_of_its_abort_is_another_request() -> None:
+    async def act(served: Served) -> None:
+        served.engine.pause.clear()
+        served.add("first", 5, 9)
+        old = served.add("x", 5, 3)
+        go = together(served)
+        served.front.abort("x")
+        new = served.add("x", 6, 3)
+        go.set()
+        served.engine.pause.set()
+        assert (await old.result()).state is RequestState.ABORTED
+        assert await tokens_of(new) == continuation("x", 6, 3)
+
+    play(act, max_num_seqs=1)
+
+
+def test_a_question_that_nobody_waits_for_any_more_is_not_asked() -> None:
+    async def act(served: Served) -> None:
+        asked: list[by.Scheduler] = []
+        go = together(served)
+        question = asyncio.create_task(served.front.ask(asked.append))
+        await asyncio.sleep(0)
+        question.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await question
+        go.set()
+        assert (await served.add("one", 5, 3).result()).state is RequestState.FINISHED
+        assert asked == []
+
+    play(act)
+
+
+def test_an_id_that_cannot_be_hashed_is_refused_where_it_is_given() -> None:
+    async def act(served: Served) -> None:
+        with pytest.raises(by.Misuse, match=r"request \[1\]: must be an id that can be hashed"):
+            served.front.add([1], text(1, 5), max_tokens=3)  # type: ignore[arg-type]
+        with pytest.raises(by.Misuse, match=r"request \[1\]: must be an id that can be hashed"):
+            served.front.abort([1])  # type: ignore[arg-type]
+        assert (await served.add("one", 5, 3).result()).state is RequestState.FINISHED
+
+    play(act)
+
+
+def test_a_front_whose_scheduler_another_thread_has_is_not_started() -> None:
+    served = Served()
+    served.scheduler.hand_over()
+    go, taken = threading.Event(), threading.Event()
+
+    def take() -> None:
+        served.scheduler.results()
+        taken.set()
+        go.wait(30)
+        served.scheduler.hand_over()
+
+    async def scene() -> None:
+        with pytest.raises(by.Misuse, match="another thread's"):
+            await served.front.start()
+        go.set()
+        other.join(30)
+        await served.front.start()
+        assert (await served.add("one", 5, 3).result()).state is RequestState.FINISHED
+        await served.front.close()
+
+    other = threading.Thread(target=take)
+    other.start()
+    assert taken.wait(30)
+    asyncio.run(scene())
+    check_empty(served)
+
+
+def test_if_the_engine_fails_what_a_parked_request_had_sampled_is_in_its_result() -> None:
+    served = Served(device=9, max_unread=4)
+
+    async def scene() -> None:
+        async with served.front:
+            slow = await parked(served)
+            served.engine.fault = OSError("gone")
+            served.front._steps.wake()
+            tokens = await tokens_of(slow)
+            result = await slow.result()
+            assert (result.state, result.tokens.tolist()) == (RequestState.FAILED, tokens)
+            assert tokens == continuation("slow", 5, len(tokens))
+            assert len(tokens) > 4
+
+    with pytest.raises(by.Unavailable, match="gone"):
+        asyncio.run(scene())
+    served.scheduler.reset()
+    check_empty(served)
+
+
+def test_what_is_refused_when_the_event_loop_is_closed_is_no_failure_of_the_engine() -> None:
+    served = Served()
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(served.front.start())
+    loop.close()
+    served.add("one", 5, 5000)
+    for thread in threading.enumerate():
+        thread.join(30) if thread.name == "blockyard-scheduler" else None
+    served.front._steps.check_failure()
+    check_empty(served)
