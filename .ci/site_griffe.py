@@ -1,14 +1,25 @@
-"""Lets the site's reference show what Griffe leaves out of stubs and of classes with `__new__`."""
+"""Lets the site's reference show what Griffe leaves out of stubs and of classes with `__new__`.
 
+And it lets examples be code: Griffe knows a section `Examples`, and takes `Example` for prose.
+"""
+
+import re
 from typing import Any
 
 import griffe
 
 __all__ = ["Whole"]
 
+EXAMPLE = re.compile(r"^( *)Example:$", re.MULTILINE)
+
 
 class Whole(griffe.Extension):  # type: ignore[misc] # griffe is not typed here
     """Adds functions of which there are only overloads, and takes `__new__` for `__init__`."""
+
+    def on_object(self, *, obj: Any, **_: object) -> None:  # noqa: ANN401 - of griffe
+        """Names the section of examples as Griffe does."""
+        if obj.docstring is not None:
+            obj.docstring.value = EXAMPLE.sub(r"\1Examples:", obj.docstring.value)
 
     def on_class(self, *, cls: Any, **_: object) -> None:  # noqa: ANN401 - of griffe
         """Adds both to a class."""
