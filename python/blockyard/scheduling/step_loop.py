@@ -70,7 +70,7 @@ class StepLoop:
         self._most_steps = integer("steps_in_flight", steps_in_flight)
         self._channels: dict[Hashable, Channel] = {}
         self._seats: dict[int, Hashable] = {}
-        self._rows: dict[int, bool] = {}
+        self._telling: dict[int, bool] = {}
         self._resting_since: float | None = None
         self._copies = (0, 0)
         self._commands: deque[Callable[[], None]] = deque()
@@ -208,7 +208,7 @@ class StepLoop:
         for output in outputs:
             self._scheduler.on_output(output)
             self._send(output.seats)
-            news |= self._rows.pop(output.step, True)
+            news |= self._telling.pop(output.step, True) or bool(output.acks)
         if acks:
             self._scheduler.on_acks(acks)
         moved, copies = self._move(), self._scheduler.cache.blocks_in_flight()
@@ -231,7 +231,7 @@ class StepLoop:
             step = self._scheduler.schedule()
             self._seats |= {start.seat: start.request for start in step.starts}
             self._engine.submit(step)
-            self._rows[step.number] = bool(len(step))
+            self._telling[step.number] = bool(len(step) or step.stops)
             if len(step):
                 ran = True
             else:

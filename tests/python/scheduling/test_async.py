@@ -1,6 +1,7 @@
 """The asyncio front: requests from any thread, tokens to coroutines, one result each."""
 
 import asyncio
+import dataclasses
 import gc
 import threading
 from collections import deque
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 import blockyard as by
 from blockyard.crane.copiers.threads import ThreadCopier
@@ -622,3 +624,71 @@ def test_what_is_refused_when_the_event_loop_is_closed_is_no_failure_of_the_engi
         thread.join(30) if thread.name == "blockyard-scheduler" else None
     served.front._steps.check_failure()
     check_empty(served)
+
+
+class InOrder(Threaded):
+    """An engine without a thread, whose output of a stop's step is the ack."""
+
+    stops: Literal["in-order", "acked"] = "in-order"
+    notify = None  # type: ignore[assignment]
+
+    @override
+    def poll(self) -> tuple[list[Output], list[Ack]]:
+        outputs = []
+        while not self.work.empty():
+            step = self.work.get()
+            assert step is not None
+            outputs.append(self.answer(step))
+        return outputs, []
+
+    @override
+    def run(self) -> None:
+        """Computes in `poll` instead."""
+
+    def answer(self, step: Step) -> Output:
+        return self.compute(step)
+
+
+class WithOutput(InOrder):
+    """The same, whose acks travel with the output."""
+
+    stops = "acked"
+
+    @override
+    def answer(self, step: Step) -> Output:
+        acks = tuple(Ack(*stop) for stop in step.stops)
+        return dataclasses.replace(self.compute(step), acks=acks)
+
+
+@pytest.mark.parametrize("engine", [InOrder, WithOutput])
+def test_a_front_ends_where_the_last_ack_is_the_output_of_a_step_without_rows(engine: type) -> None:
+    async def act(served: Served) -> None:
+        stream = served.add("one", 5, 3)
+        await served.front.drain()
+        assert (await stream.result()).state is RequestState.FINISHED
+
+    play(act, host=0, engine=engine, stops=engine.stops)  # type: ignore[attr-defined]
+
+
+def test_in_a_second_front_each_output_counts_for_its_own_step() -> None:
+    """A step without rows may be in flight from before, as the engine keeps its newest."""
+
+    class Keeps(InOrder):
+        @override
+        def poll(self) -> tuple[list[Output], list[Ack]]:
+            outputs = []
+            while self.work.qsize() > 1:
+                step = self.work.get()
+                assert step is not None
+                outputs.append(self.answer(step))
+            return outputs, []
+
+    async def act(served: Served) -> None:
+        await served.add("one", 5, 3).result()
+        await served.front.drain()
+        assert served.scheduler.steps_in_flight == 1
+        async with by.AsyncEngine(served.scheduler, served.engine) as again:
+            await again.add("two", text(1, 5), max_tokens=9).result()
+        assert served.scheduler.steps_in_flight == len(again._steps._telling) == 1
+
+    play(act, engine=Keeps, stops="in-order")
