@@ -59,23 +59,21 @@ class Engine:
         for start in step.starts:
             self._seats[start.seat] = start.tokens.tolist()
         if not len(step):  # it needs an output too
-            return Output(step.number, np.empty(0, np.int32), np.empty(0, np.uint32))
+            return Output.nothing(step.number)
         # In the order of the leases: decodes first, then the chunks of prompts.
-        seats = np.array([*step.decode, *(chunk.seat for chunk in step.chunks)], np.int32)
-        rows = [self._seats[seat] for seat in seats.tolist()]
+        rows = [self._seats[seat] for seat in step.seats.tolist()]
         firsts, lasts = step.positions.tolist(), (step.positions + step.counts).tolist()
         spans = list(zip(rows, firsts, lasts, strict=True))
         # Read only now: the newest tokens are those that the step before has sampled.
         tokens = np.concatenate([row[first:last] for row, first, last in spans])
         positions = np.concatenate([np.arange(first, last) for _, first, last in spans])
         # A decode always samples; of a prompt, only the last chunk does.
-        samples = np.array([last == len(row) for row, _, last in spans])
-        wanted = np.cumsum(step.counts)[samples] - 1
+        wanted = np.cumsum(step.counts)[step.samples] - 1
         batch = ModelInput(tokens, positions, slots, tables, step.counts)
         sampled = self._model.forward(batch, self._kv, wanted).argmax(axis=1).astype(np.uint32)
-        for seat, token in zip(seats[samples].tolist(), sampled.tolist(), strict=True):
+        for seat, token in zip(step.sampling.tolist(), sampled.tolist(), strict=True):
             self._seats[seat].append(token)
-        return Output(step.number, seats[samples], sampled, ended=sampled == END)
+        return Output(step.number, step.sampling, sampled, ended=sampled == END)
 
 
 class Ask(NamedTuple):
