@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable
 from threading import get_ident
 from time import monotonic
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 from weakref import WeakKeyDictionary, ref
 
 from blockyard._core import Keys, Lease, Misuse, Ticket, Unavailable
@@ -11,7 +11,7 @@ from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.arrival import arrived, sample_ids
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
-from blockyard.scheduling.engine import Ack, Engine, Output, Step
+from blockyard.scheduling.engine import Ack, Engine, Output, Step, Stops
 from blockyard.scheduling.explain import Explainer
 from blockyard.scheduling.forks import Forks
 from blockyard.scheduling.lifecycle import Lifecycle
@@ -26,6 +26,7 @@ from blockyard.scheduling.stall import Stalls
 from blockyard.scheduling.starts import Starts
 from blockyard.scheduling.stats import SchedulerStats
 from blockyard.shared.stall import Clock
+from blockyard.shared.validate import one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
 from blockyard.yard.parking import Parking
@@ -312,9 +313,10 @@ class Scheduler:
         """Refuses an engine that stops otherwise than the options say.
 
         Raises:
-            Misuse: Its `stops` are others.
+            Misuse: Its `stops` are others, or none.
         """
         stops = getattr(engine, "stops", None)
+        one_of("stops of the engine", stops, get_args(Stops))
         if stops != self._options.stops:
             raise Misuse(
                 f"the engine's stops are {stops!r}: make the scheduler with stops={stops!r}"

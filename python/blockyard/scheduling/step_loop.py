@@ -246,7 +246,8 @@ class StepLoop:
         """Seconds to sleep where nothing could be done; None until something comes."""
         in_flight = self._scheduler.steps_in_flight
         if self._scheduler.idle and self._copies == (0, 0):
-            return None
+            # The output of the last step may have ended it all, without a token.
+            return 0 if self._closing else None
         if self._copies != (0, 0) or (in_flight and not self._notified):
             return _COPIES
         return None if in_flight >= self._most_steps else _QUIET

@@ -40,16 +40,21 @@ def unreported(flights: Flights, now: int) -> Fact | None:
         return None
 
     def say(steps: int, seconds: float) -> str:
-        ranks = ", ".join(map(str, waiting.missing))
-        spoken = f"; {_ranks(waiting.spoken)} spoken" if waiting.spoken else ""
+        spoken = waiting.spoken
+        heard = f"; {_ranks(spoken)} {_have(spoken)} spoken" if spoken else ""
         more = f"; {those(waiting.others, 'newer flight', 'wait')}, too" if waiting.others else ""
         return (
-            f"Flight {waiting.flight} waits for rank {ranks} ({lasting(steps, seconds)}){spoken}"
-            f"{more}: call commit(crane.poll()) with what every rank's crane says, once per turn"
+            f"Flight {waiting.flight} waits for {_ranks(waiting.missing)} "
+            f"({lasting(steps, seconds)}){heard}{more}: call commit(crane.poll()) with what every "
+            "rank's crane says, once per turn (cache.step() does)"
         )
 
     return Fact(Rule.NO_OUTCOME, waiting.flight, say)
 
 
 def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _have(ranks: list[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from typing_extensions import override
 
 import blockyard as by
+from blockyard._typing import override
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.scheduling.engine import Ack, Output, Step
 from blockyard.scheduling.headroom import NoHeadroom
@@ -75,6 +75,16 @@ class Threaded:
             tokens += continuation(request, known, 1)
             self.seats[seat] = request, known + 1
         return Output(step.number, step.sampling, np.array(tokens, np.uint32))
+
+
+class OutputIsAck(Threaded):
+    """The same without acks: the output of a stop's step, which may have no rows, is the ack."""
+
+    stops = "in-order"
+
+    @override
+    def poll(self) -> tuple[list[Output], list[Ack]]:
+        return super().poll()[0], []
 
 
 class Silent(Threaded):
@@ -334,6 +344,17 @@ def test_closing_aborts_what_runs_and_waits_and_each_has_its_result() -> None:
     play(act, max_num_seqs=4)
 
 
+@pytest.mark.parametrize("ending", ["drain", "close"])
+def test_it_ends_with_the_last_step_also_where_that_has_no_rows(ending: str) -> None:
+    async def scene(served: Served) -> None:
+        stream = served.add("A", 4, 200)
+        await anext(stream)
+        await getattr(served.front, ending)()
+        assert (await stream.result()).reason == {"drain": "length", "close": "aborted"}[ending]
+
+    play(scene, engine=OutputIsAck, stops="in-order", device=128)
+
+
 def test_leaving_it_waits_for_requests_that_nobody_reads() -> None:
     streams: list[Stream] = []
 
@@ -455,6 +476,8 @@ def test_it_is_entered_before_it_is_used_and_needs_something_that_moves_copies()
     other = by.Scheduler(cache, by.SchedulerOptions(stops="in-order"))
     with pytest.raises(by.Misuse, match="stops are 'acked'"):
         by.AsyncEngine(other, served.engine, move=lambda: None)
+    with pytest.raises(by.Misuse, match="stops of the engine = None: must be"):
+        by.AsyncEngine(other, object(), move=lambda: None)  # type: ignore[arg-type]
     check_empty(served)
 
 

@@ -27,7 +27,7 @@ SAID = {
     Rule.NO_ACK: r"Seat \d waits since step \d+ \(\d+ steps, .* s\) for the ack .*: call on_acks",
     Rule.UNDISPATCHED: r".* \(?\d+ steps, .* s\)?.*: call cache.step\(\) \(or dispatch\)",
     Rule.NOT_POLLED: r"\d+ flights? waits? on rank 0, and nobody has polled it for \d+ steps",
-    Rule.NO_OUTCOME: r"Flight \d+ waits for rank [\d, ]+ \(\d+ steps, .* s\).*: call commit",
+    Rule.NO_OUTCOME: r"Flight \d+ waits for ranks? [\d, ]+ \(\d+ steps, .* s\).*: call commit",
     Rule.NO_ROOM: r"Request '.*' finds no room \(\d+ steps, .* s\), .*Holders of blocks",
 }
 
@@ -268,7 +268,7 @@ def test_the_rank_that_has_not_spoken_is_named() -> None:
     loop.cache.commit([Outcome(plan.flight, rank, 1) for rank in (0, 3)])
     *_, said = looks_at(loop, 70, 1.0, loop.turn)
     assert rules(said) == [Rule.NO_OUTCOME]
-    assert f"Flight {plan.flight} waits for rank 1, 2 (" in said[0]
+    assert f"Flight {plan.flight} waits for ranks 1, 2 (" in said[0]
     assert "; ranks 0, 3 have spoken: call commit" in said[0]
     loop.cache.commit([Outcome(plan.flight, rank, 1) for rank in (1, 2)])
     assert loop.scheduler.stalled() == ()
