@@ -28,7 +28,11 @@ _COPIES: Final = 0.001
 _QUIET: Final = 0.02
 """Seconds after which a scheduler that had nothing to run is asked again, whatever happens."""
 
+_MUTE: Final = 10.0
+"""Seconds without an output after which the log says that the engine is mute."""
+
 _log = Limited(__name__)
+_mute = Limited(__name__, 60.0)
 
 
 class StepLoop:
@@ -183,7 +187,9 @@ class StepLoop:
         try:
             while not self._is_done():
                 wait = self._turn()
-                if wait != 0:
+                if wait is None and not self._event.wait(_MUTE):
+                    self._warn_mute()
+                elif wait:
                     self._event.wait(wait)
         except BaseException as error:  # noqa: BLE001 - each reader is told
             self._fail(error)
@@ -251,6 +257,14 @@ class StepLoop:
         if self._copies != (0, 0) or (in_flight and not self._notified):
             return _COPIES
         return None if in_flight >= self._most_steps else _QUIET
+
+    def _warn_mute(self) -> None:
+        """Says that the engine has not answered, which no rule of `stalled` sees: no step comes."""
+        in_flight = self._scheduler.steps_in_flight
+        if in_flight:
+            _mute.warning(
+                "the engine has answered none of its %d steps for %.0f s", in_flight, _MUTE
+            )
 
     # -- to the readers --------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import pytest
 import blockyard as by
 from blockyard._typing import override
 from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.scheduling import step_loop
 from blockyard.scheduling.engine import Ack, Output, Step
 from blockyard.scheduling.headroom import NoHeadroom
 from blockyard.scheduling.request import RequestState
@@ -715,3 +716,23 @@ def test_in_a_second_front_each_output_counts_for_its_own_step() -> None:
         assert served.scheduler.steps_in_flight == len(again._steps._telling) == 1
 
     play(act, engine=Keeps, stops="in-order")
+
+
+def test_an_engine_that_answers_nothing_is_named_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(step_loop, "_MUTE", 0.02)
+
+    async def act(served: Served) -> None:
+        await asyncio.sleep(0.1)
+        assert caplog.text == ""
+        served.engine.pause.clear()
+        stream = served.add("one", 5, 3)
+        for _ in range(3000):
+            await asyncio.sleep(0 if caplog.text else 0.01)
+        served.engine.pause.set()
+        await stream.result()
+
+    play(act)
+    assert len(caplog.records) == 1
+    assert "the engine has answered none of its 2 steps" in caplog.text
