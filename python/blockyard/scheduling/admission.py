@@ -46,7 +46,8 @@ class _Refused(NamedTuple):
     version: tuple[int, ...]
     """`Admission._version` at the time."""
     asks: bool
-    """Whether a request waits for another one's prefix, or for its keys, and not for room."""
+    """Whether one waits for another one's prefix or for its keys, or another one's work was given
+    up since it was refused."""
     some: int
     """Available blocks with which a request would fit."""
     first: Request
@@ -86,6 +87,7 @@ class Admission:
         self._refused: _Refused | None = None
         self._computing: dict[bytes, list[Request]] = {}
         self._hashed = 0
+        self._gave_up = False
         self._out: list[Request] = []
 
     def admit(self) -> Admitted:
@@ -96,7 +98,7 @@ class Admission:
         self._refused = None
         if admitted.refused:
             spare, lacks = self.spare(), admitted.lacks
-            asks = bool(admitted.soon) or self._hashed >= _HASHED
+            asks = bool(admitted.soon) or self._hashed >= _HASHED or self._gave_up
             some, first = (spare + max(lack, 1) for lack in (min(lacks), lacks[0]))
             self._refused = _Refused(self._version(), asks, some, admitted.refused[0], first)
         return admitted
@@ -151,6 +153,7 @@ class Admission:
         out = self._out = []
         self._computing = self._prefilling()
         self._hashed = 0
+        self._gave_up = False
         for entry, popped in turns(admitted):
             promised = entry.ticket is not None
             try:
@@ -161,6 +164,7 @@ class Admission:
                     self._queue.withdraw(entry)
                 entry.give_back(self._cache)
                 admitted.failed.append((entry, str(error)))
+                self._gave_up = True
                 continue
             except NoRoom as error:
                 admitted.refused.append(entry)
@@ -262,8 +266,9 @@ class Admission:
         return room.available + room.headroom
 
     def _version(self) -> tuple[int, ...]:
-        """Numbers that change when a request comes or goes."""
-        return self._seats.departures, self._queue.changes
+        """Numbers that change when a request comes or goes, or a tier has another size."""
+        limits = (self._cache.limit(), self._cache.limit("host")) if self._parking.must_park else ()
+        return self._seats.departures, self._queue.changes, *limits
 
     def _begin(self, entry: Request) -> Lease | None:
         """The lease of a request; None where another one computes or loads its prefix now."""
@@ -272,6 +277,7 @@ class Admission:
                 raise Unavailable("kv_lost: what was kept of it is gone")
             self._cache.abandon(entry.parked)
             entry.recompute()
+            self._gave_up = True
         growth = entry.max_tokens - len(entry.outputs) - 1
         reserve = self.reserve(growth)
         if entry.parked is not None:

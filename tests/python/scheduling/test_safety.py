@@ -140,3 +140,40 @@ def test_inv_25_a_prompt_that_fills_the_device_begins_again_where_nothing_is_rec
         loop.add(name, text(1, prompt), most)
         loop.finish()
     assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
+
+
+def held_and_parked() -> Loop:
+    """ "low" is held and parked on a small host, and "first" could not be parked beside it."""
+    loop = Loop(device=9, host=4, recompute=False, max_num_seqs=1, max_overtakes=0)
+    loop.add("low", text(1, 5), 14)
+    loop.turn(2)
+    loop.scheduler.hold("low")
+    loop.add("short", text(2, 5), 2)
+    while loop.state("short"):
+        loop.turn()
+    assert loop.state("low") is RequestState.PARKED
+    loop.add("first", text(3, 10), 6, priority=1)
+    loop.turn(3)
+    assert loop.state("first") is RequestState.WAITING
+    return loop
+
+
+def test_inv_25_a_request_begins_when_the_work_that_it_waited_for_turns_out_to_be_lost() -> None:
+    loop = held_and_parked()
+    loop.scheduler.reset()
+    loop.bound.clear()
+    loop.scheduler.unhold("low")
+    loop.finish()
+    assert loop.results["low"].reason == "kv_lost: what was kept of it is gone"
+    assert loop.results["first"].state is RequestState.FINISHED
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_inv_25_a_request_that_could_not_be_parked_begins_when_a_tier_grows(tier: Any) -> None:
+    loop = held_and_parked()
+    loop.cache.resize(tier, 10 if tier == "device" else 5)
+    loop.turn(8)
+    assert loop.results["first"].state is RequestState.FINISHED
+    loop.scheduler.unhold("low")
+    loop.finish()
+    assert loop.results["low"].state is RequestState.FINISHED
