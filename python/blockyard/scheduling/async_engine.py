@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Self, TypeVar, Unpack
 
@@ -37,7 +37,7 @@ class AsyncEngine:
         scheduler: The scheduler, which only this front calls from now on.
         engine: The engine that computes its steps.
         move: Called once a turn to move copies: None for the cache's own `step`, which a cache of
-            `blockyard.local` has.
+            `blockyard.local` has. What it returns is true where a flight has ended.
         steps_in_flight: Most steps that the engine has at a time.
         max_unread: Tokens of a request that may wait to be read before it is held.
 
@@ -140,6 +140,8 @@ class AsyncEngine:
     ) -> tuple[Stream, ...]:
         # Now: what the caller does with it later changes nothing.
         tokens = prompt_of(prompt)
+        if isinstance(media := keywords.get("media"), Iterable):
+            keywords["media"] = tuple(media)
         channels = [Channel(sample, self._max_unread) for sample in sample_ids(request, n)]
 
         def act() -> None:

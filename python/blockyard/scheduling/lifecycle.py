@@ -64,6 +64,11 @@ class Lifecycle:
         """Requests that have not ended."""
         return len(self._requests)
 
+    @property
+    def ids(self) -> tuple[Hashable, ...]:
+        """The ids of all that have not ended."""
+        return tuple(self._requests)
+
     def add(self, entries: list[Request]) -> None:
         """Registers the samples of a request, and puts the first, which leads, in the queue."""
         self._requests |= {entry.id: entry for entry in entries}
@@ -134,7 +139,11 @@ class Lifecycle:
         if seat is not None:
             (self._batch.hold if held else self._batch.unhold)(seat)
         elif entry.leader is None:
-            self._queue.push(entry)
+            # Other samples of its prompt do not wait for it.
+            heir = entry.hand_over() if held else None
+            for waiting in (entry, heir):
+                if waiting is not None:
+                    self._queue.push(waiting)
 
     # -- headroom ------------------------------------------------------------------------------
 

@@ -370,6 +370,11 @@ class Scheduler:
 
     # -- questions -----------------------------------------------------------------------------
 
+    @property
+    def requests(self) -> tuple[Hashable, ...]:
+        """The ids of the requests that have not ended, in the order in which they were added."""
+        return self._lifecycle.ids
+
     def state(self, request: Hashable) -> RequestState | None:
         """Returns where a request is; None when it has ended or never was."""
         entry = self._lifecycle.find(request)

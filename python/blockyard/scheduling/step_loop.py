@@ -170,15 +170,17 @@ class StepLoop:
 
     def _unhold_all(self) -> None:
         for channel in self._channels.values():
-            self._unhold(channel)
+            channel.held = False
+        for request in self._scheduler.requests:
+            self._scheduler.unhold(request)
 
     def _abort_one(self, channel: Channel) -> None:
         if self._is_there(channel):
             self._scheduler.abort(channel.request)
 
     def _abort_all(self) -> None:
-        for channel in self._channels.values():
-            self._abort_one(channel)
+        for request in self._scheduler.requests:
+            self._scheduler.abort(request)
 
     # -- the loop --------------------------------------------------------------------------------
 

@@ -127,6 +127,9 @@ def play(act: Callable[[Served], Coroutine[Any, Any, None]], **keywords: Any) ->
 
 
 def check_empty(served: Served) -> None:
+    # A request that is aborted while it loads leaves its loads to the next steps.
+    while served.cache.blocks_in_flight() != (0, 0):
+        served.cache.step()
     assert served.scheduler.idle
     assert served.scheduler.results() == []
     assert served.cache.audit() is None
@@ -736,3 +739,31 @@ def test_an_engine_that_answers_nothing_is_named_in_the_log(
     play(act)
     assert len(caplog.records) == 1
     assert "the engine has answered none of its 2 steps" in caplog.text
+
+
+def test_closing_ends_what_came_before_it_and_what_was_held_by_hand() -> None:
+    served = Served()
+    served.scheduler.add("before", text(1, 5), max_tokens=50)
+    served.scheduler.hold("before")
+
+    async def scene() -> None:
+        async with served.front as front:
+            held = served.add("held", 9, 20)
+            await front.ask(lambda scheduler: scheduler.hold("held"))
+            front.abort("before")
+            await front.drain()
+            assert await tokens_of(held) == continuation("held", 9, 20)
+
+    asyncio.run(scene())
+    check_empty(served)
+
+    served = Served()
+    served.scheduler.add("before", text(1, 5), max_tokens=50)
+
+    async def close() -> None:
+        async with served.front as front:
+            await front.close()
+
+    asyncio.run(close())
+    assert served.scheduler.requests == ()
+    check_empty(served)

@@ -178,3 +178,16 @@ def test_holding_twice_is_holding_once_and_of_no_request_is_refused() -> None:
         with pytest.raises(by.Misuse, match="there is no request 'none'"):
             verb("none")
     loop.finish()
+
+
+def test_other_samples_do_not_wait_for_one_that_is_held_before_its_turn() -> None:
+    loop = Loop()
+    loop.scheduler.add("a", text(1, 9), max_tokens=3, n=3)
+    loop.scheduler.hold(("a", 0))
+    for _ in range(6):
+        loop.turn()
+    assert {("a", 1), ("a", 2)} <= set(loop.results)
+    assert loop.told("forked") == 1
+    loop.scheduler.unhold(("a", 0))
+    loop.finish()
+    assert loop.results["a", 0].tokens.tolist() == continuation(("a", 0), 9, 3)
