@@ -72,7 +72,11 @@ impl World {
             Op::Demote(..) | Op::DemoteLease(..) | Op::DemoteParked(..) => self.demote(op)?,
             Op::Promote(prompt, blocks) => {
                 let chain = self.chain(prompt);
-                let answer = self.cache.lock().promote(chain.keys(), u32::from(blocks));
+                let answer =
+                    self.cache
+                        .lock()
+                        .promote(chain.keys(), u32::from(blocks), Tier::DEVICE);
+                let answer = answer.map(|mut plans| plans.pop());
                 self.yard.promote(chain.keys(), blocks as usize, &answer);
                 self.in_flight.extend(answer.iter().flatten().cloned());
                 return Some(answer.is_err());
@@ -416,14 +420,14 @@ impl World {
                 let stay = &self.yard.parked[&id];
                 let path = stay.path[..stay.on_device].iter().rev();
                 let path: Vec<Block> = path.copied().collect();
-                let plan = state.demote_parked(id, u32::from(blocks));
+                let plan = state.demote_parked(id, u32::from(blocks), None);
                 let plan = plan.expect("it is parked");
                 self.yard
                     .copy_down(&state, &path, blocks as usize, Some(id), plan.as_ref());
                 plan
             }
             Op::Demote(blocks) => {
-                let plan = state.demote(u32::from(blocks));
+                let plan = state.demote(Tier::DEVICE, u32::from(blocks));
                 self.yard
                     .demote(&state, blocks as usize, self.heap, plan.as_ref());
                 plan

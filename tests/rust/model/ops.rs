@@ -186,7 +186,7 @@ fn policies() -> impl Strategy<Value = (WritePolicy, Option<Speeds>)> {
         Just(WritePolicy::SecondTouch)
     ];
     let speeds = (0..30_u64, 0..20_u64, 0..4_u64).prop_map(|(load, compute, attend)| Speeds {
-        load,
+        load: [load; blockyard_core::MAX_TIERS],
         compute,
         attend,
     });

@@ -50,6 +50,7 @@ impl World {
                 EvictionPolicy::Recency
             },
             write: setup.write,
+            writes_below: Vec::new(),
             ghosts: Some(GHOSTS),
             speeds: setup.speeds,
             recompute: setup.recompute,

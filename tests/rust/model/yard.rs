@@ -359,13 +359,13 @@ impl Yard {
         let computing: u64 = (after..after + blocks)
             .map(|before| speeds.compute + speeds.attend * before as u64)
             .sum();
-        (queue + blocks as u64) * speeds.load < computing
+        (queue + blocks as u64) * speeds.load[1] < computing
     }
 
     pub(crate) fn compare_questions(&self, state: &State) {
         let (down, up) = (self.in_flight(DEVICE, HOST), self.in_flight(HOST, DEVICE));
         assert_eq!(state.blocks_in_flight(), (down, up), "in flight");
-        assert_eq!(state.worth_loading(3, 1), self.pays(3, 1));
+        assert_eq!(state.worth_loading(Tier::HOST, 3, 1), self.pays(3, 1));
         for tier in [DEVICE, HOST] {
             let room = Room {
                 free: self.free(tier) as u32,
@@ -393,7 +393,12 @@ impl Yard {
         here.sort_unstable_by(|one, other| other.cmp(one));
         let told = state.holders().into_iter();
         let told: Vec<_> = told
-            .map(|holder| (holder.device as usize, holder.promised as usize))
+            .map(|holder| {
+                (
+                    holder.held[0] as usize,
+                    holder.promised.iter().sum::<u32>() as usize,
+                )
+            })
             .collect();
         assert_eq!(told, here, "holders");
         for holder in state.holders() {
@@ -417,8 +422,8 @@ impl Yard {
                     false
                 }
                 HolderId::Ticket(id) => {
-                    let told = (holder.tier.0, u64::from(holder.promised));
-                    assert_eq!(told, self.tickets[&id]);
+                    let (tier, blocks) = self.tickets[&id];
+                    assert_eq!(u64::from(holder.promised[tier]), blocks);
                     continue;
                 }
             };
