@@ -54,8 +54,12 @@ _ReadyKeys: TypeAlias = Buffer | NDArray[np.uint8] | Iterable[bytes | str]
 _Batch: TypeAlias = Lease | Sequence[Lease]
 _Flights: TypeAlias = Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]
 _Tier: TypeAlias = Literal["device", "host", "disk"]
-_Stop: TypeAlias = Literal["whole", "missing", "filling", "slow", "promised", "contradiction"]
-_Holder: TypeAlias = tuple[Literal["lease", "parked", "ticket", "host ticket"], int, int, int, int]
+_Stop: TypeAlias = Literal[
+    "whole", "missing", "filling", "scattered", "slow", "promised", "contradiction"
+]
+_HolderKind: TypeAlias = Literal["lease", "parked", "ticket", "host ticket", "disk ticket"]
+_Holder: TypeAlias = tuple[_HolderKind, int, int, int, int, tuple[int, int]]
+_Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 _Media: TypeAlias = Iterable[tuple[int, int, str | bytes]]
 _Field: TypeAlias = tuple[str, str, str]
 _Addresses: TypeAlias = NDArray[np.uint64]
@@ -534,6 +538,10 @@ class Parked:
         """Leading blocks whose device slots the sequence still pins."""
 
     @property
+    def below(self) -> tuple[int, int]:
+        """."""
+
+    @property
     def moving(self) -> int:
         """Blocks of `on_device` whose copy down is in flight.
 
@@ -641,11 +649,13 @@ class Cache:
         block_size: int = 16,
         device: int,
         host: int = 0,
+        disk: int = 0,
         null_slots: int = 1,
         eviction: Literal["recency", "heap"] = "recency",
-        write: Literal["on-evict", "through", "second-touch"] = "on-evict",
+        write: _Write = "on-evict",
+        writes_below: Sequence[_Write] = (),
         ghosts: int | None = None,
-        speeds: tuple[int, int, int] | None = None,
+        speeds: tuple[int, int, int] | tuple[int, int, int, int] | None = None,
         recompute: bool = True,
         copy_retries: int = 3,
         groups: int = 1,
@@ -808,7 +818,7 @@ class Cache:
             Misuse: As in `begin`.
         """
 
-    def promise(self, blocks: int, *, tier: Literal["device", "host"] = "device") -> Ticket:
+    def promise(self, blocks: int, *, tier: _Tier = "device") -> Ticket:
         """Keeps blocks obtainable for a request that is not running yet or will be parked.
 
         On the device, the growth of running sequences and other begins do not take them; on the
@@ -1101,7 +1111,14 @@ class Cache:
             ForeignLease: A row is a lease of another cache. The same happens.
         """
 
-    def demote(self, blocks: int, *, of: Parked | Lease | None = None) -> Plan | None:
+    def demote(
+        self,
+        blocks: int,
+        *,
+        of: Parked | Lease | None = None,
+        tier: _Tier = "device",
+        to: _Tier | None = None,
+    ) -> Plan | None:
         """Copies blocks from the device down to the host.
 
         Args:
@@ -1129,7 +1146,9 @@ class Cache:
         the steps.
         """
 
-    def promote(self, keys: Keys, blocks: int | None = None) -> Plan | None:
+    def promote(
+        self, keys: Keys, blocks: int | None = None, *, to: _Tier = "device"
+    ) -> list[Plan]:
         """Copies the part of a prefix that lies below up to the device, ahead of a request.
 
         Args:
@@ -1214,6 +1233,15 @@ class Cache:
     def draining(self) -> bool:
         """Tells whether anything from before a clear is still held or in flight."""
 
+    def restore(
+        self,
+        tier: _Tier,
+        slots: _Ints,
+        keys: Buffer | NDArray[np.uint8],
+        parents: Buffer | NDArray[np.uint8],
+    ) -> None:
+        """."""
+
     def resize(self, tier: _Tier, slots: int, *, memory: int | None = None) -> None:
         """Gives a tier `slots` slots. Slots beyond that retire when they become free.
 
@@ -1290,7 +1318,7 @@ class Cache:
             ForeignLease: It is another cache's.
         """
 
-    def blocks_in_flight(self) -> tuple[int, int]:
+    def blocks_in_flight(self, tier: _Tier | None = None) -> tuple[int, int]:
         """Returns the blocks in flight, down and up, without flights whose outcome is unknown."""
 
     def undispatched(self) -> tuple[int, int] | None:
@@ -1299,7 +1327,7 @@ class Cache:
         None where there are none: flights that have ended meanwhile do not count.
         """
 
-    def worth_loading(self, blocks: int, after: int = 0) -> bool:
+    def worth_loading(self, blocks: int, after: int = 0, *, tier: _Tier = "host") -> bool:
         """Tells whether loading takes less time than computing, queued behind all loads in flight.
 
         Args:

@@ -28,6 +28,7 @@ pub(crate) fn forked() {
 ///     block_size: Tokens per block.
 ///     device: Slots of the device, null slots included.
 ///     host: Slots of the host; 0 for none.
+///     disk: Slots of the tier below the host; 0 for none.
 ///     null_slots: Leading device slots that pad block tables and are never given out.
 ///     eviction: "recency" (lists, O(1)) or "heap" (an indexed heap of leaves).
 ///     write: What `demote(blocks)` copies down. "on-evict": the next victims. "through": first
@@ -39,6 +40,8 @@ pub(crate) fn forked() {
 ///     ghosts: Keys of dropped blocks to remember for "second-touch", rounded up to a power of two
 ///         that is >= 16. Each takes 8 bytes. 0 remembers none; None remembers four per slot of all
 ///         tiers.
+///     writes_below: The same for each tier below the device, from the host down; "on-evict" where it
+///         says nothing. "through" copies what has landed there.
 ///     speeds: Three times in nanoseconds: to load one block; to compute one block at the start of
 ///         a sequence; and to compute it for each block before it, in addition. A begin then loads
 ///         what it found below only if that takes less time than computing it, queued behind all
