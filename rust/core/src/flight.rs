@@ -1,7 +1,7 @@
 //! What is in flight: the record of a plan until the end of its copies is known.
 
 use crate::arena::Record;
-use crate::id::{FlightIx, Id, Link, NodeIx, SlotIx, Tier};
+use crate::id::{FlightIx, Id, Key, Link, NodeIx, SlotIx, Tier};
 use crate::id::{LeaseId, ParkedId};
 
 /// What a flight is for.
@@ -34,6 +34,10 @@ pub(crate) struct Flight {
     pub(crate) to: Tier,
     pub(crate) purpose: Purpose,
     pub(crate) moves: Vec<Move>,
+    /// The keys of the blocks when it was launched, where one of its tiers is keyed.
+    pub(crate) keys: Vec<Key>,
+    /// Those of their parents, where the tier that it fills is.
+    pub(crate) parents: Vec<Key>,
     /// When it was opened.
     pub(crate) epoch: u32,
     /// Its deadline has passed: its destinations are quarantined until its outcome comes.
@@ -50,6 +54,8 @@ impl Flight {
             to,
             purpose,
             moves: Vec::new(),
+            keys: Vec::new(),
+            parents: Vec::new(),
             epoch,
             overdue: false,
             waits: None,

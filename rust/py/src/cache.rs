@@ -16,7 +16,7 @@ impl Cache {
     #[new]
     #[pyo3(signature = (*, block_size=16, device, host=0, null_slots=1, eviction="recency",
         write="on-evict", ghosts=None, speeds=None, recompute=true, copy_retries=3, groups=1,
-        namespace=None, key_hash="sha256", memory=None))]
+        namespace=None, key_hash="sha256", keyed=None, memory=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         #[pyo3(from_py_with = arguments::block_size)] block_size: u32,
@@ -32,6 +32,7 @@ impl Cache {
         #[pyo3(from_py_with = arguments::groups)] groups: u8,
         namespace: Option<&Bound<'_, PyAny>>,
         key_hash: &str,
+        keyed: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = arguments::memory)] memory: Option<u64>,
     ) -> PyResult<Self> {
         let config = Config {
@@ -45,6 +46,7 @@ impl Cache {
             recompute,
             copy_retries,
             groups,
+            keyed: arguments::keyed(keyed)?,
         };
         config.fits(memory).map_err(Failure::from)?;
         let namespace = arguments::namespace(namespace)?;
@@ -71,6 +73,8 @@ impl Cache {
         all.set_item("copy_retries", own.copy_retries)?;
         all.set_item("groups", own.groups)?;
         all.set_item("key_hash", hash)?;
+        let keyed = own.keyed.contains(&true).then_some(own.keyed);
+        all.set_item("keyed", keyed)?;
         Ok(all)
     }
 

@@ -50,6 +50,9 @@ pub(crate) fn forked() {
 ///     namespace: What tells this cache's keys from others': model, weights, dtype, layout,
 ///         parallel.
 ///     key_hash: "sha256", or "xxh3" where all tenants trust each other.
+///     keyed: Names of tiers whose plans carry the keys of their blocks; None for none. The device
+///         cannot be one. Where there is one, `seal` refuses a key of the engine's own that begins
+///         with 24 zero bytes or has all bits set: in a plan that stands for something else.
 ///     memory: Bytes that its bookkeeping may take; None for what the system grants. All of it is
 ///         allocated at once: 110 to 200 bytes for each slot, and those of the ghosts.
 ///
