@@ -155,8 +155,9 @@ class Keys:
 class Plan:
     """Copies to make between two tiers, or within the device: frozen, equal by value.
 
-    As bytes it takes 16, and 8 per block; pickled it takes at most 64, and 8 per block. `len`
-    counts its blocks. Any thread may read it.
+    As bytes it takes 16, and 8 per block; pickled it takes at most 64, and 8 per block. Where it
+    carries keys it takes 16 more, and 32 more for each key. `len` counts its blocks. Any thread
+    may read it.
 
     Args:
         data: What `to_bytes` gave.
@@ -183,12 +184,31 @@ class Plan:
         """Tier of the destinations: "device" or "host"."""
 
     @property
+    def rank(self) -> int:
+        """The rank that it is for; always 0."""
+
+    @property
     def sources(self) -> NDArray[np.uint32]:
         """Source slots, shape (blocks,), read-only."""
 
     @property
     def destinations(self) -> NDArray[np.uint32]:
         """Destination slots, shape (blocks,), read-only."""
+
+    @property
+    def keys(self) -> NDArray[np.uint8] | None:
+        """Keys of the blocks, shape (blocks, 32), read-only; None where neither tier is keyed.
+
+        A block that was parked before it had a key has 24 zero bytes and a number that is not 0,
+        its own as long as it is parked. Of keyed tiers, no published block has such a key.
+        """
+
+    @property
+    def parents(self) -> NDArray[np.uint8] | None:
+        """Keys of their parents, likewise; None where the tier of the destinations is not keyed.
+
+        The first block of a sequence has 32 zero bytes, one whose parent was dropped 32 bytes 0xFF.
+        """
 
     def runs(self) -> NDArray[np.uint32]:
         """Returns runs of consecutive slots: first source, first destination, blocks.
@@ -634,6 +654,9 @@ class Cache:
         namespace: What tells this cache's keys from others': model, weights, dtype, layout,
             parallel.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
+        keyed: Names of tiers whose plans carry the keys of their blocks; None for none. The device
+            cannot be one. Where there is one, `seal` refuses a key of the engine's own that begins
+            with 24 zero bytes or has all bits set: in a plan that stands for something else.
         memory: Bytes that its bookkeeping may take; None for what the system grants. All of it is
             allocated at once: 110 to 200 bytes for each slot, and those of the ghosts.
 
@@ -661,6 +684,7 @@ class Cache:
         groups: int = 1,
         namespace: Mapping[str, str] | None = None,
         key_hash: Literal["sha256", "xxh3"] = "sha256",
+        keyed: Iterable[str] | None = None,
         memory: int | None = None,
     ) -> Self: ...
     @staticmethod

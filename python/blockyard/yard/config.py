@@ -3,7 +3,7 @@
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -57,6 +57,7 @@ class ConfigKeywords(TypedDict, total=False):
     groups: int
     namespace: Mapping[str, str] | None
     key_hash: Literal["sha256", "xxh3"]
+    keyed: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ class Config:
         groups: Groups of layers; only 1 is supported.
         namespace: What distinguishes this cache's keys: model, weights, dtype, layout, parallel.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
+        keyed: Tiers whose plans carry the keys of their blocks; the device cannot be one.
 
     Raises:
         Misuse: A value is out of range, or a name is unknown; the nearest known is offered.
@@ -117,6 +119,7 @@ class Config:
     groups: int = 1
     namespace: Mapping[str, str] | tuple[tuple[str, str], ...] | None = None
     key_hash: Literal["sha256", "xxh3"] = "sha256"
+    keyed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Turns sizes into blocks, and checks what the core does not know."""
@@ -137,6 +140,7 @@ class Config:
                 settle(self, name, integer(name, getattr(self, name), least=least))
         for name, words in _WORDS.items():
             settle(self, name, one_of(name, getattr(self, name), words))
+        settle(self, "keyed", _keyed(self.keyed))
         forms = {"speeds": _speeds, "thresholds": _thresholds, "namespace": _namespace}
         for name, form in forms.items():
             if getattr(self, name) is not None:
@@ -197,6 +201,7 @@ class Config:
             values["speeds"] = list(self.speeds)
         if self.copying is not None:
             values["thresholds"] = asdict(self.copying)
+        values["keyed"] = list(self.keyed) or None
         return {name: value for name, value in values.items() if value is not None}
 
     @property
@@ -307,6 +312,15 @@ def _thresholds(given: object) -> Thresholds:
             near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
             raise Misuse(f"there is no {name!r} in thresholds: did you mean {near[0]!r}?")
     return Thresholds(**given)
+
+
+def _keyed(given: object) -> tuple[str, ...]:
+    """Names of tiers, each once and from the top: the same in whatever order they were given."""
+    below = ("host", "disk")
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise Misuse(f"keyed = {given!r}: give a sequence of names of tiers")
+    names = {one_of("keyed", name, below) for name in given}
+    return tuple(tier for tier in below if tier in names)
 
 
 def _namespace(given: object) -> tuple[tuple[str, str], ...]:

@@ -7,7 +7,7 @@ use blockyard_core::{
     WritePolicy,
 };
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyInt, PyMapping};
+use pyo3::types::{PyBool, PyInt, PyMapping, PyString};
 
 /// One count for all rows, or one each.
 pub(crate) enum Counts {
@@ -210,21 +210,39 @@ pub(crate) fn key_hash(given: &str) -> Outcome<KeyHash> {
     word("key_hash", given, &KEY_HASHES)
 }
 
+const TIERS: [(&str, Tier); 3] = [
+    ("device", Tier::DEVICE),
+    ("host", Tier::HOST),
+    ("disk", Tier::DISK),
+];
+
 pub(crate) fn tier(given: &str) -> Outcome<Tier> {
     named_tier("tier", given)
 }
 
 /// A tier, given for the argument of this name.
 pub(crate) fn named_tier(name: &str, given: &str) -> Outcome<Tier> {
-    word(
-        name,
-        given,
-        &[
-            ("device", Tier::DEVICE),
-            ("host", Tier::HOST),
-            ("disk", Tier::DISK),
-        ],
-    )
+    word(name, given, &TIERS)
+}
+
+/// Names of tiers, as a flag for each tier that there may be; none without any.
+pub(crate) fn keyed(from: Option<&Bound<'_, PyAny>>) -> PyResult<[bool; MAX_TIERS]> {
+    let mut keyed = [false; MAX_TIERS];
+    let Some(from) = from else {
+        return Ok(keyed);
+    };
+    let wrong = || Failure::misuse(format!("keyed = {}: pass names of tiers", shown(from)));
+    if from.is_instance_of::<PyString>() {
+        return Err(wrong().into());
+    }
+    let names = from.try_iter().map_err(|_| wrong())?;
+    for tier in each("keyed", from, names, |_, name| {
+        let name: String = name.extract().map_err(|_| wrong())?;
+        Ok(word("keyed", &name, &TIERS)?)
+    })? {
+        keyed[tier.0] = true;
+    }
+    Ok(keyed)
 }
 
 pub(crate) fn namespace(from: Option<&Bound<'_, PyAny>>) -> PyResult<blockyard_core::Namespace> {

@@ -17,8 +17,9 @@ use pyo3::types::PyDict;
 impl Cache {
     #[new]
     #[pyo3(signature = (*, block_size=16, device, host=0, disk=0, null_slots=1,
-        eviction="recency", write="on-evict", writes_below=Vec::new(), ghosts=None, speeds=None, recompute=true, copy_retries=3, groups=1,
-        namespace=None, key_hash="sha256", memory=None))]
+        eviction="recency", write="on-evict", writes_below=Vec::new(), ghosts=None, speeds=None,
+        recompute=true, copy_retries=3, groups=1, namespace=None, key_hash="sha256", keyed=None,
+        memory=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         #[pyo3(from_py_with = arguments::block_size)] block_size: u32,
@@ -36,6 +37,7 @@ impl Cache {
         #[pyo3(from_py_with = arguments::groups)] groups: u8,
         namespace: Option<&Bound<'_, PyAny>>,
         key_hash: &str,
+        keyed: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = arguments::memory)] memory: Option<u64>,
     ) -> PyResult<Self> {
         // A third tier takes memory for each slot of all tiers, so that it is there only if wanted.
@@ -57,6 +59,7 @@ impl Cache {
             recompute,
             copy_retries,
             groups,
+            keyed: arguments::keyed(keyed)?,
         };
         config.fits(memory).map_err(Failure::from)?;
         let namespace = arguments::namespace(namespace)?;
@@ -84,6 +87,8 @@ impl Cache {
         all.set_item("copy_retries", own.copy_retries)?;
         all.set_item("groups", own.groups)?;
         all.set_item("key_hash", hash)?;
+        let keyed = own.keyed.contains(&true).then_some(own.keyed);
+        all.set_item("keyed", keyed)?;
         Ok(all)
     }
 

@@ -50,6 +50,8 @@ def test_core_binding_stub_and_configuration_have_the_same_defaults() -> None:
     assert {name: binding[name] for name in core} == core
     shared = binding.keys() & config.keys()
     assert shared == binding.keys() - {"memory"}
+    assert (config.pop("keyed"), binding.pop("keyed")) == ((), None), "each says none"
+    shared.remove("keyed")
     assert {name: config[name] for name in shared} == {name: binding[name] for name in shared}
 
 
@@ -154,6 +156,11 @@ def test_sizes_of_memory_are_blocks_of_the_layout_per_rank_or_per_host() -> None
         ({"device": 8, "thresholds": 7}, "thresholds = 7: give a mapping"),
         ({"device": 8, "namespace": {"model": 3}}, "'model', 3"),
         ({"device": 8, "recompute": 1}, "recompute = 1"),
+        ({"device": 8, "keyed": ["host", "tape"]}, "keyed = 'tape': must be one of 'host', 'disk'"),
+        ({"device": 8, "keyed": ["device"]}, "keyed = 'device': must be one of 'host', 'disk'"),
+        ({"device": 8, "keyed": [["host"]]}, r"keyed = \['host'\]"),
+        ({"device": 8, "keyed": "host"}, "keyed = 'host': give a sequence of names of tiers"),
+        ({"device": 8, "keyed": 3}, "keyed = 3: give a sequence"),
     ],
 )
 def test_bad_values_are_named(keywords: dict[str, Any], says: str) -> None:
@@ -169,6 +176,15 @@ def test_it_is_frozen_through_and_through() -> None:
     assert config.fingerprint == print_
     assert hash(config) == hash(by.Config(device=8, namespace={"dtype": "b", "model": "a"}))
     assert by.KVCache(config).config == config
+
+
+def test_keyed_tiers_are_the_same_in_whatever_order_they_are_named() -> None:
+    config = by.Config.of({"device": 8, "keyed": ["disk", "host", "disk"]})
+    assert config.keyed == ("host", "disk")
+    assert config == by.Config(device=8, keyed=("host", "disk"))
+    assert by.Config.of(config.to_mapping()) == config
+    assert by.KVCache(config).config.keyed == ("host", "disk")
+    assert "keyed" not in by.Config(device=8).to_mapping(), "as it was without keyed tiers"
 
 
 def test_a_file_that_is_no_configuration_is_named(tmp_path: Path) -> None:
@@ -199,10 +215,12 @@ def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
         {"copy_retries": 1},
         {"namespace": {"model": "a"}},
         {"key_hash": "xxh3"},
+        {"keyed": ["host"]},
+        {"keyed": ["disk"]},
         {"layout": by.KVLayout.llama(layers=2, kv_heads=4, head_dim=16, block_size=8, ranks=2)},
     ):
         prints.add(by.Config.of(config.to_mapping() | change).fingerprint)
-    assert len(prints) == 14
+    assert len(prints) == 16
     sized = by.Config.of(config.to_mapping() | {"device": 7, "host": 9})
     assert sized.fingerprint == config.fingerprint
 

@@ -56,6 +56,7 @@ impl World {
             recompute: setup.recompute,
             copy_retries: setup.retries,
             groups: 1,
+            keyed: [false; 3],
         };
         let yard = Yard {
             block_size: u64::from(setup.block_size),
