@@ -65,7 +65,7 @@ fn what_is_loaded_of_a_full_hit_has_its_key_like_the_rest() {
     yard.finish(lease);
     yard.publish_below(&text(2, 1));
     let chain = yard.chain(&text(2, 1));
-    let ahead = yard.cache.lock().promote(chain.keys(), 1).unwrap().unwrap();
+    let ahead = yard.promote(&text(2, 1), 1).unwrap();
     assert_eq!(ahead.keys, chain.keys());
     yard.land(&[ahead]);
 }
