@@ -676,7 +676,7 @@ class Cache:
         null_slots: int = 1,
         eviction: Literal["recency", "heap"] = "recency",
         write: _Write = "on-evict",
-        writes_below: Sequence[_Write] = (),
+        writes_below: Sequence[_Write] | None = None,
         ghosts: int | None = None,
         speeds: tuple[int, int, int] | tuple[int, int, int, int] | None = None,
         recompute: bool = True,

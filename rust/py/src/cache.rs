@@ -17,7 +17,7 @@ use pyo3::types::PyDict;
 impl Cache {
     #[new]
     #[pyo3(signature = (*, block_size=16, device, host=0, disk=0, null_slots=1,
-        eviction="recency", write="on-evict", writes_below=Vec::new(), ghosts=None, speeds=None,
+        eviction="recency", write="on-evict", writes_below=None, ghosts=None, speeds=None,
         recompute=true, copy_retries=3, groups=1, namespace=None, key_hash="sha256", keyed=None,
         memory=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
@@ -29,7 +29,7 @@ impl Cache {
         #[pyo3(from_py_with = arguments::null_slots)] null_slots: u32,
         eviction: &str,
         write: &str,
-        writes_below: Vec<String>,
+        writes_below: Option<Vec<String>>,
         #[pyo3(from_py_with = arguments::ghosts)] ghosts: Option<u32>,
         #[pyo3(from_py_with = arguments::speeds)] speeds: Option<Speeds>,
         recompute: bool,
@@ -46,7 +46,7 @@ impl Cache {
         } else {
             vec![device, host]
         };
-        let below = writes_below.iter().map(|word| arguments::write(word));
+        let below = writes_below.iter().flatten().map(|word| arguments::write(word));
         let config = Config {
             block_size,
             slots,
