@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from blockyard._core import Misuse
-from blockyard.shared.layout import Hello, KVLayout
+from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.sizes import parse_size
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import integer, one_of
@@ -44,6 +44,7 @@ class ConfigKeywords(TypedDict, total=False):
     block_size: int
     device: int | str
     host: int | str
+    disk: int | str
     null_slots: int
     eviction: Literal["recency", "heap"]
     write: Literal["on-evict", "through", "second-touch"]
@@ -66,12 +67,13 @@ class Config:
     It is frozen, and any thread may read it.
 
     Sizes of tiers are blocks, or memory as text where a layout says what a block takes: "64 GiB",
-    per host for the host tier and per rank for the device, or "64 GiB/rank". The units are KiB,
-    MiB, GiB, TiB, MB and GB. `block_size` and `ranks` are the layout's where there is one.
+    per rank for the device and per host for the tiers below it, or "64 GiB/rank". The units are
+    KiB, MiB, GiB, TiB, MB and GB. `block_size` and `ranks` are the layout's where there is one.
 
     Args:
         device: Size of the device tier, null slots included.
         host: Size of the host tier; 0 for none.
+        disk: Size of the tier below the host; 0 for none. There need be no host above it.
         layout: What a block is in bytes. Without one there is bookkeeping only.
         ranks: Cranes that report the outcome of every flight.
         block_size: Tokens per block.
@@ -101,6 +103,7 @@ class Config:
 
     device: int | str
     host: int | str = 0
+    disk: int | str = 0
     layout: KVLayout | None = None
     ranks: int = _Default(1)
     block_size: int = _Default(16)
@@ -130,7 +133,7 @@ class Config:
             if given != own and not isinstance(given, _Default):
                 raise Misuse(f"{name} = {given!r}, but the layout has {own}: give it once, there")
             settle(self, name, int(own) if isinstance(own, _Default) else own)
-        for tier in ("device", "host"):
+        for tier in TIERS:
             settle(self, tier, _blocks(tier, getattr(self, tier), layout))
         for name, least in _LEAST.items():
             if getattr(self, name) is not None:
@@ -203,7 +206,8 @@ class Config:
     def fingerprint(self) -> str:
         """SHA-256, in hex, of all but the sizes of the tiers, which `agree` settles."""
         values = self.to_mapping()
-        del values["device"], values["host"]
+        for tier in TIERS:
+            del values[tier]
         return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -215,6 +219,11 @@ class Config:
     def host_blocks(self) -> int:
         """Blocks of the host."""
         return int(self.host)
+
+    @property
+    def disk_blocks(self) -> int:
+        """Blocks of the tier below the host."""
+        return int(self.disk)
 
     @property
     def ahead_blocks(self) -> int:
@@ -229,6 +238,9 @@ class Config:
     def core(self) -> dict[str, Any]:
         """Returns the arguments of the core."""
         cranes = {"layout", "ranks", "ahead", "deadline", "thresholds"}
+        if not self.disk:
+            # A core without a third tier has no such argument.
+            cranes.add("disk")
         values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -266,6 +278,7 @@ def agree(config: Config, hellos: Sequence[Hello]) -> Config:
         config,
         device=min(hello.device for hello in hellos),
         host=min(hello.host for hello in hellos),
+        disk=min(hello.disk for hello in hellos),
     )
 
 
