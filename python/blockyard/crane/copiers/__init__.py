@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 from blockyard.crane.tiers import Tier
 from blockyard.shared.plan import Cause
 
-__all__ = ["Copier", "Joining", "Landed", "Receipt", "Slots", "Turning"]
+__all__ = ["Copier", "Joining", "Landed", "Pair", "Receipt", "Slots", "Turning"]
 
 Slots = NDArray[np.uint32]
 """Numbers of slots, shape (blocks,)."""
+
+Pair = tuple[str, str]
+"""The names of the tiers that a copy goes from and to."""
 
 
 class Landed(NamedTuple):
@@ -34,7 +37,12 @@ class Receipt(Protocol):
 class Copier(Protocol):
     """Copies blocks between two tiers of one rank, or within one.
 
-    A crane calls it from one thread at a time, and so should others.
+    A crane calls it from one thread at a time, and so should others. One copier may serve several
+    pairs of tiers. Then what is slow or full for one pair should hold up no other.
+
+    Of a plane that is replicated over ranks, a crane asks each rank to write its share of the slots
+    below the device. It cannot ask so where one of the tiers is not `Mapped`: there the copier gets
+    every block with all its planes, on each rank, and shares the writing out itself.
     """
 
     def start(
@@ -49,7 +57,7 @@ class Copier(Protocol):
             destinations: Slots, shape (blocks,), all there and each once.
 
         Returns:
-            None when the queue is full: ask again later.
+            None when it takes no more between these tiers: ask again later.
         """
 
     def reset(self) -> None:
