@@ -6,13 +6,22 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.crane.copiers import Copier, Joining, Landed, Receipt, Slots, Turning
+from blockyard.crane.copiers import (
+    BlockKeys,
+    Copier,
+    Joining,
+    KeyedCopier,
+    Landed,
+    Receipt,
+    Slots,
+    Turning,
+)
 from blockyard.crane.copiers.select import select_copier
 from blockyard.crane.tiers import Tier
 from blockyard.shared.layout import Hello, KVLayout
@@ -130,8 +139,8 @@ class Crane:
             plans: One plan, or several.
 
         Raises:
-            Misuse: A flight is in flight already, a tier or slot is not there, or the crane is
-                closed. Nothing of this call is taken.
+            Misuse: A flight is in flight already, a tier or slot is not there, a plan carries keys
+                and the copier takes none, or the crane is closed. Nothing of this call is taken.
         """
         if self._closed:
             raise Misuse("the crane is closed: it takes no plan")
@@ -258,7 +267,13 @@ class Crane:
         sources, destinations = plan.sources, plan.destinations
         source = self._tier(plan.flight, plan.source_tier, sources)
         destination = self._tier(plan.flight, plan.destination_tier, destinations)
-        copies = [_Copy(flight, source, destination, sources, destinations)]
+        keys, parents = plan.keys, plan.parents
+        if keys is not None and not isinstance(self._copier, KeyedCopier):
+            raise Misuse(
+                f"flight {plan.flight} carries keys, and {type(self._copier).__name__} takes none: "
+                "give the Crane a copier with start_keyed, or the yard no keyed tiers"
+            )
+        copies = [_Copy(flight, source, destination, sources, destinations, None, keys, parents)]
         if plan.destination_tier != "device" and self._common:
             mine = np.flatnonzero(destinations % self._layout.ranks == self._rank)
             copies = [
@@ -269,11 +284,15 @@ class Crane:
                     sources[mine],
                     destinations[mine],
                     mine,
+                    None if keys is None else keys[mine],
+                    None if parents is None else parents[mine],
                 )
             ]
             if self._private:
                 here, there = (_PlaneSubset(tier, self._private) for tier in (source, destination))
-                copies.append(_Copy(flight, here, there, sources, destinations))
+                copies.append(
+                    _Copy(flight, here, there, sources, destinations, None, keys, parents)
+                )
         copies = [copy for copy in copies if len(copy.sources)]
         flight.copies = len(copies)
         return copies
@@ -296,9 +315,7 @@ class Crane:
         while self._waiting:
             copy = self._waiting[0]
             try:
-                receipt = self._copier.start(
-                    copy.source, copy.destination, copy.sources, copy.destinations
-                )
+                receipt = copy.start(self._copier)
             except Exception as error:  # noqa: BLE001 - it fails the flight, never the crane
                 _log.warning("a copy of %d blocks was refused: %r", len(copy.sources), error)
                 self._land(self._waiting.popleft(), Landed(0, Cause.FAILED))
@@ -358,6 +375,16 @@ class _Copy:
     destinations: Slots
     which: NDArray[np.intp] | None = None
     """Which blocks of the plan it copies; None for all."""
+    keys: BlockKeys | None = None
+    parents: BlockKeys | None = None
+
+    def start(self, copier: Copier) -> Receipt | None:
+        """Asks a copier for it, with the keys of its blocks where the plan carries them."""
+        what = self.source, self.destination, self.sources, self.destinations
+        if self.keys is None:
+            return copier.start(*what)
+        keyed = cast("KeyedCopier", copier)
+        return keyed.start_keyed(*what, keys=self.keys, parents=self.parents)
 
 
 class _PlaneSubset:
