@@ -8,7 +8,16 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.crane.copiers import Copier, Joining, Landed, Pair, Receipt, Slots, Turning
+from blockyard.crane.copiers import (
+    Copier,
+    Joining,
+    KeyedCopier,
+    Landed,
+    Pair,
+    Receipt,
+    Slots,
+    Turning,
+)
 from blockyard.crane.copiers.select import select_copiers
 from blockyard.crane.lanes import Copy, Flight, Lane
 from blockyard.crane.tiers import Tier
@@ -289,7 +298,13 @@ class Crane:
         lane = self._lanes.get((source.name, destination.name))
         if lane is None:
             raise Unsupported(f"no copies from {source.name} to {destination.name} here")
-        return lane.copies(flight, sources, destinations)
+        keys, parents = plan.keys, plan.parents
+        if keys is not None and not isinstance(lane.copier, KeyedCopier):
+            raise Misuse(
+                f"flight {plan.flight} carries keys, and {type(lane.copier).__name__} takes none: "
+                "give the Crane a copier with start_keyed, or the yard no keyed tiers"
+            )
+        return lane.copies(flight, sources, destinations, keys, parents)
 
     def _tier(self, flight: int, name: str, slots: Slots) -> Tier:
         """Returns the tier of that name, if it has these slots."""

@@ -2,12 +2,12 @@
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard.crane.copiers import Copier, Pair, Receipt, Slots
+from blockyard.crane.copiers import BlockKeys, Copier, KeyedCopier, Pair, Receipt, Slots
 from blockyard.crane.tiers import Mapped, Tier, is_mapped
 from blockyard.shared.plan import Cause
 
@@ -44,6 +44,8 @@ class Copy:
     destinations: Slots
     which: NDArray[np.intp] | None = None
     """Which blocks of the plan it copies; None for all."""
+    keys: BlockKeys | None = None
+    parents: BlockKeys | None = None
 
 
 class Lane:
@@ -84,17 +86,34 @@ class Lane:
         """Whether it ends on the device."""
         return self.pair[1] == "device"
 
-    def copies(self, flight: Flight, sources: Slots, destinations: Slots) -> list[Copy]:
-        """Returns what the copier has to do for a flight, which counts it."""
+    def copies(
+        self,
+        flight: Flight,
+        sources: Slots,
+        destinations: Slots,
+        keys: BlockKeys | None = None,
+        parents: BlockKeys | None = None,
+    ) -> list[Copy]:
+        """Returns what the copier has to do for a flight, which counts it.
+
+        Args:
+            flight: The flight.
+            sources: Slots, shape (blocks,).
+            destinations: Slots, shape (blocks,).
+            keys: The keys of its blocks, shape (blocks, 32), where its plan carries them.
+            parents: Those of their parents, likewise.
+        """
         copies = []
         for source, destination, share in self._parts:
             ends: tuple[Slots, Slots] = sources, destinations
+            names: tuple[BlockKeys | None, ...] = keys, parents
             which = None
             if share:
                 which = np.flatnonzero(destinations % self._ranks == self._rank)
                 ends = sources[which], destinations[which]
+                names = tuple(None if rows is None else rows[which] for rows in names)
             if len(ends[0]):
-                copies.append(Copy(flight, self, source, destination, *ends, which))
+                copies.append(Copy(flight, self, source, destination, *ends, which, *names))
         flight.copies = len(copies)
         return copies
 
@@ -105,7 +124,11 @@ class Lane:
             Exception: The copier has refused it.
         """
         copy = self.waiting[0]
-        return self.copier.start(copy.source, copy.destination, copy.sources, copy.destinations)
+        what = copy.source, copy.destination, copy.sources, copy.destinations
+        if copy.keys is None:
+            return self.copier.start(*what)
+        keyed = cast("KeyedCopier", self.copier)
+        return keyed.start_keyed(*what, keys=copy.keys, parents=copy.parents)
 
 
 class _PlaneSubset:

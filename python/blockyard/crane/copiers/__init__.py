@@ -9,10 +9,22 @@ from numpy.typing import NDArray
 from blockyard.crane.tiers import Tier
 from blockyard.shared.plan import Cause
 
-__all__ = ["Copier", "Joining", "Landed", "Pair", "Receipt", "Slots", "Turning"]
+__all__ = [
+    "BlockKeys",
+    "Copier",
+    "Joining",
+    "KeyedCopier",
+    "Landed",
+    "Pair",
+    "Receipt",
+    "Slots",
+    "Turning",
+]
 
 Slots = NDArray[np.uint32]
 """Numbers of slots, shape (blocks,)."""
+BlockKeys = NDArray[np.uint8]
+"""Keys of blocks, shape (blocks, 32); `Plan.keys` says which of them are nobody's."""
 
 Pair = tuple[str, str]
 """The names of the tiers that a copy goes from and to."""
@@ -65,6 +77,41 @@ class Copier(Protocol):
 
     def close(self) -> None:
         """Ends all copies and takes no more: afterwards every receipt has an answer."""
+
+
+@runtime_checkable
+class KeyedCopier(Protocol):
+    """A copier for tiers that must know the keys of their blocks.
+
+    A crane calls `start_keyed` for the plans that carry keys, and `start` for all others.
+    """
+
+    def start_keyed(
+        self,
+        source: Tier,
+        destination: Tier,
+        sources: Slots,
+        destinations: Slots,
+        *,
+        keys: BlockKeys,
+        parents: BlockKeys | None,
+    ) -> Receipt | None:
+        """Takes a copy like `Copier.start`, of blocks with these keys. Never waits.
+
+        Where the source has another key in a slot than the plan, the copy ends before that block,
+        with `Cause.CORRUPT`.
+
+        Args:
+            source: As in `start`.
+            destination: As in `start`.
+            sources: As in `start`.
+            destinations: As in `start`.
+            keys: The key of each block.
+            parents: The key of each block's parent; None where the destination needs none.
+
+        Returns:
+            None when the queue is full: ask again later.
+        """
 
 
 @runtime_checkable
