@@ -3,7 +3,7 @@
 
 use blockyard_core::{
     Answer, Cache, Cells, Chain, Config, EvictionPolicy, Extras, Filling, Key, KeyHash, Lease,
-    LeaseId, Namespace, Plan, Request, Retention, Sealing, Seals,
+    LeaseId, Namespace, Plan, Request, Retention, Sealing, Seals, Tier,
 };
 use std::hint::black_box;
 
@@ -284,7 +284,7 @@ impl Moves {
     }
 
     fn demote(&mut self) {
-        self.plan = self.rig.cache.lock().demote(PLAN as u32);
+        self.plan = self.rig.cache.lock().demote(Tier::DEVICE, PLAN as u32);
     }
 
     /// Copies a new path down, whose sequence runs on.
@@ -329,8 +329,9 @@ impl Row for Moves {
                     .rig
                     .cache
                     .lock()
-                    .promote(&self.path, u32::MAX)
-                    .expect("room");
+                    .promote(&self.path, u32::MAX, Tier::DEVICE)
+                    .expect("room")
+                    .pop();
             }
         }
         1
@@ -475,7 +476,7 @@ impl Evict {
         {
             let mut state = rig.cache.lock();
             let parked = state.park(&row, None).expect("promised");
-            let plan = state.demote_parked(parked, 64).expect("kept");
+            let plan = state.demote_parked(parked, 64, None).expect("kept");
             assert!(
                 plan.is_some_and(|plan| plan.len() == 64),
                 "the tail is in flight"

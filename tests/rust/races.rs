@@ -147,7 +147,7 @@ impl Yard {
             }
             7 => {
                 if let Some(parked) = hands.parked.pop() {
-                    let plan = self.cache.lock().demote_parked(parked.id(), 2);
+                    let plan = self.cache.lock().demote_parked(parked.id(), 2, None);
                     hands.in_flight.extend(plan.expect("it is parked"));
                     match self.cache.resume(parked, 0) {
                         Ok((lease, begun)) => self.started(hands, lease, begun.plans),
@@ -169,7 +169,9 @@ impl Yard {
             _ => {
                 self.cache.landed(&hands.in_flight).expect("they are ours");
                 hands.in_flight.clear();
-                hands.in_flight.extend(self.cache.lock().demote(2));
+                hands
+                    .in_flight
+                    .extend(self.cache.lock().demote(Tier::DEVICE, 2));
             }
         }
     }

@@ -126,10 +126,10 @@ fn a_duplicate_that_forks_share_pins_the_published_block_for_all_of_them() {
 fn a_kept_block_in_flight(recompute: bool) -> (Cache, Parked, Plan) {
     let cache = cache(8, 6, recompute);
     let read = below(&cache, 1, 2);
-    let promoted = cache.lock().promote(read.keys(), 2);
-    assert!(promoted.is_ok_and(|plan| plan.is_some()));
+    let promoted = cache.lock().promote(read.keys(), 2, Tier::DEVICE);
+    assert!(promoted.is_ok_and(|plan| !plan.is_empty()));
     let parked = park(&cache, 2);
-    let plan = cache.lock().demote_parked(parked.id(), 1);
+    let plan = cache.lock().demote_parked(parked.id(), 1, None);
     let plan = plan.expect("it is parked").expect("its slot is promised");
     assert_eq!(plan.destinations, [2]);
     (cache, parked, plan)
@@ -209,7 +209,7 @@ fn what_is_linked_again_raises_the_class_of_all_above_it() {
     cache.finish(lease, Retention::Retain).expect("it runs");
     let plan = cache
         .lock()
-        .demote(1)
+        .demote(Tier::DEVICE, 1)
         .expect("the deepest block can go down");
     land(&cache, &plan, 1);
     let (whole, _) = begin(&cache, &text(&cache, 2, 8));
@@ -218,7 +218,7 @@ fn what_is_linked_again_raises_the_class_of_all_above_it() {
     let lease = run(&cache, &text(&cache, 1, 2));
     let parked = cache.park(lease, 4).map_err(|(_, error)| error);
     let parked = parked.expect("the host can promise");
-    let plan = cache.lock().demote_parked(parked.id(), 2);
+    let plan = cache.lock().demote_parked(parked.id(), 2, None);
     land(
         &cache,
         &plan.expect("it is parked").expect("two are kept"),
@@ -227,8 +227,12 @@ fn what_is_linked_again_raises_the_class_of_all_above_it() {
     let (whole, _) = begin(&cache, &text(&cache, 3, 8));
     finish(&cache, whole);
     assert_eq!(found(&cache, &chain), [0, 3]);
-    let plan = cache.lock().promote(chain.keys(), 3);
-    let plan = plan.expect("there is room").expect("three are below");
+    let mut plans = cache.lock().promote(chain.keys(), 3, Tier::DEVICE);
+    let plan = plans
+        .as_mut()
+        .expect("there is room")
+        .pop()
+        .expect("three are below");
     sound(&cache);
     assert_eq!(cache.lock().abandon(parked.id()), Ok(()));
     parked.spend();
@@ -247,7 +251,7 @@ fn a_shrink_counts_what_a_broken_keep_sets_free() {
     let (lease, _) = begin(&cache, &chain);
     let parked = cache.park(lease, 3).map_err(|(_, error)| error);
     let parked = parked.expect("the host can promise");
-    let plan = cache.lock().demote_parked(parked.id(), 1);
+    let plan = cache.lock().demote_parked(parked.id(), 1, None);
     let plan = plan.expect("it is parked").expect("its slot is promised");
     // One block, and one promised.
     let other = text(&cache, 2, 1);
@@ -326,7 +330,10 @@ fn an_orphan_that_comes_twice_in_a_path_is_a_contradiction() {
     let chain = text(&cache, 1, 3);
     let lease = run(&cache, &chain);
     finish(&cache, lease);
-    let plan = cache.lock().demote(2).expect("two can go down");
+    let plan = cache
+        .lock()
+        .demote(Tier::DEVICE, 2)
+        .expect("two can go down");
     land(&cache, &plan, 2);
     let (whole, _) = begin(&cache, &text(&cache, 2, 8));
     finish(&cache, whole);

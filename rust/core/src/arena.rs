@@ -102,6 +102,12 @@ impl<T: Record> Arena<T> {
         self.live -= 1;
     }
 
+    /// Forgets all records, and that there ever were any: no id of one may be left.
+    pub(crate) fn forget_all(&mut self) {
+        self.entries.clear();
+        (self.vacant, self.live) = (None, 0);
+    }
+
     pub(crate) fn id(&self, index: T::Ix) -> Id<T::Ix> {
         let generation = NonZeroU32::new(self.entries[index.get() as usize].generation);
         Id {

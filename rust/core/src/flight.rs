@@ -3,6 +3,7 @@
 use crate::arena::Record;
 use crate::id::{FlightIx, Id, Link, NodeIx, SlotIx, Tier};
 use crate::id::{LeaseId, ParkedId};
+use crate::plan::End;
 
 /// What a flight is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -10,8 +11,8 @@ pub(crate) enum Purpose {
     /// A vacant record.
     #[default]
     Nothing,
-    /// Copies of blocks down; for a parked sequence, if one asked.
-    Down { parked: Option<ParkedId> },
+    /// Copies of blocks to a tier below the device; for a parked sequence, if one asked.
+    Below { parked: Option<ParkedId> },
     /// The blocks of this lease's table from `base` on, which are published when they land.
     Up { lease: LeaseId, base: u32 },
     /// One block of this lease's table that stays private: a fork's partial block, or the last
@@ -36,6 +37,8 @@ pub(crate) struct Flight {
     pub(crate) moves: Vec<Move>,
     /// When it was opened.
     pub(crate) epoch: u32,
+    /// How its copies have ended, while it waits for an earlier flight of its lease to land.
+    pub(crate) ended: Option<(u32, End)>,
     /// Its deadline has passed: its destinations are quarantined until its outcome comes.
     pub(crate) overdue: bool,
     /// Its number among all that were launched, until its plan was dispatched.
@@ -51,6 +54,7 @@ impl Flight {
             purpose,
             moves: Vec::new(),
             epoch,
+            ended: None,
             overdue: false,
             waits: None,
         }

@@ -136,6 +136,10 @@ impl Index {
         taken.count()
     }
 
+    pub(crate) fn forget_all(&mut self) {
+        self.places.fill(Place::EMPTY);
+    }
+
     pub(crate) fn insert(&mut self, gap: Gap, node: NodeIx) {
         debug_assert!(self.places[gap.at] == Place::EMPTY, "the gap has closed");
         self.places[gap.at] = Place::new(gap.tag, node);

@@ -81,6 +81,12 @@ impl Ledger {
         self.capacity -= slots;
     }
 
+    /// So many free slots have a block from before, which may be evicted.
+    pub(crate) fn restore(&mut self, slots: u32) {
+        self.shift_all(Set::Free, Set::Idle, slots);
+        self.takeable += slots;
+    }
+
     /// A slot is takeable now that was not.
     #[inline]
     pub(crate) fn gain_takeable(&mut self) {

@@ -9,7 +9,7 @@
 //! layer: id sync
 //! layer: error
 //! layer: memory
-//! layer: hash arena list index
+//! layer: hash arena list index keeps
 //! layer: extras pool ledger trie ghost cost evict plan flight record
 //! layer: chain
 //! layer: stats
@@ -32,6 +32,7 @@ mod ghost;
 mod hash;
 mod id;
 mod index;
+mod keeps;
 mod lease;
 mod ledger;
 mod list;
@@ -57,7 +58,7 @@ pub use lease::{Lease, Parked, Seals, Ticket};
 pub use plan::{End, Outcome, Plan, Run};
 pub use shared::Locked;
 pub use state::{
-    Answer, Begun, Cells, Config, Filling, Holder, HolderId, Need, ParkedView, Pending, Probe,
-    Request, Room, Sealing, State, Stop, View, Violation, WritePolicy,
+    Answer, Begun, Cells, Config, Filling, Holder, HolderId, MAX_RUNS, Need, ParkedView, Pending,
+    Probe, Request, Room, Sealing, State, Stop, View, Violation, WritePolicy,
 };
 pub use stats::{Counters, Field, Stats, TierStats};

@@ -54,7 +54,7 @@ pub struct Outcome {
 }
 
 /// What became of the copies behind the good ones.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum End {
     /// There are none: all are good.
     Good,

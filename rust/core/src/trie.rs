@@ -5,7 +5,9 @@ use crate::arena::{Arena, Record};
 use crate::error::Result;
 use crate::id::{Class, Id, Ix, Key, Link, MAX_TIERS, NodeIx, SlotIx, Tier};
 use crate::index::{Gap, Index, Tag};
+use crate::keeps::Keeps;
 use crate::memory;
+use std::num::NonZeroU32;
 
 /// Where a block is on one tier, and what is below it there.
 #[derive(Clone, Copy, Hash, Debug, Default)]
@@ -25,8 +27,7 @@ pub(crate) struct Node {
     pub(crate) parent: Option<Id<NodeIx>>,
     device: Residency,
     pub(crate) epoch: u32,
-    /// Parked sequences that keep it.
-    pub(crate) keeps: u16,
+    pub(crate) keeps: Keeps,
     pub(crate) class: Class,
     pub(crate) uses: Uses,
 }
@@ -263,6 +264,31 @@ impl Trie {
         self.index.insert(gap, node);
         let named = &mut self.nodes[node];
         (named.key, named.uses) = (key, uses);
+    }
+
+    /// A new node of this key, which a tier has had before, without a parent.
+    pub(crate) fn restore(&mut self, key: Key, gap: Gap, tier: Tier, slot: SlotIx) {
+        let node = self.add(None);
+        self.name(node, key, gap, Uses::Once);
+        self.residency_mut(node, tier).slot = Some(Link::to(slot));
+    }
+
+    /// Puts a restored node under this one, or leaves it without a living parent.
+    pub(crate) fn put_under(&mut self, node: NodeIx, parent: Option<NodeIx>) {
+        // An even generation: no node has it while it lives.
+        let dead = Id {
+            index: NodeIx::new(0),
+            generation: NonZeroU32::MIN.saturating_add(1),
+        };
+        let parent = parent.map_or(dead, |parent| self.id(parent));
+        self.nodes[node].parent = Some(parent);
+    }
+
+    /// Forgets all nodes of a trie to which no handle, slot or other record refers.
+    pub(crate) fn forget_all(&mut self) {
+        self.nodes.forget_all();
+        self.below.iter_mut().for_each(Vec::clear);
+        self.index.forget_all();
     }
 
     /// Ends a node that has no slot left.

@@ -1,6 +1,6 @@
 //! What a scheduler asks: how much room there is, what each holder has, what is in flight.
 
-use crate::yard::{Yard, and_one, cat, one, text, tokens};
+use crate::yard::{Yard, and_one, cat, on, one, text, tokens};
 use blockyard_core::{
     Answer, Error, Filling, Holder, HolderId, Outcome, Parked, Pending, Request, Room, Tier,
 };
@@ -37,12 +37,14 @@ fn holders_are_told_the_largest_first_with_what_was_promised_to_them() {
     yard.land(&[yard.demote_parked(&parked, 1).unwrap()]);
     let holder = |id, device, promised| Holder {
         id,
-        device,
+        held: match id {
+            HolderId::Parked(_) => on([device, 1]),
+            _ => on([device, 0]),
+        },
         alone: device,
-        promised,
-        tier: match id {
-            HolderId::Parked(_) => Tier::HOST,
-            _ => Tier::DEVICE,
+        promised: match id {
+            HolderId::Parked(_) => on([0, promised]),
+            _ => on([promised, 0]),
         },
     };
     let expected = [
@@ -105,9 +107,9 @@ fn a_plan_is_dispatched_once_in_the_order_in_which_it_was_made_unless_it_has_end
     let yard = Yard::new(16, 8);
     yard.publish(&text(1, 3));
     let mut state = yard.cache.lock();
-    let first = state.demote(1).unwrap();
-    let ended = state.demote(2).unwrap();
-    let last = state.demote(3).unwrap();
+    let first = state.demote(Tier::DEVICE, 1).unwrap();
+    let ended = state.demote(Tier::DEVICE, 2).unwrap();
+    let last = state.demote(Tier::DEVICE, 3).unwrap();
     state
         .commit(&[Outcome::failed(ended.flight, 1)], None)
         .unwrap();

@@ -3,7 +3,7 @@
 use crate::tickets::request;
 use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, Yard, and_one, cat, config, one, room, text, tokens};
-use blockyard_core::{Answer, Config, Error, Filling, Speeds, Stop};
+use blockyard_core::{Answer, Config, Error, Filling, MAX_TIERS, Speeds, Stop};
 
 #[test]
 fn a_begin_never_evicts_its_own_prefix() {
@@ -306,7 +306,7 @@ fn a_begin_is_all_or_nothing_with_its_growth() {
 fn gated(load: u64, recompute: bool) -> Yard {
     let (compute, attend) = (100, 10);
     let speeds = Some(Speeds {
-        load,
+        load: [load; MAX_TIERS],
         compute,
         attend,
     });
@@ -363,9 +363,7 @@ fn a_load_waits_behind_those_that_are_on_their_way_up() {
         let yard = gated(load, true);
         yard.publish_below(&text(2, 1));
         let prompt = spread(&yard, 1);
-        let ahead = yard.chain(&text(2, 1));
-        let other = yard.cache.lock().promote(ahead.keys(), 1);
-        let other = other.expect("there is room").expect("it is below");
+        let other = yard.promote(&text(2, 1), 1).expect("it is below");
         let (lease, begun) = yard.stop(&and_one(&prompt), u32::MAX);
         assert_eq!(begun.hits, [1, loaded, 0]);
         yard.land(&[other]);

@@ -2,7 +2,7 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, text};
-use blockyard_core::{Config, Error, Lease, Outcome, Parked, Plan, WritePolicy};
+use blockyard_core::{Config, Error, Lease, Outcome, Parked, Plan, Tier, WritePolicy};
 
 /// What may be copied down: idle victims, a running sequence's blocks, kept blocks.
 enum Source {
@@ -272,7 +272,7 @@ fn so_do_paths_that_went_down_side_by_side() {
             let rows = leases.each_ref().map(|lease| (lease, block * SIZE));
             yard.cache.seal(&rows).expect("computed");
         }
-        let plan = yard.cache.lock().demote(blocks).expect("all");
+        let plan = yard.cache.lock().demote(Tier::DEVICE, blocks).expect("all");
         assert_eq!(plan.len() as u32, blocks);
         lands_in_few_steps(&yard, leases.into(), &plan);
     }

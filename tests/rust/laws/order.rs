@@ -286,8 +286,7 @@ fn a_prefetch_pins_its_path_until_it_lands() {
         yard.publish(&prompt);
         yard.copy_down(2);
         yard.squeeze(2);
-        let chain = yard.chain(&prompt);
-        let plan = yard.cache.lock().promote(chain.keys(), 8).unwrap().unwrap();
+        let plan = yard.promote(&prompt, 8).unwrap();
         yard.sound();
         assert_eq!((plan.len(), yard.device().pinned), (2, 4));
         assert!(yard.begin_reserving(&text(2, 3), 0).is_err());
@@ -443,8 +442,7 @@ fn what_is_linked_again_raises_the_class_of_all_above_it() {
         yard.squeeze(3);
         // Its first two blocks again, of no special class; the load of the third fails.
         yard.publish(&prompt[..8]);
-        let chain = yard.chain(&prompt);
-        let plan = yard.cache.lock().promote(chain.keys(), 1).unwrap();
+        let plan = yard.promote(&prompt, 1);
         yard.fail(&plan.expect("the third is below"), 0);
         let idle = yard.device().idle as u32;
         let plan = yard.demote(idle).expect("all that is idle");

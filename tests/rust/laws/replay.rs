@@ -4,8 +4,8 @@
 use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, SIZE, Yard, cat, config, text, tokens};
 use blockyard_core::{
-    Config, EvictionPolicy, Lease, Outcome, Parked, Plan, Retention, Speeds, Ticket, Tier,
-    WritePolicy,
+    Config, EvictionPolicy, Lease, MAX_TIERS, Outcome, Parked, Plan, Retention, Speeds, Ticket,
+    Tier, WritePolicy,
 };
 
 /// A small generator of our own: the numbers must not change with the version of a crate.
@@ -41,7 +41,7 @@ fn history(seed: u64, calls: u32, policy: EvictionPolicy) -> Vec<String> {
         WritePolicy::SecondTouch,
     ];
     let speeds = Speeds {
-        load: 5,
+        load: [5; MAX_TIERS],
         compute: 3,
         attend: 1,
     };
@@ -140,7 +140,7 @@ fn call(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
         8 => dice
             .take(&mut hands.parked)
             .map_or_else(String::new, |parked| {
-                let plan = yard.cache.lock().demote_parked(parked.id(), 2);
+                let plan = yard.cache.lock().demote_parked(parked.id(), 2, None);
                 hands.in_flight.extend(plan.clone().expect("it is parked"));
                 let answer = match yard.cache.resume(parked, 0) {
                     Ok((lease, begun)) => {
@@ -156,7 +156,7 @@ fn call(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
                 format!("{plan:?} {answer}")
             }),
         9 => {
-            let plan = yard.cache.lock().demote(dice.roll(5) as u32);
+            let plan = yard.cache.lock().demote(Tier::DEVICE, dice.roll(5) as u32);
             hands.in_flight.extend(plan.clone());
             format!("{plan:?}")
         }

@@ -2,7 +2,7 @@
 //! parked. (INV-22)
 
 use crate::verbs::Verbs as _;
-use crate::yard::{SIZE, Yard, and_one, cat, config, room, sealing, text, tokens};
+use crate::yard::{SIZE, Yard, and_one, cat, config, on, room, sealing, text, tokens};
 use blockyard_core::{
     Answer, Chain, Config, Error, Filling, Holder, HolderId, Lease, Parked, Request, Result,
     Ticket, Tier,
@@ -120,8 +120,7 @@ fn a_begin_may_need_more_than_its_ticket_keeps_where_there_is_room() {
 fn a_begin_that_is_refused_or_told_to_wait_has_its_ticket_still() {
     let yard = Yard::new(10, 8);
     yard.publish_below(&text(1, 2));
-    let plan = yard.cache.lock().promote(yard.chain(&text(1, 2)).keys(), 2);
-    let plan = plan.unwrap().expect("two are below");
+    let plan = yard.promote(&text(1, 2), 2).expect("two are below");
     let (lease, _) = yard.begin(&text(2, 3));
     let ticket = promise(&yard, 4);
     let (stats, digest) = (yard.stats(), || yard.cache.lock().digest());
@@ -242,17 +241,16 @@ fn a_ticket_is_among_the_holders_with_what_it_was_promised() {
     let yard = Yard::new(8, 4);
     let (lease, _) = yard.begin(&text(1, 1));
     let (ticket, below) = (promise(&yard, 5), promise_below(&yard, 3));
-    let holder = |id, device, promised, tier| Holder {
+    let holder = |id, device, promised| Holder {
         id,
-        device,
+        held: on([device, 0]),
         alone: device,
-        promised,
-        tier,
+        promised: on(promised),
     };
     let expected = [
-        holder(HolderId::Lease(lease.id()), 1, 0, Tier::DEVICE),
-        holder(HolderId::Ticket(ticket.id()), 0, 5, Tier::DEVICE),
-        holder(HolderId::Ticket(below.id()), 0, 3, Tier::HOST),
+        holder(HolderId::Lease(lease.id()), 1, [0, 0]),
+        holder(HolderId::Ticket(ticket.id()), 0, [5, 0]),
+        holder(HolderId::Ticket(below.id()), 0, [0, 3]),
     ];
     assert_eq!(yard.cache.lock().holders(), expected);
     yard.cache.release(ticket).unwrap();

@@ -132,12 +132,10 @@ fn a_prefetch_that_is_ok_leaves_its_path_idle() {
     let yard = Yard::new(8, 4);
     let prompt = text(1, 2);
     yard.publish_below(&prompt);
-    let keys = yard.chain(&prompt);
-    let plan = yard.cache.lock().promote(keys.keys(), 9).unwrap().unwrap();
+    let plan = yard.promote(&prompt, 9).unwrap();
     yard.land(&[plan]);
     assert_eq!((yard.hits(&prompt), yard.device().idle), ([2, 0, 0], 2));
-    let again = yard.cache.lock().promote(keys.keys(), 9);
-    assert_eq!(again, Ok(None), "nothing is left to load");
+    assert_eq!(yard.promote(&prompt, 9), None, "nothing is left to load");
     yard.at_rest();
 }
 
@@ -146,8 +144,7 @@ fn a_prefetch_that_fails_frees_its_destinations_from_the_first_bad_block_on() {
     let yard = Yard::new(8, 4);
     let prompt = text(1, 3);
     yard.publish_below(&prompt);
-    let keys = yard.chain(&prompt);
-    let plan = yard.cache.lock().promote(keys.keys(), 9).unwrap().unwrap();
+    let plan = yard.promote(&prompt, 9).unwrap();
     yard.fail(&plan, 1);
     assert_eq!((yard.hits(&prompt), yard.device().free), ([1, 2, 0], 7));
     yard.at_rest();
@@ -158,8 +155,7 @@ fn a_prefetch_of_unknown_end_quarantines_its_destinations() {
     let yard = Yard::new(8, 4);
     let prompt = text(1, 2);
     yard.publish_below(&prompt);
-    let keys = yard.chain(&prompt);
-    let plan = yard.cache.lock().promote(keys.keys(), 9).unwrap().unwrap();
+    let plan = yard.promote(&prompt, 9).unwrap();
     yard.overdue(&plan);
     assert_eq!(
         (yard.hits(&prompt), yard.device().quarantined),

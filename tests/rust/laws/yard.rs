@@ -3,8 +3,8 @@
 use crate::verbs::Verbs as _;
 use blockyard_core::{
     Answer, Begun, Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, Filling, KeyHash,
-    Lease, Namespace, Outcome, Parked, Plan, Probe, Request, Retention, Seals, Stats, Stop,
-    TierStats, View,
+    Lease, MAX_TIERS, Namespace, Outcome, Parked, Plan, Probe, Request, Retention, Seals, Stats,
+    Stop, Tier, TierStats, View,
 };
 
 /// Tokens per block.
@@ -15,6 +15,13 @@ pub(crate) const KINDS: [EvictionPolicy; 2] = [EvictionPolicy::Recency, Eviction
 pub(crate) struct Yard {
     pub(crate) cache: Cache,
     spare: std::cell::Cell<u32>,
+}
+
+/// By tier, and nothing on the others.
+pub(crate) fn on(tiers: [u32; 2]) -> [u32; MAX_TIERS] {
+    let mut all = [0; MAX_TIERS];
+    all[..2].copy_from_slice(&tiers);
+    all
 }
 
 /// So many slots to use on the device and the host, and one null slot.
@@ -183,7 +190,7 @@ impl Yard {
     }
 
     pub(crate) fn demote(&self, blocks: u32) -> Option<Plan> {
-        let plan = self.cache.lock().demote(blocks);
+        let plan = self.cache.lock().demote(Tier::DEVICE, blocks);
         self.then(plan)
     }
 
@@ -250,8 +257,20 @@ impl Yard {
         self.park(lease, tokens)
     }
 
+    /// Copies up to `blocks` blocks of a prefix up to the device, from one tier below.
+    pub(crate) fn promote(&self, prompt: &[u32], blocks: u32) -> Option<Plan> {
+        let chain = self.chain(prompt);
+        let plans = self
+            .cache
+            .lock()
+            .promote(chain.keys(), blocks, Tier::DEVICE);
+        let mut plans = plans.expect("there is room");
+        assert!(plans.len() < 2, "one run");
+        plans.pop()
+    }
+
     pub(crate) fn demote_parked(&self, parked: &Parked, blocks: u32) -> Option<Plan> {
-        let plan = self.cache.lock().demote_parked(parked.id(), blocks);
+        let plan = self.cache.lock().demote_parked(parked.id(), blocks, None);
         self.then(plan.expect("it is parked"))
     }
 

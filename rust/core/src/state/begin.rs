@@ -2,9 +2,10 @@
 //! promises the growth, and evicts exactly the deficit. It does all of this or nothing.
 
 use super::admit::Decision;
+use super::runs::Runs;
 use super::{Answer, Begun, State, Stop};
 use crate::error::{Error, Result};
-use crate::id::{FlightId, Key, MAX_TIERS, NodeIx, SlotIx, Tier};
+use crate::id::{FlightId, Key, NodeIx, SlotIx, Tier};
 use crate::record::{Running, Start};
 
 /// What a begin does at a block that is in flight. Where the engine cannot recompute, a begin waits.
@@ -36,9 +37,9 @@ pub struct Request<'a> {
 pub(super) struct Prefix {
     /// Blocks of the path on the device; they are shared.
     pub(super) device: usize,
-    /// Blocks of the path behind them that are loaded, all from `tier`.
+    /// Blocks of the path behind them that are loaded, from the tiers of `runs`.
     pub(super) lower: usize,
-    tier: Tier,
+    runs: Runs,
     /// The last block of a full hit. The model needs the logits of the last token, so that it is
     /// computed again, in a private copy of the block.
     pub(super) last: Option<NodeIx>,
@@ -88,38 +89,37 @@ impl State {
         let shared = ((request.tokens - 1) / block_size) as usize;
         let probe = self.walk(&request.keys[..request.keys.len().min(shared + 1)]);
         let device = (probe.hits[0] as usize).min(shared);
-        let tier = Tier::DEVICE
-            .below()
-            .find(|tier| probe.hits[tier.at()] > 0)
-            .unwrap_or(Tier::HOST);
         let lower = self.path.len().min(shared) - device;
         let mut prefix = Prefix {
             device,
             lower,
-            tier,
-            last: None,
+            runs: self.runs,
+            last: self.path.get(shared).copied(),
             stop: probe.stop,
             slow: 0,
         };
-        let mut loads = lower;
-        if let Some(&last) = self.path.get(shared) {
-            prefix.last = Some(last);
-            loads += usize::from(self.ready(last, Tier::DEVICE).is_none());
-        }
-        let most = self.pays(loads.min(request.load as usize), device);
-        if loads > most {
-            prefix.lower = lower.min(most);
-            (prefix.last, prefix.stop) = (None, Stop::Slow);
-            prefix.slow = (loads - prefix.lower) as u32;
+        // The last block of a full hit is loaded too, where it is below.
+        let loads = self.path.len() - probe.hits[0] as usize;
+        if loads > 0 {
+            let most = self.pays(prefix.runs, request.load, device as u32) as usize;
+            if loads > most {
+                prefix.lower = lower.min(most);
+                (prefix.last, prefix.stop) = (None, Stop::Slow);
+                prefix.slow = (loads - prefix.lower) as u32;
+            }
+            prefix.runs.cut(prefix.lower as u32);
         }
         prefix
     }
 
-    /// How many of `loads` loads behind `device` blocks to take: all of them, or none where the engine
-    /// can compute them and that is faster.
-    fn pays(&self, loads: usize, device: usize) -> usize {
-        let pays = !self.config.recompute || self.worth_loading(loads as u32, device as u32);
-        if pays { loads } else { 0 }
+    /// How many of these loads behind `device` blocks to take, `most` at most: all of them, but for
+    /// those that an engine which can compute them does faster.
+    fn pays(&self, mut runs: Runs, most: u32, device: u32) -> u32 {
+        runs.cut(most);
+        match self.config.speeds.filter(|_| self.config.recompute) {
+            Some(speeds) => speeds.best(runs.iter(), device, self.rising()),
+            None => runs.blocks(),
+        }
     }
 
     /// Whether there is room for what a begin of this prefix needs. Where there is none for the private
@@ -188,9 +188,10 @@ impl State {
         }));
         let id = self.lease_id(lease);
         let mut plans = Vec::new();
-        if prefix.lower > 0 {
-            let loaded = &path[prefix.device..prefix.device + prefix.lower];
-            plans.push(self.load(id, prefix.device as u32, prefix.tier, loaded, &mut table));
+        for (tier, blocks) in prefix.runs.iter() {
+            let first = table.len();
+            let loaded = &path[first..first + blocks as usize];
+            plans.push(self.load(id, first as u32, tier, loaded, &mut table));
         }
         if let Some((tier, slot, node)) = last {
             plans.push(self.private_copy(id, tier, slot, Some(node), &mut table));
@@ -198,11 +199,11 @@ impl State {
         self.tiers[Tier::DEVICE].claim(total, &mut table);
 
         self.leases[lease].start(table, plans.len(), None);
-        let mut hits = [0; MAX_TIERS];
-        hits[0] =
-            prefix.device as u32 + u32::from(last.is_some_and(|(tier, ..)| tier == Tier::DEVICE));
-        hits[prefix.tier.at()] =
-            prefix.lower as u32 + u32::from(last.is_some_and(|(tier, ..)| tier == prefix.tier));
+        let mut hits = prefix.runs.by_tier();
+        hits[0] = prefix.device as u32;
+        if let Some((tier, ..)) = last {
+            hits[tier.at()] += 1;
+        }
         self.counters.begun += 1;
         self.counters.slow += u64::from(prefix.slow);
         self.counters.tokens += tokens;
@@ -222,14 +223,15 @@ impl State {
     /// Marks the blocks to load, root first, as far as the tier's promises stay backed: a block
     /// that is read cannot be taken, nor can what is above it.
     fn mark_sources(&mut self, path: &[NodeIx], prefix: &mut Prefix) {
-        let tier = prefix.tier;
-        for at in 0..prefix.lower {
+        let runs = prefix.runs.iter();
+        let tiers = runs.flat_map(|(tier, blocks)| (0..blocks).map(move |_| tier));
+        for (at, tier) in tiers.enumerate() {
             let slot = self.ready(path[prefix.device + at], tier);
-            let Some(slot) = slot.filter(|&slot| self.mark_backed(tier, slot)) else {
+            if !slot.is_some_and(|slot| self.mark_backed(tier, slot)) {
                 (prefix.lower, prefix.last, prefix.stop) = (at, None, Stop::Promised);
+                prefix.runs.cut(at as u32);
                 return;
-            };
-            debug_assert!(self.tiers[tier].pool.cell(slot).readers > 0);
+            }
         }
     }
 
@@ -245,10 +247,10 @@ impl State {
 
     /// Marks the last block of a full hit, on its highest tier.
     fn mark_last(&mut self, node: NodeIx, path: &[NodeIx]) -> Option<(Tier, SlotIx, NodeIx)> {
-        let tier = self
-            .tiers
-            .all()
-            .find(|&tier| self.trie.slot(node, tier).is_some())?;
+        let tier = match self.trie.slot(node, Tier::DEVICE) {
+            Some(_) => Tier::DEVICE,
+            None => self.source(node).ok()?,
+        };
         let slot = self.ready(node, tier)?;
         if !self.link(node, path.len().checked_sub(2).map(|above| path[above])) {
             return None;

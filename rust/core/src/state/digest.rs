@@ -81,11 +81,10 @@ impl State {
             flights,
             held,
             counters,
-            fresh,
-            failures,
             ghosts,
             in_flight,
             path: _,
+            runs: _,
             loose: _,
             ahead: _,
             nodes: _,
@@ -105,10 +104,7 @@ impl State {
         let mut digest = Digest(0);
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
-        (
-            counters, fresh, failures, ghosts, in_flight, parkings, headroom, done,
-        )
-            .hash(&mut digest);
+        (counters, ghosts, in_flight, parkings, headroom, done).hash(&mut digest);
         digest.finish()
     }
 }
@@ -190,7 +186,7 @@ mod tests {
         };
         let parked = state.park(&row, None).expect("the host has room");
         state
-            .demote_parked(parked, 2)
+            .demote_parked(parked, 2, None)
             .expect("it is parked")
             .expect("two");
         run(&mut state, 5, 2);
@@ -260,7 +256,10 @@ mod tests {
             s.trie.residency_mut(NodeIx::new(0), Tier::HOST).busy += 1;
         }),
         ("a node's epoch", |s| node(s).epoch += 1),
-        ("a node's keeps", |s| node(s).keeps += 1),
+        ("a node's keeps", |s| node(s).keeps.gain()),
+        ("a node's home", |s| {
+            node(s).keeps = node(s).keeps.at(Tier::DISK);
+        }),
         ("a node's class", |s| node(s).class = Class::Retained),
         ("a node's uses", |s| node(s).uses = Uses::Repeated),
         ("the trie's epoch", |s| s.trie.end_epoch()),
@@ -333,14 +332,18 @@ mod tests {
             flight(s).purpose = crate::flight::Purpose::Nothing;
         }),
         ("a flight's deadline", |s| flight(s).overdue = true),
+        ("a flight's end", |s| {
+            flight(s).ended = Some((1, crate::plan::End::Good));
+        }),
         ("a flight's dispatch", |s| flight(s).waits = Some(1)),
         ("a step to wait for", |s| s.held[0].step += 1),
         ("slots held back", |s| drop(s.held.pop())),
         ("what was counted", |s| s.counters.evicted[0] += 1),
         ("what was published", |s| {
-            s.fresh.push_back(s.trie.id(NodeIx::new(0)));
+            let id = s.trie.id(NodeIx::new(0));
+            device(s).descent.fresh.push_back(id);
         }),
-        ("what is in flight", |s| s.in_flight[1] += 1),
+        ("what is in flight", |s| s.in_flight[1][0] += 1),
         ("how many were parked", |s| s.parkings += 1),
         ("the headroom", |s| s.headroom += 1),
         ("the last step done", |s| s.done = Some(3)),
@@ -365,7 +368,7 @@ mod tests {
     fn what_was_published_and_what_was_dropped_are_in_it_by_their_order() {
         let mut through = state(EvictionPolicy::Recency, WritePolicy::Through);
         let before = through.digest();
-        through.fresh.swap(0, 1);
+        device(&mut through).descent.fresh.swap(0, 1);
         assert_ne!(before, through.digest());
         let ghosts = |keys: [Key; 2]| {
             let mut state = state(EvictionPolicy::Recency, WritePolicy::SecondTouch);

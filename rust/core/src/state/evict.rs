@@ -43,8 +43,8 @@ impl State {
         let node = self.tiers[tier].evict(slot)?.at();
         // Not busy, or it would be blocked.
         let parent = self.end_residency(node, tier);
-        if !self.remove_if_gone(node) {
-            self.reclass_below(node, tier);
+        if !self.remove_if_gone(node) && tier == Tier::DEVICE {
+            self.reclass_below(node);
         }
         parent
     }
@@ -105,8 +105,8 @@ impl State {
                     self.end_residency(node, tier);
                 }
             }
-            if !self.remove_tagged(node, self.tags[at]) {
-                self.reclass_below(node, tier);
+            if !self.remove_tagged(node, self.tags[at]) && tier == Tier::DEVICE {
+                self.reclass_below(node);
             }
         }
         (self.ahead, self.nodes) = (slots, nodes);

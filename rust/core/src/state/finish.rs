@@ -144,7 +144,7 @@ impl State {
         let published = self.trie.slot(node, Tier::DEVICE);
         own && published
             .is_some_and(|slot| self.hold(Tier::DEVICE, slot) == Hold::Pinned { pins: 1 })
-            && self.trie[node].keeps == 0
+            && self.trie[node].keeps.count() == 0
             && self.tiers.all().all(|tier| {
                 let own = child.is_some_and(|child| self.trie.slot(child, tier).is_some());
                 self.trie.residency(node, tier).children == u32::from(own)

@@ -8,23 +8,12 @@ use crate::flight::{Flight, Move, Purpose};
 use crate::id::{FlightId, FlightIx, Group, Ix, LeaseId, NodeIx, SlotIx, Tier};
 use crate::plan::{Outcome, Plan};
 use crate::pool::Hold;
-use std::cmp::Ordering;
 
 impl State {
     /// An empty flight whose number destinations can carry; [`Self::launch`] fills it.
     pub(super) fn open_flight(&mut self, from: Tier, to: Tier, purpose: Purpose) -> FlightIx {
         self.flights
             .insert(Flight::new(from, to, purpose, self.trie.epoch()))
-    }
-
-    /// The count of blocks in flight that a flight between these tiers belongs to.
-    pub(super) fn in_flight_between(&mut self, from: Tier, to: Tier) -> Option<&mut u32> {
-        let [down, up] = &mut self.in_flight;
-        match from.cmp(&to) {
-            Ordering::Less => Some(down),
-            Ordering::Greater => Some(up),
-            Ordering::Equal => None,
-        }
     }
 
     /// A slot on the device or below that this flight will fill, attached to its block.
@@ -47,9 +36,7 @@ impl State {
         let record = &mut self.flights[flight];
         (record.moves, record.waits) = (moves, Some(number));
         let plan = self.plan_of(flight);
-        if let Some(in_flight) = self.in_flight_between(plan.from, plan.to) {
-            *in_flight += plan.len() as u32;
-        }
+        self.in_flight[plan.from.at()][plan.to.at()] += plan.len() as u32;
         self.counters.flights += 1;
         self.counters.moved[plan.from.at()][plan.to.at()] += plan.len() as u64;
         plan
@@ -162,9 +149,7 @@ impl State {
         let (from, to) = (flight.from, flight.to);
         let (purpose, moves) = (flight.purpose, flight.moves.clone());
         // It may never end: nothing waits behind it.
-        if let Some(in_flight) = self.in_flight_between(from, to) {
-            *in_flight -= moves.len() as u32;
-        }
+        self.in_flight[from.at()][to.at()] -= moves.len() as u32;
         if let Purpose::Up { lease, base: block }
         | Purpose::Private {
             lease: Some(lease),
@@ -180,49 +165,52 @@ impl State {
         for step in &moves {
             if let Some(node) = self.arrival(to, step) {
                 self.detach(node, to);
-                if self.trie[node].keeps > 0 {
+                if self.keeps_at(node, to) > 0 {
                     self.tiers[to].ledger.promise(1);
                 }
                 self.put(to, step.to, Hold::Quarantined);
-                if to == Tier::HOST {
-                    self.note_copy(node, false);
-                }
+                self.note_copy(from, node, false);
                 self.remove_if_gone(node);
             } else {
                 self.put(to, step.to, Hold::Quarantined);
             }
         }
-        if to == Tier::HOST {
-            self.break_unbacked();
-        }
+        self.break_unbacked(to);
         Ok(true)
     }
 
     /// The lease falls back to its good prefix: the table ends before `block`, and growth up to
-    /// where it ended is promised as far as it is backed.
+    /// where it ended is promised as far as it is backed. What loads behind it is given up: no lease
+    /// waits for it, and it is never published.
     fn fall_back(&mut self, id: LeaseId, block: u32, overdue: FlightIx) {
         let lease = id.at();
         let promised = self.leases[lease].promised();
         let limit = self.leases[lease].limit;
+        let mut ended = Vec::new();
         while self.leases[lease].blocks() > block {
             let Some(slot) = self.leases[lease].table.pop() else {
                 break;
             };
             match self.hold(Tier::DEVICE, slot) {
-                Hold::Filling { flight } if flight == overdue => {
+                Hold::Filling { flight } => {
                     if let Some(node) = self.node_in(Tier::DEVICE, slot) {
                         self.detach(node, Tier::DEVICE);
                         self.remove_if_gone(node);
                     }
-                    self.put(Tier::DEVICE, slot, Hold::Quarantined);
-                }
-                Hold::Filling { flight } => {
-                    // The private copy of a full hit stays in flight, and no lease waits for it.
-                    self.flights[flight].purpose = Purpose::Private { lease: None, block };
-                    self.leases[lease].flight_ends();
+                    let given_up = Purpose::Private { lease: None, block };
+                    let record = &mut self.flights[flight];
+                    if flight == overdue {
+                        self.put(Tier::DEVICE, slot, Hold::Quarantined);
+                    } else if std::mem::replace(&mut record.purpose, given_up) != given_up {
+                        ended.extend(record.ended.map(|ended| (flight, ended)));
+                        self.leases[lease].flight_ends();
+                    }
                 }
                 _ => self.release_slot(slot),
             }
+        }
+        for (flight, (good, end)) in ended {
+            self.end_flight(flight, good, end);
         }
         self.shorten(id, block);
         let record = &mut self.leases[lease];

@@ -2,8 +2,9 @@
 //! and what is in flight. They change nothing.
 
 use super::State;
+use crate::cost::Speeds;
 use crate::error::{Error, Result};
-use crate::id::{FlightId, LeaseId, NodeIx, ParkedId, SlotIx, TicketId, Tier};
+use crate::id::{FlightId, LeaseId, MAX_TIERS, ParkedId, SlotIx, TicketId, Tier};
 use crate::pool::Hold;
 use crate::record::{Parked, Running};
 
@@ -40,15 +41,13 @@ pub enum HolderId {
 pub struct Holder {
     /// Which of them.
     pub id: HolderId,
-    /// Device blocks in its table, or that its keeps pin.
-    pub device: u32,
-    /// Of these, what its end makes free or evictable at once: see [`State::exclusive_blocks`].
+    /// Blocks of each tier in its table, or that its keeps pin.
+    pub held: [u32; MAX_TIERS],
+    /// Of the device's, what its end makes free or evictable at once: see [`State::exclusive_blocks`].
     pub alone: u32,
-    /// Blocks promised to it: growth, or a ticket's; for a parked one slots of the host, a shared
-    /// block for each that keeps it.
-    pub promised: u32,
-    /// The tier that these are of.
-    pub tier: Tier,
+    /// Blocks of each tier promised to it: growth, or a ticket's; for a parked one slots for what has
+    /// no copy below, a shared block for each that keeps it.
+    pub promised: [u32; MAX_TIERS],
 }
 
 /// Device blocks of a parked sequence that are to come free.
@@ -153,7 +152,8 @@ impl State {
             path.filter_map(|node| Some((node, self.trie.slot(*node, Tier::DEVICE)?)))
         {
             let cell = pool.cell(slot);
-            let moving = self.filling(node, Tier::HOST).is_some();
+            let mut below = self.tiers.below(Tier::DEVICE);
+            let moving = below.any(|tier| self.filling(node, tier).is_some());
             let stays = cell.readers > u32::from(moving)
                 || self.trie.residency(node, Tier::DEVICE).busy > u32::from(below_lands);
             below_lands = (moving || below_lands) && !stays;
@@ -192,42 +192,77 @@ impl State {
 
     /// What holds blocks, the largest holder first. It takes time in proportion to all that is held.
     pub fn holders(&self) -> Vec<Holder> {
+        let on = |tier: Tier, blocks| {
+            let mut all = [0; MAX_TIERS];
+            all[tier.at()] = blocks;
+            all
+        };
         let running = self.leases.iter().map(|(lease, record)| Holder {
             id: HolderId::Lease(self.lease_id(lease)),
-            device: record.blocks(),
+            held: on(Tier::DEVICE, record.blocks()),
             alone: self.lease_alone(record),
-            promised: record.promised(),
-            tier: Tier::DEVICE,
+            promised: on(Tier::DEVICE, record.promised()),
         });
-        let owed = |path: &[NodeIx]| {
-            let lacks = |&&node: &&NodeIx| self.trie.slot(node, Tier::HOST).is_none();
-            path.iter().filter(lacks).count() as u32
-        };
-        let parked = self.parked.iter().map(|(parked, record)| Holder {
-            id: HolderId::Parked(ParkedId(self.parked.id(parked))),
-            device: record.on_device,
-            alone: self.parked_alone(record),
-            promised: owed(&record.path),
-            tier: Tier::HOST,
+        let parked = self.parked.iter().map(|(parked, record)| {
+            let (mut held, promised) = self.kept(record);
+            held[0] = record.on_device;
+            Holder {
+                id: HolderId::Parked(ParkedId(self.parked.id(parked))),
+                held,
+                alone: self.parked_alone(record),
+                promised,
+            }
         });
         let tickets = self.tickets.iter().map(|(ticket, record)| Holder {
             id: HolderId::Ticket(TicketId(self.tickets.id(ticket))),
-            device: 0,
+            held: [0; MAX_TIERS],
             alone: 0,
-            promised: record.blocks,
-            tier: record.tier,
+            promised: on(record.tier, record.blocks),
         });
         let mut all: Vec<Holder> = running.chain(parked).chain(tickets).collect();
         all.sort_unstable_by_key(|holder| {
-            let blocks = (holder.device, holder.promised);
+            let blocks = (holder.held[0], holder.promised.iter().sum::<u32>());
             (std::cmp::Reverse(blocks), holder.id)
         });
         all
     }
 
+    /// Blocks of a parked sequence by their home: those that are ready there, and those that it owes
+    /// a slot.
+    pub(super) fn kept(&self, record: &Parked) -> ([u32; MAX_TIERS], [u32; MAX_TIERS]) {
+        let (mut ready, mut owed) = ([0; MAX_TIERS], [0; MAX_TIERS]);
+        for &node in &record.path {
+            let home = self.trie[node].keeps.home();
+            ready[home.at()] += u32::from(self.ready(node, home).is_some());
+            owed[home.at()] += u32::from(self.is_owed(node, home));
+        }
+        (ready, owed)
+    }
+
     /// Blocks in flight, down and up; those of flights whose end is unknown do not count.
     pub fn blocks_in_flight(&self) -> (u32, u32) {
-        self.in_flight.into()
+        let (mut down, mut up) = (0, 0);
+        for (from, row) in self.in_flight.iter().enumerate() {
+            down += row[from + 1..].iter().sum::<u32>();
+            up += row[..from].iter().sum::<u32>();
+        }
+        (down, up)
+    }
+
+    /// Blocks in flight from one tier to another.
+    ///
+    /// # Errors
+    /// `Argument` for a tier that is not there.
+    pub fn in_flight(&self, from: Tier, to: Tier) -> Result<u32> {
+        for tier in [from, to] {
+            self.limit(tier)?;
+        }
+        Ok(self.in_flight[from.at()][to.at()])
+    }
+
+    /// Blocks that are on their way up to the device, by where they come from.
+    pub(super) fn rising(&self) -> [u32; MAX_TIERS] {
+        self.in_flight.map(|row| row[0])
     }
 
     /// Plans that [`State::dispatch`] would give out now, and the flight of the oldest of them.
@@ -252,11 +287,11 @@ impl State {
         self.flights.len() + blocks
     }
 
-    /// Whether loading that many blocks behind `after` others, and behind all that is on its way
-    /// up, takes less time than computing them; always, where no speeds are known.
-    pub fn worth_loading(&self, blocks: u32, after: u32) -> bool {
-        self.config
-            .speeds
-            .is_none_or(|speeds| speeds.worth(blocks, after, self.in_flight[1]))
+    /// Whether loading that many blocks from a tier, behind `after` others and behind all that is on
+    /// its way up from there, takes less time than computing them; always, where no speeds are known.
+    pub fn worth_loading(&self, from: Tier, blocks: u32, after: u32) -> bool {
+        let run = std::iter::once((from, blocks));
+        let worth = |speeds: Speeds| speeds.best(run, after, self.rising()) > 0;
+        self.config.speeds.is_none_or(worth)
     }
 }

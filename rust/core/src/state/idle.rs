@@ -8,42 +8,52 @@ use crate::pool::Hold;
 
 impl State {
     /// A ready slot without a holder enters the order of its tier, behind its children and before
-    /// its parent. Only a shadow can meet a parent that stands there already.
+    /// its parent. Below the device it can meet a parent that stands there already.
     pub(super) fn make_idle(&mut self, tier: Tier, slot: SlotIx) {
         let Some(node) = self.node_in(tier, slot) else {
             return self.free(tier, slot);
         };
         let class = self.class_on(node, tier);
         let residency = *self.trie.residency(node, tier);
-        let above = if class == Class::Shadow {
-            self.shadow_above(node, tier)
+        let above = if tier > Tier::DEVICE {
+            self.idle_above(node, tier, class)
         } else {
             None
         };
-        let childless = residency.children == 0;
         let place = match above {
-            Some((_, above)) if childless => Place::Before(above),
+            Some((_, above, own)) if residency.children == 0 && own == class => {
+                Place::Before(above)
+            }
             _ => Place::Back,
         };
         self.tiers[tier].make_idle(slot, class, place, residency);
-        if let Some((parent, _)) = above.filter(|_| !childless) {
+        if let Some((parent, ..)) = above.filter(|_| place == Place::Back) {
             // It closes a gap in a path: its ancestors follow it.
             self.move_to_back(parent, tier);
         }
     }
 
-    /// The parent that stands on the tier as a shadow, and its slot.
-    fn shadow_above(&self, node: NodeIx, tier: Tier) -> Option<(NodeIx, SlotIx)> {
+    /// The parent that stands idle on the tier, with its slot and class, where a child of this class
+    /// would stand behind it. What becomes a shadow has a parent that is one, or becomes one next.
+    fn idle_above(
+        &self,
+        node: NodeIx,
+        tier: Tier,
+        class: Class,
+    ) -> Option<(NodeIx, SlotIx, Class)> {
         let parent = self.trie.parent(node)?;
         let slot = self.trie.slot(parent, tier)?;
-        let class = Class::Shadow;
-        (self.hold(tier, slot) == Hold::Idle { class }).then_some((parent, slot))
+        let Hold::Idle { class: own } = self.hold(tier, slot) else {
+            return None;
+        };
+        let behind = own == class || (own < class && class != Class::Shadow);
+        behind.then_some((parent, slot, own))
     }
 
     pub(super) fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
         if self.trie[node].epoch != self.trie.epoch() {
             Class::Cleared
-        } else if tier.above().any(|above| self.ready(node, above).is_some()) {
+        } else if tier > Tier::DEVICE && self.ready(node, Tier::DEVICE).is_some() {
             Class::Shadow
         } else {
             self.trie[node].class
@@ -78,14 +88,14 @@ impl State {
             .insert(slot, class, Place::Back, evictability);
     }
 
-    /// A block has a ready copy on `tier` now, or none any more. Its nearest copy below becomes a
-    /// shadow of it, or enters the order in its own right, at the back (INV-20d).
-    pub(super) fn reclass_below(&mut self, node: NodeIx, tier: Tier) {
+    /// A block has a ready copy on the device now, or none any more. Its copies below become shadows
+    /// of it, or enter the order in their own right, at the back (INV-20d).
+    pub(super) fn reclass_below(&mut self, node: NodeIx) {
         if self.trie[node].epoch != self.trie.epoch() {
             // All of its epoch were handed over in their order: nothing is moved any more.
             return;
         }
-        for below in self.tiers.below(tier) {
+        for below in self.tiers.below(Tier::DEVICE) {
             if let Some(slot) = self.trie.slot(node, below)
                 && let Hold::Idle { class } = self.hold(below, slot)
                 && class != self.class_on(node, below)

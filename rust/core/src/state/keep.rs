@@ -1,42 +1,81 @@
-//! Keeps: what protects the one copy that a parked block must not lose (INV-23).
+//! Keeps: what protects the one copy that a parked block must not lose (INV-23, INV-34).
 //!
-//! Of a block that is kept, each keeper pins the host copy if it is ready. Without one, the host
-//! owes a slot: promised once per block, however many keep it. The device copies of a path stay
-//! pinned up to the last block without a copy below, so that pins stay closed to the root.
+//! A kept block has a home, one tier below the device. Each keeper pins its copy there if that is
+//! ready. Without one, the tier owes it a slot: promised once per block, however many keep it. The
+//! device copies of a path stay pinned up to the last block without a copy at home, so that pins on
+//! the device stay closed to the root.
 
 use super::State;
-use crate::id::{NodeIx, ParkedIx, Tier};
+use crate::id::{MAX_TIERS, NodeIx, ParkedIx, Tier};
 use crate::pool::Hold;
 use crate::record::Keep;
 
 impl State {
-    /// How many slots of the host parking these published blocks would take or promise.
-    pub(super) fn keep_cost(&self, path: impl Iterator<Item = NodeIx>) -> u64 {
-        path.map(|node| match self.ready(node, Tier::HOST) {
-            Some(slot) => u64::from(self.takeable(Tier::HOST, slot)),
-            None => u64::from(self.owes_host(node, 0)),
-        })
-        .sum()
+    /// Keepers of a block whose home is this tier.
+    pub(super) fn keeps_at(&self, node: NodeIx, tier: Tier) -> u32 {
+        let keeps = self.trie[node].keeps;
+        if keeps.home() == tier {
+            keeps.count().into()
+        } else {
+            0
+        }
     }
 
-    /// Whether the host owes this block a slot, where `keeps` records keep it.
-    fn owes_host(&self, node: NodeIx, keeps: u16) -> bool {
-        self.trie[node].keeps == keeps && self.trie.slot(node, Tier::HOST).is_none()
+    /// Whether this tier, the home of a kept block, owes it a slot.
+    pub(super) fn is_owed(&self, node: NodeIx, tier: Tier) -> bool {
+        self.keeps_at(node, tier) > 0 && self.trie.slot(node, tier).is_none()
     }
 
-    /// Makes a record keep its path.
-    pub(super) fn keep(&mut self, parked: ParkedIx) {
+    /// Whether a kept block is ready at its home.
+    pub(super) fn is_home(&self, node: NodeIx) -> bool {
+        self.ready(node, self.trie[node].keeps.home()).is_some()
+    }
+
+    /// The lowest tier below the device that has a ready copy of a block.
+    fn lowest(&self, node: NodeIx) -> Option<Tier> {
+        let mut below = self.tiers.below(Tier::DEVICE).rev();
+        below.find(|&tier| self.ready(node, tier).is_some())
+    }
+
+    /// How many slots of each tier parking these published blocks would take or promise, where what
+    /// has no copy below goes to `home`: slots that are owed, and those that cannot be taken any more,
+    /// because they are pinned or stand above a pinned one.
+    pub(super) fn keep_cost(&self, path: &[NodeIx], home: Tier) -> [u64; MAX_TIERS] {
+        let mut costs = [0; MAX_TIERS];
+        let mut above = [false; MAX_TIERS];
+        for &node in path.iter().rev() {
+            let new = self.trie[node].keeps.count() == 0;
+            let own = if new { self.lowest(node) } else { None };
+            if new && own.is_none() && self.trie.slot(node, home).is_none() {
+                costs[home.at()] += 1;
+            }
+            for tier in self.tiers.below(Tier::DEVICE) {
+                let slot = self.trie.slot(node, tier);
+                above[tier.at()] = slot.is_some() && (above[tier.at()] || own == Some(tier));
+                let blocks = above[tier.at()] && slot.is_some_and(|slot| self.takeable(tier, slot));
+                costs[tier.at()] += u64::from(blocks);
+            }
+        }
+        costs
+    }
+
+    /// Makes a record keep its path. What has no copy below goes to `home`.
+    pub(super) fn keep(&mut self, parked: ParkedIx, home: Tier) {
         let path = std::mem::take(&mut self.parked[parked].path);
         let mut on_device = 0;
         for (&node, at) in path.iter().zip(1_u32..) {
-            if let Some(slot) = self.ready(node, Tier::HOST) {
-                self.pin(Tier::HOST, slot);
-            } else {
-                on_device = at;
-                let owed = u32::from(self.owes_host(node, 0));
-                self.tiers[Tier::HOST].ledger.promise(owed);
+            if self.trie[node].keeps.count() == 0 {
+                let own = self.lowest(node).unwrap_or(home);
+                self.trie[node].keeps = self.trie[node].keeps.at(own);
+                let owes = self.trie.slot(node, own).is_none();
+                self.tiers[own].ledger.promise(u32::from(owes));
             }
-            self.trie[node].keeps += 1;
+            let own = self.trie[node].keeps.home();
+            match self.ready(node, own) {
+                Some(slot) => self.pin(own, slot),
+                None => on_device = at,
+            }
+            self.trie[node].keeps.gain();
         }
         for &node in &path[..on_device as usize] {
             if let Some(slot) = self.trie.slot(node, Tier::DEVICE) {
@@ -45,6 +84,22 @@ impl State {
         }
         let record = &mut self.parked[parked];
         (record.path, record.on_device) = (path, on_device);
+    }
+
+    /// A kept block has a copy on this tier now, which its keepers pin: they let go of what it has,
+    /// or is owed, where it was kept before.
+    pub(super) fn move_home(&mut self, node: NodeIx, to: Tier) {
+        let keeps = self.trie[node].keeps;
+        let from = keeps.home();
+        let owed = self.is_owed(node, from);
+        self.trie[node].keeps = keeps.at(to);
+        if owed {
+            self.tiers[from].ledger.release(1);
+        } else if let Some(slot) = self.ready(node, from) {
+            for _ in 0..keeps.count() {
+                self.unpin(from, slot);
+            }
+        }
     }
 
     /// Ends a record: its keeps go, deepest block first; anonymous blocks of it dissolve.
@@ -62,20 +117,22 @@ impl State {
         }
     }
 
-    /// Breaks keeps, youngest first, until the host's promises are backed again. They are then,
-    /// tickets' too: only a verb that has checked takes a slot of the host, and the one promise made
-    /// without a check is that of a kept block whose copy down has failed.
-    pub(super) fn break_unbacked(&mut self) {
-        while self.tiers[Tier::HOST].ledger.available() < 0 && self.break_youngest() {}
-        debug_assert!(self.tiers[Tier::HOST].ledger.available() >= 0);
+    /// Breaks keeps, youngest first, until a lower tier's promises are backed again. They are then,
+    /// tickets' too: only a verb that has checked takes a slot there, and the one promise made
+    /// without a check is that of a kept block whose copy to its home has failed.
+    pub(super) fn break_unbacked(&mut self, tier: Tier) {
+        while self.tiers[tier].ledger.available() < 0 && self.break_youngest(tier) {}
+        debug_assert!(self.tiers[tier].ledger.available() >= 0);
     }
 
-    /// Breaks the youngest keep; `false`: there is none.
-    pub(super) fn break_youngest(&mut self) -> bool {
+    /// Breaks the youngest keep of those that hold something on the tier; `false`: there is none.
+    pub(super) fn break_youngest(&mut self, tier: Tier) -> bool {
+        let holds = |path: &[NodeIx]| path.iter().any(|&node| self.keeps_at(node, tier) > 0);
         let youngest = self
             .parked
             .iter()
             .filter(|(_, parked)| parked.keep == Keep::Whole)
+            .filter(|(_, parked)| tier == Tier::DEVICE || holds(&parked.path))
             .max_by_key(|(_, parked)| parked.order)
             .map(|(index, _)| index);
         if let Some(parked) = youngest {
@@ -89,23 +146,24 @@ impl State {
         let path = std::mem::take(&mut record.path);
         let on_device = std::mem::take(&mut record.on_device) as usize;
         for (at, &node) in path.iter().enumerate().rev() {
-            let owed = self.owes_host(node, 1);
-            self.trie[node].keeps -= 1;
-            if owed {
-                self.tiers[Tier::HOST].ledger.release(1);
+            let home = self.trie[node].keeps.home();
+            let last = self.trie[node].keeps.count() == 1;
+            if last && self.is_owed(node, home) {
+                self.tiers[home].ledger.release(1);
             }
-            if self.trie[node].is_anonymous() && self.trie[node].keeps == 0 {
+            self.trie[node].keeps.lose();
+            if self.trie[node].is_anonymous() && last {
                 self.dissolve(node, u32::from(at < on_device));
                 continue;
             }
-            let below = self.ready(node, Tier::HOST);
+            let below = self.ready(node, home);
             if at < on_device
                 && let Some(slot) = self.trie.slot(node, Tier::DEVICE)
             {
                 self.unpin(Tier::DEVICE, slot);
             }
             if let Some(slot) = below {
-                self.unpin(Tier::HOST, slot);
+                self.unpin(home, slot);
             }
         }
     }
@@ -142,7 +200,7 @@ impl State {
         self.trie.remove(node);
     }
 
-    /// Kept blocks have become ready below: device copies that only held the path are unpinned.
+    /// Kept blocks have become ready at home: device copies that only held the path are unpinned.
     pub(super) fn shrink_keeps(&mut self) {
         let holding = self
             .parked
@@ -158,7 +216,7 @@ impl State {
     pub(super) fn shrink_keep(&mut self, parked: ParkedIx) {
         while let Some(last) = self.parked[parked].on_device.checked_sub(1) {
             let node = self.parked[parked].path[last as usize];
-            if self.ready(node, Tier::HOST).is_none() {
+            if !self.is_home(node) {
                 break;
             }
             self.parked[parked].on_device = last;

@@ -5,7 +5,7 @@ use super::State;
 use crate::arena::Found;
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Move, Purpose};
-use crate::id::{LeaseId, NodeIx, ParkedId, ParkedIx, Retention, Tier};
+use crate::id::{FlightIx, LeaseId, NodeIx, ParkedId, ParkedIx, Retention, Tier};
 use crate::plan::{End, Outcome};
 use crate::pool::Hold;
 use crate::record::{Keep, Phase};
@@ -28,22 +28,49 @@ impl State {
             self.counters.late += 1;
             return Ok(false);
         }
-        let flight = self.flights.remove(outcome.flight.at());
+        let flight = outcome.flight.at();
+        let record = &self.flights[flight];
+        if !record.overdue {
+            self.in_flight[record.from.at()][record.to.at()] -= record.moves.len() as u32;
+            if self.waits_for_earlier(flight) {
+                let record = &mut self.flights[flight];
+                (record.ended, record.waits) = (Some((outcome.good, outcome.end)), None);
+                return Ok(true);
+            }
+        }
+        self.end_flight(flight, outcome.good, outcome.end);
+        Ok(true)
+    }
+
+    /// Ends a flight, whose slots are given back or published; then those that have waited for it.
+    pub(super) fn end_flight(&mut self, flight: FlightIx, good: u32, end: End) {
+        let mut next = Some((flight, good, end));
+        while let Some((flight, good, end)) = next {
+            next = self.end_one(flight, good, end);
+        }
+    }
+
+    /// Returns the flight that waits for nothing now, and how it has ended.
+    fn end_one(&mut self, flight: FlightIx, good: u32, end: End) -> Option<(FlightIx, u32, End)> {
+        let flight = self.flights.remove(flight);
         let from = flight.from;
         // Sources before any lease: what is released later stands behind them.
         for step in &flight.moves {
             self.unmark(from, step.from);
         }
-        self.settle_flight(&flight, outcome.good as usize, outcome.end);
+        self.land_all(&flight, good as usize, end);
         // Not before the copies stand as shadows of their sources.
         for step in &flight.moves {
             self.retire(from, step.from);
         }
-        Ok(true)
+        match flight.purpose {
+            Purpose::Up { lease, .. } => self.next_ended(lease),
+            _ => None,
+        }
     }
 
     /// Commits or releases the destination slots, and wakes the lease that was waiting for them.
-    fn settle_flight(&mut self, flight: &Flight, good: usize, end: End) {
+    fn land_all(&mut self, flight: &Flight, good: usize, end: End) {
         let (from, to) = (flight.from, flight.to);
         if flight.overdue {
             for step in &flight.moves {
@@ -51,21 +78,16 @@ impl State {
             }
             return;
         }
-        if let Some(in_flight) = self.in_flight_between(flight.from, flight.to) {
-            *in_flight -= flight.moves.len() as u32;
-        }
         self.counters.failed += (flight.moves.len() - good.min(flight.moves.len())) as u64;
         match flight.purpose {
             Purpose::Nothing => {}
-            Purpose::Down { parked } => {
-                let kept = self.land_below(to, &flight.moves, good);
+            Purpose::Below { parked } => {
+                let kept = self.land_below(flight, good);
                 if let Some(id) = parked {
                     self.count_failures(id, &kept.failed);
                 }
-                if to == Tier::HOST {
-                    // A destination that a resize left beyond the limit retires: it backs nothing.
-                    self.break_unbacked();
-                }
+                // A destination that a resize left beyond the limit retires: it backs nothing.
+                self.break_unbacked(to);
                 let keeper = parked.filter(|id| {
                     let lives = !kept.shared && self.parked.lives(id.0);
                     lives && self.parked[id.at()].keep == Keep::Whole
@@ -127,6 +149,7 @@ impl State {
                 number: flight.number(),
             }),
             Found::Ended => Ok(false),
+            Found::Live if self.flights[flight.at()].ended.is_some() => Ok(false),
             Found::Live => {
                 let blocks = self.flights[flight.at()].moves.len();
                 if good as usize > blocks {
@@ -148,7 +171,8 @@ impl State {
         (self.node_in(tier, step.to) == Some(node)).then_some(node)
     }
 
-    fn land_below(&mut self, tier: Tier, moves: &[Move], good: usize) -> Kept {
+    fn land_below(&mut self, flight: &Flight, good: usize) -> Kept {
+        let (tier, moves) = (flight.to, &flight.moves);
         let mut kept = Kept::default();
         let (good, bad) = moves.split_at(good.min(moves.len()));
         // Deepest first: one that has others below it in flight waits for them, so that a path that
@@ -160,14 +184,14 @@ impl State {
                 && !self.has_flights_below(tier, last)
             {
                 waiting.pop();
-                self.land_one_below(tier, last, true, &mut kept);
+                self.land_one_below(flight, last, true, &mut kept);
             }
         }
         for step in waiting.into_iter().rev() {
-            self.land_one_below(tier, step, true, &mut kept);
+            self.land_one_below(flight, step, true, &mut kept);
         }
         for &step in bad {
-            self.land_one_below(tier, step, false, &mut kept);
+            self.land_one_below(flight, step, false, &mut kept);
         }
         kept
     }
@@ -178,14 +202,26 @@ impl State {
         node.is_some_and(|node| self.trie.residency(node, tier).busy > 0)
     }
 
-    fn land_one_below(&mut self, tier: Tier, step: Move, good: bool, kept: &mut Kept) {
+    fn land_one_below(&mut self, flight: &Flight, step: Move, good: bool, kept: &mut Kept) {
+        let tier = flight.to;
         let Some(node) = self.arrival(tier, &step) else {
             return self.free(tier, step.to);
         };
-        let keeps = u32::from(self.trie[node].keeps);
         if good && self.trie[node].epoch == self.trie.epoch() {
-            self.fill(node, tier, step.to, keeps.max(1));
-            self.note_copy(node, true);
+            let moves = matches!(flight.purpose, Purpose::Below { parked: Some(_) });
+            let all = u32::from(self.trie[node].keeps.count());
+            let keeps = if all > 0 && moves && self.trie[node].keeps.home() < tier {
+                self.put(tier, step.to, Hold::Pinned { pins: all });
+                self.move_home(node, tier);
+                all
+            } else {
+                let keeps = self.keeps_at(node, tier);
+                let pins = keeps.max(1);
+                self.put(tier, step.to, Hold::Pinned { pins });
+                keeps
+            };
+            self.note_copy(flight.from, node, true);
+            self.note_fresh(tier, node);
             if keeps == 0 {
                 self.unpin(tier, step.to);
             }
@@ -193,13 +229,14 @@ impl State {
             kept.shared |= keeps > 1;
             return;
         }
+        let keeps = self.keeps_at(node, tier);
         self.detach(node, tier);
         self.free(tier, step.to);
         if keeps > 0 {
             self.tiers[tier].ledger.promise(1);
             kept.failed.push(node);
         }
-        self.note_copy(node, false);
+        self.note_copy(flight.from, node, false);
         self.remove_if_gone(node);
     }
 
@@ -230,8 +267,8 @@ impl State {
             let node = self.arrival(Tier::DEVICE, step);
             match node {
                 Some(node) if at < good && !detached => {
-                    self.fill(node, Tier::DEVICE, step.to, 1);
-                    self.reclass_below(node, Tier::DEVICE);
+                    self.put(Tier::DEVICE, step.to, Hold::Pinned { pins: 1 });
+                    self.reclass_below(node);
                     continue;
                 }
                 Some(node) => {
@@ -251,6 +288,9 @@ impl State {
         }
         if good < moves.len() {
             self.shorten(lease, base + good as u32);
+        }
+        if good < moves.len() || detached {
+            self.cut_off(lease);
         }
         if detached {
             let record = &mut self.leases[lease.at()];
@@ -297,7 +337,7 @@ impl State {
         let Some(node) = bad.node.and_then(|id| self.trie.live(id)) else {
             return;
         };
-        if self.trie[node].keeps > 0 {
+        if self.keeps_at(node, tier) > 0 {
             let keepers: Vec<ParkedIx> = self
                 .parked
                 .iter()
@@ -320,9 +360,7 @@ impl State {
             self.free(tier, slot);
             self.remove_if_gone(node);
             self.counters.corrupt += 1;
-            if tier == Tier::HOST {
-                self.break_unbacked();
-            }
+            self.break_unbacked(tier);
         }
     }
 

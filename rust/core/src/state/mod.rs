@@ -21,9 +21,14 @@ mod idle;
 mod keep;
 mod land;
 mod park;
+mod parked;
+mod place;
 mod probe;
+mod promote;
 mod resize;
+mod restore;
 mod resume;
+mod runs;
 mod seal;
 mod ticket;
 mod tier;
@@ -37,10 +42,11 @@ pub use demote::WritePolicy;
 pub use dry_run::Need;
 pub use holders::{Holder, HolderId, Pending, Room};
 pub use probe::{Probe, Stop};
+pub use runs::MAX_RUNS;
 pub use seal::Sealing;
 pub use view::{ParkedView, View};
 
-pub(crate) use tier::{TierState, Tiers};
+pub(crate) use tier::{Descent, TierState, Tiers};
 
 use crate::arena::{Arena, Found};
 use crate::cost::Speeds;
@@ -59,7 +65,7 @@ use crate::pool::{Cell, Pool};
 use crate::record::{Held, Parked, Running, Ticket};
 use crate::stats::{Counters, Stats, TierStats};
 use crate::trie::Trie;
-use std::collections::{BTreeMap, VecDeque};
+use runs::Runs;
 
 /// How a yard is built; the same on every rank.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -72,8 +78,10 @@ pub struct Config {
     pub null_slots: u32,
     /// Eviction policy of every tier.
     pub policy: EvictionPolicy,
-    /// What is copied down ahead of need.
+    /// What is copied down from the device ahead of need.
     pub write: WritePolicy,
+    /// The same of each tier below the device; where none is given, the next victims.
+    pub writes_below: Vec<WritePolicy>,
     /// Keys of dropped blocks to remember, for [`WritePolicy::SecondTouch`]; `None`: four per slot.
     pub ghosts: Option<u32>,
     /// Gates the loads of begins; `None`: every load is taken.
@@ -95,6 +103,7 @@ impl Default for Config {
             null_slots: 1,
             policy: EvictionPolicy::Recency,
             write: WritePolicy::OnEvict,
+            writes_below: Vec::new(),
             ghosts: None,
             speeds: None,
             recompute: true,
@@ -111,6 +120,29 @@ impl Config {
             self.null_slots
         } else {
             0
+        }
+    }
+
+    /// What is copied down from a tier ahead of need.
+    #[inline]
+    pub(crate) fn write_of(&self, tier: Tier) -> WritePolicy {
+        match tier.at().checked_sub(1) {
+            None => self.write,
+            Some(below) => self.writes_below.get(below).copied().unwrap_or_default(),
+        }
+    }
+
+    /// Whether blocks that are used again go down from any tier, so that ghosts say which they are.
+    fn counts_uses(&self) -> bool {
+        let second = WritePolicy::SecondTouch;
+        self.write == second || self.writes_below.contains(&second)
+    }
+
+    /// Bytes of what came to a tier of that many slots last, where it is told in that order.
+    fn fresh_bytes(&self, tier: Tier, slots: usize) -> usize {
+        match self.write_of(tier) {
+            WritePolicy::Through => slots * size_of::<Id<NodeIx>>(),
+            _ => 0,
         }
     }
 
@@ -131,10 +163,8 @@ impl Config {
     /// as they are.
     pub(crate) fn bytes(&self, slots: &[usize]) -> u64 {
         let each = size_of::<Cell>() + Policy::bytes(self.policy);
-        let fresh = match self.write {
-            WritePolicy::Through => slots[0] * size_of::<Id<NodeIx>>(),
-            _ => 0,
-        };
+        let fresh = (0..slots.len()).map(|tier| self.fresh_bytes(Tier(tier), slots[tier]));
+        let fresh = fresh.sum::<usize>();
         (slots.iter().sum::<usize>() * each + Trie::bytes(slots) + fresh) as u64
     }
 
@@ -147,22 +177,21 @@ impl Config {
         let all = self.sizes().iter().sum::<usize>();
         let keys = self.ghosts.map_or(4 * all, |ghosts| ghosts as usize);
         let keys = keys.min(MOST_GHOSTS as usize) as u32;
-        (self.write == WritePolicy::SecondTouch && keys > 0).then_some(keys)
+        (self.counts_uses() && keys > 0).then_some(keys)
     }
 }
 
-/// Makes room for all that a device of that many slots may have published, where it is told in that
-/// order.
-pub(crate) fn reserve_fresh(
-    fresh: &mut VecDeque<Id<NodeIx>>,
-    config: &Config,
-    slots: usize,
-) -> Result<()> {
-    if config.write != WritePolicy::Through {
-        return Ok(());
+impl Descent {
+    /// Makes room for all that may have come to a tier of that many slots, where it is told in that
+    /// order.
+    pub(crate) fn reserve(&mut self, config: &Config, tier: Tier, slots: usize) -> Result<()> {
+        if config.write_of(tier) != WritePolicy::Through {
+            return Ok(());
+        }
+        let more = slots.saturating_sub(self.fresh.len());
+        let had = self.fresh.try_reserve_exact(more);
+        had.map_err(|_| memory::lacking::<Id<NodeIx>>("what was published last", slots))
     }
-    let had = fresh.try_reserve_exact(slots.saturating_sub(fresh.len()));
-    had.map_err(|_| memory::lacking::<Id<NodeIx>>("what was published last", slots))
 }
 
 /// Slots that a tier may have: block tables are int32, and list heads need a few numbers.
@@ -207,16 +236,15 @@ pub struct State {
     pub(crate) flights: Arena<Flight>,
     pub(crate) held: Vec<Held>,
     pub(crate) counters: Counters,
-    /// Blocks that were published and not copied down yet, under [`WritePolicy::Through`].
-    fresh: VecDeque<Id<NodeIx>>,
-    /// How often the copy down of a published block has failed since one was good.
-    failures: BTreeMap<Id<NodeIx>, u32>,
     /// Blocks that were dropped from every tier, under [`WritePolicy::SecondTouch`].
     ghosts: Option<Ghosts>,
-    /// Blocks in flight, down and up, but for flights that are overdue.
-    in_flight: [u32; 2],
-    /// The path that the last match found, reused so that a match allocates nothing.
+    /// Blocks whose copies are in the air, by the tiers that they go from and to, but for flights
+    /// that are overdue.
+    in_flight: [[u32; MAX_TIERS]; MAX_TIERS],
+    /// The path that the last match found, reused so that a match allocates nothing, and its runs
+    /// below the device.
     path: Vec<NodeIx>,
+    runs: Runs,
     /// Whether it has orphans: a verb that uses it links them again first.
     loose: bool,
     /// The next victims and their blocks, reused likewise.
@@ -237,18 +265,19 @@ impl State {
     pub(crate) fn new(config: Config) -> Result<Self> {
         config.fits(None)?;
         let slots = config.sizes();
-        let mut fresh = VecDeque::new();
-        reserve_fresh(&mut fresh, &config, slots[0])?;
         let tiers = (0..config.slots.len())
             .map(|tier| {
                 let slots = config.slots[tier];
                 let null = config.null_slots_of(Tier(tier));
                 let mut ledger = Ledger::default();
                 ledger.enter(slots - null);
+                let mut descent = Descent::default();
+                descent.reserve(&config, Tier(tier), slots as usize)?;
                 Ok(TierState {
                     pool: Pool::new(slots, null)?,
                     order: Policy::new(config.policy, slots as usize)?,
                     ledger,
+                    descent,
                 })
             })
             .collect::<Result<Vec<_>>>()?;
@@ -261,11 +290,10 @@ impl State {
             flights: Arena::new(),
             held: Vec::new(),
             counters: Counters::default(),
-            fresh,
-            failures: BTreeMap::new(),
             ghosts: config.ghost_keys().map(Ghosts::new).transpose()?,
-            in_flight: [0; 2],
+            in_flight: [[0; MAX_TIERS]; MAX_TIERS],
             path: Vec::new(),
+            runs: Runs::default(),
             loose: false,
             ahead: Vec::new(),
             nodes: Vec::new(),
@@ -351,7 +379,7 @@ fn check(config: &Config) -> Result<()> {
         });
     }
     if config.slots.is_empty() || config.slots.len() > MAX_TIERS {
-        let help = "give the slots of one to three tiers, the device first";
+        let help = "give the slots of one tier or more, the device first, and of three at most";
         return Err(Error::argument("tiers", config.slots.len(), help));
     }
     let device = config.slots[0];

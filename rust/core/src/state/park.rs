@@ -4,13 +4,14 @@
 use super::{Sealing, State};
 use crate::error::{Error, Result};
 use crate::id::{LeaseIx, NodeIx, ParkedId, Retention, Tier};
+use crate::keeps::Keeps;
 use crate::record::{Keep, Parked};
 
 impl State {
     /// Parks a sequence after the engine's stop ack: `row.computed` is the frozen count of computed
     /// tokens. Full blocks are sealed first, and stay sealed whatever the answer; those that cannot be
-    /// sealed, and the partial one, become anonymous. `NoRoom` of the host when it cannot promise the
-    /// slots: nothing is given up then.
+    /// sealed, and the partial one, become anonymous. What has no copy below is promised slots of the
+    /// nearest lower tier that has room. `NoRoom` when none has: nothing is given up then.
     pub fn park(&mut self, row: &Sealing<'_>, after: Option<u64>) -> Result<ParkedId> {
         let lease = self.lease(row.lease)?;
         if self.leases[lease].is_short() {
@@ -41,19 +42,21 @@ impl State {
             return Err(Error::argument("computed", row.computed, help));
         }
         let blocks = self.blocks_of(row.computed) as u32;
-        let capacity = self
+        let below = self.tiers.next_below(Tier::DEVICE);
+        let limits = self
             .tiers
-            .get(Tier::HOST)
-            .map_or(0, |tier_state| tier_state.pool.limit());
+            .below(Tier::DEVICE)
+            .map(|tier| self.tiers[tier].pool.limit());
+        let capacity = limits.max().unwrap_or(0);
         if capacity == 0 || blocks > capacity {
             return Err(Error::TooLarge {
-                tier: Tier::HOST,
+                tier: below.unwrap_or(Tier::HOST),
                 need: u64::from(blocks),
                 capacity: u64::from(capacity),
             });
         }
         self.counters.sealed += u64::from(self.seal_one(row));
-        self.check_keeps(lease, blocks)?;
+        let home = self.home_for(lease, blocks)?;
 
         let mut path = self.sealed_path(lease);
         for block in path.len() as u32..blocks {
@@ -72,7 +75,7 @@ impl State {
             order: self.parkings,
             ..Parked::default()
         });
-        self.keep(parked);
+        self.keep(parked, home);
         self.counters.parked += 1;
         self.tiers[Tier::DEVICE]
             .ledger
@@ -90,7 +93,8 @@ impl State {
             .collect()
     }
 
-    fn check_keeps(&self, lease: LeaseIx, blocks: u32) -> Result<()> {
+    /// The nearest tier that can promise what of a sequence has no copy below.
+    fn home_for(&self, lease: LeaseIx, blocks: u32) -> Result<Tier> {
         let mut path = self.sealed_path(lease);
         let mut private = 0;
         for &slot in &self.leases[lease].table[path.len()..blocks as usize] {
@@ -100,15 +104,31 @@ impl State {
                 None => private += 1,
             }
         }
-        if let Some(&node) = path.iter().find(|&&node| self.trie[node].keeps == u16::MAX) {
+        if path
+            .iter()
+            .any(|&node| self.trie[node].keeps.count() == Keeps::MOST)
+        {
             return Err(Error::Unsupported {
                 what: "parked sequences that share a block",
-                value: u64::from(self.trie[node].keeps),
+                value: u64::from(Keeps::MOST),
                 help: "resume or finish some of them first",
             });
         }
-        let need = self.keep_cost(path.into_iter()) + private;
-        self.decide(Tier::HOST, need, 0).check()
+        let mut refused = Ok(());
+        for home in self.tiers.below(Tier::DEVICE) {
+            if self.tiers[home].pool.limit() == 0 {
+                continue;
+            }
+            let mut costs = self.keep_cost(&path, home);
+            costs[home.at()] += private;
+            let mut tiers = self.tiers.below(Tier::DEVICE);
+            let answer = tiers.try_for_each(|tier| self.decide(tier, costs[tier.at()], 0).check());
+            if answer.is_ok() {
+                return Ok(home);
+            }
+            refused = refused.and(answer);
+        }
+        refused.map(|()| Tier::HOST)
     }
 
     /// A resume came back short, and its keep is whole: the sequence is parked as it was.

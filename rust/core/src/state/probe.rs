@@ -3,6 +3,7 @@
 use super::State;
 use crate::id::{FlightId, Id, Key, MAX_TIERS, NodeIx, Tier};
 use crate::pool::Hold;
+use crate::state::runs::Runs;
 
 /// Why a prefix ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -14,6 +15,8 @@ pub enum Stop {
     Missing,
     /// The next block is in flight.
     Filling(FlightId),
+    /// The next block would be on a tier apart, and as many runs as one load has lie before it.
+    Scattered,
     /// Loading the next block was not worth it: the caller's bound, or the configured speeds.
     Slow,
     /// The next block, or loading it, would use what is promised to others.
@@ -39,14 +42,15 @@ const AHEAD: usize = 32;
 
 impl State {
     /// Walks the keys from the root, leaving the nodes found in `self.path`. The device's blocks
-    /// come before those only below (INV-21), and only one lower tier is entered.
+    /// come before all others (INV-33); the tiers of those are left in `self.runs`.
     pub(super) fn walk(&mut self, keys: &[Key]) -> Probe {
         let mut path = std::mem::take(&mut self.path);
         let mut tags = std::mem::take(&mut self.tags);
         path.clear();
         self.loose = false;
-        // The lower tier that was entered, and behind how many blocks.
-        let (mut lower, mut above) = (None, None);
+        // How many blocks are on the device, once one is not.
+        let (mut device, mut above) = (None, None);
+        let mut runs = Runs::default();
         let mut stop = Stop::Whole;
         'walk: for keys in keys.chunks(AHEAD) {
             self.trie.warm(keys.iter(), &mut tags);
@@ -62,38 +66,47 @@ impl State {
                     }
                     self.loose = true;
                 }
-                let Some((tier, slot)) = self.trie.highest(node) else {
-                    stop = Stop::Missing;
-                    break 'walk;
-                };
-                if let Hold::Filling { flight } = self.hold(tier, slot) {
-                    stop = Stop::Filling(FlightId(self.flights.id(flight)));
-                    break 'walk;
-                }
-                match lower {
-                    None if tier > Tier::DEVICE => lower = Some((tier, path.len())),
-                    Some((entered, _)) if tier != entered => {
-                        stop = Stop::Missing;
+                if let Some(slot) = self.trie.slot(node, Tier::DEVICE) {
+                    if let Hold::Filling { flight } = self.hold(Tier::DEVICE, slot) {
+                        stop = Stop::Filling(FlightId(self.flights.id(flight)));
                         break 'walk;
                     }
-                    _ => {}
+                } else {
+                    let source = self.source(node);
+                    if let Err(none) = source {
+                        stop = none;
+                        break 'walk;
+                    }
+                    device = device.or(Some(path.len()));
+                    if source.is_ok_and(|tier| !runs.push(tier)) {
+                        stop = Stop::Scattered;
+                        break 'walk;
+                    }
                 }
                 path.push(node);
                 above = Some(self.trie.id(node));
             }
         }
-        let mut hits = [0; MAX_TIERS];
-        hits[0] = path.len() as u32;
-        if let Some((tier, device)) = lower {
-            (hits[0], hits[tier.at()]) = (device as u32, (path.len() - device) as u32);
-        }
-        (self.path, self.tags) = (path, tags);
+        let mut hits = runs.by_tier();
+        hits[0] = device.unwrap_or(path.len()) as u32;
+        (self.path, self.tags, self.runs) = (path, tags, runs);
         let evicted = None;
         Probe {
             hits,
             stop,
             evicted,
         }
+    }
+
+    /// The highest tier below the device that has a block ready, or why a prefix ends before it.
+    pub(super) fn source(&self, node: NodeIx) -> Result<Tier, Stop> {
+        let mut below = self.tiers.below(Tier::DEVICE);
+        if let Some(tier) = below.find(|&tier| self.ready(node, tier).is_some()) {
+            return Ok(tier);
+        }
+        let mut below = self.tiers.below(Tier::DEVICE);
+        let flight = below.find_map(|tier| self.flight_to_await(node, tier));
+        Err(flight.map_or(Stop::Missing, Stop::Filling))
     }
 
     /// Why a block that does not name the one `above` as its parent cannot stand behind it; an

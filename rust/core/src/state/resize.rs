@@ -69,9 +69,7 @@ impl State {
         let tier_state = &mut self.tiers[tier];
         tier_state.pool.reserve(slots as u32)?;
         tier_state.order.reserve(slots)?;
-        if tier == Tier::DEVICE {
-            super::reserve_fresh(&mut self.fresh, &self.config, slots)?;
-        }
+        tier_state.descent.reserve(&self.config, tier, slots)?;
         self.trie.reserve(&tiers)
     }
 
@@ -99,10 +97,9 @@ impl State {
         let free: Vec<SlotIx> = self.tiers[tier].pool.free_slots().collect();
         let mut fits = self.set_limit(tier, slots) && self.tiers[tier].ledger.used() <= want;
         if !fits {
-            let breaks = tier <= Tier::HOST && self.config.recompute;
             let least = self
                 .used_without_keeps(tier)
-                .filter(|&used| breaks && used <= want);
+                .filter(|&used| self.config.recompute && used <= want);
             if least.is_none() {
                 // Where promises lose their backing, the blocks that they lack count as used.
                 let ledger = &self.tiers[tier].ledger;
@@ -117,7 +114,7 @@ impl State {
         for slot in (slots..self.tiers[tier].pool.len()).map(SlotIx::new) {
             self.retire(tier, slot);
         }
-        while !fits && self.break_youngest() {
+        while !fits && self.break_youngest(tier) {
             let ledger = &self.tiers[tier].ledger;
             fits = ledger.used() <= want && ledger.available() >= 0;
         }
@@ -144,8 +141,8 @@ impl State {
         let gone = |slot: SlotIx| kept(slot) && dissolves(slot);
         let blocked = self.blocked_without(tier, dissolves);
         let promised = match tier {
-            Tier::HOST => self.kept_by_tickets(Tier::HOST),
-            _ => ledger.promised(),
+            Tier::DEVICE => ledger.promised(),
+            _ => self.kept_by_tickets(tier),
         };
         let (mut used, mut backing) = (promised, 0);
         for (slot, cell) in pool.cells() {
@@ -168,13 +165,15 @@ impl State {
         let mut pins = vec![0; self.tiers[tier].pool.len() as usize];
         for (_, parked) in self.parked.iter() {
             let on_device = parked.on_device as usize;
-            let pinned = if tier == Tier::DEVICE {
-                on_device
-            } else {
-                parked.path.len()
-            };
-            let slots = parked.path[..pinned].iter();
-            for slot in slots.filter_map(|&node| self.ready(node, tier)) {
+            let pinned = parked
+                .path
+                .iter()
+                .enumerate()
+                .filter(|&(at, &node)| match tier {
+                    Tier::DEVICE => at < on_device,
+                    _ => self.keeps_at(node, tier) > 0,
+                });
+            for slot in pinned.filter_map(|(_, &node)| self.ready(node, tier)) {
                 pins[slot.at()] += 1;
             }
         }
@@ -214,9 +213,9 @@ impl State {
         let pool = &self.tiers[tier].pool;
         (pool.limit()..pool.len()).map(SlotIx::new).any(|slot| {
             let node = self.node_in(tier, slot);
-            tier == Tier::HOST
+            tier > Tier::DEVICE
                 && matches!(pool.cell(slot).hold, Hold::Filling { .. })
-                && node.is_some_and(|node| self.trie[node].keeps > 0)
+                && node.is_some_and(|node| self.keeps_at(node, tier) > 0)
         })
     }
 

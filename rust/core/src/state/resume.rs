@@ -72,11 +72,7 @@ impl State {
         let mut table = Vec::with_capacity(limit as usize);
         self.pin_path(&path[..device], &mut table);
         let lower = &path[device..];
-        for &node in lower {
-            if let Some(slot) = self.ready(node, Tier::HOST) {
-                self.mark(Tier::HOST, slot);
-            }
-        }
+        let sources: Vec<Tier> = lower.iter().map(|&node| self.mark_kept(node)).collect();
         self.make_room(Tier::DEVICE, total - device as u32);
         self.tiers[Tier::DEVICE].ledger.promise(limit - total);
         let named = path
@@ -92,15 +88,18 @@ impl State {
         }));
         let id = self.lease_id(lease);
         let mut plans = Vec::new();
-        if !lower.is_empty() {
-            plans.push(self.load(id, device as u32, Tier::HOST, lower, &mut table));
+        let mut hits = [0; MAX_TIERS];
+        hits[0] = device as u32;
+        for run in sources.chunk_by(|one, next| one == next) {
+            let (tier, first) = (run[0], table.len());
+            let nodes = &path[first..first + run.len()];
+            plans.push(self.load(id, first as u32, tier, nodes, &mut table));
+            hits[tier.at()] += run.len() as u32;
         }
         self.tiers[Tier::DEVICE].claim(total, &mut table);
         self.leases[lease].start(table, plans.len(), Some(parked));
         self.parked[parked].lease = Some(id);
         self.counters.resumed += 1;
-        let mut hits = [0; MAX_TIERS];
-        (hits[0], hits[Tier::HOST.at()]) = (device as u32, lower.len() as u32);
         let begun = Begun {
             lease: id,
             cached: computed,
@@ -109,6 +108,24 @@ impl State {
             plans,
         };
         Ok(Answer::Begun(begun))
+    }
+
+    /// Marks the copy of a kept block that is loaded, on the highest tier where that takes no backing
+    /// from a promise: its home's never does.
+    fn mark_kept(&mut self, node: NodeIx) -> Tier {
+        let home = self.trie[node].keeps.home();
+        for tier in self.tiers.below(Tier::DEVICE) {
+            if let Some(slot) = self.ready(node, tier)
+                && self.mark_backed(tier, slot)
+            {
+                return tier;
+            }
+        }
+        debug_assert!(
+            false,
+            "a kept block is neither on the device nor ready at home"
+        );
+        home
     }
 
     /// Ends the keeps at once where there is nothing to load.

@@ -125,7 +125,7 @@ impl State {
                 let ghost = self.ghosts.as_mut().is_some_and(|ghosts| ghosts.take(key));
                 let uses = if ghost { Uses::Repeated } else { Uses::Once };
                 self.trie.name(node, *key, gap, uses);
-                self.note_fresh(node);
+                self.note_fresh(Tier::DEVICE, node);
                 if own.is_none() {
                     self.adopt(node, slot);
                 }
@@ -143,7 +143,7 @@ impl State {
             // Only below the device so far: the lease's slot becomes its device copy.
             self.adopt(node, slot);
             self.note_use(node);
-            self.reclass_below(node, Tier::DEVICE);
+            self.reclass_below(node);
             return Some(node);
         };
         if !self.hold(Tier::DEVICE, published).is_ready() {

@@ -11,15 +11,15 @@ impl State {
     /// Promises a number of blocks of a tier to the holder of the ticket.
     ///
     /// # Errors
-    /// `Argument` for none, or for another tier than the device or the host; `TooLarge`, or
+    /// `Argument` for none, or for a tier that is not there; `TooLarge`, or
     /// `NoRoom` with the tier's numbers. Nothing is promised then.
     pub fn promise(&mut self, blocks: u64, tier: Tier) -> Result<TicketId> {
         if blocks == 0 {
             let help = "must be >= 1: for no blocks no ticket is needed";
             return Err(Error::argument("blocks", blocks, help));
         }
-        if tier > Tier::HOST || !self.tiers.has(tier) {
-            let help = "a ticket is for the device, or for the host of a cache that has one";
+        if !self.tiers.has(tier) {
+            let help = "a ticket is for the device, or for a tier below it that the cache has";
             return Err(Error::argument("tier", tier.name(), help));
         }
         let need = self.fits(tier, blocks)?;
@@ -43,17 +43,17 @@ impl State {
     /// valid.
     ///
     /// # Errors
-    /// `Spent`, `Foreign`, `State` for a ticket of the host, or what `admit` says.
+    /// `Spent`, `Foreign`, `State` for a ticket of a lower tier, or what `admit` says.
     pub fn redeem(
         &mut self,
         id: TicketId,
         admit: impl FnOnce(&mut Self) -> Result<Answer>,
     ) -> Result<Answer> {
         let begun = |answer: &Answer| matches!(answer, Answer::Begun(_));
-        self.with_room_of(id, Tier::DEVICE, admit, begun)
+        self.with_room_of(id, |tier| tier == Tier::DEVICE, admit, begun)
     }
 
-    /// Parks with the room that a ticket of the host keeps: inside it the host never lacks room.
+    /// Parks with the room that a ticket of a lower tier keeps: inside it that tier never lacks room.
     /// On success the ticket is consumed, including any unused blocks. Refused, it stays valid.
     ///
     /// # Errors
@@ -65,24 +65,22 @@ impl State {
         after: Option<u64>,
     ) -> Result<ParkedId> {
         let park = |state: &mut Self| state.park(row, after);
-        self.with_room_of(id, Tier::HOST, park, |_| true)
+        self.with_room_of(id, |tier| tier > Tier::DEVICE, park, |_| true)
     }
 
     fn with_room_of<T>(
         &mut self,
         id: TicketId,
-        tier: Tier,
+        fits: impl FnOnce(Tier) -> bool,
         act: impl FnOnce(&mut Self) -> Result<T>,
         spends: impl FnOnce(&T) -> bool,
     ) -> Result<T> {
         let ticket = self.ticket(id)?;
-        let Ticket {
-            tier: own, blocks, ..
-        } = self.tickets[ticket];
-        if own != tier {
-            let what = format!("ticket {} is for the {}", id.number(), own.name());
-            let help = match own {
-                Tier::DEVICE => "begin with it; park with a ticket for the host",
+        let Ticket { tier, blocks, .. } = self.tickets[ticket];
+        if !fits(tier) {
+            let what = format!("ticket {} is for the {}", id.number(), tier.name());
+            let help = match tier {
+                Tier::DEVICE => "begin with it; park with a ticket for a tier below",
                 _ => "park with it; begin with a ticket for the device",
             };
             return Err(Error::state(what, help));

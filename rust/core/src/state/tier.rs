@@ -2,10 +2,11 @@
 //! is known here by number; blocks and their parents are the trie's.
 
 use crate::evict::{Evict, Evictability, Place, Policy};
-use crate::id::{Class, Link, NodeIx, Set, SlotIx, Tier};
+use crate::id::{Class, Id, Link, NodeIx, Set, SlotIx, Tier};
 use crate::ledger::Ledger;
 use crate::pool::{Cell, Hold, Pool};
 use crate::trie::Residency;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Index, IndexMut};
 
 #[derive(Hash, Debug)]
@@ -13,6 +14,17 @@ pub(crate) struct TierState {
     pub(crate) pool: Pool,
     pub(crate) order: Policy,
     pub(crate) ledger: Ledger,
+    /// What its blocks need to go down.
+    pub(crate) descent: Descent,
+}
+
+/// What is remembered of the blocks of one tier that are to be copied down.
+#[derive(Hash, Debug, Default)]
+pub(crate) struct Descent {
+    /// Blocks that came and were not copied down yet, under [`super::WritePolicy::Through`].
+    pub(crate) fresh: VecDeque<Id<NodeIx>>,
+    /// How often the copy down of a block has failed since one was good.
+    pub(crate) failures: BTreeMap<Id<NodeIx>, u32>,
 }
 
 /// The tiers of a yard, the device first.
@@ -41,8 +53,20 @@ impl Tiers {
 
     /// Those below this one.
     #[inline]
-    pub(crate) fn below(&self, tier: Tier) -> impl Iterator<Item = Tier> + use<> {
+    pub(crate) fn below(&self, tier: Tier) -> impl DoubleEndedIterator<Item = Tier> + use<> {
         (tier.0 + 1..self.0.len()).map(Tier)
+    }
+
+    /// The lowest.
+    #[inline]
+    pub(crate) fn last(&self) -> Tier {
+        Tier(self.0.len() - 1)
+    }
+
+    /// The nearest one below this one that has slots: where its blocks go down to.
+    #[inline]
+    pub(crate) fn next_below(&self, tier: Tier) -> Option<Tier> {
+        self.below(tier).find(|&below| self[below].pool.limit() > 0)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &TierState> {

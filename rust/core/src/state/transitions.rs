@@ -1,9 +1,10 @@
 //! The moves of slots between sets, and the marks that go with them. Everything that changes a slot's
 //! hold, a block's residency or a reader mark passes through here; `idle.rs` has the order.
 //!
-//! A block is *busy* on a tier while its slot there is read or (below the device) filling, or while
-//! a child there is busy. An idle busy block is not takeable: something below it must stay. Leases
-//! and keeps need no such count: their pins are closed towards the root.
+//! A block is *busy* on a tier while its slot there is read or (below the device) filling or pinned,
+//! or while a child there is busy. An idle busy block is not takeable: something below it must stay.
+//! Pins on the device need no such count: they are closed towards the root. Those of a kept path are
+//! each on the home of a block, which may lie on several tiers.
 
 use super::State;
 use super::tier::evictability;
@@ -62,7 +63,8 @@ impl State {
         let cell = self.tiers[tier].pool.cell(slot.at());
         residency.busy > 0
             || cell.readers > 0
-            || (tier > Tier::DEVICE && matches!(cell.hold, Hold::Filling { .. }))
+            || (tier > Tier::DEVICE
+                && matches!(cell.hold, Hold::Filling { .. } | Hold::Pinned { .. }))
     }
 
     pub(super) fn evictability_of(&self, tier: Tier, slot: SlotIx) -> Evictability {
@@ -228,8 +230,8 @@ impl State {
     #[inline]
     pub(super) fn forget_slot(&mut self, node: NodeIx, tier: Tier) {
         self.trie.residency_mut(node, tier).slot = None;
-        if tier == Tier::HOST {
-            self.look_again(node);
+        if tier > Tier::DEVICE {
+            self.look_again(node, tier);
         }
     }
 
@@ -242,16 +244,6 @@ impl State {
         parent.slot.map(Link::at)
     }
 
-    /// A destination has its bytes, and is pinned by `pins` holders: what the filling slot
-    /// blocked above it is let go.
-    pub(super) fn fill(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, pins: u32) {
-        let was = self.is_busy(node, tier);
-        self.put(tier, slot, Hold::Pinned { pins });
-        if was && !self.is_busy(node, tier) {
-            self.unblock_ancestors(node, tier);
-        }
-    }
-
     #[inline]
     fn count_child(&mut self, node: NodeIx, tier: Tier) {
         if let Some(parent) = self.trie.gain_child(node, tier) {
@@ -262,10 +254,13 @@ impl State {
         }
     }
 
-    /// A block may want a copy below now that wanted none before.
-    fn look_again(&mut self, node: NodeIx) {
-        if let Some(slot) = self.trie.slot(node, Tier::DEVICE) {
-            self.tiers[Tier::DEVICE].order.unsee(slot);
+    /// A block may want a copy below now that wanted none before: its copies above `tier` must be
+    /// looked at again.
+    fn look_again(&mut self, node: NodeIx, tier: Tier) {
+        for above in (0..tier.at()).map(Tier) {
+            if let Some(slot) = self.trie.slot(node, above) {
+                self.tiers[above].order.unsee(slot);
+            }
         }
     }
 
@@ -273,7 +268,7 @@ impl State {
     pub(super) fn note_use(&mut self, node: NodeIx) {
         if self.trie[node].uses != Uses::Repeated {
             self.trie[node].uses = Uses::Repeated;
-            self.look_again(node);
+            self.look_again(node, self.tiers.last());
         }
     }
 
@@ -328,9 +323,13 @@ impl State {
 
     /// Adds a holder to a ready slot.
     pub(super) fn pin(&mut self, tier: Tier, slot: SlotIx) {
-        if let Some(node) = self.tiers[tier].pool.cell(slot).node {
-            let residency = *self.trie.residency(node.at(), tier);
+        if let Some(node) = self.tiers[tier].pool.cell(slot).node.map(Link::at) {
+            let residency = *self.trie.residency(node, tier);
+            let was = tier == Tier::DEVICE || self.is_busy(node, tier);
             self.tiers[tier].pin(slot, residency);
+            if !was {
+                self.block_ancestors(node, tier);
+            }
         }
     }
 
@@ -338,7 +337,13 @@ impl State {
     pub(super) fn unpin(&mut self, tier: Tier, slot: SlotIx) {
         match &mut self.tiers[tier].pool.cell_mut(slot).hold {
             Hold::Pinned { pins: 1 } => {
+                let node = self.node_in(tier, slot);
                 self.make_idle(tier, slot);
+                if tier > Tier::DEVICE
+                    && let Some(node) = node.filter(|&node| !self.is_busy(node, tier))
+                {
+                    self.unblock_ancestors(node, tier);
+                }
                 self.retire(tier, slot);
             }
             Hold::Pinned { pins } => *pins -= 1,

@@ -3,7 +3,7 @@
 use super::State;
 use crate::arena::Found;
 use crate::error::{Error, Result};
-use crate::id::{FlightId, Ix, LeaseId, ParkedId};
+use crate::id::{FlightId, Ix, LeaseId, MAX_TIERS, ParkedId};
 use crate::plan::Plan;
 use crate::record::Keep;
 
@@ -41,6 +41,8 @@ pub struct ParkedView {
     pub blocks: u32,
     /// Leading blocks whose device slots it still pins.
     pub on_device: u32,
+    /// Blocks that are ready at their home, by that tier.
+    pub kept: [u32; MAX_TIERS],
     /// Its keeps were broken: it will be computed again.
     pub broken: bool,
 }
@@ -77,6 +79,7 @@ impl State {
             computed: record.computed,
             blocks: record.path.len() as u32,
             on_device: record.on_device,
+            kept: self.kept(record).0,
             broken: record.keep == Keep::Broken,
         })
     }

@@ -48,7 +48,7 @@ struct Holders {
 }
 
 impl State {
-    /// Checks INV-1, 3, 6, 14 and 20 to 24.
+    /// Checks INV-1, 3, 6, 14, 20, 22 to 24, 33 and 34.
     pub fn audit(&self) -> Option<Violation> {
         self.laws().err()
     }
@@ -87,7 +87,7 @@ impl State {
         }
         self.indexed()?;
         self.counted()?;
-        self.in_flight()?;
+        self.in_the_air()?;
         self.loading()?;
         self.promises()?;
         self.keeps()?;
@@ -147,8 +147,9 @@ impl State {
                 {
                     pins[0][slot.at()] += 1;
                 }
-                if let Some(slot) = self.ready(node, Tier::HOST) {
-                    pins[Tier::HOST.at()][slot.at()] += 1;
+                let home = self.trie[node].keeps.home();
+                if let Some(slot) = self.ready(node, home).filter(|_| home > Tier::DEVICE) {
+                    pins[home.at()][slot.at()] += 1;
                 }
             }
         }

@@ -32,7 +32,7 @@ impl State {
             let Some(node) = self.node_in(tier, slot) else {
                 continue;
             };
-            if tier == Tier::DEVICE && tier_state.order.seen(slot) && self.wants_copy(node) {
+            if tier_state.order.seen(slot) && self.wants_copy(node, tier) {
                 let detail = "a copy ahead passes it over, and it has none below".to_owned();
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
@@ -43,9 +43,9 @@ impl State {
             let Some(above) = above else { continue };
             match self.hold(tier, above) {
                 Hold::Idle { class } => {
-                    let filling_below =
-                        tier > Tier::DEVICE && matches!(cell.hold, Hold::Filling { .. });
-                    if !idle && !filling_below {
+                    let blocks = tier > Tier::DEVICE
+                        && matches!(cell.hold, Hold::Filling { .. } | Hold::Pinned { .. });
+                    if !idle && !blocks {
                         let detail = format!("it is {:?}, and its parent is idle", cell.hold);
                         return Err(self.violation("INV-20", tier, slot, detail));
                     }
@@ -115,8 +115,10 @@ impl State {
             return false;
         };
         let cell = self.tiers[tier].pool.cell(slot);
-        let filling = tier > Tier::DEVICE && matches!(cell.hold, Hold::Filling { .. });
-        cell.readers > 0 || filling || self.trie.residency(node, tier).busy > 0
+        let held = matches!(cell.hold, Hold::Filling { .. } | Hold::Pinned { .. });
+        cell.readers > 0
+            || (tier > Tier::DEVICE && held)
+            || self.trie.residency(node, tier).busy > 0
     }
 
     /// What has a key is found by it, and the index names nothing else (INV-3).
@@ -139,7 +141,7 @@ impl State {
         Ok(())
     }
 
-    /// A block's parent is on a tier as high, or higher (INV-21).
+    /// The parent of a block that the device has is there too (INV-33).
     pub(super) fn monotone(&self, index: NodeIx, node: &Node) -> Check {
         for tier in self.tiers.all() {
             let Some(slot) = self.trie.slot(index, tier) else {
@@ -150,7 +152,6 @@ impl State {
                 return Err(self.violation("INV-3", tier, slot, detail));
             }
         }
-        let top = |node| Some(self.trie.highest(node)?.0);
         let Some((own, slot)) = self.trie.highest(index) else {
             let detail = format!("block {index} is in the trie and on no tier");
             return Err(Violation {
@@ -160,16 +161,11 @@ impl State {
                 block: Some(node.key),
             });
         };
-        let above = match (node.parent, self.trie.parent(index)) {
-            (None, _) => Some(Tier::DEVICE),
-            (Some(_), None) => None,
-            (Some(_), Some(parent)) => top(parent),
-        };
-        if above.is_none_or(|above| above > own) && own == Tier::DEVICE
-            || above.is_some_and(|above| above > own)
-        {
-            let detail = "it stands higher than its parent".to_owned();
-            return Err(self.violation("INV-21", own, slot, detail));
+        let parent = self.trie.parent(index);
+        let above = parent.is_some_and(|parent| self.trie.slot(parent, Tier::DEVICE).is_some());
+        if own == Tier::DEVICE && node.parent.is_some() && !above {
+            let detail = "it is on the device, and its parent is not".to_owned();
+            return Err(self.violation("INV-33", own, slot, detail));
         }
         Ok(())
     }

@@ -24,17 +24,12 @@ impl State {
                 let detail = format!("{} takeable are counted, {takeable} are", ledger.takeable());
                 return Err(self.violation("INV-22", tier, SlotIx::default(), detail));
             }
-            let own: u32 = match tier {
-                Tier::DEVICE => {
-                    let running = self.leases.iter().filter(|(_, lease)| !lease.has_ended());
-                    running.map(|(_, lease)| Running::promised(lease)).sum()
-                }
-                Tier::HOST => {
-                    let lacks = |node| self.trie.slot(node, Tier::HOST).is_none();
-                    let owed = |&(at, node): &(NodeIx, &Node)| node.keeps > 0 && lacks(at);
-                    self.trie.iter().filter(owed).count() as u32
-                }
-                _ => 0,
+            let own: u32 = if tier == Tier::DEVICE {
+                let running = self.leases.iter().filter(|(_, lease)| !lease.has_ended());
+                running.map(|(_, lease)| Running::promised(lease)).sum()
+            } else {
+                let owed = |&(node, _): &(NodeIx, &Node)| self.is_owed(node, tier);
+                self.trie.iter().filter(owed).count() as u32
             };
             let headroom = if tier == Tier::DEVICE {
                 self.headroom
@@ -58,13 +53,14 @@ impl State {
         Ok(())
     }
 
-    /// What is kept is counted, whole, and pinned no higher than it must be (INV-23).
+    /// What is kept is counted, whole, and pinned no higher than it must be; it has one home, below the
+    /// device (INV-23, INV-34).
     pub(super) fn keeps(&self) -> Check {
         let mut keeps = std::collections::BTreeMap::new();
         for (_, parked) in self.parked.iter() {
             for (&node, at) in parked.path.iter().zip(1..) {
                 *keeps.entry(node).or_insert(0_u16) += 1;
-                let below = self.ready(node, Tier::HOST).is_some();
+                let below = self.is_home(node);
                 let lost = !below && self.ready(node, Tier::DEVICE).is_none();
                 if lost || (below && at == parked.on_device) || (!below && at > parked.on_device) {
                     let detail = format!(
@@ -84,8 +80,10 @@ impl State {
         }
         for (index, node) in self.trie.iter() {
             let kept = keeps.get(&index).copied().unwrap_or(0);
-            if node.keeps != kept || (node.is_anonymous() && kept == 0) {
-                let detail = format!("{} keeps are counted, {kept} are", node.keeps);
+            let (told, home) = (node.keeps.count(), node.keeps.home());
+            let astray = (kept > 0) != (home > Tier::DEVICE) || !self.tiers.has(home);
+            if told != kept || astray || (node.is_anonymous() && kept == 0) {
+                let detail = format!("{told} keeps are counted, {kept} are, at {}", home.name());
                 return Err(Violation {
                     law: "INV-23",
                     detail,
@@ -106,7 +104,7 @@ impl State {
         {
             let found = self.trie.find(&node.key);
             let found = found.is_some_and(|found| self.trie[found].epoch == node.epoch);
-            let kept = node.keeps > 0;
+            let kept = node.keeps.count() > 0;
             let late = self.tiers.all().find_map(|tier| {
                 let slot = self.trie.slot(index, tier)?;
                 let idle =

@@ -1,7 +1,8 @@
 //! Slots: INV-1, 3, 6 and 14.
 
 use super::{Check, Holders};
-use crate::id::{Ix, Set, SlotIx, Tier};
+use crate::flight::Flight;
+use crate::id::{Ix, MAX_TIERS, Set, SlotIx, Tier};
 use crate::pool::Hold;
 use crate::state::State;
 
@@ -125,17 +126,15 @@ impl State {
     }
 
     /// What is counted as in flight is in flights that may still end in time (INV-6).
-    pub(super) fn in_flight(&self) -> Check {
-        let mut in_flight = (0, 0);
-        for (_, flight) in self.flights.iter().filter(|(_, flight)| !flight.overdue) {
-            let blocks = flight.moves.len() as u32;
-            in_flight.0 += blocks * u32::from(flight.from < flight.to);
-            in_flight.1 += blocks * u32::from(flight.from > flight.to);
+    pub(super) fn in_the_air(&self) -> Check {
+        let mut in_flight = [[0; MAX_TIERS]; MAX_TIERS];
+        let ends = |flight: &&Flight| !flight.overdue && flight.ended.is_none();
+        for flight in self.flights.iter().map(|(_, flight)| flight).filter(ends) {
+            in_flight[flight.from.at()][flight.to.at()] += flight.moves.len() as u32;
         }
-        if in_flight != self.blocks_in_flight() {
-            let told = self.blocks_in_flight();
-            let detail =
-                format!("{told:?} blocks are counted in flight, down and up, not {in_flight:?}");
+        if in_flight != self.in_flight {
+            let told = self.in_flight;
+            let detail = format!("{told:?} blocks are counted in flight, not {in_flight:?}");
             return Err(self.violation("INV-6", Tier::DEVICE, SlotIx::default(), detail));
         }
         Ok(())

@@ -1,0 +1,88 @@
+//! Place: how one block joins a flight to a tier below the device: its source is marked, and it gets
+//! a slot to fill there, a free one or a victim's. Demote, promote and parked sequences share it.
+
+use super::State;
+use crate::evict::Evict;
+use crate::flight::Move;
+use crate::id::{FlightIx, NodeIx, SlotIx, Tier};
+use crate::plan::Plan;
+
+impl State {
+    pub(super) fn launch_if_any(&mut self, flight: FlightIx, moves: Vec<Move>) -> Option<Plan> {
+        if moves.is_empty() {
+            self.flights.remove(flight);
+            return None;
+        }
+        Some(self.launch(flight, moves))
+    }
+
+    /// Adds a block to a flight; `false` where it finds no room. `may_go` says whether a block's copy
+    /// on the flight's tier may be evicted for it.
+    pub(super) fn copy_one(
+        &mut self,
+        node: NodeIx,
+        flight: FlightIx,
+        moves: &mut Vec<Move>,
+        may_go: impl Fn(&Self, NodeIx) -> bool,
+    ) -> bool {
+        let Some(from) = self.ready(node, self.flights[flight].from) else {
+            return false;
+        };
+        let Some(to) = self.place(node, from, flight, may_go) else {
+            return false;
+        };
+        let node = Some(self.trie.id(node));
+        moves.push(Move { node, from, to });
+        true
+    }
+
+    /// The next victim of a tier, if it may go.
+    fn victim(&mut self, tier: Tier, may_go: &impl Fn(&Self, NodeIx) -> bool) -> Option<SlotIx> {
+        let victim = self.tiers[tier].order.victim()?;
+        let node = self.node_in(tier, victim);
+        node.is_none_or(|node| may_go(self, node)).then_some(victim)
+    }
+
+    /// Marks a source as read and gives its block a slot to fill. `None`, with nothing changed, where
+    /// that would take the backing of a promise: the slot's, and that of the idle blocks above it,
+    /// which must stay while it fills; or where the next victim may not go.
+    fn place(
+        &mut self,
+        node: NodeIx,
+        slot: SlotIx,
+        flight: FlightIx,
+        may_go: impl Fn(&Self, NodeIx) -> bool,
+    ) -> Option<SlotIx> {
+        let (from, to) = (self.flights[flight].from, self.flights[flight].to);
+        let owed = u32::from(self.is_owed(node, to));
+        let takes = 1 + self.shaded_by(node, to);
+        if self.tiers[to].ledger.available() + i64::from(owed) < i64::from(takes)
+            || (self.tiers[to].ledger.free() == 0 && self.victim(to, &may_go).is_none())
+            || !self.mark_backed(from, slot)
+        {
+            return None;
+        }
+        if self.tiers[to].ledger.free() == 0 {
+            let Some(victim) = self.victim(to, &may_go) else {
+                self.unmark(from, slot);
+                return None;
+            };
+            self.evict_with_parents(to, victim);
+        }
+        self.tiers[to].ledger.release(owed);
+        self.destination(node, to, flight)
+    }
+
+    /// Idle blocks above that cannot be taken while `node` is busy on the tier, and could before.
+    pub(super) fn shaded_by(&self, mut node: NodeIx, tier: Tier) -> u32 {
+        let mut shaded = 0;
+        while let Some(parent) = self.trie.parent(node)
+            && let Some(slot) = self.trie.slot(parent, tier)
+            && !self.is_busy(parent, tier)
+        {
+            shaded += u32::from(self.takeable(tier, slot));
+            node = parent;
+        }
+        shaded
+    }
+}

@@ -1,0 +1,128 @@
+//! Promote: copies up, ahead of a request: to the device, or only to a tier above.
+
+use super::State;
+use super::runs::Runs;
+use crate::error::Result;
+use crate::flight::Purpose;
+use crate::id::{Key, NodeIx, Retention, Tier};
+use crate::plan::Plan;
+use crate::record::{Phase, Running, Start};
+use std::collections::BTreeSet;
+
+impl State {
+    /// Copies what of this prefix lies below a tier up to it, at most `blocks` blocks, by a flight
+    /// for each run of blocks from one tier. To the device, its path stays pinned until it has landed,
+    /// and all of a prefix comes or none for want of room; to another tier, as many as find room.
+    ///
+    /// # Errors
+    /// `TooLarge` or `NoRoom` of the device; `Argument` for a tier without slots.
+    pub fn promote(&mut self, keys: &[Key], blocks: u32, to: Tier) -> Result<Vec<Plan>> {
+        if to > Tier::DEVICE {
+            self.check_lower(to)?;
+        }
+        let probe = self.walk(keys);
+        let path = std::mem::take(&mut self.path);
+        let device = probe.hits[0] as usize;
+        let plans = if to == Tier::DEVICE {
+            self.promote_to_device(&path, device, blocks)
+        } else {
+            Ok(self.promote_to(&path[device..], blocks, to))
+        };
+        self.path = path;
+        plans
+    }
+
+    fn promote_to_device(
+        &mut self,
+        path: &[NodeIx],
+        device: usize,
+        blocks: u32,
+    ) -> Result<Vec<Plan>> {
+        let mut runs = self.runs;
+        runs.cut(blocks);
+        let end = device + runs.blocks() as usize;
+        if end == device {
+            return Ok(Vec::new());
+        }
+        self.size(end as u64 * u64::from(self.config.block_size), 0)?;
+        self.load_path(&path[..end], device, runs)
+    }
+
+    fn load_path(&mut self, path: &[NodeIx], device: usize, mut runs: Runs) -> Result<Vec<Plan>> {
+        let idle_hits = self.idle_hits(path[..device].iter().copied());
+        let need = (path.len() - device) as u64;
+        self.decide(Tier::DEVICE, need, idle_hits).check()?;
+        self.link_path(path);
+        let mut end = device;
+        'runs: for (tier, blocks) in runs.iter() {
+            for _ in 0..blocks {
+                let slot = self.ready(path[end], tier);
+                if !slot.is_some_and(|slot| self.mark_backed(tier, slot)) {
+                    break 'runs;
+                }
+                end += 1;
+            }
+        }
+        if end == device {
+            return Ok(Vec::new());
+        }
+        runs.cut((end - device) as u32);
+        let mut table = Vec::with_capacity(end);
+        self.pin_path(&path[..device], &mut table);
+        self.make_room(Tier::DEVICE, (end - device) as u32);
+        // A lease that has ended already: what pins its path goes when its loads land.
+        let tokens = end as u64 * u64::from(self.config.block_size);
+        let lease = self.leases.insert(Running::new(Start {
+            tokens,
+            limit: end as u32,
+            sealed: end as u32,
+            cached: tokens,
+            epoch: self.trie.epoch(),
+        }));
+        let id = self.lease_id(lease);
+        let mut plans = Vec::new();
+        for (tier, blocks) in runs.iter() {
+            let first = table.len();
+            let loaded = &path[first..first + blocks as usize];
+            plans.push(self.load(id, first as u32, tier, loaded, &mut table));
+        }
+        let record = &mut self.leases[lease];
+        record.table = table;
+        record.phase = Phase::Ended {
+            flights: plans.len() as u32,
+            resumes: None,
+            retention: Retention::Ordinary,
+        };
+        Ok(plans)
+    }
+
+    /// Copies those of these blocks that only tiers below `to` have, until one finds no room: no
+    /// block of the path makes room for another.
+    fn promote_to(&mut self, path: &[NodeIx], blocks: u32, to: Tier) -> Vec<Plan> {
+        let own: BTreeSet<NodeIx> = path.iter().copied().collect();
+        let (mut plans, mut flight, mut moves) = (Vec::new(), None, Vec::new());
+        let mut left = blocks;
+        for &node in path {
+            let above = (1..=to.at()).map(Tier);
+            let lies_below = above
+                .into_iter()
+                .all(|tier| self.trie.slot(node, tier).is_none());
+            let Some(from) = self.source(node).ok().filter(|_| lies_below && left > 0) else {
+                continue;
+            };
+            let open = flight.filter(|&flight| self.flights[flight].from == from);
+            let flight = *flight.insert(open.unwrap_or_else(|| {
+                let done =
+                    flight.map(|flight| self.launch_if_any(flight, std::mem::take(&mut moves)));
+                plans.extend(done.flatten());
+                self.open_flight(from, to, Purpose::Below { parked: None })
+            }));
+            if !self.copy_one(node, flight, &mut moves, |_, victim| !own.contains(&victim)) {
+                break;
+            }
+            left -= 1;
+        }
+        plans.extend(flight.and_then(|flight| self.launch_if_any(flight, moves)));
+        plans
+    }
+}

@@ -1,0 +1,169 @@
+//! Restore: a tier that outlives the yard is told what it has, before the first begin. Its blocks are
+//! published again, held by no sequence.
+
+use super::State;
+use crate::error::{Error, Result};
+use crate::evict::{Evict, Place};
+use crate::id::{Class, Ix, Key, Link, NodeIx, SlotIx, Tier};
+use crate::pool::Hold;
+
+/// Rows whose keys are looked up together.
+const AHEAD: usize = 32;
+
+/// The parent of the first block of a sequence.
+const NONE: Key = Key([0; 32]);
+
+impl State {
+    /// Publishes what a tier below the device has: the block with `keys[row]`, behind the one with
+    /// `parents[row]`, in `slots[row]`. A parent of 32 zero bytes is none: the block is the first of
+    /// its sequence. The oldest row is first, and is evicted first; but a block stands behind its
+    /// children. One whose parent is not among the rows is found again by a walk that passes there.
+    ///
+    /// It comes once, before the first begin, and takes time in proportion to the rows.
+    ///
+    /// # Errors
+    /// `Argument` for the device or a tier that is not there, rows of different number, a slot that
+    /// is out of range or comes twice, a key of zeros or that comes twice, or parents in a circle;
+    /// `State` after a begin or another restore. Nothing is changed then.
+    pub fn restore(
+        &mut self,
+        tier: Tier,
+        slots: &[u32],
+        keys: &[Key],
+        parents: &[Key],
+    ) -> Result<()> {
+        self.check_restore(tier, slots, keys, parents)?;
+        let order = match self.link_rows(tier, slots, keys, parents) {
+            Ok(order) => order,
+            Err(error) => {
+                self.trie.forget_all();
+                return Err(error);
+            }
+        };
+        let tier_state = &mut self.tiers[tier];
+        let mut free: Vec<SlotIx> = tier_state.pool.free_slots().collect();
+        for row in order {
+            let slot = SlotIx::new(slots[row as usize]);
+            let class = Class::Ordinary;
+            let cell = tier_state.pool.cell_mut(slot);
+            (cell.node, cell.hold) = (Some(Link::to(NodeIx::new(row))), Hold::Idle { class });
+            let residency = *self.trie.residency(NodeIx::new(row), tier);
+            let evictability = super::tier::evictability(residency, cell);
+            tier_state
+                .order
+                .insert(slot, class, Place::Back, evictability);
+        }
+        free.retain(|&slot| matches!(tier_state.pool.cell(slot).hold, Hold::Free { .. }));
+        tier_state.pool.restore_free(&free);
+        tier_state.ledger.restore(slots.len() as u32);
+        Ok(())
+    }
+
+    fn check_restore(
+        &self,
+        tier: Tier,
+        slots: &[u32],
+        keys: &[Key],
+        parents: &[Key],
+    ) -> Result<()> {
+        if tier == Tier::DEVICE || !self.tiers.has(tier) {
+            let help = "name a tier below the device that this cache was made with";
+            return Err(Error::argument("tier", tier.name(), help));
+        }
+        if self.counters.begun > 0 || self.trie.len() > 0 {
+            let help = "restore once, before the first begin";
+            return Err(Error::state(
+                "restoring a cache that has blocks".to_owned(),
+                help,
+            ));
+        }
+        for (name, rows) in [("keys", keys.len()), ("parents", parents.len())] {
+            if rows != slots.len() {
+                let help = "give as many as slots";
+                return Err(Error::argument(name, rows, help));
+            }
+        }
+        let limit = self.tiers[tier].pool.limit();
+        let mut taken = vec![false; limit as usize];
+        for &slot in slots {
+            let Some(place) = taken.get_mut(slot as usize) else {
+                let help = "the tier has no such slot";
+                return Err(Error::argument("slots", slot, help));
+            };
+            if std::mem::replace(place, true) {
+                let help = "it comes twice: a slot has one block";
+                return Err(Error::argument("slots", slot, help));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a node of each row, and returns the rows in their order of eviction. The nodes are
+    /// numbered like the rows.
+    fn link_rows(
+        &mut self,
+        tier: Tier,
+        slots: &[u32],
+        keys: &[Key],
+        parents: &[Key],
+    ) -> Result<Vec<u32>> {
+        let mut tags = Vec::with_capacity(AHEAD);
+        for (keys, slots) in keys.chunks(AHEAD).zip(slots.chunks(AHEAD)) {
+            self.trie.warm(keys.iter(), &mut tags);
+            for ((key, &tag), &slot) in keys.iter().zip(&tags).zip(slots) {
+                let gap = match self.trie.seek(key, tag) {
+                    Err(gap) if *key != NONE => gap,
+                    Err(_) => {
+                        let help = "a key is not all zeros";
+                        return Err(Error::argument("keys", key.hex(), help));
+                    }
+                    Ok(_) => {
+                        let help = "it comes twice: a block has one slot of a tier";
+                        return Err(Error::argument("keys", key.hex(), help));
+                    }
+                };
+                self.trie.restore(*key, gap, tier, SlotIx::new(slot));
+            }
+        }
+        let mut row = 0;
+        for parents in parents.chunks(AHEAD) {
+            self.trie.warm(parents.iter(), &mut tags);
+            for (parent, &tag) in parents.iter().zip(&tags) {
+                let node = NodeIx::new(row);
+                row += 1;
+                if *parent != NONE {
+                    let above = self.trie.seek(parent, tag).ok();
+                    self.trie.put_under(node, above);
+                    self.trie.gain_child(node, tier);
+                }
+            }
+        }
+        self.leaf_first(tier, keys)
+    }
+
+    /// The rows in order, but each behind its last child.
+    fn leaf_first(&self, tier: Tier, keys: &[Key]) -> Result<Vec<u32>> {
+        let children = |row: u32| self.trie.residency(NodeIx::new(row), tier).children;
+        let rows = keys.len() as u32;
+        let mut waits: Vec<u32> = (0..rows).map(children).collect();
+        let mut order = Vec::with_capacity(keys.len());
+        for first in 0..rows {
+            let mut next = (waits[first as usize] == 0).then_some(first);
+            while let Some(row) = next {
+                order.push(row);
+                let parent = self.trie.parent(NodeIx::new(row)).map(Ix::get);
+                next = parent.filter(|&parent| {
+                    waits[parent as usize] -= 1;
+                    // One that comes later is taken in its turn.
+                    waits[parent as usize] == 0 && parent < first
+                });
+            }
+        }
+        if order.len() == keys.len() {
+            return Ok(order);
+        }
+        let left = waits.iter().position(|&waits| waits > 0).unwrap_or(0);
+        let help = "it is among its own parents: the rows contradict each other";
+        Err(Error::argument("parents", keys[left].hex(), help))
+    }
+}
