@@ -363,13 +363,15 @@ impl World {
             Op::Demote(blocks) | Op::DemoteFrom(0, blocks) => {
                 let plan = state.demote(Tier::DEVICE, u32::from(blocks));
                 let most = blocks as usize;
-                self.yard.demote(&state, DEVICE, most, self.heap, plan.as_ref());
+                self.yard
+                    .demote(&state, DEVICE, most, self.heap, plan.as_ref());
                 plan
             }
             Op::DemoteFrom(from, blocks) => {
                 let (from, most) = (usize::from(from), blocks as usize);
                 let plan = state.demote(Tier(from), u32::from(blocks));
-                self.yard.demote(&state, from, most, self.heap, plan.as_ref());
+                self.yard
+                    .demote(&state, from, most, self.heap, plan.as_ref());
                 plan
             }
             _ => return None,

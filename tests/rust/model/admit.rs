@@ -369,9 +369,8 @@ impl Yard {
         let mut loads = Vec::new();
         for &block in path {
             // The mark on its home takes nothing: it is pinned there.
-            let tier = (1..self.tiers).find(|&tier| {
-                self.ready(block, tier).is_some() && self.mark(&[(block, tier)]) > 0
-            });
+            let tier = (1..self.tiers)
+                .find(|&tier| self.ready(block, tier).is_some() && self.mark(&[(block, tier)]) > 0);
             loads.push((block, tier.expect("a kept block has a home")));
         }
         loads

@@ -11,11 +11,17 @@ type Held = ([u32; MAX_TIERS], [u32; MAX_TIERS]);
 impl Yard {
     pub(crate) fn compare_questions(&self, state: &State) {
         let all = 0..self.tiers;
-        let pairs = all.clone().flat_map(|from| (0..self.tiers).map(move |to| (from, to)));
+        let pairs = all
+            .clone()
+            .flat_map(|from| (0..self.tiers).map(move |to| (from, to)));
         let (mut down, mut up) = (0, 0);
         for (from, to) in pairs {
             let here = self.in_flight(from, to);
-            assert_eq!(state.in_flight(Tier(from), Tier(to)), here, "{from} to {to}");
+            assert_eq!(
+                state.in_flight(Tier(from), Tier(to)),
+                Ok(here),
+                "{from} to {to}"
+            );
             down += if from < to { here } else { 0 };
             up += if from > to { here } else { 0 };
         }

@@ -56,9 +56,8 @@ impl Yard {
             let [above, below] = [DEVICE, to].map(|tier| self.blocks[block].slots[tier]);
             let slot = below.expect("it is there");
             // One that a resize left beyond the limit has to go anyway.
-            let gone = slot < self.limits[to]
-                && self.idle(to, slot)
-                && !state.holds_block(Tier(to), slot);
+            let gone =
+                slot < self.limits[to] && self.idle(to, slot) && !state.holds_block(Tier(to), slot);
             spare += usize::from(gone && above.is_none());
             if let Some(above) = above.filter(|_| gone) {
                 let own = rank(above).unwrap_or(usize::MAX);
@@ -84,27 +83,28 @@ impl Yard {
     /// The order of the tier is not known: any of its victims may be the next.
     fn demote_below(&mut self, state: &State, copies: Copies, heap: bool, plan: Option<&Plan>) {
         let Copies { from, to, most, .. } = copies;
+        // What has made room for a victim before it may be copied again.
+        self.see_room(state, to, plan);
         let ahead = self.ahead_below(from, heap);
-        let wants = |block: &Block| self.wants_copy(from, *block);
-        let victims: Vec<Block> = ahead.iter().copied().filter(wants).collect();
+        let mut victims = ahead.clone();
+        victims.retain(|&block| self.wants_copy(from, block));
         let sources = plan.map_or(&[][..], |plan| &plan.sources).iter();
-        let path: Vec<Block> = sources
-            .filter_map(|&slot| self.block_in(from, slot))
-            .collect();
+        let path = sources.filter_map(|&slot| self.block_in(from, slot));
+        let path: Vec<Block> = path.collect();
         let (fresh, next) = self.take_arrivals(from, most, &path);
         for block in &path[fresh..] {
             assert!(victims.contains(block), "{block} is no victim");
         }
-        self.copy_down(state, &path, copies, plan);
-        let room = |&block: &Block| self.has_room(block, from, to);
-        if path.len() < most {
-            let all = next.iter().all(room);
-            assert!(next.is_empty() || !all, "of {next:?} none was copied");
+        self.fly_down(&path, copies, plan);
+        if path.len() == most {
+            return;
         }
-        if path.len() < most && ahead.len() <= most {
-            let mut left = victims.into_iter().filter(|&block| self.wants_copy(from, block));
-            let left = left.find(room);
-            assert_eq!(left, None, "was passed over");
+        // One that found no room kept those behind it from being looked at.
+        victims.retain(|&block| ahead.len() <= most && self.wants_copy(from, block));
+        for left in [next, victims] {
+            let room = |&block: &Block| self.has_room(block, from, to);
+            let none = left.is_empty() || !left.iter().all(room);
+            assert!(none, "{left:?} were passed over by {plan:?}");
         }
     }
 
@@ -138,22 +138,35 @@ impl Yard {
         copies: Copies,
         plan: Option<&Plan>,
     ) {
+        let first = blocks.iter().find(|&&block| self.lacks(block, copies));
+        self.see_room(state, copies.to, plan);
+        let source = plan.map(|plan| plan.sources[0]);
+        let source = source.and_then(|slot| self.block_in(copies.from, slot));
+        assert!(
+            source.is_none() || source.as_ref() == first,
+            "the first comes first"
+        );
+        self.fly_down(blocks, copies, plan);
+    }
+
+    /// Whether the block should be among these copies.
+    fn lacks(&self, block: Block, copies: Copies) -> bool {
+        let Copies { from, to, .. } = copies;
+        let node = &self.blocks[block];
+        let below = match copies.parked {
+            Some(_) => node.home != to || node.slots[to].is_some(),
+            None => self.has_copy_below(block, from),
+        };
+        self.ready(block, from).is_some() && !below
+    }
+
+    fn fly_down(&mut self, blocks: &[Block], copies: Copies, plan: Option<&Plan>) {
         let Copies {
             from,
             to,
             most,
             parked,
         } = copies;
-        let lacks = |yard: &Self, block: Block| {
-            let node = &yard.blocks[block];
-            let below = match parked {
-                Some(_) => node.home != to || node.slots[to].is_some(),
-                None => yard.has_copy_below(block, from),
-            };
-            yard.ready(block, from).is_some() && !below
-        };
-        let first = blocks.iter().copied().find(|&block| lacks(self, block));
-        self.see_room(state, to, plan);
         if let Some(plan) = plan {
             let sources: Vec<Block> = plan
                 .sources
@@ -161,20 +174,17 @@ impl Yard {
                 .filter_map(|&slot| self.block_in(from, slot))
                 .collect();
             assert!(sources.len() == plan.len() && plan.len() <= most);
-            assert!(sources.iter().all(|&block| lacks(self, block)));
-            assert_eq!(first, sources.first().copied());
+            assert!(sources.iter().all(|&block| self.lacks(block, copies)));
             let mut rest = blocks.iter();
             assert!(
-                sources
-                    .iter()
-                    .all(|block| rest.any(|other| other == block)),
+                sources.iter().all(|block| rest.any(|other| other == block)),
                 "in this order"
             );
             let moves = self.sources(from, &sources);
             self.fly(plan, from, to, Purpose::Down(parked), moves);
         }
         let copied = plan.map_or(0, Plan::len);
-        let left = blocks.iter().find(|&&block| lacks(self, block));
+        let left = blocks.iter().find(|&&block| self.lacks(block, copies));
         if let Some(&block) = left.filter(|_| copied < most) {
             let room = self.has_room(block, from, to);
             assert!(!room, "block {block} was passed over");

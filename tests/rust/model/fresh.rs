@@ -100,7 +100,8 @@ impl Yard {
         let mut rest = Vec::new();
         let next = batches.find_map(|together| {
             let mut left = together.to_vec();
-            left.retain(|arrival| self.wants_copy(tier, arrival.block));
+            let wants = |block| self.wants_copy(tier, block) && !plan[..taken].contains(&block);
+            left.retain(|arrival| wants(arrival.block));
             while let Some(&block) = plan.get(taken)
                 && left.iter().any(|arrival| arrival.block == block)
             {
@@ -116,11 +117,13 @@ impl Yard {
             rest.extend(together.iter().map(stays));
             left.iter().any(|arrival| arrival.sure).then_some(next)
         });
-        if next.is_some() {
+        if taken == most {
+            rest.extend(batches.flatten());
+        } else if next.is_some() {
             let landing = rest.last().map(|arrival| arrival.landing);
             rest.retain(|arrival| Some(arrival.landing) == landing);
             rest.extend(batches.flatten());
-        } else if taken < most {
+        } else {
             rest.clear();
         }
         self.came[tier] = rest.into();
@@ -141,14 +144,16 @@ impl Yard {
             .collect()
     }
 
-    /// What a tier below the device would look at, had it time for all: idle blocks that the device
-    /// does not have.
+    /// What a tier below the device would look at, had it time for all: idle blocks that are no
+    /// shadows of what the device has.
     pub(crate) fn ahead_below(&self, tier: usize, heap: bool) -> Vec<Block> {
         let may = self.may_go(tier);
         let slots = self.slots[tier].keys().copied();
         let idle = slots.filter(|slot| self.idle(tier, *slot) && (!heap || may.contains(slot)));
         idle.filter_map(|slot| self.block_in(tier, slot))
-            .filter(|&block| self.ready(block, DEVICE).is_none())
+            .filter(|&block| {
+                self.blocks[block].epoch != self.epoch || self.ready(block, DEVICE).is_none()
+            })
             .collect()
     }
 }

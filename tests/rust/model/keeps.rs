@@ -69,7 +69,9 @@ impl Yard {
             .filter_map(|&slot| self.block_of(slot))
             .collect();
         let private = blocks - known.len();
-        let tried = self.below(DEVICE).map(|home| self.keep_at(&known, private, home));
+        let tried = self
+            .below(DEVICE)
+            .map(|home| self.keep_at(&known, private, home));
         let tried: Vec<Result<usize, Error>> = tried.collect();
         let Some(&home) = tried.iter().find_map(|answer| answer.as_ref().ok()) else {
             let error = tried.into_iter().find_map(Result::err);
@@ -122,7 +124,8 @@ impl Yard {
         };
         then.parked.insert(id, stay);
         for tier in 1..self.tiers {
-            let cost = |yard: &Self| yard.promised(tier).cast_signed() - yard.takeable(tier).cast_signed();
+            let cost =
+                |yard: &Self| yard.promised(tier).cast_signed() - yard.takeable(tier).cast_signed();
             let private = if tier == home { private as u64 } else { 0 };
             let need = (cost(&then) - cost(self)).cast_unsigned() + private;
             if need > self.spare(tier) as u64 {
@@ -205,12 +208,19 @@ impl Yard {
                 continue;
             }
             let from = self.ready(block, tier).expect("it is somewhere");
-            let Some((plan, &slot)) = plan.and_then(|plan| Some((plan, plan.destinations.get(copied)?)))
+            let Some((plan, &slot)) =
+                plan.and_then(|plan| Some((plan, plan.destinations.get(copied)?)))
             else {
-                assert!(!self.has_room(block, tier, to), "block {block} was passed over");
+                assert!(
+                    !self.has_room(block, tier, to),
+                    "block {block} was passed over"
+                );
                 break;
             };
-            assert_eq!((plan.from, plan.to, plan.sources[copied]), (Tier(tier), Tier(to), from));
+            assert_eq!(
+                (plan.from, plan.to, plan.sources[copied]),
+                (Tier(tier), Tier(to), from)
+            );
             self.take(to, slot, What::Filling(Some(block)));
             self.blocks[block].slots[to] = Some(slot);
             flight.moves.push((Some(block), from, slot));
@@ -224,15 +234,17 @@ impl Yard {
     pub(crate) fn pending(&self, id: ParkedId) -> Pending {
         let stay = &self.parked[&id];
         let path = &stay.path[..stay.on_device];
-        let moves = |&block: &Block| self.filling(block, self.blocks[block].home).is_some();
+        let moves = |&block: &Block| !self.at_home(block) && self.moves_to(block).is_some();
         let mut then = self.clone();
         then.parked.get_mut(&id).expect("it is parked").on_device = 0;
         for flight in then.flights.values_mut() {
             flight.moves.retain(|&(block, _, to)| {
-                block.is_none_or(|block| {
-                    let home = flight.to == self.blocks[block].home;
-                    !home || !path.contains(&block) || self.block_in(flight.to, to) != Some(block)
-                })
+                let moves = block.filter(|block| path.contains(block) && moves(block));
+                let brings = |block| {
+                    (flight.to, self.block_in(flight.to, to))
+                        == (self.moves_to(block).expect("it moves"), Some(block))
+                };
+                !moves.is_some_and(brings)
             });
         }
         let may = then.may_go(DEVICE);
@@ -244,6 +256,12 @@ impl Yard {
             moving: path.iter().filter(|block| moves(block)).count() as u32,
             alone: path.iter().filter(goes).count() as u32,
         }
+    }
+
+    /// Where a copy of a kept block is on its way that lets its device copy go: its home, or below.
+    fn moves_to(&self, block: Block) -> Option<usize> {
+        let mut below = self.blocks[block].home..self.tiers;
+        below.find(|&tier| self.filling(block, tier).is_some())
     }
 
     /// A record's keeps go; anonymous blocks that no record keeps any more dissolve.
@@ -288,7 +306,11 @@ impl Yard {
     /// The youngest whole record that holds something on the tier: on the device any may.
     pub(crate) fn youngest(&self, tier: usize) -> Option<ParkedId> {
         let holds = |stay: &Stay| {
-            tier == DEVICE || stay.path.iter().any(|&block| self.blocks[block].home == tier)
+            tier == DEVICE
+                || stay
+                    .path
+                    .iter()
+                    .any(|&block| self.blocks[block].home == tier)
         };
         let whole = self.parked.iter();
         let whole = whole.filter(|(_, stay)| !stay.broken && holds(stay));
@@ -297,7 +319,9 @@ impl Yard {
 
     pub(crate) fn break_unbacked(&mut self, tier: usize) {
         while self.unbacked(tier) {
-            let youngest = self.youngest(tier).expect("a ticket never loses its backing");
+            let youngest = self
+                .youngest(tier)
+                .expect("a ticket never loses its backing");
             self.break_keep(youngest);
         }
     }

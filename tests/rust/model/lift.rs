@@ -4,7 +4,7 @@
 use crate::act::pick;
 use crate::ops::{Prompt, Slip};
 use crate::world::World;
-use crate::yard::{Block, DEVICE, InFlight, Purpose, What, Yard};
+use crate::yard::{Block, DEVICE, Purpose, What, Yard};
 use blockyard_core::{Error, Key, Plan, Result, State, Tier};
 
 /// No parent, and no key.
@@ -33,21 +33,35 @@ impl Yard {
         let (path, _) = self.walk(keys);
         let idle = |block: &Block| self.ready(*block, to).filter(|&slot| self.idle(to, slot));
         let own: Vec<u32> = path.iter().filter_map(idle).collect();
-        let lies_below = |block: &Block| self.blocks[*block].slots[..=to].iter().all(Option::is_none);
+        let lies_below =
+            |block: &Block| self.blocks[*block].slots[..=to].iter().all(Option::is_none);
         let wanted: Vec<Block> = path.into_iter().filter(lies_below).take(most).collect();
         // What found no room made the core look no further, so that all of them share the room.
         let free = self.free(to);
         let gone = self.see_evictions(state, to);
         let copied: usize = plans.iter().map(Plan::len).sum();
-        assert_eq!(gone, (copied as u64).saturating_sub(free), "evicted for {plans:?}");
+        assert_eq!(
+            gone,
+            (copied as u64).saturating_sub(free),
+            "evicted for {plans:?}"
+        );
         for slot in own {
-            assert!(self.slots[to].contains_key(&slot), "it made room for its own path");
+            assert!(
+                self.slots[to].contains_key(&slot),
+                "it made room for its own path"
+            );
         }
-        let sources: Vec<usize> = wanted.iter().filter_map(|&block| self.source(block)).collect();
+        let sources: Vec<usize> = wanted
+            .iter()
+            .filter_map(|&block| self.source(block))
+            .collect();
         assert_eq!(sources.len(), wanted.len());
         let (mut blocks, mut tiers) = (&wanted[..], &sources[..]);
         for plan in plans {
-            let run = tiers.chunk_by(|one, other| one == other).next().map_or(0, <[usize]>::len);
+            let run = tiers
+                .chunk_by(|one, other| one == other)
+                .next()
+                .map_or(0, <[usize]>::len);
             let len = plan.len();
             assert!(len == run || (len < run && blocks.len() + copied - wanted.len() == len));
             let moves = self.sources(tiers[0], &blocks[..len]);
@@ -55,7 +69,10 @@ impl Yard {
             (blocks, tiers) = (&blocks[len..], &tiers[len..]);
         }
         if let Some((&block, &from)) = blocks.first().zip(tiers.first()) {
-            assert!(!self.has_room(block, from, to), "block {block} was passed over");
+            assert!(
+                !self.has_room(block, from, to),
+                "block {block} was passed over"
+            );
         }
     }
 
@@ -119,7 +136,8 @@ impl World {
         if to == DEVICE {
             self.yard.promote(chain.keys(), blocks as usize, &answer);
         } else {
-            self.yard.lift(&state, chain.keys(), blocks as usize, to, &answer);
+            self.yard
+                .lift(&state, chain.keys(), blocks as usize, to, &answer);
         }
         drop(state);
         self.in_flight.extend(answer.iter().flatten().cloned());
@@ -127,7 +145,11 @@ impl World {
     }
 
     pub(crate) fn restore(&mut self, tier: u8, rows: &[(Prompt, u8)], slip: Slip) -> bool {
-        let tier = if slip == Slip::Device { DEVICE } else { usize::from(tier) };
+        let tier = if slip == Slip::Device {
+            DEVICE
+        } else {
+            usize::from(tier)
+        };
         let limit = self.yard.limits.get(tier).copied().unwrap_or(1);
         let (slots, keys, parents) = (Vec::new(), Vec::new(), Vec::new());
         let mut told = Rows {
@@ -144,9 +166,14 @@ impl World {
             if !told.keys.contains(&key) && told.keys.len() < limit as usize {
                 // From the end of the tier, and every other slot first.
                 let (row, half) = (told.keys.len() as u32, limit.div_ceil(2));
-                told.slots.push(if row < half { row * 2 } else { (row - half) * 2 + 1 });
+                told.slots.push(if row < half {
+                    row * 2
+                } else {
+                    (row - half) * 2 + 1
+                });
                 told.keys.push(key);
-                told.parents.push(at.checked_sub(1).map_or(NONE, |above| chain.keys()[above]));
+                told.parents
+                    .push(at.checked_sub(1).map_or(NONE, |above| chain.keys()[above]));
             }
         }
         told.slip(slip, limit);

@@ -208,9 +208,15 @@ impl Yard {
                 may.contains(&slot),
                 "slot {slot} of tier {tier} was evicted and had to stay"
             );
-            for child in self.block_in(tier, slot).map_or(vec![], |block| self.children(tier, block)) {
+            for child in self
+                .block_in(tier, slot)
+                .map_or(vec![], |block| self.children(tier, block))
+            {
                 let child = self.blocks[child].slots[tier].expect("it is there");
-                assert!(gone.contains(&child), "slot {slot} of tier {tier} was evicted and is no leaf");
+                assert!(
+                    gone.contains(&child),
+                    "slot {slot} of tier {tier} was evicted and is no leaf"
+                );
             }
         }
         for &slot in &gone {

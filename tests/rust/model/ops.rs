@@ -224,29 +224,52 @@ fn policies() -> impl Strategy<Value = (WritePolicy, Option<Speeds>)> {
     (writes(), prop::option::of(speeds))
 }
 
-/// What is more than a device and a host: half of the setups have it. What was drawn before stays.
-fn deep() -> impl Strategy<Value = impl Fn(Setup) -> Setup + Clone> {
+/// What is more than a device and a host: half of the setups have it.
+#[derive(Clone, Debug)]
+struct Deep {
+    tiers: usize,
+    /// A host that is smaller, so that more goes on.
+    host: Option<u32>,
+    slots: [u32; 3],
+    load: [u64; 3],
+    writes: [WritePolicy; 3],
+}
+
+impl Deep {
+    fn of(self, setup: Setup) -> Setup {
+        let tiers = self.tiers;
+        let mut setup = Setup { tiers, ..setup };
+        if tiers == 1 {
+            setup.slots[1] = 0;
+        }
+        if let Some(host) = self.host.filter(|_| tiers > 2) {
+            setup.slots[1] = host;
+        }
+        for tier in 2..tiers {
+            setup.slots[tier] = self.slots[tier - 2];
+            setup.writes[tier - 1] = self.writes[tier - 2];
+            if let Some(speeds) = &mut setup.speeds {
+                speeds.load[tier] = self.load[tier - 2];
+            }
+        }
+        setup
+    }
+}
+
+fn deep() -> impl Strategy<Value = Deep> {
     let tiers = prop_oneof![1 => Just(1), 25 => Just(2), 26 => 3..=MAX_TIERS];
     let size = prop_oneof![1 => Just(0), 9 => 1..40_u32];
-    let size = [size.clone(), size.clone(), size];
-    let load = [0..60_u64, 0..60_u64, 0..60_u64];
+    let slots = prop::array::uniform3(size);
+    let load = prop::array::uniform3(0..60_u64);
     let host = prop_oneof![3 => Just(None), 1 => (1..6_u32).prop_map(Some)];
-    let writes = [writes(), writes(), writes()];
-    (tiers, size, load, writes, host).prop_map(|(tiers, size, load, writes, host)| {
-        move |mut setup: Setup| {
-            setup.tiers = tiers;
-            if tiers > 2 {
-                setup.slots[1] = host.unwrap_or(setup.slots[1]);
-            }
-            for tier in 2..tiers {
-                setup.slots[tier] = size[tier - 2];
-                setup.writes[tier - 1] = writes[tier - 2];
-                if let Some(speeds) = &mut setup.speeds {
-                    speeds.load[tier] = load[tier - 2];
-                }
-            }
-            setup
-        }
+    let writes = prop::array::uniform3(writes());
+    let drawn = (tiers, host, slots, load, writes);
+    drawn.prop_map(|(tiers, host, slots, load, writes)| Deep {
+        tiers,
+        host,
+        slots,
+        load,
+        writes,
     })
 }
 
@@ -316,26 +339,39 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
     let headroom = vec((any::<prop::sample::Index>(), headroom()), 0..steps / 8);
     let dedups = vec((any::<prop::sample::Index>(), dedups()), 0..steps / 8);
     let moves = vec((any::<prop::sample::Index>(), moves()), 0..steps / 3);
-    let restores = prop_oneof![2 => Just(vec![]), 1 => vec(restores(), 1..4)];
+    let first = prop_oneof![2 => Just(vec![]), 1 => vec(restores(), 1..4)];
     let late = prop::option::weighted(0.1, (any::<prop::sample::Index>(), restores()));
-    let deep = (deep(), moves, restores, late);
-    let drawn = (setups(), ops, policies(), tickets, below, headroom, dedups, deep);
+    let deep = (deep(), moves, first, late);
+    let drawn = (
+        setups(),
+        ops,
+        policies(),
+        tickets,
+        below,
+        headroom,
+        dedups,
+        deep,
+    );
     drawn.prop_map(
         |(setup, mut ops, (write, speeds), tickets, below, headroom, dedups, deep)| {
-            let (deepen, moves, restores, late) = deep;
+            let (deep, moves, first, late) = deep;
             let mut setup = Setup { speeds, ..setup };
             setup.writes[0] = write;
-            let setup = deepen(setup);
+            let setup = deep.of(setup);
             let more = tickets.into_iter().chain(below);
             for (at, op) in more.chain(headroom).chain(dedups) {
                 ops.insert(at.index(ops.len()), op);
             }
             // With a host alone most of them do nothing.
-            let few = if setup.tiers > 2 { moves.len() } else { moves.len() / 8 };
+            let few = if setup.tiers > 2 {
+                moves.len()
+            } else {
+                moves.len() / 8
+            };
             for (at, op) in moves.into_iter().take(few).chain(late) {
                 ops.insert(at.index(ops.len()), op);
             }
-            ops.splice(..0, restores);
+            ops.splice(..0, first);
             Script { setup, ops }
         },
     )

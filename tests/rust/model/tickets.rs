@@ -62,9 +62,7 @@ impl World {
         match *op {
             Op::Promise(blocks) => Some(self.promise(u64::from(blocks), DEVICE)),
             Op::PromiseBelow(blocks) => Some(self.promise(u64::from(blocks), 1)),
-            Op::PromiseOn(tier, blocks) => {
-                Some(self.promise(u64::from(blocks), usize::from(tier)))
-            }
+            Op::PromiseOn(tier, blocks) => Some(self.promise(u64::from(blocks), usize::from(tier))),
             Op::Release(ticket) => {
                 let at = pick(&self.tickets, ticket)?;
                 let handle = self.tickets.swap_remove(at);

@@ -34,7 +34,7 @@ impl Yard {
             }
             assert!(tier > DEVICE || runs.is_empty(), "INV-33");
             if tier > DEVICE && runs.last() != Some(&tier) {
-                if runs.len() == MAX_RUNS as usize {
+                if runs.len() == MAX_RUNS {
                     probe.stop = Stop::Scattered;
                     break;
                 }

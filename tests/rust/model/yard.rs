@@ -77,10 +77,8 @@ pub(crate) struct Stay {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
-    /// A copy down, to the home of a parked sequence's blocks if that is named.
+    /// A copy down. For a parked sequence, it is to the home of its blocks, or their home follows it.
     Down(Option<ParkedId>),
-    /// A copy to where a parked sequence's blocks have their home when it has landed.
-    Rehome,
     /// A copy of a prefix to a tier below the device, ahead of a request.
     Lift,
     Up(LeaseId, usize),
