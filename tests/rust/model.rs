@@ -7,18 +7,32 @@
 mod act;
 #[path = "model/admit.rs"]
 mod admit;
+#[path = "model/ask.rs"]
+mod ask;
+#[path = "model/compare.rs"]
+mod compare;
 #[path = "model/down.rs"]
 mod down;
+#[path = "model/fresh.rs"]
+mod fresh;
+#[path = "model/keeps.rs"]
+mod keeps;
 #[path = "model/land.rs"]
 mod land;
+#[path = "model/lift.rs"]
+mod lift;
 #[path = "model/moves.rs"]
 mod moves;
 #[path = "model/ops.rs"]
 mod ops;
+#[path = "model/resize.rs"]
+mod resize;
 #[path = "model/tickets.rs"]
 mod tickets;
 #[path = "model/verbs.rs"]
 mod verbs;
+#[path = "model/walk.rs"]
+mod walk;
 #[path = "model/world.rs"]
 mod world;
 #[path = "model/yard.rs"]

@@ -2,10 +2,10 @@
 
 use crate::ops::Op;
 use crate::world::World;
-use crate::yard::{Block, DEVICE};
+use crate::yard::DEVICE;
 use blockyard_core::{
     Answer, Begun, Chain, End, Error, Extras, Filling, Lease, LeaseId, Outcome, Request, Retention,
-    Sealing, Seals, Stop, TicketId, Tier,
+    Sealing, Seals, TicketId, Tier,
 };
 
 pub(crate) fn pick<T>(list: &[T], at: u8) -> Option<usize> {
@@ -69,17 +69,16 @@ impl World {
                 self.yard.end_keep(handle.id());
                 handle.spend();
             }
-            Op::Demote(..) | Op::DemoteLease(..) | Op::DemoteParked(..) => self.demote(op)?,
-            Op::Promote(prompt, blocks) => {
-                let chain = self.chain(prompt);
-                let answer =
-                    self.cache
-                        .lock()
-                        .promote(chain.keys(), u32::from(blocks), Tier::DEVICE);
-                let answer = answer.map(|mut plans| plans.pop());
-                self.yard.promote(chain.keys(), blocks as usize, &answer);
-                self.in_flight.extend(answer.iter().flatten().cloned());
-                return Some(answer.is_err());
+            Op::Demote(..) | Op::DemoteFrom(..) | Op::DemoteLease(..) => self.demote(op)?,
+            Op::DemoteParked(parked, blocks) => {
+                return self.demote_parked(parked, blocks, None);
+            }
+            Op::Rehome(parked, to, blocks) => {
+                return self.demote_parked(parked, blocks, Some(usize::from(to)));
+            }
+            Op::Promote(prompt, blocks) => return Some(self.promote(prompt, blocks, DEVICE)),
+            Op::Lift(prompt, blocks, to) => {
+                return Some(self.promote(prompt, blocks, usize::from(to)));
             }
             Op::Land(ref rows) => self.land(rows),
             Op::DropLease(lease) => {
@@ -137,14 +136,13 @@ impl World {
                 self.cache.lock().clear();
                 self.yard.clear();
             }
-            Op::Resize(tier, slots) => {
-                let answer = self
-                    .cache
-                    .lock()
-                    .resize(Tier(usize::from(tier)), u32::from(slots));
-                self.yard.resize(tier as usize, u32::from(slots), &answer);
+            Op::Resize(tier, slots) | Op::ResizeOn(tier, slots) => {
+                let (tier, slots) = (usize::from(tier), u32::from(slots));
+                let answer = self.cache.lock().resize(Tier(tier), slots);
+                self.yard.resize(tier, slots, &answer);
                 return Some(answer.is_err());
             }
+            Op::Restore(tier, ref rows, slip) => return Some(self.restore(tier, rows, slip)),
             _ => return self.act_on_ticket(op),
         }
         Some(false)
@@ -188,60 +186,8 @@ impl World {
             Ok(Answer::Begun(begun)) => Some(begun),
             _ => None,
         };
+        self.yard.used |= begun.is_some();
         self.admitted(begun, chain)
-    }
-
-    /// What a begin would answer is what it answers; to ask changes nothing.
-    fn ask(&mut self, request: &Request<'_>) {
-        let mut state = self.cache.lock();
-        let before = state.digest();
-        let need = state.dry_run(request);
-        assert_eq!(state.digest(), before, "it was only asked");
-        drop(state);
-        self.asked = Some(need);
-    }
-
-    fn compare_asked(&mut self, answer: &Result<Answer, Error>) {
-        let Some(need) = self.asked.take() else {
-            return;
-        };
-        let need = match need {
-            Ok(need) => need,
-            Err(error) => return assert_eq!(answer.as_ref().err(), Some(&error)),
-        };
-        let spare = (need.free + need.evictable).cast_signed() - need.promised.cast_signed();
-        assert_eq!(need.available, spare);
-        assert_eq!(
-            need.fits,
-            need.ever && need.waits.is_none() && need.need.cast_signed() <= spare
-        );
-        match answer {
-            Ok(Answer::Begun(begun)) => {
-                assert!(need.fits);
-                let loads = begun.hits[1];
-                assert_eq!(need.device, begun.hits[0]);
-                assert!(
-                    need.loads == loads || (need.loads > loads && begun.stop == Stop::Promised)
-                );
-                assert!(need.stop == begun.stop || begun.stop == Stop::Promised);
-            }
-            Ok(Answer::Soon(flight)) => assert_eq!((need.fits, need.waits), (false, Some(*flight))),
-            Err(Error::TooLarge { .. }) => assert!(!need.ever && !need.fits),
-            Err(Error::NoRoom {
-                need: told,
-                free,
-                evictable,
-                promised,
-                available,
-                ..
-            }) => {
-                assert!(need.ever && !need.fits && need.waits.is_none());
-                let here = (need.need, need.free, need.evictable, need.promised);
-                assert_eq!((*told, *free, *evictable, *promised), here);
-                assert_eq!(*available, need.available);
-            }
-            other => panic!("{other:?}"),
-        }
     }
 
     /// What may be evicted is what the model says: exactly so many slots can be had, and all that
@@ -408,28 +354,24 @@ impl World {
         let plan = match *op {
             Op::DemoteLease(lease, blocks) => {
                 let id = self.leases[pick(&self.leases, lease)?].id();
-                let path = self.yard.sealed_path(id);
                 let plan = state.demote_lease(id, u32::from(blocks));
                 let plan = plan.expect("it lives");
-                self.yard
-                    .copy_down(&state, &path, blocks as usize, None, plan.as_ref());
+                let most = blocks as usize;
+                self.yard.demote_lease(&state, id, most, plan.as_ref());
                 plan
             }
-            Op::DemoteParked(handle, blocks) => {
-                let id = self.parked[pick(&self.parked, handle)?].id();
-                let stay = &self.yard.parked[&id];
-                let path = stay.path[..stay.on_device].iter().rev();
-                let path: Vec<Block> = path.copied().collect();
-                let plan = state.demote_parked(id, u32::from(blocks), None);
-                let plan = plan.expect("it is parked");
-                self.yard
-                    .copy_down(&state, &path, blocks as usize, Some(id), plan.as_ref());
-                plan
-            }
-            Op::Demote(blocks) => {
+            Op::Demote(blocks) | Op::DemoteFrom(0, blocks) => {
                 let plan = state.demote(Tier::DEVICE, u32::from(blocks));
+                let most = blocks as usize;
                 self.yard
-                    .demote(&state, blocks as usize, self.heap, plan.as_ref());
+                    .demote(&state, DEVICE, most, self.heap, plan.as_ref());
+                plan
+            }
+            Op::DemoteFrom(from, blocks) => {
+                let (from, most) = (usize::from(from), blocks as usize);
+                let plan = state.demote(Tier(from), u32::from(blocks));
+                self.yard
+                    .demote(&state, from, most, self.heap, plan.as_ref());
                 plan
             }
             _ => return None,
@@ -437,6 +379,21 @@ impl World {
         drop(state);
         self.in_flight.extend(plan);
         Some(())
+    }
+
+    fn demote_parked(&mut self, parked: u8, blocks: u8, to: Option<usize>) -> Option<bool> {
+        let id = self.parked[pick(&self.parked, parked)?].id();
+        let (mut state, most) = (self.cache.lock(), blocks as usize);
+        let answer = state.demote_parked(id, u32::from(blocks), to.map(Tier));
+        if let Some(to) = to {
+            self.yard.rehome(&state, id, to, most, &answer);
+        } else {
+            let plan = answer.as_ref().expect("it is parked").as_ref();
+            self.yard.demote_parked(&state, id, most, plan);
+        }
+        drop(state);
+        self.in_flight.extend(answer.iter().flatten().cloned());
+        Some(answer.is_err())
     }
 
     fn land(&mut self, rows: &[(u8, u8, bool)]) {
@@ -463,15 +420,14 @@ impl World {
         {
             let corrupt = end == End::Corrupt;
             // One that stands in the batch twice is late the second time.
-            if self.yard.flights.contains_key(&id) {
+            if self.yard.flies(id) {
                 self.yard.land(id, good as usize, corrupt);
                 self.ended.push(id);
                 ended += 1;
             }
         }
         assert_eq!(answer, Ok(ended));
-        self.in_flight
-            .retain(|plan| self.yard.flights.contains_key(&plan.flight));
+        self.in_flight.retain(|plan| self.yard.flies(plan.flight));
     }
 
     fn use_spent(&self, id: LeaseId, verb: u8) -> Option<Error> {

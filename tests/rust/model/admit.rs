@@ -1,10 +1,10 @@
 //! How sequences come in and blocks come up: begin, resume and promote of the naive yard.
 
 use crate::verbs::table;
-use crate::yard::{Block, DEVICE, HOST, InFlight, Purpose, Seq, What, Yard};
+use crate::yard::{Block, DEVICE, InFlight, Purpose, Seq, What, Yard};
 use blockyard_core::{
-    Answer, Begun, Error, Filling, FlightId, Key, LeaseId, ParkedId, Plan, Request, Result,
-    Retention, State, Stop,
+    Answer, Begun, Error, Filling, FlightId, Key, LeaseId, MAX_TIERS, ParkedId, Plan, Request,
+    Result, Retention, State, Stop,
 };
 
 fn slots(plan: &Plan) -> (usize, usize, Vec<(u32, u32)>) {
@@ -28,25 +28,13 @@ struct Prefix {
     slow: usize,
 }
 
-/// Reader marks of a begin or a promote before their flights have a number.
-fn unborn(which: u64) -> FlightId {
-    FlightId::from_number(u64::MAX - which).expect("a number")
+/// Reader marks on a tier, of a begin or a promote before their flights have a number.
+fn unborn(tier: usize) -> FlightId {
+    FlightId::from_number(u64::MAX - tier as u64).expect("a number")
 }
 
-fn marks(from: usize, slots: impl IntoIterator<Item = u32>) -> InFlight {
-    let moves = slots
-        .into_iter()
-        .map(|slot| (None, slot, u32::MAX))
-        .collect();
-    let purpose = Purpose::Down(None);
-    InFlight {
-        from,
-        to: DEVICE,
-        purpose,
-        moves,
-        overdue: true,
-    }
-}
+/// A block that is copied, and the tier that it comes from.
+type Load = (Block, usize);
 
 impl Yard {
     /// Whether `need` slots can be had or promised with these blocks pinned.
@@ -95,6 +83,7 @@ impl Yard {
             purpose,
             moves: steps,
             overdue: false,
+            ended: None,
         };
         assert!(self.flights.insert(plan.flight, flight).is_none());
     }
@@ -111,33 +100,26 @@ impl Yard {
             slow: 0,
             path,
         };
-        let found = self.to_load(&prefix).len();
-        let mut most = found.min(request.load as usize);
-        if self.recompute && !self.pays(most, device) {
-            most = 0;
-        }
-        if found > most {
+        let tiers: Vec<usize> = self.to_load(&prefix).iter().map(|load| load.1).collect();
+        let bound = tiers.len().min(request.load as usize);
+        let most = self.taken(&tiers[..bound], device);
+        if tiers.len() > most {
             prefix.lower = prefix.lower.min(most);
             (prefix.last, prefix.stop) = (None, Stop::Slow);
-            prefix.slow = found - prefix.lower;
+            prefix.slow = tiers.len() - prefix.lower;
         }
         prefix
     }
 
-    /// Host slots of what a prefix loads, root first.
-    fn to_load(&self, prefix: &Prefix) -> Vec<u32> {
+    /// What a prefix loads, root first.
+    fn to_load(&self, prefix: &Prefix) -> Vec<Load> {
         let lower = &prefix.path[prefix.device..prefix.device + prefix.lower];
-        let last = prefix
-            .last
-            .filter(|&last| self.ready(last, DEVICE).is_none());
-        let slots = lower
-            .iter()
-            .copied()
-            .chain(last)
-            .map(|block| self.ready(block, HOST));
-        slots
-            .map(|slot| slot.expect("a walk ends at what is filling"))
-            .collect()
+        let all = lower.iter().copied().chain(prefix.last);
+        let loads = all.map(|block| {
+            let tier = self.source(block);
+            (block, tier.expect("a walk ends at what is filling"))
+        });
+        loads.filter(|load| load.1 > DEVICE).collect()
     }
 
     pub(crate) fn begin(&mut self, state: &State, request: &Request<'_>, answer: &Result<Answer>) {
@@ -179,19 +161,23 @@ impl Yard {
         self.slow += prefix.slow as u64;
         self.again.extend(&prefix.path);
         // The hits are held in every tier first, so that none of them is a victim; a reader mark
-        // must leave the host's promises backed.
+        // must leave its tier's promises backed.
         let found = prefix.device + prefix.lower;
         self.link(&prefix.path[..found]);
-        let marked = self.mark(&self.to_load(&prefix));
-        if let Some(last) = prefix.last.filter(|_| marked >= prefix.lower) {
+        let loads = self.to_load(&prefix);
+        let mut marked = self.mark(&loads[..prefix.lower]);
+        if let Some(last) = prefix.last.filter(|_| marked == prefix.lower) {
             self.link(&[&prefix.path[..found], &[last]].concat());
+            marked += self.mark(&loads[prefix.lower..]);
+            // One on the device was counted where room was looked for.
+            let here = self.ready(last, DEVICE).map(|slot| (None, slot, u32::MAX));
+            let marks = self.marks_on(DEVICE);
+            marks.moves.extend(here);
         }
-        if marked < self.to_load(&prefix).len() {
+        if marked < loads.len() {
             prefix.lower = prefix.lower.min(marked);
             (prefix.last, prefix.stop) = (None, Stop::Promised);
         }
-        let source = prefix.last.and_then(|last| self.ready(last, DEVICE));
-        self.flights.insert(unborn(1), marks(DEVICE, source));
         let seq = Seq {
             table: pins[..prefix.device]
                 .iter()
@@ -202,35 +188,30 @@ impl Yard {
             ..Seq::default()
         };
         self.enter(state, begun.lease, seq, total, limit);
-        self.flights.remove(&unborn(0));
-        self.flights.remove(&unborn(1));
+        self.unmark();
         self.load(&prefix, begun);
     }
 
     /// The plans of a begin, and the rest of what it answered.
     fn load(&mut self, prefix: &Prefix, begun: &Begun) {
         let (lease, found) = (begun.lease, prefix.device + prefix.lower);
-        let mut plans = begun.plans.iter();
-        if prefix.lower > 0 {
-            self.untake(lease, prefix.device, prefix.lower);
-            let moves = self.sources(HOST, &prefix.path[prefix.device..found]);
-            let purpose = Purpose::Up(lease, prefix.device);
-            self.fly(plans.next().expect("a load"), HOST, DEVICE, purpose, moves);
-        }
-        let mut hits = [prefix.device as u32, prefix.lower as u32, 0];
+        let loads = self.to_load(prefix);
+        let (lower, last) = loads.split_at(prefix.lower);
+        let last_tier = last.first().map_or(DEVICE, |load| load.1);
+        let runs = begun.plans.len() - usize::from(prefix.last.is_some());
+        let (runs, copy) = begun.plans.split_at(runs);
+        let mut hits = self.load_runs(lease, prefix.device, lower, runs);
         let mut cached = found as u64 * self.block_size;
         if let Some(last) = prefix.last {
-            let tier = usize::from(self.ready(last, DEVICE).is_none());
-            hits[tier] += 1;
+            hits[last_tier] += 1;
             cached = self.leases[&lease].tokens - 1;
             self.untake(lease, found, 1);
             let (moves, purpose) = (
-                self.sources(tier, &[last]),
+                self.sources(last_tier, &[last]),
                 Purpose::Private(Some(lease), found),
             );
-            self.fly(plans.next().expect("a copy"), tier, DEVICE, purpose, moves);
+            self.fly(&copy[0], last_tier, DEVICE, purpose, moves);
         }
-        assert_eq!(plans.next(), None);
         let seq = self.leases.get_mut(&lease).expect("begun");
         (seq.loading, seq.sealed, seq.cached) = (begun.plans.len() as u32, found, cached);
         assert_eq!(
@@ -240,7 +221,32 @@ impl Yard {
         self.settle();
     }
 
-    fn sources(&self, tier: usize, blocks: &[Block]) -> Vec<(Option<Block>, u32)> {
+    /// The flights of a lease, one for each run of blocks that come from one tier; what is found on
+    /// each tier by that.
+    fn load_runs(
+        &mut self,
+        lease: LeaseId,
+        device: usize,
+        loads: &[Load],
+        plans: &[Plan],
+    ) -> [u32; MAX_TIERS] {
+        let mut hits = [0; MAX_TIERS];
+        hits[DEVICE] = device as u32;
+        self.untake(lease, device, loads.len());
+        let (mut base, mut plans) = (device, plans.iter());
+        for run in loads.chunk_by(|one, other| one.1 == other.1) {
+            let (tier, blocks) = (run[0].1, run.iter().map(|load| load.0));
+            let moves = self.sources(tier, &blocks.collect::<Vec<_>>());
+            let plan = plans.next().expect("a load of this run");
+            self.fly(plan, tier, DEVICE, Purpose::Up(lease, base), moves);
+            hits[tier] += run.len() as u32;
+            base += run.len();
+        }
+        assert_eq!(plans.next(), None);
+        hits
+    }
+
+    pub(crate) fn sources(&self, tier: usize, blocks: &[Block]) -> Vec<(Option<Block>, u32)> {
         let source = |&block: &Block| (Some(block), self.ready(block, tier).expect("it is there"));
         blocks.iter().map(source).collect()
     }
@@ -327,7 +333,7 @@ impl Yard {
         let Ok(Answer::Begun(begun)) = answer else {
             panic!("{answer:?}, but there is room")
         };
-        let lower = path.len() - device;
+        let loads = self.mark_for_resume(&path[device..]);
         let seq = Seq {
             table: path[..device]
                 .iter()
@@ -341,37 +347,41 @@ impl Yard {
                 .count(),
             cached: computed,
             resumed: Some(id),
-            loading: u32::from(lower > 0),
+            loading: begun.plans.len() as u32,
             ..Seq::default()
         };
         self.enter(state, begun.lease, seq, total, limit);
+        self.unmark();
         self.parked.get_mut(&id).expect("parked").lease = Some(begun.lease);
-        if lower > 0 {
-            self.untake(begun.lease, device, lower);
-            let (moves, purpose) = (
-                self.sources(HOST, &path[device..]),
-                Purpose::Up(begun.lease, device),
-            );
-            self.fly(&begun.plans[0], HOST, DEVICE, purpose, moves);
-        } else {
+        let hits = self.load_runs(begun.lease, device, &loads, &begun.plans);
+        if loads.is_empty() {
             self.leases.get_mut(&begun.lease).expect("entered").resumed = None;
             self.end_keep(id);
         }
         let told = (begun.cached, begun.hits, begun.stop);
-        assert_eq!(
-            told,
-            (computed, [device as u32, lower as u32, 0], Stop::Whole)
-        );
-        assert_eq!(begun.plans.len(), usize::from(lower > 0));
+        assert_eq!(told, (computed, hits, Stop::Whole));
         self.settle();
     }
 
-    pub(crate) fn promote(&mut self, keys: &[Key], blocks: usize, answer: &Result<Option<Plan>>) {
+    /// Reader marks for the blocks of a parked sequence: each on the highest tier that is its home,
+    /// or whose promises stay backed.
+    fn mark_for_resume(&mut self, path: &[Block]) -> Vec<Load> {
+        let mut loads = Vec::new();
+        for &block in path {
+            // The mark on its home takes nothing: it is pinned there.
+            let tier = (1..self.tiers)
+                .find(|&tier| self.ready(block, tier).is_some() && self.mark(&[(block, tier)]) > 0);
+            loads.push((block, tier.expect("a kept block has a home")));
+        }
+        loads
+    }
+
+    pub(crate) fn promote(&mut self, keys: &[Key], blocks: usize, answer: &Result<Vec<Plan>>) {
         let (path, probe) = self.walk(keys);
         let device = probe.hits[DEVICE] as usize;
         let lower = (path.len() - device).min(blocks);
         if lower == 0 {
-            return assert_eq!(answer, &Ok(None));
+            return assert_eq!(answer, &Ok(Vec::new()));
         }
         if let Err(error) = self.need((device + lower) as u64 * self.block_size, 0) {
             return assert_eq!(answer, &Err(error));
@@ -380,16 +390,14 @@ impl Yard {
             return assert_eq!(answer, &Err(error));
         }
         self.link(&path[..device + lower]);
-        let slots = self
-            .sources(HOST, &path[device..device + lower])
-            .into_iter()
-            .map(|step| step.1);
-        let loads = self.mark(&slots.collect::<Vec<_>>());
-        let Some(plan) = answer.as_ref().expect("there is room") else {
-            self.flights.remove(&unborn(0));
-            return assert_eq!(loads, 0);
-        };
-        assert_eq!(plan.len(), loads);
+        let source = |&block: &Block| (block, self.source(block).expect("it was found"));
+        let mut loads: Vec<Load> = path[device..device + lower].iter().map(source).collect();
+        loads.truncate(self.mark(&loads));
+        let plans = answer.as_ref().expect("there is room");
+        if loads.is_empty() {
+            self.unmark();
+            return assert_eq!(plans, &[]);
+        }
         // Its lease has no handle and has ended already.
         self.unnamed -= 1;
         let lease = LeaseId::from_number(self.unnamed).expect("a number");
@@ -397,7 +405,7 @@ impl Yard {
             .iter()
             .filter_map(|&block| self.ready(block, DEVICE))
             .collect();
-        let blocks = device + loads;
+        let blocks = device + loads.len();
         let tokens = blocks as u64 * self.block_size;
         let seq = Seq {
             table,
@@ -405,33 +413,55 @@ impl Yard {
             limit: blocks,
             sealed: blocks,
             cached: tokens,
-            loading: 1,
+            loading: plans.len() as u32,
             ended: Some(Retention::Ordinary),
             epoch: self.epoch,
             ..Seq::default()
         };
         self.leases.insert(lease, seq);
         self.settle();
-        self.make_room(loads);
-        self.flights.remove(&unborn(0));
-        let moves = self.sources(HOST, &path[device..blocks]);
-        self.fly(plan, HOST, DEVICE, Purpose::Up(lease, device), moves);
-        let seq = self.leases.get_mut(&lease).expect("promoting");
-        seq.table.extend(&plan.destinations);
+        self.make_room(loads.len());
+        self.unmark();
+        for plan in plans {
+            for &slot in &plan.destinations {
+                self.take(DEVICE, slot, What::Claimed);
+            }
+            let seq = self.leases.get_mut(&lease).expect("promoting");
+            seq.table.extend(&plan.destinations);
+        }
+        self.load_runs(lease, device, &loads, plans);
         self.settle();
     }
 
-    /// Reader marks on host slots, in order, as far as the host's promises stay backed: how many.
-    fn mark(&mut self, slots: &[u32]) -> usize {
-        let backed = |yard: &mut Self, marked: usize| {
-            yard.flights
-                .insert(unborn(0), marks(HOST, slots[..marked].iter().copied()));
-            !yard.unbacked(HOST)
+    /// What reads a tier before it has a flight.
+    fn marks_on(&mut self, tier: usize) -> &mut InFlight {
+        let marks = InFlight {
+            from: tier,
+            to: DEVICE,
+            purpose: Purpose::Lift,
+            moves: Vec::new(),
+            overdue: true,
+            ended: None,
         };
-        let marked = (1..=slots.len())
-            .take_while(|&marked| backed(self, marked))
-            .count();
-        backed(self, marked);
-        marked
+        self.flights.entry(unborn(tier)).or_insert(marks)
+    }
+
+    /// Reader marks on these, in order, as far as the promises of their tiers stay backed: how many.
+    fn mark(&mut self, loads: &[Load]) -> usize {
+        for (marked, &(block, tier)) in loads.iter().enumerate() {
+            let slot = self.ready(block, tier).expect("it is there");
+            self.marks_on(tier).moves.push((None, slot, u32::MAX));
+            if self.unbacked(tier) {
+                self.marks_on(tier).moves.pop();
+                return marked;
+            }
+        }
+        loads.len()
+    }
+
+    fn unmark(&mut self) {
+        for tier in 0..MAX_TIERS {
+            self.flights.remove(&unborn(tier));
+        }
     }
 }

@@ -1,12 +1,46 @@
 //! How blocks go down: the naive yard says which a plan must copy, and which it must not cost their
 //! own copy.
 
-use crate::yard::{Block, DEVICE, HOST, InFlight, Purpose, What, Yard};
-use blockyard_core::{FlightId, ParkedId, Pending, Plan, State, Tier, WritePolicy};
+use crate::yard::{Block, DEVICE, InFlight, Purpose, What, Yard};
+use blockyard_core::{FlightId, LeaseId, ParkedId, Plan, State, Tier, WritePolicy};
+
+/// Copies from a tier to one below it, at most so many.
+#[derive(Clone, Copy)]
+pub(crate) struct Copies {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) most: usize,
+    pub(crate) parked: Option<ParkedId>,
+}
 
 impl Yard {
-    /// Copies ahead of need: what was published, then the next victims.
-    pub(crate) fn demote(&mut self, state: &State, most: usize, heap: bool, plan: Option<&Plan>) {
+    /// Copies ahead of need: what came to the tier, then its next victims.
+    pub(crate) fn demote(
+        &mut self,
+        state: &State,
+        from: usize,
+        most: usize,
+        heap: bool,
+        plan: Option<&Plan>,
+    ) {
+        let Some(to) = self.below(from).next() else {
+            return assert_eq!(plan, None, "there is nowhere to copy it to");
+        };
+        let copies = Copies {
+            from,
+            to,
+            most,
+            parked: None,
+        };
+        if from == DEVICE {
+            self.demote_device(state, copies, heap, plan);
+        } else {
+            self.demote_below(state, copies, heap, plan);
+        }
+    }
+
+    fn demote_device(&mut self, state: &State, copies: Copies, heap: bool, plan: Option<&Plan>) {
+        let Copies { to, most, .. } = copies;
         let victims = self.pick_for_demote(most, heap);
         let sources = plan.map_or(&[][..], |plan| &plan.sources);
         // What is still on the device loses its copy only to a victim that goes before it.
@@ -17,14 +51,13 @@ impl Yard {
             .filter_map(|&block| self.ready(block, DEVICE));
         let first = of_victims.filter(|slot| sources.contains(slot));
         let first = first.filter_map(rank).min();
-        let mut spare = self.free(HOST) as usize;
-        for block in self.blocks_on(HOST) {
-            let [above, below] = self.blocks[block].slots;
+        let mut spare = self.free(to) as usize;
+        for block in self.blocks_on(to) {
+            let [above, below] = [DEVICE, to].map(|tier| self.blocks[block].slots[tier]);
             let slot = below.expect("it is there");
             // One that a resize left beyond the limit has to go anyway.
-            let gone = slot < self.limits[HOST]
-                && self.idle(HOST, slot)
-                && !state.holds_block(Tier::HOST, slot);
+            let gone =
+                slot < self.limits[to] && self.idle(to, slot) && !state.holds_block(Tier(to), slot);
             spare += usize::from(gone && above.is_none());
             if let Some(above) = above.filter(|_| gone) {
                 let own = rank(above).unwrap_or(usize::MAX);
@@ -33,118 +66,160 @@ impl Yard {
         }
         let fresh = self.take_fresh(most, &sources[..spare.min(sources.len())]);
         let path = [&fresh[..], &victims].concat();
-        self.copy_down(state, &path, most, None, plan);
-        while let Some(&block) = self.fresh.front()
-            && !self.wants_copy(block)
-        {
-            self.fresh.pop_front();
-        }
+        self.copy_down(state, &path, copies, plan);
+        self.forget_fresh();
         let copied = plan.map_or(0, Plan::len);
-        let left = |block: &&Block| self.wants_copy(**block);
-        let through = self.write == WritePolicy::Through;
+        let left = |block: &&Block| self.wants_copy(DEVICE, **block);
+        let through = self.writes[DEVICE] == WritePolicy::Through;
         let waits = self.fresh.iter().find(left).filter(|_| through);
         for block in victims.iter().find(left).into_iter().chain(waits) {
             assert!(
-                copied == most || !self.has_room_below(*block),
+                copied == most || !self.has_room(*block, DEVICE, to),
                 "block {block} was passed over"
             );
         }
     }
 
-    /// Copies of these blocks down, in order, at most `most`: what has none below, as far as the
-    /// promises of both tiers stay backed.
+    /// The order of the tier is not known: any of its victims may be the next.
+    fn demote_below(&mut self, state: &State, copies: Copies, heap: bool, plan: Option<&Plan>) {
+        let Copies { from, to, most, .. } = copies;
+        // What has made room for a victim before it may be copied again.
+        self.see_room(state, to, plan);
+        let ahead = self.ahead_below(from, heap);
+        let mut victims = ahead.clone();
+        victims.retain(|&block| self.wants_copy(from, block));
+        let sources = plan.map_or(&[][..], |plan| &plan.sources).iter();
+        let path = sources.filter_map(|&slot| self.block_in(from, slot));
+        let path: Vec<Block> = path.collect();
+        let (fresh, next) = self.take_arrivals(from, most, &path);
+        for block in &path[fresh..] {
+            assert!(victims.contains(block), "{block} is no victim");
+        }
+        self.fly_down(&path, copies, plan);
+        if path.len() == most {
+            return;
+        }
+        // One that found no room kept those behind it from being looked at.
+        victims.retain(|&block| ahead.len() <= most && self.wants_copy(from, block));
+        for left in [next, victims] {
+            let room = |&block: &Block| self.has_room(block, from, to);
+            let none = left.is_empty() || !left.iter().all(room);
+            assert!(none, "{left:?} were passed over by {plan:?}");
+        }
+    }
+
+    /// What a running sequence has sealed, the root first.
+    pub(crate) fn demote_lease(
+        &mut self,
+        state: &State,
+        id: LeaseId,
+        most: usize,
+        plan: Option<&Plan>,
+    ) {
+        let Some(to) = self.below(DEVICE).next() else {
+            return assert_eq!(plan, None, "there is nowhere to copy it to");
+        };
+        let path = self.sealed_path(id);
+        let copies = Copies {
+            from: DEVICE,
+            to,
+            most,
+            parked: None,
+        };
+        self.copy_down(state, &path, copies, plan);
+    }
+
+    /// Copies of these blocks down, in order: what has none below, as far as the promises of both
+    /// tiers stay backed.
     pub(crate) fn copy_down(
         &mut self,
         state: &State,
         blocks: &[Block],
-        most: usize,
-        parked: Option<ParkedId>,
+        copies: Copies,
         plan: Option<&Plan>,
     ) {
-        let lacks = |yard: &Self, block: Block| {
-            yard.ready(block, DEVICE).is_some() && yard.blocks[block].slots[HOST].is_none()
+        let first = blocks.iter().find(|&&block| self.lacks(block, copies));
+        self.see_room(state, copies.to, plan);
+        let source = plan.map(|plan| plan.sources[0]);
+        let source = source.and_then(|slot| self.block_in(copies.from, slot));
+        assert!(
+            source.is_none() || source.as_ref() == first,
+            "the first comes first"
+        );
+        self.fly_down(blocks, copies, plan);
+    }
+
+    /// Whether the block should be among these copies.
+    fn lacks(&self, block: Block, copies: Copies) -> bool {
+        let Copies { from, to, .. } = copies;
+        let node = &self.blocks[block];
+        let below = match copies.parked {
+            Some(_) => node.home != to || node.slots[to].is_some(),
+            None => self.has_copy_below(block, from),
         };
-        let first = blocks.iter().copied().find(|&block| lacks(self, block));
-        let free = self.free(HOST);
-        let gone = self.see_host_evictions(state);
-        // Exactly what was lacking went, but for what does not count beyond the tier's size.
+        self.ready(block, from).is_some() && !below
+    }
+
+    fn fly_down(&mut self, blocks: &[Block], copies: Copies, plan: Option<&Plan>) {
+        let Copies {
+            from,
+            to,
+            most,
+            parked,
+        } = copies;
+        if let Some(plan) = plan {
+            let sources: Vec<Block> = plan
+                .sources
+                .iter()
+                .filter_map(|&slot| self.block_in(from, slot))
+                .collect();
+            assert!(sources.len() == plan.len() && plan.len() <= most);
+            assert!(sources.iter().all(|&block| self.lacks(block, copies)));
+            let mut rest = blocks.iter();
+            assert!(
+                sources.iter().all(|block| rest.any(|other| other == block)),
+                "in this order"
+            );
+            let moves = self.sources(from, &sources);
+            self.fly(plan, from, to, Purpose::Down(parked), moves);
+        }
+        let copied = plan.map_or(0, Plan::len);
+        let left = blocks.iter().find(|&&block| self.lacks(block, copies));
+        if let Some(&block) = left.filter(|_| copied < most) {
+            let room = self.has_room(block, from, to);
+            assert!(!room, "block {block} was passed over");
+        }
+    }
+
+    /// Exactly what a plan to this tier lacked went, but for what does not count beyond its size.
+    pub(crate) fn see_room(&mut self, state: &State, to: usize, plan: Option<&Plan>) {
+        let free = self.free(to);
+        let gone = self.see_evictions(state, to);
         let lacked = plan
             .map_or(0, |plan| plan.len() as u64)
             .saturating_sub(free);
-        assert_eq!(gone, lacked, "evicted from the host for {plan:?}");
-        if let Some(plan) = plan {
-            let from: Vec<Block> = plan
-                .sources
-                .iter()
-                .filter_map(|&slot| self.block_in(DEVICE, slot))
-                .collect();
-            assert!(from.len() == plan.len() && plan.len() <= most);
-            assert!(from.iter().all(|&block| lacks(self, block)));
-            assert_eq!(first, from.first().copied());
-            let mut rest = blocks.iter();
-            assert!(
-                from.iter().all(|block| rest.any(|other| other == block)),
-                "in this order"
-            );
-            let moves = from
-                .iter()
-                .copied()
-                .zip(&plan.sources)
-                .map(|(block, &slot)| (Some(block), slot))
-                .collect();
-            self.fly(plan, DEVICE, HOST, Purpose::Down(parked), moves);
-        }
-        let copied = plan.map_or(0, Plan::len);
-        let left = blocks.iter().find(|&&block| lacks(self, block));
-        if let Some(&block) = left.filter(|_| copied < most) {
-            assert!(!self.has_room_below(block), "block {block} was passed over");
-        }
-    }
-
-    /// What of a parked sequence moves, and what could be evicted were its copies down ready.
-    pub(crate) fn pending(&self, id: ParkedId) -> Pending {
-        let stay = &self.parked[&id];
-        let path = &stay.path[..stay.on_device];
-        let moves = |&block: &Block| self.filling(block, HOST).is_some();
-        let mut then = self.clone();
-        then.parked.get_mut(&id).expect("it is parked").on_device = 0;
-        for flight in then.flights.values_mut().filter(|flight| flight.to == HOST) {
-            flight.moves.retain(|&(block, _, to)| {
-                block.is_none_or(|block| {
-                    !path.contains(&block) || self.block_in(HOST, to) != Some(block)
-                })
-            });
-        }
-        let may = then.may_go(DEVICE);
-        let goes = |block: &&Block| {
-            let slot = self.blocks[**block].slots[DEVICE].expect("it is on the device");
-            may.contains(&slot) && slot < self.limits[DEVICE] && !moves(block)
-        };
-        Pending {
-            moving: path.iter().filter(|block| moves(block)).count() as u32,
-            alone: path.iter().filter(goes).count() as u32,
-        }
+        assert_eq!(gone, lacked, "evicted from tier {to} for {plan:?}");
     }
 
     /// Whether one more copy would find a free slot, and leave all promises backed.
-    fn has_room_below(&self, block: Block) -> bool {
-        let free = (0..self.limits[HOST]).find(|slot| !self.slots[HOST].contains_key(slot));
-        let (Some(to), Some(from)) = (free, self.ready(block, DEVICE)) else {
+    pub(crate) fn has_room(&self, block: Block, from: usize, to: usize) -> bool {
+        let free = (0..self.limits[to]).find(|slot| !self.slots[to].contains_key(slot));
+        let (Some(free), Some(source)) = (free, self.ready(block, from)) else {
             return false;
         };
         let mut then = self.clone();
-        then.slots[HOST].insert(to, What::Filling(Some(block)));
-        then.blocks[block].slots[HOST] = Some(to);
-        let (from_tier, purpose) = (DEVICE, Purpose::Down(None));
+        then.slots[to].insert(free, What::Filling(Some(block)));
+        then.blocks[block].slots[to] = Some(free);
         let flight = InFlight {
-            from: from_tier,
-            to: HOST,
-            purpose,
-            moves: vec![(Some(block), from, to)],
+            from,
+            to,
+            purpose: Purpose::Lift,
+            moves: vec![(Some(block), source, free)],
             overdue: false,
+            ended: None,
         };
         let unborn = FlightId::from_number(u64::MAX).expect("a number");
         then.flights.insert(unborn, flight);
-        !then.unbacked(DEVICE) && !then.unbacked(HOST)
+        !then.unbacked(from) && !then.unbacked(to)
     }
 }

@@ -1,105 +1,190 @@
-//! The naive yard's flights, and what comes over all of it: clear and resize.
+//! The naive yard's flights: how they land, and what a deadline does.
 
-use crate::yard::{Class, DEVICE, HOST, Purpose, What, Yard};
-use blockyard_core::{Error, FlightId, LeaseId, Result, Retention, Tier};
+use crate::yard::{Block, DEVICE, InFlight, Purpose, What, Yard};
+use blockyard_core::{FlightId, LeaseId, Retention};
+
+/// A block, its source and its destination.
+type Step = (Option<Block>, u32, u32);
 
 impl Yard {
-    /// The copies of a flight have ended; the leading `good` ones are intact.
+    /// Whether its outcome has not come yet.
+    pub(crate) fn flies(&self, id: FlightId) -> bool {
+        let flight = self.flights.get(&id);
+        flight.is_some_and(|flight| flight.ended.is_none())
+    }
+
+    /// The copies of a flight have ended; the leading `good` ones are intact. The runs of a lease
+    /// settle in their order: one whose end comes early waits for those before it.
     pub(crate) fn land(&mut self, id: FlightId, good: usize, corrupt: bool) {
-        let flight = self.flights.remove(&id).expect("in flight");
-        for &(_, source, _) in &flight.moves {
-            if self.slots[flight.from].get(&source) == Some(&What::Quarantined) {
-                self.fence(flight.from, source);
-            }
+        let flight = self.flights.get_mut(&id).expect("in flight");
+        let Purpose::Up(lease, _) = flight.purpose else {
+            return self.settle_flight(id, good, corrupt);
+        };
+        if flight.overdue {
+            return self.settle_flight(id, good, corrupt);
         }
+        flight.ended = Some((good, corrupt));
+        while let Some(&first) = self.runs_of(lease).first()
+            && let Some((good, corrupt)) = self.flights[&first].ended
+        {
+            self.settle_flight(first, good, corrupt);
+        }
+    }
+
+    /// The flights that load the runs of a lease, in their order.
+    fn runs_of(&self, lease: LeaseId) -> Vec<FlightId> {
+        let run = |(&id, flight): (&FlightId, &InFlight)| match flight.purpose {
+            Purpose::Up(own, base) if own == lease && !flight.overdue => Some((base, id)),
+            _ => None,
+        };
+        let mut runs: Vec<(usize, FlightId)> = self.flights.iter().filter_map(run).collect();
+        runs.sort_unstable();
+        runs.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// The block that a destination will be the copy of, if it was not given up.
+    fn arrival(&self, to: usize, step: &Step) -> Option<Block> {
+        step.0
+            .filter(|&block| self.block_in(to, step.2) == Some(block))
+    }
+
+    fn settle_flight(&mut self, id: FlightId, good: usize, corrupt: bool) {
+        let flight = self.flights.remove(&id).expect("in flight");
+        self.landings += 1;
+        self.fence_sources(&flight);
         if flight.overdue {
             for step in &flight.moves {
                 self.fence(flight.to, step.2);
             }
             return self.settle();
         }
-        let arrived = |yard: &Self, step: &(Option<usize>, u32, u32)| {
-            step.0
-                .filter(|&block| yard.block_in(flight.to, step.2) == Some(block))
-        };
         match flight.purpose {
-            Purpose::Down(parked) => {
-                let mut failed = Vec::new();
-                for (at, step) in flight.moves.iter().enumerate() {
-                    match arrived(self, step) {
-                        Some(block) if at < good && self.blocks[block].epoch == self.epoch => {
-                            self.note_copy(block, true);
-                            self.slots[HOST].insert(step.2, What::Ready(block));
-                        }
-                        Some(block) => {
-                            failed.extend(Some(block).filter(|&block| self.kept(block)));
-                            self.evict(HOST, step.2);
-                            self.note_copy(block, false);
-                        }
-                        None => self.give_back(HOST, step.2),
-                    }
+            Purpose::Down(_) | Purpose::Lift => self.land_below(&flight, good, corrupt),
+            Purpose::Up(lease, base) => self.land_run(&flight, lease, base, good, corrupt),
+            Purpose::Private(None, _) => {
+                for step in &flight.moves {
+                    self.give_back(DEVICE, step.2);
                 }
-                if let Some(id) = parked.filter(|id| self.parked.contains_key(id)) {
-                    let stay = self.parked.get_mut(&id).expect("it is parked");
-                    for block in failed {
-                        *stay.failures.entry(block).or_default() += 1;
-                    }
-                    if stay.failures.values().any(|&times| times > self.retries) {
-                        self.break_keep(id);
-                    }
-                }
-                self.break_unbacked();
-                self.shrink_keeps();
             }
-            Purpose::Up(lease, base) => {
-                let detached = self.leases[&lease].epoch != self.epoch;
-                for (at, step) in flight.moves.iter().enumerate() {
-                    let content = if at < good {
-                        What::Owned
-                    } else {
-                        What::Claimed
-                    };
-                    let what = match arrived(self, step) {
-                        Some(block) if at < good && !detached => What::Ready(block),
-                        Some(block) => {
-                            self.blocks[block].slots[DEVICE] = None;
-                            content
-                        }
-                        None => content,
-                    };
-                    self.slots[DEVICE].insert(step.2, what);
-                }
-                if good < flight.moves.len() {
-                    self.shorten(lease, base + good);
-                }
-                let seq = self.leases.get_mut(&lease).expect("it waits");
-                if detached {
-                    seq.sealed = seq.sealed.min(base);
-                }
-                if corrupt {
-                    self.drop_corrupt(flight.moves.get(good).and_then(|step| step.0));
-                }
-                self.landed(lease);
-            }
-            Purpose::Private(None, _) => self.give_back(DEVICE, flight.moves[0].2),
             Purpose::Private(Some(lease), block) => {
                 let what = if good > 0 { What::Owned } else { What::Claimed };
                 self.slots[DEVICE].insert(flight.moves[0].2, what);
+                let source = flight.moves[0].0;
                 if good == 0 {
                     self.shorten(lease, block);
-                    self.drop_corrupt(flight.moves[0].0.filter(|_| corrupt && flight.from == HOST));
+                    if corrupt && flight.from > DEVICE {
+                        self.drop_corrupt(source, flight.from);
+                    }
                 }
                 self.landed(lease);
                 if good == 0 {
-                    self.undo_fork(lease, flight.moves[0].0);
+                    self.undo_fork(lease, source);
                 }
             }
         }
         self.settle();
     }
 
+    fn land_below(&mut self, flight: &InFlight, good: usize, corrupt: bool) {
+        let (from, to) = (flight.from, flight.to);
+        let mut failed = Vec::new();
+        for (at, step) in flight.moves.iter().enumerate() {
+            let Some(block) = self.arrival(to, step) else {
+                self.give_back(to, step.2);
+                continue;
+            };
+            let lands = at < good && self.blocks[block].epoch == self.epoch;
+            let home = self.kept(block) && self.blocks[block].home == to;
+            if lands {
+                self.slots[to].insert(step.2, What::Ready(block));
+                let moves = matches!(flight.purpose, Purpose::Down(Some(_)));
+                if moves && self.kept(block) && self.blocks[block].home < to {
+                    self.blocks[block].home = to;
+                }
+            } else {
+                failed.extend(Some(block).filter(|_| home));
+                self.evict(to, step.2);
+            }
+            if from < to {
+                self.note_copy(from, block, lands);
+            }
+            if lands {
+                self.note_fresh(to, block);
+            }
+        }
+        if let Purpose::Down(Some(id)) = flight.purpose
+            && let Some(stay) = self.parked.get_mut(&id)
+        {
+            for block in failed {
+                *stay.failures.entry(block).or_default() += 1;
+            }
+            if stay.failures.values().any(|&times| times > self.retries) {
+                self.break_keep(id);
+            }
+        }
+        if corrupt && from > DEVICE {
+            self.drop_corrupt(flight.moves.get(good).and_then(|step| step.0), from);
+        }
+        self.break_unbacked(to);
+        self.shrink_keeps();
+    }
+
+    fn land_run(
+        &mut self,
+        flight: &InFlight,
+        lease: LeaseId,
+        base: usize,
+        good: usize,
+        corrupt: bool,
+    ) {
+        let detached = self.leases[&lease].epoch != self.epoch;
+        for (at, step) in flight.moves.iter().enumerate() {
+            let content = if at < good {
+                What::Owned
+            } else {
+                What::Claimed
+            };
+            let what = match self.arrival(DEVICE, step) {
+                Some(block) if at < good && !detached => What::Ready(block),
+                Some(block) => {
+                    self.blocks[block].slots[DEVICE] = None;
+                    content
+                }
+                None => content,
+            };
+            self.slots[DEVICE].insert(step.2, what);
+        }
+        if good < flight.moves.len() {
+            self.shorten(lease, base + good);
+        }
+        if good < flight.moves.len() || detached {
+            for later in self.runs_of(lease) {
+                self.cut_off(later);
+            }
+        }
+        let seq = self.leases.get_mut(&lease).expect("it waits");
+        if detached {
+            seq.sealed = seq.sealed.min(base);
+        }
+        if corrupt {
+            let bad = flight.moves.get(good).and_then(|step| step.0);
+            self.drop_corrupt(bad, flight.from);
+        }
+        self.landed(lease);
+    }
+
+    /// What a flight brings to the device will not be published.
+    fn cut_off(&mut self, id: FlightId) {
+        for step in self.flights[&id].moves.clone() {
+            if let Some(block) = self.arrival(DEVICE, &step) {
+                self.blocks[block].slots[DEVICE] = None;
+                self.slots[DEVICE].insert(step.2, What::Filling(None));
+            }
+        }
+    }
+
     /// Without its partial block, a fork that cannot recompute ends.
-    pub(crate) fn undo_fork(&mut self, lease: LeaseId, source: Option<usize>) {
+    fn undo_fork(&mut self, lease: LeaseId, source: Option<Block>) {
         let lives = self
             .leases
             .get(&lease)
@@ -109,8 +194,16 @@ impl Yard {
         }
     }
 
+    fn fence_sources(&mut self, flight: &InFlight) {
+        for &(_, source, _) in &flight.moves {
+            if self.slots[flight.from].get(&source) == Some(&What::Quarantined) {
+                self.fence(flight.from, source);
+            }
+        }
+    }
+
     /// A quarantined slot is free once nothing reads or writes it any more.
-    pub(crate) fn fence(&mut self, tier: usize, slot: u32) {
+    fn fence(&mut self, tier: usize, slot: u32) {
         let written = self
             .flights
             .values()
@@ -120,13 +213,13 @@ impl Yard {
         }
     }
 
-    pub(crate) fn shorten(&mut self, lease: LeaseId, block: usize) {
+    fn shorten(&mut self, lease: LeaseId, block: usize) {
         let tokens = block as u64 * self.block_size;
         let seq = self.leases.get_mut(&lease).expect("it waits");
         (seq.cached, seq.sealed) = (seq.cached.min(tokens), seq.sealed.min(block));
     }
 
-    pub(crate) fn landed(&mut self, lease: LeaseId) {
+    fn landed(&mut self, lease: LeaseId) {
         let seq = self.leases.get_mut(&lease).expect("it waits");
         seq.loading -= 1;
         if seq.loading > 0 {
@@ -149,156 +242,89 @@ impl Yard {
         }
     }
 
-    /// A copy below failed its checksum: a sequence that kept it recomputes, and an idle copy is
-    /// dropped.
-    pub(crate) fn drop_corrupt(&mut self, block: Option<usize>) {
+    /// A copy below failed its checksum: a sequence that kept this very one recomputes, and an idle
+    /// copy is dropped.
+    fn drop_corrupt(&mut self, block: Option<Block>, tier: usize) {
         let Some(block) = block.filter(|&block| self.alive(block)) else {
             return;
         };
         let mut keepers: Vec<_> = self
             .parked
             .iter()
-            .filter(|(_, stay)| stay.path.contains(&block))
+            .filter(|(_, stay)| stay.path.contains(&block) && self.blocks[block].home == tier)
             .map(|(&id, _)| id)
             .collect();
         keepers.sort_by_key(|id| id.number() as u32);
         for id in keepers {
             self.break_keep(id);
         }
-        if let Some(slot) = self.ready(block, HOST) {
-            self.evict(HOST, slot);
-            self.break_unbacked();
+        if let Some(slot) = self.ready(block, tier) {
+            self.evict(tier, slot);
+            self.break_unbacked(tier);
         }
     }
 
-    /// A deadline has passed: destinations are quarantined, sources stay.
+    /// A deadline has passed: destinations are quarantined, sources stay. What a lease loads behind
+    /// them is given up.
     pub(crate) fn mark_unknown(&mut self, id: FlightId) -> bool {
+        if !self.flies(id) {
+            return false;
+        }
         let flight = self.flights.get_mut(&id).expect("in flight");
         if std::mem::replace(&mut flight.overdue, true) {
             return false;
         }
-        let (to, purpose, moves) = (flight.to, flight.purpose, flight.moves.clone());
+        let (from, to, purpose) = (flight.from, flight.to, flight.purpose);
+        let moves = flight.moves.clone();
         for &(_, _, slot) in &moves {
             if let Some(block) = self.block_in(to, slot) {
                 self.blocks[block].slots[to] = None;
-                if to == HOST {
-                    self.note_copy(block, false);
+                if to > from {
+                    self.note_copy(from, block, false);
                 }
             }
             self.slots[to].insert(slot, What::Quarantined);
         }
         if let Purpose::Up(lease, block) | Purpose::Private(Some(lease), block) = purpose {
-            let limit = self.leases[&lease].limit;
-            let cut = self
-                .leases
-                .get_mut(&lease)
-                .expect("it waits")
-                .table
-                .split_off(block);
-            for slot in cut
-                .iter()
-                .filter(|slot| matches!(self.slots[DEVICE][slot], What::Filling(_)))
-            {
-                // The private copy of a full hit: it is still in flight, but no sequence wants it.
-                let other = self.flights.values_mut().find(|flight| {
-                    flight.to == DEVICE && flight.moves.iter().any(|step| step.2 == *slot)
-                });
-                other.expect("it fills").purpose = Purpose::Private(None, 0);
-                self.leases.get_mut(&lease).expect("it waits").loading -= 1;
-            }
-            self.leases.get_mut(&lease).expect("it waits").limit = block;
-            self.let_go(&cut);
-            self.shorten(lease, block);
-            if self.leases[&lease].ended.is_none() {
-                self.promise_to(lease, limit);
-            }
-            self.landed(lease);
+            self.fall_back(lease, block);
             if let Purpose::Private(..) = purpose {
                 self.undo_fork(lease, moves[0].0);
             }
         }
-        self.break_unbacked();
+        if to > DEVICE {
+            self.break_unbacked(to);
+        }
         self.settle();
         true
     }
 
-    pub(crate) fn clear(&mut self) {
-        let mut all: Vec<_> = self
-            .parked
-            .iter()
-            .map(|(&id, stay)| (stay.order, id))
-            .collect();
-        all.sort_unstable();
-        for (_, id) in all.into_iter().rev() {
-            self.break_keep(id);
-        }
-        self.epoch += 1;
-        self.order = self
-            .ahead()
-            .into_iter()
-            .map(|slot| (Class::Cleared, slot))
-            .collect();
-    }
-
-    /// Table 2.7. What a refusal leaves is compared by the caller.
-    pub(crate) fn resize(&mut self, tier: usize, slots: u32, answer: &Result<()>) {
-        let null = if tier == DEVICE { self.null } else { 0 };
-        if tier == DEVICE && slots <= null {
-            return assert!(matches!(answer, Err(Error::Argument { .. })));
-        }
-        // What is kept for growth yields to the new size.
-        let shrinks = slots < self.limits[tier];
-        let headroom = match tier {
-            DEVICE if shrinks => std::mem::take(&mut self.headroom),
-            _ => 0,
-        };
-        if let Err(Error::InUse { tier: at, want, .. }) = answer {
-            assert_eq!((*at, *want), (Tier(tier), u64::from(slots - null)));
-            // With every keep broken, were that allowed, it must not have fitted.
-            assert!(!self.fits_somehow(tier, slots), "refused, and would fit");
-            self.headroom += headroom;
-            return;
-        }
-        assert_eq!(answer, &Ok(()));
-        self.limits[tier] = slots;
-        self.most_fresh = self.most_fresh.max(self.limits[DEVICE] as usize);
-        self.settle();
-        while shrinks && !self.fits(tier) {
-            assert!(self.recompute, "a keep was in the way");
-            let youngest = self.youngest().expect("something was in the way");
-            self.break_keep(youngest);
-        }
-        if headroom > 0 {
-            self.set_headroom(headroom);
-        }
-    }
-
-    pub(crate) fn used(&self, tier: usize) -> u64 {
-        let sizes = self.sizes(tier);
-        sizes.pinned + sizes.claimed + sizes.promised + sizes.quarantined
-    }
-
-    /// What is held, promised or quarantined fits the size, and promises keep their backing: also
-    /// that of a kept block whose copy is on its way beyond the size and may yet fail.
-    pub(crate) fn fits(&self, tier: usize) -> bool {
-        let stranded = self.slots[tier]
-            .range(self.limits[tier]..)
-            .any(|(_, what)| match what {
-                What::Filling(Some(block)) => tier == HOST && !self.recompute && self.kept(*block),
-                _ => false,
-            });
-        self.used(tier) <= self.size(tier) && !self.unbacked(tier) && !stranded
-    }
-
-    pub(crate) fn fits_somehow(&mut self, tier: usize, slots: u32) -> bool {
-        let mut other = self.clone();
-        other.limits[tier] = slots;
-        while !other.fits(tier) {
-            match other.youngest().filter(|_| self.recompute) {
-                Some(youngest) => other.break_keep(youngest),
-                None => return false,
+    /// A lease's table ends before this block, of which a copy has an unknown end.
+    fn fall_back(&mut self, lease: LeaseId, block: usize) {
+        let seq = self.leases.get_mut(&lease).expect("it waits");
+        let (limit, cut) = (seq.limit, seq.table.split_off(block));
+        seq.limit = block;
+        let later = |flight: &InFlight| match flight.purpose {
+            Purpose::Up(own, base) | Purpose::Private(Some(own), base) => {
+                own == lease && base > block && !flight.overdue
             }
+            _ => false,
+        };
+        let later = self.flights.iter().filter(|(_, flight)| later(flight));
+        let later: Vec<FlightId> = later.map(|(&id, _)| id).collect();
+        for id in later {
+            self.cut_off(id);
+            let flight = self.flights.get_mut(&id).expect("in flight");
+            flight.purpose = Purpose::Private(None, 0);
+            if flight.ended.is_some() {
+                self.settle_flight(id, 0, false);
+            }
+            self.leases.get_mut(&lease).expect("it waits").loading -= 1;
         }
-        true
+        self.let_go(&cut);
+        self.shorten(lease, block);
+        if self.leases[&lease].ended.is_none() {
+            self.promise_to(lease, limit);
+        }
+        self.landed(lease);
     }
 }

@@ -1,18 +1,18 @@
 //! What changes in the naive yard, in the words that its verbs share.
 
-use crate::yard::{Block, Class, DEVICE, HOST, InFlight, Node, What, Yard};
-use blockyard_core::{Key, ParkedId, Retention, State, Tier, WritePolicy};
+use crate::yard::{Block, Class, DEVICE, InFlight, Node, What, Yard};
+use blockyard_core::{Key, MAX_TIERS, Retention, State, Tier};
 
 impl Yard {
     pub(crate) fn add(&mut self, key: Option<Key>, parent: Option<Block>) -> Block {
-        let (epoch, class, slots, failures) = (self.epoch, Class::Ordinary, [None; 2], 0);
         self.blocks.push(Node {
             key,
             parent,
-            epoch,
-            class,
-            slots,
-            failures,
+            epoch: self.epoch,
+            class: Class::Ordinary,
+            slots: [None; MAX_TIERS],
+            home: DEVICE,
+            failures: [0; MAX_TIERS],
         });
         self.blocks.len() - 1
     }
@@ -39,7 +39,7 @@ impl Yard {
     /// A block without its parent is not linked again while a copy of it, or of one below it, is
     /// in flight: what is above it would have to stay.
     pub(crate) fn waits_for_a_fence(&self, block: Block) -> bool {
-        self.parent(block).is_none() && [DEVICE, HOST].iter().any(|&tier| self.busy(block, tier))
+        self.parent(block).is_none() && (0..self.tiers).any(|tier| self.busy(block, tier))
     }
 
     fn busy(&self, block: Block, tier: usize) -> bool {
@@ -50,7 +50,7 @@ impl Yard {
             flight.from == tier && flight.moves.iter().any(|step| step.1 == slot)
         };
         self.flights.values().any(reads)
-            || (tier == HOST && matches!(self.slots[tier][&slot], What::Filling(_)))
+            || (tier > DEVICE && matches!(self.slots[tier][&slot], What::Filling(_)))
             || (0..self.blocks.len()).any(|below| {
                 self.alive(below) && self.parent(below) == Some(block) && self.busy(below, tier)
             })
@@ -73,7 +73,7 @@ impl Yard {
     /// Table 2.7: what is idle beyond a tier's size goes at once if nothing reads it and nothing is
     /// below it on the tier, and what becomes such a leaf by it.
     fn retire(&mut self) {
-        for tier in [DEVICE, HOST] {
+        for tier in 0..self.tiers {
             let leaf = |yard: &Self| {
                 let beyond = yard.slots[tier].range(yard.limits[tier]..);
                 let mut slots = beyond.map(|(&slot, _)| slot);
@@ -149,73 +149,6 @@ impl Yard {
         gone
     }
 
-    /// A block is published, or put back because its copy has failed.
-    pub(crate) fn note_fresh(&mut self, block: Block) {
-        self.fresh.push_back(block);
-        if self.fresh.len() > self.most_fresh {
-            self.fresh.pop_front();
-        }
-    }
-
-    /// A copy down has ended: what was published is tried again, so many times.
-    pub(crate) fn note_copy(&mut self, block: Block, good: bool) {
-        let node = &mut self.blocks[block];
-        if node.epoch != self.epoch || node.key.is_none() || node.slots[DEVICE].is_none() {
-            return;
-        }
-        node.failures = if good { 0 } else { node.failures + 1 };
-        if !good && node.failures <= self.retries {
-            self.note_fresh(block);
-        }
-    }
-
-    /// Whether a block should have a copy below and has none.
-    pub(crate) fn wants_copy(&self, block: Block) -> bool {
-        let lacks = self.blocks[block].slots[HOST].is_none();
-        lacks && self.ready(block, DEVICE).is_some() && self.is_worth_a_copy(block)
-    }
-
-    fn is_worth_a_copy(&self, block: Block) -> bool {
-        let node = &self.blocks[block];
-        node.epoch == self.epoch
-            && node.failures <= self.retries
-            && (self.write != WritePolicy::SecondTouch || self.again.contains(&block))
-    }
-
-    /// What of a plan is of fresh blocks, in the order of publication; the first that found no room
-    /// stays in line.
-    pub(crate) fn take_fresh(&mut self, most: usize, sources: &[u32]) -> Vec<Block> {
-        let mut taken = Vec::new();
-        while self.write == WritePolicy::Through && taken.len() < most {
-            let Some(block) = self.fresh.pop_front() else {
-                break;
-            };
-            if !self.wants_copy(block) || taken.contains(&block) {
-                continue;
-            }
-            if sources.get(taken.len()).copied() != self.ready(block, DEVICE) {
-                self.fresh.push_front(block);
-                break;
-            }
-            taken.push(block);
-        }
-        taken
-    }
-
-    /// What of the next victims should have a copy, in their order.
-    pub(crate) fn pick_for_demote(&self, blocks: usize, heap: bool) -> Vec<Block> {
-        // A list looks ahead over what is in flight too, a heap over its leaves alone.
-        let heap = heap.then(|| self.next_victims(blocks));
-        let ahead = heap
-            .unwrap_or_else(|| self.ahead())
-            .into_iter()
-            .take(blocks);
-        ahead
-            .filter_map(|slot| self.block_in(DEVICE, slot))
-            .filter(|&block| self.is_worth_a_copy(block))
-            .collect()
-    }
-
     /// The block leaves the tier, and its slot is given back.
     pub(crate) fn evict(&mut self, tier: usize, slot: u32) {
         if let Some(block) = self.block_in(tier, slot) {
@@ -253,33 +186,45 @@ impl Yard {
             "slot {slot} lies beyond tier {tier}"
         );
         assert!(
-            tier == HOST || slot >= self.null,
+            tier > DEVICE || slot >= self.null,
             "null slot {slot} was given out"
         );
         let before = self.slots[tier].insert(slot, what);
         assert_eq!(before, None, "slot {slot} of tier {tier} was given out");
     }
 
-    /// Host blocks that the core has evicted: each must have been allowed to go. How many of them
-    /// made room.
-    pub(crate) fn see_host_evictions(&mut self, state: &State) -> u64 {
-        let may = self.may_go(HOST);
-        let gone = |slot: &u32| !state.holds_block(Tier::HOST, *slot);
-        let idle = self.slots[HOST]
+    /// Blocks that the core has evicted from a tier below the device: each must have been allowed to
+    /// go, and none has left a child there. How many of them made room.
+    pub(crate) fn see_evictions(&mut self, state: &State, tier: usize) -> u64 {
+        let may = self.may_go(tier);
+        let gone = |slot: &u32| !state.holds_block(Tier(tier), *slot);
+        let idle = self.slots[tier]
             .keys()
             .copied()
-            .filter(|&slot| self.idle(HOST, slot));
+            .filter(|&slot| self.idle(tier, slot));
         let gone: Vec<u32> = idle.filter(gone).collect();
         for &slot in &gone {
             assert!(
                 may.contains(&slot),
-                "host slot {slot} was evicted and had to stay"
+                "slot {slot} of tier {tier} was evicted and had to stay"
             );
-            self.evict(HOST, slot);
-            self.evicted[HOST] += 1;
+            for child in self
+                .block_in(tier, slot)
+                .map_or(vec![], |block| self.children(tier, block))
+            {
+                let child = self.blocks[child].slots[tier].expect("it is there");
+                assert!(
+                    gone.contains(&child),
+                    "slot {slot} of tier {tier} was evicted and is no leaf"
+                );
+            }
+        }
+        for &slot in &gone {
+            self.evict(tier, slot);
+            self.evicted[tier] += 1;
         }
         gone.into_iter()
-            .filter(|&slot| slot < self.limits[HOST])
+            .filter(|&slot| slot < self.limits[tier])
             .count() as u64
     }
 
@@ -312,9 +257,9 @@ impl Yard {
                 continue;
             };
             // No other sequence holds the block, and nothing is below it but the session's own.
-            let below = [DEVICE, HOST]
-                .map(|tier| self.children(tier, block))
-                .concat();
+            let below: Vec<Block> = (0..self.tiers)
+                .flat_map(|tier| self.children(tier, block))
+                .collect();
             let published = self.blocks[block].slots[DEVICE].expect("it is held");
             let twins = self.slots[DEVICE]
                 .iter()
@@ -331,69 +276,5 @@ impl Yard {
             own = Some(block);
         }
         self.let_go(table);
-    }
-
-    /// A record's keeps go; anonymous blocks that no record keeps any more dissolve.
-    pub(crate) fn unkeep(&mut self, id: ParkedId) {
-        let stay = self.parked.get_mut(&id).expect("parked");
-        let path = std::mem::take(&mut stay.path);
-        stay.on_device = 0;
-        for &block in path.iter().rev() {
-            if self.blocks[block].key.is_some() || self.kept(block) {
-                continue;
-            }
-            for tier in [HOST, DEVICE] {
-                let Some(slot) = self.blocks[block].slots[tier].take() else {
-                    continue;
-                };
-                match self.slots[tier][&slot] {
-                    What::Filling(_) => {
-                        self.slots[tier].insert(slot, What::Filling(None));
-                    }
-                    _ if tier == DEVICE && self.in_table(slot) => {
-                        self.slots[DEVICE].insert(slot, What::Owned);
-                    }
-                    _ => self.give_back(tier, slot),
-                }
-            }
-        }
-        self.settle();
-    }
-
-    pub(crate) fn end_keep(&mut self, id: ParkedId) {
-        self.unkeep(id);
-        self.parked.remove(&id);
-    }
-
-    pub(crate) fn break_keep(&mut self, id: ParkedId) {
-        if !self.parked[&id].broken {
-            self.unkeep(id);
-            self.parked.get_mut(&id).expect("parked").broken = true;
-        }
-    }
-
-    pub(crate) fn youngest(&self) -> Option<ParkedId> {
-        let whole = self.parked.iter().filter(|(_, stay)| !stay.broken);
-        whole.max_by_key(|(_, stay)| stay.order).map(|(&id, _)| id)
-    }
-
-    pub(crate) fn break_unbacked(&mut self) {
-        while self.unbacked(HOST) {
-            let youngest = self.youngest().expect("a ticket never loses its backing");
-            self.break_keep(youngest);
-        }
-    }
-
-    /// Device copies that only held the path of a keep are let go once what is below is ready.
-    pub(crate) fn shrink_keeps(&mut self) {
-        let mut all: Vec<ParkedId> = self.parked.keys().copied().collect();
-        all.sort_by_key(|id| id.number() as u32);
-        for id in all {
-            let stay = &self.parked[&id];
-            let lacks = |&block: &Block| self.ready(block, HOST).is_none();
-            let on_device = stay.path.iter().rposition(lacks).map_or(0, |at| at + 1);
-            self.parked.get_mut(&id).expect("parked").on_device = on_device;
-            self.settle();
-        }
     }
 }

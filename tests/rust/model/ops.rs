@@ -1,7 +1,7 @@
 //! What is done: operations name what they touch by a number modulo what there is, so that a
 //! script still means something when parts of it are left out.
 
-use blockyard_core::{Speeds, WritePolicy};
+use blockyard_core::{MAX_TIERS, Speeds, WritePolicy};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::fmt;
@@ -9,22 +9,36 @@ use std::fmt;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(crate) block_size: u32,
-    pub(crate) device: u32,
-    pub(crate) host: u32,
+    /// It has so many tiers, of these sizes.
+    pub(crate) tiers: usize,
+    pub(crate) slots: [u32; MAX_TIERS],
     pub(crate) null: u32,
     pub(crate) heap: bool,
     pub(crate) recompute: bool,
     pub(crate) retries: u32,
-    pub(crate) write: WritePolicy,
+    pub(crate) writes: [WritePolicy; MAX_TIERS],
     pub(crate) speeds: Option<Speeds>,
 }
 
 /// One run of equal tokens per block, 0 or 1 by the bits of `path`, and a partial block of `tail`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prompt {
-    pub(crate) path: u8,
+    pub(crate) path: u32,
     pub(crate) blocks: u8,
     pub(crate) tail: u8,
+}
+
+/// A mistake in a restore: none in most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slip {
+    None,
+    SlotTwice,
+    SlotBeyond,
+    KeyTwice,
+    NoKey,
+    Lengths,
+    Circle,
+    Device,
 }
 
 /// Numbers are of a lease, a parked sequence or a flight where they come first.
@@ -85,10 +99,22 @@ pub(crate) enum Op {
     Headroom(u8),
     /// Of these leases.
     Dedup(Vec<u8>),
+    /// The next victims of a tier.
+    DemoteFrom(u8, u8),
+    /// A parked sequence to a tier: at most so many blocks.
+    Rehome(u8, u8, u8),
+    /// At most so many blocks, to a tier below the device.
+    Lift(Prompt, u8, u8),
+    /// A tier below the device, and its slots.
+    ResizeOn(u8, u8),
+    PromiseOn(u8, u8),
+    /// Blocks of a tier below the device that an earlier run has left: each is one of a prompt.
+    Restore(u8, Vec<(Prompt, u8)>, Slip),
 }
 
 fn prompts() -> impl Strategy<Value = Prompt> {
     let path = prop_oneof![3 => Just(0), 2 => Just(0b100), 1 => any::<u8>()];
+    let path = path.prop_map(u32::from);
     let tail = prop_oneof![Just(0), 0..4_u8];
     (path, 0..8_u8, tail).prop_map(|(path, blocks, tail)| Prompt { path, blocks, tail })
 }
@@ -165,32 +191,128 @@ fn setups() -> impl Strategy<Value = Setup> {
     let kinds = (any::<bool>(), prop::bool::weighted(0.8), 0..3_u32);
     (sizes, kinds).prop_map(|(sizes, (heap, recompute, retries))| {
         let (block_size, device, host, null) = sizes;
+        let mut slots = [0; MAX_TIERS];
+        (slots[0], slots[1]) = (device + null, host);
         Setup {
             block_size,
-            device: device + null,
-            host,
+            tiers: 2,
+            slots,
             null,
             heap,
             recompute,
             retries,
-            write: WritePolicy::OnEvict,
+            writes: [WritePolicy::OnEvict; MAX_TIERS],
             speeds: None,
         }
     })
 }
 
-fn policies() -> impl Strategy<Value = (WritePolicy, Option<Speeds>)> {
-    let write = prop_oneof![
+fn writes() -> impl Strategy<Value = WritePolicy> {
+    prop_oneof![
         Just(WritePolicy::OnEvict),
         Just(WritePolicy::Through),
         Just(WritePolicy::SecondTouch)
-    ];
+    ]
+}
+
+fn policies() -> impl Strategy<Value = (WritePolicy, Option<Speeds>)> {
     let speeds = (0..30_u64, 0..20_u64, 0..4_u64).prop_map(|(load, compute, attend)| Speeds {
-        load: [load; blockyard_core::MAX_TIERS],
+        load: [load; MAX_TIERS],
         compute,
         attend,
     });
-    (write, prop::option::of(speeds))
+    (writes(), prop::option::of(speeds))
+}
+
+/// What is more than a device and a host: half of the setups have it.
+#[derive(Clone, Debug)]
+struct Deep {
+    tiers: usize,
+    /// A host that is smaller, so that more goes on.
+    host: Option<u32>,
+    slots: [u32; 3],
+    load: [u64; 3],
+    writes: [WritePolicy; 3],
+}
+
+impl Deep {
+    fn of(self, setup: Setup) -> Setup {
+        let tiers = self.tiers;
+        let mut setup = Setup { tiers, ..setup };
+        if tiers == 1 {
+            setup.slots[1] = 0;
+        }
+        if let Some(host) = self.host.filter(|_| tiers > 2) {
+            setup.slots[1] = host;
+        }
+        for tier in 2..tiers {
+            setup.slots[tier] = self.slots[tier - 2];
+            setup.writes[tier - 1] = self.writes[tier - 2];
+            if let Some(speeds) = &mut setup.speeds {
+                speeds.load[tier] = self.load[tier - 2];
+            }
+        }
+        setup
+    }
+}
+
+fn deep() -> impl Strategy<Value = Deep> {
+    let tiers = prop_oneof![1 => Just(1), 25 => Just(2), 26 => 3..=MAX_TIERS];
+    let size = prop_oneof![1 => Just(0), 9 => 1..40_u32];
+    let slots = prop::array::uniform3(size);
+    let load = prop::array::uniform3(0..60_u64);
+    let host = prop_oneof![3 => Just(None), 1 => (1..6_u32).prop_map(Some)];
+    let writes = prop::array::uniform3(writes());
+    let drawn = (tiers, host, slots, load, writes);
+    drawn.prop_map(|(tiers, host, slots, load, writes)| Deep {
+        tiers,
+        host,
+        slots,
+        load,
+        writes,
+    })
+}
+
+fn tall() -> impl Strategy<Value = Prompt> {
+    let path = prop_oneof![3 => Just(0), 1 => Just(0b100), 1 => any::<u32>()];
+    (path, 0..16_u8).prop_map(|(path, blocks)| Prompt {
+        path,
+        blocks,
+        tail: 1,
+    })
+}
+
+/// What matters where there is more than one tier below the device.
+fn moves() -> impl Strategy<Value = Op> {
+    let any8 = any::<u8>;
+    let tier = || 1..=MAX_TIERS as u8;
+    let some = || prop_oneof![2 => 0..6_u8, 1 => Just(40)];
+    let good = prop_oneof![2 => Just(255), 1 => 0..4_u8];
+    let on = prop_oneof![1 => Just(0), 4 => 1..28_u8];
+    prop_oneof![
+        10 => (0..MAX_TIERS as u8, some()).prop_map(|(a, b)| Op::DemoteFrom(a, b)),
+        6 => (any8(), tier(), some()).prop_map(|(a, b, c)| Op::Rehome(a, b, c)),
+        6 => (tall(), tier(), some()).prop_map(|(a, b, c)| Op::Lift(a, b, c)),
+        6 => tall().prop_map(|a| Op::Begin(a, 0, 255, false)),
+        10 => vec((any8(), good, any::<bool>()), 1..3).prop_map(Op::Land),
+        1 => (tier(), on).prop_map(|(a, b)| Op::ResizeOn(a, b)),
+        1 => (tier(), 0..10_u8).prop_map(|(a, b)| Op::PromiseOn(a, b)),
+    ]
+}
+
+fn restores() -> impl Strategy<Value = Op> {
+    let slip = prop_oneof![
+        12 => Just(Slip::None),
+        1 => Just(Slip::SlotTwice),
+        1 => Just(Slip::SlotBeyond),
+        1 => Just(Slip::KeyTwice),
+        1 => Just(Slip::NoKey),
+        1 => Just(Slip::Lengths),
+        1 => Just(Slip::Circle),
+        1 => Just(Slip::Device),
+    ];
+    let rows = vec((tall(), any::<u8>()), 0..24);
+    (1..=MAX_TIERS as u8, rows, slip).prop_map(|(a, b, c)| Op::Restore(a, b, c))
 }
 
 #[derive(Clone)]
@@ -216,21 +338,41 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
     );
     let headroom = vec((any::<prop::sample::Index>(), headroom()), 0..steps / 8);
     let dedups = vec((any::<prop::sample::Index>(), dedups()), 0..steps / 8);
-    let drawn = (setups(), ops, policies(), tickets, below, headroom, dedups);
+    let moves = vec((any::<prop::sample::Index>(), moves()), 0..steps / 3);
+    let first = prop_oneof![2 => Just(vec![]), 1 => vec(restores(), 1..4)];
+    let late = prop::option::weighted(0.1, (any::<prop::sample::Index>(), restores()));
+    let deep = (deep(), moves, first, late);
+    let drawn = (
+        setups(),
+        ops,
+        policies(),
+        tickets,
+        below,
+        headroom,
+        dedups,
+        deep,
+    );
     drawn.prop_map(
-        |(setup, mut ops, (write, speeds), tickets, below, headroom, dedups)| {
+        |(setup, mut ops, (write, speeds), tickets, below, headroom, dedups, deep)| {
+            let (deep, moves, first, late) = deep;
+            let mut setup = Setup { speeds, ..setup };
+            setup.writes[0] = write;
+            let setup = deep.of(setup);
             let more = tickets.into_iter().chain(below);
             for (at, op) in more.chain(headroom).chain(dedups) {
                 ops.insert(at.index(ops.len()), op);
             }
-            Script {
-                setup: Setup {
-                    write,
-                    speeds,
-                    ..setup
-                },
-                ops,
+            // With a host alone most of them do nothing.
+            let few = if setup.tiers > 2 {
+                moves.len()
+            } else {
+                moves.len() / 8
+            };
+            for (at, op) in moves.into_iter().take(few).chain(late) {
+                ops.insert(at.index(ops.len()), op);
             }
+            ops.splice(..0, first);
+            Script { setup, ops }
         },
     )
 }

@@ -4,13 +4,17 @@
 use crate::act::pick;
 use crate::ops::Op;
 use crate::world::World;
-use crate::yard::{DEVICE, HOST, Yard};
+use crate::yard::{DEVICE, Yard};
 use blockyard_core::{Answer, Error, ParkedId, Result, Sealing, State, TicketId, Tier};
 
 impl Yard {
     fn promise(&mut self, blocks: u64, tier: usize, answer: &Result<TicketId>) {
         if blocks == 0 {
             let none = matches!(answer, Err(Error::Argument { name: "blocks", .. }));
+            return assert!(none, "{answer:?}");
+        }
+        if tier >= self.tiers {
+            let none = matches!(answer, Err(Error::Argument { name: "tier", .. }));
             return assert!(none, "{answer:?}");
         }
         if blocks > self.size(tier) {
@@ -57,7 +61,8 @@ impl World {
     pub(crate) fn act_on_ticket(&mut self, op: &Op) -> Option<bool> {
         match *op {
             Op::Promise(blocks) => Some(self.promise(u64::from(blocks), DEVICE)),
-            Op::PromiseBelow(blocks) => Some(self.promise(u64::from(blocks), HOST)),
+            Op::PromiseBelow(blocks) => Some(self.promise(u64::from(blocks), 1)),
+            Op::PromiseOn(tier, blocks) => Some(self.promise(u64::from(blocks), usize::from(tier))),
             Op::Release(ticket) => {
                 let at = pick(&self.tickets, ticket)?;
                 let handle = self.tickets.swap_remove(at);
@@ -124,16 +129,17 @@ impl World {
         let answer = state.redeem_parking(id, row, after);
         drop(state);
         let (tier, blocks) = self.yard.tickets[&id];
-        if tier != HOST {
+        if tier == DEVICE {
             assert!(matches!(answer, Err(Error::State { .. })), "{answer:?}");
             return answer;
         }
-        let inside = blocks >= self.yard.blocks_of(row.computed) as u64;
+        // Where other tiers have copies these may lack room to be pinned.
+        let inside = self.yard.tiers == 2 && blocks >= self.yard.blocks_of(row.computed) as u64;
         let refused = matches!(answer, Err(Error::NoRoom { .. }));
         assert!(!(inside && refused), "{answer:?} inside of {blocks} blocks");
         self.yard.tickets.remove(&id);
         then(&mut self.yard, &answer);
-        self.spend_or_keep(id, (HOST, blocks), answer.is_ok());
+        self.spend_or_keep(id, (tier, blocks), answer.is_ok());
         answer
     }
 

@@ -1,8 +1,8 @@
 //! The verbs of the naive yard: each gets what the core answered, and says what it should have.
 
-use crate::yard::{Block, DEVICE, HOST, Purpose, Seq, Stay, What, Yard};
+use crate::yard::{Block, DEVICE, Purpose, Seq, What, Yard};
 use blockyard_core::{
-    Begun, Error, Key, Lease, LeaseId, ParkedId, Result, Retention, State, Stop, Tier,
+    Begun, Error, Key, Lease, LeaseId, MAX_TIERS, Result, Retention, State, Stop, Tier,
 };
 use std::collections::BTreeSet;
 
@@ -117,9 +117,11 @@ impl Yard {
             );
         }
         assert_eq!(begun.plans.len(), usize::from(partial));
+        let mut hits = [0; MAX_TIERS];
+        hits[DEVICE] = shared as u32;
         assert_eq!(
             (begun.cached, begun.hits, begun.stop),
-            (computed, [shared as u32, 0, 0], Stop::Whole)
+            (computed, hits, Stop::Whole)
         );
         self.settle();
     }
@@ -259,7 +261,7 @@ impl Yard {
                     if self.ghosts.remove(&keys[at]) {
                         self.again.insert(block);
                     }
-                    self.note_fresh(block);
+                    self.note_fresh(DEVICE, block);
                     self.adopt(block, slot);
                 }
                 Some(block) if own == Some(block) => {}
@@ -338,102 +340,6 @@ impl Yard {
     pub(crate) fn adopt(&mut self, block: Block, slot: u32) {
         self.blocks[block].slots[DEVICE] = Some(slot);
         self.slots[DEVICE].insert(slot, What::Ready(block));
-    }
-
-    pub(crate) fn park(
-        &mut self,
-        id: LeaseId,
-        keys: &[Key],
-        computed: u64,
-        after: Option<u64>,
-        answer: &Result<ParkedId>,
-    ) {
-        let seq = self.leases[&id].clone();
-        if seq.short {
-            // Back to where it was; or, if its keeps are gone, it will be computed again.
-            let parked = *answer.as_ref().expect("it comes back");
-            let again = seq.resumed.map_or(
-                Stay {
-                    broken: true,
-                    ..Stay::default()
-                },
-                |old| self.parked.remove(&old).expect("kept"),
-            );
-            self.parked.insert(
-                parked,
-                Stay {
-                    lease: None,
-                    ..again
-                },
-            );
-            self.leases.remove(&id);
-            return self.release(&seq.table, Retention::Ordinary);
-        }
-        let found = seq
-            .cached
-            .min(seq.tokens)
-            .max(seq.sealed as u64 * self.block_size);
-        if seq.epoch != self.epoch || self.refuses_sealing(id, computed) || computed < found {
-            return assert!(
-                matches!(answer, Err(Error::State { .. } | Error::Argument { .. })),
-                "{answer:?}"
-            );
-        }
-        let blocks = self.blocks_of(computed);
-        if self.limits[HOST] == 0 || blocks > self.limits[HOST] as usize {
-            return assert!(matches!(answer, Err(Error::TooLarge { .. })), "{answer:?}");
-        }
-        self.seal(id, keys, computed);
-        let seq = self.leases[&id].clone();
-        let mut path: Vec<Block> = seq.table[..seq.sealed.min(blocks)]
-            .iter()
-            .filter_map(|&slot| self.block_of(slot))
-            .collect();
-        assert_eq!(path.len(), seq.sealed);
-
-        // What keeping the blocks would take from the host; private ones are owed a slot each.
-        let room = |yard: &Self| (yard.takeable(HOST), yard.promised(HOST));
-        let (before, spare) = (room(self), self.spare(HOST));
-        let known = seq.table[..blocks]
-            .iter()
-            .filter_map(|&slot| self.block_of(slot));
-        let tried = Stay {
-            path: known.collect(),
-            ..Stay::default()
-        };
-        let private = (blocks - tried.path.len()) as u64;
-        let try_id = ParkedId::from_number(u64::MAX).expect("a number");
-        self.parked.insert(try_id, tried);
-        let tried = room(self);
-        self.parked.remove(&try_id);
-        let need = before.0 - tried.0 + tried.1 - before.1 + private;
-        if need > spare as u64 {
-            return assert_eq!(answer, &Err(self.no_room(HOST, need, before.0)));
-        }
-        let parked = *answer.as_ref().expect("there is room");
-        for &slot in &seq.table[path.len()..blocks] {
-            let block = self.block_of(slot).unwrap_or_else(|| {
-                let block = self.add(None, path.last().copied());
-                self.adopt(block, slot);
-                block
-            });
-            path.push(block);
-        }
-        let on_device = path
-            .iter()
-            .rposition(|&block| self.ready(block, HOST).is_none())
-            .map_or(0, |at| at + 1);
-        self.parkings += 1;
-        let stay = Stay {
-            path,
-            on_device,
-            computed,
-            order: self.parkings,
-            ..Stay::default()
-        };
-        self.parked.insert(parked, stay);
-        self.leases.remove(&id);
-        self.hold_or_release(seq.table, Retention::Ordinary, after);
     }
 
     pub(crate) fn hold_or_release(

@@ -42,30 +42,30 @@ impl World {
     pub(crate) fn new(setup: &Setup) -> Self {
         let config = Config {
             block_size: setup.block_size,
-            slots: vec![setup.device, setup.host],
+            slots: setup.slots[..setup.tiers].to_vec(),
             null_slots: setup.null,
             policy: if setup.heap {
                 EvictionPolicy::Heap
             } else {
                 EvictionPolicy::Recency
             },
-            write: setup.write,
-            writes_below: Vec::new(),
+            write: setup.writes[0],
+            writes_below: setup.writes[1..].to_vec(),
             ghosts: Some(GHOSTS),
             speeds: setup.speeds,
             recompute: setup.recompute,
             copy_retries: setup.retries,
-            groups: 1,
-            keyed: [false; 3],
+            ..Config::default()
         };
         let yard = Yard {
             block_size: u64::from(setup.block_size),
             recompute: setup.recompute,
             retries: setup.retries,
             null: setup.null,
-            limits: [setup.device, setup.host],
-            most_fresh: setup.device as usize,
-            write: setup.write,
+            tiers: setup.tiers,
+            limits: setup.slots,
+            most_fresh: setup.slots.map(|slots| slots as usize),
+            writes: setup.writes,
             speeds: setup.speeds,
             unnamed: u64::MAX,
             ..Yard::default()
@@ -177,11 +177,11 @@ impl World {
                 view.blocks as usize,
                 view.on_device as usize,
                 view.broken,
+                view.kept,
             );
-            assert_eq!(
-                told,
-                (stay.computed, stay.path.len(), stay.on_device, stay.broken)
-            );
+            let kept = self.yard.kept_on(&stay.path);
+            let here = (stay.computed, stay.path.len(), stay.on_device);
+            assert_eq!(told, (here.0, here.1, here.2, stay.broken, kept));
             let pending = state.pending(parked.id()).expect("it is parked");
             assert_eq!(pending, self.yard.pending(parked.id()));
         }
@@ -206,7 +206,7 @@ impl World {
         let mut chain = self.cache.chain(Extras::default()).expect("no extras");
         let size = self.yard.block_size as usize;
         for block in 0..=prompt.blocks {
-            let run = u32::from(prompt.path >> block & 1);
+            let run = prompt.path >> block & 1;
             let partial = prompt.tail as usize % size;
             let count = if block < prompt.blocks { size } else { partial };
             chain.extend(&vec![run; count]).expect("tokens");

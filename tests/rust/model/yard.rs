@@ -2,20 +2,19 @@
 //! blocks and promises are recomputed for every query.
 //!
 //! Which free slot is given out is the core's business: the model learns it from tables and plans,
-//! and checks that it was free. So it is with the host's victims: the order of a lower tier is not
-//! modelled, only that a victim may be taken and that no more go than must. The device's victims
-//! are predicted exactly.
+//! and checks that it was free. So it is with the victims of the tiers below the device: their order
+//! is not modelled, only that a victim may be taken, that no child of it stays on the tier, and that
+//! no more go than must. The device's victims are predicted exactly.
 
 use blockyard_core::{
-    FlightId, HolderId, Key, LeaseId, ParkedId, Probe, Retention, Room, Speeds, State, Stats, Stop,
-    TicketId, Tier, TierStats, WritePolicy,
+    FlightId, Key, LeaseId, MAX_TIERS, ParkedId, Retention, Speeds, TicketId, TierStats,
+    WritePolicy,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub(crate) type Block = usize;
 
 pub(crate) const DEVICE: usize = 0;
-pub(crate) const HOST: usize = 1;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Class {
@@ -32,9 +31,11 @@ pub(crate) struct Node {
     pub(crate) parent: Option<Block>,
     pub(crate) epoch: u64,
     pub(crate) class: Class,
-    pub(crate) slots: [Option<u32>; 2],
-    /// Copies down that have failed since one was good.
-    pub(crate) failures: u32,
+    pub(crate) slots: [Option<u32>; MAX_TIERS],
+    /// Where it is pinned or owed a slot while it is kept.
+    pub(crate) home: usize,
+    /// Copies down from each tier that have failed since one was good.
+    pub(crate) failures: [u32; MAX_TIERS],
 }
 
 /// What is in a slot that is not free.
@@ -76,7 +77,10 @@ pub(crate) struct Stay {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
+    /// A copy down. For a parked sequence, it is to the home of its blocks, or their home follows it.
     Down(Option<ParkedId>),
+    /// A copy of a prefix to a tier below the device, ahead of a request.
+    Lift,
     Up(LeaseId, usize),
     Private(Option<LeaseId>, usize),
 }
@@ -89,6 +93,19 @@ pub(crate) struct InFlight {
     /// The block, its source and its destination.
     pub(crate) moves: Vec<(Option<Block>, u32, u32)>,
     pub(crate) overdue: bool,
+    /// How its copies have ended, while it waits for an earlier one of its lease: how many are good,
+    /// and whether the next one is corrupt.
+    pub(crate) ended: Option<(usize, bool)>,
+}
+
+/// A block that has landed on a tier below the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) block: Block,
+    /// The number of its landing: of what has landed together the order is not known.
+    pub(crate) landing: u64,
+    /// Whether the core must remember it still.
+    pub(crate) sure: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -97,9 +114,11 @@ pub(crate) struct Yard {
     pub(crate) recompute: bool,
     pub(crate) retries: u32,
     pub(crate) null: u32,
-    pub(crate) limits: [u32; 2],
+    /// How many tiers it was made with.
+    pub(crate) tiers: usize,
+    pub(crate) limits: [u32; MAX_TIERS],
     pub(crate) blocks: Vec<Node>,
-    pub(crate) slots: [BTreeMap<u32, What>; 2],
+    pub(crate) slots: [BTreeMap<u32, What>; MAX_TIERS],
     /// Idle slots of the device, the next to go first within its class.
     pub(crate) order: Vec<(Class, u32)>,
     pub(crate) leases: BTreeMap<LeaseId, Seq>,
@@ -114,11 +133,14 @@ pub(crate) struct Yard {
     pub(crate) done: Option<u64>,
     pub(crate) epoch: u64,
     pub(crate) parkings: u64,
-    pub(crate) evicted: [u64; 2],
-    pub(crate) write: WritePolicy,
-    /// Published and not copied down yet, and how many of them are remembered.
+    pub(crate) evicted: [u64; MAX_TIERS],
+    pub(crate) writes: [WritePolicy; MAX_TIERS],
+    /// Published and not copied down yet.
     pub(crate) fresh: VecDeque<Block>,
-    pub(crate) most_fresh: usize,
+    /// What has come to each tier below the device.
+    pub(crate) came: [VecDeque<Arrival>; MAX_TIERS],
+    /// How many blocks of each tier are remembered so: the most slots that it has had.
+    pub(crate) most_fresh: [usize; MAX_TIERS],
     /// Blocks that were touched more than once.
     pub(crate) again: BTreeSet<Block>,
     /// Blocks whose end was seen, and keys of those that have not come back.
@@ -128,11 +150,20 @@ pub(crate) struct Yard {
     pub(crate) slow: u64,
     /// Numbers for leases that have no handle.
     pub(crate) unnamed: u64,
+    /// How many flights have landed.
+    pub(crate) landings: u64,
+    /// Whether anything was begun, or restored.
+    pub(crate) used: bool,
 }
 
 impl Yard {
     pub(crate) fn blocks_of(&self, tokens: u64) -> usize {
         tokens.div_ceil(self.block_size) as usize
+    }
+
+    /// The tiers below this one that have slots, from the top.
+    pub(crate) fn below(&self, tier: usize) -> impl Iterator<Item = usize> {
+        (tier + 1..self.tiers).filter(|&tier| self.limits[tier] > 0)
     }
 
     /// The block whose copy, ready or on its way, is in the slot.
@@ -150,7 +181,7 @@ impl Yard {
     }
 
     pub(crate) fn alive(&self, block: Block) -> bool {
-        self.blocks[block].slots != [None; 2]
+        self.blocks[block].slots != [None; MAX_TIERS]
     }
 
     pub(crate) fn kept(&self, block: Block) -> bool {
@@ -169,8 +200,10 @@ impl Yard {
     /// Whether a table, a duplicate or a keep holds the slot.
     pub(crate) fn has_holder(&self, tier: usize, slot: u32) -> bool {
         let on = |&block: &Block| self.blocks[block].slots[tier] == Some(slot);
-        if tier == HOST {
-            return self.parked.values().any(|stay| stay.path.iter().any(on));
+        if tier > DEVICE {
+            let home = |&&block: &&Block| self.blocks[block].home == tier;
+            let mut kept = self.parked.values().flat_map(|stay| &stay.path);
+            return kept.any(|block| on(block) && home(&block));
         }
         self.in_table(slot)
             || self
@@ -194,6 +227,18 @@ impl Yard {
 
     pub(crate) fn ready(&self, block: Block, tier: usize) -> Option<u32> {
         self.blocks[block].slots[tier].filter(|slot| self.slots[tier][slot] == What::Ready(block))
+    }
+
+    /// Whether a tier below this one has the block, or will.
+    pub(crate) fn has_copy_below(&self, block: Block, tier: usize) -> bool {
+        self.blocks[block].slots[tier + 1..]
+            .iter()
+            .any(Option::is_some)
+    }
+
+    /// Whether a kept block has its copy where it belongs.
+    pub(crate) fn at_home(&self, block: Block) -> bool {
+        self.ready(block, self.blocks[block].home).is_some()
     }
 
     pub(crate) fn children(&self, tier: usize, block: Block) -> Vec<Block> {
@@ -251,8 +296,14 @@ impl Yard {
             .values()
             .flat_map(|stay| stay.path.clone())
             .collect();
-        let owed = |block: &Block| self.blocks[*block].slots[HOST].is_none();
+        let owed = |block: &Block| self.is_owed(*block, tier);
         kept.into_iter().filter(owed).count() as u64 + tickets
+    }
+
+    /// Whether a kept block is promised a slot on this tier.
+    pub(crate) fn is_owed(&self, block: Block, tier: usize) -> bool {
+        let node = &self.blocks[block];
+        node.home == tier && node.slots[tier].is_none()
     }
 
     /// What can be had and is not promised.
@@ -284,12 +335,13 @@ impl Yard {
     }
 
     pub(crate) fn find(&self, key: &Key) -> Option<Block> {
-        let mut all = self.blocks_on(DEVICE).chain(self.blocks_on(HOST));
+        let mut all = (0..self.tiers).flat_map(|tier| self.blocks_on(tier));
         all.find(|&block| {
             self.blocks[block].key == Some(*key) && self.blocks[block].epoch == self.epoch
         })
     }
 
+    /// The flight that brings the block to the tier.
     pub(crate) fn filling(&self, block: Block, tier: usize) -> Option<FlightId> {
         let slot = self.blocks[block].slots[tier].filter(|_| self.ready(block, tier).is_none())?;
         let into =
@@ -298,173 +350,5 @@ impl Yard {
             .iter()
             .find(|(_, flight)| into(flight))
             .map(|(&id, _)| id)
-    }
-
-    /// The longest prefix that is there: first on the device, then on the host.
-    pub(crate) fn walk(&self, keys: &[Key]) -> (Vec<Block>, Probe) {
-        let (mut path, mut probe) = (Vec::new(), Probe::default());
-        for key in keys {
-            let Some(block) = self.find(key) else {
-                probe.stop = Stop::Missing;
-                break;
-            };
-            let top = usize::from(self.blocks[block].slots[DEVICE].is_none());
-            if let Some(flight) = self.filling(block, top) {
-                probe.stop = Stop::Filling(flight);
-                break;
-            }
-            if !path.is_empty() && self.waits_for_a_fence(block) {
-                probe.stop = Stop::Promised;
-                break;
-            }
-            assert!(top == HOST || probe.hits[HOST] == 0, "INV-21");
-            probe.hits[top] += 1;
-            path.push(block);
-        }
-        (path, probe)
-    }
-
-    pub(crate) fn probe(&self, keys: &[Key]) -> Probe {
-        let (path, probe) = self.walk(keys);
-        let missing = self.write == WritePolicy::SecondTouch && probe.stop == Stop::Missing;
-        Probe {
-            evicted: missing.then(|| self.ghosts.contains(&keys[path.len()])),
-            ..probe
-        }
-    }
-
-    /// What has left every tier since the last call leaves a ghost.
-    pub(crate) fn haunt(&mut self) {
-        for block in 0..self.blocks.len() {
-            if !self.alive(block) && self.gone.insert(block) {
-                self.ghosts.extend(self.blocks[block].key);
-            }
-        }
-    }
-
-    /// Blocks in flight between these tiers, in flights that may still end in time.
-    pub(crate) fn in_flight(&self, from: usize, to: usize) -> u32 {
-        let all = self.flights.values().filter(|flight| !flight.overdue);
-        all.filter(|flight| (flight.from, flight.to) == (from, to))
-            .map(|flight| flight.moves.len() as u32)
-            .sum()
-    }
-
-    /// Whether loading beats computing, by adding up what each block takes.
-    pub(crate) fn pays(&self, blocks: usize, after: usize) -> bool {
-        let Some(speeds) = self.speeds else {
-            return true;
-        };
-        let queue = u64::from(self.in_flight(HOST, DEVICE));
-        let computing: u64 = (after..after + blocks)
-            .map(|before| speeds.compute + speeds.attend * before as u64)
-            .sum();
-        (queue + blocks as u64) * speeds.load[1] < computing
-    }
-
-    pub(crate) fn compare_questions(&self, state: &State) {
-        let (down, up) = (self.in_flight(DEVICE, HOST), self.in_flight(HOST, DEVICE));
-        assert_eq!(state.blocks_in_flight(), (down, up), "in flight");
-        assert_eq!(state.worth_loading(Tier::HOST, 3, 1), self.pays(3, 1));
-        for tier in [DEVICE, HOST] {
-            let room = Room {
-                free: self.free(tier) as u32,
-                evictable: self.takeable(tier) as u32,
-                promised: self.promised(tier) as u32,
-                available: (self.spare(tier) as u64).cast_signed(),
-                headroom: if tier == DEVICE {
-                    self.headroom as u32
-                } else {
-                    0
-                },
-                evicted: self.evicted[tier],
-            };
-            assert_eq!(state.room(Tier(tier)), Ok(room));
-        }
-        let lacks = |&&block: &&Block| self.blocks[block].slots[HOST].is_none();
-        let leases = self.leases.values().map(|seq| {
-            let blocks = seq.table.len();
-            (blocks, seq.limit.saturating_sub(blocks))
-        });
-        let parked = self.parked.values();
-        let parked = parked.map(|stay| (stay.on_device, stay.path.iter().filter(lacks).count()));
-        let tickets = self.tickets.values().map(|ticket| (0, ticket.1 as usize));
-        let mut here: Vec<_> = leases.chain(parked).chain(tickets).collect();
-        here.sort_unstable_by(|one, other| other.cmp(one));
-        let told = state.holders().into_iter();
-        let told: Vec<_> = told
-            .map(|holder| {
-                (
-                    holder.held[0] as usize,
-                    holder.promised.iter().sum::<u32>() as usize,
-                )
-            })
-            .collect();
-        assert_eq!(told, here, "holders");
-        for holder in state.holders() {
-            let mut then = self.clone();
-            let room = |yard: &Self| yard.free(DEVICE) + yard.takeable(DEVICE);
-            let shared = match holder.id {
-                HolderId::Lease(id) if !self.leases.contains_key(&id) => continue,
-                HolderId::Lease(id) if self.leases[&id].ended.is_some() => continue,
-                HolderId::Lease(id) => {
-                    then.end(id, Retention::Ordinary, None);
-                    self.leases[&id].resumed.is_some()
-                }
-                HolderId::Parked(id)
-                    if self.parked.get(&id).is_none_or(|stay| stay.lease.is_some()) =>
-                {
-                    assert_eq!(holder.alone, 0);
-                    continue;
-                }
-                HolderId::Parked(id) => {
-                    then.end_keep(id);
-                    false
-                }
-                HolderId::Ticket(id) => {
-                    let (tier, blocks) = self.tickets[&id];
-                    assert_eq!(u64::from(holder.promised[tier]), blocks);
-                    continue;
-                }
-            };
-            let (alone, gained) = (u64::from(holder.alone), room(&then) - room(self));
-            assert!(
-                alone == gained || ((shared || !self.flights.is_empty()) && alone < gained),
-                "{:?} has {alone} alone, and its end gives {gained}",
-                holder.id
-            );
-        }
-    }
-
-    pub(crate) fn compare(&self, stats: &Stats) {
-        for tier in [DEVICE, HOST] {
-            assert_eq!(stats.tiers[tier], self.sizes(tier), "tier {tier}");
-            assert_eq!(
-                stats.counters.evicted[tier], self.evicted[tier],
-                "evicted from tier {tier}"
-            );
-        }
-        assert_eq!(stats.counters.slow, self.slow, "skipped as slow");
-        let blocks: BTreeSet<Block> = self.blocks_on(DEVICE).chain(self.blocks_on(HOST)).collect();
-        let told = (
-            stats.leases,
-            stats.parked,
-            stats.tickets,
-            stats.flights,
-            stats.blocks,
-            stats.epoch,
-        );
-        let here = (
-            self.leases.len() as u64,
-            self.parked.len() as u64,
-            self.tickets.len() as u64,
-            self.flights.len() as u64,
-            blocks.len() as u64,
-            self.epoch,
-        );
-        assert_eq!(
-            told, here,
-            "leases, parked, tickets, flights, blocks, epoch"
-        );
     }
 }

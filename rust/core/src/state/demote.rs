@@ -4,7 +4,7 @@ use super::{State, TierState};
 use crate::error::Result;
 use crate::evict::{Evict, Evictability};
 use crate::flight::{Move, Purpose};
-use crate::id::{FlightIx, Id, LeaseId, NodeIx, SlotIx, Tier};
+use crate::id::{Class, FlightIx, Id, LeaseId, NodeIx, SlotIx, Tier};
 use crate::plan::Plan;
 use crate::pool::Hold;
 use crate::trie::Uses;
@@ -97,7 +97,11 @@ impl State {
     ) {
         let from = self.flights[flight].from;
         let most = blocks as usize;
-        let whole = ahead.iter().all(|&slot| {
+        // Shadows come last, and need no copy while the device has one.
+        let class = Class::Shadow;
+        let shadow = |&slot: &SlotIx| self.hold(from, slot) == Hold::Idle { class };
+        let count = ahead.iter().position(shadow).unwrap_or(ahead.len());
+        let whole = ahead[..count].iter().all(|&slot| {
             let node = self.node_in(from, slot);
             let done = node
                 .filter(|&node| self.wants_copy(node, from))

@@ -4,7 +4,7 @@
 use super::State;
 use crate::cost::Speeds;
 use crate::error::{Error, Result};
-use crate::id::{FlightId, LeaseId, MAX_TIERS, ParkedId, SlotIx, TicketId, Tier};
+use crate::id::{FlightId, FlightIx, LeaseId, MAX_TIERS, NodeIx, ParkedId, SlotIx, TicketId, Tier};
 use crate::pool::Hold;
 use crate::record::{Parked, Running};
 
@@ -152,16 +152,26 @@ impl State {
             path.filter_map(|node| Some((node, self.trie.slot(*node, Tier::DEVICE)?)))
         {
             let cell = pool.cell(slot);
-            let mut below = self.tiers.below(Tier::DEVICE);
-            let moving = below.any(|tier| self.filling(node, tier).is_some());
-            let stays = cell.readers > u32::from(moving)
+            let copy = self.copy_home(node);
+            let moving = copy.is_some();
+            let reads = copy.is_some_and(|flight| self.flights[flight].from == Tier::DEVICE);
+            let stays = cell.readers > u32::from(reads)
                 || self.trie.residency(node, Tier::DEVICE).busy > u32::from(below_lands);
-            below_lands = (moving || below_lands) && !stays;
+            below_lands = (reads || below_lands) && !stays;
             let own = cell.hold == Hold::Pinned { pins: 1 } && pool.stays(slot);
             pending.moving += u32::from(moving);
             pending.alone += u32::from(own && !moving && !stays);
         }
         Ok(pending)
+    }
+
+    /// The flight that brings a kept block home, or to a tier below that, which may become its home.
+    fn copy_home(&self, node: NodeIx) -> Option<FlightIx> {
+        let home = self.trie[node].keeps.home();
+        let mut below = self.tiers.below(Tier::DEVICE).filter(|&tier| tier >= home);
+        below
+            .find_map(|tier| self.filling(node, tier))
+            .filter(|_| !self.is_home(node))
     }
 
     /// Slots that come back with the last holder of this one.
@@ -247,6 +257,17 @@ impl State {
             up += row[..from].iter().sum::<u32>();
         }
         (down, up)
+    }
+
+    /// Blocks in flight from one tier to another.
+    ///
+    /// # Errors
+    /// `Argument` for a tier that is not there.
+    pub fn in_flight(&self, from: Tier, to: Tier) -> Result<u32> {
+        for tier in [from, to] {
+            self.limit(tier)?;
+        }
+        Ok(self.in_flight[from.at()][to.at()])
     }
 
     /// Blocks in flight from a tier down, and up to it or past it from below.

@@ -86,6 +86,12 @@ impl State {
                 if let Some(id) = parked {
                     self.count_failures(id, &kept.failed);
                 }
+                if end == End::Corrupt
+                    && from > Tier::DEVICE
+                    && let Some(bad) = flight.moves.get(good)
+                {
+                    self.drop_corrupt(from, *bad);
+                }
                 // A destination that a resize left beyond the limit retires: it backs nothing.
                 self.break_unbacked(to);
                 let keeper = parked.filter(|id| {

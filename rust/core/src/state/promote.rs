@@ -26,7 +26,7 @@ impl State {
         let plans = if to == Tier::DEVICE {
             self.promote_to_device(&path, device, blocks)
         } else {
-            Ok(self.promote_to(&path[device..], blocks, to))
+            Ok(self.promote_to(&path, device, blocks, to))
         };
         self.path = path;
         plans
@@ -96,13 +96,13 @@ impl State {
         Ok(plans)
     }
 
-    /// Copies those of these blocks that only tiers below `to` have, until one finds no room: no
-    /// block of the path makes room for another.
-    fn promote_to(&mut self, path: &[NodeIx], blocks: u32, to: Tier) -> Vec<Plan> {
+    /// Copies those of a path's blocks behind the device's that only tiers below `to` have, until one
+    /// finds no room: no block of the path makes room for another.
+    fn promote_to(&mut self, path: &[NodeIx], device: usize, blocks: u32, to: Tier) -> Vec<Plan> {
         let own: BTreeSet<NodeIx> = path.iter().copied().collect();
         let (mut plans, mut flight, mut moves) = (Vec::new(), None, Vec::new());
         let mut left = blocks;
-        for &node in path {
+        for &node in &path[device..] {
             let above = (1..=to.at()).map(Tier);
             let lies_below = above
                 .into_iter()

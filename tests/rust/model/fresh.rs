@@ -1,0 +1,159 @@
+//! What has come to a tier and not been copied down yet, and which copies are worth making.
+
+use crate::yard::{Arrival, Block, DEVICE, Yard};
+use blockyard_core::WritePolicy;
+
+impl Yard {
+    /// A block is published on the device, or has landed on a tier below it; or it is put back
+    /// because its copy has failed.
+    pub(crate) fn note_fresh(&mut self, tier: usize, block: Block) {
+        if tier == DEVICE {
+            self.fresh.push_back(block);
+            if self.fresh.len() > self.most_fresh[DEVICE] {
+                self.fresh.pop_front();
+            }
+            return;
+        }
+        let (landing, sure) = (self.landings, true);
+        let came = &mut self.came[tier];
+        came.push_back(Arrival {
+            block,
+            landing,
+            sure,
+        });
+        // Of those that came together any may be the first to be forgotten.
+        let first = came.len().saturating_sub(self.most_fresh[tier]);
+        let forgotten = first.checked_sub(1).map(|last| came[last].landing);
+        for arrival in came {
+            arrival.sure &= forgotten.is_none_or(|last| arrival.landing > last);
+        }
+    }
+
+    /// A copy down from this tier has ended: what came to it is tried again, so many times.
+    pub(crate) fn note_copy(&mut self, tier: usize, block: Block, good: bool) {
+        let node = &mut self.blocks[block];
+        if node.epoch != self.epoch || node.key.is_none() || node.slots[tier].is_none() {
+            return;
+        }
+        node.failures[tier] = if good { 0 } else { node.failures[tier] + 1 };
+        if !good && node.failures[tier] <= self.retries {
+            self.note_fresh(tier, block);
+        }
+    }
+
+    /// Whether a block on the tier should have a copy below and has none.
+    pub(crate) fn wants_copy(&self, tier: usize, block: Block) -> bool {
+        let lacks = !self.has_copy_below(block, tier);
+        lacks && self.ready(block, tier).is_some() && self.is_worth_a_copy(tier, block)
+    }
+
+    fn is_worth_a_copy(&self, tier: usize, block: Block) -> bool {
+        let node = &self.blocks[block];
+        node.epoch == self.epoch
+            && node.failures[tier] <= self.retries
+            && (self.writes[tier] != WritePolicy::SecondTouch || self.again.contains(&block))
+    }
+
+    /// What of a plan is of published blocks, in the order of publication; the first that found no
+    /// room stays in line.
+    pub(crate) fn take_fresh(&mut self, most: usize, sources: &[u32]) -> Vec<Block> {
+        let mut taken = Vec::new();
+        while self.writes[DEVICE] == WritePolicy::Through && taken.len() < most {
+            let Some(block) = self.fresh.pop_front() else {
+                break;
+            };
+            if !self.wants_copy(DEVICE, block) || taken.contains(&block) {
+                continue;
+            }
+            if sources.get(taken.len()).copied() != self.ready(block, DEVICE) {
+                self.fresh.push_front(block);
+                break;
+            }
+            taken.push(block);
+        }
+        taken
+    }
+
+    /// The device's published blocks that should have a copy have all had their turn.
+    pub(crate) fn forget_fresh(&mut self) {
+        while let Some(&block) = self.fresh.front()
+            && !self.wants_copy(DEVICE, block)
+        {
+            self.fresh.pop_front();
+        }
+    }
+
+    /// How many of these blocks, which a plan of at most `most` copies down from the tier, are taken
+    /// in the order in which they came; and what then is next in line, of which one found no room.
+    pub(crate) fn take_arrivals(
+        &mut self,
+        tier: usize,
+        most: usize,
+        plan: &[Block],
+    ) -> (usize, Vec<Block>) {
+        if self.writes[tier] != WritePolicy::Through {
+            return (0, Vec::new());
+        }
+        let came: Vec<Arrival> = std::mem::take(&mut self.came[tier]).into();
+        let mut taken = 0;
+        let mut batches = came.chunk_by(|one, other| one.landing == other.landing);
+        let mut rest = Vec::new();
+        let next = batches.find_map(|together| {
+            let mut left = together.to_vec();
+            let wants = |block| self.wants_copy(tier, block) && !plan[..taken].contains(&block);
+            left.retain(|arrival| wants(arrival.block));
+            while let Some(&block) = plan.get(taken)
+                && left.iter().any(|arrival| arrival.block == block)
+            {
+                left.retain(|arrival| arrival.block != block);
+                taken += 1;
+            }
+            // Who had a turn is not known, but of those that would have been copied.
+            let next: Vec<Block> = left.iter().map(|arrival| arrival.block).collect();
+            let stays = |arrival: &Arrival| Arrival {
+                sure: arrival.sure && next.contains(&arrival.block),
+                ..*arrival
+            };
+            rest.extend(together.iter().map(stays));
+            left.iter().any(|arrival| arrival.sure).then_some(next)
+        });
+        if taken == most {
+            rest.extend(batches.flatten());
+        } else if next.is_some() {
+            let landing = rest.last().map(|arrival| arrival.landing);
+            rest.retain(|arrival| Some(arrival.landing) == landing);
+            rest.extend(batches.flatten());
+        } else {
+            rest.clear();
+        }
+        self.came[tier] = rest.into();
+        (taken, next.unwrap_or_default())
+    }
+
+    /// What of the device's next victims should have a copy, in their order.
+    pub(crate) fn pick_for_demote(&self, blocks: usize, heap: bool) -> Vec<Block> {
+        // A list looks ahead over what is in flight too, a heap over its leaves alone.
+        let heap = heap.then(|| self.next_victims(blocks));
+        let ahead = heap
+            .unwrap_or_else(|| self.ahead())
+            .into_iter()
+            .take(blocks);
+        ahead
+            .filter_map(|slot| self.block_in(DEVICE, slot))
+            .filter(|&block| self.is_worth_a_copy(DEVICE, block))
+            .collect()
+    }
+
+    /// What a tier below the device would look at, had it time for all: idle blocks that are no
+    /// shadows of what the device has.
+    pub(crate) fn ahead_below(&self, tier: usize, heap: bool) -> Vec<Block> {
+        let may = self.may_go(tier);
+        let slots = self.slots[tier].keys().copied();
+        let idle = slots.filter(|slot| self.idle(tier, *slot) && (!heap || may.contains(slot)));
+        idle.filter_map(|slot| self.block_in(tier, slot))
+            .filter(|&block| {
+                self.blocks[block].epoch != self.epoch || self.ready(block, DEVICE).is_none()
+            })
+            .collect()
+    }
+}
