@@ -1,5 +1,6 @@
 //! The rows of `work.rs` under criterion: `make bench`.
 
+mod tiers;
 mod work;
 
 use criterion::{Criterion, criterion_group, criterion_main};

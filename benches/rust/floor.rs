@@ -8,6 +8,7 @@
 //! floor bytes slots             live bytes per slot, by a counting allocator
 //! ```
 
+mod tiers;
 mod work;
 
 use cpu_time::ThreadTime;

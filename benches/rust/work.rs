@@ -1,6 +1,7 @@
 //! The measured work, natively: the same for criterion, for `floor` and for callgrind. The Python
 //! side of each row is in `benches/python/measure.py`.
 
+use crate::tiers::Below;
 use blockyard_core::{
     Answer, Cache, Cells, Chain, Config, EvictionPolicy, Extras, Filling, Key, KeyHash, Lease,
     LeaseId, Namespace, Plan, Request, Retention, Sealing, Seals, Tier,
@@ -53,8 +54,19 @@ impl Rig {
     }
 
     fn empty(device: u32, host: u32, policy: EvictionPolicy) -> Self {
+        Self::of(vec![device + 1, host], policy)
+    }
+
+    /// An empty yard, with a third tier of so many slots if that is not 0.
+    pub(crate) fn with_disk(device: u32, host: u32, disk: u32) -> Self {
+        let slots = [device + 1, host].into_iter();
+        let slots = slots.chain((disk > 0).then_some(disk)).collect();
+        Self::of(slots, EvictionPolicy::Recency)
+    }
+
+    fn of(slots: Vec<u32>, policy: EvictionPolicy) -> Self {
         let config = Config {
-            slots: vec![device + 1, host],
+            slots,
             policy,
             block_size: BLOCK as u32,
             ..Config::default()
@@ -103,6 +115,13 @@ impl Rig {
             keys,
         };
         self.cache.lock().seal(&[row]).expect("sealed");
+    }
+
+    /// The copies of these plans are all good.
+    pub(crate) fn land(&self, plans: &[Plan]) {
+        let outcomes: Vec<_> = plans.iter().map(Plan::whole).collect();
+        let mut state = self.cache.lock();
+        state.commit(&outcomes, None).expect("in flight");
     }
 
     pub(crate) fn finish(&self, lease: LeaseId) {
@@ -559,6 +578,8 @@ pub(crate) const ROWS_BY_NAME: &[&str] = &[
     "match64",
     "match128",
     "begin",
+    "begin-two-tiers",
+    "begin-three-tiers",
     "seal",
     "park",
     "resume",
@@ -615,6 +636,8 @@ pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
         "match64" => probe(64, 500),
         "match128" => probe(128, 500),
         "begin" => turn(Verb::Begin),
+        "begin-two-tiers" => Box::new(Below::new(blocks, false)),
+        "begin-three-tiers" => Box::new(Below::new(blocks, true)),
         "seal" => turn(Verb::Seal),
         "park" => turn(Verb::Park),
         "resume" => turn(Verb::Resume),

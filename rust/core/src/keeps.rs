@@ -12,6 +12,12 @@ impl Keeps {
     /// The most sequences that may keep one block.
     pub(crate) const MOST: u16 = u16::MAX >> Self::HOME;
 
+    /// One keeper, and this home.
+    #[inline]
+    pub(crate) fn one(home: Tier) -> Self {
+        Self(1 << Self::HOME | home.at() as u16)
+    }
+
     #[inline]
     pub(crate) fn count(self) -> u16 {
         self.0 >> Self::HOME

@@ -5,7 +5,7 @@ use super::admit::Decision;
 use super::runs::Runs;
 use super::{Answer, Begun, State, Stop};
 use crate::error::{Error, Result};
-use crate::id::{FlightId, Key, NodeIx, SlotIx, Tier};
+use crate::id::{FlightId, Key, MAX_TIERS, NodeIx, SlotIx, Tier};
 use crate::record::{Running, Start};
 
 /// What a begin does at a block that is in flight. Where the engine cannot recompute, a begin waits.
@@ -199,7 +199,10 @@ impl State {
         self.tiers[Tier::DEVICE].claim(total, &mut table);
 
         self.leases[lease].start(table, plans.len(), None);
-        let mut hits = prefix.runs.by_tier();
+        let mut hits = [0; MAX_TIERS];
+        if prefix.lower > 0 {
+            hits = prefix.runs.by_tier();
+        }
         hits[0] = prefix.device as u32;
         if let Some((tier, ..)) = last {
             hits[tier.at()] += 1;
@@ -223,14 +226,15 @@ impl State {
     /// Marks the blocks to load, root first, as far as the tier's promises stay backed: a block
     /// that is read cannot be taken, nor can what is above it.
     fn mark_sources(&mut self, path: &[NodeIx], prefix: &mut Prefix) {
-        let runs = prefix.runs.iter();
-        let tiers = runs.flat_map(|(tier, blocks)| (0..blocks).map(move |_| tier));
-        for (at, tier) in tiers.enumerate() {
-            let slot = self.ready(path[prefix.device + at], tier);
-            if !slot.is_some_and(|slot| self.mark_backed(tier, slot)) {
-                (prefix.lower, prefix.last, prefix.stop) = (at, None, Stop::Promised);
-                prefix.runs.cut(at as u32);
-                return;
+        let mut at = 0;
+        for (tier, blocks) in prefix.runs.iter() {
+            for _ in 0..blocks {
+                let slot = self.ready(path[prefix.device + at], tier);
+                if !slot.is_some_and(|slot| self.mark_backed(tier, slot)) {
+                    (prefix.lower, prefix.last, prefix.stop) = (at, None, Stop::Promised);
+                    return prefix.runs.cut(at as u32);
+                }
+                at += 1;
             }
         }
     }

@@ -104,13 +104,13 @@ impl State {
         let whole = ahead[..count].iter().all(|&slot| {
             let node = self.node_in(from, slot);
             let done = node
-                .filter(|&node| self.wants_copy(node, from))
+                .filter(|&node| self.lacks_copy(node, from))
                 .is_none_or(|node| {
                     let later = |state: &Self, other| {
                         let other = state.trie.slot(other, from);
                         other.is_none_or(|other| state.goes_before(from, slot, other))
                     };
-                    moves.len() < most && self.copy_one(node, flight, moves, later)
+                    moves.len() < most && self.copy_from(node, slot, flight, moves, later)
                 });
             done && self.tiers[from].order.see(slot)
         });
@@ -132,6 +132,12 @@ impl State {
 
     /// Whether a block on the tier should have a copy below before it is evicted, and has none.
     pub(super) fn wants_copy(&self, node: NodeIx, tier: Tier) -> bool {
+        self.ready(node, tier).is_some() && self.lacks_copy(node, tier)
+    }
+
+    /// The same of a block that is ready there.
+    #[inline]
+    fn lacks_copy(&self, node: NodeIx, tier: Tier) -> bool {
         let block = &self.trie[node];
         let once =
             self.config.write_of(tier) == WritePolicy::SecondTouch && block.uses == Uses::Once;
@@ -139,7 +145,6 @@ impl State {
             && !once
             && tier < self.tiers.last()
             && !self.is_below(node, tier)
-            && self.ready(node, tier).is_some()
             && !self.is_hopeless(tier, node)
     }
 
@@ -152,6 +157,7 @@ impl State {
     }
 
     /// A block came to the tier. Where no demote ever comes, the oldest are forgotten.
+    #[inline]
     pub(super) fn note_fresh(&mut self, tier: Tier, node: NodeIx) {
         if self.config.write_of(tier) == WritePolicy::Through && tier < self.tiers.last() {
             let id = self.trie.id(node);
@@ -190,7 +196,11 @@ impl State {
 
     /// Whether its copy down from the tier has failed too often to be made ahead of need.
     fn is_hopeless(&self, tier: Tier, node: NodeIx) -> bool {
-        let failures = self.tiers[tier].descent.failures.get(&self.trie.id(node));
+        let failures = &self.tiers[tier].descent.failures;
+        if failures.is_empty() {
+            return false;
+        }
+        let failures = failures.get(&self.trie.id(node));
         failures.is_some_and(|&failures| failures > self.config.copy_retries)
     }
 

@@ -7,6 +7,7 @@
 
 use super::State;
 use crate::id::{MAX_TIERS, NodeIx, ParkedIx, Tier};
+use crate::keeps::Keeps;
 use crate::pool::Hold;
 use crate::record::Keep;
 
@@ -39,12 +40,21 @@ impl State {
 
     /// How many slots of each tier parking these published blocks would take or promise, where what
     /// has no copy below goes to `home`: slots that are owed, and those that cannot be taken any more,
-    /// because they are pinned or stand above a pinned one.
-    pub(super) fn keep_cost(&self, path: &[NodeIx], home: Tier) -> [u64; MAX_TIERS] {
+    /// because they are pinned or stand above a pinned one. `None`: too many keep one of them.
+    pub(super) fn keep_cost(&self, path: &[NodeIx], home: Tier) -> Option<[u64; MAX_TIERS]> {
         let mut costs = [0; MAX_TIERS];
         let mut above = [false; MAX_TIERS];
         for &node in path.iter().rev() {
-            let new = self.trie[node].keeps.count() == 0;
+            let keeps = self.trie[node].keeps.count();
+            let new = keeps == 0;
+            if keeps == Keeps::MOST {
+                return None;
+            }
+            if !self.is_below(node, Tier::DEVICE) {
+                costs[home.at()] += u64::from(new);
+                above = [false; MAX_TIERS];
+                continue;
+            }
             let own = if new { self.lowest(node) } else { None };
             if new && own.is_none() && self.trie.slot(node, home).is_none() {
                 costs[home.at()] += 1;
@@ -56,19 +66,26 @@ impl State {
                 costs[tier.at()] += u64::from(blocks);
             }
         }
-        costs
+        Some(costs)
     }
 
     /// Makes a record keep its path. What has no copy below goes to `home`.
     pub(super) fn keep(&mut self, parked: ParkedIx, home: Tier) {
         let path = std::mem::take(&mut self.parked[parked].path);
-        let mut on_device = 0;
+        let (mut on_device, mut owed) = (0, 0);
         for (&node, at) in path.iter().zip(1_u32..) {
-            if self.trie[node].keeps.count() == 0 {
+            let new = self.trie[node].keeps.count() == 0;
+            if new && !self.is_below(node, Tier::DEVICE) {
+                owed += 1;
+                on_device = at;
+                self.trie[node].keeps = Keeps::one(home);
+                continue;
+            }
+            if new {
                 let own = self.lowest(node).unwrap_or(home);
-                self.trie[node].keeps = self.trie[node].keeps.at(own);
-                let owes = self.trie.slot(node, own).is_none();
-                self.tiers[own].ledger.promise(u32::from(owes));
+                self.trie[node].keeps = Keeps::default().at(own);
+                let lacks = self.trie.slot(node, own).is_none();
+                self.tiers[own].ledger.promise(u32::from(lacks));
             }
             let own = self.trie[node].keeps.home();
             match self.ready(node, own) {
@@ -77,6 +94,7 @@ impl State {
             }
             self.trie[node].keeps.gain();
         }
+        self.tiers[home].ledger.promise(owed);
         for &node in &path[..on_device as usize] {
             if let Some(slot) = self.trie.slot(node, Tier::DEVICE) {
                 self.pin(Tier::DEVICE, slot);
@@ -146,17 +164,19 @@ impl State {
         let path = std::mem::take(&mut record.path);
         let on_device = std::mem::take(&mut record.on_device) as usize;
         for (at, &node) in path.iter().enumerate().rev() {
-            let home = self.trie[node].keeps.home();
-            let last = self.trie[node].keeps.count() == 1;
-            if last && self.is_owed(node, home) {
+            let block = &mut self.trie[node];
+            let (home, last) = (block.keeps.home(), block.keeps.count() == 1);
+            block.keeps.lose();
+            let dissolves = last && block.is_anonymous();
+            let below = self.trie.slot(node, home);
+            if below.is_none() && last {
                 self.tiers[home].ledger.release(1);
             }
-            self.trie[node].keeps.lose();
-            if self.trie[node].is_anonymous() && last {
+            if dissolves {
                 self.dissolve(node, u32::from(at < on_device));
                 continue;
             }
-            let below = self.ready(node, home);
+            let below = below.filter(|&slot| self.hold(home, slot).is_ready());
             if at < on_device
                 && let Some(slot) = self.trie.slot(node, Tier::DEVICE)
             {

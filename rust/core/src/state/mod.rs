@@ -137,6 +137,7 @@ impl Config {
     }
 
     /// Whether blocks that are used again go down from any tier, so that ghosts say which they are.
+    #[inline]
     fn counts_uses(&self) -> bool {
         let second = WritePolicy::SecondTouch;
         self.write == second || self.writes_below.contains(&second)
@@ -275,7 +276,7 @@ impl State {
                 let null = config.null_slots_of(Tier(tier));
                 let mut ledger = Ledger::default();
                 ledger.enter(slots - null);
-                let mut descent = Descent::default();
+                let mut descent = Box::<Descent>::default();
                 descent.reserve(&config, Tier(tier), slots as usize)?;
                 Ok(TierState {
                     pool: Pool::new(slots, null)?,

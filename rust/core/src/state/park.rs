@@ -56,9 +56,9 @@ impl State {
             });
         }
         self.counters.sealed += u64::from(self.seal_one(row));
-        let home = self.home_for(lease, blocks)?;
-
         let mut path = self.sealed_path(lease);
+        let home = self.home_for(lease, &mut path, blocks)?;
+
         for block in path.len() as u32..blocks {
             let slot = self.leases[lease].table[block as usize];
             let node = self.node_of(slot).unwrap_or_else(|| {
@@ -86,49 +86,49 @@ impl State {
         Ok(ParkedId(self.parked.id(parked)))
     }
 
+    /// The published blocks of a sequence that are sealed.
     fn sealed_path(&self, lease: LeaseIx) -> Vec<NodeIx> {
         let record = &self.leases[lease];
-        (0..record.sealed)
-            .map_while(|block| self.published(record, block))
-            .collect()
+        let mut path = Vec::with_capacity(record.table.len());
+        path.extend((0..record.sealed).map_while(|block| self.published(record, block)));
+        path
     }
 
-    /// The nearest tier that can promise what of a sequence has no copy below.
-    fn home_for(&self, lease: LeaseIx, blocks: u32) -> Result<Tier> {
-        let mut path = self.sealed_path(lease);
-        let mut private = 0;
-        for &slot in &self.leases[lease].table[path.len()..blocks as usize] {
+    /// The nearest tier that can promise what of a sequence has no copy below. Its sealed `path` is
+    /// lent, and given back as it was.
+    fn home_for(&self, lease: LeaseIx, path: &mut Vec<NodeIx>, blocks: u32) -> Result<Tier> {
+        let (sealed, mut private) = (path.len(), 0);
+        for &slot in &self.leases[lease].table[sealed..blocks as usize] {
             // A fork may have published or parked what this lease has not sealed.
             match self.node_of(slot) {
                 Some(node) => path.push(node),
                 None => private += 1,
             }
         }
-        if path
-            .iter()
-            .any(|&node| self.trie[node].keeps.count() == Keeps::MOST)
-        {
-            return Err(Error::Unsupported {
-                what: "parked sequences that share a block",
-                value: u64::from(Keeps::MOST),
-                help: "resume or finish some of them first",
-            });
-        }
         let mut refused = Ok(());
+        let mut found = None;
         for home in self.tiers.below(Tier::DEVICE) {
             if self.tiers[home].pool.limit() == 0 {
                 continue;
             }
-            let mut costs = self.keep_cost(&path, home);
+            let Some(mut costs) = self.keep_cost(path, home) else {
+                return Err(Error::Unsupported {
+                    what: "parked sequences that share a block",
+                    value: u64::from(Keeps::MOST),
+                    help: "resume or finish some of them first",
+                });
+            };
             costs[home.at()] += private;
             let mut tiers = self.tiers.below(Tier::DEVICE);
             let answer = tiers.try_for_each(|tier| self.decide(tier, costs[tier.at()], 0).check());
             if answer.is_ok() {
-                return Ok(home);
+                found = Some(home);
+                break;
             }
             refused = refused.and(answer);
         }
-        refused.map(|()| Tier::HOST)
+        path.truncate(sealed);
+        found.map_or_else(|| refused.map(|()| Tier::HOST), Ok)
     }
 
     /// A resume came back short, and its keep is whole: the sequence is parked as it was.

@@ -25,9 +25,21 @@ impl State {
         moves: &mut Vec<Move>,
         may_go: impl Fn(&Self, NodeIx) -> bool,
     ) -> bool {
-        let Some(from) = self.ready(node, self.flights[flight].from) else {
-            return false;
-        };
+        match self.ready(node, self.flights[flight].from) {
+            Some(from) => self.copy_from(node, from, flight, moves, may_go),
+            None => false,
+        }
+    }
+
+    /// The same from this slot of the flight's tier, where the block is ready.
+    pub(super) fn copy_from(
+        &mut self,
+        node: NodeIx,
+        from: SlotIx,
+        flight: FlightIx,
+        moves: &mut Vec<Move>,
+        may_go: impl Fn(&Self, NodeIx) -> bool,
+    ) -> bool {
         let Some(to) = self.place(node, from, flight, may_go) else {
             return false;
         };

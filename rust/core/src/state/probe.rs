@@ -3,7 +3,6 @@
 use super::State;
 use crate::id::{FlightId, Id, Key, MAX_TIERS, NodeIx, Tier};
 use crate::pool::Hold;
-use crate::state::runs::Runs;
 
 /// Why a prefix ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -50,7 +49,7 @@ impl State {
         self.loose = false;
         // How many blocks are on the device, once one is not.
         let (mut device, mut above) = (None, None);
-        let mut runs = Runs::default();
+        self.runs.clear();
         let mut stop = Stop::Whole;
         'walk: for keys in keys.chunks(AHEAD) {
             self.trie.warm(keys.iter(), &mut tags);
@@ -78,7 +77,7 @@ impl State {
                         break 'walk;
                     }
                     device = device.or(Some(path.len()));
-                    if source.is_ok_and(|tier| !runs.push(tier)) {
+                    if source.is_ok_and(|tier| !self.runs.push(tier)) {
                         stop = Stop::Scattered;
                         break 'walk;
                     }
@@ -87,9 +86,12 @@ impl State {
                 above = Some(self.trie.id(node));
             }
         }
-        let mut hits = runs.by_tier();
+        let mut hits = [0; MAX_TIERS];
+        if device.is_some() {
+            hits = self.runs.by_tier();
+        }
         hits[0] = device.unwrap_or(path.len()) as u32;
-        (self.path, self.tags, self.runs) = (path, tags, runs);
+        (self.path, self.tags) = (path, tags);
         let evicted = None;
         Probe {
             hits,

@@ -3,7 +3,8 @@
 
 use super::{Answer, Begun, Filling, Request, State, Stop};
 use crate::error::Result;
-use crate::id::{Key, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Tier};
+use crate::id::{FlightId, Key, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Tier};
+use crate::pool::Hold;
 use crate::record::{Keep, Phase, Running, Start};
 
 impl State {
@@ -52,19 +53,20 @@ impl State {
         tokens: u64,
         reserve: u64,
     ) -> Result<Answer> {
-        let soon = path
-            .iter()
-            .find_map(|&node| self.flight_to_await(node, Tier::DEVICE));
-        if let Some(flight) = soon {
-            return Ok(Answer::Soon(flight));
+        // Its leading blocks that are on the device; what is there is there from the root.
+        let mut device = 0;
+        for &node in path {
+            let Some(slot) = self.trie.slot(node, Tier::DEVICE) else {
+                break;
+            };
+            if let Hold::Filling { flight } = self.hold(Tier::DEVICE, slot) {
+                return Ok(Answer::Soon(FlightId(self.flights.id(flight))));
+            }
+            device += 1;
         }
         let computed = self.parked[parked].computed;
         let tokens = tokens.max(computed);
         let (total, limit) = self.size(tokens, reserve)?;
-        let device = path
-            .iter()
-            .take_while(|&&node| self.ready(node, Tier::DEVICE).is_some())
-            .count();
         let idle_hits = self.idle_hits(path[..device].iter().copied());
         let need = u64::from(limit) - device as u64;
         let decision = self.decide(Tier::DEVICE, need, idle_hits);

@@ -12,30 +12,37 @@ pub const MAX_RUNS: usize = 8;
 /// The tiers of the blocks behind a path's device prefix, in order.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Runs {
-    runs: [(Tier, u32); MAX_RUNS],
-    count: usize,
+    tiers: [u8; MAX_RUNS],
+    count: u8,
+    blocks: [u32; MAX_RUNS],
 }
 
 impl Runs {
+    #[inline]
+    pub(super) fn clear(&mut self) {
+        self.count = 0;
+    }
+
     /// A block more, on this tier. `false`: it would begin a run too many.
     #[inline]
     pub(super) fn push(&mut self, tier: Tier) -> bool {
-        if let Some((own, blocks)) = self.runs[..self.count].last_mut()
-            && *own == tier
-        {
-            *blocks += 1;
-        } else if self.count == MAX_RUNS {
+        let (at, own) = (usize::from(self.count), tier.at() as u8);
+        if at > 0 && self.tiers[at - 1] == own {
+            self.blocks[at - 1] += 1;
+        } else if at == MAX_RUNS {
             return false;
         } else {
-            self.runs[self.count] = (tier, 1);
+            (self.tiers[at], self.blocks[at]) = (own, 1);
             self.count += 1;
         }
         true
     }
 
+    #[inline]
     pub(super) fn iter(&self) -> impl Iterator<Item = (Tier, u32)> + use<> {
-        let Self { runs, count } = *self;
-        runs.into_iter().take(count)
+        let own = *self;
+        let run = move |at: usize| (Tier(usize::from(own.tiers[at])), own.blocks[at]);
+        (0..usize::from(own.count)).map(run)
     }
 
     pub(super) fn blocks(&self) -> u32 {
@@ -46,17 +53,21 @@ impl Runs {
     pub(super) fn cut(&mut self, blocks: u32) {
         let mut left = blocks;
         let mut count = 0;
-        for (_, own) in &mut self.runs[..self.count] {
+        for own in &mut self.blocks[..usize::from(self.count)] {
             *own = left.min(*own);
             left -= *own;
-            count += usize::from(*own > 0);
+            count += u8::from(*own > 0);
         }
         self.count = count;
     }
 
     /// Blocks on each tier.
+    #[inline]
     pub(super) fn by_tier(&self) -> [u32; MAX_TIERS] {
         let mut sums = [0; MAX_TIERS];
+        if self.count == 0 {
+            return sums;
+        }
         for (tier, blocks) in self.iter() {
             sums[tier.at()] += blocks;
         }

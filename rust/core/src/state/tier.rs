@@ -15,7 +15,7 @@ pub(crate) struct TierState {
     pub(crate) order: Policy,
     pub(crate) ledger: Ledger,
     /// What its blocks need to go down.
-    pub(crate) descent: Descent,
+    pub(crate) descent: Box<Descent>,
 }
 
 /// What is remembered of the blocks of one tier that are to be copied down.

@@ -41,6 +41,7 @@ impl State {
     }
 
     /// Whether the slot holds a block that may be read: neither absent nor filling.
+    #[inline]
     pub(super) fn ready(&self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
         let slot = self.trie.slot(node, tier)?;
         self.hold(tier, slot).is_ready().then_some(slot)
@@ -268,7 +269,9 @@ impl State {
     pub(super) fn note_use(&mut self, node: NodeIx) {
         if self.trie[node].uses != Uses::Repeated {
             self.trie[node].uses = Uses::Repeated;
-            self.look_again(node, self.tiers.last());
+            if self.config.counts_uses() {
+                self.look_again(node, self.tiers.last());
+            }
         }
     }
 
