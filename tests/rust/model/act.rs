@@ -142,6 +142,7 @@ impl World {
                 self.yard.resize(tier, slots, &answer);
                 return Some(answer.is_err());
             }
+            Op::Spoil(prompt, at, backwards) => return Some(self.spoil(prompt, at, backwards)),
             Op::Restore(tier, ref rows, slip) => return Some(self.restore(tier, rows, slip)),
             _ => return self.act_on_ticket(op),
         }
@@ -410,9 +411,13 @@ impl World {
                 false => Outcome::failed(plan.flight, good),
             });
         }
-        let answer = self.cache.lock().commit(&outcomes, None);
+        self.land_all(&outcomes);
+    }
+
+    pub(crate) fn land_all(&mut self, outcomes: &[Outcome]) {
+        let answer = self.cache.lock().commit(outcomes, None);
         let mut ended = 0;
-        for Outcome {
+        for &Outcome {
             flight: id,
             good,
             end,

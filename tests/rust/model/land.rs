@@ -301,7 +301,7 @@ impl Yard {
     /// A lease's table ends before this block, of which a copy has an unknown end.
     fn fall_back(&mut self, lease: LeaseId, block: usize) {
         let seq = self.leases.get_mut(&lease).expect("it waits");
-        let (limit, cut) = (seq.limit, seq.table.split_off(block));
+        let (limit, mut cut) = (seq.limit, seq.table.split_off(block));
         seq.limit = block;
         let later = |flight: &InFlight| match flight.purpose {
             Purpose::Up(own, base) | Purpose::Private(Some(own), base) => {
@@ -320,6 +320,7 @@ impl Yard {
             }
             self.leases.get_mut(&lease).expect("it waits").loading -= 1;
         }
+        cut.retain(|slot| self.slots[DEVICE].contains_key(slot));
         self.let_go(&cut);
         self.shorten(lease, block);
         if self.leases[&lease].ended.is_none() {
