@@ -129,7 +129,7 @@ fn timed(blocks: u32, calls: usize) -> Vec<(&'static str, usize, u64)> {
         rig.finish(lease);
         note("finish", length + 1, start);
         let start = ThreadTime::now();
-        let plan = rig.cache.lock().demote(Tier::DEVICE, 64);
+        let plan = rig.cache.lock().demote(blockyard_core::Tier::DEVICE, 64);
         note("demote", 64, start);
         if let Some(plan) = plan {
             let start = ThreadTime::now();
@@ -175,7 +175,7 @@ fn bytes(slots: u32) {
     );
     // Half of the slots hold blocks once, the other half copies of other blocks.
     let all = rig.cache.lock().stats().tiers[0].idle as u32;
-    let plan = rig.cache.lock().demote(Tier::DEVICE, all);
+    let plan = rig.cache.lock().demote(blockyard_core::Tier::DEVICE, all);
     if let Some(plan) = plan {
         let outcome = plan.whole();
         rig.cache.lock().commit(&[outcome], None).expect("known");

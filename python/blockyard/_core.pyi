@@ -54,8 +54,12 @@ _ReadyKeys: TypeAlias = Buffer | NDArray[np.uint8] | Iterable[bytes | str]
 _Batch: TypeAlias = Lease | Sequence[Lease]
 _Flights: TypeAlias = Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]
 _Tier: TypeAlias = Literal["device", "host", "disk"]
-_Stop: TypeAlias = Literal["whole", "missing", "filling", "slow", "promised", "contradiction"]
-_Holder: TypeAlias = tuple[Literal["lease", "parked", "ticket", "host ticket"], int, int, int, int]
+_Stop: TypeAlias = Literal[
+    "whole", "missing", "filling", "scattered", "slow", "promised", "contradiction"
+]
+_HolderKind: TypeAlias = Literal["lease", "parked", "ticket", "host ticket", "disk ticket"]
+_Holder: TypeAlias = tuple[_HolderKind, int, int, int, int, tuple[int, int]]
+_Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 _Media: TypeAlias = Iterable[tuple[int, int, str | bytes]]
 _Field: TypeAlias = tuple[str, str, str]
 _Addresses: TypeAlias = NDArray[np.uint64]
@@ -151,8 +155,9 @@ class Keys:
 class Plan:
     """Copies to make between two tiers, or within the device: frozen, equal by value.
 
-    As bytes it takes 16, and 8 per block; pickled it takes at most 64, and 8 per block. `len`
-    counts its blocks. Any thread may read it.
+    As bytes it takes 16, and 8 per block; pickled it takes at most 64, and 8 per block. Where it
+    carries keys it takes 16 more, and 32 more for each key. `len` counts its blocks. Any thread
+    may read it.
 
     Args:
         data: What `to_bytes` gave.
@@ -179,12 +184,31 @@ class Plan:
         """Tier of the destinations: "device" or "host"."""
 
     @property
+    def rank(self) -> int:
+        """The rank that it is for; always 0."""
+
+    @property
     def sources(self) -> NDArray[np.uint32]:
         """Source slots, shape (blocks,), read-only."""
 
     @property
     def destinations(self) -> NDArray[np.uint32]:
         """Destination slots, shape (blocks,), read-only."""
+
+    @property
+    def keys(self) -> NDArray[np.uint8] | None:
+        """Keys of the blocks, shape (blocks, 32), read-only; None where neither tier is keyed.
+
+        A block that was parked before it had a key has 24 zero bytes and a number that is not 0,
+        its own as long as it is parked. Of keyed tiers, no published block has such a key.
+        """
+
+    @property
+    def parents(self) -> NDArray[np.uint8] | None:
+        """Keys of their parents, likewise; None where the tier of the destinations is not keyed.
+
+        The first block of a sequence has 32 zero bytes, one whose parent was dropped 32 bytes 0xFF.
+        """
 
     def runs(self) -> NDArray[np.uint32]:
         """Returns runs of consecutive slots: first source, first destination, blocks.
@@ -534,6 +558,10 @@ class Parked:
         """Leading blocks whose device slots the sequence still pins."""
 
     @property
+    def below(self) -> tuple[int, int]:
+        """."""
+
+    @property
     def moving(self) -> int:
         """Blocks of `on_device` whose copy down is in flight.
 
@@ -626,6 +654,9 @@ class Cache:
         namespace: What tells this cache's keys from others': model, weights, dtype, layout,
             parallel.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
+        keyed: Names of tiers whose plans carry the keys of their blocks; None for none. The device
+            cannot be one. Where there is one, `seal` refuses a key of the engine's own that begins
+            with 24 zero bytes or has all bits set: in a plan that stands for something else.
         memory: Bytes that its bookkeeping may take; None for what the system grants. All of it is
             allocated at once: 110 to 200 bytes for each slot, and those of the ghosts.
 
@@ -641,16 +672,19 @@ class Cache:
         block_size: int = 16,
         device: int,
         host: int = 0,
+        disk: int = 0,
         null_slots: int = 1,
         eviction: Literal["recency", "heap"] = "recency",
-        write: Literal["on-evict", "through", "second-touch"] = "on-evict",
+        write: _Write = "on-evict",
+        writes_below: Sequence[_Write] | None = None,
         ghosts: int | None = None,
-        speeds: tuple[int, int, int] | None = None,
+        speeds: tuple[int, int, int] | tuple[int, int, int, int] | None = None,
         recompute: bool = True,
         copy_retries: int = 3,
         groups: int = 1,
         namespace: Mapping[str, str] | None = None,
         key_hash: Literal["sha256", "xxh3"] = "sha256",
+        keyed: Iterable[str] | None = None,
         memory: int | None = None,
     ) -> Self: ...
     @staticmethod
@@ -808,7 +842,7 @@ class Cache:
             Misuse: As in `begin`.
         """
 
-    def promise(self, blocks: int, *, tier: Literal["device", "host"] = "device") -> Ticket:
+    def promise(self, blocks: int, *, tier: _Tier = "device") -> Ticket:
         """Keeps blocks obtainable for a request that is not running yet or will be parked.
 
         On the device, the growth of running sequences and other begins do not take them; on the
@@ -1101,7 +1135,14 @@ class Cache:
             ForeignLease: A row is a lease of another cache. The same happens.
         """
 
-    def demote(self, blocks: int, *, of: Parked | Lease | None = None) -> Plan | None:
+    def demote(
+        self,
+        blocks: int,
+        *,
+        of: Parked | Lease | None = None,
+        tier: _Tier = "device",
+        to: _Tier | None = None,
+    ) -> Plan | None:
         """Copies blocks from the device down to the host.
 
         Args:
@@ -1129,7 +1170,9 @@ class Cache:
         the steps.
         """
 
-    def promote(self, keys: Keys, blocks: int | None = None) -> Plan | None:
+    def promote(
+        self, keys: Keys, blocks: int | None = None, *, to: _Tier = "device"
+    ) -> list[Plan]:
         """Copies the part of a prefix that lies below up to the device, ahead of a request.
 
         Args:
@@ -1214,6 +1257,15 @@ class Cache:
     def draining(self) -> bool:
         """Tells whether anything from before a clear is still held or in flight."""
 
+    def restore(
+        self,
+        tier: _Tier,
+        slots: _Ints,
+        keys: Buffer | NDArray[np.uint8],
+        parents: Buffer | NDArray[np.uint8],
+    ) -> None:
+        """."""
+
     def resize(self, tier: _Tier, slots: int, *, memory: int | None = None) -> None:
         """Gives a tier `slots` slots. Slots beyond that retire when they become free.
 
@@ -1290,7 +1342,7 @@ class Cache:
             ForeignLease: It is another cache's.
         """
 
-    def blocks_in_flight(self) -> tuple[int, int]:
+    def blocks_in_flight(self, tier: _Tier | None = None) -> tuple[int, int]:
         """Returns the blocks in flight, down and up, without flights whose outcome is unknown."""
 
     def undispatched(self) -> tuple[int, int] | None:
@@ -1299,7 +1351,7 @@ class Cache:
         None where there are none: flights that have ended meanwhile do not count.
         """
 
-    def worth_loading(self, blocks: int, after: int = 0) -> bool:
+    def worth_loading(self, blocks: int, after: int = 0, *, tier: _Tier = "host") -> bool:
         """Tells whether loading takes less time than computing, queued behind all loads in flight.
 
         Args:

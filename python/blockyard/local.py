@@ -1,15 +1,16 @@
 """One process: wires a yard and one crane."""
 
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, Unpack
 
 from blockyard._core import Misuse
 from blockyard._typing import override
-from blockyard.crane.copiers import Copier
+from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.shared.layout import KVLayout
+from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.stall import Fact
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import one_of
@@ -122,17 +123,18 @@ def local(
     config: Config | KVLayout,
     /,
     *,
-    memory: tuple[Tier, Tier | None] | None = None,
-    copier: Copier | None = None,
+    memory: tuple[Tier, Tier | None] | tuple[Tier, Tier | None, Tier | None] | None = None,
+    copier: Copier | Mapping[Pair, Copier] | None = None,
     **keywords: Unpack[ConfigKeywords],
 ) -> LocalCache:
     """Wires a yard and one crane in this process.
 
     Args:
         config: A `Config` with a layout; or a layout, with the rest as keywords.
-        memory: The tiers of device and host, which give the sizes; None for NumPy memory of the
-            sizes asked for.
-        copier: The copier; None for the one that fits the memory.
+        memory: The tiers of device and host, or of device, host and disk, which give the sizes;
+            None for NumPy memory of the sizes asked for.
+        copier: One for all copies, or some by pairs of tiers, as in `Crane`; None for those that
+            fit the memory.
         keywords: The fields of `Config`.
 
     Raises:
@@ -152,11 +154,10 @@ def local(
     """
     if isinstance(config, KVLayout):
         if memory is not None:
-            given = [name for name in ("device", "host") if name in keywords]
+            given = [name for name in TIERS if name in keywords]
             if given:
                 raise Misuse(f"{given[0]} = {keywords[given[0]]!r}: the memory given has its size")
-            device, host = memory
-            sizes = {"device": device.blocks, "host": 0 if host is None else host.blocks}
+            sizes = {name: tier.blocks for name, tier in _named(memory).items()}
             config = Config.of({"layout": config, **keywords, **sizes})
         else:
             config = Config.of({"layout": config, **keywords})
@@ -167,11 +168,12 @@ def local(
     if config.layout.ranks != 1:
         ranks = config.layout.ranks
         raise Misuse(f"a layout of {ranks} ranks: run a Crane in each rank's process")
-    device, host = memory or _numpy(config.layout, config)
+    tiers = _numpy(config.layout, config) if memory is None else _named(memory)
     crane = Crane(
         config.layout,
-        device=device,
-        host=host,
+        device=tiers["device"],
+        host=tiers.get("host"),
+        disk=tiers.get("disk"),
         copier=copier,
         thresholds=config.copying,
         fingerprint=config.fingerprint,
@@ -181,8 +183,18 @@ def local(
     return cache
 
 
-def _numpy(layout: KVLayout, config: Config) -> tuple[Tier, Tier | None]:
-    device = MemoryTier(layout, config.device_blocks, name="device")
-    if not config.host_blocks:
-        return device, None
-    return device, MemoryTier(layout, config.host_blocks, name="host")
+def _named(memory: Sequence[Tier | None]) -> dict[str, Tier]:
+    """Returns the tiers that are there, by name."""
+    if len(memory) not in {2, 3} or memory[0] is None:
+        raise Misuse(f"memory = {memory!r:.60}: give tiers, (device, host) or (device, host, disk)")
+    return {name: tier for name, tier in zip(TIERS, memory, strict=False) if tier is not None}
+
+
+def _numpy(layout: KVLayout, config: Config) -> dict[str, Tier]:
+    """Makes memory for each tier that has a size."""
+    sizes = {name: int(getattr(config, name)) for name in TIERS}
+    return {
+        name: MemoryTier(layout, blocks, name=name)
+        for name, blocks in sizes.items()
+        if blocks or name == "device"
+    }

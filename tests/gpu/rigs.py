@@ -18,7 +18,7 @@ from blockyard.crane.copiers.cuda import CudaCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.gpu import Gpu
 from blockyard.crane.gpu.cuda import Cuda
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Mapped
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
@@ -51,7 +51,7 @@ def slots(*numbers: int) -> Slots:
 class Pair:
     """Two tiers full of noise, their copier, and what they should hold by now."""
 
-    def __init__(self, rig: "Rig", device: Any, host: Tier, copier: Copier) -> None:
+    def __init__(self, rig: "Rig", device: Any, host: Mapped, copier: Copier) -> None:
         self.rig = rig
         self.device, self.host, self.copier = device, host, copier
         self.tiers = {"device": device, "host": host}
@@ -109,13 +109,13 @@ class Rig:
     def made(self, layout: KVLayout, device: int, host: int, options: Any) -> tuple[Any, Any, Any]:
         raise NotImplementedError
 
-    def fill(self, tier: Tier, seed: int) -> Bytes:
+    def fill(self, tier: Mapped, seed: int) -> Bytes:
         made = noise(tier, seed)
         for plane, bytes_ in zip(tier.planes, made, strict=True):
             plane[...] = bytes_
         return made
 
-    def held(self, tier: Tier) -> Bytes:
+    def held(self, tier: Mapped) -> Bytes:
         return [np.array(plane) for plane in tier.planes]
 
     def compute(self, work: Callable[[], object]) -> None:
@@ -150,7 +150,7 @@ class Rig:
             pair.close()
 
 
-def noise(tier: Tier, seed: int) -> Bytes:
+def noise(tier: Mapped, seed: int) -> Bytes:
     chance = np.random.default_rng(seed)
     return [
         chance.integers(0, 256, (tier.blocks, plane.pieces, plane.piece_bytes), np.uint8)
@@ -255,7 +255,7 @@ class CudaRig(Rig):
         return tier, below, CudaCopier(tier, below, **options)
 
     @override
-    def fill(self, tier: Tier, seed: int) -> Bytes:
+    def fill(self, tier: Mapped, seed: int) -> Bytes:
         if tier.name == "host":
             return super().fill(tier, seed)
         made = noise(tier, seed)
@@ -266,7 +266,7 @@ class CudaRig(Rig):
         return made
 
     @override
-    def held(self, tier: Tier) -> Bytes:
+    def held(self, tier: Mapped) -> Bytes:
         self.settle()
         return [self._cupy.asnumpy(plane) for plane in tier.planes]
 

@@ -9,6 +9,7 @@ import pytest
 
 import blockyard as by
 from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.tiers import planes_of
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.local import LocalCache
 from blockyard.shared.log import Limited
@@ -21,7 +22,7 @@ LAYOUT = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=8, block_size=4)
 
 def test_victims_are_copied_down_ahead_of_need_and_come_back() -> None:
     with by.local(LAYOUT, device=33, host=64, ahead=16) as cache:
-        plane = cache.crane._tiers["device"].planes[0]
+        plane = planes_of(cache.crane._tiers["device"])[0]
         for name in range(8):
             lease = begin(cache, text(name, 33))
             while lease.state == "loading":
@@ -104,6 +105,47 @@ def test_it_can_be_made_of_a_config_or_of_memory_that_is_there() -> None:
         by.local(by.Config(device=8))
 
 
+@pytest.fixture
+def _memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bookkeeping keeps to device and host: what it makes of a third tier is told elsewhere."""
+    core = by.Config.core
+
+    def of_two(config: by.Config) -> dict[str, Any]:
+        return {name: value for name, value in core(config).items() if name != "disk"}
+
+    monkeypatch.setattr(by.Config, "core", of_two)
+
+
+@pytest.mark.usefixtures("_memory_alone")
+@pytest.mark.parametrize("host", [0, 5])
+def test_a_third_tier_is_memory_too_and_needs_no_host(host: int) -> None:
+    with by.local(LAYOUT, device=9, host=host, disk=7) as cache:
+        tiers = cache.crane._tiers
+        sizes = {"device": 9, "host": host, "disk": 7}
+        assert {name: tier.blocks for name, tier in tiers.items()} == {
+            name: blocks for name, blocks in sizes.items() if blocks
+        }
+        assert all(tier.name == name for name, tier in tiers.items())
+        assert cache.config.disk == cache.crane.hello().disk == 7
+    with by.local(LAYOUT, device=9, disk="0.001 GiB") as cache:
+        assert cache.config.disk_blocks == 2**30 // 1000 // LAYOUT.block_bytes
+
+
+@pytest.mark.usefixtures("_memory_alone")
+def test_memory_of_three_tiers_gives_all_sizes() -> None:
+    device, host, disk = (MemoryTier(LAYOUT, 7, name=name) for name in ("device", "host", "disk"))
+    for memory, sizes in (((device, host, disk), (7, 7, 7)), ((device, None, disk), (7, 0, 7))):
+        config = by.local(LAYOUT, memory=memory).config
+        assert (config.device, config.host, config.disk) == sizes
+    with pytest.raises(by.Misuse, match="disk = 3: the memory given has its size"):
+        by.local(LAYOUT, memory=(device, host), disk=3)
+    for bad in ((device,), (device, host, disk, disk), (None, host)):
+        with pytest.raises(
+            by.Misuse, match=r"give tiers, \(device, host\) or \(device, host, disk"
+        ):
+            by.local(LAYOUT, memory=bad)  # type: ignore[arg-type]
+
+
 def test_a_reset_ends_the_copies_before_it_gives_their_slots_back() -> None:
     copier = ScriptedCopier(ThreadCopier(workers=0), [hang()])
     with by.local(LAYOUT, device=33, host=32, ahead=0, copier=copier) as cache:
@@ -115,7 +157,8 @@ def test_a_reset_ends_the_copies_before_it_gives_their_slots_back() -> None:
         assert cache.reset() == 1
         assert cache.crane.in_flight == 0
         lease = begin(cache, text(2, 40))
-        plane, below = (cache.crane._tiers[name].planes[0] for name in ("device", "host"))
+        tiers = cache.crane._tiers
+        plane, below = (planes_of(tiers[name])[0] for name in ("device", "host"))
         plane[cache.block_tables(lease)[0]] = 2
         cache.seal(lease, 40)
         cache.demote(10, of=lease)

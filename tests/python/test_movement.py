@@ -9,6 +9,7 @@ import pytest
 
 import blockyard as by
 from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.tiers import planes_of
 from blockyard.testing import Action, Script, ScriptedCopier, corrupt, delay, fail, hang
 from yard import at_rest, begin, text
 
@@ -22,7 +23,7 @@ class Bench:
         self.copier = ScriptedCopier(ThreadCopier(workers=0), script)
         keywords = {"device": 17, "host": 16, "ahead": 0} | keywords
         self.cache = by.local(LAYOUT, copier=self.copier, **keywords)
-        self.device = self.cache.crane._tiers["device"].planes[0]
+        self.device = planes_of(self.cache.crane._tiers["device"])[0]
         self.texts: dict[int, list[int]] = {}
 
     def begin(self, tokens: list[int], **keywords: Any) -> by.Lease:
@@ -208,7 +209,7 @@ def test_up_unknown_quarantines_and_the_lease_falls_back_to_the_good_prefix() ->
 def test_a_prefetch_that_fails_leaves_what_is_good() -> None:
     with bench([delay(0), fail(2)]) as yard:
         yard.below(PROMPT)
-        assert yard.cache.promote(yard.cache.keys(PROMPT)) is not None
+        assert len(yard.cache.promote(yard.cache.keys(PROMPT))) == 1
         yard.step()
         assert yard.probe(PROMPT) == (2, 2)
         lease = yard.begin([*PROMPT, 0])

@@ -22,6 +22,8 @@ mod keys;
 mod order;
 #[path = "laws/parking.rs"]
 mod parking;
+#[path = "laws/plans.rs"]
+mod plans;
 #[path = "laws/pools.rs"]
 mod pools;
 #[path = "laws/promises.rs"]

@@ -1,21 +1,27 @@
 """`Crane`: one rank's memory and its copies. It takes plans, polls them and reports."""
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Any, Self
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import count
+from types import MappingProxyType, TracebackType
+from typing import Self
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.crane.copiers import Copier, Joining, Landed, Receipt, Slots, Turning
-from blockyard.crane.copiers.select import select_copier
+from blockyard.crane.copiers import (
+    Copier,
+    Joining,
+    KeyedCopier,
+    Landed,
+    Pair,
+    Receipt,
+    Slots,
+    Turning,
+)
+from blockyard.crane.copiers.select import select_copiers
+from blockyard.crane.lanes import Copy, Flight, Lane
 from blockyard.crane.tiers import Tier
-from blockyard.shared.layout import Hello, KVLayout
+from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
@@ -32,7 +38,11 @@ class Crane:
     """Moves the bytes of one rank. It knows slots and bytes, but no block, lease or policy.
 
     Only `reset` and `close` wait. Use it from one thread at a time, and make it after fork or
-    spawn, in the process that uses it. It owns its tiers and its copier, and closes them.
+    spawn, in the process that uses it. It owns its tiers and copiers, and closes them.
+
+    Copies from one tier to another are a lane, and begin in the order in which they were submitted.
+    They wait for another lane only in a copier that both have, and none that is chosen here makes a
+    fast tier wait for a slow one.
 
     Below the device, each block of a `replicated` plane is written by one rank only: the one whose
     number is the destination slot modulo the ranks. Every rank reads all of them.
@@ -42,8 +52,10 @@ class Crane:
         rank: Which rank this is, from 0.
         device: The device's memory.
         host: The host's memory; None for none.
-        copier: The copier; None for the one that fits the tiers: a `CudaCopier` where the device
-            is a GPU, else a `ThreadCopier`.
+        disk: The tier below the host, or below the device where there is no host; None for none.
+        copier: One for all lanes, or some by the names of their two tiers, as in
+            `{("host", "disk"): ...}`. The other lanes have what fits their tiers: a `CudaCopier`
+            between a GPU and pinned memory, else a `ThreadCopier` each.
         thresholds: The configuration's, for a `CudaCopier` that is made here.
         fingerprint: Of the configuration that this process was started with; without one the
             layout's own.
@@ -62,14 +74,15 @@ class Crane:
     )
     """Name, unit and meaning of each number in `stats`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a tier each, and what they are for
         self,
         layout: KVLayout,
         *,
         rank: int = 0,
         device: Tier,
         host: Tier | None = None,
-        copier: Copier | None = None,
+        disk: Tier | None = None,
+        copier: Copier | Mapping[Pair, Copier] | None = None,
         thresholds: Thresholds | None = None,
         fingerprint: str = "",
         clock: Clock = time.monotonic,
@@ -77,7 +90,8 @@ class Crane:
         rank = integer("rank", rank, least=0)
         if rank >= layout.ranks:
             raise Misuse(f"rank = {rank}: the layout has ranks 0 to {layout.ranks - 1}")
-        self._tiers = {"device": device} | ({"host": host} if host is not None else {})
+        given = zip(TIERS, (device, host, disk), strict=True)
+        self._tiers = {name: tier for name, tier in given if tier is not None}
         for name, tier in self._tiers.items():
             if tier.name != name:
                 raise Misuse(f"{name} = a tier named {tier.name!r}: make it with name={name!r}")
@@ -86,16 +100,16 @@ class Crane:
         self._layout = layout
         self._rank = rank
         self._fingerprint = fingerprint or layout.fingerprint
-        self._copier: Copier = select_copier(device, host, thresholds) if copier is None else copier
-        self._turn: Callable[[], AbstractContextManager[object]] = nullcontext
-        if isinstance(self._copier, Turning):
-            self._turn = self._copier.turn
-        shared = [layout.ranks > 1 and plane.replicated for plane in layout.planes]
-        self._common = [index for index, common in enumerate(shared) if common]
-        self._private = [index for index, common in enumerate(shared) if not common]
-        self._flights: dict[int, _Flight] = {}
-        self._waiting: deque[_Copy] = deque()
-        self._moving: list[tuple[_Copy, Receipt]] = []
+        copiers = select_copiers(self._tiers, copier, thresholds)
+        self._lanes = {
+            pair: Lane(self._tiers[pair[0]], self._tiers[pair[1]], one, rank)
+            for pair, one in copiers.items()
+        }
+        self._copiers = list({id(one): one for one in copiers.values()}.values())
+        self._turning = [one for one in self._copiers if isinstance(one, Turning)]
+        self._flights: dict[int, Flight] = {}
+        self._order = count()
+        self._moving: list[tuple[Copy, Receipt]] = []
         self._reported: list[Outcome] = []
         self._counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
         self._closed = False
@@ -104,14 +118,18 @@ class Crane:
 
     def hello(self) -> Hello:
         """Returns what it reports at the handshake."""
-        host = self._tiers.get("host")
-        blocks = (self._tiers["device"].blocks, 0 if host is None else host.blocks)
-        return Hello(self._rank, self._fingerprint, *blocks, self._layout.fingerprint)
+        blocks = dict.fromkeys(TIERS, 0) | {name: one.blocks for name, one in self._tiers.items()}
+        return Hello(self._rank, self._fingerprint, layout=self._layout.fingerprint, **blocks)
 
     @property
-    def copier(self) -> Copier:
-        """The copier that moves its bytes."""
-        return self._copier
+    def copiers(self) -> Mapping[Pair, Copier]:
+        """The copier of each lane, by the names of its two tiers."""
+        return MappingProxyType({pair: lane.copier for pair, lane in self._lanes.items()})
+
+    @property
+    def waiting(self) -> dict[Pair, int]:
+        """How many copies wait for their copier to take them, in each lane that has such."""
+        return {pair: len(lane.waiting) for pair, lane in self._lanes.items() if lane.waiting}
 
     @property
     def closed(self) -> bool:
@@ -124,7 +142,7 @@ class Crane:
         return len(self._flights) + len(self._reported)
 
     def submit(self, plans: Plan | Iterable[Plan]) -> None:
-        """Takes plans; their copies begin as soon as the copier takes them, oldest first.
+        """Takes plans; their copies begin as soon as a copier takes them, in a lane oldest first.
 
         Args:
             plans: One plan, or several.
@@ -136,15 +154,16 @@ class Crane:
         if self._closed:
             raise Misuse("the crane is closed: it takes no plan")
         self._watch.step(self.standing)
-        taken: dict[int, _Flight] = {}
-        copies: list[_Copy] = []
+        taken: dict[int, Flight] = {}
+        copies: list[Copy] = []
         for plan in [plans] if isinstance(plans, Plan) else plans:
             if plan.flight in self._flights or plan.flight in taken:
                 raise Misuse(f"flight = {plan.flight}: it is in flight already; submit it once")
-            taken[plan.flight] = flight = _Flight(plan.flight, len(plan))
+            taken[plan.flight] = flight = Flight(plan.flight, len(plan), next(self._order))
             copies += self._copies(plan, flight)
         self._flights |= taken
-        self._waiting += copies
+        for copy in copies:
+            copy.lane.waiting.append(copy)
         self._counts["flights"] += len(taken)
         self._report(flight for flight in taken.values() if not flight.copies)
         with self._turn():
@@ -154,7 +173,8 @@ class Crane:
         """Returns what has ended since the last call, each flight once."""
         self._polls += 1
         moving, self._moving = self._moving, []
-        with self._turn() if moving or self._waiting else nullcontext():
+        busy = moving or any(lane.waiting for lane in self._lanes.values())
+        with self._turn() if busy else nullcontext():
             for copy, receipt in moving:
                 landed = receipt.poll()
                 if landed is None:
@@ -180,20 +200,26 @@ class Crane:
         """
         with self._turn():
             self._start()
-        held = [copy for copy in self._waiting if copy.destination.name == "device"]
-        if isinstance(self._copier, Joining):
-            return self._copier.join(stream, layer=layer) and not held
-        held += [copy for copy, _ in self._moving if copy.destination.name == "device"]
-        return not held
+        lanes = [lane for lane in self._lanes.values() if lane.up]
+        held = any(lane.waiting for lane in lanes)
+        under_way = any(
+            copy.lane.up and not isinstance(copy.lane.copier, Joining) for copy, _ in self._moving
+        )
+        # Each is asked, so that the stream waits for all that it can wait for.
+        copiers = {id(lane.copier): lane.copier for lane in lanes}.values()
+        joined = [one.join(stream, layer=layer) for one in copiers if isinstance(one, Joining)]
+        return all(joined) and not held and not under_way
 
     def reset(self) -> None:
         """Ends all flights after a reset of the rank; the next poll reports them as dead.
 
-        It waits until the copier writes no more, so that nothing lands late in a slot that has
+        It waits until no copier writes any more, so that nothing lands late in a slot that has
         another block by then.
         """
-        self._copier.reset()
-        self._waiting.clear()
+        for copier in self._copiers:
+            copier.reset()
+        for lane in self._lanes.values():
+            lane.waiting.clear()
         self._moving.clear()
         for flight in self._flights.values():
             flight.good, flight.cause = 0, Cause.DEAD
@@ -228,13 +254,15 @@ class Crane:
         return {stat.name: numbers[stat.name.removeprefix("crane_")] for stat in self.SCHEMA}
 
     def close(self) -> None:
-        """Ends the copier, then frees the tiers. `poll` still reports what was in flight."""
+        """Ends the copiers, then frees the tiers. `poll` still reports what was in flight."""
         if self._closed:
             return
         self._closed = True
-        self._copier.close()
-        while self._waiting:
-            self._land(self._waiting.popleft(), Landed(0, Cause.DEAD))
+        for copier in self._copiers:
+            copier.close()
+        for lane in self._lanes.values():
+            while lane.waiting:
+                self._land(lane.waiting.popleft(), Landed(0, Cause.DEAD))
         for tier in self._tiers.values():
             tier.close()
 
@@ -251,32 +279,32 @@ class Crane:
         """Closes the crane on exit."""
         self.close()
 
-    def _copies(self, plan: Plan, flight: "_Flight") -> list["_Copy"]:
-        """Returns what the copier has to do for a plan."""
+    def _turn(self) -> AbstractContextManager[object]:
+        """Lets calls of the copiers, until its end, share what they ask of a driver."""
+        if not self._turning:
+            return nullcontext()
+        with ExitStack() as turns:
+            for copier in self._turning:
+                turns.enter_context(copier.turn())
+            return turns.pop_all()
+
+    def _copies(self, plan: Plan, flight: Flight) -> list[Copy]:
+        """Returns what copiers have to do for a plan."""
         if plan.group:
             raise Unsupported(f"group = {plan.group}: there is one group of layers, 0")
         sources, destinations = plan.sources, plan.destinations
         source = self._tier(plan.flight, plan.source_tier, sources)
         destination = self._tier(plan.flight, plan.destination_tier, destinations)
-        copies = [_Copy(flight, source, destination, sources, destinations)]
-        if plan.destination_tier != "device" and self._common:
-            mine = np.flatnonzero(destinations % self._layout.ranks == self._rank)
-            copies = [
-                _Copy(
-                    flight,
-                    _PlaneSubset(source, self._common),
-                    _PlaneSubset(destination, self._common),
-                    sources[mine],
-                    destinations[mine],
-                    mine,
-                )
-            ]
-            if self._private:
-                here, there = (_PlaneSubset(tier, self._private) for tier in (source, destination))
-                copies.append(_Copy(flight, here, there, sources, destinations))
-        copies = [copy for copy in copies if len(copy.sources)]
-        flight.copies = len(copies)
-        return copies
+        lane = self._lanes.get((source.name, destination.name))
+        if lane is None:
+            raise Unsupported(f"no copies from {source.name} to {destination.name} here")
+        keys, parents = plan.keys, plan.parents
+        if keys is not None and not isinstance(lane.copier, KeyedCopier):
+            raise Misuse(
+                f"flight {plan.flight} carries keys, and {type(lane.copier).__name__} takes none: "
+                "give the Crane a copier with start_keyed, or the yard no keyed tiers"
+            )
+        return lane.copies(flight, sources, destinations, keys, parents)
 
     def _tier(self, flight: int, name: str, slots: Slots) -> Tier:
         """Returns the tier of that name, if it has these slots."""
@@ -292,22 +320,27 @@ class Crane:
         return tier
 
     def _start(self) -> None:
-        """Starts waiting copies, until the copier takes no more."""
-        while self._waiting:
-            copy = self._waiting[0]
-            try:
-                receipt = self._copier.start(
-                    copy.source, copy.destination, copy.sources, copy.destinations
-                )
-            except Exception as error:  # noqa: BLE001 - it fails the flight, never the crane
-                _log.warning("a copy of %d blocks was refused: %r", len(copy.sources), error)
-                self._land(self._waiting.popleft(), Landed(0, Cause.FAILED))
-                continue
-            if receipt is None:
-                return
-            self._moving.append((self._waiting.popleft(), receipt))
+        """Starts waiting copies, the oldest first, until no lane's copier takes more."""
+        lanes = [lane for lane in self._lanes.values() if lane.waiting]
+        while lanes:
+            lane = min(lanes, key=lambda one: one.waiting[0].flight.order)
+            if not self._begin(lane) or not lane.waiting:
+                lanes.remove(lane)
 
-    def _land(self, copy: "_Copy", landed: Landed) -> None:
+    def _begin(self, lane: Lane) -> bool:
+        """Starts the oldest copy of a lane; returns whether it waits no more."""
+        try:
+            receipt = lane.begin()
+        except Exception as error:  # noqa: BLE001 - it fails the flight, never the crane
+            copy = lane.waiting.popleft()
+            _log.warning("a copy of %d blocks was refused: %r", len(copy.sources), error)
+            self._land(copy, Landed(0, Cause.FAILED))
+            return True
+        if receipt is not None:
+            self._moving.append((lane.waiting.popleft(), receipt))
+        return receipt is not None
+
+    def _land(self, copy: Copy, landed: Landed) -> None:
         flight = copy.flight
         good = landed.good
         if copy.which is not None:
@@ -324,62 +357,12 @@ class Crane:
         if not flight.copies:
             self._report([flight])
 
-    def _report(self, flights: Iterable["_Flight"]) -> None:
+    def _report(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
             del self._flights[flight.number]
             self._reported.append(Outcome(flight.number, self._rank, flight.good, flight.cause))
             self._counts["failed"] += flight.cause is not None
             self._counts["blocks"] += flight.good
-
-
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """A plan in flight, on this rank."""
-
-    number: int
-    blocks: int
-    copies: int = 0
-    """Copies that have not landed."""
-    good: int = field(init=False)
-    cause: Cause | None = None
-
-    def __post_init__(self) -> None:
-        self.good = self.blocks
-
-
-@dataclass(slots=True, eq=False, frozen=True)
-class _Copy:
-    """One copy that the copier is asked for."""
-
-    flight: _Flight
-    source: Tier
-    destination: Tier
-    sources: Slots
-    destinations: Slots
-    which: NDArray[np.intp] | None = None
-    """Which blocks of the plan it copies; None for all."""
-
-
-class _PlaneSubset:
-    """A tier with some of its planes only."""
-
-    def __init__(self, tier: Tier, planes: list[int]) -> None:
-        self.name = tier.name
-        self.layout = replace(
-            tier.layout, planes=tuple(tier.layout.planes[index] for index in planes)
-        )
-        self.blocks = tier.blocks
-        self.nbytes = tier.blocks * self.layout.block_bytes
-        self._whole = tier
-        self._planes = planes
-
-    @property
-    def planes(self) -> tuple[Any, ...]:
-        """Some of the tier's planes."""
-        return tuple(self._whole.planes[index] for index in self._planes)
-
-    def close(self) -> None:
-        """Does nothing: the whole tier is closed by the crane."""
 
 
 def _differs(layout: KVLayout, other: KVLayout) -> str:

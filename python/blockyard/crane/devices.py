@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Mapped
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout
 
@@ -27,14 +27,14 @@ class Device:
 
     xp: Any
     """The array module: NumPy, or CuPy. Planes of the device's tier are its arrays."""
-    near: Callable[[KVLayout, int], Tier]
+    near: Callable[[KVLayout, int], Mapped]
     """Makes a device tier of a number of blocks."""
-    far: Callable[[KVLayout, int, Shared | None], Tier]
+    far: Callable[[KVLayout, int, Shared | None], Mapped]
     """Makes a host tier of a number of blocks; the file is what `MemoryTier` calls shared."""
 
     def tiers(
         self, layout: KVLayout, blocks: int, host: int, *, shared: Shared | None = None
-    ) -> tuple[Tier, Tier | None]:
+    ) -> tuple[Mapped, Mapped | None]:
         """Makes the tiers of device and host.
 
         Args:
@@ -50,11 +50,11 @@ class Device:
         return self.near(layout, blocks), self.far(layout, host, shared) if host else None
 
 
-def _near(layout: KVLayout, blocks: int) -> Tier:
+def _near(layout: KVLayout, blocks: int) -> Mapped:
     return MemoryTier(layout, blocks, name="device")
 
 
-def _far(layout: KVLayout, blocks: int, shared: Shared | None) -> Tier:
+def _far(layout: KVLayout, blocks: int, shared: Shared | None) -> Mapped:
     return MemoryTier(layout, blocks, shared=shared)
 
 
@@ -90,10 +90,10 @@ def _cuda() -> Device:
     gpu = current()
     xp = import_module("cupy")
 
-    def near(layout: KVLayout, blocks: int) -> Tier:
+    def near(layout: KVLayout, blocks: int) -> Mapped:
         return DeviceTier(layout, blocks, gpu=gpu, stream=xp.cuda.get_current_stream().ptr)
 
-    def far(layout: KVLayout, blocks: int, shared: Shared | None) -> Tier:
+    def far(layout: KVLayout, blocks: int, shared: Shared | None) -> Mapped:
         return PinnedTier(layout, blocks, gpu=gpu, shared=shared)
 
     return Device(xp, near, far)

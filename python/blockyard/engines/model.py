@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Mapped
 from blockyard.engines.exact import check, product, weight
 from blockyard.engines.weights import PAGE, Floats, ModelConfig, rotations, weights
 from blockyard.shared.layout import Order
@@ -115,7 +115,7 @@ class Model:
         self._scale = np.float32(config.head_dim**-0.5)
         self._rotations = np.zeros((2, 0, config.head_dim // 2), np.float32)
 
-    def view(self, tier: Tier) -> Floats:
+    def view(self, tier: Mapped) -> Floats:
         """Returns a device's memory as this rank's KV.
 
         Returns:

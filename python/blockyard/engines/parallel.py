@@ -244,6 +244,7 @@ class _Process:
         assert layout is not None  # noqa: S101 - `Ranks` has checked it
         device = MemoryTier(layout, config.device_blocks, name="device")
         host = MemoryTier(layout, config.host_blocks) if config.host_blocks else None
+        disk = MemoryTier(layout, config.disk_blocks, name="disk") if config.disk_blocks else None
 
         def gather(parts: Floats) -> Floats:
             return exchanged(parts, own.rank, peers)
@@ -256,7 +257,12 @@ class _Process:
             gather=gather if peers else None,
         )
         self._crane = Crane(
-            layout, rank=own.rank, device=device, host=host, fingerprint=config.fingerprint
+            layout,
+            rank=own.rank,
+            device=device,
+            host=host,
+            disk=disk,
+            fingerprint=config.fingerprint,
         )
 
     def run(self) -> None:

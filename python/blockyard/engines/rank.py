@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Mapped
 from blockyard.engines.model import Gather, Model, ModelInput
 from blockyard.engines.sampling import Sampling
 
@@ -84,7 +84,7 @@ class Rank:
     def __init__(
         self,
         model: Model,
-        tier: Tier,
+        tier: Mapped,
         *,
         sampling: Sampling | None = None,
         gather: Gather | None = None,

@@ -10,7 +10,7 @@ from blockyard.scheduling.headroom import HeadroomPolicy
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState
-from blockyard.scheduling.safety import on_host
+from blockyard.scheduling.safety import claims_below
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
@@ -267,7 +267,7 @@ class Admission:
 
     def _version(self) -> tuple[int, ...]:
         """Numbers that change when a request comes or goes, or a tier has another size."""
-        limits = (self._cache.limit(), self._cache.limit("host")) if self._parking.must_park else ()
+        limits = (self._cache.limit(), *self._parking.limits()) if self._parking.must_park else ()
         return self._seats.departures, self._queue.changes, *limits
 
     def _begin(self, entry: Request) -> Lease | None:
@@ -318,18 +318,20 @@ class Admission:
         """Refuses a request beside which not all but one could be parked, as `safety` has it.
 
         Raises:
-            NoRoom: The host has too few blocks for that.
+            NoRoom: The tiers below have too few blocks for that.
         """
         # Requests refused in this step, or waiting for a copy, are out of the queue for now, and
         # keep what they had.
         running, stopping = self._seats.requests()
         parked = {*self._queue.parked, *(out for out in self._out if out.parked is not None)}
         kept = [*stopping, *parked]
-        need, host = on_host(self._cache, [*running, entry], kept), self._cache.limit("host")
-        if need > host:
-            error = NoRoom(f"no room on the host to park {need} blocks: it has {host}")
-            error.tier, error.need, error.free = "host", need, host
-            error.evictable, error.promised, error.available = 0, 0, host
+        claims = claims_below(self._cache, [*running, entry], kept)
+        need, room = claims.blocks, claims.room(self._parking.limits())
+        if need > room:
+            tier = self._parking.tier
+            error = NoRoom(f"no room on the {tier} to park {need} blocks: there is room for {room}")
+            error.tier, error.need, error.free = tier, need, room
+            error.evictable, error.promised, error.available = 0, 0, room
             raise error
 
     def _seated(self, entry: Request, lease: Lease) -> Seat:

@@ -43,7 +43,7 @@ class SchedulerOptions:
             the role, made for each scheduler.
         victim_policy: Which sequence is preempted when the headroom was too small.
         preempt_mode: What becomes of a victim's KV: "park", "full-blocks" or "recompute", as in
-            `Parking`. None: "park" where there is a host.
+            `Parking`. None: "park" where there is a tier below the device.
         stops: "in-order" where a stop holds from its own step on, so that the output of that step
             is its ack; "acked" where the engine acks each stop.
         preempt_cooldown: Steps that a request runs after it was preempted, before it can be a

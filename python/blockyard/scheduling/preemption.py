@@ -5,7 +5,7 @@ from blockyard.scheduling.batch import Batch, Grown
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request
-from blockyard.scheduling.safety import on_host
+from blockyard.scheduling.safety import claims_below
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.victims import Candidate
 from blockyard.yard.cache import KVCache
@@ -82,6 +82,11 @@ class Preemptor:
         """
         return self._parking.relieve_all(self._handles(self._movable(behind))) > 0
 
+    def lower(self) -> None:
+        """Moves what parked requests keep on the host to the disk, where the host is short."""
+        if self._queue.parked:
+            self._parking.lower(self._handles(self._movable(None)))
+
     def dedup(self) -> bool:
         """Makes running rows give up blocks that they hold twice, as another computed them too.
 
@@ -154,7 +159,7 @@ class Preemptor:
         return chosen
 
     def held(self, need: int, behind: Request | None = None) -> list[Seat]:
-        """Chooses rows that are held, for a waiting request; host slots are promised to each.
+        """Chooses rows that are held, for a waiting request; slots below are promised to each.
 
         Args:
             need: Blocks that it lacks; 0 where it lacks a seat.
@@ -177,7 +182,7 @@ class Preemptor:
         """Chooses a victim where all rows are stuck, and none of them frees anything alone.
 
         What several hold is free when the last of them has left. Victims beyond `safety` come
-        last: where the host was made smaller, they could be lost.
+        last: where a tier below was made smaller, they could be lost.
         """
         ranked = sorted(self._batch.running(), key=self._rank)
         if len(ranked) <= 1:
@@ -186,10 +191,9 @@ class Preemptor:
         return next(filter(self._may_stop, ranked), None)
 
     def lost(self) -> Seat | None:
-        """Chooses the row that fails where all are stuck, and the host has no room to park one.
+        """Chooses the row that fails where all are stuck, and no tier below has room to park one.
 
-        By `safety` this happens only where the host or the device was made smaller since they
-        began. It does not happen while a ticket is open: the rows wait until its room comes back.
+        By `safety` this happens only where a tier was made smaller since they began. It does not happen while a ticket is open: the rows wait until its room comes back.
         """
         running = self._batch.running()
         promised = any(kind == "ticket" for kind, *_ in self._cache.holders())
@@ -222,10 +226,10 @@ class Preemptor:
         running, stopping = self._seats.requests()
         others = [entry for entry in running if entry is not seat.request]
         kept = [*stopping, *self._queue.parked, seat.request]
-        return on_host(self._cache, others, kept) <= self._cache.limit("host")
+        return claims_below(self._cache, others, kept).fit(self._parking.limits())
 
     def _may_stop(self, seat: Seat) -> bool:
-        """Where the engine cannot recompute, promises the host slots first (T7)."""
+        """Where the engine cannot recompute, promises slots below first (T7)."""
         if self._parking.must_park:
             seat.ticket = self._parking.promise(seat.lease)
             return seat.ticket is not None

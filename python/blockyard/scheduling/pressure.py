@@ -66,6 +66,7 @@ class Pressure:
             self._preemptor.relieve(lacks, behind=first)
             if not len(self._seats):
                 self._preemptor.relieve_all(behind=first)
+        self._preemptor.lower()
         # What moves now has landed when the rows need the room.
         self._preemptor.relieve(self._batch.blocks_wanted(_AHEAD) - self._admission.spare())
 
@@ -110,6 +111,6 @@ class Pressure:
             return [victim]
         lost = self._preemptor.lost()
         if lost is not None:
-            why = "kv_lost: there is no room for all that run, and none on the host to park it"
+            why = "kv_lost: there is no room for all that run, and none below to park it"
             self._lifecycle.fail_seat(lost, why)
         return []

@@ -165,7 +165,7 @@ class Stalls:
         holders = self._cache.holders()
         most = ", ".join(
             f"{kind} {number}: {held} blocks and {promised} promised"
-            for kind, number, held, promised, _ in holders[:_SHOWN]
+            for kind, number, held, promised, *_ in holders[:_SHOWN]
         )
         lines = [f"Holders of blocks: {len(holders)}" + (f" ({most})." if most else ".")]
         mine = {seat.lease.id for seat in self._seats.bound()}

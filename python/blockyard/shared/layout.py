@@ -12,7 +12,7 @@ from blockyard._core import Misuse
 from blockyard.shared.models import MODELS, Heads
 from blockyard.shared.validate import integer, one_of
 
-__all__ = ["WIDTHS", "Hello", "KVLayout", "Order", "Overrides", "Plane"]
+__all__ = ["TIERS", "WIDTHS", "Hello", "KVLayout", "Order", "Overrides", "Plane"]
 
 WIDTHS: Final[Mapping[str, int]] = MappingProxyType(
     {
@@ -26,6 +26,9 @@ WIDTHS: Final[Mapping[str, int]] = MappingProxyType(
     }
 )
 """Bytes per value. Types are names here: NumPy lacks half of them, and only bytes are moved."""
+
+TIERS: Final = ("device", "host", "disk")
+"""The names of all tiers, from the device down: configurations, plans and cranes use them."""
 
 Order = Literal["page-first", "layer-first"]
 """Whether a block lies on the device in one piece, or in one piece per layer, and per K and V."""
@@ -43,6 +46,8 @@ class Hello(NamedTuple):
     """Blocks of its host tier; 0 for none."""
     layout: str = ""
     """Fingerprint of its layout."""
+    disk: int = 0
+    """Blocks of its tier below the host; 0 for none."""
 
 
 class Overrides(TypedDict, total=False):

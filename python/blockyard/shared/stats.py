@@ -18,7 +18,7 @@ class Stat(NamedTuple):
 def core_schema() -> tuple[Stat, ...]:
     """Returns what the bookkeeping counts, for all tiers together and then tier by tier."""
     whole, per_tier = stats_schema()
-    tiers = ("device", "host")
+    tiers = ("device", "host", "disk")
     return tuple(Stat(*field) for field in whole) + tuple(
         Stat(f"{tier}_{name}", unit, f"{tier}: {help_}")
         for tier in tiers

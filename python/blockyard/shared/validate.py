@@ -1,5 +1,6 @@
 """Checks of what a caller gives; a refusal names the argument, its value and what it must be."""
 
+import difflib
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from blockyard._core import Misuse
 
-__all__ = ["integer", "one_of"]
+__all__ = ["integer", "known", "one_of"]
 
 _Word = TypeVar("_Word", bound=str | bool)
 
@@ -51,6 +52,25 @@ def one_of(name: str, value: object, words: Iterable[_Word]) -> _Word:
             return word
     known = ", ".join(map(repr, allowed))
     raise Misuse(f"{name} = {_shown(value)}: must be one of {known}")
+
+
+def known(name: str, value: object, names: Iterable[str]) -> str:
+    """That of some names which was given; where it is none of them, the nearest is offered.
+
+    Args:
+        name: What the error calls it.
+        value: What was given.
+        names: The names that there are.
+
+    Raises:
+        Misuse: It is none of them.
+    """
+    all_ = tuple(names)
+    if isinstance(value, str) and value in all_:
+        return value
+    text = value[:60] if isinstance(value, str) else _shown(value)
+    near = difflib.get_close_matches(text, all_, n=1, cutoff=0.0)[0]
+    raise Misuse(f"{name} = {_shown(value)}: did you mean {near!r}? It is one of {', '.join(all_)}")
 
 
 def _shown(value: object) -> str:

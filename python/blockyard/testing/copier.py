@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Landed, Receipt, Slots
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Tier, planes_of
 from blockyard.shared.plan import Cause
 
 __all__ = [
@@ -242,7 +242,7 @@ class _Held:
         if self._action.word == "corrupt":
             _source, destination, _sources, destinations = self._copy
             slot = int(destinations[self._good])
-            for plane in destination.planes:
+            for plane in planes_of(destination):
                 plane[slot] = ~plane[slot]
             return Landed(self._good, Cause.CORRUPT)
         return landed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Mapped
 from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Sums:
         rank: The rank; in planes that are not replicated, its words differ from other ranks'.
     """
 
-    def __init__(self, tier: Tier, rank: int) -> None:
+    def __init__(self, tier: Mapped, rank: int) -> None:
         self._planes = [plane.view(np.uint64) for plane in tier.planes]
         self._marks = [
             np.arange(plane.pieces, dtype=np.uint64)

@@ -84,7 +84,7 @@ class KVCache(Cache):
             raise TypeError(f"a Config is whole: put {', '.join(keywords)} into it")
         cache = super().__new__(cls, **config.core(), memory=_memory(config))
         cache._config = config
-        cache._flights = Flights(config.ranks, config.deadline)
+        cache._flights = Flights(config.ranks, config.deadline_of)
         cache._offload = Offload(config)
         cache._now = 0
         return cache
@@ -277,7 +277,7 @@ class KVCache(Cache):
 
 def _memory(config: Config) -> int | None:
     """Returns the bytes that are free, for a cache that takes many; None for a small one."""
-    many = _many(config.device) or _many(config.host) or _many(config.ghosts)
+    many = any(map(_many, (config.device, config.host, config.disk, config.ghosts)))
     return free_memory() if many else None
 
 

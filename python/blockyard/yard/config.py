@@ -3,19 +3,24 @@
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypedDict
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_args
 
 from blockyard._core import Misuse
-from blockyard.shared.layout import Hello, KVLayout
+from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.sizes import parse_size
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import integer, one_of
+from blockyard.yard.by_tier import ByTier, by_tier, of_tier
 
 __all__ = ["Config", "ConfigKeywords", "Speeds", "agree"]
+
+
+Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
+"""What is copied down from a tier."""
 
 
 class _Default(int):
@@ -35,6 +40,8 @@ class Speeds(NamedTuple):
     """The time to compute the KV of one block at the start of a sequence."""
     attend: int = 0
     """By how much that grows for each block before it."""
+    disk: int | None = None
+    """The time to copy one block up to the device from the disk; None for `load`."""
 
 
 class ConfigKeywords(TypedDict, total=False):
@@ -44,12 +51,13 @@ class ConfigKeywords(TypedDict, total=False):
     block_size: int
     device: int | str
     host: int | str
+    disk: int | str
     null_slots: int
     eviction: Literal["recency", "heap"]
-    write: Literal["on-evict", "through", "second-touch"]
+    write: Write | Mapping[str, Write]
     ghosts: int | None
-    ahead: int | None
-    deadline: int | None
+    ahead: int | Mapping[str, int] | None
+    deadline: int | Mapping[str, int] | None
     speeds: Speeds | tuple[int, int, int] | None
     thresholds: Thresholds | Mapping[str, int] | None
     recompute: bool
@@ -57,6 +65,7 @@ class ConfigKeywords(TypedDict, total=False):
     groups: int
     namespace: Mapping[str, str] | None
     key_hash: Literal["sha256", "xxh3"]
+    keyed: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,25 +75,30 @@ class Config:
     It is frozen, and any thread may read it.
 
     Sizes of tiers are blocks, or memory as text where a layout says what a block takes: "64 GiB",
-    per host for the host tier and per rank for the device, or "64 GiB/rank". The units are KiB,
-    MiB, GiB, TiB, MB and GB. `block_size` and `ranks` are the layout's where there is one.
+    per rank for the device and per host for the tiers below it, or "64 GiB/rank". The units are
+    KiB, MiB, GiB, TiB, MB and GB. `block_size` and `ranks` are the layout's where there is one.
 
     Args:
         device: Size of the device tier, null slots included.
         host: Size of the host tier; 0 for none.
+        disk: Size of the tier below the host; 0 for none. There need be no host above it.
         layout: What a block is in bytes. Without one there is bookkeeping only.
         ranks: Cranes that report the outcome of every flight.
         block_size: Tokens per block.
         null_slots: Leading device slots that pad block tables and are never given out.
         eviction: "recency" (lists, O(1)) or "heap" (an indexed heap of leaves).
-        write: What is copied down: "on-evict", the next victims ahead of need; "through", every
-            block when it is published; "second-touch", victims that were used more than once.
+        write: What is copied down from the device: "on-evict", the next victims ahead of need;
+            "through", every block when it is published; "second-touch", victims that were used more
+            than once. From the host down it is "on-evict". Or a mapping of both, by the tier that
+            blocks are copied from: from the host, "through" means every block that came there.
         ghosts: Keys remembered after their block was dropped, for "second-touch"; None for four
             per slot.
-        ahead: While fewer than this many device slots are free, this many of the next victims have
-            a copy below; with "through" the most blocks in flight. None for a sixteenth of the
-            device, at most 4,096; 0 copies nothing ahead.
-        deadline: Ticks after which the end of a flight counts as unknown; None for no deadline.
+        ahead: While fewer than this many slots of a tier are free, this many of its next victims
+            have a copy below; with "through" the most blocks in flight. It is for each tier that has
+            one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096; 0
+            copies nothing ahead.
+        deadline: Ticks after which the end of a flight counts as unknown; None for no deadline. Or a
+            mapping by the lower of the tiers that a flight goes between: "device" within the device.
         speeds: A prefix is loaded only where that is faster than computing it. None loads all.
         thresholds: How copies between a GPU and its host are best made, as `calibrate` found it;
             None for the defaults.
@@ -94,6 +108,7 @@ class Config:
         groups: Groups of layers; only 1 is supported.
         namespace: What distinguishes this cache's keys: model, weights, dtype, layout, parallel.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
+        keyed: Tiers whose plans carry the keys of their blocks; the device cannot be one.
 
     Raises:
         Misuse: A value is out of range, or a name is unknown; the nearest known is offered.
@@ -101,15 +116,16 @@ class Config:
 
     device: int | str
     host: int | str = 0
+    disk: int | str = 0
     layout: KVLayout | None = None
     ranks: int = _Default(1)
     block_size: int = _Default(16)
     null_slots: int = 1
     eviction: Literal["recency", "heap"] = "recency"
-    write: Literal["on-evict", "through", "second-touch"] = "on-evict"
+    write: ByTier[Write] | Mapping[str, Write] = "on-evict"
     ghosts: int | None = None
-    ahead: int | None = None
-    deadline: int | None = None
+    ahead: ByTier[int] | Mapping[str, int] | None = None
+    deadline: ByTier[int] | Mapping[str, int] | None = None
     speeds: Speeds | tuple[int, int, int] | None = None
     thresholds: Thresholds | Mapping[str, int] | None = None
     recompute: bool = True
@@ -117,6 +133,7 @@ class Config:
     groups: int = 1
     namespace: Mapping[str, str] | tuple[tuple[str, str], ...] | None = None
     key_hash: Literal["sha256", "xxh3"] = "sha256"
+    keyed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Turns sizes into blocks, and checks what the core does not know."""
@@ -130,13 +147,17 @@ class Config:
             if given != own and not isinstance(given, _Default):
                 raise Misuse(f"{name} = {given!r}, but the layout has {own}: give it once, there")
             settle(self, name, int(own) if isinstance(own, _Default) else own)
-        for tier in ("device", "host"):
+        for tier in TIERS:
             settle(self, tier, _blocks(tier, getattr(self, tier), layout))
         for name, least in _LEAST.items():
             if getattr(self, name) is not None:
                 settle(self, name, integer(name, getattr(self, name), least=least))
         for name, words in _WORDS.items():
             settle(self, name, one_of(name, getattr(self, name), words))
+        settle(self, "keyed", _keyed(self.keyed))
+        for name, (tiers, check) in _BY_TIER.items():
+            if getattr(self, name) is not None:
+                settle(self, name, by_tier(name, getattr(self, name), tiers, check))
         forms = {"speeds": _speeds, "thresholds": _thresholds, "namespace": _namespace}
         for name, form in forms.items():
             if getattr(self, name) is not None:
@@ -194,16 +215,21 @@ class Config:
         if self.namespace is not None:
             values["namespace"] = dict(self.namespace)
         if self.speeds is not None:
-            values["speeds"] = list(self.speeds)
+            values["speeds"] = _counts(self.speeds)
+        for name in _BY_TIER:
+            if isinstance(values[name], tuple):
+                values[name] = dict(values[name])
         if self.copying is not None:
             values["thresholds"] = asdict(self.copying)
+        values["keyed"] = list(self.keyed) or None
         return {name: value for name, value in values.items() if value is not None}
 
     @property
     def fingerprint(self) -> str:
         """SHA-256, in hex, of all but the sizes of the tiers, which `agree` settles."""
         values = self.to_mapping()
-        del values["device"], values["host"]
+        for tier in TIERS:
+            del values[tier]
         return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -217,9 +243,31 @@ class Config:
         return int(self.host)
 
     @property
-    def ahead_blocks(self) -> int:
-        """`ahead`, with its default."""
-        return min(self.device_blocks // 16, 4096) if self.ahead is None else self.ahead
+    def disk_blocks(self) -> int:
+        """Blocks of the tier below the host."""
+        return int(self.disk)
+
+    def blocks_of(self, tier: str) -> int:
+        """Blocks of a tier, by its name."""
+        return int(getattr(self, tier))
+
+    def ahead_of(self, tier: str) -> int:
+        """`ahead` of a tier, with its default; 0 where no tier below has slots."""
+        below = TIERS[TIERS.index(tier) + 1 :]
+        if not any(map(self.blocks_of, below)):
+            return 0
+        default = min(self.blocks_of(tier) // 16, 4096)
+        return default if self.ahead is None else of_tier(self.ahead, tier, default)
+
+    def write_of(self, tier: str) -> Write:
+        """`write` of the tier that blocks are copied from."""
+        if isinstance(self.write, str):
+            return self.write if tier == "device" else "on-evict"
+        return of_tier(self.write, tier, "on-evict")
+
+    def deadline_of(self, tier: str) -> int | None:
+        """`deadline` of flights whose lower tier is this one."""
+        return of_tier(self.deadline, tier, None)
 
     @property
     def copying(self) -> Thresholds | None:
@@ -236,6 +284,9 @@ class Config:
         }
         if self.namespace is not None:
             values["namespace"] = dict(self.namespace)
+        if self.speeds is not None:
+            values["speeds"] = _counts(self.speeds)
+        values["write"], *values["writes_below"] = map(self.write_of, TIERS[:-1])
         return values
 
 
@@ -266,6 +317,7 @@ def agree(config: Config, hellos: Sequence[Hello]) -> Config:
         config,
         device=min(hello.device for hello in hellos),
         host=min(hello.host for hello in hellos),
+        disk=min(hello.disk for hello in hellos),
     )
 
 
@@ -274,24 +326,46 @@ _LEAST = {
     "ranks": 1,
     "null_slots": 0,
     "ghosts": 0,
-    "ahead": 0,
-    "deadline": 1,
     "copy_retries": 0,
+}
+
+
+def _least(least: int) -> Callable[[str, object], int]:
+    return lambda name, given: integer(name, given, least=least)
+
+
+def _write(name: str, given: object) -> Write:
+    return one_of(name, given, get_args(Write))
+
+
+_BY_TIER: dict[str, tuple[Sequence[str], Callable[[str, object], object]]] = {
+    "ahead": (TIERS[:-1], _least(0)),
+    "deadline": (TIERS, _least(1)),
+    "write": (TIERS[:-1], _write),
 }
 _WORDS: dict[str, tuple[str | bool, ...]] = {
     "eviction": ("recency", "heap"),
-    "write": ("on-evict", "through", "second-touch"),
     "key_hash": ("sha256", "xxh3"),
     "recompute": (True, False),
 }
 
 
 def _speeds(given: object) -> Speeds:
-    """Three whole numbers."""
-    if not isinstance(given, tuple | list) or len(given) not in {2, 3}:
+    """Whole numbers."""
+    if not isinstance(given, tuple | list) or len(given) not in {2, 3, 4}:
         raise Misuse(f"speeds = {given!r}: give (load, compute, attend) in nanoseconds a block")
     named = zip(Speeds._fields, given, strict=False)
-    return Speeds(*(integer(f"speeds: {name}", value, least=0) for name, value in named))
+    return Speeds(
+        *(
+            None if value is None and name == "disk" else integer(f"speeds: {name}", value, least=0)
+            for name, value in named
+        )  # type: ignore[arg-type]
+    )
+
+
+def _counts(speeds: Sequence[int | None]) -> list[int]:
+    """As plain numbers, without what is not given."""
+    return [count for count in speeds if count is not None]
 
 
 def _thresholds(given: object) -> Thresholds:
@@ -307,6 +381,15 @@ def _thresholds(given: object) -> Thresholds:
             near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
             raise Misuse(f"there is no {name!r} in thresholds: did you mean {near[0]!r}?")
     return Thresholds(**given)
+
+
+def _keyed(given: object) -> tuple[str, ...]:
+    """Names of tiers, each once and from the top: the same in whatever order they were given."""
+    below = ("host", "disk")
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise Misuse(f"keyed = {given!r}: give a sequence of names of tiers")
+    names = {one_of("keyed", name, below) for name in given}
+    return tuple(tier for tier in below if tier in names)
 
 
 def _namespace(given: object) -> tuple[tuple[str, str], ...]:

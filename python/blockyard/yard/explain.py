@@ -15,10 +15,11 @@ _STOPS = {
     "filling": "the next block is in flight",
     "slow": "loading the rest was bounded, or is slower than computing it",
     "promised": "the next block backs a promise to another request",
+    "scattered": "the rest lies on the tiers below in more pieces than one begin loads",
     "contradiction": "the next key is known with another parent: they were made in another way",
 }
 
-_Holders: TypeAlias = tuple[tuple[str, int, int, int, int], ...]
+_Holders: TypeAlias = tuple[tuple[str, int, int, int, int, tuple[int, int]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Explanation:
 
     lines: tuple[str, ...]
     holders: _Holders
-    """Holders of device blocks: (kind, id, held, promised, exclusive), as `holders` gives them."""
+    """Holders of device blocks: (kind, id, held, promised, exclusive, below), as `holders` says."""
 
     @override
     def __str__(self) -> str:
@@ -53,12 +54,10 @@ def explain(cache: Cache, request: Keys | Iterable[int] | Lease | Parked | NoRoo
 def _of_prompt(cache: Cache, keys: Keys, holders: _Holders) -> list[str]:
     probe = cache.probe(keys)
     found = probe.device + probe.host + probe.disk
-    lines = [
-        (
-            f"Of {len(keys)} full blocks, {probe.device} are on the device, {probe.host} on the "
-            f"host: {found * cache.block_size} of {keys.tokens} tokens."
-        )
-    ]
+    places = f"{probe.device} are on the device, {probe.host} on the host"
+    places += f", {probe.disk} on the disk" if probe.disk else ""
+    tokens = f"{found * cache.block_size} of {keys.tokens} tokens"
+    lines = [f"Of {len(keys)} full blocks, {places}: {tokens}."]
     if probe.stop != "whole":
         lines.append(f"The prefix ends at block {found}: {_why(probe)}.")
     if not keys.tokens:
@@ -66,8 +65,8 @@ def _of_prompt(cache: Cache, keys: Keys, holders: _Holders) -> list[str]:
     asked = cache.dry_run(keys)
     if asked.slow:
         lines.append(
-            f"Now {asked.slow} blocks on the host would be skipped: loading them would take "
-            "longer than computing them."
+            f"Now {asked.slow} blocks {'below the device' if probe.disk else 'on the host'} would be "
+            "skipped: loading them would take longer than computing them."
         )
     if not asked.ever:
         lines.append(f"It never fits: it needs {asked.need} slots more than it found.")
@@ -153,10 +152,10 @@ def _of_refusal(refusal: NoRoom, holders: _Holders) -> list[str]:
 
 def _ends(missing: int, holders: _Holders) -> list[str]:
     """Names the fewest holders whose end is certain to free `missing` device slots."""
-    # A parked sequence is promised slots of the host.
+    # A parked sequence is promised slots below the device.
     gains = [
-        (alone + (0 if kind in {"parked", "host ticket"} else promised), f"{kind} {number}")
-        for kind, number, _, promised, alone in holders
+        (alone + (promised if kind in {"lease", "ticket"} else 0), f"{kind} {number}")
+        for kind, number, _, promised, alone, _ in holders
     ]
     ends = []
     for gain, name in sorted(gains, key=lambda row: -row[0]):

@@ -1,11 +1,12 @@
 """What is in flight, until every rank has reported."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from blockyard._core import Misuse
+from blockyard.shared.layout import TIERS
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.stats import Stat
@@ -28,7 +29,10 @@ class _InFlight:
     """One flight: the ranks that have not reported, and the worst that was reported."""
 
     blocks: int
-    due: int | None
+    since: int
+    """When it was launched."""
+    ticks: int | None
+    """Its deadline, from then on."""
     missing: set[int]
     order: int
     """How many flights were launched before it."""
@@ -60,7 +64,8 @@ class Flights:
 
     Args:
         ranks: Cranes that report each flight.
-        deadline: Ticks from its dispatch; None for no deadline.
+        deadline: Tells the ticks from its dispatch, by the lower tier that a flight goes to or comes
+            from; None for no deadline.
     """
 
     SCHEMA = (
@@ -79,7 +84,7 @@ class Flights:
 
     __slots__ = (
         "_counts",
-        "_deadline",
+        "_deadlines",
         "_due",
         "_heard",
         "_in_flight",
@@ -88,11 +93,14 @@ class Flights:
         "_ranks",
     )
 
-    def __init__(self, ranks: int, deadline: int | None) -> None:
+    def __init__(self, ranks: int, deadline: Callable[[str], int | None]) -> None:
         self._ranks = ranks
-        self._deadline = deadline
+        self._deadlines = {tier: deadline(tier) for tier in TIERS}
         self._in_flight: dict[int, _InFlight] = {}
-        self._due: deque[int] = deque()
+        # In order of their launch, for each deadline: the first of each row is due first.
+        self._due: dict[int, deque[int]] = {
+            ticks: deque() for ticks in self._deadlines.values() if ticks is not None
+        }
         self._lost: list[int] = []
         self._launched = 0
         # Flights that were launched when each rank last reported one.
@@ -107,12 +115,13 @@ class Flights:
 
     def launch(self, plan: Plan, now: int) -> None:
         """Notes that the cranes were given a plan at tick `now`."""
-        due = None if self._deadline is None else now + self._deadline
-        if due is not None:
-            self._due.append(plan.flight)
+        lower = max(plan.source_tier, plan.destination_tier, key=TIERS.index)
+        ticks = self._deadlines[lower]
+        if ticks is not None:
+            self._due[ticks].append(plan.flight)
         missing = set(range(self._ranks))
         self._in_flight[plan.flight] = _InFlight(
-            len(plan), due, missing, self._launched, good=len(plan)
+            len(plan), now, ticks, missing, self._launched, good=len(plan)
         )
         self._launched += 1
 
@@ -197,13 +206,14 @@ class Flights:
             entry = self._in_flight.get(flight)
             if entry is not None and not entry.late:
                 late.append(self._unknown(flight, entry, now))
-        while self._due:
-            entry = self._in_flight.get(self._due[0])
-            if entry is not None and entry.due is not None and entry.due > now:
-                break
-            flight = self._due.popleft()
-            if entry is not None and not entry.late:
-                late.append(self._unknown(flight, entry, now))
+        for ticks, row in self._due.items():
+            while row:
+                entry = self._in_flight.get(row[0])
+                if entry is not None and entry.since + ticks > now:
+                    break
+                flight = row.popleft()
+                if entry is not None and not entry.late:
+                    late.append(self._unknown(flight, entry, now))
         return late
 
     def _unknown(self, flight: int, entry: _InFlight, now: int) -> int:
@@ -221,8 +231,8 @@ class Flights:
         in_flight = list(self._in_flight.items())
         for at, (flight, entry) in enumerate(in_flight):
             missing = sorted(entry.missing)
-            if self._deadline is not None and entry.due is not None:
-                ticks = now > entry.due - self._deadline
+            if entry.ticks is not None:
+                ticks = now > entry.since
                 missing = [r for r in missing if not ticks or self._heard[r] <= entry.order]
             if missing:
                 spoken = [rank for rank in range(self._ranks) if rank not in entry.missing]

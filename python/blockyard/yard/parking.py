@@ -1,9 +1,11 @@
 """Parking: a preempted sequence leaves the device with its KV kept, and comes back later."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
 from blockyard._core import Cache, Lease, Misuse, NoRoom, Parked, Soon, Ticket
+from blockyard.shared.layout import TIERS
 from blockyard.shared.log import Limited
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import integer, one_of
@@ -39,16 +41,16 @@ class Parking:
     """Takes sequences off the device without losing their work, and brings them back.
 
     Parking is lazy. A parked sequence stays where it is, and leaves block by block, the tail first,
-    when `relieve` asks for the room; its host slots are promised before anything is given up. It
-    comes back at the token at which it was parked.
+    when `relieve` asks for the room; its slots on a lower tier, the nearest that has room, are
+    promised before anything is given up. It comes back at the token at which it was parked.
 
     The cache's `speeds` say whether parking pays: whether KV is loaded faster than recomputed.
 
     Args:
         cache: The cache that holds the sequences.
         config: The configuration of that cache.
-        mode: What is kept; without a host "recompute", and that is logged. None: "park" where
-            there is a host.
+        mode: What is kept; without a tier below the device "recompute", and that is logged. None:
+            "park" where there is one.
         resume_retries: How often a resume whose loads fail is tried again.
         max_stalled_steps: Steps that a parked sequence may stand first in the queue and find no
             room, or free none where room is needed, before it is recomputed instead.
@@ -67,8 +69,9 @@ class Parking:
         Stat("kept_blocks", "blocks", "blocks of those sequences when they were parked"),
         Stat("resumes", "sequences", "parked sequences that began to come back"),
         Stat("cheaper", "sequences", "victims recomputed, as that is faster than moving"),
-        Stat("no_host", "sequences", "victims recomputed, as the host had no room"),
+        Stat("no_host", "sequences", "victims recomputed, as no tier below had room"),
         Stat("relieved", "blocks", "blocks of parked sequences copied down to make room"),
+        Stat("lowered", "blocks", "blocks of parked sequences copied from the host to the disk"),
         Stat("retried", "sequences", "resumes whose loads failed, parked again"),
         Stat(
             "aged",
@@ -90,30 +93,41 @@ class Parking:
     ) -> None:
         if mode is not None:
             checked_mode("mode", mode)
-        if not config.host_blocks:
+        self._tiers = [tier for tier in TIERS[1:] if config.blocks_of(tier)]
+        if not self._tiers:
             if mode is not None and mode != "recompute":
                 _log.warning("there is no host to park on: victims are recomputed")
             mode = "recompute"
         self.mode: PreemptMode = mode or "park"
         self.must_park = not config.recompute
         """Whether a victim that is not parked is lost."""
-        if self.must_park and config.host_blocks and self.mode != "park":
+        if self.must_park and self._tiers and self.mode != "park":
             raise Misuse(f"preempt mode {mode!r}: must be 'park', as this engine cannot recompute")
         resume_retries = integer("resume_retries", resume_retries, least=0)
         max_stalled_steps = integer("max_stalled_steps", max_stalled_steps, least=0)
         self._cache = cache
         self._size = config.block_size
+        self._ahead = config.ahead_of("host")
         self._resume_retries = resume_retries
         self._max_stalled_steps = max_stalled_steps
         self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
 
+    @property
+    def tier(self) -> Literal["host", "disk"]:
+        """The nearest tier below the device."""
+        return self._tiers[0] if self._tiers else "host"
+
+    def limits(self) -> list[int]:
+        """Returns the blocks that each tier below the device may hold now."""
+        return [self._cache.limit(tier) for tier in self._tiers]
+
     def promise(self, lease: Lease) -> Ticket | None:
-        """Promises host slots for a victim that must be parked; None where there are none (T7)."""
+        """Promises slots below for a victim that must be parked; None where there are none (T7)."""
         _checked(lease, Lease)
-        try:
-            return self._cache.promise(lease.blocks, tier="host")
-        except NoRoom:
-            return None
+        for tier in self._tiers:
+            with suppress(NoRoom):
+                return self._cache.promise(lease.blocks, tier=tier)
+        return None
 
     def park(
         self, lease: Lease, computed: int, *, after: int | None = None, ticket: Ticket | None = None
@@ -137,7 +151,8 @@ class Parking:
             computed = max(computed - computed % self._size, lease.cached)
         if not computed:
             return None
-        if not self.must_park and not self._cache.worth_loading(-(-computed // self._size)):
+        blocks = -(-computed // self._size)
+        if not self.must_park and not self._cache.worth_loading(blocks, tier=self._goes_to(blocks)):
             self._counts["cheaper"] += 1
             return None
         try:
@@ -148,6 +163,13 @@ class Parking:
         self._counts["parkings"] += 1
         self._counts["kept_blocks"] += parked.blocks
         return parked
+
+    def _goes_to(self, blocks: int) -> Literal["host", "disk"]:
+        """The tier that so many blocks are parked on, as far as that is known before."""
+        if len(self._tiers) > 1:
+            fits = (tier for tier in self._tiers if self._cache.room(tier).available >= blocks)
+            return next(fits, self.tier)
+        return self.tier
 
     def coming(self, parked: Iterable[Parked]) -> int:
         """Counts device blocks that parked sequences can give back, or are giving back (INV-25)."""
@@ -190,6 +212,31 @@ class Parking:
             plan = self._cache.demote(blocks, of=handle) if blocks else None
             begun += 0 if plan is None else len(plan)
         self._counts["relieved"] += begun
+        return begun
+
+    def lower(self, parked: Iterable[Parked]) -> int:
+        """Moves what the host keeps to the disk, while the host is short of room (INV-34).
+
+        It is short where fewer blocks are available there than its watermark, `ahead`, says.
+
+        Args:
+            parked: The sequences; those that shall come back last stand first.
+
+        Returns:
+            Blocks that were put on their way.
+        """
+        if len(self._tiers) < 2:  # noqa: PLR2004 - nowhere to move to
+            return 0
+        down, _up = self._cache.blocks_in_flight("host")
+        lacks = self._ahead - self._cache.room("host").available - down
+        begun = 0
+        for handle in parked:
+            while begun < lacks and handle.state == "kept" and handle.below[0]:
+                plan = self._cache.demote(lacks - begun, of=handle, to="disk")
+                if plan is None:
+                    break
+                begun += len(plan)
+        self._counts["lowered"] += begun
         return begun
 
     def resume(self, parked: Parked, *, reserve: int = 0) -> Lease | Soon:

@@ -1,7 +1,7 @@
 //! What is in flight: the record of a plan until the end of its copies is known.
 
 use crate::arena::Record;
-use crate::id::{FlightIx, Id, Link, NodeIx, SlotIx, Tier};
+use crate::id::{FlightIx, Id, Key, Link, NodeIx, SlotIx, Tier};
 use crate::id::{LeaseId, ParkedId};
 use crate::plan::End;
 
@@ -35,6 +35,10 @@ pub(crate) struct Flight {
     pub(crate) to: Tier,
     pub(crate) purpose: Purpose,
     pub(crate) moves: Vec<Move>,
+    /// The keys of the blocks when it was launched, where one of its tiers is keyed.
+    pub(crate) keys: Vec<Key>,
+    /// Those of their parents, where the tier that it fills is.
+    pub(crate) parents: Vec<Key>,
     /// When it was opened.
     pub(crate) epoch: u32,
     /// How its copies have ended, while it waits for an earlier flight of its lease to land.
@@ -53,6 +57,8 @@ impl Flight {
             to,
             purpose,
             moves: Vec::new(),
+            keys: Vec::new(),
+            parents: Vec::new(),
             epoch,
             ended: None,
             overdue: false,

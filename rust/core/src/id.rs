@@ -13,6 +13,31 @@ pub const MAX_TIERS: usize = if cfg!(feature = "four-tiers") { 4 } else { 3 };
 pub struct Key(pub [u8; 32]);
 
 impl Key {
+    /// Where a parent's key is asked for: the block is the first of its sequence.
+    pub const NO_PARENT: Self = Self([0; 32]);
+    /// Where a key is asked for: the block was dropped, and its key is not known any more.
+    pub const UNKNOWN: Self = Self([0xFF; 32]);
+    /// Leading bytes that are zero in the key of an anonymous block, and behind them its number.
+    const ZEROS: usize = 24;
+
+    /// What stands for the key of an anonymous block, which has none: its own as long as it lives.
+    pub(crate) fn anonymous(node: Id<NodeIx>) -> Self {
+        let mut key = Self::NO_PARENT;
+        key.0[Self::ZEROS..].copy_from_slice(&node.number().to_le_bytes());
+        key
+    }
+
+    /// Whether it stands for the key of an anonymous block: one that was parked before it had a
+    /// key. No published block has such a key where a tier is keyed.
+    pub fn is_anonymous(&self) -> bool {
+        self.0.starts_with(&[0; Self::ZEROS]) && *self != Self::NO_PARENT
+    }
+
+    /// Whether it stands for something else than a published block.
+    pub(crate) fn is_reserved(&self) -> bool {
+        self.0.starts_with(&[0; Self::ZEROS]) || *self == Self::UNKNOWN
+    }
+
     /// Its 64 hexadecimal digits.
     pub fn hex(&self) -> String {
         let digits = b"0123456789abcdef";

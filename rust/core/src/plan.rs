@@ -1,17 +1,36 @@
 //! Plans: copies to make, as a small frozen value that can be sent to another process; and what
-//! became of them.
+//! became of them. All numbers are little endian.
 //!
 //! ```text
 //! 0     2      3               4       8       16
-//! "Y1"  group  from * 16 + to  blocks  flight  from[blocks] u32 LE, to[blocks] u32 LE
+//! "Y1"  group  from * 16 + to  blocks  flight  from[blocks] u32, to[blocks] u32
+//!
+//! 0     2               3      4       8       16     18    20     24
+//! "Y2"  from * 16 + to  flags  blocks  flight  group  rank  0 u32  from[], to[], keys[], parents[]
 //! ```
+//!
+//! A plan is `Y2` where it carries keys or has a rank, and `Y1` otherwise, so that it has one form
+//! as bytes. Group and rank are 0 in every plan that a yard makes. Flag 1 says that a key follows for
+//! each block, 32 bytes; flag 2, which never comes without flag 1, that the keys of their parents do.
+//!
+//! A yard's plan carries keys where it touches a tier that [`crate::Config`] calls keyed: from such a
+//! tier the keys of the blocks, to such a tier those of their parents too. They are those at the
+//! time when the plan was made. Three of them are nobody's:
+//!
+//! - 24 zero bytes, and a number of 8 bytes that is not 0: an anonymous block, which was parked before
+//!   it had a key. It keeps this one as long as it is parked; [`Key::is_anonymous`] knows it.
+//! - 32 zero bytes, for a parent alone: there is none, the block is the first of its sequence.
+//! - 32 bytes 0xFF: a block that was dropped, so that its key is not known any more.
 
 use crate::error::{Error, Result};
-use crate::id::{FlightId, Group, MAX_TIERS, Slot, Tier};
+use crate::id::{FlightId, Group, Key, MAX_TIERS, Slot, Tier};
 
 /// With the version.
 const MAGIC: &[u8; 2] = b"Y1";
-const HEADER: usize = 16;
+/// The same, of a plan that carries keys.
+const KEYED: &[u8; 2] = b"Y2";
+const KEYS: u8 = 1;
+const PARENTS: u8 = 2;
 
 /// Copies between two tiers, or within the device. `from` and `to` have equal length; the copies
 /// are independent, and an outcome counts how many of the leading ones are intact.
@@ -29,6 +48,13 @@ pub struct Plan {
     pub sources: Vec<u32>,
     /// Destination slots.
     pub destinations: Vec<u32>,
+    /// A key per block, where a tier of the two must know them; empty otherwise.
+    pub keys: Vec<Key>,
+    /// The key of each block's parent, where the tier of the destinations must know it; empty
+    /// otherwise, and where there are no keys.
+    pub parents: Vec<Key>,
+    /// Always 0 so far.
+    pub rank: u16,
 }
 
 /// `blocks` consecutive slots to consecutive slots.
@@ -141,15 +167,34 @@ impl Plan {
         runs
     }
 
-    /// 16 bytes and 8 per block, little endian, the same on every machine.
+    /// 16 bytes and 8 per block, the same on every machine. With keys 24 and 40 per block, and with
+    /// those of the parents 72 per block.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER + 8 * self.len());
-        bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&[self.group.0, (self.from.0 << 4 | self.to.0) as u8]);
+        let tiers = (self.from.0 << 4 | self.to.0) as u8;
+        let flag = |keys: &[Key], flag| if keys.is_empty() { 0 } else { flag };
+        let flags = flag(&self.keys, KEYS) | flag(&self.parents, PARENTS);
+        let keyed = flags != 0 || self.rank != 0;
+        let keys = self.keys.len() + self.parents.len();
+        let mut bytes = Vec::with_capacity(24 + 8 * self.len() + 32 * keys);
+        if keyed {
+            bytes.extend_from_slice(KEYED);
+            bytes.extend_from_slice(&[tiers, flags]);
+        } else {
+            bytes.extend_from_slice(MAGIC);
+            bytes.extend_from_slice(&[self.group.0, tiers]);
+        }
         bytes.extend_from_slice(&(self.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&self.flight.number().to_le_bytes());
+        if keyed {
+            bytes.extend_from_slice(&u16::from(self.group.0).to_le_bytes());
+            bytes.extend_from_slice(&self.rank.to_le_bytes());
+            bytes.extend_from_slice(&[0; 4]);
+        }
         for slot in self.sources.iter().chain(&self.destinations) {
             bytes.extend_from_slice(&slot.to_le_bytes());
+        }
+        for key in self.keys.iter().chain(&self.parents) {
+            bytes.extend_from_slice(&key.0);
         }
         bytes
     }
@@ -157,47 +202,91 @@ impl Plan {
     /// Back from [`Self::to_bytes`].
     ///
     /// # Errors
-    /// `Argument` when the bytes are not a plan of this version, whole.
+    /// `Argument` when the bytes are not a plan of a known version, whole.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let bad = |help| Error::argument("plan", format!("{} bytes", bytes.len()), help);
-        let Some((header, slots)) = bytes.split_at_checked(HEADER) else {
-            return Err(bad("pass what Plan.to_bytes() gave, whole"));
+        Self::read(Reader(bytes))
+            .map_err(|help| Error::argument("plan", format!("{} bytes", bytes.len()), help))
+    }
+
+    fn read(mut reader: Reader<'_>) -> Read<Self> {
+        let magic = reader.take::<2>()?;
+        let first = reader.take::<2>()?;
+        let count = u32::from_le_bytes(reader.take()?);
+        let flight = u64::from_le_bytes(reader.take()?);
+        let (group, tiers, flags, rank) = match &magic {
+            MAGIC => (first[0], first[1], 0, 0),
+            KEYED => {
+                let group = u16::from_le_bytes(reader.take()?);
+                let rank = u16::from_le_bytes(reader.take()?);
+                if reader.take::<4>()? != [0; 4] {
+                    return Err("its reserved bytes 20 to 23 are not 0");
+                }
+                let group = u8::try_from(group).map_err(|_| "its group is above 255")?;
+                if first[1] & !(KEYS | PARENTS) != 0 {
+                    return Err("it has flags that are none: they are 1 for keys, 2 for parents");
+                }
+                (group, first[0], first[1], rank)
+            }
+            _ => return Err("not a plan of this version: run one version everywhere"),
         };
-        if header[..2] != *MAGIC {
-            return Err(bad(
-                "not a plan of this version: run one version everywhere",
-            ));
-        }
-        let word = |at: usize| {
-            let mut word = [0; 4];
-            word.copy_from_slice(&header[at..at + 4]);
-            u32::from_le_bytes(word)
-        };
-        let flight = FlightId::from_number(u64::from(word(12)) << 32 | u64::from(word(8)))
-            .ok_or_else(|| bad("its flight number is none"))?;
-        let (from, to) = (Tier((header[3] >> 4).into()), Tier((header[3] & 15).into()));
+        let flight = FlightId::from_number(flight).ok_or("its flight number is none")?;
+        let (from, to) = (Tier((tiers >> 4).into()), Tier((tiers & 15).into()));
         if from.max(to).at() >= MAX_TIERS {
-            return Err(bad("it names a tier that there is none of"));
+            return Err("it names a tier that there is none of");
         }
-        let count = word(4) as usize;
-        if slots.len() != 8 * count {
-            return Err(bad(
-                "its length is not 16 + 8 per block: it was cut or padded",
-            ));
+        if flags == PARENTS {
+            return Err("it has keys of parents, and none of the blocks themselves");
         }
-        let mut words = slots
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|word| u32::from_le_bytes(*word));
+        if flags != 0 && count == 0 {
+            return Err("it says that keys follow, and has no blocks");
+        }
+        if magic == *KEYED && flags == 0 && rank == 0 {
+            return Err("a plan without keys and of rank 0 is a Y1, and this one is a Y2");
+        }
+        let keys = u64::from(flags & KEYS != 0) + u64::from(flags & PARENTS != 0);
+        if reader.0.len() as u64 != u64::from(count) * (8 + 32 * keys) {
+            return Err(if magic == *MAGIC {
+                "its length is not 16 + 8 per block: it was cut or padded"
+            } else {
+                "its length is not 24 + 8 per block and 32 per key: it was cut or padded"
+            });
+        }
+        let count = count as usize;
         Ok(Self {
             flight,
-            group: Group(header[2]),
+            group: Group(group),
             from,
             to,
-            sources: words.by_ref().take(count).collect(),
-            destinations: words.collect(),
+            sources: reader.all(count, u32::from_le_bytes)?,
+            destinations: reader.all(count, u32::from_le_bytes)?,
+            keys: reader.all(if flags & KEYS == 0 { 0 } else { count }, Key)?,
+            parents: reader.all(if flags & PARENTS == 0 { 0 } else { count }, Key)?,
+            rank,
         })
+    }
+}
+
+/// What was read, or what is wrong.
+type Read<T> = std::result::Result<T, &'static str>;
+
+const CUT: &str = "pass what Plan.to_bytes() gave, whole";
+
+/// What is left of the bytes.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    /// The next bytes.
+    fn take<const N: usize>(&mut self) -> Read<[u8; N]> {
+        let (next, rest) = self.0.split_first_chunk().ok_or(CUT)?;
+        self.0 = rest;
+        Ok(*next)
+    }
+
+    /// The next `count` values.
+    fn all<T, const N: usize>(&mut self, count: usize, one: fn([u8; N]) -> T) -> Read<Vec<T>> {
+        let (next, rest) = self.0.split_at_checked(count * N).ok_or(CUT)?;
+        self.0 = rest;
+        Ok(next.as_chunks().0.iter().map(|value| one(*value)).collect())
     }
 }
 
@@ -213,6 +302,9 @@ mod tests {
             to: Tier::HOST,
             sources: vec![7, 8, 9, 3],
             destinations: vec![1, 2, 4, 5],
+            keys: vec![],
+            parents: vec![],
+            rank: 0,
         }
     }
 

@@ -173,7 +173,10 @@ impl Stats {
     pub fn values(&self) -> Vec<(String, u64)> {
         let own = self.numbers().chain(self.counters.numbers());
         let mut values: Vec<_> = own.map(|(name, value)| (name.to_owned(), value)).collect();
-        for (at, tier) in self.tiers.iter().enumerate() {
+        // What a yard has no tier for is 0: all yards have the same schema.
+        let none = TierStats::default();
+        for at in 0..MAX_TIERS {
+            let tier = self.tiers.get(at).unwrap_or(&none);
             let word = Tier(at).name();
             let traffic = Traffic::of(&self.counters, at);
             let own = tier.numbers().chain(traffic.numbers());

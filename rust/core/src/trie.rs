@@ -225,6 +225,23 @@ impl Trie {
         self.nodes[node].parent.and_then(|id| self.live(id))
     }
 
+    /// The key that a plan carries for a block.
+    pub(crate) fn carried_key(&self, node: NodeIx) -> Key {
+        let block = &self.nodes[node];
+        if block.is_anonymous() {
+            return Key::anonymous(self.id(node));
+        }
+        block.key
+    }
+
+    /// The key that a plan carries for a block's parent.
+    pub(crate) fn carried_parent(&self, node: NodeIx) -> Key {
+        self.nodes[node].parent.map_or(Key::NO_PARENT, |id| {
+            self.live(id)
+                .map_or(Key::UNKNOWN, |parent| self.carried_key(parent))
+        })
+    }
+
     /// The parent has a child less on a tier: its copy there since.
     #[inline]
     pub(crate) fn lose_child(&mut self, node: NodeIx, tier: Tier) -> Option<Residency> {
@@ -352,6 +369,27 @@ mod tests {
         let other = trie.add(None);
         assert_eq!(other, root, "the place is taken again");
         assert_eq!(trie.parent(child), None, "and is not taken for the parent");
+    }
+
+    #[test]
+    fn a_plan_carries_the_key_of_a_block_or_what_stands_for_it() {
+        let mut trie = Trie::new(&[8]).unwrap();
+        let root = publish(&mut trie, None, key(1));
+        let child = publish(&mut trie, Some(root), key(2));
+        let tail = trie.add(Some(child));
+        let end = trie.add(Some(tail));
+        let number = u64::from_le_bytes(trie.carried_key(tail).0[24..].try_into().unwrap());
+        assert_eq!(number, 1 << 32 | 2, "its generation and its place");
+        assert_eq!(trie.carried_key(child), key(2));
+        assert_eq!(trie.carried_parent(root), Key::NO_PARENT);
+        assert_eq!(trie.carried_parent(child), key(1));
+        assert_eq!(trie.carried_parent(tail), key(2));
+        assert_eq!(trie.carried_parent(end), trie.carried_key(tail));
+        trie.remove(root);
+        assert_eq!(trie.carried_parent(child), Key::UNKNOWN);
+        let other = publish(&mut trie, None, key(3));
+        assert_eq!(other, root, "the place is taken again");
+        assert_eq!(trie.carried_parent(child), Key::UNKNOWN, "and is another's");
     }
 
     #[test]

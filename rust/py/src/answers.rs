@@ -49,6 +49,8 @@ pub(crate) struct Probe {
     ///
     /// "filling": the next block is in flight.
     ///
+    /// "scattered": the prefix lies on lower tiers in more runs than one begin loads, which are 8.
+    ///
     /// "slow": a begin left the rest below, as its `load` or the cache's `speeds` say.
     ///
     /// "promised": the next block backs a promise to another request.
@@ -274,6 +276,7 @@ pub(crate) fn stop_word(stop: core::Stop) -> &'static str {
         core::Stop::Whole => "whole",
         core::Stop::Missing => "missing",
         core::Stop::Filling(_) => "filling",
+        core::Stop::Scattered => "scattered",
         core::Stop::Slow => "slow",
         core::Stop::Promised => "promised",
         core::Stop::Contradiction => "contradiction",

@@ -3,10 +3,11 @@
 use crate::buffers::{Whole, each, integer, integers, is_integer, shown};
 use crate::error::{Failure, Outcome};
 use blockyard_core::{
-    Cells, Error, EvictionPolicy, Filling, FlightId, KeyHash, Retention, Speeds, WritePolicy,
+    Cells, Error, EvictionPolicy, Filling, FlightId, KeyHash, MAX_TIERS, Retention, Speeds, Tier,
+    WritePolicy,
 };
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyInt, PyMapping};
+use pyo3::types::{PyBool, PyInt, PyMapping, PyString};
 
 /// One count for all rows, or one each.
 pub(crate) enum Counts {
@@ -76,7 +77,7 @@ impl<T: Whole> Keyword for Option<T> {
 }
 
 whole!(
-    block_size: u32, device: u32, host: u32, null_slots: u32, copy_retries: u32, groups: u8,
+    block_size: u32, device: u32, host: u32, disk: u32, null_slots: u32, copy_retries: u32, groups: u8,
     tokens: u64, reserve: u64, computed: u64, slots: u32, blocks: u32,
     load: Option<u32>, after: Option<u64>, done: Option<u64>, memory: Option<u64>, ghosts: Option<u32>
 );
@@ -177,19 +178,24 @@ pub(crate) fn write(given: &str) -> Outcome<WritePolicy> {
     word("write", given, &WRITES)
 }
 
-/// Three counts of nanoseconds, in order: load, compute, attend.
+/// Counts of nanoseconds, in order: load, compute, attend; and what a load from the disk takes, where
+/// that is not what it takes from the host.
 pub(crate) fn speeds(from: &Bound<'_, PyAny>) -> PyResult<Option<Speeds>> {
     if from.is_none() {
         return Ok(None);
     }
     let given: Vec<u64> = integers("speeds", from)?;
-    let &[load, compute, attend] = given.as_slice() else {
+    let (&[host, compute, attend] | &[host, compute, attend, _]) = given.as_slice() else {
         let message = format!(
-            "speeds = {}: pass three counts of nanoseconds, load, compute, attend",
+            "speeds = {}: pass three counts of nanoseconds, load, compute, attend, or four, with \
+             that of a load from the disk",
             shown(from)
         );
         return Err(Failure::misuse(message).into());
     };
+    let disk = given.get(3).copied().unwrap_or(host);
+    let mut load = [disk; MAX_TIERS];
+    load[Tier::HOST.0] = host;
     Ok(Some(Speeds {
         load,
         compute,
@@ -204,17 +210,39 @@ pub(crate) fn key_hash(given: &str) -> Outcome<KeyHash> {
     word("key_hash", given, &KEY_HASHES)
 }
 
-pub(crate) fn tier(given: &str) -> Outcome<blockyard_core::Tier> {
-    use blockyard_core::Tier;
-    word(
-        "tier",
-        given,
-        &[
-            ("device", Tier::DEVICE),
-            ("host", Tier::HOST),
-            ("disk", Tier::DISK),
-        ],
-    )
+const TIERS: [(&str, Tier); 3] = [
+    ("device", Tier::DEVICE),
+    ("host", Tier::HOST),
+    ("disk", Tier::DISK),
+];
+
+pub(crate) fn tier(given: &str) -> Outcome<Tier> {
+    named_tier("tier", given)
+}
+
+/// A tier, given for the argument of this name.
+pub(crate) fn named_tier(name: &str, given: &str) -> Outcome<Tier> {
+    word(name, given, &TIERS)
+}
+
+/// Names of tiers, as a flag for each tier that there may be; none without any.
+pub(crate) fn keyed(from: Option<&Bound<'_, PyAny>>) -> PyResult<[bool; MAX_TIERS]> {
+    let mut keyed = [false; MAX_TIERS];
+    let Some(from) = from else {
+        return Ok(keyed);
+    };
+    let wrong = || Failure::misuse(format!("keyed = {}: pass names of tiers", shown(from)));
+    if from.is_instance_of::<PyString>() {
+        return Err(wrong().into());
+    }
+    let names = from.try_iter().map_err(|_| wrong())?;
+    for tier in each("keyed", from, names, |_, name| {
+        let name: String = name.extract().map_err(|_| wrong())?;
+        Ok(word("keyed", &name, &TIERS)?)
+    })? {
+        keyed[tier.0] = true;
+    }
+    Ok(keyed)
 }
 
 pub(crate) fn namespace(from: Option<&Bound<'_, PyAny>>) -> PyResult<blockyard_core::Namespace> {

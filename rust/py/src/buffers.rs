@@ -210,13 +210,18 @@ fn copied<E: Element + Copy + Default>(
 }
 
 /// Bytes, 32 of them for each value.
-pub(crate) fn keys_of(py: Python<'_>, buffer: &PyBuffer<u8>) -> PyResult<Vec<[u8; 32]>> {
+pub(crate) fn keys_of(
+    name: &'static str,
+    py: Python<'_>,
+    buffer: &PyBuffer<u8>,
+) -> PyResult<Vec<[u8; 32]>> {
     let count = buffer.item_count();
     if !count.is_multiple_of(32) {
-        return Err(Failure::misuse(format!("keys has {count} bytes: pass 32 per key")).into());
+        let message = format!("{name} has {count} bytes: pass 32 per key");
+        return Err(Failure::misuse(message).into());
     }
     let mut all = Vec::new();
-    vacant(&mut all, count / 32, "keys")?;
+    vacant(&mut all, count / 32, name)?;
     all.resize(count / 32, [0; 32]);
     buffer.copy_to_slice(py, all.as_flattened_mut())?;
     Ok(all)

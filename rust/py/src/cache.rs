@@ -2,9 +2,11 @@
 
 use crate::answers::Violation;
 use crate::arguments;
+use crate::buffers::integers;
 use crate::error::Failure;
 use crate::face::Cache;
 use crate::gil::{LONG, enter};
+use crate::keys::key_rows;
 use blockyard_core::{self as core, Config, KeyHash, Speeds};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
@@ -14,17 +16,20 @@ use pyo3::types::PyDict;
 #[pymethods]
 impl Cache {
     #[new]
-    #[pyo3(signature = (*, block_size=16, device, host=0, null_slots=1, eviction="recency",
-        write="on-evict", ghosts=None, speeds=None, recompute=true, copy_retries=3, groups=1,
-        namespace=None, key_hash="sha256", memory=None))]
+    #[pyo3(signature = (*, block_size=16, device, host=0, disk=0, null_slots=1,
+        eviction="recency", write="on-evict", writes_below=None, ghosts=None, speeds=None,
+        recompute=true, copy_retries=3, groups=1, namespace=None, key_hash="sha256", keyed=None,
+        memory=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         #[pyo3(from_py_with = arguments::block_size)] block_size: u32,
         #[pyo3(from_py_with = arguments::device)] device: u32,
         #[pyo3(from_py_with = arguments::host)] host: u32,
+        #[pyo3(from_py_with = arguments::disk)] disk: u32,
         #[pyo3(from_py_with = arguments::null_slots)] null_slots: u32,
         eviction: &str,
         write: &str,
+        writes_below: Option<Vec<String>>,
         #[pyo3(from_py_with = arguments::ghosts)] ghosts: Option<u32>,
         #[pyo3(from_py_with = arguments::speeds)] speeds: Option<Speeds>,
         recompute: bool,
@@ -32,19 +37,29 @@ impl Cache {
         #[pyo3(from_py_with = arguments::groups)] groups: u8,
         namespace: Option<&Bound<'_, PyAny>>,
         key_hash: &str,
+        keyed: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = arguments::memory)] memory: Option<u64>,
     ) -> PyResult<Self> {
+        // A third tier takes memory for each slot of all tiers, so that it is there only if wanted.
+        let slots = if disk > 0 {
+            vec![device, host, disk]
+        } else {
+            vec![device, host]
+        };
+        let below = writes_below.iter().flatten().map(|word| arguments::write(word));
         let config = Config {
             block_size,
-            slots: vec![device, host],
+            slots,
             null_slots,
             policy: arguments::eviction(eviction)?,
             write: arguments::write(write)?,
+            writes_below: below.collect::<Result<_, _>>()?,
             ghosts,
             speeds,
             recompute,
             copy_retries,
             groups,
+            keyed: arguments::keyed(keyed)?,
         };
         config.fits(memory).map_err(Failure::from)?;
         let namespace = arguments::namespace(namespace)?;
@@ -57,7 +72,8 @@ impl Cache {
     #[staticmethod]
     fn _defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         let own = Config::default();
-        let speeds = own.speeds.map(|own| (own.load, own.compute, own.attend));
+        let load = |own: Speeds| own.load[core::Tier::HOST.0];
+        let speeds = own.speeds.map(|own| (load(own), own.compute, own.attend));
         let hash = arguments::said(&KeyHash::default(), &arguments::KEY_HASHES);
         let all = PyDict::new(py);
         all.set_item("block_size", own.block_size)?;
@@ -71,6 +87,8 @@ impl Cache {
         all.set_item("copy_retries", own.copy_retries)?;
         all.set_item("groups", own.groups)?;
         all.set_item("key_hash", hash)?;
+        let keyed = own.keyed.contains(&true).then_some(own.keyed);
+        all.set_item("keyed", keyed)?;
         Ok(all)
     }
 
@@ -125,6 +143,38 @@ impl Cache {
             state.resize_where(tier, slots, memory)
         });
         Ok(resized?)
+    }
+
+    /// Publishes what a tier has kept from before, as its records say.
+    ///
+    /// It comes once, before the first begin. Blocks that come back are held by no sequence.
+    ///
+    /// Args:
+    ///     tier: "host" or "disk".
+    ///     slots: Slots of the tier, shape (rows,), each once. The oldest row is first, and is the
+    ///         first to be evicted, but never before the blocks that follow it in a sequence.
+    ///     keys: The keys of their blocks, bytes of shape (rows, 32), each once.
+    ///     parents: The keys of the blocks before them in their sequences, likewise; zeros for the
+    ///         first block of a sequence. One that is not among `keys` may come back later.
+    ///
+    /// Raises:
+    ///     Misuse: Something began or was restored before, a slot or key comes twice or is out of
+    ///         range, or `parents` lead in a circle. Nothing is changed.
+    fn restore(
+        &self,
+        py: Python<'_>,
+        tier: &str,
+        slots: &Bound<'_, PyAny>,
+        keys: &Bound<'_, PyAny>,
+        parents: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.check_open()?;
+        let tier = arguments::tier(tier)?;
+        let slots: Vec<u32> = integers("slots", slots)?;
+        let (keys, parents) = (key_rows("keys", keys)?, key_rows("parents", parents)?);
+        Ok(enter(py, &self.inner, LONG, |state| {
+            state.restore(tier, &slots, &keys, &parents)
+        })?)
     }
 
     /// Returns counters and sizes, read at one moment; `stats_schema` has units and meanings.

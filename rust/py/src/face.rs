@@ -28,6 +28,7 @@ pub(crate) fn forked() {
 ///     block_size: Tokens per block.
 ///     device: Slots of the device, null slots included.
 ///     host: Slots of the host; 0 for none.
+///     disk: Slots of the tier below the host; 0 for none.
 ///     null_slots: Leading device slots that pad block tables and are never given out.
 ///     eviction: "recency" (lists, O(1)) or "heap" (an indexed heap of leaves).
 ///     write: What `demote(blocks)` copies down. "on-evict": the next victims. "through": first
@@ -39,10 +40,13 @@ pub(crate) fn forked() {
 ///     ghosts: Keys of dropped blocks to remember for "second-touch", rounded up to a power of two
 ///         that is >= 16. Each takes 8 bytes. 0 remembers none; None remembers four per slot of all
 ///         tiers.
+///     writes_below: The same for each tier below the device, from the host down; "on-evict" where it
+///         says nothing. "through" copies what has landed there.
 ///     speeds: Three times in nanoseconds: to load one block; to compute one block at the start of
-///         a sequence; and to compute it for each block before it, in addition. A begin then loads
-///         what it found below only if that takes less time than computing it, queued behind all
-///         loads in flight. None loads everything.
+///         a sequence; and to compute it for each block before it, in addition. A fourth is to load
+///         one from the disk, where that is not what it takes from the host. A begin then loads what
+///         it found below only if that takes less time than computing it, queued behind all loads in
+///         flight. None loads everything.
 ///     recompute: Whether the engine can recompute KV that was lost.
 ///     copy_retries: How often a failed copy down is tried again. After that, the keep of a kept
 ///         block is broken, and no copy of another block is made ahead of need any more.
@@ -50,6 +54,9 @@ pub(crate) fn forked() {
 ///     namespace: What tells this cache's keys from others': model, weights, dtype, layout,
 ///         parallel.
 ///     key_hash: "sha256", or "xxh3" where all tenants trust each other.
+///     keyed: Names of tiers whose plans carry the keys of their blocks; None for none. The device
+///         cannot be one. Where there is one, `seal` refuses a key of the engine's own that begins
+///         with 24 zero bytes or has all bits set: in a plan that stands for something else.
 ///     memory: Bytes that its bookkeeping may take; None for what the system grants. All of it is
 ///         allocated at once: 110 to 200 bytes for each slot, and those of the ghosts.
 ///

@@ -9,7 +9,7 @@ use crate::keys::Keys;
 use crate::lease::Lease;
 use crate::parked::Parked;
 use crate::plan::Plan;
-use blockyard_core::{self as core, FlightId, State};
+use blockyard_core::{self as core, FlightId, State, Tier};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyList, PyTuple};
@@ -30,39 +30,58 @@ impl Cache {
         Ok(plans.into_iter().map(Plan).collect())
     }
 
-    /// Copies blocks from the device down to the host.
+    /// Copies blocks of a tier down to the next lower one that has slots.
     ///
     /// Args:
-    ///     blocks: The most blocks to copy. Without `of`, up to that many of the device's next
+    ///     blocks: The most blocks to copy. Without `of`, up to that many of the tier's next
     ///         victims get a copy below, or other blocks if the cache's `write` says so. Blocks
     ///         that an earlier call looked at are passed over, so that it may be called at every
     ///         step.
-    ///     of: A parked sequence, whose last blocks go first, or a lease, whose first sealed blocks
-    ///         go first.
+    ///     of: A parked sequence, whose last blocks go first, from the device to the tier that has
+    ///         promised them slots; or a lease, whose first sealed blocks go first.
+    ///     tier: Where they are, without `of`.
+    ///     to: For a parked sequence, a lower tier that shall keep what a higher one keeps or has
+    ///         promised. Each block is kept there once its copy has landed. Call it again until it
+    ///         returns None: one plan has one source.
     ///
     /// Returns:
     ///     The plan, which `dispatch` hands out too; None if there is nothing to copy.
     ///
     /// Raises:
-    ///     Misuse: A value is out of range, or `of` is something else.
+    ///     Misuse: A value is out of range, `of` is something else, or there is no such tier.
     ///     SpentLease: The sequence has ended before.
     ///     ForeignLease: It is another cache's.
-    #[pyo3(signature = (blocks, *, of=None))]
+    #[pyo3(signature = (blocks, *, of=None, tier="device", to=None))]
     fn demote(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::blocks)] blocks: u32,
         of: Option<&Bound<'_, PyAny>>,
+        tier: &str,
+        to: Option<&str>,
     ) -> PyResult<Option<Plan>> {
         self.check_open()?;
         let named = blocks as usize;
+        let tier = arguments::tier(tier)?;
+        let to = to.map(|to| arguments::named_tier("to", to)).transpose()?;
+        if to.is_some() && !of.is_some_and(Bound::is_instance_of::<Parked>) {
+            let message = "to goes with of=, a parked sequence: other blocks go to the next tier";
+            return Err(Failure::misuse(message.to_owned()).into());
+        }
+        if of.is_some() && tier != Tier::DEVICE {
+            let message = "tier goes without of=: the blocks of a sequence are where they are";
+            return Err(Failure::misuse(message.to_owned()).into());
+        }
         let plan = match of {
-            None => enter(py, &self.inner, named, |state| Ok(state.demote(blocks))),
+            None => enter(py, &self.inner, named, |state| {
+                state.limit(tier)?;
+                Ok(state.demote(tier, blocks))
+            }),
             Some(of) => {
                 if let Ok(parked) = of.cast::<Parked>() {
                     let id = parked.get().of(self, py)?.id();
                     enter(py, &self.inner, named, |state| {
-                        state.demote_parked(id, blocks)
+                        state.demote_parked(id, blocks, to)
                     })
                 } else {
                     let lease = of.cast::<Lease>().map_err(|_| {
@@ -79,34 +98,40 @@ impl Cache {
         Ok(plan?.map(Plan))
     }
 
-    /// Copies the part of a prefix that lies below up to the device, ahead of a request.
+    /// Copies the part of a prefix that lies below a tier up to it, ahead of a request.
     ///
     /// Args:
     ///     keys: The keys of the prefix.
     ///     blocks: The most blocks to copy; None for all.
+    ///     to: The tier. To the device all of them go or none; to a lower one, the first that find
+    ///         room there.
     ///
     /// Returns:
-    ///     The plan, which `dispatch` hands out too; None if there is nothing to copy.
+    ///     A plan for each run of blocks that lie on one tier, which `dispatch` hands out too; none
+    ///     if there is nothing to copy.
     ///
     /// Raises:
     ///     NoRoom: The device has no room for them now.
     ///     TooLarge: The device never holds the prefix.
-    ///     Misuse: The keys are of blocks of another size, or `blocks` is out of range.
-    #[pyo3(signature = (keys, blocks=None))]
+    ///     Misuse: The keys are of blocks of another size, `blocks` is out of range, or the tier has
+    ///         no slots.
+    #[pyo3(signature = (keys, blocks=None, *, to="device"))]
     fn promote(
         &self,
         py: Python<'_>,
         keys: &Bound<'_, Keys>,
         #[pyo3(from_py_with = arguments::most)] blocks: Option<u32>,
-    ) -> PyResult<Option<Plan>> {
+        to: &str,
+    ) -> PyResult<Vec<Plan>> {
         self.check_open()?;
+        let to = arguments::named_tier("to", to)?;
         self.check_keys(&keys.get().0)?;
         let keys = keys.get().0.keys();
         let most = blocks.unwrap_or(u32::MAX);
-        let plan = enter(py, &self.inner, keys.len(), |state| {
-            state.promote(keys, most)
+        let plans = enter(py, &self.inner, keys.len(), |state| {
+            state.promote(keys, most, to)
         });
-        Ok(plan?.map(Plan))
+        Ok(plans?.into_iter().map(Plan).collect())
     }
 
     /// Reports the outcomes of flights whose copies have ended.

@@ -50,7 +50,7 @@ impl Keys {
 /// no more than `blocks`.
 pub(crate) fn ready_keys(from: &Bound<'_, PyAny>, blocks: u64) -> PyResult<Vec<Key>> {
     if let Ok(buffer) = pyo3::buffer::PyBuffer::<u8>::get(from) {
-        let keys = keys_of(from.py(), &buffer)?;
+        let keys = keys_of("keys", from.py(), &buffer)?;
         return Ok(keys.into_iter().map(Key).collect());
     }
     let items = from.try_iter().map_err(|_| {
@@ -67,6 +67,18 @@ pub(crate) fn ready_keys(from: &Bound<'_, PyAny>, blocks: u64) -> PyResult<Vec<K
         }
         Ok(Key(one_key(at, &item)?))
     })
+}
+
+/// Keys as a buffer, 32 bytes each.
+pub(crate) fn key_rows(name: &'static str, from: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
+    let buffer = pyo3::buffer::PyBuffer::<u8>::get(from).map_err(|_| {
+        let kind = from.get_type();
+        Failure::misuse(format!(
+            "{name} is {kind}: pass bytes, or uint8 of shape (rows, 32)"
+        ))
+    })?;
+    let keys = keys_of(name, from.py(), &buffer)?;
+    Ok(keys.into_iter().map(Key).collect())
 }
 
 fn one_key(at: usize, item: &Bound<'_, PyAny>) -> Outcome<[u8; 32]> {

@@ -21,17 +21,17 @@ impl Cache {
     ///     lease: The sequence.
     ///     computed: Tokens whose KV it has. The number is fixed from now on.
     ///     after: A step in flight that may still write: slots are held back until `commit(done=)`.
-    ///     ticket: A ticket of `promise(tier="host")`: the park may use the blocks that it keeps,
-    ///         and never lacks room for that many. On success the ticket is spent, including blocks
+    ///     ticket: A ticket of `promise(tier="host")` or `"disk"`: the park may use the blocks that it
+    ///         keeps, and never lacks room for that many. On success the ticket is spent, including blocks
     ///         that were not needed. After an error it stays open.
     ///
     /// Returns:
     ///     What is kept: `begin` brings it back, and `abandon` gives it up.
     ///
     /// Raises:
-    ///     NoRoom: The host cannot promise the slots. Nothing is given up, and full blocks are
+    ///     NoRoom: Neither the host nor the disk can promise the slots. Nothing is given up, and full blocks are
     ///         sealed all the same. `promised` does not count the blocks of `ticket`.
-    ///     TooLarge: The host can never hold it, or there is no host.
+    ///     TooLarge: No tier below can ever hold it, or there is none.
     ///     Misuse: `computed` is out of range, the lease is loading or detached, or the ticket is
     ///         for the device.
     ///     SpentLease: The lease or the ticket has ended before.

@@ -96,6 +96,15 @@ impl Parked {
         Ok(self.view(py)?.on_device)
     }
 
+    /// Blocks that are kept below, on the host and on the disk.
+    ///
+    /// The other ones of `blocks` are on the device, and are promised slots below.
+    #[getter]
+    fn below(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
+        let [_, host, disk] = self.view(py)?.kept;
+        Ok((host, disk))
+    }
+
     /// Blocks of `on_device` whose copy down is in flight.
     ///
     /// Other sequences may pin them too. This and `alone` take time in proportion to `on_device`.

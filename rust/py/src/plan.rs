@@ -9,10 +9,33 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 use std::hash::{Hash, Hasher};
 
+/// An array of slots.
+fn slots<'py>(py: Python<'py>, slots: &[u32]) -> PyResult<Bound<'py, PyAny>> {
+    let mut bytes = Vec::with_capacity(4 * slots.len());
+    for slot in slots {
+        bytes.extend_from_slice(&slot.to_le_bytes());
+    }
+    frozen(&PyBytes::new(py, &bytes), "<u4", slots.len(), 0)
+}
+
+/// An array with a row for each key, if there are any.
+fn keys<'py>(py: Python<'py>, keys: &[core::Key]) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if keys.is_empty() {
+        return Ok(None);
+    }
+    let mut bytes = Vec::with_capacity(32 * keys.len());
+    for key in keys {
+        bytes.extend_from_slice(&key.0);
+    }
+    let flat = frozen(&PyBytes::new(py, &bytes), "u1", bytes.len(), 0)?;
+    flat.call_method1("reshape", ((keys.len(), 32),)).map(Some)
+}
+
 /// Copies to make between two tiers, or within the device: frozen, equal by value.
 ///
-/// As bytes it takes 16, and 8 per block; pickled it takes at most 64, and 8 per block. `len`
-/// counts its blocks. Any thread may read it.
+/// As bytes it takes 16, and 8 per block; pickled it takes at most 64, and 8 per block. Where it
+/// carries keys it takes 16 more, and 32 more for each key. `len` counts its blocks. Any thread
+/// may read it.
 ///
 /// Args:
 ///     data: What `to_bytes` gave.
@@ -50,21 +73,39 @@ impl Plan {
         self.0.to.name()
     }
 
+    /// The rank that it is for; always 0.
+    #[getter]
+    fn rank(&self) -> u16 {
+        self.0.rank
+    }
+
     /// Source slots, shape (blocks,), read-only.
     #[getter]
     fn sources<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        frozen(&self.to_bytes(py), "<u4", self.0.len(), 16)
+        slots(py, &self.0.sources)
     }
 
     /// Destination slots, shape (blocks,), read-only.
     #[getter]
     fn destinations<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        frozen(
-            &self.to_bytes(py),
-            "<u4",
-            self.0.len(),
-            16 + 4 * self.0.len(),
-        )
+        slots(py, &self.0.destinations)
+    }
+
+    /// Keys of the blocks, shape (blocks, 32), read-only; None where neither tier is keyed.
+    ///
+    /// A block that was parked before it had a key has 24 zero bytes and a number that is not 0,
+    /// its own as long as it is parked. Of keyed tiers, no published block has such a key.
+    #[getter]
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        keys(py, &self.0.keys)
+    }
+
+    /// Keys of their parents, likewise; None where the tier of the destinations is not keyed.
+    ///
+    /// The first block of a sequence has 32 zero bytes, one whose parent was dropped 32 bytes 0xFF.
+    #[getter]
+    fn parents<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        keys(py, &self.0.parents)
     }
 
     /// Returns runs of consecutive slots: first source, first destination, blocks.

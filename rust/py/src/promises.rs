@@ -13,19 +13,19 @@ impl Cache {
     /// Keeps blocks obtainable for a request that is not running yet or will be parked.
     ///
     /// On the device, the growth of running sequences and other begins do not take them; on the
-    /// host, other parks and copies ahead of need do not.
+    /// lower tiers, other parks and copies ahead of need do not.
     ///
     /// Args:
     ///     blocks: How many, >= 1.
-    ///     tier: "device" for a `begin`, "host" for a `park`.
+    ///     tier: "device" for a `begin`, "host" or "disk" for a `park`.
     ///
     /// Returns:
     ///     The ticket, which keeps them until a verb spends it.
     ///
     /// Raises:
     ///     NoRoom: Fewer blocks are available.
-    ///     TooLarge: The tier never holds that many, or the cache was made without a host.
-    ///     Misuse: `blocks` is 0, or the tier is another one.
+    ///     TooLarge: The tier never holds that many.
+    ///     Misuse: `blocks` is 0, or there is no such tier.
     #[pyo3(signature = (blocks, *, tier="device"))]
     fn promise(
         slf: &Bound<'_, Self>,

@@ -2,6 +2,7 @@
 
 use crate::answers::{Need, Room};
 use crate::arguments;
+use crate::error::Failure;
 use crate::face::Cache;
 use crate::gil::{LONG, enter};
 use crate::lease::Lease;
@@ -10,8 +11,8 @@ use blockyard_core::{HolderId, Request, Tier};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 
-/// Kind, number, blocks held, blocks promised, and blocks held alone.
-type HolderRow = (&'static str, u64, u32, u32, u32);
+/// Kind, number, device blocks held, blocks promised, device blocks held alone, and blocks kept below.
+type HolderRow = (&'static str, u64, u32, u32, u32, (u32, u32));
 
 #[guarded]
 #[pymethods]
@@ -105,10 +106,11 @@ impl Cache {
     /// Returns:
     ///     A row for each running or parked sequence, also for those that have ended or come back
     ///     and wait for their loads: its kind; its number; the device blocks in its table or pinned
-    ///     by its keeps; the blocks promised to it, which are growth on the device or slots of the
-    ///     host; and the device blocks that only it holds, so that its end makes at least that many
-    ///     free or evictable at once. A "ticket" holds nothing, and is promised blocks of the
-    ///     device; a "host ticket" is promised blocks of the host.
+    ///     by its keeps; the blocks promised to it, which are growth on the device or, of a parked
+    ///     one, slots below; the device blocks that only it holds, so that its end makes at least
+    ///     that many free or evictable at once; and the blocks that its keeps pin on the host and on
+    ///     the disk. A "ticket" holds nothing, and is promised blocks of the device; a "host ticket"
+    ///     or "disk ticket" is promised blocks there.
     fn holders(&self, py: Python<'_>) -> PyResult<Vec<HolderRow>> {
         self.check_sound()?;
         let all = enter(py, &self.inner, LONG, |state| Ok(state.holders()))?;
@@ -116,10 +118,19 @@ impl Cache {
             let (kind, number) = match holder.id {
                 HolderId::Lease(id) => ("lease", id.number()),
                 HolderId::Parked(id) => ("parked", id.number()),
-                HolderId::Ticket(id) if holder.tier == Tier::HOST => ("host ticket", id.number()),
-                HolderId::Ticket(id) => ("ticket", id.number()),
+                HolderId::Ticket(id) => {
+                    let of = |tier: Tier| holder.promised[tier.0] > 0;
+                    let kind = match (of(Tier::HOST), of(Tier::DISK)) {
+                        (true, _) => "host ticket",
+                        (_, true) => "disk ticket",
+                        _ => "ticket",
+                    };
+                    (kind, id.number())
+                }
             };
-            (kind, number, holder.device, holder.promised, holder.alone)
+            let [device, host, disk] = holder.held;
+            let promised = holder.promised.iter().sum();
+            (kind, number, device, promised, holder.alone, (host, disk))
         };
         Ok(all.into_iter().map(row).collect())
     }
@@ -157,10 +168,20 @@ impl Cache {
     }
 
     /// Returns the blocks in flight, down and up, without flights whose outcome is unknown.
-    fn blocks_in_flight(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
+    ///
+    /// Args:
+    ///     tier: Counts the blocks that go down from this tier, and those that come up from below it;
+    ///         None counts all.
+    ///
+    /// Raises:
+    ///     Misuse: The cache has no such tier.
+    #[pyo3(signature = (tier=None))]
+    fn blocks_in_flight(&self, py: Python<'_>, tier: Option<&str>) -> PyResult<(u32, u32)> {
         self.check_sound()?;
-        Ok(enter(py, &self.inner, 0, |state| {
-            Ok(state.blocks_in_flight())
+        let tier = tier.map(arguments::tier).transpose()?;
+        Ok(enter(py, &self.inner, 0, |state| match tier {
+            None => Ok(state.blocks_in_flight()),
+            Some(tier) => state.in_flight_of(tier),
         })?)
     }
 
@@ -173,27 +194,34 @@ impl Cache {
         Ok(oldest.map(|(plans, flight)| (plans, flight.number())))
     }
 
-    /// Tells whether loading takes less time than computing, queued behind all loads in flight.
+    /// Tells whether loading takes less time than computing, queued behind the tier's loads in flight.
     ///
     /// Args:
     ///     blocks: Blocks to load.
     ///     after: Blocks of the sequence before them.
+    ///     tier: Where they are.
     ///
     /// Returns:
     ///     The answer by the cache's `speeds`; True for a cache that was made without.
     ///
     /// Raises:
-    ///     Misuse: A value is out of range.
-    #[pyo3(signature = (blocks, after=0))]
+    ///     Misuse: A value is out of range, or the tier is not below the device.
+    #[pyo3(signature = (blocks, after=0, *, tier="host"))]
     fn worth_loading(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::blocks)] blocks: u32,
         #[pyo3(from_py_with = arguments::before)] after: u32,
+        tier: &str,
     ) -> PyResult<bool> {
         self.check_sound()?;
+        let tier = arguments::tier(tier)?;
+        if tier == Tier::DEVICE {
+            let message = "tier = 'device': blocks are loaded from a tier below it";
+            return Err(Failure::misuse(message.to_owned()).into());
+        }
         Ok(enter(py, &self.inner, 0, |state| {
-            Ok(state.worth_loading(blocks, after))
+            Ok(state.worth_loading(tier, blocks, after))
         })?)
     }
 }

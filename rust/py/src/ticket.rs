@@ -66,7 +66,7 @@ impl Ticket {
         self.blocks
     }
 
-    /// The tier whose blocks it keeps: "device" or "host".
+    /// The tier whose blocks it keeps: "device", "host" or "disk".
     #[getter]
     fn tier(&self) -> &'static str {
         self.tier.name()

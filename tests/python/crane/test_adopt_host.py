@@ -334,7 +334,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a name of no tier": (
         lambda: MemoryTier.adopt(FLAT, np.zeros((5, 16), np.int8), blocks=5, name="cpu"),
-        "name = 'cpu': must be one of 'device', 'host'",
+        r"name = 'cpu': did you mean .*\? It is one of device, host, disk",
     ),
     "a host that ranks share": (
         lambda: MemoryTier.adopt(

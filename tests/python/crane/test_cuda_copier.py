@@ -517,7 +517,7 @@ def test_a_crane_on_a_gpu_picks_the_copier_for_it() -> None:
     gpu = SimulatedGpu()
     device = DeviceTier(LAYERED, 4, gpu=gpu)
     with Crane(LAYERED, device=device, host=PinnedTier(LAYERED, 4, gpu=gpu)) as crane:
-        assert isinstance(crane.copier, CudaCopier)
+        assert isinstance(crane.copiers["device", "host"], CudaCopier)
     assert not gpu.held
     with pytest.raises(Misuse, match="give it a PinnedTier"):
         Crane(LAYERED, device=DeviceTier(LAYERED, 4, gpu=gpu), host=MemoryTier(LAYERED, 4))

@@ -12,7 +12,7 @@ import pytest
 import blockyard as by
 from blockyard._core import Misuse, Unavailable
 from blockyard.crane.copiers import Copier
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Mapped, Tier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout
 from cranes import LAYOUTS, SHARED, filled, same
@@ -77,6 +77,19 @@ def test_memory_is_taken_as_it_is_touched_and_given_back_at_the_close() -> None:
     del plane
     tier.close()
     assert resident() - before < 16 << 20
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS["fp8 with scales, layer-first"], SHARED])
+def test_a_disk_of_memory_lies_as_a_host_does(layout: KVLayout, tmp_path: Path) -> None:
+    host, disk = (
+        MemoryTier(layout, 4, name=name, shared=tmp_path / name) for name in ("host", "disk")
+    )
+    assert disk.name == "disk"
+    assert [plane.strides for plane in disk.planes] == [plane.strides for plane in host.planes]
+    filled(host, 1)
+    assert not any(plane.any() for plane in disk.planes), "each has memory of its own"
+    with pytest.raises(Misuse, match="plane 'same' is the same on 2 ranks: give shared="):
+        MemoryTier(SHARED, 4, name="disk")
 
 
 def test_a_tier_smaller_than_one_block_is_refused() -> None:
@@ -148,11 +161,12 @@ def test_the_tier_of_the_page_has_the_members_of_the_protocol_and_no_other() -> 
     names: dict[str, Any] = {"by": by, "MemoryTier": MemoryTier}
     exec(compile(code, "cranes.md", "exec"), names)  # noqa: S102
     tier = names["RowTier"](LAYOUTS["fp8 with scales, layer-first"], 5)
-    assert public(tier) | public(type(tier)) == public(Tier)
+    members = public(Tier) | public(Mapped)
+    assert public(tier) | public(type(tier)) == members
     assert same(tier, filled(tier, 1))
     assert tier.nbytes == MemoryTier(tier.layout, 5).nbytes == sum(p.nbytes for p in tier.planes)
     # The first sentence names each of them, and the sentence about copiers theirs.
     sentence = section.partition(". ")[0]
-    assert set(re.findall(r"`(\w+)`", sentence)) == public(Tier)
+    assert set(re.findall(r"`(\w+)`", sentence)) == members
     sentence = section.partition("A copier is one file with ")[2].partition(";")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == public(Copier)

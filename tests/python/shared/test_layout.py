@@ -180,7 +180,7 @@ def test_its_fingerprint_is_the_same_in_another_process_and_other_for_any_field(
 
 
 def test_a_hello_travels_pickled() -> None:
-    hello = Hello(rank=1, fingerprint="f", device=3, host=0)
+    hello = Hello(rank=1, fingerprint="f", device=3, host=0, disk=5)
     assert pickle.loads(pickle.dumps(hello)) == hello
 
 

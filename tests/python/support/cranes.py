@@ -15,7 +15,7 @@ from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Landed, Receipt
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.crane import Crane
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Mapped
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.plan import Outcome, Plan
@@ -58,7 +58,7 @@ def plan(number: int, way: Direction, sources: Sequence[int], destinations: Sequ
     return Plan.from_bytes(header + struct.pack(f"<{2 * blocks}I", *sources, *destinations))
 
 
-def filled(tier: Tier, seed: int) -> Bytes:
+def filled(tier: Mapped, seed: int) -> Bytes:
     """Fills a tier with noise, and says what it holds."""
     noise = np.random.default_rng(seed)
     for plane in tier.planes:
@@ -66,7 +66,7 @@ def filled(tier: Tier, seed: int) -> Bytes:
     return held(tier)
 
 
-def held(tier: Tier) -> Bytes:
+def held(tier: Mapped) -> Bytes:
     return [np.array(plane) for plane in tier.planes]
 
 
@@ -86,7 +86,7 @@ def after(bytes_: Bytes, source: Bytes, sources: Sequence[int], to: Sequence[int
     return bytes_
 
 
-def same(tier: Tier, bytes_: Bytes) -> bool:
+def same(tier: Mapped, bytes_: Bytes) -> bool:
     return all(map(np.array_equal, tier.planes, bytes_))
 
 

@@ -89,6 +89,8 @@ class Known(RuleBasedStateMachine):
         block_size=st.integers(2, 4),
         device=st.integers(6, 24),
         host=st.one_of(st.just(0), st.integers(1, 24), st.integers(12, 24)),
+        disk=st.one_of(st.just(0), st.integers(1, 24), st.integers(12, 24)),
+        through=st.booleans(),
         null=st.integers(0, 2),
         eviction=st.sampled_from(["recency", "heap"]),
         recompute=st.sampled_from([True, True, True, False]),
@@ -99,16 +101,21 @@ class Known(RuleBasedStateMachine):
         block_size: int,
         device: int,
         host: int,
+        disk: int,
+        through: bool,
         null: int,
         eviction: Literal["recency", "heap"],
         recompute: bool,
         retries: int,
     ) -> None:
         self.size, self.null, self.recompute = block_size, null, recompute
+        self.tiers = ("device", "host", "disk") if disk else ("device", "host")
         self.cache = by.KVCache(
             block_size=block_size,
             device=device + null,
             host=host,
+            disk=disk,
+            write={"host": "through"} if through else "on-evict",
             null_slots=null,
             eviction=eviction,
             recompute=recompute,

@@ -183,7 +183,11 @@ def prove(
         write=chance.choice(["on-evict", "through"]),
     )
     crane = play.cache.crane
-    crane._copier = ScriptedCopier(crane.copier, script)
+    # It is one for all lanes: what was given, or a GPU's.
+    (copier,) = crane._copiers
+    crane._copiers = [ScriptedCopier(copier, script)]
+    for lane in crane._lanes.values():
+        (lane.copier,) = crane._copiers
     try:
         seen = pressed(known.watch(play), chance, spared)
         compare(tokens, play.tokens, aborted={name for name in seen if name in play.conversations})

@@ -90,7 +90,7 @@ def at_rest(cache: by.KVCache) -> None:
     stats = cache.stats()
     for name in ("leases", "parked", "flights"):
         assert stats[name] == 0, name
-    for tier in ("device", "host"):
+    for tier in ("device", "host", "disk"):
         for name in ("claimed", "pinned", "quarantined", "promised"):
             assert stats[f"{tier}_{name}"] == 0, (tier, name)
         assert stats[f"{tier}_free"] + stats[f"{tier}_idle"] == stats[f"{tier}_capacity"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import blockyard as by
+from blockyard import _core
 from yard import array, begin, table, text, unchanged
 
 Act = Callable[["House"], object]
@@ -52,6 +53,7 @@ MAKING: list[tuple[str, dict[str, Any], type[by.Misuse], str]] = [
     ("a thousand groups", {"groups": 1000}, by.Misuse, "groups = 1000"),
     ("an unknown policy", {"eviction": "lru"}, by.Misuse, "eviction = 'lru'"),
     ("an unknown hash", {"key_hash": "md5"}, by.Misuse, "key_hash = 'md5'"),
+    ("an unknown keyed tier", {"keyed": ["tape"]}, by.Misuse, "keyed = 'tape'"),
     ("an unknown name", {"namespace": {"modle": "x"}}, by.Misuse, '"modle"'),
     ("a name that is no text", {"namespace": {"model": 3}}, by.Misuse, "'model', 3"),
     ("an unknown keyword", {"banana": 1}, by.Misuse, "there is no 'banana'"),
@@ -67,6 +69,22 @@ def test_a_cache_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(error, match=re.escape(says)):
         by.KVCache(**{"device": 8} | keywords)
+
+
+@pytest.mark.parametrize(
+    ("keyed", "says"),
+    [
+        (["host", "tape"], 'keyed = "tape": must be one of "device", "host", "disk"'),
+        (["device"], "keyed = device: the device names its blocks by slot alone"),
+        ("host", "keyed = host: pass names of tiers"),
+        (7, "keyed = 7: pass names of tiers"),
+        ([7], "keyed = [7]: pass names of tiers"),
+    ],
+)
+def test_tiers_that_cannot_be_keyed_are_refused_by_the_core(keyed: Any, says: str) -> None:
+    with pytest.raises(by.Misuse, match=re.escape(says)):
+        _core.Cache(device=8, keyed=keyed)
+    assert _core.Cache(device=8, keyed=(name for name in ("host", "disk"))).stats()["leases"] == 0
 
 
 TOKENS: list[tuple[str, Any, str]] = [

@@ -19,7 +19,7 @@ LAYOUT = by.KVLayout.llama(layers=2, kv_heads=4, head_dim=8, block_size=8, ranks
 
 def hello(config: by.Config, rank: int, **other: Any) -> Hello:
     sizes = (config.device_blocks, config.host_blocks)
-    said = Hello(rank, config.fingerprint, *sizes, LAYOUT.fingerprint)
+    said = Hello(rank, config.fingerprint, *sizes, LAYOUT.fingerprint, config.disk_blocks)
     return said._replace(**other)
 
 
@@ -46,10 +46,12 @@ def test_core_binding_stub_and_configuration_have_the_same_defaults() -> None:
     binding = {name: one.default for name, one in given.items() if one.default is not one.empty}
     config = {one.name: one.default for one in fields(by.Config) if one.default is not MISSING}
     assert stub_defaults() == binding
-    assert binding.keys() - core.keys() == {"host", "namespace", "memory"}
+    assert binding.keys() - core.keys() == {"host", "disk", "writes_below", "namespace", "memory"}
     assert {name: binding[name] for name in core} == core
     shared = binding.keys() & config.keys()
-    assert shared == binding.keys() - {"memory"}
+    assert shared == binding.keys() - {"memory", "writes_below"}
+    assert (config.pop("keyed"), binding.pop("keyed")) == ((), None), "each says none"
+    shared.remove("keyed")
     assert {name: config[name] for name in shared} == {name: binding[name] for name in shared}
 
 
@@ -111,6 +113,9 @@ def test_sizes_of_memory_are_blocks_of_the_layout_per_rank_or_per_host() -> None
     for half in ("512 MiB/rank", "0.5gib per rank", "524288 KIB / Rank"):
         assert by.Config(device=4, host=half, layout=LAYOUT).host_blocks == per_rank.host_blocks
     assert by.Config(device=4, host="0 GB", layout=LAYOUT).host_blocks == 0
+    disk = by.Config(device=4, disk="0.5 GiB", layout=LAYOUT)
+    assert (disk.host_blocks, disk.disk_blocks) == (0, config.host_blocks)
+    assert by.Config(device=4, disk="0.5 GiB/rank", layout=LAYOUT).disk == per_rank.host
 
 
 @pytest.mark.parametrize(
@@ -129,6 +134,10 @@ def test_sizes_of_memory_are_blocks_of_the_layout_per_rank_or_per_host() -> None
         ({"device": 8, "host": "1 GiB"}, "without a layout the bytes of a block"),
         ({"device": "1 gib/host", "layout": LAYOUT}, "to a rank; give '1 GiB'"),
         ({"device": 8, "host": "1e-9 GiB", "layout": LAYOUT}, "smaller than one block"),
+        ({"device": 8, "disk": "1e-9 GiB", "layout": LAYOUT}, "disk = .* smaller than one block"),
+        ({"device": 8, "disk": "1 GiB"}, "disk = '1 GiB': without a layout"),
+        ({"device": 8, "disk": -1}, "disk = -1: must be an integer >= 0"),
+        ({"device": 8, "disc": 1}, "no 'disc' .* did you mean 'disk'"),
         ({"device": 8, "layout": "llama-4-8b"}, "llama-3"),
         ({"device": 8, "layout": 5}, "layout = 5"),
         ({"device": 8, "layout": {"preset": ["x"]}}, "there is no preset"),
@@ -154,6 +163,11 @@ def test_sizes_of_memory_are_blocks_of_the_layout_per_rank_or_per_host() -> None
         ({"device": 8, "thresholds": 7}, "thresholds = 7: give a mapping"),
         ({"device": 8, "namespace": {"model": 3}}, "'model', 3"),
         ({"device": 8, "recompute": 1}, "recompute = 1"),
+        ({"device": 8, "keyed": ["host", "tape"]}, "keyed = 'tape': must be one of 'host', 'disk'"),
+        ({"device": 8, "keyed": ["device"]}, "keyed = 'device': must be one of 'host', 'disk'"),
+        ({"device": 8, "keyed": [["host"]]}, r"keyed = \['host'\]"),
+        ({"device": 8, "keyed": "host"}, "keyed = 'host': give a sequence of names of tiers"),
+        ({"device": 8, "keyed": 3}, "keyed = 3: give a sequence"),
     ],
 )
 def test_bad_values_are_named(keywords: dict[str, Any], says: str) -> None:
@@ -169,6 +183,15 @@ def test_it_is_frozen_through_and_through() -> None:
     assert config.fingerprint == print_
     assert hash(config) == hash(by.Config(device=8, namespace={"dtype": "b", "model": "a"}))
     assert by.KVCache(config).config == config
+
+
+def test_keyed_tiers_are_the_same_in_whatever_order_they_are_named() -> None:
+    config = by.Config.of({"device": 8, "keyed": ["disk", "host", "disk"]})
+    assert config.keyed == ("host", "disk")
+    assert config == by.Config(device=8, keyed=("host", "disk"))
+    assert by.Config.of(config.to_mapping()) == config
+    assert by.KVCache(config).config.keyed == ("host", "disk")
+    assert "keyed" not in by.Config(device=8).to_mapping(), "as it was without keyed tiers"
 
 
 def test_a_file_that_is_no_configuration_is_named(tmp_path: Path) -> None:
@@ -199,19 +222,31 @@ def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
         {"copy_retries": 1},
         {"namespace": {"model": "a"}},
         {"key_hash": "xxh3"},
+        {"keyed": ["host"]},
+        {"keyed": ["disk"]},
         {"layout": by.KVLayout.llama(layers=2, kv_heads=4, head_dim=16, block_size=8, ranks=2)},
     ):
         prints.add(by.Config.of(config.to_mapping() | change).fingerprint)
-    assert len(prints) == 14
-    sized = by.Config.of(config.to_mapping() | {"device": 7, "host": 9})
+    assert len(prints) == 16
+    sized = by.Config.of(config.to_mapping() | {"device": 7, "host": 9, "disk": 8})
     assert sized.fingerprint == config.fingerprint
 
 
 def test_the_handshake_takes_the_least_that_any_rank_has() -> None:
     config = by.Config(device=100, host=50, layout=LAYOUT)
     agreed = by.agree(config, [hello(config, 1, device=90), hello(config, 0, host=40)])
-    assert (agreed.device, agreed.host) == (90, 40)
+    assert (agreed.device, agreed.host, agreed.disk) == (90, 40, 0)
     assert agreed.fingerprint == config.fingerprint
+
+
+def test_of_the_third_tier_all_have_what_the_smallest_has_and_the_core_is_told_of_it() -> None:
+    config = by.Config(device=100, host=50, disk=70, layout=LAYOUT)
+    agreed = by.agree(config, [hello(config, 0, disk=60), hello(config, 1)])
+    assert (agreed.host, agreed.disk, agreed.core()["disk"]) == (50, 60, 60)
+    none = by.agree(config, [hello(config, 0), hello(config, 1, disk=0)])
+    assert none.disk_blocks == 0
+    assert "disk" not in none.core()
+    assert by.Config.of(config.to_mapping()) == config
 
 
 @pytest.mark.parametrize(

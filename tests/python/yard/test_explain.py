@@ -124,7 +124,10 @@ def test_a_refused_begin_learns_what_is_missing_and_what_holds_it(cache: by.KVCa
     said = cache.explain(refused.value)
     assert "The device had no room: 5 slots were needed, 3 could be had" in str(said)
     assert f"The end of lease {large.id} would make room." in str(said)
-    assert said.holders == (("lease", large.id, 10, 0, 10), ("lease", small.id, 2, 1, 2))
+    assert said.holders == (
+        ("lease", large.id, 10, 0, 10, (0, 0)),
+        ("lease", small.id, 2, 1, 2, (0, 0)),
+    )
     assert "It waits: it needs 5 slots, and 3 can be had now." in str(cache.explain(text(3, 20)))
 
 

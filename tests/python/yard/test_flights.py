@@ -27,8 +27,7 @@ def test_a_resume_waits_for_a_promotion_of_its_path_and_holds_nothing_meanwhile(
     cache = make(device=9)
     publish_below(cache, text(1, 8))
     keys = cache.keys(text(1, 8))
-    plan = cache.promote(keys)
-    assert plan is not None
+    (plan,) = cache.promote(keys)
     before = cache.stats()
     soon = cache.begin(text(1, 9), filling="soon")
     assert isinstance(soon, by.Soon)
@@ -105,12 +104,11 @@ def test_promote_brings_a_prefix_up_ahead_of_its_request() -> None:
     cache = make(device=9)
     publish_below(cache, text(1, 16))
     keys = cache.keys(text(1, 16))
-    plan = cache.promote(keys, 3)
-    assert plan is not None
+    (plan,) = cache.promote(keys, 3)
     assert (len(plan), plan.source_tier) == (3, "host")
     cache.commit(plan)
     assert (cache.probe(keys).device, cache.probe(keys).host) == (3, 1)
-    assert cache.promote(cache.keys(text(2, 16))) is None
+    assert cache.promote(cache.keys(text(2, 16))) == []
     assert begin(cache, text(1, 13)).plans == ()
 
 

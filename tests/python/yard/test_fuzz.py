@@ -293,7 +293,7 @@ def test_whatever_is_passed_is_served_or_refused_and_the_cache_is_sound(
 
 
 MAKING = ("block_size", "device", "host", "null_slots", "eviction", "write", "ghosts", "speeds",
-          "recompute", "copy_retries", "groups", "namespace", "key_hash")  # fmt: skip
+          "recompute", "copy_retries", "groups", "namespace", "key_hash", "keyed")  # fmt: skip
 
 
 @profile(60)

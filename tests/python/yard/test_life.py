@@ -306,7 +306,7 @@ def test_stats_are_named_in_the_order_of_their_schema() -> None:
 
     own, per_tier = stats_schema()
     names = [name for name, _, _ in own]
-    names += [f"{tier}_{name}" for tier in ("device", "host") for name, _, _ in per_tier]
+    names += [f"{tier}_{name}" for tier in ("device", "host", "disk") for name, _, _ in per_tier]
     cache = make()
     assert list(cache.stats())[: len(names)] == names
     assert list(cache.stats()) == [stat.name for stat in cache.schema()]

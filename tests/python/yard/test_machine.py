@@ -49,7 +49,7 @@ class Life(Known):
     def admit(self, sequence: Sequence, prompt: Any, **keywords: Any) -> None:
         known = self.known(sequence.salt, sequence.tokens)
         found = self.cache.probe(self.cache.keys(sequence.tokens, salt=sequence.salt))
-        assert (found.device + found.host) * self.size <= known
+        assert (found.device + found.host + found.disk) * self.size <= known
         before = self.cache.stats()
         try:
             answer = self.cache.begin(prompt, **keywords)
@@ -89,9 +89,10 @@ class Life(Known):
     @step(down=BOOL)
     def squeeze(self, down: bool) -> None:
         """Everything idle leaves the device, with or without a copy below."""
-        plan = self.cache.demote(100) if down else None
-        if plan is not None:
-            self.cache.commit(plan)
+        for tier in reversed(self.tiers) if down else ():
+            plan = self.cache.demote(100, tier=tier)
+            if plan is not None:
+                self.cache.commit(plan)
         blocks = free_for_all(self.cache) - self.cache.stats()["device_promised"]
         need(blocks > 0)
         self.cache.finish(begin(self.cache, [7] * (blocks * self.size)))
@@ -171,7 +172,7 @@ class Life(Known):
         try:
             parked = self.cache.park(row.lease, computed, after=self.step if after else None)
         except by.NoRoom as refused:
-            assert refused.tier == "host"  # noqa: PT017
+            assert refused.tier in self.tiers[1:]  # noqa: PT017
             assert row.lease.state == state
             assert state == "ready" or not row.lease.resumed, "a short resume has its keeps"
             return
@@ -208,9 +209,9 @@ class Life(Known):
         self.cache.abandon(row.handle)
         assert row.handle.state == "spent"
 
-    @step(blocks=FEW)
-    def demote(self, blocks: int) -> None:
-        self.fly(self.cache.demote(blocks))
+    @step(blocks=FEW, tier=ANY)
+    def demote(self, blocks: int, tier: int) -> None:
+        self.fly(self.cache.demote(blocks, tier=self.tiers[tier % len(self.tiers)]))
 
     @step(which=ANY, blocks=FEW)
     def demote_of_a_lease(self, which: int, blocks: int) -> None:
@@ -218,16 +219,28 @@ class Life(Known):
         self.fly(self.cache.demote(blocks, of=row.lease))
 
     @precondition(lambda self: self.parked)
-    @step(which=ANY, blocks=FEW)
-    def demote_of_a_parked_one(self, which: int, blocks: int) -> None:
+    @step(which=ANY, blocks=FEW, down=ANY)
+    def demote_of_a_parked_one(self, which: int, blocks: int, down: int) -> None:
         row = self.parked[which % len(self.parked)]
-        self.fly(self.cache.demote(blocks, of=row.handle))
+        to = self.below(down) if down % 2 else None
+        before = row.handle.below
+        plan = self.cache.demote(blocks, of=row.handle, to=to)
+        assert to == "disk" or row.handle.below == before, "nothing is kept higher"
+        self.fly(plan)
 
-    @step(path=PATH, blocks=FEW, salt=SALT, most=FEW)
-    def promote(self, path: int, blocks: int, salt: Salt, most: int) -> None:
+    def below(self, at: int) -> Literal["host", "disk"]:
+        has = [tier for tier in self.tiers[1:] if self.cache.limit(tier)]
+        need(has)
+        return has[at // 2 % len(has)]
+
+    @step(path=PATH, blocks=FEW, salt=SALT, most=FEW, up=ANY)
+    def promote(self, path: int, blocks: int, salt: Salt, most: int, up: int) -> None:
         keys = self.cache.keys(array(self.prompt(path, blocks, 0)), salt=salt)
+        to = "device" if up % 2 else self.below(up)
         with contextlib.suppress(by.NoRoom):
-            self.fly(self.cache.promote(keys, most))
+            for plan in self.cache.promote(keys, most, to=to):
+                assert plan.destination_tier == to
+                self.fly(plan)
 
     def fly(self, plan: by.Plan | None) -> None:
         if plan is not None:
@@ -288,8 +301,9 @@ class Life(Known):
         self.cache.clear()
         self.sealed.clear()
 
-    @step(tier=st.sampled_from(["device", "host"]), slots=st.integers(1, 28))
-    def resize(self, tier: Literal["device", "host"], slots: int) -> None:
+    @step(tier=st.sampled_from(["device", "host", "disk"]), slots=st.integers(1, 28))
+    def resize(self, tier: Literal["device", "host", "disk"], slots: int) -> None:
+        need(tier in self.tiers)
         before = self.cache.stats()
         try:
             self.cache.resize(tier, slots + (self.null if tier == "device" else 0))

@@ -13,6 +13,10 @@ from yard import at_rest, begin, plan_of, publish_below, text
 FLIGHT = 1 << 32 | 7
 
 
+def no_deadline(_tier: str) -> None:
+    """Every flight may take as long as it likes."""
+
+
 def launched(flights: Flights, blocks: int = 4, now: int = 0) -> by.Plan:
     plan = plan_of(blocks, flight=FLIGHT)
     flights.launch(plan, now)
@@ -20,7 +24,7 @@ def launched(flights: Flights, blocks: int = 4, now: int = 0) -> by.Plan:
 
 
 def test_a_flight_ends_when_the_last_rank_has_spoken_and_not_before() -> None:
-    flights = Flights(3, None)
+    flights = Flights(3, no_deadline)
     launched(flights)
     assert flights.report([by.Outcome(FLIGHT, 2, 4), by.Outcome(FLIGHT, 0, 4)]).flights == []
     assert flights.report([by.Outcome(FLIGHT, 1, 4)]) == ([FLIGHT], [4], [False])
@@ -29,7 +33,7 @@ def test_a_flight_ends_when_the_last_rank_has_spoken_and_not_before() -> None:
 
 @given(st.permutations([0, 1, 2]), st.lists(st.integers(0, 4), min_size=3, max_size=3))
 def test_the_least_that_is_good_counts_in_any_order(order: list[int], good: list[int]) -> None:
-    flights = Flights(3, None)
+    flights = Flights(3, no_deadline)
     launched(flights)
     ended = [
         flights.report(
@@ -45,7 +49,7 @@ def test_a_source_is_corrupt_only_if_the_first_bad_block_failed_its_checksum(
     order: tuple[int, int],
 ) -> None:
     for good, corrupt in (([2, 3], True), ([3, 2], False), ([2, 2], True)):
-        flights = Flights(2, None)
+        flights = Flights(2, no_deadline)
         launched(flights)
         reports = [
             by.Outcome(FLIGHT, 0, good[0], by.Cause.CORRUPT),
@@ -56,7 +60,7 @@ def test_a_source_is_corrupt_only_if_the_first_bad_block_failed_its_checksum(
 
 
 def test_duplicate_late_and_foreign_outcomes_are_counted_and_change_nothing() -> None:
-    flights = Flights(2, None)
+    flights = Flights(2, no_deadline)
     launched(flights)
     flights.report([by.Outcome(FLIGHT, 0, 4)])
     for stray in (
@@ -73,7 +77,7 @@ def test_duplicate_late_and_foreign_outcomes_are_counted_and_change_nothing() ->
 
 @pytest.mark.parametrize("good", [-1, 5])
 def test_an_outcome_that_contradicts_its_plan_takes_nothing_of_its_call(good: int) -> None:
-    flights = Flights(2, None)
+    flights = Flights(2, no_deadline)
     launched(flights)
     with pytest.raises(
         by.Misuse, match=f"reports {good} good blocks of flight 4294967303, which has 4"
@@ -83,7 +87,7 @@ def test_an_outcome_that_contradicts_its_plan_takes_nothing_of_its_call(good: in
 
 
 def test_a_deadline_names_a_flight_once_and_its_late_end_still_counts() -> None:
-    flights = Flights(1, 10)
+    flights = Flights(1, lambda _tier: 10)
     launched(flights, now=5)
     assert flights.overdue(14) == []
     assert flights.overdue(15) == [FLIGHT]
@@ -92,7 +96,7 @@ def test_a_deadline_names_a_flight_once_and_its_late_end_still_counts() -> None:
 
 
 def test_a_rank_that_was_reset_ends_what_it_had_in_flight() -> None:
-    flights = Flights(2, None)
+    flights = Flights(2, no_deadline)
     launched(flights)
     flights.report([by.Outcome(FLIGHT, 0, 4)])
     assert flights.reset(1) == ([FLIGHT], [0], [False])
@@ -228,7 +232,7 @@ def test_a_step_that_is_done_stays_done_whatever_is_told_later(landed: bool) -> 
 
 
 def test_what_is_all_good_is_not_corrupt_whatever_its_rank_says() -> None:
-    flights = Flights(2, None)
+    flights = Flights(2, no_deadline)
     launched(flights)
     flights.report([by.Outcome(FLIGHT, 0, 4, by.Cause.CORRUPT)])
     assert flights.report([by.Outcome(FLIGHT, 1, 4)]) == ([FLIGHT], [4], [False])
@@ -237,7 +241,7 @@ def test_what_is_all_good_is_not_corrupt_whatever_its_rank_says() -> None:
 @pytest.mark.parametrize("first", ["deadline", "one rank", "both ranks"])
 def test_a_flight_whose_end_is_unknown_for_two_reasons_is_named_once(first: str) -> None:
     """Its deadline passes, or its device is lost, and then the other. (INV-6)"""
-    flights = Flights(2, 10)
+    flights = Flights(2, lambda _tier: 10)
     launched(flights)
     lost = [by.Outcome(FLIGHT, rank, 0, by.Cause.LOST) for rank in range(2)]
     if first == "deadline":

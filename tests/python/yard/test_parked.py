@@ -56,7 +56,7 @@ def test_it_goes_down_in_parts_and_says_what_moves_and_what_only_it_holds() -> N
     assert pending(handle) == (3, 0, 3)
     tail = down(cache, handle, 1)
     assert pending(handle) == (3, 1, 2)
-    assert cache.holders() == [("parked", handle.id, 3, 2, 0)], (
+    assert cache.holders() == [("parked", handle.id, 3, 2, 0, (0, 0))], (
         "at once: a copy holds what is above"
     )
     rest = down(cache, handle, 5)
@@ -408,8 +408,8 @@ def test_a_ticket_of_the_host_is_told_apart_among_the_holders() -> None:
     above, below = cache.promise(1), cache.promise(3, tier="host")
     assert above.tier == "device"
     assert cache.holders() == [
-        ("host ticket", below.id, 0, 3, 0),
-        ("ticket", above.id, 0, 1, 0),
+        ("host ticket", below.id, 0, 3, 0, (0, 0)),
+        ("ticket", above.id, 0, 1, 0, (0, 0)),
     ]
     cache.release(above)
     cache.release(below)

@@ -7,13 +7,14 @@ import sys
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import blockyard as by
-from yard import begin, publish, publish_below, text
+from yard import at_rest, begin, publish, publish_below, text
 
 
-def some_plan(blocks: int = 5) -> by.Plan:
-    cache = by.KVCache(block_size=4, device=blocks + 8, host=blocks + 8)
+def some_plan(blocks: int = 5, keyed: tuple[str, ...] = ()) -> by.Plan:
+    cache = by.KVCache(block_size=4, device=blocks + 8, host=blocks + 8, keyed=keyed)
     publish(cache, text(1, 4 * blocks))
     plan = cache.demote(blocks)
     assert plan is not None
@@ -67,6 +68,134 @@ def test_its_bytes_are_at_most_64_and_8_per_block(blocks: int) -> None:
     assert len(plan) == blocks
     assert len(plan.to_bytes()) == 16 + 8 * blocks
     assert len(pickle.dumps(plan)) <= 64 + 8 * blocks
+
+
+def rows(keys: NDArray[np.uint8] | None) -> list[bytes]:
+    assert keys is not None
+    return [bytes(key) for key in keys]
+
+
+def hashed(cache: by.KVCache, tokens: list[int]) -> list[bytes]:
+    """The keys of a prompt's full blocks."""
+    whole = bytes(cache.keys(tokens))
+    return [whole[at : at + 32] for at in range(0, len(whole), 32)]
+
+
+def test_a_plan_of_tiers_that_know_no_keys_has_none() -> None:
+    plan = some_plan()
+    assert (plan.keys, plan.parents, plan.rank) == (None, None, 0)
+    assert plan.to_bytes()[:2] == b"Y1"
+
+
+def test_to_a_keyed_tier_it_has_keys_and_parents_and_from_there_keys() -> None:
+    cache = by.KVCache(block_size=4, device=8, host=8, keyed=("host",))
+    prompt = text(1, 12)
+    one, two, three = hashed(cache, prompt)
+    publish(cache, prompt)
+    down = cache.demote(3)
+    assert down is not None
+    assert rows(down.keys) == [three, two, one]
+    assert rows(down.parents) == [two, one, bytes(32)]
+    assert len(down.to_bytes()) == 24 + 72 * 3
+    cache.commit(down)
+    cache.finish(begin(cache, text(9, 28)))
+    lease = begin(cache, [*prompt, 0])
+    (up,) = lease.plans
+    assert (rows(up.keys), up.parents) == ([one, two, three], None)
+    assert len(up.to_bytes()) == 24 + 40 * 3
+    cache.commit(lease.plans)
+    cache.finish(lease)
+    at_rest(cache)
+
+
+def test_what_was_parked_without_a_key_has_its_own_until_it_resumes() -> None:
+    cache = by.KVCache(block_size=4, device=12, host=12, keyed=("host",))
+    prompt = text(1, 6)
+    (root,) = hashed(cache, prompt)
+    parked = cache.park(begin(cache, prompt), 6)
+    down = cache.demote(2, of=parked)
+    assert down is not None
+    tail, first = rows(down.keys)
+    assert (first, tail[:24], rows(down.parents)) == (root, bytes(24), [root, bytes(32)])
+    assert any(tail)
+    cache.commit(down)
+    cache.finish(begin(cache, text(9, 44)))
+    lease = begin(cache, parked)
+    (up,) = lease.plans
+    assert rows(up.keys) == [root, tail]
+    cache.commit(lease.plans)
+    cache.finish(lease)
+    at_rest(cache)
+
+
+def test_its_keys_are_read_only_arrays_of_bytes() -> None:
+    plan = some_plan(keyed=("host",))
+    for keys in (plan.keys, plan.parents):
+        assert keys is not None
+        assert keys.dtype == np.uint8
+        assert keys.shape == (5, 32)
+        with pytest.raises(ValueError, match="read-only"):
+            keys[0] = 9
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            keys.flags.writeable = True
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 100, 1000])
+def test_with_keys_it_travels_like_any_other(blocks: int) -> None:
+    plan = some_plan(blocks, keyed=("host",))
+    data = plan.to_bytes()
+    assert len(data) == 24 + 72 * blocks
+    assert len(pickle.dumps(plan)) <= 80 + 72 * blocks
+    assert by.Plan.from_bytes(data) == pickle.loads(pickle.dumps(plan)) == plan
+    assert rows(pickle.loads(pickle.dumps(plan)).keys) == rows(plan.keys)
+    plain = some_plan(blocks)
+    assert plan != plain
+    assert (plan.sources.tolist(), plan.flight) == (plain.sources.tolist(), plain.flight)
+    for at in (8, 24, 24 + 8 * blocks, len(data) - 1):
+        assert by.Plan.from_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]) != plan
+
+
+def test_an_outcome_is_not_taken_of_a_plan_with_other_keys() -> None:
+    cache = by.KVCache(block_size=4, device=16, host=16, keyed=("host",))
+    publish(cache, text(1, 12))
+    plan = cache.demote(3)
+    assert plan is not None
+    data = plan.to_bytes()
+    with pytest.raises(by.ForeignLease):
+        cache.commit(by.Plan.from_bytes(data[:-1] + bytes([data[-1] ^ 1])))
+    assert cache.commit(by.Plan.from_bytes(data)) == 1
+
+
+def test_with_keys_bytes_that_were_cut_padded_or_changed_are_refused() -> None:
+    data = some_plan(keyed=("host",)).to_bytes()
+    for end in range(len(data)):
+        with pytest.raises(by.Misuse, match=f"{end} bytes"):
+            by.Plan.from_bytes(data[:end])
+    for bad, says in (
+        (data + b"\0", "cut or padded"),
+        (data[:-160], "cut or padded"),
+        (b"Y3" + data[2:], "version"),
+        (b"Y1" + data[2:], "plan = "),
+        (data[:3] + b"\x07" + data[4:], "flags"),
+        (data[:3] + b"\x02" + data[4:], "none of the blocks themselves"),
+        (data[:17] + b"\x01" + data[18:], "group"),
+        (data[:22] + b"\x01" + data[23:], "reserved"),
+    ):
+        with pytest.raises(by.Misuse, match=says):
+            by.Plan.from_bytes(bad)
+
+
+def test_a_key_of_the_engines_own_that_stands_for_something_else_is_refused() -> None:
+    for key, refused in ((bytes(24) + b"hash8byt", True), (b"\xff" * 32, True), (b"k" * 32, False)):
+        cache = by.KVCache(block_size=4, device=8, host=8, keyed=("host",))
+        lease = begin(cache, cache.ready_keys(key, 4))
+        if refused:
+            with pytest.raises(by.Misuse, match=f"key = {key.hex()}: where a tier is keyed"):
+                cache.seal(lease, 4)
+        else:
+            assert cache.seal(lease, 4) == 1
+        cache.finish(lease)
+        at_rest(cache)
 
 
 def test_another_process_reads_the_same_plan() -> None:

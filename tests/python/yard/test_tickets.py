@@ -27,7 +27,7 @@ def test_a_ticket_keeps_its_blocks_for_its_owner() -> None:
     assert (ticket.blocks, ticket.state) == (6, "open")
     assert repr(ticket) == f"Ticket(id={ticket.id}, blocks=6)"
     assert (cache.stats()["tickets"], cache.room().promised, spare(cache)) == (1, 6, 2)
-    assert cache.holders() == [("ticket", ticket.id, 0, 6, 0)]
+    assert cache.holders() == [("ticket", ticket.id, 0, 6, 0, (0, 0))]
     with pytest.raises(by.NoRoom) as refused:
         cache.begin(text(2, 12))
     assert (refused.value.need, refused.value.promised) == (3, 6)
@@ -50,8 +50,7 @@ def test_what_is_released_is_promised_no_more() -> None:
 def test_a_ticket_is_open_still_when_its_begin_is_refused_or_told_to_wait() -> None:
     cache = by.KVCache(block_size=4, device=12, host=8)
     publish_below(cache, text(1, 8))
-    plan = cache.promote(cache.keys(text(1, 8)))
-    assert plan is not None
+    (plan,) = cache.promote(cache.keys(text(1, 8)))
     ticket = cache.promise(4)
     before, digest = cache.stats(), cache.digest()
     soon = cache.begin(text(1, 9), filling="soon", ticket=ticket)

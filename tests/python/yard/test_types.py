@@ -98,7 +98,7 @@ def ending(cache: by.KVCache, lease: by.Lease, keys: by.Keys) -> None:
     cache.abandon(lease)  # type: ignore[arg-type]
     assert_type(cache.demote(3), by.Plan | None)
     assert_type(cache.demote(3, of=parked), by.Plan | None)
-    assert_type(cache.promote(keys), by.Plan | None)
+    assert_type(cache.promote(keys), list[by.Plan])
     cache.resize("host", 3)
     cache.resize("tape", 3)  # type: ignore[arg-type]
 

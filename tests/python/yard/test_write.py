@@ -124,8 +124,7 @@ def test_what_is_in_flight_upward_and_what_comes_before_count() -> None:
     assert cache.worth_loading(2)
     assert not cache.worth_loading(1)
     assert cache.worth_loading(1, after=1)
-    plan = cache.promote(cache.keys(text(1, 3)))
-    assert plan is not None
+    (plan,) = cache.promote(cache.keys(text(1, 3)))
     assert cache.blocks_in_flight() == (0, 3)
     assert not cache.worth_loading(2)
     assert cache.worth_loading(2, after=15)
@@ -164,12 +163,18 @@ def test_holders_are_told_the_largest_first() -> None:
     other = cache.begin(text(2, 3))
     cache.seal(other, 12)
     parked = cache.park(other, 12)
-    assert cache.holders() == [("parked", parked.id, 3, 3, 3), ("lease", lease.id, 2, 1, 2)]
+    assert cache.holders() == [
+        ("parked", parked.id, 3, 3, 3, (0, 0)),
+        ("lease", lease.id, 2, 1, 2, (0, 0)),
+    ]
     plan = cache.demote(2, of=parked)
     assert plan is not None
     assert cache.blocks_in_flight() == (2, 0)
     cache.commit(plan)
-    assert cache.holders() == [("lease", lease.id, 2, 1, 2), ("parked", parked.id, 1, 1, 1)]
+    assert cache.holders() == [
+        ("lease", lease.id, 2, 1, 2, (0, 0)),
+        ("parked", parked.id, 1, 1, 1, (2, 0)),
+    ]
     cache.finish(lease)
     cache.abandon(parked)
     assert cache.holders() == []
@@ -190,8 +195,7 @@ def test_to_ask_is_to_know_what_a_begin_answers() -> None:
     huge = cache.dry_run(text(3, 17))
     assert (huge.fits, huge.ever, huge.need) == (False, False, 17)
     assert cache.digest() == before
-    plan = cache.promote(cache.keys(text(2, 2)))
-    assert plan is not None
+    (plan,) = cache.promote(cache.keys(text(2, 2)))
     waits = cache.dry_run([*text(2, 2), 7], filling="soon")
     assert (waits.fits, waits.waits) == (False, plan.flight)
     assert cache.dry_run([*text(2, 2), 7]).fits

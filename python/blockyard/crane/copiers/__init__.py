@@ -9,10 +9,25 @@ from numpy.typing import NDArray
 from blockyard.crane.tiers import Tier
 from blockyard.shared.plan import Cause
 
-__all__ = ["Copier", "Joining", "Landed", "Receipt", "Slots", "Turning"]
+__all__ = [
+    "BlockKeys",
+    "Copier",
+    "Joining",
+    "KeyedCopier",
+    "Landed",
+    "Pair",
+    "Receipt",
+    "Slots",
+    "Turning",
+]
 
 Slots = NDArray[np.uint32]
 """Numbers of slots, shape (blocks,)."""
+BlockKeys = NDArray[np.uint8]
+"""Keys of blocks, shape (blocks, 32); `Plan.keys` says which of them are nobody's."""
+
+Pair = tuple[str, str]
+"""The names of the tiers that a copy goes from and to."""
 
 
 class Landed(NamedTuple):
@@ -34,7 +49,12 @@ class Receipt(Protocol):
 class Copier(Protocol):
     """Copies blocks between two tiers of one rank, or within one.
 
-    A crane calls it from one thread at a time, and so should others.
+    A crane calls it from one thread at a time, and so should others. One copier may serve several
+    pairs of tiers. Then what is slow or full for one pair should hold up no other.
+
+    Of a plane that is replicated over ranks, a crane asks each rank to write its share of the slots
+    below the device. It cannot ask so where one of the tiers is not `Mapped`: there the copier gets
+    every block with all its planes, on each rank, and shares the writing out itself.
     """
 
     def start(
@@ -49,7 +69,7 @@ class Copier(Protocol):
             destinations: Slots, shape (blocks,), all there and each once.
 
         Returns:
-            None when the queue is full: ask again later.
+            None when it takes no more between these tiers: ask again later.
         """
 
     def reset(self) -> None:
@@ -57,6 +77,41 @@ class Copier(Protocol):
 
     def close(self) -> None:
         """Ends all copies and takes no more: afterwards every receipt has an answer."""
+
+
+@runtime_checkable
+class KeyedCopier(Protocol):
+    """A copier for tiers that must know the keys of their blocks.
+
+    A crane calls `start_keyed` for the plans that carry keys, and `start` for all others.
+    """
+
+    def start_keyed(
+        self,
+        source: Tier,
+        destination: Tier,
+        sources: Slots,
+        destinations: Slots,
+        *,
+        keys: BlockKeys,
+        parents: BlockKeys | None,
+    ) -> Receipt | None:
+        """Takes a copy like `Copier.start`, of blocks with these keys. Never waits.
+
+        Where the source has another key in a slot than the plan, the copy ends before that block,
+        with `Cause.CORRUPT`.
+
+        Args:
+            source: As in `start`.
+            destination: As in `start`.
+            sources: As in `start`.
+            destinations: As in `start`.
+            keys: The key of each block.
+            parents: The key of each block's parent; None where the destination needs none.
+
+        Returns:
+            None when the queue is full: ask again later.
+        """
 
 
 @runtime_checkable

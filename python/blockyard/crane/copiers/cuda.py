@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Literal, Protocol
 
 from blockyard._core import Misuse, Unavailable, Unsupported, consecutive
-from blockyard.crane.copiers import Receipt, Slots
+from blockyard.crane.copiers import Pair, Receipt, Slots
 from blockyard.crane.copiers.address_tables import AddressTables
 from blockyard.crane.copiers.addressing import Addressing, Method
 from blockyard.crane.copiers.parts import Parts
@@ -62,7 +62,7 @@ class CudaCopier:
 
     Args:
         device: The device tier; copies wait for its `stream`.
-        host: The host tier, on the same GPU; None for none.
+        host: The tier below, pinned for the same GPU, whatever its name; None for none.
         thresholds: How copies are best made.
         depth: Most copies in flight each way; `start` then returns None.
         layers: The number of parts in which KV comes up where a block has several pieces, so that
@@ -97,7 +97,8 @@ class CudaCopier:
         self._memory: list[Memory] = []
         self._transfers: dict[tuple[str, str, str], Transfer] = {}
         self._streams: list[CopyStream] = []
-        self._by_pair: dict[tuple[str, str], CopyStream] = {}
+        self._by_pair: dict[Pair, CopyStream] = {}
+        self._up: Pair = ("device" if host is None else host.name), "device"
         self._turning = False
         self._captured: bool | None = None
         """Whether a graph is being captured; None where this turn has not asked yet."""
@@ -248,15 +249,15 @@ class CudaCopier:
         self._streams.append(up)
         self._by_pair["device", "device"] = up
         if len(tiers) > 1:
-            self._by_pair["host", "device"] = up
+            self._by_pair[self._up] = up
             down = CopyStream(self._gpu, tiers, depth, 1, most, self._lose)
             self._streams.append(down)
-            self._by_pair["device", "host"] = down
+            self._by_pair[self._up[::-1]] = down
             down.other, up.other = up, down
         addressings = {}
         for pair in self._by_pair:
             source, destination = (named[name] for name in pair)
-            apart = self._layers > 1 and pair == ("host", "device")
+            apart = self._layers > 1 and pair == self._up
             for index, plane in enumerate(source.layout.planes):
                 places = source.places[index], destination.places[index]
                 addressing = Addressing.between(*places, plane.piece_bytes, pair, apart=apart)
@@ -280,10 +281,10 @@ class CudaCopier:
         for transfer in self._transfers.values():
             transfer.bind(tables.address)
 
-    def _jobs(self, pair: tuple[str, str], source: Tier, runs: int, blocks: int) -> list[Job]:
+    def _jobs(self, pair: Pair, source: Tier, runs: int, blocks: int) -> list[Job]:
         """Returns how each plane is copied."""
         jobs: list[Job] = []
-        layers = self._layers > 1 and pair == ("host", "device")
+        layers = self._layers > 1 and pair == self._up
         for plane in source.layout.planes if blocks else ():
             transfer = self._transfers[*pair, plane.name]
             layered = layers and transfer.addressing.pieces > 1

@@ -1,32 +1,110 @@
-"""The copier for a pair of tiers, where none was given."""
+"""The copiers of a crane, where none were given. A kind of tier with its own has a line here."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
 
 from blockyard._core import Misuse
-from blockyard.crane.copiers import Copier
+from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.copiers.cuda import CudaCopier
 from blockyard.crane.copiers.threads import ThreadCopier
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Tier, is_mapped
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.layout import TIERS
 from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.validate import known
 
-__all__ = ["select_copier"]
+__all__ = ["select_copiers"]
+
+_ACROSS = "device", "device"
 
 
-def select_copier(device: Tier, host: Tier | None, thresholds: Thresholds | None = None) -> Copier:
-    """Makes a copier for these tiers.
+def select_copiers(
+    tiers: Mapping[str, Tier],
+    given: Copier | Mapping[Pair, Copier] | None = None,
+    thresholds: Thresholds | None = None,
+) -> dict[Pair, Copier]:
+    """Returns the copier for each pair of these tiers, and for copies within the device.
+
+    On a GPU, one `CudaCopier` serves both ways between the device and a tier of pinned memory. Each
+    other pair gets a `ThreadCopier` of its own, as a slow tier keeps the threads of one busy.
 
     Args:
-        device: The device tier.
-        host: The host tier, if there is one.
+        tiers: The tiers by name, from the device down.
+        given: A copier for all pairs, or copiers for some.
         thresholds: How copies are best made, on a GPU.
 
     Raises:
-        Misuse: One of them is a GPU's, and the other is not.
+        Misuse: There is no copier for a pair, and the message says what to give; or `given` has a
+            pair that there is not.
+        Unavailable: There is not enough memory; nothing is left open.
     """
-    if not isinstance(device, DeviceTier):
-        if isinstance(host, PinnedTier):
-            raise Misuse("host = pinned memory, but the device is no GPU: give it a MemoryTier")
-        return ThreadCopier()
-    if host is not None and not isinstance(host, PinnedTier):
-        raise Misuse("device = a GPU, but the host's memory is not pinned: give it a PinnedTier")
-    return CudaCopier(device, host, thresholds=thresholds)
+    pairs = [_ACROSS] + [(one, other) for one in tiers for other in tiers if one != other]
+    if given is not None and not isinstance(given, Mapping):
+        return dict.fromkeys(pairs, given)
+    own = {} if given is None else _checked(given, pairs)
+    missing = [pair for pair in pairs if pair not in own]
+    device = tiers["device"]
+    on_gpu = device if isinstance(device, DeviceTier) else None
+    streams = [pair for pair in missing if "device" in pair and on_gpu is not None]
+    threads = [pair for pair in missing if pair not in streams]
+    for pair in threads:
+        _check(pair, tiers, pinned=on_gpu is not None)
+    made: dict[Pair, Copier] = {pair: ThreadCopier() for pair in threads}
+    if on_gpu is not None and streams:
+        made |= _of_gpu(on_gpu, streams, tiers, thresholds)
+    return made | own
+
+
+def _checked(given: Mapping[Any, Copier], pairs: list[Pair]) -> dict[Pair, Copier]:
+    """Returns the copiers that were given, if each is for a pair that there is."""
+    for pair in given:
+        if not isinstance(pair, tuple) or len(pair) != len(_ACROSS):
+            raise Misuse(f"copier has {pair!r}: give the names of two tiers for each copier")
+        for name in pair:
+            known(f"copier has {pair!r}: tier", name, TIERS)
+        if pair not in pairs:
+            raise Misuse(f"copier has {pair!r}: nothing is copied so here; there are {pairs}")
+    return dict(given)
+
+
+def _check(pair: Pair, tiers: Mapping[str, Tier], *, pinned: bool) -> None:
+    """Raises where threads cannot copy between these tiers."""
+    for name in pair:
+        if not is_mapped(tiers[name]):
+            raise Misuse(
+                f"the {name} tier has no planes in memory, and no copier of its own from {pair[0]} "
+                f"to {pair[1]}: give copier={{{pair}: ...}}"
+            )
+        if isinstance(tiers[name], PinnedTier) and not pinned:
+            raise Misuse(f"{name} = pinned memory, but the device is no GPU: give it a MemoryTier")
+
+
+def _of_gpu(
+    device: DeviceTier,
+    pairs: list[Pair],
+    tiers: Mapping[str, Tier],
+    thresholds: Thresholds | None,
+) -> dict[Pair, Copier]:
+    """Makes copiers between a GPU and each tier that is pinned for it, as these pairs need them."""
+    below: dict[str, PinnedTier] = {}
+    for name in dict.fromkeys(name for pair in pairs for name in pair if name != "device"):
+        tier = tiers[name]
+        if not isinstance(tier, PinnedTier):
+            raise Misuse(
+                f"device = a GPU, but the {name}'s memory is not pinned: give it a PinnedTier, or "
+                f"copies between them a copier, as in copier={{('device', {name!r}): ...}}"
+            )
+        below[name] = tier
+    made: dict[Pair, Copier] = {}
+    with ExitStack() as opened:
+        for name, tier in below.items():
+            copier = CudaCopier(device, tier, thresholds=thresholds)
+            opened.callback(copier.close)
+            made |= dict.fromkeys([("device", name), (name, "device")], copier)
+            made.setdefault(_ACROSS, copier)
+        if not made:
+            made[_ACROSS] = CudaCopier(device, thresholds=thresholds)
+        opened.pop_all()
+    return made

@@ -8,7 +8,7 @@ import numpy as np
 
 from blockyard._core import Misuse
 from blockyard.crane.copiers import Landed, Receipt, Slots
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Tier, planes_of
 from blockyard.crane.tiers.pieces import aligned
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
@@ -31,6 +31,9 @@ class ThreadCopier:
     slots where runs are long, two for some MiB of scattered ones. Submitting a copy does not wait.
     Use it from one thread at a time.
 
+    A slow tier keeps its threads busy. So a crane makes one for each pair of tiers that it copies
+    between.
+
     Args:
         workers: Threads. With 0 `start` itself copies, so that every run is the same.
         depth: Most copies in flight; `start` then returns None.
@@ -51,7 +54,11 @@ class ThreadCopier:
     def start(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
     ) -> Receipt | None:
-        """Takes a copy; returns None when `depth` are in flight."""
+        """Takes a copy; returns None when `depth` are in flight.
+
+        Raises:
+            Misuse: A tier has no planes in memory, or the copier is closed.
+        """
         if self._closed:
             raise Misuse("the copier is closed")
         self._in_flight = [copy for copy in self._in_flight if copy.landed is None]
@@ -123,7 +130,7 @@ class _Copy:
     def __init__(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots, workers: int
     ) -> None:
-        planes = zip(source.planes, destination.planes, strict=True)
+        planes = zip(planes_of(source), planes_of(destination), strict=True)
         self._planes = tuple(pair for plane in planes for pair in aligned(*plane))
         self._sources = sources
         self._destinations = destinations

@@ -11,16 +11,16 @@ import numpy as np
 from blockyard._core import Misuse, Unavailable
 from blockyard.crane.tiers.adopt import places
 from blockyard.crane.tiers.pieces import Bytes, plane_view
-from blockyard.shared.layout import KVLayout, Plane
-from blockyard.shared.validate import integer, one_of
+from blockyard.shared.layout import TIERS, KVLayout, Plane
+from blockyard.shared.validate import integer, known
 
 __all__ = ["MemoryTier", "mapped", "sized", "slots"]
 
 
 class MemoryTier:
-    """A device or host tier in ordinary memory, zero at first. Pages are taken when touched.
+    """A tier in ordinary memory, zero at first. Pages are taken when touched.
 
-    A device tier has its planes in the layout's own order. A host tier has each block in one
+    A device tier has its planes in the layout's own order. One below it has each block in one
     contiguous slot, plane after plane; planes that are replicated over several ranks lie in a slot
     of their own, in a file that all ranks of the host map. It belongs to its crane, and to the
     crane's thread.
@@ -30,10 +30,10 @@ class MemoryTier:
     Args:
         layout: What a block is.
         blocks: Slots, 1 or more.
-        name: "device" or "host".
-        shared: File for replicated planes on the host of several ranks, best on a memory file
-            system. The first rank makes it, and it is left there; it is not touched where no
-            plane is replicated.
+        name: "device", "host" or "disk": where it stands.
+        shared: File for planes that are replicated over several ranks, below the device; best on a
+            memory file system, and for each tier another one. The first rank makes it, and it is
+            left there; it is not touched where no plane is replicated.
 
     Raises:
         Misuse: It is smaller than one block, or `shared` is missing or has another size.
@@ -48,9 +48,8 @@ class MemoryTier:
         name: str = "host",
         shared: str | os.PathLike[str] | None = None,
     ) -> None:
+        self.name = known("name", name, TIERS)
         nbytes = sized(layout, blocks, name)
-        one_of("name", name, ("device", "host"))
-        self.name = name
         self.layout = layout
         self.blocks = int(blocks)
         self.nbytes = nbytes
@@ -83,19 +82,19 @@ class MemoryTier:
                 tier is closed and no view of it is left.
             blocks: How many blocks there are; or give `axis`.
             axis: Which axis counts blocks, where several have their length; or a mapping by plane.
-            name: "device", where a CPU engine computes, or "host".
+            name: "device", where a CPU engine computes, or that of a tier below.
 
         Raises:
             Misuse: They do not fit the layout, cannot be written or are not in host memory; the
-                message names what differs. Or a host tier of theirs would have a plane that all
-                ranks share.
+                message names what differs. Or a tier of theirs below the device would have a plane
+                that all ranks share.
         """
-        one_of("name", name, ("device", "host"))
+        known("name", name, TIERS)
         common = [plane.name for plane in layout.planes if plane.replicated and layout.ranks > 1]
-        if name == "host" and common:
+        if name != "device" and common:
             raise Misuse(
                 f"plane {common[0]!r} is the same on {layout.ranks} ranks, which share it on the "
-                "host: make MemoryTier(layout, blocks, shared=), which maps a file for it"
+                f"{name}: make MemoryTier(layout, blocks, shared=), which maps a file for it"
             )
         found = places(layout, arrays, blocks=blocks, axis=axis, host=True, gpu=False)
         self = cls.__new__(cls)
@@ -135,7 +134,7 @@ def slots(
     shared: str | os.PathLike[str] | None,
     memory: Callable[[int, Path | None], Bytes],
 ) -> tuple[Bytes, ...]:
-    """Returns views of a host's planes, side by side in slots.
+    """Returns views of the planes of a tier below the device, side by side in slots.
 
     Args:
         layout: What a block is.
@@ -148,7 +147,7 @@ def slots(
     if common and shared is None:
         raise Misuse(
             f"plane {common[0].name!r} is the same on {layout.ranks} ranks: "
-            "give shared=, a file that the host tiers of all of them map"
+            "give shared=, a file that the tiers of all of them map"
         )
     views: dict[str, Bytes] = {}
     for planes, path in ((private, None), (common, shared)):

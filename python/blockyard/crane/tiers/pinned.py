@@ -19,8 +19,9 @@ from blockyard.crane.gpu import Gpu, GpuError, Places
 from blockyard.crane.gpu.cuda import current
 from blockyard.crane.tiers.memory import mapped, sized, slots
 from blockyard.crane.tiers.pieces import Bytes
-from blockyard.shared.layout import KVLayout
+from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.log import Limited
+from blockyard.shared.validate import known
 
 __all__ = ["Pinned", "PinnedTier"]
 
@@ -140,15 +141,16 @@ def _unpinned(gpu: Gpu, address: int, _array: Bytes) -> None:
 
 
 class PinnedTier:
-    """A host tier that a GPU copies to and from: each block in one contiguous slot.
+    """A tier below the device that a GPU copies to and from: each block in one contiguous slot.
 
     It belongs to its crane, and to the crane's thread.
 
     Args:
         layout: What a block is.
         blocks: Slots, 1 or more.
+        name: "host" or "disk": where it stands.
         gpu: The GPU that copies; None for the current CUDA device.
-        shared: File for replicated planes on the host of several ranks, as in `MemoryTier`.
+        shared: File for planes that are replicated over several ranks, as in `MemoryTier`.
         progress: Is called with (bytes taken, bytes in all) while a large pool is made.
 
     Raises:
@@ -161,12 +163,13 @@ class PinnedTier:
         layout: KVLayout,
         blocks: int,
         *,
+        name: str = "host",
         gpu: Gpu | None = None,
         shared: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.nbytes = sized(layout, blocks, "host")
-        self.name = "host"
+        self.name = known("name", name, TIERS[1:])
+        self.nbytes = sized(layout, blocks, name)
         self.layout = layout
         self.blocks = int(blocks)
         self.gpu = current(gpu)

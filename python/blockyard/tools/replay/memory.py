@@ -61,8 +61,14 @@ class UnbackedMemory:
     def hello(self) -> list[Hello]:
         """Returns a handshake for each rank of the configuration."""
         config = self._config
-        sizes = (config.device_blocks, config.host_blocks)
-        return [Hello(rank, config.fingerprint, *sizes) for rank in range(config.ranks)]
+        hello = Hello(
+            0,
+            config.fingerprint,
+            config.device_blocks,
+            config.host_blocks,
+            disk=config.disk_blocks,
+        )
+        return [hello._replace(rank=rank) for rank in range(config.ranks)]
 
     def submit(self, plans: Sequence[Plan]) -> None:
         """Does nothing."""

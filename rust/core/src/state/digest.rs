@@ -241,6 +241,7 @@ mod tests {
         ("config.copy_retries", |s| s.config.copy_retries += 1),
         ("config.write", |s| s.config.write = WritePolicy::Through),
         ("config.recompute", |s| s.config.recompute = false),
+        ("config.keyed", |s| s.config.keyed[1] = true),
         ("config.speeds", |s| {
             s.config.speeds = Some(crate::cost::Speeds::default());
         }),
@@ -328,6 +329,12 @@ mod tests {
         ("a ticket's blocks", |s| ticket(s).blocks += 1),
         ("a ticket's tier", |s| ticket(s).tier = Tier::HOST),
         ("a flight's moves", |s| flight(s).moves.reverse()),
+        ("a flight's keys", |s| {
+            flight(s).keys.push(Key::default());
+        }),
+        ("a flight's parents", |s| {
+            flight(s).parents.push(Key::UNKNOWN);
+        }),
         ("a flight's purpose", |s| {
             flight(s).purpose = crate::flight::Purpose::Nothing;
         }),

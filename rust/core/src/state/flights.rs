@@ -5,9 +5,10 @@
 use super::State;
 use crate::error::Result;
 use crate::flight::{Flight, Move, Purpose};
-use crate::id::{FlightId, FlightIx, Group, Ix, LeaseId, NodeIx, SlotIx, Tier};
+use crate::id::{FlightId, FlightIx, Group, Ix, Key, LeaseId, NodeIx, SlotIx, Tier};
 use crate::plan::{Outcome, Plan};
 use crate::pool::Hold;
+use crate::trie::Trie;
 
 impl State {
     /// An empty flight whose number destinations can carry; [`Self::launch`] fills it.
@@ -33,8 +34,10 @@ impl State {
     /// the plan to carry out.
     pub(super) fn launch(&mut self, flight: FlightIx, moves: Vec<Move>) -> Plan {
         let number = self.counters.flights;
+        let (keys, parents) = self.keys_to_carry(flight, &moves);
         let record = &mut self.flights[flight];
         (record.moves, record.waits) = (moves, Some(number));
+        (record.keys, record.parents) = (keys, parents);
         let plan = self.plan_of(flight);
         self.in_flight[plan.from.at()][plan.to.at()] += plan.len() as u32;
         self.counters.flights += 1;
@@ -42,15 +45,43 @@ impl State {
         plan
     }
 
+    /// The keys of a flight's blocks where one of its tiers must know them, and those of their
+    /// parents where the one that it fills must: as they are now, since blocks may be gone before
+    /// the plan is dispatched.
+    fn keys_to_carry(&self, flight: FlightIx, moves: &[Move]) -> (Vec<Key>, Vec<Key>) {
+        let Flight { from, to, .. } = self.flights[flight];
+        let [reads, fills] = [from, to].map(|tier| self.config.keyed[tier.at()]);
+        if !reads && !fills {
+            return Default::default();
+        }
+        // Private blocks, which have no node, move within the device alone, and that is not keyed.
+        let carry = |key: fn(&Trie, NodeIx) -> Key| {
+            let node = |step: &Move| step.node.and_then(|id| self.trie.live(id));
+            let keys = moves.iter().map(node);
+            keys.map(|node| node.map_or(Key::UNKNOWN, |node| key(&self.trie, node)))
+                .collect()
+        };
+        let keys = carry(Trie::carried_key);
+        let parents = if fills {
+            carry(Trie::carried_parent)
+        } else {
+            Vec::new()
+        };
+        (keys, parents)
+    }
+
     fn plan_of(&self, flight: FlightIx) -> Plan {
         let record = &self.flights[flight];
         Plan {
             flight: FlightId(self.flights.id(flight)),
             group: Group(0),
+            rank: 0,
             from: record.from,
             to: record.to,
             sources: record.moves.iter().map(|step| step.from.get()).collect(),
             destinations: record.moves.iter().map(|step| step.to.get()).collect(),
+            keys: record.keys.clone(),
+            parents: record.parents.clone(),
         }
     }
 

@@ -270,6 +270,20 @@ impl State {
         Ok(self.in_flight[from.at()][to.at()])
     }
 
+    /// Blocks in flight from a tier down, and up to it or past it from below.
+    ///
+    /// # Errors
+    /// `Argument` for a tier that is not there.
+    pub fn in_flight_of(&self, tier: Tier) -> Result<(u32, u32)> {
+        self.limit(tier)?;
+        let down = self.in_flight[tier.at()][tier.at() + 1..].iter().sum();
+        let below = self.in_flight[tier.at() + 1..].iter();
+        Ok((
+            down,
+            below.map(|row| row[..=tier.at()].iter().sum::<u32>()).sum(),
+        ))
+    }
+
     /// Blocks that are on their way up to the device, by where they come from.
     pub(super) fn rising(&self) -> [u32; MAX_TIERS] {
         self.in_flight.map(|row| row[0])

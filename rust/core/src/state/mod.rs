@@ -93,6 +93,9 @@ pub struct Config {
     pub copy_retries: u32,
     /// Groups of layers; only 1 is supported.
     pub groups: u8,
+    /// Tiers that must know the keys of their blocks: the plans that touch them carry them. The
+    /// device cannot be one.
+    pub keyed: [bool; MAX_TIERS],
 }
 
 impl Default for Config {
@@ -109,6 +112,7 @@ impl Default for Config {
             recompute: true,
             copy_retries: 3,
             groups: 1,
+            keyed: [false; MAX_TIERS],
         }
     }
 }
@@ -377,6 +381,10 @@ fn check(config: &Config) -> Result<()> {
             value: u64::from(config.groups),
             help: "only one group of layers works so far; use one cache per group",
         });
+    }
+    if config.keyed[Tier::DEVICE.at()] {
+        let help = "the device names its blocks by slot alone: name tiers below it";
+        return Err(Error::argument("keyed", Tier::DEVICE.name(), help));
     }
     if config.slots.is_empty() || config.slots.len() > MAX_TIERS {
         let help = "give the slots of one tier or more, the device first, and of three at most";

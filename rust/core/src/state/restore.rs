@@ -112,9 +112,10 @@ impl State {
             self.trie.warm(keys.iter(), &mut tags);
             for ((key, &tag), &slot) in keys.iter().zip(&tags).zip(slots) {
                 let gap = match self.trie.seek(key, tag) {
-                    Err(gap) if *key != NONE => gap,
+                    Err(gap) if !key.is_reserved() => gap,
                     Err(_) => {
-                        let help = "a key is not all zeros";
+                        let help = "no block has this key: it begins with 24 zero bytes, or has all \
+                                    bits set";
                         return Err(Error::argument("keys", key.hex(), help));
                     }
                     Ok(_) => {

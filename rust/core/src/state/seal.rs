@@ -58,6 +58,13 @@ impl State {
             let help = "no more can be computed than the lease has slots for: grow it first";
             return Err(Error::argument("computed", row.computed, help));
         }
+        if self.config.keyed.contains(&true)
+            && let Some(key) = row.keys.iter().find(|key| key.is_reserved())
+        {
+            let help = "where a tier is keyed, a key does not begin with 24 zero bytes, and has not \
+                        all bits set: give 32 bytes of a hash";
+            return Err(Error::argument("key", key.hex(), help));
+        }
         Ok(())
     }
 
@@ -117,8 +124,9 @@ impl State {
             Ok(node) => node,
             Err(gap) => {
                 // New: publish it. A fork that was parked may have given it a node already; one that
-                // was published may have given it another key, which stays.
-                if own.is_some_and(|own| !self.trie[own].is_anonymous()) {
+                // was published may have given it another key, which stays. So does the one under
+                // which a keyed tier has it, until the fork is parked no more.
+                if own.is_some_and(|own| !self.trie[own].is_anonymous() || self.is_stored(own)) {
                     return None;
                 }
                 let node = own.unwrap_or_else(|| self.trie.add(parent));
@@ -162,6 +170,13 @@ impl State {
         }
         self.counters.duplicates += 1;
         Some(node)
+    }
+
+    /// Whether a keyed tier has the block, or will have it: under the key that it had then.
+    fn is_stored(&self, node: NodeIx) -> bool {
+        self.tiers
+            .below(Tier::DEVICE)
+            .any(|tier| self.config.keyed[tier.at()] && self.trie.slot(node, tier).is_some())
     }
 
     /// A private slot becomes the device copy of a block, which has nothing below it there yet.

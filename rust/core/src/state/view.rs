@@ -105,7 +105,9 @@ impl State {
                     .iter()
                     .copied()
                     .zip(plan.destinations.iter().copied());
-                (flight.from, flight.to) == (plan.from, plan.to) && moves.eq(copies)
+                (flight.from, flight.to) == (plan.from, plan.to)
+                    && moves.eq(copies)
+                    && (&flight.keys, &flight.parents) == (&plan.keys, &plan.parents)
             }
         };
         if own {

@@ -1,0 +1,44 @@
+"""Settings that hold for all tiers, or for each by its name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from blockyard._core import Misuse
+
+__all__ = ["ByTier", "by_tier", "of_tier"]
+
+_T = TypeVar("_T")
+
+ByTier: TypeAlias = _T | tuple[tuple[str, _T], ...]
+"""One value, or pairs of a tier's name and its value, from the device down."""
+
+
+def by_tier(
+    name: str, given: object, tiers: Sequence[str], check: Callable[[str, object], _T]
+) -> ByTier[_T]:
+    """Returns a value, or a mapping by tier as pairs that can be hashed.
+
+    Args:
+        name: What an error calls it.
+        given: One value, or a mapping of tiers' names to values.
+        tiers: The tiers that may have one, from the device down.
+        check: Returns a value that is right; called with its name.
+
+    Raises:
+        Misuse: A tier has none, or as `check`.
+    """
+    if isinstance(given, tuple):
+        given = dict(given)
+    if not isinstance(given, Mapping):
+        return check(name, given)
+    for tier in given:
+        if tier not in tiers:
+            known = ", ".join(repr(known) for known in tiers)
+            raise Misuse(f"{name} names {tier!r}: it is for {known}")
+    return tuple((tier, check(f"{name}: {tier}", given[tier])) for tier in tiers if tier in given)
+
+
+def of_tier(value: Any, tier: str, default: _T) -> _T:  # noqa: ANN401 - of any form that is given
+    """Returns what holds for one tier; the default where pairs or a mapping do not name it."""
+    pairs: Mapping[str, _T] = dict(value) if isinstance(value, tuple | Mapping) else {tier: value}
+    return pairs.get(tier, default)
