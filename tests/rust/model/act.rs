@@ -4,8 +4,8 @@ use crate::ops::Op;
 use crate::world::World;
 use crate::yard::DEVICE;
 use blockyard_core::{
-    Answer, Begun, Chain, End, Error, Extras, Filling, Lease, LeaseId, Outcome, Request, Retention,
-    Sealing, Seals, TicketId, Tier,
+    Answer, Begun, Chain, End, Error, Extras, Filling, Lease, LeaseId, Outcome, Plan, Request,
+    Retention, Sealing, Seals, TicketId, Tier,
 };
 
 pub(crate) fn pick<T>(list: &[T], at: u8) -> Option<usize> {
@@ -81,6 +81,10 @@ impl World {
                 return Some(self.promote(prompt, blocks, usize::from(to)));
             }
             Op::Land(ref rows) => self.land(rows),
+            Op::LandAll => {
+                let all: Vec<Outcome> = self.in_flight.iter().map(Plan::whole).collect();
+                self.land_all(&all);
+            }
             Op::DropLease(lease) => {
                 let lease = self.leases.swap_remove(pick(&self.leases, lease)?);
                 self.yard.end(lease.id(), Retention::Ordinary, None);

@@ -156,6 +156,8 @@ impl World {
             if plan.from != Tier::HOST || std::mem::replace(&mut spoiled, true) {
                 return plan.whole();
             }
+            // Mostly near the beginning, so that there are many of them in a prefix.
+            let at = if at < 192 { 1 + at % 3 } else { at };
             Outcome::corrupt(plan.flight, u32::from(at) % plan.len() as u32)
         };
         let mut outcomes: Vec<Outcome> = plans.iter().map(outcome).collect();

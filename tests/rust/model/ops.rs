@@ -110,6 +110,8 @@ pub(crate) enum Op {
     PromiseOn(u8, u8),
     /// Blocks of a tier below the device that an earlier run has left: one of a prompt, or all.
     Restore(u8, Vec<(Prompt, u8)>, Slip),
+    /// All that is in flight lands, and is good.
+    LandAll,
     /// A prompt is brought to the device, and a block that comes from the host is corrupt; flights
     /// land in their order, or the other way round.
     Spoil(Prompt, u8, bool),
@@ -296,7 +298,7 @@ fn deep() -> impl Strategy<Value = Deep> {
     let size = prop_oneof![1 => Just(0), 9 => 1..40_u32];
     let slots = prop::array::uniform3(size);
     let load = prop::array::uniform3(0..60_u64);
-    let host = prop_oneof![3 => Just(None), 1 => (1..6_u32).prop_map(Some)];
+    let host = prop_oneof![1 => Just(None), 1 => (1..8_u32).prop_map(Some)];
     let writes = prop::array::uniform3(writes());
     let scattered = prop::option::weighted(0.3, vec(any::<u8>(), 0..7));
     let drawn = (tiers, host, slots, load, writes, scattered);
@@ -311,7 +313,7 @@ fn deep() -> impl Strategy<Value = Deep> {
 }
 
 fn tall() -> impl Strategy<Value = Prompt> {
-    let path = prop_oneof![3 => Just(0), 1 => Just(0b100), 1 => any::<u32>()];
+    let path = prop_oneof![4 => Just(0), 2 => Just(0b100), 1 => any::<u32>()];
     (path, 0..TALL - 1).prop_map(|(path, blocks)| Prompt {
         path,
         blocks,
@@ -335,6 +337,8 @@ fn moves() -> impl Strategy<Value = Op> {
         1 => (tier(), on).prop_map(|(a, b)| Op::ResizeOn(a, b)),
         1 => (tier(), 0..10_u8).prop_map(|(a, b)| Op::PromiseOn(a, b)),
         2 => (tall(), any8(), any::<bool>()).prop_map(|(a, b, c)| Op::Spoil(a, b, c)),
+        3 => Just(Op::LandAll),
+        2 => Just(Op::Fill(0, false)),
         1 => any8().prop_map(Op::Unknown),
     ]
 }
