@@ -4,8 +4,8 @@ use crate::ops::Op;
 use crate::world::World;
 use crate::yard::DEVICE;
 use blockyard_core::{
-    Answer, Begun, Chain, End, Error, Extras, Filling, Lease, LeaseId, Outcome, Request, Retention,
-    Sealing, Seals, TicketId, Tier,
+    Answer, Begun, Chain, End, Error, Extras, Filling, Lease, LeaseId, Outcome, Plan, Request,
+    Retention, Sealing, Seals, TicketId, Tier,
 };
 
 pub(crate) fn pick<T>(list: &[T], at: u8) -> Option<usize> {
@@ -81,6 +81,10 @@ impl World {
                 return Some(self.promote(prompt, blocks, usize::from(to)));
             }
             Op::Land(ref rows) => self.land(rows),
+            Op::LandAll => {
+                let all: Vec<Outcome> = self.in_flight.iter().map(Plan::whole).collect();
+                self.land_all(&all);
+            }
             Op::DropLease(lease) => {
                 let lease = self.leases.swap_remove(pick(&self.leases, lease)?);
                 self.yard.end(lease.id(), Retention::Ordinary, None);
@@ -142,6 +146,7 @@ impl World {
                 self.yard.resize(tier, slots, &answer);
                 return Some(answer.is_err());
             }
+            Op::Spoil(prompt, at, backwards) => return Some(self.spoil(prompt, at, backwards)),
             Op::Restore(tier, ref rows, slip) => return Some(self.restore(tier, rows, slip)),
             _ => return self.act_on_ticket(op),
         }
@@ -410,9 +415,13 @@ impl World {
                 false => Outcome::failed(plan.flight, good),
             });
         }
-        let answer = self.cache.lock().commit(&outcomes, None);
+        self.land_all(&outcomes);
+    }
+
+    pub(crate) fn land_all(&mut self, outcomes: &[Outcome]) {
+        let answer = self.cache.lock().commit(outcomes, None);
         let mut ended = 0;
-        for Outcome {
+        for &Outcome {
             flight: id,
             good,
             end,

@@ -95,10 +95,9 @@ impl Yard {
             return (0, Vec::new());
         }
         let came: Vec<Arrival> = std::mem::take(&mut self.came[tier]).into();
-        let mut taken = 0;
         let mut batches = came.chunk_by(|one, other| one.landing == other.landing);
-        let mut rest = Vec::new();
-        let next = batches.find_map(|together| {
+        let (mut taken, mut rest, mut next) = (0, Vec::new(), Vec::new());
+        for together in batches.by_ref() {
             let mut left = together.to_vec();
             let wants = |block| self.wants_copy(tier, block) && !plan[..taken].contains(&block);
             left.retain(|arrival| wants(arrival.block));
@@ -109,25 +108,26 @@ impl Yard {
                 taken += 1;
             }
             // Who had a turn is not known, but of those that would have been copied.
-            let next: Vec<Block> = left.iter().map(|arrival| arrival.block).collect();
+            let waits = |block| left.iter().any(|arrival| arrival.block == block);
             let stays = |arrival: &Arrival| Arrival {
-                sure: arrival.sure && next.contains(&arrival.block),
+                sure: arrival.sure && waits(arrival.block),
                 ..*arrival
             };
-            rest.extend(together.iter().map(stays));
-            left.iter().any(|arrival| arrival.sure).then_some(next)
-        });
-        if taken == most {
-            rest.extend(batches.flatten());
-        } else if next.is_some() {
-            let landing = rest.last().map(|arrival| arrival.landing);
-            rest.retain(|arrival| Some(arrival.landing) == landing);
-            rest.extend(batches.flatten());
-        } else {
-            rest.clear();
+            next.extend(left.iter().map(|arrival| arrival.block));
+            if taken == most || !next.is_empty() {
+                rest.extend(together.iter().map(stays));
+            }
+            if left.iter().any(|arrival| arrival.sure) {
+                break;
+            }
+        }
+        rest.extend(batches.flatten());
+        // They may all have been forgotten, or be no more in line.
+        if !rest.iter().any(|arrival| arrival.sure) {
+            next.clear();
         }
         self.came[tier] = rest.into();
-        (taken, next.unwrap_or_default())
+        (taken, next)
     }
 
     /// What of the device's next victims should have a copy, in their order.

@@ -73,7 +73,7 @@ impl Yard {
                 if good == 0 {
                     self.shorten(lease, block);
                     if corrupt && flight.from > DEVICE {
-                        self.drop_corrupt(source, flight.from);
+                        self.drop_corrupt(flight.moves.first(), flight.from);
                     }
                 }
                 self.landed(lease);
@@ -123,7 +123,7 @@ impl Yard {
             }
         }
         if corrupt && from > DEVICE {
-            self.drop_corrupt(flight.moves.get(good).and_then(|step| step.0), from);
+            self.drop_corrupt(flight.moves.get(good), from);
         }
         self.break_unbacked(to);
         self.shrink_keeps();
@@ -167,8 +167,7 @@ impl Yard {
             seq.sealed = seq.sealed.min(base);
         }
         if corrupt {
-            let bad = flight.moves.get(good).and_then(|step| step.0);
-            self.drop_corrupt(bad, flight.from);
+            self.drop_corrupt(flight.moves.get(good), flight.from);
         }
         self.landed(lease);
     }
@@ -242,12 +241,16 @@ impl Yard {
         }
     }
 
-    /// A copy below failed its checksum: a sequence that kept this very one recomputes, and an idle
-    /// copy is dropped.
-    fn drop_corrupt(&mut self, block: Option<Block>, tier: usize) {
-        let Some(block) = block.filter(|&block| self.alive(block)) else {
+    /// A copy below failed its checksum: it is dropped, and a sequence that kept this very one
+    /// recomputes.
+    fn drop_corrupt(&mut self, step: Option<&Step>, tier: usize) {
+        let read = |&(block, slot, _): &Step| Some((block?, slot));
+        let Some((block, slot)) = step.and_then(read) else {
             return;
         };
+        if self.ready(block, tier) != Some(slot) {
+            return;
+        }
         let mut keepers: Vec<_> = self
             .parked
             .iter()
@@ -255,13 +258,11 @@ impl Yard {
             .map(|(&id, _)| id)
             .collect();
         keepers.sort_by_key(|id| id.number() as u32);
+        self.evict(tier, slot);
         for id in keepers {
             self.break_keep(id);
         }
-        if let Some(slot) = self.ready(block, tier) {
-            self.evict(tier, slot);
-            self.break_unbacked(tier);
-        }
+        self.break_unbacked(tier);
     }
 
     /// A deadline has passed: destinations are quarantined, sources stay. What a lease loads behind
@@ -301,7 +302,7 @@ impl Yard {
     /// A lease's table ends before this block, of which a copy has an unknown end.
     fn fall_back(&mut self, lease: LeaseId, block: usize) {
         let seq = self.leases.get_mut(&lease).expect("it waits");
-        let (limit, cut) = (seq.limit, seq.table.split_off(block));
+        let (limit, mut cut) = (seq.limit, seq.table.split_off(block));
         seq.limit = block;
         let later = |flight: &InFlight| match flight.purpose {
             Purpose::Up(own, base) | Purpose::Private(Some(own), base) => {
@@ -320,6 +321,7 @@ impl Yard {
             }
             self.leases.get_mut(&lease).expect("it waits").loading -= 1;
         }
+        cut.retain(|slot| self.slots[DEVICE].contains_key(slot));
         self.let_go(&cut);
         self.shorten(lease, block);
         if self.leases[&lease].ended.is_none() {

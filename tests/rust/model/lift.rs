@@ -5,7 +5,7 @@ use crate::act::pick;
 use crate::ops::{Prompt, Slip};
 use crate::world::World;
 use crate::yard::{Block, DEVICE, Purpose, What, Yard};
-use blockyard_core::{Error, Key, Plan, Result, State, Tier};
+use blockyard_core::{Error, Key, Outcome, Plan, Result, State, Tier};
 
 /// No parent, and no key.
 const NONE: Key = Key([0; 32]);
@@ -144,6 +144,30 @@ impl World {
         answer.is_err()
     }
 
+    /// Brings a prompt to the device, and loses a block of it on the host.
+    pub(crate) fn spoil(&mut self, prompt: Prompt, at: u8, backwards: bool) -> bool {
+        let first = self.in_flight.len();
+        if self.promote(prompt, 40, DEVICE) {
+            return true;
+        }
+        let mut spoiled = false;
+        let plans = self.in_flight[first..].to_vec();
+        let outcome = |plan: &Plan| {
+            if plan.from != Tier::HOST || std::mem::replace(&mut spoiled, true) {
+                return plan.whole();
+            }
+            // Mostly near the beginning, so that there are many of them in a prefix.
+            let at = if at < 192 { 1 + at % 3 } else { at };
+            Outcome::corrupt(plan.flight, u32::from(at) % plan.len() as u32)
+        };
+        let mut outcomes: Vec<Outcome> = plans.iter().map(outcome).collect();
+        if backwards {
+            outcomes.reverse();
+        }
+        self.land_all(&outcomes);
+        false
+    }
+
     pub(crate) fn restore(&mut self, tier: u8, rows: &[(Prompt, u8)], slip: Slip) -> bool {
         let tier = if slip == Slip::Device {
             DEVICE
@@ -162,18 +186,14 @@ impl World {
             let Some(at) = pick(chain.keys(), depth) else {
                 continue;
             };
-            let key = chain.keys()[at];
-            if !told.keys.contains(&key) && told.keys.len() < limit as usize {
-                // From the end of the tier, and every other slot first.
-                let (row, half) = (told.keys.len() as u32, limit.div_ceil(2));
-                told.slots.push(if row < half {
-                    row * 2
-                } else {
-                    (row - half) * 2 + 1
-                });
-                told.keys.push(key);
-                told.parents
-                    .push(at.checked_sub(1).map_or(NONE, |above| chain.keys()[above]));
+            let whole = 0..chain.keys().len();
+            let blocks: Vec<usize> = match depth {
+                ..128 => vec![at],
+                128..192 => whole.collect(),
+                192.. => whole.rev().collect(),
+            };
+            for at in blocks {
+                told.add(chain.keys(), at, limit);
             }
         }
         told.slip(slip, limit);
@@ -189,6 +209,21 @@ impl World {
 }
 
 impl Rows {
+    /// The block at this depth, if it is not among them and there is a slot for it.
+    fn add(&mut self, chain: &[Key], at: usize, limit: u32) {
+        if self.keys.contains(&chain[at]) || self.keys.len() == limit as usize {
+            return;
+        }
+        // Every other slot first.
+        let (row, half) = (self.keys.len() as u32, limit.div_ceil(2));
+        let odd = row >= half;
+        let slot = if odd { (row - half) * 2 + 1 } else { row * 2 };
+        self.slots.push(slot);
+        self.keys.push(chain[at]);
+        let above = at.checked_sub(1).map(|above| chain[above]);
+        self.parents.push(above.unwrap_or(NONE));
+    }
+
     /// Makes the mistake, if there are rows enough to make it in.
     fn slip(&mut self, slip: Slip, limit: u32) {
         let Some(last) = self.keys.len().checked_sub(1) else {

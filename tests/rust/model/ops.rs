@@ -108,8 +108,13 @@ pub(crate) enum Op {
     /// A tier below the device, and its slots.
     ResizeOn(u8, u8),
     PromiseOn(u8, u8),
-    /// Blocks of a tier below the device that an earlier run has left: each is one of a prompt.
+    /// Blocks of a tier below the device that an earlier run has left: one of a prompt, or all.
     Restore(u8, Vec<(Prompt, u8)>, Slip),
+    /// All that is in flight lands, and is good.
+    LandAll,
+    /// A prompt is brought to the device, and a block that comes from the host is corrupt; flights
+    /// land in their order, or the other way round.
+    Spoil(Prompt, u8, bool),
 }
 
 fn prompts() -> impl Strategy<Value = Prompt> {
@@ -233,6 +238,9 @@ struct Deep {
     slots: [u32; 3],
     load: [u64; 3],
     writes: [WritePolicy; 3],
+    /// Blocks of a prompt that lies on two tiers by turns when the script begins: these are lost on
+    /// the upper one.
+    scattered: Option<Vec<u8>>,
 }
 
 impl Deep {
@@ -252,30 +260,61 @@ impl Deep {
                 speeds.load[tier] = self.load[tier - 2];
             }
         }
+        if self.scattered.is_some() && tiers > 2 {
+            for slots in &mut setup.slots[..3] {
+                *slots = u32::from(TALL) + *slots / 4;
+            }
+        }
         setup
     }
+
+    /// What a script begins with.
+    fn prologue(&self) -> Vec<Op> {
+        let Some(lost) = self.scattered.as_ref().filter(|_| self.tiers > 2) else {
+            return Vec::new();
+        };
+        let prompt = Prompt {
+            path: 0,
+            blocks: TALL - 2,
+            tail: 1,
+        };
+        let all = vec![(0, u8::MAX, false)];
+        let mut ops = vec![
+            Op::Restore(2, vec![(prompt, 255)], Slip::None),
+            Op::Lift(prompt, 40, 1),
+            Op::Land(all),
+        ];
+        ops.extend(lost.iter().map(|&at| Op::Spoil(prompt, at, at % 2 > 0)));
+        ops.push(Op::Fill(0, false));
+        ops
+    }
 }
+
+/// Blocks of the tallest prompts, and of a device that has room for one.
+const TALL: u8 = 18;
 
 fn deep() -> impl Strategy<Value = Deep> {
     let tiers = prop_oneof![1 => Just(1), 25 => Just(2), 26 => 3..=MAX_TIERS];
     let size = prop_oneof![1 => Just(0), 9 => 1..40_u32];
     let slots = prop::array::uniform3(size);
     let load = prop::array::uniform3(0..60_u64);
-    let host = prop_oneof![3 => Just(None), 1 => (1..6_u32).prop_map(Some)];
+    let host = prop_oneof![1 => Just(None), 1 => (1..8_u32).prop_map(Some)];
     let writes = prop::array::uniform3(writes());
-    let drawn = (tiers, host, slots, load, writes);
-    drawn.prop_map(|(tiers, host, slots, load, writes)| Deep {
+    let scattered = prop::option::weighted(0.3, vec(any::<u8>(), 0..7));
+    let drawn = (tiers, host, slots, load, writes, scattered);
+    drawn.prop_map(|(tiers, host, slots, load, writes, scattered)| Deep {
         tiers,
         host,
         slots,
         load,
         writes,
+        scattered,
     })
 }
 
 fn tall() -> impl Strategy<Value = Prompt> {
-    let path = prop_oneof![3 => Just(0), 1 => Just(0b100), 1 => any::<u32>()];
-    (path, 0..16_u8).prop_map(|(path, blocks)| Prompt {
+    let path = prop_oneof![4 => Just(0), 2 => Just(0b100), 1 => any::<u32>()];
+    (path, 0..TALL - 1).prop_map(|(path, blocks)| Prompt {
         path,
         blocks,
         tail: 1,
@@ -297,6 +336,10 @@ fn moves() -> impl Strategy<Value = Op> {
         10 => vec((any8(), good, any::<bool>()), 1..3).prop_map(Op::Land),
         1 => (tier(), on).prop_map(|(a, b)| Op::ResizeOn(a, b)),
         1 => (tier(), 0..10_u8).prop_map(|(a, b)| Op::PromiseOn(a, b)),
+        2 => (tall(), any8(), any::<bool>()).prop_map(|(a, b, c)| Op::Spoil(a, b, c)),
+        3 => Just(Op::LandAll),
+        2 => Just(Op::Fill(0, false)),
+        1 => any8().prop_map(Op::Unknown),
     ]
 }
 
@@ -357,6 +400,8 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
             let (deep, moves, first, late) = deep;
             let mut setup = Setup { speeds, ..setup };
             setup.writes[0] = write;
+            let prologue = deep.prologue();
+            let first = if prologue.is_empty() { first } else { prologue };
             let setup = deep.of(setup);
             let more = tickets.into_iter().chain(below);
             for (at, op) in more.chain(headroom).chain(dedups) {

@@ -340,9 +340,13 @@ impl State {
     /// A copy below failed its checksum: it is dropped, and others stay. Parked sequences that kept it
     /// are computed again.
     fn drop_corrupt(&mut self, tier: Tier, bad: Move) {
-        let Some(node) = bad.node.and_then(|id| self.trie.live(id)) else {
-            return;
+        let read = |state: &Self| {
+            let node = bad.node.and_then(|id| state.trie.live(id))?;
+            (state.ready(node, tier) == Some(bad.from)).then_some(node)
         };
+        let Some(node) = read(self) else { return };
+        // So that it is dropped here, wherever it stands when its keeps have gone.
+        self.pin(tier, bad.from);
         if self.keeps_at(node, tier) > 0 {
             let keepers: Vec<ParkedIx> = self
                 .parked
@@ -355,19 +359,13 @@ impl State {
             }
         }
         // An anonymous block dissolved with its keep.
-        let Some(node) = bad.node.and_then(|id| self.trie.live(id)) else {
-            return;
-        };
-        if let Some(slot) = self.trie.slot(node, tier)
-            && matches!(self.hold(tier, slot), Hold::Idle { .. })
-        {
-            self.pin(tier, slot);
+        if let Some(node) = read(self) {
             self.detach(node, tier);
-            self.free(tier, slot);
+            self.free(tier, bad.from);
             self.remove_if_gone(node);
             self.counters.corrupt += 1;
-            self.break_unbacked(tier);
         }
+        self.break_unbacked(tier);
     }
 
     /// Lands a batch, checked before the first is applied, then reports step `done` as done.
