@@ -46,7 +46,10 @@ impl Cache {
         } else {
             vec![device, host]
         };
-        let below = writes_below.iter().flatten().map(|word| arguments::write(word));
+        let below = writes_below
+            .iter()
+            .flatten()
+            .map(|word| arguments::write(word));
         let config = Config {
             block_size,
             slots,
