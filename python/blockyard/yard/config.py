@@ -259,6 +259,11 @@ class Config:
         default = min(self.blocks_of(tier) // 16, 4096)
         return default if self.ahead is None else of_tier(self.ahead, tier, default)
 
+    @property
+    def ahead_blocks(self) -> int:
+        """`ahead` of the device, with its default; 0 where no tier below has slots."""
+        return self.ahead_of("device")
+
     def write_of(self, tier: str) -> Write:
         """`write` of the tier that blocks are copied from."""
         if isinstance(self.write, str):

@@ -301,6 +301,13 @@ impl Trie {
         self.nodes[node].parent = Some(parent);
     }
 
+    /// How many children each of the first nodes has on a tier.
+    pub(crate) fn set_children(&mut self, tier: Tier, children: &[u32]) {
+        for (node, &count) in children.iter().enumerate() {
+            self.residency_mut(NodeIx::new(node as u32), tier).children = count;
+        }
+    }
+
     /// Forgets all nodes of a trie to which no handle, slot or other record refers.
     pub(crate) fn forget_all(&mut self) {
         self.nodes.forget_all();

@@ -3,7 +3,7 @@
 
 use super::State;
 use crate::error::{Error, Result};
-use crate::evict::{Evict, Place};
+use crate::evict::{Evict, Evictability, Place};
 use crate::id::{Class, Ix, Key, Link, NodeIx, SlotIx, Tier};
 use crate::pool::Hold;
 
@@ -33,13 +33,18 @@ impl State {
         parents: &[Key],
     ) -> Result<()> {
         self.check_restore(tier, slots, keys, parents)?;
-        let order = match self.link_rows(tier, slots, keys, parents) {
-            Ok(order) => order,
+        let ordered = self
+            .name_rows(tier, slots, keys)
+            .map(|()| self.link_rows(parents))
+            .and_then(|family| Ok((family.leaf_first(keys)?, family)));
+        let (order, family) = match ordered {
+            Ok(ordered) => ordered,
             Err(error) => {
                 self.trie.forget_all();
                 return Err(error);
             }
         };
+        self.trie.set_children(tier, &family.children);
         let tier_state = &mut self.tiers[tier];
         let mut free: Vec<SlotIx> = tier_state.pool.free_slots().collect();
         for row in order {
@@ -47,8 +52,10 @@ impl State {
             let class = Class::Ordinary;
             let cell = tier_state.pool.cell_mut(slot);
             (cell.node, cell.hold) = (Some(Link::to(NodeIx::new(row))), Hold::Idle { class });
-            let residency = *self.trie.residency(NodeIx::new(row), tier);
-            let evictability = super::tier::evictability(residency, cell);
+            let evictability = match family.children[row as usize] {
+                0 => Evictability::Leaf,
+                _ => Evictability::Branch,
+            };
             tier_state
                 .order
                 .insert(slot, class, Place::Back, evictability);
@@ -98,15 +105,8 @@ impl State {
         Ok(())
     }
 
-    /// Makes a node of each row, and returns the rows in their order of eviction. The nodes are
-    /// numbered like the rows.
-    fn link_rows(
-        &mut self,
-        tier: Tier,
-        slots: &[u32],
-        keys: &[Key],
-        parents: &[Key],
-    ) -> Result<Vec<u32>> {
+    /// Makes a node of each row, numbered like it.
+    fn name_rows(&mut self, tier: Tier, slots: &[u32], keys: &[Key]) -> Result<()> {
         let mut tags = Vec::with_capacity(AHEAD);
         for (keys, slots) in keys.chunks(AHEAD).zip(slots.chunks(AHEAD)) {
             self.trie.warm(keys.iter(), &mut tags);
@@ -126,38 +126,68 @@ impl State {
                 self.trie.restore(*key, gap, tier, SlotIx::new(slot));
             }
         }
-        let mut row = 0;
+        Ok(())
+    }
+
+    /// Puts each row under its parent, if that is a row too.
+    fn link_rows(&mut self, parents: &[Key]) -> Family {
+        let mut family = Family {
+            parents: Vec::with_capacity(parents.len()),
+            children: vec![0; parents.len()],
+        };
+        let mut tags = Vec::with_capacity(AHEAD);
         for parents in parents.chunks(AHEAD) {
             self.trie.warm(parents.iter(), &mut tags);
             for (parent, &tag) in parents.iter().zip(&tags) {
-                let node = NodeIx::new(row);
-                row += 1;
-                if *parent != NONE {
+                let row = NodeIx::new(family.parents.len() as u32);
+                let above = if *parent == NONE {
+                    None
+                } else {
                     let above = self.trie.seek(parent, tag).ok();
-                    self.trie.put_under(node, above);
-                    self.trie.gain_child(node, tier);
+                    self.trie.put_under(row, above);
+                    above
+                };
+                if let Some(above) = above {
+                    family.children[above.at()] += 1;
                 }
+                family.parents.push(above.map_or(ORPHAN, Ix::get));
             }
         }
-        self.leaf_first(tier, keys)
+        family
     }
+}
 
+/// A row without a parent among the rows.
+const ORPHAN: u32 = u32::MAX;
+
+/// How rows follow each other, by number: apart from the nodes, so that it is walked in little memory.
+struct Family {
+    parents: Vec<u32>,
+    children: Vec<u32>,
+}
+
+impl Family {
     /// The rows in order, but each behind its last child.
-    fn leaf_first(&self, tier: Tier, keys: &[Key]) -> Result<Vec<u32>> {
-        let children = |row: u32| self.trie.residency(NodeIx::new(row), tier).children;
-        let rows = keys.len() as u32;
-        let mut waits: Vec<u32> = (0..rows).map(children).collect();
+    fn leaf_first(&self, keys: &[Key]) -> Result<Vec<u32>> {
+        let mut waits = self.children.clone();
         let mut order = Vec::with_capacity(keys.len());
-        for first in 0..rows {
-            let mut next = (waits[first as usize] == 0).then_some(first);
-            while let Some(row) = next {
-                order.push(row);
-                let parent = self.trie.parent(NodeIx::new(row)).map(Ix::get);
-                next = parent.filter(|&parent| {
+        for first in 0..keys.len() as u32 {
+            let mut next = if waits[first as usize] == 0 {
+                first
+            } else {
+                ORPHAN
+            };
+            while next != ORPHAN {
+                order.push(next);
+                let parent = self.parents[next as usize];
+                next = ORPHAN;
+                if parent != ORPHAN {
                     waits[parent as usize] -= 1;
                     // One that comes later is taken in its turn.
-                    waits[parent as usize] == 0 && parent < first
-                });
+                    if waits[parent as usize] == 0 && parent < first {
+                        next = parent;
+                    }
+                }
             }
         }
         if order.len() == keys.len() {
