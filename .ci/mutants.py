@@ -9,9 +9,9 @@ what, in which file:
     tests = ["test(=beginning::a_load_waits_behind_those_that_are_on_their_way_up)"]
     file = "rust/core/src/cost.rs"
     find = '''
-            (queue + blocks) * load < computing'''
+            let mut loading = queue.map(u128::from);'''
     replace = '''
-            blocks * load < computing'''
+            let mut loading = queue.map(|_| 0_u128);'''
 
 `find` stands once in the file, whatever is around it: a row survives edits elsewhere, and a move of
 the file by its new name. A mistake that needs a second edit in its file has it in a table

@@ -177,11 +177,11 @@ class Plan:
 
     @property
     def source_tier(self) -> _Tier:
-        """Tier of the sources: "device" or "host"."""
+        """Tier of the sources: "device", "host" or "disk"."""
 
     @property
     def destination_tier(self) -> _Tier:
-        """Tier of the destinations: "device" or "host"."""
+        """Tier of the destinations: "device", "host" or "disk"."""
 
     @property
     def rank(self) -> int:
@@ -253,11 +253,11 @@ class Probe:
 
     @property
     def host(self) -> int:
-        """Blocks that follow them on the host."""
+        """Blocks that follow them on the host; those on disk may stand between them."""
 
     @property
     def disk(self) -> int:
-        """Blocks that follow those on disk."""
+        """Blocks that follow them on disk, likewise."""
 
     @property
     def stop(self) -> _Stop:
@@ -268,6 +268,8 @@ class Probe:
         "missing": the next block is nowhere.
 
         "filling": the next block is in flight.
+
+        "scattered": the prefix lies on lower tiers in more runs than one begin loads, which are 8.
 
         "slow": a begin left the rest below, as its `load` or the cache's `speeds` say.
 
@@ -311,7 +313,7 @@ class Room:
 
     @property
     def promised(self) -> int:
-        """Blocks of both that are promised: to growth, headroom, tickets; on the host, to keeps."""
+        """Blocks of both that are promised: to growth, headroom, tickets or keeps."""
 
     @property
     def available(self) -> int:
@@ -319,7 +321,7 @@ class Room:
 
     @property
     def headroom(self) -> int:
-        """The promised blocks that `Cache.set_headroom` keeps; 0 on the host."""
+        """The promised blocks that `Cache.set_headroom` keeps; 0 below the device."""
 
     @property
     def evicted(self) -> int:
@@ -559,7 +561,10 @@ class Parked:
 
     @property
     def below(self) -> tuple[int, int]:
-        """."""
+        """Blocks that are kept below, on the host and on the disk.
+
+        The other ones of `blocks` are on the device, and are promised slots below.
+        """
 
     @property
     def moving(self) -> int:
@@ -591,9 +596,9 @@ class Parked:
 class Ticket:
     """Blocks promised to a request that does not have them yet; no slot moves for them.
 
-    `Cache.begin` spends a ticket for the device, and `Cache.park` one for the host. `Cache.release`
-    gives it back. If it is dropped instead, the next verb gives its promise back, and
-    `stats()["leaked"]` counts it. Any thread may use it.
+    `Cache.begin` spends a ticket for the device, and `Cache.park` one for a tier below it.
+    `Cache.release` gives it back. If it is dropped instead, the next verb gives its promise back,
+    and `stats()["leaked"]` counts it. Any thread may use it.
     """
 
     @property
@@ -606,7 +611,7 @@ class Ticket:
 
     @property
     def tier(self) -> Literal["device", "host"]:
-        """The tier whose blocks it keeps: "device" or "host"."""
+        """The tier whose blocks it keeps: "device", "host" or "disk"."""
 
     @property
     def cache(self) -> Cache:
@@ -632,21 +637,25 @@ class Cache:
         block_size: Tokens per block.
         device: Slots of the device, null slots included.
         host: Slots of the host; 0 for none.
+        disk: Slots of the tier below the host; 0 for none.
         null_slots: Leading device slots that pad block tables and are never given out.
         eviction: "recency" (lists, O(1)) or "heap" (an indexed heap of leaves).
-        write: What `demote(blocks)` copies down. "on-evict": the next victims. "through": first
-            the published blocks in the order of their publication, then the next victims.
-            "second-touch": those of the next victims that were used more than once, which is to
-            say published again, found by a begin, or computed again after they were dropped. A
-            copy of a block that the device has too stays, unless a block that will be evicted
+        write: What `demote(blocks)` copies down from the device. "on-evict": the next victims.
+            "through": first the published blocks in the order of their publication, then the next
+            victims. "second-touch": those of the next victims that were used more than once, which
+            is to say published again, found by a begin, or computed again after they were dropped.
+            A copy of a block that the device has too stays, unless a block that will be evicted
             sooner has no copy.
         ghosts: Keys of dropped blocks to remember for "second-touch", rounded up to a power of two
             that is >= 16. Each takes 8 bytes. 0 remembers none; None remembers four per slot of all
             tiers.
+        writes_below: The same for each tier below the device, from the host down; "on-evict" where
+            it says nothing. "through" copies what has landed there.
         speeds: Three times in nanoseconds: to load one block; to compute one block at the start of
-            a sequence; and to compute it for each block before it, in addition. A begin then loads
-            what it found below only if that takes less time than computing it, queued behind all
-            loads in flight. None loads everything.
+            a sequence; and to compute it for each block before it, in addition. A fourth is to load
+            one from the disk, where that is not what it takes from the host. A begin then loads
+            what it found below only if that takes less time than computing it, queued behind the
+            loads in flight from the same tier. None loads everything.
         recompute: Whether the engine can recompute KV that was lost.
         copy_retries: How often a failed copy down is tried again. After that, the keep of a kept
             block is broken, and no copy of another block is made ahead of need any more.
@@ -808,7 +817,7 @@ class Cache:
                 `ticket`.
             TooLarge: It never fits. If the length of the prompt shows that, the prompt is not read.
             Misuse: The prompt is empty, a value is out of range, `lora`, `salt` or `media` came
-                beside ready keys, or the ticket is for the host.
+                beside ready keys, or the ticket is not for the device.
             SpentLease: The parked sequence or the ticket has ended.
             ForeignLease: One of them is another cache's.
         """
@@ -846,19 +855,19 @@ class Cache:
         """Keeps blocks obtainable for a request that is not running yet or will be parked.
 
         On the device, the growth of running sequences and other begins do not take them; on the
-        host, other parks and copies ahead of need do not.
+        lower tiers, other parks and copies ahead of need do not.
 
         Args:
             blocks: How many, >= 1.
-            tier: "device" for a `begin`, "host" for a `park`.
+            tier: "device" for a `begin`, "host" or "disk" for a `park`.
 
         Returns:
             The ticket, which keeps them until a verb spends it.
 
         Raises:
             NoRoom: Fewer blocks are available.
-            TooLarge: The tier never holds that many, or the cache was made without a host.
-            Misuse: `blocks` is 0, or the tier is another one.
+            TooLarge: The tier never holds that many.
+            Misuse: `blocks` is 0, or there is no such tier.
         """
 
     def release(self, ticket: Ticket) -> None:
@@ -1055,24 +1064,26 @@ class Cache:
     ) -> Parked:
         """Takes a sequence off the device without losing its work, after the engine's stop ack.
 
-        Full, computed blocks are sealed first. Nothing is copied yet: `demote(of=parked)` copies
-        the last blocks first, as many as are needed.
+        Full, computed blocks are sealed first. Nothing is copied yet: the nearest lower tier that
+        has room promises slots for what has no copy below, and `demote(of=parked)` copies the last
+        blocks first, as many as are needed.
 
         Args:
             lease: The sequence.
             computed: Tokens whose KV it has. The number is fixed from now on.
             after: A step in flight that may still write: slots are held back until `commit(done=)`.
-            ticket: A ticket of `promise(tier="host")`: the park may use the blocks that it keeps,
-                and never lacks room for that many. On success the ticket is spent, including blocks
-                that were not needed. After an error it stays open.
+            ticket: A ticket of `promise(tier="host")` or `"disk"`: the park may use the blocks that
+                it keeps, and never lacks room for that many. On success the ticket is spent,
+                including blocks that were not needed. After an error it stays open.
 
         Returns:
             What is kept: `begin` brings it back, and `abandon` gives it up.
 
         Raises:
-            NoRoom: The host cannot promise the slots. Nothing is given up, and full blocks are
-                sealed all the same. `promised` does not count the blocks of `ticket`.
-            TooLarge: The host can never hold it, or there is no host.
+            NoRoom: No tier below can promise the slots; the numbers are the nearest one's. Nothing
+                is given up, and full blocks are sealed all the same. `promised` does not count the
+                blocks of `ticket`.
+            TooLarge: No tier below can ever hold it, or there is none.
             Misuse: `computed` is out of range, the lease is loading or detached, or the ticket is
                 for the device.
             SpentLease: The lease or the ticket has ended before.
@@ -1143,21 +1154,25 @@ class Cache:
         tier: _Tier = "device",
         to: _Tier | None = None,
     ) -> Plan | None:
-        """Copies blocks from the device down to the host.
+        """Copies blocks of a tier down to the next lower one that has slots.
 
         Args:
-            blocks: The most blocks to copy. Without `of`, up to that many of the device's next
+            blocks: The most blocks to copy. Without `of`, up to that many of the tier's next
                 victims get a copy below, or other blocks if the cache's `write` says so. Blocks
                 that an earlier call looked at are passed over, so that it may be called at every
                 step.
-            of: A parked sequence, whose last blocks go first, or a lease, whose first sealed blocks
-                go first.
+            of: A parked sequence, whose last blocks go first, from the device to the tier that has
+                promised them slots; or a lease, whose first sealed blocks go first.
+            tier: Where they are, without `of`.
+            to: For a parked sequence, a lower tier that shall keep what a higher one keeps or has
+                promised. Each block is kept there once its copy has landed. Call it again until it
+                returns None: one plan has one source.
 
         Returns:
             The plan, which `dispatch` hands out too; None if there is nothing to copy.
 
         Raises:
-            Misuse: A value is out of range, or `of` is something else.
+            Misuse: A value is out of range, `of` is something else, or there is no such tier.
             SpentLease: The sequence has ended before.
             ForeignLease: It is another cache's.
         """
@@ -1170,22 +1185,24 @@ class Cache:
         the steps.
         """
 
-    def promote(
-        self, keys: Keys, blocks: int | None = None, *, to: _Tier = "device"
-    ) -> list[Plan]:
-        """Copies the part of a prefix that lies below up to the device, ahead of a request.
+    def promote(self, keys: Keys, blocks: int | None = None, *, to: _Tier = "device") -> list[Plan]:
+        """Copies the part of a prefix that lies below a tier up to it, ahead of a request.
 
         Args:
             keys: The keys of the prefix.
             blocks: The most blocks to copy; None for all.
+            to: The tier. To the device all of them go or none; to a lower one, the first that find
+                room there.
 
         Returns:
-            The plan, which `dispatch` hands out too; None if there is nothing to copy.
+            A plan for each run of blocks that lie on one tier, which `dispatch` hands out too; none
+            if there is nothing to copy.
 
         Raises:
             NoRoom: The device has no room for them now.
             TooLarge: The device never holds the prefix.
-            Misuse: The keys are of blocks of another size, or `blocks` is out of range.
+            Misuse: The keys are of blocks of another size, `blocks` is out of range, or the tier
+                has no slots.
         """
 
     def commit(
@@ -1264,7 +1281,22 @@ class Cache:
         keys: Buffer | NDArray[np.uint8],
         parents: Buffer | NDArray[np.uint8],
     ) -> None:
-        """."""
+        """Publishes what a tier has kept from before, as its records say.
+
+        It comes once, before the first begin. Blocks that come back are held by no sequence.
+
+        Args:
+            tier: "host" or "disk".
+            slots: Slots of the tier, shape (rows,), each once. The oldest row is first, and is the
+                first to be evicted, but never before the blocks that follow it in a sequence.
+            keys: The keys of their blocks, bytes of shape (rows, 32), each once.
+            parents: The keys of the blocks before them in their sequences, likewise; zeros for the
+                first block of a sequence. One that is not among `keys` may come back later.
+
+        Raises:
+            Misuse: Something began or was restored before, a slot or key comes twice or is out of
+                range, or `parents` lead in a circle. Nothing is changed.
+        """
 
     def resize(self, tier: _Tier, slots: int, *, memory: int | None = None) -> None:
         """Gives a tier `slots` slots. Slots beyond that retire when they become free.
@@ -1313,10 +1345,11 @@ class Cache:
         Returns:
             A row for each running or parked sequence, also for those that have ended or come back
             and wait for their loads: its kind; its number; the device blocks in its table or pinned
-            by its keeps; the blocks promised to it, which are growth on the device or slots of the
-            host; and the device blocks that only it holds, so that its end makes at least that many
-            free or evictable at once. A "ticket" holds nothing, and is promised blocks of the
-            device; a "host ticket" is promised blocks of the host.
+            by its keeps; the blocks promised to it, which are growth on the device or, of a parked
+            one, slots below; the device blocks that only it holds, so that its end makes at least
+            that many free or evictable at once; and the blocks that its keeps pin on the host and
+            on the disk. A "ticket" holds nothing, and is promised blocks of the device; a "host
+            ticket" or "disk ticket" is promised blocks there.
         """
 
     def digest(self) -> int:
@@ -1343,7 +1376,15 @@ class Cache:
         """
 
     def blocks_in_flight(self, tier: _Tier | None = None) -> tuple[int, int]:
-        """Returns the blocks in flight, down and up, without flights whose outcome is unknown."""
+        """Returns the blocks in flight, down and up, without flights whose outcome is unknown.
+
+        Args:
+            tier: Counts the blocks that go down from this tier, and those that come up from below
+                it; None counts all.
+
+        Raises:
+            Misuse: The cache has no such tier.
+        """
 
     def undispatched(self) -> tuple[int, int] | None:
         """Returns how many plans no `dispatch` has returned yet, and the flight of the oldest.
@@ -1352,17 +1393,18 @@ class Cache:
         """
 
     def worth_loading(self, blocks: int, after: int = 0, *, tier: _Tier = "host") -> bool:
-        """Tells whether loading takes less time than computing, queued behind all loads in flight.
+        """Tells whether loading takes less time than computing, behind the tier's loads in flight.
 
         Args:
             blocks: Blocks to load.
             after: Blocks of the sequence before them.
+            tier: Where they are.
 
         Returns:
             The answer by the cache's `speeds`; True for a cache that was made without.
 
         Raises:
-            Misuse: A value is out of range.
+            Misuse: A value is out of range, or the tier is not below the device.
         """
 
     def stats(self) -> dict[str, int]:

@@ -16,6 +16,8 @@ mod down;
 mod evicting;
 #[path = "laws/headroom.rs"]
 mod headroom;
+#[path = "laws/homes.rs"]
+mod homes;
 #[path = "laws/keys.rs"]
 mod keys;
 #[path = "laws/order.rs"]
@@ -32,12 +34,18 @@ mod promises;
 mod replay;
 #[path = "laws/resizing.rs"]
 mod resizing;
+#[path = "laws/restoring.rs"]
+mod restoring;
+#[path = "laws/runs.rs"]
+mod runs;
 #[path = "laws/sealing.rs"]
 mod sealing;
 #[path = "laws/slots.rs"]
 mod slots;
 #[path = "laws/tickets.rs"]
 mod tickets;
+#[path = "laws/tiers.rs"]
+mod tiers;
 #[path = "laws/tree.rs"]
 mod tree;
 #[path = "laws/up.rs"]

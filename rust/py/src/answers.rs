@@ -37,9 +37,9 @@ impl Soon {
 pub(crate) struct Probe {
     /// Blocks on the device.
     device: u32,
-    /// Blocks that follow them on the host.
+    /// Blocks that follow them on the host; those on disk may stand between them.
     host: u32,
-    /// Blocks that follow those on disk.
+    /// Blocks that follow them on disk, likewise.
     disk: u32,
     /// Why the prefix ended.
     ///
@@ -155,11 +155,11 @@ pub(crate) struct Room {
     free: u32,
     /// Idle blocks that may be evicted now.
     evictable: u32,
-    /// Blocks of both that are promised: to growth, headroom, tickets; on the host, to keeps.
+    /// Blocks of both that are promised: to growth, headroom, tickets or keeps.
     promised: u32,
     /// Blocks to be had: free and evictable ones, less those that are promised.
     available: i64,
-    /// The promised blocks that `Cache.set_headroom` keeps; 0 on the host.
+    /// The promised blocks that `Cache.set_headroom` keeps; 0 below the device.
     headroom: u32,
     /// Blocks evicted so far.
     evicted: u64,

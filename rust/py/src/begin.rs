@@ -85,7 +85,7 @@ impl Cache {
     ///         `ticket`.
     ///     TooLarge: It never fits. If the length of the prompt shows that, the prompt is not read.
     ///     Misuse: The prompt is empty, a value is out of range, `lora`, `salt` or `media` came
-    ///         beside ready keys, or the ticket is for the host.
+    ///         beside ready keys, or the ticket is not for the device.
     ///     SpentLease: The parked sequence or the ticket has ended.
     ///     ForeignLease: One of them is another cache's.
     #[pyo3(signature = (prompt, /, *, reserve=0, load=None, filling="stop", lora=None, salt=None,

@@ -31,22 +31,22 @@ pub(crate) fn forked() {
 ///     disk: Slots of the tier below the host; 0 for none.
 ///     null_slots: Leading device slots that pad block tables and are never given out.
 ///     eviction: "recency" (lists, O(1)) or "heap" (an indexed heap of leaves).
-///     write: What `demote(blocks)` copies down. "on-evict": the next victims. "through": first
-///         the published blocks in the order of their publication, then the next victims.
-///         "second-touch": those of the next victims that were used more than once, which is to
-///         say published again, found by a begin, or computed again after they were dropped. A
-///         copy of a block that the device has too stays, unless a block that will be evicted
+///     write: What `demote(blocks)` copies down from the device. "on-evict": the next victims.
+///         "through": first the published blocks in the order of their publication, then the next
+///         victims. "second-touch": those of the next victims that were used more than once, which
+///         is to say published again, found by a begin, or computed again after they were dropped.
+///         A copy of a block that the device has too stays, unless a block that will be evicted
 ///         sooner has no copy.
 ///     ghosts: Keys of dropped blocks to remember for "second-touch", rounded up to a power of two
 ///         that is >= 16. Each takes 8 bytes. 0 remembers none; None remembers four per slot of all
 ///         tiers.
-///     writes_below: The same for each tier below the device, from the host down; "on-evict" where it
-///         says nothing. "through" copies what has landed there.
+///     writes_below: The same for each tier below the device, from the host down; "on-evict" where
+///         it says nothing. "through" copies what has landed there.
 ///     speeds: Three times in nanoseconds: to load one block; to compute one block at the start of
 ///         a sequence; and to compute it for each block before it, in addition. A fourth is to load
-///         one from the disk, where that is not what it takes from the host. A begin then loads what
-///         it found below only if that takes less time than computing it, queued behind all loads in
-///         flight. None loads everything.
+///         one from the disk, where that is not what it takes from the host. A begin then loads
+///         what it found below only if that takes less time than computing it, queued behind the
+///         loads in flight from the same tier. None loads everything.
 ///     recompute: Whether the engine can recompute KV that was lost.
 ///     copy_retries: How often a failed copy down is tried again. After that, the keep of a kept
 ///         block is broken, and no copy of another block is made ahead of need any more.

@@ -113,8 +113,8 @@ impl Cache {
     /// Raises:
     ///     NoRoom: The device has no room for them now.
     ///     TooLarge: The device never holds the prefix.
-    ///     Misuse: The keys are of blocks of another size, `blocks` is out of range, or the tier has
-    ///         no slots.
+    ///     Misuse: The keys are of blocks of another size, `blocks` is out of range, or the tier
+    ///         has no slots.
     #[pyo3(signature = (keys, blocks=None, *, to="device"))]
     fn promote(
         &self,

@@ -14,23 +14,25 @@ use pyo3::prelude::*;
 impl Cache {
     /// Takes a sequence off the device without losing its work, after the engine's stop ack.
     ///
-    /// Full, computed blocks are sealed first. Nothing is copied yet: `demote(of=parked)` copies
-    /// the last blocks first, as many as are needed.
+    /// Full, computed blocks are sealed first. Nothing is copied yet: the nearest lower tier that
+    /// has room promises slots for what has no copy below, and `demote(of=parked)` copies the last
+    /// blocks first, as many as are needed.
     ///
     /// Args:
     ///     lease: The sequence.
     ///     computed: Tokens whose KV it has. The number is fixed from now on.
     ///     after: A step in flight that may still write: slots are held back until `commit(done=)`.
-    ///     ticket: A ticket of `promise(tier="host")` or `"disk"`: the park may use the blocks that it
-    ///         keeps, and never lacks room for that many. On success the ticket is spent, including blocks
-    ///         that were not needed. After an error it stays open.
+    ///     ticket: A ticket of `promise(tier="host")` or `"disk"`: the park may use the blocks that
+    ///         it keeps, and never lacks room for that many. On success the ticket is spent,
+    ///         including blocks that were not needed. After an error it stays open.
     ///
     /// Returns:
     ///     What is kept: `begin` brings it back, and `abandon` gives it up.
     ///
     /// Raises:
-    ///     NoRoom: Neither the host nor the disk can promise the slots. Nothing is given up, and full blocks are
-    ///         sealed all the same. `promised` does not count the blocks of `ticket`.
+    ///     NoRoom: No tier below can promise the slots; the numbers are the nearest one's. Nothing
+    ///         is given up, and full blocks are sealed all the same. `promised` does not count the
+    ///         blocks of `ticket`.
     ///     TooLarge: No tier below can ever hold it, or there is none.
     ///     Misuse: `computed` is out of range, the lease is loading or detached, or the ticket is
     ///         for the device.

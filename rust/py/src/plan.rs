@@ -61,13 +61,13 @@ impl Plan {
         self.0.group.0
     }
 
-    /// Tier of the sources: "device" or "host".
+    /// Tier of the sources: "device", "host" or "disk".
     #[getter]
     fn source_tier(&self) -> &'static str {
         self.0.from.name()
     }
 
-    /// Tier of the destinations: "device" or "host".
+    /// Tier of the destinations: "device", "host" or "disk".
     #[getter]
     fn destination_tier(&self) -> &'static str {
         self.0.to.name()

@@ -108,9 +108,9 @@ impl Cache {
     ///     and wait for their loads: its kind; its number; the device blocks in its table or pinned
     ///     by its keeps; the blocks promised to it, which are growth on the device or, of a parked
     ///     one, slots below; the device blocks that only it holds, so that its end makes at least
-    ///     that many free or evictable at once; and the blocks that its keeps pin on the host and on
-    ///     the disk. A "ticket" holds nothing, and is promised blocks of the device; a "host ticket"
-    ///     or "disk ticket" is promised blocks there.
+    ///     that many free or evictable at once; and the blocks that its keeps pin on the host and
+    ///     on the disk. A "ticket" holds nothing, and is promised blocks of the device; a "host
+    ///     ticket" or "disk ticket" is promised blocks there.
     fn holders(&self, py: Python<'_>) -> PyResult<Vec<HolderRow>> {
         self.check_sound()?;
         let all = enter(py, &self.inner, LONG, |state| Ok(state.holders()))?;
@@ -170,8 +170,8 @@ impl Cache {
     /// Returns the blocks in flight, down and up, without flights whose outcome is unknown.
     ///
     /// Args:
-    ///     tier: Counts the blocks that go down from this tier, and those that come up from below it;
-    ///         None counts all.
+    ///     tier: Counts the blocks that go down from this tier, and those that come up from below
+    ///         it; None counts all.
     ///
     /// Raises:
     ///     Misuse: The cache has no such tier.
@@ -194,7 +194,7 @@ impl Cache {
         Ok(oldest.map(|(plans, flight)| (plans, flight.number())))
     }
 
-    /// Tells whether loading takes less time than computing, queued behind the tier's loads in flight.
+    /// Tells whether loading takes less time than computing, behind the tier's loads in flight.
     ///
     /// Args:
     ///     blocks: Blocks to load.

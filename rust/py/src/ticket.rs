@@ -8,9 +8,9 @@ use pyo3::{PyTraverseError, PyVisit};
 
 /// Blocks promised to a request that does not have them yet; no slot moves for them.
 ///
-/// `Cache.begin` spends a ticket for the device, and `Cache.park` one for the host. `Cache.release`
-/// gives it back. If it is dropped instead, the next verb gives its promise back, and
-/// `stats()["leaked"]` counts it. Any thread may use it.
+/// `Cache.begin` spends a ticket for the device, and `Cache.park` one for a tier below it.
+/// `Cache.release` gives it back. If it is dropped instead, the next verb gives its promise back,
+/// and `stats()["leaked"]` counts it. Any thread may use it.
 #[pyclass(frozen, module = "blockyard", weakref)]
 pub(crate) struct Ticket {
     inner: core::Ticket,

@@ -1,4 +1,4 @@
-//! Every tier's order has a child before its parent, and paths go down tier by tier. (INV-20, 21)
+//! Every tier's order has a child before its parent, and the device comes first. (INV-20, 33)
 
 use crate::yard::{KINDS, Yard, and_one, cat, config, in_flight, one, text};
 use blockyard_core::{Config, EvictionPolicy, Filling, Retention, Stop};
@@ -343,7 +343,7 @@ fn a_seal_stops_at_a_block_that_is_still_filling_and_goes_on_next_step() {
     }
 }
 
-// Paths go down tier by tier. (INV-21)
+// The device comes first. (INV-33)
 
 #[test]
 fn from_the_root_down_device_comes_before_host() {

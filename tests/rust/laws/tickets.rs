@@ -270,7 +270,12 @@ fn promise_below(yard: &Yard, blocks: u64) -> Ticket {
 }
 
 /// A park with a ticket, which it spends.
-fn park_in(yard: &Yard, ticket: &Ticket, lease: &Lease, computed: u64) -> Result<Parked> {
+pub(crate) fn park_in(
+    yard: &Yard,
+    ticket: &Ticket,
+    lease: &Lease,
+    computed: u64,
+) -> Result<Parked> {
     let seals = sealing(lease, computed)?;
     let row = seals.row(lease, computed);
     let parked = yard.cache.lock().redeem_parking(ticket.id(), &row, None);

@@ -34,6 +34,14 @@ pub(crate) fn config(device: u32, host: u32) -> Config {
     }
 }
 
+/// The same with slots on a third tier too.
+pub(crate) fn three(device: u32, host: u32, disk: u32) -> Config {
+    Config {
+        slots: vec![device + 1, host, disk],
+        ..config(device, host)
+    }
+}
+
 /// Tokens that nothing of another name shares.
 pub(crate) fn text(name: u32, blocks: u64) -> Vec<u32> {
     tokens(name, blocks * SIZE)
@@ -150,7 +158,7 @@ impl Yard {
         self.finish(self.run(text));
     }
 
-    /// Leaves a text's blocks on the host alone.
+    /// Leaves a text's blocks on the nearest lower tier alone.
     pub(crate) fn publish_below(&self, text: &[u32]) {
         let lease = self.run(text);
         let blocks = text.len() as u32 / SIZE as u32;
@@ -158,7 +166,8 @@ impl Yard {
         self.finish(lease);
         let idle = self.device().idle as u32;
         self.squeeze(idle);
-        assert_eq!(self.hits(text), [0, blocks, 0]);
+        let [device, host, disk] = self.hits(text);
+        assert_eq!((device, host + disk), (0, blocks));
     }
 
     pub(crate) fn probe(&self, text: &[u32]) -> Probe {
@@ -190,7 +199,12 @@ impl Yard {
     }
 
     pub(crate) fn demote(&self, blocks: u32) -> Option<Plan> {
-        let plan = self.cache.lock().demote(Tier::DEVICE, blocks);
+        self.demote_from(Tier::DEVICE, blocks)
+    }
+
+    /// Copies a tier's next victims down.
+    pub(crate) fn demote_from(&self, tier: Tier, blocks: u32) -> Option<Plan> {
+        let plan = self.cache.lock().demote(tier, blocks);
         self.then(plan)
     }
 
@@ -259,19 +273,63 @@ impl Yard {
 
     /// Copies up to `blocks` blocks of a prefix up to the device, from one tier below.
     pub(crate) fn promote(&self, prompt: &[u32], blocks: u32) -> Option<Plan> {
-        let chain = self.chain(prompt);
-        let plans = self
-            .cache
-            .lock()
-            .promote(chain.keys(), blocks, Tier::DEVICE);
-        let mut plans = plans.expect("there is room");
+        let mut plans = self.promote_to(prompt, blocks, Tier::DEVICE);
         assert!(plans.len() < 2, "one run");
         plans.pop()
+    }
+
+    /// Copies up to `blocks` blocks of a prefix up to a tier, a plan for each run.
+    pub(crate) fn promote_to(&self, prompt: &[u32], blocks: u32, to: Tier) -> Vec<Plan> {
+        let chain = self.chain(prompt);
+        let plans = self.cache.lock().promote(chain.keys(), blocks, to);
+        self.then(plans.expect("there is room"))
     }
 
     pub(crate) fn demote_parked(&self, parked: &Parked, blocks: u32) -> Option<Plan> {
         let plan = self.cache.lock().demote_parked(parked.id(), blocks, None);
         self.then(plan.expect("it is parked"))
+    }
+
+    /// Moves what is kept above a tier to it.
+    pub(crate) fn move_parked(&self, parked: &Parked, blocks: u32, to: Tier) -> Option<Plan> {
+        let plan = self
+            .cache
+            .lock()
+            .demote_parked(parked.id(), blocks, Some(to));
+        self.then(plan.expect("it is parked"))
+    }
+
+    /// Parks a text whose blocks are kept on these tiers below the device, and nowhere else.
+    pub(crate) fn park_on(&self, text: &[u32], tiers: &[Tier]) -> Parked {
+        let parked = self.park(self.run(text), text.len() as u64);
+        let move_one = |_: &Tier| self.move_parked(&parked, 1, Tier::DISK).expect("room");
+        // Deepest first, and each passes over what is on its way.
+        let plans: Vec<Plan> = tiers.iter().map(move_one).collect();
+        for (plan, &tier) in plans.iter().zip(tiers.iter().rev()) {
+            self.fail(plan, u32::from(tier == Tier::DISK));
+        }
+        self.land(self.demote_parked(&parked, u32::MAX).as_slice());
+        self.squeeze(tiers.len() as u32);
+        parked
+    }
+
+    /// Leaves a text's blocks idle on these tiers below the device, and nowhere else.
+    pub(crate) fn scatter(&self, text: &[u32], tiers: &[Tier]) {
+        self.abandon(self.park_on(text, tiers));
+        let count = |tier| tiers.iter().filter(|&&own| own == tier).count() as u32;
+        let probe = self.probe(text);
+        assert_eq!(probe.hits[1..3], [count(Tier::HOST), count(Tier::DISK)]);
+    }
+
+    /// Makes the host evict so many blocks, by copies down of blocks of other names.
+    pub(crate) fn squeeze_host(&self, blocks: u32) {
+        let before = self.stats().counters.evicted[1];
+        self.spare.set(self.spare.get() + 1);
+        let need = self.host().free as u32 + blocks;
+        let lease = self.run(&text(30_000 + self.spare.get(), need.into()));
+        self.land(&[self.demote_lease(&lease, need)]);
+        self.finish(lease);
+        assert_eq!(self.stats().counters.evicted[1] - before, blocks.into());
     }
 
     pub(crate) fn resume(&self, parked: Parked) -> (Lease, Begun) {
@@ -333,6 +391,15 @@ impl Yard {
 
     pub(crate) fn host(&self) -> TierStats {
         self.stats().tiers[1]
+    }
+
+    pub(crate) fn disk(&self) -> TierStats {
+        self.stats().tiers[2]
+    }
+
+    pub(crate) fn resize(&self, tier: Tier, slots: u32) {
+        let resized = self.cache.lock().resize(tier, slots);
+        self.then(resized).expect("it fits");
     }
 
     /// Nothing is held, promised or in flight.
