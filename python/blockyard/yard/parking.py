@@ -225,7 +225,8 @@ class Parking:
         Returns:
             Blocks that were put on their way.
         """
-        if len(self._tiers) < 2:  # noqa: PLR2004 - nowhere to move to
+        if len(self._tiers) < 2 or not self._cache.limit("disk"):  # noqa: PLR2004
+            # There is nowhere to move to, or no longer.
             return 0
         down, _up = self._cache.blocks_in_flight("host")
         lacks = self._ahead - self._cache.room("host").available - down
