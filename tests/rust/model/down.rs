@@ -139,7 +139,9 @@ impl Yard {
         plan: Option<&Plan>,
     ) {
         let first = blocks.iter().find(|&&block| self.lacks(block, copies));
-        self.see_room(state, copies.to, plan);
+        if copies.parked.is_none() || !self.see_way(state, copies, plan) {
+            self.see_room(state, copies.to, plan);
+        }
         let source = plan.map(|plan| plan.sources[0]);
         let source = source.and_then(|slot| self.block_in(copies.from, slot));
         assert!(
@@ -199,6 +201,26 @@ impl Yard {
             .map_or(0, |plan| plan.len() as u64)
             .saturating_sub(free);
         assert_eq!(gone, lacked, "evicted from tier {to} for {plan:?}");
+    }
+
+    /// What stood above a block that goes home, and would have kept it from a promised slot, has gone,
+    /// and victims before it: whether that was so.
+    fn see_way(&mut self, state: &State, copies: Copies, plan: Option<&Plan>) -> bool {
+        let Copies { from, to, .. } = copies;
+        let sources = plan.map_or(&[][..], |plan| &plan.sources).iter();
+        let blocks: Vec<Block> = sources
+            .filter_map(|&slot| self.block_in(from, slot))
+            .collect();
+        let shades = blocks.iter().any(|&block| {
+            let above = self.blocks[block].parent;
+            let above = above.and_then(|above| self.blocks[above].slots[to]);
+            above.is_some_and(|slot| self.idle(to, slot) && !state.holds_block(Tier(to), slot))
+        });
+        if shades {
+            let lacked = (blocks.len() as u64).saturating_sub(self.free(to));
+            assert!(self.see_evictions(state, to) >= lacked);
+        }
+        shades
     }
 
     /// Whether one more copy would find a free slot, and leave all promises backed.

@@ -69,10 +69,10 @@ impl Yard {
             .filter_map(|&slot| self.block_of(slot))
             .collect();
         let private = blocks - known.len();
-        let tried = self
-            .below(DEVICE)
-            .map(|home| self.keep_at(&known, private, home));
-        let tried: Vec<Result<usize, Error>> = tried.collect();
+        let homes = [false, true].into_iter();
+        let homes = homes.flat_map(|only| self.below(DEVICE).map(move |home| (home, only)));
+        let tried = homes.map(|home| self.keep_at(&known, private, home));
+        let tried: Vec<Result<(usize, bool), Error>> = tried.collect();
         let Some(&home) = tried.iter().find_map(|answer| answer.as_ref().ok()) else {
             let error = tried.into_iter().find_map(Result::err);
             return assert_eq!(answer.as_ref().err(), error.as_ref());
@@ -102,19 +102,25 @@ impl Yard {
         self.hold_or_release(seq.table, Retention::Ordinary, after);
     }
 
-    /// What is not kept yet has its home on the lowest tier that has it, or else on this one.
-    fn settle_at(&mut self, path: &[Block], home: usize) {
+    /// What is not kept yet has its home on the lowest tier that has it, or else on this one; or on
+    /// this one only.
+    fn settle_at(&mut self, path: &[Block], (home, only): (usize, bool)) {
         for &block in path {
             if !self.kept(block) {
                 let lowest = (1..self.tiers).rfind(|&tier| self.ready(block, tier).is_some());
-                self.blocks[block].home = lowest.unwrap_or(home);
+                self.blocks[block].home = lowest.filter(|_| !only).unwrap_or(home);
             }
         }
     }
 
-    /// The same tier, if what keeping these blocks takes of each tier can be had there; private ones
+    /// The same answer, if what keeping these blocks takes of each tier can be had there; private ones
     /// are owed a slot each.
-    fn keep_at(&self, path: &[Block], private: usize, home: usize) -> Result<usize, Error> {
+    fn keep_at(
+        &self,
+        path: &[Block],
+        private: usize,
+        home: (usize, bool),
+    ) -> Result<(usize, bool), Error> {
         let mut then = self.clone();
         then.settle_at(path, home);
         let id = ParkedId::from_number(u64::MAX).expect("a number");
@@ -126,7 +132,7 @@ impl Yard {
         for tier in 1..self.tiers {
             let cost =
                 |yard: &Self| yard.promised(tier).cast_signed() - yard.takeable(tier).cast_signed();
-            let private = if tier == home { private as u64 } else { 0 };
+            let private = if tier == home.0 { private as u64 } else { 0 };
             let need = (cost(&then) - cost(self)).cast_unsigned() + private;
             if need > self.spare(tier) as u64 {
                 return Err(self.no_room(tier, need, self.takeable(tier)));

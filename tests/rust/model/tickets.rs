@@ -133,8 +133,7 @@ impl World {
             assert!(matches!(answer, Err(Error::State { .. })), "{answer:?}");
             return answer;
         }
-        // Where other tiers have copies these may lack room to be pinned.
-        let inside = self.yard.tiers == 2 && blocks >= self.yard.blocks_of(row.computed) as u64;
+        let inside = blocks >= self.yard.blocks_of(row.computed) as u64;
         let refused = matches!(answer, Err(Error::NoRoom { .. }));
         assert!(!(inside && refused), "{answer:?} inside of {blocks} blocks");
         self.yard.tickets.remove(&id);

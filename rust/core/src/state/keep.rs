@@ -11,6 +11,15 @@ use crate::keeps::Keeps;
 use crate::pool::Hold;
 use crate::record::Keep;
 
+/// Where the blocks of a sequence are kept that no other one keeps yet.
+#[derive(Clone, Copy)]
+pub(super) struct Homes {
+    /// The tier of those that have no copy below.
+    pub(super) tier: Tier,
+    /// Whether the others are kept there too, or each where its lowest copy is.
+    pub(super) only: bool,
+}
+
 impl State {
     /// Keepers of a block whose home is this tier.
     pub(super) fn keeps_at(&self, node: NodeIx, tier: Tier) -> u32 {
@@ -38,10 +47,17 @@ impl State {
         below.find(|&tier| self.ready(node, tier).is_some())
     }
 
-    /// How many slots of each tier parking these published blocks would take or promise, where what
-    /// has no copy below goes to `home`: slots that are owed, and those that cannot be taken any more,
-    /// because they are pinned or stand above a pinned one. `None`: too many keep one of them.
-    pub(super) fn keep_cost(&self, path: &[NodeIx], home: Tier) -> Option<[u64; MAX_TIERS]> {
+    /// The home that a block would have, which none keeps yet.
+    fn home_among(&self, node: NodeIx, homes: Homes) -> Tier {
+        let lowest = if homes.only { None } else { self.lowest(node) };
+        lowest.unwrap_or(homes.tier)
+    }
+
+    /// How many slots of each tier parking these published blocks would take or promise: slots that
+    /// are owed, and those that cannot be taken any more, because they are pinned or stand above a
+    /// pinned one. On the tier of `homes`, where that is the only one, these are no more than blocks.
+    /// `None`: too many keep one of them.
+    pub(super) fn keep_cost(&self, path: &[NodeIx], homes: Homes) -> Option<[u64; MAX_TIERS]> {
         let mut costs = [0; MAX_TIERS];
         let mut above = [false; MAX_TIERS];
         for &node in path.iter().rev() {
@@ -51,17 +67,18 @@ impl State {
                 return None;
             }
             if !self.is_below(node, Tier::DEVICE) {
-                costs[home.at()] += u64::from(new);
+                costs[homes.tier.at()] += u64::from(new);
                 above = [false; MAX_TIERS];
                 continue;
             }
-            let own = if new { self.lowest(node) } else { None };
-            if new && own.is_none() && self.trie.slot(node, home).is_none() {
-                costs[home.at()] += 1;
+            let own = new.then(|| self.home_among(node, homes));
+            if let Some(own) = own.filter(|&own| self.trie.slot(node, own).is_none()) {
+                costs[own.at()] += 1;
             }
             for tier in self.tiers.below(Tier::DEVICE) {
                 let slot = self.trie.slot(node, tier);
-                above[tier.at()] = slot.is_some() && (above[tier.at()] || own == Some(tier));
+                let pinned = own == Some(tier) && self.ready(node, tier).is_some();
+                above[tier.at()] = slot.is_some() && (above[tier.at()] || pinned);
                 let blocks = above[tier.at()] && slot.is_some_and(|slot| self.takeable(tier, slot));
                 costs[tier.at()] += u64::from(blocks);
             }
@@ -69,8 +86,8 @@ impl State {
         Some(costs)
     }
 
-    /// Makes a record keep its path. What has no copy below goes to `home`.
-    pub(super) fn keep(&mut self, parked: ParkedIx, home: Tier) {
+    /// Makes a record keep its path.
+    pub(super) fn keep(&mut self, parked: ParkedIx, homes: Homes) {
         let path = std::mem::take(&mut self.parked[parked].path);
         let (mut on_device, mut owed) = (0, 0);
         for (&node, at) in path.iter().zip(1_u32..) {
@@ -78,11 +95,11 @@ impl State {
             if new && !self.is_below(node, Tier::DEVICE) {
                 owed += 1;
                 on_device = at;
-                self.trie[node].keeps = Keeps::one(home);
+                self.trie[node].keeps = Keeps::one(homes.tier);
                 continue;
             }
             if new {
-                let own = self.lowest(node).unwrap_or(home);
+                let own = self.home_among(node, homes);
                 self.trie[node].keeps = Keeps::default().at(own);
                 let lacks = self.trie.slot(node, own).is_none();
                 self.tiers[own].ledger.promise(u32::from(lacks));
@@ -94,7 +111,7 @@ impl State {
             }
             self.trie[node].keeps.gain();
         }
-        self.tiers[home].ledger.promise(owed);
+        self.tiers[homes.tier].ledger.promise(owed);
         for &node in &path[..on_device as usize] {
             if let Some(slot) = self.trie.slot(node, Tier::DEVICE) {
                 self.pin(Tier::DEVICE, slot);

@@ -1,6 +1,7 @@
 //! Park: takes a sequence off the device without losing its work. Pins become keeps; nothing is
 //! copied yet.
 
+use super::keep::Homes;
 use super::{Sealing, State};
 use crate::error::{Error, Result};
 use crate::id::{LeaseIx, NodeIx, ParkedId, Retention, Tier};
@@ -11,7 +12,9 @@ impl State {
     /// Parks a sequence after the engine's stop ack: `row.computed` is the frozen count of computed
     /// tokens. Full blocks are sealed first, and stay sealed whatever the answer; those that cannot be
     /// sealed, and the partial one, become anonymous. What has no copy below is promised slots of the
-    /// nearest lower tier that has room. `NoRoom` when none has: nothing is given up then.
+    /// nearest lower tier that has room; where none has, as copies elsewhere would be kept from
+    /// others, all goes to the nearest that has room for all. `NoRoom` when none has: nothing is given
+    /// up then.
     pub fn park(&mut self, row: &Sealing<'_>, after: Option<u64>) -> Result<ParkedId> {
         let lease = self.lease(row.lease)?;
         if self.leases[lease].is_short() {
@@ -57,7 +60,7 @@ impl State {
         }
         self.counters.sealed += u64::from(self.seal_one(row));
         let mut path = self.sealed_path(lease);
-        let home = self.home_for(lease, &mut path, blocks)?;
+        let homes = self.homes_for(lease, &mut path, blocks)?;
 
         for block in path.len() as u32..blocks {
             let slot = self.leases[lease].table[block as usize];
@@ -75,7 +78,7 @@ impl State {
             order: self.parkings,
             ..Parked::default()
         });
-        self.keep(parked, home);
+        self.keep(parked, homes);
         self.counters.parked += 1;
         self.tiers[Tier::DEVICE]
             .ledger
@@ -94,9 +97,8 @@ impl State {
         path
     }
 
-    /// The nearest tier that can promise what of a sequence has no copy below. Its sealed `path` is
-    /// lent, and given back as it was.
-    fn home_for(&self, lease: LeaseIx, path: &mut Vec<NodeIx>, blocks: u32) -> Result<Tier> {
+    /// Where a sequence is kept. Its sealed `path` is lent, and given back as it was.
+    fn homes_for(&self, lease: LeaseIx, path: &mut Vec<NodeIx>, blocks: u32) -> Result<Homes> {
         let (sealed, mut private) = (path.len(), 0);
         for &slot in &self.leases[lease].table[sealed..blocks as usize] {
             // A fork may have published or parked what this lease has not sealed.
@@ -105,30 +107,38 @@ impl State {
                 None => private += 1,
             }
         }
-        let mut refused = Ok(());
-        let mut found = None;
-        for home in self.tiers.below(Tier::DEVICE) {
-            if self.tiers[home].pool.limit() == 0 {
-                continue;
-            }
-            let Some(mut costs) = self.keep_cost(path, home) else {
-                return Err(Error::Unsupported {
-                    what: "parked sequences that share a block",
-                    value: u64::from(Keeps::MOST),
-                    help: "resume or finish some of them first",
-                });
-            };
-            costs[home.at()] += private;
-            let mut tiers = self.tiers.below(Tier::DEVICE);
-            let answer = tiers.try_for_each(|tier| self.decide(tier, costs[tier.at()], 0).check());
-            if answer.is_ok() {
-                found = Some(home);
-                break;
-            }
-            refused = refused.and(answer);
-        }
+        let homes = self.choose_homes(path, private);
         path.truncate(sealed);
-        found.map_or_else(|| refused.map(|()| Tier::HOST), Ok)
+        homes
+    }
+
+    /// The nearest tier that can promise what of these published blocks, and of so many private ones,
+    /// has no copy below; or else all of it.
+    fn choose_homes(&self, path: &[NodeIx], private: u64) -> Result<Homes> {
+        let mut refused = None;
+        for only in [false, true] {
+            for tier in self.tiers.below(Tier::DEVICE) {
+                if self.tiers[tier].pool.limit() == 0 {
+                    continue;
+                }
+                let homes = Homes { tier, only };
+                let Some(mut costs) = self.keep_cost(path, homes) else {
+                    return Err(Error::Unsupported {
+                        what: "parked sequences that share a block",
+                        value: u64::from(Keeps::MOST),
+                        help: "resume or finish some of them first",
+                    });
+                };
+                costs[tier.at()] += private;
+                let mut tiers = self.tiers.below(Tier::DEVICE);
+                match tiers.try_for_each(|tier| self.decide(tier, costs[tier.at()], 0).check()) {
+                    Ok(()) => return Ok(homes),
+                    Err(error) => refused = refused.or(Some(error)),
+                }
+            }
+        }
+        let tier = Tier::HOST;
+        refused.map_or(Ok(Homes { tier, only: true }), Err)
     }
 
     /// A resume came back short, and its keep is whole: the sequence is parked as it was.

@@ -3,7 +3,7 @@
 
 use super::State;
 use crate::evict::Evict;
-use crate::flight::Move;
+use crate::flight::{Move, Purpose};
 use crate::id::{FlightIx, NodeIx, SlotIx, Tier};
 use crate::plan::Plan;
 
@@ -67,6 +67,13 @@ impl State {
     ) -> Option<SlotIx> {
         let (from, to) = (self.flights[flight].from, self.flights[flight].to);
         let owed = u32::from(self.is_owed(node, to));
+        let parked = matches!(
+            self.flights[flight].purpose,
+            Purpose::Below { parked: Some(_) }
+        );
+        if owed > 0 && parked {
+            self.clear_the_way(node, to);
+        }
         let takes = 1 + self.shaded_by(node, to);
         if self.tiers[to].ledger.available() + i64::from(owed) < i64::from(takes)
             || (self.tiers[to].ledger.free() == 0 && self.victim(to, &may_go).is_none())
@@ -83,6 +90,19 @@ impl State {
         }
         self.tiers[to].ledger.release(owed);
         self.destination(node, to, flight)
+    }
+
+    /// A tier owes the block a slot. Where that would take the backing of a promise, since idle blocks
+    /// above it could not be taken any more, victims go until its parent's copy has gone: all that is
+    /// idle there is promised, or nearly so.
+    fn clear_the_way(&mut self, node: NodeIx, tier: Tier) {
+        let parent = |state: &Self| state.trie.slot(state.trie.parent(node)?, tier);
+        while parent(self).is_some()
+            && self.tiers[tier].ledger.available() < i64::from(self.shaded_by(node, tier))
+            && let Some(victim) = self.tiers[tier].order.victim()
+        {
+            self.evict_with_parents(tier, victim);
+        }
     }
 
     /// Idle blocks above that cannot be taken while `node` is busy on the tier, and could before.
