@@ -30,7 +30,7 @@ pub struct Parked {
 }
 
 /// Blocks promised to a request that does not have them yet: of the device for a begin or a resume,
-/// of the host for a park.
+/// of a tier below it for a park.
 #[derive(Debug)]
 pub struct Ticket {
     shared: Arc<Shared>,

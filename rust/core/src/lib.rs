@@ -10,8 +10,8 @@
 //! layer: error
 //! layer: memory
 //! layer: hash arena list index keeps
-//! layer: extras pool ledger trie ghost cost evict plan flight record
-//! layer: chain
+//! layer: extras pool ledger trie ghost cost evict plan record
+//! layer: chain flight
 //! layer: stats
 //! layer: state
 //! layer: shared

@@ -1,5 +1,5 @@
 //! Tickets: blocks promised to a sequence that does not have them yet, of the device to one that is
-//! to run, of the host to one that is to be parked. No slot moves for them.
+//! to run, of a tier below it to one that is to be parked. No slot moves for them.
 
 use super::{Answer, Sealing, State};
 use crate::arena::Found;
