@@ -168,6 +168,7 @@ test-rust: | check-tools  ## the core: unit tests, the model, doctests, shuttle
 	$(if $(NEXTEST),,cargo test --locked --package blockyard-core --tests --no-run)
 	$(CARGO_TEST) --locked --package blockyard-core --tests
 	cargo test --locked --package blockyard-core --doc
+	$(CARGO_TEST) --locked --package blockyard-core --features four-tiers --test model
 	$(CARGO_TEST) --locked --package blockyard-core --features shuttle --test races
 
 test-python: install  ## the binding and the package, from the installed wheel
