@@ -11,6 +11,7 @@
 mod tiers;
 mod work;
 
+use blockyard_core::{Key, Tier};
 use cpu_time::ThreadTime;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
@@ -130,7 +131,7 @@ fn timed(blocks: u32, calls: usize) -> Vec<(&'static str, usize, u64)> {
         rig.finish(lease);
         note("finish", length + 1, start);
         let start = ThreadTime::now();
-        let plan = rig.cache.lock().demote(blockyard_core::Tier::DEVICE, 64);
+        let plan = rig.cache.lock().demote(Tier::DEVICE, 64);
         note("demote", 64, start);
         if let Some(plan) = plan {
             let start = ThreadTime::now();
@@ -176,7 +177,7 @@ fn bytes(slots: u32) {
     );
     // Half of the slots hold blocks once, the other half copies of other blocks.
     let all = rig.cache.lock().stats().tiers[0].idle as u32;
-    let plan = rig.cache.lock().demote(blockyard_core::Tier::DEVICE, all);
+    let plan = rig.cache.lock().demote(Tier::DEVICE, all);
     if let Some(plan) = plan {
         let outcome = plan.whole();
         rig.cache.lock().commit(&[outcome], None).expect("known");
@@ -184,6 +185,32 @@ fn bytes(slots: u32) {
     let live = LIVE.load(Ordering::Relaxed) - before;
     answer(&format!("{:.2}", live as f64 / f64::from(slots)));
     drop(rig);
+}
+
+/// Seconds of this thread to restore so many rows, in sequences of 64 blocks, in no order at all.
+fn restore(rows: u32) {
+    let mut source = work::Source::default();
+    let keys = source.keys(rows as usize);
+    let mut order: Vec<(u64, u32)> = (0..rows).map(|row| (source.number(), row)).collect();
+    order.sort_unstable();
+    let key = |&(_, row): &(u64, u32)| keys[row as usize];
+    let parent = |&(_, row): &(u64, u32)| match row % 64 {
+        0 => Key([0; 32]),
+        _ => keys[row as usize - 1],
+    };
+    let parents: Vec<Key> = order.iter().map(parent).collect();
+    let shuffled: Vec<Key> = order.iter().map(key).collect();
+    let slots: Vec<u32> = order.iter().map(|&(number, _)| number as u32).collect();
+    let mut places: Vec<u32> = (0..rows).collect();
+    places.sort_unstable_by_key(|&place| slots[place as usize]);
+    let rig = Rig::with_disk(1000, 1000, rows);
+    let start = ThreadTime::now();
+    let restored = rig
+        .cache
+        .lock()
+        .restore(Tier::DISK, &places, &shuffled, &parents);
+    restored.expect("good rows");
+    answer(&format!("{:.2} s", start.elapsed().as_secs_f64()));
 }
 
 #[expect(clippy::print_stdout, reason = "its answers are read by measure.py")]
@@ -199,6 +226,9 @@ fn main() {
         Some("count") => count(&arguments[1], number(2), number(3)),
         Some("worst") => worst(number(1), number(2) as usize),
         Some("bytes") => bytes(number(1)),
-        _ => answer("floor serve | count row blocks times | worst blocks calls | bytes slots"),
+        Some("restore") => restore(number(1)),
+        _ => answer(
+            "floor serve | count row blocks times | worst blocks calls | bytes slots | restore rows",
+        ),
     }
 }

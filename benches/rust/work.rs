@@ -18,7 +18,23 @@ const FOUND: usize = 189;
 #[derive(Debug)]
 pub(crate) struct Source(u64);
 
+impl Default for Source {
+    fn default() -> Self {
+        Self(7)
+    }
+}
+
 impl Source {
+    /// A number as good as any other.
+    pub(crate) fn number(&mut self) -> u64 {
+        // SplitMix64 (Steele, Lea, Flood 2014).
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
     pub(crate) fn keys(&mut self, blocks: usize) -> Vec<Key> {
         (0..blocks).map(|_| self.key()).collect()
     }
@@ -26,12 +42,7 @@ impl Source {
     fn key(&mut self) -> Key {
         let mut key = [0; 32];
         for word in key.as_chunks_mut::<8>().0 {
-            // SplitMix64 (Steele, Lea, Flood 2014).
-            self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            let mut mixed = self.0;
-            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-            *word = (mixed ^ (mixed >> 31)).to_le_bytes();
+            *word = self.number().to_le_bytes();
         }
         Key(key)
     }
@@ -74,7 +85,7 @@ impl Rig {
         let cache = Cache::new(config, KeyHash::Sha256, &Namespace::default()).expect("valid");
         Self {
             cache,
-            source: Source(7),
+            source: Source::default(),
         }
     }
 
