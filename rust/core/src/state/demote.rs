@@ -140,7 +140,7 @@ impl State {
     fn lacks_copy(&self, node: NodeIx, tier: Tier) -> bool {
         let block = &self.trie[node];
         let once =
-            self.config.write_of(tier) == WritePolicy::SecondTouch && block.uses == Uses::Once;
+            self.config.write_of(tier) == WritePolicy::SecondTouch && block.uses != Uses::Repeated;
         block.epoch == self.trie.epoch()
             && !once
             && tier < self.tiers.last()
