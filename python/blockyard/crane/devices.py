@@ -29,33 +29,40 @@ class Device:
     """The array module: NumPy, or CuPy. Planes of the device's tier are its arrays."""
     near: Callable[[KVLayout, int], Mapped]
     """Makes a device tier of a number of blocks."""
-    far: Callable[[KVLayout, int, Shared | None], Mapped]
-    """Makes a host tier of a number of blocks; the file is what `MemoryTier` calls shared."""
+    far: Callable[[KVLayout, int, str, Shared | None], Mapped]
+    """Makes a tier below it, of a number of blocks and this name; the file is what `MemoryTier`
+    calls shared."""
 
     def tiers(
-        self, layout: KVLayout, blocks: int, host: int, *, shared: Shared | None = None
-    ) -> tuple[Mapped, Mapped | None]:
-        """Makes the tiers of device and host.
+        self, layout: KVLayout, blocks: int, host: int, disk: int = 0, *, shared: Shared | None = None
+    ) -> tuple[Mapped, Mapped | None, Mapped | None]:
+        """Makes the tiers of device and host, and of memory in a disk's place.
 
         Args:
             layout: What a block is.
             blocks: Blocks of the device.
             host: Blocks of the host; 0 for none.
-            shared: As in `MemoryTier`.
+            disk: Blocks of the tier below the host; 0 for none.
+            shared: As in `MemoryTier`; the tier below the host has a file of its own beside it.
 
         Raises:
             Misuse: As the tiers raise it.
             Unavailable: The memory is not to be had.
         """
-        return self.near(layout, blocks), self.far(layout, host, shared) if host else None
+        below = None if shared is None else f"{os.fspath(shared)}.disk"
+        return (
+            self.near(layout, blocks),
+            self.far(layout, host, "host", shared) if host else None,
+            self.far(layout, disk, "disk", below) if disk else None,
+        )
 
 
 def _near(layout: KVLayout, blocks: int) -> Mapped:
     return MemoryTier(layout, blocks, name="device")
 
 
-def _far(layout: KVLayout, blocks: int, shared: Shared | None) -> Mapped:
-    return MemoryTier(layout, blocks, shared=shared)
+def _far(layout: KVLayout, blocks: int, name: str, shared: Shared | None) -> Mapped:
+    return MemoryTier(layout, blocks, name=name, shared=shared)
 
 
 NUMPY: Final = Device(np, _near, _far)
@@ -93,7 +100,7 @@ def _cuda() -> Device:
     def near(layout: KVLayout, blocks: int) -> Mapped:
         return DeviceTier(layout, blocks, gpu=gpu, stream=xp.cuda.get_current_stream().ptr)
 
-    def far(layout: KVLayout, blocks: int, shared: Shared | None) -> Mapped:
-        return PinnedTier(layout, blocks, gpu=gpu, shared=shared)
+    def far(layout: KVLayout, blocks: int, name: str, shared: Shared | None) -> Mapped:
+        return PinnedTier(layout, blocks, name=name, gpu=gpu, shared=shared)
 
     return Device(xp, near, far)

@@ -266,7 +266,7 @@ def alone(
     layout = config.layout
     if layout is None:
         raise Misuse("layout = None: the engine needs bytes; give ModelConfig.layout")
-    tiers = on.tiers(layout, config.device_blocks, config.host_blocks)
+    tiers = on.tiers(layout, config.device_blocks, config.host_blocks, config.disk_blocks)
     rank = Rank(model, tiers[0], sampling=sampling)
     cache = local(config, memory=tiers, copier=copier)
     return cache, ReferenceEngine(cache, rank, stops=stops, lag=lag, late=late)

@@ -29,11 +29,13 @@ def missing() -> None:
 
 def test_memory_is_numpys_in_this_machine() -> None:
     assert device("memory") is NUMPY
-    near, far = NUMPY.tiers(LAYOUT, 3, 5)
+    near, far, third = NUMPY.tiers(LAYOUT, 3, 5, 7)
     assert isinstance(near, MemoryTier)
     assert isinstance(far, MemoryTier)
     assert (near.name, near.blocks, far.name, far.blocks) == ("device", 3, "host", 5)
-    assert NUMPY.tiers(LAYOUT, 3, 0)[1] is None
+    assert isinstance(third, MemoryTier)
+    assert (third.name, third.blocks) == ("disk", 7)
+    assert NUMPY.tiers(LAYOUT, 3, 0)[1:] == (None, None)
     assert fetched(near.planes[0]) is near.planes[0]
 
 
@@ -41,10 +43,12 @@ def test_a_gpu_has_the_device_and_pins_the_host(monkeypatch: pytest.MonkeyPatch)
     simulated.installed(monkeypatch)
     on = device("cuda")
     assert on.xp is simulated
-    near, far = on.tiers(LAYOUT, 3, 5)
+    near, far, third = on.tiers(LAYOUT, 3, 5, 7)
     assert isinstance(near, DeviceTier)
     assert isinstance(far, PinnedTier)
-    assert near.gpu is far.gpu
+    assert isinstance(third, PinnedTier)
+    assert (third.name, third.blocks) == ("disk", 7)
+    assert near.gpu is far.gpu is third.gpu
     assert isinstance(near.planes[0], simulated.ndarray)
     # What copies wait for is what computes.
     assert near.stream == on.xp.cuda.get_current_stream().ptr == simulated.STREAM

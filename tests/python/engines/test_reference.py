@@ -68,7 +68,7 @@ class Memory:
         on: Device = NUMPY,
     ) -> None:
         layout = model.config.layout(block_size=size, ranks=model.ranks, order=order)
-        tier, _ = on.tiers(layout, 200, 0)
+        tier, *_ = on.tiers(layout, 200, 0)
         for plane in tier.planes:
             plane[...] = 0xFF
         self.model = model

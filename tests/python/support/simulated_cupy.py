@@ -304,7 +304,9 @@ def elsewhere(seed: int = 0) -> Device:
     return Device(
         sys.modules[__name__],
         lambda layout, blocks: DeviceTier(layout, blocks, gpu=gpu, stream=STREAM),
-        lambda layout, blocks, shared: PinnedTier(layout, blocks, gpu=gpu, shared=shared),
+        lambda layout, blocks, name, shared: PinnedTier(
+            layout, blocks, name=name, gpu=gpu, shared=shared
+        ),
     )
 
 

@@ -8,9 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 import simulated_cupy as simulated
+from blockyard.engines.model import Model
 from blockyard.engines.sampling import Sampling
+from blockyard.engines.weights import ModelConfig
 from blockyard.tools.cli import cli
 from blockyard.tools.proof.conversations import Conversation
+from blockyard.tools.proof.play import MemoryBudget, Play
 from proving import Bytes, prove, undisturbed
 
 SEEDS = int(os.environ.get("BLOCKYARD_PROOFS", "20"))
@@ -54,7 +57,29 @@ def test_the_command_shows_that_tokens_are_identical() -> None:
     )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "identical" in line]
-    assert line.split()[2:] == ["✓", "✓", "✓"]
+    assert line.split()[2:] == ["✓", "✓", "✓", "✓"]
+
+
+@pytest.mark.parametrize("host", [0, 4])
+def test_what_the_host_has_no_room_for_is_parked_below_it_and_comes_back(host: int) -> None:
+    seeded = Conversation.seeded(5, 8)
+    blocks = sum(-(-conversation.tokens // 8) for conversation in seeded)
+    memory = MemoryBudget(blocks // 4 + 1, host, "park", disk=blocks)
+    model = Model(ModelConfig(), 5)
+    ample = Play(seeded, MemoryBudget(blocks + 1, 0, "recompute"), model, block_size=8)
+    tight = Play(seeded, memory, model, block_size=8)
+    for play in (ample, tight):
+        while not play.over:
+            play.step()
+        assert play.cache.audit() is None
+    stats = tight.cache.stats()
+    assert tight.tokens == ample.tokens
+    assert tight.figures.recomputed == 0
+    assert tight.scheduler.stats()["parkings"] == tight.scheduler.stats()["preempted"] > 0
+    assert min(stats["disk_in"], stats["disk_out"], stats["disk_hits"]) > 0
+    assert bool(stats["host_in"]) is bool(host)
+    ample.close()
+    tight.close()
 
 
 def test_the_command_computes_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,5 +88,5 @@ def test_the_command_computes_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(cli, ["proof", "--conversations", "3", "--device", "cuda"])
     assert (done.exit_code, done.stderr) == (0, "")
     (line,) = [line for line in done.stdout.splitlines() if "identical" in line]
-    assert line.split()[2:] == ["✓", "✓", "✓"]
+    assert line.split()[2:] == ["✓", "✓", "✓", "✓"]
     assert simulated.products

@@ -1,4 +1,4 @@
-"""`blockyard proof`: the same conversations with ample memory and with a quarter of it."""
+"""`blockyard proof`: the same conversations with ample memory and with a part of it."""
 
 import time
 from typing import get_args
@@ -17,6 +17,8 @@ __all__ = ["proof"]
 
 _BREACH = 1
 """The exit status where a token differs or a law is broken."""
+_PART = 4
+"""What is parked, divided by this, fits the host where a third tier lies behind it."""
 _SIZE = 8
 """Tokens per block: fewer than engines use, so that more blocks move."""
 
@@ -47,9 +49,11 @@ def proof(
 ) -> None:
     """Show that no request loses its work when memory runs out.
 
-    A small Llama-shaped decoder, with real KV in real blocks, answers the same conversations three
-    times: with ample memory; with a part of it, parking the requests that it preempts; and with
-    the same part, recomputing them. Every token of every answer must be the same.
+    A small Llama-shaped decoder, with real KV in real blocks, answers the same conversations four
+    times: with ample memory; with a part of it, parking the requests that it preempts; with the
+    same part, recomputing them; and parking them again, with room on the host for a quarter of
+    what was parked and a third tier of memory behind it. Every token of every answer must be the
+    same.
     """
     try:
         on = device(name)
@@ -69,8 +73,14 @@ def proof(
         name: Play(seeded, memory, model, block_size=_SIZE, on=on)
         for name, memory in memories.items()
     }
+    turns = sum(len(conversation.turns) for conversation in seeded)
     try:
-        good = _play(plays, sum(len(conversation.turns) for conversation in seeded))
+        spent = _play(plays, turns)
+        host = max(plays["parking"].figures.kept // _PART, 1)
+        memory = MemoryBudget(tight + 1, host, "park", disk=ample)
+        plays["three tiers"] = Play(seeded, memory, model, block_size=_SIZE, on=on)
+        spent |= _play({"three tiers": plays["three tiers"]}, turns)
+        good = _told(_rows(plays, spent), turns)
     finally:
         for play in plays.values():
             play.close()
@@ -78,8 +88,8 @@ def proof(
         ctx.exit(_BREACH)
 
 
-def _play(plays: dict[str, Play], turns: int) -> bool:
-    """Plays all of them in turns; returns whether all tokens are the same and no law is broken."""
+def _play(plays: dict[str, Play], turns: int) -> dict[str, float]:
+    """Plays all of them in turns; returns the CPU time that each took."""
     spent = dict.fromkeys(plays, 0.0)
     shown = 0.0
     with ProgressLine(turns) as watch:
@@ -92,11 +102,14 @@ def _play(plays: dict[str, Play], turns: int) -> bool:
             if time.monotonic() - shown > 0.1:  # noqa: PLR2004 - seconds between two looks
                 shown = time.monotonic()
                 watch.show(_rows(plays, spent))
-    rows = _rows(plays, spent)
+    return spent
+
+
+def _told(rows: list[Row], turns: int) -> bool:
+    """Prints the results; returns whether all tokens are the same and no law is broken."""
     click.echo(table(rows, turns))
-    violations = [
-        violation for play in plays.values() if (violation := play.cache.audit()) is not None
-    ]
+    audits = [row.play.cache.audit() for row in rows]
+    violations = [violation for violation in audits if violation is not None]
     for violation in violations:
         click.secho(f"{violation.law}: {violation.detail}", fg="red")
     return not violations and all(row.same for row in rows)

@@ -37,6 +37,8 @@ class MemoryBudget(NamedTuple):
     host: int
     """Blocks."""
     preempt_mode: PreemptMode
+    disk: int = 0
+    """Blocks of memory behind the host."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class Figures:
     """Tokens whose KV was computed."""
     recomputed: int = 0
     """Those of them whose KV had been computed before for the same request."""
+    kept: int = 0
+    """The most blocks that the host kept for parked requests, or was given for them."""
     seen: dict[str, int] = field(default_factory=dict)
     """The highest position computed of each request."""
 
@@ -88,8 +92,8 @@ class Play:
         **config: object,
     ) -> None:
         layout = model.config.layout(block_size=block_size)
-        tiers = on.tiers(layout, memory.device, memory.host)
-        sizes = {"device": memory.device, "host": memory.host}
+        sizes = {"device": memory.device, "host": memory.host, "disk": memory.disk}
+        tiers = on.tiers(layout, *sizes.values())
         self._block_bytes = layout.block_bytes
         whole = Config.of({"layout": layout, **sizes, **config})
         self.cache = local(whole, memory=tiers, copier=copier)
@@ -150,6 +154,7 @@ class Play:
             self.tables = self.cache.block_tables(step.leases)
             self.engine.submit(step)
         self.cache.step()
+        self.figures.kept = max(self.figures.kept, self.cache.stats()["host_pinned"])
         outputs, acks = self.engine.poll()
         for output in outputs:
             self.scheduler.on_output(output)

@@ -66,11 +66,14 @@ def table(rows: Sequence[Row], turns: int) -> str:
     lines: dict[str, Sequence[str]] = {
         "": [_right(row.name) for row in rows],
         "device": [_right(f"{row.play.memory.device - 1} blocks") for row in rows],
+        "host": [_right(f"{row.play.memory.host} blocks") for row in rows],
         "answers": [_right(f"{len(row.play.tokens)} of {turns}") for row in rows],
         "tokens identical": [_mark(row) for row in rows],
         "preemptions": [_count(row, "preempted") for row in rows],
         "of them parked": [_count(row, "parkings") for row in rows],
         "tokens computed again": [_right(f"{row.play.figures.recomputed:,}") for row in rows],
+        "blocks to the third tier": [_moved(row, "disk_in") for row in rows],
+        "blocks from the third tier": [_moved(row, "disk_out") for row in rows],
         "bytes moved": [_right(_size(row.play.moved)) for row in rows],
         "steps": [_right(f"{row.play.figures.steps:,}") for row in rows],
         "seconds": [_right(f"{row.seconds:.1f}") for row in rows],
@@ -90,6 +93,10 @@ def _mark(row: Row) -> str:
 
 def _count(row: Row, name: str) -> str:
     return _right(f"{row.play.scheduler.stats()[name]:,}")
+
+
+def _moved(row: Row, name: str) -> str:
+    return _right(f"{row.play.cache.stats()[name]:,}")
 
 
 def _size(count: float) -> str:

@@ -118,14 +118,14 @@ class LocalMemory:
             raise Unavailable("layout = None: bytes need a layout; give one")
         self._rank = rank
         self._xp = on.xp
-        self._device, host = on.tiers(
-            layout, config.device_blocks, config.host_blocks, shared=shared
-        )
+        sizes = config.device_blocks, config.host_blocks, config.disk_blocks
+        self._device, host, disk = on.tiers(layout, *sizes, shared=shared)
         self._crane = Crane(
             layout,
             rank=rank,
             device=self._device,
             host=host,
+            disk=disk,
             thresholds=config.copying,
             fingerprint=config.fingerprint,
         )
