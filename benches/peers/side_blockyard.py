@@ -179,7 +179,7 @@ class Offload(Pool):
         self.plan = self.cache.demote(blocks)
 
     def up(self, keys: by.Keys) -> None:
-        self.plan = self.cache.promote(keys)
+        (self.plan,) = self.cache.promote(keys)
 
     def land(self) -> None:
         if self.plan is None or len(self.plan) != sizes.OFFLOAD:

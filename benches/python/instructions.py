@@ -21,8 +21,8 @@ FIGURES = Path(__file__).parents[1] / "rust" / "instructions.json"
 #: Of the full pool.
 BLOCKS = 100_000
 ROWS = [
-    *("probe", "match64", "begin", "begin-two-tiers", "begin-three-tiers", "seal", "finish", "park"),
-    *("resume", "demote", "promote"),
+    *("probe", "match64", "begin", "begin-two-tiers", "begin-three-tiers", "seal", "finish"),
+    *("park", "resume", "demote", "promote"),
     *("commit", "commit-lease", "decode", "grow", "evict4-list", "evict4-heap", "keys"),
 ]
 ALLOWED = 0.05

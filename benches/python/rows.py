@@ -151,7 +151,7 @@ class Moves:
         self.plan = self.rig.cache.demote(PLAN)
 
     def promote(self) -> None:
-        self.plan = self.rig.cache.promote(self.keys)
+        (self.plan,) = self.rig.cache.promote(self.keys)
 
     def prepare(self) -> None:
         cache = self.rig.cache

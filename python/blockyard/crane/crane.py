@@ -91,7 +91,7 @@ class Crane:
         if rank >= layout.ranks:
             raise Misuse(f"rank = {rank}: the layout has ranks 0 to {layout.ranks - 1}")
         given = zip(TIERS, (device, host, disk), strict=True)
-        self._tiers = {name: tier for name, tier in given if tier is not None}
+        self._tiers: dict[str, Tier] = {name: tier for name, tier in given if tier is not None}
         for name, tier in self._tiers.items():
             if tier.name != name:
                 raise Misuse(f"{name} = a tier named {tier.name!r}: make it with name={name!r}")

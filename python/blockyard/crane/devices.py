@@ -34,7 +34,13 @@ class Device:
     calls shared."""
 
     def tiers(
-        self, layout: KVLayout, blocks: int, host: int, disk: int = 0, *, shared: Shared | None = None
+        self,
+        layout: KVLayout,
+        blocks: int,
+        host: int,
+        disk: int = 0,
+        *,
+        shared: Shared | None = None,
     ) -> tuple[Mapped, Mapped | None, Mapped | None]:
         """Makes the tiers of device and host, and of memory in a disk's place.
 

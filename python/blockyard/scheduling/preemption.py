@@ -193,7 +193,8 @@ class Preemptor:
     def lost(self) -> Seat | None:
         """Chooses the row that fails where all are stuck, and no tier below has room to park one.
 
-        By `safety` this happens only where a tier was made smaller since they began. It does not happen while a ticket is open: the rows wait until its room comes back.
+        By `safety` this happens only where a tier was made smaller since they began. It does not
+        happen while a ticket is open: the rows wait until its room comes back.
         """
         running = self._batch.running()
         promised = any(kind == "ticket" for kind, *_ in self._cache.holders())

@@ -6,13 +6,35 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, MISSING, asdict, dataclass, fields
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, NoReturn, Self, TypedDict, Unpack, get_args
+from typing import (
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Self,
+    TypeAlias,
+    TypedDict,
+    Unpack,
+    get_args,
+)
 
 from blockyard._core import Misuse
 from blockyard.shared.models import MODELS, Heads
 from blockyard.shared.validate import integer, one_of
 
-__all__ = ["TIERS", "WIDTHS", "Hello", "KVLayout", "Order", "Overrides", "Plane"]
+__all__ = [
+    "BELOW",
+    "TIERS",
+    "WIDTHS",
+    "Hello",
+    "KVLayout",
+    "LowerTier",
+    "Order",
+    "Overrides",
+    "Plane",
+    "TierName",
+]
 
 WIDTHS: Final[Mapping[str, int]] = MappingProxyType(
     {
@@ -27,7 +49,16 @@ WIDTHS: Final[Mapping[str, int]] = MappingProxyType(
 )
 """Bytes per value. Types are names here: NumPy lacks half of them, and only bytes are moved."""
 
-TIERS: Final = ("device", "host", "disk")
+LowerTier: TypeAlias = Literal["host", "disk"]
+"""The name of a tier below the device."""
+
+TierName: TypeAlias = Literal["device", "host", "disk"]
+"""The name of a tier."""
+
+BELOW: Final[tuple[LowerTier, ...]] = ("host", "disk")
+"""The names of the tiers below the device, from the top."""
+
+TIERS: Final[tuple[TierName, ...]] = ("device", *BELOW)
 """The names of all tiers, from the device down: configurations, plans and cranes use them."""
 
 Order = Literal["page-first", "layer-first"]

@@ -14,15 +14,15 @@ ByTier: TypeAlias = _T | tuple[tuple[str, _T], ...]
 
 
 def by_tier(
-    name: str, given: object, tiers: Sequence[str], check: Callable[[str, object], _T]
+    name: str, tiers: Sequence[str], check: Callable[[str, object], _T], given: object
 ) -> ByTier[_T]:
     """Returns a value, or a mapping by tier as pairs that can be hashed.
 
     Args:
         name: What an error calls it.
-        given: One value, or a mapping of tiers' names to values.
         tiers: The tiers that may have one, from the device down.
         check: Returns a value that is right; called with its name.
+        given: One value, or a mapping of tiers' names to values.
 
     Raises:
         Misuse: A tier has none, or as `check`.

@@ -5,6 +5,7 @@ import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_args
@@ -94,11 +95,12 @@ class Config:
         ghosts: Keys remembered after their block was dropped, for "second-touch"; None for four
             per slot.
         ahead: While fewer than this many slots of a tier are free, this many of its next victims
-            have a copy below; with "through" the most blocks in flight. It is for each tier that has
-            one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096; 0
-            copies nothing ahead.
-        deadline: Ticks after which the end of a flight counts as unknown; None for no deadline. Or a
-            mapping by the lower of the tiers that a flight goes between: "device" within the device.
+            have a copy below; with "through" the most blocks in flight. It is for each tier that
+            has one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096;
+            0 copies nothing ahead.
+        deadline: Ticks after which the end of a flight counts as unknown; None for no deadline. Or
+            a mapping by the lower of the tiers that a flight goes between: "device" within the
+            device.
         speeds: A prefix is loaded only where that is faster than computing it. None loads all.
         thresholds: How copies between a GPU and its host are best made, as `calibrate` found it;
             None for the defaults.
@@ -154,12 +156,7 @@ class Config:
                 settle(self, name, integer(name, getattr(self, name), least=least))
         for name, words in _WORDS.items():
             settle(self, name, one_of(name, getattr(self, name), words))
-        settle(self, "keyed", _keyed(self.keyed))
-        for name, (tiers, check) in _BY_TIER.items():
-            if getattr(self, name) is not None:
-                settle(self, name, by_tier(name, getattr(self, name), tiers, check))
-        forms = {"speeds": _speeds, "thresholds": _thresholds, "namespace": _namespace}
-        for name, form in forms.items():
+        for name, form in _FORMS.items():
             if getattr(self, name) is not None:
                 settle(self, name, form(getattr(self, name)))
 
@@ -343,11 +340,6 @@ def _write(name: str, given: object) -> Write:
     return one_of(name, given, get_args(Write))
 
 
-_BY_TIER: dict[str, tuple[Sequence[str], Callable[[str, object], object]]] = {
-    "ahead": (TIERS[:-1], _least(0)),
-    "deadline": (TIERS, _least(1)),
-    "write": (TIERS[:-1], _write),
-}
 _WORDS: dict[str, tuple[str | bool, ...]] = {
     "eviction": ("recency", "heap"),
     "key_hash": ("sha256", "xxh3"),
@@ -426,3 +418,17 @@ def _blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
     if blocks < 1 and nbytes:
         raise Misuse(f"{tier} = {size!r} is smaller than one block of {layout.block_bytes} bytes")
     return blocks
+
+
+_BY_TIER: dict[str, tuple[Sequence[str], Callable[[str, object], object]]] = {
+    "ahead": (TIERS[:-1], _least(0)),
+    "deadline": (TIERS, _least(1)),
+    "write": (TIERS[:-1], _write),
+}
+_FORMS: dict[str, Callable[[object], object]] = {
+    "keyed": _keyed,
+    "speeds": _speeds,
+    "thresholds": _thresholds,
+    "namespace": _namespace,
+    **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},
+}

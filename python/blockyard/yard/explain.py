@@ -65,8 +65,8 @@ def _of_prompt(cache: Cache, keys: Keys, holders: _Holders) -> list[str]:
     asked = cache.dry_run(keys)
     if asked.slow:
         lines.append(
-            f"Now {asked.slow} blocks {'below the device' if probe.disk else 'on the host'} would be "
-            "skipped: loading them would take longer than computing them."
+            f"Now {asked.slow} blocks {'below the device' if probe.disk else 'on the host'} would "
+            "be skipped: loading them would take longer than computing them."
         )
     if not asked.ever:
         lines.append(f"It never fits: it needs {asked.need} slots more than it found.")

@@ -64,8 +64,8 @@ class Flights:
 
     Args:
         ranks: Cranes that report each flight.
-        deadline: Tells the ticks from its dispatch, by the lower tier that a flight goes to or comes
-            from; None for no deadline.
+        deadline: Tells the ticks from its dispatch, by the lower tier that a flight goes to or
+            comes from; None for no deadline.
     """
 
     SCHEMA = (

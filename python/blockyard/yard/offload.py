@@ -35,14 +35,12 @@ class Offload:
         for tier, ahead, through in self._tiers:
             if not through and cache.room(tier).free >= ahead:
                 continue
+            flying = 0
             if through or self._heap:
-                down, _up = cache.blocks_in_flight(tier)
-                ahead -= down
-            if ahead > 0:
-                cache.demote(ahead, tier=tier)
+                flying, _up = cache.blocks_in_flight(tier)
+            if ahead > flying:
+                cache.demote(ahead - flying, tier=tier)
 
     def due(self, cache: Cache) -> bool:
         """Whether a watermark asks for copies now."""
-        return any(
-            through or cache.room(tier).free < ahead for tier, ahead, through in self._tiers
-        )
+        return any(through or cache.room(tier).free < ahead for tier, ahead, through in self._tiers)

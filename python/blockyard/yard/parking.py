@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
 from blockyard._core import Cache, Lease, Misuse, NoRoom, Parked, Soon, Ticket
-from blockyard.shared.layout import TIERS
+from blockyard.shared.layout import BELOW, LowerTier
 from blockyard.shared.log import Limited
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import integer, one_of
@@ -93,7 +93,7 @@ class Parking:
     ) -> None:
         if mode is not None:
             checked_mode("mode", mode)
-        self._tiers = [tier for tier in TIERS[1:] if config.blocks_of(tier)]
+        self._tiers = [tier for tier in BELOW if config.blocks_of(tier)]
         if not self._tiers:
             if mode is not None and mode != "recompute":
                 _log.warning("there is no host to park on: victims are recomputed")
@@ -113,7 +113,7 @@ class Parking:
         self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
 
     @property
-    def tier(self) -> Literal["host", "disk"]:
+    def tier(self) -> LowerTier:
         """The nearest tier below the device."""
         return self._tiers[0] if self._tiers else "host"
 
@@ -164,7 +164,7 @@ class Parking:
         self._counts["kept_blocks"] += parked.blocks
         return parked
 
-    def _goes_to(self, blocks: int) -> Literal["host", "disk"]:
+    def _goes_to(self, blocks: int) -> LowerTier:
         """The tier that so many blocks are parked on, as far as that is known before."""
         if len(self._tiers) > 1:
             fits = (tier for tier in self._tiers if self._cache.room(tier).available >= blocks)

@@ -14,7 +14,7 @@ import blockyard as by
 from blockyard.crane.copiers import BlockKeys, Receipt, Slots
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.crane import Crane
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Tier, is_mapped
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.plan import Outcome, Plan
 from blockyard.testing import ScriptedCopier
@@ -310,6 +310,7 @@ class Noting(ThreadCopier):
             assert rows.shape == (len(sources), 32)
             return [int(row) for row in rows[:, 0]]
 
+        assert is_mapped(source)
         self.asked.append(
             (
                 len(source.planes),

@@ -50,7 +50,9 @@ def moved(number: int, way: Pair, sources: list[int], destinations: list[int]) -
 
 def three(layout: KVLayout = SMALL, **keywords: Any) -> dict[str, Any]:
     """Three tiers of memory, full of different bytes."""
-    tiers = {name: MemoryTier(layout, SIZES[name], name=name, **keywords) for name in TIERS}
+    tiers: dict[str, Any] = {
+        name: MemoryTier(layout, SIZES[name], name=name, **keywords) for name in TIERS
+    }
     for seed, tier in enumerate(tiers.values()):
         filled(tier, seed)
     return tiers
@@ -140,7 +142,9 @@ def test_copies_between_three_tiers_leave_what_a_simple_model_says(seed: int, na
     tiers = three(LAYOUTS[name])
     script = Script.seeded(seed, late=0.3, failing=0.1)
     shared = ScriptedCopier(ThreadCopier(workers=1, depth=3), script)
-    some = {way: shared for way in WAYS if chance.random() < 0.5}
+    some: dict[tuple[str, str], ScriptedCopier] = {
+        way: shared for way in WAYS if chance.random() < 0.5
+    }
     hands = Crane(LAYOUTS[name], **tiers, copier=some)
     truth = {tier: held(memory) for tier, memory in tiers.items()}
     busy: set[tuple[str, int]] = set()

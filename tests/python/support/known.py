@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import blockyard as by
+from blockyard.shared.layout import TIERS
 from yard import at_rest
 
 WIDTH = 64
@@ -72,6 +73,10 @@ class Resting(Sequence):
     handle: by.Parked
 
 
+SIZES = st.one_of(st.just(0), st.integers(1, 24), st.integers(12, 24))
+"""Blocks of a tier below the device."""
+
+
 class Known(RuleBasedStateMachine):
     """A cache, what was made of it, and what must hold of both."""
 
@@ -88,9 +93,7 @@ class Known(RuleBasedStateMachine):
     @initialize(
         block_size=st.integers(2, 4),
         device=st.integers(6, 24),
-        host=st.one_of(st.just(0), st.integers(1, 24), st.integers(12, 24)),
-        disk=st.one_of(st.just(0), st.integers(1, 24), st.integers(12, 24)),
-        through=st.booleans(),
+        below=st.tuples(SIZES, SIZES, st.booleans()),
         null=st.integers(0, 2),
         eviction=st.sampled_from(["recency", "heap"]),
         recompute=st.sampled_from([True, True, True, False]),
@@ -100,16 +103,15 @@ class Known(RuleBasedStateMachine):
         self,
         block_size: int,
         device: int,
-        host: int,
-        disk: int,
-        through: bool,
+        below: tuple[int, int, bool],
         null: int,
         eviction: Literal["recency", "heap"],
         recompute: bool,
         retries: int,
     ) -> None:
+        host, disk, through = below
         self.size, self.null, self.recompute = block_size, null, recompute
-        self.tiers = ("device", "host", "disk") if disk else ("device", "host")
+        self.tiers = TIERS if disk else TIERS[:-1]
         self.cache = by.KVCache(
             block_size=block_size,
             device=device + null,

@@ -168,7 +168,7 @@ def prove(
     slow = chance.choice([0.0, 0.4])
     script = Script.seeded(seed, copies=20_000, late=slow, failing=0.05, corrupting=0.03, longest=4)
     host, disk = chance.choice([device, 3 * device]), 0
-    if inner is not None and seed % 3 == 2:  # noqa: PLR2004
+    if inner is not None and seed % 3 == 2:
         # A third of them have little on the host, and a third tier behind it.
         host, disk = host // 4, 3 * device
     play = Play(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 import blockyard as by
+from blockyard.shared.layout import BELOW
 from known import (
     ANY,
     BOOL,
@@ -229,7 +230,7 @@ class Life(Known):
         self.fly(plan)
 
     def below(self, at: int) -> Literal["host", "disk"]:
-        has = [tier for tier in self.tiers[1:] if self.cache.limit(tier)]
+        has = [tier for tier in BELOW if tier in self.tiers and self.cache.limit(tier)]
         need(has)
         return has[at // 2 % len(has)]
 
