@@ -17,7 +17,7 @@ from blockyard.shared.stall import Clock
 from blockyard.testing.checked_cache import CheckedCache
 from blockyard.testing.checked_reservations import CheckedReservations
 from blockyard.testing.engine import check
-from blockyard.testing.scenario import HEADROOMS, VICTIMS, Setup
+from blockyard.testing.setup import HEADROOMS, VICTIMS, Setup
 from blockyard.testing.simulated_rank import config_of
 
 __all__ = ["Replica", "Replicas"]

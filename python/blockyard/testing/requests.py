@@ -9,7 +9,7 @@ from typing import NamedTuple
 from blockyard.scheduling.arrival import sample_ids
 from blockyard.scheduling.request import RequestState, Result, max_blocks
 from blockyard.testing.engine import check, continuation
-from blockyard.testing.scenario import Setup
+from blockyard.testing.setup import Setup
 
 __all__ = ["Ask", "Request", "Requests"]
 

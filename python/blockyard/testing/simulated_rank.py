@@ -15,7 +15,7 @@ from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.testing.copier import Action, ScriptedCopier, deliver
 from blockyard.testing.engine import Sums
-from blockyard.testing.scenario import Setup
+from blockyard.testing.setup import Setup
 from blockyard.yard.config import Config
 
 __all__ = ["SimulatedRank", "config_of", "way_of"]

@@ -27,7 +27,7 @@ from blockyard.testing import ROWS, Broken, Event, Scenario, Setup, minimised, s
 from blockyard.testing.checked_cache import CheckedCache
 from blockyard.testing.engine import chained, continuation, ends
 from blockyard.testing.replicas import Replicas
-from blockyard.testing.scenario import VERBS
+from blockyard.testing.setup import VERBS
 from blockyard.yard.flights import Flights
 from blockyard.yard.offload import Offload
 

@@ -1,0 +1,139 @@
+"""The fields of a scenario: sizes and policies, and what happens at a tick."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from blockyard.scheduling.headroom import (
+    Adaptive,
+    FullLength,
+    HeadroomPolicy,
+    NoHeadroom,
+    Watermark,
+)
+from blockyard.scheduling.request import TERMINAL, RequestState
+from blockyard.scheduling.victims import LeastComputed, Newest, VictimPolicy
+from blockyard.yard.parking import PreemptMode
+
+__all__ = ["HEADROOMS", "VERBS", "VICTIMS", "WORDS", "Event", "Setup"]
+
+HEADROOMS: Final[dict[str, Callable[[], HeadroomPolicy]]] = {
+    "none": NoHeadroom,
+    "full-length": FullLength,
+    "watermark": lambda: Watermark(2),
+    "adaptive": lambda: Adaptive(2.0, 0.1),
+}
+VICTIMS: Final[dict[str, Callable[[], VictimPolicy]]] = {
+    "newest": Newest,
+    "least-computed": LeastComputed,
+}
+
+VERBS: Final = {
+    "add": (6, 8, 9),
+    "abort": (2,),
+    "hold": (1,),
+    "unhold": (1,),
+    "ack": (2,),
+    "copy": (4,),
+    "outcome": (3,),
+    "release": (1,),
+    "stall": (1,),
+    "rank": (2,),
+    "engine": (1,),
+    "weights": (0,),
+    "reconcile": (1,),
+    "fail": (2,),
+    "promise": (4,),
+    "withdraw": (1,),
+    "peer": (1,),
+    "resize": (2,),
+}
+"""How many fields each verb may have."""
+
+
+class Event(NamedTuple):
+    """One thing that happens at a tick.
+
+    | verb | what |
+    |---|---|
+    | add | name, family of the prompt, tokens shared with the family, tokens of its own, tokens \
+to sample at most, priority; optionally salt and LoRA, "" for none, and number of samples, whose \
+names are "('name', 0)" and so on. It takes the ticket of its name |
+    | abort | name, and the state in which the request is aborted, "" for now |
+    | hold | name: the request decodes nothing from now on |
+    | unhold | name: it goes on |
+    | ack | "late", "twice", "lost", "unheard" or "foreign", ticks: the fate of the next stop |
+    | copy | rank, "up", "down" or "across", word, number: the `Action` for the next such copy |
+    | outcome | rank, "late", "twice", "lost" or "foreign", ticks: the fate of the rank's next \
+outcome |
+    | release | rank: copies that hang go on, and a dead copier lives again |
+    | stall | ticks in which the engine computes nothing |
+    | rank | rank, "kept" or "lost": the rank is reset, and its memory is kept or lost |
+    | engine | "recompute" or "abort": the engine is reset |
+    | weights | the weights are updated |
+    | reconcile | ticks by which the engine's list of seats is late |
+    | fail | ticks, "recompute" or "abort": the engine dies, and is reset that many ticks later |
+    | promise | name of a request, blocks, ticks, peer: a ticket for it, for that many ticks |
+    | withdraw | name of a request: its ticket is released |
+    | peer | peer: it dies, and its tickets expire |
+    | resize | "device" or "host", slots |
+    """
+
+    tick: int
+    verb: str
+    what: tuple[int | str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Sizes and policies."""
+
+    device: int = 12
+    host: int = 0
+    block_size: int = 4
+    ranks: int = 1
+    shape: Literal["page-first", "layer-first", "replicated"] = "page-first"
+    eviction: Literal["recency", "heap"] = "recency"
+    write: Literal["on-evict", "through", "second-touch"] = "on-evict"
+    ahead: int | None = None
+    deadline: int | None = None
+    speeds: tuple[int, int, int] | None = None
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 16
+    headroom: str = "adaptive"
+    victims: str = "newest"
+    preempt_mode: PreemptMode = "park"
+    """What a preempted request keeps; without a host it is recomputed in any case."""
+    recompute: bool = True
+    """Whether the engine can recompute; if not, preempted requests must be parked."""
+    max_stalled_steps: int = 32
+    preempt_cooldown: int = 4
+    max_overtakes: int = 4
+    stops: Literal["in-order", "acked"] = "acked"
+    steps_in_flight: int = 1
+    """Steps in flight beside the one that is computed; their tokens are not known yet."""
+    drafts: int = 0
+    """Draft tokens in each decoding row."""
+    channel: Literal["before", "behind", "inside"] = "behind"
+    """Whether acks come before the output of the same poll, behind it, or inside it."""
+    eager: bool = False
+    """Whether an idle engine acknowledges a stop before it computes the step with that stop."""
+    ends: bool = True
+    """Whether the engine ends some sequences by itself."""
+    reconcile_every: int = 8
+    """Ticks between two reconciles; 0 for none before the faults end."""
+    replicas: int = 1
+    """Yards that take the same calls, and are compared after every step."""
+    cranes: Literal["here", "elsewhere"] = "here"
+    """With "elsewhere" there are no bytes to check: each copy is good, some ticks later."""
+    tick_ms: int = 10
+    """Milliseconds of a tick on the scheduler's clock, which decides nothing."""
+
+
+WORDS: Final[dict[str, tuple[int, frozenset[str]]]] = {
+    "abort": (1, frozenset({"", *(state for state in RequestState if state not in TERMINAL)})),
+    "ack": (0, frozenset({"late", "twice", "lost", "unheard", "foreign"})),
+    "copy": (1, frozenset({"up", "down", "across"})),
+    "outcome": (1, frozenset({"late", "twice", "lost", "foreign"})),
+}
+"""The words that a field of an event may be, and the index of that field."""
