@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from blockyard._core import Lease, NoRoom, TooLarge
+from blockyard._core import Lease, NoRoom, Parked, TooLarge
 from blockyard._typing import override
 from blockyard.testing.engine import check
 from blockyard.yard.cache import KVCache
@@ -18,6 +18,7 @@ class CheckedCache(KVCache):
     _seen: Counter[str]
     _fenced: Callable[[], set[int]]
     _loads: list[tuple[Lease, int]]
+    _parked: list[Parked]
 
     def watch(self, seen: Counter[str], fenced: Callable[[], set[int]]) -> None:
         """Begins to check and count.
@@ -26,7 +27,7 @@ class CheckedCache(KVCache):
             seen: Where it counts.
             fenced: Returns the slots that no request may be given now.
         """
-        self._seen, self._fenced, self._loads = seen, fenced, []
+        self._seen, self._fenced, self._loads, self._parked = seen, fenced, [], []
 
     @override
     def begin(self, *what: Any, **named: Any) -> Any:  # noqa: ANN401 - as the parent has it
@@ -44,6 +45,36 @@ class CheckedCache(KVCache):
             if lease.state == "loading":
                 self._loads.append((lease, lease.cached))
         return lease
+
+    @override
+    def park(self, *what: Any, **named: Any) -> Parked:  # noqa: ANN401 - as the parent has it
+        """Notes what is kept."""
+        parked = super().park(*what, **named)
+        self._parked.append(parked)
+        return parked
+
+    def check_kept(self) -> None:
+        """Checks that each block that is kept has one home below, or is on the device (INV-34)."""
+        self._parked = [parked for parked in self._parked if parked.state != "spent"]
+        if not self._parked:
+            return
+        rows = {row[1]: row[2:] for row in self.holders() if row[0] == "parked"}
+        for parked in self._parked:
+            if parked.state != "kept":
+                continue
+            held, promised, _alone, below = rows[parked.id]
+            check(below == parked.below, f"INV-34: {below} and {parked.below} blocks are kept")
+            left = parked.blocks - sum(below)
+            check(
+                0 <= left <= parked.on_device,
+                f"INV-34: of {parked.blocks} kept blocks {below} are at their homes, and only the "
+                f"first {parked.on_device} are pinned on the device",
+            )
+            check(promised <= left, f"INV-23: {promised} slots are promised to {left} blocks")
+            check(held == parked.on_device, f"{held} blocks are held, not {parked.on_device}")
+            self._seen["kept on two tiers"] += all(below)
+            for tier, blocks in zip(("host", "disk"), below, strict=True):
+                self._seen[f"kept on the {tier}"] += blocks > 0
 
     @override
     def grow(self, batch: Any, counts: Any = None) -> Any:  # noqa: ANN401 - as the parent has it

@@ -220,6 +220,11 @@ class _Held:
         return self._receipt is not None
 
     @property
+    def word(self) -> str:
+        """What its action says."""
+        return self._action.word
+
+    @property
     def hangs(self) -> bool:
         """Whether it waits for `release`."""
         return self.ended is None and math.isinf(self._polls)

@@ -4,9 +4,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from blockyard.shared.layout import TIERS
 from blockyard.shared.plan import Outcome, Plan
 from blockyard.testing.engine import check
-from blockyard.testing.simulated_rank import way_of
+from blockyard.testing.setup import Setup
+from blockyard.testing.simulated_cranes import way_of
+from blockyard.yard.by_tier import of_tier
 
 __all__ = ["Copies"]
 
@@ -27,14 +30,13 @@ class Copies:
     """Plans and outcomes of all ranks; counts faults by direction.
 
     Args:
-        ranks: How many cranes there are.
-        deadline: Ticks until an outcome is unknown; None for no deadline.
+        setup: How many cranes there are, and the ticks until an outcome is unknown.
         seen: Where it counts.
     """
 
-    def __init__(self, ranks: int, deadline: int | None, seen: Counter[str]) -> None:
-        self._ranks = ranks
-        self._deadline = deadline
+    def __init__(self, setup: Setup, seen: Counter[str]) -> None:
+        self._ranks = setup.ranks
+        self._deadline = setup.deadline
         self._seen = seen
         self._air: dict[int, _InFlight] = {}
         self._heard: set[tuple[int, int]] = set()
@@ -44,8 +46,10 @@ class Copies:
     def launched(self, plans: Iterable[Plan], now: int) -> None:
         """Notes plans that the cranes were given."""
         for plan in plans:
-            due = None if self._deadline is None else now + self._deadline
-            way = way_of(plan.source_tier, plan.destination_tier)
+            tiers = plan.source_tier, plan.destination_tier
+            deadline: int | None = of_tier(self._deadline, max(tiers, key=TIERS.index), None)
+            due = None if deadline is None else now + deadline
+            way = way_of(*tiers)
             ranks = set(range(self._ranks))
             self._air[plan.flight] = _InFlight(way, len(plan), due, ranks, len(plan))
             self._launched.add(plan.flight)

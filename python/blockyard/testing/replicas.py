@@ -12,6 +12,7 @@ from blockyard.scheduling.engine import Start, Step, Stop
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import Result
 from blockyard.scheduling.scheduler import Scheduler
+from blockyard.shared.layout import TIERS
 from blockyard.shared.plan import Plan
 from blockyard.shared.stall import Clock
 from blockyard.testing.checked_cache import CheckedCache
@@ -105,6 +106,7 @@ class Replicas:
         """Checks the laws of every yard."""
         for violation in self.each(lambda replica: replica.cache.audit()):
             check(violation is None, f"the audit: {violation}")
+        self.each(lambda replica: replica.cache.check_kept())
 
     def check_stalls(self, lost: Iterable[Stop], *, hung: bool) -> None:
         """Checks that nothing is said of this loop but what a fault has done to it (O10).
@@ -156,7 +158,7 @@ def _replica(
             headroom=HEADROOMS[setup.headroom](),
             victim_policy=VICTIMS[setup.victims](),
             stops=setup.stops,
-            preempt_mode=setup.preempt_mode if setup.host else None,
+            preempt_mode=setup.preempt_mode if setup.host or setup.disk else None,
             max_stalled_steps=setup.max_stalled_steps,
             preempt_cooldown=setup.preempt_cooldown,
             max_overtakes=setup.max_overtakes,
@@ -173,12 +175,13 @@ def _check_at_rest(replica: Replica, slots: Mapping[str, int]) -> None:
         check(not replica.scheduler.stats()[name], f"{name}: {replica.scheduler.stats()}")
     stats = replica.cache.stats()
     left = [name for name in ("leases", "parked", "tickets", "flights", "leaked") if stats[name]]
-    for tier in ("device", "host"):
+    for tier in TIERS:
         kinds = ("claimed", "pinned", "quarantined", "promised")
         left += [f"{tier}_{kind}" for kind in kinds if stats[f"{tier}_{kind}"]]
     check(not left, f"left behind: { {name: stats[name] for name in left} }")
     check(not stats["rejected"], f"{stats['rejected']} handles were given back twice")
-    for tier, size in (("device", slots["device"] - 1), ("host", slots["host"])):
+    for tier in TIERS:
+        size = slots[tier] - (tier == "device")
         # A slot beyond the size retires once nothing idle is below its block.
         more = stats[f"{tier}_capacity"] - size
         most = max(0, stats[f"{tier}_idle"] - 1)

@@ -10,6 +10,7 @@ from blockyard._typing import override
 from blockyard.scheduling.arrival import sample_ids
 from blockyard.scheduling.request import max_blocks
 from blockyard.testing.setup import HEADROOMS, VERBS, VICTIMS, WORDS, Event, Setup
+from blockyard.testing.third_tier import has_disk, parking_on_disk, with_disk
 
 __all__ = ["Scenario"]
 
@@ -61,6 +62,8 @@ class Scenario:
         events += _faults(chance, setup, ticks, names)
         events += _resizes(chance, setup, ticks, events)
         events += _promises(chance, setup, ticks, events)
+        if has_disk(seed):
+            setup, events = with_disk(seed, setup, ticks, events)
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
     @classmethod
@@ -73,6 +76,8 @@ class Scenario:
         chance = random.Random(seed)  # noqa: S311 - not for cryptography
         setup, events = _alike(chance)
         setup = replace(setup, tick_ms=10 ** (seed % 3))
+        if has_disk(seed):
+            setup = parking_on_disk(seed, setup)
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
 

@@ -17,6 +17,8 @@ from blockyard.yard.parking import PreemptMode
 
 __all__ = ["HEADROOMS", "VERBS", "VICTIMS", "WORDS", "Event", "Setup"]
 
+_Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
+
 HEADROOMS: Final[dict[str, Callable[[], HeadroomPolicy]]] = {
     "none": NoHeadroom,
     "full-length": FullLength,
@@ -63,7 +65,8 @@ names are "('name', 0)" and so on. It takes the ticket of its name |
     | hold | name: the request decodes nothing from now on |
     | unhold | name: it goes on |
     | ack | "late", "twice", "lost", "unheard" or "foreign", ticks: the fate of the next stop |
-    | copy | rank, "up", "down" or "across", word, number: the `Action` for the next such copy |
+    | copy | rank, "up", "down", "across", "to disk" or "from disk", word, number: the `Action` \
+for the next such copy |
     | outcome | rank, "late", "twice", "lost" or "foreign", ticks: the fate of the rank's next \
 outcome |
     | release | rank: copies that hang go on, and a dead copier lives again |
@@ -76,7 +79,7 @@ outcome |
     | promise | name of a request, blocks, ticks, peer: a ticket for it, for that many ticks |
     | withdraw | name of a request: its ticket is released |
     | peer | peer: it dies, and its tickets expire |
-    | resize | "device" or "host", slots |
+    | resize | "device", "host" or "disk", slots |
     """
 
     tick: int
@@ -90,20 +93,27 @@ class Setup:
 
     device: int = 12
     host: int = 0
+    disk: int = 0
     block_size: int = 4
     ranks: int = 1
     shape: Literal["page-first", "layer-first", "replicated"] = "page-first"
     eviction: Literal["recency", "heap"] = "recency"
-    write: Literal["on-evict", "through", "second-touch"] = "on-evict"
-    ahead: int | None = None
-    deadline: int | None = None
-    speeds: tuple[int, int, int] | None = None
+    write: _Write | Mapping[str, _Write] = "on-evict"
+    ahead: int | Mapping[str, int] | None = None
+    deadline: int | Mapping[str, int] | None = None
+    speeds: tuple[int, int, int] | tuple[int, int, int, int] | None = None
+    """To load a block from the host, to compute it, what each block before it adds, and to load it
+    from the disk."""
+    disk_polls: int = 0
+    """Polls that a copy from or to the disk takes at least, as the disk is slow."""
+    disk_copies: int = 0
+    """Copies from and to the disk that a rank makes at once; the others wait. 0 for all."""
     max_num_seqs: int = 4
     max_num_batched_tokens: int = 16
     headroom: str = "adaptive"
     victims: str = "newest"
     preempt_mode: PreemptMode = "park"
-    """What a preempted request keeps; without a host it is recomputed in any case."""
+    """What a preempted request keeps; without a tier below it is recomputed in any case."""
     recompute: bool = True
     """Whether the engine can recompute; if not, preempted requests must be parked."""
     max_stalled_steps: int = 32
@@ -133,7 +143,7 @@ class Setup:
 WORDS: Final[dict[str, tuple[int, frozenset[str]]]] = {
     "abort": (1, frozenset({"", *(state for state in RequestState if state not in TERMINAL)})),
     "ack": (0, frozenset({"late", "twice", "lost", "unheard", "foreign"})),
-    "copy": (1, frozenset({"up", "down", "across"})),
+    "copy": (1, frozenset({"up", "down", "across", "to disk", "from disk"})),
     "outcome": (1, frozenset({"late", "twice", "lost", "foreign"})),
 }
 """The words that a field of an event may be, and the index of that field."""

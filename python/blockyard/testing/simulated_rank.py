@@ -1,125 +1,82 @@
-"""A rank of a simulation: its crane, and faults of its copies and outcomes."""
+"""The ranks of a simulation: their cranes, and faults of their copies and outcomes."""
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
-from blockyard._typing import override
-from blockyard.crane.copiers import Receipt, Slots
-from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.crane import Crane
-from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout, Plane
-from blockyard.shared.plan import Cause, Outcome, Plan
-from blockyard.testing.copier import Action, ScriptedCopier, deliver
-from blockyard.testing.engine import Sums
+from blockyard.shared.plan import Outcome, Plan
+from blockyard.testing.copier import Action
+from blockyard.testing.engine import Sums, check
 from blockyard.testing.setup import Setup
-from blockyard.yard.config import Config
+from blockyard.testing.simulated_cranes import QueueCopier, RemoteCrane, SimulatedCrane, way_of
+from blockyard.yard.config import Config, Speeds
 
-__all__ = ["SimulatedRank", "config_of", "way_of"]
-
-
-def way_of(source: str, destination: str) -> str:
-    """Returns the direction of a copy, seen from the device."""
-    if source == destination:
-        return "across"
-    return "up" if destination == "device" else "down"
-
-
-class _Crane(Protocol):
-    """A crane as a simulation uses it."""
-
-    @property
-    def in_flight(self) -> int: ...
-    def submit(self, plans: list[Plan]) -> None: ...
-    def poll(self) -> list[Outcome]: ...
-    def reset(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class _RemoteCrane:
-    """A crane without bytes: each copy is good, some polls later."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._air: list[tuple[int, Outcome]] = []
-        self._polls = 0
-
-    @property
-    def in_flight(self) -> int:
-        """How many flights are not reported yet."""
-        return len(self._air)
-
-    def submit(self, plans: Iterable[Plan]) -> None:
-        """Takes plans, which overtake one another."""
-        for plan in plans:
-            due = self._polls + 1 + (3 * plan.flight + self._rank) % 4
-            self._air.append((due, Outcome(plan.flight, self._rank, len(plan))))
-
-    def poll(self) -> list[Outcome]:
-        """Returns the outcomes since the last call."""
-        self._polls += 1
-        due = [outcome for at, outcome in self._air if at <= self._polls]
-        self._air = [entry for entry in self._air if entry[0] > self._polls]
-        return due
-
-    def reset(self) -> None:
-        """Lets the next poll report all flights as dead."""
-        dead = [Outcome(one.flight, one.rank, 0, Cause.DEAD) for _, one in self._air]
-        self._air = [(self._polls, outcome) for outcome in dead]
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-class _Copier(ScriptedCopier):
-    """A copier with a queue of actions for each direction; without one a copy is delivered."""
-
-    def __init__(self) -> None:
-        self._way = "up"
-        self.actions: dict[str, deque[Action]] = {way: deque() for way in ("up", "down", "across")}
-        super().__init__(ThreadCopier(workers=0), iter(self._action, None))
-
-    def _action(self) -> Action:
-        actions = self.actions[self._way]
-        return actions.popleft() if actions else deliver()
-
-    @override
-    def start(
-        self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
-    ) -> Receipt | None:
-        """Takes the next action of the direction."""
-        self._way = way_of(source.name, destination.name)
-        return super().start(source, destination, sources, destinations)
+__all__ = ["SimulatedRank", "config_of"]
 
 
 class SimulatedRank:
-    """A rank: its crane, and the outcomes that are delayed, repeated or lost."""
+    """A rank: its crane, and the outcomes that are delayed, repeated or lost.
 
-    def __init__(self, config: Config, rank: int, shared: Path, *, here: bool) -> None:
+    Args:
+        config: Its tiers.
+        setup: The speed of its disk, and whether it has bytes.
+        rank: Its number.
+        shared: A folder for what ranks share.
+    """
+
+    def __init__(self, config: Config, setup: Setup, rank: int, shared: Path) -> None:
         layout = config.layout
         assert layout is not None  # noqa: S101 - `config_of` makes one
-        self.copier = _Copier()
+        self._near = QueueCopier(("up", "down", "across"))
+        self._disk = QueueCopier(
+            ("to disk", "from disk"), polls=setup.disk_polls, copies=setup.disk_copies
+        )
+        self._copiers = self._near, self._disk
         self.memory: list[Sums] = []
-        self.crane: _Crane = _RemoteCrane(rank)
+        self.crane: SimulatedCrane = RemoteCrane(rank, setup.disk_polls)
         self._ranks = config.ranks
-        if here:
+        self._near_flights: set[int] = set()
+        if setup.cranes == "here":
             device = MemoryTier(layout, config.device_blocks, name="device")
-            slots = config.host_blocks
-            host = MemoryTier(layout, slots, shared=shared) if slots else None
+            host, disk = (
+                MemoryTier(layout, slots, name=name, shared=shared / name) if slots else None
+                for name, slots in (("host", config.host_blocks), ("disk", config.disk_blocks))
+            )
             self.memory = [Sums(device, rank)]
             self.memory[0].forget()
-            self.crane = Crane(layout, rank=rank, device=device, host=host, copier=self.copier)
+            names = [tier.name for tier in (device, host, disk) if tier is not None]
+            pairs = [(one, other) for one in names for other in names if one != other]
+            copiers = {pair: self._disk if "disk" in pair else self._near for pair in pairs}
+            copiers["device", "device"] = self._near
+            self.crane = Crane(
+                layout, rank=rank, device=device, host=host, disk=disk, copier=copiers
+            )
         self.fates: deque[tuple[str, int]] = deque()
         self.road: list[tuple[int, Outcome]] = []
         self.lost = False
         """Whether an outcome was lost: only a reset of the rank ends that flight."""
 
+    def submit(self, plans: list[Plan]) -> None:
+        """Gives the crane plans."""
+        near = (p for p in plans if "disk" not in way_of(p.source_tier, p.destination_tier))
+        self._near_flights.update(plan.flight for plan in near)
+        self.crane.submit(plans)
+
     def poll(self, now: int, seen: Counter[str]) -> list[Outcome]:
-        """Returns the outcomes that arrive now."""
-        for outcome in self.crane.poll():
+        """Returns the outcomes that arrive now.
+
+        Raises:
+            Broken: What was given to another lane than those of the disk waits, and not for itself.
+        """
+        outcomes = self.crane.poll()
+        self._near_flights.difference_update(outcome.flight for outcome in outcomes)
+        if self.memory:
+            waiting, held = len(self._near_flights), self._near.held
+            check(waiting <= held, f"{waiting} flights wait, and only {held} copies are held up")
+        for outcome in outcomes:
             fate, ticks = self.fates.popleft() if self.fates else ("", 0)
             seen[f"outcome {fate}".strip()] += 1
             seen[f"copy {outcome.cause}"] += outcome.cause is not None
@@ -137,10 +94,31 @@ class SimulatedRank:
         self.road = [entry for entry in self.road if entry[0] > now]
         return due
 
+    def script(self, way: str, action: Action) -> None:
+        """Gives the next copy of a direction its action."""
+        self._of(way).actions[way].append(action)
+
+    def _of(self, way: str) -> QueueCopier:
+        return next(one for one in self._copiers if way in one.actions)
+
+    def release(self) -> None:
+        """Lets copies that hang go on, and copiers that are dead live again."""
+        for copier in self._copiers:
+            copier.release()
+            copier.revive()
+
+    def end_faults(self) -> None:
+        """Lets all go on, and nothing fail any more."""
+        for copier in self._copiers:
+            for actions in copier.actions.values():
+                actions.clear()
+        self.fates.clear()
+        self.release()
+
     @property
     def hung(self) -> bool:
         """Whether a flight waits for what only an event ends: a release, or a reset."""
-        return self.lost or self.copier.dead or self.copier.hanging
+        return self.lost or any(one.dead or one.hanging for one in self._copiers)
 
     @property
     def silent(self) -> bool:
@@ -148,13 +126,12 @@ class SimulatedRank:
         return not self.crane.in_flight and not self.road
 
 
-def config_of(setup: Setup, *, device: int = 0, host: int = 0) -> Config:
+def config_of(setup: Setup, largest: Callable[[str], int] = lambda _: 0) -> Config:
     """Returns a configuration with 8 bytes for each token and piece.
 
     Args:
         setup: Sizes and policies.
-        device: Slots of the device, where these are more than the setup's.
-        host: Slots of the host, likewise.
+        largest: Returns the slots of a tier, where these are more than the setup's.
     """
     piece = 8 * setup.block_size
     planes = {
@@ -165,12 +142,13 @@ def config_of(setup: Setup, *, device: int = 0, host: int = 0) -> Config:
     layout = KVLayout(planes, block_size=setup.block_size, ranks=setup.ranks, dtype="uint8")
     return Config(
         layout=layout,
-        device=max(device, setup.device),
-        host=max(host, setup.host),
+        device=max(largest("device"), setup.device),
+        host=max(largest("host"), setup.host),
+        disk=max(largest("disk"), setup.disk),
         eviction=setup.eviction,
         write=setup.write,
         ahead=setup.ahead,
         deadline=setup.deadline,
-        speeds=setup.speeds,
+        speeds=None if setup.speeds is None else Speeds(*setup.speeds),
         recompute=setup.recompute,
     )

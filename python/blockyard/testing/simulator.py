@@ -10,6 +10,7 @@ from blockyard._core import InUse, Unavailable
 from blockyard.scheduling.engine import Ack, Output
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
+from blockyard.shared.layout import TIERS
 from blockyard.testing.acks import Acks
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
@@ -57,7 +58,7 @@ def simulate(scenario: Scenario) -> Ran:
         Broken: A law was broken; the message names the tick.
     """
     with tempfile.TemporaryDirectory() as folder:
-        simulation = _Simulation(scenario, Path(folder) / "host")
+        simulation = _Simulation(scenario, Path(folder))
         try:
             return simulation.run()
         except Broken as broken:
@@ -76,11 +77,8 @@ class _Simulation:
         self.setup = setup = scenario.setup
         self.now = 0
         self._events = deque(sorted(scenario.events, key=lambda event: event.tick))
-        config = config_of(setup, device=scenario.largest("device"), host=scenario.largest("host"))
-        here = setup.cranes == "here"
-        self._ranks = [
-            SimulatedRank(config, rank, shared, here=here) for rank in range(setup.ranks)
-        ]
+        config = config_of(setup, scenario.largest)
+        self._ranks = [SimulatedRank(config, setup, rank, shared) for rank in range(setup.ranks)]
         self._engine = SimulatedEngine(
             [memory for rank in self._ranks for memory in rank.memory],
             block_size=setup.block_size,
@@ -96,8 +94,8 @@ class _Simulation:
         self._replicas = Replicas(setup, self._seen, self._fenced, clock=lambda: self.now * seconds)
         self._pending_aborts: list[tuple[str, str]] = []
         self._reconciles: list[tuple[int, list[int], int]] = []
-        self._copies = Copies(setup.ranks, setup.deadline, self._seen)
-        self._slots = {"device": setup.device, "host": setup.host}
+        self._copies = Copies(setup, self._seen)
+        self._slots = {tier: getattr(setup, tier) for tier in TIERS}
         self._death: _Death | None = None
         self._acks = Acks(self._seen)
         self._stopping: set[str] = set()
@@ -254,7 +252,7 @@ class _Simulation:
                 bad = fenced.intersection(plan.destinations.tolist())
                 check(not bad, f"INV-6: a copy goes to slots {bad}, which may be written")
         for rank in self._ranks:
-            rank.crane.submit(plans)
+            rank.submit(plans)
 
     def _fenced(self) -> set[int]:
         """Returns the slots that the engine may write, and no request may be given (INV-6)."""
@@ -332,14 +330,13 @@ class _Simulation:
 
     def _on_copy(self, rank: int, way: str, word: Any, number: int) -> None:  # noqa: ANN401 - of `_WORDS`
         check(word in _WORDS, f"a copy cannot {word}")
-        self._ranks[rank].copier.actions[way].append(Action(word, number))
+        self._ranks[rank].script(way, Action(word, number))
 
     def _on_outcome(self, rank: int, fate: str, ticks: int) -> None:
         self._ranks[rank].fates.append((fate, ticks))
 
     def _on_release(self, rank: int) -> None:
-        self._ranks[rank].copier.release()
-        self._ranks[rank].copier.revive()
+        self._ranks[rank].release()
 
     def _on_stall(self, ticks: int) -> None:
         self._engine.stalled += ticks
@@ -413,7 +410,7 @@ class _Simulation:
     def _on_peer(self, peer: str) -> None:
         self._replicas.each(lambda replica: replica.reservations.died(peer))
 
-    def _on_resize(self, tier: Any, slots: int) -> None:  # noqa: ANN401 - "device" or "host"
+    def _on_resize(self, tier: Any, slots: int) -> None:  # noqa: ANN401 - the name of a tier
         try:
             self._replicas.each(lambda replica: replica.cache.resize(tier, slots))
         except InUse:
@@ -440,10 +437,7 @@ class _Simulation:
         for name in self._requests.unfinished:
             self._on_unhold(name)
         for number, rank in enumerate(self._ranks):
-            for actions in rank.copier.actions.values():
-                actions.clear()
-            rank.fates.clear()
-            self._on_release(number)
+            rank.end_faults()
             if rank.lost:
                 self._on_rank(number, "kept")
         if self._death is not None:
