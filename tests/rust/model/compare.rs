@@ -92,9 +92,10 @@ impl Yard {
         here.sort_unstable();
         told.sort_unstable();
         assert_eq!(told, here, "holders");
+        let room = |yard: &Self| yard.free(DEVICE) + yard.takeable(DEVICE);
+        let before = room(self);
         for holder in holders {
             let mut then = self.clone();
-            let room = |yard: &Self| yard.free(DEVICE) + yard.takeable(DEVICE);
             let shared = match holder.id {
                 HolderId::Lease(id) if !self.leases.contains_key(&id) => continue,
                 HolderId::Lease(id) if self.leases[&id].ended.is_some() => continue,
@@ -118,7 +119,7 @@ impl Yard {
                     continue;
                 }
             };
-            let (alone, gained) = (u64::from(holder.alone), room(&then) - room(self));
+            let (alone, gained) = (u64::from(holder.alone), room(&then) - before);
             assert!(
                 alone == gained || ((shared || !self.flights.is_empty()) && alone < gained),
                 "{:?} has {alone} alone, and its end gives {gained}",

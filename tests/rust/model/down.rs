@@ -3,6 +3,7 @@
 
 use crate::yard::{Block, DEVICE, InFlight, Purpose, What, Yard};
 use blockyard_core::{FlightId, LeaseId, ParkedId, Plan, State, Tier, WritePolicy};
+use std::collections::BTreeSet;
 
 /// Copies from a tier to one below it, at most so many.
 #[derive(Clone, Copy)]
@@ -84,7 +85,15 @@ impl Yard {
     fn demote_below(&mut self, state: &State, copies: Copies, heap: bool, plan: Option<&Plan>) {
         let Copies { from, to, most, .. } = copies;
         // What has made room for a victim before it may be copied again.
+        let before: BTreeSet<Block> = self.blocks_on(from).collect();
+        let before = before
+            .into_iter()
+            .filter(|&block| self.wants_copy(from, block));
+        let before: BTreeSet<Block> = before.collect();
         self.see_room(state, to, plan);
+        for arrival in &mut self.came[from] {
+            arrival.sure &= before.contains(&arrival.block);
+        }
         let ahead = self.ahead_below(from, heap);
         let mut victims = ahead.clone();
         victims.retain(|&block| self.wants_copy(from, block));

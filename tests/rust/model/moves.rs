@@ -94,17 +94,13 @@ impl Yard {
     /// held again leaves the order.
     pub(crate) fn settle(&mut self) {
         self.retire();
-        let mut order = std::mem::take(&mut self.order);
-        order.retain(|&(_, slot)| self.idle(DEVICE, slot));
-        let mut new: Vec<_> = (self.slots[DEVICE].iter())
-            .filter_map(|(&slot, what)| match what {
-                What::Ready(block)
-                    if order.iter().all(|idle| idle.1 != slot) && self.idle(DEVICE, slot) =>
-                {
-                    Some((*block, slot))
-                }
-                _ => None,
-            })
+        let (mut order, idle) = (std::mem::take(&mut self.order), self.idle_slots(DEVICE));
+        order.retain(|(_, slot)| idle.contains(slot));
+        let new = idle
+            .into_iter()
+            .filter(|&slot| order.iter().all(|known| known.1 != slot));
+        let mut new: Vec<(Block, u32)> = new
+            .filter_map(|slot| Some((self.block_in(DEVICE, slot)?, slot)))
             .collect();
         new.sort_by_key(|&(block, _)| std::cmp::Reverse(self.depth(block)));
         for (block, slot) in new {

@@ -175,9 +175,10 @@ impl Yard {
     }
 
     pub(crate) fn blocks_on(&self, tier: usize) -> impl Iterator<Item = Block> {
-        self.slots[tier]
-            .keys()
-            .filter_map(move |&slot| self.block_in(tier, slot))
+        self.slots[tier].values().filter_map(|what| match what {
+            What::Ready(block) | What::Filling(Some(block)) => Some(*block),
+            _ => None,
+        })
     }
 
     pub(crate) fn alive(&self, block: Block) -> bool {
@@ -219,6 +220,36 @@ impl Yard {
         matches!(self.slots[tier].get(&slot), Some(What::Ready(_))) && !self.has_holder(tier, slot)
     }
 
+    /// All slots of a tier that a table, a duplicate or a keep holds.
+    fn held_slots(&self, tier: usize) -> BTreeSet<u32> {
+        let on = |block: &Block| self.blocks[*block].slots[tier];
+        let kept = self.parked.values().flat_map(|stay| match tier {
+            DEVICE => &stay.path[..stay.on_device],
+            _ => &stay.path[..],
+        });
+        let home = |block: &&Block| tier == DEVICE || self.blocks[**block].home == tier;
+        let mut held: BTreeSet<u32> = kept.filter(home).filter_map(on).collect();
+        if tier == DEVICE {
+            let tables = self.leases.values().map(|seq| &seq.table);
+            let tables = tables.chain(self.held.iter().map(|held| &held.1));
+            held.extend(tables.flatten());
+            held.extend(self.slots[DEVICE].values().filter_map(|what| match what {
+                What::Duplicate(block) => on(block),
+                _ => None,
+            }));
+        }
+        held
+    }
+
+    /// All slots of a tier that hold a block and have no holder.
+    pub(crate) fn idle_slots(&self, tier: usize) -> BTreeSet<u32> {
+        let held = self.held_slots(tier);
+        let ready = self.slots[tier].iter();
+        let ready =
+            ready.filter(|(slot, what)| matches!(what, What::Ready(_)) && !held.contains(slot));
+        ready.map(|(&slot, _)| slot).collect()
+    }
+
     pub(crate) fn read(&self, tier: usize, slot: u32) -> bool {
         self.flights
             .values()
@@ -250,13 +281,14 @@ impl Yard {
     /// Idle slots that may go, those beyond the tier's size included: they are not read, and no
     /// block below them on the tier is pinned, filling or read.
     pub(crate) fn may_go(&self, tier: usize) -> BTreeSet<u32> {
-        let mut may: BTreeSet<u32> = self.slots[tier]
-            .keys()
-            .copied()
-            .filter(|&slot| self.idle(tier, slot))
+        let idle = self.idle_slots(tier);
+        let reads = self.flights.values().filter(|flight| flight.from == tier);
+        let reads: BTreeSet<u32> = reads
+            .flat_map(|flight| flight.moves.iter().map(|step| step.1))
             .collect();
+        let mut may = idle.clone();
         for &slot in self.slots[tier].keys() {
-            let stays = !self.idle(tier, slot) || self.read(tier, slot);
+            let stays = !idle.contains(&slot) || reads.contains(&slot);
             let mut at = self.block_in(tier, slot).filter(|_| stays);
             while let Some((block, slot)) =
                 at.and_then(|block| Some((block, self.blocks[block].slots[tier]?)))
@@ -323,11 +355,12 @@ impl Yard {
             promised: self.promised(tier),
             ..TierStats::default()
         };
+        let idle = self.idle_slots(tier);
         for (&slot, what) in &self.slots[tier] {
             *match what {
                 What::Claimed => &mut stats.claimed,
                 What::Quarantined => &mut stats.quarantined,
-                _ if self.idle(tier, slot) => &mut stats.idle,
+                _ if idle.contains(&slot) => &mut stats.idle,
                 _ => &mut stats.pinned,
             } += 1;
         }
