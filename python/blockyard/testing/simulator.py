@@ -95,7 +95,7 @@ class _Simulation:
         self._pending_aborts: list[tuple[str, str]] = []
         self._reconciles: list[tuple[int, list[int], int]] = []
         self._copies = Copies(setup, self._seen)
-        self._slots = {tier: getattr(setup, tier) for tier in TIERS}
+        self._slots: dict[str, int] = {tier: getattr(setup, tier) for tier in TIERS}
         self._death: _Death | None = None
         self._acks = Acks(self._seen)
         self._stopping: set[str] = set()
