@@ -69,13 +69,13 @@ impl Yard {
         let path = [&fresh[..], &victims].concat();
         self.copy_down(state, &path, copies, plan);
         self.forget_fresh();
-        let copied = plan.map_or(0, Plan::len);
+        let moved = plan.map_or(0, Plan::len);
         let left = |block: &&Block| self.wants_copy(DEVICE, **block);
         let through = self.writes[DEVICE] == WritePolicy::Through;
         let waits = self.fresh.iter().find(left).filter(|_| through);
         for block in victims.iter().find(left).into_iter().chain(waits) {
             assert!(
-                copied == most || !self.has_room(*block, DEVICE, to),
+                moved == most || !self.has_room(*block, DEVICE, to),
                 "block {block} was passed over"
             );
         }
@@ -84,7 +84,7 @@ impl Yard {
     /// The order of the tier is not known: any of its victims may be the next.
     fn demote_below(&mut self, state: &State, copies: Copies, heap: bool, plan: Option<&Plan>) {
         let Copies { from, to, most, .. } = copies;
-        // What has made room for a victim before it may be copied again.
+        // What has made room for a victim before it may be moved again.
         let before: BTreeSet<Block> = self.blocks_on(from).collect();
         let before = before
             .into_iter()
@@ -194,9 +194,9 @@ impl Yard {
             let moves = self.sources(from, &sources);
             self.fly(plan, from, to, Purpose::Down(parked), moves);
         }
-        let copied = plan.map_or(0, Plan::len);
+        let moved = plan.map_or(0, Plan::len);
         let left = blocks.iter().find(|&&block| self.lacks(block, copies));
-        if let Some(&block) = left.filter(|_| copied < most) {
+        if let Some(&block) = left.filter(|_| moved < most) {
             let room = self.has_room(block, from, to);
             assert!(!room, "block {block} was passed over");
         }

@@ -108,9 +108,9 @@ impl Yard {
                 taken += 1;
             }
             // Who had a turn is not known, but of those that would have been copied.
-            let waits = |block| left.iter().any(|arrival| arrival.block == block);
+            let queued = |block| left.iter().any(|arrival| arrival.block == block);
             let stays = |arrival: &Arrival| Arrival {
-                sure: arrival.sure && waits(arrival.block),
+                sure: arrival.sure && queued(arrival.block),
                 ..*arrival
             };
             next.extend(left.iter().map(|arrival| arrival.block));
