@@ -134,6 +134,11 @@ impl Trie {
         self.nodes.len()
     }
 
+    /// Whether it has no node, and never had one.
+    pub(crate) fn is_new(&self) -> bool {
+        self.nodes.places() == 0
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (NodeIx, &Node)> {
         self.nodes.iter()
     }

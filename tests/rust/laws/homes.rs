@@ -510,3 +510,34 @@ fn a_failed_copy_home_is_tried_again_so_many_times_on_any_tier() {
     yard.abandon(handle);
     yard.at_rest();
 }
+
+#[test]
+fn a_resize_counts_no_slot_as_room_that_a_copy_of_a_tail_kept_elsewhere_reads() {
+    let yard = Yard::of(three(12, 4, 4));
+    // A tail that is kept on the third tier, and is read from its other copy on the host.
+    let tail = parked(&yard, &tokens(1, 3));
+    yard.land(yard.demote_parked(&tail, 9).as_slice());
+    yard.land(yard.move_parked(&tail, 9, DISK).as_slice());
+    assert_eq!(kept(&yard, &tail), [0, 1]);
+    yard.squeeze(yard.device().idle as u32);
+    let (lease, begun) = yard.resume(tail);
+    assert_eq!(begun.plans[0].from, HOST);
+    let other = on_host(&yard, &text(2, 1));
+    let ticket = yard.cache.promise(2, HOST).unwrap();
+    assert_eq!((yard.host().idle, pinned(&yard)), (1, [1, 1]));
+    // The ticket needs two slots, and one of the two left cannot be taken while it is read.
+    let resized = yard.cache.lock().resize(HOST, 2);
+    assert!(
+        matches!(resized, Err(Error::InUse { tier: HOST, .. })),
+        "{resized:?}"
+    );
+    yard.sound();
+    assert_eq!(kept(&yard, &other), [1, 0], "and it is kept still");
+    yard.land(&begun.plans);
+    yard.resize(HOST, 2);
+    assert!(yard.broken(&other));
+    drop(ticket);
+    yard.finish(lease);
+    yard.abandon(other);
+    yard.at_rest();
+}

@@ -270,3 +270,20 @@ fn a_tier_is_restored_before_anything_has_begun_or_not_at_all() {
     assert!(matches!(late, Err(Error::State { .. })), "{late:?}");
     assert_eq!(yard.cache.lock().digest(), before);
 }
+
+#[test]
+fn a_restore_does_not_come_again_when_all_that_it_brought_has_left() {
+    for yard in yards(4, 8) {
+        let [first, second] = [text(1, 3), text(2, 2)];
+        let all = [rows(&yard, &first, 0), rows(&yard, &second, 3)].concat();
+        tell(&yard, DISK, &all).unwrap();
+        yard.resize(DISK, 0);
+        yard.resize(DISK, 8);
+        let before = yard.cache.lock().digest();
+        let again = tell(&yard, DISK, &all);
+        assert!(matches!(again, Err(Error::State { .. })), "{again:?}");
+        assert_eq!(yard.cache.lock().digest(), before);
+        assert_eq!(yard.hits(&first), [0, 0, 0]);
+        yard.at_rest();
+    }
+}

@@ -98,6 +98,7 @@ impl Yard {
             return assert!(refused, "{answer:?}");
         }
         assert_eq!(answer, &Ok(()));
+        self.used = !keys.is_empty();
         let first = self.blocks.len();
         for (&key, &slot) in keys.iter().zip(slots) {
             let block = self.add(Some(key), None);

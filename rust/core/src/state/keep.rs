@@ -10,6 +10,7 @@ use crate::id::{MAX_TIERS, NodeIx, ParkedIx, Tier};
 use crate::keeps::Keeps;
 use crate::pool::Hold;
 use crate::record::Keep;
+use std::cmp::Reverse;
 
 /// Where the blocks of a sequence are kept that no other one keeps yet.
 #[derive(Clone, Copy)]
@@ -156,24 +157,32 @@ impl State {
     /// tickets' too: only a verb that has checked takes a slot there, and the one promise made
     /// without a check is that of a kept block whose copy to its home has failed.
     pub(super) fn break_unbacked(&mut self, tier: Tier) {
-        while self.tiers[tier].ledger.available() < 0 && self.break_youngest(tier) {}
+        if self.tiers[tier].ledger.available() >= 0 {
+            return;
+        }
+        for parked in self.keepers_on(tier) {
+            if self.tiers[tier].ledger.available() >= 0 {
+                break;
+            }
+            self.break_keep(parked);
+        }
         debug_assert!(self.tiers[tier].ledger.available() >= 0);
     }
 
-    /// Breaks the youngest keep of those that hold something on the tier; `false`: there is none.
-    pub(super) fn break_youngest(&mut self, tier: Tier) -> bool {
+    /// The whole records that keep something on the tier, the youngest first. They stay so until they
+    /// are broken, whatever others are.
+    pub(super) fn keepers_on(&self, tier: Tier) -> Vec<ParkedIx> {
         let holds = |path: &[NodeIx]| path.iter().any(|&node| self.keeps_at(node, tier) > 0);
-        let youngest = self
+        let whole = self
             .parked
             .iter()
-            .filter(|(_, parked)| parked.keep == Keep::Whole)
-            .filter(|(_, parked)| tier == Tier::DEVICE || holds(&parked.path))
-            .max_by_key(|(_, parked)| parked.order)
-            .map(|(index, _)| index);
-        if let Some(parked) = youngest {
-            self.break_keep(parked);
-        }
-        youngest.is_some()
+            .filter(|(_, parked)| parked.keep == Keep::Whole);
+        let keepers = whole.filter(|(_, parked)| tier == Tier::DEVICE || holds(&parked.path));
+        let mut keepers: Vec<_> = keepers
+            .map(|(index, parked)| (Reverse(parked.order), index))
+            .collect();
+        keepers.sort_unstable_by_key(|&(order, _)| order);
+        keepers.into_iter().map(|(_, index)| index).collect()
     }
 
     fn unkeep(&mut self, parked: ParkedIx) {

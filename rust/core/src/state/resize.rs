@@ -4,9 +4,10 @@
 use super::{State, TierState};
 use crate::error::{Error, Result};
 use crate::evict::Evict;
-use crate::id::{Ix, SlotIx, Tier};
+use crate::id::{Ix, ParkedIx, SlotIx, Tier};
 use crate::memory;
 use crate::pool::Hold;
+use std::collections::BTreeMap;
 
 impl State {
     /// Gives a tier `slots` slots. Growing is at once. Shrinking is refused with `InUse` where
@@ -96,9 +97,11 @@ impl State {
         let before = self.tiers[tier].pool.limit();
         let free: Vec<SlotIx> = self.tiers[tier].pool.free_slots().collect();
         let mut fits = self.set_limit(tier, slots) && self.tiers[tier].ledger.used() <= want;
+        let mut keepers = Vec::new();
         if !fits {
+            keepers = self.keepers_on(tier);
             let least = self
-                .used_without_keeps(tier)
+                .used_without(tier, &keepers)
                 .filter(|&used| self.config.recompute && used <= want);
             if least.is_none() {
                 // Where promises lose their backing, the blocks that they lack count as used.
@@ -114,7 +117,11 @@ impl State {
         for slot in (slots..self.tiers[tier].pool.len()).map(SlotIx::new) {
             self.retire(tier, slot);
         }
-        while !fits && self.break_youngest(tier) {
+        for parked in keepers {
+            if fits {
+                break;
+            }
+            self.break_keep(parked);
             let ledger = &self.tiers[tier].ledger;
             fits = ledger.used() <= want && ledger.available() >= 0;
         }
@@ -122,9 +129,9 @@ impl State {
         Ok(())
     }
 
-    /// What would be in use at the limit if every keep were broken; `None` if promises would lose
-    /// their backing even so.
-    fn used_without_keeps(&self, tier: Tier) -> Option<u64> {
+    /// What would be in use at the limit if these keeps, all that are on the tier, were broken; `None`
+    /// if promises would lose their backing even so.
+    fn used_without(&self, tier: Tier, keepers: &[ParkedIx]) -> Option<u64> {
         let (pool, ledger) = (&self.tiers[tier].pool, &self.tiers[tier].ledger);
         let kept = self.kept_pins(tier);
         let kept = |slot: SlotIx| {
@@ -133,12 +140,21 @@ impl State {
                     pins: kept[slot.at()],
                 })
         };
-        // An anonymous block dissolves with its last keep, also one that is in flight.
+        // An anonymous block dissolves with its last keep, also one that is in flight, or that is kept
+        // elsewhere and has another copy here.
+        let mut lost = BTreeMap::new();
+        let paths = keepers.iter().map(|&keeper| &self.parked[keeper].path);
+        for &node in paths.flatten() {
+            if self.trie[node].is_anonymous() {
+                *lost.entry(node).or_insert(0) += 1;
+            }
+        }
         let dissolves = |slot: SlotIx| {
             let node = self.node_in(tier, slot);
-            node.is_some_and(|node| self.trie[node].is_anonymous())
+            node.is_some_and(|node| lost.get(&node) == Some(&self.trie[node].keeps.count()))
         };
-        let gone = |slot: SlotIx| kept(slot) && dissolves(slot);
+        let idle = |slot: SlotIx| matches!(self.hold(tier, slot), Hold::Idle { .. });
+        let gone = |slot: SlotIx| dissolves(slot) && (idle(slot) || kept(slot));
         let blocked = self.blocked_without(tier, dissolves);
         let promised = match tier {
             Tier::DEVICE => ledger.promised(),

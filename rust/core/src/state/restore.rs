@@ -77,10 +77,11 @@ impl State {
             let help = "name a tier below the device that this cache was made with";
             return Err(Error::argument("tier", tier.name(), help));
         }
-        if self.counters.begun > 0 || self.trie.len() > 0 {
+        // Rows are numbered as their nodes are, so that none was there before, not even one dropped.
+        if self.counters.begun > 0 || !self.trie.is_new() {
             let help = "restore once, before the first begin";
             return Err(Error::state(
-                "restoring a cache that has blocks".to_owned(),
+                "restoring a cache that has, or had, blocks".to_owned(),
                 help,
             ));
         }
