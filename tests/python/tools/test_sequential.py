@@ -117,6 +117,131 @@ def test_nothing_finds_more_than_the_optimum_or_an_endless_cache(
     assert two == endless
 
 
+@given(PATHS, st.integers(6, 12))
+@profile(40)
+def test_below_an_endless_third_tier_nothing_is_lost(paths: list[list[int]], device: int) -> None:
+    trace = tree(paths)
+    endless = sequential(trace, device_blocks=1_000).hits.sum()
+    for host in (0, 13, 20):
+        result = sequential(trace, device_blocks=device, host_blocks=host, third_blocks=1_000)
+        assert result.hits.sum() == endless
+        assert result.hits[:, 0].sum() == lru(paths, device)
+        assert result.audit == "ok"
+
+
+@given(PATHS, st.integers(6, 12), st.integers(1, 12), st.sampled_from(["on-evict", "through"]))
+@profile(40)
+def test_without_a_host_the_third_tier_is_the_host(
+    paths: list[list[int]], device: int, below: int, write: WritePolicy
+) -> None:
+    trace = tree(paths)
+    two = sequential(trace, device_blocks=device, host_blocks=below, write=write)
+    third = sequential(trace, device_blocks=device, third_blocks=below, write=write)
+    assert third.hits[:, [0, 2, 1]].tolist() == two.hits.tolist()
+    assert (third.third_down, third.third_up) == (two.blocks_down, two.blocks_up)
+
+
+class Lists:
+    """Prompts of one block over three tiers, each a list with the next to go first.
+
+    A tier below the device has two: blocks that the device has too go after all others.
+    """
+
+    def __init__(self, device: int, host: int, third: int) -> None:
+        self.device: list[int] = []
+        # The device has a slot for the token behind the last full block.
+        self.most = device + 1
+        self.sizes = [host, third]
+        self.below: list[tuple[list[int], list[int]]] = [([], []), ([], [])]
+
+    def on(self, tier: int, block: int) -> bool:
+        return any(block in rows for rows in self.below[tier])
+
+    def drop(self, tier: int, block: int) -> None:
+        for rows in self.below[tier]:
+            if block in rows:
+                rows.remove(block)
+
+    def put(self, tier: int, block: int, above: list[int]) -> bool:
+        """Copies a block to a tier; `above` is what would leave the tier of its source before it.
+
+        Returns:
+            Whether it found room.
+        """
+        own, shadows = self.below[tier]
+        if len(own) + len(shadows) >= self.sizes[tier]:
+            victim = next(iter(own + shadows), None)
+            if victim is None or victim in above:
+                return False
+            self.drop(tier, victim)
+        rows = shadows if block in self.device else own
+        rows.append(block)
+        return True
+
+    def lower(self, count: int) -> None:
+        own, shadows = self.below[0]
+        for at, block in enumerate(own[:count]):
+            if not self.on(1, block) and not self.put(1, block, own[:at]):
+                return
+
+    def demote(self, count: int) -> None:
+        for at, block in enumerate(self.device[:count]):
+            if not any(self.on(tier, block) for tier in (0, 1)):
+                tier = 0 if self.sizes[0] else 1
+                if not self.put(tier, block, self.device[:at]):
+                    return
+
+    def evict(self, count: int) -> None:
+        for block in self.device[:count]:
+            for own, shadows in self.below:
+                if block in shadows:
+                    shadows.remove(block)
+                    own.append(block)
+        del self.device[:count]
+
+    def serve(self, block: int) -> list[int]:
+        found = block in self.device
+        free = self.most - len(self.device)
+        short = 2 - found - free
+        if short > 0:
+            room = self.sizes[0] - sum(map(len, self.below[0]))
+            if self.sizes[0] and self.sizes[1] and short + found > room:
+                self.lower(short + found - room)
+            self.demote(short + found)
+        hits = [found, not found and self.on(0, block), False]
+        hits[2] = not any(hits) and self.on(1, block)
+        if found:
+            self.device.remove(block)
+        self.evict(max(0, 2 - (self.most - len(self.device))))
+        self.device.append(block)
+        for own, shadows in self.below:
+            if block in own:
+                own.remove(block)
+                shadows.append(block)
+        return [int(hit) for hit in hits]
+
+
+@given(
+    st.lists(st.integers(0, 14), max_size=80),
+    st.integers(1, 6),
+    st.integers(0, 5),
+    st.integers(0, 7),
+)
+@profile(150)
+def test_three_tiers_find_what_three_lists_find(
+    blocks: list[int], device: int, host: int, third: int
+) -> None:
+    result = sequential(
+        tree([[block] for block in blocks]),
+        device_blocks=device,
+        host_blocks=host,
+        third_blocks=third,
+    )
+    lists = Lists(device, host, third)
+    assert result.hits.tolist() == [lists.serve(block) for block in blocks]
+    assert result.audit == "ok"
+
+
 def test_a_prompt_larger_than_the_device_keeps_what_fits() -> None:
     trace = made([(40, range(10)), (40, range(10))], 4)
     for policy in ("recency", "heap", "optimum"):

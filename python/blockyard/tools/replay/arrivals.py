@@ -181,7 +181,7 @@ class Transfers(Arrivals):
     def _reserved(self, request: int, keys: Keys, most: int, now: float) -> bool:
         """Opens a reservation and sends the KV; returns whether there was room."""
         probe = self._cache.probe(keys)
-        missing = self._blocks(keys.tokens) - probe.device - probe.host
+        missing = self._blocks(keys.tokens) - probe.device - probe.host - probe.disk
         lands = self._link.lands(missing, now)
         try:
             reservation = self.reservations.open(

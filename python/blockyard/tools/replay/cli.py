@@ -69,6 +69,16 @@ def _number(
     help="Size of the device over all ranks, instead of blocks.",
 )
 @click.option("--host-gib", type=float, metavar="GIB", help="Size of the host, instead of blocks.")
+@click.option(
+    "--third-gib", type=float, metavar="GIB", help="Size of a tier below the host; default: none."
+)
+@click.option(
+    "--third-gbps",
+    type=float,
+    metavar="GBPS",
+    default=5.0,
+    help="Its bandwidth in each direction, GB/s over all ranks.",
+)
 @_number("--block-size", 1, 10**5, None, "Tokens per block of the cache; default: 16.")
 @click.option(
     "--policy",

@@ -16,6 +16,7 @@ from blockyard.tools.replay.result import (
     Preempted,
     PromisedBlocks,
     Run,
+    ThirdTier,
     TicketCounts,
     Verified,
     Waits,
@@ -28,6 +29,7 @@ from blockyard.yard.cache import KVCache
 __all__ = ["Levels", "RunCounts"]
 
 _NEVER: Final = -1.0
+_WAYS: Final = ("down", "up", "across", "third down", "third up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Levels:
     pinned: int
     promised: int
     host: int
+    third: int
     running: int
     waiting: int
     headroom: int
@@ -59,10 +62,12 @@ class RunCounts:
     ended: int = 0
     device_hit: int = 0
     host_hit: int = 0
+    third_hit: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
     loaded_requests: int = 0
-    moved: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0, "across": 0})
+    moved: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_WAYS, 0))
+    third_peak: int = 0
     peak: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0, "pinned": 0})
     headroom: list[int] = field(default_factory=list)
     promised: list[int] = field(default_factory=list)
@@ -93,9 +98,12 @@ class RunCounts:
     @property
     def hit_ratio(self) -> float:
         """The prompt tokens found / all prompt tokens."""
-        return (self.device_hit + self.host_hit) / max(self.input_tokens, 1)
+        found = self.device_hit + self.host_hit + self.third_hit
+        return found / max(self.input_tokens, 1)
 
-    def begins(self, request: int, at: float, *, prompt: int, device: int, host: int) -> None:
+    def begins(
+        self, request: int, at: float, *, prompt: int, device: int, host: int, third: int = 0
+    ) -> None:
         """Counts a request that was admitted and computes from now on.
 
         Args:
@@ -103,21 +111,23 @@ class RunCounts:
             at: When it was admitted.
             prompt: The tokens of its prompt.
             device: The tokens that it found on the device.
-            host: The tokens that were loaded for it.
+            host: The tokens that were loaded for it from the host.
+            third: The tokens that were loaded for it from the third tier.
         """
-        self.loaded_requests += host > 0
+        self.loaded_requests += host + third > 0
         if self.began[request] != _NEVER:
             since, lost = self.stopped.pop(request)
-            self.found += min(device + host, lost)
+            self.found += min(device + host + third, lost)
             self.away.append(at - since)
             return
         self.began[request] = at
         self.device_hit += device
         self.host_hit += host
+        self.third_hit += third
         self.input_tokens += prompt
         self.timeline.add("device_hit", device)
-        self.timeline.add("host_hit", host)
-        self.timeline.add("missed", prompt - device - host)
+        self.timeline.add("host_hit", host + third)
+        self.timeline.add("missed", prompt - device - host - third)
 
     def sampled(
         self, requests: NDArray[np.int64], places: NDArray[np.int64], at: float, times: list[float]
@@ -138,6 +148,7 @@ class RunCounts:
 
     def looked(self, levels: Levels, seconds: float) -> None:
         """Counts the levels of a step, and raises the peaks."""
+        self.third_peak = max(self.third_peak, levels.third)
         for what in self.peak:
             self.peak[what] = max(self.peak[what], getattr(levels, what))
         if seconds:
@@ -206,6 +217,7 @@ class RunCounts:
             reservations=self._reservations(arrivals),
             moved=self._moved(spec, stats["failed"]),
             peak=dict(self.peak),
+            third=self._third(spec) if spec.third_blocks else None,
             bookkeeping=self._bookkeeping(arrivals, seconds),
             verified=_verified(spec, verifier),
             audit="ok" if violation is None else f"{violation.law}: {violation.detail}",
@@ -260,6 +272,18 @@ class RunCounts:
             promised=mean(self.promised),
             promised_peak=max(self.promised, default=0),
             tickets=tickets,
+        )
+
+    def _third(self, spec: RunSpec) -> ThirdTier:
+        down, up = self.moved["third down"], self.moved["third up"]
+        return ThirdTier(
+            blocks=spec.third_blocks,
+            hit_ratio=self.third_hit / max(self.input_tokens, 1),
+            blocks_down=down,
+            blocks_up=up,
+            bytes_down=down * spec.block_bytes,
+            bytes_up=up * spec.block_bytes,
+            peak=self.third_peak,
         )
 
     def _moved(self, spec: RunSpec, failed: int) -> Moved:

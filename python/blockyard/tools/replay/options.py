@@ -48,6 +48,8 @@ class Options(TypedDict):
     host_blocks: int | None
     device_gib: float | None
     host_gib: float | None
+    third_gib: float | None
+    third_gbps: float
     block_size: int | None
     policy: tuple[Policy, ...]
     write_policy: tuple[WritePolicy, ...]
@@ -131,6 +133,8 @@ def _check_sequential(options: Options) -> None:
     host = options["host_blocks"] or options["host_gib"]
     if "optimum" in options["policy"] and host:
         raise Misuse("--policy optimum knows one tier: give --host-blocks 0, or leave the host out")
+    if "optimum" in options["policy"] and options["third_gib"]:
+        raise Misuse("--policy optimum knows one tier: leave --third-gib out")
 
 
 def _roofline(options: Options) -> Roofline:
@@ -196,17 +200,21 @@ def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:
         max_num_seqs=options["max_num_seqs"],
         prefetch=options["prefetch"],
         gate=options["loads"] == "gated",
+        third_bytes_per_second=_third_speed(options),
     )
-    slowest = max(roofline.speeds(block_size))
+    third = _third_size(options, first)
+    first = replace(first, third_blocks=third)
+    slowest = max(count for count in first.speeds if count is not None)
     if slowest >= 2**63:
         raise Misuse(
             f"--set: with these figures a block takes {slowest / 1e9:.3g} s to load or compute; "
             "give faster ones"
         )
     blocks, host = _sizes(options, first, trace)
-    _check_memory(blocks, host, first)
-    modes = dict.fromkeys(options["preempt_mode"]) or (["park"] if host else ["recompute"])
-    if not host and options["preempt_mode"] and list(modes) != ["recompute"]:
+    _check_memory(blocks, host + third, first)
+    below = host or third
+    modes = dict.fromkeys(options["preempt_mode"]) or (["park"] if below else ["recompute"])
+    if not below and options["preempt_mode"] and list(modes) != ["recompute"]:
         raise Misuse(
             f"--preempt-mode {next(iter(modes))} needs a host: give --host-blocks, or recompute"
         )
@@ -254,6 +262,20 @@ def _sizes(options: Options, spec: RunSpec, trace: Trace) -> tuple[int, int]:
         if host is None:
             host = 0 if "optimum" in options["policy"] else default[1]
     return blocks, host
+
+
+def _third_size(options: Options, spec: RunSpec) -> int:
+    """Returns the blocks of the tier below the host."""
+    gib = options["third_gib"]
+    return _blocks("--third-gib", gib, spec.block_bytes) if gib else 0
+
+
+def _third_speed(options: Options) -> float:
+    """Returns its bandwidth in bytes/s."""
+    gbps = options["third_gbps"]
+    if not (math.isfinite(gbps) and gbps > 0):
+        raise Misuse(f"--third-gbps {gbps:g}: must be a number of GB/s > 0")
+    return gbps * 1e9
 
 
 def _blocks(option: str, gib: float, block_bytes: int) -> int:

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from blockyard.tools.replay.result import Moved, Run
+from blockyard.tools.replay.result import Moved, Run, ThirdTier
 from blockyard.tools.replay.run import run
-from blockyard.tools.replay.sequential import sequential
+from blockyard.tools.replay.sequential import Sequential, sequential
 from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.replay.trace import Trace
 
@@ -34,6 +34,7 @@ def _sequential(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None
         trace,
         device_blocks=spec.device_blocks,
         host_blocks=spec.host_blocks,
+        third_blocks=spec.third_blocks,
         policy=spec.policy,
         write=spec.write_policy,
         progress=served,
@@ -73,8 +74,21 @@ def _sequential(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None
             failed_blocks=0,
         ),
         peak={},
+        third=_third(spec, got) if spec.third_blocks else None,
         bookkeeping=None,
         verified=None,
         audit=got.audit,
         series=None,
+    )
+
+
+def _third(spec: RunSpec, got: Sequential) -> ThirdTier:
+    return ThirdTier(
+        blocks=spec.third_blocks,
+        hit_ratio=got.third_hit_ratio,
+        blocks_down=got.third_down,
+        blocks_up=got.third_up,
+        bytes_down=got.third_down * spec.block_bytes,
+        bytes_up=got.third_up * spec.block_bytes,
+        peak=0,
     )

@@ -57,6 +57,7 @@ function head() {
   if (result.figures.ranks > 1) facts.push(`${result.figures.ranks} ranks`);
   facts.push(`blocks of ${result.block_size} tokens, ${size(result.block_bytes)}`);
   facts.push(`device ${blocks(main.device_blocks)}`, main.host_blocks ? `host ${blocks(main.host_blocks)}` : "no host tier");
+  if (main.third) facts.push(`third tier ${blocks(main.third.blocks)}`);
   at("facts").textContent = facts.join(" · ");
   const verdict = (text, kind) => add(at("verdicts"), "span", text, { class: kind });
   const cut = runs.filter((run) => !run.complete);
@@ -307,6 +308,9 @@ function compare() {
     ["Prompt tokens found", (run) => percent(run.hit_ratio)],
     ["on the device", (run) => percent(run.hit_ratio_by_tier.device)],
     ["on the host", (run) => (run.host_blocks ? percent(run.hit_ratio_by_tier.host) : null)],
+    ["on the third tier", (run) => (run.third ? percent(run.third.hit_ratio) : null)],
+    ["Copied to the third tier", (run) => (run.third ? size(run.third.bytes_down) : null)],
+    ["Copied from the third tier", (run) => (run.third ? size(run.third.bytes_up) : null)],
     ["Copied down", (run) => (run.host_blocks ? size(run.moved.bytes_down) : null)],
     ["Copied up", (run) => (run.host_blocks ? size(run.moved.bytes_up) : null)],
     ["Blocks found on the host but computed, as that was faster", (run) => run.ttft_ms && count(run.skipped_slow)],

@@ -18,6 +18,7 @@ __all__ = [
     "Run",
     "Series",
     "Spread",
+    "ThirdTier",
     "TicketCounts",
     "Verified",
     "Waits",
@@ -134,6 +135,25 @@ class Moved(Struct, frozen=True, kw_only=True):
     """Blocks whose copy failed."""
 
 
+class ThirdTier(Struct, frozen=True, kw_only=True):
+    """A tier below the host."""
+
+    blocks: int
+    """Its blocks."""
+    hit_ratio: float
+    """Prompt tokens found there / prompt tokens, 0 to 1; `hit_ratio` of the run has them too."""
+    blocks_down: int
+    """Blocks copied to it."""
+    blocks_up: int
+    """Blocks copied from it."""
+    bytes_down: int
+    """Bytes copied to it, in the modelled layout, over all ranks."""
+    bytes_up: int
+    """Bytes copied from it, likewise."""
+    peak: int
+    """The most of its slots with content; 0 with model sequential."""
+
+
 class Bookkeeping(Struct, frozen=True, kw_only=True):
     """The CPU time of Blockyard itself, measured on this machine during the replay.
 
@@ -177,7 +197,7 @@ class Series(Struct, frozen=True, kw_only=True):
     device_hit: list[int]
     """Prompt tokens found on the device."""
     host_hit: list[int]
-    """Prompt tokens found on the host."""
+    """Prompt tokens found on the host, or on a tier below it."""
     missed: list[int]
     """Prompt tokens that were computed; with role decode, those that arrived computed."""
     device_used: list[int]
@@ -258,6 +278,8 @@ class Run(Struct, frozen=True, kw_only=True):
     peak: dict[str, int]
     """The most slots with content, of device and host; and pinned, the most device slots in use
     by running requests. Looked at in every step."""
+    third: ThirdTier | None
+    """The tier below the host; null where there is none."""
     bookkeeping: Bookkeeping | None
     """CPU time that Blockyard took, measured; null with model sequential."""
     verified: Verified | None

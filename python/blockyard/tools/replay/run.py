@@ -31,7 +31,7 @@ from blockyard.tools.replay.tokens import Tokens
 from blockyard.tools.replay.trace import Trace
 from blockyard.tools.replay.verify import Verifier
 from blockyard.yard.cache import KVCache
-from blockyard.yard.config import Config, Speeds, agree
+from blockyard.yard.config import Config, agree
 
 __all__ = ["run"]
 
@@ -75,12 +75,13 @@ def _config(spec: RunSpec) -> Config:
     return Config(
         device=spec.device_blocks + 1,
         host=spec.host_blocks,
+        disk=spec.third_blocks,
         layout=layout,
         ranks=spec.ranks,
         block_size=spec.block_size,
         eviction="heap" if spec.policy == "heap" else "recency",
         write=spec.write_policy,
-        speeds=Speeds(*spec.roofline.speeds(spec.block_size)) if spec.gate else None,
+        speeds=spec.speeds if spec.gate else None,
         namespace={"model": spec.preset},
     )
 
@@ -109,6 +110,7 @@ class _Replay:
             self.block_bytes / spec.ranks,
             machine.link_bytes_per_second,
             machine.link_latency,
+            spec.third_block_seconds,
         )
         decodes = spec.role == "decode"
         headroom = _headroom(spec)
@@ -227,11 +229,11 @@ class _Replay:
         self.memory.submit(plans)
         self.link.send(plans, self.now)
         for plan in plans:
-            way = _WAYS[plan.source_tier, plan.destination_tier]
+            way = _way(plan)
             self.counts.moved[way] += len(plan)
-            if way != "across":
+            if way in {"down", "up"}:
                 self.counts.timeline.add(f"bytes_{way}", int(len(plan) * self.block_bytes))
-            if way != "down":
+            if plan.destination_tier == "device":
                 self.sent[plan.flight] = self.now
 
     def place(self, step: Step) -> int:
@@ -267,12 +269,14 @@ class _Replay:
         # A request with loads was admitted when their plans were sent.
         admitted = [self.sent.pop(plan.flight) for plan in lease.plans]
         device = min(lease.hits[0] * self.spec.block_size, start.cached)
+        third = min(lease.hits[2] * self.spec.block_size, start.cached - device)
         self.counts.begins(
             request,
             min(admitted, default=self.now),
             prompt=int(self.trace.input_length[request]),
             device=device,
-            host=start.cached - device,
+            host=start.cached - device - third,
+            third=third,
         )
 
     def output(self, step: Step) -> int:
@@ -337,6 +341,7 @@ class _Replay:
             pinned=stats["device_pinned"] + stats["device_claimed"],
             promised=stats["device_promised"],
             host=stats["host_capacity"] - stats["host_free"],
+            third=stats["disk_capacity"] - stats["disk_free"],
             running=scheduler["seats"] - scheduler["stopping"],
             waiting=scheduler["waiting"] + self.arrivals.outside(self.now),
             headroom=scheduler["headroom"],
@@ -355,6 +360,15 @@ class _Replay:
             blocks_down=self.counts.moved["down"],
             blocks_up=self.counts.moved["up"],
         )
+
+
+def _way(plan: Plan) -> str:
+    """Which way a plan goes: "third down" and "third up" between the third tier and the others."""
+    if plan.destination_tier == "disk":
+        return "third down"
+    if plan.source_tier == "disk":
+        return "third up"
+    return _WAYS[plan.source_tier, plan.destination_tier]
 
 
 _WAYS: Final = {

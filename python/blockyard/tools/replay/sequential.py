@@ -41,11 +41,16 @@ class Sequential:
     tokens: int
     """Tokens of the prompts served, with those in no full block."""
     hits: NDArray[np.int64]
-    """Blocks that each request found on the device and on the host, shape (requests, 2)."""
+    """Blocks that each request found on the device, the host and the third tier, shape
+    (requests, 3)."""
     blocks_down: int
     """Blocks copied from the device to the host."""
     blocks_up: int
     """Blocks copied from the host to the device."""
+    third_down: int
+    """Blocks copied to the third tier."""
+    third_up: int
+    """Blocks copied from the third tier to the device."""
     seconds: float
     """CPU time in seconds."""
     audit: str
@@ -56,12 +61,17 @@ class Sequential:
     @property
     def hit_ratio(self) -> float:
         """The share of the prompts' tokens that was found."""
-        return sum(self.hit_ratio_by_tier.values())
+        return sum(self.hit_ratio_by_tier.values()) + self.third_hit_ratio
+
+    @property
+    def third_hit_ratio(self) -> float:
+        """The share that was found on the third tier."""
+        return float(self.hits[:, 2].sum()) * self.block_size / max(self.tokens, 1)
 
     @property
     def hit_ratio_by_tier(self) -> dict[str, float]:
         """The same for "device" and "host"."""
-        device, host = (self.hits.sum(0) * self.block_size / max(self.tokens, 1)).tolist()
+        device, host, _ = (self.hits.sum(0) * self.block_size / max(self.tokens, 1)).tolist()
         return {"device": device, "host": host}
 
 
@@ -70,6 +80,7 @@ def sequential(
     *,
     device_blocks: int,
     host_blocks: int = 0,
+    third_blocks: int = 0,
     policy: Policy = "recency",
     write: WritePolicy = "on-evict",
     progress: Callable[[int], object] | None = None,
@@ -82,6 +93,8 @@ def sequential(
         trace: The requests; their ids are the blocks.
         device_blocks: Blocks that the device holds.
         host_blocks: Blocks that the host holds; 0 for none.
+        third_blocks: Blocks that a tier below the host holds; 0 for none. What is about to be
+            evicted from the host is copied there, under every policy.
         policy: "recency" and "heap" evict the least recently used leaf; "optimum" evicts the leaf
             whose next use is last, a bound that knows the future.
         write: "on-evict" copies down what is about to be evicted; "through" copies everything;
@@ -94,21 +107,23 @@ def sequential(
     for name, value, least in (
         ("device_blocks", device_blocks, 1),
         ("host_blocks", host_blocks, 0),
+        ("third_blocks", third_blocks, 0),
     ):
         if value < least:
             raise Misuse(f"{name} = {value}: must be an integer >= {least}")
     for name, word, known in (("policy", policy, Policy), ("write", write, WritePolicy)):
         one_of(name, word, get_args(known))
-    if policy == "optimum" and host_blocks:
-        raise Misuse(f"host_blocks = {host_blocks}: must be 0, as the optimum knows one tier")
+    for name, value in (("host_blocks", host_blocks), ("third_blocks", third_blocks)):
+        if policy == "optimum" and value:
+            raise Misuse(f"{name} = {value}: must be 0, as the optimum knows one tier")
     full = np.minimum(trace.input_length // trace.trace_block, np.diff(trace.offsets))
     paths = np.stack((trace.offsets[:-1], trace.offsets[:-1] + np.minimum(full, device_blocks)), 1)
     server: _Server = (
         _Optimum(trace.ids, paths, device_blocks)
         if policy == "optimum"
-        else _Yard(trace, device_blocks, host_blocks, policy, write)
+        else _Yard(trace, (device_blocks, host_blocks, third_blocks), policy, write)
     )
-    hits = np.zeros((len(trace), 2), np.int64)
+    hits = np.zeros((len(trace), 3), np.int64)
     served = 0
     interrupted = False
     start = time.thread_time()
@@ -134,6 +149,8 @@ def sequential(
         hits=hits[:served],
         blocks_down=server.down,
         blocks_up=server.up,
+        third_down=server.third_down,
+        third_up=server.third_up,
         seconds=seconds,
         audit=server.audit(),
         interrupted=interrupted,
@@ -143,8 +160,10 @@ def sequential(
 class _Server(Protocol):
     down: int
     up: int
+    third_down: int
+    third_up: int
 
-    def serve(self, first: int, end: int) -> tuple[int, int]: ...
+    def serve(self, first: int, end: int) -> tuple[int, int, int]: ...
     def audit(self) -> str: ...
 
 
@@ -154,8 +173,7 @@ class _Yard:
     def __init__(
         self,
         trace: Trace,
-        device: int,
-        host: int,
+        sizes: tuple[int, int, int],
         eviction: Literal["recency", "heap"],
         write: WritePolicy,
     ) -> None:
@@ -163,22 +181,26 @@ class _Yard:
         wide[:, 0] = trace.ids
         self.keys = wide.view(np.uint8)
         self.block = trace.trace_block
-        self.through = write == "through" and host > 0
-        self.ahead = write != "through" and host > 0
-        self.down = self.up = 0
+        device, host, third = sizes
+        below = host > 0 or third > 0
+        self.through = write == "through" and below
+        self.ahead = write != "through" and below
+        self.lowers = host > 0 and third > 0
+        self.down = self.up = self.third_down = self.third_up = 0
         # One more block: a prompt that is found whole computes its last token again, in its own
         # block; so here each prompt ends one token after its last full block.
         self.cache = KVCache(
             block_size=self.block,
             device=device + 1,
             host=host,
+            disk=third,
             null_slots=0,
             eviction=eviction,
             write=write,
             ghosts=len(trace.ids) if write == "second-touch" else None,
         )
 
-    def serve(self, first: int, end: int) -> tuple[int, int]:
+    def serve(self, first: int, end: int) -> tuple[int, int, int]:
         cache, blocks = self.cache, end - first
         keys = cache.ready_keys(self.keys[first:end].reshape(-1), blocks * self.block + 1)
         if self.ahead:
@@ -186,17 +208,27 @@ class _Yard:
             short = blocks + 1 - found - cache.stats()["device_free"]
             if short > 0:
                 # The blocks found may be first among the victims until `begin` pins them.
+                self._make_room_on_host(short + found)
                 self._copy_down(cache.demote(short + found))
         lease = cache.begin(keys)
-        device, host, _ = lease.hits
+        device, host, third = lease.hits
         if lease.plans:
             self.up += host
+            self.third_up += third
             cache.commit(lease.plans)
         cache.seal(lease, blocks * self.block)
         if self.through:
+            self._make_room_on_host(blocks)
             self._copy_down(cache.demote(blocks, of=lease))
         cache.finish(lease)
-        return device, host
+        return device, host, third
+
+    def _make_room_on_host(self, blocks: int) -> None:
+        """Copies down what so many blocks would evict from the host."""
+        if self.lowers:
+            short = blocks - self.cache.room("host").free
+            if short > 0:
+                self._copy_down(self.cache.demote(short, tier="host"))
 
     def audit(self) -> str:
         violation = self.cache.audit()
@@ -204,7 +236,10 @@ class _Yard:
 
     def _copy_down(self, plan: Plan | None) -> None:
         if plan is not None:
-            self.down += len(plan)
+            if plan.destination_tier == "disk":
+                self.third_down += len(plan)
+            else:
+                self.down += len(plan)
             self.cache.commit(plan)
 
 
@@ -214,7 +249,7 @@ class _Optimum:
     A request that uses a block uses its parent too, so this order evicts leaves only.
     """
 
-    down = up = 0
+    down = up = third_down = third_up = 0
 
     def __init__(self, ids: NDArray[np.int64], paths: NDArray[np.int64], device: int) -> None:
         self.device = device
@@ -233,7 +268,7 @@ class _Optimum:
         self.due: dict[int, int] = {}
         self.queue: list[tuple[int, int, int]] = []
 
-    def serve(self, first: int, end: int) -> tuple[int, int]:
+    def serve(self, first: int, end: int) -> tuple[int, int, int]:
         path, following = self.ids[first:end], self.following[first:end]
         hits = sum(block in self.due for block in path)
         # From here on the path's entries in the queue are stale, so the path is pinned.
@@ -244,7 +279,7 @@ class _Optimum:
                 del self.due[block]
         for depth, (block, due) in enumerate(zip(path, following, strict=True)):
             heapq.heappush(self.queue, (-due, -depth, block))
-        return hits, 0
+        return hits, 0, 0
 
     def audit(self) -> str:
         return "none"

@@ -17,6 +17,7 @@ from blockyard.scheduling.headroom import (
 )
 from blockyard.tools.replay.hardware import Roofline
 from blockyard.tools.replay.trace import Trace
+from blockyard.yard.config import Speeds
 from blockyard.yard.parking import PreemptMode
 
 __all__ = [
@@ -78,6 +79,10 @@ class RunSpec:
     """Tokens per block of the cache."""
     device_blocks: int
     host_blocks: int
+    third_blocks: int = 0
+    """Blocks of a tier below the host; 0 for none."""
+    third_bytes_per_second: float = 5e9
+    """Its bandwidth in each direction, over all ranks; the default, of one drive, is an assumption."""
     policy: Policy = "recency"
     write_policy: WritePolicy = "on-evict"
     role: Role = "mixed"
@@ -111,6 +116,17 @@ class RunSpec:
     def block_bytes(self) -> int:
         """The bytes of one block in the modelled layout, over all ranks."""
         return self.roofline.kv_bytes_per_token * self.block_size
+
+    @property
+    def third_block_seconds(self) -> float:
+        """How long a block takes to or from the third tier."""
+        return self.block_bytes / self.third_bytes_per_second
+
+    @property
+    def speeds(self) -> Speeds:
+        """What gates loads."""
+        third = round(1e9 * self.third_block_seconds) if self.third_blocks else None
+        return Speeds(*self.roofline.speeds(self.block_size), disk=third)
 
     def answers(self, trace: Trace) -> NDArray[np.int64]:
         """Returns how many tokens each request samples here; at least 1, which ends its prompt."""

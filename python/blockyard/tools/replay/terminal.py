@@ -17,6 +17,7 @@ from blockyard.tools.replay.result import (
     Result,
     Run,
     Spread,
+    ThirdTier,
     TicketCounts,
 )
 from blockyard.tools.replay.spec import Progress, RunSpec
@@ -208,6 +209,11 @@ def _below(of: Callable[[Run], str]) -> Callable[[Run], _Cell]:
     return lambda run: of(run) if run.host_blocks else None
 
 
+def _third(of: Callable[[ThirdTier], str]) -> Callable[[Run], _Cell]:
+    """Leaves the cell empty where there is no third tier."""
+    return lambda run: of(run.third) if run.third is not None else None
+
+
 def _audit(run: Run) -> _Cell:
     return Text(run.audit, {"ok": "green", "none": ""}.get(run.audit, "bold red"))
 
@@ -226,6 +232,7 @@ _PARTS: Final = {
         ("in any tier", lambda run: f"{run.hit_ratio:.1%}"),
         ("on the device", _below(lambda run: f"{run.hit_ratio_by_tier['device']:.1%}")),
         ("on the host", _below(lambda run: f"{run.hit_ratio_by_tier['host']:.1%}")),
+        ("on the third tier", _third(lambda third: f"{third.hit_ratio:.1%}")),
     ),
     "Latency, modelled": _part(
         ("to first token, median", lambda run: _quantile(run.ttft_ms, "p50")),
@@ -239,6 +246,8 @@ _PARTS: Final = {
         ("engine time", _modelled(lambda run: duration(run.engine_seconds))),
         ("copied down", _below(lambda run: size(run.moved.bytes_down))),
         ("copied up", _below(lambda run: size(run.moved.bytes_up))),
+        ("copied to the third tier", _third(lambda third: size(third.bytes_down))),
+        ("copied from the third tier", _third(lambda third: size(third.bytes_up))),
         ("device held by requests, peak", _peak("pinned")),
         ("device in use, peak", _peak("device")),
         ("host in use, peak", _peak("host")),
@@ -282,7 +291,11 @@ def tables(result: Result, width: int) -> Iterator[RenderableType]:
     runs = result.runs
     sizes = [
         f"{tier} {size(blocks * result.block_bytes)}"
-        for tier, blocks in (("device", runs[0].device_blocks), ("host", runs[0].host_blocks))
+        for tier, blocks in (
+            ("device", runs[0].device_blocks),
+            ("host", runs[0].host_blocks),
+            ("third tier", runs[0].third.blocks if runs[0].third else 0),
+        )
         if blocks
     ]
     role = f", {runs[0].role}" if runs[0].role in {"prefill", "decode"} else ""
