@@ -179,7 +179,7 @@ class Lists:
         return True
 
     def lower(self, count: int) -> None:
-        own, shadows = self.below[0]
+        own, _ = self.below[0]
         for at, block in enumerate(own[:count]):
             if not self.on(1, block) and not self.put(1, block, own[:at]):
                 return
