@@ -169,13 +169,13 @@ impl State {
         }
     }
 
-    /// A copy of this block from the tier to one below has ended, and is good or not. A failed one is
-    /// tried again up to `copy_retries` times: under [`WritePolicy::Through`] it goes to the back of
-    /// the queue.
-    pub(super) fn note_copy(&mut self, tier: Tier, node: NodeIx, good: bool) {
+    /// A copy of this block from the tier to another one below the device has ended, and is good or
+    /// not. One that went down and failed is tried again up to `copy_retries` times: under
+    /// [`WritePolicy::Through`] it goes to the back of the queue.
+    pub(super) fn note_copy(&mut self, tier: Tier, to: Tier, node: NodeIx, good: bool) {
         let block = &self.trie[node];
         let published = block.epoch == self.trie.epoch() && !block.is_anonymous();
-        if !published || self.trie.slot(node, tier).is_none() {
+        if to < tier || !published || self.trie.slot(node, tier).is_none() {
             return;
         }
         let id = self.trie.id(node);

@@ -200,7 +200,7 @@ impl State {
                     self.tiers[to].ledger.promise(1);
                 }
                 self.put(to, step.to, Hold::Quarantined);
-                self.note_copy(from, node, false);
+                self.note_copy(from, to, node, false);
                 self.remove_if_gone(node);
             } else {
                 self.put(to, step.to, Hold::Quarantined);

@@ -226,7 +226,7 @@ impl State {
                 self.put(tier, step.to, Hold::Pinned { pins });
                 keeps
             };
-            self.note_copy(flight.from, node, true);
+            self.note_copy(flight.from, tier, node, true);
             self.note_fresh(tier, node);
             if keeps == 0 {
                 self.unpin(tier, step.to);
@@ -242,7 +242,7 @@ impl State {
             self.tiers[tier].ledger.promise(1);
             kept.failed.push(node);
         }
-        self.note_copy(flight.from, node, false);
+        self.note_copy(flight.from, tier, node, false);
         self.remove_if_gone(node);
     }
 
