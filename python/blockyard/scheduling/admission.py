@@ -325,10 +325,9 @@ class Admission:
         running, stopping = self._seats.requests()
         parked = {*self._queue.parked, *(out for out in self._out if out.parked is not None)}
         kept = [*stopping, *parked]
-        claims = claims_below(self._cache, [*running, entry], kept)
-        need, room = claims.blocks, claims.room(self._parking.limits())
+        need = claims_below(self._cache, [*running, entry], kept)
+        room, tier = self._parking.largest()
         if need > room:
-            tier = self._parking.tier
             error = NoRoom(f"no room on the {tier} to park {need} blocks: there is room for {room}")
             error.tier, error.need, error.free = tier, need, room
             error.evictable, error.promised, error.available = 0, 0, room

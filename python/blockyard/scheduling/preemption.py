@@ -227,7 +227,7 @@ class Preemptor:
         running, stopping = self._seats.requests()
         others = [entry for entry in running if entry is not seat.request]
         kept = [*stopping, *self._queue.parked, seat.request]
-        return claims_below(self._cache, others, kept).fit(self._parking.limits())
+        return claims_below(self._cache, others, kept) <= self._parking.largest()[0]
 
     def _may_stop(self, seat: Seat) -> bool:
         """Where the engine cannot recompute, promises slots below first (T7)."""

@@ -121,6 +121,11 @@ class Parking:
         """Returns the blocks that each tier below the device may hold now."""
         return [self._cache.limit(tier) for tier in self._tiers]
 
+    def largest(self) -> tuple[int, LowerTier]:
+        """Returns the most blocks that one tier below the device may hold now, and that tier."""
+        sizes = ((limit, tier) for limit, tier in zip(self.limits(), self._tiers, strict=True))
+        return max(sizes, key=lambda one: one[0], default=(0, "host"))
+
     def promise(self, lease: Lease) -> Ticket | None:
         """Promises slots below for a victim that must be parked; None where there are none (T7)."""
         _checked(lease, Lease)

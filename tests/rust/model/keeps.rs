@@ -272,10 +272,10 @@ impl Yard {
 
     /// A record's keeps go; anonymous blocks that no record keeps any more dissolve.
     pub(crate) fn unkeep(&mut self, id: ParkedId) {
-        let stay = self.parked.get_mut(&id).expect("parked");
-        let path = std::mem::take(&mut stay.path);
-        stay.on_device = 0;
-        for &block in path.iter().rev() {
+        loop {
+            let stay = self.parked.get_mut(&id).expect("parked");
+            let Some(block) = stay.path.pop() else { break };
+            stay.on_device = stay.on_device.min(stay.path.len());
             if self.blocks[block].key.is_some() || self.kept(block) {
                 continue;
             }
@@ -293,6 +293,8 @@ impl Yard {
                     _ => self.give_back(tier, slot),
                 }
             }
+            // What has lost its last child on a tier leaves it before its own keep ends.
+            self.retire();
         }
         self.settle();
     }

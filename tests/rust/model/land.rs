@@ -87,7 +87,7 @@ impl Yard {
 
     fn land_below(&mut self, flight: &InFlight, good: usize, corrupt: bool) {
         let (from, to) = (flight.from, flight.to);
-        let mut failed = Vec::new();
+        let (mut failed, mut left) = (Vec::new(), Vec::new());
         for (at, step) in flight.moves.iter().enumerate() {
             let Some(block) = self.arrival(to, step) else {
                 self.give_back(to, step.2);
@@ -99,6 +99,7 @@ impl Yard {
                 self.slots[to].insert(step.2, What::Ready(block));
                 let moves = matches!(flight.purpose, Purpose::Down(Some(_)));
                 if moves && self.kept(block) && self.blocks[block].home < to {
+                    left.push((self.blocks[block].home, block));
                     self.blocks[block].home = to;
                 }
             } else {
@@ -111,6 +112,11 @@ impl Yard {
             if lands {
                 self.note_fresh(to, block);
             }
+        }
+        // What no home keeps beyond the size of a tier leaves it before a keep is broken.
+        left.sort_by_key(|&(_, block)| std::cmp::Reverse(self.depth(block)));
+        for (tier, block) in left {
+            self.leave(tier, block);
         }
         if let Purpose::Down(Some(id)) = flight.purpose
             && let Some(stay) = self.parked.get_mut(&id)

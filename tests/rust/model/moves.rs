@@ -72,7 +72,7 @@ impl Yard {
 
     /// Table 2.7: what is idle beyond a tier's size goes at once if nothing reads it and nothing is
     /// below it on the tier, and what becomes such a leaf by it.
-    fn retire(&mut self) {
+    pub(crate) fn retire(&mut self) {
         for tier in 0..self.tiers {
             let leaf = |yard: &Self| {
                 let beyond = yard.slots[tier].range(yard.limits[tier]..);
@@ -87,6 +87,22 @@ impl Yard {
                 self.evict(tier, slot);
                 self.evicted[tier] += 1;
             }
+        }
+    }
+
+    /// The same of one block, and of those above it that are leaves then.
+    pub(crate) fn leave(&mut self, tier: usize, block: Block) {
+        let mut at = Some(block);
+        while let Some(block) = at
+            && let Some(slot) = self.ready(block, tier)
+            && slot >= self.limits[tier]
+            && self.idle(tier, slot)
+            && !self.read(tier, slot)
+            && self.children(tier, block).is_empty()
+        {
+            at = self.parent(block);
+            self.evict(tier, slot);
+            self.evicted[tier] += 1;
         }
     }
 
