@@ -160,9 +160,15 @@ impl Yard {
         let Some(&first) = path.iter().find(lacks) else {
             return assert_eq!(plan, None, "nothing lacks a copy");
         };
+        let to = self.blocks[first].home;
+        let owed = path.iter().filter(lacks);
+        let owed = owed.filter(|&&block| self.blocks[block].home == to);
+        // It was promised, so that it always can.
+        let owed = owed.count().min(most);
+        assert_eq!(plan.map_or(0, Plan::len), owed, "of what tier {to} owes");
         let copies = Copies {
             from: DEVICE,
-            to: self.blocks[first].home,
+            to,
             most,
             parked: Some(id),
         };
