@@ -105,18 +105,6 @@ def test_it_can_be_made_of_a_config_or_of_memory_that_is_there() -> None:
         by.local(by.Config(device=8))
 
 
-@pytest.fixture
-def _memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bookkeeping keeps to device and host: what it makes of a third tier is told elsewhere."""
-    core = by.Config.core
-
-    def of_two(config: by.Config) -> dict[str, Any]:
-        return {name: value for name, value in core(config).items() if name != "disk"}
-
-    monkeypatch.setattr(by.Config, "core", of_two)
-
-
-@pytest.mark.usefixtures("_memory_alone")
 @pytest.mark.parametrize("host", [0, 5])
 def test_a_third_tier_is_memory_too_and_needs_no_host(host: int) -> None:
     with by.local(LAYOUT, device=9, host=host, disk=7) as cache:
@@ -131,7 +119,6 @@ def test_a_third_tier_is_memory_too_and_needs_no_host(host: int) -> None:
         assert cache.config.disk_blocks == 2**30 // 1000 // LAYOUT.block_bytes
 
 
-@pytest.mark.usefixtures("_memory_alone")
 def test_memory_of_three_tiers_gives_all_sizes() -> None:
     device, host, disk = (MemoryTier(LAYOUT, 7, name=name) for name in ("device", "host", "disk"))
     for memory, sizes in (((device, host, disk), (7, 7, 7)), ((device, None, disk), (7, 0, 7))):
