@@ -82,7 +82,7 @@ class RunSpec:
     third_blocks: int = 0
     """Blocks of a tier below the host; 0 for none."""
     third_bytes_per_second: float = 5e9
-    """Its bandwidth in each direction, over all ranks; the default, of a drive, is an assumption."""
+    """Its bandwidth in each direction, over all ranks; that of one drive is assumed by default."""
     policy: Policy = "recency"
     write_policy: WritePolicy = "on-evict"
     role: Role = "mixed"
