@@ -610,7 +610,7 @@ class Ticket:
         """Blocks that were promised to it."""
 
     @property
-    def tier(self) -> Literal["device", "host"]:
+    def tier(self) -> _Tier:
         """The tier whose blocks it keeps: "device", "host" or "disk"."""
 
     @property

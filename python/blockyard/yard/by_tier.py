@@ -25,10 +25,13 @@ def by_tier(
         given: One value, or a mapping of tiers' names to values.
 
     Raises:
-        Misuse: A tier has none, or as `check`.
+        Misuse: A tier has none, it is neither a value nor a mapping, or as `check`.
     """
     if isinstance(given, tuple):
-        given = dict(given)
+        try:
+            given = dict(given)
+        except (TypeError, ValueError):
+            raise Misuse(f"{name} = {given!r}: give one value, or a mapping by tier") from None
     if not isinstance(given, Mapping):
         return check(name, given)
     for tier in given:

@@ -59,7 +59,7 @@ class ConfigKeywords(TypedDict, total=False):
     ghosts: int | None
     ahead: int | Mapping[str, int] | None
     deadline: int | Mapping[str, int] | None
-    speeds: Speeds | tuple[int, int, int] | None
+    speeds: Speeds | tuple[int, int, int] | tuple[int, int, int, int] | None
     thresholds: Thresholds | Mapping[str, int] | None
     recompute: bool
     copy_retries: int
@@ -128,7 +128,7 @@ class Config:
     ghosts: int | None = None
     ahead: ByTier[int] | Mapping[str, int] | None = None
     deadline: ByTier[int] | Mapping[str, int] | None = None
-    speeds: Speeds | tuple[int, int, int] | None = None
+    speeds: Speeds | tuple[int, int, int] | tuple[int, int, int, int] | None = None
     thresholds: Thresholds | Mapping[str, int] | None = None
     recompute: bool = True
     copy_retries: int = 3

@@ -220,6 +220,11 @@ pub(crate) fn keys_of(
         let message = format!("{name} has {count} bytes: pass 32 per key");
         return Err(Failure::misuse(message).into());
     }
+    let shape = buffer.shape();
+    if shape.len() > 1 && shape.last() != Some(&32) {
+        let message = format!("{name} has shape {shape:?}: pass 32 bytes per key, (rows, 32)");
+        return Err(Failure::misuse(message).into());
+    }
     let mut all = Vec::new();
     vacant(&mut all, count / 32, name)?;
     all.resize(count / 32, [0; 32]);

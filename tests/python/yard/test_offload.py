@@ -6,7 +6,8 @@ from typing import Any, Literal
 import pytest
 
 import blockyard as by
-from yard import begin, publish, text
+from blockyard.yard.offload import Offload
+from yard import begin, publish, publish_below, text
 
 Write = Literal["on-evict", "through", "second-touch"]
 POLICIES: list[Write] = ["on-evict", "through", "second-touch"]
@@ -129,3 +130,101 @@ def test_while_the_next_victims_are_in_flight_nothing_else_is_copied_ahead(
         publish(cache, text(name, 16))
     assert [len(plan) for plan in cache.dispatch()] == [8]
     assert cache.dispatch() == []
+
+
+# -- with a third tier ---------------------------------------------------------------------------
+
+
+def three(**more: Any) -> by.KVCache:
+    return small(**({"device": 17, "host": 16, "disk": 64} | more))
+
+
+def ways(cache: by.KVCache) -> dict[tuple[str, str], int]:
+    """Blocks that one dispatch sends each way, with all of them landing at once."""
+    moved: dict[tuple[str, str], int] = {}
+    for plan in cache.dispatch():
+        way = plan.source_tier, plan.destination_tier
+        moved[way] = moved.get(way, 0) + len(plan)
+        cache.commit(plan)
+    return moved
+
+
+DOWN, DEEPER = ("device", "host"), ("host", "disk")
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_each_tier_has_a_watermark_of_its_own(eviction: Literal["recency", "heap"]) -> None:
+    cache = three(ahead={"device": 4, "host": 6}, eviction=eviction)
+    moved: list[dict[tuple[str, str], int]] = []
+    for name in range(8):
+        publish(cache, text(name, 16))
+        free, below = cache.room().free, cache.room("host").free
+        now = ways(cache)
+        moved.append(now)
+        assert now.get(DOWN, 0) == (4 if free < 4 else 0)
+        below -= now.get(DOWN, 0)
+        assert now.get(DEEPER, 0) == 0 or below < 6, "not above the watermark of the host"
+    assert sum(now.get(DEEPER, 0) for now in moved) > 8
+    probes = [cache.probe(text(name, 16)) for name in range(8)]
+    assert sum(probe.device + probe.host + probe.disk for probe in probes) == 32, "none is lost"
+    assert sum(probe.disk for probe in probes) > 0
+    assert cache.audit() is None
+
+
+def test_from_the_host_alone_blocks_go_down_where_the_device_has_no_watermark() -> None:
+    cache = three(ahead={"device": 0, "host": 16})
+    publish_below(cache, text(1, 16))
+    assert (cache.room("host").free, ways(cache), ways(cache)) == (12, {DEEPER: 4}, {})
+
+
+def test_through_from_the_host_copies_what_came_there_at_once() -> None:
+    cache = three(write={"host": "through"}, ahead={"device": 0, "host": 3})
+    publish(cache, text(1, 20))
+    assert ways(cache) == {}
+    plan = cache.demote(5)
+    assert plan is not None
+    assert len(cache.dispatch()) == 1
+    assert cache.dispatch() == [], "none has come there"
+    cache.commit(plan)
+    assert cache.room("host").free > 3, "above a watermark"
+    (first,) = cache.dispatch()
+    assert ((first.source_tier, first.destination_tier), len(first)) == (DEEPER, 3)
+    assert cache.dispatch() == [], "the watermark bounds what is in flight"
+    cache.commit(first)
+    assert [ways(cache), ways(cache)] == [{DEEPER: 2}, {}]
+    assert cache.stats()["disk_idle"] == 5
+
+
+def test_through_both_tiers_all_that_is_published_comes_to_the_disk() -> None:
+    cache = three(write={"device": "through", "host": "through"}, ahead=16)
+    lease = begin(cache, text(1, 32))
+    cache.seal(lease, 32)
+    assert [ways(cache) for _ in range(3)] == [{DOWN: 8}, {DEEPER: 8}, {}]
+    cache.finish(lease)
+    assert cache.audit() is None
+
+
+def test_a_disk_without_slots_is_passed_over_and_found_again_when_it_grows() -> None:
+    cache = three(ahead={"device": 0, "host": 16})
+    cache.resize("disk", 0)
+    publish_below(cache, text(1, 16))
+    assert ways(cache) == {}
+    cache.resize("disk", 8)
+    assert ways(cache) == {DEEPER: 4}
+
+
+def test_what_is_due_is_asked_of_each_tier() -> None:
+    config = by.Config(block_size=4, device=17, host=16, disk=64, ahead={"device": 2, "host": 14})
+    cache, offload = by.KVCache(config), Offload(config)
+    assert not offload.due(cache)
+    lease = begin(cache, text(1, 60))
+    assert offload.due(cache), "on the device"
+    cache.finish(lease)
+    assert not offload.due(cache)
+    cache.release(cache.promise(3, tier="host"))
+    handle = cache.park(begin(cache, text(2, 12)), 12)
+    plan = cache.demote(3, of=handle)
+    assert plan is not None
+    assert offload.due(cache), "on the host"
+    cache.commit(plan)
+    cache.abandon(handle)

@@ -474,7 +474,7 @@ def test_it_is_refused_by_name_and_nothing_is_changed(
 def test_the_words_of_a_ticket_are_what_the_stubs_say() -> None:
     cache = house()
     ticket = cache.promise(1, tier="host")
-    assert_type(ticket.tier, Literal["device", "host"])
+    assert_type(ticket.tier, Literal["device", "host", "disk"])
     assert_type(cache.park(begin(cache, text(1, 4)), 4, ticket=ticket), by.Parked)
     with pytest.raises(AttributeError):
         ticket.tier = "device"  # type: ignore[misc]
