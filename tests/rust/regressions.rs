@@ -5,7 +5,7 @@ mod verbs;
 
 use blockyard_core::{
     Answer, Begun, Cache, Chain, Config, Error, Extras, Filling, Key, KeyHash, Lease, Namespace,
-    Outcome, Parked, Plan, Request, Retention, Sealing, Stop, Tier, WritePolicy,
+    Outcome, Parked, Plan, Request, Retention, Sealing, Stop, Tier,
 };
 use verbs::Verbs as _;
 
@@ -416,43 +416,4 @@ fn a_shared_slot_that_was_published_keeps_its_key_whatever_else_a_fork_calls_it(
             .expect("live");
         assert_eq!(state.audit(), None);
     }
-}
-
-/// A device, a host and a third tier of these sizes, where what lands on the host is copied on.
-fn three(device: u32, host: u32, disk: u32) -> Cache {
-    let config = Config {
-        block_size: 2,
-        slots: vec![device, host, disk],
-        null_slots: 0,
-        writes_below: vec![WritePolicy::Through],
-        ..Config::default()
-    };
-    Cache::new(config, KeyHash::default(), &Namespace::default()).expect("a good configuration")
-}
-
-#[test]
-fn what_a_tier_owes_finds_its_room_there_also_below_a_copy_that_only_rests_there() {
-    let cache = three(8, 1, 4);
-    let whole = text(&cache, 1, 2);
-    let root = run(&cache, &text(&cache, 1, 1));
-    let plan = cache.lock().demote_lease(root.id(), 1).expect("it runs");
-    land(&cache, &plan.expect("there is room"), 1);
-    let plan = cache.lock().demote(Tier::HOST, 1);
-    land(&cache, &plan.expect("there is room"), 1);
-    finish(&cache, root);
-    let parked = cache.park(run(&cache, &whole), 4);
-    let parked = parked
-        .map_err(|(_, error)| error)
-        .expect("the host can promise");
-    assert_eq!(
-        cache.lock().view_parked(parked.id()).unwrap().kept,
-        [0, 0, 1]
-    );
-    let plan = cache
-        .lock()
-        .demote_parked(parked.id(), 2, None)
-        .expect("it is parked");
-    land(&cache, &plan.expect("it was promised"), 1);
-    assert_eq!(cache.lock().view_parked(parked.id()).unwrap().on_device, 0);
-    sound(&cache);
 }

@@ -4,7 +4,7 @@
 use crate::tickets::park_in;
 use crate::verbs::Verbs as _;
 use crate::yard::{Yard, cat, room, text, three, tokens};
-use blockyard_core::{Config, Error, Parked, Plan, Tier};
+use blockyard_core::{Config, Error, Parked, Plan, Tier, WritePolicy};
 
 const DEVICE: Tier = Tier::DEVICE;
 const HOST: Tier = Tier::HOST;
@@ -297,6 +297,27 @@ fn a_pinned_block_holds_the_idle_ones_above_it_on_its_tier() {
     yard.land(&[yard.demote_parked(&handle, 2).unwrap()]);
     yard.abandon(handle);
     assert_eq!(yard.disk().takeable, 2);
+    yard.at_rest();
+}
+
+#[test]
+fn what_a_tier_owes_is_there_though_a_copy_rests_above_that_is_kept_elsewhere() {
+    let mut config = three(8, 1, 4);
+    config.writes_below = vec![WritePolicy::Through];
+    let yard = Yard::of(config);
+    let prompt = text(1, 2);
+    yard.publish_below(&prompt[..4]);
+    yard.land(&[yard.demote_from(HOST, 1).unwrap()]);
+    let handle = parked(&yard, &prompt);
+    assert_eq!((promised(&yard), kept(&yard, &handle)), ([1, 0], [0, 1]));
+    assert_eq!(
+        (yard.host().free, yard.host().takeable),
+        (0, 1),
+        "it rests there"
+    );
+    yard.land(&[yard.demote_parked(&handle, 2).unwrap()]);
+    assert_eq!((promised(&yard), kept(&yard, &handle)), ([0, 0], [1, 1]));
+    yard.abandon(handle);
     yard.at_rest();
 }
 
