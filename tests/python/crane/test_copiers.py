@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,6 +106,30 @@ def test_the_queue_is_bounded_and_asks_again_when_one_has_landed() -> None:
     gate.opened.set()
     assert landed(second) == Landed(1)
     assert landed(copier.start(device, host, slots(2), slots(2))) == Landed(1)
+    copier.close()
+
+
+def test_a_thread_that_only_polls_lets_the_workers_have_the_interpreters_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, slept, every = [100.0], [], sys.getswitchinterval()
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append)
+    monkeypatch.setattr(threads, "time", clock)
+    device, host = pair(SMALL)
+    gate = gated(device)
+    copier = ThreadCopier(workers=1)
+    receipts = [copier.start(device, host, slots(n), slots(n)) for n in range(3)]
+    for waited, pauses in ((0.5, 0), (0.6, 1), (0.1, 1), (1.0, 2), (5.0, 3)):
+        now[0] += waited * every
+        assert [receipt.poll() for receipt in receipts if receipt] == [None] * 3
+        assert slept == [0] * pauses, "one for all copies, in such an interval"
+    gate.opened.set()
+    assert [landed(receipt) for receipt in receipts] == [Landed(1)] * 3
+    slept.clear()
+    now[0] += 5 * every
+    copies = copier.start(device, host, slots(3), slots(3)), receipts[0]
+    assert all(receipt and landed(receipt) == Landed(1) for receipt in copies)
+    assert slept == [], "none for what has just begun, or has landed"
     copier.close()
 
 

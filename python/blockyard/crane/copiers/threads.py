@@ -1,6 +1,8 @@
 """Worker threads that copy with NumPy, the interpreter's lock not held while bytes move."""
 
+import sys
 import threading
+import time
 from itertools import pairwise
 from queue import SimpleQueue
 
@@ -29,6 +31,8 @@ class ThreadCopier:
     Beside a thread that keeps the interpreter busy, a worker waits for the interpreter's lock (5
     ms, or `sys.setswitchinterval`) after each call that moved bytes: one per run of consecutive
     slots where runs are long, two for some MiB of scattered ones. Submitting a copy does not wait.
+    A thread that gives the lock up for instants only, as calls of the core do, would never let a
+    worker have it: so a poll pauses for an instant, once in such an interval.
     Use it from one thread at a time.
 
     A slow tier keeps its threads busy. So a crane makes one for each pair of tiers that it copies
@@ -48,6 +52,7 @@ class ThreadCopier:
         self._queue: SimpleQueue[_Copy | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._in_flight: list[_Copy] = []
+        self._gave_way = 0.0
         self._stopping = False
         self._closed = False
 
@@ -68,13 +73,22 @@ class ThreadCopier:
             thread = threading.Thread(target=self._work, name="blockyard-copier", daemon=True)
             thread.start()
             self._threads.append(thread)
-        copy = _Copy(source, destination, sources, destinations, max(self._workers, 1))
+        if not self._in_flight:
+            self._gave_way = time.monotonic()
+        copy = _Copy(self, source, destination, sources, destinations, max(self._workers, 1))
         self._in_flight.append(copy)
         for _ in self._threads:
             self._queue.put(copy)
         if not self._threads:
             self._carry(copy)
         return copy
+
+    def give_way(self) -> None:
+        """Lets a worker have the interpreter's lock, if it may have waited for long enough."""
+        if self._threads and time.monotonic() >= self._gave_way + sys.getswitchinterval():
+            # The shortest sleep there is: some 60 us.
+            time.sleep(0)
+            self._gave_way = time.monotonic()
 
     def reset(self) -> None:
         """Ends all copies, after the chunks that are being copied."""
@@ -115,6 +129,7 @@ class _Copy:
     """A copy as its workers share it, and its receipt."""
 
     __slots__ = (
+        "_copier",
         "_destinations",
         "_lock",
         "_next",
@@ -128,7 +143,13 @@ class _Copy:
     )
 
     def __init__(
-        self, source: Tier, destination: Tier, sources: Slots, destinations: Slots, workers: int
+        self,
+        copier: ThreadCopier,
+        source: Tier,
+        destination: Tier,
+        sources: Slots,
+        destinations: Slots,
+        workers: int,
     ) -> None:
         planes = zip(planes_of(source), planes_of(destination), strict=True)
         self._planes = tuple(pair for plane in planes for pair in aligned(*plane))
@@ -140,10 +161,13 @@ class _Copy:
         self._lock = threading.Lock()
         self._next = 0
         self._workers = workers
+        self._copier = copier
         self.landed: Landed | None = None
 
     def poll(self) -> Landed | None:
         """Returns how it has ended, or None."""
+        if self.landed is None:
+            self._copier.give_way()
         return self.landed
 
     def take(self) -> int | None:

@@ -1,6 +1,7 @@
 """Conversations with one engine, under a memory budget and a mode of preemption."""
 
 import heapq
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["Figures", "MemoryBudget", "Play"]
+
+# Seconds for which an engine with nothing to compute waits for copies.
+_PAUSE = 1e-3
 
 
 class MemoryBudget(NamedTuple):
@@ -154,6 +158,9 @@ class Play:
             self.tables = self.cache.block_tables(step.leases)
             self.engine.submit(step)
         self.cache.step()
+        if step is not None and not len(step.counts) and self.cache.crane.in_flight:
+            # There is nothing to compute, and a step that is spun through counts for patience.
+            time.sleep(_PAUSE)
         self.figures.kept = max(self.figures.kept, self.cache.stats()["host_pinned"])
         outputs, acks = self.engine.poll()
         for output in outputs:
