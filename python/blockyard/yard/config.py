@@ -96,8 +96,8 @@ class Config:
             per slot.
         ahead: While fewer than this many slots of a tier are free, this many of its next victims
             have a copy below; with "through" the most blocks in flight. It is for each tier that
-            has one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096;
-            0 copies nothing ahead.
+            has one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096,
+            and below the device for as many as there, up to a quarter; 0 copies nothing ahead.
         deadline: Ticks after which the end of a flight counts as unknown; None for no deadline. Or
             a mapping by the lower of the tiers that a flight goes between: "device" within the
             device.
@@ -254,6 +254,10 @@ class Config:
         if not any(map(self.blocks_of, below)):
             return 0
         default = min(self.blocks_of(tier) // 16, 4096)
+        if tier != TIERS[0]:
+            # What comes down from above comes as fast, and its victims must be as many.
+            above = self.ahead_of(TIERS[TIERS.index(tier) - 1])
+            default = max(default, min(above, self.blocks_of(tier) // 4))
         return default if self.ahead is None else of_tier(self.ahead, tier, default)
 
     @property

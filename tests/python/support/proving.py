@@ -184,7 +184,7 @@ def prove(
         on=on,
         deadline=chance.choice([None, 3]),
         eviction=chance.choice(["recency", "heap"]),
-        write=chance.choice(["on-evict", "through"]),
+        write=dict.fromkeys(["device", "host"], chance.choice(["on-evict", "through"])),
     )
     crane = play.cache.crane
     # It is one for all lanes: what was given, or a GPU's.

@@ -232,6 +232,18 @@ def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
     assert sized.fingerprint == config.fingerprint
 
 
+def test_what_comes_down_to_a_tier_can_leave_it_as_fast() -> None:
+    # By itself 320 // 16 on the device, and below it as many, up to a quarter of that tier.
+    for host, most in ((640, 40), (320, 20), (160, 20), (40, 10), (3, 0), (0, 0)):
+        config = by.Config(device=320, host=host, disk=50)
+        assert (config.ahead_of("device"), config.ahead_of("host")) == (20, most)
+        assert config.ahead_of("disk") == 0
+    config = by.Config(device=320, host=160, disk=50, ahead={"device": 60})
+    assert (config.ahead_of("device"), config.ahead_of("host")) == (60, 40)
+    config = by.Config(device=320, host=160, disk=50, ahead={"host": 7})
+    assert (config.ahead_of("device"), config.ahead_of("host")) == (20, 7)
+
+
 def test_the_handshake_takes_the_least_that_any_rank_has() -> None:
     config = by.Config(device=100, host=50, layout=LAYOUT)
     agreed = by.agree(config, [hello(config, 1, device=90), hello(config, 0, host=40)])
