@@ -1,6 +1,6 @@
 """One request at a time: the figures that were simulated, reproduced through the real cache."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -77,6 +77,9 @@ def tree(paths: list[list[int]]) -> Trace:
     return made(prompts, 4)
 
 
+Path: TypeAlias = tuple[int, ...]
+
+
 def lru(paths: list[list[int]], device: int) -> int:
     """Blocks hit, by a list: the least recently used leaf goes first, the deeper the older."""
     order: list[tuple[int, ...]] = []
@@ -142,103 +145,113 @@ def test_without_a_host_the_third_tier_is_the_host(
 
 
 class Lists:
-    """Prompts of one block over three tiers, each a list with the next to go first.
+    """Trees over three tiers, each a list with the next to go first; a block is its path.
 
-    A tier below the device has two: blocks that the device has too go after all others.
+    A tier below the device has two lists: blocks that the device has too go after all others. In
+    each, a block stands behind those that follow on it.
     """
 
     def __init__(self, device: int, host: int, third: int) -> None:
-        self.device: list[int] = []
+        self.device: list[Path] = []
         # The device has a slot for the token behind the last full block.
         self.most = device + 1
         self.sizes = [host, third]
-        self.below: list[tuple[list[int], list[int]]] = [([], []), ([], [])]
+        self.below: list[tuple[list[Path], list[Path]]] = [([], []), ([], [])]
 
-    def on(self, tier: int, block: int) -> bool:
+    def on(self, tier: int, block: Path) -> bool:
         return any(block in rows for rows in self.below[tier])
 
-    def drop(self, tier: int, block: int) -> None:
+    def free(self, tier: int) -> int:
+        return self.sizes[tier] - sum(map(len, self.below[tier]))
+
+    def above(self, tier: int, blocks: list[Path]) -> set[Path]:
+        """What these blocks stand on, as far as it is on the tier."""
+        found = set()
+        for block in blocks:
+            while self.on(tier, block := block[:-1]):
+                found.add(block)
+        return found
+
+    def drop(self, tier: int, block: Path) -> None:
         for rows in self.below[tier]:
             if block in rows:
                 rows.remove(block)
 
-    def put(self, tier: int, block: int, above: list[int]) -> bool:
-        """Copies a block to a tier; `above` is what would leave the tier of its source before it.
+    def rest(self, tier: int, block: Path) -> None:
+        """A block comes to rest on a tier."""
+        self.drop(tier, block)
+        rows = self.below[tier][block in self.device]
+        follow = any(other[:-1] == block for rows in self.below[tier] for other in rows)
+        if block[:-1] not in rows:
+            rows.append(block)
+        elif not follow:
+            rows.insert(rows.index(block[:-1]), block)
+        else:
+            rows.append(block)
+            while self.on(tier, block := block[:-1]):
+                self.drop(tier, block)
+                self.below[tier][block in self.device].append(block)
 
-        Returns:
-            Whether it found room.
-        """
-        own, shadows = self.below[tier]
-        if len(own) + len(shadows) >= self.sizes[tier]:
-            victim = next(iter(own + shadows), None)
-            if victim is None or victim in above:
-                return False
-            self.drop(tier, victim)
-        rows = shadows if block in self.device else own
-        rows.append(block)
-        return True
-
-    def lower(self, count: int) -> None:
-        own, _ = self.below[0]
-        for at, block in enumerate(own[:count]):
-            if not self.on(1, block) and not self.put(1, block, own[:at]):
-                return
+    def copy(self, order: list[Path], count: int, tier: int) -> None:
+        """Copies those of the next `count` victims that have none below; they land together."""
+        landing: list[Path] = []
+        for at, block in enumerate(order[:count]):
+            if any(self.on(below, block) for below in range(tier, 2)):
+                continue
+            stay, goes = self.above(tier, landing), self.above(tier, [block])
+            idle = [other for rows in self.below[tier] for other in rows if other not in stay]
+            free = self.free(tier) - len(landing)
+            if free + len(idle) < 1 + len(goes - stay) or (not free and idle[0] in order[:at]):
+                break
+            if not free:
+                self.drop(tier, idle[0])
+            landing.append(block)
+        for block in landing:
+            self.rest(tier, block)
 
     def demote(self, count: int) -> None:
-        for at, block in enumerate(self.device[:count]):
-            if not any(self.on(tier, block) for tier in (0, 1)):
-                tier = 0 if self.sizes[0] else 1
-                if not self.put(tier, block, self.device[:at]):
-                    return
+        host, third = self.sizes
+        if host and third and count > self.free(0):
+            self.copy(list(self.below[0][0]), count - self.free(0), 1)
+        if host or third:
+            self.copy(self.device, count, 0 if host else 1)
 
-    def evict(self, count: int) -> None:
-        for block in self.device[:count]:
-            for own, shadows in self.below:
-                if block in shadows:
-                    shadows.remove(block)
-                    own.append(block)
-        del self.device[:count]
+    def changed(self, blocks: list[Path]) -> None:
+        """The device has these blocks now, or has them no more."""
+        for block in blocks:
+            for tier in (0, 1):
+                if self.on(tier, block):
+                    self.rest(tier, block)
 
-    def serve(self, block: int) -> list[int]:
-        found = block in self.device
-        free = self.most - len(self.device)
-        short = 2 - found - free
-        if short > 0:
-            room = self.sizes[0] - sum(map(len, self.below[0]))
-            if self.sizes[0] and self.sizes[1] and short + found > room:
-                self.lower(short + found - room)
-            self.demote(short + found)
-        hits = [found, not found and self.on(0, block), False]
-        hits[2] = not any(hits) and self.on(1, block)
-        if found:
-            self.device.remove(block)
-        self.evict(max(0, 2 - (self.most - len(self.device))))
-        self.device.append(block)
-        for own, shadows in self.below:
-            if block in own:
-                own.remove(block)
-                shadows.append(block)
-        return [int(hit) for hit in hits]
+    def serve(self, tokens: list[int]) -> list[int]:
+        path = [tuple(tokens[: depth + 1]) for depth in range(min(len(tokens), self.most - 1))]
+        found = [block for block in path if block in self.device]
+        lacks = len(path) + 1 - len(found) - (self.most - len(self.device))
+        if path and lacks > 0:
+            self.demote(lacks + len(found))
+        hits = [len(found), 0, 0]
+        for block in path[len(found) :]:
+            tier = next((tier for tier in (0, 1) if self.on(tier, block)), None)
+            if tier is None:
+                break
+            hits[1 + tier] += 1
+        if path:
+            for block in [block for block in self.device if block not in found][: max(lacks, 0)]:
+                self.device.remove(block)
+                self.changed([block])
+        self.device = [block for block in self.device if block not in path] + path[::-1]
+        self.changed(path[len(found) :])
+        return hits
 
 
-@given(
-    st.lists(st.integers(0, 14), max_size=80),
-    st.integers(1, 6),
-    st.integers(0, 5),
-    st.integers(0, 7),
-)
+@given(PATHS, st.integers(1, 9), st.integers(0, 9), st.integers(0, 12))
 @profile(150)
 def test_three_tiers_find_what_three_lists_find(
-    blocks: list[int], device: int, host: int, third: int
+    paths: list[list[int]], device: int, host: int, third: int
 ) -> None:
-    result = sequential(
-        tree([[block] for block in blocks]),
-        device_blocks=device,
-        host_blocks=host,
-        third_blocks=third,
-    )
+    result = sequential(tree(paths), device_blocks=device, host_blocks=host, third_blocks=third)
     lists = Lists(device, host, third)
-    assert result.hits.tolist() == [lists.serve(block) for block in blocks]
+    assert result.hits.tolist() == [lists.serve(path) for path in paths]
     assert result.audit == "ok"
 
 
