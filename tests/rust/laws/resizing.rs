@@ -370,6 +370,36 @@ fn idle_blocks_beyond_the_new_size_leave_child_before_parent() {
 }
 
 #[test]
+fn an_idle_block_beyond_the_new_size_stays_while_its_child_does() {
+    for policy in KINDS {
+        let yard = Yard::of(Config {
+            policy,
+            ..config(8, 0)
+        });
+        let low = yard.begin(&text(2, 4)).0;
+        yard.publish(&text(1, 3));
+        yard.finish(low);
+        // A child in a low slot of parents in high ones.
+        let lease = yard.run(&text(1, 4));
+        let table = yard.table(&lease);
+        assert!(
+            table[3] <= 4 && table[..3].iter().all(|&slot| slot > 4),
+            "{table:?}"
+        );
+        yard.finish(lease);
+        device(&yard, 4).unwrap();
+        assert_eq!(yard.device().capacity, 7, "three retire with their child");
+        assert_eq!(yard.on_device(&text(1, 4)), 4);
+        yard.publish(&text(3, 4));
+        assert_eq!(
+            (yard.device().capacity, yard.on_device(&text(1, 4))),
+            (4, 0)
+        );
+        yard.at_rest();
+    }
+}
+
+#[test]
 fn a_slot_that_is_loaded_for_no_lease_when_the_tier_shrinks_retires_when_it_has_landed() {
     let yard = Yard::new(8, 8);
     yard.publish_below(&text(1, 2));
