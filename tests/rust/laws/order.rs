@@ -174,6 +174,23 @@ fn keeps_are_released_deepest_first_on_the_host_too() {
     }
 }
 
+/// Released root first, each block would put all that stand above it in order again.
+#[test]
+#[cfg(debug_assertions)]
+fn a_keep_ends_in_steps_that_grow_with_its_length_alone() {
+    for yard in yards(40, 40) {
+        let prompt = text(1, 40);
+        let parked = yard.park(yard.run(&prompt), 160);
+        yard.land(&[yard.demote_parked(&parked, 40).unwrap()]);
+        yard.squeeze(40);
+        let before = yard.cache.lock().climbed();
+        yard.abandon(parked);
+        let steps = yard.cache.lock().climbed() - before;
+        assert!(steps <= 120, "{steps} steps for 40 blocks");
+        yard.at_rest();
+    }
+}
+
 #[test]
 fn a_load_that_lands_for_no_lease_releases_its_sources_before_its_path() {
     for yard in yards(8, 4) {
