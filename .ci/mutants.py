@@ -86,13 +86,21 @@ class Mutant:
         if not path.is_file():
             yield f"there is no {self.file}{self._elsewhere(root)}"
             return
-        text = path.read_text()
+        yield from self._misfits(path.read_text(), root)
+
+    def _misfits(self, text: str, root: Path) -> Iterator[str]:
+        """What of its edits does not fit the text of its file."""
         for find, replace in self.edits:
             if find == replace:
                 yield "it changes nothing"
             if (times := text.count(find)) != 1:
                 hint = self._elsewhere(root) if not times else ""
                 yield f"{find.strip()[:60]!r} stands {times} times in {self.file}{hint}"
+        if not self.rust:
+            try:
+                compile(self.mutated(text), self.file, "exec")
+            except SyntaxError as error:
+                yield f"Python does not read it: {error}"
 
     def _elsewhere(self, root: Path) -> str:
         """Which other file has what it finds, for whoever has moved it there."""
@@ -107,10 +115,13 @@ class Mutant:
     def mutate(self, root: Path) -> None:
         """Makes the mistake in the tree under `root`, where it fits."""
         path = root / self.file
-        text = path.read_text()
+        path.write_text(self.mutated(path.read_text()))
+
+    def mutated(self, text: str) -> str:
+        """Returns the text of its file with the mistake."""
         for find, replace in self.edits:
             text = text.replace(find, replace, 1)
-        path.write_text(text)
+        return text
 
 
 def mutants(root: Path) -> list[Mutant]:
@@ -192,12 +203,20 @@ replace = "need"
 GOOD = {
     "tests/mutants/core.toml": ROW,
     "rust/core/src/room.rs": "let deficit = need - free;\n",
+    "python/room.py": "deficit = need - free\n",
     "docs/laws.md": BEGIN
     + "| mutant | breaks | noticed by |\n|---|---|---|\n"
     + "| `r2-7-one-too-many` | R2-7 | `evicting::shown` |\n"
     + END,
 }
 FAULTS = {
+    "what Python does not read": Fault(
+        "tests/mutants/core.toml",
+        ROW,
+        ROW.replace("test(=evicting::shown)", "tests/python/test_room.py::test_shown")
+        .replace("rust/core/src/room.rs", "python/room.py")
+        .replace('"need"', '"need -"'),
+    ),
     "text that is gone": Fault("rust/core/src/room.rs", "need - free", "need - spare"),
     "text that stands twice": Fault("rust/core/src/room.rs", "free;", "free; need - free;"),
     "a file that is gone": Fault("tests/mutants/core.toml", "room.rs", "evict.rs"),

@@ -68,12 +68,16 @@ PYTEST += ["-W", "ignore:blockyard is a debug build:RuntimeWarning"]
 NEXTEST_FAILED, PYTEST_FAILED = 100, 1
 
 
+class DidNotRun(Exception):
+    """The tests did not come to run, which says nothing of a mutant."""
+
+
 def fails(tree: Path, tests: list[str], *, python: bool) -> str | None:
     """What the first of these tests to fail says, or None when all pass."""
     ran = run([*PYTEST, *tests] if python else [*NEXTEST, "-E", " + ".join(tests)], tree)
     said = ran.stdout + ran.stderr
     if ran.returncode not in (0, PYTEST_FAILED if python else NEXTEST_FAILED):
-        sys.exit(f"{', '.join(tests)} did not run: {said.strip()[-500:]}")
+        raise DidNotRun(f"{', '.join(tests)} did not run: {said.strip()[-500:]}")
     if ran.returncode == 0:
         return None
     why = re.search(r"(?:^E +|panicked at .*\n *)(.{1,120})", said, re.MULTILINE)
@@ -90,7 +94,10 @@ def judge(mutant: Mutant, tree: Path) -> tuple[bool, str]:
         if mutant.python:
             built_core = WORK / "target/debug/lib_core.so"
             shutil.copyfile(built_core, tree / "python/blockyard" / Path(_core.__file__).name)
-    why = fails(tree, list(mutant.tests), python=mutant.python)
+    try:
+        why = fails(tree, list(mutant.tests), python=mutant.python)
+    except DidNotRun as error:
+        return False, str(error)
     return bool(why), why or "no test named for it fails"
 
 
