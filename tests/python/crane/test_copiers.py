@@ -112,7 +112,8 @@ def test_the_queue_is_bounded_and_asks_again_when_one_has_landed() -> None:
 def test_a_thread_that_only_polls_lets_the_workers_have_the_interpreters_lock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, slept, every = [100.0], [], sys.getswitchinterval()
+    now, every = [100.0], sys.getswitchinterval()
+    slept: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append)
     monkeypatch.setattr(threads, "time", clock)
     device, host = pair(SMALL)

@@ -1,20 +1,15 @@
 """A disk below the host: where victims are parked, what sinks to it, and who may begin."""
 
 import random
-from collections.abc import Iterator
-from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import blockyard as by
 from blockyard.scheduling.request import RequestState
-from blockyard.scheduling.safety import Claims
 from blockyard.yard.parking import Parking
 from loop import Loop, continuation, squeezed
-from yard import at_rest, begin, free_for_all, profile, text
+from yard import at_rest, begin, free_for_all, text
 
 KEPT = RequestState.PARKED
 
@@ -262,69 +257,6 @@ def test_what_a_step_in_flight_may_still_write_is_not_lowered() -> None:
 
 
 # -- an engine that cannot recompute -------------------------------------------------------------
-
-
-def first_fit(sizes: tuple[int, ...], limits: tuple[int, ...]) -> bool:
-    """Whether sequences that are parked in this order all find a tier."""
-    free = list(limits)
-    for size in sizes:
-        tier = next((at for at, left in enumerate(free) if left >= size), None)
-        if tier is None:
-            return False
-        free[tier] -= size
-    return True
-
-
-def orders(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    return iter(set(permutations(sizes)))
-
-
-CLAIMS = st.lists(st.integers(1, 9), max_size=5).map(lambda all_: tuple(sorted(all_)))
-
-
-@profile(400)
-@given(CLAIMS, st.tuples(st.integers(0, 24), st.integers(0, 24)))
-def test_inv_11_what_is_said_to_fit_fits_in_whatever_order_it_is_parked(
-    sizes: tuple[int, ...], limits: tuple[int, int]
-) -> None:
-    claims = Claims(sum(sizes), max(sizes, default=0))
-    if claims.fit(limits):
-        assert all(first_fit(order, limits) for order in orders(sizes))
-    alone = max(claims.room((one,)) for one in limits)
-    assert alone <= claims.room(limits) <= sum(limits), "a second tier takes no room away"
-
-
-@profile(400)
-@given(CLAIMS, st.tuples(st.integers(0, 24), st.integers(0, 24)))
-def test_inv_11_the_last_one_fits_wherever_blocks_of_the_others_were_lowered_to(
-    sizes: tuple[int, ...], limits: tuple[int, int]
-) -> None:
-    """`lower` moves a part of what a sequence keeps, so that it may lie on both tiers."""
-    claims = Claims(sum(sizes), max(sizes, default=0))
-    host, disk = limits
-    for size in set(sizes) if claims.fit(limits) else ():
-        others = claims.blocks - size
-        for above in range(max(others - disk, 0), min(others, host) + 1):
-            assert max(host - above, disk - (others - above)) >= size
-
-
-def test_of_one_tier_all_of_it_is_room_and_of_two_what_no_claim_can_leave_over() -> None:
-    assert Claims(20, 4).room((20,)) == 20
-    assert Claims(20, 4).fit((20,))
-    assert not Claims(21, 4).fit((20,))
-    assert Claims(1, 4).room((3,)) == 0
-    assert Claims(30, 4).room((16, 16)) == 29, "each may have three left over"
-    assert Claims(0, 0).room((0, 0)) == 0
-    assert Claims(0, 0).fit(())
-    assert Claims(3, 4).room((8, 3)) == 8, "none fits on the smaller one for certain"
-    assert Claims(9, 9).room((9, 9)) == 10
-
-
-def test_the_room_is_exact_where_a_block_more_can_be_refused() -> None:
-    claims = Claims(30, 4)
-    assert not first_fit((3, 3, 3, 3, 4, 3, 3, 3, 4, 4), (16, 16))
-    assert claims.room((16, 16)) == 29
-    assert not claims.fit((16, 16))
 
 
 def test_a_promise_tries_the_tiers_in_turn() -> None:
