@@ -37,6 +37,7 @@ impl State {
         let (keys, parents) = self.keys_to_carry(flight, &moves);
         let record = &mut self.flights[flight];
         (record.moves, record.waits) = (moves, Some(number));
+        record.launched = number;
         (record.keys, record.parents) = (keys, parents);
         let plan = self.plan_of(flight);
         self.in_flight[plan.from.at()][plan.to.at()] += plan.len() as u32;
@@ -192,6 +193,9 @@ impl State {
                 self.undo_fork(lease, &moves);
             }
             return Ok(true);
+        }
+        if purpose == Purpose::Stow {
+            self.cut_kept(&moves);
         }
         for step in &moves {
             if let Some(node) = self.arrival(to, step) {

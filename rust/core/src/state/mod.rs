@@ -31,6 +31,7 @@ mod restore;
 mod resume;
 mod runs;
 mod seal;
+mod stow;
 mod ticket;
 mod tier;
 mod transitions;

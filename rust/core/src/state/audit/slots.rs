@@ -63,9 +63,7 @@ impl State {
             Hold::Pinned { pins: told } => pins == told && written == 0,
             Hold::Quarantined => pins == 0 && written <= 1,
         };
-        if right
-            && (hold != Hold::Null || (tier == Tier::DEVICE && slot.get() < self.config.null_slots))
-        {
+        if right && (hold != Hold::Null || slot.get() < self.config.null_slots_of(tier)) {
             return Ok(());
         }
         let detail = format!("it is {hold:?}, with {pins} holders and {written} copies into it");

@@ -1,0 +1,382 @@
+//! Stow: copies of the engine's blocks to a tier below, for all that have the same prefix, or kept
+//! for one request whose blocks the engine gives up. What a kept request loses cuts it to the blocks
+//! before: the engine has its sources no more.
+
+use super::State;
+use super::engine::check_range;
+use crate::error::{Error, Result};
+use crate::evict::Evict;
+use crate::flight::{Move, Purpose};
+use crate::id::{FlightIx, Id, Ix, Key, MAX_TIERS, NodeIx, ParkedId, SlotIx, Tier};
+use crate::index::Tag;
+use crate::keeps::Keeps;
+use crate::plan::Plan;
+use crate::pool::Hold;
+use crate::record::Parked;
+use crate::trie::Uses;
+
+/// What a block of a path stands on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Above {
+    /// Nothing: it is the first of its sequence.
+    Root,
+    Block(Id<NodeIx>),
+    /// A block that is nowhere.
+    Gone,
+}
+
+impl State {
+    /// Copies what of blocks `first..first + ids.len()` is neither below nor on its way there from the
+    /// engine's `ids`, to the nearest lower tier that has slots: the root first, as many as there is
+    /// room for. `None`: all is there, or nothing finds room.
+    ///
+    /// # Errors
+    /// `State` where the device is the yard's own; `Argument` for ids that the engine does not have, that
+    /// come twice, or are more than the blocks.
+    pub fn stow(&mut self, keys: &[Key], ids: &[u32], first: u32) -> Result<Option<Plan>> {
+        self.of_an_engine("stow")?;
+        self.check_ids(ids)?;
+        let first = first as usize;
+        let range = first..first + ids.len();
+        check_range(ids, &range, keys.len())?;
+        let Some(to) = self.tiers.next_below(Tier::DEVICE) else {
+            return Ok(None);
+        };
+        let mut above = match first.checked_sub(1) {
+            None => Above::Root,
+            Some(last) => self.above(self.trie.find(&keys[last])),
+        };
+        let own = self.slots_on(to, &keys[first.saturating_sub(1)..range.end]);
+        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Stow);
+        let mut moves = Vec::new();
+        for (key, &id) in keys[range].iter().zip(ids) {
+            let tag = Tag::of(key);
+            let node = match self.trie.seek(key, tag) {
+                Ok(node) if !self.stands_on(node, above) => break,
+                Ok(node) => {
+                    self.join(node, above);
+                    self.note_use(node);
+                    node
+                }
+                Err(_) => {
+                    let id = SlotIx::new(id);
+                    if self.hold(Tier::DEVICE, id) != Hold::Null
+                        || !self.has_room_under(&mut above, to, &own)
+                    {
+                        break;
+                    }
+                    let node = self.new_block(above, Some((key, tag)));
+                    self.fill_from(node, id, flight, &mut moves);
+                    node
+                }
+            };
+            above = Above::Block(self.trie.id(node));
+        }
+        Ok(self.launch_if_any(flight, moves))
+    }
+
+    /// Copies all blocks of a request's `tokens` tokens down that are neither below nor on their way
+    /// there, with the partial one, from all of its `ids`; and keeps them, until it is abandoned. What
+    /// is new goes to the nearest lower tier that has room for all of it.
+    ///
+    /// # Errors
+    /// As [`Self::stow`]; `Argument` too for more or fewer ids than blocks, fewer keys than full blocks,
+    /// or keys that contradict each other; `State` for ids that are being filled; `TooLarge` or `NoRoom`.
+    pub fn stow_kept(
+        &mut self,
+        keys: &[Key],
+        ids: &[u32],
+        tokens: u64,
+    ) -> Result<(ParkedId, Option<Plan>)> {
+        let full = self.check_kept(keys, ids, tokens)?;
+        let keys = &keys[..full];
+        let mut path: Vec<Option<NodeIx>> = keys.iter().map(|key| self.trie.find(key)).collect();
+        self.check_path(keys, &path)?;
+        path.resize(ids.len(), None);
+        let to = self.choose_tier(&path)?;
+
+        for pair in path.windows(2) {
+            if let [Some(parent), Some(node)] = *pair {
+                self.join(node, self.above(Some(parent)));
+            }
+        }
+        for &node in path.iter().flatten() {
+            self.note_use(node);
+            self.keep_block(node, to);
+        }
+        let new = path.iter().filter(|node| node.is_none()).count();
+        self.make_room(to, new as u32);
+        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Stow);
+        let (mut moves, mut nodes) = (Vec::with_capacity(new), Vec::with_capacity(path.len()));
+        let mut above = Above::Root;
+        for (at, (&known, &id)) in path.iter().zip(ids).enumerate() {
+            let node = known.unwrap_or_else(|| {
+                let key = keys.get(at).map(|key| (key, Tag::of(key)));
+                let node = self.new_block(above, key);
+                self.trie[node].keeps = Keeps::one(to);
+                self.fill_from(node, SlotIx::new(id), flight, &mut moves);
+                node
+            });
+            if known.is_some() && at > 0 && path[at - 1].is_none() {
+                self.link(node, nodes.last().copied());
+            }
+            nodes.push(node);
+            above = self.above(Some(node));
+        }
+        self.parkings += 1;
+        let parked = self.parked.insert(Parked {
+            path: nodes,
+            computed: tokens,
+            order: self.parkings,
+            ..Parked::default()
+        });
+        self.counters.parked += 1;
+        let plan = self.launch_if_any(flight, moves);
+        Ok((ParkedId(self.parked.id(parked)), plan))
+    }
+
+    /// Returns how many of the keys are of full blocks.
+    fn check_kept(&self, keys: &[Key], ids: &[u32], tokens: u64) -> Result<usize> {
+        self.of_an_engine("keep")?;
+        self.check_ids(ids)?;
+        if tokens == 0 {
+            return Err(Error::argument(
+                "tokens",
+                tokens,
+                "must be >= 1: a request has a token",
+            ));
+        }
+        let (blocks, full) = (
+            self.blocks_of(tokens),
+            tokens / u64::from(self.config.block_size),
+        );
+        if ids.len() as u64 != blocks {
+            let help = "give an id for each block of the tokens, the partial one included";
+            return Err(Error::argument("ids", ids.len(), help));
+        }
+        if (keys.len() as u64) < full {
+            let help = "give a key for each full block of the tokens";
+            return Err(Error::argument("keys", keys.len(), help));
+        }
+        let filled = |&&id: &&u32| self.hold(Tier::DEVICE, SlotIx::new(id)) != Hold::Null;
+        if let Some(id) = ids.iter().find(filled) {
+            let what = format!("keeping block {id} of the engine, which is being filled");
+            return Err(Error::state(
+                what,
+                "ask must_finish, and wait for that flight",
+            ));
+        }
+        Ok(full as usize)
+    }
+
+    /// Whether each known block of a path names the one before it as its parent.
+    fn check_path(&self, keys: &[Key], path: &[Option<NodeIx>]) -> Result<()> {
+        let mut above = Above::Root;
+        for (key, &node) in keys.iter().zip(path) {
+            if node.is_some_and(|node| !self.stands_on(node, above)) {
+                let help = "it has another parent: the keys contradict each other";
+                return Err(Error::argument("keys", key.hex(), help));
+            }
+            above = self.above(node);
+        }
+        Ok(())
+    }
+
+    fn above(&self, node: Option<NodeIx>) -> Above {
+        node.map_or(Above::Gone, |node| Above::Block(self.trie.id(node)))
+    }
+
+    /// Whether a block names this one as its parent, or one that was dropped.
+    fn stands_on(&self, node: NodeIx, above: Above) -> bool {
+        let Some(parent) = self.trie[node].parent else {
+            return above == Above::Root;
+        };
+        let orphan = self.trie.live(parent).is_none();
+        above == Above::Block(parent) || (orphan && above != Above::Root)
+    }
+
+    /// Links an orphan again, unless a promise could lose its backing by that.
+    fn join(&mut self, node: NodeIx, above: Above) {
+        if let Above::Block(id) = above
+            && self.trie[node].parent != Some(id)
+            && !self.is_read(node)
+        {
+            self.link(node, self.trie.live(id));
+        }
+    }
+
+    /// The slots of these blocks on a tier, in order of their numbers.
+    fn slots_on(&self, tier: Tier, keys: &[Key]) -> Vec<SlotIx> {
+        let nodes = keys.iter().filter_map(|key| self.trie.find(key));
+        let mut slots: Vec<SlotIx> = nodes
+            .filter_map(|node| self.trie.slot(node, tier))
+            .collect();
+        slots.sort_unstable();
+        slots
+    }
+
+    /// Has a free slot for one more block of a path, and evicts for it, but nothing of its `own`;
+    /// `false` where that would take the backing of a promise: that of the slot, and of idle blocks
+    /// above, which must stay while it fills.
+    fn has_room_under(&mut self, above: &mut Above, to: Tier, own: &[SlotIx]) -> bool {
+        let live = |state: &Self, above| match above {
+            Above::Block(id) => state.trie.live(id),
+            _ => None,
+        };
+        let parent = live(self, *above);
+        let takes = 1 + parent.map_or(0, |parent| self.shaded_at(parent, to));
+        if self.tiers[to].ledger.available() < i64::from(takes) {
+            return false;
+        }
+        if self.tiers[to].ledger.free() == 0 {
+            let victim = self.tiers[to].order.victim();
+            let Some(victim) = victim.filter(|victim| own.binary_search(victim).is_err()) else {
+                return false;
+            };
+            self.evict_with_parents(to, victim);
+            if parent.is_some() && live(self, *above).is_none() {
+                *above = Above::Gone;
+            }
+        }
+        true
+    }
+
+    /// A block that is new here; without a key it is a partial one.
+    fn new_block(&mut self, above: Above, key: Option<(&Key, Tag)>) -> NodeIx {
+        let parent = match above {
+            Above::Block(id) => self.trie.live(id),
+            _ => None,
+        };
+        let node = self.trie.add(parent);
+        if above == Above::Gone {
+            self.trie.put_under(node, None);
+        }
+        if let Some((key, tag)) = key
+            && let Err(gap) = self.trie.seek(key, tag)
+        {
+            let ghost = self.ghosts.as_mut().is_some_and(|ghosts| ghosts.take(key));
+            let uses = if ghost { Uses::Repeated } else { Uses::Once };
+            self.trie.name(node, *key, gap, uses);
+        }
+        node
+    }
+
+    /// Adds a block to a stow, whose tier has a free slot.
+    fn fill_from(&mut self, node: NodeIx, id: SlotIx, flight: FlightIx, moves: &mut Vec<Move>) {
+        let to = self.flights[flight].to;
+        self.mark(Tier::DEVICE, id);
+        if let Some(slot) = self.destination(node, to, flight) {
+            moves.push(Move {
+                node: Some(self.trie.id(node)),
+                from: id,
+                to: slot,
+            });
+        }
+    }
+
+    /// Where a block that is below is kept, which nothing keeps yet: on the lowest tier that has it
+    /// ready, or will have.
+    fn home_below(&self, node: NodeIx) -> Option<Tier> {
+        let mut below = self.tiers.below(Tier::DEVICE);
+        self.lowest(node)
+            .or_else(|| below.find(|&tier| self.trie.slot(node, tier).is_some()))
+    }
+
+    /// One request more keeps a block.
+    fn keep_block(&mut self, node: NodeIx, to: Tier) {
+        if self.trie[node].keeps.count() == 0 {
+            let home = self.home_below(node).unwrap_or(to);
+            self.trie[node].keeps = Keeps::default().at(home);
+        }
+        let home = self.trie[node].keeps.home();
+        if let Some(slot) = self.ready(node, home) {
+            self.pin(home, slot);
+        }
+        self.trie[node].keeps.gain();
+    }
+
+    /// The nearest lower tier that has room for what of a path is not below yet.
+    fn choose_tier(&self, path: &[Option<NodeIx>]) -> Result<Tier> {
+        let below = || self.tiers.below(Tier::DEVICE);
+        let limits = below().map(|tier| self.tiers[tier].pool.limit());
+        let capacity = limits.max().unwrap_or(0);
+        if path.len() > capacity as usize {
+            return Err(Error::TooLarge {
+                tier: self.tiers.next_below(Tier::DEVICE).unwrap_or(Tier::HOST),
+                need: path.len() as u64,
+                capacity: u64::from(capacity),
+            });
+        }
+        let mut refused = None;
+        for to in below().filter(|&to| self.tiers[to].pool.limit() > 0) {
+            let Some(costs) = self.stow_cost(path, to) else {
+                return Err(Error::Unsupported {
+                    what: "kept requests that share a block",
+                    value: u64::from(Keeps::MOST),
+                    help: "fetch and release some of them first",
+                });
+            };
+            let mut tiers = below();
+            match tiers.try_for_each(|tier| self.decide(tier, costs[tier.at()], 0).check()) {
+                Ok(()) => return Ok(to),
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        refused.map_or(Ok(Tier::HOST), Err)
+    }
+
+    /// How many slots of each tier keeping a path takes, of which what is `None` is copied to `to`:
+    /// with those that cannot be taken any more, because they are pinned or stand above what is, or is
+    /// filling. `None`: too many keep one of them.
+    fn stow_cost(&self, path: &[Option<NodeIx>], to: Tier) -> Option<[u64; MAX_TIERS]> {
+        let mut costs = [0; MAX_TIERS];
+        let mut above = [false; MAX_TIERS];
+        for &node in path.iter().rev() {
+            let Some(node) = node else {
+                costs[to.at()] += 1;
+                above = [false; MAX_TIERS];
+                above[to.at()] = true;
+                continue;
+            };
+            let keeps = self.trie[node].keeps.count();
+            if keeps == Keeps::MOST {
+                return None;
+            }
+            let home = self.home_below(node).filter(|_| keeps == 0);
+            for tier in self.tiers.below(Tier::DEVICE) {
+                let slot = self.trie.slot(node, tier);
+                let pinned = home == Some(tier) && self.ready(node, tier).is_some();
+                above[tier.at()] = slot.is_some() && (above[tier.at()] || pinned);
+                let taken = above[tier.at()] && slot.is_some_and(|slot| self.takeable(tier, slot));
+                costs[tier.at()] += u64::from(taken);
+            }
+        }
+        Some(costs)
+    }
+
+    /// Blocks of these moves did not come, or are not known to have: the kept requests that have one
+    /// of them keep only what is before it.
+    pub(super) fn cut_kept(&mut self, moves: &[Move]) {
+        let lost = moves.iter().filter_map(|step| self.trie.live(step.node?));
+        let lost: Vec<NodeIx> = lost
+            .filter(|&node| self.trie[node].keeps.count() > 0)
+            .collect();
+        if lost.is_empty() {
+            return;
+        }
+        let cut = |parked: &Parked| parked.path.iter().position(|node| lost.contains(node));
+        let cuts = self.parked.iter();
+        let cuts: Vec<_> = cuts
+            .filter_map(|(index, parked)| Some((index, cut(parked)?)))
+            .collect();
+        for (index, at) in cuts {
+            if at == 0 {
+                self.break_keep(index);
+                continue;
+            }
+            self.unkeep_from(index, at);
+            let tokens = at as u64 * u64::from(self.config.block_size);
+            self.parked[index].computed = tokens;
+        }
+    }
+}
