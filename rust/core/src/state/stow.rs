@@ -34,14 +34,37 @@ impl State {
     /// `State` where the device is the yard's own; `Argument` for ids that the engine does not have, that
     /// come twice, or are more than the blocks.
     pub fn stow(&mut self, keys: &[Key], ids: &[u32], first: u32) -> Result<Option<Plan>> {
+        self.check_stow(keys, ids, first)?;
+        Ok(self.stow_checked(keys, ids, first as usize))
+    }
+
+    /// The same of several requests, each with its keys, ids and first block, in their order.
+    ///
+    /// # Errors
+    /// As [`Self::stow`]; then none of them is copied.
+    pub fn stow_all(&mut self, rows: &[(&[Key], &[u32], u32)]) -> Result<Vec<Option<Plan>>> {
+        for &(keys, ids, first) in rows {
+            self.check_stow(keys, ids, first)?;
+        }
+        let stow = |&(keys, ids, first): &(&[Key], &[u32], u32)| {
+            self.stow_checked(keys, ids, first as usize)
+        };
+        Ok(rows.iter().map(stow).collect())
+    }
+
+    fn check_stow(&self, keys: &[Key], ids: &[u32], first: u32) -> Result<()> {
         self.of_an_engine("stow")?;
         self.check_ids(ids)?;
-        let first = first as usize;
+        check_range(
+            ids,
+            &(first as usize..first as usize + ids.len()),
+            keys.len(),
+        )
+    }
+
+    fn stow_checked(&mut self, keys: &[Key], ids: &[u32], first: usize) -> Option<Plan> {
         let range = first..first + ids.len();
-        check_range(ids, &range, keys.len())?;
-        let Some(to) = self.tiers.next_below(Tier::DEVICE) else {
-            return Ok(None);
-        };
+        let to = self.tiers.next_below(Tier::DEVICE)?;
         let mut above = match first.checked_sub(1) {
             None => Above::Root,
             Some(last) => self.above(self.trie.find(&keys[last])),
@@ -72,7 +95,7 @@ impl State {
             };
             above = Above::Block(self.trie.id(node));
         }
-        Ok(self.launch_if_any(flight, moves))
+        self.launch_if_any(flight, moves)
     }
 
     /// Copies all blocks of a request's `tokens` tokens down that are neither below nor on their way
