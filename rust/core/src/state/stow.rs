@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::evict::Evict;
 use crate::flight::{Move, Purpose};
 use crate::id::{FlightIx, Id, Ix, Key, MAX_TIERS, NodeIx, ParkedId, SlotIx, Tier};
-use crate::index::Tag;
+use crate::index::{Gap, Tag, mix};
 use crate::keeps::Keeps;
 use crate::plan::Plan;
 use crate::pool::Hold;
@@ -69,11 +69,14 @@ impl State {
             None => Above::Root,
             Some(last) => self.above(self.trie.find(&keys[last])),
         };
-        let own = self.slots_on(to, &keys[first.saturating_sub(1)..range.end]);
+        let evicts = (self.tiers[to].ledger.free() as usize) < ids.len();
+        let near = first.saturating_sub(1)..if evicts { range.end } else { 0 };
+        let own = self.slots_on(to, keys.get(near).unwrap_or_default());
+        let mut tags = std::mem::take(&mut self.tags);
+        self.trie.warm(keys[range.clone()].iter(), &mut tags);
         let flight = self.open_flight(Tier::DEVICE, to, Purpose::Stow);
-        let mut moves = Vec::new();
-        for (key, &id) in keys[range].iter().zip(ids) {
-            let tag = Tag::of(key);
+        let mut moves = Vec::with_capacity(ids.len());
+        for ((key, &tag), &id) in keys[range].iter().zip(&tags).zip(ids) {
             let node = match self.trie.seek(key, tag) {
                 Ok(node) if !self.stands_on(node, above) => break,
                 Ok(node) => {
@@ -81,20 +84,27 @@ impl State {
                     self.note_use(node);
                     node
                 }
-                Err(_) => {
+                Err(gap) => {
                     let id = SlotIx::new(id);
+                    let evicts = self.tiers[to].ledger.free() == 0;
                     if self.hold(Tier::DEVICE, id) != Hold::Null
                         || !self.has_room_under(&mut above, to, &own)
                     {
                         break;
                     }
-                    let node = self.new_block(above, Some((key, tag)));
+                    let gap = if evicts {
+                        self.trie.seek(key, tag).err()
+                    } else {
+                        Some(gap)
+                    };
+                    let node = self.new_block(above, gap.map(|gap| (key, gap)));
                     self.fill_from(node, id, flight, &mut moves);
                     node
                 }
             };
             above = Above::Block(self.trie.id(node));
         }
+        self.tags = tags;
         self.launch_if_any(flight, moves)
     }
 
@@ -134,7 +144,8 @@ impl State {
         let mut above = Above::Root;
         for (at, (&known, &id)) in path.iter().zip(ids).enumerate() {
             let node = known.unwrap_or_else(|| {
-                let key = keys.get(at).map(|key| (key, Tag::of(key)));
+                let gap = |key: &Key| self.trie.seek(key, Tag::of(key)).err();
+                let key = keys.get(at).and_then(|key| Some((key, gap(key)?)));
                 let node = self.new_block(above, key);
                 self.trie[node].keeps = Keeps::one(to);
                 self.fill_from(node, SlotIx::new(id), flight, &mut moves);
@@ -202,7 +213,20 @@ impl State {
             }
             above = self.above(node);
         }
-        Ok(())
+        let new = keys.iter().zip(path).filter(|(_, node)| node.is_none());
+        let mut new: Vec<(u64, &Key)> = new.map(|(key, _)| (mix(key), key)).collect();
+        new.sort_unstable_by_key(|&(mixed, _)| mixed);
+        match new
+            .array_windows()
+            .find(|[(_, one), (_, next)]| one == next)
+        {
+            Some([(_, key), _]) => {
+                let help =
+                    "it comes twice: a key has one block, and the keys contradict each other";
+                Err(Error::argument("keys", key.hex(), help))
+            }
+            None => Ok(()),
+        }
     }
 
     fn above(&self, node: Option<NodeIx>) -> Above {
@@ -265,7 +289,7 @@ impl State {
     }
 
     /// A block that is new here; without a key it is a partial one.
-    fn new_block(&mut self, above: Above, key: Option<(&Key, Tag)>) -> NodeIx {
+    fn new_block(&mut self, above: Above, key: Option<(&Key, Gap)>) -> NodeIx {
         let parent = match above {
             Above::Block(id) => self.trie.live(id),
             _ => None,
@@ -274,9 +298,7 @@ impl State {
         if above == Above::Gone {
             self.trie.put_under(node, None);
         }
-        if let Some((key, tag)) = key
-            && let Err(gap) = self.trie.seek(key, tag)
-        {
+        if let Some((key, gap)) = key {
             let ghost = self.ghosts.as_mut().is_some_and(|ghosts| ghosts.take(key));
             let uses = if ghost { Uses::Repeated } else { Uses::Once };
             self.trie.name(node, *key, gap, uses);
