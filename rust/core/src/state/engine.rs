@@ -186,7 +186,9 @@ impl State {
                 plans.extend(from.map(|from| self.fetch_from(from, std::mem::take(&mut moves))));
                 from = Some(tier);
             }
-            self.note_use(node);
+            if !self.trie[node].is_anonymous() {
+                self.note_use(node);
+            }
             moves.push(Move {
                 node: Some(self.trie.id(node)),
                 from: slot,
