@@ -194,9 +194,7 @@ impl State {
             }
             return Ok(true);
         }
-        if purpose == Purpose::Stow {
-            self.cut_kept(&moves);
-        }
+        self.cut_kept(&moves, to);
         for step in &moves {
             if let Some(node) = self.arrival(to, step) {
                 self.detach(node, to);

@@ -82,6 +82,7 @@ impl State {
         match flight.purpose {
             Purpose::Nothing => {}
             Purpose::Below { parked } => {
+                self.cut_kept(flight.moves.get(good..).unwrap_or_default(), to);
                 let kept = self.land_below(flight, good);
                 if let Some(id) = parked {
                     self.count_failures(id, &kept.failed);
@@ -105,7 +106,7 @@ impl State {
                 }
             }
             Purpose::Stow => {
-                self.cut_kept(flight.moves.get(good..).unwrap_or_default());
+                self.cut_kept(flight.moves.get(good..).unwrap_or_default(), to);
                 self.land_below(flight, good);
                 self.break_unbacked(to);
             }
@@ -363,7 +364,7 @@ impl State {
         // So that it is dropped here, wherever it stands when its keeps have gone.
         self.pin(tier, bad.from);
         if self.keeps_at(node, tier) > 0 && self.config.engine {
-            self.cut_kept(&[bad]);
+            self.cut_kept(&[bad], tier);
         } else if self.keeps_at(node, tier) > 0 {
             let keepers: Vec<ParkedIx> = self
                 .parked

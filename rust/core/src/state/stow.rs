@@ -412,13 +412,15 @@ impl State {
         Some(costs)
     }
 
-    /// Blocks of these moves did not come, or are not known to have: the kept requests that have one
-    /// of them keep only what is before it.
-    pub(super) fn cut_kept(&mut self, moves: &[Move]) {
+    /// Copies of these moves on a tier are lost, or their end is unknown. Where the device is the
+    /// engine's there is no other of a block whose home the tier is: the requests that keep it keep
+    /// only what is before it.
+    pub(super) fn cut_kept(&mut self, moves: &[Move], tier: Tier) {
+        if !self.config.engine {
+            return;
+        }
         let lost = moves.iter().filter_map(|step| self.trie.live(step.node?));
-        let lost: Vec<NodeIx> = lost
-            .filter(|&node| self.trie[node].keeps.count() > 0)
-            .collect();
+        let lost: Vec<NodeIx> = lost.filter(|&node| self.keeps_at(node, tier) > 0).collect();
         if lost.is_empty() {
             return;
         }
