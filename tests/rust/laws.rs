@@ -12,6 +12,8 @@ mod clearing;
 mod digest;
 #[path = "laws/down.rs"]
 mod down;
+#[path = "laws/engine.rs"]
+mod engine;
 #[path = "laws/evicting.rs"]
 mod evicting;
 #[path = "laws/headroom.rs"]

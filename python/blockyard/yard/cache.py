@@ -63,10 +63,11 @@ class KVCache(Cache):
         96
     """
 
-    __slots__ = ("_config", "_flights", "_now", "_offload")
+    __slots__ = ("_config", "_flights", "_landed", "_now", "_offload")
 
     _config: Config
     _flights: Flights
+    _landed: dict[int, int] | None
     _now: int
     _offload: Offload
 
@@ -86,6 +87,7 @@ class KVCache(Cache):
         cache._config = config
         cache._flights = Flights(config.ranks, config.deadline_of)
         cache._offload = Offload(config)
+        cache._landed = {} if config.engine else None
         cache._now = 0
         return cache
 
@@ -182,8 +184,29 @@ class KVCache(Cache):
             self._now = now
         late = self._flights.overdue(self._now)
         if late:
+            self._note(late, [0] * len(late))
             self.mark_unknown(late)
         return count
+
+    def landed(self) -> dict[int, int]:
+        """Returns the flights that ended since the last call, each with its good leading blocks.
+
+        It is for engines that give out their blocks themselves, and for the thread that drives the
+        steps. Of a flight that has missed its deadline, no block is good. What cranes report is in
+        it, and what `reset` ends; what a caller commits by number, it knows.
+
+        Raises:
+            Misuse: The cache owns its device.
+        """
+        if self._landed is None:
+            raise Misuse("landed on a cache that owns its device: ask its leases")
+        landed, self._landed = self._landed, {}
+        return landed
+
+    def _note(self, flights: Iterable[int], good: Iterable[int]) -> None:
+        if self._landed is not None:
+            for flight, count in zip(flights, good, strict=True):
+                self._landed.setdefault(flight, count)
 
     def reset(self, rank: int, *, memory: Literal["lost", "kept"] = "lost") -> int:
         """Ends a rank's copies, after its process was restarted or its device reset.
@@ -215,6 +238,7 @@ class KVCache(Cache):
     def _end(self, ended: Ended) -> int:
         if not ended.flights:
             return 0
+        self._note(ended.flights, ended.good)
         return super().commit(ended.flights, ended.good, corrupt=ended.corrupt)
 
     @override
@@ -277,7 +301,8 @@ class KVCache(Cache):
 
 def _memory(config: Config) -> int | None:
     """Returns the bytes that are free, for a cache that takes many; None for a small one."""
-    many = any(map(_many, (config.device, config.host, config.disk, config.ghosts)))
+    sizes = config.device_blocks, config.host, config.disk, config.ghosts
+    many = any(map(_many, sizes))
     return free_memory() if many else None
 
 

@@ -25,7 +25,7 @@ Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 
 
 class _Default(int):
-    """A default, for which a layout's own number stands in."""
+    """A default, for which another number stands in."""
 
 
 class Speeds(NamedTuple):
@@ -51,6 +51,7 @@ class ConfigKeywords(TypedDict, total=False):
     ranks: int
     block_size: int
     device: int | str
+    engine: int | str
     host: int | str
     disk: int | str
     null_slots: int
@@ -81,6 +82,7 @@ class Config:
 
     Args:
         device: Size of the device tier, null slots included.
+        engine: In place of `device`, the blocks of an engine that gives them out itself.
         host: Size of the host tier; 0 for none.
         disk: Size of the tier below the host; 0 for none. There need be no host above it.
         layout: What a block is in bytes. Without one there is bookkeeping only.
@@ -116,7 +118,8 @@ class Config:
         Misuse: A value is out of range, or a name is unknown; the nearest known is offered.
     """
 
-    device: int | str
+    device: int | str = _Default()
+    engine: int | str = _Default()
     host: int | str = 0
     disk: int | str = 0
     layout: KVLayout | None = None
@@ -149,8 +152,15 @@ class Config:
             if given != own and not isinstance(given, _Default):
                 raise Misuse(f"{name} = {given!r}, but the layout has {own}: give it once, there")
             settle(self, name, int(own) if isinstance(own, _Default) else own)
-        for tier in TIERS:
-            settle(self, tier, _blocks(tier, getattr(self, tier), layout))
+        if isinstance(self.device, _Default) is isinstance(self.engine, _Default):
+            raise Misuse(
+                f"device = {self.device!r}, engine = {self.engine!r}: give device, the blocks of the "
+                "device; or engine, those of an engine that gives them out itself"
+            )
+        for tier in ("engine", *TIERS):
+            given = getattr(self, tier)
+            # So that a copy with other sizes may be made, too.
+            settle(self, tier, given if isinstance(given, _Default) else _blocks(tier, given, layout))
         for name, least in _LEAST.items():
             if getattr(self, name) is not None:
                 settle(self, name, integer(name, getattr(self, name), least=least))
@@ -165,10 +175,10 @@ class Config:
         """Makes one from plain values; a layout is a mapping too, or the name of a preset.
 
         Args:
-            mapping: The fields by name, of which only `device` must be there.
+            mapping: The fields by name, of which only `device` or `engine` must be there.
 
         Raises:
-            Misuse: A name is unknown, `device` is missing, or a value is out of range.
+            Misuse: A name is unknown, both of these are missing, or a value is out of range.
         """
         known = [field.name for field in fields(cls)]
         if not isinstance(mapping, Mapping):
@@ -178,7 +188,7 @@ class Config:
                 near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
                 raise Misuse(f"there is no {name!r} in a configuration: did you mean {near[0]!r}?")
         values = dict(mapping)
-        if "device" not in values:
+        if "device" not in values and "engine" not in values:
             raise Misuse("device is missing: give the number of blocks on the device")
         layout = values.get("layout")
         if isinstance(layout, str):
@@ -219,6 +229,7 @@ class Config:
         if self.copying is not None:
             values["thresholds"] = asdict(self.copying)
         values["keyed"] = list(self.keyed) or None
+        values["device" if self.engine else "engine"] = None
         return {name: value for name, value in values.items() if value is not None}
 
     @property
@@ -226,13 +237,15 @@ class Config:
         """SHA-256, in hex, of all but the sizes of the tiers, which `agree` settles."""
         values = self.to_mapping()
         for tier in TIERS:
-            del values[tier]
+            values.pop(tier, None)
+        if self.engine:
+            values["engine"] = True
         return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     @property
     def device_blocks(self) -> int:
-        """Blocks of the device."""
-        return int(self.device)
+        """Blocks of the device, whoever gives them out."""
+        return int(self.engine or self.device)
 
     @property
     def host_blocks(self) -> int:
@@ -246,7 +259,7 @@ class Config:
 
     def blocks_of(self, tier: str) -> int:
         """Blocks of a tier, by its name."""
-        return int(getattr(self, tier))
+        return self.device_blocks if tier == TIERS[0] else int(getattr(self, tier))
 
     def ahead_of(self, tier: str) -> int:
         """`ahead` of a tier, with its default; 0 where no tier below has slots."""
@@ -292,6 +305,7 @@ class Config:
             values["namespace"] = dict(self.namespace)
         if self.speeds is not None:
             values["speeds"] = _counts(self.speeds)
+        del values["device" if self.engine else "engine"]
         values["write"], *values["writes_below"] = map(self.write_of, TIERS[:-1])
         return values
 
@@ -319,9 +333,10 @@ def agree(config: Config, hellos: Sequence[Hello]) -> Config:
                 f"{hello.fingerprint[:12]}, the yard's {config.fingerprint[:12]}; start every "
                 "process from one configuration, and give its fingerprint to the Crane"
             )
+    device = min(hello.device for hello in hellos)
     return replace(
         config,
-        device=min(hello.device for hello in hellos),
+        **{"engine" if config.engine else "device": device},
         host=min(hello.host for hello in hellos),
         disk=min(hello.disk for hello in hellos),
     )
@@ -413,7 +428,7 @@ def _blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
     if layout is None:
         raise Misuse(f"{tier} = {size!r}: without a layout the bytes of a block are unknown")
     gib = nbytes / 2**30
-    if tier == "device":
+    if tier in ("device", "engine"):
         if per == "host":
             raise Misuse(f"{tier} = {size!r}: a device belongs to a rank; give {amount!r}")
         blocks = layout.device_blocks(gib)

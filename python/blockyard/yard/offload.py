@@ -22,7 +22,8 @@ class Offload:
     def __init__(self, config: Config) -> None:
         self.decided = 0
         """How often it was asked: once per dispatch."""
-        aheads = [(tier, config.ahead_of(tier)) for tier in TIERS[:-1]]
+        own = TIERS[1:-1] if config.engine else TIERS[:-1]
+        aheads = [(tier, config.ahead_of(tier)) for tier in own]
         self._tiers = [
             (tier, ahead, config.write_of(tier) == "through") for tier, ahead in aheads if ahead
         ]

@@ -4,7 +4,7 @@ use crate::chain::Chain;
 use crate::error::{Error, Result};
 use crate::extras::Extras;
 use crate::hash::{KeyHash, Namespace, Seed};
-use crate::id::{Group, LeaseId, TicketId};
+use crate::id::{Group, LeaseId, ParkedId, TicketId};
 use crate::lease::{Lease, Parked, Ticket};
 use crate::shared::{Keys, Locked, Shared};
 use crate::state::{Config, State};
@@ -111,6 +111,11 @@ impl Cache {
     /// The handle of a lease that [`State::begin`] or [`State::fork`] made for this chain.
     pub fn handle(&self, id: LeaseId, chain: Chain) -> Lease {
         Lease::new(&self.shared, id, Keys::new(chain))
+    }
+
+    /// The handle of a request that [`State::stow_kept`] keeps, of this chain.
+    pub fn handle_kept(&self, id: ParkedId, chain: Chain) -> Parked {
+        Parked::new(&self.shared, id, Keys::new(chain))
     }
 
     /// The handle of a ticket that [`State::promise`] made.

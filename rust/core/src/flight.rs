@@ -18,6 +18,10 @@ pub(crate) enum Purpose {
     /// One block of this lease's table that stays private: a fork's partial block, or the last
     /// block of a full hit. `None`: the lease gave it up.
     Private { lease: Option<LeaseId>, block: u32 },
+    /// Copies from the blocks of an engine that gives them out itself to a tier below.
+    Stow,
+    /// Copies to such blocks.
+    Fetch,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -45,7 +49,9 @@ pub(crate) struct Flight {
     pub(crate) ended: Option<(u32, End)>,
     /// Its deadline has passed: its destinations are quarantined until its outcome comes.
     pub(crate) overdue: bool,
-    /// Its number among all that were launched, until its plan was dispatched.
+    /// Its number among all that were launched.
+    pub(crate) launched: u64,
+    /// The same until its plan was dispatched.
     pub(crate) waits: Option<u64>,
 }
 
@@ -62,6 +68,7 @@ impl Flight {
             epoch,
             ended: None,
             overdue: false,
+            launched: 0,
             waits: None,
         }
     }

@@ -173,16 +173,20 @@ impl Lease {
         self.spend();
         let keys = Arc::clone(&self.keys);
         keys.lock().sealed = 0;
-        Parked {
-            shared: Arc::clone(&self.shared),
+        Parked::new(&self.shared, id, keys)
+    }
+}
+
+impl Parked {
+    pub(crate) fn new(shared: &Arc<Shared>, id: ParkedId, keys: Arc<Keys>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
             id,
             keys,
             open: AtomicBool::new(true),
         }
     }
-}
 
-impl Parked {
     /// Its id, as the verbs of [`State`] take it.
     pub fn id(&self) -> ParkedId {
         self.id

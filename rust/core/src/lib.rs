@@ -58,7 +58,7 @@ pub use lease::{Lease, Parked, Seals, Ticket};
 pub use plan::{End, Outcome, Plan, Run};
 pub use shared::Locked;
 pub use state::{
-    Answer, Begun, Cells, Config, Filling, Holder, HolderId, MAX_RUNS, Need, ParkedView, Pending,
-    Probe, Request, Room, Sealing, State, Stop, View, Violation, WritePolicy,
+    Answer, Begun, Cells, Config, Fetch, Filling, Holder, HolderId, MAX_RUNS, Need, ParkedView,
+    Pending, Probe, Request, Room, Sealing, State, Stop, View, Violation, Wanted, WritePolicy,
 };
 pub use stats::{Counters, Field, Stats, TierStats};

@@ -77,10 +77,25 @@ impl<T: Whole> Keyword for Option<T> {
 }
 
 whole!(
-    block_size: u32, device: u32, host: u32, disk: u32, null_slots: u32, copy_retries: u32, groups: u8,
+    block_size: u32, host: u32, disk: u32, null_slots: u32, copy_retries: u32, groups: u8,
     tokens: u64, reserve: u64, computed: u64, slots: u32, blocks: u32,
     load: Option<u32>, after: Option<u64>, done: Option<u64>, memory: Option<u64>, ghosts: Option<u32>
 );
+
+/// The slots of the device, and the blocks of an engine that gives them out itself: one of them.
+pub(crate) fn device(from: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
+    Keyword::read("device", from)
+}
+
+/// The same of the engine.
+pub(crate) fn engine(from: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
+    Keyword::read("engine", from)
+}
+
+/// The block that comes first.
+pub(crate) fn first(from: &Bound<'_, PyAny>) -> PyResult<u32> {
+    Keyword::read("first", from)
+}
 
 /// How many blocks come before.
 pub(crate) fn before(from: &Bound<'_, PyAny>) -> PyResult<u32> {

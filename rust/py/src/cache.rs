@@ -16,14 +16,15 @@ use pyo3::types::PyDict;
 #[pymethods]
 impl Cache {
     #[new]
-    #[pyo3(signature = (*, block_size=16, device, host=0, disk=0, null_slots=1,
+    #[pyo3(signature = (*, block_size=16, device=None, engine=None, host=0, disk=0, null_slots=1,
         eviction="recency", write="on-evict", writes_below=None, ghosts=None, speeds=None,
         recompute=true, copy_retries=3, groups=1, namespace=None, key_hash="sha256", keyed=None,
         memory=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         #[pyo3(from_py_with = arguments::block_size)] block_size: u32,
-        #[pyo3(from_py_with = arguments::device)] device: u32,
+        #[pyo3(from_py_with = arguments::device)] device: Option<u32>,
+        #[pyo3(from_py_with = arguments::engine)] engine: Option<u32>,
         #[pyo3(from_py_with = arguments::host)] host: u32,
         #[pyo3(from_py_with = arguments::disk)] disk: u32,
         #[pyo3(from_py_with = arguments::null_slots)] null_slots: u32,
@@ -40,6 +41,22 @@ impl Cache {
         keyed: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = arguments::memory)] memory: Option<u64>,
     ) -> PyResult<Self> {
+        let (device, engine) = match (device, engine) {
+            (Some(device), None) => (device, false),
+            (None, Some(blocks)) => (blocks, true),
+            (Some(device), Some(engine)) => {
+                let message = format!(
+                    "device = {device}, engine = {engine}: give one of them. The blocks of the \
+                     device are the cache's, or those of an engine that gives them out itself"
+                );
+                return Err(Failure::misuse(message).into());
+            }
+            (None, None) => {
+                let message = "give device=, the slots of the device; or engine=, the blocks of \
+                               an engine that gives them out itself";
+                return Err(Failure::misuse(message).into());
+            }
+        };
         // A third tier takes memory for each slot of all tiers, so that it is there only if wanted.
         let slots = if disk > 0 {
             vec![device, host, disk]
@@ -54,6 +71,7 @@ impl Cache {
             block_size,
             slots,
             null_slots,
+            engine,
             policy: arguments::eviction(eviction)?,
             write: arguments::write(write)?,
             writes_below: below.collect::<Result<_, _>>()?,

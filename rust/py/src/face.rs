@@ -27,6 +27,7 @@ pub(crate) fn forked() {
 /// Args:
 ///     block_size: Tokens per block.
 ///     device: Slots of the device, null slots included.
+///     engine: In place of `device`, the blocks of an engine that gives them out itself.
 ///     host: Slots of the host; 0 for none.
 ///     disk: Slots of the tier below the host; 0 for none.
 ///     null_slots: Leading device slots that pad block tables and are never given out.

@@ -8,7 +8,7 @@
 //! layer: arguments keys plan runs face
 //! layer: lease parked ticket prompt
 //! layer: batch
-//! layer: begin cache finish flights fork park promises questions step
+//! layer: begin cache engine finish flights fork park promises questions step
 //!
 //! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
 //! `help` shows them. `make docs` writes them into the stub and into `docs/api.md`.
@@ -22,6 +22,7 @@ mod begin;
 mod buffers;
 mod cache;
 mod dlpack;
+mod engine;
 mod error;
 mod face;
 mod finish;

@@ -3,6 +3,7 @@
 use crate::error::{Failure, Outcome};
 use crate::face::Cache;
 use crate::gil::enter;
+use crate::plan::Plan;
 use blockyard_core as core;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
@@ -19,11 +20,31 @@ use pyo3::{PyTraverseError, PyVisit};
 pub(crate) struct Parked {
     inner: core::Parked,
     cache: Py<Cache>,
+    /// The tokens that `keep` was told, and its copies.
+    kept: Option<(u64, Option<core::Plan>)>,
 }
 
 impl Parked {
     pub(crate) fn new(inner: core::Parked, cache: Py<Cache>) -> Self {
-        Self { inner, cache }
+        Self {
+            inner,
+            cache,
+            kept: None,
+        }
+    }
+
+    /// A request that is kept for an engine that gives out its blocks itself.
+    pub(crate) fn kept(
+        inner: core::Parked,
+        cache: Py<Cache>,
+        tokens: u64,
+        plan: Option<core::Plan>,
+    ) -> Self {
+        Self {
+            inner,
+            cache,
+            kept: Some((tokens, plan)),
+        }
     }
 
     /// The handle, if this cache made it and it is not spent.
@@ -122,9 +143,20 @@ impl Parked {
         Ok(self.pending(py)?.alone)
     }
 
+    /// The copies that `keep` made, one plan or none; none where `park` has made it.
+    #[getter]
+    fn plans(&self) -> PyResult<Vec<Plan>> {
+        self.cache.get().check_sound()?;
+        let plan = self.kept.as_ref().and_then(|(_, plan)| plan.clone());
+        Ok(plan.into_iter().map(Plan).collect())
+    }
+
     /// Whether it will come back as it was.
     ///
     /// "kept": it will.
+    ///
+    /// "short": a copy that `keep` made has failed, so that only the `computed` tokens before it are
+    /// kept.
     ///
     /// "broken": some of what was kept is lost, so that the sequence will be computed again.
     ///
@@ -134,10 +166,12 @@ impl Parked {
         Ok(match self.view(py) {
             Err(Failure::Core(core::Error::Spent { .. })) => "spent",
             view => {
-                if view?.broken {
-                    "broken"
-                } else {
-                    "kept"
+                let view = view?;
+                let short = |&(tokens, _): &(u64, _)| view.computed < tokens;
+                match () {
+                    () if view.broken => "broken",
+                    () if self.kept.as_ref().is_some_and(short) => "short",
+                    () => "kept",
                 }
             }
         })

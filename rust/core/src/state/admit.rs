@@ -54,6 +54,7 @@ impl Decision {
 impl State {
     /// Blocks of the tokens, and with the promised growth; `TooLarge` if they can never fit.
     pub(super) fn size(&self, tokens: u64, reserve: u64) -> Result<(u32, u32)> {
+        self.of_its_own("giving out blocks of the device")?;
         let limit = self.blocks_of(tokens.saturating_add(reserve));
         let limit = self.fits(Tier::DEVICE, limit)?;
         Ok((self.blocks_of(tokens) as u32, limit))

@@ -114,7 +114,7 @@ impl State {
 
     /// How many of these loads behind `device` blocks to take, `most` at most: all of them, but for
     /// those that an engine which can compute them does faster.
-    fn pays(&self, mut runs: Runs, most: u32, device: u32) -> u32 {
+    pub(super) fn pays(&self, mut runs: Runs, most: u32, device: u32) -> u32 {
         runs.cut(most);
         match self.config.speeds.filter(|_| self.config.recompute) {
             Some(speeds) => speeds.best(runs.iter(), device, self.rising()),

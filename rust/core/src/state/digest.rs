@@ -242,6 +242,7 @@ mod tests {
         ("config.write", |s| s.config.write = WritePolicy::Through),
         ("config.recompute", |s| s.config.recompute = false),
         ("config.keyed", |s| s.config.keyed[1] = true),
+        ("config.engine", |s| s.config.engine = true),
         ("config.speeds", |s| {
             s.config.speeds = Some(crate::cost::Speeds::default());
         }),
@@ -343,6 +344,7 @@ mod tests {
             flight(s).ended = Some((1, crate::plan::End::Good));
         }),
         ("a flight's dispatch", |s| flight(s).waits = Some(1)),
+        ("a flight's number", |s| flight(s).launched += 1),
         ("a step to wait for", |s| s.held[0].step += 1),
         ("slots held back", |s| drop(s.held.pop())),
         ("what was counted", |s| s.counters.evicted[0] += 1),

@@ -37,6 +37,7 @@ impl State {
         let (keys, parents) = self.keys_to_carry(flight, &moves);
         let record = &mut self.flights[flight];
         (record.moves, record.waits) = (moves, Some(number));
+        record.launched = number;
         (record.keys, record.parents) = (keys, parents);
         let plan = self.plan_of(flight);
         self.in_flight[plan.from.at()][plan.to.at()] += plan.len() as u32;
@@ -193,6 +194,7 @@ impl State {
             }
             return Ok(true);
         }
+        self.cut_kept(&moves, to);
         for step in &moves {
             if let Some(node) = self.arrival(to, step) {
                 self.detach(node, to);

@@ -43,7 +43,7 @@ impl State {
     }
 
     /// The lowest tier below the device that has a ready copy of a block.
-    fn lowest(&self, node: NodeIx) -> Option<Tier> {
+    pub(super) fn lowest(&self, node: NodeIx) -> Option<Tier> {
         let mut below = self.tiers.below(Tier::DEVICE).rev();
         below.find(|&tier| self.ready(node, tier).is_some())
     }
@@ -186,8 +186,13 @@ impl State {
     }
 
     fn unkeep(&mut self, parked: ParkedIx) {
+        self.unkeep_from(parked, 0);
+    }
+
+    /// Takes the keeps of its blocks from this one on away, the deepest first.
+    pub(super) fn unkeep_from(&mut self, parked: ParkedIx, first: usize) {
         let record = &mut self.parked[parked];
-        let path = std::mem::take(&mut record.path);
+        let path = record.path.split_off(first);
         let on_device = std::mem::take(&mut record.on_device) as usize;
         for (at, &node) in path.iter().enumerate().rev() {
             let block = &mut self.trie[node];

@@ -74,7 +74,7 @@ impl State {
         let (from, to) = (flight.from, flight.to);
         if flight.overdue {
             for step in &flight.moves {
-                self.free(to, step.to);
+                self.give_back(to, step.to);
             }
             return;
         }
@@ -82,6 +82,7 @@ impl State {
         match flight.purpose {
             Purpose::Nothing => {}
             Purpose::Below { parked } => {
+                self.cut_kept(flight.moves.get(good..).unwrap_or_default(), to);
                 let kept = self.land_below(flight, good);
                 if let Some(id) = parked {
                     self.count_failures(id, &kept.failed);
@@ -102,6 +103,21 @@ impl State {
                     Some(id) => self.shrink_keep(id.at()),
                     None if kept.landed => self.shrink_keeps(),
                     None => {}
+                }
+            }
+            Purpose::Stow => {
+                self.cut_kept(flight.moves.get(good..).unwrap_or_default(), to);
+                self.land_below(flight, good);
+                self.break_unbacked(to);
+            }
+            Purpose::Fetch => {
+                for step in &flight.moves {
+                    self.give_back(to, step.to);
+                }
+                if end == End::Corrupt
+                    && let Some(bad) = flight.moves.get(good)
+                {
+                    self.drop_corrupt(from, *bad);
                 }
             }
             Purpose::Up { lease, base } => {
@@ -347,7 +363,9 @@ impl State {
         let Some(node) = read(self) else { return };
         // So that it is dropped here, wherever it stands when its keeps have gone.
         self.pin(tier, bad.from);
-        if self.keeps_at(node, tier) > 0 {
+        if self.keeps_at(node, tier) > 0 && self.config.engine {
+            self.cut_kept(&[bad], tier);
+        } else if self.keeps_at(node, tier) > 0 {
             let keepers: Vec<ParkedIx> = self
                 .parked
                 .iter()

@@ -10,6 +10,7 @@ mod dedup;
 mod demote;
 mod digest;
 mod dry_run;
+mod engine;
 mod evict;
 mod finish;
 mod flights;
@@ -30,6 +31,7 @@ mod restore;
 mod resume;
 mod runs;
 mod seal;
+mod stow;
 mod ticket;
 mod tier;
 mod transitions;
@@ -40,6 +42,7 @@ pub use begin::{Filling, Request};
 pub use block_table::Cells;
 pub use demote::WritePolicy;
 pub use dry_run::Need;
+pub use engine::{Fetch, Wanted};
 pub use holders::{Holder, HolderId, Pending, Room};
 pub use probe::{Probe, Stop};
 pub use runs::MAX_RUNS;
@@ -76,6 +79,9 @@ pub struct Config {
     pub slots: Vec<u32>,
     /// Leading device slots that pad block tables and are never given out.
     pub null_slots: u32,
+    /// Whether the engine gives out the blocks of the device itself: they are numbers in plans then,
+    /// and none is given out, filled or evicted here.
+    pub engine: bool,
     /// Eviction policy of every tier.
     pub policy: EvictionPolicy,
     /// What is copied down from the device ahead of need.
@@ -104,6 +110,7 @@ impl Default for Config {
             block_size: 16,
             slots: Vec::new(),
             null_slots: 1,
+            engine: false,
             policy: EvictionPolicy::Recency,
             write: WritePolicy::OnEvict,
             writes_below: Vec::new(),
@@ -118,12 +125,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The null slots of a tier: the device alone has some.
+    /// The null slots of a tier: the device alone has some; all of one that is the engine's.
     pub(crate) fn null_slots_of(&self, tier: Tier) -> u32 {
-        if tier == Tier::DEVICE {
-            self.null_slots
-        } else {
-            0
+        match (tier, self.engine) {
+            (Tier::DEVICE, false) => self.null_slots,
+            (Tier::DEVICE, true) => self.slots[0],
+            _ => 0,
         }
     }
 
@@ -392,7 +399,7 @@ fn check(config: &Config) -> Result<()> {
         return Err(Error::argument("tiers", config.slots.len(), help));
     }
     let device = config.slots[0];
-    if device <= config.null_slots {
+    if device <= config.null_slots && !config.engine {
         let help = "must be more than the null slots";
         return Err(Error::argument("device", device, help));
     }

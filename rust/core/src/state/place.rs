@@ -106,14 +106,20 @@ impl State {
     }
 
     /// Idle blocks above that cannot be taken while `node` is busy on the tier, and could before.
-    pub(super) fn shaded_by(&self, mut node: NodeIx, tier: Tier) -> u32 {
-        let mut shaded = 0;
-        while let Some(parent) = self.trie.parent(node)
-            && let Some(slot) = self.trie.slot(parent, tier)
-            && !self.is_busy(parent, tier)
+    pub(super) fn shaded_by(&self, node: NodeIx, tier: Tier) -> u32 {
+        let parent = self.trie.parent(node);
+        parent.map_or(0, |parent| self.shaded_at(parent, tier))
+    }
+
+    /// The same of this block, and those above it.
+    pub(super) fn shaded_at(&self, node: NodeIx, tier: Tier) -> u32 {
+        let (mut shaded, mut next) = (0, Some(node));
+        while let Some(node) = next
+            && let Some(slot) = self.trie.slot(node, tier)
+            && !self.is_busy(node, tier)
         {
             shaded += u32::from(self.takeable(tier, slot));
-            node = parent;
+            next = self.trie.parent(node);
         }
         shaded
     }

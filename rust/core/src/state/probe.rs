@@ -37,7 +37,7 @@ pub struct Probe {
 }
 
 /// Keys that a walk looks ahead for.
-const AHEAD: usize = 32;
+pub(super) const AHEAD: usize = 32;
 
 impl State {
     /// Walks the keys from the root, leaving the nodes found in `self.path`. The device's blocks

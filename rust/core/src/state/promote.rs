@@ -19,6 +19,8 @@ impl State {
     pub fn promote(&mut self, keys: &[Key], blocks: u32, to: Tier) -> Result<Vec<Plan>> {
         if to > Tier::DEVICE {
             self.check_lower(to)?;
+        } else {
+            self.of_its_own("promoting to the device")?;
         }
         let probe = self.walk(keys);
         let path = std::mem::take(&mut self.path);

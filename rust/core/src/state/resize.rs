@@ -28,6 +28,9 @@ impl State {
             let help = "this cache was made without that tier";
             return Err(Error::argument("tier", tier.name(), help));
         }
+        if tier == Tier::DEVICE {
+            self.of_its_own("resizing the device")?;
+        }
         let null = self.config.null_slots_of(tier);
         if tier == Tier::DEVICE && slots <= null {
             let help = "must be more than the null slots";

@@ -48,7 +48,7 @@ struct Holders {
 }
 
 impl State {
-    /// Checks INV-1, 3, 6, 14, 20, 22 to 24, 33 and 34.
+    /// Checks INV-1, 3, 6, 14, 20, 22 to 24, 33 and 34, and E1.
     pub fn audit(&self) -> Option<Violation> {
         self.laws().err()
     }
@@ -76,6 +76,7 @@ impl State {
             self.conserved(tier)?;
             for slot in self.tiers[tier].pool.slots() {
                 self.held_rightly(tier, slot, &holders)?;
+                self.given_out_by_the_engine(tier, slot)?;
                 self.resident(tier, slot)?;
                 self.fenced(tier, slot, &holders)?;
             }

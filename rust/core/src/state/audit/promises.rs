@@ -60,7 +60,9 @@ impl State {
         for (_, parked) in self.parked.iter() {
             for (&node, at) in parked.path.iter().zip(1..) {
                 *keeps.entry(node).or_insert(0_u16) += 1;
-                let below = self.is_home(node);
+                let home = self.trie[node].keeps.home();
+                let comes = self.config.engine && self.filling(node, home).is_some();
+                let below = comes || self.is_home(node);
                 let lost = !below && self.ready(node, Tier::DEVICE).is_none();
                 if lost || (below && at == parked.on_device) || (!below && at > parked.on_device) {
                     let detail = format!(

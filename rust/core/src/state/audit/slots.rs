@@ -63,13 +63,29 @@ impl State {
             Hold::Pinned { pins: told } => pins == told && written == 0,
             Hold::Quarantined => pins == 0 && written <= 1,
         };
-        if right
-            && (hold != Hold::Null || (tier == Tier::DEVICE && slot.get() < self.config.null_slots))
-        {
+        if right && (hold != Hold::Null || slot.get() < self.config.null_slots_of(tier)) {
             return Ok(());
         }
         let detail = format!("it is {hold:?}, with {pins} holders and {written} copies into it");
         Err(self.violation("INV-1", tier, slot, detail))
+    }
+
+    /// A block of an engine that gives it out itself is held by nothing here, and names no block; a
+    /// fetch fills it, or did to an end that is not known (E1).
+    pub(super) fn given_out_by_the_engine(&self, tier: Tier, slot: SlotIx) -> Check {
+        if tier > Tier::DEVICE || !self.config.engine {
+            return Ok(());
+        }
+        let cell = self.tiers[tier].pool.cell(slot);
+        let theirs = matches!(
+            cell.hold,
+            Hold::Null | Hold::Filling { .. } | Hold::Quarantined
+        );
+        if theirs && cell.node.is_none() {
+            return Ok(());
+        }
+        let detail = format!("the engine's, and it is {:?} here", cell.hold);
+        Err(self.violation("E1", tier, slot, detail))
     }
 
     /// Slot and block name each other, and only ready or filling slots have a block (INV-3).

@@ -1,0 +1,302 @@
+"""The scheduler's half for an engine that gives out its block ids itself. It knows no engine.
+
+The engine keeps its own allocator and prefix cache. The connector tells it what lies below, and
+plans the copies; a `Worker` beside the model carries them out. In a step of the engine:
+
+1. `commit` takes what the workers have reported, and `arrived` says whose loads have ended.
+2. `matched` and `allocated` are asked for each request that is admitted; `preempted` is told of
+   each that must give its blocks up, and `finished` of each that has ended, in any order.
+3. `step` gives the orders of this step, and the worker takes them before anything is computed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from blockyard._core import Keys, Misuse, NoRoom, Parked
+from blockyard.engines.loads import Loads
+from blockyard.engines.orders import Ids, Orders
+from blockyard.shared.plan import Outcome
+from blockyard.shared.validate import integer, one_of
+from blockyard.yard.cache import KVCache
+
+__all__ = ["Connector"]
+
+_PATHS: Final = 8
+"""Running requests whose paths are touched in a step."""
+_BLOCKS: Final = 1024
+"""Blocks after which no further path is touched in a step."""
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A request."""
+
+    keys: Keys
+    first: int = 0
+    """Blocks that the engine had itself when it asked last."""
+    kept: Parked | None = None
+    keeping: int | None = None
+    """The flight that copies what is kept, until it has ended."""
+    failed: bool = False
+    """Whether its last load brought nothing: no other one is offered before it has run."""
+
+    def beyond(self, tokens: int) -> Parked | None:
+        """Returns what is kept of it, where that is more than these tokens."""
+        return None if self.kept is None or self.kept.computed <= tokens else self.kept
+
+
+class Connector:
+    """Finds, fetches, stows and keeps for the requests of one engine, which has an id for each.
+
+    It is for one thread, the one that schedules. All that it decides follows from the calls.
+
+    Args:
+        cache: The bookkeeping, made with `engine=`: the blocks that the engine gives out.
+        retries: How often a load is tried again of which a copy has failed.
+
+    Raises:
+        Misuse: A value is out of range.
+    """
+
+    def __init__(self, cache: KVCache, *, retries: int = 2) -> None:
+        self.cache = cache
+        """The bookkeeping."""
+        self._size = cache.block_size
+        self._loads = Loads(cache, integer("retries", retries, least=0))
+        self._rows: dict[Hashable, _Row] = {}
+        self._keeping: dict[int, _Row] = {}
+        """By the flight that copies what is kept."""
+        self._stows: list[tuple[Keys, Ids]] = []
+        self._running: OrderedDict[Hashable, Keys] = OrderedDict()
+        """Their paths, in the order in which they are touched next."""
+        self._now = 0
+
+    def matched(self, request: Hashable, keys: Keys, local: int = 0) -> int | None:
+        """Tells how many tokens lie below, behind the blocks that the engine has; ask at will.
+
+        Args:
+            request: Its id.
+            keys: The keys of its full blocks, from `KVCache.keys` or `ready_keys`.
+            local: Leading blocks that the engine has itself.
+
+        Returns:
+            Tokens from block `local` on, which need not end with a block and may be all that the
+            request has; 0 for none; None where they are in the air: ask again in a later step.
+
+        Raises:
+            Misuse: The request is loading, or there are not so many blocks.
+        """
+        self._check(request)
+        self._flush()
+        found = self.cache.find(keys, local)
+        row = self._row(request, keys)
+        row.first = local
+        if row.failed:
+            return 0
+        if row.kept is not None and row.kept.state == "broken":
+            self._release(row)
+        kept = row.beyond(local * self._size)
+        if kept is not None:
+            in_the_air = row.keeping is not None and kept.state == "kept"
+            return None if in_the_air else kept.computed - local * self._size
+        return None if found.stop == "filling" else (found.host + found.disk) * self._size
+
+    def allocated(self, request: Hashable, ids: Ids = ()) -> None:
+        """Begins a request that was `matched`: it runs, or its blocks come up first.
+
+        Args:
+            request: Its id.
+            ids: The engine's ids of the blocks that `matched` has counted, or of the first of them,
+                from block `local` on. They are the request's until `arrived` names it, even if it
+                ends before. None where nothing comes up: the request runs.
+
+        Raises:
+            Misuse: It was never matched, or is loading; or an id is out of range, or comes twice.
+        """
+        self._check(request)
+        row = self._rows.get(request)
+        if row is None:
+            raise Misuse(f"request {request!r} was not matched: call `matched` first")
+        self._flush()
+        if len(ids):
+            kept = row.beyond(row.first * self._size)
+            self._loads.begin(request, row.keys if kept is None else kept, ids, row.first)
+        else:
+            self._run(request, row)
+
+    def arrived(self) -> dict[Hashable, int]:
+        """Returns whose loads have ended since the last call, and the tokens that each has now.
+
+        They count from its start: what the engine had, and what has come. Where copies failed they
+        are fewer than was matched. One that has ended meanwhile is named too: its ids are free.
+        """
+        arrived: dict[Hashable, int] = {}
+        for request, load in self._loads.done():
+            row = self._rows.get(request)
+            if row is not None:
+                self._run(request, row)
+                row.failed = not load.good
+            arrived[request] = load.tokens(self._size)
+        return arrived
+
+    def preempted(self, request: Hashable, keys: Keys, ids: Ids, tokens: int) -> bool:
+        """Keeps what a request has computed. Its ids may be given to others at once.
+
+        Args:
+            request: Its id.
+            keys: The keys of its full blocks.
+            ids: The engine's ids of its blocks, from the first on, or more.
+            tokens: Tokens whose KV is in them.
+
+        Returns:
+            Whether all of it is kept. If not, for want of room below, its full blocks are stowed as
+            far as they find room, and may be evicted again.
+
+        Raises:
+            Misuse: It is loading; or ids, keys and tokens do not fit each other.
+        """
+        self._check(request)
+        self._flush()
+        tokens = integer("tokens", tokens, least=0)
+        kept: Parked | None = None
+        try:
+            if tokens:
+                kept = self.cache.keep(keys, ids[: -(-tokens // self._size)], tokens)
+        except NoRoom:
+            self.cache.stow(keys, ids[: tokens // self._size])
+        row = self._row(request, keys)
+        self._release(row)
+        self._running.pop(request, None)
+        row.failed, row.kept = False, kept
+        for plan in [] if kept is None else kept.plans:
+            row.keeping = plan.flight
+            self._keeping[plan.flight] = row
+        return kept is not None
+
+    def finished(self, request: Hashable, keys: Keys | None = None, ids: Ids = ()) -> bool:
+        """Ends a request, and stows its full blocks for others.
+
+        Args:
+            request: Its id. One that was never matched has nothing to give up.
+            keys: The keys of its full blocks; None to stow nothing, as where it is aborted.
+            ids: The engine's ids of those blocks whose KV is computed, from the first on.
+
+        Returns:
+            Whether its load still writes to its ids: keep them until `arrived` names it. If not,
+            they may be given to others at once.
+        """
+        if keys is not None and len(ids) and request not in self._loads:
+            self._stows.append((keys, np.array(ids[: len(keys)])))
+        row = self._rows.pop(request, None)
+        if row is not None:
+            self._release(row)
+        self._running.pop(request, None)
+        return self._loads.end(request)
+
+    def step(self, written: Ids = ()) -> Orders:
+        """Returns the orders of this step, for the workers of all ranks.
+
+        Args:
+            written: Ids in which tokens are computed from this step on, and were not before: those
+                given out since the last step, of loads that came short too. More do no harm.
+
+        Raises:
+            Misuse: An id is out of range.
+        """
+        self._flush()
+        self._loads.ask_again()
+        self._touch()
+        fence = self.cache.must_finish(written) if len(written) else None
+        plans = self.cache.dispatch()
+        up = tuple(plan for plan in plans if plan.destination_tier == "device")
+        down = tuple(plan for plan in plans if plan.destination_tier != "device")
+        ids = np.array([] if fence is None else written, np.int64)
+        return Orders(down, up, fence, ids)
+
+    def commit(self, outcomes: Iterable[Outcome], *, now: int | None = None) -> None:
+        """Takes what workers have reported: of all ranks the smallest count of good blocks holds.
+
+        Args:
+            outcomes: From `Worker.outcomes`.
+            now: The tick, for deadlines; None for one more than at the last call.
+
+        Raises:
+            Misuse: As in `KVCache.commit`.
+        """
+        now = self._now + 1 if now is None else now
+        self.cache.commit(list(outcomes), now=now)
+        self._now = now
+        self._land()
+
+    def reset(self, *, memory: Literal["lost", "kept"] = "lost") -> None:
+        """Forgets what runs and loads, after the engine was restarted and its blocks were lost.
+
+        Call it when the workers of all ranks were reset or are gone. What is kept of requests that
+        wait stays kept, as far as its copies have ended; all others must be matched again.
+
+        Args:
+            memory: Whether what is below is "kept", or "lost" as well.
+        """
+        one_of("memory", memory, ("lost", "kept"))
+        self.cache.dispatch()
+        for rank in range(self.cache.config.ranks):
+            self.cache.reset(rank, memory=memory)
+        self._land()
+        self._loads.reset()
+        self._stows.clear()
+        self._running.clear()
+        self._rows = {name: row for name, row in self._rows.items() if row.kept is not None}
+
+    def _check(self, request: Hashable) -> None:
+        if request in self._loads:
+            raise Misuse(f"request {request!r} is loading: wait until `arrived` names it")
+
+    def _row(self, request: Hashable, keys: Keys) -> _Row:
+        row = self._rows.get(request)
+        if row is None:
+            row = self._rows[request] = _Row(keys)
+        row.keys = keys
+        return row
+
+    def _flush(self) -> None:
+        """Stows what has ended, of all requests at once."""
+        if self._stows:
+            stows, self._stows = self._stows, []
+            self.cache.stow([keys for keys, _ in stows], [ids for _, ids in stows])
+
+    def _land(self) -> None:
+        landed = self.cache.landed()
+        for flight in landed:
+            row = self._keeping.pop(flight, None)
+            if row is not None and row.keeping == flight:
+                row.keeping = None
+        self._loads.land(landed)
+
+    def _run(self, request: Hashable, row: _Row) -> None:
+        """Lets a request run: what was kept of it is in the engine's blocks, or of no use."""
+        self._release(row)
+        row.failed = False
+        self._running[request] = row.keys
+
+    def _release(self, row: _Row) -> None:
+        kept, row.kept, row.keeping = row.kept, None, None
+        if kept is not None:
+            self.cache.abandon(kept)
+
+    def _touch(self) -> None:
+        """Says of a few requests that run, in turn, that what lies below of them is in use."""
+        paths: list[Keys] = []
+        blocks = 0
+        for _ in range(min(_PATHS, len(self._running))):
+            request, keys = self._running.popitem(last=False)
+            self._running[request] = keys
+            paths.append(keys)
+            blocks += len(keys)
+            if blocks >= _BLOCKS:
+                break
+        if paths:
+            self.cache.used(paths)

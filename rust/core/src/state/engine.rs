@@ -1,0 +1,344 @@
+//! Engine: a yard whose device belongs to an engine that gives out its blocks itself. They are numbers
+//! in plans, and null slots here: none is given out, resident or evicted. This file finds what lies
+//! below and brings it up; `stow.rs` copies down, and keeps.
+
+use super::probe::AHEAD;
+use super::{Probe, State, Stop};
+use crate::error::{Error, Result};
+use crate::flight::{Move, Purpose};
+use crate::id::{FlightId, Ix, Key, NodeIx, ParkedId, ParkedIx, SlotIx, Tier};
+use crate::plan::Plan;
+use crate::pool::Hold;
+use std::ops::Range;
+
+/// What a fetch brings up.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    /// The blocks of these keys.
+    Keys(&'a [Key]),
+    /// The blocks of a kept request, with its partial one.
+    Kept(ParkedId),
+}
+
+/// A fetch's answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Fetch {
+    /// Copies to make, of as many blocks as are there, in their order.
+    Plans(Vec<Plan>),
+    /// Its first block, or one of its ids, is in the air: ask again when this flight has ended.
+    Soon(FlightId),
+}
+
+impl State {
+    /// How much of a prefix, from block `after` on, lies below the engine's device and pays to load.
+    /// The blocks before it are the engine's; nothing is asked of them. A block that a fetch reads is
+    /// in the air, too: the engine will have it when that has landed.
+    ///
+    /// # Errors
+    /// `State` where the device is the yard's own; `Argument` for an `after` beyond the keys.
+    pub fn find(&mut self, keys: &[Key], after: u32) -> Result<Probe> {
+        self.of_an_engine("find")?;
+        let Some(keys) = keys.get(after as usize..) else {
+            let help = "blocks that the engine has are no more than the keys";
+            return Err(Error::argument("after", after, help));
+        };
+        let mut stop = self.look_below(keys);
+        let found = self.runs.blocks();
+        if found > 0 {
+            let pays = self.pays(self.runs, u32::MAX, after);
+            if pays < found {
+                self.runs.cut(pays);
+                stop = Stop::Slow;
+            }
+        }
+        Ok(Probe {
+            hits: self.runs.by_tier(),
+            stop,
+            evicted: None,
+        })
+    }
+
+    /// Looks blocks up, each by its own key, as far as they are ready below and not in the air. Leaves
+    /// them in `self.path`, and the runs of their highest tiers in `self.runs`.
+    fn look_below(&mut self, keys: &[Key]) -> Stop {
+        let mut path = std::mem::take(&mut self.path);
+        let mut tags = std::mem::take(&mut self.tags);
+        path.clear();
+        self.runs.clear();
+        let mut stop = Stop::Whole;
+        'walk: for keys in keys.chunks(AHEAD) {
+            self.trie.warm(keys.iter(), &mut tags);
+            for (key, &tag) in keys.iter().zip(&tags) {
+                let found = self.trie.seek(key, tag).map_err(|_| Stop::Missing);
+                match found.and_then(|node| Ok((node, self.loadable(node)?))) {
+                    Ok((_, tier)) if !self.runs.push(tier) => {
+                        stop = Stop::Scattered;
+                        break 'walk;
+                    }
+                    Ok((node, _)) => path.push(node),
+                    Err(none) => {
+                        stop = none;
+                        break 'walk;
+                    }
+                }
+            }
+        }
+        (self.path, self.tags) = (path, tags);
+        stop
+    }
+
+    /// The highest tier that has a block ready which is not on its way up already.
+    fn loadable(&self, node: NodeIx) -> Result<Tier, Stop> {
+        let tier = self.source(node)?;
+        match self.fetched_by(node) {
+            Some(flight) => Err(Stop::Filling(flight)),
+            None => Ok(tier),
+        }
+    }
+
+    /// The fetch that brings a block up, unless its end is unknown.
+    fn fetched_by(&self, node: NodeIx) -> Option<FlightId> {
+        let read = |tier| {
+            let slot = self.trie.slot(node, tier);
+            slot.is_some_and(|slot| self.tiers[tier].pool.cell(slot).readers > 0)
+        };
+        if !self.tiers.below(Tier::DEVICE).any(read) {
+            return None;
+        }
+        let own = Some(self.trie.id(node));
+        let mut fetches = self
+            .flights
+            .iter()
+            .filter(|(_, flight)| flight.purpose == Purpose::Fetch && !flight.overdue);
+        let (flight, _) =
+            fetches.find(|(_, flight)| flight.moves.iter().any(|step| step.node == own))?;
+        Some(FlightId(self.flights.id(flight)))
+    }
+
+    /// Brings blocks `first..first + ids.len()` up to the engine's `ids`, as many of the leading ones
+    /// as are ready below, by a flight for each run of one tier. Its sources stay until it has landed.
+    /// No plans: the first block is not there, or a promise would lose its backing.
+    ///
+    /// # Errors
+    /// `State` where the device is the yard's own; `Argument` for ids that the engine does not have, that
+    /// come twice, or are more than the blocks; `Spent` or `Foreign` for a kept request.
+    pub fn fetch(&mut self, what: Wanted<'_>, ids: &[u32], first: u32) -> Result<Fetch> {
+        self.of_an_engine("fetch")?;
+        self.check_ids(ids)?;
+        let kept = match what {
+            Wanted::Keys(_) => None,
+            Wanted::Kept(id) => Some(self.parked(id)?),
+        };
+        let range = first as usize..first as usize + ids.len();
+        let blocks = match (what, kept) {
+            (Wanted::Keys(keys), _) => keys.len(),
+            (_, kept) => kept.map_or(0, |kept| self.parked[kept].path.len()),
+        };
+        check_range(ids, &range, blocks)?;
+        if let Some(flight) = self.touching(ids) {
+            return Ok(Fetch::Soon(flight));
+        }
+        let stop = match (what, kept) {
+            (Wanted::Keys(keys), _) => self.look_below(&keys[range]),
+            (_, kept) => self.look_kept(kept, range),
+        };
+        let path = std::mem::take(&mut self.path);
+        let answer = match stop {
+            Stop::Filling(flight) if path.is_empty() => Fetch::Soon(flight),
+            _ => Fetch::Plans(self.bring_up(&path, ids)),
+        };
+        self.path = path;
+        Ok(answer)
+    }
+
+    /// As [`Self::look_below`], of blocks that are known; the tier of each is chosen when it is read.
+    fn look_kept(&mut self, kept: Option<ParkedIx>, range: Range<usize>) -> Stop {
+        let mut path = std::mem::take(&mut self.path);
+        path.clear();
+        let mut stop = Stop::Whole;
+        let nodes = kept.map_or(&[][..], |kept| &self.parked[kept].path[range]);
+        for &node in nodes {
+            if let Err(none) = self.loadable(node) {
+                stop = none;
+                break;
+            }
+            path.push(node);
+        }
+        self.path = path;
+        stop
+    }
+
+    /// Puts the loads of these blocks in flight, on the highest tier of each where that takes no
+    /// backing from a promise, as far as there is one and by as many flights as a load may have.
+    fn bring_up(&mut self, path: &[NodeIx], ids: &[u32]) -> Vec<Plan> {
+        let mut plans: Vec<Plan> = Vec::new();
+        let mut moves: Vec<Move> = Vec::new();
+        let mut from = None;
+        for (&node, &id) in path.iter().zip(ids) {
+            let Some((tier, slot)) = self.mark_below(node) else {
+                break;
+            };
+            if from != Some(tier) {
+                if plans.len() + 2 > super::MAX_RUNS && from.is_some() {
+                    self.unmark(tier, slot);
+                    break;
+                }
+                plans.extend(from.map(|from| self.fetch_from(from, std::mem::take(&mut moves))));
+                from = Some(tier);
+            }
+            if !self.trie[node].is_anonymous() {
+                self.note_use(node);
+            }
+            moves.push(Move {
+                node: Some(self.trie.id(node)),
+                from: slot,
+                to: SlotIx::new(id),
+            });
+        }
+        plans.extend(from.map(|from| self.fetch_from(from, moves)));
+        plans
+    }
+
+    /// Marks a block as read on the highest tier where that takes no backing from a promise.
+    fn mark_below(&mut self, node: NodeIx) -> Option<(Tier, SlotIx)> {
+        self.tiers.below(Tier::DEVICE).find_map(|tier| {
+            let slot = self.ready(node, tier)?;
+            self.mark_backed(tier, slot).then_some((tier, slot))
+        })
+    }
+
+    fn fetch_from(&mut self, from: Tier, moves: Vec<Move>) -> Plan {
+        let flight = self.open_flight(from, Tier::DEVICE, Purpose::Fetch);
+        for step in &moves {
+            self.put(Tier::DEVICE, step.to, Hold::Filling { flight });
+        }
+        self.counters.hits[from.at()] += moves.len() as u64;
+        self.launch(flight, moves)
+    }
+
+    /// The newest flight that reads or writes one of the engine's `ids`, if any does still: they may be
+    /// written when it has ended, and all that were launched before it. A flight whose end is unknown
+    /// has not ended.
+    ///
+    /// # Errors
+    /// `State` where the device is the yard's own; `Argument` for an id that the engine does not have.
+    pub fn must_finish(&self, ids: &[u32]) -> Result<Option<FlightId>> {
+        self.of_an_engine("must_finish")?;
+        self.check_range_of_ids(ids)?;
+        Ok(self.touching(ids))
+    }
+
+    fn touching(&self, ids: &[u32]) -> Option<FlightId> {
+        let pool = &self.tiers[Tier::DEVICE].pool;
+        let busy = |&id: &SlotIx| {
+            let cell = pool.cell(id);
+            cell.readers > 0 || cell.hold != Hold::Null
+        };
+        let busy: Vec<SlotIx> = ids.iter().copied().map(SlotIx::new).filter(busy).collect();
+        if busy.is_empty() {
+            return None;
+        }
+        let touches = |step: &Move, purpose| match purpose {
+            Purpose::Stow => busy.contains(&step.from),
+            Purpose::Fetch => busy.contains(&step.to),
+            _ => false,
+        };
+        let flights = self.flights.iter().filter(|(_, flight)| {
+            let purpose = flight.purpose;
+            flight.moves.iter().any(|step| touches(step, purpose))
+        });
+        let (newest, _) = flights.max_by_key(|(_, flight)| flight.launched)?;
+        Some(FlightId(self.flights.id(newest)))
+    }
+
+    /// The engine has used these paths, whatever lies below of them: each block goes to the back of
+    /// its class on every tier where it rests, the deepest first.
+    ///
+    /// # Errors
+    /// `State` where the device is the yard's own.
+    pub fn used(&mut self, rows: &[&[Key]]) -> Result<()> {
+        self.of_an_engine("used")?;
+        let mut path = std::mem::take(&mut self.path);
+        let mut tags = std::mem::take(&mut self.tags);
+        for row in rows {
+            path.clear();
+            for keys in row.chunks(AHEAD) {
+                self.trie.warm(keys.iter(), &mut tags);
+                let found = keys.iter().zip(&tags);
+                path.extend(found.filter_map(|(key, &tag)| self.trie.seek(key, tag).ok()));
+            }
+            for &node in path.iter().rev() {
+                for tier in self.tiers.below(Tier::DEVICE) {
+                    if let Some(slot) = self.trie.slot(node, tier)
+                        && matches!(self.hold(tier, slot), Hold::Idle { .. })
+                    {
+                        self.reorder(node, tier, slot);
+                    }
+                }
+            }
+        }
+        (self.path, self.tags) = (path, tags);
+        Ok(())
+    }
+
+    /// Gives a destination back whose copy did not come: to the engine, where it is its own.
+    pub(super) fn give_back(&mut self, tier: Tier, slot: SlotIx) {
+        if tier == Tier::DEVICE && self.config.engine {
+            self.put(tier, slot, Hold::Null);
+        } else {
+            self.free(tier, slot);
+        }
+    }
+
+    pub(super) fn of_an_engine(&self, verb: &str) -> Result<()> {
+        if self.config.engine {
+            return Ok(());
+        }
+        let what = format!("{verb} on a cache that owns its device");
+        Err(Error::state(
+            what,
+            "make the cache with engine=, the blocks of an engine that gives them out itself",
+        ))
+    }
+
+    pub(super) fn of_its_own(&self, verb: &str) -> Result<()> {
+        if !self.config.engine {
+            return Ok(());
+        }
+        let what = format!("{verb} on a cache whose device is the engine's");
+        Err(Error::state(
+            what,
+            "use find, fetch, stow and keep; or make the cache with device=",
+        ))
+    }
+
+    fn check_range_of_ids(&self, ids: &[u32]) -> Result<()> {
+        let blocks = self.tiers[Tier::DEVICE].pool.len();
+        match ids.iter().find(|&&id| id >= blocks) {
+            Some(&id) => Err(Error::argument("ids", id, "the engine has no such block")),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn check_ids(&self, ids: &[u32]) -> Result<()> {
+        self.check_range_of_ids(ids)?;
+        let mut sorted = ids.to_vec();
+        sorted.sort_unstable();
+        match sorted.array_windows().find(|[one, next]| one == next) {
+            Some([id, _]) => Err(Error::argument(
+                "ids",
+                *id,
+                "it comes twice: an id has one block",
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(super) fn check_range(ids: &[u32], range: &Range<usize>, blocks: usize) -> Result<()> {
+    if range.end <= blocks {
+        return Ok(());
+    }
+    let help = "give no more ids than there are blocks from first on";
+    Err(Error::argument("ids", ids.len(), help))
+}

@@ -1,0 +1,442 @@
+//! Stow: copies of the engine's blocks to a tier below, for all that have the same prefix, or kept
+//! for one request whose blocks the engine gives up. What a kept request loses cuts it to the blocks
+//! before: the engine has its sources no more.
+
+use super::State;
+use super::engine::check_range;
+use crate::error::{Error, Result};
+use crate::flight::{Move, Purpose};
+use crate::id::{FlightIx, Id, Ix, Key, MAX_TIERS, NodeIx, ParkedId, SlotIx, Tier};
+use crate::index::{Gap, Tag, mix};
+use crate::keeps::Keeps;
+use crate::plan::Plan;
+use crate::pool::Hold;
+use crate::record::Parked;
+use crate::trie::Uses;
+
+/// What a block of a path stands on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Above {
+    /// Nothing: it is the first of its sequence.
+    Root,
+    Block(Id<NodeIx>),
+    /// A block that is nowhere.
+    Gone,
+}
+
+impl State {
+    /// Copies what of blocks `first..first + ids.len()` is neither below nor on its way there from the
+    /// engine's `ids`, to the nearest lower tier that has slots: the root first, as many as there is
+    /// room for. `None`: all is there, or nothing finds room.
+    ///
+    /// # Errors
+    /// `State` where the device is the yard's own; `Argument` for ids that the engine does not have, that
+    /// come twice, or are more than the blocks.
+    pub fn stow(&mut self, keys: &[Key], ids: &[u32], first: u32) -> Result<Option<Plan>> {
+        self.check_stow(keys, ids, first)?;
+        Ok(self.stow_checked(keys, ids, first as usize))
+    }
+
+    /// The same of several requests, each with its keys, ids and first block, in their order.
+    ///
+    /// # Errors
+    /// As [`Self::stow`]; then none of them is copied.
+    pub fn stow_all(&mut self, rows: &[(&[Key], &[u32], u32)]) -> Result<Vec<Option<Plan>>> {
+        for &(keys, ids, first) in rows {
+            self.check_stow(keys, ids, first)?;
+        }
+        let stow = |&(keys, ids, first): &(&[Key], &[u32], u32)| {
+            self.stow_checked(keys, ids, first as usize)
+        };
+        Ok(rows.iter().map(stow).collect())
+    }
+
+    fn check_stow(&self, keys: &[Key], ids: &[u32], first: u32) -> Result<()> {
+        self.of_an_engine("stow")?;
+        self.check_ids(ids)?;
+        check_range(
+            ids,
+            &(first as usize..first as usize + ids.len()),
+            keys.len(),
+        )
+    }
+
+    fn stow_checked(&mut self, keys: &[Key], ids: &[u32], first: usize) -> Option<Plan> {
+        let to = self.tiers.next_below(Tier::DEVICE)?;
+        let above = match first.checked_sub(1) {
+            None => Above::Root,
+            Some(last) => self.above(self.trie.find(&keys[last])),
+        };
+        let keys = &keys[first..first + ids.len()];
+        let path = self.known(keys, ids, above);
+        let new = path.iter().filter(|node| node.is_none()).count();
+        if new == 0 {
+            return None;
+        }
+        // What is there of the path already is no room for it.
+        let parent = self.block_of_id(above);
+        let own = parent.iter().chain(path.iter().flatten());
+        let own: Vec<SlotIx> = own.filter_map(|&node| self.ready(node, to)).collect();
+        for &slot in &own {
+            self.mark(to, slot);
+        }
+        let room = self.tiers[to].ledger.available().max(0);
+        let most = usize::try_from(room).map_or(new, |room| room.min(new));
+        self.make_room(to, most as u32);
+        let plan = self.fill_path(keys, ids, (above, &path), to, most);
+        for &slot in own.iter().rev() {
+            self.unmark(to, slot);
+        }
+        for &slot in own.iter().rev() {
+            self.retire(to, slot);
+        }
+        plan
+    }
+
+    /// The blocks of a path that are known, and `None` for those to copy: as far as the keys agree with
+    /// what is known, and none of the ids of the others is being filled.
+    fn known(&mut self, keys: &[Key], ids: &[u32], mut above: Above) -> Vec<Option<NodeIx>> {
+        let mut path = Vec::with_capacity(keys.len());
+        let mut tags = std::mem::take(&mut self.tags);
+        self.trie.warm(keys.iter(), &mut tags);
+        for ((key, &tag), &id) in keys.iter().zip(&tags).zip(ids) {
+            let node = self.trie.seek(key, tag).ok();
+            match node {
+                Some(node) if !self.stands_on(node, above) => break,
+                None if self.hold(Tier::DEVICE, SlotIx::new(id)) != Hold::Null => break,
+                Some(node) => {
+                    self.join(node, above);
+                    self.note_use(node);
+                }
+                None => {}
+            }
+            path.push(node);
+            above = self.above(node);
+        }
+        self.tags = tags;
+        path
+    }
+
+    /// Copies the first `most` blocks of a path that are not known; they have room.
+    fn fill_path(
+        &mut self,
+        keys: &[Key],
+        ids: &[u32],
+        (mut above, path): (Above, &[Option<NodeIx>]),
+        to: Tier,
+        most: usize,
+    ) -> Option<Plan> {
+        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Stow);
+        let mut moves = Vec::with_capacity(most);
+        let mut behind_new = false;
+        for ((key, &id), &known) in keys.iter().zip(ids).zip(path) {
+            let node = match known {
+                Some(node) => {
+                    if behind_new {
+                        self.link(node, self.block_of_id(above));
+                    }
+                    node
+                }
+                None if moves.len() == most => break,
+                None => {
+                    let Err(gap) = self.trie.seek(key, Tag::of(key)) else {
+                        // It comes twice.
+                        break;
+                    };
+                    let node = self.new_block(above, Some((key, gap)));
+                    self.fill_from(node, SlotIx::new(id), flight, &mut moves);
+                    node
+                }
+            };
+            behind_new = known.is_none();
+            above = Above::Block(self.trie.id(node));
+        }
+        self.launch_if_any(flight, moves)
+    }
+
+    /// Copies all blocks of a request's `tokens` tokens down that are neither below nor on their way
+    /// there, with the partial one, from all of its `ids`; and keeps them, until it is abandoned. What
+    /// is new goes to the nearest lower tier that has room for all of it.
+    ///
+    /// # Errors
+    /// As [`Self::stow`]; `Argument` too for more or fewer ids than blocks, fewer keys than full blocks,
+    /// or keys that contradict each other; `State` for ids that are being filled; `TooLarge` or `NoRoom`.
+    pub fn stow_kept(
+        &mut self,
+        keys: &[Key],
+        ids: &[u32],
+        tokens: u64,
+    ) -> Result<(ParkedId, Option<Plan>)> {
+        let full = self.check_kept(keys, ids, tokens)?;
+        let keys = &keys[..full];
+        let mut path: Vec<Option<NodeIx>> = keys.iter().map(|key| self.trie.find(key)).collect();
+        self.check_path(keys, &path)?;
+        path.resize(ids.len(), None);
+        let to = self.choose_tier(&path)?;
+
+        for pair in path.windows(2) {
+            if let [Some(parent), Some(node)] = *pair {
+                self.join(node, self.above(Some(parent)));
+            }
+        }
+        for &node in path.iter().flatten() {
+            self.note_use(node);
+            self.keep_block(node, to);
+        }
+        let new = path.iter().filter(|node| node.is_none()).count();
+        self.make_room(to, new as u32);
+        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Stow);
+        let (mut moves, mut nodes) = (Vec::with_capacity(new), Vec::with_capacity(path.len()));
+        let mut above = Above::Root;
+        for (at, (&known, &id)) in path.iter().zip(ids).enumerate() {
+            let node = known.unwrap_or_else(|| {
+                let gap = |key: &Key| self.trie.seek(key, Tag::of(key)).err();
+                let key = keys.get(at).and_then(|key| Some((key, gap(key)?)));
+                let node = self.new_block(above, key);
+                self.trie[node].keeps = Keeps::one(to);
+                self.fill_from(node, SlotIx::new(id), flight, &mut moves);
+                node
+            });
+            if known.is_some() && at > 0 && path[at - 1].is_none() {
+                self.link(node, nodes.last().copied());
+            }
+            nodes.push(node);
+            above = self.above(Some(node));
+        }
+        self.parkings += 1;
+        let parked = self.parked.insert(Parked {
+            path: nodes,
+            computed: tokens,
+            order: self.parkings,
+            ..Parked::default()
+        });
+        self.counters.parked += 1;
+        let plan = self.launch_if_any(flight, moves);
+        Ok((ParkedId(self.parked.id(parked)), plan))
+    }
+
+    /// Returns how many of the keys are of full blocks.
+    fn check_kept(&self, keys: &[Key], ids: &[u32], tokens: u64) -> Result<usize> {
+        self.of_an_engine("keep")?;
+        self.check_ids(ids)?;
+        if tokens == 0 {
+            return Err(Error::argument(
+                "tokens",
+                tokens,
+                "must be >= 1: a request has a token",
+            ));
+        }
+        let (blocks, full) = (
+            self.blocks_of(tokens),
+            tokens / u64::from(self.config.block_size),
+        );
+        if ids.len() as u64 != blocks {
+            let help = "give an id for each block of the tokens, the partial one included";
+            return Err(Error::argument("ids", ids.len(), help));
+        }
+        if (keys.len() as u64) < full {
+            let help = "give a key for each full block of the tokens";
+            return Err(Error::argument("keys", keys.len(), help));
+        }
+        let filled = |&&id: &&u32| self.hold(Tier::DEVICE, SlotIx::new(id)) != Hold::Null;
+        if let Some(id) = ids.iter().find(filled) {
+            let what = format!("keeping block {id} of the engine, which is being filled");
+            return Err(Error::state(
+                what,
+                "ask must_finish, and wait for that flight",
+            ));
+        }
+        Ok(full as usize)
+    }
+
+    /// Whether each known block of a path names the one before it as its parent.
+    fn check_path(&self, keys: &[Key], path: &[Option<NodeIx>]) -> Result<()> {
+        let mut above = Above::Root;
+        for (key, &node) in keys.iter().zip(path) {
+            if node.is_some_and(|node| !self.stands_on(node, above)) {
+                let help = "it has another parent: the keys contradict each other";
+                return Err(Error::argument("keys", key.hex(), help));
+            }
+            above = self.above(node);
+        }
+        let new = keys.iter().zip(path).filter(|(_, node)| node.is_none());
+        let mut new: Vec<(u64, &Key)> = new.map(|(key, _)| (mix(key), key)).collect();
+        new.sort_unstable_by_key(|&(mixed, _)| mixed);
+        match new
+            .array_windows()
+            .find(|[(_, one), (_, next)]| one == next)
+        {
+            Some([(_, key), _]) => {
+                let help =
+                    "it comes twice: a key has one block, and the keys contradict each other";
+                Err(Error::argument("keys", key.hex(), help))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn above(&self, node: Option<NodeIx>) -> Above {
+        node.map_or(Above::Gone, |node| Above::Block(self.trie.id(node)))
+    }
+
+    /// Whether a block names this one as its parent, or one that was dropped.
+    fn stands_on(&self, node: NodeIx, above: Above) -> bool {
+        let Some(parent) = self.trie[node].parent else {
+            return above == Above::Root;
+        };
+        let orphan = self.trie.live(parent).is_none();
+        above == Above::Block(parent) || (orphan && above != Above::Root)
+    }
+
+    /// Links an orphan again, unless a promise could lose its backing by that.
+    fn join(&mut self, node: NodeIx, above: Above) {
+        if let Above::Block(id) = above
+            && self.trie[node].parent != Some(id)
+            && !self.is_read(node)
+        {
+            self.link(node, self.trie.live(id));
+        }
+    }
+
+    fn block_of_id(&self, above: Above) -> Option<NodeIx> {
+        match above {
+            Above::Block(id) => self.trie.live(id),
+            _ => None,
+        }
+    }
+
+    /// A block that is new here; without a key it is a partial one.
+    fn new_block(&mut self, above: Above, key: Option<(&Key, Gap)>) -> NodeIx {
+        let node = self.trie.add(self.block_of_id(above));
+        if above == Above::Gone {
+            self.trie.put_under(node, None);
+        }
+        if let Some((key, gap)) = key {
+            let ghost = self.ghosts.as_mut().is_some_and(|ghosts| ghosts.take(key));
+            let uses = if ghost { Uses::Repeated } else { Uses::Once };
+            self.trie.name(node, *key, gap, uses);
+        }
+        node
+    }
+
+    /// Adds a block to a stow, whose tier has a free slot.
+    fn fill_from(&mut self, node: NodeIx, id: SlotIx, flight: FlightIx, moves: &mut Vec<Move>) {
+        let to = self.flights[flight].to;
+        self.mark(Tier::DEVICE, id);
+        if let Some(slot) = self.destination(node, to, flight) {
+            moves.push(Move {
+                node: Some(self.trie.id(node)),
+                from: id,
+                to: slot,
+            });
+        }
+    }
+
+    /// Where a block that is below is kept, which nothing keeps yet: on the lowest tier that has it
+    /// ready, or will have.
+    fn home_below(&self, node: NodeIx) -> Option<Tier> {
+        let mut below = self.tiers.below(Tier::DEVICE);
+        self.lowest(node)
+            .or_else(|| below.find(|&tier| self.trie.slot(node, tier).is_some()))
+    }
+
+    /// One request more keeps a block.
+    fn keep_block(&mut self, node: NodeIx, to: Tier) {
+        if self.trie[node].keeps.count() == 0 {
+            let home = self.home_below(node).unwrap_or(to);
+            self.trie[node].keeps = Keeps::default().at(home);
+        }
+        let home = self.trie[node].keeps.home();
+        if let Some(slot) = self.ready(node, home) {
+            self.pin(home, slot);
+        }
+        self.trie[node].keeps.gain();
+    }
+
+    /// The nearest lower tier that has room for what of a path is not below yet.
+    fn choose_tier(&self, path: &[Option<NodeIx>]) -> Result<Tier> {
+        let below = || self.tiers.below(Tier::DEVICE);
+        let limits = below().map(|tier| self.tiers[tier].pool.limit());
+        let capacity = limits.max().unwrap_or(0);
+        if path.len() > capacity as usize {
+            return Err(Error::TooLarge {
+                tier: self.tiers.next_below(Tier::DEVICE).unwrap_or(Tier::HOST),
+                need: path.len() as u64,
+                capacity: u64::from(capacity),
+            });
+        }
+        let mut refused = None;
+        for to in below().filter(|&to| self.tiers[to].pool.limit() > 0) {
+            let Some(costs) = self.stow_cost(path, to) else {
+                return Err(Error::Unsupported {
+                    what: "kept requests that share a block",
+                    value: u64::from(Keeps::MOST),
+                    help: "fetch and release some of them first",
+                });
+            };
+            let mut tiers = below();
+            match tiers.try_for_each(|tier| self.decide(tier, costs[tier.at()], 0).check()) {
+                Ok(()) => return Ok(to),
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        refused.map_or(Ok(Tier::HOST), Err)
+    }
+
+    /// How many slots of each tier keeping a path takes, of which what is `None` is copied to `to`:
+    /// with those that cannot be taken any more, because they are pinned or stand above what is, or is
+    /// filling. `None`: too many keep one of them.
+    fn stow_cost(&self, path: &[Option<NodeIx>], to: Tier) -> Option<[u64; MAX_TIERS]> {
+        let mut costs = [0; MAX_TIERS];
+        let mut above = [false; MAX_TIERS];
+        for &node in path.iter().rev() {
+            let Some(node) = node else {
+                costs[to.at()] += 1;
+                above = [false; MAX_TIERS];
+                above[to.at()] = true;
+                continue;
+            };
+            let keeps = self.trie[node].keeps.count();
+            if keeps == Keeps::MOST {
+                return None;
+            }
+            let home = self.home_below(node).filter(|_| keeps == 0);
+            for tier in self.tiers.below(Tier::DEVICE) {
+                let slot = self.trie.slot(node, tier);
+                let pinned = home == Some(tier) && self.ready(node, tier).is_some();
+                above[tier.at()] = slot.is_some() && (above[tier.at()] || pinned);
+                let taken = above[tier.at()] && slot.is_some_and(|slot| self.takeable(tier, slot));
+                costs[tier.at()] += u64::from(taken);
+            }
+        }
+        Some(costs)
+    }
+
+    /// Copies of these moves on a tier are lost, or their end is unknown. Where the device is the
+    /// engine's there is no other of a block whose home the tier is: the requests that keep it keep
+    /// only what is before it.
+    pub(super) fn cut_kept(&mut self, moves: &[Move], tier: Tier) {
+        if !self.config.engine {
+            return;
+        }
+        let lost = moves.iter().filter_map(|step| self.trie.live(step.node?));
+        let lost: Vec<NodeIx> = lost.filter(|&node| self.keeps_at(node, tier) > 0).collect();
+        if lost.is_empty() {
+            return;
+        }
+        let cut = |parked: &Parked| parked.path.iter().position(|node| lost.contains(node));
+        let cuts = self.parked.iter();
+        let cuts: Vec<_> = cuts
+            .filter_map(|(index, parked)| Some((index, cut(parked)?)))
+            .collect();
+        for (index, at) in cuts {
+            if at == 0 {
+                self.break_keep(index);
+                continue;
+            }
+            self.unkeep_from(index, at);
+            let tokens = at as u64 * u64::from(self.config.block_size);
+            self.parked[index].computed = tokens;
+        }
+    }
+}

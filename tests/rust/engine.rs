@@ -1,0 +1,617 @@
+//! An engine that gives out its blocks itself, by seed: every block has bytes, copies read and write
+//! them when they may, and each position that a request uses is checked (laws E1 to E7).
+
+use blockyard_core::{
+    Cache, Chain, Config, EvictionPolicy, Extras, Fetch, FlightId, KeyHash, Namespace, Outcome,
+    ParkedId, Plan, Stop, Tier, Wanted, WritePolicy,
+};
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+const SIZE: usize = 2;
+
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, most: usize) -> usize {
+        // SplitMix64 (Steele, Lea, Flood 2014).
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed ^ (mixed >> 31)) % most as u64) as usize
+    }
+
+    fn one_in(&mut self, most: usize) -> bool {
+        self.below(most) == 0
+    }
+}
+
+/// The bytes of a block: what the tokens up to its last computed position make of it.
+fn bytes(tokens: &[u32]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    tokens.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Block {
+    bytes: u64,
+    /// A bit of it has flipped.
+    flipped: bool,
+    /// A fetch has said so: it must not be offered again.
+    told: bool,
+}
+
+#[derive(Debug, Default)]
+struct Request {
+    tokens: Vec<u32>,
+    most: usize,
+    ids: Vec<u32>,
+    computed: usize,
+    kept: Option<ParkedId>,
+    /// What is loaded for it: flights, with the block that each begins at.
+    loads: Vec<(FlightId, usize)>,
+    /// Leading good blocks of each load that has ended.
+    good: BTreeMap<usize, usize>,
+    runs: bool,
+}
+
+impl Request {
+    /// The tokens up to the end of what a block has of them.
+    fn until(&self, block: usize, computed: usize) -> &[u32] {
+        &self.tokens[..((block + 1) * SIZE).min(computed)]
+    }
+}
+
+struct Flying {
+    plan: Plan,
+    /// What was read when it began, where it reads at once.
+    early: Option<Vec<Block>>,
+    unknown: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Seen {
+    plans: Vec<Vec<u8>>,
+    kept: u32,
+    cut: u32,
+    broken: u32,
+    fetched: u32,
+    soon: u32,
+    fenced: u32,
+    corrupt: u32,
+    unknown: u32,
+    refused: u32,
+    resumed_whole: u32,
+}
+
+struct World {
+    cache: Cache,
+    chance: Chance,
+    engine: Vec<Block>,
+    below: [Vec<Block>; 2],
+    free: Vec<u32>,
+    requests: BTreeMap<u32, Request>,
+    named: u32,
+    air: Vec<Flying>,
+    seen: Seen,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut chance = Chance(seed);
+        let engine = 8 + chance.below(20) as u32;
+        let (host, disk) = (
+            [0, 6, 14, 40][chance.below(4)],
+            [0, 10, 40][chance.below(3)],
+        );
+        let pick = |at: usize| [WritePolicy::OnEvict, WritePolicy::Through][at];
+        let config = Config {
+            block_size: SIZE as u32,
+            slots: vec![engine, host, disk],
+            engine: true,
+            policy: [EvictionPolicy::Recency, EvictionPolicy::Heap][chance.below(2)],
+            writes_below: vec![pick(chance.below(2))],
+            ..Config::default()
+        };
+        let cache = Cache::new(config, KeyHash::default(), &Namespace::default());
+        Self {
+            cache: cache.expect("valid"),
+            chance,
+            engine: vec![Block::default(); engine as usize],
+            below: [vec![Block::default(); 64], vec![Block::default(); 64]],
+            free: (0..engine).collect(),
+            requests: BTreeMap::new(),
+            named: 0,
+            air: Vec::new(),
+            seen: Seen::default(),
+        }
+    }
+
+    fn chain(&self, tokens: &[u32]) -> Chain {
+        let mut chain = self.cache.chain(Extras::default()).expect("plain");
+        chain.extend(tokens).expect("tokens");
+        chain
+    }
+
+    fn block(&mut self, tier: Tier, slot: u32) -> &mut Block {
+        match tier.0 {
+            0 => &mut self.engine[slot as usize],
+            below => &mut self.below[below - 1][slot as usize],
+        }
+    }
+
+    fn pick(&mut self, wanted: impl Fn(&Request) -> bool) -> Option<u32> {
+        let all: Vec<u32> = self
+            .requests
+            .iter()
+            .filter(|(_, request)| wanted(request))
+            .map(|(&name, _)| name)
+            .collect();
+        (!all.is_empty()).then(|| all[self.chance.below(all.len())])
+    }
+
+    /// What the cranes are given; some read at once, others when they end.
+    fn dispatch(&mut self) {
+        let plans = self.cache.lock().dispatch();
+        for plan in plans {
+            self.seen.plans.push(plan.to_bytes());
+            for &slot in &plan.sources {
+                let told = self.block_of(plan.from, slot).told;
+                assert!(
+                    !told,
+                    "a bad copy is offered again: {} slot {slot}",
+                    plan.from.name()
+                );
+            }
+            let early = self.chance.one_in(2).then(|| {
+                let sources = plan.sources.clone();
+                let read = |&slot: &u32| *self.block(plan.from, slot);
+                sources.iter().map(read).collect()
+            });
+            let unknown = false;
+            self.air.push(Flying {
+                plan,
+                early,
+                unknown,
+            });
+        }
+    }
+
+    fn add(&mut self) {
+        if self.requests.len() == 8 {
+            return;
+        }
+        let (family, prompt) = (self.chance.below(3) as u32, 1 + self.chance.below(9));
+        let own = self.chance.below(5);
+        let mut tokens: Vec<u32> = (0..prompt as u32).map(|at| 100 * family + at).collect();
+        tokens.extend((0..own as u32).map(|at| 1_000 * (self.named + 1) + at));
+        let most = tokens.len() + 1 + self.chance.below(6);
+        self.named += 1;
+        let request = Request {
+            most,
+            tokens,
+            ..Request::default()
+        };
+        self.requests.insert(self.named, request);
+    }
+
+    /// The engine gives a waiting request its blocks, and asks what is below.
+    fn admit(&mut self) {
+        let Some(name) = self.pick(|request| !request.runs && request.loads.is_empty()) else {
+            return;
+        };
+        let request = &self.requests[&name];
+        let blocks = request.tokens.len().div_ceil(SIZE);
+        if self.free.len() < blocks {
+            return;
+        }
+        let (kept, tokens) = (request.kept, request.tokens.clone());
+        let chain = self.chain(&tokens);
+        let ids: Vec<u32> = self.free[..blocks].to_vec();
+        let mut computed = 0;
+        let fetched = if let Some(kept) = kept {
+            let view = self.cache.lock().view_parked(kept).expect("kept");
+            computed = view.computed as usize;
+            let (what, blocks) = (Wanted::Kept(kept), view.blocks as usize);
+            self.cache
+                .lock()
+                .fetch(what, &ids[..blocks], 0)
+                .expect("its own")
+        } else {
+            // The last token is computed anew, so that there are logits.
+            let most = (tokens.len() - 1) / SIZE;
+            let keys = &chain.keys()[..most];
+            let before = self.cache.lock().digest();
+            let found = self.cache.lock().find(keys, 0).expect("an engine's");
+            assert_eq!(self.cache.lock().digest(), before, "find is pure");
+            let blocks = found.hits.iter().sum::<u32>() as usize;
+            if let (Stop::Filling(_), true) = (found.stop, self.chance.one_in(2)) {
+                self.seen.soon += 1;
+                return;
+            }
+            let what = Wanted::Keys(keys);
+            self.cache
+                .lock()
+                .fetch(what, &ids[..blocks], 0)
+                .expect("found")
+        };
+        let plans = match fetched {
+            Fetch::Soon(_) => {
+                self.seen.soon += 1;
+                return;
+            }
+            Fetch::Plans(plans) => plans,
+        };
+        self.free.drain(..blocks);
+        let request = self.requests.get_mut(&name).expect("it waits");
+        (request.ids, request.computed) = (ids, computed);
+        request.good.clear();
+        let mut first = 0;
+        for plan in &plans {
+            request.loads.push((plan.flight, first));
+            first += plan.len();
+        }
+        self.seen.fetched += u32::from(first > 0);
+        self.loaded(name);
+    }
+
+    /// All its loads have ended: it runs from its good prefix.
+    fn loaded(&mut self, name: u32) {
+        let request = self.requests.get_mut(&name).expect("it loads");
+        if !request.loads.is_empty() {
+            return;
+        }
+        let mut blocks = 0;
+        while let Some(&good) = request.good.get(&blocks).filter(|&&good| good > 0) {
+            blocks += good;
+        }
+        let kept = request.kept.take();
+        let tokens = match kept {
+            Some(_) => request.computed.min(blocks * SIZE),
+            None => blocks * SIZE,
+        };
+        let whole = kept.is_some() && tokens == request.computed;
+        request.computed = tokens;
+        request.runs = true;
+        self.seen.resumed_whole += u32::from(whole && tokens > 0);
+        if let Some(kept) = kept {
+            self.cache.lock().abandon(kept).expect("kept");
+        }
+        self.check(name);
+    }
+
+    /// What a request has computed, or was brought up for it, is right.
+    fn check(&self, name: u32) {
+        let request = &self.requests[&name];
+        for block in 0..request.computed.div_ceil(SIZE) {
+            let own = self.engine[request.ids[block] as usize];
+            let right = bytes(request.until(block, request.computed));
+            assert_eq!(own.bytes, right, "block {block} of request {name}");
+        }
+    }
+
+    /// One more position of a running request is computed, if nothing forbids to write its block.
+    fn compute(&mut self) {
+        let Some(name) = self.pick(|request| request.runs) else {
+            return;
+        };
+        let request = &self.requests[&name];
+        let at = request.computed;
+        if at == request.tokens.len() {
+            return self.finish(name);
+        }
+        let id = request.ids[at / SIZE];
+        if self
+            .cache
+            .lock()
+            .must_finish(&[id])
+            .expect("its own")
+            .is_some()
+        {
+            self.seen.fenced += 1;
+            return;
+        }
+        let request = self.requests.get_mut(&name).expect("it runs");
+        request.computed += 1;
+        let content = bytes(&request.tokens[..=at]);
+        if request.computed == request.tokens.len() && request.tokens.len() < request.most {
+            let next = bytes(&request.tokens) as u32 % 50;
+            request.tokens.push(next);
+            if request.tokens.len().div_ceil(SIZE) > request.ids.len() {
+                match self.free.pop() {
+                    Some(id) => request.ids.push(id),
+                    // No room to grow: it waits for that, or is preempted.
+                    None => _ = request.tokens.pop(),
+                }
+            }
+        }
+        self.engine[id as usize] = Block {
+            bytes: content,
+            ..Block::default()
+        };
+        self.check(name);
+    }
+
+    fn finish(&mut self, name: u32) {
+        let request = self.requests.remove(&name).expect("it runs");
+        let full = request.computed / SIZE;
+        let chain = self.chain(&request.tokens[..request.computed]);
+        let first = if full > 0 {
+            self.chance.below(full) * self.chance.below(2)
+        } else {
+            0
+        };
+        let ids = &request.ids[first..full];
+        let stowed = self.cache.lock().stow(chain.keys(), ids, first as u32);
+        stowed.expect("its own");
+        // The engine may give them out again at once.
+        self.free.extend(&request.ids);
+    }
+
+    fn preempt(&mut self) {
+        let Some(name) = self.pick(|request| request.runs && request.computed > 0) else {
+            return;
+        };
+        let request = self.requests.get_mut(&name).expect("it runs");
+        let ids = std::mem::take(&mut request.ids);
+        let (tokens, computed) = (request.tokens.clone(), request.computed);
+        request.runs = false;
+        let chain = self.chain(&tokens[..computed]);
+        let used = computed.div_ceil(SIZE);
+        let answer = self
+            .cache
+            .lock()
+            .stow_kept(chain.keys(), &ids[..used], computed as u64);
+        match answer {
+            Ok((kept, _)) => {
+                self.requests.get_mut(&name).expect("it waits").kept = Some(kept);
+                self.seen.kept += 1;
+            }
+            Err(_) => self.seen.refused += 1,
+        }
+        self.free.extend(ids);
+    }
+
+    fn abort(&mut self) {
+        if let Some(name) = self.pick(|request| request.loads.is_empty()) {
+            let request = self.requests.remove(&name).expect("picked");
+            if let Some(kept) = request.kept {
+                self.cache.lock().abandon(kept).expect("kept");
+            }
+            self.free.extend(request.ids);
+        }
+    }
+
+    /// One flight ends, in any order, well or not; or its deadline passes.
+    fn land(&mut self) {
+        if self.air.is_empty() {
+            return;
+        }
+        let at = self.chance.below(self.air.len());
+        if !self.air[at].unknown && self.chance.one_in(8) {
+            self.air[at].unknown = true;
+            self.seen.unknown += 1;
+            let flight = self.air[at].plan.flight;
+            assert!(self.cache.lock().mark_unknown(flight).expect("known"));
+            return self.came(flight, 0);
+        }
+        let Flying {
+            plan,
+            early,
+            unknown,
+        } = self.air.swap_remove(at);
+        let now = |slot: &u32| *self.block_of(plan.from, *slot);
+        let read = early.unwrap_or_else(|| plan.sources.iter().map(now).collect());
+        let mut good = plan.len();
+        if self.chance.one_in(6) {
+            good = self.chance.below(plan.len() + 1);
+        }
+        let bad = read[..good]
+            .iter()
+            .position(|block| block.flipped && plan.from.0 > 0);
+        good = bad.unwrap_or(good);
+        for (block, &slot) in read.iter().zip(&plan.destinations) {
+            // What is behind the good ones may be written, too.
+            *self.block(plan.to, slot) = *block;
+        }
+        let outcome = match bad {
+            Some(bad) => {
+                let slot = plan.sources[bad];
+                if !unknown && self.block_of(plan.from, slot).flipped {
+                    self.block(plan.from, slot).told = true;
+                }
+                self.seen.corrupt += 1;
+                Outcome::corrupt(plan.flight, good as u32)
+            }
+            None => Outcome::failed(plan.flight, good as u32),
+        };
+        self.cache.lock().commit(&[outcome], None).expect("known");
+        if !unknown {
+            self.came(plan.flight, good);
+        }
+    }
+
+    fn block_of(&self, tier: Tier, slot: u32) -> &Block {
+        match tier.0 {
+            0 => &self.engine[slot as usize],
+            below => &self.below[below - 1][slot as usize],
+        }
+    }
+
+    /// A load that some request waits for has ended with so many good blocks.
+    fn came(&mut self, flight: FlightId, good: usize) {
+        let waits = self.requests.iter_mut().find_map(|(&name, request)| {
+            let at = request.loads.iter().position(|&(own, _)| own == flight)?;
+            let (_, first) = request.loads.remove(at);
+            request.good.insert(first, good);
+            Some(name)
+        });
+        if let Some(name) = waits {
+            let request = &self.requests[&name];
+            // Short of the whole, what follows does not count.
+            if request.loads.is_empty() {
+                self.loaded(name);
+            }
+        }
+    }
+
+    fn elsewhere(&mut self) {
+        let blocks = 1 + self.chance.below(6) as u32;
+        match self.chance.below(9) {
+            0..3 => _ = self.cache.lock().demote(Tier::HOST, blocks),
+            3 => {
+                if let Some(name) = self.pick(|request| request.kept.is_some()) {
+                    let kept = self.requests[&name].kept.expect("picked");
+                    let moved = self
+                        .cache
+                        .lock()
+                        .demote_parked(kept, blocks, Some(Tier::DISK));
+                    _ = moved;
+                }
+            }
+            4 => {
+                if let Some(name) = self.pick(|_| true) {
+                    let chain = self.chain(&self.requests[&name].tokens);
+                    _ = self.cache.lock().promote(chain.keys(), blocks, Tier::HOST);
+                }
+            }
+            5 => {
+                let tier = Tier(1 + self.chance.below(2));
+                let slots = self.chance.below(40) as u32;
+                _ = self.cache.lock().resize(tier, slots);
+            }
+            6 if self.chance.one_in(12) => self.cache.lock().clear(),
+            7 if self.chance.one_in(2) => {
+                let (tier, slot) = (self.chance.below(2), self.chance.below(40));
+                self.below[tier][slot].flipped = true;
+            }
+            _ => {
+                if let Some(name) = self.pick(|_| true) {
+                    let chain = self.chain(&self.requests[&name].tokens);
+                    self.cache
+                        .lock()
+                        .used(&[chain.keys()])
+                        .expect("an engine's");
+                }
+            }
+        }
+    }
+
+    fn act(&mut self) {
+        match self.chance.below(20) {
+            0..2 => self.add(),
+            2..5 => self.admit(),
+            5..11 => self.compute(),
+            11..13 => self.preempt(),
+            13..17 => self.land(),
+            17 if self.chance.one_in(4) => self.abort(),
+            _ => self.elsewhere(),
+        }
+        self.dispatch();
+        self.sound();
+    }
+
+    fn sound(&mut self) {
+        let violation = self.cache.lock().audit();
+        assert_eq!(violation, None);
+        for request in self.requests.values() {
+            if let Some(kept) = request.kept {
+                let view = self.cache.lock().view_parked(kept).expect("kept");
+                self.seen.broken += u32::from(view.broken);
+                let short = (view.computed as usize) < request.computed && !view.broken;
+                self.seen.cut += u32::from(short);
+            }
+        }
+    }
+
+    /// All is ended: nothing is kept, pinned or in the air (E6).
+    fn end(mut self) -> Seen {
+        while !self.air.is_empty() {
+            self.land();
+            self.dispatch();
+            self.sound();
+        }
+        while !self.requests.is_empty() {
+            self.abort();
+        }
+        let stats = self.cache.lock().stats();
+        assert_eq!((stats.parked, stats.flights), (0, 0));
+        for tier in &stats.tiers {
+            let held = [tier.claimed, tier.pinned, tier.quarantined, tier.promised];
+            assert_eq!(held, [0; 4]);
+        }
+        self.free.sort_unstable();
+        let all: Vec<u32> = (0..self.engine.len() as u32).collect();
+        assert_eq!(self.free, all, "the engine has all its ids again");
+        assert_eq!(self.cache.lock().must_finish(&all), Ok(None));
+        self.seen
+    }
+}
+
+fn live(seed: u64) -> Seen {
+    let mut world = World::new(seed);
+    for _ in 0..250 {
+        world.act();
+    }
+    world.end()
+}
+
+fn seeds() -> u64 {
+    let told = std::env::var("BLOCKYARD_ENGINES").ok();
+    told.map_or(300, |told| told.parse().expect("a number of seeds"))
+}
+
+#[test]
+fn no_request_of_an_engine_meets_a_wrong_byte() {
+    let mut all = Seen::default();
+    for seed in 0..seeds() {
+        let seen = std::panic::catch_unwind(|| live(seed));
+        let seen = seen.unwrap_or_else(|why| {
+            eprintln!("seed {seed}");
+            std::panic::resume_unwind(why)
+        });
+        all.kept += seen.kept;
+        all.cut += seen.cut;
+        all.broken += seen.broken;
+        all.fetched += seen.fetched;
+        all.soon += seen.soon;
+        all.fenced += seen.fenced;
+        all.corrupt += seen.corrupt;
+        all.unknown += seen.unknown;
+        all.refused += seen.refused;
+        all.resumed_whole += seen.resumed_whole;
+    }
+    let Seen {
+        kept,
+        cut,
+        broken,
+        fetched,
+        soon,
+        fenced,
+        ..
+    } = all;
+    assert!(
+        kept.min(cut).min(broken).min(fetched).min(soon).min(fenced) > 0,
+        "{all:?}"
+    );
+    let Seen {
+        corrupt,
+        unknown,
+        refused,
+        resumed_whole,
+        ..
+    } = all;
+    assert!(
+        corrupt.min(unknown).min(refused).min(resumed_whole) > 0,
+        "{all:?}"
+    );
+}
+
+#[test]
+fn the_same_steps_give_the_same_plans() {
+    for seed in 0..10 {
+        assert_eq!(live(seed), live(seed));
+    }
+}
