@@ -587,6 +587,9 @@ class Parked:
 
         "kept": it will.
 
+        "short": a copy that `keep` made has failed, so that only the `computed` tokens before it are
+        kept.
+
         "broken": some of what was kept is lost, so that the sequence will be computed again.
 
         "spent": a verb has ended it.
@@ -636,6 +639,7 @@ class Cache:
     Args:
         block_size: Tokens per block.
         device: Slots of the device, null slots included.
+        engine: In place of `device`, the blocks of an engine that gives them out itself.
         host: Slots of the host; 0 for none.
         disk: Slots of the tier below the host; 0 for none.
         null_slots: Leading device slots that pad block tables and are never given out.
