@@ -560,6 +560,10 @@ class Parked:
         """Leading blocks whose device slots the sequence still pins."""
 
     @property
+    def plans(self) -> list[Plan]:
+        """The copies that `keep` made, one plan or none; none where `park` has made it."""
+
+    @property
     def below(self) -> tuple[int, int]:
         """Blocks that are kept below, on the host and on the disk.
 
@@ -587,8 +591,8 @@ class Parked:
 
         "kept": it will.
 
-        "short": a copy that `keep` made has failed, so that only the `computed` tokens before it are
-        kept.
+        "short": a copy that `keep` made has failed, so that only the `computed` tokens before it
+        are kept.
 
         "broken": some of what was kept is lost, so that the sequence will be computed again.
 
@@ -683,7 +687,8 @@ class Cache:
         cls,
         *,
         block_size: int = 16,
-        device: int,
+        device: int | None = None,
+        engine: int | None = None,
         host: int = 0,
         disk: int = 0,
         null_slots: int = 1,
@@ -1187,6 +1192,116 @@ class Cache:
         Plans that begins, forks, demotes and promotes have returned are among them: carry each out
         only once. Flights that have ended meanwhile are left out. It is for the thread that drives
         the steps.
+        """
+
+    def find(self, keys: Keys, after: int = 0) -> Probe:
+        """Tells how much of a prefix lies below the engine's blocks, and pays to load.
+
+        It changes nothing. The blocks before `after` are the engine's; nothing is asked of them. A
+        block that is on its way down, or up for another request, is "filling".
+
+        Args:
+            keys: The keys of the prefix.
+            after: Leading blocks that the engine has.
+
+        Raises:
+            Misuse: The cache owns its device, the keys are of blocks of another size, or `after` is
+                out of range.
+        """
+
+    def fetch(self, what: Keys | Parked, ids: _Ints, first: int = 0) -> list[Plan] | Soon:
+        """Copies blocks up to the engine's ids.
+
+        Their copies below stay until the outcome has come. What is kept of a request stays kept:
+        give it up with `abandon` when the engine has what it needs.
+
+        Args:
+            what: The keys of a prefix; or what `keep` gave, with its partial block.
+            ids: The engine's ids of blocks `first` and following, shape (blocks,), each once.
+            first: The block that the first id is for.
+
+        Returns:
+            Plans, one for each run of blocks of one tier, which `dispatch` hands out too: they fill
+            as many of the leading ids as are below. `Soon` where the first block, or one of the
+            ids, is in the air.
+
+        Raises:
+            Misuse: The cache owns its device; an id is out of range or comes twice; or there are
+                more ids than blocks from `first` on.
+            SpentLease: What was kept has been given up.
+            ForeignLease: It is another cache's.
+        """
+
+    @overload
+    def stow(self, keys: Keys, ids: _Ints, first: int = 0) -> Plan | None: ...
+    @overload
+    def stow(
+        self, keys: Sequence[Keys], ids: Sequence[_Ints], first: _Ints | None = None
+    ) -> list[Plan | None]:
+        """Copies blocks down from the engine's ids, for all requests that have the same prefix.
+
+        What is below, or on its way there, is not copied again. The others go to the nearest tier
+        that has slots, the root first, as far as there is room.
+
+        Args:
+            keys: The keys of a prefix; or a list of them, a row each.
+            ids: The engine's ids of blocks `first` and following, shape (blocks,), each once; or a
+                list of such.
+            first: The block that the first id is for; or a list.
+
+        Returns:
+            The plan, which `dispatch` hands out too; None if there is nothing to copy. For rows a
+            list.
+
+        Raises:
+            Misuse: As in `fetch`; or the lists differ in length. Nothing is copied then.
+        """
+
+    def keep(self, keys: Keys, ids: _Ints, tokens: int) -> Parked:
+        """Copies all of a request down and keeps it, with its partial block, until it is given up.
+
+        What is below already is only kept. If a copy fails, or its end is unknown, the request is
+        kept up to the block before it: its `state` is "short", or "broken" where nothing is left.
+
+        Args:
+            keys: The keys of its full blocks.
+            ids: The engine's ids of all its blocks, shape (blocks,), each once.
+            tokens: Tokens whose KV the blocks have.
+
+        Returns:
+            What is kept: `fetch` brings it up, and `abandon` gives it up. Its `plans` are the
+            copies, which `dispatch` hands out too.
+
+        Raises:
+            NoRoom: No tier below has room for it now; nothing is kept.
+            TooLarge: No tier below can ever hold it.
+            Misuse: As in `fetch`; the ids are not as many as the blocks, the keys fewer than the
+                full blocks, or an id is being filled.
+        """
+
+    def must_finish(self, ids: _Ints) -> int | None:
+        """Returns the newest flight that reads or writes one of the engine's ids, or None.
+
+        Nobody may write them before it has ended, and all flights that were launched before it. One
+        that has missed its deadline has not ended.
+
+        Args:
+            ids: Ids, shape (ids,).
+
+        Raises:
+            Misuse: The cache owns its device, or an id is out of range.
+        """
+
+    def used(self, rows: Iterable[Keys]) -> None:
+        """Says that the engine uses these paths, whatever of them lies below.
+
+        Hits on the engine's own blocks are not seen here, so that what is below would grow old.
+
+        Args:
+            rows: The keys of each path, a list.
+
+        Raises:
+            Misuse: The cache owns its device, or the keys are of blocks of another size.
         """
 
     def promote(self, keys: Keys, blocks: int | None = None, *, to: _Tier = "device") -> list[Plan]:

@@ -190,8 +190,8 @@ impl World {
         let most = tokens.len() + 1 + self.chance.below(6);
         self.named += 1;
         let request = Request {
-            most,
             tokens,
+            most,
             ..Request::default()
         };
         self.requests.insert(self.named, request);

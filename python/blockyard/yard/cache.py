@@ -63,11 +63,11 @@ class KVCache(Cache):
         96
     """
 
-    __slots__ = ("_config", "_flights", "_landed", "_now", "_offload")
+    __slots__ = ("_config", "_ended", "_flights", "_now", "_offload")
 
     _config: Config
     _flights: Flights
-    _landed: dict[int, int] | None
+    _ended: dict[int, int] | None
     _now: int
     _offload: Offload
 
@@ -87,7 +87,7 @@ class KVCache(Cache):
         cache._config = config
         cache._flights = Flights(config.ranks, config.deadline_of)
         cache._offload = Offload(config)
-        cache._landed = {} if config.engine else None
+        cache._ended = {} if config.engine else None
         cache._now = 0
         return cache
 
@@ -188,7 +188,7 @@ class KVCache(Cache):
             self.mark_unknown(late)
         return count
 
-    def landed(self) -> dict[int, int]:
+    def ended(self) -> dict[int, int]:
         """Returns the flights that ended since the last call, each with its good leading blocks.
 
         It is for engines that give out their blocks themselves, and for the thread that drives the
@@ -198,15 +198,15 @@ class KVCache(Cache):
         Raises:
             Misuse: The cache owns its device.
         """
-        if self._landed is None:
-            raise Misuse("landed on a cache that owns its device: ask its leases")
-        landed, self._landed = self._landed, {}
-        return landed
+        if self._ended is None:
+            raise Misuse("ended on a cache that owns its device: ask its leases")
+        ended, self._ended = self._ended, {}
+        return ended
 
     def _note(self, flights: Iterable[int], good: Iterable[int]) -> None:
-        if self._landed is not None:
+        if self._ended is not None:
             for flight, count in zip(flights, good, strict=True):
-                self._landed.setdefault(flight, count)
+                self._ended.setdefault(flight, count)
 
     def reset(self, rank: int, *, memory: Literal["lost", "kept"] = "lost") -> int:
         """Ends a rank's copies, after its process was restarted or its device reset.

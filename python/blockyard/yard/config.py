@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_arg
 
 from blockyard._core import Misuse
 from blockyard.shared.layout import TIERS, Hello, KVLayout
-from blockyard.shared.sizes import parse_size
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier
+from blockyard.yard.sizes import in_blocks
 
 __all__ = ["Config", "ConfigKeywords", "Speeds", "agree"]
 
@@ -152,15 +152,8 @@ class Config:
             if given != own and not isinstance(given, _Default):
                 raise Misuse(f"{name} = {given!r}, but the layout has {own}: give it once, there")
             settle(self, name, int(own) if isinstance(own, _Default) else own)
-        if isinstance(self.device, _Default) is isinstance(self.engine, _Default):
-            raise Misuse(
-                f"device = {self.device!r}, engine = {self.engine!r}: give device, the blocks of the "
-                "device; or engine, those of an engine that gives them out itself"
-            )
-        for tier in ("engine", *TIERS):
-            given = getattr(self, tier)
-            # So that a copy with other sizes may be made, too.
-            settle(self, tier, given if isinstance(given, _Default) else _blocks(tier, given, layout))
+        for tier, blocks in _sizes(self).items():
+            settle(self, tier, blocks)
         for name, least in _LEAST.items():
             if getattr(self, name) is not None:
                 settle(self, name, integer(name, getattr(self, name), least=least))
@@ -333,13 +326,12 @@ def agree(config: Config, hellos: Sequence[Hello]) -> Config:
                 f"{hello.fingerprint[:12]}, the yard's {config.fingerprint[:12]}; start every "
                 "process from one configuration, and give its fingerprint to the Crane"
             )
-    device = min(hello.device for hello in hellos)
-    return replace(
-        config,
-        **{"engine" if config.engine else "device": device},
-        host=min(hello.host for hello in hellos),
-        disk=min(hello.disk for hello in hellos),
+    device, host, disk = (
+        min(getattr(hello, tier) for hello in hellos) for tier in ("device", "host", "disk")
     )
+    if config.engine:
+        return replace(config, engine=device, host=host, disk=disk)
+    return replace(config, device=device, host=host, disk=disk)
 
 
 _LEAST = {
@@ -353,10 +345,6 @@ _LEAST = {
 
 def _least(least: int) -> Callable[[str, object], int]:
     return lambda name, given: integer(name, given, least=least)
-
-
-def _write(name: str, given: object) -> Write:
-    return one_of(name, given, get_args(Write))
 
 
 _WORDS: dict[str, tuple[str | bool, ...]] = {
@@ -420,29 +408,22 @@ def _namespace(given: object) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def _blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
-    """Blocks of a tier; the core checks the range of a number."""
-    if not isinstance(size, str):
-        return integer(tier, size, least=0)
-    nbytes, amount, per = parse_size(tier, size)
-    if layout is None:
-        raise Misuse(f"{tier} = {size!r}: without a layout the bytes of a block are unknown")
-    gib = nbytes / 2**30
-    if tier in ("device", "engine"):
-        if per == "host":
-            raise Misuse(f"{tier} = {size!r}: a device belongs to a rank; give {amount!r}")
-        blocks = layout.device_blocks(gib)
-    else:
-        blocks = layout.host_blocks(gib, per=per or "host")
-    if blocks < 1 and nbytes:
-        raise Misuse(f"{tier} = {size!r} is smaller than one block of {layout.block_bytes} bytes")
-    return blocks
+def _sizes(config: Config) -> dict[str, int | str]:
+    """Blocks of the tiers that were given; a default stays one, so that a copy may have others."""
+    sizes = {tier: getattr(config, tier) for tier in ("engine", *TIERS)}
+    given = {tier: size for tier, size in sizes.items() if not isinstance(size, _Default)}
+    if ("device" in given) is ("engine" in given):
+        raise Misuse(
+            f"device = {config.device!r}, engine = {config.engine!r}: give the blocks of a device; "
+            "or in their place, as engine, those of an engine that gives them out itself"
+        )
+    return {tier: in_blocks(tier, size, config.layout) for tier, size in given.items()}
 
 
 _BY_TIER: dict[str, tuple[Sequence[str], Callable[[str, object], object]]] = {
     "ahead": (TIERS[:-1], _least(0)),
     "deadline": (TIERS, _least(1)),
-    "write": (TIERS[:-1], _write),
+    "write": (TIERS[:-1], lambda name, given: one_of(name, given, get_args(Write))),
 }
 _FORMS: dict[str, Callable[[object], object]] = {
     "keyed": _keyed,

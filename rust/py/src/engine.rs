@@ -44,8 +44,8 @@ impl Cache {
 
     /// Copies blocks up to the engine's ids.
     ///
-    /// Their copies below stay until the outcome has come. What is kept of a request stays kept: give
-    /// it up with `abandon` when the engine has what it needs.
+    /// Their copies below stay until the outcome has come. What is kept of a request stays kept:
+    /// give it up with `abandon` when the engine has what it needs.
     ///
     /// Args:
     ///     what: The keys of a prefix; or what `keep` gave, with its partial block.
@@ -53,13 +53,13 @@ impl Cache {
     ///     first: The block that the first id is for.
     ///
     /// Returns:
-    ///     Plans, one for each run of blocks of one tier, which `dispatch` hands out too: they fill as
-    ///     many of the leading ids as are below. `Soon` where the first block, or one of the ids, is
-    ///     in the air.
+    ///     Plans, one for each run of blocks of one tier, which `dispatch` hands out too: they fill
+    ///     as many of the leading ids as are below. `Soon` where the first block, or one of the
+    ///     ids, is in the air.
     ///
     /// Raises:
-    ///     Misuse: The cache owns its device; an id is out of range or comes twice; or there are more
-    ///         ids than blocks from `first` on.
+    ///     Misuse: The cache owns its device; an id is out of range or comes twice; or there are
+    ///         more ids than blocks from `first` on.
     ///     SpentLease: What was kept has been given up.
     ///     ForeignLease: It is another cache's.
     #[pyo3(signature = (what, ids, first=0))]
@@ -170,14 +170,14 @@ impl Cache {
     ///     tokens: Tokens whose KV the blocks have.
     ///
     /// Returns:
-    ///     What is kept: `fetch` brings it up, and `abandon` gives it up. Its `plans` are the copies,
-    ///     which `dispatch` hands out too.
+    ///     What is kept: `fetch` brings it up, and `abandon` gives it up. Its `plans` are the
+    ///     copies, which `dispatch` hands out too.
     ///
     /// Raises:
     ///     NoRoom: No tier below has room for it now; nothing is kept.
     ///     TooLarge: No tier below can ever hold it.
-    ///     Misuse: As in `fetch`; the ids are not as many as the blocks, the keys fewer than the full
-    ///         blocks, or an id is being filled.
+    ///     Misuse: As in `fetch`; the ids are not as many as the blocks, the keys fewer than the
+    ///         full blocks, or an id is being filled.
     fn keep(
         slf: &Bound<'_, Self>,
         keys: &Bound<'_, Keys>,
@@ -214,7 +214,7 @@ impl Cache {
 
     /// Says that the engine uses these paths, whatever of them lies below.
     ///
-    /// Hits on the engine's own blocks are not seen here, so that what is below them would grow old.
+    /// Hits on the engine's own blocks are not seen here, so that what is below would grow old.
     ///
     /// Args:
     ///     rows: The keys of each path, a list.

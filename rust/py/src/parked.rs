@@ -155,8 +155,8 @@ impl Parked {
     ///
     /// "kept": it will.
     ///
-    /// "short": a copy that `keep` made has failed, so that only the `computed` tokens before it are
-    /// kept.
+    /// "short": a copy that `keep` made has failed, so that only the `computed` tokens before it
+    /// are kept.
     ///
     /// "broken": some of what was kept is lost, so that the sequence will be computed again.
     ///

@@ -46,10 +46,13 @@ def test_core_binding_stub_and_configuration_have_the_same_defaults() -> None:
     binding = {name: one.default for name, one in given.items() if one.default is not one.empty}
     config = {one.name: one.default for one in fields(by.Config) if one.default is not MISSING}
     assert stub_defaults() == binding
-    assert binding.keys() - core.keys() == {"host", "disk", "writes_below", "namespace", "memory"}
+    sizes = {"device", "engine", "host", "disk"}
+    assert binding.keys() - core.keys() == sizes | {"writes_below", "namespace", "memory"}
     assert {name: binding[name] for name in core} == core
     shared = binding.keys() & config.keys()
     assert shared == binding.keys() - {"memory", "writes_below"}
+    assert all(binding[name] is None and not config[name] for name in ("device", "engine"))
+    shared -= {"device", "engine"}
     assert (config.pop("keyed"), binding.pop("keyed")) == ((), None), "each says none"
     shared.remove("keyed")
     assert {name: config[name] for name in shared} == {name: binding[name] for name in shared}

@@ -324,12 +324,11 @@ impl State {
         self.check_range_of_ids(ids)?;
         let mut sorted = ids.to_vec();
         sorted.sort_unstable();
-        match sorted.array_windows().find(|[one, next]| one == next) {
-            Some([id, _]) => Err(Error::argument(
-                "ids",
-                *id,
-                "it comes twice: an id has one block",
-            )),
+        match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => {
+                let help = "it comes twice: an id has one block";
+                Err(Error::argument("ids", pair[0], help))
+            }
             None => Ok(()),
         }
     }

@@ -262,14 +262,11 @@ impl State {
         let new = keys.iter().zip(path).filter(|(_, node)| node.is_none());
         let mut new: Vec<(u64, &Key)> = new.map(|(key, _)| (mix(key), key)).collect();
         new.sort_unstable_by_key(|&(mixed, _)| mixed);
-        match new
-            .array_windows()
-            .find(|[(_, one), (_, next)]| one == next)
-        {
-            Some([(_, key), _]) => {
+        match new.windows(2).find(|pair| pair[0].1 == pair[1].1) {
+            Some(pair) => {
                 let help =
                     "it comes twice: a key has one block, and the keys contradict each other";
-                Err(Error::argument("keys", key.hex(), help))
+                Err(Error::argument("keys", pair[0].1.hex(), help))
             }
             None => Ok(()),
         }
