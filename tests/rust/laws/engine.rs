@@ -407,6 +407,27 @@ fn e6_of_a_request_that_is_gone_nothing_is_kept() {
 }
 
 #[test]
+fn e7_the_same_steps_give_the_same_plans() {
+    let steps = |yard: &Yard| {
+        let mut plans = vec![yard.stow(&text(1, 3), &[0, 1, 2])];
+        yard.land(&plans);
+        let (kept, plan) = yard.keep(&tokens(2, 9), &[3, 4, 5]);
+        plans.extend(plan);
+        yard.fail(&plans[1], 2);
+        plans.extend(yard.fetch_kept(kept, &[9, 8]));
+        plans.extend(yard.fetch(&text(1, 3), &[7, 6, 5]));
+        yard.land(&plans[2..]);
+        yard.let_go(kept);
+        plans.push(yard.stow(&text(3, 6), &[0, 1, 2, 3, 4, 5]));
+        let digest = yard.cache.lock().digest();
+        (plans, digest)
+    };
+    for (one, other) in yards(7, 4).zip(yards(7, 4)) {
+        assert_eq!(steps(&one), steps(&other));
+    }
+}
+
+#[test]
 fn what_the_engine_uses_is_evicted_last_and_leaf_first() {
     for yard in yards(6, 0) {
         for name in 1..4 {

@@ -363,9 +363,9 @@ impl State {
         let Some(node) = read(self) else { return };
         // So that it is dropped here, wherever it stands when its keeps have gone.
         self.pin(tier, bad.from);
-        if self.keeps_at(node, tier) > 0 && self.config.engine {
-            self.cut_kept(&[bad], tier);
-        } else if self.keeps_at(node, tier) > 0 {
+        // Where the device is the engine's; it leaves nothing to break then.
+        self.cut_kept(&[bad], tier);
+        if self.keeps_at(node, tier) > 0 {
             let keepers: Vec<ParkedIx> = self
                 .parked
                 .iter()
