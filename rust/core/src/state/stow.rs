@@ -319,7 +319,8 @@ impl State {
     /// Adds a block to a stow, whose tier has a free slot.
     fn fill_from(&mut self, node: NodeIx, id: SlotIx, flight: FlightIx, moves: &mut Vec<Move>) {
         let to = self.flights[flight].to;
-        self.mark(Tier::DEVICE, id);
+        // It is in no order and backs nothing, so that a mark is all there is to it.
+        self.tiers[Tier::DEVICE].pool.cell_mut(id).readers += 1;
         if let Some(slot) = self.destination(node, to, flight) {
             moves.push(Move {
                 node: Some(self.trie.id(node)),
