@@ -1,5 +1,6 @@
 //! The rows of `work.rs` under criterion: `make bench`.
 
+mod engine;
 mod tiers;
 mod work;
 

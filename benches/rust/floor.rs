@@ -8,6 +8,7 @@
 //! floor bytes slots             live bytes per slot, by a counting allocator
 //! ```
 
+mod engine;
 mod tiers;
 mod work;
 

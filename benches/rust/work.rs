@@ -1,6 +1,7 @@
 //! The measured work, natively: the same for criterion, for `floor` and for callgrind. The Python
 //! side of each row is in `benches/python/measure.py`.
 
+use crate::engine::{self, Engine};
 use crate::tiers::Below;
 use blockyard_core::{
     Answer, Cache, Cells, Chain, Config, EvictionPolicy, Extras, Filling, Key, KeyHash, Lease,
@@ -608,6 +609,11 @@ pub(crate) const ROWS_BY_NAME: &[&str] = &[
     "evict1000-list",
     "evict1000-heap",
     "keys",
+    "engine-find",
+    "engine-fetch",
+    "engine-stow",
+    "engine-land",
+    "engine-step",
 ];
 
 pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
@@ -665,6 +671,11 @@ pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
         "evict4-heap-air" => evict(25_000, 4, EvictionPolicy::Heap, InFlight::Chain),
         "evict1000-list" => evict(1_000_000, 1000, EvictionPolicy::Recency, InFlight::Nothing),
         "evict1000-heap" => evict(1_000_000, 1000, EvictionPolicy::Heap, InFlight::Nothing),
+        "engine-find" => Box::new(Engine::new(blocks, engine::Verb::Find)),
+        "engine-fetch" => Box::new(Engine::new(blocks, engine::Verb::Fetch)),
+        "engine-stow" => Box::new(Engine::new(blocks, engine::Verb::Stow)),
+        "engine-land" => Box::new(Engine::new(blocks, engine::Verb::Land)),
+        "engine-step" => Box::new(Engine::new(blocks, engine::Verb::Step)),
         "keys" => {
             let cache = Rig::empty(1, 0, EvictionPolicy::Recency).cache;
             Box::new(Hashing {

@@ -5,7 +5,6 @@
 use super::State;
 use super::engine::check_range;
 use crate::error::{Error, Result};
-use crate::evict::Evict;
 use crate::flight::{Move, Purpose};
 use crate::id::{FlightIx, Id, Ix, Key, MAX_TIERS, NodeIx, ParkedId, SlotIx, Tier};
 use crate::index::{Gap, Tag, mix};
@@ -63,48 +62,95 @@ impl State {
     }
 
     fn stow_checked(&mut self, keys: &[Key], ids: &[u32], first: usize) -> Option<Plan> {
-        let range = first..first + ids.len();
         let to = self.tiers.next_below(Tier::DEVICE)?;
-        let mut above = match first.checked_sub(1) {
+        let above = match first.checked_sub(1) {
             None => Above::Root,
             Some(last) => self.above(self.trie.find(&keys[last])),
         };
-        let evicts = (self.tiers[to].ledger.free() as usize) < ids.len();
-        let near = first.saturating_sub(1)..if evicts { range.end } else { 0 };
-        let own = self.slots_on(to, keys.get(near).unwrap_or_default());
+        let keys = &keys[first..first + ids.len()];
+        let path = self.known(keys, ids, above);
+        let new = path.iter().filter(|node| node.is_none()).count();
+        if new == 0 {
+            return None;
+        }
+        // What is there of the path already is no room for it.
+        let parent = self.block_of_id(above);
+        let own = parent.iter().chain(path.iter().flatten());
+        let own: Vec<SlotIx> = own.filter_map(|&node| self.ready(node, to)).collect();
+        for &slot in &own {
+            self.mark(to, slot);
+        }
+        let room = self.tiers[to].ledger.available().max(0);
+        let most = usize::try_from(room).map_or(new, |room| room.min(new));
+        self.make_room(to, most as u32);
+        let plan = self.fill_path(keys, ids, (above, &path), to, most);
+        for &slot in own.iter().rev() {
+            self.unmark(to, slot);
+        }
+        for &slot in own.iter().rev() {
+            self.retire(to, slot);
+        }
+        plan
+    }
+
+    /// The blocks of a path that are known, and `None` for those to copy: as far as the keys agree with
+    /// what is known, and none of the ids of the others is being filled.
+    fn known(&mut self, keys: &[Key], ids: &[u32], mut above: Above) -> Vec<Option<NodeIx>> {
+        let mut path = Vec::with_capacity(keys.len());
         let mut tags = std::mem::take(&mut self.tags);
-        self.trie.warm(keys[range.clone()].iter(), &mut tags);
-        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Stow);
-        let mut moves = Vec::with_capacity(ids.len());
-        for ((key, &tag), &id) in keys[range].iter().zip(&tags).zip(ids) {
-            let node = match self.trie.seek(key, tag) {
-                Ok(node) if !self.stands_on(node, above) => break,
-                Ok(node) => {
+        self.trie.warm(keys.iter(), &mut tags);
+        for ((key, &tag), &id) in keys.iter().zip(&tags).zip(ids) {
+            let node = self.trie.seek(key, tag).ok();
+            match node {
+                Some(node) if !self.stands_on(node, above) => break,
+                None if self.hold(Tier::DEVICE, SlotIx::new(id)) != Hold::Null => break,
+                Some(node) => {
                     self.join(node, above);
                     self.note_use(node);
+                }
+                None => {}
+            }
+            path.push(node);
+            above = self.above(node);
+        }
+        self.tags = tags;
+        path
+    }
+
+    /// Copies the first `most` blocks of a path that are not known; they have room.
+    fn fill_path(
+        &mut self,
+        keys: &[Key],
+        ids: &[u32],
+        (mut above, path): (Above, &[Option<NodeIx>]),
+        to: Tier,
+        most: usize,
+    ) -> Option<Plan> {
+        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Stow);
+        let mut moves = Vec::with_capacity(most);
+        let mut behind_new = false;
+        for ((key, &id), &known) in keys.iter().zip(ids).zip(path) {
+            let node = match known {
+                Some(node) => {
+                    if behind_new {
+                        self.link(node, self.block_of_id(above));
+                    }
                     node
                 }
-                Err(gap) => {
-                    let id = SlotIx::new(id);
-                    let evicts = self.tiers[to].ledger.free() == 0;
-                    if self.hold(Tier::DEVICE, id) != Hold::Null
-                        || !self.has_room_under(&mut above, to, &own)
-                    {
+                None if moves.len() == most => break,
+                None => {
+                    let Err(gap) = self.trie.seek(key, Tag::of(key)) else {
+                        // It comes twice.
                         break;
-                    }
-                    let gap = if evicts {
-                        self.trie.seek(key, tag).err()
-                    } else {
-                        Some(gap)
                     };
-                    let node = self.new_block(above, gap.map(|gap| (key, gap)));
-                    self.fill_from(node, id, flight, &mut moves);
+                    let node = self.new_block(above, Some((key, gap)));
+                    self.fill_from(node, SlotIx::new(id), flight, &mut moves);
                     node
                 }
             };
+            behind_new = known.is_none();
             above = Above::Block(self.trie.id(node));
         }
-        self.tags = tags;
         self.launch_if_any(flight, moves)
     }
 
@@ -252,49 +298,16 @@ impl State {
         }
     }
 
-    /// The slots of these blocks on a tier, in order of their numbers.
-    fn slots_on(&self, tier: Tier, keys: &[Key]) -> Vec<SlotIx> {
-        let nodes = keys.iter().filter_map(|key| self.trie.find(key));
-        let mut slots: Vec<SlotIx> = nodes
-            .filter_map(|node| self.trie.slot(node, tier))
-            .collect();
-        slots.sort_unstable();
-        slots
-    }
-
-    /// Has a free slot for one more block of a path, and evicts for it, but nothing of its `own`;
-    /// `false` where that would take the backing of a promise: that of the slot, and of idle blocks
-    /// above, which must stay while it fills.
-    fn has_room_under(&mut self, above: &mut Above, to: Tier, own: &[SlotIx]) -> bool {
-        let live = |state: &Self, above| match above {
-            Above::Block(id) => state.trie.live(id),
+    fn block_of_id(&self, above: Above) -> Option<NodeIx> {
+        match above {
+            Above::Block(id) => self.trie.live(id),
             _ => None,
-        };
-        let parent = live(self, *above);
-        let takes = 1 + parent.map_or(0, |parent| self.shaded_at(parent, to));
-        if self.tiers[to].ledger.available() < i64::from(takes) {
-            return false;
         }
-        if self.tiers[to].ledger.free() == 0 {
-            let victim = self.tiers[to].order.victim();
-            let Some(victim) = victim.filter(|victim| own.binary_search(victim).is_err()) else {
-                return false;
-            };
-            self.evict_with_parents(to, victim);
-            if parent.is_some() && live(self, *above).is_none() {
-                *above = Above::Gone;
-            }
-        }
-        true
     }
 
     /// A block that is new here; without a key it is a partial one.
     fn new_block(&mut self, above: Above, key: Option<(&Key, Gap)>) -> NodeIx {
-        let parent = match above {
-            Above::Block(id) => self.trie.live(id),
-            _ => None,
-        };
-        let node = self.trie.add(parent);
+        let node = self.trie.add(self.block_of_id(above));
         if above == Above::Gone {
             self.trie.put_under(node, None);
         }
