@@ -238,9 +238,7 @@ class CudaCopier:
     def _wait(self, verb: str, waiting: int, stream: CopyStream, layer: int | None = None) -> bool:
         with self._gpu:
             if self._gpu.capturing(waiting):
-                raise Misuse(
-                    f"{verb} while a graph is captured: call it before the graph is launched"
-                )
+                raise Misuse(f"{verb} while a graph is captured: call it before its launch")
             self._go_on(stream)
             if stream.queued:
                 whole = layer is None or not stream.parts
