@@ -15,7 +15,7 @@ from blockyard.engines.model import Model, ModelInput
 from blockyard.engines.weights import ModelConfig
 from blockyard.engines.worker import Worker
 
-SIZE, LENGTH = 16, 180  # tokens of a block, and with how many a request ends
+SIZE, LENGTH = 16, 120  # tokens of a block, and with how many a request ends
 
 
 @dataclass(eq=False)
@@ -138,7 +138,7 @@ def requests(seed: int) -> list[Request]:
 
 if __name__ == "__main__":
     answers = []
-    for what, blocks, host in (("ample", 99, 0), ("recompute", 30, 0), ("Blockyard", 30, 99)):
+    for what, blocks, host in (("ample", 99, 0), ("recompute", 20, 0), ("Blockyard", 20, 99)):
         # Copies without threads make every run the same. Leave the copier out in your own engine.
         engine, asked = Engine(blocks, host, ThreadCopier(workers=0)), requests(seed=0)
         engine.waiting += asked
