@@ -10,6 +10,7 @@ from typing import Self
 from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import (
     Copier,
+    Fencing,
     Joining,
     KeyedCopier,
     Landed,
@@ -198,17 +199,39 @@ class Crane:
             Whether the stream waits for all of them. If not, because the copier has no streams, is
             full, or was held up by a capture, wait until the flights are reported.
         """
-        with self._turn():
-            self._start()
         lanes = [lane for lane in self._lanes.values() if lane.up]
-        held = any(lane.waiting for lane in lanes)
-        under_way = any(
-            copy.lane.up and not isinstance(copy.lane.copier, Joining) for copy, _ in self._moving
-        )
+        clear = self._started(lanes, Joining)
         # Each is asked, so that the stream waits for all that it can wait for.
         copiers = {id(lane.copier): lane.copier for lane in lanes}.values()
         joined = [one.join(stream, layer=layer) for one in copiers if isinstance(one, Joining)]
-        return all(joined) and not held and not under_way
+        return all(joined) and clear
+
+    def fence(self, stream: object = None) -> bool:
+        """Makes the engine's stream wait for the submitted copies down, where that can be.
+
+        An engine that gives out its blocks itself calls it before it writes what they read.
+
+        Args:
+            stream: As in `join`.
+
+        Returns:
+            As `join`.
+        """
+        lanes = [lane for lane in self._lanes.values() if lane.down]
+        clear = self._started(lanes, Fencing)
+        copiers = {id(lane.copier): lane.copier for lane in lanes}.values()
+        fenced = [one.fence(stream) for one in copiers if isinstance(one, Fencing)]
+        return all(fenced) and clear
+
+    def _started(self, lanes: list[Lane], kind: type) -> bool:
+        """Starts what waits; returns whether all under way in these lanes has such a copier."""
+        with self._turn():
+            self._start()
+        alone = any(
+            copy.lane in lanes and not isinstance(copy.lane.copier, kind)
+            for copy, _ in self._moving
+        )
+        return not alone and not any(lane.waiting for lane in lanes)
 
     def reset(self) -> None:
         """Ends all flights after a reset of the rank; the next poll reports them as dead.

@@ -86,6 +86,11 @@ class Lane:
         """Whether it ends on the device."""
         return self.pair[1] == "device"
 
+    @property
+    def down(self) -> bool:
+        """Whether it leaves the device."""
+        return self.pair[0] == "device" and not self.up
+
     def copies(
         self,
         flight: Flight,

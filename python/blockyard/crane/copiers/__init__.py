@@ -12,6 +12,7 @@ from blockyard.shared.plan import Cause
 __all__ = [
     "BlockKeys",
     "Copier",
+    "Fencing",
     "Joining",
     "KeyedCopier",
     "Landed",
@@ -120,6 +121,18 @@ class Joining(Protocol):
 
     def join(self, stream: object = None, *, layer: int | None = None) -> bool:
         """Makes the stream wait for all copies up that were started, or for one part of them.
+
+        Returns:
+            Whether it waits for all of them; False if some are not queued yet.
+        """
+
+
+@runtime_checkable
+class Fencing(Protocol):
+    """A copier whose copies down an engine's stream can wait for, before it writes their slots."""
+
+    def fence(self, stream: object = None) -> bool:
+        """Makes the stream wait for all copies down that were started.
 
         Returns:
             Whether it waits for all of them; False if some are not queued yet.

@@ -213,10 +213,32 @@ class CudaCopier:
         waiting = self._device.stream if stream is None else address_of(stream)
         if layer is not None and not 0 <= layer < self._layers:
             raise Misuse(f"layer = {layer}: KV comes in parts 0 to {self._layers - 1}")
-        stream = self._by_pair["device", "device"]
+        return self._wait("join", waiting, self._by_pair["device", "device"], layer)
+
+    def fence(self, stream: object = None) -> bool:
+        """Makes the engine's stream wait for copies that were started down.
+
+        One call is enough before a step that writes slots which they read.
+
+        Args:
+            stream: As in `join`.
+
+        Returns:
+            As `join`.
+
+        Raises:
+            Misuse: The stream is being captured.
+            GpuError: The driver refused.
+        """
+        waiting = self._device.stream if stream is None else address_of(stream)
+        down = self._by_pair.get(self._up[::-1])
+        up = self._by_pair["device", "device"]
+        return down is None or down is up or self._wait("fence", waiting, down)
+
+    def _wait(self, verb: str, waiting: int, stream: CopyStream, layer: int | None = None) -> bool:
         with self._gpu:
             if self._gpu.capturing(waiting):
-                raise Misuse("join while a graph is captured: call it before the graph is launched")
+                raise Misuse(f"{verb} while a graph is captured: call it before its launch")
             self._go_on(stream)
             if stream.queued:
                 whole = layer is None or not stream.parts

@@ -1,0 +1,226 @@
+"""The worker's half for an engine that gives out its block ids itself: one rank's copies."""
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Misuse, Unavailable
+from blockyard.crane.copiers import Copier, Pair, Slots
+from blockyard.crane.crane import Crane
+from blockyard.crane.gpu import Gpu
+from blockyard.crane.gpu.cuda import current
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.engines.orders import Orders
+from blockyard.shared.plan import Outcome, Plan
+from blockyard.yard.config import Config
+
+if TYPE_CHECKING:
+    from blockyard.crane.tiers import Tier
+
+__all__ = ["Worker"]
+
+_PAUSE: Final = 5e-5
+"""Seconds between two questions whether a copy has ended that the engine waits for."""
+
+
+class Worker:
+    """Carries out a connector's orders, and keeps their fence. Use it from one thread at a time.
+
+    In a step of the engine `begin` comes before anything is written to a block, and `outcomes`
+    goes back to the connector with what the step has sampled.
+
+    Args:
+        crane: The memory of this rank and its copies, which the worker closes. Its device tier is
+            the engine's.
+        patience: Seconds for which a fence may hold up the engine's thread, where no stream can
+            wait in its place.
+
+    Raises:
+        Misuse: The patience is no number above 0.
+    """
+
+    def __init__(self, crane: Crane, *, patience: float = 60.0) -> None:
+        if not patience > 0:
+            raise Misuse(f"patience = {patience!r}: must be seconds, more than 0")
+        self.crane = crane
+        """The crane; its `hello` is for `agree`."""
+        self.patience = patience
+        """As in the arguments; it may be changed."""
+        self._ids: dict[int, tuple[bool, Slots]] = {}
+        """Of each flight in the air from or to the engine's blocks: whether it goes up, and ids."""
+        self._outcomes: list[Outcome] = []
+
+    @classmethod
+    def adopt(
+        cls,
+        config: Config,
+        tensors: object,
+        *,
+        rank: int = 0,
+        axis: int | Mapping[str, int] | None = None,
+        gpu: Gpu | Literal["cuda"] | None = None,
+        stream: object = 0,
+        copier: Copier | Mapping[Pair, Copier] | None = None,
+        shared: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Makes a worker over the tensors in which an engine has its KV.
+
+        Args:
+            config: Made with a layout and `engine=`, the blocks of the tensors.
+            tensors: The engine's tensors, in the forms that `tiers.adopt.places` takes.
+            rank: Which rank this is, from 0.
+            axis: Which axis counts blocks, where several have their length; or a mapping by plane.
+            gpu: The GPU that has them, or "cuda" for the current one; None for memory of the host.
+            stream: The stream on which the engine computes, on a GPU.
+            copier: As in `Crane`.
+            shared: As in `MemoryTier`; the tier below the host has a file of its own beside it.
+
+        Raises:
+            Misuse: The configuration has no layout, or the tensors do not fit it; the message names
+                what differs.
+            Unavailable: There is no GPU, or the memory below is not to be had.
+        """
+        layout, blocks = config.layout, config.device_blocks
+        if layout is None:
+            raise Misuse("layout = None: what a block is in bytes must be known to copy it")
+        device: DeviceTier | MemoryTier
+        if gpu is None:
+            device = MemoryTier.adopt(layout, tensors, blocks=blocks, axis=axis)
+        else:
+            gpu = current(None if gpu == "cuda" else gpu)
+            device = DeviceTier.adopt(
+                layout, tensors, blocks=blocks, axis=axis, gpu=gpu, stream=stream
+            )
+        below: dict[str, Tier] = {}
+        with ExitStack() as opened:
+            opened.callback(device.close)
+            sizes = {"host": config.host_blocks, "disk": config.disk_blocks}
+            files = {"host": shared, "disk": shared and f"{os.fspath(shared)}.disk"}
+            for name in (name for name, size in sizes.items() if size):
+                tier = (
+                    MemoryTier(layout, sizes[name], name=name, shared=files[name])
+                    if gpu is None
+                    else PinnedTier(layout, sizes[name], name=name, gpu=gpu, shared=files[name])
+                )
+                opened.callback(tier.close)
+                below[name] = tier
+            crane = Crane(
+                layout,
+                rank=rank,
+                device=device,
+                host=below.get("host"),
+                disk=below.get("disk"),
+                copier=copier,
+                thresholds=config.copying,
+                fingerprint=config.fingerprint,
+            )
+            worker = cls(crane)
+            opened.pop_all()
+        return worker
+
+    def begin(self, orders: Orders, stream: object = None) -> None:
+        """Submits a step's copies, those down first. What it has a fence for may then be written.
+
+        On a GPU the stream waits for the copies that read or write these blocks, and this thread
+        does not. Elsewhere, and where a copy could not be queued yet, this thread waits.
+
+        Args:
+            orders: From `Connector.step`, each once, in their order.
+            stream: The stream on which the engine computes; None for the device tier's.
+
+        Raises:
+            Misuse: As in `Crane.submit`; nothing of these orders is taken then.
+            Unavailable: A copy has not ended in time. Nothing of the fence may be written; end the
+                step, and reset the worker.
+        """
+        plans = [*orders.down, *orders.up]
+        if orders.fence is None:
+            self._submit(plans)
+            return
+        near = [plan for plan in plans if _meets(_ids(plan)[1], orders.written)]
+        self._submit(near)
+        try:
+            met = {
+                flight: up for flight, (up, ids) in self._ids.items() if _meets(ids, orders.written)
+            }
+            if not self._ordered(set(met.values()), stream):
+                self._wait(set(met))
+        finally:
+            taken = {plan.flight for plan in near}
+            self._submit(plan for plan in plans if plan.flight not in taken)
+
+    def outcomes(self) -> list[Outcome]:
+        """Returns what has ended since the last call, for `Connector.commit`. Never waits."""
+        self._poll()
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def reset(self) -> None:
+        """Ends all copies, after the engine's own reset of this rank; `outcomes` has them."""
+        self.crane.reset()
+        self._poll()
+
+    def close(self) -> None:
+        """Ends all copies, and frees the memory below; the engine's tensors are dropped."""
+        self.crane.close()
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it on exit."""
+        self.close()
+
+    def _submit(self, plans: Iterable[Plan]) -> None:
+        plans = list(plans)
+        self.crane.submit(plans)
+        for plan in plans:
+            up, ids = _ids(plan)
+            if ids is not None:
+                self._ids[plan.flight] = up, ids
+
+    def _poll(self) -> None:
+        outcomes = self.crane.poll()
+        for outcome in outcomes:
+            self._ids.pop(outcome.flight, None)
+        self._outcomes += outcomes
+
+    def _ordered(self, ways: set[bool], stream: object) -> bool:
+        """Lets the stream wait for copies of these ways; returns whether it waits for all."""
+        up = True not in ways or self.crane.join(stream)
+        down = False not in ways or self.crane.fence(stream)
+        return up and down
+
+    def _wait(self, flights: set[int]) -> None:
+        """Waits until these have ended."""
+        until = time.monotonic() + self.patience
+        while True:
+            self._poll()
+            late = flights & self._ids.keys()
+            if not late:
+                return
+            if time.monotonic() > until:
+                raise Unavailable(
+                    f"flight {min(late)} has not ended for {self.patience:g} s, and the engine "
+                    "would write what it reads: end the step and reset this rank"
+                )
+            time.sleep(_PAUSE)
+
+
+def _ids(plan: Plan) -> tuple[bool, Slots | None]:
+    """Returns whether a plan goes up, and the engine's ids in it; None where it has none."""
+    if plan.destination_tier == "device":
+        return True, plan.destinations
+    return False, plan.sources if plan.source_tier == "device" else None
+
+
+def _meets(ids: Slots | None, written: NDArray[np.integer[Any]]) -> bool:
+    return ids is not None and bool(np.isin(ids, written).any())
