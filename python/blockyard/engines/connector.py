@@ -25,9 +25,9 @@ from blockyard.yard.cache import KVCache
 
 __all__ = ["Connector"]
 
-_PATHS: Final = 8
+_PATHS: Final = 4
 """Running requests whose paths are touched in a step."""
-_BLOCKS: Final = 1024
+_BLOCKS: Final = 512
 """Blocks after which no further path is touched in a step."""
 
 
@@ -68,11 +68,10 @@ class Connector:
         self._size = cache.block_size
         self._loads = Loads(cache, integer("retries", retries, least=0))
         self._rows: dict[Hashable, _Row] = {}
-        self._keeping: dict[int, _Row] = {}
-        """By the flight that copies what is kept."""
+        self._keeping: dict[int, _Row] = {}  # by the flight that copies what is kept
         self._stows: list[tuple[Keys, Ids]] = []
+        # Their paths, in the order in which they are touched next.
         self._running: OrderedDict[Hashable, Keys] = OrderedDict()
-        """Their paths, in the order in which they are touched next."""
         self._now = 0
 
     def matched(self, request: Hashable, keys: Keys, local: int = 0) -> int | None:
@@ -245,8 +244,8 @@ class Connector:
         self.cache.dispatch()
         for rank in range(self.cache.config.ranks):
             self.cache.reset(rank, memory=memory)
-        self._land()
         self._loads.reset()
+        self._land()
         self._stows.clear()
         self._running.clear()
         self._rows = {name: row for name, row in self._rows.items() if row.kept is not None}
@@ -269,7 +268,7 @@ class Connector:
             self.cache.stow([keys for keys, _ in stows], [ids for _, ids in stows])
 
     def _land(self) -> None:
-        landed = self.cache.landed()
+        landed = self.cache.ended()
         for flight in landed:
             row = self._keeping.pop(flight, None)
             if row is not None and row.keeping == flight:

@@ -40,7 +40,7 @@ def plain() -> Copier:
     return ThreadCopier(workers=0)
 
 
-def scripted(seed: int, **chances: float) -> ScriptedCopier:
+def scripted(seed: int, **chances: Any) -> ScriptedCopier:
     return ScriptedCopier(plain(), Script.seeded(seed, **chances))
 
 
