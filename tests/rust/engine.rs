@@ -1,10 +1,14 @@
 //! An engine that gives out its blocks itself, by seed: every block has bytes, copies read and write
 //! them when they may, and each position that a request uses is checked (laws E1 to E7).
 
+#[path = "engine/naive.rs"]
+mod naive;
+
 use blockyard_core::{
     Cache, Chain, Config, EvictionPolicy, Extras, Fetch, FlightId, KeyHash, Namespace, Outcome,
     ParkedId, Plan, Stop, Tier, Wanted, WritePolicy,
 };
+use naive::{End, Naive, Why};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -96,6 +100,8 @@ struct World {
     named: u32,
     air: Vec<Flying>,
     seen: Seen,
+    /// What lies below, by plain lists, in every other life: none is resized or cleared there.
+    naive: Option<Naive>,
 }
 
 impl World {
@@ -126,6 +132,9 @@ impl World {
             named: 0,
             air: Vec::new(),
             seen: Seen::default(),
+            naive: seed
+                .is_multiple_of(2)
+                .then(|| Naive::new(SIZE, [host, disk].map(|slots| slots as usize))),
         }
     }
 
@@ -215,10 +224,10 @@ impl World {
             let view = self.cache.lock().view_parked(kept).expect("kept");
             computed = view.computed as usize;
             let (what, blocks) = (Wanted::Kept(kept), view.blocks as usize);
-            self.cache
-                .lock()
-                .fetch(what, &ids[..blocks], 0)
-                .expect("its own")
+            let fetched = self.cache.lock().fetch(what, &ids[..blocks], 0);
+            let naive = self.naive.as_ref();
+            let wanted = naive.map(|naive| naive.found_kept(kept, blocks));
+            self.as_wanted(fetched.expect("its own"), wanted, &ids[..blocks])
         } else {
             // The last token is computed anew, so that there are logits.
             let most = (tokens.len() - 1) / SIZE;
@@ -232,10 +241,20 @@ impl World {
                 return;
             }
             let what = Wanted::Keys(keys);
-            self.cache
-                .lock()
-                .fetch(what, &ids[..blocks], 0)
-                .expect("found")
+            let wanted = self.naive.as_ref().map(|naive| naive.found(keys));
+            if let Some((tiers, end)) = &wanted {
+                let count = |own: usize| tiers.iter().filter(|&&tier| tier == own).count() as u32;
+                assert_eq!(found.hits, [0, count(0), count(1)]);
+                let stop = match end {
+                    End::Whole => Stop::Whole,
+                    End::Missing => Stop::Missing,
+                    End::Filling(flight) => Stop::Filling(*flight),
+                    End::Scattered => Stop::Scattered,
+                };
+                assert_eq!(found.stop, stop);
+            }
+            let fetched = self.cache.lock().fetch(what, &ids[..blocks], 0);
+            self.as_wanted(fetched.expect("found"), wanted, &ids[..blocks])
         };
         let plans = match fetched {
             Fetch::Soon(_) => {
@@ -255,6 +274,38 @@ impl World {
         }
         self.seen.fetched += u32::from(first > 0);
         self.loaded(name);
+    }
+
+    /// A fetch brings up what the lists have, from the tiers where they have it.
+    fn as_wanted(
+        &mut self,
+        fetched: Fetch,
+        wanted: Option<(Vec<usize>, End)>,
+        ids: &[u32],
+    ) -> Fetch {
+        let Some((tiers, end)) = wanted else {
+            return fetched;
+        };
+        match &fetched {
+            Fetch::Soon(flight) => {
+                let fence = self.cache.lock().must_finish(ids).expect("its own");
+                assert!(
+                    fence == Some(*flight) || (tiers.is_empty() && end == End::Filling(*flight))
+                );
+            }
+            Fetch::Plans(plans) => {
+                let mut told = Vec::new();
+                for plan in plans {
+                    told.extend(vec![plan.from.0 - 1; plan.len()]);
+                    self.naive
+                        .as_mut()
+                        .expect("it is asked")
+                        .launched(plan, Why::Fetch);
+                }
+                assert_eq!(told, tiers[..told.len().max(ids.len().min(tiers.len()))]);
+            }
+        }
+        fetched
     }
 
     /// All its loads have ended: it runs from its good prefix.
@@ -277,7 +328,7 @@ impl World {
         request.runs = true;
         self.seen.resumed_whole += u32::from(whole && tokens > 0);
         if let Some(kept) = kept {
-            self.cache.lock().abandon(kept).expect("kept");
+            self.let_go(kept);
         }
         self.check(name);
     }
@@ -344,8 +395,20 @@ impl World {
             0
         };
         let ids = &request.ids[first..full];
+        let wanted = self
+            .naive
+            .as_mut()
+            .map(|naive| naive.stow(chain.keys(), first, ids.len()));
         let stowed = self.cache.lock().stow(chain.keys(), ids, first as u32);
-        stowed.expect("its own");
+        let plan = stowed.expect("its own");
+        if let (Some(naive), Some(wanted)) = (self.naive.as_mut(), wanted) {
+            let told = plan.as_ref().map_or(&[][..], |plan| &plan.sources);
+            let copied: Vec<u32> = wanted.iter().map(|&at| ids[at]).collect();
+            assert_eq!(told, copied, "what a stow copies");
+            if let Some(plan) = &plan {
+                naive.stowed(chain.keys(), (first, ids.len()), &wanted, plan);
+            }
+        }
         // The engine may give them out again at once.
         self.free.extend(&request.ids);
     }
@@ -360,12 +423,28 @@ impl World {
         request.runs = false;
         let chain = self.chain(&tokens[..computed]);
         let used = computed.div_ceil(SIZE);
+        let wanted = self
+            .naive
+            .as_ref()
+            .map(|naive| naive.home(chain.keys(), used));
         let answer = self
             .cache
             .lock()
             .stow_kept(chain.keys(), &ids[..used], computed as u64);
+        if let Some(wanted) = wanted {
+            assert_eq!(answer.is_ok(), wanted.is_some(), "{answer:?}");
+        }
         match answer {
-            Ok((kept, _)) => {
+            Ok((kept, plan)) => {
+                if let Some(naive) = self.naive.as_mut() {
+                    let places = naive.kept(kept, chain.keys(), computed, plan.as_ref());
+                    let told = plan.as_ref().map_or(&[][..], |plan| &plan.sources);
+                    let copied: Vec<u32> = places.iter().map(|&at| ids[at]).collect();
+                    assert_eq!(told, copied, "what is copied to be kept");
+                    if let Some((plan, home)) = plan.as_ref().zip(wanted.flatten()) {
+                        assert_eq!(plan.to.0 - 1, home);
+                    }
+                }
                 self.requests.get_mut(&name).expect("it waits").kept = Some(kept);
                 self.seen.kept += 1;
             }
@@ -378,9 +457,16 @@ impl World {
         if let Some(name) = self.pick(|request| request.loads.is_empty()) {
             let request = self.requests.remove(&name).expect("picked");
             if let Some(kept) = request.kept {
-                self.cache.lock().abandon(kept).expect("kept");
+                self.let_go(kept);
             }
             self.free.extend(request.ids);
+        }
+    }
+
+    fn let_go(&mut self, kept: ParkedId) {
+        self.cache.lock().abandon(kept).expect("kept");
+        if let Some(naive) = self.naive.as_mut() {
+            naive.abandon(kept);
         }
     }
 
@@ -395,6 +481,9 @@ impl World {
             self.seen.unknown += 1;
             let flight = self.air[at].plan.flight;
             assert!(self.cache.lock().mark_unknown(flight).expect("known"));
+            if let Some(naive) = self.naive.as_mut() {
+                naive.unknown(flight);
+            }
             return self.came(flight, 0);
         }
         let Flying {
@@ -428,6 +517,9 @@ impl World {
             None => Outcome::failed(plan.flight, good as u32),
         };
         self.cache.lock().commit(&[outcome], None).expect("known");
+        if let Some(naive) = self.naive.as_mut() {
+            naive.landed(&plan, good, bad.is_some());
+        }
         if !unknown {
             self.came(plan.flight, good);
         }
@@ -457,10 +549,19 @@ impl World {
         }
     }
 
+    fn below(&mut self, plan: Option<Plan>, kept: Option<ParkedId>) {
+        if let (Some(naive), Some(plan)) = (self.naive.as_mut(), plan) {
+            naive.launched(&plan, Why::Below(kept));
+        }
+    }
+
     fn elsewhere(&mut self) {
         let blocks = 1 + self.chance.below(6) as u32;
         match self.chance.below(9) {
-            0..3 => _ = self.cache.lock().demote(Tier::HOST, blocks),
+            0..3 => {
+                let plan = self.cache.lock().demote(Tier::HOST, blocks);
+                self.below(plan, None);
+            }
             3 => {
                 if let Some(name) = self.pick(|request| request.kept.is_some()) {
                     let kept = self.requests[&name].kept.expect("picked");
@@ -468,15 +569,22 @@ impl World {
                         .cache
                         .lock()
                         .demote_parked(kept, blocks, Some(Tier::DISK));
-                    _ = moved;
+                    if let (Some(naive), Ok(plan)) = (self.naive.as_mut(), &moved) {
+                        naive.moved(kept, blocks as usize, plan.as_ref());
+                    }
+                    self.below(moved.ok().flatten(), Some(kept));
                 }
             }
             4 => {
                 if let Some(name) = self.pick(|_| true) {
                     let chain = self.chain(&self.requests[&name].tokens);
-                    _ = self.cache.lock().promote(chain.keys(), blocks, Tier::HOST);
+                    let plans = self.cache.lock().promote(chain.keys(), blocks, Tier::HOST);
+                    for plan in plans.into_iter().flatten() {
+                        self.below(Some(plan), None);
+                    }
                 }
             }
+            5 | 6 if self.naive.is_some() => {}
             5 => {
                 let tier = Tier(1 + self.chance.below(2));
                 let slots = self.chance.below(40) as u32;
@@ -516,9 +624,29 @@ impl World {
     fn sound(&mut self) {
         let violation = self.cache.lock().audit();
         assert_eq!(violation, None);
+        if let Some(naive) = &self.naive {
+            let stats = self.cache.lock().stats();
+            for tier in [Tier::HOST, Tier::DISK] {
+                let own = &stats.tiers[tier.0];
+                let used = own.capacity - own.free;
+                let room = (own.free + own.takeable).cast_signed();
+                let name = tier.name();
+                let (there, wanted) = naive.tier(tier);
+                assert_eq!(used, there as u64, "slots in use on {name}");
+                assert_eq!(room, wanted as i64, "room on {name}");
+            }
+        }
         for request in self.requests.values() {
             if let Some(kept) = request.kept {
                 let view = self.cache.lock().view_parked(kept).expect("kept");
+                if let Some(naive) = &self.naive {
+                    let tokens = if view.broken {
+                        0
+                    } else {
+                        view.computed as usize
+                    };
+                    assert_eq!((tokens, view.blocks as usize), naive.view(kept));
+                }
                 self.seen.broken += u32::from(view.broken);
                 let short = (view.computed as usize) < request.computed && !view.broken;
                 self.seen.cut += u32::from(short);
