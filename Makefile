@@ -229,6 +229,7 @@ bench: install  ## the benches, in Rust and from Python
 	$(BIN)/python benches/python/copies.py
 	$(BIN)/python benches/python/submit.py
 	$(BIN)/python benches/python/steps.py
+	$(BIN)/python benches/python/engine_blocks.py
 
 PEERS_JSON := $(if $(OUT),$(OUT),target)/bench-peers.json
 

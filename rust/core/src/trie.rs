@@ -255,14 +255,6 @@ impl Trie {
         Some(*residency)
     }
 
-    /// The parent has a child more on a tier: its copy there since.
-    #[inline]
-    pub(crate) fn gain_child(&mut self, node: NodeIx, tier: Tier) -> Option<Residency> {
-        let residency = self.residency_mut(self.parent(node)?, tier);
-        residency.children += 1;
-        Some(*residency)
-    }
-
     /// A new node without a key, and without a slot yet.
     pub(crate) fn add(&mut self, parent: Option<NodeIx>) -> NodeIx {
         let node = self.nodes.revive();

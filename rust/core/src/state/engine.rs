@@ -234,13 +234,15 @@ impl State {
             let cell = pool.cell(id);
             cell.readers > 0 || cell.hold != Hold::Null
         };
-        let busy: Vec<SlotIx> = ids.iter().copied().map(SlotIx::new).filter(busy).collect();
+        let mut busy: Vec<SlotIx> = ids.iter().copied().map(SlotIx::new).filter(busy).collect();
         if busy.is_empty() {
             return None;
         }
+        busy.sort_unstable();
+        let is_busy = |id: &SlotIx| busy.binary_search(id).is_ok();
         let touches = |step: &Move, purpose| match purpose {
-            Purpose::Stow => busy.contains(&step.from),
-            Purpose::Fetch => busy.contains(&step.to),
+            Purpose::Stow => is_busy(&step.from),
+            Purpose::Fetch => is_busy(&step.to),
             _ => false,
         };
         let flights = self.flights.iter().filter(|(_, flight)| {

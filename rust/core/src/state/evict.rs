@@ -99,13 +99,17 @@ impl State {
             match nodes.get(at + 1) {
                 Some(&next) if self.trie[node].parent == Some(self.trie.id(next)) => {
                     self.trie.residency_mut(next, tier).children -= 1;
-                    self.forget_slot(node, tier);
                 }
                 _ => {
-                    self.end_residency(node, tier);
+                    self.leave_parent(node, tier);
                 }
             }
-            if !self.remove_tagged(node, self.tags[at]) && tier == Tier::DEVICE {
+            self.trie.residency_mut(node, tier).slot = None;
+            if self.remove_tagged(node, self.tags[at]) {
+                continue;
+            }
+            self.look_again(node, tier);
+            if tier == Tier::DEVICE {
                 self.reclass_below(node);
             }
         }

@@ -17,19 +17,6 @@ impl State {
             .insert(Flight::new(from, to, purpose, self.trie.epoch()))
     }
 
-    /// A slot on the device or below that this flight will fill, attached to its block.
-    pub(super) fn destination(
-        &mut self,
-        node: NodeIx,
-        tier: Tier,
-        flight: FlightIx,
-    ) -> Option<SlotIx> {
-        // It is claimed while it goes from the free list to the block.
-        let slot = self.take_free(tier, Hold::Claimed { leases: 0 })?;
-        self.attach(node, tier, slot, Hold::Filling { flight });
-        Some(slot)
-    }
-
     /// Puts a flight in flight whose sources are marked and whose destinations are filling. Returns
     /// the plan to carry out.
     pub(super) fn launch(&mut self, flight: FlightIx, moves: Vec<Move>) -> Plan {
@@ -99,7 +86,7 @@ impl State {
         let mut moves = Vec::with_capacity(nodes.len());
         for &node in nodes {
             let from = self.trie.slot(node, tier);
-            if let Some((from, to)) = from.zip(self.destination(node, Tier::DEVICE, flight)) {
+            if let Some((from, to)) = from.zip(self.attach(node, Tier::DEVICE, flight)) {
                 moves.push(Move {
                     node: Some(self.trie.id(node)),
                     from,

@@ -177,7 +177,17 @@ impl Config {
         let each = size_of::<Cell>() + Policy::bytes(self.policy);
         let fresh = (0..slots.len()).map(|tier| self.fresh_bytes(Tier(tier), slots[tier]));
         let fresh = fresh.sum::<usize>();
-        (slots.iter().sum::<usize>() * each + Trie::bytes(slots) + fresh) as u64
+        let trie = Trie::bytes(&self.resting(slots));
+        (slots.iter().sum::<usize>() * each + trie + fresh) as u64
+    }
+
+    /// Slots per tier, of these, in which a block may rest: none of those that are an engine's.
+    pub(crate) fn resting(&self, slots: &[usize]) -> Vec<usize> {
+        let mut resting = slots.to_vec();
+        if self.engine {
+            resting[Tier::DEVICE.at()] = 0;
+        }
+        resting
     }
 
     fn sizes(&self) -> Vec<usize> {
@@ -276,7 +286,6 @@ pub struct State {
 impl State {
     pub(crate) fn new(config: Config) -> Result<Self> {
         config.fits(None)?;
-        let slots = config.sizes();
         let tiers = (0..config.slots.len())
             .map(|tier| {
                 let slots = config.slots[tier];
@@ -294,7 +303,7 @@ impl State {
             })
             .collect::<Result<Vec<_>>>()?;
         Ok(Self {
-            trie: Trie::new(&slots)?,
+            trie: Trie::new(&config.resting(&config.sizes()))?,
             tiers: Tiers::new(tiers),
             leases: Arena::new(),
             parked: Arena::new(),

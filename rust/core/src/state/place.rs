@@ -89,7 +89,7 @@ impl State {
             self.evict_with_parents(to, victim);
         }
         self.tiers[to].ledger.release(owed);
-        self.destination(node, to, flight)
+        self.attach(node, to, flight)
     }
 
     /// A tier owes the block a slot. Where that would take the backing of a promise, since idle blocks

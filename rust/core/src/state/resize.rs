@@ -74,7 +74,7 @@ impl State {
         tier_state.pool.reserve(slots as u32)?;
         tier_state.order.reserve(slots)?;
         tier_state.descent.reserve(&self.config, tier, slots)?;
-        self.trie.reserve(&tiers)
+        self.trie.reserve(&self.config.resting(&tiers))
     }
 
     fn widen(&mut self, tier: Tier, slots: u32, there: Option<u64>) -> Result<()> {

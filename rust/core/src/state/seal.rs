@@ -186,11 +186,6 @@ impl State {
             return;
         };
         self.trie.residency_mut(node, Tier::DEVICE).slot = Some(Link::to(slot));
-        if let Some(parent) = self.trie.gain_child(node, Tier::DEVICE) {
-            self.tiers[Tier::DEVICE].refresh(parent);
-        }
-        if is_read {
-            self.block_ancestors(node, Tier::DEVICE);
-        }
+        self.count_child(node, Tier::DEVICE, is_read);
     }
 }

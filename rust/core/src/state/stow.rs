@@ -6,7 +6,7 @@ use super::State;
 use super::engine::check_range;
 use crate::error::{Error, Result};
 use crate::flight::{Move, Purpose};
-use crate::id::{FlightIx, Id, Ix, Key, MAX_TIERS, NodeIx, ParkedId, SlotIx, Tier};
+use crate::id::{FlightIx, Ix, Key, MAX_TIERS, NodeIx, ParkedId, SlotIx, Tier};
 use crate::index::{Gap, Tag, mix};
 use crate::keeps::Keeps;
 use crate::plan::Plan;
@@ -19,10 +19,26 @@ use crate::trie::Uses;
 enum Above {
     /// Nothing: it is the first of its sequence.
     Root,
-    Block(Id<NodeIx>),
+    Block(NodeIx),
     /// A block that is nowhere.
     Gone,
 }
+
+impl Above {
+    fn of(node: Option<NodeIx>) -> Self {
+        node.map_or(Self::Gone, Self::Block)
+    }
+
+    fn block(self) -> Option<NodeIx> {
+        match self {
+            Self::Block(node) => Some(node),
+            Self::Root | Self::Gone => None,
+        }
+    }
+}
+
+/// A block that is there, or the tag of its key.
+type Known = std::result::Result<NodeIx, Tag>;
 
 impl State {
     /// Copies what of blocks `first..first + ids.len()` is neither below nor on its way there from the
@@ -65,16 +81,16 @@ impl State {
         let to = self.tiers.next_below(Tier::DEVICE)?;
         let above = match first.checked_sub(1) {
             None => Above::Root,
-            Some(last) => self.above(self.trie.find(&keys[last])),
+            Some(last) => Above::of(self.trie.find(&keys[last])),
         };
         let keys = &keys[first..first + ids.len()];
         let path = self.known(keys, ids, above);
-        let new = path.iter().filter(|node| node.is_none()).count();
+        let new = path.iter().filter(|node| node.is_err()).count();
         if new == 0 {
             return None;
         }
         // What is there of the path already is no room for it.
-        let parent = self.block_of_id(above);
+        let parent = above.block();
         let own = parent.iter().chain(path.iter().flatten());
         let own: Vec<SlotIx> = own.filter_map(|&node| self.ready(node, to)).collect();
         for &slot in &own {
@@ -93,25 +109,25 @@ impl State {
         plan
     }
 
-    /// The blocks of a path that are known, and `None` for those to copy: as far as the keys agree with
+    /// The blocks of a path that are known, and the tags of those to copy: as far as the keys agree with
     /// what is known, and none of the ids of the others is being filled.
-    fn known(&mut self, keys: &[Key], ids: &[u32], mut above: Above) -> Vec<Option<NodeIx>> {
+    fn known(&mut self, keys: &[Key], ids: &[u32], mut above: Above) -> Vec<Known> {
         let mut path = Vec::with_capacity(keys.len());
         let mut tags = std::mem::take(&mut self.tags);
         self.trie.warm(keys.iter(), &mut tags);
         for ((key, &tag), &id) in keys.iter().zip(&tags).zip(ids) {
-            let node = self.trie.seek(key, tag).ok();
+            let node = self.trie.seek(key, tag).map_err(|_| tag);
             match node {
-                Some(node) if !self.stands_on(node, above) => break,
-                None if self.hold(Tier::DEVICE, SlotIx::new(id)) != Hold::Null => break,
-                Some(node) => {
+                Ok(node) if !self.stands_on(node, above) => break,
+                Err(_) if self.hold(Tier::DEVICE, SlotIx::new(id)) != Hold::Null => break,
+                Ok(node) => {
                     self.join(node, above);
                     self.note_use(node);
                 }
-                None => {}
+                Err(_) => {}
             }
             path.push(node);
-            above = self.above(node);
+            above = Above::of(node.ok());
         }
         self.tags = tags;
         path
@@ -122,7 +138,7 @@ impl State {
         &mut self,
         keys: &[Key],
         ids: &[u32],
-        (mut above, path): (Above, &[Option<NodeIx>]),
+        (mut above, path): (Above, &[Known]),
         to: Tier,
         most: usize,
     ) -> Option<Plan> {
@@ -131,15 +147,15 @@ impl State {
         let mut behind_new = false;
         for ((key, &id), &known) in keys.iter().zip(ids).zip(path) {
             let node = match known {
-                Some(node) => {
+                Ok(node) => {
                     if behind_new {
-                        self.link(node, self.block_of_id(above));
+                        self.link(node, above.block());
                     }
                     node
                 }
-                None if moves.len() == most => break,
-                None => {
-                    let Err(gap) = self.trie.seek(key, Tag::of(key)) else {
+                Err(_) if moves.len() == most => break,
+                Err(tag) => {
+                    let Err(gap) = self.trie.seek(key, tag) else {
                         // It comes twice.
                         break;
                     };
@@ -148,8 +164,8 @@ impl State {
                     node
                 }
             };
-            behind_new = known.is_none();
-            above = Above::Block(self.trie.id(node));
+            behind_new = known.is_err();
+            above = Above::Block(node);
         }
         self.launch_if_any(flight, moves)
     }
@@ -176,7 +192,7 @@ impl State {
 
         for pair in path.windows(2) {
             if let [Some(parent), Some(node)] = *pair {
-                self.join(node, self.above(Some(parent)));
+                self.join(node, Above::of(Some(parent)));
             }
         }
         for &node in path.iter().flatten() {
@@ -201,7 +217,7 @@ impl State {
                 self.link(node, nodes.last().copied());
             }
             nodes.push(node);
-            above = self.above(Some(node));
+            above = Above::of(Some(node));
         }
         self.parkings += 1;
         let parked = self.parked.insert(Parked {
@@ -257,7 +273,7 @@ impl State {
                 let help = "it has another parent: the keys contradict each other";
                 return Err(Error::argument("keys", key.hex(), help));
             }
-            above = self.above(node);
+            above = Above::of(node);
         }
         let new = keys.iter().zip(path).filter(|(_, node)| node.is_none());
         let mut new: Vec<(u64, &Key)> = new.map(|(key, _)| (mix(key), key)).collect();
@@ -272,39 +288,30 @@ impl State {
         }
     }
 
-    fn above(&self, node: Option<NodeIx>) -> Above {
-        node.map_or(Above::Gone, |node| Above::Block(self.trie.id(node)))
-    }
-
     /// Whether a block names this one as its parent, or one that was dropped.
     fn stands_on(&self, node: NodeIx, above: Above) -> bool {
         let Some(parent) = self.trie[node].parent else {
             return above == Above::Root;
         };
-        let orphan = self.trie.live(parent).is_none();
-        above == Above::Block(parent) || (orphan && above != Above::Root)
+        match self.trie.live(parent) {
+            Some(parent) => above == Above::Block(parent),
+            None => above != Above::Root,
+        }
     }
 
     /// Links an orphan again, unless a promise could lose its backing by that.
     fn join(&mut self, node: NodeIx, above: Above) {
-        if let Above::Block(id) = above
-            && self.trie[node].parent != Some(id)
+        if let Some(parent) = above.block()
+            && self.trie.parent(node).is_none()
             && !self.is_read(node)
         {
-            self.link(node, self.trie.live(id));
-        }
-    }
-
-    fn block_of_id(&self, above: Above) -> Option<NodeIx> {
-        match above {
-            Above::Block(id) => self.trie.live(id),
-            _ => None,
+            self.link(node, Some(parent));
         }
     }
 
     /// A block that is new here; without a key it is a partial one.
     fn new_block(&mut self, above: Above, key: Option<(&Key, Gap)>) -> NodeIx {
-        let node = self.trie.add(self.block_of_id(above));
+        let node = self.trie.add(above.block());
         if above == Above::Gone {
             self.trie.put_under(node, None);
         }
@@ -321,7 +328,7 @@ impl State {
         let to = self.flights[flight].to;
         // It is in no order and backs nothing, so that a mark is all there is to it.
         self.tiers[Tier::DEVICE].pool.cell_mut(id).readers += 1;
-        if let Some(slot) = self.destination(node, to, flight) {
+        if let Some(slot) = self.attach(node, to, flight) {
             moves.push(Move {
                 node: Some(self.trie.id(node)),
                 from: id,

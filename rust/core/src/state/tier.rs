@@ -2,7 +2,7 @@
 //! is known here by number; blocks and their parents are the trie's.
 
 use crate::evict::{Evict, Evictability, Place, Policy};
-use crate::id::{Class, Id, Link, NodeIx, Set, SlotIx, Tier};
+use crate::id::{Class, FlightIx, Id, Link, NodeIx, Set, SlotIx, Tier};
 use crate::ledger::Ledger;
 use crate::pool::{Cell, Hold, Pool};
 use crate::trie::Residency;
@@ -99,6 +99,13 @@ pub(super) fn evictability(residency: Residency, cell: &Cell) -> Evictability {
     } else {
         Evictability::Leaf
     }
+}
+
+/// Whether a slot alone makes its block busy: it is read or, below the device, filling or pinned.
+#[inline]
+pub(super) fn is_busy(tier: Tier, cell: &Cell) -> bool {
+    cell.readers > 0
+        || (tier > Tier::DEVICE && matches!(cell.hold, Hold::Filling { .. } | Hold::Pinned { .. }))
 }
 
 impl TierState {
@@ -205,6 +212,22 @@ impl TierState {
         self.ledger.take(count);
     }
 
+    /// The first child of a block has become busy. Whether the block in this slot was busy before; if
+    /// not, and it is idle, it may not be taken from now on.
+    pub(super) fn block(&mut self, tier: Tier, slot: SlotIx) -> bool {
+        let cell = self.pool.cell(slot);
+        if is_busy(tier, cell) {
+            return true;
+        }
+        if matches!(cell.hold, Hold::Idle { .. }) {
+            if self.pool.stays(slot) {
+                self.ledger.lose_takeable();
+            }
+            self.order.refresh(slot, Evictability::Blocked);
+        }
+        false
+    }
+
     /// Tells the order that the number of children of a block has changed: its slot may be a leaf now,
     /// or a branch. Whether it is takeable has not changed.
     #[inline]
@@ -222,6 +245,16 @@ impl TierState {
         let slot = self.pool.pop_free()?;
         self.ledger.shift(Some(Set::Free), hold.set());
         self.pool.cell_mut(slot).hold = hold;
+        Some(slot)
+    }
+
+    /// Takes a free slot, likewise, that this flight will fill for a block.
+    #[inline]
+    pub(super) fn fill(&mut self, node: Link<NodeIx>, flight: FlightIx) -> Option<SlotIx> {
+        let slot = self.pool.pop_free()?;
+        self.ledger.shift(Some(Set::Free), Some(Set::Pinned));
+        let cell = self.pool.cell_mut(slot);
+        (cell.node, cell.hold) = (Some(node), Hold::Filling { flight });
         Some(slot)
     }
 

@@ -7,7 +7,7 @@
 //! each on the home of a block, which may lie on several tiers.
 
 use super::State;
-use super::tier::evictability;
+use super::tier::{evictability, is_busy};
 use crate::evict::{Evict, Evictability};
 use crate::id::{FlightIx, Link, NodeIx, SlotIx, Tier};
 use crate::pool::Hold;
@@ -61,11 +61,7 @@ impl State {
         let Some(slot) = residency.slot else {
             return false;
         };
-        let cell = self.tiers[tier].pool.cell(slot.at());
-        residency.busy > 0
-            || cell.readers > 0
-            || (tier > Tier::DEVICE
-                && matches!(cell.hold, Hold::Filling { .. } | Hold::Pinned { .. }))
+        residency.busy > 0 || is_busy(tier, self.tiers[tier].pool.cell(slot.at()))
     }
 
     pub(super) fn evictability_of(&self, tier: Tier, slot: SlotIx) -> Evictability {
@@ -106,19 +102,27 @@ impl State {
     }
 
     /// `node` has become busy, and so become its ancestors on the tier, up to the first that was.
-    pub(super) fn block_ancestors(&mut self, mut node: NodeIx, tier: Tier) {
-        while let Some(parent) = self.trie.parent(node) {
+    pub(super) fn block_ancestors(&mut self, node: NodeIx, tier: Tier) {
+        if let Some(parent) = self.trie.parent(node) {
+            self.block_from(parent, tier);
+        }
+    }
+
+    /// A child of `node` has become busy, and so becomes the block, and those above it.
+    fn block_from(&mut self, node: NodeIx, tier: Tier) {
+        let mut next = Some(node);
+        while let Some(node) = next {
             self.climb();
-            let was = self.is_busy(parent, tier);
-            let slot = self.trie.slot(parent, tier);
-            let before = slot.is_some_and(|slot| self.takeable(tier, slot));
-            self.trie.residency_mut(parent, tier).busy += 1;
-            let Some(slot) = slot else { return };
-            self.refresh(tier, slot, before);
-            if was {
+            let residency = self.trie.residency_mut(node, tier);
+            residency.busy += 1;
+            let was = residency.busy > 1;
+            let Some(slot) = residency.slot.map(Link::at) else {
+                return;
+            };
+            if was || self.tiers[tier].block(tier, slot) {
                 return;
             }
-            node = parent;
+            next = self.trie.parent(node);
         }
     }
 
@@ -201,13 +205,14 @@ impl State {
         self.tiers[tier].free(slot);
     }
 
-    /// The block gets a slot on the tier; the slot's hold is set to `hold`.
-    #[inline]
-    pub(super) fn attach(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, hold: Hold) {
-        self.tiers[tier].pool.cell_mut(slot).node = Some(Link::to(node));
-        self.put(tier, slot, hold);
-        self.trie.residency_mut(node, tier).slot = Some(Link::to(slot));
-        self.count_child(node, tier);
+    /// The block gets a free slot on the tier, which a copy will fill; the caller has made room.
+    pub(super) fn attach(&mut self, node: NodeIx, tier: Tier, flight: FlightIx) -> Option<SlotIx> {
+        let slot = self.tiers[tier].fill(Link::to(node), flight)?;
+        let residency = self.trie.residency_mut(node, tier);
+        residency.slot = Some(Link::to(slot));
+        let busy = tier > Tier::DEVICE || residency.busy > 0;
+        self.count_child(node, tier, busy);
+        Some(slot)
     }
 
     /// The block leaves the tier; its slot is the caller's to put somewhere.
@@ -228,36 +233,41 @@ impl State {
         self.end_residency(node, tier)
     }
 
-    #[inline]
-    pub(super) fn forget_slot(&mut self, node: NodeIx, tier: Tier) {
-        self.trie.residency_mut(node, tier).slot = None;
-        if tier > Tier::DEVICE {
-            self.look_again(node, tier);
-        }
-    }
-
     /// A slot has a block no more: nor has the block the slot. Returns the slot that its parent has.
     #[inline]
     pub(super) fn end_residency(&mut self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
-        self.forget_slot(node, tier);
+        self.trie.residency_mut(node, tier).slot = None;
+        self.look_again(node, tier);
+        self.leave_parent(node, tier)
+    }
+
+    /// The parent has a child less on the tier; returns the slot that it has.
+    #[inline]
+    pub(super) fn leave_parent(&mut self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
         let parent = self.trie.lose_child(node, tier)?;
         self.tiers[tier].refresh(parent);
         parent.slot.map(Link::at)
     }
 
+    /// A block has a copy on the tier that its parent did not know, and is busy there or not.
     #[inline]
-    fn count_child(&mut self, node: NodeIx, tier: Tier) {
-        if let Some(parent) = self.trie.gain_child(node, tier) {
-            self.tiers[tier].refresh(parent);
+    pub(super) fn count_child(&mut self, node: NodeIx, tier: Tier, busy: bool) {
+        let Some(parent) = self.trie.parent(node) else {
+            return;
+        };
+        let residency = self.trie.residency_mut(parent, tier);
+        residency.children += 1;
+        if busy {
+            // Blocked, it is no leaf and no branch.
+            return self.block_from(parent, tier);
         }
-        if self.is_busy(node, tier) {
-            self.block_ancestors(node, tier);
-        }
+        let residency = *residency;
+        self.tiers[tier].refresh(residency);
     }
 
     /// A block may want a copy below now that wanted none before: its copies above `tier` must be
     /// looked at again.
-    fn look_again(&mut self, node: NodeIx, tier: Tier) {
+    pub(super) fn look_again(&mut self, node: NodeIx, tier: Tier) {
         for above in (0..tier.at()).map(Tier) {
             if let Some(slot) = self.trie.slot(node, above) {
                 self.tiers[above].order.unsee(slot);
@@ -299,7 +309,7 @@ impl State {
                 self.trie[node].parent = Some(self.trie.id(parent));
                 for tier in self.tiers.all() {
                     if self.trie.slot(node, tier).is_some() {
-                        self.count_child(node, tier);
+                        self.count_child(node, tier, self.is_busy(node, tier));
                     }
                 }
                 let (class, mut at) = (self.trie[node].class, Some(parent));
