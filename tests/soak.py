@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 BATCH = 20
 SCRIPT = Path("target/soak.py")
 PROOF = "proof"
+OWN = "own blocks"
+# One in so many seeds is also that of an engine that gives out its block ids itself.
+EVERY = 4
 
 
 def say(line: str) -> None:
@@ -45,6 +48,12 @@ def failures(first: int) -> tuple[list[tuple[int, str]], Counter[str]]:
             seen.update(simulate(Scenario.seeded(seed)).seen)
         except Broken as said:
             broken.append((seed, str(said)))
+        try:
+            if seed % EVERY == 0:
+                simulate(Scenario.own_blocks(seed))
+                seen[OWN] += 1
+        except Broken as said:
+            broken.append((seed, f"{OWN}: {said}"))
     try:
         seen[PROOF] += bool(prove(first))
     except AssertionError as said:
@@ -126,13 +135,15 @@ def soak(first: int, seconds: float, cores: int) -> int:
                 seed, what = broken[0]
                 if what.startswith(PROOF):
                     return 1
-                program = script(seed, minimised(Scenario.seeded(seed)))
+                made = Scenario.own_blocks if what.startswith(OWN) else Scenario.seeded
+                program = script(seed, minimised(made(seed)))
                 SCRIPT.parent.mkdir(exist_ok=True)
                 SCRIPT.write_text(program)
                 say(f"\n{program}\nIt stands in {SCRIPT}, too.")
                 return 1
     say(met(seen))
     say(f"{seen[PROOF]:,} proofs, none of which lost a token")
+    say(f"{seen[OWN]:,} of them as an engine with blocks of its own, too")
     say(f"{done:,} seeds from {first}, none broken, in {time.monotonic() - began:.0f} s")
     return 0
 

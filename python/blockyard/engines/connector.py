@@ -22,6 +22,7 @@ from blockyard.engines.orders import Ids, Orders
 from blockyard.shared.plan import Outcome
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
+from blockyard.yard.parking import Parking
 
 __all__ = ["Connector"]
 
@@ -68,6 +69,8 @@ class Connector:
         self._size = cache.block_size
         self._loads = Loads(cache, integer("retries", retries, least=0))
         self._rows: dict[Hashable, _Row] = {}
+        self._parking = Parking(cache, cache.config)
+        self._waiting: dict[_Row, None] = {}  # what is kept and not loading, the oldest first
         self._keeping: dict[int, _Row] = {}  # by the flight that copies what is kept
         self._stows: list[tuple[Keys, Ids]] = []
         # Their paths, in the order in which they are touched next.
@@ -124,6 +127,7 @@ class Connector:
         if len(ids):
             kept = row.beyond(row.first * self._size)
             self._loads.begin(request, row.keys if kept is None else kept, ids, row.first)
+            self._waiting.pop(row, None)
         else:
             self._run(request, row)
 
@@ -171,6 +175,8 @@ class Connector:
         self._release(row)
         self._running.pop(request, None)
         row.failed, row.kept = False, kept
+        if kept is not None:
+            self._waiting[row] = None
         for plan in [] if kept is None else kept.plans:
             row.keeping = plan.flight
             self._keeping[plan.flight] = row
@@ -209,6 +215,8 @@ class Connector:
         self._flush()
         self._loads.ask_again()
         self._touch()
+        if self._waiting:
+            self._lower()
         fence = self.cache.must_finish(written) if len(written) else None
         plans = self.cache.dispatch()
         up = tuple(plan for plan in plans if plan.destination_tier == "device")
@@ -249,6 +257,7 @@ class Connector:
         self._stows.clear()
         self._running.clear()
         self._rows = {name: row for name, row in self._rows.items() if row.kept is not None}
+        self._waiting = dict.fromkeys(self._rows.values())
 
     def _check(self, request: Hashable) -> None:
         if request in self._loads:
@@ -284,7 +293,13 @@ class Connector:
     def _release(self, row: _Row) -> None:
         kept, row.kept, row.keeping = row.kept, None, None
         if kept is not None:
+            self._waiting.pop(row, None)
             self.cache.abandon(kept)
+
+    def _lower(self) -> None:
+        """Moves what is kept on the host to the disk, where the host is short of room."""
+        kept = (row.kept for row in self._waiting)
+        self._parking.lower(parked for parked in kept if parked is not None)
 
     def _touch(self) -> None:
         """Says of a few requests that run, in turn, that what lies below of them is in use."""

@@ -9,7 +9,7 @@ from blockyard._core import Misuse
 from blockyard._typing import override
 from blockyard.scheduling.arrival import sample_ids
 from blockyard.scheduling.request import max_blocks
-from blockyard.testing.setup import HEADROOMS, VERBS, VICTIMS, WORDS, Event, Setup
+from blockyard.testing.setup import HEADROOMS, OWN_VERBS, VERBS, VICTIMS, WORDS, Event, Setup
 from blockyard.testing.third_tier import has_disk, parking_on_disk, with_disk
 
 __all__ = ["Scenario"]
@@ -65,6 +65,29 @@ class Scenario:
         if has_disk(seed):
             setup, events = with_disk(seed, setup, ticks, events)
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
+
+    @classmethod
+    def own_blocks(cls, seed: int) -> Self:
+        """Returns the same of an engine that gives out its block ids itself (E1 to E7)."""
+        scenario = cls.seeded(seed)
+        setup, chance = scenario.setup, random.Random(f"own blocks {seed}")  # noqa: S311
+        # Its ids are looked at as they are, and a third of the seeds fail at nothing.
+        faults = chance.random() < 0.7  # noqa: PLR2004
+        verbs = OWN_VERBS if faults else {"add", "abort", "stall"}
+        setup = replace(
+            setup,
+            blocks="engine",
+            device=max(setup.device, scenario.largest("device")),
+            deadline=setup.deadline if faults else None,
+            preempt_mode="park",
+            recompute=True,
+        )
+        events = [event._replace(what=event.what[:8]) for event in scenario.events]
+        names = [event.what[0] for event in events if event.verb == "add"]
+        some = chance.sample(names, min(len(names), chance.choice([0, 0, 3])))
+        events += [Event(chance.randint(1, 40), "abort", (name, "loading")) for name in some]
+        events.sort(key=lambda event: event.tick)
+        return cls(setup, tuple(event for event in events if event.verb in verbs))
 
     @classmethod
     def alike(cls, seed: int) -> Self:

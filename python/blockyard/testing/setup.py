@@ -15,7 +15,7 @@ from blockyard.scheduling.request import TERMINAL, RequestState
 from blockyard.scheduling.victims import LeastComputed, Newest, VictimPolicy
 from blockyard.yard.parking import PreemptMode
 
-__all__ = ["HEADROOMS", "VERBS", "VICTIMS", "WORDS", "Event", "Setup"]
+__all__ = ["HEADROOMS", "OWN_VERBS", "VERBS", "VICTIMS", "WORDS", "Event", "Setup"]
 
 _Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 
@@ -51,6 +51,11 @@ VERBS: Final = {
     "resize": (2,),
 }
 """How many fields each verb may have."""
+
+OWN_VERBS: Final = frozenset(
+    {"add", "abort", "copy", "outcome", "release", "stall", "rank", "engine", "resize"}
+)
+"""Those that an engine which gives out its block ids itself knows."""
 
 
 class Event(NamedTuple):
@@ -91,6 +96,8 @@ outcome |
 class Setup:
     """Sizes and policies."""
 
+    blocks: Literal["yard", "engine"] = "yard"
+    """What gives out the device's blocks: the yard, or the engine itself, beside a `Connector`."""
     device: int = 12
     host: int = 0
     disk: int = 0

@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.memory import MemoryTier
@@ -140,9 +141,11 @@ def config_of(setup: Setup, largest: Callable[[str], int] = lambda _: 0) -> Conf
         "replicated": (Plane("own", 1, piece), Plane("same", 2, piece, replicated=True)),
     }[setup.shape]
     layout = KVLayout(planes, block_size=setup.block_size, ranks=setup.ranks, dtype="uint8")
+    owner = "device" if setup.blocks == "yard" else "engine"
+    blocks: dict[str, Any] = {owner: max(largest("device"), setup.device)}
     return Config(
         layout=layout,
-        device=max(largest("device"), setup.device),
+        **blocks,
         host=max(largest("host"), setup.host),
         disk=max(largest("disk"), setup.disk),
         eviction=setup.eviction,

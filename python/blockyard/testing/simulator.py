@@ -15,6 +15,7 @@ from blockyard.testing.acks import Acks
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
 from blockyard.testing.engine import Broken, SimulatedEngine, check
+from blockyard.testing.own_blocks import OwnBlocks
 from blockyard.testing.replicas import Replica, Replicas
 from blockyard.testing.requests import Ask, Requests
 from blockyard.testing.rows import PARKING
@@ -57,14 +58,17 @@ def simulate(scenario: Scenario) -> Ran:
     Raises:
         Broken: A law was broken; the message names the tick.
     """
+    own = scenario.setup.blocks == "engine"
     with tempfile.TemporaryDirectory() as folder:
-        simulation = _Simulation(scenario, Path(folder))
+        made = OwnBlocks if own else _Simulation
+        simulation: OwnBlocks | _Simulation = made(scenario, Path(folder))
         try:
-            return simulation.run()
+            simulation.run()
+            return Ran(simulation.now, simulation.seen, simulation.requests.results)
         except Broken as broken:
             raise Broken(f"tick {simulation.now}: {broken}") from None
         except Exception as error:
-            # The simulation calls the scheduler correctly, so every error is the scheduler's.
+            # The simulation makes no wrong call, so every error is that of what it drives.
             raise Broken(f"tick {simulation.now}: {type(error).__name__}: {error}") from error
         finally:
             simulation.close()
@@ -87,17 +91,17 @@ class _Simulation:
             eager=setup.eager,
             drafts=setup.drafts,
         )
-        self._seen: Counter[str] = self._engine.seen
+        self.seen: Counter[str] = self._engine.seen
         faulty = any(event.verb in _FAULTS for event in scenario.events)
-        self._requests = Requests(setup, self._seen, faulty=faulty)
+        self.requests = Requests(setup, self.seen, faulty=faulty)
         seconds = setup.tick_ms / 1000
-        self._replicas = Replicas(setup, self._seen, self._fenced, clock=lambda: self.now * seconds)
+        self._replicas = Replicas(setup, self.seen, self._fenced, clock=lambda: self.now * seconds)
         self._pending_aborts: list[tuple[str, str]] = []
         self._reconciles: list[tuple[int, list[int], int]] = []
-        self._copies = Copies(setup, self._seen)
+        self._copies = Copies(setup, self.seen)
         self._slots: dict[str, int] = {tier: getattr(setup, tier) for tier in TIERS}
         self._death: _Death | None = None
-        self._acks = Acks(self._seen)
+        self._acks = Acks(self.seen)
         self._stopping: set[str] = set()
         self._quiet = 0
 
@@ -105,32 +109,31 @@ class _Simulation:
         for rank in self._ranks:
             rank.crane.close()
 
-    def run(self) -> Ran:
+    def run(self) -> None:
         while self._events:
             self._tick(reconcile_every=self.setup.reconcile_every)
         self._end_faults()
-        bound = self.now + 400 + 16 * self._requests.work
+        bound = self.now + 400 + 16 * self.requests.work
         moved = self.now, 0
         while self._busy():
             self._tick(reconcile_every=8)
-            done = len(self._requests.results) + self._engine.emitted.total()
+            done = len(self.requests.results) + self._engine.emitted.total()
             moved = moved if done == moved[1] else (self.now, done)
             check(
-                self.now < bound and self.now < moved[0] + 100 + self._requests.work,
+                self.now < bound and self.now < moved[0] + 100 + self.requests.work,
                 f"the faults are over, and these requests are stuck: {self._states()}",
             )
         self._drain()
         self._replicas.check_at_rest(self._slots)
         for name, number in self._replicas.stats().items():
-            self._seen[f"stats {name}"] = number
+            self.seen[f"stats {name}"] = number
         for row, stat in PARKING.items():
-            self._seen[row] = self._scheduler.stats()[stat]
-        return Ran(self.now, self._seen, self._requests.results)
+            self.seen[row] = self._scheduler.stats()[stat]
 
     def _busy(self) -> bool:
         """Whether a request, a seat or a ticket has not ended."""
         seats = self._scheduler.stats()["seats"]
-        return bool(self._requests.unfinished or seats or len(self._replicas.reservations))
+        return bool(self.requests.unfinished or seats or len(self._replicas.reservations))
 
     def _drain(self) -> None:
         """Runs on without requests: what is in flight ends, and no new copy begins (INV-25)."""
@@ -150,10 +153,10 @@ class _Simulation:
 
     def _states(self) -> dict[str, RequestState | None]:
         """Returns the state of each request that has no result."""
-        return {name: self._state(name) for name in self._requests.unfinished}
+        return {name: self._state(name) for name in self.requests.unfinished}
 
     def _state(self, name: str) -> RequestState | None:
-        return self._scheduler.state(self._requests.ids.get(name))
+        return self._scheduler.state(self.requests.ids.get(name))
 
     # -- a tick ------------------------------------------------------------------------------
 
@@ -169,7 +172,7 @@ class _Simulation:
         pending, self._pending_aborts = self._pending_aborts, []
         for name, when in pending:
             self._on_abort(name, when)
-        outcomes = [outcome for rank in self._ranks for outcome in rank.poll(self.now, self._seen)]
+        outcomes = [outcome for rank in self._ranks for outcome in rank.poll(self.now, self.seen)]
         self._replicas.each(lambda replica: replica.cache.commit(list(outcomes), now=self.now))
         self._copies.heard(outcomes)
         self._copies.overdue(self.now)
@@ -179,10 +182,10 @@ class _Simulation:
             self._on_reconcile(0)
         for due, seats, done in [entry for entry in self._reconciles if entry[0] <= self.now]:
             self._reconciles.remove((due, seats, done))
-            self._seen["reconciled"] += 1
+            self.seen["reconciled"] += 1
             before = self._scheduler.stats()["stopping"]
             self._reconcile(seats, done)
-            self._seen["T29 absent"] += before - self._scheduler.stats()["stopping"]
+            self.seen["T29 absent"] += before - self._scheduler.stats()["stopping"]
         if schedule and self._death is None and len(self._engine) <= self.setup.steps_in_flight:
             self._schedule()
         self._dispatch()
@@ -228,12 +231,12 @@ class _Simulation:
         check(chunks <= left, f"{chunks} tokens of prompts in a step that has room for {left}")
         for start in step.starts:
             name = str(start.request)
-            heard = len(start.tokens) - len(self._requests[name].prompt)
+            heard = len(start.tokens) - len(self.requests[name].prompt)
             check(
                 heard == self._engine.emitted[start.request],
                 f"INV-8: {name} starts with {heard} sampled tokens, not as many as it has sampled",
             )
-            self._seen["starts again"] += heard > 0
+            self.seen["starts again"] += heard > 0
         for stop in step.stops:
             self._acks.sent(stop)
         self._engine.tables(tables)
@@ -271,15 +274,15 @@ class _Simulation:
         for result in self._replicas.results():
             name = str(result.request)
             state = self._scheduler.state(result.request)
-            self._requests.end(result, state, stopping=name in self._stopping)
+            self.requests.end(result, state, stopping=name in self._stopping)
 
     # -- events ------------------------------------------------------------------------------
 
     def _on_add(self, *what: Any) -> None:  # noqa: ANN401 - the fields of `Ask`
         ask = Ask(*what)
-        if str(ask.samples[0]) in self._requests or not ask.prompt:
+        if str(ask.samples[0]) in self.requests or not ask.prompt:
             return
-        self._requests.add(ask)
+        self.requests.add(ask)
         self._engine.tags |= dict.fromkeys(ask.samples, ask.tag)
         self._replicas.each(
             lambda replica: replica.scheduler.add(
@@ -301,10 +304,10 @@ class _Simulation:
             return
         if state is None:
             return
-        self._seen[f"abort in {state}"] += 1
-        self._seen["T27"] += state is RequestState.LOADING
-        self._requests.aborted.add(name)
-        self._replicas.each(lambda replica: replica.scheduler.abort(self._requests.ids[name]))
+        self.seen[f"abort in {state}"] += 1
+        self.seen["T27"] += state is RequestState.LOADING
+        self.requests.aborted.add(name)
+        self._replicas.each(lambda replica: replica.scheduler.abort(self.requests.ids[name]))
         if state in {
             RequestState.WAITING,
             RequestState.LOADING,
@@ -321,8 +324,8 @@ class _Simulation:
 
     def _hold(self, name: str, verb: str) -> None:
         if self._state(name) is not None:
-            self._seen[verb] += 1
-            request = self._requests.ids[name]
+            self.seen[verb] += 1
+            request = self.requests.ids[name]
             self._replicas.each(lambda replica: getattr(replica.scheduler, verb)(request))
 
     def _on_ack(self, fate: str, ticks: int) -> None:
@@ -344,10 +347,10 @@ class _Simulation:
     def _on_rank(self, rank: int, memory: Any) -> None:  # noqa: ANN401 - "kept" or "lost"
         """Resets a rank; where its memory is lost, the engine is lost too."""
         its = self._ranks[rank]
-        self._seen[f"rank reset, memory {memory}"] += 1
+        self.seen[f"rank reset, memory {memory}"] += 1
         its.crane.reset()
         its.lost = False
-        outcomes = its.poll(self.now, self._seen)
+        outcomes = its.poll(self.now, self.seen)
         self._replicas.each(lambda replica: replica.cache.commit(list(outcomes)))
         self._copies.heard(outcomes)
         self._replicas.each(lambda replica: replica.cache.reset(rank, memory=memory))
@@ -358,13 +361,13 @@ class _Simulation:
             self._on_engine("recompute")
 
     def _on_engine(self, requests: Any) -> None:  # noqa: ANN401 - what `reset` takes
-        self._seen["engine reset"] += 1
+        self.seen["engine reset"] += 1
         if self._death is not None:
             self._replicas.fill()
         self._engine.reset()
         self._death = None
         if requests == "abort":
-            self._requests.aborted |= set(self._states())
+            self.requests.aborted |= set(self._states())
         self._replicas.each(lambda replica: replica.scheduler.reset(requests=requests))
 
     def _on_fail(self, ticks: int, requests: Any) -> None:  # noqa: ANN401 - what `reset` takes
@@ -375,17 +378,17 @@ class _Simulation:
         states = self._states()
         ended = {RequestState.PREFILL, RequestState.DECODE, RequestState.STOPPING}
         had = {name for name, state in states.items() if state in ended}
-        self._requests.died |= had
+        self.requests.died |= had
         self._death = _Death(self.now + ticks, requests, self._engine.holding)
         self._replicas.each(lambda replica: replica.scheduler.fail("it is gone"))
         self._collect()
-        failed = {name for name in had if name in self._requests.results}
+        failed = {name for name in had if name in self.requests.results}
         check(failed == had, f"T29: the engine died with {had}, and only {failed} have failed")
         waiting = {RequestState.WAITING, RequestState.RECOMPUTE, RequestState.PARKED}
         lost = [name for name, state in self._states().items() if state not in waiting]
         check(not lost, f"T29: {lost} are not waiting, and the engine is dead")
-        self._seen["engine died"] += 1
-        self._seen["T29 dead"] += sum(states[name] is RequestState.STOPPING for name in had)
+        self.seen["engine died"] += 1
+        self.seen["T29 dead"] += sum(states[name] is RequestState.STOPPING for name in had)
         for replica in self._replicas:
             try:
                 replica.scheduler.schedule()
@@ -394,7 +397,7 @@ class _Simulation:
             raise Broken("T29: a step for an engine that is dead")
 
     def _on_promise(self, name: str, blocks: int, ticks: int, peer: str) -> None:
-        if name in self._requests:
+        if name in self.requests:
             return
 
         def promised(replica: Replica) -> bool:
@@ -414,16 +417,16 @@ class _Simulation:
         try:
             self._replicas.each(lambda replica: replica.cache.resize(tier, slots))
         except InUse:
-            self._seen["2.7 in use"] += 1
+            self.seen["2.7 in use"] += 1
             return
-        self._seen[f"{tier} smaller"] += slots < self._slots[tier]
-        self._seen[f"{tier} larger"] += slots > self._slots[tier]
+        self.seen[f"{tier} smaller"] += slots < self._slots[tier]
+        self.seen[f"{tier} larger"] += slots > self._slots[tier]
         self._slots[tier] = slots
-        requests = self._requests
+        requests = self.requests
         requests.smallest_device = min(requests.smallest_device, self._slots["device"])
 
     def _on_weights(self) -> None:
-        self._seen["weights"] += 1
+        self.seen["weights"] += 1
         self._engine.version += 1
         self._replicas.each(lambda replica: replica.scheduler.update_weights())
 
@@ -434,7 +437,7 @@ class _Simulation:
         """Lets what hangs go on, and resets ranks and engines that need it."""
         self._engine.fates.clear()
         self._engine.stalled = 0
-        for name in self._requests.unfinished:
+        for name in self.requests.unfinished:
             self._on_unhold(name)
         for number, rank in enumerate(self._ranks):
             rank.end_faults()

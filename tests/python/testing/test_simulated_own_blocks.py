@@ -1,0 +1,162 @@
+"""Some hundreds of simulations of an engine that gives out its block ids itself, and that they
+would notice what they are there to notice. E1 E2 E4 E5 E6 E7
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import blockyard as by
+from blockyard import testing
+from blockyard.engines.connector import Connector
+from blockyard.engines.loads import Load, Loads
+from blockyard.testing import Broken, Event, Scenario, Setup, minimised, simulate
+from blockyard.testing.copies import Copies
+
+# As in test_simulator.py.
+SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "200"))
+PARTS = 4
+
+WANTED = (
+    *(f"2.3 {way} {end}" for way in ("down", "up") for end in ("failed", "unknown")),
+    *(f"2.3 {way} disk {end}" for way in ("to", "from") for end in ("failed", "unknown")),
+    *(f"2.3 {fate}" for fate in ("twice", "late", "foreign")),
+    *(f"copy {cause}" for cause in ("failed", "corrupt", "dead")),
+    *(f"abort in {state}" for state in ("waiting", "loading", "prefill", "decode", "parked")),
+    *(f"rank reset, memory {memory}" for memory in ("kept", "lost")),
+    *(f"plans {way}" for way in ("down", "up", "to disk", "from disk")),
+    *("E1 fence", "E2 asked again", "E4 came back", "E4 cut", "engine reset", "no room below"),
+    *("finished", "aborted", "loads", "preempted", "stats host_hits", "stats disk_hits"),
+    "stats broken",
+)
+seen: Counter[str] = Counter()
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_promise_to_such_an_engine_is_kept_whatever_happens(part: int) -> None:
+    for seed in range(part, SEEDS, PARTS):
+        scenario = Scenario.own_blocks(seed)
+        try:
+            seen.update(simulate(scenario).seen)
+        except Broken as broken:
+            pytest.fail(f"seed {seed}: {broken}\n{minimised(scenario, tries=200)!r}")
+
+
+def test_the_seeds_together_have_met_everything_that_can_go_wrong() -> None:
+    if not seen:
+        pytest.skip("only together with the simulations")
+    assert [what for what in WANTED if not seen[what]] == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_scenario_is_played_again_from_what_it_prints(seed: int) -> None:
+    scenario = Scenario.own_blocks(seed)
+    again = eval(repr(scenario), vars(testing))  # noqa: S307
+    assert again == scenario
+    first, second = simulate(scenario), simulate(again)
+    assert (first.ticks, first.seen) == (second.ticks, second.seen)
+
+
+@pytest.mark.parametrize(
+    "event", [Event(1, "weights"), Event(1, "hold", ("a",)), Event(1, "promise", ("a", 1, 1, "p"))]
+)
+def test_what_such_an_engine_does_not_know_is_refused_by_name(event: Event) -> None:
+    with pytest.raises(by.Misuse, match=f"{event.verb}.*'add'"):
+        simulate(Scenario(Setup(blocks="engine"), (event,)))
+
+
+# -- what it would notice ----------------------------------------------------------------------
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, of: type, verb: str, wrong: Callable[..., Any]) -> str:
+    """What the first seed says that notices a class with this verb."""
+    right = getattr(of, verb)
+
+    def other(self: Any, *what: Any, **named: Any) -> Any:
+        return wrong(self, right, *what, **named)
+
+    monkeypatch.setattr(of, verb, other, raising=verb in vars(of))
+    for seed in range(200):
+        try:
+            simulate(Scenario.own_blocks(seed))
+        except Broken as said:
+            return str(said)
+    return "nothing"
+
+
+def test_a_fence_that_is_not_kept_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E1"""
+
+    def wrong(_self: Any, _right: Any, _ids: Any) -> None:
+        return None
+
+    assert "holds something else" in broken(monkeypatch, by.KVCache, "must_finish", wrong)
+
+
+def test_a_count_that_is_no_minimum_over_ranks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E2"""
+
+    def wrong(self: Connector, right: Any, outcomes: Any, **named: Any) -> Any:
+        believed, first = [], vars(self).setdefault("first", {})
+        for one in outcomes:
+            good = first.setdefault(one.flight, one.good)
+            cause = None if good > one.good else one.cause
+            believed.append(one._replace(good=max(good, one.good), cause=cause))
+        return right(self, believed, **named)
+
+    # The yard's counters would say so, too.
+    monkeypatch.setattr(Copies, "compare", lambda *_: None)
+    assert "of rank" in broken(monkeypatch, Connector, "commit", wrong)
+
+
+def test_tokens_that_have_not_come_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E4"""
+
+    def wrong(self: Load, right: Any, block_size: int) -> int:
+        return int(right(self, block_size)) + self.failed * block_size
+
+    assert "holds something else" in broken(monkeypatch, Load, "tokens", wrong)
+
+
+def test_what_is_kept_and_not_given_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E6"""
+
+    def wrong(self: Connector, _right: Any, row: Any) -> None:
+        row.kept = row.keeping = None
+        self._waiting.pop(row, None)
+
+    assert "E6" in broken(monkeypatch, Connector, "_release", wrong)
+
+
+def test_a_load_that_is_never_named_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E5"""
+
+    def wrong(self: Loads, right: Any) -> Any:
+        return [(name, load) for name, load in right(self) if not load.failed]
+
+    assert "stuck" in broken(monkeypatch, Loads, "done", wrong)
+
+
+def test_ids_that_are_given_back_too_early_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E1"""
+
+    def wrong(self: Connector, right: Any, *what: Any) -> bool:
+        right(self, *what)
+        return False
+
+    assert broken(monkeypatch, Connector, "finished", wrong) != "nothing"
+
+
+def test_replicas_that_differ_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E7"""
+    calls = 0
+
+    def wrong(self: Connector, right: Any, *what: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return right(self, *what) if calls % 2 else None
+
+    assert "E7" in broken(monkeypatch, Connector, "matched", wrong)
