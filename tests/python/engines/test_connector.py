@@ -299,6 +299,28 @@ def test_where_nothing_has_room_full_blocks_are_stowed_as_far_as_they_find_some(
     assert nowhere.ask.matched("one", nowhere.keys(18)) == 0
 
 
+def test_what_is_kept_moves_to_the_disk_where_the_host_is_short_of_room() -> None:
+    front = Front(host=8, disk=40, ahead={"host": 4})
+    keys = front.keys(22)
+    assert front.ask.matched("one", keys) == 0
+    front.ask.allocated("one")
+    assert front.ask.preempted("one", keys, range(6), 22)
+    front.carry()
+    (lowered,) = front.step().down
+    assert (lowered.source_tier, lowered.destination_tier, len(lowered)) == ("host", "disk", 2)
+    front.land(lowered)
+    assert front.step().down == ()
+    assert front.cache.room("host").available == 4
+    assert front.ask.matched("one", keys) == 22
+    front.ask.allocated("one", range(30, 36))
+    made = front.step(range(30, 36))
+    # What has moved may be evicted from the host, and is there until it is.
+    assert [(plan.source_tier, len(plan)) for plan in made.up] == [("host", 6)]
+    front.land(*made.up)
+    assert front.ask.arrived() == {"one": 22}
+    assert held(front.cache) == [0, 0, 0]
+
+
 def test_one_that_ends_while_it_loads_has_its_ids_until_it_is_named() -> None:
     front = Front()
     keys = front.keys(14)
