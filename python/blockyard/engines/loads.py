@@ -29,7 +29,7 @@ class Load:
     failed: int = 0
     """Rounds in which a copy failed."""
     closes: bool = False
-    """Whether nothing more is asked for: it ends when no copy writes to its ids."""
+    """Whether nothing more is asked for: it ends with its flights."""
     flights: dict[int, int] = field(default_factory=dict)
     """The blocks of each flight of this round, in the order of the blocks."""
     landed: dict[int, int] = field(default_factory=dict)
@@ -79,10 +79,9 @@ class Loads:
         if load is None:
             return False
         load.closes = True
-        writes = self._writes(load)
-        if not writes:
+        if not load.flights:
             self._drop(request)
-        return writes
+        return bool(load.flights)
 
     def ask_again(self) -> None:
         """Asks again for what was in the air for others, or is late."""
@@ -126,7 +125,7 @@ class Loads:
         if load.flights:
             return
         load.closes = load.closes or not isinstance(answer, Soon)
-        if load.closes and not self._writes(load):
+        if load.closes:
             self._done.append((request, load))
             self._drop(request)
         else:
@@ -140,9 +139,6 @@ class Loads:
         else:
             blocks = len(what)
         return max(blocks - load.first, 0)
-
-    def _writes(self, load: Load) -> bool:
-        return self._cache.must_finish(load.ids) is not None
 
     def _count(self, request: Hashable, load: Load) -> None:
         """Counts what a round has brought, as far as it is whole."""

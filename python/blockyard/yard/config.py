@@ -417,7 +417,10 @@ def _sizes(config: Config) -> dict[str, int | str]:
             f"device = {config.device!r}, engine = {config.engine!r}: give the blocks of a device; "
             "or in their place, as engine, those of an engine that gives them out itself"
         )
-    return {tier: in_blocks(tier, size, config.layout) for tier, size in given.items()}
+    blocks = {tier: in_blocks(tier, size, config.layout) for tier, size in given.items()}
+    if "engine" in blocks:
+        integer("engine", blocks["engine"])
+    return blocks
 
 
 _BY_TIER: dict[str, tuple[Sequence[str], Callable[[str, object], object]]] = {

@@ -370,6 +370,8 @@ def test_after_a_reset_only_what_is_kept_below_is_known(memory: Any) -> None:
     assert front.ask.arrived() == {}
     made = front.step(range(64))
     assert made[:3] == ((), (), None)
+    with pytest.raises(by.Misuse, match="'loads' was not matched"):
+        front.ask.allocated("loads")
     there = memory == "kept"
     assert front.ask.matched("kept", keys[0]) == (10 if there else 0)
     assert front.ask.matched("loads", keys[1]) == (8 if there else 0)

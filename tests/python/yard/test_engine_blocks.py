@@ -125,6 +125,10 @@ def test_a_reset_ends_what_was_in_the_air_and_breaks_what_is_kept() -> None:
     [
         (lambda own, keys: own.stow(keys, [99]), "ids = 99: the engine has no such block"),
         (lambda own, keys: own.stow(keys, [1, 1]), "ids = 1: it comes twice"),
+        (
+            lambda own, keys: own.stow([keys, own.keys(range(90, 98))], [[1, 2], [3, 1]]),
+            "ids = 1: it comes twice, with two keys",
+        ),
         (lambda own, keys: own.stow(keys, [1, 2, 3]), "ids = 3: give no more ids than"),
         (lambda own, keys: own.stow([keys], [[1]], [0, 0]), "first has 2 rows, and keys 1"),
         (lambda own, keys: own.stow([keys, 3], [[1], [2]]), "pass Keys, or a list of them"),
@@ -165,6 +169,7 @@ def test_keys_of_blocks_of_another_size_and_another_cache_are_told() -> None:
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
+        ({"engine": 0}, "engine = 0: must be an integer >= 1"),
         ({"engine": 8, "device": 8}, "device = 8, engine = 8: give the blocks of a device"),
         ({"host": 8}, "device is missing"),
         ({"engine": -1}, "engine = -1: must be an integer >= 0"),

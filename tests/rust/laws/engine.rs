@@ -528,3 +528,18 @@ fn verbs_of_the_other_kind_are_refused() {
     state(cache.promote(chain.keys(), 2, DEVICE).map(|_| ()));
     assert_eq!(cache.demote(DEVICE, 4), None);
 }
+
+#[test]
+fn an_id_has_one_key_in_all_rows_of_a_stow() {
+    let yard = yards(8, 0).next().unwrap();
+    let [one, other] = [text(1, 2), text(2, 2)].map(|prompt| yard.chain(&prompt).keys().to_vec());
+    let mut state = yard.cache.lock();
+    let before = state.digest();
+    let refused = state.stow_all(&[(&one, &[3, 4], 0), (&other, &[5, 4], 0)]);
+    assert!(matches!(refused, Err(Error::Argument { name: "ids", .. })));
+    assert_eq!(state.digest(), before);
+    // Two requests may share a block.
+    let shared = state.stow_all(&[(&one, &[3, 4], 0), (&one, &[3], 0)]);
+    assert_eq!(shared.unwrap().iter().flatten().count(), 1);
+    assert_eq!(state.audit(), None);
+}

@@ -56,10 +56,18 @@ impl State {
     /// The same of several requests, each with its keys, ids and first block, in their order.
     ///
     /// # Errors
-    /// As [`Self::stow`]; then none of them is copied.
+    /// As [`Self::stow`], and `Argument` for an id with two keys; then none of them is copied.
     pub fn stow_all(&mut self, rows: &[(&[Key], &[u32], u32)]) -> Result<Vec<Option<Plan>>> {
+        let mut given: Vec<(u32, &Key)> = Vec::new();
         for &(keys, ids, first) in rows {
             self.check_stow(keys, ids, first)?;
+            given.extend(ids.iter().copied().zip(&keys[first as usize..]));
+        }
+        given.sort_unstable_by_key(|&(id, _)| id);
+        let twice = |pair: &&[(u32, &Key)]| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1;
+        if let Some(pair) = given.windows(2).find(twice) {
+            let help = "it comes twice, with two keys: an id has one block";
+            return Err(Error::argument("ids", pair[0].0, help));
         }
         let stow = |&(keys, ids, first): &(&[Key], &[u32], u32)| {
             self.stow_checked(keys, ids, first as usize)
