@@ -78,7 +78,7 @@ class Scenario:
             setup,
             blocks="engine",
             device=max(setup.device, scenario.largest("device")),
-            deadline=setup.deadline if faults else None,
+            deadline=chance.choice([setup.deadline, 10]) if faults else None,
             preempt_mode="park",
             recompute=True,
         )
@@ -86,6 +86,9 @@ class Scenario:
         names = [event.what[0] for event in events if event.verb == "add"]
         some = chance.sample(names, min(len(names), chance.choice([0, 0, 3])))
         events += [Event(chance.randint(1, 40), "abort", (name, "loading")) for name in some]
+        # Few copies come up: what may happen to them happens early.
+        ways = chance.choice([[], ["up", "from disk"]])
+        events += [Event(chance.randint(1, 20), "copy", (0, way, "hang", 0)) for way in ways]
         events.sort(key=lambda event: event.tick)
         return cls(setup, tuple(event for event in events if event.verb in verbs))
 

@@ -17,7 +17,7 @@ from blockyard.testing import Broken, Event, Scenario, Setup, minimised, simulat
 from blockyard.testing.copies import Copies
 
 # As in test_simulator.py.
-SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "200"))
+SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "400"))
 PARTS = 4
 
 WANTED = (
@@ -124,7 +124,11 @@ def test_tokens_that_have_not_come_are_noticed(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_kept_and_not_given_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """E6"""
 
+    hoard: list[by.Parked] = []
+
     def wrong(self: Connector, _right: Any, row: Any) -> None:
+        # A handle that is dropped gives its keeps up by itself.
+        hoard.append(row.kept)
         row.kept = row.keeping = None
         self._waiting.pop(row, None)
 

@@ -32,6 +32,7 @@ mod resume;
 mod runs;
 mod seal;
 mod stow;
+mod stow_kept;
 mod ticket;
 mod tier;
 mod transitions;
