@@ -45,7 +45,7 @@ build = ( cd target/unpacked && CARGO_TARGET_DIR=$(CURDIR)/target CARGO_ZIGBUILD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help check-tools env wheel wheels install run docs site site-serve check lint lint-rust lint-python test test-rust \
+.PHONY: help check-tools env wheel wheels install run docs site site-serve check lint lint-rust lint-python test test-rust test-engines \
 	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak bench bench-peers measure test-gpu \
 	bench-gpu fmt clean FORCE
 
@@ -237,6 +237,11 @@ bench-peers: install  ## Blockyard beside its peers, set up from their published
 	$(BIN)/python benches/peers/setup.py
 	@mkdir -p $(dir $(PEERS_JSON))
 	$(BIN)/python benches/peers/bench.py --json $(PEERS_JSON) $(if $(ROWS),--only $(ROWS))
+
+test-engines: wheel  ## the connector in vLLM's real scheduler, set up from its published package (6 GB); SEEDS=500
+	$(BIN)/python benches/peers/setup.py vllm
+	target/peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
+	target/peers/vllm/bin/python tests/engines/run.py --seeds $(or $(SEEDS),500)
 
 measure: install  ## the table of docs/measurements.md
 	$(BIN)/python benches/python/measure.py

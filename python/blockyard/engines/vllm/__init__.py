@@ -1,0 +1,151 @@
+"""Blockyard inside vLLM, by one option of `vllm serve`.
+
+--kv-transfer-config '{"kv_connector": "Blockyard",
+  "kv_connector_module_path": "blockyard.engines.vllm", "kv_role": "kv_both",
+  "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"host": "64 GiB"}}'
+"""
+
+import logging
+from typing import Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+
+from blockyard._typing import override
+from blockyard.engines.vllm.engine_facts import facts
+from blockyard.engines.vllm.messages import Reports, StepOrders
+from blockyard.engines.vllm.scheduler_half import SchedulerHalf
+from blockyard.engines.vllm.settings import Settings
+from blockyard.engines.vllm.worker_half import WorkerHalf
+
+__all__ = ["Blockyard"]
+
+_log = logging.getLogger(__name__)
+
+
+class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
+    """vLLM's connector: KV that leaves the GPU is kept below, and comes back.
+
+    Raises:
+        Misuse: An option is unknown, or must be another one.
+        Unsupported: What vLLM shall do cannot be served.
+        TooLarge: The memory below holds no request of full length.
+    """
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        known = facts(vllm_config, kv_cache_config, version=vllm.__version__)
+        settings, config = Settings.read(
+            vllm_config.kv_transfer_config.kv_connector_extra_config,
+            layout=known.layout,
+            blocks=known.blocks,
+            namespace=known.namespace,
+            longest=known.longest,
+        )
+        self._front: SchedulerHalf | None = None
+        self._back: WorkerHalf | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            self._front = SchedulerHalf(settings, config)
+            _log.info("Blockyard keeps %s below vLLM's %d blocks", config, known.blocks)
+        else:
+            self._back = WorkerHalf(known, config)
+
+    @property
+    def front(self) -> SchedulerHalf:
+        """The scheduler's half."""
+        assert self._front is not None, "this is a worker"  # noqa: S101 - vLLM keeps the roles apart
+        return self._front
+
+    @property
+    def back(self) -> WorkerHalf:
+        """The worker's half."""
+        assert self._back is not None, "this is the scheduler"  # noqa: S101 - as above
+        return self._back
+
+    @property
+    @override
+    def requires_kv_delivery(self) -> bool:
+        """No: what is not stowed is computed again."""
+        return False
+
+    # -- in the scheduler's process ------------------------------------------------------
+
+    @override
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        return self.front.matched(request, num_computed_tokens)
+
+    @override
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        (ids,) = blocks.get_block_ids()
+        self.front.allocated(request, ids, num_external_tokens)
+
+    @override
+    def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
+        return self.front.step(scheduler_output)
+
+    @override
+    def update_connector_output(self, connector_output: Any) -> None:
+        said = connector_output.kv_connector_worker_meta
+        self.front.reported(said if isinstance(said, Reports) else None)
+
+    @override
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self.front.finished(request, block_ids)
+        return False, None
+
+    @override
+    def reset_cache(self) -> bool:
+        return self.front.reset()
+
+    # -- beside the model ----------------------------------------------------------------
+
+    @override
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self.back.register(kv_caches)
+
+    @override
+    def unregister_kv_caches(self) -> None:
+        self.back.close()
+
+    @override
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        self.back.begin(kv_connector_metadata)
+
+    @override
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self.back.begin(self._get_connector_metadata())
+
+    @override
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    @override
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        pass
+
+    @override
+    def wait_for_save(self) -> None:
+        pass
+
+    @override
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return None, self.back.arrived() or None
+
+    @override
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self.back.missing()
+
+    @override
+    def build_connector_worker_meta(self) -> Reports | None:
+        return self.back.reports()
+
+    @override
+    def shutdown(self) -> None:
+        if self._back is not None:
+            self._back.close()

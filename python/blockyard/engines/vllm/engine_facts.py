@@ -1,0 +1,152 @@
+"""What vLLM has, read from its configuration; what cannot be served is refused before it loads."""
+
+import logging
+from typing import Any, Final, NamedTuple
+
+from blockyard._core import Misuse, Unsupported
+from blockyard.shared.layout import WIDTHS, KVLayout, Plane
+
+__all__ = ["TESTED", "Facts", "facts"]
+
+TESTED: Final = ("0.33",)
+"""Minor versions of vLLM that the connector was tested with."""
+_OLDEST: Final = (0, 33)
+_LATENT: Final = "MLAAttentionSpec"
+_SHA: Final = ("sha256", "sha256_cbor")
+_log = logging.getLogger(__name__)
+
+
+class Facts(NamedTuple):
+    """What of vLLM the connector needs to know."""
+
+    layout: KVLayout
+    blocks: int
+    """Blocks that vLLM gives out, its null block included."""
+    rank: int
+    longest: int
+    """Tokens of the longest request."""
+    namespace: dict[str, dict[str, object]]
+    layers: tuple[str, ...]
+    """Names of the layers, in the order of their pieces."""
+
+
+def facts(vllm: Any, kv: Any, *, version: str) -> Facts:
+    """Reads what is needed from vLLM's configuration.
+
+    Args:
+        vllm: A `VllmConfig`.
+        kv: A `KVCacheConfig`.
+        version: vLLM's version.
+
+    Raises:
+        Misuse: An option must be another one; the message has the line to write.
+        Unsupported: What vLLM shall do cannot be served.
+    """
+    _check_version(version)
+    _check_transfer(vllm.kv_transfer_config)
+    _check_hashes(vllm.cache_config.prefix_caching_hash_algo)
+    _check_ranks(vllm.parallel_config, kv)
+    group, kind = _only_group(kv)
+    spec, model, ranks = group.kv_cache_spec, vllm.model_config, vllm.parallel_config
+    replicated = kind == _LATENT or getattr(kv, "kv_tp_replicas", 1) > 1
+    plane = Plane("kv", len(group.layer_names), spec.page_size_bytes, replicated=replicated)
+    dtype = str(spec.dtype).removeprefix("torch.")
+    layout = KVLayout(
+        (plane,),
+        block_size=spec.block_size,
+        ranks=ranks.tensor_parallel_size,
+        dtype=dtype if dtype in WIDTHS else "uint8",
+        name=str(model.model),
+    )
+    return Facts(
+        layout=layout,
+        blocks=kv.num_blocks,
+        rank=ranks.rank % ranks.tensor_parallel_size,
+        longest=model.max_model_len,
+        namespace=_namespace(vllm, kv, kind, plane),
+        layers=tuple(group.layer_names),
+    )
+
+
+def _check_version(version: str) -> None:
+    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if parts < _OLDEST:
+        raise Unsupported(f"vLLM {version}: this connector needs 0.33 or later")
+    if ".".join(map(str, parts)) not in TESTED:
+        _log.warning("vLLM %s was not tested with this connector; tested: %s", version, TESTED)
+
+
+def _check_transfer(transfer: Any) -> None:
+    if transfer.kv_load_failure_policy != "recompute":
+        raise Misuse(
+            f"kv_load_failure_policy = {transfer.kv_load_failure_policy!r}: a copy that fails "
+            'would end its request; write "kv_load_failure_policy": "recompute" in '
+            "--kv-transfer-config"
+        )
+    if transfer.kv_role != "kv_both":
+        raise Unsupported(
+            f'kv_role = {transfer.kv_role!r}: a cache takes and gives; write "kv_role": "kv_both"'
+        )
+
+
+def _check_hashes(algorithm: str) -> None:
+    if algorithm not in _SHA:
+        raise Unsupported(
+            f"prefix_caching_hash_algo = {algorithm!r}: a key must stand for its tokens; start "
+            "with --prefix-caching-hash-algo sha256"
+        )
+
+
+def _check_ranks(parallel: Any, kv: Any) -> None:
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"):
+        count = getattr(parallel, name, 1)
+        if count != 1:
+            raise Unsupported(f"{name} = {count}: a block's tokens must lie on one machine")
+    if parallel.pipeline_parallel_size != 1:
+        raise Unsupported(
+            f"pipeline_parallel_size = {parallel.pipeline_parallel_size}: a stage has layers of "
+            "its own; only 1 works so far"
+        )
+    replicas = getattr(kv, "kv_tp_replicas", 1)
+    if replicas not in {1, parallel.tensor_parallel_size}:
+        raise Unsupported(f"kv_tp_replicas = {replicas}: all ranks must be alike, or none")
+
+
+def _only_group(kv: Any) -> tuple[Any, str]:
+    """Returns the one group of layers, and what kind of KV it has."""
+    if len(kv.kv_cache_groups) != 1:
+        raise Unsupported(
+            f"{len(kv.kv_cache_groups)} KV cache groups: only one of full attention works so far; "
+            "start with --disable-hybrid-kv-cache-manager, or without this connector"
+        )
+    (group,) = kv.kv_cache_groups
+    kind = type(group.kv_cache_spec).__name__
+    if kind not in {"FullAttentionSpec", _LATENT}:
+        raise Unsupported(f"a KV cache of {kind}: only full attention works so far")
+    hashed = getattr(kv, "hash_block_size", None)
+    if hashed not in {None, group.kv_cache_spec.block_size}:
+        raise Unsupported(
+            f"blocks of {group.kv_cache_spec.block_size} tokens are hashed by {hashed}: leave "
+            "hashing as it is"
+        )
+    return group, kind
+
+
+def _namespace(vllm: Any, kv: Any, kind: str, plane: Plane) -> dict[str, dict[str, object]]:
+    """What all KV depends on, beside its tokens."""
+    model, cache = vllm.model_config, vllm.cache_config
+    drafts = getattr(vllm, "speculative_config", None)
+    return {
+        "model": {"model": model.model, "revision": model.revision},
+        "weights": {"quantization": model.quantization, "load": str(vllm.load_config.load_format)},
+        "dtype": {"model": str(model.dtype), "kv": cache.cache_dtype},
+        "layout": {
+            "kind": kind,
+            "layers": plane.pieces,
+            "page": plane.piece_bytes,
+            "order": getattr(kv, "kv_cache_layout", None),
+            "hash": cache.prefix_caching_hash_algo,
+            "drafts": None if drafts is None else str(getattr(drafts, "model", None)),
+        },
+        "parallel": {"tensor": vllm.parallel_config.tensor_parallel_size},
+    }

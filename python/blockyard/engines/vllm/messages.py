@@ -1,0 +1,40 @@
+"""What goes from the scheduler's process to the workers at each step, and back."""
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from blockyard._typing import override
+from blockyard.engines.orders import Orders
+from blockyard.shared.plan import Outcome
+
+__all__ = ["Reports", "StepOrders"]
+
+
+@dataclass
+class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
+    """What the workers do in one step."""
+
+    number: int
+    """Each step has its own, so that none is carried out twice."""
+    orders: Orders
+    arrived: set[str] = field(default_factory=set)
+    """Requests whose loads have ended: every worker says so to vLLM."""
+    missing: set[int] = field(default_factory=set)
+    """Blocks of those that have not come."""
+
+
+@dataclass
+class Reports(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What has ended on some ranks."""
+
+    outcomes: list[Outcome]
+
+    @override
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "Reports":
+        """Joins the reports of two ranks; the cache believes the smallest of each flight."""
+        assert isinstance(other, Reports)  # noqa: S101 - vLLM joins what the same class has made
+        return Reports([*self.outcomes, *other.outcomes])
