@@ -12,7 +12,11 @@ from types import ModuleType
 import pytest
 
 import blockyard as by
+import vllm_stub
 from blockyard import _core
+
+# A module may need a package that only its users have.
+vllm_stub.install()
 
 ARGUMENTS = re.compile(r"^Args:\n((?:    .*\n|\n)+)", re.MULTILINE)
 

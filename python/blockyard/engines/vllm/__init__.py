@@ -68,25 +68,35 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         """No: what is not stowed is computed again."""
         return False
 
+    @classmethod
+    @override
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """No: after a sleep the tensors are others, and what is below would be offered still."""
+        return False
+
     # -- in the scheduler's process ------------------------------------------------------
 
     @override
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
+        """Tells how many tokens can come up; None while they are in the air."""
         return self.front.matched(request, num_computed_tokens)
 
     @override
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Begins a request, or its load."""
         (ids,) = blocks.get_block_ids()
         self.front.allocated(request, ids, num_external_tokens)
 
     @override
     def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
+        """Gives the workers' orders for a step."""
         return self.front.step(scheduler_output)
 
     @override
     def update_connector_output(self, connector_output: Any) -> None:
+        """Takes what the workers have reported."""
         said = connector_output.kv_connector_worker_meta
         self.front.reported(said if isinstance(said, Reports) else None)
 
@@ -94,58 +104,63 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
+        """Stows what has ended; its blocks may be given to others at once."""
         self.front.finished(request, block_ids)
         return False, None
 
     @override
     def reset_cache(self) -> bool:
+        """Ends the epoch: nothing of before is found again."""
         return self.front.reset()
 
     # -- beside the model ----------------------------------------------------------------
 
     @override
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Takes vLLM's tensors."""
         self.back.register(kv_caches)
 
     @override
-    def unregister_kv_caches(self) -> None:
-        self.back.close()
-
-    @override
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Begins a step's copies, before anything is written in it."""
         self.back.begin(kv_connector_metadata)
 
     @override
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Begins a step's copies, where that has not been done."""
         self.back.begin(self._get_connector_metadata())
 
     @override
     def wait_for_layer_load(self, layer_name: str) -> None:
-        pass
+        """Does nothing: no layer is computed of what is loading."""
 
     @override
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        pass
+        """Does nothing: blocks are stowed whole."""
 
     @override
     def wait_for_save(self) -> None:
-        pass
+        """Does nothing: the sources of a copy have a fence."""
 
     @override
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Names the requests whose loads have ended."""
         return None, self.back.arrived() or None
 
     @override
     def get_block_ids_with_load_errors(self) -> set[int]:
+        """Names the blocks of those that have not come."""
         return self.back.missing()
 
     @override
     def build_connector_worker_meta(self) -> Reports | None:
+        """Reports the copies of this rank that have ended."""
         return self.back.reports()
 
     @override
     def shutdown(self) -> None:
+        """Ends all copies."""
         if self._back is not None:
             self._back.close()

@@ -43,14 +43,15 @@ class WorkerHalf:
         """
         from vllm.v1.kv_cache_interface import group_kernel_blocks  # noqa: PLC0415 - with the model
 
+        if self.worker is not None:
+            raise Misuse("vLLM has registered its KV caches twice: what is below is of the first")
         names = self._known.layers
         absent = [name for name in names if name not in caches]
         if absent:
             raise Misuse(f"vLLM has registered no KV cache of layers {absent}")
         blocks = self._config.device_blocks
         tensors = [_as_bytes(group_kernel_blocks(caches[name], blocks)) for name in names]
-        on_gpu = tensors[0].is_cuda
-        self.close()
+        on_gpu = bool(caches[names[0]].is_cuda)
         self.worker = Worker.adopt(
             self._config,
             tensors,

@@ -1,0 +1,92 @@
+"""Writes what the connector touches of vLLM into `tests/python/engines/vllm_0_33.json`.
+
+    python record.py [--check]
+
+It runs in an environment with vLLM. `make test` holds the connector against the file, without vLLM;
+`--check` ends with status 1 where the installed vLLM is another one than the file says.
+"""
+
+import dataclasses
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import vllm
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, ParallelConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.v1 import kv_cache_interface, outputs
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.request import Request, RequestStatus
+
+FILE = Path(__file__).parents[1] / "python" / "engines" / "vllm_0_33.json"
+
+
+def names(kind: Any) -> list[str]:
+    """The fields and properties of a class."""
+    found = {name for name, one in inspect.getmembers(kind) if isinstance(one, property)}
+    if dataclasses.is_dataclass(kind):
+        found |= {field.name for field in dataclasses.fields(kind)}
+    elif issubclass(kind, msgspec.Struct):
+        found |= {field.name for field in msgspec.structs.fields(kind)}
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def calls(kind: Any) -> dict[str, list[str]]:
+    """The methods of a class, with the names of their parameters."""
+    methods = inspect.getmembers(kind, inspect.isfunction)
+    return {
+        name: [one for one in inspect.signature(method).parameters if one != "self"]
+        for name, method in methods
+        if not name.startswith("_") or name == "__init__"
+    }
+
+
+def recorded() -> dict[str, Any]:
+    """What is there."""
+    request = Request("one", [1, 2], SamplingParams(max_tokens=1), None)
+    kinds = [
+        *(VllmConfig, ModelConfig, CacheConfig, ParallelConfig, KVTransferConfig, LoRARequest),
+        *(SchedulerOutput, NewRequestData, CachedRequestData),
+        *(outputs.KVConnectorOutput, base.KVConnectorTransferResults),
+        *(kv_cache_interface.KVCacheConfig, kv_cache_interface.KVCacheGroupSpec),
+        *(kv_cache_interface.FullAttentionSpec, kv_cache_interface.MLAAttentionSpec),
+    ]
+    fields = {kind.__name__: names(kind) for kind in kinds}
+    fields["Request"] = sorted({*vars(request), *names(Request)} - {"_"})
+    fields["RequestStatus"] = sorted(one.name for one in RequestStatus)
+    fields["KVConnectorRole"] = [one.name for one in base.KVConnectorRole]
+    functions = {"group_kernel_blocks": kv_cache_interface.group_kernel_blocks}
+    return {
+        "version": vllm.__version__,
+        "fields": fields,
+        "calls": {
+            "KVConnectorBase_V1": calls(base.KVConnectorBase_V1),
+            "KVConnectorWorkerMetadata": calls(base.KVConnectorWorkerMetadata),
+            "KVCacheBlocks": calls(KVCacheBlocks),
+            "functions": {
+                name: list(inspect.signature(one).parameters) for name, one in functions.items()
+            },
+        },
+    }
+
+
+def main() -> int:
+    """Writes the file, or compares it."""
+    text = json.dumps(recorded(), indent=1, sort_keys=True) + "\n"
+    if "--check" in sys.argv:
+        same = FILE.exists() and FILE.read_text() == text
+        if not same:
+            print(f"{FILE.name} is not what vLLM {vllm.__version__} has: run record.py, and look")
+        return int(not same)
+    FILE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
