@@ -241,7 +241,9 @@ bench-peers: install  ## Blockyard beside its peers, set up from their published
 test-engines: wheel  ## the connector in vLLM's real scheduler, set up from its published package (6 GB); SEEDS=500
 	$(BIN)/python benches/peers/setup.py vllm
 	target/peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
+	target/peers/vllm/bin/python tests/engines/record.py --check
 	target/peers/vllm/bin/python tests/engines/run.py --seeds $(or $(SEEDS),500)
+	target/peers/vllm/bin/python tests/engines/cost.py
 
 measure: install  ## the table of docs/measurements.md
 	$(BIN)/python benches/python/measure.py

@@ -67,15 +67,6 @@ def settings(
     folder = Path(tempfile.gettempdir()) / "blockyard-vllm-model"
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(MODEL))
-    transfer = None
-    if extra is not None:
-        transfer = KVTransferConfig(
-            kv_connector="Blockyard",
-            kv_connector_module_path="blockyard.engines.vllm",
-            kv_role="kv_both",
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config=extra,
-        )
     made = VllmConfig(
         model_config=ModelConfig(
             model=str(folder), skip_tokenizer_init=True, max_model_len=LONGEST, dtype="float32"
@@ -92,10 +83,21 @@ def settings(
         cache_config=CacheConfig(block_size=SIZE, enable_prefix_caching=True),
         device_config=DeviceConfig(device="cpu"),
         parallel_config=ParallelConfig(),
-        kv_transfer_config=transfer,
+        kv_transfer_config=None if extra is None else transfer(extra),
     )
     made.cache_config.num_gpu_blocks = blocks
     return made
+
+
+def transfer(extra: dict[str, Any]) -> KVTransferConfig:
+    """Returns what an operator writes in `--kv-transfer-config`."""
+    return KVTransferConfig(
+        kv_connector="Blockyard",
+        kv_connector_module_path="blockyard.engines.vllm",
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config=extra,
+    )
 
 
 def layers(blocks: int) -> KVCacheConfig:
@@ -170,6 +172,7 @@ class Engine:
         copier: Any = None,
         asynchronous: bool = False,
         policy: str = "fcfs",
+        workers: bool = True,
         **extra: Any,
     ) -> None:
         asked = None if host is None else {"host": host, **extra}
@@ -183,7 +186,8 @@ class Engine:
             self.config, kv, StructuredOutputManager(self.config), block_size=SIZE, log_stats=True
         )
         self.ranks = []
-        for number in range(ranks):
+        self.audited = host is not None
+        for number in range(ranks if workers else 0):
             self.config.parallel_config.rank = number
             # Without threads every run is the same.
             own = copier(number) if copier else ThreadCopier(workers=0)
@@ -231,7 +235,7 @@ class Engine:
         keep = 1 if self.asynchronous and output.total_num_scheduled_tokens else 0
         while len(self.flying) > keep:
             self.take()
-        if self.scheduler.connector is not None:
+        if self.audited:
             found = self.front.cache.audit()
             if found is not None:
                 raise Wrong(f"step {self.steps}: the audit: {found}")

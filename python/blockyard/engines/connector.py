@@ -28,7 +28,7 @@ __all__ = ["Connector"]
 
 _PATHS: Final = 4
 """Running requests whose paths are touched in a step."""
-_BLOCKS: Final = 512
+_BLOCKS: Final = 256
 """Blocks after which no further path is touched in a step."""
 
 

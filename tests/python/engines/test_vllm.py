@@ -153,6 +153,7 @@ class Front:
             scheduled_new_reqs=rows,
             scheduled_cached_reqs=cached,
             num_scheduled_tokens=counts,
+            total_num_scheduled_tokens=sum(counts.values()),
             preempted_req_ids=set(preempted),
             finished_req_ids=set(),
             new_block_ids_to_zero=zeroed,

@@ -67,12 +67,12 @@ def base() -> type:
     def bind(self: Any, connector_metadata: Any) -> None:
         self._connector_metadata = connector_metadata
 
-    body |= {
+    own: dict[str, Any] = {
         "__init__": begin,
         "bind_connector_metadata": bind,
         "_get_connector_metadata": lambda self: self._connector_metadata,
     }
-    return type("KVConnectorBase_V1", (ABC,), body)
+    return type("KVConnectorBase_V1", (ABC,), body | own)
 
 
 def install() -> None:

@@ -77,6 +77,11 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     # -- in the scheduler's process ------------------------------------------------------
 
     @override
+    def on_new_request(self, request: Any) -> None:
+        """Makes the keys of a request, so that no lookup waits for them."""
+        self.front.added(request)
+
+    @override
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:

@@ -65,6 +65,7 @@ class SchedulerHalf:
         self.connector = Connector(self.cache)
         self._settings = settings
         self._size = config.block_size
+        self._ticks = config.deadline is not None
         self._root = Root(dict(config.namespace or ()).items())
         self._rows: dict[str, _Row] = {}
         self._arrived: set[str] = set()
@@ -76,6 +77,10 @@ class SchedulerHalf:
         self._steps = 0
 
     # -- a request -----------------------------------------------------------------------
+
+    def added(self, request: Any) -> None:
+        """As vLLM's `on_new_request`: hashes its keys."""
+        self._hash(self._row(request))
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """As vLLM's `get_num_new_matched_tokens`."""
@@ -139,14 +144,17 @@ class SchedulerHalf:
         row.ids, row.started, row.scheduled = list(ids), int(row.request.num_tokens), 0
 
     def _keys(self, row: _Row) -> Keys:
+        full = self._hash(row)
+        return self.cache.ready_keys(bytes(row.keys[: full * _KEY]), full * self._size)
+
+    def _hash(self, row: _Row) -> int:
+        """Makes the keys that a request has not yet; returns how many it has."""
         request = row.request
         hashes = request.block_hashes
         have = len(row.keys) // _KEY
         if len(hashes) > have:
-            more = hashes[have:]
-            row.keys += self._root.keys(more, request.lora_request, request.cache_salt)
-        full = len(hashes)
-        return self.cache.ready_keys(bytes(row.keys[: full * _KEY]), full * self._size)
+            row.keys += self._root.keys(hashes[have:], request.lora_request, request.cache_salt)
+        return len(hashes)
 
     # -- a step --------------------------------------------------------------------------
 
@@ -194,23 +202,31 @@ class SchedulerHalf:
                 row.scheduled = new.num_computed_tokens + counts[new.req_id]
             written += ids
         cached = output.scheduled_cached_reqs
-        for at, (name, more) in enumerate(zip(cached.req_ids, cached.new_block_ids, strict=True)):
-            count = counts[name]
-            if more is None and count == 1:
-                continue
-            row = rows.get(name)
-            if row is None:
+        tables = cached.new_block_ids
+        if output.total_num_scheduled_tokens == len(counts):
+            # All rows decode a token: only those with a new block have changed.
+            changed = [at for at, more in enumerate(tables) if more is not None]
+        else:
+            changed = list(range(len(tables)))
+        for at in changed:
+            name, more = cached.req_ids[at], tables[at]
+            count, row = counts[name], rows.get(name)
+            if row is None or (more is None and count == 1):
                 continue
             if more is not None:
                 (ids,) = more
                 written += ids
-                row.ids = list(ids) if name in cached.resumed_req_ids else row.ids + ids
+                if name in cached.resumed_req_ids:
+                    row.ids = list(ids)
+                else:
+                    row.ids += ids
             row.scheduled = cached.num_computed_tokens[at] + count
         return written
 
     def reported(self, reports: Reports | None) -> None:
         """Takes what the workers say of their copies; as vLLM's `update_connector_output`."""
-        self.connector.commit([] if reports is None else reports.outcomes)
+        if reports is not None or self._ticks:
+            self.connector.commit([] if reports is None else reports.outcomes)
         for request, tokens in self.connector.arrived().items():
             name = str(request)
             self._arrived.add(name)

@@ -1,0 +1,168 @@
+"""What the connector costs vLLM's scheduler, beside vLLM's own OffloadingConnector in one run.
+
+    python cost.py [--steps 200]
+
+Thread CPU of the connector's calls in the real scheduler, in microseconds; where a limit stands
+behind a row, the median (of "worst", the worst) must keep it.
+"""
+
+import argparse
+import gc
+import logging
+import os
+import random
+import sys
+import time
+from collections import defaultdict
+from typing import Any
+from unittest import mock
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
+
+import numpy as np
+from vllm.config import KVTransferConfig
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+import simulated_model
+from blockyard._typing import override
+from simulated_model import SIZE, Engine
+
+ROWS, LONG, HITS = 256, 128, 64
+CALLS = (
+    "on_new_request",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished",
+)
+
+
+class Timed(Engine):
+    """A scheduler whose connector's calls are timed; its model computes nothing."""
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.spent: dict[str, list[float]] = defaultdict(list)
+        for name in CALLS:
+            self.time(name)
+
+    def time(self, name: str) -> None:
+        """Times a call."""
+        connector, spent = self.scheduler.connector, self.spent[name]
+        inner = getattr(connector, name)
+
+        def call(*what: Any, **named: Any) -> Any:
+            begun = time.thread_time_ns()
+            try:
+                return inner(*what, **named)
+            finally:
+                spent.append((time.thread_time_ns() - begun) / 1e3)
+
+        setattr(connector, name, call)
+
+    @override
+    def run(self, output: Any) -> ModelRunnerOutput:
+        """Samples a token for all that decode."""
+        names, known = list(output.num_scheduled_tokens), self.scheduler.requests
+        tokens = [
+            [7] if known[name].num_computed_tokens >= known[name].num_prompt_tokens else []
+            for name in names
+        ]
+        said = KVConnectorOutput()
+        worker = self.ranks[0].connector if self.ranks else None
+        if worker is not None:
+            meta = output.kv_connector_metadata
+            worker.handle_preemptions(meta)
+            said.finished_recving = worker.get_finished(set())[1]
+            said.invalid_block_ids = worker.get_block_ids_with_load_errors()
+            said.kv_connector_worker_meta = worker.build_connector_worker_meta()
+        return ModelRunnerOutput(
+            names, {name: at for at, name in enumerate(names)}, tokens, kv_connector_output=said
+        )
+
+
+def decoding(engine: Timed, steps: int) -> list[float]:
+    """Microseconds of all calls in each step in which all rows decode."""
+    chance = random.Random(1)
+    for row in range(ROWS):
+        engine.add(f"row {row}", [chance.randrange(1000) for _ in range(300 + row % SIZE)], 800)
+    for _ in range(60):
+        engine.step()
+    before = {name: len(spent) for name, spent in engine.spent.items()}
+    gc.disable()
+    totals = []
+    for _ in range(steps):
+        at = {name: len(spent) for name, spent in engine.spent.items()}
+        engine.step()
+        totals.append(sum(sum(spent[at[name] :]) for name, spent in engine.spent.items()))
+    gc.enable()
+    assert len(engine.spent["build_connector_meta"]) == before["build_connector_meta"] + steps
+    return totals
+
+
+def hits(engine: Timed) -> dict[str, list[float]]:
+    """Microseconds of the calls of requests whose blocks all come from the host."""
+    chance = random.Random(2)
+    prompts = [[chance.randrange(1000) for _ in range(LONG * SIZE + 5)] for _ in range(HITS)]
+    for at, prompt in enumerate(prompts):
+        engine.add(f"first {at}", prompt, 2)
+    engine.drain()
+    while engine.front.cache.stats()["flights"]:
+        engine.step()
+    engine.scheduler.reset_prefix_cache()
+    for spent in engine.spent.values():
+        spent.clear()
+    for at, prompt in enumerate(prompts):
+        engine.add(f"again {at}", prompt, 2)
+    engine.drain()
+    if engine.front.cache.stats()["host_hits"] < HITS * LONG:
+        raise SystemExit("not all blocks came from the host: this has measured nothing")
+    return engine.spent
+
+
+def offloading(steps: int) -> list[float]:
+    """The decode steps of vLLM's own connector."""
+
+    def its(_extra: Any) -> Any:
+        return KVTransferConfig(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={"cpu_bytes_to_use": 1 << 30},
+        )
+
+    with mock.patch.object(simulated_model, "transfer", its):
+        engine = Timed(blocks=20_000, host=1, seats=ROWS, budget=8192, workers=False)
+    engine.audited = False
+    return decoding(engine, steps)
+
+
+def main() -> int:
+    """Prints the table; returns 1 where a limit is missed."""
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--steps", type=int, default=200)
+    steps = asked.parse_args().steps
+    for name in ("vllm", "blockyard"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    simulated_model.LONGEST = 4096
+    ours = Timed(blocks=20_000, host=30_000, seats=ROWS, budget=8192)
+    step = decoding(ours, steps)
+    theirs = offloading(steps)
+    calls = hits(Timed(blocks=20_000, host=30_000, seats=ROWS, budget=65_536))
+    ratio = float(np.median(step) / np.median(theirs))
+    rows = [
+        (f"a decode step of {ROWS}, all calls", float(np.median(step)), 100.0),
+        ("the same of OffloadingConnector", float(np.median(theirs)), None),
+        ("ours / theirs", ratio, 1 / 20),
+        (f"lookup of {LONG} blocks", float(np.median(calls["get_num_new_matched_tokens"])), 20.0),
+        (f"worst call of {HITS} loads", max(max(one) for one in calls.values()), 1000.0),
+    ]
+    missed = 0
+    for what, seen, limit in rows:
+        missed += limit is not None and seen > limit
+        print(f"{what:40} {seen:10.3f}" + ("" if limit is None else f"  ≤ {limit:g}"))
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
