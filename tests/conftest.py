@@ -1,6 +1,14 @@
 """Marks the modules that take long: `make check` leaves them out, `make test` runs them."""
 
+import sys
+from pathlib import Path
+
 import pytest
+
+sys.path.append(str(Path(__file__).parent / "python" / "support"))
+
+# `blockyard.engines.vllm` needs vLLM, which only its users have.
+import vllm_stub  # noqa: F401
 
 # Whole runs of an engine, a replay, a browser or a bench, and long random histories.
 SLOW = {
@@ -12,6 +20,7 @@ SLOW = {
     "test_proof",
     "test_replay",
     "test_report",
+    "test_simulated_own_blocks",
     "test_simulator",
 }
 
