@@ -41,7 +41,7 @@ def engine_of(seed: int, chance: random.Random, *, faults: bool) -> Engine:
         policy=chance.choice(["fcfs", "fcfs", "priority"]),
         copier=copier,
         deadline=chance.choice([None, 12]) if faults else None,
-        stow=chance.choice(["finish", "finish", "none"]),
+        stow=chance.choice(["finish", "finish", "through", "none"]),
         decode=chance.random() < 0.7,
     )
 

@@ -72,7 +72,7 @@ class Connector:
         self._parking = Parking(cache, cache.config)
         self._waiting: dict[_Row, None] = {}  # what is kept and not loading, the oldest first
         self._keeping: dict[int, _Row] = {}  # by the flight that copies what is kept
-        self._stows: list[tuple[Keys, Ids]] = []
+        self._stows: list[tuple[Keys, Ids, int]] = []
         # Their paths, in the order in which they are touched next.
         self._running: OrderedDict[Hashable, Keys] = OrderedDict()
         self._now = 0
@@ -195,12 +195,22 @@ class Connector:
             they may be given to others at once.
         """
         if keys is not None and len(ids) and request not in self._loads:
-            self._stows.append((keys, np.array(ids[: len(keys)])))
+            self.stow(keys, ids)
         row = self._rows.pop(request, None)
         if row is not None:
             self._release(row)
         self._running.pop(request, None)
         return self._loads.end(request)
+
+    def stow(self, keys: Keys, ids: Ids, first: int = 0) -> None:
+        """Stows full blocks of a request that runs on, with the next step.
+
+        Args:
+            keys: The keys of its full blocks.
+            ids: The engine's ids of those whose KV is computed, from block `first` on, or more.
+            first: The block that the first id is for.
+        """
+        self._stows.append((keys, np.array(ids[: len(keys) - first]), first))
 
     def step(self, written: Ids = ()) -> Orders:
         """Returns the orders of this step, for the workers of all ranks.
@@ -271,10 +281,11 @@ class Connector:
         return row
 
     def _flush(self) -> None:
-        """Stows what has ended, of all requests at once."""
+        """Stows what there is to stow, of all requests at once."""
         if self._stows:
             stows, self._stows = self._stows, []
-            self.cache.stow([keys for keys, _ in stows], [ids for _, ids in stows])
+            keys, ids, firsts = zip(*stows, strict=True)
+            self.cache.stow(list(keys), list(ids), list(firsts))
 
     def _land(self) -> None:
         landed = self.cache.ended()

@@ -299,6 +299,20 @@ def test_where_nothing_has_room_full_blocks_are_stowed_as_far_as_they_find_some(
     assert nowhere.ask.matched("one", nowhere.keys(18)) == 0
 
 
+def test_blocks_of_a_request_that_runs_on_are_stowed_as_they_fill() -> None:
+    front = Front()
+    keys = front.keys(14)
+    assert front.ask.matched("one", keys) == 0
+    front.ask.allocated("one")
+    front.ask.stow(keys, [5])
+    front.carry()
+    front.ask.stow(keys, [9, 2, 7], first=1)
+    (plan,) = front.step().down
+    assert plan.sources.tolist() == [9, 2], "there are keys of three blocks"
+    front.land(plan)
+    assert front.ask.matched("two", front.keys(14)) == 3 * SIZE
+
+
 def test_what_is_kept_moves_to_the_disk_where_the_host_is_short_of_room() -> None:
     front = Front(host=8, disk=40, ahead={"host": 4})
     keys = front.keys(22)

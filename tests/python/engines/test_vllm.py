@@ -132,8 +132,12 @@ class Front:
         preempted: set[str] = frozenset(),  # type: ignore[assignment]
         zeroed: list[int] | None = None,
         write: dict[int, int] | None = None,
+        more: dict[Any, tuple[list[int] | None, int, int]] | None = None,
     ) -> Any:
-        """A step: rows that begin with blocks and a number of tokens, and what is written."""
+        """A step: rows that begin with blocks and a number of tokens, and what is written.
+
+        Rows that go on come as `more`: new blocks, tokens that are computed, and how many are next.
+        """
         rows = [
             Recorded(
                 "NewRequestData", req_id=one.request_id, block_ids=(ids,), num_computed_tokens=0
@@ -141,12 +145,14 @@ class Front:
             for one, (ids, _) in (new or {}).items()
         ]
         counts = {one.request_id: count for one, (_, count) in (new or {}).items()}
+        going = {one.request_id: told for one, told in (more or {}).items()}
+        counts |= {name: told[2] for name, told in going.items()}
         cached = Recorded(
             "CachedRequestData",
-            req_ids=[],
-            new_block_ids=[],
+            req_ids=list(going),
+            new_block_ids=[None if ids is None else (ids,) for ids, _, _ in going.values()],
             resumed_req_ids=set(),
-            num_computed_tokens=[],
+            num_computed_tokens=[told[1] for told in going.values()],
         )
         output = Recorded(
             "SchedulerOutput",
@@ -241,6 +247,65 @@ def test_a_preempted_request_comes_back_with_its_tail(front: Front) -> None:
     front.scheduler.request_finished(one, [])
     front.step()
     assert front.held() == [0, 0, 0]
+
+
+def test_blocks_that_a_row_is_given_later_are_kept_with_the_others(front: Front) -> None:
+    one = front.request("one", list(range(10)))
+    front.begin(one, [1, 2])
+    front.step({one: ([1, 2], 5)})
+    # A chunk of its prompt, and then a token with a block of its own.
+    front.step(more={one: ([3], 5, 5)})
+    one.num_tokens = 13
+    one.block_hashes = front.request("", list(range(13))).block_hashes
+    front.step(more={one: ([4], 12, 1)}, write={1: 11, 2: 12, 3: 13, 4: 14})
+    one.num_tokens, one.num_preemptions = 14, 1
+    front.step(preempted={"one"})
+    front.step()
+    assert front.begin(one, [5, 6, 7, 8]) == 13
+    assert front.until("one") == set()
+    assert [int(front.kv["layer 1"][block, 0]) for block in (5, 6, 7, 8)] == [11, 12, 13, 14]
+
+
+def test_a_prompt_in_chunks_is_kept_as_far_as_it_was_scheduled(front: Front) -> None:
+    one = front.request("one", list(range(15)))
+    front.begin(one, [1, 2])
+    front.step({one: ([1, 2], 7)})
+    one.num_preemptions = 1
+    front.step(preempted={"one"})
+    front.step()
+    assert front.begin(one, [5, 6]) == 7
+
+
+def test_blocks_are_stowed_as_they_fill_where_that_is_asked_for() -> None:
+    front = Front(stow="through")
+    one = front.request("one", list(range(10)))
+    front.begin(one, [1, 2, 3])
+    front.step({one: ([1, 2, 3], 10)})
+    one.num_tokens = 13
+    one.block_hashes = front.request("", list(range(13))).block_hashes
+    front.step(more={one: ([4], 12, 1)})
+    front.step()
+    assert front.begin(front.request("two", list(range(14))), [7, 8, 9]) == 12
+    front.worker.shutdown()
+
+
+def test_a_reset_of_the_prefix_cache_alone_is_said_once(
+    front: Front, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Pool:
+        cached_block_hash_to_block = object()
+
+    front.scheduler.bind_gpu_block_pool(Pool())
+    front.step()
+    Pool.cached_block_hash_to_block = object()
+    front.scheduler.reset_cache()
+    front.step()
+    assert not caplog.records
+    for _ in range(2):
+        Pool.cached_block_hash_to_block = object()
+        front.step()
+    (record,) = caplog.records
+    assert "the host keeps its blocks" in record.message
 
 
 def test_what_the_v2_runner_zeroes_before_the_copies_is_not_copied(front: Front) -> None:

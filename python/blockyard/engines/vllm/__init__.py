@@ -77,6 +77,11 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     # -- in the scheduler's process ------------------------------------------------------
 
     @override
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Takes vLLM's block pool."""
+        self.front.pool = gpu_block_pool
+
+    @override
     def on_new_request(self, request: Any) -> None:
         """Makes the keys of a request, so that no lookup waits for them."""
         self.front.added(request)

@@ -37,6 +37,8 @@ class _Row:
     """Tokens that vLLM had itself when it asked last."""
     wanted: int = 0
     """Tokens that a load shall bring it to, from its start."""
+    stowed: int = 0
+    """Leading blocks that were stowed since it began."""
     preemptions: int = 0
     """How often it was preempted, as far as that was heard."""
     loading: list[int] = field(default_factory=list)
@@ -66,6 +68,11 @@ class SchedulerHalf:
         self._settings = settings
         self._size = config.block_size
         self._ticks = config.deadline is not None
+        self._through = settings.stow == "through"
+        self.pool: Any = None
+        """vLLM's block pool, to see that its prefix cache was reset."""
+        self._known_blocks: object = None
+        self._was_reset = self._told = False
         self._root = Root(dict(config.namespace or ()).items())
         self._rows: dict[str, _Row] = {}
         self._arrived: set[str] = set()
@@ -129,10 +136,12 @@ class SchedulerHalf:
         """Full blocks of a request that are computed, and are to be stowed."""
         if self._settings.stow == "none":
             return 0
+        return self._last_stowable(row) // self._size
+
+    def _last_stowable(self, row: _Row) -> int:
+        """Tokens of a request that are computed, and are to be stowed."""
         tokens = row.computed()
-        if not self._settings.decode:
-            tokens = min(tokens, int(row.request.num_prompt_tokens))
-        return tokens // self._size
+        return tokens if self._settings.decode else min(tokens, int(row.request.num_prompt_tokens))
 
     def _row(self, request: Any) -> _Row:
         row = self._rows.get(request.request_id)
@@ -142,6 +151,7 @@ class SchedulerHalf:
 
     def _start(self, row: _Row, ids: Iterable[int]) -> None:
         row.ids, row.started, row.scheduled = list(ids), int(row.request.num_tokens), 0
+        row.stowed = 0
 
     def _keys(self, row: _Row) -> Keys:
         full = self._hash(row)
@@ -165,6 +175,7 @@ class SchedulerHalf:
             if row is not None and row.request.num_preemptions > row.preemptions:
                 self._preempted(row, self._unsafe(output))
         written = self._follow(output)
+        self._look_for_reset()
         self._steps += 1
         short, self._short = self._short, []
         arrived, self._arrived = self._arrived, set()
@@ -220,8 +231,17 @@ class SchedulerHalf:
                     row.ids = list(ids)
                 else:
                     row.ids += ids
+            if self._through:
+                self._stow_full(row, cached.num_computed_tokens[at])
             row.scheduled = cached.num_computed_tokens[at] + count
         return written
+
+    def _stow_full(self, row: _Row, computed: int) -> None:
+        """Stows the blocks that have filled up since the last time."""
+        full = min(computed, self._last_stowable(row)) // self._size
+        if full > row.stowed:
+            self.connector.stow(self._keys(row), row.ids[row.stowed : full], row.stowed)
+            row.stowed = full
 
     def reported(self, reports: Reports | None) -> None:
         """Takes what the workers say of their copies; as vLLM's `update_connector_output`."""
@@ -244,7 +264,22 @@ class SchedulerHalf:
     def reset(self) -> bool:
         """As vLLM's `reset_cache`: nothing that was computed so far is found again."""
         self.cache.clear()
+        self._was_reset = True
         return True
+
+    def _look_for_reset(self) -> None:
+        """Says once that what is below outlives a reset of vLLM's prefix cache alone."""
+        known = getattr(self.pool, "cached_block_hash_to_block", None)
+        if known is self._known_blocks:
+            return
+        first, self._known_blocks = self._known_blocks is None, known
+        if not (first or self._was_reset or self._told):
+            self._told = True
+            _log.warning(
+                "vLLM's prefix cache was reset, and the host keeps its blocks: after new weights "
+                "reset with reset_connector=True (reset_external over HTTP), or old KV is served"
+            )
+        self._was_reset = False
 
     def stats(self) -> dict[str, int]:
         """The cache's numbers."""

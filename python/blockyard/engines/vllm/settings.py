@@ -27,8 +27,8 @@ class Settings:
         Misuse: A value is none of those that are allowed.
     """
 
-    stow: Literal["finish", "none"] = "finish"
-    """When full blocks are copied down for others: as a request ends; or never."""
+    stow: Literal["finish", "through", "none"] = "finish"
+    """When full blocks are copied down for others: as a request ends; as they fill; or never."""
     preempt: Literal["park", "recompute"] = "park"
     """Whether a preempted request's KV is kept, its last token too; or dropped."""
     decode: bool = True
@@ -36,7 +36,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Checks every value."""
-        one_of("stow", self.stow, ("finish", "none"))
+        one_of("stow", self.stow, ("finish", "through", "none"))
         one_of("preempt", self.preempt, ("park", "recompute"))
         one_of("decode", self.decode, _BOOLS)
 
