@@ -2,10 +2,14 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from blockyard._core import Misuse
 from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.engines.vllm import Blockyard
 from blockyard.engines.vllm.identity import Root
 from blockyard.engines.vllm.scheduler_half import SchedulerHalf
 from blockyard.testing import ScriptedCopier, corrupt, delay, deliver, fail
@@ -165,6 +169,35 @@ def a_salt_finds_nothing_of_another() -> None:
     engine.drain()
     same(engine.answer("salted"), undisturbed(prompt, 8, "X"), "its answer")
     same(engine.computed["salted"], len(prompt) + 7, "computed of it")
+    engine.close()
+
+
+@case
+def the_caches_numbers_are_on_vllms_metrics() -> None:
+    engine = Engine(blocks=39, host=200)
+    registry = CollectorRegistry()
+    types = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
+    known = Blockyard.build_prom_metrics(engine.config, types, ["engine"], {0: ["0"]})
+    inner = engine.scheduler.update_from_output
+
+    def update(*what: Any) -> Any:
+        outputs = inner(*what)
+        for one in outputs.values():
+            stats = one.scheduler_stats
+            if stats is not None and stats.kv_connector_stats:
+                known.observe(Blockyard.build_kv_connector_stats(stats.kv_connector_stats).data)
+        return outputs
+
+    engine.scheduler.update_from_output = update
+    answered(engine, prompts(6), 60)
+    for _ in range(70):
+        engine.step()
+    text = generate_latest(registry).decode()
+    for line in (
+        'blockyard_sequences_total{engine="0",event="parked"} 2.0',
+        'set="idle",tier="host"',
+    ):
+        same(line in text, 1, f"{line} on /metrics")
     engine.close()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import vllm
 from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, ParallelConfig, VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.distributed.kv_transfer.kv_connector.v1 import base, metrics
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1 import kv_cache_interface, outputs
@@ -69,6 +69,8 @@ def recorded() -> dict[str, Any]:
             "KVConnectorBase_V1": calls(base.KVConnectorBase_V1),
             "KVConnectorWorkerMetadata": calls(base.KVConnectorWorkerMetadata),
             "KVCacheBlocks": calls(KVCacheBlocks),
+            "KVConnectorStats": calls(metrics.KVConnectorStats),
+            "KVConnectorPromMetrics": calls(metrics.KVConnectorPromMetrics),
             "functions": {
                 name: list(inspect.signature(one).parameters) for name, one in functions.items()
             },

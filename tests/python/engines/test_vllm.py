@@ -2,19 +2,21 @@
 
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import blockyard as by
 from blockyard.crane.copiers.threads import ThreadCopier
-from blockyard.engines.vllm import Blockyard, worker_half
+from blockyard.engines.vllm import Blockyard, messages, worker_half
 from blockyard.engines.vllm.engine_facts import facts
 from blockyard.engines.vllm.identity import Root, namespace_of
+from blockyard.engines.vllm.metrics import Figures, Metrics
 from blockyard.engines.vllm.settings import OWN, Settings
 from blockyard.testing import Script, ScriptedCopier, fail
 from vllm_stub import RECORD, Recorded, spec
@@ -204,14 +206,23 @@ def front() -> Iterator[Front]:
     made.worker.shutdown()
 
 
-def test_every_call_of_vllm_has_the_recorded_name_and_parameters() -> None:
-    calls = RECORD["calls"]["KVConnectorBase_V1"]
-    own = {
+@pytest.mark.parametrize(
+    ("own", "theirs"),
+    [
+        (Blockyard, "KVConnectorBase_V1"),
+        (messages.Reports, "KVConnectorWorkerMetadata"),
+        (Figures, "KVConnectorStats"),
+        (Metrics, "KVConnectorPromMetrics"),
+    ],
+)
+def test_every_call_of_vllm_has_the_recorded_name_and_parameters(own: type, theirs: str) -> None:
+    calls = RECORD["calls"][theirs]
+    made = {
         name: list(inspect.signature(call).parameters)[1:]
-        for name, call in vars(Blockyard).items()
+        for name, call in vars(own).items()
         if inspect.isfunction(call) and not name.startswith("_")
     }
-    assert {name: calls.get(name) for name in own} == own
+    assert {name: calls.get(name) for name in made} == made
     assert RECORD["calls"]["KVCacheBlocks"]["get_block_ids"] is not None
 
 
@@ -370,6 +381,54 @@ def test_after_a_reset_of_the_cache_nothing_is_found(front: Front) -> None:
     front.step()
     assert front.scheduler.reset_cache()
     assert front.begin(front.request("two", list(range(9))), [7, 8, 9]) == 0
+
+
+class Metric:
+    """A metric of Prometheus."""
+
+    made: ClassVar[dict[str, "Metric"]] = {}
+
+    def __init__(self, name: str, documentation: str, labelnames: list[str]) -> None:
+        assert documentation.endswith(".")
+        self.made[name] = self
+        self.names, self.values = labelnames, Counter[tuple[object, ...]]()
+
+    def labels(self, *values: object) -> Any:
+        assert len(values) == len(self.names)
+
+        class Child:
+            inc = staticmethod(lambda number: self.values.update({values: number}))
+            set = staticmethod(lambda number: self.values.__setitem__(values, number))
+
+        return Child
+
+
+def test_the_caches_numbers_are_on_vllms_own_metrics(front: Front) -> None:
+    types = {"Counter": Metric, "Gauge": Metric}
+    metrics = Blockyard.build_prom_metrics(None, types, ["engine"], {0: ["0"]})
+    reports = []
+    for number in range(3):
+        one = front.request(f"{number}", list(range(100 * number, 100 * number + 11)))
+        front.begin(one, [1, 2, 3])
+        front.step({one: ([1, 2, 3], 11)})
+        one.num_tokens = 12
+        front.scheduler.request_finished(one, [1, 2, 3])
+        for _ in range(32):
+            front.step()
+            reports.append(front.scheduler.get_kv_connector_stats())
+    told = [one for one in reports if one is not None]
+    assert len(told) == 3, "one in 32 steps"
+    for one in told:
+        metrics.observe(Blockyard.build_kv_connector_stats(one.data).data)
+    assert Metric.made["blockyard_copied_blocks"].values["0", "host"] == 6, "of all reports"
+    assert Metric.made["blockyard_slots"].values["0", "host", "idle"] == 6, "of the last one"
+    joined = told[0].aggregate(told[1]).aggregate(told[2])
+    assert joined.reduce()["blockyard host_in"] == 6
+    assert joined.reduce()["blockyard host_idle"] == 6
+    assert not joined.is_empty()
+    joined.reset()
+    assert joined.is_empty()
+    assert front.worker.get_kv_connector_stats() is None
 
 
 # -- whose KV it is ----------------------------------------------------------------------------

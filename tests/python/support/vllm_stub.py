@@ -10,6 +10,7 @@ import importlib.util
 import json
 import sys
 from abc import ABC
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -75,6 +76,21 @@ def base() -> type:
     return type("KVConnectorBase_V1", (ABC,), body | own)
 
 
+@dataclass
+class Stats:
+    """`KVConnectorStats`."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class PromMetrics:
+    """`KVConnectorPromMetrics`; a metric's class says what is made of it."""
+
+    def __init__(self, _config: Any, types: Any, names: list[str], engines: Any) -> None:
+        self._counter_cls, self._gauge_cls = types["Counter"], types["Gauge"]
+        self._labelnames, self.per_engine_labelvalues = names, engines
+
+
 def install() -> None:
     """Puts the stubs where imports find them."""
     if "vllm" in sys.modules or importlib.util.find_spec("vllm") is not None:
@@ -87,6 +103,10 @@ def install() -> None:
             "KVConnectorRole": role,
             "KVConnectorMetadata": type("KVConnectorMetadata", (ABC,), {}),
             "KVConnectorWorkerMetadata": type("KVConnectorWorkerMetadata", (ABC,), {}),
+        },
+        "vllm.distributed.kv_transfer.kv_connector.v1.metrics": {
+            "KVConnectorStats": Stats,
+            "KVConnectorPromMetrics": PromMetrics,
         },
         "vllm.v1.kv_cache_interface": {"group_kernel_blocks": lambda cache, _blocks: cache},
     }

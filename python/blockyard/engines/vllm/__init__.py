@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from blockyard._typing import override
 from blockyard.engines.vllm.engine_facts import facts
 from blockyard.engines.vllm.messages import Reports, StepOrders
+from blockyard.engines.vllm.metrics import Figures, Metrics, Reporter
 from blockyard.engines.vllm.scheduler_half import SchedulerHalf
 from blockyard.engines.vllm.settings import Settings
 from blockyard.engines.vllm.worker_half import WorkerHalf
@@ -42,6 +43,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
             namespace=known.namespace,
             longest=known.longest,
         )
+        self._reporter = Reporter()
         self._front: SchedulerHalf | None = None
         self._back: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
@@ -122,6 +124,31 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     def reset_cache(self) -> bool:
         """Ends the epoch: nothing of before is found again."""
         return self.front.reset()
+
+    @override
+    def get_kv_connector_stats(self) -> Figures | None:
+        """Reports the cache's numbers every few steps; a worker has none of its own."""
+        if self._front is None:
+            return None
+        return self._reporter.report(self._front.cache.stats)
+
+    @classmethod
+    @override
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Figures:
+        """Makes a report of what came over a process boundary."""
+        return Figures(data or {})
+
+    @classmethod
+    @override
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> Metrics:
+        """Registers the metrics."""
+        return Metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # -- beside the model ----------------------------------------------------------------
 
