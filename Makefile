@@ -170,6 +170,7 @@ test-rust: | check-tools  ## the core: unit tests, the model, doctests, shuttle
 	cargo test --locked --package blockyard-core --doc
 	$(CARGO_TEST) --locked --package blockyard-core --features four-tiers --test model
 	$(CARGO_TEST) --locked --package blockyard-core --features shuttle --test races
+	$(CARGO_TEST) --locked --package blockyard-disk --tests
 
 test-python: install  ## the binding and the package, from the installed wheel
 	$(BIN)/python -m pytest $(PYTEST)
@@ -235,6 +236,7 @@ PEERS_JSON := $(if $(OUT),$(OUT),target)/bench-peers.json
 
 bench-peers: install  ## Blockyard beside its peers, set up from their published packages (8 GB); ROWS="admit …" for a few
 	$(BIN)/python benches/peers/setup.py
+	target/peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
 	@mkdir -p $(dir $(PEERS_JSON))
 	$(BIN)/python benches/peers/bench.py --json $(PEERS_JSON) $(if $(ROWS),--only $(ROWS))
 

@@ -1,0 +1,258 @@
+//! A rank's blocks: payloads in one file, their records in another, and no order between the two that a
+//! reader relies on.
+
+use crate::disk::Medium;
+use crate::error::{Error, Result};
+use crate::files::ALIGNED;
+use crate::record::{Found, Key, Owner, RECORD, Record, sum_of};
+use std::io;
+use std::sync::Arc;
+
+/// Where blocks lie in their file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    slots: u32,
+    bytes: u32,
+}
+
+impl Geometry {
+    /// Slots of blocks of so many bytes, each at a multiple of 4 KiB.
+    ///
+    /// # Errors
+    /// `Argument` where there are none, or a block has 0 bytes or more than 2 GiB.
+    pub fn new(slots: u32, bytes: u32) -> Result<Self> {
+        let wrong = |name, value: u32, help| Error::Argument {
+            name,
+            value: value.into(),
+            help,
+        };
+        if slots == 0 {
+            return Err(wrong("slots", slots, "must be 1 or more"));
+        }
+        if bytes == 0 || bytes > 1 << 31 {
+            return Err(wrong("bytes", bytes, "must be 1 to 2^31"));
+        }
+        Ok(Self { slots, bytes })
+    }
+
+    /// The slots.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Bytes of a block.
+    pub fn bytes(&self) -> u32 {
+        self.bytes
+    }
+
+    /// Bytes from a slot to the next.
+    pub fn stride(&self) -> usize {
+        (self.bytes as usize).next_multiple_of(ALIGNED)
+    }
+
+    /// Bytes of the file of payloads.
+    pub fn payload_bytes(&self) -> u64 {
+        u64::from(self.slots) * self.stride() as u64
+    }
+
+    /// Bytes of the file of records.
+    pub fn table_bytes(&self) -> u64 {
+        u64::from(self.slots) * RECORD as u64
+    }
+}
+
+/// What a block is asked for by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// Its slot.
+    pub slot: u32,
+    /// Its key.
+    pub key: Key,
+}
+
+/// Why a slot does not have what was asked for. Each is a miss.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Doubt {
+    /// The slot has no record, or a broken one.
+    NoRecord,
+    /// Its record is of another block, folder, rank or length.
+    Another,
+    /// The payload is not what the record is of: torn, or a bit has flipped.
+    Sum,
+}
+
+/// The blocks of one rank.
+#[derive(Clone, Debug)]
+pub struct Blocks {
+    payloads: Arc<dyn Medium>,
+    table: Arc<dyn Medium>,
+    geometry: Geometry,
+    identity: u64,
+    rank: u16,
+}
+
+impl Blocks {
+    /// Blocks over two files of the lengths that the geometry says.
+    pub fn new(
+        payloads: Arc<dyn Medium>,
+        table: Arc<dyn Medium>,
+        geometry: Geometry,
+        identity: u64,
+        rank: u16,
+    ) -> Self {
+        Self {
+            payloads,
+            table,
+            geometry,
+            identity,
+            rank,
+        }
+    }
+
+    /// Where the blocks lie.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Writes a payload, and returns the record that is to follow it. The slot has no record until then:
+    /// what was there is void before the first byte of another block comes. INV-30
+    ///
+    /// # Arguments
+    /// `staged` has the block's bytes, and what fills them up to the stride.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a slot that is not there or another length; else what the system says.
+    pub fn write(&self, slot: u32, owner: Owner, stamp: u64, staged: &[u8]) -> io::Result<Record> {
+        self.check(slot, staged.len())?;
+        self.void(slot)?;
+        let record = Record {
+            owner,
+            stamp,
+            sum: sum_of(&staged[..self.geometry.bytes as usize]),
+            identity: self.identity,
+            length: self.geometry.bytes,
+            slot,
+            group: 0,
+            rank: self.rank,
+        };
+        self.payloads.write(self.payload(slot), staged)?;
+        Ok(record)
+    }
+
+    /// Makes the payloads and the records of some writes durable: only then may they be acknowledged.
+    /// INV-27
+    ///
+    /// # Errors
+    /// What the system says; then none of them may be.
+    pub fn commit(&self, records: &[Record]) -> io::Result<()> {
+        self.payloads.sync()?;
+        for record in records {
+            self.check_slot(record.slot)?;
+            self.table
+                .write(Self::place(record.slot), &record.encode())?;
+        }
+        self.table.sync()
+    }
+
+    /// Reads a block, if the slot has what is asked for. INV-26
+    ///
+    /// # Arguments
+    /// `staged` gets the block's bytes, and what fills them up to the stride.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn read(
+        &self,
+        asked: &Asked,
+        staged: &mut [u8],
+    ) -> io::Result<std::result::Result<Record, Doubt>> {
+        self.check(asked.slot, staged.len())?;
+        let record = match self.record(asked.slot)? {
+            Found::Void | Found::Broken => return Ok(Err(Doubt::NoRecord)),
+            Found::Record(record) => record,
+        };
+        if record.owner.key() != asked.key || !self.is_mine(&record, asked.slot) {
+            return Ok(Err(Doubt::Another));
+        }
+        self.payloads.read(self.payload(asked.slot), staged)?;
+        if sum_of(&staged[..self.geometry.bytes as usize]) != record.sum {
+            return Ok(Err(Doubt::Sum));
+        }
+        Ok(Ok(record))
+    }
+
+    /// Voids a slot's record. A kill keeps that; a power cut may bring the old record back, whose payload is
+    /// whole then or has another sum.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn void(&self, slot: u32) -> io::Result<()> {
+        self.check_slot(slot)?;
+        self.table.write(Self::place(slot), &[0; RECORD])
+    }
+
+    /// Reads the whole table: the records of this folder and rank, each at its slot, that somebody may find
+    /// again. INV-28
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn restore(&self) -> io::Result<Vec<Record>> {
+        const AT_ONCE: u32 = 8192;
+        let mut records = Vec::new();
+        let mut bytes = vec![0; AT_ONCE as usize * RECORD];
+        for first in (0..self.geometry.slots).step_by(AT_ONCE as usize) {
+            let count = AT_ONCE.min(self.geometry.slots - first);
+            let part = &mut bytes[..count as usize * RECORD];
+            self.table.read(Self::place(first), part)?;
+            for (place, slot) in part.as_chunks().0.iter().zip(first..) {
+                if let Found::Record(record) = Record::decode(place)
+                    && !matches!(record.owner, Owner::Nobody(_))
+                    && self.is_mine(&record, slot)
+                {
+                    records.push(record);
+                }
+            }
+        }
+        Ok(records)
+    }
+
+    fn record(&self, slot: u32) -> io::Result<Found> {
+        let mut bytes = [0; RECORD];
+        self.table.read(Self::place(slot), &mut bytes)?;
+        Ok(Record::decode(&bytes))
+    }
+
+    fn is_mine(&self, record: &Record, slot: u32) -> bool {
+        record.slot == slot
+            && record.identity == self.identity
+            && record.length == self.geometry.bytes
+            && (record.group, record.rank) == (0, self.rank)
+    }
+
+    fn payload(&self, slot: u32) -> u64 {
+        u64::from(slot) * self.geometry.stride() as u64
+    }
+
+    fn place(slot: u32) -> u64 {
+        u64::from(slot) * RECORD as u64
+    }
+
+    fn check(&self, slot: u32, staged: usize) -> io::Result<()> {
+        self.check_slot(slot)?;
+        let stride = self.geometry.stride();
+        if staged == stride {
+            return Ok(());
+        }
+        let says = format!("{staged} bytes are staged, and a slot has {stride}");
+        Err(io::Error::new(io::ErrorKind::InvalidInput, says))
+    }
+
+    fn check_slot(&self, slot: u32) -> io::Result<()> {
+        let slots = self.geometry.slots;
+        if slot < slots {
+            return Ok(());
+        }
+        let says = format!("slot {slot}: there are slots 0 to {}", slots - 1);
+        Err(io::Error::new(io::ErrorKind::InvalidInput, says))
+    }
+}

@@ -1,0 +1,18 @@
+//! What is asked of a file of blocks. `files.rs` has those of a system, `paper.rs` one that loses what was
+//! not synced.
+
+use std::fmt::Debug;
+use std::io;
+
+/// A file of a fixed length, which several threads read and write.
+pub trait Medium: Send + Sync + Debug {
+    /// Reads bytes from `at` on, all of them.
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// Writes bytes from `at` on, all of them. Another process that reads sees them at once; a power cut
+    /// may lose any sector of them before [`Self::sync`].
+    fn write(&self, at: u64, from: &[u8]) -> io::Result<()>;
+
+    /// Makes durable what was written before.
+    fn sync(&self) -> io::Result<()>;
+}

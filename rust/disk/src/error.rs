@@ -1,0 +1,46 @@
+//! What can be wrong with a folder of blocks.
+
+use std::io;
+use std::path::PathBuf;
+
+/// A folder, a file or a request that cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A value is out of range.
+    #[error("{name} = {value}: {help}")]
+    Argument {
+        /// What the value is.
+        name: &'static str,
+        /// The value.
+        value: u64,
+        /// What it must be.
+        help: &'static str,
+    },
+    /// The system refused.
+    #[error("{}: {doing}: {source}", path.display())]
+    System {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// What this crate's calls return.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn system(
+        path: impl Into<PathBuf>,
+        doing: &'static str,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::System {
+            path,
+            doing,
+            source,
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Files of the system: preallocated, and read and written past the page cache where the system can.
+
+use crate::disk::Medium;
+use crate::error::{Error, Result};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// To what addresses, offsets and lengths must be a multiple for direct reads and writes.
+pub const ALIGNED: usize = 4096;
+
+/// How a file is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// Past the page cache: buffers, offsets and lengths are multiples of [`ALIGNED`].
+    Direct,
+    /// Through the page cache, of which a kill loses nothing.
+    Buffered,
+}
+
+/// A file of the system.
+#[derive(Debug)]
+pub struct Files {
+    path: PathBuf,
+    file: File,
+    way: Way,
+}
+
+impl Files {
+    /// Opens a file of a fixed length, or makes it, for its owner alone. Its room is taken at once, so that
+    /// no later write lacks it.
+    ///
+    /// Where the file system cannot do direct writes, the way is buffered; where it cannot take room ahead,
+    /// the file is sparse, and a write may fail.
+    ///
+    /// # Errors
+    /// `System` where there is no room, the path is a symbolic link or no file, it has another length, or
+    /// the system refuses.
+    pub fn open(path: &Path, bytes: u64, way: Way) -> Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let direct = (way == Way::Direct)
+            .then(|| rustix::fs::open(path, flags | OFlags::DIRECT, mode).ok())
+            .flatten();
+        let (fd, way) = match direct {
+            Some(fd) => (fd, Way::Direct),
+            None => (
+                rustix::fs::open(path, flags, mode)
+                    .map_err(|error| Error::system(path, "open")(error.into()))?,
+                Way::Buffered,
+            ),
+        };
+        let opened = Self {
+            path: path.to_owned(),
+            file: File::from(fd),
+            way,
+        };
+        opened.take_room(bytes)?;
+        Ok(opened)
+    }
+
+    fn take_room(&self, bytes: u64) -> Result<()> {
+        let meta = self.file.metadata().map_err(self.refused("look at"))?;
+        if !meta.is_file() {
+            return Err(self.refused("open")(io::Error::other("it is no file")));
+        }
+        if meta.len() == bytes {
+            return Ok(());
+        }
+        if meta.len() != 0 {
+            let other = format!("it has {} bytes, and {bytes} are wanted", meta.len());
+            return Err(self.refused("open")(io::Error::other(other)));
+        }
+        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                self.file.set_len(bytes).map_err(self.refused("grow"))
+            }
+            Err(error) => {
+                // A file system may keep what it had taken.
+                let _ = self.file.set_len(0);
+                let _ = std::fs::remove_file(&self.path);
+                Err(self.refused("take its room")(error.into()))
+            }
+        }
+    }
+
+    /// How it is read and written.
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    fn refused(&self, doing: &'static str) -> impl FnOnce(io::Error) -> Error {
+        Error::system(&self.path, doing)
+    }
+}
+
+impl Medium for Files {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, at)
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(from, at)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}

@@ -1,0 +1,234 @@
+//! A folder of blocks: whose they are in clear text, which process owns them, and what was cleared.
+
+use crate::error::{Error, Result};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::{Mutex, PoisonError};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+/// The version of the format, which a folder names.
+const VERSION: u32 = 1;
+const TITLE: &str = "Blockyard's blocks, format ";
+/// Where the numbers of a folder lie, behind the text: floor, run, owner, and a check of the three.
+const NUMBERS: u64 = 4096;
+const NUMBERS_BYTES: usize = 32;
+
+/// A folder that this process owns, until it is dropped or dies.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    file: File,
+    identity: u64,
+    run: u32,
+    floor: Mutex<u64>,
+}
+
+impl Folder {
+    /// Opens the folder of a rank and an identity under a root, or makes it, for its owner alone. INV-29
+    /// INV-37
+    ///
+    /// # Arguments
+    /// `fields` say what the bytes depend on: model, weights, type, layout and the like. Another value of any
+    /// of them is another folder.
+    ///
+    /// # Errors
+    /// `System` where another process owns it, whose number is said, its format is a later one, its text is
+    /// of another identity, a symbolic link is in the way, others may write to it, or the system refuses.
+    pub fn open(root: &Path, fields: &[(&str, &str)], rank: u16) -> Result<Self> {
+        let text = text_of(fields);
+        if text.len() as u64 > NUMBERS {
+            return Err(Error::Argument {
+                name: "bytes of an identity",
+                value: text.len() as u64,
+                help: "must be 4096 at most",
+            });
+        }
+        let name = format!("{:016x}", xxh3_128(text.as_bytes()) as u64);
+        let of_all = root.join(&name);
+        let path = of_all.join(format!("rank-{rank}"));
+        for folder in [root, &of_all, &path] {
+            make(folder)?;
+        }
+        let whole = path.join("identity");
+        let refused = |doing| Error::system(whole.clone(), doing);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::open(&whole, flags, Mode::RUSR | Mode::WUSR);
+        let file = File::from(file.map_err(|error| refused("open")(error.into()))?);
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let owner = Numbers::read(&file).map_or(0, |numbers| numbers.owner);
+            let says = format!("process {owner} owns it: a folder has one writer");
+            return Err(refused("lock")(io::Error::other(says)));
+        }
+        let found = read_text(&file).map_err(refused("read"))?;
+        if let Some(found) = &found {
+            check_text(found, &text).map_err(|says| refused("open")(io::Error::other(says)))?;
+        }
+        let before = Numbers::read(&file).unwrap_or_default();
+        let made = Self {
+            identity: xxh3_64(text.as_bytes()),
+            run: before.run.saturating_add(1),
+            floor: Mutex::new(before.floor),
+            path,
+            file,
+        };
+        if found.is_none() {
+            made.file
+                .write_all_at(text.as_bytes(), 0)
+                .map_err(refused("write"))?;
+        }
+        made.write_numbers(before.floor)?;
+        Ok(made)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A number for its identity, which every record has.
+    pub fn identity(&self) -> u64 {
+        self.identity
+    }
+
+    /// The stamp of the first block that this owner writes: above all that any owner before has given.
+    pub fn first_stamp(&self) -> u64 {
+        u64::from(self.run) << 32
+    }
+
+    /// The floor: what has a smaller stamp was cleared, and is not restored. INV-31
+    pub fn floor(&self) -> u64 {
+        *self.floor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Clears all blocks whose stamp is smaller; when it returns, no restart brings them back. INV-31
+    ///
+    /// # Errors
+    /// `System` where the system refuses; then the floor is as it was.
+    pub fn raise(&self, floor: u64) -> Result<()> {
+        let mut own = self.floor.lock().unwrap_or_else(PoisonError::into_inner);
+        let floor = floor.max(*own);
+        self.write_numbers(floor)?;
+        *own = floor;
+        Ok(())
+    }
+
+    /// Gives it to the next owner. Nothing of it may be written afterwards: end the lane before.
+    ///
+    /// # Errors
+    /// `System` where the system refuses; then it is given up when this is dropped.
+    pub fn release(&self) -> Result<()> {
+        let unlocked = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        unlocked.map_err(|error| Error::system(&self.path, "unlock")(error.into()))
+    }
+
+    fn write_numbers(&self, floor: u64) -> Result<()> {
+        let numbers = Numbers {
+            floor,
+            run: self.run,
+            owner: process::id(),
+        };
+        let refused = |doing| Error::system(self.path.join("identity"), doing);
+        self.file
+            .write_all_at(&numbers.encode(), NUMBERS)
+            .map_err(refused("write"))?;
+        self.file.sync_all().map_err(refused("sync"))
+    }
+}
+
+/// What changes in a folder, in one sector.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Numbers {
+    floor: u64,
+    run: u32,
+    owner: u32,
+}
+
+impl Numbers {
+    fn encode(self) -> [u8; NUMBERS_BYTES] {
+        let mut bytes = [0; NUMBERS_BYTES];
+        bytes[..8].copy_from_slice(&self.floor.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.run.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.owner.to_le_bytes());
+        let check = xxh3_64(&bytes[..16]);
+        bytes[16..24].copy_from_slice(&check.to_le_bytes());
+        bytes
+    }
+
+    fn read(file: &File) -> Option<Self> {
+        let mut bytes = [0; NUMBERS_BYTES];
+        file.read_exact_at(&mut bytes, NUMBERS).ok()?;
+        let numbers = Self {
+            floor: u64::from_le_bytes(bytes[..8].try_into().ok()?),
+            run: u32::from_le_bytes(bytes[8..12].try_into().ok()?),
+            owner: u32::from_le_bytes(bytes[12..16].try_into().ok()?),
+        };
+        (numbers.encode() == bytes).then_some(numbers)
+    }
+}
+
+/// The clear text of an identity: a line for each field, in their order.
+fn text_of(fields: &[(&str, &str)]) -> String {
+    let mut text = format!("{TITLE}{VERSION}\n");
+    for (name, value) in fields {
+        // As Rust writes text, so that no value reads as a further line.
+        let _ = writeln!(text, "{name} = {value:?}");
+    }
+    text
+}
+
+fn read_text(file: &File) -> io::Result<Option<String>> {
+    let mut bytes = vec![0; NUMBERS as usize];
+    let mut have = 0;
+    while have < bytes.len() {
+        match file.read_at(&mut bytes[have..], have as u64)? {
+            0 => break,
+            more => have += more,
+        }
+    }
+    bytes.truncate(have);
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(have);
+    bytes.truncate(end);
+    Ok((!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+fn check_text(found: &str, wanted: &str) -> std::result::Result<(), String> {
+    if found == wanted {
+        return Ok(());
+    }
+    let version = found
+        .strip_prefix(TITLE)
+        .and_then(|rest| rest.lines().next()?.parse::<u32>().ok());
+    Err(match version {
+        Some(version) if version > VERSION => {
+            format!("its format is {version}, and this version knows {VERSION}")
+        }
+        Some(_) => "its text is of another identity, though its name is the same".to_owned(),
+        None => "it is no folder of blocks".to_owned(),
+    })
+}
+
+/// Makes a folder for its owner alone, unless it is there.
+fn make(path: &Path) -> Result<()> {
+    let refused = |doing| Error::system(path, doing);
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(refused("make")(error)),
+    }
+    let meta = fs::symlink_metadata(path).map_err(refused("look at"))?;
+    let says = if meta.is_symlink() {
+        "it is a symbolic link"
+    } else if !meta.is_dir() {
+        "it is no folder"
+    } else if meta.mode() & 0o022 != 0 {
+        "others may write to it: chmod go-w"
+    } else {
+        return Ok(());
+    };
+    Err(refused("open")(io::Error::other(says)))
+}

@@ -1,0 +1,45 @@
+//! Blocks in slot files: what makes KV outlive a process, a kill and a power cut. It knows slots, keys
+//! and bytes, and no policy: which block goes where is the yard's to say.
+//!
+//! A rank has a folder with two files. `slots` has the payload of each block at its slot; `table` has a
+//! [`Record`] of 128 bytes for each slot, which says whose bytes these are. Safety is the checksum: a
+//! block is served only where its record is whole and says what was asked for, and its bytes have the
+//! record's sum. Durability is the sync: a block is acknowledged when payload and record are synced. So
+//! no order of writes can serve a wrong byte, and no kill or power cut loses what was acknowledged.
+//!
+//! A file may use only what stands above it; names on one line are strangers:
+//! layer: error
+//! layer: record disk
+//! layer: paper files
+//! layer: blocks folder ring breaker
+//! layer: flight
+//! layer: lane
+
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "its threads wait for a disk, and never under a yard's lock"
+)]
+
+mod blocks;
+mod breaker;
+mod disk;
+mod error;
+mod files;
+mod flight;
+mod folder;
+mod lane;
+mod paper;
+mod record;
+mod ring;
+
+pub use blocks::{Asked, Blocks, Doubt, Geometry};
+pub use disk::Medium;
+pub use error::{Error, Result};
+pub use files::{ALIGNED, Files, Way};
+pub use flight::{Copy, Landed, Memory, Short};
+pub use folder::Folder;
+pub use lane::{Lane, Options};
+pub use paper::Paper;
+pub use record::{Found, Key, Owner, RECORD, Record, sum_of};
+pub use ring::{Buffer, Ring};

@@ -1,0 +1,225 @@
+//! Records: whose bytes a slot has, in 128 bytes. 128 divides a sector of 512, so that no record lies in
+//! two sectors, and what a power cut leaves of one is the old record or the new one.
+//!
+//! ```text
+//!   0  magic, version   4     40  key      32    120  check: XXH3-64 of the first 120 bytes
+//!   4  flags            4     72  parent   32
+//!   8  stamp            8    104  length    4
+//!  16  sum             16    108  slot      4
+//!  32  identity         8    112  group 2, rank 2, nothing 4
+//! ```
+//! All numbers are little-endian.
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+/// Bytes of a record.
+pub const RECORD: usize = 128;
+const CHECKED: usize = 120;
+const MAGIC: [u8; 4] = *b"BYD1";
+const FIRST: u32 = 1;
+const ANONYMOUS: u32 = 2;
+
+/// A key of 32 bytes.
+pub type Key = [u8; 32];
+
+/// Whose block it is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Owner {
+    /// The first block of a sequence.
+    First(Key),
+    /// A later block, and the key of the one before it.
+    After {
+        /// Its key.
+        key: Key,
+        /// The key of the block before it.
+        parent: Key,
+    },
+    /// The partial block of a parked request, by a key that is its own for as long: no other ever finds
+    /// it, and no restart.
+    Nobody(Key),
+}
+
+impl Owner {
+    /// The key under which the block is asked for.
+    pub fn key(&self) -> Key {
+        match *self {
+            Self::First(key) | Self::After { key, .. } | Self::Nobody(key) => key,
+        }
+    }
+}
+
+/// Whose bytes a slot has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// Whose block it is.
+    pub owner: Owner,
+    /// When it was written: the run of the writer in the upper 32 bits, a count in the lower.
+    pub stamp: u64,
+    /// The sum of its payload, by [`sum_of`].
+    pub sum: u128,
+    /// Of the folder: model, weights, layout and what else its bytes depend on.
+    pub identity: u64,
+    /// Bytes of its payload.
+    pub length: u32,
+    /// The slot that it describes.
+    pub slot: u32,
+    /// The group of layers.
+    pub group: u16,
+    /// The rank that has written it.
+    pub rank: u16,
+}
+
+/// What a slot's place in the table has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Found {
+    /// Zeros: the slot has no block.
+    Void,
+    /// Bytes that are no whole record of this version.
+    Broken,
+    /// A record.
+    Record(Record),
+}
+
+/// The sum of a payload: XXH3 of 128 bits, which no accident makes alike. It is not against malice.
+pub fn sum_of(payload: &[u8]) -> u128 {
+    xxh3_128(payload)
+}
+
+impl Record {
+    /// Its bytes.
+    pub fn encode(&self) -> [u8; RECORD] {
+        let (flags, parent) = match self.owner {
+            Owner::First(_) => (FIRST, [0; 32]),
+            Owner::After { parent, .. } => (0, parent),
+            Owner::Nobody(_) => (ANONYMOUS, [0; 32]),
+        };
+        let mut bytes = [0; RECORD];
+        let mut at = 0;
+        let mut put = |part: &[u8]| {
+            bytes[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        };
+        put(&MAGIC);
+        put(&flags.to_le_bytes());
+        put(&self.stamp.to_le_bytes());
+        put(&self.sum.to_le_bytes());
+        put(&self.identity.to_le_bytes());
+        put(&self.owner.key());
+        put(&parent);
+        put(&self.length.to_le_bytes());
+        put(&self.slot.to_le_bytes());
+        put(&self.group.to_le_bytes());
+        put(&self.rank.to_le_bytes());
+        let check = xxh3_64(&bytes[..CHECKED]);
+        bytes[CHECKED..].copy_from_slice(&check.to_le_bytes());
+        bytes
+    }
+
+    /// Reads what stands in a slot's place.
+    pub fn decode(bytes: &[u8; RECORD]) -> Found {
+        if bytes.iter().all(|&byte| byte == 0) {
+            return Found::Void;
+        }
+        let mut rest = &bytes[..];
+        let check = xxh3_64(&bytes[..CHECKED]);
+        if take::<4>(&mut rest) != MAGIC || bytes[CHECKED..] != check.to_le_bytes() {
+            return Found::Broken;
+        }
+        let flags = u32::from_le_bytes(take(&mut rest));
+        let stamp = u64::from_le_bytes(take(&mut rest));
+        let sum = u128::from_le_bytes(take(&mut rest));
+        let identity = u64::from_le_bytes(take(&mut rest));
+        let (key, parent) = (take(&mut rest), take(&mut rest));
+        let owner = match flags {
+            0 => Owner::After { key, parent },
+            FIRST => Owner::First(key),
+            ANONYMOUS => Owner::Nobody(key),
+            // A later version's.
+            _ => return Found::Broken,
+        };
+        Found::Record(Self {
+            owner,
+            stamp,
+            sum,
+            identity,
+            length: u32::from_le_bytes(take(&mut rest)),
+            slot: u32::from_le_bytes(take(&mut rest)),
+            group: u16::from_le_bytes(take(&mut rest)),
+            rank: u16::from_le_bytes(take(&mut rest)),
+        })
+    }
+}
+
+/// The next bytes, which are there: a record has its length.
+fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
+    let (part, more) = rest.split_at(N);
+    *rest = more;
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(part);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            owner: Owner::After {
+                key: [7; 32],
+                parent: [9; 32],
+            },
+            stamp: 3 << 32 | 5,
+            sum: 11,
+            identity: 13,
+            length: 4096,
+            slot: 17,
+            group: 1,
+            rank: 2,
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        for owner in [
+            record().owner,
+            Owner::First([1; 32]),
+            Owner::Nobody([2; 32]),
+        ] {
+            let one = Record { owner, ..record() };
+            assert_eq!(Record::decode(&one.encode()), Found::Record(one));
+        }
+        assert_eq!(Record::decode(&[0; RECORD]), Found::Void);
+    }
+
+    #[test]
+    fn the_encoding_stays_what_it_is() {
+        let bytes = record().encode();
+        assert_eq!(bytes[..8], *b"BYD1\0\0\0\0");
+        assert_eq!(bytes[8..16], [5, 0, 0, 0, 3, 0, 0, 0]);
+        assert_eq!((bytes[16], bytes[32]), (11, 13));
+        assert_eq!((bytes[40], bytes[71], bytes[72], bytes[103]), (7, 7, 9, 9));
+        assert_eq!(bytes[104..116], [0, 16, 0, 0, 17, 0, 0, 0, 1, 0, 2, 0]);
+        assert_eq!(bytes[116..120], [0; 4]);
+        assert_eq!(bytes[120..], xxh3_64(&bytes[..120]).to_le_bytes());
+    }
+
+    #[test]
+    fn each_flipped_bit_is_noticed() {
+        let whole = record().encode();
+        for at in 0..RECORD * 8 {
+            let mut bytes = whole;
+            bytes[at / 8] ^= 1 << (at % 8);
+            assert_eq!(Record::decode(&bytes), Found::Broken, "bit {at}");
+        }
+    }
+
+    #[test]
+    fn a_later_version_is_no_record_of_this_one() {
+        let mut bytes = record().encode();
+        bytes[4] = 4;
+        let check = xxh3_64(&bytes[..CHECKED]);
+        bytes[CHECKED..].copy_from_slice(&check.to_le_bytes());
+        assert_eq!(Record::decode(&bytes), Found::Broken);
+    }
+}
