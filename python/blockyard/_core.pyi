@@ -1,6 +1,7 @@
 """Block bookkeeping in Rust; the public names are those of the package `blockyard`."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias, final, overload, type_check_only
 
@@ -12,6 +13,7 @@ __all__ = [
     "DEBUG",
     "BlockyardError",
     "Cache",
+    "DiskLane",
     "ForeignLease",
     "InUse",
     "Keys",
@@ -34,6 +36,7 @@ __all__ = [
     "__version__",
     "_forked",
     "_panic",
+    "checksums",
     "consecutive",
     "runs",
     "stats_schema",
@@ -1547,6 +1550,152 @@ def stats_schema() -> tuple[list[_Field], list[_Field]]:
 
 # What follows is the crane's arithmetic. It keeps the interpreter's lock, which NumPy releases in
 # every loop of more than 500 elements.
+
+@final
+class DiskLane:
+    """One rank's blocks on a disk: slot files in a folder that this process owns, and threads.
+
+    A block is served only where its record and its sum say that it is what was asked for. A copy
+    down is reported when it is durable. Any thread may call it.
+
+    Args:
+        root: The folder of all identities; it is made where it is missing.
+        fields: Names and values of what the bytes depend on. Another value is another folder.
+        rank: The rank.
+        slots: Slots of the tier.
+        block_bytes: Bytes of a block on this rank.
+        direct: Whether the page cache is passed by, where the system can.
+        threads: Threads that read and write.
+
+    Raises:
+        Misuse: A number is out of range.
+        Unavailable: There is no room, another process owns the folder, or the system refuses.
+    """
+
+    def __new__(
+        cls,
+        root: Path,
+        fields: Sequence[tuple[str, str]],
+        *,
+        rank: int,
+        slots: int,
+        block_bytes: int,
+        direct: bool = True,
+        threads: int = 4,
+    ) -> DiskLane: ...
+    @property
+    def path(self) -> Path:
+        """The folder."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether the page cache is passed by."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether it rests after failures: copies fail at once until it is tried again."""
+
+    def submit_down(
+        self,
+        slots: _Ints,
+        keys: NDArray[np.uint8],
+        parents: NDArray[np.uint8],
+        planes: Sequence[tuple[_Ints, int, int]],
+        sources: _Ints,
+    ) -> int:
+        """Takes blocks to write. Their memory stays as it is until the copy has landed.
+
+        Args:
+            slots: Slots of the disk, shape (blocks,).
+            keys: The keys of the blocks, as `Plan.keys`.
+            parents: Those of their parents, as `Plan.parents`.
+            planes: For each plane the addresses of the pieces of slot 0, the bytes from a slot to
+                the next, and the bytes of a piece.
+            sources: Slots of that memory, shape (blocks,).
+
+        Returns:
+            The number of the copy.
+
+        Raises:
+            Misuse: The arguments do not have as many blocks, or the process was forked.
+        """
+
+    def submit_up(
+        self,
+        slots: _Ints,
+        keys: NDArray[np.uint8],
+        planes: Sequence[tuple[_Ints, int, int]],
+        destinations: _Ints,
+    ) -> int:
+        """Takes blocks to read. Their memory is the copy's until it has landed or was given up.
+
+        Args:
+            slots: As in `submit_down`.
+            keys: The keys that are asked for.
+            planes: As in `submit_down`.
+            destinations: Slots of that memory, shape (blocks,).
+
+        Returns:
+            The number of the copy.
+
+        Raises:
+            Misuse: As in `submit_down`.
+        """
+
+    def poll(self) -> list[tuple[int, int, str]]:
+        """Returns what has ended since the last call: number, good blocks, and "" or why no more.
+
+        The words are "failed", "corrupt" and "given up".
+        """
+
+    def give_up(self, number: int) -> None:
+        """Gives a copy up: when it returns, no byte of its memory is read or written any more.
+
+        Where it went down its slots may still be written.
+
+        Args:
+            number: Of the copy, as `submit_down` and `submit_up` gave it.
+        """
+
+    def restore(
+        self,
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint64]]:
+        """Returns what is found again, the oldest first: slots, keys, parents and stamps.
+
+        Returns:
+            Slots, shape (blocks,); keys and parents, bytes of shape (blocks, 32), as
+            `KVCache.restore` takes them; stamps, shape (blocks,), which all ranks must have alike.
+
+        Raises:
+            Unavailable: The table cannot be read.
+        """
+
+    def clear(self) -> None:
+        """Clears all that was submitted so far: when it returns, no restart brings it back.
+
+        Raises:
+            Unavailable: The system refuses; then nothing is cleared.
+        """
+
+    def close(self) -> None:
+        """Ends all copies and the threads, and gives the folder to the next owner."""
+
+def checksums(plane: NDArray[np.uint8], slots: _Ints) -> NDArray[np.uint64]:
+    """Returns a checksum of each of some slots of a plane: XXH3 of 64 bits over its bytes.
+
+    The interpreter's lock is not held meanwhile. Any thread may call it; nobody may write to these
+    slots before it returns.
+
+    Args:
+        plane: Bytes, shape (blocks, pieces, piece_bytes), of which a slot's follow one another.
+        slots: Slots, shape (slots,).
+
+    Returns:
+        Checksums, shape (slots,).
+
+    Raises:
+        Misuse: The plane is no such array, or has no such slot.
+    """
 
 def consecutive(sources: _Ints, destinations: _Ints) -> int:
     """Counts the runs of slots that are consecutive on both sides. Any thread may call it.

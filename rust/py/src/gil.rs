@@ -93,6 +93,11 @@ pub(crate) fn reckon<T: Send>(py: Python<'_>, runs: usize, act: impl FnOnce() ->
     }
 }
 
+/// Waits for a disk.
+pub(crate) fn wait<T: Send>(py: Python<'_>, act: impl FnOnce() -> T + Send) -> T {
+    away(py, act)
+}
+
 #[expect(clippy::disallowed_methods, reason = "the one place")]
 fn away<T: Send>(py: Python<'_>, act: impl FnOnce() -> T + Send) -> T {
     py.detach(act)

@@ -5,10 +5,10 @@
 //! layer: gil
 //! layer: dlpack
 //! layer: buffers answers
-//! layer: arguments keys plan runs face
+//! layer: arguments keys places plan runs face
 //! layer: lease parked ticket prompt
 //! layer: batch
-//! layer: begin cache engine finish flights fork park promises questions step
+//! layer: begin cache disk engine finish flights fork park promises questions step sums
 //!
 //! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
 //! `help` shows them. `make docs` writes them into the stub and into `docs/api.md`.
@@ -21,6 +21,7 @@ mod batch;
 mod begin;
 mod buffers;
 mod cache;
+mod disk;
 mod dlpack;
 mod engine;
 mod error;
@@ -33,12 +34,14 @@ mod keys;
 mod lease;
 mod park;
 mod parked;
+mod places;
 mod plan;
 mod promises;
 mod prompt;
 mod questions;
 mod runs;
 mod step;
+mod sums;
 mod ticket;
 
 /// Block bookkeeping in Rust; the public names are those of the package `blockyard`.
@@ -53,6 +56,8 @@ mod _core {
     #[pymodule_export]
     use crate::answers::{Need, Probe, Room, Soon, Violation};
     #[pymodule_export]
+    use crate::disk::DiskLane;
+    #[pymodule_export]
     use crate::face::Cache;
     #[pymodule_export]
     use crate::keys::Keys;
@@ -64,6 +69,8 @@ mod _core {
     use crate::plan::Plan;
     #[pymodule_export]
     use crate::runs::{Marks, consecutive, runs, through};
+    #[pymodule_export]
+    use crate::sums::checksums;
     #[pymodule_export]
     use crate::ticket::Ticket;
 
