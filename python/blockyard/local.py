@@ -1,6 +1,9 @@
 """One process: wires a yard and one crane."""
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Self, Unpack
 
@@ -9,6 +12,7 @@ from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.stall import Fact
@@ -26,14 +30,37 @@ class LocalCache(KVCache):
     Make it with `local`. `step`, `reset` and `close` are for the thread that drives the steps.
     """
 
-    __slots__ = ("_crane",)
+    __slots__ = ("_crane", "_disk", "_restored")
 
     _crane: Crane
+    _disk: DiskTier | None
+    _restored: int
 
     @property
     def crane(self) -> Crane:
         """The crane, which owns the memory."""
         return self._crane
+
+    @property
+    def restored(self) -> int:
+        """Blocks that the disk had from before, when this cache was made."""
+        return getattr(self, "_restored", 0)
+
+    @override
+    def clear(self) -> None:
+        """Ends an epoch, as `KVCache.clear`; what the disk has does not outlive it, either.
+
+        Where there is a disk with a path it waits until that is durable, which no other verb does.
+
+        Raises:
+            Unavailable: The disk refuses. Nothing is cleared then.
+        """
+        disk = getattr(self, "_disk", None)
+        if disk is not None:
+            # What was planned before belongs below the floor, too.
+            self._crane.submit(self.dispatch())
+            disk.clear()
+        super().clear()
 
     def step(self, *, done: int | None = None) -> int:
         """Commits what has landed, then submits what should move. Never waits.
@@ -124,6 +151,7 @@ def local(
     /,
     *,
     memory: tuple[Tier, Tier | None] | tuple[Tier, Tier | None, Tier | None] | None = None,
+    disk_path: str | os.PathLike[str] | None = None,
     copier: Copier | Mapping[Pair, Copier] | None = None,
     **keywords: Unpack[ConfigKeywords],
 ) -> LocalCache:
@@ -133,6 +161,8 @@ def local(
         config: A `Config` with a layout; or a layout, with the rest as keywords.
         memory: The tiers of device and host, or of device, host and disk, which give the sizes;
             None for NumPy memory of the sizes asked for.
+        disk_path: Where the blocks of `disk` outlive this process, in slot files: the `namespace`
+            must name model and weights. None for memory, which does not.
         copier: One for all copies, or some by pairs of tiers, as in `Crane`; None for those that
             fit the memory.
         keywords: The fields of `Config`.
@@ -163,14 +193,17 @@ def local(
             config = Config.of({"layout": config, **keywords})
     elif keywords:
         raise TypeError(f"a Config is whole: put {', '.join(keywords)} into it")
-    if config.layout is None:
+    layout = config.layout
+    if layout is None:
         raise Misuse("layout is missing: without one there are no bytes")
-    if config.layout.ranks != 1:
-        ranks = config.layout.ranks
+    if layout.ranks != 1:
+        ranks = layout.ranks
         raise Misuse(f"a layout of {ranks} ranks: run a Crane in each rank's process")
-    tiers = _numpy(config.layout, config) if memory is None else _named(memory)
+    if disk_path is not None:
+        config = _on_disk(config, memory)
+    tiers = _numpy(layout, config, disk_path) if memory is None else _named(memory)
     crane = Crane(
-        config.layout,
+        layout,
         device=tiers["device"],
         host=tiers.get("host"),
         disk=tiers.get("disk"),
@@ -178,9 +211,29 @@ def local(
         thresholds=config.copying,
         fingerprint=config.fingerprint,
     )
-    cache = LocalCache(agree(config, [crane.hello()]))
-    cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
+    with ExitStack() as opened:
+        # What fails here leaves no folder with an owner.
+        opened.callback(crane.close)
+        cache = LocalCache(agree(config, [crane.hello()]))
+        cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
+        disk = tiers.get("disk")
+        if isinstance(disk, DiskTier):
+            found = disk.restored()
+            cache.restore("disk", found.slots, found.keys, found.parents)
+            cache._disk, cache._restored = disk, len(found.slots)  # noqa: SLF001 - likewise
+        opened.pop_all()
     return cache
+
+
+def _on_disk(config: Config, memory: object) -> Config:
+    """Returns a configuration whose disk knows the keys of its blocks."""
+    if memory is not None:
+        raise Misuse("disk_path and memory were given: give one, or put a DiskTier into memory")
+    if not config.disk:
+        raise Misuse('disk_path was given, and no size: give disk="200 GiB"')
+    if "disk" in config.keyed:
+        return config
+    return replace(config, keyed=(*config.keyed, "disk"))
 
 
 def _named(memory: Sequence[Tier | None]) -> dict[str, Tier]:
@@ -190,11 +243,25 @@ def _named(memory: Sequence[Tier | None]) -> dict[str, Tier]:
     return {name: tier for name, tier in zip(TIERS, memory, strict=False) if tier is not None}
 
 
-def _numpy(layout: KVLayout, config: Config) -> dict[str, Tier]:
-    """Makes memory for each tier that has a size."""
+def _numpy(
+    layout: KVLayout, config: Config, disk_path: str | os.PathLike[str] | None
+) -> dict[str, Tier]:
+    """Makes memory for each tier that has a size, and slot files for a disk with a path."""
     sizes = {name: int(getattr(config, name)) for name in TIERS}
-    return {
-        name: MemoryTier(layout, blocks, name=name)
-        for name, blocks in sizes.items()
-        if blocks or name == "device"
-    }
+    made: dict[str, Tier] = {}
+    if disk_path is not None:
+        made["disk"] = DiskTier(
+            layout,
+            disk_path,
+            blocks=sizes.pop("disk"),
+            identity={**dict(config.namespace or ()), "keys": _keys_of(config)},
+        )
+    for name, blocks in sizes.items():
+        if blocks or name == "device":
+            made[name] = MemoryTier(layout, blocks, name=name)
+    return made
+
+
+def _keys_of(config: Config) -> str:
+    """What the keys of blocks depend on, beside their tokens and the namespace."""
+    return f"{config.key_hash}, blocks of {config.block_size} tokens"

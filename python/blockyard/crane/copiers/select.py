@@ -7,9 +7,11 @@ from typing import Any
 from blockyard._core import Misuse
 from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.disk import DiskCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers import Tier, is_mapped
 from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.layout import TIERS
 from blockyard.shared.thresholds import Thresholds
@@ -27,8 +29,9 @@ def select_copiers(
 ) -> dict[Pair, Copier]:
     """Returns the copier for each pair of these tiers, and for copies within the device.
 
-    On a GPU, one `CudaCopier` serves both ways between the device and a tier of pinned memory. Each
-    other pair gets a `ThreadCopier` of its own, as a slow tier keeps the threads of one busy.
+    One `DiskCopier` serves all pairs of a disk. On a GPU, one `CudaCopier` serves both ways between
+    the device and a tier of pinned memory. Each other pair gets a `ThreadCopier` of its own, as a
+    slow tier keeps the threads of one busy.
 
     Args:
         tiers: The tiers by name, from the device down.
@@ -44,14 +47,18 @@ def select_copiers(
     if given is not None and not isinstance(given, Mapping):
         return dict.fromkeys(pairs, given)
     own = {} if given is None else _checked(given, pairs)
-    missing = [pair for pair in pairs if pair not in own]
+    made: dict[Pair, Copier] = {}
+    for tier in tiers.values():
+        if isinstance(tier, DiskTier):
+            made |= dict.fromkeys((pair for pair in pairs if tier.name in pair), DiskCopier(tier))
+    missing = [pair for pair in pairs if pair not in own and pair not in made]
     device = tiers["device"]
     on_gpu = device if isinstance(device, DeviceTier) else None
     streams = [pair for pair in missing if "device" in pair and on_gpu is not None]
     threads = [pair for pair in missing if pair not in streams]
     for pair in threads:
         _check(pair, tiers, pinned=on_gpu is not None)
-    made: dict[Pair, Copier] = {pair: ThreadCopier() for pair in threads}
+    made |= {pair: ThreadCopier() for pair in threads}
     if on_gpu is not None and streams:
         made |= _of_gpu(on_gpu, streams, tiers, thresholds)
     return made | own

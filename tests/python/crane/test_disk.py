@@ -1,0 +1,288 @@
+"""Slot files under the public surface: restarts, kills, flipped bits and wrong folders."""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockyard as by
+from blockyard.crane.copiers import Receipt
+from blockyard.crane.copiers.disk import DiskCopier
+from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.memory import MemoryTier
+
+LAYOUT = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=8, block_size=4, dtype="float32")
+OURS = {"model": "a model", "weights": "v1"}
+TALKS, BLOCKS = 10, 4
+
+
+def opened(path: Path, **more: Any) -> Any:
+    given: dict[str, Any] = {"device": 9, "disk": 64, "disk_path": path, "namespace": OURS} | more
+    return by.local(LAYOUT, **given)
+
+
+def settle(cache: Any) -> None:
+    until = time.monotonic() + 30
+    while cache.step() or cache.stats()["flights"]:
+        assert time.monotonic() < until
+        time.sleep(1e-4)
+
+
+def value(talk: int, block: int) -> int:
+    return (17 * talk + 5 * block) % 251 + 1
+
+
+def talks(cache: Any, numbers: Any = range(TALKS)) -> dict[int, int]:
+    """Plays some talks, and checks each byte that was found; returns how much was found of each."""
+    plane = cache.crane.device.planes[0]
+    found = {}
+    for talk in numbers:
+        lease = cache.begin(range(100 * talk, 100 * talk + 4 * BLOCKS))
+        settle(cache)
+        table = cache.block_tables(lease)[0]
+        for block in range(BLOCKS):
+            if block < lease.cached // 4:
+                assert (plane[table[block]] == value(talk, block)).all(), (talk, block)
+            plane[table[block]] = value(talk, block)
+        cache.seal(lease, 4 * BLOCKS)
+        found[talk] = lease.cached
+        cache.finish(lease)
+        cache.demote(64)
+        settle(cache)
+    assert cache.audit() is None
+    return found
+
+
+@pytest.mark.parametrize("more", [{}, {"host": 8, "device": 12}])
+def test_a_restart_finds_what_was_there(tmp_path: Path, more: dict[str, Any]) -> None:
+    with opened(tmp_path) as cache:
+        assert cache.restored == 0
+        assert set(talks(cache).values()) == {0}
+    for _ in range(2):
+        with opened(tmp_path, **more) as cache:
+            assert cache.restored == TALKS * BLOCKS
+            # The last token of a prompt is always computed.
+            assert set(talks(cache).values()) == {4 * BLOCKS - 1}
+
+
+def test_every_difference_is_another_folder(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        talks(cache)
+    for change in (
+        {"namespace": OURS | {"model": "another"}},
+        {"namespace": OURS | {"weights": "v2"}},
+        {"namespace": OURS | {"dtype": "fp8"}},
+        {"key_hash": "xxh3"},
+    ):
+        with opened(tmp_path, **change) as cache:
+            assert cache.restored == 0
+    other = by.KVLayout.llama(layers=1, kv_heads=4, head_dim=8, block_size=4, dtype="float32")
+    with by.local(other, device=9, disk=64, disk_path=tmp_path, namespace=OURS) as cache:
+        assert cache.restored == 0
+    with opened(tmp_path) as cache:
+        assert cache.restored == TALKS * BLOCKS
+
+
+def test_inv_31_a_clear_is_not_undone(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        talks(cache)
+        cache.clear()
+        assert set(talks(cache, range(3)).values()) == {0}
+    with opened(tmp_path) as cache:
+        assert cache.restored == 3 * BLOCKS
+
+
+def test_inv_31_what_was_planned_before_a_clear_is_not_restored(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        lease = cache.begin(range(16))
+        cache.seal(lease, 16)
+        cache.finish(lease)
+        cache.demote(64)
+        cache.clear()
+        settle(cache)
+    with opened(tmp_path) as cache:
+        assert cache.restored == 0
+
+
+def test_inv_26_a_flipped_bit_costs_a_block_and_nothing_else(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        talks(cache)
+    (slots,) = tmp_path.glob("*/rank-0/slots")
+    chance = random.Random(3)
+    with opened(tmp_path) as cache:
+        for _ in range(4):
+            with slots.open("r+b") as file:
+                at = 4096 * chance.randrange(40) + chance.randrange(LAYOUT.block_bytes)
+                file.seek(at)
+                (byte,) = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte ^ 1 << chance.randrange(8)]))
+                os.fsync(file.fileno())
+        # `talks` checks every byte that was found.
+        found = talks(cache)
+        assert 0 < cache.stats()["corrupt"] <= 4
+        assert sum(found.values()) < TALKS * (4 * BLOCKS - 1)
+        assert set(talks(cache).values()) == {4 * BLOCKS - 1}, "it is computed, and found again"
+
+
+def killed(path: str, ready: Any) -> None:
+    """Plays talks until it is killed."""
+    with opened(Path(path)) as cache:
+        ready.set()
+        number = 0
+        while True:
+            talks(cache, [number % 16])
+            number += 1
+
+
+def test_inv_27_twenty_kills_serve_no_wrong_block_and_lose_no_folder(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    chance = random.Random(5)
+    restored = 0
+    for _ in range(20):
+        ready = spawn.Event()
+        child = spawn.Process(target=killed, args=(str(tmp_path), ready), daemon=True)
+        child.start()
+        assert ready.wait(60)
+        time.sleep(chance.random() * 0.03)
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join(30)
+        with opened(tmp_path) as cache:
+            restored += cache.restored
+            talks(cache, range(16))
+    assert restored > 20 * BLOCKS
+
+
+def test_inv_29_a_folder_has_one_owner(tmp_path: Path) -> None:
+    with opened(tmp_path), pytest.raises(by.Unavailable, match=f"process {os.getpid()} owns it"):
+        opened(tmp_path)
+    opened(tmp_path).close()
+
+
+def test_inv_29_what_fails_as_it_opens_owns_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(_: DiskTier) -> None:
+        raise by.Unavailable("on purpose")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DiskTier, "restored", unreadable)
+        with pytest.raises(by.Unavailable, match="on purpose") as kept:
+            opened(tmp_path)
+    # The error is still held, and with it all that it was raised among.
+    opened(tmp_path).close()
+    assert isinstance(kept.value, by.Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "says"),
+    [
+        ({"namespace": None}, by.Misuse, "names no model"),
+        ({"namespace": {"model": "m"}}, by.Misuse, 'give namespace={"weights"'),
+        ({"disk": 0}, by.Misuse, "disk_path was given, and no size"),
+        ({"disk": 1 << 31}, by.Unavailable, "take its room"),
+        ({"disk_path": "/proc/nowhere"}, by.Unavailable, "/proc/nowhere"),
+    ],
+)
+def test_bad_input_is_named(
+    tmp_path: Path, more: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    more = dict(more)
+    path = more.pop("disk_path", tmp_path)
+    with pytest.raises(error, match=says):
+        opened(path, **more)
+
+
+def test_inv_37_all_of_it_is_for_its_owner_alone(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with opened(root) as cache:
+        talks(cache)
+        for path in [root, *root.rglob("*")]:
+            assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+# -- the copier --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[DiskTier]:
+    made = DiskTier(LAYOUT, tmp_path, blocks=8, identity=OURS)
+    yield made
+    made.close()
+
+
+def keys(*numbers: int) -> Any:
+    made = np.zeros((len(numbers), 32), np.uint8)
+    made[:, 0] = numbers
+    return made
+
+
+def slots(*numbers: int) -> Any:
+    return np.array(numbers, np.uint32)
+
+
+def ended(receipt: Receipt | None) -> Any:
+    assert receipt is not None
+    until = time.monotonic() + 20
+    while (found := receipt.poll()) is None:
+        assert time.monotonic() < until
+    return found
+
+
+def test_blocks_pass_between_memory_of_any_form_and_the_disk(disk: DiskTier) -> None:
+    copier = DiskCopier(disk)
+    arrays = [np.zeros((2, 6, 4, 2, 8), np.float32) for _ in range(2)]
+    for number, array in enumerate(arrays):
+        array[:] = 10 * number + np.arange(6)[:, None, None, None]
+    apart = by.KVLayout.llama(
+        layers=2, kv_heads=2, head_dim=8, block_size=4, dtype="float32", order="layer-first"
+    )
+    tier = MemoryTier.adopt(apart, arrays, axis=1)
+    none = keys(0, 0)
+    down = copier.start_keyed(tier, disk, slots(1, 4), slots(7, 0), keys=keys(5, 6), parents=none)
+    assert ended(down) == (2, None)
+    up = copier.start_keyed(disk, tier, slots(0, 7), slots(2, 3), keys=keys(6, 5), parents=None)
+    assert ended(up) == (2, None)
+    for array in arrays:
+        assert (array[:, 2] == array[:, 4]).all()
+        assert (array[:, 3] == array[:, 1]).all()
+    wrong = copier.start_keyed(disk, tier, slots(0, 7), slots(2, 3), keys=keys(6, 9), parents=None)
+    assert ended(wrong) == (1, by.Cause.CORRUPT)
+    copier.close()
+
+
+def test_what_a_disk_cannot_copy_is_refused(disk: DiskTier) -> None:
+    copier, host = DiskCopier(disk), MemoryTier(LAYOUT, 4)
+    with pytest.raises(by.Misuse, match="without keys"):
+        copier.start(host, disk, slots(0), slots(0))
+    with pytest.raises(by.Misuse, match="without parents"):
+        copier.start_keyed(host, disk, slots(0), slots(0), keys=keys(1), parents=None)
+    with pytest.raises(by.Misuse, match="slots = 8: the disk has 8"):
+        copier.start_keyed(host, disk, slots(0), slots(8), keys=keys(1), parents=keys(0))
+    with pytest.raises(by.Misuse, match="patience = 0"):
+        DiskCopier(disk, patience=0)
+    other = MemoryTier(by.KVLayout.llama(1, 1, 8, block_size=4, dtype="float32"), 4)
+    with pytest.raises(by.Misuse, match="a block of these planes has"):
+        copier.start_keyed(other, disk, slots(0), slots(0), keys=keys(1), parents=keys(0))
+    copier.close()
+    with pytest.raises(by.Misuse, match="closed"):
+        copier.start_keyed(host, disk, slots(0), slots(0), keys=keys(1), parents=keys(0))
+
+
+def test_a_process_that_was_forked_is_no_owner(disk: DiskTier) -> None:
+    child = os.fork()
+    if not child:
+        try:
+            disk.restored()
+        except by.Misuse as error:
+            os._exit(0 if "must open its own" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
