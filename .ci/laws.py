@@ -33,8 +33,9 @@ CORE = [
     *(f"4.2-{row}" for row in range(8, 16)),
     "4.3-20",
 ]
-# Those of the scheduler: a Python test shows them.
+# Those of the scheduler and of the engines: a Python test shows them.
 SCHEDULER = [
+    *("E8", "E9"),
     *(f"INV-{law}" for law in (*range(8, 14), 15, 16, 25)),
     *(f"T{row}" for row in (*range(1, 34), 35, 36)),
     *(f"2.5-{row}" for row in range(1, 5)),

@@ -68,12 +68,12 @@ class Bench:
     def row(self, spec: Spec) -> Seen:
         """Plays a row on every side; returns their answers."""
         if spec.stat == "memory":
-            return {side: self.memory(side, spec) for side in (OURS, *spec.sides)}
+            return {side: self.memory(side, spec) for side in (spec.ours, *spec.sides)}
         seen: Seen = {}
-        for side in (OURS, *spec.sides):
+        for side in (spec.ours, *spec.sides):
             self.begin(side, spec, seen)
         for _ in range(self.rounds):
-            for side in self.turns(seen):
+            for side in self.turns(spec, seen):
                 self.round(side, spec, seen)
         for side, said in seen.items():
             if "failed" not in said:
@@ -107,9 +107,9 @@ class Bench:
             except Failed as error:
                 self.fail(side, spec, error, seen)
 
-    def turns(self, seen: Seen) -> list[str]:
+    def turns(self, spec: Spec, seen: Seen) -> list[str]:
         """Plays a round on every peer, each followed by Blockyard."""
-        return [one for side in seen if side != OURS for one in (side, OURS)]
+        return [one for side in seen if side != spec.ours for one in (side, spec.ours)]
 
     def fail(self, side: str, spec: Spec, error: Failed, seen: Seen) -> None:
         """Drops a side that failed; the others go on."""
@@ -136,6 +136,8 @@ class Bench:
 def _ways(spec: Spec, side: str) -> list[str]:
     if spec.stat in {"beside", "two"}:
         return ["long", spec.stat]
+    if spec.stat == "told":
+        return ["told"]
     each = "each-wall" if side in spec.wall else "each"
     return [each] if spec.stat == "worst" else ["alone", each]
 
@@ -155,6 +157,8 @@ def figures(stat: str, said: dict[str, Any]) -> dict[str, Any]:
         longest = [max(one["each"]) for one in said["rounds"]]
         each = [took * said["unit"] for took in each]
         return {"value": middle(longest), "wall": middle(longest), "each": each}
+    if stat == "told":
+        return {"value": middle(each), "wall": middle(each), "each": each}
     if stat in {"beside", "two"}:
         # In some peers another thread still disturbs rounds alone, so the least one counts.
         alone, other = min(mean("long", "wall")), middle(mean(stat, "wall"))

@@ -10,7 +10,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peers.table import ARC, DYNAMO, LEGACY, OURS, PYTHON, RUST, VLLM, XXHASH
+from peers.table import (
+    ARC,
+    DYNAMO,
+    INSIDE,
+    LEGACY,
+    OFFLOADING,
+    OURS,
+    PYTHON,
+    RUST,
+    VLLM,
+    XXHASH,
+)
 
 HERE = Path(__file__).parent
 TARGET = HERE.parents[1] / "target" / "peers"
@@ -23,6 +34,8 @@ SIDES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     RUST: ("sglang", "side_sglang.py", ("rust",)),
     PYTHON: ("sglang", "side_sglang.py", ("python",)),
     LEGACY: ("sglang", "side_sglang.py", ("legacy",)),
+    INSIDE: ("vllm", "side_connector.py", ("sha256", "blockyard")),
+    OFFLOADING: ("vllm", "side_connector.py", ("sha256", "offloading")),
     DYNAMO: ("dynamo", "side_dynamo.py", ()),
 }
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}

@@ -9,6 +9,7 @@ OURS = "blockyard"
 VLLM, XXHASH, ARC = "vllm", "vllm, xxhash", "vllm, ARC"
 RUST, PYTHON, LEGACY = "sglang, Rust tree", "sglang, Python tree", "sglang, RadixCache"
 DYNAMO = "dynamo"
+INSIDE, OFFLOADING = "blockyard in vLLM", "vllm, OffloadingConnector"
 
 
 class Spec(NamedTuple):
@@ -19,7 +20,8 @@ class Spec(NamedTuple):
     sides: tuple[str, ...]
     asked: Mapping[str, Any] = MappingProxyType({})
     stat: str = "median"
-    """`median` of a round's mean; `worst` of a round; or `beside`, `two` and `memory`."""
+    """`median` of a round's mean; `told` by operations; `worst` of a round; or `beside`, `two` and
+    `memory`."""
     goals: Mapping[str, float] = MappingProxyType({})
     """The least ratio of a side's figure to Blockyard's, by side."""
     most: float | None = None
@@ -27,6 +29,8 @@ class Spec(NamedTuple):
     wall: tuple[str, ...] = ()
     """Sides judged by elapsed time, since they work on another thread."""
     warm: int = 1
+    ours: str = OURS
+    """The side that is Blockyard's."""
 
 
 TREES = (RUST, PYTHON, LEGACY)
@@ -74,6 +78,30 @@ ROWS: dict[str, Spec] = {
         stat="worst",
         goals={VLLM: 500},
         warm=4,
+    ),
+    "connector-decode": Spec(
+        "decode step of 256 in vLLM, all calls of the connector",
+        "connector-decode",
+        (OFFLOADING,),
+        stat="told",
+        goals={OFFLOADING: 20},
+        ours=INSIDE,
+    ),
+    "connector-lookup": Spec(
+        "its lookup of 128 blocks of the host",
+        "connector-hits",
+        (OFFLOADING,),
+        {"what": "lookup"},
+        stat="told",
+        ours=INSIDE,
+    ),
+    "connector-worst": Spec(
+        "its worst call in 64 loads of 128 blocks at once",
+        "connector-hits",
+        (OFFLOADING,),
+        {"what": "worst"},
+        stat="told",
+        ours=INSIDE,
     ),
     "match-beside": Spec(
         "match of 64 beside a busy thread, times as long",
@@ -155,6 +183,12 @@ NOTES: dict[tuple[str, str], str] = {
     ("offload", VLLM): "the seven calls of a request, its LRU; knows the host's blocks alone",
     ("offload", ARC): "likewise, its ARC",
     ("offload-worst", OURS): "median over rounds of a round's longest call, CPU time",
+    ("connector-decode", INSIDE): "block tables are followed, 16 of them with a new block",
+    ("connector-decode", OFFLOADING): "stores blocks of prompts alone, as it does by default",
+    ("connector-lookup", INSIDE): "median of a round; keys are ready",
+    ("connector-lookup", OFFLOADING): "median of a round; one key after the other",
+    ("connector-worst", INSIDE): "median over rounds; the copies of all are reported in one call",
+    ("connector-worst", OFFLOADING): "likewise",
     ("match-beside", RUST): "its binding lets the interpreter go",
     ("turn-beside", RUST): "its binding lets the interpreter go",
     ("match-two", OURS): "short verbs keep the interpreter",
@@ -219,17 +253,17 @@ class Line(NamedTuple):
 
 def judged(name: str, spec: Spec, seen: dict[str, dict[str, Any]]) -> list[Line]:
     """Returns a row's lines, from each side's answer: `value`, `wall`, `each`, or its failure."""
-    ours = seen[OURS]
+    ours = seen[spec.ours]
     lines = []
     for side, said in seen.items():
         if "value" not in said:
             continue
         clock = "wall" if side in spec.wall else "value"
-        ratio = None if side == OURS or "value" not in ours else said[clock] / ours[clock]
+        ratio = None if side == spec.ours or "value" not in ours else said[clock] / ours[clock]
         if spec.stat == "two" and ratio is not None:
             ratio = None
         goal, met = "", ""
-        if side == OURS and spec.most is not None:
+        if side == spec.ours and spec.most is not None:
             goal = f"≤ {spec.most:g}"
             met = "met" if said["value"] <= spec.most else "missed"
         elif side in spec.goals:

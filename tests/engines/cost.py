@@ -23,7 +23,7 @@ import numpy as np
 from vllm.config import KVTransferConfig
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-import simulated_model
+import simulated_setup
 from blockyard._typing import override
 from simulated_model import SIZE, Engine
 
@@ -74,6 +74,8 @@ class Timed(Engine):
         if worker is not None:
             meta = output.kv_connector_metadata
             worker.handle_preemptions(meta)
+            worker.bind_connector_metadata(meta)
+            worker.start_load_kv(None)
             said.finished_recving = worker.get_finished(set())[1]
             said.invalid_block_ids = worker.get_block_ids_with_load_errors()
             said.kv_connector_worker_meta = worker.build_connector_worker_meta()
@@ -134,7 +136,7 @@ def offloading(steps: int) -> list[float]:
             kv_connector_extra_config={"cpu_bytes_to_use": 1 << 30},
         )
 
-    with mock.patch.object(simulated_model, "transfer", its):
+    with mock.patch.object(simulated_setup, "transfer", its):
         engine = Timed(blocks=20_000, host=1, seats=ROWS, budget=8192, workers=False)
     engine.audited = False
     return decoding(engine, steps)
@@ -147,7 +149,7 @@ def main() -> int:
     steps = asked.parse_args().steps
     for name in ("vllm", "blockyard"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    simulated_model.LONGEST = 4096
+    simulated_setup.LONGEST = 4096
     ours = Timed(blocks=20_000, host=30_000, seats=ROWS, budget=8192)
     step = decoding(ours, steps)
     theirs = offloading(steps)

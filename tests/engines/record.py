@@ -15,11 +15,20 @@ from typing import Any
 
 import msgspec
 import vllm
-from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, ParallelConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    SpeculativeConfig,
+    VllmConfig,
+    get_current_vllm_config_or_none,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1 import base, metrics
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1 import kv_cache_interface, outputs
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -47,6 +56,11 @@ def calls(kind: Any) -> dict[str, list[str]]:
     }
 
 
+def only(found: dict[str, list[str]], *wanted: str) -> dict[str, list[str]]:
+    """Some of a class's methods."""
+    return {name: found[name] for name in wanted}
+
+
 def recorded() -> dict[str, Any]:
     """What is there."""
     request = Request("one", [1, 2], SamplingParams(max_tokens=1), None)
@@ -54,14 +68,20 @@ def recorded() -> dict[str, Any]:
         *(VllmConfig, ModelConfig, CacheConfig, ParallelConfig, KVTransferConfig, LoRARequest),
         *(SchedulerOutput, NewRequestData, CachedRequestData),
         *(outputs.KVConnectorOutput, base.KVConnectorTransferResults),
+        kv_cache_utils.KVCacheBlock,
         *(kv_cache_interface.KVCacheConfig, kv_cache_interface.KVCacheGroupSpec),
         *(kv_cache_interface.FullAttentionSpec, kv_cache_interface.MLAAttentionSpec),
     ]
     fields = {kind.__name__: names(kind) for kind in kinds}
     fields["Request"] = sorted({*vars(request), *names(Request)} - {"_"})
+    queue = kv_cache_utils.FreeKVCacheBlockQueue([kv_cache_utils.KVCacheBlock(0)])
+    fields["FreeKVCacheBlockQueue"] = sorted(vars(queue))
     fields["RequestStatus"] = sorted(one.name for one in RequestStatus)
     fields["KVConnectorRole"] = [one.name for one in base.KVConnectorRole]
-    functions = {"group_kernel_blocks": kv_cache_interface.group_kernel_blocks}
+    functions = {
+        "get_current_vllm_config_or_none": get_current_vllm_config_or_none,
+        "group_kernel_blocks": kv_cache_interface.group_kernel_blocks,
+    }
     return {
         "version": vllm.__version__,
         "fields": fields,
@@ -69,6 +89,8 @@ def recorded() -> dict[str, Any]:
             "KVConnectorBase_V1": calls(base.KVConnectorBase_V1),
             "KVConnectorWorkerMetadata": calls(base.KVConnectorWorkerMetadata),
             "KVCacheBlocks": calls(KVCacheBlocks),
+            "ModelConfig": only(calls(ModelConfig), "get_total_num_hidden_layers"),
+            "SpeculativeConfig": only(calls(SpeculativeConfig), "use_eagle_block_drop"),
             "KVConnectorStats": calls(metrics.KVConnectorStats),
             "KVConnectorPromMetrics": calls(metrics.KVConnectorPromMetrics),
             "functions": {

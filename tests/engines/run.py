@@ -16,6 +16,7 @@ from collections import Counter
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 
 from cases import CASES
+from mistakes import MISTAKES
 from seeds import Game
 from simulated_model import Wrong
 
@@ -26,7 +27,7 @@ WANTED = {"parked": 1500, "loads cut short": 300, "aborted with a copy in the ai
 def cases() -> int:
     """Runs the cases; returns how many are broken."""
     broken = 0
-    for one in CASES:
+    for one in [*CASES, *MISTAKES]:
         try:
             one()
             print(f"ok      {one.__name__.replace('_', ' ')}")

@@ -1,18 +1,35 @@
 """vLLM's real scheduler over Blockyard, by seed.
 
 Each seed has requests that share prefixes, a pool that is too small, a host that is large or small,
-faults of copies, aborts with a copy in the air, resets of the prefix cache, priorities, synchronous
-or asynchronous scheduling, one rank or two. Every position of every running table is checked in
-every step.
+faults of copies, bits that flip in host memory, reports that come late, twice or never, aborts with
+a copy in the air, resets of the prefix cache, new weights, priorities, drafted tokens, synchronous
+or asynchronous scheduling, the first or the second runner's order, one rank or two. Every position
+of every running table is checked in every step.
 """
 
 import random
 from collections import Counter
 from typing import Any, NamedTuple
 
+import numpy as np
+from vllm.lora.request import LoRARequest
+
+from blockyard.crane.copiers import Copier
+from blockyard.crane.copiers.checked import CheckedCopier, Checksums
 from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.engines.vllm.messages import Reports
 from blockyard.testing import Script, ScriptedCopier
-from simulated_model import SIZE, Engine, Wrong, undisturbed
+from simulated_model import SIZE, Engine, Wrong, adapter_path, start_of, undisturbed
+
+_DEADLINE = 12
+"""Steps after which the end of a copy counts as unknown."""
+_OWN = (
+    {"blockyard.stow": "none"},
+    {"blockyard.stow": "through"},
+    {"blockyard.preempt": "recompute"},
+    {"blockyard.load": False},
+    {"blockyard.decode": False},
+)
 
 
 class Ask(NamedTuple):
@@ -21,28 +38,76 @@ class Ask(NamedTuple):
     prompt: list[int]
     most: int
     salt: str | None
+    adapter: LoRARequest | None
+    own: dict[str, Any] | None
+
+
+class Post:
+    """Reports on their way from a rank: some come late, some twice, and some never."""
+
+    def __init__(self, chance: random.Random, *, loses: bool) -> None:
+        self.chance, self.loses = chance, loses
+        self.down: set[int] = set()
+        self.late: list[Any] = []
+        self.seen: Counter[str] = Counter()
+
+    def __call__(self, orders: Any, reports: Reports | None) -> Reports | None:
+        """Returns what arrives in this step."""
+        self.down |= {plan.flight for plan in orders.down}
+        late, self.late = self.late, []
+        arrived = []
+        for outcome in [*late, *(reports.outcomes if reports else ())]:
+            chance = self.chance.random()
+            # A load whose end nobody hears of holds its blocks for ever, as it has to.
+            if self.loses and chance < 0.04 and outcome.flight in self.down:
+                self.seen["reports lost"] += 1
+            elif chance < 0.2:
+                self.seen["reports late"] += 1
+                self.late.append(outcome)
+            else:
+                arrived.append(outcome)
+                if chance > 0.9:
+                    self.seen["reports twice"] += 1
+                    self.late.append(outcome)
+        return Reports(arrived) if arrived else None
 
 
 def engine_of(seed: int, chance: random.Random, *, faults: bool) -> Engine:
     """Returns the engine of a seed."""
-    failing = 0.18 if faults else 0
+    failing = 0.25 if faults else 0
+    deadline = chance.choice([None, _DEADLINE]) if faults else None
+    posted = chance.random() < 0.3
+    asynchronous = chance.random() < 0.5
 
-    def copier(rank: int) -> ScriptedCopier:
+    checks = chance.random() < 0.4
+
+    def copier(rank: int) -> Copier:
         script = Script.seeded(10 * seed + rank, late=0.5, failing=failing, corrupting=failing)
-        return ScriptedCopier(ThreadCopier(workers=0), script)
+        made = ScriptedCopier(ThreadCopier(workers=0), script)
+        return CheckedCopier(made, Checksums(workers=0)) if checks else made
 
+    def mail(rank: int) -> Post:
+        return Post(random.Random(10 * seed + rank), loses=deadline is not None)
+
+    # vLLM's n-gram drafts are of synchronous scheduling.
+    drafted = not asynchronous and chance.random() < 0.4
     return Engine(
         blocks=chance.randint(24, 50),
         host=chance.choice([64, 80, 300, 300]),
         seats=chance.randint(3, 10),
         budget=chance.choice([16, 64, 128, 512]),
         ranks=chance.choice([1, 1, 2]),
-        asynchronous=chance.random() < 0.5,
+        parallel=chance.choice(["tensor", "stages", "latent"]),
+        asynchronous=asynchronous,
         policy=chance.choice(["fcfs", "fcfs", "priority"]),
         copier=copier,
-        deadline=chance.choice([None, 12]) if faults else None,
+        mail=mail if posted else None,
+        deadline=deadline,
         stow=chance.choice(["finish", "finish", "through", "none"]),
         decode=chance.random() < 0.7,
+        keep_on_reset=chance.choice([None, False]),
+        zeroes=chance.choice([None, None, 1, 2]),
+        drafts=random.Random(seed) if drafted else None,
     )
 
 
@@ -52,10 +117,10 @@ class Game:
     def __init__(self, seed: int) -> None:
         self.chance = chance = random.Random(seed)
         self.seen: Counter[str] = Counter()
-        self.faults = chance.random() < 0.6
+        self.faults = chance.random() < 0.75
         self.resets = chance.random() < 0.4
         self.engine = engine_of(seed, chance, faults=self.faults)
-        self.asked = {f"r{number}": self.ask() for number in range(chance.randint(8, 25))}
+        self.asked = {f"r{number}": self.ask() for number in range(chance.randint(9, 28))}
         self.waiting = list(self.asked)
         self.live: list[str] = []
         self.aborted: set[str] = set()
@@ -68,7 +133,12 @@ class Game:
         shared = range(family, family + chance.choice([0, 16, 40, 96, 160]))
         own = [chance.randrange(1000) for _ in range(chance.randint(1, 60))]
         most = chance.randint(1, min(90, room // 3))
-        return Ask([*shared, *own][: room // 2], most, chance.choice([None, None, None, "salt"]))
+        number = chance.choice([0, 0, 0, 0, 0, 1, 2])
+        path = adapter_path(str(number))
+        adapter = LoRARequest(f"adapter {number}", number, path) if number else None
+        salt = chance.choice([None, None, None, "salt"])
+        asks = chance.choice(_OWN) if chance.random() < 0.2 else None
+        return Ask([*shared, *own][: room // 2], most, salt, adapter, asks)
 
     def play(self) -> Counter[str]:
         """Plays it; returns what has happened."""
@@ -91,14 +161,32 @@ class Game:
         chance, engine = self.chance, self.engine
         if self.waiting and chance.random() < 0.3:
             name = self.waiting.pop(0)
-            prompt, most, salt = self.asked[name]
-            engine.add(name, prompt, most, cache_salt=salt, priority=chance.randrange(3))
+            prompt, most, salt, adapter, own = self.asked[name]
+            more = {"cache_salt": salt, "lora_request": adapter, "priority": chance.randrange(3)}
+            engine.add(name, prompt, most, asks=own, **more)
             self.live.append(name)
         if self.live and chance.random() < 0.02:
             self.abort()
         if self.resets and chance.random() < 0.01:
             self.reset()
+        if chance.random() < 0.05:
+            self.flip()
         engine.step()
+
+    def flip(self) -> None:
+        """Flips a bit of a block on the host, where that is checked and nothing is copied."""
+        number = self.chance.randrange(len(self.engine.ranks))
+        crane = self.engine.ranks[number].connector.back.worker.crane
+        copier = crane.copiers["device", "host"]
+        if not isinstance(copier, CheckedCopier) or crane.in_flight:
+            return
+        slots = np.flatnonzero(copier.sums._known.get(("host", "kv"), ()))
+        if len(slots):
+            (plane,) = crane._tiers["host"].planes
+            bytes_ = plane[self.chance.choice(slots.tolist())]
+            at = tuple(self.chance.randrange(size) for size in bytes_.shape)
+            bytes_[at] ^= 1 << self.chance.randrange(8)
+            self.seen["bits flipped"] += 1
 
     def abort(self) -> None:
         """Aborts a request: one that loads, if there is one."""
@@ -112,11 +200,18 @@ class Game:
             self.engine.abort(name)
 
     def reset(self) -> None:
-        """Resets vLLM's prefix cache, and in half of the cases what is below."""
+        """Resets vLLM's prefix cache, and in half of the cases what is below.
+
+        Where that ends with it, the weights are new.
+        """
         running, below = (self.chance.random() < 0.5 for _ in range(2))
+        extra = self.engine.config.kv_transfer_config.kv_connector_extra_config
         try:
-            self.engine.scheduler.reset_prefix_cache(running, below)
-            self.seen["reset"] += 1
+            if self.engine.scheduler.reset_prefix_cache(running, below):
+                self.seen["reset"] += 1
+                if below or extra["keep_on_reset"] is False:
+                    self.seen["new weights"] += 1
+                    self.engine.weights += 1
         except RuntimeError:
             # vLLM's own word where a load is in the air.
             self.seen["reset refused by vLLM"] += 1
@@ -124,7 +219,8 @@ class Game:
     def check_answers(self) -> None:
         """Checks that each has sampled what it samples undisturbed."""
         for name, ask in self.asked.items():
-            wanted, have = undisturbed(*ask), self.engine.answer(name)
+            start = start_of(ask.salt, ask.adapter and ask.adapter.lora_path)
+            wanted, have = undisturbed(ask.prompt, ask.most, start), self.engine.answer(name)
             if have != (wanted[: len(have)] if name in self.aborted else wanted):
                 raise Wrong(f"{name} has sampled {have}, and undisturbed it is {wanted}")
 
@@ -138,7 +234,14 @@ class Game:
         self.seen["copies failed"] += stats["failed"]
         self.seen["copies corrupt"] += stats["corrupt"]
         self.seen["asynchronous"] += self.engine.asynchronous
-        self.seen["two ranks"] += len(self.engine.ranks) > 1
+        self.seen["drafting"] += self.engine.drafts is not None
+        if len(self.engine.ranks) > 1:
+            self.seen[f"two ranks, {self.engine.parallel}"] += 1
+        if self.engine.zeroes:
+            self.seen[f"runner {self.engine.zeroes} zeroes blocks"] += 1
+        for rank in self.engine.ranks:
+            if rank.mail is not None:
+                self.seen += rank.mail.seen
 
 
 def is_loading(request: Any) -> bool:
@@ -150,6 +253,11 @@ def check_at_rest(engine: Engine) -> None:
     """Checks that neither pool has lost a block."""
     for _ in range(40):
         engine.step()
+    if engine.front.cache.stats()["flights"]:
+        # Of a copy whose end was lost, or heard of as unknown, only a reset tells that it is over.
+        for rank in engine.ranks:
+            rank.connector.back.worker.reset()
+        engine.front.connector.reset(memory="kept")
     stats: dict[str, Any] = engine.front.cache.stats()
     names = ("parked", "flights", "host_pinned", "host_quarantined", "host_promised")
     left = {name: stats[name] for name in names if stats[name]}

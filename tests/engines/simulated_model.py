@@ -1,26 +1,20 @@
 """vLLM's real scheduler, with a model that checks every position that it attends to.
 
-The KV of a position is a sum over all tokens up to it. Each step does what vLLM's model runner does
-to a connector, in its order, on one rank or several.
+The KV of a position is a sum over all tokens up to it, of the salt, the adapter and the weights.
+Each step does what vLLM's model runners do to a connector, in the order of the first or the second
+of them, on one rank or several: tensor parallel ranks, stages of a pipeline, or ranks that have the
+same latent KV and share their host memory.
 """
 
-import json
+import random
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from vllm.config import (
-    CacheConfig,
-    DeviceConfig,
-    KVTransferConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-    VllmConfig,
-)
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
@@ -28,8 +22,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -37,21 +30,8 @@ from blockyard.crane.copiers import Copier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.engines.vllm import Blockyard
 from blockyard.testing.engine import chained, sampled
+from simulated_setup import DRAFTS, SIZE, layers, settings
 
-SIZE, LAYERS, LONGEST = 16, 2, 1024
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "vocab_size": 128_256,
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-}
 init_none_hash(sha256)
 HASHER = get_request_block_hasher(SIZE, sha256)
 
@@ -60,72 +40,47 @@ class Wrong(AssertionError):
     """A promise was broken."""
 
 
-def settings(
-    extra: dict[str, Any] | None, blocks: int, seats: int, budget: int, **more: Any
-) -> Any:
-    """Returns vLLM's configuration; None for no connector."""
-    folder = Path(tempfile.gettempdir()) / "blockyard-vllm-model"
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    made = VllmConfig(
-        model_config=ModelConfig(
-            model=str(folder), skip_tokenizer_init=True, max_model_len=LONGEST, dtype="float32"
-        ),
-        scheduler_config=SchedulerConfig(
-            max_num_seqs=seats,
-            max_num_batched_tokens=budget,
-            max_model_len=LONGEST,
-            is_encoder_decoder=False,
-            enable_chunked_prefill=True,
-            disable_hybrid_kv_cache_manager=True,
-            **more,
-        ),
-        cache_config=CacheConfig(block_size=SIZE, enable_prefix_caching=True),
-        device_config=DeviceConfig(device="cpu"),
-        parallel_config=ParallelConfig(),
-        kv_transfer_config=None if extra is None else transfer(extra),
-    )
-    made.cache_config.num_gpu_blocks = blocks
-    return made
-
-
-def transfer(extra: dict[str, Any]) -> KVTransferConfig:
-    """Returns what an operator writes in `--kv-transfer-config`."""
-    return KVTransferConfig(
-        kv_connector="Blockyard",
-        kv_connector_module_path="blockyard.engines.vllm",
-        kv_role="kv_both",
-        kv_load_failure_policy="recompute",
-        kv_connector_extra_config=extra,
-    )
-
-
-def layers(blocks: int) -> KVCacheConfig:
-    """Returns one group of full attention."""
-    spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=1, head_size=2, dtype=torch.float32)
-    names = [f"model.layers.{at}" for at in range(LAYERS)]
-    return KVCacheConfig(
-        num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(names, spec)]
-    )
+Mail: TypeAlias = Callable[[Any, Any], Any]
+"""What becomes of a rank's reports on their way, which it gets with the step's orders."""
 
 
 class Rank:
     """A worker: its tensors, its half of the connector, and the block tables that it was told."""
 
-    def __init__(self, config: Any, kv: KVCacheConfig, number: int, copier: Copier | None) -> None:
-        self.number = number
-        # Keys and values of a token are two words.
+    def __init__(
+        self,
+        config: Any,
+        kv: Any,
+        number: int,
+        copier: Copier | None,
+        *,
+        latent: bool = False,
+        mail: Mail | None = None,
+    ) -> None:
+        # Ranks of latent KV have the same words.
+        self.number = 0 if latent else number
+        self.mail = mail
+        # Keys and values of a token are two words, what is latent is one.
+        shape = (SIZE, 2) if latent else (2, SIZE, 1, 2)
         self.kv = {
-            name: torch.zeros((kv.num_blocks, 2, SIZE, 1, 2), dtype=torch.float32)
+            name: torch.zeros((kv.num_blocks, *shape), dtype=torch.float32)
             for name in kv.kv_cache_groups[0].layer_names
         }
-        self.words = [one.view(torch.int64).numpy()[..., 0, 0] for one in self.kv.values()]
+        self.words = [
+            one.view(torch.int64).numpy().reshape(kv.num_blocks, -1, SIZE)
+            for one in self.kv.values()
+        ]
         self.connector: Any = None
         if config.kv_transfer_config is not None:
             self.connector = Blockyard(config, KVConnectorRole.WORKER, kv)
             self.connector.back.copier = copier
             self.connector.register_kv_caches(self.kv)
         self.tables: dict[str, list[int]] = {}
+
+    def zero(self, ids: list[int]) -> None:
+        """Zeroes blocks."""
+        for words in self.words:
+            words[ids] = 0
 
     def update(self, output: Any) -> None:
         """Takes what is new of the block tables."""
@@ -138,7 +93,7 @@ class Rank:
             elif more is not None:
                 self.tables[name] = self.tables[name] + more[0]
 
-    def compute(self, name: str, sums: np.ndarray, first: int, count: int) -> None:
+    def compute(self, name: str, sums: np.ndarray, first: int, count: int, weights: int) -> None:
         """Reads the KV before `first`, and writes that of the next positions."""
         places = np.arange(first + count)
         table = np.array(self.tables[name])
@@ -146,8 +101,9 @@ class Rank:
         if not blocks.all():
             raise Wrong(f"{name} is computed in the null block")
         for layer, words in enumerate(self.words):
-            for half in (0, 1):
-                mine = sums[: first + count] ^ np.int64(1000 * self.number + 10 * layer + half)
+            for half in range(words.shape[1]):
+                told = (weights << 40) + 1000 * self.number + 10 * layer + half
+                mine = sums[: first + count] ^ np.int64(told)
                 there = words[blocks[:first], half, offsets[:first]]
                 bad = np.flatnonzero(there != mine[:first])
                 if len(bad):
@@ -159,7 +115,24 @@ class Rank:
 
 
 class Engine:
-    """The loop: schedule, run, update. `steps_in_flight` is 1 under asynchronous scheduling."""
+    """The loop: schedule, run, update.
+
+    Args:
+        blocks: vLLM's blocks.
+        host: Blocks below them; None for no connector.
+        seats: Requests that run at once.
+        budget: Tokens of a step.
+        ranks: Workers.
+        parallel: What the workers are: "tensor", "stages" or "latent".
+        copier: Makes the copier of a rank.
+        mail: Makes what happens to the reports of a rank.
+        asynchronous: Whether a step is scheduled before the output of the last one is there.
+        policy: vLLM's.
+        workers: Whether there are any.
+        zeroes: The runner that zeroes new blocks: 1 after the connector's fence, 2 before it.
+        drafts: Draws the tokens that are drafted; None for no speculation.
+        extra: The operator's words.
+    """
 
     def __init__(
         self,
@@ -169,21 +142,33 @@ class Engine:
         seats: int = 8,
         budget: int = 128,
         ranks: int = 1,
+        parallel: str = "tensor",
         copier: Any = None,
+        mail: Callable[[int], Mail] | None = None,
         asynchronous: bool = False,
         policy: str = "fcfs",
         workers: bool = True,
+        zeroes: int | None = None,
+        drafts: random.Random | None = None,
         **extra: Any,
     ) -> None:
         asked = None if host is None else {"host": host, **extra}
         more = {"policy": policy, "async_scheduling": asynchronous}
-        self.config = settings(asked, blocks, seats, budget, **more)
-        kv = layers(blocks)
+        stages = ranks if parallel == "stages" else 1
+        self.config = settings(
+            asked, blocks, seats, budget, stages=stages, drafts=drafts is not None, **more
+        )
+        latent, zeroed = parallel == "latent", zeroes is not None
         if ranks > 1:
-            self.config.parallel_config.tensor_parallel_size = ranks
+            self.config.parallel_config.tensor_parallel_size = ranks // stages
+            self.config.parallel_config.pipeline_parallel_size = stages
         kind = AsyncScheduler if asynchronous else Scheduler
         self.scheduler = kind(
-            self.config, kv, StructuredOutputManager(self.config), block_size=SIZE, log_stats=True
+            self.config,
+            layers(blocks, latent=latent, zeroed=zeroed),
+            StructuredOutputManager(self.config),
+            block_size=SIZE,
+            log_stats=True,
         )
         self.ranks = []
         self.audited = host is not None
@@ -191,14 +176,29 @@ class Engine:
             self.config.parallel_config.rank = number
             # Without threads every run is the same.
             own = copier(number) if copier else ThreadCopier(workers=0)
-            self.ranks.append(Rank(self.config, kv, number, own))
+            stage = number if stages > 1 else 0
+            kv = layers(blocks, latent=latent, stage=stage, zeroed=zeroed)
+            sent = None if mail is None else mail(number)
+            self.ranks.append(Rank(self.config, kv, number, own, latent=latent, mail=sent))
+        if isinstance(self.scheduler.connector, Blockyard):
+            # A step is a millisecond, so that deadlines are the same in every run.
+            self.front.clock = lambda: self.steps / 1000
+            ready = {
+                (0, rank): one.connector.get_handshake_metadata()
+                for rank, one in enumerate(self.ranks)
+            }
+            self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(ready)
         self.together = KVOutputAggregator(ranks)
         self.asynchronous = asynchronous
         self.flying: list[tuple[Any, ModelRunnerOutput]] = []
         self.requests: dict[str, Request] = {}
         self.known: dict[str, list[int]] = {}
         """What the model runners know of each: its prompt, and all that they have sampled."""
-        self.salts: dict[str, int] = {}
+        self.starts: dict[str, int] = {}
+        """What comes before the tokens of each."""
+        self.parallel, self.zeroes, self.drafts = parallel, zeroes, drafts
+        self.weights = 0
+        """Counts the weights that it has had."""
         self.computed: Counter[str] = Counter()
         """Positions that were computed of each."""
         self.preempted = 0
@@ -209,14 +209,18 @@ class Engine:
         """The scheduler's half."""
         return self.scheduler.connector.front
 
-    def add(self, name: str, prompt: list[int], most: int, **more: Any) -> None:
-        """Adds a request."""
-        params = SamplingParams(max_tokens=most, ignore_eos=True)
+    def add(
+        self, name: str, prompt: list[int], most: int, *, asks: Any = None, **more: Any
+    ) -> None:
+        """Adds a request; `asks` is its `kv_transfer_params`."""
+        extra = None if asks is None else {"kv_transfer_params": asks}
+        params = SamplingParams(max_tokens=most, ignore_eos=True, extra_args=extra)
         request = Request(name, list(prompt), params, None, block_hasher=HASHER, **more)
         self.requests[name] = request
         self.known[name] = list(prompt)
-        salt = more.get("cache_salt")
-        self.salts[name] = 0 if salt is None else hash_of(salt)
+        adapter = more.get("lora_request")
+        version = getattr(adapter, "lora_path", None)
+        self.starts[name] = start_of(more.get("cache_salt"), version)
         self.scheduler.add_request(request)
 
     def answer(self, name: str) -> list[int]:
@@ -244,12 +248,22 @@ class Engine:
         """Takes the output of the oldest step."""
         output, ran = self.flying.pop(0)
         self.scheduler.update_from_output(output, ran)
+        if self.drafts is not None:
+            names = [name for name in output.num_scheduled_tokens if name in self.known]
+            drafts = [self.draft(name, self.drafts) for name in names]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
+
+    def draft(self, name: str, chance: random.Random) -> list[int]:
+        """Drafts what a request samples next, right or wrong."""
+        right = undisturbed(self.known[name], DRAFTS, self.starts[name])
+        return [one if chance.random() < 0.7 else chance.randrange(1000) for one in right]
 
     def run(self, output: Any) -> ModelRunnerOutput:
         """Does what the model runners of all ranks do."""
         self.preempted += len(output.preempted_req_ids or ())
         work = self.work(output)
-        tokens = [self.sample(*one) for one in work]
+        spec = output.scheduled_spec_decode_tokens
+        tokens = [self.sample(*one, spec.get(one[0], ())) for one in work]
         made = [self.run_on(rank, output, work, tokens) for rank in self.ranks]
         if len(made) == 1:
             return made[0]
@@ -269,35 +283,47 @@ class Engine:
                 self.known[new.req_id] = list(new.prefill_token_ids)
         work = []
         for name, count in output.num_scheduled_tokens.items():
-            start, tokens = starts[name], self.known[name]
+            drafts = output.scheduled_spec_decode_tokens.get(name, ())
+            start, tokens = starts[name], [*self.known[name], *drafts]
             if start + count > len(tokens):
                 raise Wrong(f"{name} has {len(tokens)} tokens, and {start + count} are scheduled")
-            sums = [self.salts[name]]
+            sums = [self.starts[name]]
             for token in tokens[: start + count]:
                 sums.append(chained(sums[-1], token))
             self.computed[name] += count
             work.append((name, start, count, np.array(sums[1:], np.uint64).view(np.int64)))
         return work
 
-    def sample(self, name: str, start: int, count: int, words: np.ndarray) -> list[int]:
-        """Returns the token that a row samples, if all that is known of it is computed."""
-        if start + count < len(self.known[name]):
+    def sample(
+        self, name: str, start: int, count: int, words: np.ndarray, drafts: Sequence[int]
+    ) -> list[int]:
+        """Returns the tokens that a row samples, if all that is known of it is computed."""
+        known = self.known[name]
+        first = len(known)
+        if start + count < first:
             return []
-        token = token_after(int(words.view(np.uint64)[-1]))
-        self.known[name].append(token)
-        return [token]
+        for draft in [*drafts, None]:
+            known.append(token_after(int(words.view(np.uint64)[len(known) - 1])))
+            if known[-1] != draft:
+                break
+        return known[first:]
 
     def run_on(
         self, rank: Rank, output: Any, work: list[Any], tokens: list[list[int]]
     ) -> ModelRunnerOutput:
         """Does what one model runner does."""
         meta = output.kv_connector_metadata
+        zeroed = output.new_block_ids_to_zero or []
+        if self.zeroes == 2:
+            rank.zero(zeroed)
         if rank.connector is not None:
             rank.connector.handle_preemptions(meta)
             rank.connector.bind_connector_metadata(meta)
         rank.update(output)
+        if self.zeroes == 1:
+            rank.zero(zeroed)
         for name, start, count, words in work:
-            rank.compute(name, words, start, count)
+            rank.compute(name, words, start, count, self.weights)
         said = None
         if rank.connector is not None:
             said = KVConnectorOutput()
@@ -308,8 +334,14 @@ class Engine:
             said.finished_recving = results.finished_recving
             said.failed_recving = results.failed_recving
             said.invalid_block_ids = rank.connector.get_block_ids_with_load_errors()
-            said.kv_connector_worker_meta = rank.connector.build_connector_worker_meta()
+            reports = rank.connector.build_connector_worker_meta()
+            if rank.mail is not None:
+                reports = rank.mail(meta.orders, reports)
+            said.kv_connector_worker_meta = reports
             rank.connector.clear_connector_metadata()
+            if not work and said.is_empty() and len(self.ranks) == 1:
+                # As vLLM's runners where nothing is computed and there is one worker alone.
+                said = None
         index = {one[0]: at for at, one in enumerate(work)}
         return ModelRunnerOutput(list(index), index, list(tokens), kv_connector_output=said)
 
@@ -336,9 +368,9 @@ def token_after(sum_: int) -> int:
     return sampled(sum_) % 128_000
 
 
-def undisturbed(prompt: list[int], most: int, salt: str | None = None) -> list[int]:
+def undisturbed(prompt: list[int], most: int, start: int = 0) -> list[int]:
     """What a request samples when nothing happens to it."""
-    sum_ = 0 if salt is None else hash_of(salt)
+    sum_ = start
     for token in prompt:
         sum_ = chained(sum_, token)
     answer: list[int] = []
@@ -348,6 +380,18 @@ def undisturbed(prompt: list[int], most: int, salt: str | None = None) -> list[i
     return answer
 
 
-def hash_of(salt: str) -> int:
-    """A number for a salt."""
-    return int.from_bytes(sha256(salt)[:4], "little")
+def start_of(salt: str | None = None, adapter: str | None = None) -> int:
+    """A number for a salt and an adapter, 0 for neither."""
+    parts = [("salt", salt), ("adapter", adapter)]
+    said = [part for part in parts if part[1] is not None]
+    return int.from_bytes(sha256(str(said))[:4], "little") if said else 0
+
+
+def adapter_path(name: str) -> str:
+    """A folder that looks like that of an adapter; its name is in every run the same."""
+    folder = Path(tempfile.gettempdir()) / "blockyard-adapters" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = folder / "adapter_model.safetensors"
+    if not weights.exists():
+        weights.write_text(name)
+    return str(folder)

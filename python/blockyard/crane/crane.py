@@ -128,6 +128,11 @@ class Crane:
         return MappingProxyType({pair: lane.copier for pair, lane in self._lanes.items()})
 
     @property
+    def device(self) -> Tier:
+        """The device's memory."""
+        return self._tiers["device"]
+
+    @property
     def waiting(self) -> dict[Pair, int]:
         """How many copies wait for their copier to take them, in each lane that has such."""
         return {pair: len(lane.waiting) for pair, lane in self._lanes.items() if lane.waiting}

@@ -17,15 +17,18 @@ from typing import Final, Literal
 import numpy as np
 
 from blockyard._core import Keys, Misuse, NoRoom, Parked
+from blockyard.engines.candidates import Candidates
 from blockyard.engines.loads import Loads
-from blockyard.engines.orders import Ids, Orders
-from blockyard.shared.plan import Outcome
+from blockyard.engines.orders import NO_IDS, Ids, Orders
+from blockyard.shared.plan import Outcome, Plan
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
 __all__ = ["Connector"]
 
+_KEY: Final = 32
+"""Bytes of a key."""
 _PATHS: Final = 4
 """Running requests whose paths are touched in a step."""
 _BLOCKS: Final = 256
@@ -58,15 +61,18 @@ class Connector:
     Args:
         cache: The bookkeeping, made with `engine=`: the blocks that the engine gives out.
         retries: How often a load is tried again of which a copy has failed.
+        again: Blocks at the end of what others have stowed that are computed again: 1 where a
+            block's KV depends on the token behind it, as a drafter's does.
 
     Raises:
         Misuse: A value is out of range.
     """
 
-    def __init__(self, cache: KVCache, *, retries: int = 2) -> None:
+    def __init__(self, cache: KVCache, *, retries: int = 2, again: int = 0) -> None:
         self.cache = cache
         """The bookkeeping."""
         self._size = cache.block_size
+        self._again = integer("again", again, least=0)
         self._loads = Loads(cache, integer("retries", retries, least=0))
         self._rows: dict[Hashable, _Row] = {}
         self._parking = Parking(cache, cache.config)
@@ -76,14 +82,18 @@ class Connector:
         # Their paths, in the order in which they are touched next.
         self._running: OrderedDict[Hashable, Keys] = OrderedDict()
         self._now = 0
+        self._candidates = Candidates(cache.config.device_blocks)
 
-    def matched(self, request: Hashable, keys: Keys, local: int = 0) -> int | None:
+    def matched(
+        self, request: Hashable, keys: Keys, local: int = 0, *, prefix: bool = True
+    ) -> int | None:
         """Tells how many tokens lie below, behind the blocks that the engine has; ask at will.
 
         Args:
             request: Its id.
             keys: The keys of its full blocks, from `KVCache.keys` or `ready_keys`.
             local: Leading blocks that the engine has itself.
+            prefix: Whether it may have what others have stowed; if not, only what is kept of it.
 
         Returns:
             Tokens from block `local` on, which need not end with a block and may be all that the
@@ -105,7 +115,11 @@ class Connector:
         if kept is not None:
             in_the_air = row.keeping is not None and kept.state == "kept"
             return None if in_the_air else kept.computed - local * self._size
-        return None if found.stop == "filling" else (found.host + found.disk) * self._size
+        if not prefix:
+            return 0
+        if found.stop == "filling":
+            return None
+        return max(found.host + found.disk - self._again, 0) * self._size
 
     def allocated(self, request: Hashable, ids: Ids = ()) -> None:
         """Begins a request that was `matched`: it runs, or its blocks come up first.
@@ -127,6 +141,7 @@ class Connector:
         if len(ids):
             kept = row.beyond(row.first * self._size)
             self._loads.begin(request, row.keys if kept is None else kept, ids, row.first)
+            self._candidates.forget(ids)
             self._waiting.pop(row, None)
         else:
             self._run(request, row)
@@ -195,6 +210,7 @@ class Connector:
             they may be given to others at once.
         """
         if keys is not None and len(ids) and request not in self._loads:
+            self._candidates.add(keys, ids)
             self.stow(keys, ids)
         row = self._rows.pop(request, None)
         if row is not None:
@@ -212,27 +228,35 @@ class Connector:
         """
         self._stows.append((keys, np.array(ids[: len(keys) - first]), first))
 
-    def step(self, written: Ids = ()) -> Orders:
+    def step(self, written: Ids = (), victims: Ids = (), spoiled: Ids = ()) -> Orders:
         """Returns the orders of this step, for the workers of all ranks.
 
         Args:
             written: Ids in which tokens are computed from this step on, and were not before: those
                 given out since the last step, of loads that came short too. More do no harm.
+            victims: Free blocks that the engine will give to others next, the next one first. What
+                ended requests have left there, and is no longer below, is copied ahead of that.
+            spoiled: Those of `written` that a worker writes before it has these orders. What is
+                being copied from them ends before the first such block.
 
         Raises:
             Misuse: An id is out of range.
         """
         self._flush()
         self._loads.ask_again()
+        self._candidates.forget(written)
+        self._copy_ahead(victims)
         self._touch()
         if self._waiting:
             self._lower()
         fence = self.cache.must_finish(written) if len(written) else None
-        plans = self.cache.dispatch()
-        up = tuple(plan for plan in plans if plan.destination_tier == "device")
-        down = tuple(plan for plan in plans if plan.destination_tier != "device")
-        ids = np.array([] if fence is None else written, np.int64)
-        return Orders(down, up, fence, ids)
+        up: list[Plan] = []
+        down: list[Plan] = []
+        for plan in self.cache.dispatch():
+            (up if plan.destination_tier == "device" else down).append(plan)
+        ids = NO_IDS if fence is None else np.array(written, np.int64)
+        early = np.array(spoiled, np.int64) if len(spoiled) else NO_IDS
+        return Orders(tuple(down), tuple(up), fence, ids, early)
 
     def commit(self, outcomes: Iterable[Outcome], *, now: int | None = None) -> None:
         """Takes what workers have reported: of all ranks the smallest count of good blocks holds.
@@ -248,6 +272,16 @@ class Connector:
         self.cache.commit(list(outcomes), now=now)
         self._now = now
         self._land()
+
+    def clear(self) -> None:
+        """Ends an epoch, as after new weights: nothing computed before comes back, or is stowed.
+
+        The engine's own blocks are void too: those of requests that run on are stowed under the
+        same keys when they end. Preempt them first, and keep nothing of them.
+        """
+        self._stows.clear()
+        self._candidates.clear()
+        self.cache.clear()
 
     def reset(self, *, memory: Literal["lost", "kept"] = "lost") -> None:
         """Forgets what runs and loads, after the engine was restarted and its blocks were lost.
@@ -265,6 +299,7 @@ class Connector:
         self._loads.reset()
         self._land()
         self._stows.clear()
+        self._candidates.clear()
         self._running.clear()
         self._rows = {name: row for name, row in self._rows.items() if row.kept is not None}
         self._waiting = dict.fromkeys(self._rows.values())
@@ -286,6 +321,15 @@ class Connector:
             stows, self._stows = self._stows, []
             keys, ids, firsts = zip(*stows, strict=True)
             self.cache.stow(list(keys), list(ids), list(firsts))
+
+    def _copy_ahead(self, victims: Ids) -> None:
+        """Stows what is evicted next, as far as it is not below."""
+        if not len(victims):
+            return
+        size, rows = self._size, list(self._candidates.take(victims))
+        if rows:
+            keys = [self.cache.ready_keys(key, len(key) // _KEY * size) for key, _, _ in rows]
+            self.cache.stow(keys, [ids for _, ids, _ in rows], [first for _, _, first in rows])
 
     def _land(self) -> None:
         landed = self.cache.ended()

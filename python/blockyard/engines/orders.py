@@ -1,17 +1,18 @@
 """What a connector asks of its workers for one step of an engine that owns its block ids."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockyard.shared.plan import Plan
 
-__all__ = ["Ids", "Orders"]
+__all__ = ["NO_IDS", "Ids", "Orders"]
 
 Ids: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 """Block ids of the engine, shape (blocks,)."""
+NO_IDS: Final = np.array([], np.int64)
 
 
 class Orders(NamedTuple):
@@ -25,3 +26,9 @@ class Orders(NamedTuple):
     """The newest flight that must have ended before `written` are written; None for none."""
     written: NDArray[np.integer[Any]]
     """Ids that the engine writes from this step on, where there is a fence; else none."""
+    spoiled: NDArray[np.integer[Any]]
+    """Ids that the engine has written in this step already, before any fence."""
+
+    def loads(self) -> "Orders":
+        """Returns the copies up alone."""
+        return Orders((), self.up, None, NO_IDS, NO_IDS)

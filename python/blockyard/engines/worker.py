@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unavailable
 from blockyard.crane.copiers import Copier, Pair, Slots
+from blockyard.crane.copiers.checked import checked
+from blockyard.crane.copiers.select import select_copiers
 from blockyard.crane.crane import Crane
 from blockyard.crane.gpu import Gpu
 from blockyard.crane.gpu.cuda import current
@@ -18,7 +20,7 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.engines.orders import Orders
-from blockyard.shared.plan import Outcome, Plan
+from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.yard.config import Config
 
 if TYPE_CHECKING:
@@ -55,10 +57,13 @@ class Worker:
         """As in the arguments; it may be changed."""
         self._ids: dict[int, tuple[bool, Slots]] = {}
         """Of each flight in the air from or to the engine's blocks: whether it goes up, and ids."""
+        self._cut: dict[int, int] = {}
+        """Of flights whose sources were written too early: how many blocks may be good."""
         self._outcomes: list[Outcome] = []
+        self._suspended = False
 
     @classmethod
-    def adopt(
+    def adopt(  # noqa: PLR0913 - what an engine has, and how it is copied
         cls,
         config: Config,
         tensors: object,
@@ -69,6 +74,7 @@ class Worker:
         stream: object = 0,
         copier: Copier | Mapping[Pair, Copier] | None = None,
         shared: str | os.PathLike[str] | None = None,
+        checksums: bool = False,
     ) -> Self:
         """Makes a worker over the tensors in which an engine has its KV.
 
@@ -81,6 +87,8 @@ class Worker:
             stream: The stream on which the engine computes, on a GPU.
             copier: As in `Crane`.
             shared: As in `MemoryTier`; the tier below the host has a file of its own beside it.
+            checksums: Whether blocks are checked before they leave a tier below the engine's: one
+                that is no longer what came there is not copied, and never offered again.
 
         Raises:
             Misuse: The configuration has no layout, or the tensors do not fit it; the message names
@@ -111,14 +119,16 @@ class Worker:
                 )
                 opened.callback(tier.close)
                 below[name] = tier
+            copiers = select_copiers({"device": device, **below}, copier, config.copying)
+            for one in {id(one): one for one in copiers.values()}.values():
+                opened.callback(one.close)
             crane = Crane(
                 layout,
                 rank=rank,
                 device=device,
                 host=below.get("host"),
                 disk=below.get("disk"),
-                copier=copier,
-                thresholds=config.copying,
+                copier=checked(copiers) if checksums else copiers,
                 fingerprint=config.fingerprint,
             )
             worker = cls(crane)
@@ -133,14 +143,24 @@ class Worker:
 
         Args:
             orders: From `Connector.step`, each once, in their order.
-            stream: The stream on which the engine computes; None for the device tier's.
+            stream: The stream on which the engine computes, from now on, which must wait for what
+                the one before it was given; None for the device tier's.
 
         Raises:
             Misuse: As in `Crane.submit`; nothing of these orders is taken then.
             Unavailable: A copy has not ended in time. Nothing of the fence may be written; end the
                 step, and reset the worker.
         """
+        device = self.crane.device
+        if stream is not None and isinstance(device, DeviceTier):
+            device.stream = stream
         plans = [*orders.down, *orders.up]
+        if self._suspended:
+            rank = self.crane.hello().rank
+            self._outcomes += [Outcome(plan.flight, rank, 0, Cause.FAILED) for plan in plans]
+            return
+        if len(orders.spoiled):
+            self._spoil(orders)
         if orders.fence is None:
             self._submit(plans)
             return
@@ -150,7 +170,7 @@ class Worker:
             met = {
                 flight: up for flight, (up, ids) in self._ids.items() if _meets(ids, orders.written)
             }
-            if not self._ordered(set(met.values()), stream):
+            if not self._ordered(set(met.values())):
                 self._wait(set(met))
         finally:
             taken = {plan.flight for plan in near}
@@ -161,6 +181,22 @@ class Worker:
         self._poll()
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
+
+    def suspend(self) -> None:
+        """Ends all copies, and begins none before `resume`: the engine's memory goes away.
+
+        It waits for what is in the air, for as long as a fence may; what has not ended then is
+        given up. What is ordered meanwhile is reported as failed.
+        """
+        self._suspended = True
+        try:
+            self._wait(set(self._ids))
+        except Unavailable:
+            self.reset()
+
+    def resume(self) -> None:
+        """Begins copies again: the engine's memory is there, at its old addresses."""
+        self._suspended = False
 
     def reset(self) -> None:
         """Ends all copies, after the engine's own reset of this rank; `outcomes` has them."""
@@ -187,16 +223,26 @@ class Worker:
             if ids is not None:
                 self._ids[plan.flight] = up, ids
 
-    def _poll(self) -> None:
-        outcomes = self.crane.poll()
-        for outcome in outcomes:
-            self._ids.pop(outcome.flight, None)
-        self._outcomes += outcomes
+    def _spoil(self, orders: Orders) -> None:
+        """Cuts what is copied from blocks that have been written, where it was not seen to end."""
+        read = {flight: ids for flight, (up, ids) in self._ids.items() if not up}
+        planned = ((plan.flight, _ids(plan)[1]) for plan in orders.down)
+        read |= {flight: ids for flight, ids in planned if ids is not None}
+        for flight, ids in read.items():
+            at = np.flatnonzero(np.isin(ids, orders.spoiled))
+            if len(at):
+                self._cut[flight] = min(int(at[0]), self._cut.get(flight, int(at[0])))
 
-    def _ordered(self, ways: set[bool], stream: object) -> bool:
+    def _poll(self) -> None:
+        for outcome in self.crane.poll():
+            self._ids.pop(outcome.flight, None)
+            cut = self._cut.pop(outcome.flight, outcome.good)
+            self._outcomes.append(outcome if cut >= outcome.good else _short(outcome, cut))
+
+    def _ordered(self, ways: set[bool]) -> bool:
         """Lets the stream wait for copies of these ways; returns whether it waits for all."""
-        up = True not in ways or self.crane.join(stream)
-        down = False not in ways or self.crane.fence(stream)
+        up = True not in ways or self.crane.join()
+        down = False not in ways or self.crane.fence()
         return up and down
 
     def _wait(self, flights: set[int]) -> None:
@@ -213,6 +259,10 @@ class Worker:
                     "would write what it reads: end the step and reset this rank"
                 )
             time.sleep(_PAUSE)
+
+
+def _short(outcome: Outcome, good: int) -> Outcome:
+    return outcome._replace(good=good, cause=outcome.cause or Cause.FAILED)
 
 
 def _ids(plan: Plan) -> tuple[bool, Slots | None]:

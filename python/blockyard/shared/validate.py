@@ -10,7 +10,7 @@ from blockyard._core import Misuse
 
 __all__ = ["integer", "known", "one_of"]
 
-_Word = TypeVar("_Word", bound=str | bool)
+_Word = TypeVar("_Word", bound=str | bool | None)
 
 
 def integer(name: str, value: object, *, least: int | None = 1, most: int | None = None) -> int:

@@ -443,6 +443,71 @@ def test_what_runs_is_not_evicted_below_before_what_does_not() -> None:
     assert front.cache.find(rests).host == 0
 
 
+def test_what_has_ended_before_an_epoch_ends_is_not_stowed_in_the_next() -> None:
+    front = Front()
+    keys = front.keys(8)
+    front.ask.finished("one", keys, [1, 2])
+    front.ask.clear()
+    assert front.step().down == ()
+    assert front.ask.step(victims=[1, 2]).down == ()
+    assert front.ask.matched("two", keys) == 0
+
+
+def failed(front: Front, keys: by.Keys, ids: list[int]) -> None:
+    """Ends a request whose copies down fail."""
+    front.ask.finished(str(ids), keys, ids)
+    front.land(*front.step().down, good=0)
+    assert front.cache.find(keys).host == 0
+
+
+def test_what_the_engine_evicts_next_is_copied_ahead_of_that() -> None:
+    front = Front()
+    one, two = front.keys(14), front.keys(8, 100)
+    failed(front, one, [7, 3, 5])
+    failed(front, two, [20, 21])
+    # vLLM evicts the end of a sequence before its start.
+    made = front.ask.step(victims=[5, 21, 20, 3, 7, 40])
+    assert sorted(plan.sources.tolist() for plan in made.down) == [[5], [7, 3], [20, 21]]
+    front.land(*made.down)
+    assert [front.cache.find(keys).host for keys in (one, two)] == [3, 2]
+    assert front.ask.step(victims=[5, 21, 20, 3, 7]).down == (), "each is copied once"
+
+
+@pytest.mark.parametrize(
+    "given", [lambda ask: ask.step([3]), lambda ask: ask.allocated("loads", [3])]
+)
+def test_what_was_given_to_others_is_not_copied_ahead(given: Any) -> None:
+    front = Front()
+    loads, keys = front.keys(4, 100), front.keys(12)
+    front.stowed("before", loads, 30)
+    failed(front, keys, [7, 3, 5])
+    assert front.ask.matched("loads", loads) == 4
+    given(front.ask)
+    made = front.ask.step(victims=[5, 3, 7])
+    assert sorted(plan.sources.tolist() for plan in made.down) == [[5], [7]]
+
+
+def test_a_block_is_known_by_the_last_sequence_that_has_left_it() -> None:
+    front = Front()
+    failed(front, front.keys(12), [7, 3, 5])
+    later = front.keys(8, 100)
+    failed(front, later, [3, 9])
+    made = front.ask.step(victims=[9, 3])
+    front.land(*made.down)
+    assert front.cache.find(later).host == 2
+
+
+def test_a_request_may_have_its_own_alone_and_nothing_of_others() -> None:
+    front = Front()
+    keys = front.keys(12)
+    front.stowed("one", keys)
+    assert front.ask.matched("two", keys, prefix=False) == 0
+    front.ask.allocated("two")
+    assert front.ask.preempted("two", keys, [10, 11, 12], 10)
+    front.carry()
+    assert front.ask.matched("two", keys, prefix=False) == 10
+
+
 def state(front: Front) -> tuple[int, int]:
     return front.cache.digest(), front.cache.stats()["flights"]
 
@@ -462,6 +527,9 @@ def state(front: Front) -> tuple[int, int]:
         (lambda ask, keys: ask.preempted("rests", keys, [1, 2, 3], 12), "ids = 3|keys"),
         (lambda ask, keys: ask.preempted("rests", keys, [1, 2], -1), "tokens = -1"),
         (lambda ask, _: ask.step([64]), "ids = 64"),
+        (lambda ask, _: ask.step([-1]), "ids = -1"),
+        (lambda ask, _: ask.step([], [64]), "ids = 64"),
+        (lambda ask, keys: ask.finished("ends", keys, [1, 64]), "ids = 64"),
         (lambda ask, _: ask.commit([], now=0), "now = 0"),
         (lambda ask, _: ask.reset(memory="some"), "memory = 'some'"),
         (lambda ask, _: Connector(ask.cache, retries=-1), "retries = -1"),

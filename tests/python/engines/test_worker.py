@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,6 +124,25 @@ def test_only_copies_of_what_is_written_are_waited_for() -> None:
     assert desk.worker.outcomes()[0].good == 2
     host: Any = desk.worker.crane._tiers["host"]
     assert sorted({int(one) for one in host.planes[0].view(np.float32)[:4, 0, 0]}) == [0, 1, 2, 3]
+    desk.worker.close()
+
+
+def test_what_was_written_before_the_orders_came_is_not_believed() -> None:
+    desk = Desk(scripted(delay(9), delay(9), delay(9), delay(9)))
+    for name, ids in (("air", [0, 1, 2]), ("whole", [6, 7])):
+        assert desk.ask.preempted(name, desk.keys(4 * len(ids), 100 * ids[0]), ids, 4 * len(ids))
+    desk.turn()
+    for name, ids in (("now", [3, 4, 5]), ("first", [8, 9])):
+        assert desk.ask.preempted(name, desk.keys(4 * len(ids), 100 * ids[0]), ids, 4 * len(ids))
+    desk.kv[[2, 4, 8]] = -1
+    orders = desk.ask.step([2, 4, 8], spoiled=[4, 2, 8])
+    desk.worker.begin(orders)
+    found: dict[int, tuple[int, by.Cause | None]] = {}
+    while len(found) < 4:
+        found |= {one.flight: (one.good, one.cause) for one in desk.worker.outcomes()}
+    failed = by.Cause.FAILED
+    assert list(found.values()) == [(2, failed), (2, None), (1, failed), (0, failed)]
+    assert desk.worker._cut == {}
     desk.worker.close()
 
 
@@ -276,6 +296,28 @@ def test_on_a_gpu_the_stream_waits_and_this_thread_does_not(seed: int) -> None:
     made.gpu.run()
     assert (made.plane[[8, 9]] == 7).all()
     assert (made.plane[10] == 3).all(), "the write came after the load"
+    made.worker.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_on_a_gpu_the_stream_may_be_another_one_in_every_step(seed: int) -> None:
+    made = OnGpu(seed)
+    keys = made.ask.cache.keys(range(12))
+    for number, ids in ((1, [0, 1, 2]), (2, [3, 4, 5])):
+        with made.gpu:
+            stream = made.gpu.stream()
+        for value in (number, 7 * number):
+            made.gpu.compute(partial(made.plane.__setitem__, ids, value), stream)
+        assert made.ask.preempted(number, keys, ids, 12)
+        orders = made.ask.step(ids)
+        made.worker.begin(orders, stream)
+        made.gpu.compute(partial(made.plane.__setitem__, ids, 99), stream)
+        made.gpu.run()
+        (plan,) = orders.down
+        assert (made.host.planes[0][plan.destinations] == 7 * number).all()
+        made.ask.commit(made.worker.outcomes())
+        made.ask.finished(number)
+        made.ask.clear()
     made.worker.close()
 
 

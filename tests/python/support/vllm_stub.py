@@ -98,9 +98,11 @@ def install() -> None:
     role = enum.Enum("KVConnectorRole", RECORD["fields"]["KVConnectorRole"])  # type: ignore[misc]
     modules: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": RECORD["version"]},
+        "vllm.config": {"get_current_vllm_config_or_none": lambda: None},
         "vllm.distributed.kv_transfer.kv_connector.v1.base": {
             "KVConnectorBase_V1": base(),
             "KVConnectorRole": role,
+            "KVConnectorHandshakeMetadata": type("KVConnectorHandshakeMetadata", (ABC,), {}),
             "KVConnectorMetadata": type("KVConnectorMetadata", (ABC,), {}),
             "KVConnectorWorkerMetadata": type("KVConnectorWorkerMetadata", (ABC,), {}),
         },

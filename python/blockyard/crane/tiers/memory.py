@@ -190,15 +190,19 @@ def _claim(file: int, size: int) -> None:
 def mapped(path: Path, size: int) -> Bytes:
     """Maps a file as memory that other processes share; a new one is of zeros."""
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            found = os.fstat(file).st_size
+            meta = os.fstat(file)
+            found = meta.st_size
+            if meta.st_uid != os.geteuid() or meta.st_mode & 0o077:
+                raise OSError(f"it is not for this user alone, but of {meta.st_uid}: remove it")
             if found == 0:
                 _claim(file, size)
             elif found != size:
                 raise Misuse(
                     f"shared = {path}: it has {found} bytes and should have {size}; give every "
-                    "rank the same layout and blocks, and a file that nothing else uses"
+                    "rank the same layout and blocks, and a file that nothing else uses; remove it "
+                    "where it is left of a process that has died"
                 )
             return np.frombuffer(mmap.mmap(file, size), np.uint8)
         finally:

@@ -9,11 +9,12 @@ import logging
 from typing import Any
 
 import vllm
+from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 
 from blockyard._typing import override
 from blockyard.engines.vllm.engine_facts import facts
-from blockyard.engines.vllm.messages import Reports, StepOrders
+from blockyard.engines.vllm.messages import Ready, Reports, StepOrders
 from blockyard.engines.vllm.metrics import Figures, Metrics, Reporter
 from blockyard.engines.vllm.scheduler_half import SchedulerHalf
 from blockyard.engines.vllm.settings import Settings
@@ -35,7 +36,8 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        known = facts(vllm_config, kv_cache_config, version=vllm.__version__)
+        around = get_current_vllm_config_or_none()
+        known = facts(vllm_config, kv_cache_config, version=vllm.__version__, around=around)
         settings, config = Settings.read(
             vllm_config.kv_transfer_config.kv_connector_extra_config,
             layout=known.layout,
@@ -47,10 +49,12 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         self._front: SchedulerHalf | None = None
         self._back: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
-            self._front = SchedulerHalf(settings, config)
-            _log.info("Blockyard keeps %s below vLLM's %d blocks", config, known.blocks)
+            self._front = SchedulerHalf(
+                settings, config, weights_change=known.weights_change, again=known.again
+            )
+            _log.info("%s", settings.said(config))
         else:
-            self._back = WorkerHalf(known, config)
+            self._back = WorkerHalf(known, config, checksums=settings.checksums)
 
     @property
     def front(self) -> SchedulerHalf:
@@ -73,7 +77,18 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     @classmethod
     @override
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """No: after a sleep the tensors are others, and what is below would be offered still."""
+        """Yes: nothing is copied while it sleeps, and its reset ends what is below."""
+        return True
+
+    @classmethod
+    @override
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """No; but here vLLM shows the operator's words before it loads the weights.
+
+        Raises:
+            Misuse: One of them is unknown, or vLLM's to say, or has a wrong value.
+        """
+        Settings.of_extra(extra_config)
         return False
 
     # -- in the scheduler's process ------------------------------------------------------
@@ -81,7 +96,12 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     @override
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         """Takes vLLM's block pool."""
-        self.front.pool = gpu_block_pool
+        self.front.resets.pool = gpu_block_pool
+
+    @override
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Ready]) -> None:
+        """Hears that all workers have their memory."""
+        self.front.ready(metadata.values())
 
     @override
     def on_new_request(self, request: Any) -> None:
@@ -158,14 +178,29 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         self.back.register(kv_caches)
 
     @override
+    def unregister_kv_caches(self) -> None:
+        """Ends all copies, before vLLM takes the memory of its tensors away for a sleep."""
+        self.back.suspend()
+
+    @override
+    def restore_kv_caches(self) -> None:
+        """Copies again, as the memory is there."""
+        self.back.resume()
+
+    @override
+    def get_handshake_metadata(self) -> Ready:
+        """Says that this worker has its memory."""
+        return self.back.ready()
+
+    @override
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """Begins a step's copies, before anything is written in it."""
+        """Begins a step's copies down, before anything is written in it."""
         self.back.begin(kv_connector_metadata)
 
     @override
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Begins a step's copies, where that has not been done."""
-        self.back.begin(self._get_connector_metadata())
+        """Begins a step's loads."""
+        self.back.load(self._get_connector_metadata())
 
     @override
     def wait_for_layer_load(self, layer_name: str) -> None:

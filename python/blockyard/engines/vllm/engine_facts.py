@@ -1,9 +1,11 @@
 """What vLLM has, read from its configuration; what cannot be served is refused before it loads."""
 
 import logging
+import os
 from typing import Any, Final, NamedTuple
 
 from blockyard._core import Misuse, Unsupported
+from blockyard.engines.vllm.identity import stamp
 from blockyard.shared.layout import WIDTHS, KVLayout, Plane
 
 __all__ = ["TESTED", "Facts", "facts"]
@@ -28,15 +30,23 @@ class Facts(NamedTuple):
     namespace: dict[str, dict[str, object]]
     layers: tuple[str, ...]
     """Names of the layers, in the order of their pieces."""
+    weights_change: bool
+    """Whether other weights may come while it runs."""
+    engine: str
+    """vLLM's name for this engine, which all its processes know."""
+    again: int
+    """Blocks at the end of a prefix that are computed again, for a drafter that looks ahead."""
 
 
-def facts(vllm: Any, kv: Any, *, version: str) -> Facts:
+def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
     """Reads what is needed from vLLM's configuration.
 
     Args:
         vllm: A `VllmConfig`.
         kv: A `KVCacheConfig`.
         version: vLLM's version.
+        around: The `VllmConfig` of the process, where that is known: of a connector in a
+            `MultiConnector` it is another one.
 
     Raises:
         Misuse: An option must be another one; the message has the line to write.
@@ -44,27 +54,33 @@ def facts(vllm: Any, kv: Any, *, version: str) -> Facts:
     """
     _check_version(version)
     _check_transfer(vllm.kv_transfer_config)
+    _check_alone(vllm, around)
     _check_hashes(vllm.cache_config.prefix_caching_hash_algo)
     _check_ranks(vllm.parallel_config, kv)
     group, kind = _only_group(kv)
     spec, model, ranks = group.kv_cache_spec, vllm.model_config, vllm.parallel_config
     replicated = kind == _LATENT or getattr(kv, "kv_tp_replicas", 1) > 1
+    stages = ranks.pipeline_parallel_size
+    _check_stages(stages, len(group.layer_names), model, replicated=replicated)
     plane = Plane("kv", len(group.layer_names), spec.page_size_bytes, replicated=replicated)
     dtype = str(spec.dtype).removeprefix("torch.")
     layout = KVLayout(
         (plane,),
         block_size=spec.block_size,
-        ranks=ranks.tensor_parallel_size,
+        ranks=ranks.tensor_parallel_size * stages,
         dtype=dtype if dtype in WIDTHS else "uint8",
         name=str(model.model),
     )
     return Facts(
         layout=layout,
         blocks=kv.num_blocks,
-        rank=ranks.rank % ranks.tensor_parallel_size,
+        rank=ranks.rank % (ranks.tensor_parallel_size * stages),
         longest=model.max_model_len,
         namespace=_namespace(vllm, kv, kind, plane),
         layers=tuple(group.layer_names),
+        weights_change=_weights_change(vllm),
+        engine=str(vllm.kv_transfer_config.engine_id),
+        again=int(_looks_ahead(vllm)),
     )
 
 
@@ -89,6 +105,25 @@ def _check_transfer(transfer: Any) -> None:
         )
 
 
+def _check_alone(vllm: Any, around: Any) -> None:
+    """Checks that nobody else moves this engine's KV."""
+    outer = getattr(around, "kv_transfer_config", None)
+    if outer is not None and outer.kv_connector != vllm.kv_transfer_config.kv_connector:
+        raise Unsupported(
+            f"kv_connector = {outer.kv_connector!r} with Blockyard in it: what another connector "
+            'loads or saves is not known here; write "kv_connector": "Blockyard" alone'
+        )
+    attention = getattr(vllm, "attention_config", None)
+    if getattr(attention, "hisparse_config", None) is not None:
+        raise Unsupported("HiSparse keeps KV on the host itself: start without it")
+
+
+def _looks_ahead(vllm: Any) -> bool:
+    """Whether a block's KV depends on the token behind it, as vLLM says of its drafter."""
+    drafts = getattr(vllm, "speculative_config", None)
+    return drafts is not None and bool(drafts.use_eagle_block_drop())
+
+
 def _check_hashes(algorithm: str) -> None:
     if algorithm not in _SHA:
         raise Unsupported(
@@ -102,14 +137,34 @@ def _check_ranks(parallel: Any, kv: Any) -> None:
         count = getattr(parallel, name, 1)
         if count != 1:
             raise Unsupported(f"{name} = {count}: a block's tokens must lie on one machine")
-    if parallel.pipeline_parallel_size != 1:
-        raise Unsupported(
-            f"pipeline_parallel_size = {parallel.pipeline_parallel_size}: a stage has layers of "
-            "its own; only 1 works so far"
-        )
     replicas = getattr(kv, "kv_tp_replicas", 1)
     if replicas not in {1, parallel.tensor_parallel_size}:
         raise Unsupported(f"kv_tp_replicas = {replicas}: all ranks must be alike, or none")
+
+
+def _check_stages(stages: int, layers: int, model: Any, *, replicated: bool) -> None:
+    """Checks that all stages of a pipeline have planes that are equal."""
+    if stages == 1:
+        return
+    found = model.get_total_num_hidden_layers()
+    if layers * stages != found:
+        raise Unsupported(
+            f"pipeline_parallel_size = {stages}: this stage has {layers} layers of KV, of {found} "
+            "in the model; all must have as many: change VLLM_PP_LAYER_PARTITION or the stages"
+        )
+    if replicated:
+        raise Unsupported(
+            f"pipeline_parallel_size = {stages} with KV that is the same on all ranks of a stage: "
+            "use tensor parallel ranks alone"
+        )
+
+
+def _weights_change(vllm: Any) -> bool:
+    return bool(
+        getattr(vllm, "weight_transfer_config", None)
+        or getattr(vllm.model_config, "enable_sleep_mode", False)
+        or getattr(vllm.parallel_config, "worker_extension_cls", "")
+    )
 
 
 def _only_group(kv: Any) -> tuple[Any, str]:
@@ -138,7 +193,13 @@ def _namespace(vllm: Any, kv: Any, kind: str, plane: Plane) -> dict[str, dict[st
     drafts = getattr(vllm, "speculative_config", None)
     return {
         "model": {"model": model.model, "revision": model.revision},
-        "weights": {"quantization": model.quantization, "load": str(vllm.load_config.load_format)},
+        "weights": {
+            "quantization": model.quantization,
+            "load": str(vllm.load_config.load_format),
+            # Of a model from a hub; and of files of its own.
+            "commit": getattr(getattr(model, "hf_config", None), "_commit_hash", None),
+            "files": stamp(model.model),
+        },
         "dtype": {"model": str(model.dtype), "kv": cache.cache_dtype},
         "layout": {
             "kind": kind,
@@ -146,7 +207,12 @@ def _namespace(vllm: Any, kv: Any, kind: str, plane: Plane) -> dict[str, dict[st
             "page": plane.piece_bytes,
             "order": getattr(kv, "kv_cache_layout", None),
             "hash": cache.prefix_caching_hash_algo,
+            # vLLM's hashes begin with it, where it is set.
+            "seed": os.environ.get("PYTHONHASHSEED"),
             "drafts": None if drafts is None else str(getattr(drafts, "model", None)),
         },
-        "parallel": {"tensor": vllm.parallel_config.tensor_parallel_size},
+        "parallel": {
+            "tensor": vllm.parallel_config.tensor_parallel_size,
+            "stages": vllm.parallel_config.pipeline_parallel_size,
+        },
     }

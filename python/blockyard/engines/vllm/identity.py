@@ -7,16 +7,23 @@ and its length, so that no adapter's name reads as a salt.
 
 import hashlib
 import json
+import os
+import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
 
 from blockyard._core import Unsupported
 
-__all__ = ["HASH_BYTES", "Adapter", "Root", "namespace_of"]
+__all__ = ["HASH_BYTES", "Adapter", "Root", "Start", "namespace_of", "stamp"]
 
 HASH_BYTES: Final = 32
 """Bytes of a block hash that can stand for its tokens: vLLM's `sha256` and `sha256_cbor`."""
 _BLOCK: Final = hashlib.sha256().block_size
+_FILES: Final = (".safetensors", ".bin", ".pt", ".gguf", "config.json")
+"""How the names of files end that weights are made of."""
+Start: TypeAlias = Any
+"""What is hashed before the blocks of a request: a state of the hash."""
 
 
 class Adapter(Protocol):
@@ -25,6 +32,7 @@ class Adapter(Protocol):
     lora_name: str
     lora_int_id: int
     lora_path: str
+    load_inplace: bool
 
 
 def namespace_of(
@@ -51,46 +59,39 @@ class Root:
 
     def __init__(self, namespace: Iterable[tuple[str, str]]) -> None:
         self._parts = [part.encode() for pair in sorted(namespace) for part in pair]
-        self._states: dict[tuple[bytes, ...], Any] = {}
-        self._versions: dict[tuple[str, int], int] = {}
+        self._started = time.time_ns()
+        self._states: dict[tuple[bytes, ...], Start] = {}
+        self._versions: dict[tuple[str, ...], tuple[int, str]] = {}
+        """Of each adapter how often it was loaded again, and its files as they were then."""
 
-    def reloaded(self, adapter: Adapter) -> None:
-        """Says that an adapter has other weights under its old name from now on."""
-        name = adapter.lora_name, adapter.lora_int_id
-        self._versions[name] = self._versions.get(name, 0) + 1
-
-    def keys(self, hashes: Iterable[bytes], adapter: Adapter | None, salt: str | None) -> bytes:
-        """Returns the keys of blocks, 32 bytes each.
+    def start(self, adapter: Adapter | None, salt: str | None) -> Start | None:
+        """Returns what a new request's keys start with; it is the request's for its whole life.
 
         Args:
-            hashes: vLLM's block hashes.
-            adapter: The request's LoRA adapter.
+            adapter: Its LoRA adapter.
             salt: Its cache salt.
 
-        Raises:
-            Unsupported: A hash is too short to stand for its tokens.
+        Returns:
+            None where nobody can say which weights its adapter has: its files are not to be seen,
+            or were changed since it was seen first, or since the engine started where adapters may
+            come at run time. Whether vLLM has read them again is not told here.
         """
-        state = self._state(adapter, salt)
-        keys = []
-        for one in hashes:
-            if len(one) != HASH_BYTES:
-                raise Unsupported(
-                    f"a block hash has {len(one)} bytes: start vLLM with "
-                    "--prefix-caching-hash-algo sha256"
-                )
-            hasher = state.copy()
-            hasher.update(one)
-            keys.append(hasher.digest())
-        return b"".join(keys)
-
-    def _state(self, adapter: Adapter | None, salt: str | None) -> Any:
-        parts = [b"blockyard vLLM 1", *self._parts]
+        parts = [b"blockyard vLLM 2", *self._parts]
         if adapter is not None:
-            version = self._versions.get((adapter.lora_name, adapter.lora_int_id), 0)
-            told = adapter.lora_name, adapter.lora_path, str(adapter.lora_int_id), str(version)
-            parts += [b"lora", *(one.encode() for one in told)]
+            name = adapter.lora_name, adapter.lora_path, str(adapter.lora_int_id)
+            found = files_of(adapter.lora_path)
+            if found is None or self._is_newer(found):
+                return None
+            files = json.dumps(found)
+            version, seen = self._versions.setdefault(name, (0, files))
+            if adapter.load_inplace:
+                version += 1
+                self._versions[name] = version, files
+            elif files != seen:
+                return None
+            parts += [b"lora", *map(_bytes, (*name, files, str(version)))]
         if salt is not None:
-            parts += [b"salt", salt.encode()]
+            parts += [b"salt", _bytes(salt)]
         asked = tuple(parts)
         state = self._states.get(asked)
         if state is None:
@@ -101,3 +102,60 @@ class Root:
                 self._states.clear()
             self._states[asked] = state
         return state
+
+    def _is_newer(self, files: list[tuple[str, int, int]]) -> bool:
+        """Whether files may be others than those that vLLM has loaded."""
+        loads = os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "0").lower() in {"1", "true"}
+        return loads and any(changed >= self._started for _, _, changed in files)
+
+    def keys(self, hashes: Iterable[bytes], start: Start) -> bytes:
+        """Returns the keys of blocks, 32 bytes each.
+
+        Args:
+            hashes: vLLM's block hashes.
+            start: Of their request.
+
+        Raises:
+            Unsupported: A hash is too short to stand for its tokens.
+        """
+        keys = []
+        for one in hashes:
+            if len(one) != HASH_BYTES:
+                raise Unsupported(
+                    f"a block hash has {len(one)} bytes: start vLLM with "
+                    "--prefix-caching-hash-algo sha256"
+                )
+            hasher = start.copy()
+            hasher.update(one)
+            keys.append(hasher.digest())
+        return b"".join(keys)
+
+
+def _bytes(text: str) -> bytes:
+    """Half a character of UTF-16 is text, too: JSON lets a client send it."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def stamp(path: str) -> str | None:
+    """Returns what tells files of weights from changed ones; None where there are none to be seen.
+
+    Args:
+        path: A file, or a folder with files, as vLLM takes it.
+    """
+    found = files_of(path)
+    return None if found is None else json.dumps(found)
+
+
+def files_of(path: str) -> list[tuple[str, int, int]] | None:
+    """Returns name, bytes and time of change, in nanoseconds, of the files of weights at a path."""
+    try:
+        where = Path(path).expanduser()
+        if where.is_file():
+            files = [where]
+        else:
+            with os.scandir(where) as entries:
+                files = [Path(one.path) for one in entries if one.name.endswith(_FILES)]
+        seen = [(one.name, one.stat()) for one in files]
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return sorted((name, one.st_size, one.st_mtime_ns) for name, one in seen) or None

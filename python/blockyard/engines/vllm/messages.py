@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
@@ -11,7 +12,20 @@ from blockyard._typing import override
 from blockyard.engines.orders import Orders
 from blockyard.shared.plan import Outcome
 
-__all__ = ["Reports", "StepOrders"]
+__all__ = ["Ready", "Reports", "StepOrders"]
+
+
+@dataclass
+class Ready(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """What a worker says when it has its memory."""
+
+    rank: int
+    fingerprint: str
+    """Of what the workers and the scheduler's half must have alike."""
+    shared: str | None
+    """The file of the memory that all ranks map, and need by name no more."""
+    file: tuple[int, int] | None = None
+    """Its device and number there."""
 
 
 @dataclass

@@ -65,6 +65,30 @@ _FAMILIES: Final = {
         ("tier", "set"),
         {(tier, kind): f"{tier}_{kind}" for tier in BELOW for kind in _SETS},
     ),
+    "blockyard_tier_slots": _Family(
+        "gauge",
+        "Slots that a tier has.",
+        ("tier",),
+        {(tier,): f"{tier}_capacity" for tier in BELOW},
+    ),
+    "blockyard_slots_promised": _Family(
+        "gauge",
+        "Slots of a tier that are promised to requests.",
+        ("tier",),
+        {(tier,): f"{tier}_promised" for tier in BELOW},
+    ),
+    "blockyard_slots_takeable": _Family(
+        "gauge",
+        "Slots of a tier whose blocks may be evicted.",
+        ("tier",),
+        {(tier,): f"{tier}_takeable" for tier in BELOW},
+    ),
+    "blockyard_outcomes_ignored": _Family(
+        "counter", "Reports of copies that came twice or too late.", (), {(): "outcomes_ignored"}
+    ),
+    "blockyard_clears": _Family(
+        "counter", "Resets that have ended what is below.", (), {(): "epoch"}
+    ),
     "blockyard_parked": _Family("gauge", "Requests that are parked.", (), {(): "parked"}),
     "blockyard_flights": _Family("gauge", "Flights in the air.", (), {(): "flights"}),
 }

@@ -1,16 +1,17 @@
 """The connector in the scheduler's process: vLLM's requests as those of a `Connector`."""
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from blockyard._core import Keys
+from blockyard._core import Keys, Misuse, Unsupported
 from blockyard.engines.connector import Connector
-from blockyard.engines.vllm.identity import Root
-from blockyard.engines.vllm.messages import Reports, StepOrders
+from blockyard.engines.vllm.identity import Root, Start
+from blockyard.engines.vllm.messages import Ready, Reports, StepOrders
+from blockyard.engines.vllm.resets import Resets
 from blockyard.engines.vllm.settings import Settings
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
@@ -18,6 +19,10 @@ from blockyard.yard.config import Config
 __all__ = ["SchedulerHalf"]
 
 _KEY: Final = 32
+_LOOK: Final = 64
+"""Free blocks that are looked at, at least."""
+_PAUSE: Final = 250
+"""Milliseconds after which deadlines are looked at, where no worker reports."""
 _log = logging.getLogger(__name__)
 
 
@@ -26,6 +31,9 @@ class _Row:
     """A request of vLLM, from its arrival to its end."""
 
     request: Any
+    settings: Settings
+    start: Start | None
+    """What its keys start with; None for one that has no keys."""
     keys: bytearray = field(default_factory=bytearray)
     ids: list[int] = field(default_factory=list)
     """Its block table, as of the last step in which it was scheduled."""
@@ -59,20 +67,28 @@ class SchedulerHalf:
 
     Args:
         settings: What it does.
-        config: Sizes and policies of its cache.
+        config: Sizes and policies of its cache; a tick of its deadlines is a millisecond.
+        weights_change: Whether the engine may get other weights while it runs.
+        again: As in `Connector`.
     """
 
-    def __init__(self, settings: Settings, config: Config) -> None:
+    def __init__(
+        self, settings: Settings, config: Config, *, weights_change: bool = False, again: int = 0
+    ) -> None:
         self.cache = KVCache(config)
-        self.connector = Connector(self.cache)
+        self.connector = Connector(self.cache, again=again)
         self._settings = settings
         self._size = config.block_size
-        self._ticks = config.deadline is not None
-        self._through = settings.stow == "through"
-        self.pool: Any = None
-        """vLLM's block pool, to see that its prefix cache was reset."""
-        self._known_blocks: object = None
-        self._was_reset = self._told = False
+        self.clock: Callable[[], float] = time.monotonic
+        """Seconds, for deadlines."""
+        self._begun: float | None = None
+        self._looked = 0
+        self._seen = 0
+        """Blocks of vLLM's free queue that were looked at, and not given out since."""
+        self._ahead = config.ahead_of("device") if settings.stow != "none" else 0
+        keeps = settings.keep_on_reset
+        self.resets = Resets(ends=weights_change if keeps is None else not keeps)
+        self._warned: set[str] = set()
         self._root = Root(dict(config.namespace or ()).items())
         self._rows: dict[str, _Row] = {}
         self._arrived: set[str] = set()
@@ -83,6 +99,33 @@ class SchedulerHalf:
         """Loads that have brought less than was matched."""
         self._steps = 0
 
+    def ready(self, workers: Iterable[Ready]) -> None:
+        """Hears that all workers have their memory, and drops the name of what they share.
+
+        So no file outlives the engine, however it ends.
+
+        Raises:
+            Misuse: A worker has another configuration than this half.
+            Unsupported: Workers that share host memory do not map the same.
+        """
+        own = self.cache.config.fingerprint
+        workers = list(workers)
+        files = {worker.file for worker in workers}
+        if len(files) > 1:
+            raise Unsupported(
+                f"the ranks have the same KV, and {len(files)} files for it: they must be on one "
+                "machine, and see one /dev/shm"
+            )
+        for worker in workers:
+            if worker.fingerprint != own:
+                raise Misuse(
+                    f"rank {worker.rank} has fingerprint {worker.fingerprint[:12]}, and the "
+                    f"scheduler's half {own[:12]}: model, block size and options must be the same "
+                    "in all processes of the engine"
+                )
+            for tier in ("", ".disk") if worker.shared else ():
+                Path(f"{worker.shared}{tier}").unlink(missing_ok=True)
+
     # -- a request -----------------------------------------------------------------------
 
     def added(self, request: Any) -> None:
@@ -91,12 +134,14 @@ class SchedulerHalf:
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """As vLLM's `get_num_new_matched_tokens`."""
+        self._look_for_reset()
         row = self._row(request)
         if request.num_preemptions > row.preemptions:
             # A reset has preempted it, and it comes back before the step that would say so.
-            self._preempted(row, set())
-        local = computed // self._size
-        tokens = self.connector.matched(request.request_id, self._keys(row), local)
+            self._preempted(row)
+        keys = self._keys(row)
+        local = min(computed // self._size, len(keys))
+        tokens = self.connector.matched(request.request_id, keys, local, prefix=row.settings.load)
         if tokens is None:
             return None, False
         # What is kept may be more than vLLM asks for; never more than it has.
@@ -125,7 +170,8 @@ class SchedulerHalf:
         if row is None:
             return
         keys: Keys | None = None
-        full = self._stowable(row)
+        # A session may have got tokens since that were never scheduled.
+        full = min(self._stowable(row), int(request.num_computed_tokens) // self._size)
         if full and not row.loading:
             keys = self._keys(row)
         writes = self.connector.finished(request.request_id, keys, ids[:full] if keys else ())
@@ -134,20 +180,59 @@ class SchedulerHalf:
 
     def _stowable(self, row: _Row) -> int:
         """Full blocks of a request that are computed, and are to be stowed."""
-        if self._settings.stow == "none":
+        if row.settings.stow == "none":
             return 0
         return self._last_stowable(row) // self._size
 
     def _last_stowable(self, row: _Row) -> int:
         """Tokens of a request that are computed, and are to be stowed."""
         tokens = row.computed()
-        return tokens if self._settings.decode else min(tokens, int(row.request.num_prompt_tokens))
+        return tokens if row.settings.decode else min(tokens, int(row.request.num_prompt_tokens))
+
+    def _end_epoch(self) -> None:
+        """Ends an epoch, and lets nothing of what is in vLLM's blocks now into the next."""
+        for row in self._rows.values():
+            if row.request.num_preemptions > row.preemptions:
+                # It has left its blocks, and comes back with nothing.
+                self._preempted(row)
+            elif row.ids or row.loading:
+                row.settings = row.settings.as_nothing()
+        self.connector.clear()
 
     def _row(self, request: Any) -> _Row:
         row = self._rows.get(request.request_id)
         if row is None:
-            row = self._rows[request.request_id] = _Row(request)
+            row = self._rows[request.request_id] = self._new(request)
         return row
+
+    def _new(self, request: Any) -> _Row:
+        settings = self._settings
+        try:
+            settings = settings.of_request(request.kv_transfer_params)
+        except Misuse as error:
+            # An error here would end vLLM: it is the client's to mend.
+            self._warn(f"{error}; such requests run as all others")
+        if request.skip_reading_prefix_cache:
+            # vLLM computes all of it, whatever is offered: it wants the logits of the prompt.
+            settings = settings.as_reading_nothing()
+        start = self._root.start(request.lora_request, request.cache_salt)
+        if start is None:
+            settings = settings.as_nothing()
+            self._warn(
+                f"which weights LoRA adapter {request.lora_request.lora_name!r:.100} has is not "
+                "known here, as its files are not to be seen or have changed: nothing of it is "
+                "kept; load it from a path of its own"
+            )
+        if request.resumable:
+            # Its tokens and hashes change while it waits for more.
+            settings, start = settings.as_nothing(), None
+        return _Row(request, settings, start)
+
+    def _warn(self, text: str) -> None:
+        """Says something once."""
+        if text not in self._warned and len(self._warned) < 1000:  # noqa: PLR2004 - clients make it
+            self._warned.add(text)
+            _log.warning(text)
 
     def _start(self, row: _Row, ids: Iterable[int]) -> None:
         row.ids, row.started, row.scheduled = list(ids), int(row.request.num_tokens), 0
@@ -159,47 +244,64 @@ class SchedulerHalf:
 
     def _hash(self, row: _Row) -> int:
         """Makes the keys that a request has not yet; returns how many it has."""
-        request = row.request
-        hashes = request.block_hashes
+        hashes = () if row.start is None else row.request.block_hashes
         have = len(row.keys) // _KEY
         if len(hashes) > have:
-            row.keys += self._root.keys(hashes[have:], request.lora_request, request.cache_salt)
+            row.keys += self._root.keys(hashes[have:], row.start)
         return len(hashes)
 
     # -- a step --------------------------------------------------------------------------
 
     def step(self, output: Any) -> StepOrders:
         """As vLLM's `build_connector_meta`."""
+        self._look_for_reset()
+        # Where nothing is computed and nobody reports, vLLM brings no report at all.
+        self.reported(None)
         for name in output.preempted_req_ids or ():
             row = self._rows.get(name)
             if row is not None and row.request.num_preemptions > row.preemptions:
-                self._preempted(row, self._unsafe(output))
+                self._preempted(row)
         written = self._follow(output)
-        self._look_for_reset()
         self._steps += 1
         short, self._short = self._short, []
         arrived, self._arrived = self._arrived, set()
         missing, self._missing = self._missing, set()
-        orders = self.connector.step(np.array([*written, *short], np.int64))
+        victims = self._victims(len(written)) if written and self._ahead else ()
+        orders = self.connector.step(written + short, victims, _spoiled(output))
         return StepOrders(self._steps, orders, arrived, missing)
 
-    def _unsafe(self, output: Any) -> set[int]:
-        """Blocks that the V2 runner writes before any copy can begin in this step."""
-        zeroed = set(output.new_block_ids_to_zero or ())
-        for copy in output.kv_cache_block_copies or ():
-            zeroed.add(int(copy[1]))
-        return zeroed
-
-    def _preempted(self, row: _Row, unsafe: set[int]) -> None:
+    def _preempted(self, row: _Row) -> None:
         row.preemptions = row.request.num_preemptions
-        tokens, ids = row.computed(), row.ids
-        cut = next((at for at, one in enumerate(ids) if one in unsafe), len(ids))
-        tokens = min(tokens, min(cut, len(ids)) * self._size)
+        ids = row.ids
+        tokens = min(row.computed(), len(ids) * self._size)
         # Output that is dropped was made from KV that is void, too.
-        if self._settings.preempt == "recompute" or row.request.drop_stale_output:
+        if row.settings.preempt == "recompute" or row.request.drop_stale_output:
             tokens = 0
-        self.connector.preempted(row.request.request_id, self._keys(row), ids, tokens)
+        keys = self._keys(row)
+        # A full block whose hash needs the tokens behind it may have no key yet.
+        tokens = min(tokens, (len(keys) + 1) * self._size - 1)
+        self.connector.preempted(row.request.request_id, keys, ids, tokens)
         row.ids, row.started, row.scheduled = [], 0, 0
+
+    def _victims(self, given: int) -> list[int]:
+        """Returns the free blocks with KV that vLLM gives out next, where it is time to look.
+
+        Those that it has given out were looked at before: it looks again when half of them are
+        left, as the first in its queue stay the first.
+        """
+        victims: list[int] = []
+        self._seen -= given
+        if self.resets.pool is None or self._seen > given:
+            return victims
+        self._seen = count = min(self._ahead, 4 * given + _LOOK)
+        block = self.resets.pool.free_block_queue.fake_free_list_head.next_free_block
+        for _ in range(count):
+            if block is None or block.next_free_block is None:
+                break
+            if block.block_hash is not None:
+                victims.append(block.block_id)
+            block = block.next_free_block
+        return victims
 
     def _follow(self, output: Any) -> list[int]:
         """Follows the block tables of what is scheduled; returns what is new in them."""
@@ -207,11 +309,12 @@ class SchedulerHalf:
         rows, counts = self._rows, output.num_scheduled_tokens
         for new in output.scheduled_new_reqs:
             (ids,) = new.block_ids
-            row = rows.get(new.req_id)
+            row, computed = rows.get(new.req_id), new.num_computed_tokens
             if row is not None:
                 row.ids = list(ids)
-                row.scheduled = new.num_computed_tokens + counts[new.req_id]
-            written += ids
+                row.scheduled = computed + counts[new.req_id]
+            # What vLLM has found itself, or a load has brought, is read and not written.
+            written += ids[computed // self._size :]
         cached = output.scheduled_cached_reqs
         tables = cached.new_block_ids
         if output.total_num_scheduled_tokens == len(counts):
@@ -226,12 +329,13 @@ class SchedulerHalf:
                 continue
             if more is not None:
                 (ids,) = more
-                written += ids
                 if name in cached.resumed_req_ids:
                     row.ids = list(ids)
+                    written += ids[cached.num_computed_tokens[at] // self._size :]
                 else:
                     row.ids += ids
-            if self._through:
+                    written += ids
+            if row.settings.stow == "through":
                 self._stow_full(row, cached.num_computed_tokens[at])
             row.scheduled = cached.num_computed_tokens[at] + count
         return written
@@ -245,8 +349,10 @@ class SchedulerHalf:
 
     def reported(self, reports: Reports | None) -> None:
         """Takes what the workers say of their copies; as vLLM's `update_connector_output`."""
-        if reports is not None or self._ticks:
-            self.connector.commit([] if reports is None else reports.outcomes)
+        now = self._now()
+        if reports is not None or now >= self._looked + _PAUSE:
+            self._looked = now
+            self.connector.commit([] if reports is None else reports.outcomes, now=now)
         for request, tokens in self.connector.arrived().items():
             name = str(request)
             self._arrived.add(name)
@@ -263,24 +369,27 @@ class SchedulerHalf:
 
     def reset(self) -> bool:
         """As vLLM's `reset_cache`: nothing that was computed so far is found again."""
-        self.cache.clear()
-        self._was_reset = True
+        self._end_epoch()
+        self.resets.heard()
         return True
 
     def _look_for_reset(self) -> None:
-        """Says once that what is below outlives a reset of vLLM's prefix cache alone."""
-        known = getattr(self.pool, "cached_block_hash_to_block", None)
-        if known is self._known_blocks:
-            return
-        first, self._known_blocks = self._known_blocks is None, known
-        if not (first or self._was_reset or self._told):
-            self._told = True
-            _log.warning(
-                "vLLM's prefix cache was reset, and the host keeps its blocks: after new weights "
-                "reset with reset_connector=True (reset_external over HTTP), or old KV is served"
-            )
-        self._was_reset = False
+        if self.resets.unheard():
+            self._end_epoch()
+
+    def _now(self) -> int:
+        """Milliseconds since the first question."""
+        clock = self.clock()
+        if self._begun is None:
+            self._begun = clock
+        return int((clock - self._begun) * 1000)
 
     def stats(self) -> dict[str, int]:
         """The cache's numbers."""
         return self.cache.stats()
+
+
+def _spoiled(output: Any) -> list[int]:
+    """Returns the blocks that vLLM's V2 runner writes before it calls the connector."""
+    zeroed, copies = output.new_block_ids_to_zero, output.kv_cache_block_copies
+    return [*(zeroed or ()), *(int(copy[1]) for copy in copies or ())]

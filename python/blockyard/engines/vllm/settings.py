@@ -1,8 +1,8 @@
 """What an operator says in `kv_connector_extra_config`, and the cache that follows from it."""
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -14,9 +14,19 @@ from blockyard.yard.config import Config
 
 __all__ = ["OWN", "Settings"]
 
-OWN: Final = ("layout", "block_size", "device", "engine", "recompute", "keyed", "hash")
+OWN: Final = (
+    *("layout", "block_size", "device", "engine", "groups"),
+    *("recompute", "keyed", "key_hash"),
+)
 """Fields of `Config` that are vLLM's to say."""
 _BOOLS: Final = (True, False)
+_DEADLINE: Final = 60_000
+"""Milliseconds after which the end of a copy counts as unknown, where nothing else is said."""
+_GIB: Final = 1 << 30
+_OF_A_REQUEST: Final = ("stow", "preempt", "decode", "load")
+_PREFIX: Final = "blockyard."
+_SHOWN: Final = 80
+"""Characters that are shown of what a client has sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +43,22 @@ class Settings:
     """Whether a preempted request's KV is kept, its last token too; or dropped."""
     decode: bool = True
     """Whether blocks that hold answers are stowed, and not those of the prompt alone."""
+    load: bool = True
+    """Whether a request may have what others have stowed."""
+    checksums: bool = True
+    """Whether what comes up is compared with what went down."""
+    keep_on_reset: bool | None = None
+    """Whether what is below outlives a reset of vLLM's prefix cache alone; None for only where the
+    weights of this engine cannot change."""
 
     def __post_init__(self) -> None:
         """Checks every value."""
         one_of("stow", self.stow, ("finish", "through", "none"))
         one_of("preempt", self.preempt, ("park", "recompute"))
         one_of("decode", self.decode, _BOOLS)
+        one_of("load", self.load, _BOOLS)
+        one_of("checksums", self.checksums, _BOOLS)
+        one_of("keep_on_reset", self.keep_on_reset, (*_BOOLS, None))
 
     @classmethod
     def read(
@@ -64,6 +84,30 @@ class Settings:
             Misuse: A key is unknown or vLLM's own, or a value is out of range.
             TooLarge: A request of full length cannot be kept, and shall be.
         """
+        settings, given = cls.of_extra(extra)
+        more = given.pop("namespace", None) or {}
+        if not isinstance(more, Mapping):
+            raise Misuse(f"namespace = {more!r}: give a mapping of names to text")
+        said = namespace_of(namespace, more)
+        if given.get("deadline") is None:
+            given["deadline"] = _DEADLINE
+        config = Config.of({**given, "layout": layout, "engine": blocks, "namespace": said})
+        settings.check_room(config, longest)
+        return settings, config
+
+    @classmethod
+    def of_extra(cls, extra: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
+        """Reads what can be read before the engine is known: its own values, and the names.
+
+        Args:
+            extra: As in `read`.
+
+        Returns:
+            Its values, and what is left for `Config`.
+
+        Raises:
+            Misuse: As in `read`.
+        """
         given = dict(extra)
         path = given.pop("config", None)
         if path is not None:
@@ -74,22 +118,68 @@ class Settings:
             if name in OWN:
                 raise Misuse(f"{name} = {given[name]!r}: vLLM says that itself, leave it out")
             if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
                 raise Misuse(
-                    f"there is no {name!r} in kv_connector_extra_config: did you mean {near[0]!r}?"
+                    f"there is no {name!r} in kv_connector_extra_config: did you mean "
+                    f"{_nearest(name, known)!r}?"
                 )
-        settings = cls(**{name: given.pop(name) for name in own & given.keys()})
         if "host" not in given and "disk" not in given:
             raise Misuse(
                 'host is missing in kv_connector_extra_config: give it, as "host": "64 GiB"'
             )
-        more = given.pop("namespace", None) or {}
-        if not isinstance(more, Mapping):
-            raise Misuse(f"namespace = {more!r}: give a mapping of names to text")
-        said = namespace_of(namespace, more)
-        config = Config.of({**given, "layout": layout, "engine": blocks, "namespace": said})
-        settings.check_room(config, longest)
-        return settings, config
+        return cls(**{name: given.pop(name) for name in own & given.keys()}), given
+
+    def of_request(self, params: object) -> Self:
+        """Returns what holds for one request.
+
+        Args:
+            params: Its `kv_transfer_params`, a mapping or None: `blockyard.stow`, `.preempt`,
+                `.decode` and `.load` stand for the operator's. What else is in it is another's.
+
+        Raises:
+            Misuse: There is no such setting of a request, or it cannot have this value.
+        """
+        if not isinstance(params, Mapping | None):
+            shown = repr(params)[:_SHOWN]
+            raise Misuse(f"kv_transfer_params = {shown}: give a mapping of names to values")
+        given = {
+            name.removeprefix(_PREFIX): value
+            for name, value in (params or {}).items()
+            if isinstance(name, str) and name.startswith(_PREFIX)
+        }
+        for name in given:
+            if name not in _OF_A_REQUEST:
+                near = _nearest(name, _OF_A_REQUEST)
+                shown = repr(_PREFIX + name)[:_SHOWN]
+                raise Misuse(
+                    f"there is no {shown} in kv_transfer_params: did you mean '{_PREFIX}{near}'?"
+                )
+        return replace(self, **given) if given else self
+
+    def as_reading_nothing(self) -> Self:
+        """Returns what holds for a request that is computed whole, also when it was preempted."""
+        return replace(self, preempt="recompute", load=False)
+
+    def as_nothing(self) -> Self:
+        """Returns what holds for a request whose KV has no key: it is computed, and forgotten."""
+        return replace(self, stow="none", preempt="recompute", load=False)
+
+    def said(self, config: Config) -> str:
+        """Says what the connector will do, and with how much memory."""
+        layout = config.layout
+        assert layout is not None  # noqa: S101 - `read` has given it
+        tiers = {"host": config.host_blocks, "disk": config.disk_blocks}
+        below = ", ".join(
+            f"{blocks * layout.block_bytes / _GIB:.2f} GiB of {name} a rank ({blocks} blocks)"
+            for name, blocks in tiers.items()
+            if blocks
+        )
+        kept = "preempted requests" if self.preempt == "park" else "no preempted request"
+        when = {"finish": "as requests end", "through": "as blocks fill", "none": "not at all"}
+        return (
+            f"Blockyard keeps {kept}, and stows full blocks {when[self.stow]}, in {below}, below "
+            f"vLLM's {config.device_blocks} blocks of {config.block_size} tokens and "
+            f"{layout.block_bytes} bytes on each of {layout.ranks} ranks"
+        )
 
     def check_room(self, config: Config, longest: int) -> None:
         """Checks that one request of full length can be kept."""
@@ -103,12 +193,19 @@ class Settings:
             )
 
 
+def _nearest(name: object, known: Iterable[str]) -> str:
+    return difflib.get_close_matches(str(name)[:_SHOWN], known, n=1, cutoff=0.0)[0]
+
+
 def _table(path: object) -> dict[str, Any]:
     """Reads a TOML file: its table `blockyard`, or the whole file."""
     import tomllib  # noqa: PLC0415 - most operators name no file
 
     try:
         table = tomllib.loads(Path(str(path)).read_text("utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Misuse(f"{path} is no configuration: {error}") from error
-    return dict(table.get("blockyard", table))
+    except (OSError, ValueError) as error:
+        raise Misuse(f"config = {str(path)!r}: it is no configuration: {error}") from error
+    own = table.get("blockyard", table)
+    if not isinstance(own, dict):
+        raise Misuse(f"config = {str(path)!r}: blockyard = {own!r} in it, and must be a table")
+    return dict(own)

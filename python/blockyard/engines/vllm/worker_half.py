@@ -1,11 +1,16 @@
 """The connector beside the model: one rank's copies."""
 
-from collections.abc import Mapping
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockyard._core import Misuse
 from blockyard.engines.vllm.engine_facts import Facts
-from blockyard.engines.vllm.messages import Reports, StepOrders
+from blockyard.engines.vllm.messages import Ready, Reports, StepOrders
 from blockyard.engines.worker import Worker
 from blockyard.yard.config import Config
 
@@ -21,17 +26,22 @@ class WorkerHalf:
     Args:
         known: What vLLM has.
         config: Sizes and policies, as the scheduler's half has them.
-        shared: A file for the host memory that ranks share; None where each has its own.
+        checksums: Whether what comes up is compared with what went down.
     """
 
-    def __init__(self, known: Facts, config: Config, *, shared: str | None = None) -> None:
+    def __init__(self, known: Facts, config: Config, *, checksums: bool = True) -> None:
         self._known = known
         self._config = config
-        self._shared = shared
+        self._checksums = checksums
+        self._shared = _file_of(known)
         self.copier: Copier | None = None
         """How it copies, for tests; set before `register`."""
+        self.stream: Callable[[], object] = lambda: None
+        """Returns the stream on which vLLM computes now: it makes one of its own, at some time."""
         self.worker: Worker | None = None
-        self._last = 0
+        self._file: tuple[int, int] | None = None
+        self._begun = self._loaded = 0
+        """The last steps whose copies down, and up, have begun."""
         self._arrived: set[str] = set()
         self._missing: set[int] = set()
 
@@ -52,6 +62,8 @@ class WorkerHalf:
         blocks = self._config.device_blocks
         tensors = [_as_bytes(group_kernel_blocks(caches[name], blocks)) for name in names]
         on_gpu = bool(caches[names[0]].is_cuda)
+        if on_gpu:
+            self.stream = _current_stream
         self.worker = Worker.adopt(
             self._config,
             tensors,
@@ -60,18 +72,51 @@ class WorkerHalf:
             gpu="cuda" if on_gpu else None,
             copier=self.copier,
             shared=self._shared,
+            # What tests give says itself what it checks.
+            checksums=self._checksums and self.copier is None,
         )
+        if self._shared is not None:
+            seen = Path(f"{self._shared}{'' if self._config.host_blocks else '.disk'}").stat()
+            self._file = seen.st_dev, seen.st_ino
+
+    def ready(self) -> Ready:
+        """Says that its memory is there."""
+        known, shared = self._known, self._shared
+        return Ready(known.rank, self._config.fingerprint, shared, self._file)
 
     def begin(self, step: StepOrders) -> None:
-        """Begins a step's copies, before anything is written in it; each step once."""
-        if step.number == self._last:
+        """Begins a step's copies down, before anything is written in it; each step once."""
+        if step.number == self._begun:
             return
-        self._last = step.number
+        self._begun = step.number
         self._arrived |= step.arrived
         self._missing |= step.missing
+        self._there().begin(step.orders._replace(up=()), self.stream())
+
+    def load(self, step: StepOrders) -> None:
+        """Begins a step's copies up, when vLLM has zeroed their blocks if it does; each step once.
+
+        Where `begin` was not called, the copies down are first.
+        """
+        self.begin(step)
+        if step.number != self._loaded:
+            self._loaded = step.number
+            self._there().begin(step.orders.loads(), self.stream())
+
+    def suspend(self) -> None:
+        """Ends all copies, and begins none until `resume`; as often as one likes."""
+        if self.worker is not None:
+            self.worker.suspend()
+
+    def resume(self) -> None:
+        """Begins copies again."""
+        if self.worker is not None:
+            self.worker.resume()
+
+    def _there(self) -> Worker:
         if self.worker is None:
             raise Misuse("vLLM has registered no KV caches: orders cannot be carried out")
-        self.worker.begin(step.orders)
+        return self.worker
 
     def arrived(self) -> set[str]:
         """Requests whose loads have ended since the last call."""
@@ -93,6 +138,37 @@ class WorkerHalf:
         worker, self.worker = self.worker, None
         if worker is not None:
             worker.close()
+
+
+def _file_of(known: Facts) -> str | None:
+    """Returns the file of the memory that all ranks share, whose name each of them finds alone.
+
+    vLLM starts all of an engine's workers from one process. An engine of the same name beside it
+    has another, or is in a container with numbers of its own. What an engine has left there that
+    died as it started is removed.
+    """
+    if known.layout.ranks == 1 or not any(plane.replicated for plane in known.layout.planes):
+        return None
+    memory = Path("/dev/shm")  # noqa: S108 - the file is made for its owner alone
+    folder = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    try:
+        numbers = Path("/proc/self/ns/pid").readlink().name
+    except OSError:
+        numbers = ""
+    said = f"{known.engine} {numbers}".encode()
+    engine = f"blockyard-{hashlib.sha256(numbers.encode()).hexdigest()[:8]}"
+    for left in folder.glob(f"{engine}-*"):
+        process = left.name.split("-")[2].removesuffix(".disk")
+        if process.isdecimal() and not Path(f"/proc/{process}").exists():
+            with contextlib.suppress(OSError):
+                left.unlink()
+    return str(folder / f"{engine}-{os.getppid()}-{hashlib.sha256(said).hexdigest()[:16]}")
+
+
+def _current_stream() -> object:
+    import torch  # noqa: PLC0415 - with the model
+
+    return torch.cuda.current_stream()
 
 
 def _as_bytes(tensor: Any) -> Any:

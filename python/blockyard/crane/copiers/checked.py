@@ -1,0 +1,262 @@
+"""Copies that are checked: what leaves a tier below the device is what came there."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import checksums
+from blockyard.crane.copiers import (
+    Copier,
+    Fencing,
+    Joining,
+    KeyedCopier,
+    Landed,
+    Pair,
+    Receipt,
+    Slots,
+    Turning,
+)
+from blockyard.crane.tiers import Tier, is_mapped, planes_of
+from blockyard.shared.log import Limited
+from blockyard.shared.plan import Cause
+from blockyard.shared.validate import integer
+
+__all__ = ["CheckedCopier", "Checksums", "checked"]
+
+_log = Limited("blockyard")
+
+
+class Checksums:
+    """The checksums of what one rank has written to the tiers below its device.
+
+    A rank knows those of the blocks that it has written itself. Of a plane that ranks share, each
+    has written some slots, and all of them read all: so one of them checks each block, and the
+    least that a rank reports is believed.
+
+    Args:
+        workers: Threads that compute them. With 0 they are computed at once, so that every run is
+            the same.
+    """
+
+    def __init__(self, *, workers: int = 2) -> None:
+        workers = integer("workers", workers, least=0)
+        self._pool = ThreadPoolExecutor(workers, "blockyard-checksum") if workers else None
+        self._begun: list[Future[int]] = []
+        self._sums: dict[tuple[str, str], NDArray[np.uint64]] = {}
+        self._known: dict[tuple[str, str], NDArray[np.bool_]] = {}
+
+    def begin(self, tier: Tier, slots: Slots, *, noted: bool) -> Future[int]:
+        """Begins to note the checksums of blocks that have come, or to compare those of blocks.
+
+        Args:
+            tier: A tier below the device.
+            slots: Its slots, which nobody writes before the answer is there.
+            noted: Whether they are noted; else they are compared with what was noted.
+
+        Returns:
+            How many of the blocks, from the first on, are what was noted: all where it is noted
+            now, and where this rank has not written them.
+        """
+        planes = zip(tier.layout.planes, planes_of(tier), strict=True)
+        work = [
+            (bytes_, *self._of((tier.name, plane.name), tier.blocks)) for plane, bytes_ in planes
+        ]
+
+        def act() -> int:
+            good = len(slots)
+            for bytes_, sums, known in work:
+                have = checksums(bytes_, slots)
+                if noted:
+                    sums[slots], known[slots] = have, True
+                    continue
+                bad = np.flatnonzero(known[slots] & (sums[slots] != have))
+                good = min(good, int(bad[0]) if len(bad) else good)
+            return good
+
+        if self._pool is not None:
+            self._begun = [one for one in self._begun if not one.done()]
+            self._begun.append(self._pool.submit(act))
+            return self._begun[-1]
+        done: Future[int] = Future()
+        done.set_result(act())
+        return done
+
+    def settle(self) -> None:
+        """Waits for all that was begun."""
+        wait(self._begun)
+
+    def close(self) -> None:
+        """Ends the threads, after what they compute."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _of(
+        self, plane: tuple[str, str], blocks: int
+    ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+        if plane not in self._sums:
+            self._sums[plane] = np.zeros(blocks, np.uint64)
+            self._known[plane] = np.zeros(blocks, np.bool_)
+        return self._sums[plane], self._known[plane]
+
+
+class CheckedCopier:
+    """A copier whose blocks are checked before they leave a tier below the device.
+
+    A block is no longer what it was where its memory has failed, or something else has written to
+    it. Then the copy ends before it, with `Cause.CORRUPT`, and the yard never offers it again.
+    After a copy down the checksums are computed before it is reported, and before a copy up they
+    are compared: both beside the copies, which begin in another order then. An engine's stream
+    waits for the copies alone. A tier that has no planes in memory is not checked.
+
+    Args:
+        copier: What copies.
+        sums: The rank's checksums; other copiers of the rank have the same.
+    """
+
+    def __init__(self, copier: Copier, sums: Checksums) -> None:
+        self.copier = copier
+        self.sums = sums
+        self.closed = False
+        self._compared: list[_Checked] = []
+        """Copies that have not begun: their blocks are compared first."""
+
+    def start(
+        self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
+    ) -> Receipt | None:
+        """Takes a copy, as `Copier.start`."""
+        copy = _Checked(self, source, destination, sources, destinations)
+        if _is_checked(source):
+            copy.comparing = self.sums.begin(source, sources, noted=False)
+            self._compared.append(copy)
+            self.go_on()
+            return copy
+        return copy if copy.begin() else None
+
+    def go_on(self) -> None:
+        """Begins what has been compared, as far as the copier takes it."""
+        self._compared = [copy for copy in self._compared if not copy.go_on()]
+
+    def join(self, stream: object = None, *, layer: int | None = None) -> bool:
+        """Makes the stream wait, as `Joining.join`."""
+        self.go_on()
+        joined = isinstance(self.copier, Joining) and self.copier.join(stream, layer=layer)
+        return joined and not self._compared
+
+    def fence(self, stream: object = None) -> bool:
+        """Makes the stream wait, as `Fencing.fence`, but for no checksum."""
+        return isinstance(self.copier, Fencing) and self.copier.fence(stream)
+
+    def turn(self) -> AbstractContextManager[object]:
+        """Lets calls share what they cost, as `Turning.turn`."""
+        return self.copier.turn() if isinstance(self.copier, Turning) else nullcontext()
+
+    def reset(self) -> None:
+        """Ends all copies, and what is computed for them."""
+        self.copier.reset()
+        self.sums.settle()
+        for copy in self._compared:
+            copy.give_up()
+        self._compared = []
+
+    def close(self) -> None:
+        """Ends all copies, what is computed for them, and the threads that do."""
+        self.closed = True
+        self.copier.close()
+        self.sums.close()
+        for copy in self._compared:
+            copy.give_up()
+        self._compared = []
+
+
+class _Checked:
+    """A copy with its checks, and its receipt."""
+
+    def __init__(
+        self,
+        copier: CheckedCopier,
+        source: Tier,
+        destination: Tier,
+        sources: Slots,
+        destinations: Slots,
+    ) -> None:
+        self._copier = copier
+        self._source, self._destination = source, destination
+        self._sources, self._destinations = sources, destinations
+        self._receipt: Receipt | None = None
+        self._landed: Landed | None = None
+        self._noting: Future[int] | None = None
+        self.comparing: Future[int] | None = None
+        """How many of its blocks are what they were; None where that is not asked."""
+
+    @property
+    def _good(self) -> int:
+        return len(self._sources) if self.comparing is None else self.comparing.result()
+
+    def begin(self) -> bool:
+        """Copies what is good; returns whether the copier has taken it."""
+        good = self._good
+        self._receipt = self._copier.copier.start(
+            self._source, self._destination, self._sources[:good], self._destinations[:good]
+        )
+        return self._receipt is not None
+
+    def go_on(self) -> bool:
+        """Begins when its blocks have been compared; returns whether it waits no more."""
+        if self.comparing is None or not self.comparing.done():
+            return False
+        try:
+            if self._good:
+                return self.begin()
+            self._landed = Landed(0, Cause.CORRUPT)
+        except Exception as error:  # noqa: BLE001 - it fails this copy, and no other's call
+            _log.warning("a copy of %d blocks was refused: %r", len(self._sources), error)
+            self.give_up()
+        return True
+
+    def give_up(self) -> None:
+        """Ends without a copy."""
+        self._landed = Landed(0, Cause.FAILED)
+
+    def poll(self) -> Landed | None:
+        """Returns how it has ended, or None."""
+        if self._landed is None and self._receipt is None:
+            self._copier.go_on()
+        if self._landed is None and self._receipt is not None:
+            self._landed = self._receipt.poll()
+            if self._landed is not None:
+                self._end(self._landed)
+        if self._noting is not None and not self._noting.done():
+            return None
+        return self._landed
+
+    def _end(self, landed: Landed) -> None:
+        """Begins to note what has come, and says where the copy was cut."""
+        if landed.good and _is_checked(self._destination) and not self._copier.closed:
+            slots = self._destinations[: landed.good]
+            self._noting = self._copier.sums.begin(self._destination, slots, noted=True)
+        if landed.good == self._good < len(self._sources):
+            self._landed = Landed(landed.good, Cause.CORRUPT)
+
+
+def checked(copiers: Mapping[Pair, Copier], *, workers: int = 2) -> dict[Pair, Copier]:
+    """Returns copiers of one rank that check what leaves the tiers below its device.
+
+    Those that take keys check on their own, and stay as they are.
+
+    Args:
+        copiers: By the names of their two tiers.
+        workers: Threads that compute checksums, as in `Checksums`.
+    """
+    sums = Checksums(workers=workers)
+    made: dict[int, Copier] = {
+        id(one): one if isinstance(one, KeyedCopier) else CheckedCopier(one, sums)
+        for one in copiers.values()
+    }
+    return {pair: made[id(one)] for pair, one in copiers.items()}
+
+
+def _is_checked(tier: Tier) -> bool:
+    return tier.name != "device" and is_mapped(tier)

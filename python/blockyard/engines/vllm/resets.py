@@ -1,0 +1,47 @@
+"""What a reset of vLLM's prefix cache means for what lies below it."""
+
+import logging
+from typing import Any
+
+__all__ = ["Resets"]
+
+_log = logging.getLogger(__name__)
+
+
+class Resets:
+    """Sees that vLLM has reset its prefix cache, which it tells the connector only where asked to.
+
+    Args:
+        ends: Whether what is below ends with it: where other weights may have come.
+    """
+
+    def __init__(self, *, ends: bool) -> None:
+        self._ends = ends
+        self.pool: Any = None
+        """vLLM's block pool; a reset gives it another table of cached blocks."""
+        self._table: object = None
+        self._told = False
+
+    def heard(self) -> None:
+        """Takes note that the connector was told of the reset."""
+        self._table = self._now()
+
+    def unheard(self) -> bool:
+        """Returns whether there was one that nobody told of, and that ends what is below."""
+        before, now = self._table, self._now()
+        if now is before:
+            return False
+        self._table = now
+        if before is None or self._ends:
+            return before is not None
+        if not self._told:
+            self._told = True
+            _log.warning(
+                "vLLM's prefix cache was reset, and the host keeps its blocks: after new weights "
+                "reset with reset_connector=True (reset_external over HTTP), or say "
+                '"keep_on_reset": false, or old KV is served'
+            )
+        return False
+
+    def _now(self) -> object:
+        return getattr(self.pool, "cached_block_hash_to_block", None)

@@ -1,0 +1,103 @@
+"""The configuration of the simulated model, as an operator of vLLM would have it."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MLAAttentionSpec,
+)
+
+SIZE, LAYERS, LONGEST, DRAFTS = 16, 2, 1024, 3
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+}
+
+
+def settings(
+    extra: dict[str, Any] | None,
+    blocks: int,
+    seats: int,
+    budget: int,
+    *,
+    stages: int = 1,
+    drafts: bool = False,
+    **more: Any,
+) -> Any:
+    """Returns vLLM's configuration; None for no connector."""
+    folder = Path(tempfile.gettempdir()) / f"blockyard-vllm-model-{stages}"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(MODEL | {"num_hidden_layers": LAYERS * stages}))
+    speculative = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 4}
+    made = VllmConfig(
+        model_config=ModelConfig(
+            model=str(folder), skip_tokenizer_init=True, max_model_len=LONGEST, dtype="float32"
+        ),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=seats,
+            max_num_batched_tokens=budget,
+            max_model_len=LONGEST,
+            is_encoder_decoder=False,
+            enable_chunked_prefill=True,
+            disable_hybrid_kv_cache_manager=True,
+            **more,
+        ),
+        cache_config=CacheConfig(block_size=SIZE, enable_prefix_caching=True),
+        device_config=DeviceConfig(device="cpu"),
+        parallel_config=ParallelConfig(),
+        kv_transfer_config=None if extra is None else transfer(extra),
+        speculative_config=SpeculativeConfig(**speculative) if drafts else None,
+    )
+    made.cache_config.num_gpu_blocks = blocks
+    return made
+
+
+def transfer(extra: dict[str, Any]) -> KVTransferConfig:
+    """Returns what an operator writes in `--kv-transfer-config`."""
+    return KVTransferConfig(
+        kv_connector="Blockyard",
+        kv_connector_module_path="blockyard.engines.vllm",
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config=extra,
+    )
+
+
+class Zeroed(KVCacheConfig):
+    """One whose new blocks are zeroed, as that of a model of mixed precision."""
+
+    needs_kv_cache_zeroing = True
+
+
+def layers(blocks: int, *, latent: bool = False, stage: int = 0, zeroed: bool = False) -> Any:
+    """Returns one group of full attention, or of MLA."""
+    kind = MLAAttentionSpec if latent else FullAttentionSpec
+    spec = kind(block_size=SIZE, num_kv_heads=1, head_size=2, dtype=torch.float32)
+    names = [f"model.layers.{stage * LAYERS + at}" for at in range(LAYERS)]
+    groups = [KVCacheGroupSpec(names, spec)]
+    made = Zeroed if zeroed else KVCacheConfig
+    return made(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
