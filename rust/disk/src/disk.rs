@@ -16,3 +16,9 @@ pub trait Medium: Send + Sync + Debug {
     /// Makes durable what was written before.
     fn sync(&self) -> io::Result<()>;
 }
+
+/// Where it is noted what was cleared.
+pub trait Floor: Send + Sync + Debug {
+    /// Clears all blocks whose stamp is smaller: when it returns, no restart brings them back.
+    fn raise(&self, floor: u64) -> io::Result<()>;
+}

@@ -1,9 +1,9 @@
-//! Copies between memory and the disk: what is asked for, how far it is, and how it has ended.
+//! Copies between memory and the disk: what is asked for, and how it has ended.
 
 use crate::blocks::{Asked, Doubt};
-use crate::record::{Owner, Record};
+use crate::record::Owner;
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Where the bytes of a copy are, or go, beside the disk.
 pub trait Memory: Send + Sync + Debug {
@@ -23,11 +23,27 @@ pub enum Copy {
     Up(Vec<Asked>),
 }
 
+/// Which way a copy goes. Each has threads and a breaker of its own, so that reads go on where writes hang.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Direction {
+    /// To the disk.
+    Down,
+    /// From it.
+    Up,
+}
+
 impl Copy {
     pub(crate) fn blocks(&self) -> usize {
         match self {
             Self::Down(blocks) => blocks.len(),
             Self::Up(blocks) => blocks.len(),
+        }
+    }
+
+    pub(crate) fn direction(&self) -> Direction {
+        match self {
+            Self::Down(_) => Direction::Down,
+            Self::Up(_) => Direction::Up,
         }
     }
 }
@@ -57,36 +73,30 @@ pub struct Landed {
 /// A copy that was taken.
 #[derive(Debug)]
 pub(crate) struct Flying {
-    pub(crate) number: u64,
     /// Of its first block, where it goes down.
     pub(crate) stamp: u64,
     pub(crate) copy: Copy,
-    pub(crate) memory: Arc<dyn Memory>,
-    pub(crate) progress: Mutex<Progress>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Progress {
-    /// The next block that a thread takes.
-    pub(crate) next: usize,
-    /// Blocks that threads work on.
-    pub(crate) busy: usize,
-    /// Blocks before the first that has failed.
-    pub(crate) good: usize,
-    pub(crate) short: Option<Short>,
-    pub(crate) records: Vec<Record>,
+    /// None once it was given up.
+    memory: RwLock<Option<Arc<dyn Memory>>>,
 }
 
 impl Flying {
-    pub(crate) fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Progress {
-    pub(crate) fn cut(&mut self, at: usize, short: Short) {
-        if at < self.good {
-            (self.good, self.short) = (at, Some(short));
+    pub(crate) fn new(stamp: u64, copy: Copy, memory: Arc<dyn Memory>) -> Self {
+        Self {
+            stamp,
+            copy,
+            memory: RwLock::new(Some(memory)),
         }
+    }
+
+    /// Does something with its memory, unless it was given up. Threads do so at once with different blocks.
+    pub(crate) fn touch(&self, act: impl FnOnce(&dyn Memory)) -> Result<(), Short> {
+        let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
+        memory.as_deref().map(act).ok_or(Short::GivenUp)
+    }
+
+    /// Waits for the threads that touch its memory; none does so afterwards.
+    pub(crate) fn leave(&self) {
+        *self.memory.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }

@@ -1,5 +1,6 @@
 //! A folder of blocks: whose they are in clear text, which process owns them, and what was cleared.
 
+use crate::disk::Floor;
 use crate::error::{Error, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::fmt::Write as _;
@@ -105,18 +106,6 @@ impl Folder {
         *self.floor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Clears all blocks whose stamp is smaller; when it returns, no restart brings them back. INV-31
-    ///
-    /// # Errors
-    /// `System` where the system refuses; then the floor is as it was.
-    pub fn raise(&self, floor: u64) -> Result<()> {
-        let mut own = self.floor.lock().unwrap_or_else(PoisonError::into_inner);
-        let floor = floor.max(*own);
-        self.write_numbers(floor)?;
-        *own = floor;
-        Ok(())
-    }
-
     /// Gives it to the next owner. Nothing of it may be written afterwards: end the lane before.
     ///
     /// # Errors
@@ -137,6 +126,17 @@ impl Folder {
             .write_all_at(&numbers.encode(), NUMBERS)
             .map_err(refused("write"))?;
         self.file.sync_all().map_err(refused("sync"))
+    }
+}
+
+impl Floor for Folder {
+    fn raise(&self, floor: u64) -> io::Result<()> {
+        let mut own = self.floor.lock().unwrap_or_else(PoisonError::into_inner);
+        let floor = floor.max(*own);
+        self.write_numbers(floor)
+            .map_err(|error| io::Error::other(error.to_string()))?;
+        *own = floor;
+        Ok(())
     }
 }
 

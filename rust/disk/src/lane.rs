@@ -5,28 +5,28 @@
 
 use crate::blocks::Blocks;
 use crate::breaker::Breaker;
-use crate::flight::{Copy, Flying, Landed, Memory, Progress, Short};
+use crate::disk::Floor;
+use crate::flight::{Copy, Direction, Flying, Landed, Memory, Short};
+use crate::queue::{Counts, Due, Queue, State, Task};
 use crate::record::Record;
 use crate::ring::Ring;
-use std::collections::VecDeque;
-use std::fmt::Debug;
-use std::mem;
+use std::process;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// How a lane works.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Threads that read and write.
+    /// Threads that read, and as many that write.
     pub threads: usize,
     /// What was written is synced after this long, at the latest.
     pub window: Duration,
     /// And after so many bytes.
     pub group: u64,
-    /// Failures in a row after which the lane rests.
+    /// Failures in a row after which copies of one way rest.
     pub failures: u32,
-    /// How long it rests at first; twice as long after each try that fails.
+    /// How long they rest at first; twice as long after each try that fails.
     pub rest: Duration,
 }
 
@@ -46,242 +46,238 @@ impl Default for Options {
 #[derive(Debug)]
 pub struct Lane {
     shared: Arc<Shared>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Threads do not come along where a process is forked.
+    process: u32,
 }
 
 #[derive(Debug)]
 struct Shared {
     blocks: Blocks,
+    floor: Arc<dyn Floor>,
     ring: Ring,
     options: Options,
-    state: Mutex<State>,
-    /// Something has come for a thread.
-    work: Condvar,
-    /// Something was written, or the lane closes.
+    queue: Mutex<Queue>,
+    /// Something has come for a thread of either direction.
+    work: [Condvar; 2],
+    /// Something was written or cleared, or the lane closes.
     written: Condvar,
-}
-
-#[derive(Debug)]
-struct State {
-    waiting: VecDeque<Arc<Flying>>,
-    /// Copies that were taken and have not landed.
-    flying: Vec<Arc<Flying>>,
-    group: Group,
-    landed: Vec<Landed>,
-    breaker: Breaker,
-    next: u64,
-    /// Of the next block that is to be written.
-    stamp: u64,
-    /// Blocks that threads work on now.
-    busy: usize,
-    closing: bool,
-}
-
-/// What was written since the last sync.
-#[derive(Debug, Default)]
-struct Group {
-    copies: Vec<Arc<Flying>>,
-    bytes: u64,
-    since: Option<Instant>,
+    /// What was cleared is durable.
+    cleared: Condvar,
+    threads: Mutex<usize>,
+    /// A thread has ended.
+    ended: Condvar,
 }
 
 impl Lane {
     /// Starts the threads of a lane.
     ///
     /// # Arguments
-    /// `stamp` is that of its first block, above all that are in the table.
-    pub fn new(blocks: Blocks, stamp: u64, options: Options) -> Self {
+    /// `stamp` is that of its first block, above all that are in the table; `floor` is where it notes what
+    /// was cleared.
+    pub fn new(blocks: Blocks, floor: Arc<dyn Floor>, stamp: u64, options: Options) -> Self {
         let threads = options.threads.max(1);
+        let breaker = Breaker::new(options.failures, options.rest);
         let shared = Arc::new(Shared {
-            ring: Ring::new(threads, blocks.geometry().stride()),
+            ring: Ring::new(2 * threads, blocks.geometry().stride()),
             blocks,
+            floor,
             options,
-            state: Mutex::new(State {
-                waiting: VecDeque::new(),
-                flying: Vec::new(),
-                group: Group::default(),
-                landed: Vec::new(),
-                breaker: Breaker::new(options.failures, options.rest),
-                next: 0,
-                stamp,
-                busy: 0,
-                closing: false,
-            }),
-            work: Condvar::new(),
+            queue: Mutex::new(Queue::new(stamp, breaker)),
+            work: [Condvar::new(), Condvar::new()],
             written: Condvar::new(),
+            cleared: Condvar::new(),
+            threads: Mutex::new(2 * threads + 1),
+            ended: Condvar::new(),
         });
-        let start = |act: fn(&Shared), shared: &Arc<Shared>| {
-            let shared = Arc::clone(shared);
-            thread::spawn(move || act(&shared))
+        let start = |act: fn(&Shared)| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                act(&shared);
+                *shared.threads() -= 1;
+                shared.ended.notify_all();
+            });
         };
-        let mut started: Vec<JoinHandle<()>> =
-            (0..threads).map(|_| start(Shared::work, &shared)).collect();
-        started.push(start(Shared::sync, &shared));
+        for _ in 0..threads {
+            start(|shared| shared.work(Direction::Down));
+            start(|shared| shared.work(Direction::Up));
+        }
+        start(Shared::sync);
         Self {
             shared,
-            threads: Mutex::new(started),
+            process: process::id(),
         }
     }
 
     /// Takes a copy; returns its number. Never waits.
     pub fn submit(&self, copy: Copy, memory: Arc<dyn Memory>) -> u64 {
-        let good = copy.blocks();
-        let mut state = self.shared.state();
-        let number = state.next;
-        state.next += 1;
-        if good == 0 || state.closing {
-            let short = state.closing.then_some(Short::GivenUp);
-            state.landed.push(Landed {
-                number,
-                good: 0,
-                short,
-            });
-            return number;
-        }
-        // They are given here, and not when a thread comes to it: a clear in between counts.
-        let stamp = state.stamp;
-        if matches!(copy, Copy::Down(_)) {
-            state.stamp += good as u64;
-        }
-        let flying = Arc::new(Flying {
-            number,
-            stamp,
-            copy,
-            memory,
-            progress: Mutex::new(Progress {
-                next: 0,
-                busy: 0,
-                good,
-                short: None,
-                records: Vec::new(),
-            }),
-        });
-        state.waiting.push_back(Arc::clone(&flying));
-        state.flying.push(flying);
-        self.shared.work.notify_all();
+        let work = &self.shared.work[copy.direction() as usize];
+        let number = self.shared.queue().submit(copy, memory);
+        work.notify_all();
         number
     }
 
     /// Returns what has ended since the last call, each copy once. Never waits.
     pub fn poll(&self) -> Vec<Landed> {
-        mem::take(&mut self.shared.state().landed)
+        self.shared.queue().take_landed()
     }
 
-    /// The stamp of the next block: all that was asked for so far has smaller ones. INV-31
-    pub fn next_stamp(&self) -> u64 {
-        self.shared.state().stamp
+    /// What it has done since it was made.
+    pub fn counts(&self) -> Counts {
+        self.shared.queue().counts()
     }
 
-    /// Whether it rests: after failures in a row, all copies fail at once until it is tried again.
-    pub fn rests(&self) -> bool {
-        self.shared.state().breaker.rests(Instant::now())
+    /// What it is at now.
+    pub fn state(&self) -> State {
+        self.shared.queue().state(Instant::now())
     }
 
-    /// Gives a copy up: when it returns, no byte of its memory is read or written any more. A thread that
-    /// hangs in a read or a write hangs on, with its staging alone. INV-32
+    /// Gives a copy up: when it returns, no byte of its memory is read or written any more. It waits for
+    /// threads that touch that memory, and for none that hangs in a read or a write: such a one hangs on,
+    /// with its staging alone. INV-32
     ///
-    /// What it wrote and did not sync is not reported as written. Where it went down, a thread that hangs
-    /// may write its slot later: keep the slots out of use, or a block there may be lost.
+    /// What it wrote and did not sync is not reported as written. A slot that a thread is still at is not
+    /// written for any other copy before that thread has ended. INV-27
     pub fn give_up(&self, number: u64) {
-        let mut state = self.shared.state();
-        if let Some(at) = state.flying.iter().position(|one| one.number == number) {
-            let flying = Arc::clone(&state.flying[at]);
-            flying.progress().cut(0, Short::GivenUp);
-            state.land(&flying);
+        let flying = self.shared.queue().give_up(number);
+        if let Some(flying) = flying {
+            flying.leave();
+            let mut queue = self.shared.queue();
+            queue.land(number);
+            self.shared.free(queue);
         }
+    }
+
+    /// Gives a copy up that the disk did not answer in time, which counts as a failure.
+    pub fn give_up_late(&self, number: u64) {
+        let flying = self.shared.queue().give_up(number);
+        if let Some(flying) = flying {
+            flying.leave();
+            let mut queue = self.shared.queue();
+            queue.note(flying.copy.direction(), false, Instant::now());
+            queue.land(number);
+            self.shared.free(queue);
+        }
+    }
+
+    /// Clears what was submitted so far. From now on nothing is reported as written before that is durable.
+    /// INV-31
+    ///
+    /// # Arguments
+    /// `patience` is how long it waits for that.
+    ///
+    /// # Returns
+    /// Whether it is durable: no restart brings anything back. Where not, the lane goes on trying.
+    pub fn clear(&self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        let mut queue = self.shared.queue();
+        let floor = queue.clear();
+        self.shared.written.notify_all();
+        while queue.pending_floor().is_some_and(|least| least <= floor) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.shared.cleared.wait_timeout(queue, left);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
     }
 
     /// Ends all copies, and the threads after what they are at.
-    pub fn close(&self) {
-        {
-            let mut state = self.shared.state();
-            state.closing = true;
-            state.waiting.clear();
-            for flying in mem::take(&mut state.flying) {
-                flying.progress().cut(0, Short::GivenUp);
-                state.flying.push(Arc::clone(&flying));
-                state.land(&flying);
-            }
+    ///
+    /// # Arguments
+    /// `patience` is how long it waits for threads.
+    ///
+    /// # Returns
+    /// Whether all have ended. One that hangs in the system may still write to its slot.
+    pub fn close(&self, patience: Duration) -> bool {
+        if self.process != process::id() {
+            return false;
         }
-        self.shared.work.notify_all();
+        let until = Instant::now() + patience;
+        let flying = {
+            let mut queue = self.shared.queue();
+            queue.closing = true;
+            queue.flying()
+        };
+        for number in flying {
+            self.give_up(number);
+        }
+        for work in &self.shared.work {
+            work.notify_all();
+        }
         self.shared.written.notify_all();
-        let threads = self.threads.lock();
-        for thread in threads.unwrap_or_else(PoisonError::into_inner).drain(..) {
-            let _ = thread.join();
+        let mut threads = self.shared.threads();
+        while *threads > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.shared.ended.wait_timeout(threads, left);
+            threads = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+        true
     }
 }
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        self.close();
-    }
-}
-
-impl State {
-    /// Reports a copy, once.
-    fn land(&mut self, flying: &Arc<Flying>) {
-        let Some(at) = self.flying.iter().position(|one| Arc::ptr_eq(one, flying)) else {
-            return;
-        };
-        self.flying.remove(at);
-        self.waiting.retain(|one| !Arc::ptr_eq(one, flying));
-        let progress = flying.progress();
-        self.landed.push(Landed {
-            number: flying.number,
-            good: progress.good,
-            short: progress.short,
-        });
+        self.close(Duration::ZERO);
     }
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a thread does: the next block of the oldest copy, again and again.
-    fn work(&self) {
+    fn threads(&self) -> MutexGuard<'_, usize> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets go of the queue, and wakes the threads that a slot may be free for now.
+    fn free(&self, mut queue: MutexGuard<'_, Queue>) {
+        let blocked = queue.take_blocked();
+        drop(queue);
+        if blocked {
+            self.work[Direction::Down as usize].notify_all();
+        }
+    }
+
+    /// What a thread does: the next block of the oldest copy of its way, again and again.
+    fn work(&self, direction: Direction) {
         let mut staged = self.ring.take();
-        while let Some((flying, at)) = self.next_block() {
-            let rests = self.state().breaker.rests(Instant::now());
-            let done = if rests {
+        let stride = self.blocks.geometry().stride();
+        while let Some(task) = self.next_block(direction) {
+            let done = if task.rests {
                 Err(Short::Failed)
             } else {
-                self.carry(&flying, at, &mut staged)
+                self.carry(&task.flying, task.at, &mut staged)
             };
-            self.end_block(&flying, at, done, rests);
+            let mut queue = self.queue();
+            queue.end_block(&task, done, stride, Instant::now());
+            self.free(queue);
+            if direction == Direction::Down {
+                self.written.notify_one();
+            }
         }
     }
 
-    fn next_block(&self) -> Option<(Arc<Flying>, usize)> {
-        let mut state = self.state();
+    fn next_block(&self, direction: Direction) -> Option<Task> {
+        let mut queue = self.queue();
         loop {
-            if state.closing {
+            if queue.closing {
                 return None;
             }
-            while let Some(flying) = state.waiting.front().cloned() {
-                let mut progress = flying.progress();
-                let at = progress.next;
-                // Behind a block that has failed none is good.
-                if at < progress.good {
-                    progress.next += 1;
-                    progress.busy += 1;
-                    drop(progress);
-                    state.busy += 1;
-                    return Some((flying, at));
-                }
-                drop(progress);
-                state.waiting.pop_front();
+            if let Some(task) = queue.next_block(direction, Instant::now()) {
+                return Some(task);
             }
-            state = self
-                .work
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            let waited = self.work[direction as usize].wait(queue);
+            queue = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Copies a block; its record where it went down.
+    /// Copies a block; returns its record where it went down.
     fn carry(
         &self,
         flying: &Flying,
@@ -291,14 +287,7 @@ impl Shared {
         match &flying.copy {
             Copy::Down(blocks) => {
                 let (slot, owner) = blocks[at];
-                {
-                    // While this is held the copy is not given up: its memory is there.
-                    let progress = flying.progress();
-                    if at >= progress.good {
-                        return Err(Short::GivenUp);
-                    }
-                    flying.memory.gather(at, staged);
-                }
+                flying.touch(|memory| memory.gather(at, staged))?;
                 let stamp = flying.stamp + at as u64;
                 let record = self.blocks.write(slot, owner, stamp, staged);
                 record.map(Some).map_err(|_| Short::Failed)
@@ -306,106 +295,53 @@ impl Shared {
             Copy::Up(blocks) => {
                 let found = self.blocks.read(&blocks[at], staged);
                 found.map_err(|_| Short::Failed)?.map_err(Short::Doubt)?;
-                let progress = flying.progress();
-                if at < progress.good {
-                    flying.memory.scatter(at, staged);
-                }
+                flying.touch(|memory| memory.scatter(at, staged))?;
                 Ok(None)
             }
         }
     }
 
-    fn end_block(
-        &self,
-        flying: &Arc<Flying>,
-        at: usize,
-        done: Result<Option<Record>, Short>,
-        rested: bool,
-    ) {
-        let mut state = self.state();
-        state.busy -= 1;
-        if !rested {
-            state
-                .breaker
-                .note(done != Err(Short::Failed), Instant::now());
-        }
-        let ended = {
-            let mut progress = flying.progress();
-            progress.busy -= 1;
-            match done {
-                Ok(record) => progress.records.extend(record),
-                Err(short) => progress.cut(at, short),
-            }
-            progress.busy == 0 && progress.next >= progress.good
-        };
-        if ended {
-            let down = matches!(flying.copy, Copy::Down(_));
-            let written = down && flying.progress().good > 0;
-            if written && state.flying.iter().any(|one| Arc::ptr_eq(one, flying)) {
-                let bytes = flying.progress().good as u64 * self.blocks.geometry().stride() as u64;
-                state.group.copies.push(Arc::clone(flying));
-                state.group.bytes += bytes;
-                state.group.since.get_or_insert_with(Instant::now);
-            } else {
-                state.land(flying);
-            }
-        }
-        self.written.notify_all();
-    }
-
-    /// What the other thread does: syncs what was written, when its time has come.
+    /// What the last thread does: makes durable what was cleared, and then what was written.
     fn sync(&self) {
+        let mut queue = self.queue();
         loop {
-            let Some(group) = self.next_group() else {
-                return;
-            };
-            let records: Vec<Record> = group
-                .copies
-                .iter()
-                .flat_map(|flying| {
-                    let progress = flying.progress();
-                    let Copy::Down(blocks) = &flying.copy else {
-                        return Vec::new();
-                    };
-                    let good = &blocks[..progress.good];
-                    let is_good =
-                        |record: &&Record| good.iter().any(|&(slot, _)| slot == record.slot);
-                    progress.records.iter().filter(is_good).cloned().collect()
-                })
-                .collect();
-            let done = self.blocks.commit(&records).is_ok();
-            let mut state = self.state();
-            state.breaker.note(done, Instant::now());
-            for flying in &group.copies {
-                if !done {
-                    flying.progress().cut(0, Short::Failed);
+            if let Some(floor) = queue.pending_floor() {
+                drop(queue);
+                let done = self.floor.raise(floor).is_ok();
+                queue = self.queue();
+                if done {
+                    queue.floor_is_durable(floor);
+                    self.cleared.notify_all();
+                    continue;
                 }
-                state.land(flying);
+                let (group, _) = queue.take_group();
+                queue.end_group(&group, false, Instant::now());
+                if queue.closing {
+                    return;
+                }
+                let waited = self.written.wait_timeout(queue, self.options.rest);
+                queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                continue;
             }
-        }
-    }
-
-    /// Waits until there is something to sync, and its window is over or nothing else comes.
-    fn next_group(&self) -> Option<Group> {
-        let mut state = self.state();
-        loop {
-            let now = Instant::now();
-            if let Some(since) = state.group.since {
-                let alone = state.busy == 0 && state.waiting.is_empty();
-                let late = now >= since + self.options.window;
-                if alone || late || state.group.bytes >= self.options.group || state.closing {
-                    return Some(mem::take(&mut state.group));
+            match queue.due(self.options.window, self.options.group, Instant::now()) {
+                Due::Now => {
+                    let (group, records) = queue.take_group();
+                    drop(queue);
+                    let done = self.blocks.commit(&records).is_ok();
+                    queue = self.queue();
+                    queue.end_group(&group, done, Instant::now());
+                    self.free(queue);
+                    queue = self.queue();
                 }
-                let left = (since + self.options.window).saturating_duration_since(now);
-                let waited = self.written.wait_timeout(state, left);
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            } else if state.closing {
-                return None;
-            } else {
-                state = self
-                    .written
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                Due::In(left) => {
+                    let waited = self.written.wait_timeout(queue, left);
+                    queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                Due::Never if queue.closing => return,
+                Due::Never => {
+                    let waited = self.written.wait(queue);
+                    queue = waited.unwrap_or_else(PoisonError::into_inner);
+                }
             }
         }
     }

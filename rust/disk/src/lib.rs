@@ -13,6 +13,7 @@
 //! layer: paper files
 //! layer: blocks folder ring breaker
 //! layer: flight
+//! layer: queue
 //! layer: lane
 
 #![forbid(unsafe_code)]
@@ -30,16 +31,18 @@ mod flight;
 mod folder;
 mod lane;
 mod paper;
+mod queue;
 mod record;
 mod ring;
 
 pub use blocks::{Asked, Blocks, Doubt, Geometry};
-pub use disk::Medium;
+pub use disk::{Floor, Medium};
 pub use error::{Error, Result};
 pub use files::{ALIGNED, Files, Way};
 pub use flight::{Copy, Landed, Memory, Short};
 pub use folder::Folder;
 pub use lane::{Lane, Options};
 pub use paper::Paper;
+pub use queue::{Counts, State};
 pub use record::{Found, Key, Owner, RECORD, Record, sum_of};
 pub use ring::{Buffer, Ring};

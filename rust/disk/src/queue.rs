@@ -1,0 +1,370 @@
+//! What a lane has to do: copies, the blocks of them that threads are at, and what waits for a sync. All of
+//! it is under the lane's one lock, and nothing here touches a file.
+
+use crate::breaker::Breaker;
+use crate::flight::{Copy, Direction, Flying, Landed, Memory, Short};
+use crate::record::Record;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::mem;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a lane has done since it was made.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Counts {
+    /// Blocks that were written and are durable.
+    pub written: u64,
+    /// Blocks that were read and are what was asked for.
+    pub read: u64,
+    /// Group commits.
+    pub syncs: u64,
+    /// Blocks and group commits that the system has refused.
+    pub failed: u64,
+    /// Blocks that were asked for and are not there, torn, or have flipped bits.
+    pub doubted: u64,
+    /// Copies that were given up.
+    pub given_up: u64,
+    /// How often it has begun to rest.
+    pub rests: u64,
+}
+
+/// What a lane is at now.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct State {
+    /// Copies that have not ended.
+    pub flying: usize,
+    /// Slots that threads write, or may still write after their copy was given up.
+    pub held: usize,
+    /// Whether copies down fail at once, until the disk is tried again.
+    pub down_rests: bool,
+    /// Likewise up.
+    pub up_rests: bool,
+    /// Whether something was cleared that a crash now would bring back.
+    pub clearing: bool,
+}
+
+/// A block for a thread.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) number: u64,
+    pub(crate) at: usize,
+    pub(crate) flying: Arc<Flying>,
+    /// Whether it fails at once.
+    pub(crate) rests: bool,
+}
+
+/// What was written since the last sync.
+#[derive(Debug, Default)]
+pub(crate) struct Group {
+    pub(crate) copies: Vec<u64>,
+    bytes: u64,
+    since: Option<Instant>,
+}
+
+/// When a group is synced.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Due {
+    Now,
+    In(Duration),
+    Never,
+}
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    copies: HashMap<u64, Entry>,
+    waiting: [VecDeque<u64>; 2],
+    breakers: [Breaker; 2],
+    /// Slots that threads write, or whose records are on their way: no other copy begins one of them, or
+    /// what comes late would be written over what was acknowledged. INV-27
+    held: HashSet<u32>,
+    /// Whether a copy was passed over for such a slot.
+    blocked: bool,
+    /// Blocks that threads write now.
+    writing: usize,
+    group: Group,
+    landed: Vec<Landed>,
+    next: u64,
+    /// Of the next block that is to be written.
+    stamp: u64,
+    /// What has a smaller stamp was cleared; and what of that is durable. INV-31
+    floor: u64,
+    durable_floor: u64,
+    counts: Counts,
+    pub(crate) closing: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    flying: Arc<Flying>,
+    /// The next block that a thread takes.
+    next: usize,
+    /// Blocks that threads work on.
+    busy: usize,
+    /// Blocks before the first that has failed.
+    good: usize,
+    short: Option<Short>,
+    /// What was written, by its place in the copy.
+    records: Vec<(usize, Record)>,
+    committing: bool,
+    landed: bool,
+}
+
+impl Entry {
+    fn cut(&mut self, at: usize, short: Short) {
+        if at < self.good {
+            (self.good, self.short) = (at, Some(short));
+        }
+    }
+}
+
+impl Queue {
+    pub(crate) fn new(stamp: u64, breaker: Breaker) -> Self {
+        Self {
+            copies: HashMap::new(),
+            waiting: [VecDeque::new(), VecDeque::new()],
+            breakers: [breaker; 2],
+            held: HashSet::new(),
+            blocked: false,
+            writing: 0,
+            group: Group::default(),
+            landed: Vec::new(),
+            next: 0,
+            stamp,
+            floor: 0,
+            durable_floor: 0,
+            counts: Counts::default(),
+            closing: false,
+        }
+    }
+
+    pub(crate) fn submit(&mut self, copy: Copy, memory: Arc<dyn Memory>) -> u64 {
+        let (good, direction) = (copy.blocks(), copy.direction());
+        let number = self.next;
+        self.next += 1;
+        if good == 0 || self.closing {
+            let short = self.closing.then_some(Short::GivenUp);
+            self.landed.push(Landed {
+                number,
+                good: 0,
+                short,
+            });
+            return number;
+        }
+        // They are given here, and not when a thread comes to it: a clear in between counts.
+        let stamp = self.stamp;
+        if direction == Direction::Down {
+            self.stamp += good as u64;
+        }
+        let entry = Entry {
+            flying: Arc::new(Flying::new(stamp, copy, memory)),
+            next: 0,
+            busy: 0,
+            good,
+            short: None,
+            records: Vec::new(),
+            committing: false,
+            landed: false,
+        };
+        self.copies.insert(number, entry);
+        self.waiting[direction as usize].push_back(number);
+        number
+    }
+
+    pub(crate) fn take_landed(&mut self) -> Vec<Landed> {
+        mem::take(&mut self.landed)
+    }
+
+    /// The next block of the oldest copy whose slot nobody is at.
+    pub(crate) fn next_block(&mut self, direction: Direction, now: Instant) -> Option<Task> {
+        let rests = self.breakers[direction as usize].rests(now);
+        let mut place = 0;
+        while let Some(&number) = self.waiting[direction as usize].get(place) {
+            let entry = self.copies.get_mut(&number);
+            // Behind a block that has failed none is good.
+            let Some(entry) = entry.filter(|entry| entry.next < entry.good) else {
+                self.waiting[direction as usize].remove(place);
+                continue;
+            };
+            let at = entry.next;
+            if let Copy::Down(blocks) = &entry.flying.copy {
+                if !self.held.insert(blocks[at].0) {
+                    self.blocked = true;
+                    place += 1;
+                    continue;
+                }
+                self.writing += 1;
+            }
+            entry.next += 1;
+            entry.busy += 1;
+            return Some(Task {
+                number,
+                at,
+                flying: Arc::clone(&entry.flying),
+                rests,
+            });
+        }
+        None
+    }
+
+    /// Whether a copy down was passed over, for a slot that may be free by now.
+    pub(crate) fn take_blocked(&mut self) -> bool {
+        mem::take(&mut self.blocked)
+    }
+
+    /// Takes what has become of a block. It was written where there is a record.
+    pub(crate) fn end_block(
+        &mut self,
+        task: &Task,
+        done: Result<Option<Record>, Short>,
+        stride: usize,
+        now: Instant,
+    ) {
+        let (direction, number, at) = (task.flying.copy.direction(), task.number, task.at);
+        if !task.rests {
+            self.note(direction, done != Err(Short::Failed), now);
+        }
+        self.counts.doubted += u64::from(matches!(done, Err(Short::Doubt(_))));
+        let Some(entry) = self.copies.get_mut(&number) else {
+            return;
+        };
+        entry.busy -= 1;
+        if let Copy::Down(blocks) = &task.flying.copy {
+            self.writing -= 1;
+            if done.is_err() {
+                self.held.remove(&blocks[at].0);
+            }
+        }
+        match done {
+            Ok(record) => entry.records.extend(record.map(|record| (at, record))),
+            Err(short) => entry.cut(at, short),
+        }
+        if entry.busy > 0 || (entry.next < entry.good && !entry.landed) {
+            return;
+        }
+        if direction == Direction::Down && entry.good > 0 && !entry.landed {
+            entry.committing = true;
+            self.group.bytes += entry.good as u64 * stride as u64;
+            self.group.copies.push(number);
+            self.group.since.get_or_insert(now);
+        } else {
+            self.land(number);
+        }
+    }
+
+    /// When what was written is to be synced.
+    pub(crate) fn due(&self, window: Duration, most: u64, now: Instant) -> Due {
+        let Some(since) = self.group.since else {
+            return Due::Never;
+        };
+        let alone = self.writing == 0 && self.waiting[Direction::Down as usize].is_empty();
+        let late = now >= since + window;
+        if alone || late || self.closing || self.group.bytes >= most {
+            return Due::Now;
+        }
+        Due::In((since + window).saturating_duration_since(now))
+    }
+
+    /// What is to be synced now, and its records.
+    pub(crate) fn take_group(&mut self) -> (Group, Vec<Record>) {
+        let group = mem::take(&mut self.group);
+        let mut records = Vec::new();
+        for number in &group.copies {
+            if let Some(entry) = self.copies.get(number) {
+                let good = entry.records.iter().filter(|(at, _)| *at < entry.good);
+                records.extend(good.map(|(_, record)| record.clone()));
+            }
+        }
+        (group, records)
+    }
+
+    pub(crate) fn end_group(&mut self, group: &Group, done: bool, now: Instant) {
+        self.note(Direction::Down, done, now);
+        self.counts.syncs += u64::from(done);
+        for &number in &group.copies {
+            if let Some(entry) = self.copies.get_mut(&number) {
+                entry.committing = false;
+                if !done {
+                    entry.cut(0, Short::Failed);
+                }
+                self.land(number);
+            }
+        }
+    }
+
+    /// Gives a copy up; returns what it flies with, whose memory is to be left before it lands.
+    pub(crate) fn give_up(&mut self, number: u64) -> Option<Arc<Flying>> {
+        let entry = self.copies.get_mut(&number).filter(|entry| !entry.landed)?;
+        entry.cut(0, Short::GivenUp);
+        self.counts.given_up += 1;
+        Some(Arc::clone(&entry.flying))
+    }
+
+    /// All that have not landed.
+    pub(crate) fn flying(&self) -> Vec<u64> {
+        let flying = self.copies.iter().filter(|(_, entry)| !entry.landed);
+        flying.map(|(&number, _)| number).collect()
+    }
+
+    /// Reports a copy, once; its slots are held until no thread is at them.
+    pub(crate) fn land(&mut self, number: u64) {
+        let Some(entry) = self.copies.get_mut(&number) else {
+            return;
+        };
+        if !mem::replace(&mut entry.landed, true) {
+            let blocks = match entry.flying.copy.direction() {
+                Direction::Down => &mut self.counts.written,
+                Direction::Up => &mut self.counts.read,
+            };
+            *blocks += entry.good as u64;
+            self.landed.push(Landed {
+                number,
+                good: entry.good,
+                short: entry.short,
+            });
+        }
+        if entry.busy == 0 && !entry.committing {
+            for (_, record) in &entry.records {
+                self.held.remove(&record.slot);
+            }
+            self.copies.remove(&number);
+        }
+    }
+
+    /// Takes note of an answer of the disk, or of none in time.
+    pub(crate) fn note(&mut self, direction: Direction, good: bool, now: Instant) {
+        let breaker = &mut self.breakers[direction as usize];
+        let before = breaker.rests(now);
+        breaker.note(good, now);
+        self.counts.failed += u64::from(!good);
+        self.counts.rests += u64::from(!before && breaker.rests(now));
+    }
+
+    /// Clears what was submitted so far; returns the floor that is to be durable.
+    pub(crate) fn clear(&mut self) -> u64 {
+        self.floor = self.stamp;
+        self.floor
+    }
+
+    /// The floor that is not durable yet.
+    pub(crate) fn pending_floor(&self) -> Option<u64> {
+        (self.durable_floor < self.floor).then_some(self.floor)
+    }
+
+    pub(crate) fn floor_is_durable(&mut self, floor: u64) {
+        self.durable_floor = self.durable_floor.max(floor);
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub(crate) fn state(&self, now: Instant) -> State {
+        State {
+            flying: self.copies.values().filter(|one| !one.landed).count(),
+            held: self.held.len(),
+            down_rests: self.breakers[Direction::Down as usize].rests(now),
+            up_rests: self.breakers[Direction::Up as usize].rests(now),
+            clearing: self.pending_floor().is_some(),
+        }
+    }
+}

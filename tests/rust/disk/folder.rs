@@ -1,0 +1,200 @@
+//! Folders and files of a file system.
+
+use crate::support::*;
+use blockyard_disk::{ALIGNED, Asked, Error, Files, Floor, Folder, Owner, Way};
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn blocks_of_a_file_system_are_there_when_it_is_opened_again() {
+    for way in [Way::Direct, Way::Buffered] {
+        let place = Place::new("again");
+        let ring = blockyard_disk::Ring::new(1, geometry().stride());
+        let open = || {
+            let [payloads, table] = [
+                ("slots", geometry().payload_bytes(), way),
+                ("table", geometry().table_bytes(), Way::Buffered),
+            ]
+            .map(|(name, bytes, way)| Files::open(&place.0.join(name), bytes, way).unwrap());
+            over(payloads, table)
+        };
+        let blocks = open();
+        let mut staged = ring.take();
+        staged.copy_from_slice(&payload(6));
+        let record = blocks.write(5, Owner::First(key(6)), 4, &staged).unwrap();
+        blocks.commit(std::slice::from_ref(&record)).unwrap();
+        drop(blocks);
+        let again = open();
+        assert_eq!(again.restore().unwrap(), std::slice::from_ref(&record));
+        staged.fill(0);
+        let asked = Asked {
+            slot: 5,
+            key: key(6),
+        };
+        assert_eq!(again.read(&asked, &mut staged).unwrap(), Ok(record));
+        assert_eq!(*staged, payload(6));
+        assert_eq!(mode(&place.0.join("slots")), 0o600);
+        let file = fs::metadata(place.0.join("slots")).unwrap();
+        assert_eq!(file.len(), u64::from(SLOTS) * ALIGNED as u64);
+    }
+}
+
+#[test]
+fn a_file_that_is_not_as_it_should_be_is_refused() {
+    let place = Place::new("files");
+    let path = place.0.join("slots");
+    let says = |bytes| match Files::open(&path, bytes, Way::Direct) {
+        Err(Error::System { source, .. }) => source.to_string(),
+        other => panic!("{other:?}"),
+    };
+    fs::write(&path, "four").unwrap();
+    assert_eq!(says(8192), "it has 4 bytes, and 8192 are wanted");
+    fs::remove_file(&path).unwrap();
+    symlink("/dev/null", &path).unwrap();
+    assert!(says(8192).contains("symbolic link"), "{}", says(8192));
+    fs::remove_file(&path).unwrap();
+    // No file system has room for as much, and none of it is left.
+    assert!(!says(1 << 60).is_empty());
+    assert!(!path.exists() || fs::metadata(&path).unwrap().len() == 0);
+}
+
+const FIELDS: [(&str, &str); 2] = [("model", "a model"), ("layout", "2 layers\nof 3")];
+
+#[test]
+fn inv_29_a_folder_has_one_owner_and_the_second_is_told_who() {
+    let place = Place::new("owner");
+    let one = Folder::open(&place.0, &FIELDS, 0).unwrap();
+    assert_eq!(
+        (mode(one.path()), mode(&one.path().join("identity"))),
+        (0o700, 0o600)
+    );
+    let error = Folder::open(&place.0, &FIELDS, 0).unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("process {} owns it", std::process::id())),
+        "{error}"
+    );
+    let other = Folder::open(&place.0, &FIELDS, 1).unwrap();
+    assert_eq!(
+        other.identity(),
+        one.identity(),
+        "each rank has a folder and a lock"
+    );
+    let first = one.first_stamp();
+    one.release().unwrap();
+    let two = Folder::open(&place.0, &FIELDS, 0).unwrap();
+    assert!(two.first_stamp() > first, "no stamp is given twice");
+}
+
+#[test]
+fn another_identity_is_another_folder_in_clear_text() {
+    let place = Place::new("identity");
+    let one = Folder::open(&place.0, &FIELDS, 0).unwrap();
+    for other in [
+        ("model", "another"),
+        ("models", "a model"),
+        ("model", "a model\"\nlayout = \""),
+    ] {
+        let two = Folder::open(&place.0, &[other, FIELDS[1]], 0).unwrap();
+        assert_ne!((one.path(), one.identity()), (two.path(), two.identity()));
+    }
+    let text = fs::read(one.path().join("identity")).unwrap();
+    let text = String::from_utf8_lossy(&text);
+    let wanted =
+        "Blockyard's blocks, format 1\nmodel = \"a model\"\nlayout = \"2 layers\\nof 3\"\n";
+    assert!(text.starts_with(wanted), "{text}");
+    let long = "x".repeat(5000);
+    let error = Folder::open(&place.0, &[("model", &long)], 0)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("must be 4096 at most"), "{error}");
+}
+
+#[test]
+fn inv_31_a_floor_stays_also_after_a_kill() {
+    let place = Place::new("floor");
+    let one = Folder::open(&place.0, &FIELDS, 0).unwrap();
+    assert_eq!(one.floor(), 0);
+    one.raise(one.first_stamp() + 5).unwrap();
+    let floor = one.floor();
+    one.raise(3).unwrap();
+    assert_eq!(one.floor(), floor, "it never falls");
+    drop(one);
+    assert_eq!(Folder::open(&place.0, &FIELDS, 0).unwrap().floor(), floor);
+}
+
+#[test]
+fn a_folder_that_is_not_as_it_should_be_is_refused() {
+    let place = Place::new("folder");
+    let one = Folder::open(&place.0, &FIELDS, 0).unwrap();
+    let (path, whole) = (one.path().to_owned(), one.path().join("identity"));
+    drop(one);
+    let says = || Folder::open(&place.0, &FIELDS, 0).unwrap_err().to_string();
+    let text = fs::read(&whole).unwrap();
+    for (from, to, wanted) in [
+        (
+            "format 1",
+            "format 2",
+            "its format is 2, and this version knows 1",
+        ),
+        ("a model", "b model", "of another identity"),
+        ("Blockyard", "Somebody", "no folder of blocks"),
+    ] {
+        let changed =
+            String::from_utf8(text[..text.iter().position(|&byte| byte == 0).unwrap()].to_vec())
+                .unwrap()
+                .replacen(from, to, 1);
+        fs::write(&whole, changed).unwrap();
+        assert!(says().contains(wanted), "{}", says());
+    }
+    fs::remove_dir_all(&path).unwrap();
+    symlink(&place.0, &path).unwrap();
+    assert!(says().contains("it is a symbolic link"), "{}", says());
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "").unwrap();
+    assert!(says().contains("it is no folder"), "{}", says());
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+    assert!(says().contains("others may write to it"), "{}", says());
+}
+
+#[test]
+fn a_lock_dies_with_its_process() {
+    let place = Place::new("dies");
+    // A shell that holds the lock through a copy of the file, and is killed.
+    let one = Folder::open(&place.0, &FIELDS, 0).unwrap();
+    let whole = one.path().join("identity");
+    drop(one);
+    let flock = Command::new("flock")
+        .arg("-x")
+        .arg(&whole)
+        .args(["sleep", "60"])
+        .spawn();
+    let Ok(mut child) = flock else {
+        // util-linux is not everywhere.
+        return;
+    };
+    while Folder::open(&place.0, &FIELDS, 0).is_ok() {
+        std::thread::yield_now();
+    }
+    let children = format!("/proc/{0}/task/{0}/children", child.id());
+    let sleeping = fs::read_to_string(children).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    for id in sleeping.split_whitespace() {
+        let _ = Command::new("kill").args(["-9", id]).status();
+    }
+    for _ in 0..10_000 {
+        if Folder::open(&place.0, &FIELDS, 0).is_ok() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    panic!("nobody owns it, and it cannot be opened");
+}

@@ -1,0 +1,529 @@
+//! The lane: copies, group commits, failures and hangs.
+
+use crate::support::*;
+use blockyard_disk::{
+    Asked, Blocks, Copy, Doubt, Floor, Geometry, Landed, Lane, Medium, Memory, Options, Owner,
+    Paper, Short,
+};
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// Memory of blocks, each of which is the payload of a number.
+#[derive(Debug, Default)]
+struct Numbers {
+    from: Vec<u64>,
+    to: Mutex<HashMap<usize, Vec<u8>>>,
+}
+
+impl Numbers {
+    fn of(from: &[u64]) -> Arc<Self> {
+        Arc::new(Self {
+            from: from.to_vec(),
+            to: Mutex::default(),
+        })
+    }
+
+    fn got(&self, at: usize) -> Option<Vec<u8>> {
+        self.to.lock().unwrap().get(&at).cloned()
+    }
+}
+
+impl Memory for Numbers {
+    fn gather(&self, at: usize, staged: &mut [u8]) {
+        staged.copy_from_slice(&payload(self.from[at]));
+    }
+
+    fn scatter(&self, at: usize, staged: &[u8]) {
+        self.to.lock().unwrap().insert(at, staged.to_vec());
+    }
+}
+
+fn down(blocks: &[(u32, u64)]) -> Copy {
+    Copy::Down(
+        blocks
+            .iter()
+            .map(|&(slot, number)| (slot, Owner::First(key(number))))
+            .collect(),
+    )
+}
+
+fn up(blocks: &[(u32, u64)]) -> Copy {
+    let asked = |&(slot, number)| Asked {
+        slot,
+        key: key(number),
+    };
+    Copy::Up(blocks.iter().map(asked).collect())
+}
+
+fn landed(lane: &Lane, wanted: usize) -> Vec<Landed> {
+    let (mut all, until) = (Vec::new(), Instant::now() + Duration::from_secs(20));
+    while all.len() < wanted {
+        assert!(Instant::now() < until, "{all:?}");
+        all.extend(lane.poll());
+        std::thread::yield_now();
+    }
+    all.sort_by_key(|one: &Landed| one.number);
+    all
+}
+
+fn whole(number: u64, good: usize) -> Landed {
+    Landed {
+        number,
+        good,
+        short: None,
+    }
+}
+
+fn short(number: u64, good: usize, short: Short) -> Landed {
+    Landed {
+        number,
+        good,
+        short: Some(short),
+    }
+}
+
+/// Notes what was cleared as a file would: a power cut before the sync forgets it.
+#[derive(Clone, Debug)]
+struct Noted(Paper);
+
+impl Noted {
+    fn new() -> Self {
+        Self(Paper::new(512))
+    }
+
+    /// What a restart finds after a power cut now.
+    fn floor(&self, chance: &mut Chance) -> u64 {
+        let found = self.0.cut(|most| chance.below(most));
+        u64::from_le_bytes(found[..8].try_into().unwrap())
+    }
+}
+
+impl Floor for Noted {
+    fn raise(&self, floor: u64) -> io::Result<()> {
+        self.0.write(0, &floor.to_le_bytes())?;
+        self.0.sync()
+    }
+}
+
+fn lane_over(payloads: &Paper, table: &Paper, options: Options) -> Lane {
+    let blocks = over(payloads.clone(), table.clone());
+    Lane::new(blocks, Arc::new(Noted::new()), 0, options)
+}
+
+fn lane_of(blocks: Blocks, options: Options) -> Lane {
+    Lane::new(blocks, Arc::new(Noted::new()), 0, options)
+}
+
+const SOON: Duration = Duration::from_secs(20);
+
+#[test]
+fn what_a_lane_has_written_it_reads() {
+    let (payloads, table) = paper();
+    for threads in [1, 4] {
+        let lane = lane_over(
+            &payloads,
+            &table,
+            Options {
+                threads,
+                ..Options::default()
+            },
+        );
+        let some = [(3, 10), (1, 11), (6, 12)];
+        lane.submit(down(&some), Numbers::of(&[10, 11, 12]));
+        lane.submit(down(&[(0, 13)]), Numbers::of(&[13]));
+        assert_eq!(landed(&lane, 2), [whole(0, 3), whole(1, 1)]);
+        let memory = Numbers::of(&[]);
+        lane.submit(up(&[(1, 11), (0, 13)]), memory.clone());
+        lane.submit(up(&[(6, 12), (3, 99), (3, 10)]), memory.clone());
+        lane.submit(up(&[]), memory.clone());
+        let doubt = Short::Doubt(Doubt::Another);
+        assert_eq!(
+            landed(&lane, 3),
+            [whole(2, 2), short(3, 1, doubt), whole(4, 0)]
+        );
+        assert_eq!(memory.got(1), Some(payload(13)));
+        // It was written by all threads, and no stamp is given twice.
+        let blocks = over(payloads.clone(), table.clone());
+        let mut stamps: Vec<u64> = blocks
+            .restore()
+            .unwrap()
+            .iter()
+            .map(|one| one.stamp)
+            .collect();
+        stamps.sort_unstable();
+        stamps.dedup();
+        assert_eq!(stamps.len(), 4);
+    }
+}
+
+#[test]
+fn inv_27_what_a_lane_reports_as_written_outlives_a_power_cut() {
+    let (payloads, table) = paper();
+    let lane = lane_over(&payloads, &table, Options::default());
+    let mut chance = Chance(9);
+    let mut written = Written::default();
+    for number in 0..100 {
+        let slot = u32::try_from(chance.below(SLOTS as usize)).unwrap();
+        written.safe.remove(&slot);
+        written.of.entry(slot).or_default().push(number);
+        lane.submit(down(&[(slot, number)]), Numbers::of(&[number]));
+        if chance.below(3) > 0 {
+            assert_eq!(landed(&lane, 1).len(), 1);
+            written.safe.insert(slot, number);
+            cut(&mut chance, &payloads, &table, &written, (0, 0));
+        } else {
+            let _ = landed(&lane, 1);
+        }
+    }
+}
+
+#[test]
+fn many_blocks_at_once_are_all_there() {
+    let geometry = Geometry::new(512, 100).unwrap();
+    let bytes = [geometry.payload_bytes(), geometry.table_bytes()];
+    let [payloads, table] = bytes.map(|bytes| Paper::new(usize::try_from(bytes).unwrap()));
+    let blocks = Blocks::new(Arc::new(payloads), Arc::new(table), geometry, IDENTITY, 0);
+    let lane = lane_of(blocks, Options::default());
+    for slot in 0..512 {
+        let one = Copy::Down(vec![(slot, Owner::First(key(slot.into())))]);
+        lane.submit(one, Numbers::of(&[slot.into()]));
+    }
+    assert!(landed(&lane, 512).iter().all(|one| one.good == 1));
+    let memory = Numbers::of(&[]);
+    let all: Vec<(u32, u64)> = (0..512).map(|slot| (slot, slot.into())).collect();
+    lane.submit(up(&all), memory);
+    assert_eq!(landed(&lane, 1), [whole(512, 512)]);
+}
+
+#[test]
+fn inv_32_a_disk_that_fails_cuts_copies_and_rests_and_is_tried_again() {
+    let (payloads, table) = paper();
+    let options = Options {
+        threads: 1,
+        failures: 2,
+        rest: Duration::from_millis(40),
+        ..Options::default()
+    };
+    let lane = lane_over(&payloads, &table, options);
+    payloads.fail_after(1);
+    lane.submit(down(&[(0, 1), (1, 2), (2, 3)]), Numbers::of(&[1, 2, 3]));
+    // The second payload fails, and what is before it is synced.
+    assert_eq!(landed(&lane, 1), [short(0, 1, Short::Failed)]);
+    assert!(!lane.state().up_rests);
+    for number in 1..3 {
+        payloads.fail_after(0);
+        lane.submit(up(&[(0, 1)]), Numbers::of(&[]));
+        assert_eq!(landed(&lane, 1), [short(number, 0, Short::Failed)]);
+    }
+    assert!(lane.state().up_rests);
+    lane.submit(up(&[(0, 1)]), Numbers::of(&[]));
+    assert_eq!(
+        landed(&lane, 1),
+        [short(3, 0, Short::Failed)],
+        "the disk is not asked"
+    );
+    while lane.state().up_rests {
+        std::thread::yield_now();
+    }
+    lane.submit(up(&[(0, 1)]), Numbers::of(&[]));
+    assert_eq!(landed(&lane, 1), [whole(4, 1)]);
+}
+
+#[test]
+fn inv_27_what_could_not_be_synced_is_not_reported_as_written() {
+    let (payloads, table) = paper();
+    let lane = lane_over(
+        &payloads,
+        &table,
+        Options {
+            threads: 1,
+            ..Options::default()
+        },
+    );
+    // The payload is written, and its sync fails.
+    payloads.fail_after(1);
+    lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
+    assert_eq!(landed(&lane, 1), [short(0, 0, Short::Failed)]);
+}
+
+/// A file that hangs in reads and writes until it is told to go on.
+#[derive(Debug)]
+struct Hanging(Paper, Arc<Told>);
+
+/// Whether reads and writes hang.
+#[derive(Debug, Default)]
+struct Told(Mutex<(bool, bool)>, Condvar);
+
+impl Told {
+    fn set(&self, reads: bool, writes: bool) {
+        *self.0.lock().unwrap() = (reads, writes);
+        self.1.notify_all();
+    }
+
+    fn reading(&self) {
+        let told = self.0.lock().unwrap();
+        let _go = self.1.wait_while(told, |told| told.0).unwrap();
+    }
+
+    fn writing(&self) {
+        let told = self.0.lock().unwrap();
+        let _go = self.1.wait_while(told, |told| told.1).unwrap();
+    }
+}
+
+/// A disk whose payloads hang when they are told to.
+fn hanging() -> (Blocks, Arc<Told>) {
+    let (payloads, table) = paper();
+    let told = Arc::new(Told::default());
+    (over(Hanging(payloads, Arc::clone(&told)), table), told)
+}
+
+impl Floor for Hanging {
+    fn raise(&self, floor: u64) -> io::Result<()> {
+        self.1.writing();
+        Noted(self.0.clone()).raise(floor)
+    }
+}
+
+impl Medium for Hanging {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.1.reading();
+        self.0.read(at, into)
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        self.1.writing();
+        self.0.write(at, from)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.1.writing();
+        self.0.sync()
+    }
+}
+
+#[test]
+fn inv_32_a_copy_that_hangs_is_given_up_and_touches_no_memory_afterwards() {
+    let (blocks, told) = hanging();
+    let options = Options {
+        threads: 1,
+        ..Options::default()
+    };
+    let lane = lane_of(blocks, options);
+    lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
+    assert_eq!(landed(&lane, 1), [whole(0, 1)]);
+    told.set(true, true);
+    let memory = Numbers::of(&[]);
+    lane.submit(up(&[(0, 1)]), memory.clone());
+    lane.submit(up(&[(0, 1)]), memory.clone());
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(lane.poll(), [], "nobody has waited for it");
+    lane.give_up(1);
+    lane.give_up(1);
+    lane.give_up(99);
+    assert_eq!(lane.poll(), [short(1, 0, Short::GivenUp)]);
+    told.set(false, false);
+    assert_eq!(landed(&lane, 1), [whole(2, 1)], "the other one goes on");
+    assert_eq!(memory.got(0), Some(payload(1)));
+    let untouched = Numbers::of(&[]);
+    told.set(true, true);
+    let number = lane.submit(up(&[(0, 1)]), untouched.clone());
+    std::thread::sleep(Duration::from_millis(5));
+    lane.give_up(number);
+    told.set(false, false);
+    assert!(lane.close(SOON));
+    assert_eq!(untouched.got(0), None);
+}
+
+#[test]
+fn inv_27_what_hangs_is_not_written_over_what_was_written_after_it() {
+    let (blocks, told) = hanging();
+    let lane = lane_of(blocks.clone(), Options::default());
+    told.set(false, true);
+    lane.submit(down(&[(3, 1), (4, 2)]), Numbers::of(&[1, 2]));
+    while lane.state().held < 2 {
+        std::thread::yield_now();
+    }
+    lane.give_up(0);
+    assert_eq!(landed(&lane, 1), [short(0, 0, Short::GivenUp)]);
+    // The yard has the slot again, and gives it to another block.
+    lane.submit(down(&[(3, 7)]), Numbers::of(&[7]));
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(lane.state().held, 2, "nobody else is at slot 3");
+    told.set(false, false);
+    assert_eq!(landed(&lane, 1), [whole(1, 1)]);
+    let memory = Numbers::of(&[]);
+    lane.submit(up(&[(3, 7)]), memory.clone());
+    assert_eq!(landed(&lane, 1), [whole(2, 1)]);
+    assert_eq!(memory.got(0), Some(payload(7)));
+    while lane.state().held > 0 {
+        std::thread::yield_now();
+    }
+    let restored = blocks.restore().unwrap();
+    assert_eq!(restored.len(), 1, "what was given up is not found again");
+}
+
+#[test]
+fn inv_27_a_slot_whose_record_is_on_its_way_is_not_written_for_another_copy() {
+    let (blocks, told) = hanging();
+    let lane = lane_of(blocks, Options::default());
+    // The payload is there, and the sync hangs: as one that was written waits for its group.
+    lane.submit(down(&[(3, 1)]), Numbers::of(&[1]));
+    let _ = landed(&lane, 1);
+    for round in 0..50 {
+        told.set(false, true);
+        let number = lane.submit(down(&[(3, 2 * round)]), Numbers::of(&[2 * round]));
+        lane.give_up(number);
+        lane.submit(down(&[(3, 2 * round + 1)]), Numbers::of(&[2 * round + 1]));
+        told.set(false, false);
+        assert_eq!(landed(&lane, 2)[1], whole(number + 1, 1));
+        let memory = Numbers::of(&[]);
+        lane.submit(up(&[(3, 2 * round + 1)]), memory.clone());
+        assert_eq!(landed(&lane, 1), [whole(number + 2, 1)], "round {round}");
+        assert_eq!(memory.got(0), Some(payload(2 * round + 1)));
+    }
+}
+
+#[test]
+fn inv_32_reads_go_on_where_writes_hang() {
+    let (blocks, told) = hanging();
+    let lane = lane_of(blocks, Options::default());
+    lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
+    assert_eq!(landed(&lane, 1), [whole(0, 1)]);
+    told.set(false, true);
+    for slot in 1..SLOTS {
+        lane.submit(down(&[(slot, 9)]), Numbers::of(&[9]));
+    }
+    let number = lane.submit(up(&[(0, 1)]), Numbers::of(&[]));
+    assert_eq!(landed(&lane, 1), [whole(number, 1)]);
+    // Copies that were not answered in time are failures: the others fail at once then.
+    for late in 1..4 {
+        lane.give_up_late(late);
+    }
+    assert!(lane.state().down_rests && !lane.state().up_rests);
+    assert_eq!((lane.counts().given_up, lane.counts().rests), (3, 1));
+    told.set(false, false);
+}
+
+#[test]
+fn inv_32_a_lane_does_not_close_before_its_threads_have_ended() {
+    let (blocks, told) = hanging();
+    let lane = lane_of(blocks, Options::default());
+    told.set(false, true);
+    lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
+    while lane.state().held == 0 {
+        std::thread::yield_now();
+    }
+    assert!(!lane.close(Duration::from_millis(5)), "one may still write");
+    told.set(false, false);
+    assert!(lane.close(SOON));
+}
+
+#[test]
+fn inv_31_what_was_asked_for_before_a_clear_is_below_its_floor_however_late_it_is_written() {
+    let (payloads, table) = paper();
+    let told = Arc::new(Told::default());
+    told.set(false, true);
+    let blocks = over(Hanging(payloads.clone(), Arc::clone(&told)), table.clone());
+    let noted = Noted::new();
+    let lane = Lane::new(blocks, Arc::new(noted.clone()), 70, Options::default());
+    lane.submit(down(&[(0, 1), (1, 2)]), Numbers::of(&[1, 2]));
+    assert!(lane.clear(SOON));
+    let floor = noted.floor(&mut Chance(1));
+    lane.submit(down(&[(2, 3)]), Numbers::of(&[3]));
+    told.set(false, false);
+    assert_eq!(landed(&lane, 2).len(), 2);
+    let records = over(payloads, table).restore().unwrap();
+    let mut stamps: Vec<(u64, bool)> = records
+        .iter()
+        .map(|one| (one.stamp, one.stamp < floor))
+        .collect();
+    stamps.sort_unstable();
+    assert_eq!(stamps, [(70, true), (71, true), (72, false)]);
+}
+
+#[test]
+fn inv_31_nothing_is_acknowledged_before_what_was_cleared_is_durable() {
+    let (payloads, table) = paper();
+    let told = Arc::new(Told::default());
+    let floors = Hanging(Paper::new(512), Arc::clone(&told));
+    let noted = Noted(floors.0.clone());
+    let blocks = over(payloads, table);
+    let lane = Lane::new(blocks, Arc::new(floors), 1, Options::default());
+    lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
+    assert_eq!(landed(&lane, 1), [whole(0, 1)]);
+    told.set(false, true);
+    assert!(
+        !lane.clear(Duration::from_millis(2)),
+        "it is not waited for"
+    );
+    assert!(lane.state().clearing);
+    lane.submit(down(&[(1, 2)]), Numbers::of(&[2]));
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!(lane.poll(), []);
+    assert_eq!(noted.floor(&mut Chance(1)), 0);
+    told.set(false, false);
+    assert_eq!(landed(&lane, 1), [whole(1, 1)]);
+    assert_eq!(noted.floor(&mut Chance(1)), 2);
+    assert!(!lane.state().clearing);
+}
+
+#[test]
+fn inv_31_no_power_cut_undoes_a_clear() {
+    let (payloads, table) = paper();
+    let noted = Noted::new();
+    let lane = Lane::new(
+        over(payloads, table),
+        Arc::new(noted.clone()),
+        1,
+        Options::default(),
+    );
+    let (mut chance, mut stamps) = (Chance(4), 1);
+    for round in 0..200 {
+        let waits = chance.below(2) == 0;
+        let done = lane.clear(if waits { SOON } else { Duration::ZERO });
+        assert!(done || !waits);
+        if done {
+            assert!(noted.floor(&mut chance) >= stamps, "round {round}");
+        }
+        let cleared = stamps;
+        lane.submit(down(&[(0, round)]), Numbers::of(&[round]));
+        stamps += 1;
+        assert_eq!(landed(&lane, 1).len(), 1);
+        assert!(noted.floor(&mut chance) >= cleared, "round {round}");
+    }
+}
+
+#[test]
+fn inv_31_a_floor_that_cannot_be_noted_is_tried_again() {
+    let (payloads, table) = paper();
+    let noted = Noted::new();
+    let options = Options {
+        rest: Duration::from_millis(5),
+        ..Options::default()
+    };
+    let lane = Lane::new(over(payloads, table), Arc::new(noted.clone()), 1, options);
+    noted.0.fail_after(0);
+    assert!(lane.clear(SOON));
+    lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
+    assert_eq!(landed(&lane, 1), [whole(0, 1)]);
+}
+
+#[test]
+fn a_lane_that_closes_reports_all() {
+    let (payloads, table) = paper();
+    let lane = lane_over(&payloads, &table, Options::default());
+    for number in 0..50 {
+        lane.submit(down(&[(0, number)]), Numbers::of(&[number]));
+    }
+    assert!(lane.close(SOON));
+    lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
+    let all = landed(&lane, 51);
+    assert!(
+        all.iter()
+            .all(|one| one.short.is_none() || one.short == Some(Short::GivenUp))
+    );
+    assert_eq!(all.last(), Some(&short(50, 0, Short::GivenUp)));
+}
