@@ -1420,6 +1420,22 @@ class Cache:
                 range, or `parents` lead in a circle. Nothing is changed.
         """
 
+    def eviction_order(self, tier: _Tier) -> NDArray[np.uint32]:
+        """Returns the slots of a tier whose blocks nobody holds, the next to be evicted first.
+
+        It is what a tier that outlives the cache should remember, as the order for `restore`. It
+        takes time in proportion to the tier.
+
+        Args:
+            tier: "device", "host" or "disk".
+
+        Returns:
+            Slots, shape (blocks,).
+
+        Raises:
+            Misuse: There is no such tier.
+        """
+
     def resize(self, tier: _Tier, slots: int, *, memory: int | None = None) -> None:
         """Gives a tier `slots` slots. Slots beyond that retire when they become free.
 
@@ -1553,7 +1569,7 @@ def stats_schema() -> tuple[list[_Field], list[_Field]]:
 
 @final
 class DiskLane:
-    """One rank's blocks on a disk: slot files in a folder that this process owns, and threads.
+    """Blocks of one rank on a disk: slot files in a folder, and threads that read and write.
 
     A block is served only where its record and its sum say that it is what was asked for. A copy
     down is reported when it is durable. Any thread may call it.
@@ -1565,7 +1581,9 @@ class DiskLane:
         slots: Slots of the tier.
         block_bytes: Bytes of a block on this rank.
         direct: Whether the page cache is passed by, where the system can.
-        threads: Threads that read and write.
+        threads: Threads that read, and as many that write.
+        owned: Whether this process writes the folder. One of another process is read, as soon as
+            it is there.
 
     Raises:
         Misuse: A number is out of range.
@@ -1582,6 +1600,7 @@ class DiskLane:
         block_bytes: int,
         direct: bool = True,
         threads: int = 4,
+        owned: bool = True,
     ) -> DiskLane: ...
     @property
     def path(self) -> Path:
@@ -1592,15 +1611,31 @@ class DiskLane:
         """Whether the page cache is passed by."""
 
     @property
-    def rests(self) -> bool:
-        """Whether it rests after failures: copies fail at once until it is tried again."""
+    def run(self) -> int:
+        """The number of this owner, the upper half of its stamps: higher than that of any before.
+
+        Raises:
+            Misuse: This process does not own the folder.
+        """
+
+    def count_as(self, run: int) -> None:
+        """Counts as this owner, where that is a later one, before the first block is written.
+
+        Args:
+            run: The highest number of all ranks.
+
+        Raises:
+            Misuse: This process does not own the folder.
+            Unavailable: The system refuses.
+        """
 
     def submit_down(
         self,
         slots: _Ints,
         keys: NDArray[np.uint8],
         parents: NDArray[np.uint8],
-        planes: Sequence[tuple[_Ints, int, int]],
+        stamps: NDArray[np.uint64],
+        planes: Sequence[tuple[NDArray[np.uint64], int, int]],
         sources: _Ints,
     ) -> int:
         """Takes blocks to write. Their memory stays as it is until the copy has landed.
@@ -1609,6 +1644,8 @@ class DiskLane:
             slots: Slots of the disk, shape (blocks,).
             keys: The keys of the blocks, as `Plan.keys`.
             parents: Those of their parents, as `Plan.parents`.
+            stamps: When they were asked for, shape (blocks,): the run in the upper 32 bits, a count
+                in the lower ones that rises from block to block.
             planes: For each plane the addresses of the pieces of slot 0, the bytes from a slot to
                 the next, and the bytes of a piece.
             sources: Slots of that memory, shape (blocks,).
@@ -1617,14 +1654,15 @@ class DiskLane:
             The number of the copy.
 
         Raises:
-            Misuse: The arguments do not have as many blocks, or the process was forked.
+            Misuse: The arguments do not have as many blocks, or this process does not own the
+                folder.
         """
 
     def submit_up(
         self,
         slots: _Ints,
         keys: NDArray[np.uint8],
-        planes: Sequence[tuple[_Ints, int, int]],
+        planes: Sequence[tuple[NDArray[np.uint64], int, int]],
         destinations: _Ints,
     ) -> int:
         """Takes blocks to read. Their memory is the copy's until it has landed or was given up.
@@ -1648,37 +1686,75 @@ class DiskLane:
         The words are "failed", "corrupt" and "given up".
         """
 
-    def give_up(self, number: int) -> None:
+    def give_up(self, number: int, *, late: bool = False) -> None:
         """Gives a copy up: when it returns, no byte of its memory is read or written any more.
 
-        Where it went down its slots may still be written.
+        A slot that a thread still writes is written for no other copy before that thread has ended.
 
         Args:
             number: Of the copy, as `submit_down` and `submit_up` gave it.
+            late: Whether the disk did not answer in time, which counts as a failure of it.
         """
 
     def restore(
         self,
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint64]]:
-        """Returns what is found again, the oldest first: slots, keys, parents and stamps.
+        """Returns what is found again, the next to be evicted first.
+
+        Their order is that of `keep_order`, where the owner before has closed the folder, else
+        that of their stamps. It is asked once.
 
         Returns:
             Slots, shape (blocks,); keys and parents, bytes of shape (blocks, 32), as
             `KVCache.restore` takes them; stamps, shape (blocks,), which all ranks must have alike.
 
         Raises:
+            Misuse: This process does not own the folder.
             Unavailable: The table cannot be read.
         """
 
-    def clear(self) -> None:
-        """Clears all that was submitted so far: when it returns, no restart brings it back.
+    def clear(self, floor: int, *, patience: float = 1.0) -> bool:
+        """Clears what has a smaller stamp. Nothing is reported as written before that is durable.
+
+        Args:
+            floor: The next stamp.
+            patience: Seconds that it waits for that.
+
+        Returns:
+            Whether it is durable: no restart brings anything back. Where not, the lane goes on
+            trying, and `stats` says so.
 
         Raises:
-            Unavailable: The system refuses; then nothing is cleared.
+            Misuse: This process does not own the folder, or `patience` is no such number.
         """
 
-    def close(self) -> None:
-        """Ends all copies and the threads, and gives the folder to the next owner."""
+    def forget(self) -> None:
+        """Lets no restart find what is written from here on."""
+
+    def keep_order(self, slots: _Ints) -> None:
+        """Notes the eviction order for the next owner; `close` comes next.
+
+        Args:
+            slots: The next to be evicted first, as `KVCache.eviction_order`.
+
+        Raises:
+            Misuse: This process does not own the folder.
+            Unavailable: The system refuses.
+        """
+
+    def stats(self) -> dict[str, int]:
+        """Returns what it has done, and what it is at now. Any thread may ask."""
+
+    def close(self, *, patience: float = 5.0) -> None:
+        """Ends all copies and the threads, and gives the folder to the next owner.
+
+        Args:
+            patience: Seconds that it waits for threads. Where one hangs in the system, the folder
+                has no other owner before that has ended.
+
+        Raises:
+            Misuse: `patience` is no such number.
+        """
 
 def checksums(plane: NDArray[np.uint8], slots: _Ints) -> NDArray[np.uint64]:
     """Returns a checksum of each of some slots of a plane: XXH3 of 64 bits over its bytes.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Self, Unpack
+from typing import Literal, Self, TypeAlias, Unpack
 
 from blockyard._core import Misuse
 from blockyard._typing import override
@@ -24,16 +24,19 @@ from blockyard.yard.config import Config, ConfigKeywords, agree
 __all__ = ["LocalCache", "local"]
 
 
+DiskPath: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path, or several."""
+
+
 class LocalCache(KVCache):
     """A `KVCache` with its crane; `step` once per step of the engine is all there is to add.
 
     Make it with `local`. `step`, `reset` and `close` are for the thread that drives the steps.
     """
 
-    __slots__ = ("_crane", "_disk", "_restored")
+    __slots__ = ("_crane", "_restored")
 
     _crane: Crane
-    _disk: DiskTier | None
     _restored: int
 
     @property
@@ -50,17 +53,24 @@ class LocalCache(KVCache):
     def clear(self) -> None:
         """Ends an epoch, as `KVCache.clear`; what the disk has does not outlive it, either.
 
-        Where there is a disk with a path it waits until that is durable, which no other verb does.
-
-        Raises:
-            Unavailable: The disk refuses. Nothing is cleared then.
+        Where there is a disk with a path it waits for a second at most until that is durable, which
+        no other verb does; the log says so where it is not by then.
         """
-        disk = getattr(self, "_disk", None)
-        if disk is not None:
-            # What was planned before belongs below the floor, too.
-            self._crane.submit(self.dispatch())
-            disk.clear()
+        # What was planned before belongs below the floor, too.
+        self._crane.submit(self.dispatch())
+        self._crane.clear()
         super().clear()
+
+    @override
+    def update_weights(self) -> None:
+        """Ends an epoch as `clear`, and lets no restart find what is computed from here on.
+
+        The namespace names the weights from before, so that a process that opens the disk again
+        under it has those. To keep the KV of the new weights, open a cache with their namespace.
+        """
+        self._crane.submit(self.dispatch())
+        self._crane.clear(forget=True)
+        super().update_weights()
 
     def step(self, *, done: int | None = None) -> int:
         """Commits what has landed, then submits what should move. Never waits.
@@ -113,14 +123,15 @@ class LocalCache(KVCache):
 
     @override
     def stats(self) -> dict[str, int]:
-        """Returns counters and sizes, the crane's too."""
-        return super().stats() | self._crane.stats()
+        """Returns counters and sizes, the crane's and its disk's too."""
+        none = dict.fromkeys((stat.name for stat in DiskTier.SCHEMA), 0)
+        return super().stats() | none | self._crane.stats()
 
     @override
     @staticmethod
     def schema() -> tuple[Stat, ...]:
         """Returns name, unit and meaning of each number in `stats`."""
-        return KVCache.schema() + Crane.SCHEMA
+        return KVCache.schema() + DiskTier.SCHEMA + Crane.SCHEMA
 
     def close(self) -> None:
         """Ends the copies and frees the memory; copies that were not complete have failed.
@@ -128,6 +139,8 @@ class LocalCache(KVCache):
         From then on every verb that would begin or continue something raises `Misuse`. Questions
         are answered, and what is held can be ended: `finish`, `abandon`, `release`.
         """
+        if not self._crane.closed and self.stats()["disk_capacity"]:
+            self._crane.keep_order(self.eviction_order("disk"))
         self._crane.close()
         self.commit(self._crane.poll())
         self._close()
@@ -151,7 +164,7 @@ def local(
     /,
     *,
     memory: tuple[Tier, Tier | None] | tuple[Tier, Tier | None, Tier | None] | None = None,
-    disk_path: str | os.PathLike[str] | None = None,
+    disk_path: DiskPath | None = None,
     copier: Copier | Mapping[Pair, Copier] | None = None,
     **keywords: Unpack[ConfigKeywords],
 ) -> LocalCache:
@@ -162,7 +175,8 @@ def local(
         memory: The tiers of device and host, or of device, host and disk, which give the sizes;
             None for NumPy memory of the sizes asked for.
         disk_path: Where the blocks of `disk` outlive this process, in slot files: the `namespace`
-            must name model and weights. None for memory, which does not.
+            must name model and weights. Several paths are several disks, over which slots are
+            spread. None for memory, which does not.
         copier: One for all copies, or some by pairs of tiers, as in `Crane`; None for those that
             fit the memory.
         keywords: The fields of `Config`.
@@ -216,11 +230,10 @@ def local(
         opened.callback(crane.close)
         cache = LocalCache(agree(config, [crane.hello()]))
         cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
-        disk = tiers.get("disk")
-        if isinstance(disk, DiskTier):
-            found = disk.restored()
+        found = crane.restored()
+        if found is not None:
             cache.restore("disk", found.slots, found.keys, found.parents)
-            cache._disk, cache._restored = disk, len(found.slots)  # noqa: SLF001 - likewise
+            cache._restored = len(found)  # noqa: SLF001 - likewise
         opened.pop_all()
     return cache
 
@@ -243,9 +256,7 @@ def _named(memory: Sequence[Tier | None]) -> dict[str, Tier]:
     return {name: tier for name, tier in zip(TIERS, memory, strict=False) if tier is not None}
 
 
-def _numpy(
-    layout: KVLayout, config: Config, disk_path: str | os.PathLike[str] | None
-) -> dict[str, Tier]:
+def _numpy(layout: KVLayout, config: Config, disk_path: DiskPath | None) -> dict[str, Tier]:
     """Makes memory for each tier that has a size, and slot files for a disk with a path."""
     sizes = {name: int(getattr(config, name)) for name in TIERS}
     made: dict[str, Tier] = {}

@@ -7,7 +7,7 @@ from itertools import count
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from blockyard._core import Misuse, Unsupported
+from blockyard._core import Misuse, Unavailable, Unsupported
 from blockyard.crane.copiers import (
     Copier,
     Fencing,
@@ -21,10 +21,11 @@ from blockyard.crane.copiers import (
 )
 from blockyard.crane.copiers.select import select_copiers
 from blockyard.crane.lanes import Copy, Flight, Lane
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Lasting, Tier
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.restored import Restored
 from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
 from blockyard.shared.stats import Stat
 from blockyard.shared.thresholds import Thresholds
@@ -73,7 +74,7 @@ class Crane:
         Stat("crane_blocks", "blocks", "blocks that landed intact on this rank"),
         Stat("crane_bytes", "bytes", "memory of this rank's tiers"),
     )
-    """Name, unit and meaning of each number in `stats`."""
+    """Name, unit and meaning of each number in `stats`; a disk adds those of `DiskTier.SCHEMA`."""
 
     def __init__(  # noqa: PLR0913 - a tier each, and what they are for
         self,
@@ -107,6 +108,7 @@ class Crane:
             for pair, one in copiers.items()
         }
         self._copiers = list({id(one): one for one in copiers.values()}.values())
+        self._lasting = [one for one in self._tiers.values() if isinstance(one, Lasting)]
         self._turning = [one for one in self._copiers if isinstance(one, Turning)]
         self._flights: dict[int, Flight] = {}
         self._order = count()
@@ -238,6 +240,65 @@ class Crane:
         )
         return not alone and not any(lane.waiting for lane in lanes)
 
+    def restored(self) -> Restored | None:
+        """Returns what its disk has from before, for `Restored.agreed`; None where it has no disk.
+
+        It is asked once, before the first plan.
+
+        Raises:
+            Unavailable: The disk cannot be read.
+        """
+        found = [tier.restored() for tier in self._lasting]
+        return found[0] if found else None
+
+    def count_as(self, run: int) -> None:
+        """Lets its disk give the stamps that all ranks give, with the `run` of `Restored.agreed`.
+
+        Args:
+            run: The highest number of all ranks.
+
+        Raises:
+            Unavailable: The disk refuses.
+        """
+        for tier in self._lasting:
+            tier.count_as(run)
+
+    def clear(self, *, forget: bool = False) -> bool:
+        """Clears what its disk has of the plans that were submitted so far. Give it those before.
+
+        Nothing counts as written from now on before that is durable, for which this waits for a
+        second at most.
+
+        Args:
+            forget: Whether no restart is to find what is written from here on either, as where
+                weights have changed under one name.
+
+        Returns:
+            Whether no restart brings it back; it is tried on where not.
+        """
+        done = [tier.clear() for tier in self._lasting]
+        if forget:
+            for tier in self._lasting:
+                tier.forget()
+        return all(done)
+
+    def keep_order(self, slots: Slots) -> None:
+        """Notes the eviction order of its disk for the next process, right before `close`.
+
+        A disk that hangs or rests is left alone: stamps stand in for it then.
+
+        Args:
+            slots: As `KVCache.eviction_order("disk")`.
+        """
+        for tier in self._lasting:
+            stats = tier.stats()
+            if tier.resting() or stats["disk_held"] or stats["disk_clearing"]:
+                continue
+            try:
+                tier.keep_order(slots)
+            except Unavailable as error:
+                _log.warning("the eviction order is not kept: %s", error)
+
     def reset(self) -> None:
         """Ends all flights after a reset of the rank; the next poll reports them as dead.
 
@@ -279,7 +340,10 @@ class Crane:
         """Returns counters and sizes; `SCHEMA` has units and meanings."""
         memory = sum(tier.nbytes for tier in self._tiers.values())
         numbers = self._counts | {"in_flight": self.in_flight, "bytes": memory}
-        return {stat.name: numbers[stat.name.removeprefix("crane_")] for stat in self.SCHEMA}
+        found = {stat.name: numbers[stat.name.removeprefix("crane_")] for stat in self.SCHEMA}
+        for tier in self._lasting:
+            found |= tier.stats()
+        return found
 
     def close(self) -> None:
         """Ends the copiers, then frees the tiers. `poll` still reports what was in flight."""

@@ -323,7 +323,7 @@ class Lifecycle:
 
     def update_weights(self) -> None:
         """Stops all that runs, so that it is recomputed (T33)."""
-        self._cache.clear()
+        self._cache.update_weights()
         for seat in self._seats.bound():
             if seat.stop is None and seat.request.state is not RequestState.LOADING:
                 self.stop(seat)

@@ -279,6 +279,10 @@ class KVCache(Cache):
         """
         return explain(self, request)
 
+    def update_weights(self) -> None:
+        """Ends an epoch as `clear`, because the weights have changed under one namespace."""
+        self.clear()
+
     def standing(self) -> list[Fact]:
         """Returns what is a stall where it stays as it is: plans and flights that wait.
 

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// To what addresses, offsets and lengths must be a multiple for direct reads and writes.
 pub const ALIGNED: usize = 4096;
@@ -94,6 +95,66 @@ impl Files {
 
     fn refused(&self, doing: &'static str) -> impl FnOnce(io::Error) -> Error {
         Error::system(&self.path, doing)
+    }
+}
+
+/// A file that another process writes, which is opened when it is first read.
+#[derive(Debug)]
+pub struct Foreign {
+    path: PathBuf,
+    bytes: u64,
+    way: Way,
+    opened: OnceLock<Files>,
+}
+
+impl Foreign {
+    /// The file at a path, of this length. It need not be there yet.
+    pub fn at(path: &Path, bytes: u64, way: Way) -> Self {
+        Self {
+            path: path.to_owned(),
+            bytes,
+            way,
+            opened: OnceLock::new(),
+        }
+    }
+
+    fn opened(&self) -> io::Result<&Files> {
+        if let Some(opened) = self.opened.get() {
+            return Ok(opened);
+        }
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let direct = (self.way == Way::Direct)
+            .then(|| rustix::fs::open(&self.path, flags | OFlags::DIRECT, Mode::empty()).ok())
+            .flatten();
+        let (fd, way) = match direct {
+            Some(fd) => (fd, Way::Direct),
+            None => (
+                rustix::fs::open(&self.path, flags, Mode::empty())?,
+                Way::Buffered,
+            ),
+        };
+        let file = File::from(fd);
+        let bytes = file.metadata()?.len();
+        if bytes != self.bytes {
+            let says = format!("it has {bytes} bytes, and {} are wanted", self.bytes);
+            return Err(io::Error::other(says));
+        }
+        let path = self.path.clone();
+        Ok(self.opened.get_or_init(|| Files { path, file, way }))
+    }
+}
+
+impl Medium for Foreign {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.opened()?.read(at, into)
+    }
+
+    fn write(&self, _at: u64, _from: &[u8]) -> io::Result<()> {
+        Err(io::Error::other("another process writes this file"))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Err(io::Error::other("another process writes this file"))
     }
 }
 

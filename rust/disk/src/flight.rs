@@ -14,11 +14,22 @@ pub trait Memory: Send + Sync + Debug {
     fn scatter(&self, at: usize, staged: &[u8]);
 }
 
+/// A block that is to be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Written {
+    /// The slot that it goes to.
+    pub slot: u32,
+    /// Whose it is.
+    pub owner: Owner,
+    /// When it was asked for: above all stamps that are below the floor, or were given before.
+    pub stamp: u64,
+}
+
 /// A copy between memory and the disk.
 #[derive(Clone, Debug)]
 pub enum Copy {
-    /// Blocks to write: their slots, and whose they are.
-    Down(Vec<(u32, Owner)>),
+    /// Blocks to write.
+    Down(Vec<Written>),
     /// Blocks to read.
     Up(Vec<Asked>),
 }
@@ -73,17 +84,14 @@ pub struct Landed {
 /// A copy that was taken.
 #[derive(Debug)]
 pub(crate) struct Flying {
-    /// Of its first block, where it goes down.
-    pub(crate) stamp: u64,
     pub(crate) copy: Copy,
     /// None once it was given up.
     memory: RwLock<Option<Arc<dyn Memory>>>,
 }
 
 impl Flying {
-    pub(crate) fn new(stamp: u64, copy: Copy, memory: Arc<dyn Memory>) -> Self {
+    pub(crate) fn new(copy: Copy, memory: Arc<dyn Memory>) -> Self {
         Self {
-            stamp,
             copy,
             memory: RwLock::new(Some(memory)),
         }

@@ -2,6 +2,7 @@
 
 use crate::disk::Floor;
 use crate::error::{Error, Result};
+use crate::order;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -9,6 +10,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
@@ -19,13 +21,36 @@ const TITLE: &str = "Blockyard's blocks, format ";
 const NUMBERS: u64 = 4096;
 const NUMBERS_BYTES: usize = 32;
 
+/// Where the folder of a rank and an identity is, whoever owns it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Its path.
+    pub path: PathBuf,
+    /// The number of its identity, which every record has.
+    pub identity: u64,
+}
+
+impl Place {
+    /// The place under a root, as in [`Folder::open`].
+    pub fn of(root: &Path, fields: &[(&str, &str)], rank: u16) -> Self {
+        let text = text_of(fields);
+        let name = format!("{:016x}", xxh3_128(text.as_bytes()) as u64);
+        Self {
+            path: root.join(name).join(format!("rank-{rank}")),
+            identity: xxh3_64(text.as_bytes()),
+        }
+    }
+}
+
 /// A folder that this process owns, until it is dropped or dies.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
     file: File,
     identity: u64,
-    run: u32,
+    /// Of the owner before.
+    before: u32,
+    run: AtomicU32,
     floor: Mutex<u64>,
 }
 
@@ -49,10 +74,8 @@ impl Folder {
                 help: "must be 4096 at most",
             });
         }
-        let name = format!("{:016x}", xxh3_128(text.as_bytes()) as u64);
-        let of_all = root.join(&name);
-        let path = of_all.join(format!("rank-{rank}"));
-        for folder in [root, &of_all, &path] {
+        let Place { path, identity } = Place::of(root, fields, rank);
+        for folder in [root, path.parent().unwrap_or(root), &path] {
             make(folder)?;
         }
         let whole = path.join("identity");
@@ -71,8 +94,9 @@ impl Folder {
         }
         let before = Numbers::read(&file).unwrap_or_default();
         let made = Self {
-            identity: xxh3_64(text.as_bytes()),
-            run: before.run.saturating_add(1),
+            identity,
+            before: before.run,
+            run: AtomicU32::new(before.run.saturating_add(1)),
             floor: Mutex::new(before.floor),
             path,
             file,
@@ -98,7 +122,43 @@ impl Folder {
 
     /// The stamp of the first block that this owner writes: above all that any owner before has given.
     pub fn first_stamp(&self) -> u64 {
-        u64::from(self.run) << 32
+        u64::from(self.run()) << 32
+    }
+
+    /// The number of this owner: higher than that of any before.
+    pub fn run(&self) -> u32 {
+        self.run.load(Ordering::Relaxed)
+    }
+
+    /// Counts as this owner, where that is a later one: all ranks have one number, so that their stamps
+    /// agree. It comes before the first block is written.
+    ///
+    /// # Errors
+    /// `System` where the system refuses; then the number is as it was.
+    pub fn count_as(&self, run: u32) -> Result<()> {
+        let own = self.run();
+        if run > own {
+            self.run.store(run, Ordering::Relaxed);
+            let written = self.write_numbers(self.floor());
+            if written.is_err() {
+                self.run.store(own, Ordering::Relaxed);
+            }
+            return written;
+        }
+        Ok(())
+    }
+
+    /// Notes the eviction order for the next owner, at a clean close.
+    ///
+    /// # Errors
+    /// `System` where the system refuses; stamps stand in for it then.
+    pub fn keep_order(&self, slots: &[u32]) -> Result<()> {
+        order::write(&self.path, self.run(), slots)
+    }
+
+    /// Takes the order that the owner before has kept, if it has come so far. Later calls find none.
+    pub fn take_order(&self) -> Option<Vec<u32>> {
+        order::take(&self.path, self.before)
     }
 
     /// The floor: what has a smaller stamp was cleared, and is not restored. INV-31
@@ -118,7 +178,7 @@ impl Folder {
     fn write_numbers(&self, floor: u64) -> Result<()> {
         let numbers = Numbers {
             floor,
-            run: self.run,
+            run: self.run(),
             owner: process::id(),
         };
         let refused = |doing| Error::system(self.path.join("identity"), doing);

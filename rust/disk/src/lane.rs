@@ -6,7 +6,7 @@
 use crate::blocks::Blocks;
 use crate::breaker::Breaker;
 use crate::disk::Floor;
-use crate::flight::{Copy, Direction, Flying, Landed, Memory, Short};
+use crate::flight::{Copy, Direction, Flying, Landed, Memory, Short, Written};
 use crate::queue::{Counts, Due, Queue, State, Task};
 use crate::record::Record;
 use crate::ring::Ring;
@@ -72,9 +72,8 @@ impl Lane {
     /// Starts the threads of a lane.
     ///
     /// # Arguments
-    /// `stamp` is that of its first block, above all that are in the table; `floor` is where it notes what
-    /// was cleared.
-    pub fn new(blocks: Blocks, floor: Arc<dyn Floor>, stamp: u64, options: Options) -> Self {
+    /// `floor` is where it notes what was cleared.
+    pub fn new(blocks: Blocks, floor: Arc<dyn Floor>, options: Options) -> Self {
         let threads = options.threads.max(1);
         let breaker = Breaker::new(options.failures, options.rest);
         let shared = Arc::new(Shared {
@@ -82,7 +81,7 @@ impl Lane {
             blocks,
             floor,
             options,
-            queue: Mutex::new(Queue::new(stamp, breaker)),
+            queue: Mutex::new(Queue::new(breaker)),
             work: [Condvar::new(), Condvar::new()],
             written: Condvar::new(),
             cleared: Condvar::new(),
@@ -159,18 +158,18 @@ impl Lane {
         }
     }
 
-    /// Clears what was submitted so far. From now on nothing is reported as written before that is durable.
+    /// Clears what has a smaller stamp. From now on nothing is reported as written before that is durable.
     /// INV-31
     ///
     /// # Arguments
-    /// `patience` is how long it waits for that.
+    /// `floor` is the next stamp; `patience` is how long it waits for that.
     ///
     /// # Returns
     /// Whether it is durable: no restart brings anything back. Where not, the lane goes on trying.
-    pub fn clear(&self, patience: Duration) -> bool {
+    pub fn clear(&self, floor: u64, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let mut queue = self.shared.queue();
-        let floor = queue.clear();
+        queue.clear(floor);
         self.shared.written.notify_all();
         while queue.pending_floor().is_some_and(|least| least <= floor) {
             let left = until.saturating_duration_since(Instant::now());
@@ -286,9 +285,8 @@ impl Shared {
     ) -> Result<Option<Record>, Short> {
         match &flying.copy {
             Copy::Down(blocks) => {
-                let (slot, owner) = blocks[at];
+                let Written { slot, owner, stamp } = blocks[at];
                 flying.touch(|memory| memory.gather(at, staged))?;
-                let stamp = flying.stamp + at as u64;
                 let record = self.blocks.write(slot, owner, stamp, staged);
                 record.map(Some).map_err(|_| Short::Failed)
             }

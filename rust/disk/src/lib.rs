@@ -11,10 +11,12 @@
 //! layer: error
 //! layer: record disk
 //! layer: paper files
-//! layer: blocks folder ring breaker
+//! layer: blocks order ring breaker
+//! layer: folder
 //! layer: flight
 //! layer: queue
 //! layer: lane
+//! layer: slot_files
 
 #![forbid(unsafe_code)]
 #![expect(
@@ -30,19 +32,22 @@ mod files;
 mod flight;
 mod folder;
 mod lane;
+mod order;
 mod paper;
 mod queue;
 mod record;
 mod ring;
+mod slot_files;
 
 pub use blocks::{Asked, Blocks, Doubt, Geometry};
 pub use disk::{Floor, Medium};
 pub use error::{Error, Result};
-pub use files::{ALIGNED, Files, Way};
-pub use flight::{Copy, Landed, Memory, Short};
-pub use folder::Folder;
+pub use files::{ALIGNED, Files, Foreign, Way};
+pub use flight::{Copy, Landed, Memory, Short, Written};
+pub use folder::{Folder, Place};
 pub use lane::{Lane, Options};
 pub use paper::Paper;
 pub use queue::{Counts, State};
 pub use record::{Found, Key, Owner, RECORD, Record, sum_of};
 pub use ring::{Buffer, Ring};
+pub use slot_files::SlotFiles;

@@ -84,8 +84,6 @@ pub(crate) struct Queue {
     group: Group,
     landed: Vec<Landed>,
     next: u64,
-    /// Of the next block that is to be written.
-    stamp: u64,
     /// What has a smaller stamp was cleared; and what of that is durable. INV-31
     floor: u64,
     durable_floor: u64,
@@ -118,7 +116,7 @@ impl Entry {
 }
 
 impl Queue {
-    pub(crate) fn new(stamp: u64, breaker: Breaker) -> Self {
+    pub(crate) fn new(breaker: Breaker) -> Self {
         Self {
             copies: HashMap::new(),
             waiting: [VecDeque::new(), VecDeque::new()],
@@ -129,7 +127,6 @@ impl Queue {
             group: Group::default(),
             landed: Vec::new(),
             next: 0,
-            stamp,
             floor: 0,
             durable_floor: 0,
             counts: Counts::default(),
@@ -150,13 +147,8 @@ impl Queue {
             });
             return number;
         }
-        // They are given here, and not when a thread comes to it: a clear in between counts.
-        let stamp = self.stamp;
-        if direction == Direction::Down {
-            self.stamp += good as u64;
-        }
         let entry = Entry {
-            flying: Arc::new(Flying::new(stamp, copy, memory)),
+            flying: Arc::new(Flying::new(copy, memory)),
             next: 0,
             busy: 0,
             good,
@@ -187,7 +179,7 @@ impl Queue {
             };
             let at = entry.next;
             if let Copy::Down(blocks) = &entry.flying.copy {
-                if !self.held.insert(blocks[at].0) {
+                if !self.held.insert(blocks[at].slot) {
                     self.blocked = true;
                     place += 1;
                     continue;
@@ -231,7 +223,7 @@ impl Queue {
         if let Copy::Down(blocks) = &task.flying.copy {
             self.writing -= 1;
             if done.is_err() {
-                self.held.remove(&blocks[at].0);
+                self.held.remove(&blocks[at].slot);
             }
         }
         match done {
@@ -339,10 +331,9 @@ impl Queue {
         self.counts.rests += u64::from(!before && breaker.rests(now));
     }
 
-    /// Clears what was submitted so far; returns the floor that is to be durable.
-    pub(crate) fn clear(&mut self) -> u64 {
-        self.floor = self.stamp;
-        self.floor
+    /// Clears what has a smaller stamp.
+    pub(crate) fn clear(&mut self, floor: u64) {
+        self.floor = self.floor.max(floor);
     }
 
     /// The floor that is not durable yet.

@@ -2,7 +2,7 @@
 
 use crate::answers::Violation;
 use crate::arguments;
-use crate::buffers::integers;
+use crate::buffers::{array, integers};
 use crate::error::Failure;
 use crate::face::Cache;
 use crate::gil::{LONG, enter};
@@ -196,6 +196,26 @@ impl Cache {
         Ok(enter(py, &self.inner, LONG, |state| {
             state.restore(tier, &slots, &keys, &parents)
         })?)
+    }
+
+    /// Returns the slots of a tier whose blocks nobody holds, the next to be evicted first.
+    ///
+    /// It is what a tier that outlives the cache should remember, as the order for `restore`. It
+    /// takes time in proportion to the tier.
+    ///
+    /// Args:
+    ///     tier: "device", "host" or "disk".
+    ///
+    /// Returns:
+    ///     Slots, shape (blocks,).
+    ///
+    /// Raises:
+    ///     Misuse: There is no such tier.
+    fn eviction_order<'py>(&self, py: Python<'py>, tier: &str) -> PyResult<Bound<'py, PyAny>> {
+        self.check_sound()?;
+        let tier = arguments::tier(tier)?;
+        let slots = enter(py, &self.inner, LONG, |state| state.eviction_order(tier))?;
+        array(py, &slots, "uint32")
     }
 
     /// Returns counters and sizes, read at one moment; `stats_schema` has units and meanings.

@@ -7,13 +7,14 @@ use crate::keys::key_rows;
 use crate::places::{Addresses, Plane};
 use blockyard_disk as disk;
 use blockyard_guard::guarded;
-use disk::{Asked, Blocks, Copy, Files, Folder, Geometry, Lane, Options, Owner, Short, Way};
+use disk::{Asked, Copy, Folder, Geometry, Options, Owner, Place, Short, SlotFiles, Way, Written};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyDict};
 use std::path::PathBuf;
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Slots, keys, parents and stamps.
 type Restored<'py> = (
@@ -23,7 +24,7 @@ type Restored<'py> = (
     Bound<'py, PyAny>,
 );
 
-/// One rank's blocks on a disk: slot files in a folder that this process owns, and threads.
+/// Blocks of one rank on a disk: slot files in a folder, and threads that read and write.
 ///
 /// A block is served only where its record and its sum say that it is what was asked for. A copy
 /// down is reported when it is durable. Any thread may call it.
@@ -35,17 +36,17 @@ type Restored<'py> = (
 ///     slots: Slots of the tier.
 ///     block_bytes: Bytes of a block on this rank.
 ///     direct: Whether the page cache is passed by, where the system can.
-///     threads: Threads that read and write.
+///     threads: Threads that read, and as many that write.
+///     owned: Whether this process writes the folder. One of another process is read, as soon as
+///         it is there.
 ///
 /// Raises:
 ///     Misuse: A number is out of range.
 ///     Unavailable: There is no room, another process owns the folder, or the system refuses.
 #[pyclass(frozen, module = "blockyard._core")]
 pub(crate) struct DiskLane {
-    lane: Lane,
-    folder: Folder,
-    blocks: Blocks,
-    direct: bool,
+    files: SlotFiles,
+    forgets: AtomicBool,
     process: u32,
     closed: AtomicBool,
 }
@@ -73,12 +74,18 @@ fn owner(key: disk::Key, parent: disk::Key) -> Owner {
     }
 }
 
+/// Seconds, as a duration.
+fn seconds(name: &str, value: f64) -> Outcome<Duration> {
+    Duration::try_from_secs_f64(value)
+        .map_err(|_| Failure::misuse(format!("{name} = {value}: must be seconds, 0 or more")))
+}
+
 #[guarded]
 #[pymethods]
 impl DiskLane {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
-    #[pyo3(signature = (root, fields, *, rank, slots, block_bytes, direct=true, threads=4))]
+    #[pyo3(signature = (root, fields, *, rank, slots, block_bytes, direct=true, threads=4, owned=true))]
     fn new(
         py: Python<'_>,
         root: PathBuf,
@@ -88,60 +95,66 @@ impl DiskLane {
         block_bytes: u32,
         direct: bool,
         threads: usize,
+        owned: bool,
     ) -> PyResult<Self> {
-        let opened = wait(py, || -> disk::Result<Self> {
-            let fields: Vec<(&str, &str)> = fields
-                .iter()
-                .map(|(name, value)| (name.as_str(), value.as_str()))
-                .collect();
+        let fields: Vec<(&str, &str)> = fields
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        let way = if direct { Way::Direct } else { Way::Buffered };
+        let options = Options {
+            threads: threads.clamp(1, 64),
+            ..Options::default()
+        };
+        let opened = wait(py, || {
             let geometry = Geometry::new(slots, block_bytes)?;
-            let folder = Folder::open(&root, &fields, rank)?;
-            let way = if direct { Way::Direct } else { Way::Buffered };
-            let payloads =
-                Files::open(&folder.path().join("slots"), geometry.payload_bytes(), way)?;
-            let direct = payloads.way() == Way::Direct;
-            let table = folder.path().join("table");
-            let table = Files::open(&table, geometry.table_bytes(), Way::Buffered)?;
-            let blocks = Blocks::new(
-                Arc::new(payloads),
-                Arc::new(table),
-                geometry,
-                folder.identity(),
-                rank,
-            );
-            let options = Options {
-                threads: threads.clamp(1, 64),
-                ..Options::default()
-            };
-            let lane = Lane::new(blocks.clone(), folder.first_stamp(), options);
-            Ok(Self {
-                lane,
-                folder,
-                blocks,
-                direct,
-                process: process::id(),
-                closed: AtomicBool::new(false),
-            })
+            if owned {
+                SlotFiles::own(&root, &fields, rank, geometry, way, options)
+            } else {
+                let place = Place::of(&root, &fields, rank);
+                Ok(SlotFiles::read(place, rank, geometry, way, options))
+            }
         });
-        opened.map_err(|error| refused(&error))
+        Ok(Self {
+            files: opened.map_err(|error| refused(&error))?,
+            forgets: AtomicBool::new(false),
+            process: process::id(),
+            closed: AtomicBool::new(false),
+        })
     }
 
     /// The folder.
     #[getter]
     fn path(&self) -> PathBuf {
-        self.folder.path().to_owned()
+        self.files.path().to_owned()
     }
 
     /// Whether the page cache is passed by.
     #[getter]
     fn direct(&self) -> bool {
-        self.direct
+        self.files.way() == Way::Direct
     }
 
-    /// Whether it rests after failures: copies fail at once until it is tried again.
+    /// The number of this owner, the upper half of its stamps: higher than that of any before.
+    ///
+    /// Raises:
+    ///     Misuse: This process does not own the folder.
     #[getter]
-    fn rests(&self) -> bool {
-        self.lane.rests()
+    fn run(&self) -> PyResult<u32> {
+        Ok(self.owned()?.run())
+    }
+
+    /// Counts as this owner, where that is a later one, before the first block is written.
+    ///
+    /// Args:
+    ///     run: The highest number of all ranks.
+    ///
+    /// Raises:
+    ///     Misuse: This process does not own the folder.
+    ///     Unavailable: The system refuses.
+    fn count_as(&self, py: Python<'_>, run: u32) -> PyResult<()> {
+        let folder = self.owned()?;
+        wait(py, || folder.count_as(run)).map_err(|error| refused(&error))
     }
 
     /// Takes blocks to write. Their memory stays as it is until the copy has landed.
@@ -150,6 +163,8 @@ impl DiskLane {
     ///     slots: Slots of the disk, shape (blocks,).
     ///     keys: The keys of the blocks, as `Plan.keys`.
     ///     parents: Those of their parents, as `Plan.parents`.
+    ///     stamps: When they were asked for, shape (blocks,): the run in the upper 32 bits, a count
+    ///         in the lower ones that rises from block to block.
     ///     planes: For each plane the addresses of the pieces of slot 0, the bytes from a slot to
     ///         the next, and the bytes of a piece.
     ///     sources: Slots of that memory, shape (blocks,).
@@ -158,28 +173,39 @@ impl DiskLane {
     ///     The number of the copy.
     ///
     /// Raises:
-    ///     Misuse: The arguments do not have as many blocks, or the process was forked.
+    ///     Misuse: The arguments do not have as many blocks, or this process does not own the
+    ///         folder.
     fn submit_down(
         &self,
         slots: &Bound<'_, PyAny>,
         keys: &Bound<'_, PyAny>,
         parents: &Bound<'_, PyAny>,
+        stamps: &Bound<'_, PyAny>,
         planes: Vec<Plane<'_>>,
         sources: &Bound<'_, PyAny>,
     ) -> PyResult<u64> {
-        self.check_process()?;
+        self.owned()?;
         let slots: Vec<u32> = integers("slots", slots)?;
+        let stamps: Vec<u64> = integers("stamps", stamps)?;
         let (keys, parents) = (rows("keys", keys)?, rows("parents", parents)?);
         let sources: Vec<u32> = integers("sources", sources)?;
-        self.check_rows(&slots, [keys.len(), parents.len(), sources.len()])?;
-        let bytes = self.blocks.geometry().bytes();
+        let others = [keys.len(), parents.len(), stamps.len(), sources.len()];
+        self.check_rows(&slots, &others)?;
+        let bytes = self.files.geometry().bytes();
         let memory = Addresses::new(planes, sources, bytes)?;
-        let owners = keys
-            .into_iter()
-            .zip(parents)
-            .map(|(key, parent)| owner(key, parent));
-        let copy = Copy::Down(slots.into_iter().zip(owners).collect());
-        Ok(self.lane.submit(copy, Arc::new(memory)))
+        let forgets = self.forgets.load(Ordering::Relaxed);
+        let blocks = slots.into_iter().zip(keys).zip(parents).zip(stamps);
+        let written = blocks.map(|(((slot, key), parent), stamp)| Written {
+            slot,
+            owner: if forgets {
+                Owner::Nobody(key)
+            } else {
+                owner(key, parent)
+            },
+            stamp,
+        });
+        let copy = Copy::Down(written.collect());
+        Ok(self.files.lane.submit(copy, Arc::new(memory)))
     }
 
     /// Takes blocks to read. Their memory is the copy's until it has landed or was given up.
@@ -206,14 +232,15 @@ impl DiskLane {
         let slots: Vec<u32> = integers("slots", slots)?;
         let keys = rows("keys", keys)?;
         let destinations: Vec<u32> = integers("destinations", destinations)?;
-        self.check_rows(&slots, [keys.len(), keys.len(), destinations.len()])?;
-        let bytes = self.blocks.geometry().bytes();
+        self.check_rows(&slots, &[keys.len(), destinations.len()])?;
+        let bytes = self.files.geometry().bytes();
         let memory = Addresses::new(planes, destinations, bytes)?;
         let asked = slots
             .into_iter()
             .zip(keys)
             .map(|(slot, key)| Asked { slot, key });
         Ok(self
+            .files
             .lane
             .submit(Copy::Up(asked.collect()), Arc::new(memory)))
     }
@@ -222,7 +249,7 @@ impl DiskLane {
     ///
     /// The words are "failed", "corrupt" and "given up".
     fn poll(&self) -> Vec<(u64, usize, &'static str)> {
-        let landed = self.lane.poll().into_iter();
+        let landed = self.files.lane.poll().into_iter();
         landed
             .map(|one| {
                 let why = match one.short {
@@ -238,34 +265,37 @@ impl DiskLane {
 
     /// Gives a copy up: when it returns, no byte of its memory is read or written any more.
     ///
-    /// Where it went down its slots may still be written.
+    /// A slot that a thread still writes is written for no other copy before that thread has ended.
     ///
     /// Args:
     ///     number: Of the copy, as `submit_down` and `submit_up` gave it.
-    fn give_up(&self, py: Python<'_>, number: u64) {
-        wait(py, || self.lane.give_up(number));
+    ///     late: Whether the disk did not answer in time, which counts as a failure of it.
+    #[pyo3(signature = (number, *, late=false))]
+    fn give_up(&self, py: Python<'_>, number: u64, late: bool) {
+        wait(py, || {
+            if late {
+                self.files.lane.give_up_late(number);
+            } else {
+                self.files.lane.give_up(number);
+            }
+        });
     }
 
-    /// Returns what is found again, the oldest first: slots, keys, parents and stamps.
+    /// Returns what is found again, the next to be evicted first.
+    ///
+    /// Their order is that of `keep_order`, where the owner before has closed the folder, else
+    /// that of their stamps. It is asked once.
     ///
     /// Returns:
     ///     Slots, shape (blocks,); keys and parents, bytes of shape (blocks, 32), as
     ///     `KVCache.restore` takes them; stamps, shape (blocks,), which all ranks must have alike.
     ///
     /// Raises:
+    ///     Misuse: This process does not own the folder.
     ///     Unavailable: The table cannot be read.
     fn restore<'py>(&self, py: Python<'py>) -> PyResult<Restored<'py>> {
-        self.check_process()?;
-        let found = wait(py, || self.blocks.restore());
-        let mut found = found.map_err(|error| Unavailable::new_err(error.to_string()))?;
-        let floor = self.folder.floor();
-        found.retain(|record| record.stamp >= floor);
-        found.sort_by_key(|record| record.stamp);
-        // Of two slots with one key the later one counts.
-        let mut seen = std::collections::HashSet::new();
-        found.reverse();
-        found.retain(|record| seen.insert(record.owner.key()));
-        found.reverse();
+        self.owned()?;
+        let found = wait(py, || self.files.restore()).map_err(|error| refused(&error))?;
         if found.len() > MOST {
             return Err(too_many("the table", found.len()).into());
         }
@@ -291,29 +321,99 @@ impl DiskLane {
         ))
     }
 
-    /// Clears all that was submitted so far: when it returns, no restart brings it back.
+    /// Clears what has a smaller stamp. Nothing is reported as written before that is durable.
+    ///
+    /// Args:
+    ///     floor: The next stamp.
+    ///     patience: Seconds that it waits for that.
+    ///
+    /// Returns:
+    ///     Whether it is durable: no restart brings anything back. Where not, the lane goes on
+    ///     trying, and `stats` says so.
     ///
     /// Raises:
-    ///     Unavailable: The system refuses; then nothing is cleared.
-    fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        self.check_process()?;
-        let stamp = self.lane.next_stamp();
-        wait(py, || self.folder.raise(stamp)).map_err(|error| refused(&error))
+    ///     Misuse: This process does not own the folder, or `patience` is no such number.
+    #[pyo3(signature = (floor, *, patience=1.0))]
+    fn clear(&self, py: Python<'_>, floor: u64, patience: f64) -> PyResult<bool> {
+        self.owned()?;
+        let patience = seconds("patience", patience)?;
+        Ok(wait(py, || self.files.lane.clear(floor, patience)))
+    }
+
+    /// Lets no restart find what is written from here on.
+    fn forget(&self) {
+        self.forgets.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes the eviction order for the next owner; `close` comes next.
+    ///
+    /// Args:
+    ///     slots: The next to be evicted first, as `KVCache.eviction_order`.
+    ///
+    /// Raises:
+    ///     Misuse: This process does not own the folder.
+    ///     Unavailable: The system refuses.
+    fn keep_order(&self, py: Python<'_>, slots: &Bound<'_, PyAny>) -> PyResult<()> {
+        let folder = self.owned()?;
+        let slots: Vec<u32> = integers("slots", slots)?;
+        wait(py, || folder.keep_order(&slots)).map_err(|error| refused(&error))
+    }
+
+    /// Returns what it has done, and what it is at now. Any thread may ask.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (counts, state) = (self.files.lane.counts(), self.files.lane.state());
+        let values = PyDict::new(py);
+        let bytes = u64::from(self.files.geometry().bytes());
+        for (name, value) in [
+            ("written_blocks", counts.written),
+            ("written_bytes", counts.written * bytes),
+            ("read_blocks", counts.read),
+            ("read_bytes", counts.read * bytes),
+            ("syncs", counts.syncs),
+            ("failed", counts.failed),
+            ("corrupt", counts.doubted),
+            ("given_up", counts.given_up),
+            ("rests", counts.rests),
+            ("in_flight", state.flying as u64),
+            ("held", state.held as u64),
+            ("down_rests", state.down_rests.into()),
+            ("up_rests", state.up_rests.into()),
+            ("clearing", state.clearing.into()),
+        ] {
+            values.set_item(name, value)?;
+        }
+        Ok(values)
     }
 
     /// Ends all copies and the threads, and gives the folder to the next owner.
-    fn close(&self, py: Python<'_>) {
+    ///
+    /// Args:
+    ///     patience: Seconds that it waits for threads. Where one hangs in the system, the folder
+    ///         has no other owner before that has ended.
+    ///
+    /// Raises:
+    ///     Misuse: `patience` is no such number.
+    #[pyo3(signature = (*, patience=5.0))]
+    fn close(&self, py: Python<'_>, patience: f64) -> PyResult<()> {
+        let patience = seconds("patience", patience)?;
         if self.process == process::id() && !self.closed.swap(true, Ordering::Relaxed) {
-            wait(py, || {
-                self.lane.close();
-                // Where that fails the system does it at the end of the process.
-                let _ = self.folder.release();
-            });
+            wait(py, || self.files.close(patience));
         }
+        Ok(())
     }
 }
 
 impl DiskLane {
+    fn owned(&self) -> Outcome<&Folder> {
+        self.check_process()?;
+        self.files.folder().ok_or_else(|| {
+            let path = self.files.path().display();
+            Failure::misuse(format!(
+                "{path}: another process owns this folder; it is only read here"
+            ))
+        })
+    }
+
     fn check_process(&self) -> Outcome<()> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(Failure::misuse("the disk is closed: open it again"));
@@ -328,7 +428,7 @@ impl DiskLane {
         Err(Failure::misuse(message))
     }
 
-    fn check_rows(&self, slots: &[u32], others: [usize; 3]) -> Outcome<()> {
+    fn check_rows(&self, slots: &[u32], others: &[usize]) -> Outcome<()> {
         if others.iter().any(|&rows| rows != slots.len()) {
             let message = format!(
                 "{} slots, and {others:?} of the others: pass as many",
@@ -336,7 +436,7 @@ impl DiskLane {
             );
             return Err(Failure::misuse(message));
         }
-        let most = self.blocks.geometry().slots();
+        let most = self.files.geometry().slots();
         slots
             .iter()
             .find(|&&slot| slot >= most)

@@ -17,6 +17,8 @@ from blockyard.crane.copiers import Receipt
 from blockyard.crane.copiers.disk import DiskCopier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.shared.layout import Plane
+from blockyard.shared.restored import Restored
 
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=8, block_size=4, dtype="float32")
 OURS = {"model": "a model", "weights": "v1"}
@@ -275,6 +277,240 @@ def test_what_a_disk_cannot_copy_is_refused(disk: DiskTier) -> None:
     copier.close()
     with pytest.raises(by.Misuse, match="closed"):
         copier.start_keyed(host, disk, slots(0), slots(0), keys=keys(1), parents=keys(0))
+
+
+# -- ranks, and several disks --------------------------------------------------------------------
+
+RANKS = by.KVLayout(
+    (Plane("own", 1, 512), Plane("same", 2, 256, replicated=True)),
+    block_size=4,
+    ranks=2,
+    dtype="uint8",
+)
+LATENT = by.KVLayout(
+    (Plane("latent", 3, 256, replicated=True),), block_size=4, ranks=2, dtype="uint8"
+)
+
+
+class Rank:
+    """A rank's disk, and memory that its blocks come from and go to."""
+
+    def __init__(self, layout: by.KVLayout, path: Any, rank: int, **more: Any) -> None:
+        given: dict[str, Any] = {"blocks": 16, "identity": OURS} | more
+        self.disk = DiskTier(layout, path, rank=rank, **given)
+        self.memory = MemoryTier(layout, 16, name="device")
+        self.copier = DiskCopier(self.disk)
+        self.rank = rank
+
+    def fill(self, numbers: Any, seed: int) -> None:
+        for plane, shape in zip(self.memory.planes, self.memory.layout.planes, strict=True):
+            own = 0 if shape.replicated else 100 * (1 + self.rank)
+            for number in numbers:
+                plane[number] = (own + 7 * number + seed) % 251
+
+    def holds(self, slot: int, number: int, seed: int) -> bool:
+        return all(
+            bool(
+                (
+                    plane[slot]
+                    == ((0 if shape.replicated else 100 * (1 + self.rank)) + 7 * number + seed)
+                    % 251
+                ).all()
+            )
+            for plane, shape in zip(self.memory.planes, self.memory.layout.planes, strict=True)
+        )
+
+    def down(self, *numbers: int) -> Any:
+        """Writes blocks to the slots of their numbers."""
+        some = slots(*numbers)
+        none = np.zeros((len(numbers), 32), np.uint8)
+        named = keys(*(1 + number for number in numbers))
+        return self.copier.start_keyed(self.memory, self.disk, some, some, keys=named, parents=none)
+
+    def up(self, *numbers: int) -> Any:
+        """Reads blocks into slot 0 and on."""
+        return self.copier.start_keyed(
+            self.disk,
+            self.memory,
+            slots(*numbers),
+            slots(*range(len(numbers))),
+            keys=keys(*(1 + number for number in numbers)),
+            parents=None,
+        )
+
+    def close(self) -> None:
+        self.copier.close()
+        self.disk.close()
+
+
+def ranks_of(layout: by.KVLayout, path: Any, **more: Any) -> list[Rank]:
+    return [Rank(layout, path, rank, **more) for rank in range(layout.ranks)]
+
+
+def agreed(ranks: list[Rank]) -> Restored:
+    found = Restored.agreed([one.disk.restored() for one in ranks])
+    for one in ranks:
+        one.disk.count_as(found.run)
+    return found
+
+
+@pytest.mark.parametrize("layout", [RANKS, LATENT])
+def test_inv_28_ranks_find_again_what_all_of_them_have(tmp_path: Path, layout: Any) -> None:
+    ranks = ranks_of(layout, tmp_path)
+    assert len(agreed(ranks)) == 0
+    for one in ranks:
+        one.fill(range(6), 1)
+    for receipt in [one.down(0, 1, 2, 3) for one in ranks]:
+        assert ended(receipt) == (4, None)
+    # A plan that reached one rank alone.
+    assert ended(ranks[0].down(4, 5))
+    for one in ranks:
+        one.close()
+    again = ranks_of(layout, tmp_path)
+    found = agreed(again)
+    # Of a plane that all ranks share each has its own slots: there 4 is whole, and 5 is not there.
+    assert found.slots.tolist() == ([0, 1, 2, 3] if layout is RANKS else [0, 1, 2, 3, 4])
+    assert found.keys[:, 0].tolist() == [1 + slot for slot in found.slots]
+    for one in again:
+        assert ended(one.up(3, 2, 1, 0)) == (4, None)
+        assert all(one.holds(place, 3 - place, 1) for place in range(4))
+        one.close()
+
+
+def test_inv_28_a_rank_that_was_cleared_alone_restores_nothing_of_before(tmp_path: Path) -> None:
+    ranks = ranks_of(RANKS, tmp_path)
+    for receipt in [one.down(0, 1, 2) for one in ranks]:
+        ended(receipt)
+    # A crash comes after the clear of rank 1, and before that of rank 0.
+    assert ranks[1].disk.clear()
+    for one in ranks:
+        one.close()
+    again = ranks_of(RANKS, tmp_path)
+    assert len(agreed(again)) == 0
+    for receipt in [one.down(1) for one in again]:
+        ended(receipt)
+    for one in again:
+        one.close()
+    last = ranks_of(RANKS, tmp_path)
+    assert agreed(last).slots.tolist() == [1]
+    for one in last:
+        one.close()
+
+
+def test_a_rank_that_was_opened_alone_goes_on_with_the_others(tmp_path: Path) -> None:
+    Rank(RANKS, tmp_path, 0).close()
+    for _ in range(2):
+        ranks = ranks_of(RANKS, tmp_path)
+        found = agreed(ranks)
+        assert len({one.disk.run for one in ranks}) == 1
+        for receipt in [one.down(3, 4) for one in ranks]:
+            ended(receipt)
+        for one in ranks:
+            one.close()
+    assert found.slots.tolist() == [3, 4]
+
+
+def test_planes_that_ranks_share_are_written_once_and_read_by_all(tmp_path: Path) -> None:
+    ranks = ranks_of(LATENT, tmp_path)
+    for one in ranks:
+        one.fill(range(8), 3)
+    for receipt in [one.down(*range(8)) for one in ranks]:
+        assert ended(receipt) == (8, None)
+    written = [one.disk.stats()["disk_written_blocks"] for one in ranks]
+    assert written == [4, 4]
+    for one in ranks:
+        assert ended(one.up(*range(8))) == (8, None)
+        assert all(one.holds(number, number, 3) for number in range(8))
+    # What one rank has lost is a miss on both.
+    (torn,) = tmp_path.glob("*/rank-1/table")
+    torn.write_bytes(bytes(torn.stat().st_size))
+    for one in ranks:
+        assert ended(one.up(0, 2, 1, 4)) == (2, by.Cause.CORRUPT)
+    room = sum(one.stat().st_size for one in tmp_path.glob("*/rank-*/slots"))
+    assert room == 16 * 4096, "each block has room once"
+    for one in ranks:
+        one.close()
+
+
+def test_slots_are_spread_over_several_disks(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "abc"]
+    for found in (0, TALKS * BLOCKS):
+        with opened(tmp_path, disk_path=paths) as cache:
+            assert cache.restored == found
+            talks(cache)
+    tables = [next(path.glob("*/rank-0/table")).read_bytes() for path in paths]
+    used = [sum(any(table[at : at + 128]) for at in range(0, len(table), 128)) for table in tables]
+    assert sum(used) == TALKS * BLOCKS
+    assert min(used) > 8
+    with opened(tmp_path, disk_path=paths[:2]) as cache:
+        assert cache.restored == 0, "other disks are another folder"
+    for wrong, says in (([], "one path or several"), ([paths[0]] * 2, "twice")):
+        with pytest.raises(by.Misuse, match=says):
+            opened(tmp_path, disk_path=wrong)
+    with pytest.raises(by.Misuse, match="fewer than the 3 paths"):
+        DiskTier(LAYOUT, paths, blocks=2, identity=OURS)
+
+
+def test_a_copy_over_several_disks_ends_before_its_first_bad_block(tmp_path: Path) -> None:
+    one = Rank(LATENT_ALONE, [tmp_path / name for name in "abc"], 0)
+    one.fill(range(9), 2)
+    assert ended(one.down(*range(9))) == (9, None)
+    (torn,) = (tmp_path / "b").glob("*/rank-0/slots")
+    with torn.open("r+b") as file:
+        file.seek(2 * 4096)
+        file.write(b"torn")
+    assert ended(one.up(0, 3, 6, 2, 7, 4)) == (4, by.Cause.CORRUPT)
+    assert ended(one.up(0, 3, 6, 2, 4, 7)) == (5, by.Cause.CORRUPT)
+    assert ended(one.up(0, 3, 6, 2, 4, 5)) == (6, None)
+    one.close()
+
+
+LATENT_ALONE = by.KVLayout((Plane("latent", 3, 256, replicated=True),), block_size=4, dtype="uint8")
+
+
+# -- what outlives the process beside blocks -------------------------------------------------------
+
+
+def test_the_eviction_order_outlives_a_clean_close_alone(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        talks(cache)
+        # The oldest talk is used again, which its stamps do not say.
+        talks(cache, [0])
+        order = cache.eviction_order("disk").tolist()
+    with opened(tmp_path) as cache:
+        assert cache.eviction_order("disk").tolist() == order
+    (noted,) = tmp_path.glob("*/rank-0/order")
+    noted.unlink()
+    with opened(tmp_path) as cache:
+        by_stamps = cache.eviction_order("disk").tolist()
+    assert by_stamps != order
+    assert sorted(by_stamps) == sorted(order)
+
+
+def test_inv_31_what_other_weights_have_computed_is_never_found(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        talks(cache)
+        cache.update_weights()
+        # The same talks, by weights of which the namespace does not tell.
+        assert set(talks(cache).values()) == {0}
+        assert set(talks(cache).values()) == {4 * BLOCKS - 1}, "found as long as this process lives"
+    with opened(tmp_path) as cache:
+        assert cache.restored == 0
+
+
+def test_stats_say_what_the_disk_does(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        talks(cache)
+        talks(cache)
+        stats = cache.stats()
+        assert list(stats) == [stat.name for stat in cache.schema()]
+        assert stats["disk_written_blocks"] == TALKS * BLOCKS
+        assert stats["disk_written_bytes"] == TALKS * BLOCKS * LAYOUT.block_bytes
+        assert 0 < stats["disk_syncs"] <= stats["disk_written_blocks"]
+        assert stats["disk_read_blocks"] >= stats["disk_in"]
+        assert stats["disk_failed"] == stats["disk_corrupt"] == stats["disk_in_flight"] == 0
+    with by.local(LAYOUT, device=9) as without:
+        assert list(without.stats()) == [stat.name for stat in without.schema()]
 
 
 def test_a_process_that_was_forked_is_no_owner(disk: DiskTier) -> None:

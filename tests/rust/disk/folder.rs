@@ -1,7 +1,7 @@
 //! Folders and files of a file system.
 
 use crate::support::*;
-use blockyard_disk::{ALIGNED, Asked, Error, Files, Floor, Folder, Owner, Way};
+use blockyard_disk::{ALIGNED, Asked, Error, Files, Floor, Folder, Foreign, Owner, Way};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
@@ -42,6 +42,45 @@ fn blocks_of_a_file_system_are_there_when_it_is_opened_again() {
         assert_eq!(mode(&place.0.join("slots")), 0o600);
         let file = fs::metadata(place.0.join("slots")).unwrap();
         assert_eq!(file.len(), u64::from(SLOTS) * ALIGNED as u64);
+    }
+}
+
+#[test]
+fn what_another_process_writes_is_read_as_soon_as_it_is_there() {
+    for way in [Way::Direct, Way::Buffered] {
+        let place = Place::new("foreign");
+        let ring = blockyard_disk::Ring::new(1, geometry().stride());
+        let [slots, table] = ["slots", "table"].map(|name| place.0.join(name));
+        let bytes = [geometry().payload_bytes(), geometry().table_bytes()];
+        let reader = over(
+            Foreign::at(&slots, bytes[0], way),
+            Foreign::at(&table, bytes[1], Way::Buffered),
+        );
+        let asked = Asked {
+            slot: 5,
+            key: key(6),
+        };
+        let mut staged = ring.take();
+        assert!(
+            reader.read(&asked, &mut staged).is_err(),
+            "there is none yet"
+        );
+        fs::write(&table, "short").unwrap();
+        assert!(reader.read(&asked, &mut staged).is_err());
+        fs::remove_file(&table).unwrap();
+        let writer = over(
+            Files::open(&slots, bytes[0], way).unwrap(),
+            Files::open(&table, bytes[1], Way::Buffered).unwrap(),
+        );
+        staged.copy_from_slice(&payload(6));
+        let record = writer.write(5, Owner::First(key(6)), 4, &staged).unwrap();
+        assert!(reader.read(&asked, &mut staged).unwrap().is_err());
+        writer.commit(std::slice::from_ref(&record)).unwrap();
+        staged.fill(0);
+        assert_eq!(reader.read(&asked, &mut staged).unwrap(), Ok(record));
+        assert_eq!(*staged, payload(6));
+        let refused = reader.write(5, Owner::First(key(6)), 5, &staged);
+        assert!(refused.is_err() && reader.commit(&[]).is_err());
     }
 }
 
@@ -197,4 +236,56 @@ fn a_lock_dies_with_its_process() {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     panic!("nobody owns it, and it cannot be opened");
+}
+
+#[test]
+fn the_order_of_a_clean_close_is_for_the_next_owner_alone() {
+    let place = Place::new("order");
+    let open = || Folder::open(&place.0, &FIELDS, 0).unwrap();
+    let one = open();
+    assert_eq!(one.take_order(), None);
+    one.keep_order(&[3, 1, 2]).unwrap();
+    assert_eq!(mode(&one.path().join("order")), 0o600);
+    drop(one);
+    let two = open();
+    assert_eq!(two.take_order(), Some(vec![3, 1, 2]));
+    assert_eq!(two.take_order(), None, "it is taken once");
+    two.keep_order(&[]).unwrap();
+    drop(two);
+    // The next owner does not ask, and is killed: the order is of none that comes after it.
+    drop(open());
+    let four = open();
+    assert_eq!(four.take_order(), None);
+    four.keep_order(&[7]).unwrap();
+    let path = four.path().join("order");
+    drop(four);
+    let whole = fs::read(&path).unwrap();
+    for at in 0..whole.len() {
+        let mut torn = whole.clone();
+        torn[at] ^= 1;
+        fs::write(&path, &torn).unwrap();
+        let before = fs::read(place.0.join(&path).with_file_name("identity")).unwrap();
+        let found = open();
+        assert_eq!(found.take_order(), None, "byte {at}");
+        drop(found);
+        // As if that owner had not been.
+        fs::write(path.with_file_name("identity"), before).unwrap();
+    }
+    fs::write(&path, &whole).unwrap();
+    assert_eq!(open().take_order(), Some(vec![7]));
+}
+
+#[test]
+fn ranks_can_count_as_one_owner() {
+    let place = Place::new("run");
+    let open = |rank| Folder::open(&place.0, &FIELDS, rank).unwrap();
+    // Rank 0 was opened once alone.
+    drop(open(0));
+    let (one, two) = (open(0), open(1));
+    assert_eq!((one.run(), two.run()), (2, 1));
+    two.count_as(2).unwrap();
+    one.count_as(1).unwrap();
+    assert_eq!(one.first_stamp(), two.first_stamp());
+    drop((one, two));
+    assert_eq!((open(0).run(), open(1).run()), (3, 3), "and it stays so");
 }

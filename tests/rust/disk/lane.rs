@@ -1,12 +1,13 @@
 //! The lane: copies, group commits, failures and hangs.
 
-use crate::support::*;
+use crate::support::{Chance, IDENTITY, SLOTS, Written as Safe, cut, key, over, paper, payload};
 use blockyard_disk::{
     Asked, Blocks, Copy, Doubt, Floor, Geometry, Landed, Lane, Medium, Memory, Options, Owner,
-    Paper, Short,
+    Paper, Short, Written,
 };
 use std::collections::HashMap;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -40,12 +41,25 @@ impl Memory for Numbers {
     }
 }
 
-fn down(blocks: &[(u32, u64)]) -> Copy {
+/// Blocks with stamps of their own, as a tier gives them.
+fn stamped(first: u64, blocks: &[(u32, u64)]) -> Copy {
+    let blocks = blocks.iter().zip(first..);
     Copy::Down(
         blocks
-            .iter()
-            .map(|&(slot, number)| (slot, Owner::First(key(number))))
+            .map(|(&(slot, number), stamp)| Written {
+                slot,
+                owner: Owner::First(key(number)),
+                stamp,
+            })
             .collect(),
+    )
+}
+
+fn down(blocks: &[(u32, u64)]) -> Copy {
+    static STAMPS: AtomicU64 = AtomicU64::new(1);
+    stamped(
+        STAMPS.fetch_add(blocks.len() as u64, Ordering::Relaxed),
+        blocks,
     )
 }
 
@@ -109,11 +123,11 @@ impl Floor for Noted {
 
 fn lane_over(payloads: &Paper, table: &Paper, options: Options) -> Lane {
     let blocks = over(payloads.clone(), table.clone());
-    Lane::new(blocks, Arc::new(Noted::new()), 0, options)
+    Lane::new(blocks, Arc::new(Noted::new()), options)
 }
 
 fn lane_of(blocks: Blocks, options: Options) -> Lane {
-    Lane::new(blocks, Arc::new(Noted::new()), 0, options)
+    Lane::new(blocks, Arc::new(Noted::new()), options)
 }
 
 const SOON: Duration = Duration::from_secs(20);
@@ -163,7 +177,7 @@ fn inv_27_what_a_lane_reports_as_written_outlives_a_power_cut() {
     let (payloads, table) = paper();
     let lane = lane_over(&payloads, &table, Options::default());
     let mut chance = Chance(9);
-    let mut written = Written::default();
+    let mut written = Safe::default();
     for number in 0..100 {
         let slot = u32::try_from(chance.below(SLOTS as usize)).unwrap();
         written.safe.remove(&slot);
@@ -187,8 +201,7 @@ fn many_blocks_at_once_are_all_there() {
     let blocks = Blocks::new(Arc::new(payloads), Arc::new(table), geometry, IDENTITY, 0);
     let lane = lane_of(blocks, Options::default());
     for slot in 0..512 {
-        let one = Copy::Down(vec![(slot, Owner::First(key(slot.into())))]);
-        lane.submit(one, Numbers::of(&[slot.into()]));
+        lane.submit(down(&[(slot, slot.into())]), Numbers::of(&[slot.into()]));
     }
     assert!(landed(&lane, 512).iter().all(|one| one.good == 1));
     let memory = Numbers::of(&[]);
@@ -428,11 +441,11 @@ fn inv_31_what_was_asked_for_before_a_clear_is_below_its_floor_however_late_it_i
     told.set(false, true);
     let blocks = over(Hanging(payloads.clone(), Arc::clone(&told)), table.clone());
     let noted = Noted::new();
-    let lane = Lane::new(blocks, Arc::new(noted.clone()), 70, Options::default());
-    lane.submit(down(&[(0, 1), (1, 2)]), Numbers::of(&[1, 2]));
-    assert!(lane.clear(SOON));
+    let lane = Lane::new(blocks, Arc::new(noted.clone()), Options::default());
+    lane.submit(stamped(70, &[(0, 1), (1, 2)]), Numbers::of(&[1, 2]));
+    assert!(lane.clear(72, SOON));
     let floor = noted.floor(&mut Chance(1));
-    lane.submit(down(&[(2, 3)]), Numbers::of(&[3]));
+    lane.submit(stamped(72, &[(2, 3)]), Numbers::of(&[3]));
     told.set(false, false);
     assert_eq!(landed(&lane, 2).len(), 2);
     let records = over(payloads, table).restore().unwrap();
@@ -451,12 +464,12 @@ fn inv_31_nothing_is_acknowledged_before_what_was_cleared_is_durable() {
     let floors = Hanging(Paper::new(512), Arc::clone(&told));
     let noted = Noted(floors.0.clone());
     let blocks = over(payloads, table);
-    let lane = Lane::new(blocks, Arc::new(floors), 1, Options::default());
+    let lane = Lane::new(blocks, Arc::new(floors), Options::default());
     lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
     assert_eq!(landed(&lane, 1), [whole(0, 1)]);
     told.set(false, true);
     assert!(
-        !lane.clear(Duration::from_millis(2)),
+        !lane.clear(2, Duration::from_millis(2)),
         "it is not waited for"
     );
     assert!(lane.state().clearing);
@@ -477,19 +490,18 @@ fn inv_31_no_power_cut_undoes_a_clear() {
     let lane = Lane::new(
         over(payloads, table),
         Arc::new(noted.clone()),
-        1,
         Options::default(),
     );
-    let (mut chance, mut stamps) = (Chance(4), 1);
+    let (mut chance, mut stamps) = (Chance(4), 1_u64);
     for round in 0..200 {
         let waits = chance.below(2) == 0;
-        let done = lane.clear(if waits { SOON } else { Duration::ZERO });
+        let done = lane.clear(stamps, if waits { SOON } else { Duration::ZERO });
         assert!(done || !waits);
         if done {
             assert!(noted.floor(&mut chance) >= stamps, "round {round}");
         }
         let cleared = stamps;
-        lane.submit(down(&[(0, round)]), Numbers::of(&[round]));
+        lane.submit(stamped(stamps, &[(0, round)]), Numbers::of(&[round]));
         stamps += 1;
         assert_eq!(landed(&lane, 1).len(), 1);
         assert!(noted.floor(&mut chance) >= cleared, "round {round}");
@@ -504,9 +516,9 @@ fn inv_31_a_floor_that_cannot_be_noted_is_tried_again() {
         rest: Duration::from_millis(5),
         ..Options::default()
     };
-    let lane = Lane::new(over(payloads, table), Arc::new(noted.clone()), 1, options);
+    let lane = Lane::new(over(payloads, table), Arc::new(noted.clone()), options);
     noted.0.fail_after(0);
-    assert!(lane.clear(SOON));
+    assert!(lane.clear(1, SOON));
     lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
     assert_eq!(landed(&lane, 1), [whole(0, 1)]);
 }

@@ -88,6 +88,30 @@ fn rows_are_evicted_in_their_order_but_a_block_behind_its_children() {
 }
 
 #[test]
+fn the_order_that_a_tier_remembers_is_the_one_it_is_told_again() {
+    for yard in yards(0, 8) {
+        let (one, two) = (text(1, 2), text(2, 1));
+        let all = [rows(&yard, &one, 0), rows(&yard, &two, 5)].concat();
+        tell(&yard, DISK, &all).unwrap();
+        // A block stands behind its children.
+        let order = || yard.cache.lock().eviction_order(DISK).unwrap();
+        let before = order();
+        assert_eq!(before.len(), 3);
+        let place = |slot| before.iter().position(|&one| one == slot).unwrap();
+        assert!(place(1) < place(0));
+        let again = Yard::of(three(8, 0, 8));
+        let told: Vec<Row> = before
+            .iter()
+            .map(|&slot| *all.iter().find(|row| row.0 == slot).unwrap())
+            .collect();
+        tell(&again, DISK, &told).unwrap();
+        assert_eq!(again.cache.lock().eviction_order(DISK).unwrap(), before);
+        let refused = yard.cache.lock().eviction_order(HOST);
+        assert!(refused.unwrap().is_empty());
+    }
+}
+
+#[test]
 fn a_stem_stands_behind_all_its_branches() {
     for yard in yards(0, 4) {
         let stem = text(1, 1);

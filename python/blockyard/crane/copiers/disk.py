@@ -1,30 +1,35 @@
 """Copies between memory and slot files, by the threads of a disk."""
 
 import time
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from blockyard._core import Misuse
+from blockyard._core import DiskLane, Misuse
 from blockyard.crane.copiers import BlockKeys, Landed, Receipt, Slots
 from blockyard.crane.tiers import Tier, planes_of
 from blockyard.crane.tiers.disk import DiskTier
+from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
 
 __all__ = ["DiskCopier"]
 
+_log = Limited("blockyard")
 _CAUSES: Final = {"": None, "failed": Cause.FAILED, "corrupt": Cause.CORRUPT}
 
 
 class DiskCopier:
     """Copies blocks from and to one disk. Nothing waits but the disk's own threads.
 
-    A load that hangs is given up in time: nothing is written to its destination then. Of a copy
-    down that hangs the yard's deadline decides, since its slots may still be written.
+    A copy that hangs is given up in time: no memory is read or written for it then. A slot that a
+    thread still writes is written for no other copy before that has ended.
 
     Args:
         disk: The disk.
-        patience: Seconds after which a load that hangs has failed.
+        patience: Seconds after which a copy that hangs has failed.
     """
 
     def __init__(self, disk: DiskTier, *, patience: float = 30.0) -> None:
@@ -32,8 +37,10 @@ class DiskCopier:
             raise Misuse(f"patience = {patience!r}: must be seconds, more than 0")
         self._disk = disk
         self._patience = patience
-        self._flying: dict[int, _Flying] = {}
+        self._flying: dict[tuple[DiskLane, int], _Flying] = {}
+        self._resting = disk.resting()
         self._closed = False
+        self.collected = False
 
     def start(self, source: Tier, destination: Tier, _from: Slots, _to: Slots) -> Receipt | None:
         """Refuses: a disk must know whose blocks it has.
@@ -63,35 +70,76 @@ class DiskCopier:
         """
         if self._closed:
             raise Misuse("the copier is closed")
-        lane = self._disk.lane
-        if destination is self._disk or destination.name == self._disk.name:
-            if parents is None:
-                raise Misuse(f'a plan to {destination.name} without parents: give keyed=("disk",)')
-            planes = _places(source)
-            number = lane.submit_down(destinations, keys, parents, planes, sources)
-            until = None
-        else:
-            number = lane.submit_up(sources, keys, _places(destination), destinations)
-            until = time.monotonic() + self._patience
-        flying = self._flying[number] = _Flying(self, number, until, (source, destination))
+        disk = self._disk
+        down = destination.name == disk.name
+        if down and parents is None:
+            raise Misuse(f'a plan to {disk.name} without parents: give keyed=("{disk.name}",)')
+        memory, slots, others = (
+            (source, destinations, sources) if down else (destination, sources, destinations)
+        )
+        places = _places(memory)
+        if len(slots) and int(slots.max()) >= disk.blocks:
+            raise Misuse(f"slots = {slots.max()}: the disk has {disk.blocks}")
+        flying = _Flying(self, len(slots), (source, destination))
+        stamps = disk.stamps(len(slots)) if down else None
+        for part in disk.parts:
+            rows = part.rows(slots)
+            if (down and not part.owned) or (rows is not None and not len(rows)):
+                continue
+            which = slice(None) if rows is None else rows
+            planes = [place for plane in part.planes for place in places[plane]]
+            local = part.local(slots[which])
+            if stamps is not None and parents is not None:
+                number = part.lane.submit_down(
+                    local, keys[which], parents[which], stamps[which], planes, others[which]
+                )
+            else:
+                number = part.lane.submit_up(local, keys[which], planes, others[which])
+            flying.open[part.lane, number] = rows
+            self._flying[part.lane, number] = flying
+        flying.until = time.monotonic() + self._patience
         return flying
 
     def collect(self) -> None:
         """Takes what the disk's threads have reported, and gives up what has hung for too long."""
-        lane = self._disk.lane
-        now = time.monotonic()
-        for number, flying in list(self._flying.items()):
-            if flying.until is not None and now > flying.until:
-                lane.give_up(number)
-        for number, good, why in lane.poll():
-            ended = self._flying.pop(number, None)
-            if ended is not None:
-                ended.landed = Landed(good, _CAUSES.get(why, Cause.FAILED))
+        now, failed = time.monotonic(), False
+        for (lane, number), flying in list(self._flying.items()):
+            if now > flying.until:
+                lane.give_up(number, late=True)
+        for lane in dict.fromkeys(lane for lane, _ in self._flying):
+            for number, good, why in lane.poll():
+                ended = self._flying.pop((lane, number), None)
+                if ended is not None:
+                    ended.end((lane, number), good, _CAUSES.get(why, Cause.FAILED))
+                    failed |= why not in {"", "corrupt"}
+        if failed or self._resting:
+            self._say()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Asks the disk's threads once for all receipts that are polled until the end."""
+        self.collect()
+        self.collected = True
+        try:
+            yield
+        finally:
+            self.collected = False
+
+    def _say(self) -> None:
+        """Logs which disks have begun to rest, and which are back."""
+        resting = self._disk.resting()
+        for path, what in resting:
+            if (path, what) not in self._resting:
+                _log.warning("%s: %s fail and are left out until it is tried again", path, what)
+        for back in self._resting:
+            if back not in resting:
+                _log.warning("%s: %s are taken again", *back)
+        self._resting = resting
 
     def reset(self) -> None:
         """Ends all copies: no memory is read or written any more."""
-        for number in list(self._flying):
-            self._disk.lane.give_up(number)
+        for lane, number in list(self._flying):
+            lane.give_up(number)
         self.collect()
 
     def close(self) -> None:
@@ -103,27 +151,39 @@ class DiskCopier:
 class _Flying:
     """A copy under way, and its receipt."""
 
-    __slots__ = ("_copier", "_tiers", "landed", "number", "until")
+    __slots__ = ("_blocks", "_cause", "_copier", "_good", "_tiers", "open", "until")
 
-    def __init__(
-        self, copier: DiskCopier, number: int, until: float | None, tiers: tuple[Tier, Tier]
-    ) -> None:
+    def __init__(self, copier: DiskCopier, blocks: int, tiers: tuple[Tier, Tier]) -> None:
         self._copier = copier
         # The threads know addresses alone.
         self._tiers = tiers
-        self.number = number
-        self.until = until
-        self.landed: Landed | None = None
+        self._blocks = self._good = blocks
+        self._cause: Cause | None = None
+        self.open: dict[tuple[DiskLane, int], NDArray[np.intp] | None] = {}
+        """What of it has not ended, and which of its blocks that has; None for all."""
+        self.until = 0.0
+
+    def end(self, one: tuple[DiskLane, int], good: int, cause: Cause | None) -> None:
+        """Takes how a part of it has ended: how many of that part's blocks are good."""
+        rows = self.open.pop(one)
+        if cause is None:
+            return
+        first = good if rows is None else int(rows[good])
+        if first < self._good:
+            self._good, self._cause = first, cause
 
     def poll(self) -> Landed | None:
         """Returns how it has ended, or None."""
-        if self.landed is None:
+        if self.open and not self._copier.collected:
             self._copier.collect()
-        return self.landed
+        return None if self.open else Landed(self._good, self._cause)
 
 
-def _places(tier: Tier) -> list[tuple[Any, int, int]]:
-    """Returns where the planes of a tier are: pieces of slot 0, bytes to the next slot, of a piece.
+_Place = tuple[NDArray[np.uint64], int, int]
+
+
+def _places(tier: Tier) -> list[list[_Place]]:
+    """Returns where each plane is: pieces of slot 0, bytes to the next slot, bytes of a piece.
 
     Raises:
         Misuse: They are no memory of this process.
@@ -131,6 +191,7 @@ def _places(tier: Tier) -> list[tuple[Any, int, int]]:
     found = []
     for plane in planes_of(tier):
         arrays = getattr(plane, "arrays", (plane,))
+        places: list[_Place] = []
         for array in arrays:
             if not isinstance(array, np.ndarray):
                 raise Misuse(
@@ -139,5 +200,6 @@ def _places(tier: Tier) -> list[tuple[Any, int, int]]:
             first = array.__array_interface__["data"][0]
             stride, step, _ = array.strides
             pieces = np.uint64(first) + np.arange(array.shape[1], dtype=np.uint64) * np.uint64(step)
-            found.append((pieces, stride, array.shape[2]))
+            places.append((pieces, stride, array.shape[2]))
+        found.append(places)
     return found

@@ -8,12 +8,17 @@ The name of a tier says where it stands, not of which kind it is.
 """
 
 import inspect
-from typing import Any, Protocol, TypeGuard
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from blockyard._core import Misuse
 from blockyard.shared.layout import KVLayout
+from blockyard.shared.restored import Restored
 
-__all__ = ["Mapped", "Tier", "is_mapped", "planes_of"]
+__all__ = ["Lasting", "Mapped", "Tier", "is_mapped", "planes_of"]
 
 
 class Tier(Protocol):
@@ -49,6 +54,36 @@ class Mapped(Tier, Protocol):
         They are views with any strides: NumPy's, or where a GPU has the memory, CuPy's. Where an
         engine's tensors lie apart they are `tiers.pieces.Pieces`, indexed by slots in the same way.
         """
+
+
+@runtime_checkable
+class Lasting(Protocol):
+    """A tier whose blocks outlive the process."""
+
+    @property
+    def run(self) -> int:
+        """The number of this owner: higher than that of any before."""
+
+    def count_as(self, run: int) -> None:
+        """Counts as this owner, where that is a later one, before the first block is written."""
+
+    def restored(self) -> Restored:
+        """Returns what it has from before. It is asked once."""
+
+    def clear(self, *, patience: float = 1.0) -> bool:
+        """Clears all that was submitted so far; returns whether no restart brings it back."""
+
+    def forget(self) -> None:
+        """Lets no restart find what is written from here on."""
+
+    def keep_order(self, slots: NDArray[np.uint32]) -> None:
+        """Notes the eviction order for the next owner."""
+
+    def stats(self) -> dict[str, int]:
+        """Returns what it has done, as `Crane.stats` gives it."""
+
+    def resting(self) -> list[tuple[Path, Literal["writes", "reads"]]]:
+        """Returns what of it is left alone now, after failures."""
 
 
 def is_mapped(tier: Tier) -> TypeGuard[Mapped]:

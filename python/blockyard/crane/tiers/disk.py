@@ -1,65 +1,103 @@
-"""Slot files on a disk: blocks that outlive the process, a kill and a power cut."""
+"""Slot files on disks: blocks that outlive the process, a kill and a power cut."""
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import DiskLane, Misuse
+from blockyard._core import DiskLane, Misuse, Unsupported
 from blockyard.shared.layout import TIERS, KVLayout
+from blockyard.shared.log import Limited
+from blockyard.shared.restored import Restored
+from blockyard.shared.stats import Stat
 from blockyard.shared.validate import integer, known
 
-__all__ = ["DiskTier", "Restored"]
+__all__ = ["DiskTier", "Part"]
+
+Slots = NDArray[np.uint32]
 
 _NAMED = ("model", "weights")
+_SEQUENCE: Final = (1 << 32) - 1
+_log = Limited("blockyard")
 
 
-class Restored(NamedTuple):
-    """What a disk has from before, the oldest first."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some planes of some slots, which lie in one folder."""
 
-    slots: NDArray[np.uint32]
-    """Shape (blocks,)."""
-    keys: NDArray[np.uint8]
-    """Shape (blocks, 32)."""
-    parents: NDArray[np.uint8]
-    """The keys of the blocks before them in their sequences, likewise; zeros for the first ones."""
-    stamps: NDArray[np.uint64]
-    """When each was written, shape (blocks,): the same on all ranks, or the block is not whole."""
+    lane: DiskLane
+    planes: tuple[int, ...]
+    """Which planes of the layout."""
+    first: int
+    step: int
+    """It has the slots whose number is `first` modulo `step`."""
+    owned: bool
+    """Whether this rank writes it."""
+
+    def rows(self, slots: Slots) -> NDArray[np.intp] | None:
+        """Returns which of these slots it has; None for all."""
+        return None if self.step == 1 else np.flatnonzero(slots % self.step == self.first)
+
+    def local(self, slots: Slots) -> Slots:
+        """Returns the numbers that slots of the tier have in its folder."""
+        return slots if self.step == 1 else slots // np.uint32(self.step)
 
 
 class DiskTier:
-    """The slots of one rank in a folder, which this process owns until it ends.
+    """The slots of one rank in folders, which this process owns until it ends.
 
     A block is served only where its record says that it is what was asked for, and its checksum
     agrees; it counts as written when it is durable. The folder's name follows from `identity` and
     the layout, and stands in it in clear text: what differs in any of it never meets.
 
-    Not there yet: planes that ranks share, what several ranks find again, and several disks.
+    With several paths, slots are spread over them evenly, and each has threads of its own. Planes
+    that ranks share are written once, by the rank whose number is the slot modulo the ranks, and
+    read by all; `path` is the same folder for all of them then.
 
     Args:
         layout: What a block is.
-        path: The folder of all identities, best on a disk of its own. It and all in it are for
-            their owner alone. Bytes are not encrypted there.
+        path: The folder of all identities, best on a disk of its own; or several, on a disk each.
+            It and all in it are for their owner alone. Bytes are not encrypted there.
         blocks: Slots, 1 or more. Their room is taken at once.
         identity: What the bytes depend on beside the layout, as `Config.namespace`: it names
             `model` and `weights` at least.
         rank: The rank.
         name: Where it stands: "host" or "disk".
         direct: Whether the system's page cache is passed by, where it can be.
-        threads: Threads that read and write.
+        threads: Threads that read, and as many that write, for each path.
 
     Raises:
         Misuse: A value is out of range, or `identity` does not name model and weights.
         Unavailable: There is no room, another process owns the folder, or the system refuses.
     """
 
+    SCHEMA = (
+        Stat("disk_written_blocks", "blocks", "blocks that this rank's disk has written durably"),
+        Stat("disk_written_bytes", "bytes", "their bytes"),
+        Stat("disk_read_blocks", "blocks", "blocks that it has read and checked"),
+        Stat("disk_read_bytes", "bytes", "their bytes"),
+        Stat("disk_syncs", "syncs", "group commits"),
+        Stat("disk_failed", "failures", "reads, writes and syncs that the system has refused"),
+        Stat("disk_corrupt", "blocks", "blocks that were not what their record says, or had none"),
+        Stat("disk_given_up", "copies", "copies that the disk did not answer in time"),
+        Stat("disk_rests", "rests", "how often it was left alone after failures in a row"),
+        Stat("disk_in_flight", "copies", "copies that have not ended"),
+        Stat("disk_held", "slots", "slots that its threads write, or hang at"),
+        Stat("disk_down_rests", "disks", "disks that take no writes, until they are tried again"),
+        Stat("disk_up_rests", "disks", "disks that take no reads, likewise"),
+        Stat("disk_clearing", "disks", "disks on which a clear is not durable yet"),
+    )
+    """Name, unit and meaning of each number in `stats`."""
+
     def __init__(
         self,
         layout: KVLayout,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         blocks: int,
         identity: Mapping[str, str],
@@ -71,6 +109,7 @@ class DiskTier:
         self.name = known("name", name, TIERS[1:])
         self.layout = layout
         self.blocks = integer("blocks", blocks, most=(1 << 32) - 1)
+        self.rank = integer("rank", rank, least=0, most=layout.ranks - 1)
         self.nbytes = 0
         """Bytes of memory: staging alone, which is not counted."""
         missing = [field for field in _NAMED if not identity.get(field)]
@@ -79,38 +118,221 @@ class DiskTier:
                 f"namespace names no {missing[0]}: a disk outlives the process, and would be read "
                 f'by one with another {missing[0]}; give namespace={{"{missing[0]}": …}}'
             )
+        paths = _paths(path)
+        if self.blocks < len(paths):
+            raise Misuse(f"blocks = {blocks}: fewer than the {len(paths)} paths; give one each")
+        self._count = 0
+        self._forgets = False
+        made: list[Part] = []
+        self.parts: tuple[Part, ...] = ()
+        """Where its slots are: for each path this rank's own planes, and those that ranks share."""
         fields = {**identity, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
-        self.lane = DiskLane(
-            Path(path),
-            sorted(fields.items()),
-            rank=rank,
-            slots=self.blocks,
-            block_bytes=layout.block_bytes,
-            direct=direct,
-            threads=integer("threads", threads),
-        )
+        try:
+            for first, step, where, disk, planes, writer, shared in _places(layout, paths):
+                more = {"disk": disk} if disk else {}
+                if shared:
+                    more["planes"] = "which ranks share"
+                owned = writer is None or writer == self.rank
+                lane = DiskLane(
+                    where,
+                    sorted((fields | more).items()),
+                    rank=self.rank if writer is None else writer,
+                    slots=-(-(self.blocks - first) // step) if first < self.blocks else 1,
+                    block_bytes=sum(layout.planes[plane].block_bytes for plane in planes),
+                    direct=direct,
+                    threads=integer("threads", threads),
+                    owned=owned,
+                )
+                made.append(Part(lane, planes, first, step, owned))
+        except BaseException:
+            for part in made:
+                part.lane.close()
+            raise
+        self.parts = tuple(made)
+        self._run = max((part.lane.run for part in self._owned()), default=1)
+        self.count_as(self._run)
 
     @property
     def path(self) -> Path:
-        """The folder of this rank."""
-        return self.lane.path
+        """The first folder of this rank."""
+        return self.parts[0].lane.path
+
+    @property
+    def run(self) -> int:
+        """The number of this owner: higher than that of any before."""
+        return self._run
+
+    def count_as(self, run: int) -> None:
+        """Counts as this owner, where that is a later one.
+
+        It comes before the first block is written, with the `run` of `Restored.agreed`: what ranks
+        write under different numbers is not restored.
+
+        Args:
+            run: The highest number of all ranks.
+
+        Raises:
+            Unavailable: A disk refuses.
+        """
+        self._run = max(self._run, integer("run", run, least=0, most=_SEQUENCE))
+        for part in self._owned():
+            part.lane.count_as(self._run)
+
+    def stamps(self, blocks: int) -> NDArray[np.uint64]:
+        """Returns stamps for blocks that are to be written now, in the order of their plan."""
+        first = self._run << 32 | self._count
+        self._count += blocks
+        return np.arange(first, first + blocks, dtype=np.uint64)
 
     def restored(self) -> Restored:
-        """Returns what it has from before, for `KVCache.restore`.
+        """Returns what it has from before. It is asked once.
 
         Raises:
-            Unavailable: The disk cannot be read.
+            Unavailable: A disk cannot be read.
         """
-        return Restored(*self.lane.restore())
+        layout = self.layout
+        own = [one for one in self._owned() if not self._is_shared(one)]
+        shared = [one for one in self._owned() if self._is_shared(one)]
+        found = self._merged(own or shared)
+        if own and shared:
+            theirs = self._merged(shared)
+            mine = found.slots % layout.ranks == self.rank
+            stamps = dict(zip(theirs.slots.tolist(), theirs.stamps.tolist(), strict=True))
+            same = [
+                not is_mine or stamps.get(slot) == stamp
+                for slot, stamp, is_mine in zip(
+                    found.slots.tolist(), found.stamps.tolist(), mine.tolist(), strict=True
+                )
+            ]
+            found = found.take(np.array(same, bool))
+        return replace(found, share=(0, 1) if own else (self.rank, layout.ranks))
 
-    def clear(self) -> None:
-        """Clears all that was submitted so far: no restart brings it back.
+    def clear(self, *, patience: float = 1.0) -> bool:
+        """Clears all that was submitted so far.
+
+        From now on nothing is reported as written before that is durable.
+
+        Args:
+            patience: Seconds that it waits for that.
+
+        Returns:
+            Whether it is durable, and no restart brings it back. Where not, as on a disk that
+            hangs, it is tried on, and `stats` has `disk_clearing`.
+        """
+        floor = self._run << 32 | self._count
+        owned = list(self._owned())
+        for part in owned:
+            part.lane.clear(floor, patience=0.0)
+        until = time.monotonic() + patience
+        done = [
+            part.lane.clear(floor, patience=max(0.0, until - time.monotonic())) for part in owned
+        ]
+        if not all(done):
+            _log.warning(
+                "%s: a clear is not durable after %s s; until it is nothing counts as written, and "
+                "a process that is killed now would find the blocks again",
+                self.path,
+                patience,
+            )
+        return all(done)
+
+    def forget(self) -> None:
+        """Lets no restart find what is written from here on.
+
+        It is for bytes that depend on what `identity` does not say, as on weights that were changed
+        in place.
+        """
+        for part in self._owned():
+            part.lane.forget()
+
+    def keep_order(self, slots: Slots) -> None:
+        """Notes the eviction order for the next owner; `close` comes next.
+
+        Args:
+            slots: As `KVCache.eviction_order`, shape (blocks,).
 
         Raises:
-            Unavailable: The system refuses; nothing is cleared then.
+            Unavailable: A disk refuses; stamps stand in for it then.
         """
-        self.lane.clear()
+        for part in self._owned():
+            rows = part.rows(slots)
+            part.lane.keep_order(part.local(slots if rows is None else slots[rows]))
+
+    def stats(self) -> dict[str, int]:
+        """Returns what its disks have done; `SCHEMA` has units and meanings. Any thread may ask."""
+        every = [part.lane.stats() for part in self.parts]
+        return {
+            stat.name: sum(one[stat.name.removeprefix("disk_")] for one in every)
+            for stat in self.SCHEMA
+        }
+
+    def resting(self) -> list[tuple[Path, Literal["writes", "reads"]]]:
+        """Returns which disks are left alone now, after failures, and with what."""
+        found: list[tuple[Path, Literal["writes", "reads"]]] = []
+        for part in self.parts:
+            stats = part.lane.stats()
+            if stats["down_rests"]:
+                found.append((part.lane.path, "writes"))
+            if stats["up_rests"]:
+                found.append((part.lane.path, "reads"))
+        return found
 
     def close(self) -> None:
         """Ends the threads; what was reported as written is there for the next owner."""
-        self.lane.close()
+        for part in self.parts:
+            part.lane.close()
+
+    def _owned(self) -> Iterable[Part]:
+        return (part for part in self.parts if part.owned)
+
+    def _is_shared(self, part: Part) -> bool:
+        return self.layout.ranks > 1 and self.layout.planes[part.planes[0]].replicated
+
+    def _merged(self, parts: Sequence[Part]) -> Restored:
+        """Returns what some parts have, the next to be evicted first of each in turn."""
+        found = []
+        for part in parts:
+            slots, keys, parents, stamps = part.lane.restore()
+            slots = slots * np.uint32(part.step) + np.uint32(part.first)
+            found.append(Restored(slots, keys, parents, stamps, self._run))
+        if len(found) == 1:
+            return found[0]
+        # Orders of several disks are merged as if each had as much of the time.
+        places = [np.arange(len(one)) / max(1, len(one)) for one in found]
+        order = np.argsort(np.concatenate(places), kind="stable")
+        return Restored.joined(found).take(order)
+
+
+def _paths(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Returns one path or several, each once.
+
+    Raises:
+        Misuse: There is none, or one comes twice.
+    """
+    given = [path] if isinstance(path, str | os.PathLike) else list(path)
+    paths = [Path(one) for one in given]
+    if not paths:
+        raise Misuse("disk_path = []: give one path or several")
+    for place, one in enumerate(paths):
+        if one in paths[:place]:
+            raise Misuse(f"disk_path has {one} twice: give each disk once")
+    return paths
+
+
+_Place = tuple[int, int, Path, str, tuple[int, ...], int | None, bool]
+
+
+def _places(layout: KVLayout, paths: Sequence[Path]) -> Iterable[_Place]:
+    """Yields first, step, path, which disk, planes, the rank that writes or None, and if shared."""
+    planes = range(len(layout.planes))
+    shared = tuple(one for one in planes if layout.ranks > 1 and layout.planes[one].replicated)
+    own = tuple(one for one in planes if one not in shared)
+    if shared and layout.ranks > 1 << 16:
+        raise Unsupported(f"{layout.ranks} ranks share planes: 65,536 at most")
+    disks = len(paths)
+    for number, path in enumerate(paths):
+        disk = f"{number} of {disks}" if disks > 1 else ""
+        if own:
+            yield number, disks, path, disk, own, None, False
+        for rank in range(layout.ranks if shared else 0):
+            yield rank + layout.ranks * number, layout.ranks * disks, path, disk, shared, rank, True

@@ -205,7 +205,7 @@ impl State {
     }
 
     /// The idle parent on the tier that is a leaf once this slot, and those before it, are gone.
-    fn opened_by(
+    pub(super) fn opened_by(
         &self,
         tier: Tier,
         slot: SlotIx,

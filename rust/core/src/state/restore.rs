@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::evict::{Evict, Evictability, Place};
 use crate::id::{Class, Ix, Key, Link, NodeIx, SlotIx, Tier};
 use crate::pool::Hold;
+use std::collections::BTreeMap;
 
 /// Rows whose keys are looked up together.
 const AHEAD: usize = 32;
@@ -64,6 +65,24 @@ impl State {
         tier_state.pool.restore_free(&free);
         tier_state.ledger.restore(slots.len() as u32);
         Ok(())
+    }
+
+    /// The slots of a tier that idle blocks have, the next to be evicted first: what a tier that outlives
+    /// the yard is to remember, for the order of [`Self::restore`]. It takes time in proportion to the tier.
+    ///
+    /// # Errors
+    /// `Argument` for a tier that is not there.
+    pub fn eviction_order(&self, tier: Tier) -> Result<Vec<u32>> {
+        if !self.tiers.has(tier) {
+            let help = "name a tier that this cache was made with";
+            return Err(Error::argument("tier", tier.name(), help));
+        }
+        let mut gone = BTreeMap::new();
+        let mut opens = |slot: SlotIx| self.opened_by(tier, slot, &mut gone);
+        let mut slots = Vec::new();
+        let order = &self.tiers[tier].order;
+        order.ahead(usize::MAX, &mut opens, &mut slots);
+        Ok(slots.into_iter().map(|slot| slot.at() as u32).collect())
     }
 
     fn check_restore(

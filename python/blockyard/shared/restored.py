@@ -1,0 +1,110 @@
+"""What tiers that outlive a process have from before, and what all ranks agree on of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Misuse
+
+__all__ = ["Restored"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Restored:
+    """What one rank's tier has from before, the next to be evicted first.
+
+    A block is whole where every rank has it with one stamp. `agreed` finds those, for
+    `KVCache.restore`.
+
+    Args:
+        slots: Shape (blocks,).
+        keys: Shape (blocks, 32).
+        parents: The keys of the blocks before them in their sequences, likewise; zeros for the
+            first ones.
+        stamps: When each was written, shape (blocks,).
+        run: The number of the tier's owner, the upper half of the stamps that it gives.
+        share: The slots that this rank has a part of, as (first, step): 0 and 1 for all of them.
+            Where ranks have the same bytes, each has the slots of its own alone.
+    """
+
+    slots: NDArray[np.uint32]
+    keys: NDArray[np.uint8]
+    parents: NDArray[np.uint8]
+    stamps: NDArray[np.uint64]
+    run: int = 1
+    share: tuple[int, int] = (0, 1)
+
+    def __len__(self) -> int:
+        """Returns the number of blocks."""
+        return len(self.slots)
+
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> "Restored":
+        """Returns some of its rows, in the order that is given."""
+        some = self.slots[rows], self.keys[rows], self.parents[rows], self.stamps[rows]
+        return Restored(*some, self.run, self.share)
+
+    @staticmethod
+    def agreed(ranks: Sequence["Restored"]) -> "Restored":
+        """Returns what all ranks have alike: the same slots, keys and stamps.
+
+        A rank that was not open when the others wrote, or that was cleared while they were not, has
+        other stamps; such blocks are not restored on any.
+
+        Args:
+            ranks: What each rank's tier has, rank 0 first.
+
+        Raises:
+            Misuse: There is none.
+        """
+        if not ranks:
+            raise Misuse("ranks = []: give what each rank's tier has, rank 0 first")
+        shared = any(one.share != (0, 1) for one in ranks)
+        found = _union(ranks) if shared else ranks[0]
+        alike = np.ones(len(found), bool)
+        for one in ranks:
+            first, step = one.share
+            theirs = found.slots % step == first
+            alike &= ~theirs | _same(found, one)
+        # Of several slots with one key the later one counts.
+        rows = np.flatnonzero(alike)
+        later = rows[np.argsort(found.stamps[rows], kind="stable")[::-1]]
+        _, kept = np.unique(found.keys[later].view("V32"), return_index=True)
+        rows = np.sort(later[kept])
+        return replace(found.take(rows), run=max(one.run for one in ranks), share=(0, 1))
+
+    @staticmethod
+    def joined(some: Sequence["Restored"]) -> "Restored":
+        """Returns the rows of several, one after the other, as of the first.
+
+        Args:
+            some: One at least.
+        """
+        return replace(
+            some[0],
+            slots=np.concatenate([one.slots for one in some]),
+            keys=np.concatenate([one.keys for one in some]),
+            parents=np.concatenate([one.parents for one in some]),
+            stamps=np.concatenate([one.stamps for one in some]),
+        )
+
+
+def _union(ranks: Sequence[Restored]) -> Restored:
+    """Returns all rows of ranks that have slots of their own, in the order of their stamps."""
+    joined = Restored.joined(ranks)
+    _, once = np.unique(joined.slots, return_index=True)
+    return joined.take(once[np.argsort(joined.stamps[once], kind="stable")])
+
+
+def _same(found: Restored, other: Restored) -> NDArray[np.bool_]:
+    """Which rows of `found` another rank has with the same stamp and key."""
+    if not len(other):
+        return np.zeros(len(found), bool)
+    order = np.argsort(other.slots)
+    place = np.searchsorted(other.slots, found.slots, sorter=order)
+    row = order[np.minimum(place, len(order) - 1)]
+    keys: NDArray[np.bool_] = (other.keys[row] == found.keys).all(axis=1)
+    return np.asarray(
+        keys & (other.slots[row] == found.slots) & (other.stamps[row] == found.stamps)
+    )

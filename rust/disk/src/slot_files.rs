@@ -1,0 +1,178 @@
+//! A rank's slot files: their folder, their blocks and their lane, opened together.
+
+use crate::blocks::{Blocks, Geometry};
+use crate::disk::{Floor, Medium};
+use crate::error::{Error, Result};
+use crate::files::{Files, Foreign, Way};
+use crate::folder::{Folder, Place};
+use crate::lane::{Lane, Options};
+use crate::record::Record;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The slot files of a rank and an identity.
+#[derive(Debug)]
+pub struct SlotFiles {
+    /// What copies blocks from and to them.
+    pub lane: Lane,
+    folder: Option<Arc<Folder>>,
+    path: PathBuf,
+    blocks: Blocks,
+    way: Way,
+}
+
+/// Of a reader: what was cleared is for the owner to note.
+#[derive(Debug)]
+struct NotMine;
+
+impl Floor for NotMine {
+    fn raise(&self, _floor: u64) -> io::Result<()> {
+        Err(io::Error::other("another process owns the folder"))
+    }
+}
+
+impl SlotFiles {
+    /// Opens them as their one owner, or makes them.
+    ///
+    /// # Errors
+    /// As [`Folder::open`] and [`Files::open`].
+    pub fn own(
+        root: &Path,
+        fields: &[(&str, &str)],
+        rank: u16,
+        geometry: Geometry,
+        way: Way,
+        options: Options,
+    ) -> Result<Self> {
+        let folder = Arc::new(Folder::open(root, fields, rank)?);
+        let path = folder.path().to_owned();
+        let payloads = Files::open(&path.join("slots"), geometry.payload_bytes(), way)?;
+        let table = Files::open(&path.join("table"), geometry.table_bytes(), Way::Buffered)?;
+        let way = payloads.way();
+        let media: [Arc<dyn Medium>; 2] = [Arc::new(payloads), Arc::new(table)];
+        let [payloads, table] = media;
+        let blocks = Blocks::new(payloads, table, geometry, folder.identity(), rank);
+        // A thread that hangs keeps it, and with it the folder's lock.
+        let floor: Arc<Folder> = Arc::clone(&folder);
+        Ok(Self {
+            lane: Lane::new(blocks.clone(), floor, options),
+            folder: Some(folder),
+            path,
+            blocks,
+            way,
+        })
+    }
+
+    /// Reads those that another process owns, as soon as they are there.
+    pub fn read(place: Place, rank: u16, geometry: Geometry, way: Way, options: Options) -> Self {
+        let slots = place.path.join("slots");
+        let table = place.path.join("table");
+        let payloads = Foreign::at(&slots, geometry.payload_bytes(), way);
+        let table = Foreign::at(&table, geometry.table_bytes(), Way::Buffered);
+        let media: [Arc<dyn Medium>; 2] = [Arc::new(payloads), Arc::new(table)];
+        let [payloads, table] = media;
+        let blocks = Blocks::new(payloads, table, geometry, place.identity, rank);
+        Self {
+            lane: Lane::new(blocks.clone(), Arc::new(NotMine), options),
+            folder: None,
+            path: place.path,
+            blocks,
+            way,
+        }
+    }
+
+    /// The folder, if this process owns it.
+    pub fn folder(&self) -> Option<&Folder> {
+        self.folder.as_deref()
+    }
+
+    /// Where they are.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where blocks lie in them.
+    pub fn geometry(&self) -> Geometry {
+        self.blocks.geometry()
+    }
+
+    /// How payloads are read and written.
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// What is found again: above the floor, each key once, the next to be evicted first. That is the order
+    /// which the owner before has kept, where it has closed them, else that of the stamps. INV-28
+    ///
+    /// # Errors
+    /// `System` where the table cannot be read.
+    pub fn restore(&self) -> Result<Vec<Record>> {
+        let found = self.blocks.restore();
+        let found = found.map_err(Error::system(self.path.join("table"), "read"))?;
+        let folder = self.folder();
+        let floor = folder.map_or(0, Folder::floor);
+        Ok(in_order(found, floor, folder.and_then(Folder::take_order)))
+    }
+
+    /// Ends the lane, and gives the folder to the next owner: at once where no thread hangs in the system,
+    /// else when the last one has ended.
+    pub fn close(&self, patience: Duration) {
+        if self.lane.close(patience)
+            && let Some(folder) = &self.folder
+        {
+            // Where that fails the system does it at the end of the process.
+            let _ = folder.release();
+        }
+    }
+}
+
+fn in_order(mut found: Vec<Record>, floor: u64, kept: Option<Vec<u32>>) -> Vec<Record> {
+    found.retain(|record| record.stamp >= floor);
+    found.sort_by_key(|record| std::cmp::Reverse(record.stamp));
+    // Of two slots with one key the later one counts.
+    let mut seen = HashSet::with_capacity(found.len());
+    found.retain(|record| seen.insert(record.owner.key()));
+    found.reverse();
+    if let Some(kept) = kept {
+        let places: HashMap<u32, usize> = kept.into_iter().zip(0..).collect();
+        // What nobody could evict then was in use.
+        found.sort_by_key(|record| places.get(&record.slot).copied().unwrap_or(usize::MAX));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Owner;
+
+    #[test]
+    fn the_later_of_two_counts_and_a_kept_order_comes_before_stamps() {
+        let record = |slot: u32, stamp: u64, key: u8| Record {
+            owner: Owner::First([key; 32]),
+            stamp,
+            sum: 0,
+            identity: 0,
+            length: 1,
+            slot,
+            group: 0,
+            rank: 0,
+        };
+        let found = || {
+            vec![
+                record(0, 9, 1),
+                record(1, 3, 2),
+                record(2, 5, 1),
+                record(3, 7, 3),
+                record(4, 8, 4),
+            ]
+        };
+        let slots = |all: Vec<Record>| all.iter().map(|one| one.slot).collect::<Vec<_>>();
+        assert_eq!(slots(in_order(found(), 0, None)), [1, 3, 4, 0]);
+        assert_eq!(slots(in_order(found(), 7, None)), [3, 4, 0]);
+        assert_eq!(slots(in_order(found(), 0, Some(vec![4, 1]))), [4, 1, 3, 0]);
+    }
+}
