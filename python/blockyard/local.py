@@ -1,18 +1,17 @@
 """One process: wires a yard and one crane."""
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Self, TypeAlias, Unpack
+from typing import Literal, Self, Unpack
 
 from blockyard._core import Misuse
 from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers import Tier
-from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.disk import DiskPath, DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.stall import Fact
@@ -22,10 +21,6 @@ from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, ConfigKeywords, agree
 
 __all__ = ["LocalCache", "local"]
-
-
-DiskPath: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A path, or several."""
 
 
 class LocalCache(KVCache):
@@ -265,14 +260,9 @@ def _numpy(layout: KVLayout, config: Config, disk_path: DiskPath | None) -> dict
             layout,
             disk_path,
             blocks=sizes.pop("disk"),
-            identity={**dict(config.namespace or ()), "keys": _keys_of(config)},
+            identity=config.identity,
         )
     for name, blocks in sizes.items():
         if blocks or name == "device":
             made[name] = MemoryTier(layout, blocks, name=name)
     return made
-
-
-def _keys_of(config: Config) -> str:
-    """What the keys of blocks depend on, beside their tokens and the namespace."""
-    return f"{config.key_hash}, blocks of {config.block_size} tokens"

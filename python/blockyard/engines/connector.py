@@ -20,7 +20,7 @@ from blockyard._core import Keys, Misuse, NoRoom, Parked
 from blockyard.engines.candidates import Candidates
 from blockyard.engines.loads import Loads
 from blockyard.engines.orders import NO_IDS, Ids, Orders
-from blockyard.shared.plan import Outcome, Plan
+from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
@@ -282,6 +282,16 @@ class Connector:
         self._stows.clear()
         self._candidates.clear()
         self.cache.clear()
+        # What was planned and not ordered yet is of before: the workers never hear of it.
+        ranks = range(self.cache.config.ranks)
+        unsent = [
+            Outcome(plan.flight, rank, 0, Cause.FAILED)
+            for plan in self.cache.dispatch()
+            for rank in ranks
+        ]
+        if unsent:
+            self.cache.commit(unsent, now=self._now)
+            self._land()
 
     def reset(self, *, memory: Literal["lost", "kept"] = "lost") -> None:
         """Forgets what runs and loads, after the engine was restarted and its blocks were lost.

@@ -17,6 +17,7 @@ from blockyard.crane.crane import Crane
 from blockyard.crane.gpu import Gpu
 from blockyard.crane.gpu.cuda import current
 from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.disk import DiskPath, DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.engines.orders import Orders
@@ -75,6 +76,7 @@ class Worker:
         copier: Copier | Mapping[Pair, Copier] | None = None,
         shared: str | os.PathLike[str] | None = None,
         checksums: bool = False,
+        disk_path: DiskPath | None = None,
     ) -> Self:
         """Makes a worker over the tensors in which an engine has its KV.
 
@@ -89,6 +91,7 @@ class Worker:
             shared: As in `MemoryTier`; the tier below the host has a file of its own beside it.
             checksums: Whether blocks are checked before they leave a tier below the engine's: one
                 that is no longer what came there is not copied, and never offered again.
+            disk_path: As in `by.local`: the configuration has "disk" in `keyed` then.
 
         Raises:
             Misuse: The configuration has no layout, or the tensors do not fit it; the message names
@@ -111,7 +114,16 @@ class Worker:
             opened.callback(device.close)
             sizes = {"host": config.host_blocks, "disk": config.disk_blocks}
             files = {"host": shared, "disk": shared and f"{os.fspath(shared)}.disk"}
-            for name in (name for name, size in sizes.items() if size):
+            if disk_path is not None:
+                below["disk"] = on_disk = DiskTier(
+                    layout,
+                    disk_path,
+                    blocks=config.disk_blocks,
+                    identity=config.identity,
+                    rank=rank,
+                )
+                opened.callback(on_disk.close)
+            for name in (name for name, size in sizes.items() if size and name not in below):
                 tier = (
                     MemoryTier(layout, sizes[name], name=name, shared=files[name])
                     if gpu is None

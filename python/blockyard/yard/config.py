@@ -226,6 +226,15 @@ class Config:
         return {name: value for name, value in values.items() if value is not None}
 
     @property
+    def identity(self) -> dict[str, str]:
+        """What bytes on a disk depend on, beside the layout: the namespace, and how keys are made.
+
+        It is for `DiskTier`.
+        """
+        keys = f"{self.key_hash}, blocks of {self.block_size} tokens"
+        return {**dict(self.namespace or ()), "keys": keys}
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256, in hex, of all but the sizes of the tiers, which `agree` settles."""
         values = self.to_mapping()

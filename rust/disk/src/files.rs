@@ -74,6 +74,15 @@ impl Files {
             let other = format!("it has {} bytes, and {bytes} are wanted", meta.len());
             return Err(self.refused("open")(io::Error::other(other)));
         }
+        // Else a file system takes what it has, and refuses then.
+        if let Ok(system) = rustix::fs::fstatvfs(&self.file) {
+            let free = system.f_bavail.saturating_mul(system.f_frsize);
+            if free < bytes {
+                let _ = std::fs::remove_file(&self.path);
+                let says = format!("{bytes} bytes are wanted, and {free} are free");
+                return Err(self.refused("take its room")(io::Error::other(says)));
+            }
+        }
         match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) => Ok(()),
             Err(rustix::io::Errno::OPNOTSUPP) => {

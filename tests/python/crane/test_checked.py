@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from blockyard._core import checksums
 from blockyard._typing import override
 from blockyard.crane.copiers import Landed, Receipt
 from blockyard.crane.copiers.checked import CheckedCopier, Checksums, checked
+from blockyard.crane.copiers.disk import DiskCopier
 from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.engines.connector import Connector
 from blockyard.shared.layout import Plane
@@ -280,14 +283,37 @@ def test_of_a_plane_that_ranks_share_one_of_them_checks_each_block(tmp_path: Any
         crane.close()
 
 
-def test_copiers_that_take_keys_check_on_their_own() -> None:
-    class Keyed(ThreadCopier):
-        def start_keyed(self, *_: Any, **__: Any) -> Receipt | None:
-            return None
-
-    keyed, plain = Keyed(workers=0), ThreadCopier(workers=0)
-    pairs: Any = {("host", "disk"): keyed, ("device", "host"): plain, ("host", "device"): plain}
-    made = checked(pairs, workers=0)
-    assert made["host", "disk"] is keyed
+def test_what_comes_from_a_disk_is_noted_and_what_goes_there_is_compared(tmp_path: Path) -> None:
+    device, host = MemoryTier(LAYOUT, 8, name="device"), MemoryTier(LAYOUT, 8)
+    disk = DiskTier(LAYOUT, tmp_path, blocks=8, identity={"model": "m", "weights": "w"})
+    plain, keyed = ThreadCopier(workers=0), DiskCopier(disk)
+    pairs: Any = {("host", "disk"): keyed, ("disk", "host"): keyed}
+    made: Any = checked(pairs | {("device", "host"): plain, ("host", "device"): plain}, workers=0)
     assert made["device", "host"] is made["host", "device"]
-    assert isinstance(made["device", "host"], CheckedCopier)
+    names: Any = {"keys": np.full((1, 32), 7, np.uint8), "parents": np.zeros((1, 32), np.uint8)}
+    (plane,) = host.planes
+
+    def copy(source: str, destination: str, **more: Any) -> Landed:
+        tiers = {"device": device, "host": host, "disk": disk}
+        copier, ends = made[source, destination], (tiers[source], tiers[destination])
+        start = copier.start_keyed if more else copier.start
+        receipt = start(*ends, slots(1), slots(1), **more)
+        until = time.monotonic() + 20
+        while (landed := receipt.poll()) is None:
+            assert time.monotonic() < until
+        return Landed(*landed)
+
+    device.planes[0][1] = 5
+    assert copy("device", "host") == (1, None)
+    assert copy("host", "disk", **names) == (1, None)
+    device.planes[0][1] = 6
+    assert copy("device", "host") == (1, None)
+    # The host's slot has the disk's bytes then, and no longer those that were noted last.
+    assert copy("disk", "host", keys=names["keys"], parents=None) == (1, None)
+    assert (plane[1] == 5).all()
+    assert copy("host", "device") == (1, None)
+    plane[1, 0, 0] ^= 1
+    assert copy("host", "disk", **names) == (0, by.Cause.CORRUPT)
+    for one in set(made.values()):
+        one.close()
+    disk.close()

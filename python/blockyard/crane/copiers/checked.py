@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from blockyard._core import checksums
 from blockyard.crane.copiers import (
+    BlockKeys,
     Copier,
     Fencing,
     Joining,
@@ -24,7 +25,7 @@ from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
 from blockyard.shared.validate import integer
 
-__all__ = ["CheckedCopier", "Checksums", "checked"]
+__all__ = ["CheckedCopier", "CheckedKeyedCopier", "Checksums", "checked"]
 
 _log = Limited("blockyard")
 
@@ -127,9 +128,11 @@ class CheckedCopier:
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
     ) -> Receipt | None:
         """Takes a copy, as `Copier.start`."""
-        copy = _Checked(self, source, destination, sources, destinations)
-        if _is_checked(source):
-            copy.comparing = self.sums.begin(source, sources, noted=False)
+        return self._take(_Checked(self, source, destination, sources, destinations))
+
+    def _take(self, copy: "_Checked") -> Receipt | None:
+        if _is_checked(copy.source):
+            copy.comparing = self.sums.begin(copy.source, copy.sources, noted=False)
             self._compared.append(copy)
             self.go_on()
             return copy
@@ -171,6 +174,25 @@ class CheckedCopier:
         self._compared = []
 
 
+class CheckedKeyedCopier(CheckedCopier):
+    """Likewise, of a copier that takes keys."""
+
+    def start_keyed(
+        self,
+        source: Tier,
+        destination: Tier,
+        sources: Slots,
+        destinations: Slots,
+        *,
+        keys: BlockKeys,
+        parents: BlockKeys | None,
+    ) -> Receipt | None:
+        """Takes a copy, as `KeyedCopier.start_keyed`."""
+        copy = _Checked(self, source, destination, sources, destinations)
+        copy.names = keys, parents
+        return self._take(copy)
+
+
 class _Checked:
     """A copy with its checks, and its receipt."""
 
@@ -183,8 +205,10 @@ class _Checked:
         destinations: Slots,
     ) -> None:
         self._copier = copier
-        self._source, self._destination = source, destination
-        self._sources, self._destinations = sources, destinations
+        self.source, self._destination = source, destination
+        self.sources, self._destinations = sources, destinations
+        self.names: tuple[BlockKeys, BlockKeys | None] | None = None
+        """The keys of its blocks and of their parents, where its plan carries them."""
         self._receipt: Receipt | None = None
         self._landed: Landed | None = None
         self._noting: Future[int] | None = None
@@ -193,14 +217,23 @@ class _Checked:
 
     @property
     def _good(self) -> int:
-        return len(self._sources) if self.comparing is None else self.comparing.result()
+        return len(self.sources) if self.comparing is None else self.comparing.result()
 
     def begin(self) -> bool:
         """Copies what is good; returns whether the copier has taken it."""
         good = self._good
-        self._receipt = self._copier.copier.start(
-            self._source, self._destination, self._sources[:good], self._destinations[:good]
-        )
+        copier, tiers = self._copier.copier, (self.source, self._destination)
+        slots = self.sources[:good], self._destinations[:good]
+        if self.names is None or not isinstance(copier, KeyedCopier):
+            self._receipt = copier.start(*tiers, *slots)
+        else:
+            keys, parents = self.names
+            self._receipt = copier.start_keyed(
+                *tiers,
+                *slots,
+                keys=keys[:good],
+                parents=None if parents is None else parents[:good],
+            )
         return self._receipt is not None
 
     def go_on(self) -> bool:
@@ -212,7 +245,7 @@ class _Checked:
                 return self.begin()
             self._landed = Landed(0, Cause.CORRUPT)
         except Exception as error:  # noqa: BLE001 - it fails this copy, and no other's call
-            _log.warning("a copy of %d blocks was refused: %r", len(self._sources), error)
+            _log.warning("a copy of %d blocks was refused: %r", len(self.sources), error)
             self.give_up()
         return True
 
@@ -237,14 +270,12 @@ class _Checked:
         if landed.good and _is_checked(self._destination) and not self._copier.closed:
             slots = self._destinations[: landed.good]
             self._noting = self._copier.sums.begin(self._destination, slots, noted=True)
-        if landed.good == self._good < len(self._sources):
+        if landed.good == self._good < len(self.sources):
             self._landed = Landed(landed.good, Cause.CORRUPT)
 
 
 def checked(copiers: Mapping[Pair, Copier], *, workers: int = 2) -> dict[Pair, Copier]:
     """Returns copiers of one rank that check what leaves the tiers below its device.
-
-    Those that take keys check on their own, and stay as they are.
 
     Args:
         copiers: By the names of their two tiers.
@@ -252,7 +283,7 @@ def checked(copiers: Mapping[Pair, Copier], *, workers: int = 2) -> dict[Pair, C
     """
     sums = Checksums(workers=workers)
     made: dict[int, Copier] = {
-        id(one): one if isinstance(one, KeyedCopier) else CheckedCopier(one, sums)
+        id(one): (CheckedKeyedCopier if isinstance(one, KeyedCopier) else CheckedCopier)(one, sums)
         for one in copiers.values()
     }
     return {pair: made[id(one)] for pair, one in copiers.items()}

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,10 @@ from blockyard.shared.restored import Restored
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import integer, known
 
-__all__ = ["DiskTier", "Part"]
+__all__ = ["DiskPath", "DiskTier", "Part"]
 
+DiskPath: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path, or several."""
 Slots = NDArray[np.uint32]
 
 _NAMED = ("model", "weights")
@@ -97,7 +99,7 @@ class DiskTier:
     def __init__(
         self,
         layout: KVLayout,
-        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        path: DiskPath,
         *,
         blocks: int,
         identity: Mapping[str, str],
@@ -303,7 +305,7 @@ class DiskTier:
         return Restored.joined(found).take(order)
 
 
-def _paths(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+def _paths(path: DiskPath) -> list[Path]:
     """Returns one path or several, each once.
 
     Raises:

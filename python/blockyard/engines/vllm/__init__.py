@@ -54,7 +54,9 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
             )
             _log.info("%s", settings.said(config))
         else:
-            self._back = WorkerHalf(known, config, checksums=settings.checksums)
+            self._back = WorkerHalf(
+                known, config, checksums=settings.checksums, disk_path=settings.disk_path
+            )
 
     @property
     def front(self) -> SchedulerHalf:

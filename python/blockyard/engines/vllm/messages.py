@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from blockyard._typing import override
 from blockyard.engines.orders import Orders
 from blockyard.shared.plan import Outcome
+from blockyard.shared.restored import Restored
 
 __all__ = ["Ready", "Reports", "StepOrders"]
 
@@ -26,6 +27,8 @@ class Ready(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     """The file of the memory that all ranks map, and need by name no more."""
     file: tuple[int, int] | None = None
     """Its device and number there."""
+    restored: Restored | None = None
+    """What its disk has from before."""
 
 
 @dataclass
@@ -39,6 +42,10 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
     """Requests whose loads have ended: every worker says so to vLLM."""
     missing: set[int] = field(default_factory=set)
     """Blocks of those that have not come."""
+    run: int = 0
+    """As which owner the disks of all ranks count; 0 in all steps but the first ones."""
+    cleared: int = 0
+    """How often what is below was cleared so far."""
 
 
 @dataclass

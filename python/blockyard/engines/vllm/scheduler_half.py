@@ -13,6 +13,7 @@ from blockyard.engines.vllm.identity import Root, Start
 from blockyard.engines.vllm.messages import Ready, Reports, StepOrders
 from blockyard.engines.vllm.resets import Resets
 from blockyard.engines.vllm.settings import Settings
+from blockyard.shared.restored import Restored
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
 
@@ -98,6 +99,9 @@ class SchedulerHalf:
         self.cut = 0
         """Loads that have brought less than was matched."""
         self._steps = 0
+        self._run = self._cleared = 0
+        self.restored = 0
+        """Blocks that all disks had from before."""
 
     def ready(self, workers: Iterable[Ready]) -> None:
         """Hears that all workers have their memory, and drops the name of what they share.
@@ -125,6 +129,12 @@ class SchedulerHalf:
                 )
             for tier in ("", ".disk") if worker.shared else ():
                 Path(f"{worker.shared}{tier}").unlink(missing_ok=True)
+        offers = sorted((one.rank, one.restored) for one in workers if one.restored is not None)
+        if offers:
+            found = Restored.agreed([restored for _, restored in offers])
+            self.cache.restore("disk", found.slots, found.keys, found.parents)
+            self._run, self.restored = found.run, len(found)
+            _log.info("Blockyard has found %d blocks on the disk again", len(found))
 
     # -- a request -----------------------------------------------------------------------
 
@@ -198,6 +208,7 @@ class SchedulerHalf:
             elif row.ids or row.loading:
                 row.settings = row.settings.as_nothing()
         self.connector.clear()
+        self._cleared += 1
 
     def _row(self, request: Any) -> _Row:
         row = self._rows.get(request.request_id)
@@ -268,7 +279,7 @@ class SchedulerHalf:
         missing, self._missing = self._missing, set()
         victims = self._victims(len(written)) if written and self._ahead else ()
         orders = self.connector.step(written + short, victims, _spoiled(output))
-        return StepOrders(self._steps, orders, arrived, missing)
+        return StepOrders(self._steps, orders, arrived, missing, self._run, self._cleared)
 
     def _preempted(self, row: _Row) -> None:
         row.preemptions = row.request.num_preemptions

@@ -1,7 +1,7 @@
 """What an operator says in `kv_connector_extra_config`, and the cache that follows from it."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -50,6 +50,9 @@ class Settings:
     keep_on_reset: bool | None = None
     """Whether what is below outlives a reset of vLLM's prefix cache alone; None for only where the
     weights of this engine cannot change."""
+    disk_path: str | Sequence[str] | None = None
+    """Where the blocks of `disk` outlive the engine, in slot files; several are several disks. None
+    for memory."""
 
     def __post_init__(self) -> None:
         """Checks every value."""
@@ -59,6 +62,11 @@ class Settings:
         one_of("load", self.load, _BOOLS)
         one_of("checksums", self.checksums, _BOOLS)
         one_of("keep_on_reset", self.keep_on_reset, (*_BOOLS, None))
+        paths: object = [self.disk_path] if isinstance(self.disk_path, str) else self.disk_path
+        if paths is not None and not (
+            isinstance(paths, Sequence) and paths and all(isinstance(one, str) for one in paths)
+        ):
+            raise Misuse(f"disk_path = {self.disk_path!r}: give a path, or a list of paths")
 
     @classmethod
     def read(
@@ -91,6 +99,11 @@ class Settings:
         said = namespace_of(namespace, more)
         if given.get("deadline") is None:
             given["deadline"] = _DEADLINE
+        if settings.disk_path is not None:
+            settings.check_disk(given, namespace, more)
+            given["keyed"] = ("disk",)
+            # What reaches the host is on the disk soon after: a kill loses little of it.
+            given.setdefault("write", {"host": "through"})
         config = Config.of({**given, "layout": layout, "engine": blocks, "namespace": said})
         settings.check_room(config, longest)
         return settings, config
@@ -173,6 +186,8 @@ class Settings:
             for name, blocks in tiers.items()
             if blocks
         )
+        if self.disk_path is not None:
+            below += f" at {self.disk_path}, where it outlives the engine"
         kept = "preempted requests" if self.preempt == "park" else "no preempted request"
         when = {"finish": "as requests end", "through": "as blocks fill", "none": "not at all"}
         return (
@@ -180,6 +195,36 @@ class Settings:
             f"vLLM's {config.device_blocks} blocks of {config.block_size} tokens and "
             f"{layout.block_bytes} bytes on each of {layout.ranks} ranks"
         )
+
+    def check_disk(
+        self,
+        given: Mapping[str, Any],
+        namespace: Mapping[str, Mapping[str, object]],
+        more: Mapping[str, str],
+    ) -> None:
+        """Checks what a disk that outlives the engine needs.
+
+        Args:
+            given: The fields of `Config` that the operator gives.
+            namespace: As in `read`.
+            more: The operator's namespace.
+
+        Raises:
+            Misuse: There is no size or no host, or nobody says which weights the model has.
+        """
+        if not given.get("disk"):
+            raise Misuse('disk_path was given, and no size: give "disk": "200 GiB"')
+        if not given.get("host"):
+            raise Misuse(
+                "disk_path was given, and no host: a GPU's blocks reach the disk through it; give "
+                '"host": "16 GiB"'
+            )
+        weights = namespace.get("weights", {})
+        if not (weights.get("commit") or weights.get("files") or more.get("weights")):
+            raise Misuse(
+                "disk_path was given, and nothing says which weights the model has: they are no "
+                'files here, and of no commit; give "namespace": {"weights": "…"}'
+            )
 
     def check_room(self, config: Config, longest: int) -> None:
         """Checks that one request of full length can be kept."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockyard._core import Misuse
+from blockyard.crane.tiers.disk import DiskPath
 from blockyard.engines.vllm.engine_facts import Facts
 from blockyard.engines.vllm.messages import Ready, Reports, StepOrders
 from blockyard.engines.worker import Worker
@@ -16,6 +17,7 @@ from blockyard.yard.config import Config
 
 if TYPE_CHECKING:
     from blockyard.crane.copiers import Copier
+    from blockyard.shared.restored import Restored
 
 __all__ = ["WorkerHalf"]
 
@@ -27,12 +29,21 @@ class WorkerHalf:
         known: What vLLM has.
         config: Sizes and policies, as the scheduler's half has them.
         checksums: Whether what comes up is compared with what went down.
+        disk_path: As in `Settings`.
     """
 
-    def __init__(self, known: Facts, config: Config, *, checksums: bool = True) -> None:
+    def __init__(
+        self,
+        known: Facts,
+        config: Config,
+        *,
+        checksums: bool = True,
+        disk_path: DiskPath | None = None,
+    ) -> None:
         self._known = known
         self._config = config
         self._checksums = checksums
+        self._disk_path = disk_path
         self._shared = _file_of(known)
         self.copier: Copier | None = None
         """How it copies, for tests; set before `register`."""
@@ -40,6 +51,8 @@ class WorkerHalf:
         """Returns the stream on which vLLM computes now: it makes one of its own, at some time."""
         self.worker: Worker | None = None
         self._file: tuple[int, int] | None = None
+        self._restored: Restored | None = None
+        self._run = self._cleared = 0
         self._begun = self._loaded = 0
         """The last steps whose copies down, and up, have begun."""
         self._arrived: set[str] = set()
@@ -74,6 +87,7 @@ class WorkerHalf:
             shared=self._shared,
             # What tests give says itself what it checks.
             checksums=self._checksums and self.copier is None,
+            disk_path=self._disk_path,
         )
         if self._shared is not None:
             seen = Path(f"{self._shared}{'' if self._config.host_blocks else '.disk'}").stat()
@@ -82,7 +96,9 @@ class WorkerHalf:
     def ready(self) -> Ready:
         """Says that its memory is there."""
         known, shared = self._known, self._shared
-        return Ready(known.rank, self._config.fingerprint, shared, self._file)
+        if self._restored is None and self.worker is not None:
+            self._restored = self.worker.crane.restored()
+        return Ready(known.rank, self._config.fingerprint, shared, self._file, self._restored)
 
     def begin(self, step: StepOrders) -> None:
         """Begins a step's copies down, before anything is written in it; each step once."""
@@ -91,6 +107,13 @@ class WorkerHalf:
         self._begun = step.number
         self._arrived |= step.arrived
         self._missing |= step.missing
+        if step.run > self._run:
+            self._run = step.run
+            self._there().crane.count_as(step.run)
+        if step.cleared > self._cleared:
+            # Nobody says whether the weights are what the folder's name says from here on.
+            self._cleared = step.cleared
+            self._there().crane.clear(forget=True)
         self._there().begin(step.orders._replace(up=()), self.stream())
 
     def load(self, step: StepOrders) -> None:

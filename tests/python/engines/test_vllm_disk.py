@@ -1,0 +1,264 @@
+"""The disk inside vLLM: what a restarted engine finds, and what it must not."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_vllm import (
+    BLOCKS,
+    LAYERS,
+    PAGE,
+    SIZE,
+    Front,
+    Tensor,
+    kv_config,
+    no_torch,
+    read,
+    vllm_config,
+)
+
+import blockyard as by
+from blockyard.engines.vllm import Blockyard
+
+__all__ = ["no_torch"]
+
+WEIGHTS = {"weights": "v1"}
+
+
+class Engine(Front):
+    """Both halves, with a disk."""
+
+    def __init__(self, path: Any, *, changes: dict[str, Any] | None = None, **extra: Any) -> None:
+        given = {"host": 16, "disk": 64, "disk_path": str(path), "namespace": WEIGHTS} | extra
+        roles = Blockyard.__init__.__globals__["KVConnectorRole"]
+        config = vllm_config(kv_connector_extra_config=given, **(changes or {}))
+        self.scheduler = Blockyard(config, roles.SCHEDULER, kv_config())
+        self.worker = Blockyard(config, roles.WORKER, kv_config())
+        self.kv = {
+            f"layer {at}": np.zeros((BLOCKS, PAGE), np.uint8).view(Tensor) for at in range(LAYERS)
+        }
+        self.worker.register_kv_caches(self.kv)
+        ready = {(0, 0): self.worker.get_handshake_metadata()}
+        self.scheduler.set_xfer_handshake_metadata_pp_aware(ready)
+
+    @property
+    def restored(self) -> int:
+        return self.scheduler.front.restored
+
+    def settle(self) -> None:
+        """Steps until nothing is in the air."""
+        until = time.monotonic() + 20
+        quiet = 0
+        while quiet < 3:
+            assert time.monotonic() < until
+            self.step()
+            quiet = 0 if self.scheduler.front.cache.stats()["flights"] else quiet + 1
+            time.sleep(1e-3)
+
+    def stow(self, name: str, tokens: list[int], ids: list[int], value: int) -> None:
+        """A request that computes all of it, and ends."""
+        request = self.request(name, tokens)
+        assert self.begin(request, ids) == 0
+        self.step({request: (ids, len(tokens))}, write={one: value + one for one in ids})
+        self.scheduler.request_finished(request, ids)
+        self.settle()
+
+    def find(self, name: str, tokens: list[int]) -> int:
+        """Tokens that lie below."""
+        found = self.scheduler.get_num_new_matched_tokens(self.request(name, tokens), 0)[0]
+        assert found is not None
+        return found
+
+    def load(
+        self, name: str, tokens: list[int], ids: list[int], sources: list[int], value: int
+    ) -> None:
+        """Brings blocks up, and checks each byte."""
+        request = self.request(name, tokens)
+        assert self.begin(request, ids) == len(sources) * SIZE
+        for _ in range(2000):
+            said = self.step()
+            if name in said.finished_recving:
+                break
+            time.sleep(1e-3)
+        assert not said.invalid_block_ids
+        for tensor in self.kv.values():
+            for block, source in zip(ids, sources, strict=False):
+                assert (tensor[block] == value + source).all()
+
+    def close(self) -> None:
+        self.worker.shutdown()
+
+
+PROMPT = list(range(4 * SIZE))
+IDS = [3, 4, 5, 6]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    made = Engine(tmp_path)
+    yield made
+    made.close()
+
+
+def test_after_a_restart_of_the_engine_a_prefix_is_found(tmp_path: Path) -> None:
+    first = Engine(tmp_path)
+    assert first.restored == 0
+    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.close()
+    second = Engine(tmp_path)
+    assert second.restored == 4
+    second.load("two", [*PROMPT, 1], [8, 9, 10, 11], IDS, 100)
+    second.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"namespace": {"weights": "v2"}},
+        {"changes": {"revision": "another"}},
+        {"changes": {"dtype": "float16"}},
+        {"changes": {"prefix_caching_hash_algo": "sha256_cbor"}},
+        {"changes": {"quantization": "fp8"}},
+    ],
+)
+def test_an_engine_of_another_identity_finds_nothing(tmp_path: Path, change: Any) -> None:
+    first = Engine(tmp_path)
+    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.close()
+    other = Engine(tmp_path, **change)
+    assert other.restored == 0
+    assert other.find("two", [*PROMPT, 1]) == 0
+    other.close()
+    again = Engine(tmp_path)
+    assert again.find("two", [*PROMPT, 1]) == len(PROMPT)
+    again.close()
+
+
+def test_another_seed_of_vllms_hashes_finds_nothing_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    first = Engine(tmp_path)
+    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.close()
+    for seed, found in (("2", 0), ("1", len(PROMPT))):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        again = Engine(tmp_path)
+        assert again.find("two", [*PROMPT, 1]) == found
+        again.close()
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_inv_31_a_reset_below_ends_what_is_on_the_disk_for_every_engine_to_come(
+    tmp_path: Path, *, later: bool
+) -> None:
+    first = Engine(tmp_path)
+    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    # As RL does: other weights in place, and then a reset.
+    assert first.scheduler.reset_cache()
+    first.step()
+    assert first.find("two", [*PROMPT, 1]) == 0
+    if later:
+        first.stow("three", [*PROMPT, 1], [*IDS, 7], 50)
+        assert first.find("four", [*PROMPT, 1]) == len(PROMPT), "as long as this engine lives"
+    first.close()
+    # An engine with the weights that the namespace names.
+    again = Engine(tmp_path)
+    assert again.restored == 0
+    assert again.find("two", [*PROMPT, 1]) == 0
+    again.close()
+
+
+def test_e9_what_was_planned_before_a_reset_is_not_copied_after_it(engine: Engine) -> None:
+    request, ids = engine.request("one", [*PROMPT, 1]), [*IDS, 7]
+    engine.begin(request, ids)
+    engine.step({request: (ids, len(PROMPT) + 1)}, write=dict.fromkeys(ids, 9))
+    engine.scheduler.request_finished(request, ids)
+    engine.scheduler.front.connector._flush()
+    assert engine.scheduler.front.cache.stats()["flights"] == 1
+    assert engine.scheduler.reset_cache()
+    assert engine.scheduler.front.cache.stats()["flights"] == 0
+    meta = engine.scheduler.build_connector_meta(engine.output({}))
+    assert meta.orders.down == ()
+    assert meta.cleared == 1
+
+
+def test_inv_28_ranks_restore_what_both_have(tmp_path: Path) -> None:
+    def halves() -> tuple[Any, list[Any]]:
+        roles = Blockyard.__init__.__globals__["KVConnectorRole"]
+        extra = {"host": 16, "disk": 64, "disk_path": str(tmp_path), "namespace": WEIGHTS}
+        given = {"tensor_parallel_size": 2, "kv_connector_extra_config": extra}
+        scheduler = Blockyard(vllm_config(**given), roles.SCHEDULER, kv_config())
+        workers = []
+        for rank in range(2):
+            worker = Blockyard(vllm_config(**given, rank=rank), roles.WORKER, kv_config())
+            worker.register_kv_caches(
+                {
+                    f"layer {at}": np.zeros((BLOCKS, PAGE), np.uint8).view(Tensor)
+                    for at in range(LAYERS)
+                }
+            )
+            workers.append(worker)
+        ready = {(0, rank): one.get_handshake_metadata() for rank, one in enumerate(workers)}
+        scheduler.set_xfer_handshake_metadata_pp_aware(ready)
+        return scheduler, workers
+
+    def shut(workers: list[Any]) -> None:
+        for one in workers:
+            one.shutdown()
+
+    # Rank 1 was opened once alone, so that it counts its owners otherwise.
+    _, workers = halves()
+    workers[0].shutdown()
+    workers[1].shutdown()
+    scheduler, workers = halves()
+    cache = scheduler.front.cache
+    keys = cache.ready_keys(b"".join(bytes([number]) * 32 for number in (1, 2)), 2 * SIZE)
+    cache.stow(keys, [3, 4])
+    reports: list[Any] = []
+    for _ in range(400):
+        scheduler.front.connector.commit([one for report in reports for one in report.outcomes])
+        meta = scheduler.build_connector_meta(Front.output({}))
+        for worker in workers:
+            worker.handle_preemptions(meta)
+        reports = [one.build_connector_worker_meta() for one in workers]
+        reports = [one for one in reports if one is not None]
+        if not reports and not cache.stats()["flights"]:
+            break
+        time.sleep(1e-3)
+    assert cache.stats()["disk_idle"] == 2
+    shut(workers)
+    scheduler, workers = halves()
+    assert scheduler.front.restored == 2
+    shut(workers)
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"disk_path": "kv", "host": 8}, 'give "disk": "200 GiB"'),
+        ({"disk_path": "kv", "disk": 8}, 'give "host": "16 GiB"'),
+        ({"disk_path": "kv", "disk": 8, "host": 8}, '"namespace": {"weights"'),
+        ({"disk_path": [], "disk": 8, "host": 8}, "give a path, or a list of paths"),
+        ({"disk_path": 3, "disk": 8, "host": 8}, "disk_path = 3"),
+    ],
+)
+def test_a_disk_that_cannot_be_is_refused_with_the_line_to_write(
+    extra: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(by.Misuse, match=says.replace("[", "\\[")):
+        read(extra)
+
+
+def test_the_line_at_the_start_names_the_disk() -> None:
+    settings, config = read(
+        {"host": 64, "disk": 64, "disk_path": "/kv", "namespace": {"weights": "v1"}}
+    )
+    assert "of disk a rank (64 blocks) at /kv, where it outlives the engine" in settings.said(
+        config
+    )
+    assert config.keyed == ("disk",)
+    assert config.write_of("host") == "through"
