@@ -1,12 +1,12 @@
 """One process: wires a yard and one crane."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Self, Unpack
 
-from blockyard._core import Misuse
+from blockyard._core import Keys, Lease, Misuse, NoRoom, Parked
 from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.crane import Crane
@@ -19,6 +19,7 @@ from blockyard.shared.stats import Stat
 from blockyard.shared.validate import one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, ConfigKeywords, agree
+from blockyard.yard.explain import Explanation
 
 __all__ = ["LocalCache", "local"]
 
@@ -110,6 +111,19 @@ class LocalCache(KVCache):
         one_of("memory", memory, ("lost", "kept"))
         self._crane.reset()
         return self.commit(self._crane.poll()) + super().reset(rank, memory=memory)
+
+    @override
+    def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
+        """Explains as `KVCache.explain`, and says what is wrong with the disk.
+
+        Args:
+            request: As in `KVCache.explain`.
+
+        Raises:
+            Misuse: As in `KVCache.explain`.
+        """
+        found = super().explain(request)
+        return replace(found, lines=(*found.lines, *self._crane.troubles()))
 
     @override
     def standing(self) -> list[Fact]:

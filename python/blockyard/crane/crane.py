@@ -282,6 +282,21 @@ class Crane:
                 tier.forget()
         return all(done)
 
+    def troubles(self) -> tuple[str, ...]:
+        """Says what is wrong with its disk now; empty where all is well. Any thread may ask."""
+        lines = [
+            f"The disk at {path} takes no {what}: they failed, and it is tried again soon."
+            for tier in self._lasting
+            for path, what in tier.resting()
+        ]
+        stats = [tier.stats() for tier in self._lasting]
+        held = sum(one["disk_held"] for one in stats if one["disk_given_up"])
+        if held:
+            lines.append(f"{held} writes hang in the system, and hold their slots of the disk.")
+        if any(one["disk_clearing"] for one in stats):
+            lines.append("A clear is not durable on the disk yet: nothing counts as written there.")
+        return tuple(lines)
+
     def keep_order(self, slots: Slots) -> None:
         """Notes the eviction order of its disk for the next process, right before `close`.
 

@@ -16,6 +16,16 @@ pub enum Error {
         /// What it must be.
         help: &'static str,
     },
+    /// A later version has made it.
+    #[error("{}: its format is {found}, and this version knows {known}: open it with the version that made it", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+        /// The latest that is known here.
+        known: u32,
+    },
     /// The system refused.
     #[error("{}: {doing}: {source}", path.display())]
     System {

@@ -90,7 +90,7 @@ impl Folder {
         }
         let found = read_text(&file).map_err(refused("read"))?;
         if let Some(found) = &found {
-            check_text(found, &text).map_err(|says| refused("open")(io::Error::other(says)))?;
+            check_text(&whole, found, &text)?;
         }
         let before = Numbers::read(&file).unwrap_or_default();
         let made = Self {
@@ -256,20 +256,25 @@ fn read_text(file: &File) -> io::Result<Option<String>> {
     Ok((!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-fn check_text(found: &str, wanted: &str) -> std::result::Result<(), String> {
+fn check_text(path: &Path, found: &str, wanted: &str) -> Result<()> {
     if found == wanted {
         return Ok(());
     }
     let version = found
         .strip_prefix(TITLE)
         .and_then(|rest| rest.lines().next()?.parse::<u32>().ok());
-    Err(match version {
-        Some(version) if version > VERSION => {
-            format!("its format is {version}, and this version knows {VERSION}")
+    let says = match version {
+        Some(found) if found > VERSION => {
+            return Err(Error::Format {
+                path: path.to_owned(),
+                found,
+                known: VERSION,
+            });
         }
-        Some(_) => "its text is of another identity, though its name is the same".to_owned(),
-        None => "it is no folder of blocks".to_owned(),
-    })
+        Some(_) => "its text is of another identity, though its name is the same",
+        None => "it is no folder of blocks",
+    };
+    Err(Error::system(path, "open")(io::Error::other(says)))
 }
 
 /// Makes a folder for its owner alone, unless it is there.

@@ -53,7 +53,9 @@ pub(crate) struct DiskLane {
 
 fn refused(error: &disk::Error) -> PyErr {
     match error {
-        disk::Error::Argument { .. } => Failure::misuse(error.to_string()).into(),
+        disk::Error::Argument { .. } | disk::Error::Format { .. } => {
+            Failure::misuse(error.to_string()).into()
+        }
         disk::Error::System { .. } => Unavailable::new_err(error.to_string()),
     }
 }

@@ -78,11 +78,11 @@ class Engine(Front):
         """Brings blocks up, and checks each byte."""
         request = self.request(name, tokens)
         assert self.begin(request, ids) == len(sources) * SIZE
-        for _ in range(2000):
-            said = self.step()
-            if name in said.finished_recving:
-                break
+        until, said = time.monotonic() + 20, self.step()
+        while name not in said.finished_recving:
+            assert time.monotonic() < until
             time.sleep(1e-3)
+            said = self.step()
         assert not said.invalid_block_ids
         for tensor in self.kv.values():
             for block, source in zip(ids, sources, strict=False):
