@@ -60,6 +60,7 @@ def fresh_copy() -> Path:
 
 
 NEXTEST = ["cargo", "nextest", "run", "--locked", "--package", "blockyard-core", "--test", "laws"]
+NEXTEST += ["--package", "blockyard-disk", "--test", "disk"]
 BINDING = ["cargo", "build", "--locked", "--package", "blockyard-py"]
 PYTEST = [sys.executable, "-m", "pytest", "--quiet", "--exitfirst", "-p", "no:cacheprovider"]
 # A mistake in Rust is built for debugging, which the package warns of when it is imported.
