@@ -16,6 +16,7 @@ from collections import Counter
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 
 from cases import CASES
+from disk_cases import CASES as DISK
 from mistakes import MISTAKES
 from seeds import Game
 from simulated_model import Wrong
@@ -27,7 +28,7 @@ WANTED = {"parked": 1500, "loads cut short": 300, "aborted with a copy in the ai
 def cases() -> int:
     """Runs the cases; returns how many are broken."""
     broken = 0
-    for one in [*CASES, *MISTAKES]:
+    for one in [*CASES, *DISK, *MISTAKES]:
         try:
             one()
             print(f"ok      {one.__name__.replace('_', ' ')}")

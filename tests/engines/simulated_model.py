@@ -8,6 +8,7 @@ same latent KV and share their host memory.
 
 import random
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -203,6 +204,8 @@ class Engine:
         """Positions that were computed of each."""
         self.preempted = 0
         self.steps = 0
+        self.pause = 0.0
+        """Seconds of a step in which nothing is computed: a disk has threads of its own."""
 
     @property
     def front(self) -> Any:
@@ -236,6 +239,8 @@ class Engine:
         self.steps += 1
         output = self.scheduler.schedule()
         self.flying.append((output, self.run(output)))
+        if not output.total_num_scheduled_tokens:
+            time.sleep(self.pause)
         keep = 1 if self.asynchronous and output.total_num_scheduled_tokens else 0
         while len(self.flying) > keep:
             self.take()

@@ -211,6 +211,24 @@ def test_blocks_pass_between_memory_of_any_form_and_the_disk(disk: DiskTier) -> 
     copier.close()
 
 
+def test_pieces_may_lie_in_any_order(tmp_path: Path) -> None:
+    layers = by.KVLayout((Plane("kv", 2, 256),), block_size=4, dtype="uint8")
+    disk = DiskTier(layers, tmp_path, blocks=4, identity=OURS)
+    whole = np.zeros((2, 6, 256), np.uint8)
+    # As where an engine's later layer got the memory below that of the first.
+    tier = MemoryTier.adopt(layers, [whole[1], whole[0]], axis=0)
+    whole[1, 1], whole[0, 1] = 5, 6
+    copier = DiskCopier(disk)
+    down = copier.start_keyed(tier, disk, slots(1), slots(0), keys=keys(5), parents=keys(0))
+    assert ended(down) == (1, None)
+    up = copier.start_keyed(disk, tier, slots(0), slots(3), keys=keys(5), parents=None)
+    assert ended(up) == (1, None)
+    assert (whole[1, 3] == 5).all()
+    assert (whole[0, 3] == 6).all()
+    copier.close()
+    disk.close()
+
+
 def test_what_a_disk_cannot_copy_is_refused(disk: DiskTier) -> None:
     copier, host = DiskCopier(disk), MemoryTier(LAYOUT, 4)
     with pytest.raises(by.Misuse, match="without keys"):

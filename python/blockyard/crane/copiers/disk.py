@@ -199,7 +199,8 @@ def _places(tier: Tier) -> list[list[_Place]]:
                 )
             first = array.__array_interface__["data"][0]
             stride, step, _ = array.strides
-            pieces = np.uint64(first) + np.arange(array.shape[1], dtype=np.uint64) * np.uint64(step)
-            places.append((pieces, stride, array.shape[2]))
+            # An engine's layers may lie in any order, so that the step may be below 0.
+            pieces = first + np.arange(array.shape[1], dtype=np.int64) * step
+            places.append((pieces.astype(np.uint64), stride, array.shape[2]))
         found.append(places)
     return found
