@@ -16,7 +16,7 @@
 //! layer: flight
 //! layer: queue
 //! layer: lane
-//! layer: slot_files
+//! layer: rank
 
 #![forbid(unsafe_code)]
 #![expect(
@@ -35,9 +35,9 @@ mod lane;
 mod order;
 mod paper;
 mod queue;
+mod rank;
 mod record;
 mod ring;
-mod slot_files;
 
 pub use blocks::{Asked, Blocks, Doubt, Geometry};
 pub use disk::{Floor, Medium};
@@ -48,6 +48,6 @@ pub use folder::{Folder, Place};
 pub use lane::{Lane, Options};
 pub use paper::Paper;
 pub use queue::{Counts, State};
+pub use rank::SlotFiles;
 pub use record::{Found, Key, Owner, RECORD, Record, sum_of};
 pub use ring::{Buffer, Ring};
-pub use slot_files::SlotFiles;

@@ -522,6 +522,26 @@ fn inv_31_no_power_cut_undoes_a_clear() {
     }
 }
 
+/// Where nothing can be noted.
+#[derive(Debug)]
+struct Full;
+
+impl Floor for Full {
+    fn raise(&self, _floor: u64) -> io::Result<()> {
+        Err(io::Error::other("on purpose"))
+    }
+}
+
+#[test]
+fn inv_31_while_a_clear_cannot_be_noted_nothing_is_acknowledged() {
+    let (payloads, table) = paper();
+    let lane = Lane::new(over(payloads, table), Arc::new(Full), Options::default());
+    assert!(!lane.clear(2, Duration::from_millis(2)));
+    lane.submit(stamped(2, &[(0, 1)]), Numbers::of(&[1]));
+    assert_eq!(landed(&lane, 1), [short(0, 0, Short::Failed)]);
+    assert!(lane.state().clearing);
+}
+
 #[test]
 fn inv_31_a_floor_that_cannot_be_noted_is_tried_again() {
     let (payloads, table) = paper();
