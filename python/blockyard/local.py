@@ -54,7 +54,7 @@ class LocalCache(KVCache):
         """
         # What was planned before belongs below the floor, too.
         self._crane.submit(self.dispatch())
-        self._crane.clear()
+        self._crane.lasting.clear()
         super().clear()
 
     @override
@@ -65,7 +65,7 @@ class LocalCache(KVCache):
         under it has those. To keep the KV of the new weights, open a cache with their namespace.
         """
         self._crane.submit(self.dispatch())
-        self._crane.clear(forget=True)
+        self._crane.lasting.clear(forget=True)
         super().update_weights()
 
     def step(self, *, done: int | None = None) -> int:
@@ -123,7 +123,7 @@ class LocalCache(KVCache):
             Misuse: As in `KVCache.explain`.
         """
         found = super().explain(request)
-        return replace(found, lines=(*found.lines, *self._crane.troubles()))
+        return replace(found, lines=(*found.lines, *self._crane.lasting.troubles()))
 
     @override
     def standing(self) -> list[Fact]:
@@ -149,7 +149,7 @@ class LocalCache(KVCache):
         are answered, and what is held can be ended: `finish`, `abandon`, `release`.
         """
         if not self._crane.closed and self.stats()["disk_capacity"]:
-            self._crane.keep_order(self.eviction_order("disk"))
+            self._crane.lasting.keep_order(self.eviction_order("disk"))
         self._crane.close()
         self.commit(self._crane.poll())
         self._close()
@@ -239,7 +239,7 @@ def local(
         opened.callback(crane.close)
         cache = LocalCache(agree(config, [crane.hello()]))
         cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
-        found = crane.restored()
+        found = crane.lasting.restored()
         if found is not None:
             cache.restore("disk", found.slots, found.keys, found.parents)
             cache._restored = len(found)  # noqa: SLF001 - likewise

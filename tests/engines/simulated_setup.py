@@ -51,7 +51,8 @@ def settings(
     """Returns vLLM's configuration; None for no connector."""
     folder = Path(tempfile.gettempdir()) / f"blockyard-vllm-model-{stages}"
     folder.mkdir(exist_ok=True)
-    config, text = folder / "config.json", json.dumps(MODEL | {"num_hidden_layers": LAYERS * stages})
+    config = folder / "config.json"
+    text = json.dumps(MODEL | {"num_hidden_layers": LAYERS * stages})
     # A file that was changed is another model's.
     if not config.exists() or config.read_text() != text:
         config.write_text(text)

@@ -7,7 +7,7 @@ from itertools import count
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from blockyard._core import Misuse, Unavailable, Unsupported
+from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import (
     Copier,
     Fencing,
@@ -21,11 +21,11 @@ from blockyard.crane.copiers import (
 )
 from blockyard.crane.copiers.select import select_copiers
 from blockyard.crane.lanes import Copy, Flight, Lane
-from blockyard.crane.tiers import Lasting, Tier
+from blockyard.crane.lasting import LastingTiers
+from blockyard.crane.tiers import Tier
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause, Outcome, Plan
-from blockyard.shared.restored import Restored
 from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
 from blockyard.shared.stats import Stat
 from blockyard.shared.thresholds import Thresholds
@@ -108,7 +108,8 @@ class Crane:
             for pair, one in copiers.items()
         }
         self._copiers = list({id(one): one for one in copiers.values()}.values())
-        self._lasting = [one for one in self._tiers.values() if isinstance(one, Lasting)]
+        self.lasting = LastingTiers(self._tiers.values())
+        """Its disk, where that outlives this process."""
         self._turning = [one for one in self._copiers if isinstance(one, Turning)]
         self._flights: dict[int, Flight] = {}
         self._order = count()
@@ -240,80 +241,6 @@ class Crane:
         )
         return not alone and not any(lane.waiting for lane in lanes)
 
-    def restored(self) -> Restored | None:
-        """Returns what its disk has from before, for `Restored.agreed`; None where it has no disk.
-
-        It is asked once, before the first plan.
-
-        Raises:
-            Unavailable: The disk cannot be read.
-        """
-        found = [tier.restored() for tier in self._lasting]
-        return found[0] if found else None
-
-    def count_as(self, run: int) -> None:
-        """Lets its disk give the stamps that all ranks give, with the `run` of `Restored.agreed`.
-
-        Args:
-            run: The highest number of all ranks.
-
-        Raises:
-            Unavailable: The disk refuses.
-        """
-        for tier in self._lasting:
-            tier.count_as(run)
-
-    def clear(self, *, forget: bool = False) -> bool:
-        """Clears what its disk has of the plans that were submitted so far. Give it those before.
-
-        Nothing counts as written from now on before that is durable, for which this waits for a
-        second at most.
-
-        Args:
-            forget: Whether no restart is to find what is written from here on either, as where
-                weights have changed under one name.
-
-        Returns:
-            Whether no restart brings it back; it is tried on where not.
-        """
-        done = [tier.clear() for tier in self._lasting]
-        if forget:
-            for tier in self._lasting:
-                tier.forget()
-        return all(done)
-
-    def troubles(self) -> tuple[str, ...]:
-        """Says what is wrong with its disk now; empty where all is well. Any thread may ask."""
-        lines = [
-            f"The disk at {path} takes no {what}: they failed, and it is tried again soon."
-            for tier in self._lasting
-            for path, what in tier.resting()
-        ]
-        stats = [tier.stats() for tier in self._lasting]
-        held = sum(one["disk_held"] for one in stats if one["disk_given_up"])
-        if held:
-            lines.append(f"{held} writes hang in the system, and hold their slots of the disk.")
-        if any(one["disk_clearing"] for one in stats):
-            lines.append("A clear is not durable on the disk yet: nothing counts as written there.")
-        return tuple(lines)
-
-    def keep_order(self, slots: Slots) -> None:
-        """Notes the eviction order of its disk for the next process, right before `close`.
-
-        A disk that hangs or rests is left alone: stamps stand in for it then.
-
-        Args:
-            slots: As `KVCache.eviction_order("disk")`.
-        """
-        for tier in self._lasting:
-            stats = tier.stats()
-            if tier.resting() or stats["disk_held"] or stats["disk_clearing"]:
-                continue
-            try:
-                tier.keep_order(slots)
-            except Unavailable as error:
-                _log.warning("the eviction order is not kept: %s", error)
-
     def reset(self) -> None:
         """Ends all flights after a reset of the rank; the next poll reports them as dead.
 
@@ -356,9 +283,7 @@ class Crane:
         memory = sum(tier.nbytes for tier in self._tiers.values())
         numbers = self._counts | {"in_flight": self.in_flight, "bytes": memory}
         found = {stat.name: numbers[stat.name.removeprefix("crane_")] for stat in self.SCHEMA}
-        for tier in self._lasting:
-            found |= tier.stats()
-        return found
+        return found | self.lasting.stats()
 
     def close(self) -> None:
         """Ends the copiers, then frees the tiers. `poll` still reports what was in flight."""

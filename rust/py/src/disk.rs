@@ -76,7 +76,6 @@ fn owner(key: disk::Key, parent: disk::Key) -> Owner {
     }
 }
 
-/// Seconds, as a duration.
 fn seconds(name: &str, value: f64) -> Outcome<Duration> {
     Duration::try_from_secs_f64(value)
         .map_err(|_| Failure::misuse(format!("{name} = {value}: must be seconds, 0 or more")))

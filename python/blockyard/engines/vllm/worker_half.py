@@ -97,7 +97,7 @@ class WorkerHalf:
         """Says that its memory is there."""
         known, shared = self._known, self._shared
         if self._restored is None and self.worker is not None:
-            self._restored = self.worker.crane.restored()
+            self._restored = self.worker.crane.lasting.restored()
         return Ready(known.rank, self._config.fingerprint, shared, self._file, self._restored)
 
     def begin(self, step: StepOrders) -> None:
@@ -109,11 +109,11 @@ class WorkerHalf:
         self._missing |= step.missing
         if step.run > self._run:
             self._run = step.run
-            self._there().crane.count_as(step.run)
+            self._there().crane.lasting.count_as(step.run)
         if step.cleared > self._cleared:
             # Nobody says whether the weights are what the folder's name says from here on.
             self._cleared = step.cleared
-            self._there().crane.clear(forget=True)
+            self._there().crane.lasting.clear(forget=True)
         self._there().begin(step.orders._replace(up=()), self.stream())
 
     def load(self, step: StepOrders) -> None:

@@ -1,0 +1,107 @@
+"""What of a crane's tiers outlives its process: it is found again, cleared, and closed."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Unavailable
+from blockyard.crane.tiers import Lasting, Tier
+from blockyard.shared.log import Limited
+from blockyard.shared.restored import Restored
+
+__all__ = ["LastingTiers"]
+
+_log = Limited("blockyard")
+
+
+class LastingTiers:
+    """Those tiers of one rank that outlive the process: a disk, or none. For the crane's thread.
+
+    Args:
+        tiers: All tiers of the rank.
+    """
+
+    def __init__(self, tiers: Iterable[Tier]) -> None:
+        self._tiers = [tier for tier in tiers if isinstance(tier, Lasting)]
+
+    def restored(self) -> Restored | None:
+        """Returns what its disk has from before, for `Restored.agreed`; None where it has no disk.
+
+        It is asked once, before the first plan.
+
+        Raises:
+            Unavailable: The disk cannot be read.
+        """
+        found = [tier.restored() for tier in self._tiers]
+        return found[0] if found else None
+
+    def count_as(self, run: int) -> None:
+        """Lets its disk give the stamps that all ranks give, with the `run` of `Restored.agreed`.
+
+        Args:
+            run: The highest number of all ranks.
+
+        Raises:
+            Unavailable: The disk refuses.
+        """
+        for tier in self._tiers:
+            tier.count_as(run)
+
+    def clear(self, *, forget: bool = False) -> bool:
+        """Clears what its disk has of the plans that were submitted so far. Give it those before.
+
+        Nothing counts as written from now on before that is durable, for which this waits for a
+        second at most.
+
+        Args:
+            forget: Whether no restart is to find what is written from here on either, as where
+                weights have changed under one name.
+
+        Returns:
+            Whether no restart brings it back; it is tried on where not.
+        """
+        done = [tier.clear() for tier in self._tiers]
+        if forget:
+            for tier in self._tiers:
+                tier.forget()
+        return all(done)
+
+    def troubles(self) -> tuple[str, ...]:
+        """Says what is wrong with its disk now; empty where all is well. Any thread may ask."""
+        lines = [
+            f"The disk at {path} takes no {what}: they failed, and it is tried again soon."
+            for tier in self._tiers
+            for path, what in tier.resting()
+        ]
+        stats = [tier.stats() for tier in self._tiers]
+        held = sum(one["disk_held"] for one in stats if one["disk_given_up"])
+        if held:
+            lines.append(f"{held} writes hang in the system, and hold their slots of the disk.")
+        if any(one["disk_clearing"] for one in stats):
+            lines.append("A clear is not durable on the disk yet: nothing counts as written there.")
+        return tuple(lines)
+
+    def keep_order(self, slots: NDArray[np.uint32]) -> None:
+        """Notes the eviction order of its disk for the next process, right before `close`.
+
+        A disk that hangs or rests is left alone: stamps stand in for it then.
+
+        Args:
+            slots: As `KVCache.eviction_order("disk")`.
+        """
+        for tier in self._tiers:
+            stats = tier.stats()
+            if tier.resting() or stats["disk_held"] or stats["disk_clearing"]:
+                continue
+            try:
+                tier.keep_order(slots)
+            except Unavailable as error:
+                _log.warning("the eviction order is not kept: %s", error)
+
+    def stats(self) -> dict[str, int]:
+        """Returns what they have done, by the names of `DiskTier.SCHEMA`. Any thread may ask."""
+        found: dict[str, int] = {}
+        for tier in self._tiers:
+            found |= tier.stats()
+        return found
