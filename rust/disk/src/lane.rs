@@ -254,9 +254,10 @@ impl Shared {
                 self.carry(&task.flying, task.at, &mut staged)
             };
             let mut queue = self.queue();
-            queue.end_block(&task, done, stride, Instant::now());
+            let syncs = queue.end_block(&task, done, stride, Instant::now());
+            let full = queue.is_full(self.options.group);
             self.free(queue);
-            if direction == Direction::Down {
+            if syncs || full {
                 self.written.notify_one();
             }
         }

@@ -188,10 +188,15 @@ impl Queue {
             }
             entry.next += 1;
             entry.busy += 1;
+            let flying = Arc::clone(&entry.flying);
+            // Nothing is left of it for others: a lone write does not wait for its window.
+            if entry.next >= entry.good {
+                self.waiting[direction as usize].remove(place);
+            }
             return Some(Task {
                 number,
                 at,
-                flying: Arc::clone(&entry.flying),
+                flying,
                 rests,
             });
         }
@@ -203,21 +208,23 @@ impl Queue {
         mem::take(&mut self.blocked)
     }
 
-    /// Takes what has become of a block. It was written where there is a record.
+    /// Takes what has become of a block; it was written where there is a record. Returns whether it is time
+    /// to look when the group is synced.
     pub(crate) fn end_block(
         &mut self,
         task: &Task,
         done: Result<Option<Record>, Short>,
         stride: usize,
         now: Instant,
-    ) {
+    ) -> bool {
         let (direction, number, at) = (task.flying.copy.direction(), task.number, task.at);
         if !task.rests {
             self.note(direction, done != Err(Short::Failed), now);
         }
         self.counts.doubted += u64::from(matches!(done, Err(Short::Doubt(_))));
+        let fresh = self.group.since.is_none();
         let Some(entry) = self.copies.get_mut(&number) else {
-            return;
+            return false;
         };
         entry.busy -= 1;
         if let Copy::Down(blocks) = &task.flying.copy {
@@ -230,17 +237,26 @@ impl Queue {
             Ok(record) => entry.records.extend(record.map(|record| (at, record))),
             Err(short) => entry.cut(at, short),
         }
-        if entry.busy > 0 || (entry.next < entry.good && !entry.landed) {
-            return;
-        }
-        if direction == Direction::Down && entry.good > 0 && !entry.landed {
+        let ended = entry.busy == 0 && (entry.next >= entry.good || entry.landed);
+        if ended && direction == Direction::Down && entry.good > 0 && !entry.landed {
             entry.committing = true;
             self.group.bytes += entry.good as u64 * stride as u64;
             self.group.copies.push(number);
             self.group.since.get_or_insert(now);
-        } else {
+        } else if ended {
             self.land(number);
         }
+        direction == Direction::Down && self.group.since.is_some() && (fresh || self.is_alone())
+    }
+
+    /// Whether nothing is written, or waits to be.
+    fn is_alone(&self) -> bool {
+        self.writing == 0 && self.waiting[Direction::Down as usize].is_empty()
+    }
+
+    /// Whether as much was written as is synced at once.
+    pub(crate) fn is_full(&self, most: u64) -> bool {
+        self.group.bytes >= most
     }
 
     /// When what was written is to be synced.
@@ -248,9 +264,8 @@ impl Queue {
         let Some(since) = self.group.since else {
             return Due::Never;
         };
-        let alone = self.writing == 0 && self.waiting[Direction::Down as usize].is_empty();
         let late = now >= since + window;
-        if alone || late || self.closing || self.group.bytes >= most {
+        if self.is_alone() || late || self.closing || self.is_full(most) {
             return Due::Now;
         }
         Due::In((since + window).saturating_duration_since(now))
