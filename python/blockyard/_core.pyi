@@ -1756,6 +1756,111 @@ class DiskLane:
             Misuse: `patience` is no such number.
         """
 
+class DiskSurvey:
+    """A rank's folder of blocks, as it is seen without owning it: nothing is written, and no owner waits.
+
+    Any thread may call it.
+
+    Args:
+        path: The folder of the rank: `ROOT/IDENTITY/rank-N`.
+
+    Raises:
+        Unavailable: It is no such folder, of a later format, or the system refuses.
+    """
+
+    def __new__(cls, path: Path) -> DiskSurvey: ...
+    @property
+    def text(self) -> str:
+        """What its bytes depend on, in clear text: a title with the format, and a line for each field."""
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+
+    @property
+    def owner(self) -> int | None:
+        """The process that owned it when this was made, or None."""
+
+    @property
+    def slots(self) -> int:
+        """Its slots; 0 where its files have no length yet."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes from a slot to the next: a block's, up to a multiple of 4 KiB."""
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes that its files take on the disk."""
+
+    def count(self) -> list[tuple[str, int]]:
+        """Counts what its slots have, by the table alone.
+
+        Returns:
+            Slots by state: "void", "broken" (no whole record), "another" (a record of another place),
+            "cleared", "parked" (of a parked request, which no restart finds), "blocks". Those that
+            only `scrub` finds are 0.
+
+        Raises:
+            Unavailable: The table cannot be read.
+        """
+
+    def scrub(
+        self, first: int, slots: int, threads: int
+    ) -> tuple[list[tuple[str, int]], list[int], int]:
+        """Reads blocks, and says which are what was written.
+
+        Args:
+            first: The first slot.
+            slots: Slots from there on; fewer where there are not as many.
+            threads: Threads that read, 1 to 64.
+
+        Returns:
+            Slots by state, as `count`: "blocks" and "parked" are whole, others "torn" (not the bytes
+            that were written), "unreadable", or "busy" (written to meanwhile). Then the slots that
+            are broken, another's, torn or unreadable, and the bytes that were read.
+
+        Raises:
+            Unavailable: The table cannot be read.
+        """
+
+class DiskFloor:
+    """A file on a disk that is written and read with nothing else: no records, checksums or copies.
+
+    It is what a disk tier is compared with. Any thread may call it; one call at a time measures.
+
+    Args:
+        path: The file, which is made with all of its room, and stays.
+        slots: Blocks, each written and read once by each call, in an order without order.
+        block_bytes: Bytes of a block; as on a disk tier they are filled up to a multiple of 4 KiB.
+        threads: Threads that write and read, 1 to 64.
+
+    Raises:
+        Misuse: A number is out of range.
+        Unavailable: There is no room, or the system refuses.
+    """
+
+    def __new__(
+        cls, path: Path, *, slots: int, block_bytes: int, threads: int = 4
+    ) -> DiskFloor: ...
+    @property
+    def direct(self) -> bool:
+        """Whether the page cache is passed by."""
+
+    def write(self) -> None:
+        """Writes each block once, and returns when all of them are durable.
+
+        Raises:
+            Unavailable: The system refuses.
+        """
+
+    def read(self) -> None:
+        """Reads each block once.
+
+        Raises:
+            Unavailable: The system refuses.
+        """
+
 def checksums(plane: NDArray[np.uint8], slots: _Ints) -> NDArray[np.uint64]:
     """Returns a checksum of each of some slots of a plane: XXH3 of 64 bits over its bytes.
 

@@ -8,6 +8,7 @@ import click
 
 from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard._typing import override
+from blockyard.tools.disk.cli import disk
 from blockyard.tools.proof.cli import proof
 
 __all__ = ["cli"]
@@ -62,6 +63,7 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
+cli.add_command(disk)
 cli.add_command(proof)
 
 

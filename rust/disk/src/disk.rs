@@ -18,7 +18,7 @@ pub trait Medium: Send + Sync + Debug {
 }
 
 /// Where it is noted what was cleared.
-pub trait Floor: Send + Sync + Debug {
+pub trait Epochs: Send + Sync + Debug {
     /// Clears all blocks whose stamp is smaller: when it returns, no restart brings them back.
     fn raise(&self, floor: u64) -> io::Result<()>;
 }

@@ -1,6 +1,6 @@
 //! A folder of blocks: whose they are in clear text, which process owns them, and what was cleared.
 
-use crate::disk::Floor;
+use crate::disk::Epochs;
 use crate::error::{Error, Result};
 use crate::order;
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -189,7 +189,7 @@ impl Folder {
     }
 }
 
-impl Floor for Folder {
+impl Epochs for Folder {
     fn raise(&self, floor: u64) -> io::Result<()> {
         let mut own = self.floor.lock().unwrap_or_else(PoisonError::into_inner);
         let floor = floor.max(*own);
@@ -202,10 +202,10 @@ impl Floor for Folder {
 
 /// What changes in a folder, in one sector.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-struct Numbers {
-    floor: u64,
+pub(crate) struct Numbers {
+    pub(crate) floor: u64,
     run: u32,
-    owner: u32,
+    pub(crate) owner: u32,
 }
 
 impl Numbers {
@@ -219,7 +219,7 @@ impl Numbers {
         bytes
     }
 
-    fn read(file: &File) -> Option<Self> {
+    pub(crate) fn read(file: &File) -> Option<Self> {
         let mut bytes = [0; NUMBERS_BYTES];
         file.read_exact_at(&mut bytes, NUMBERS).ok()?;
         let numbers = Self {
@@ -241,7 +241,7 @@ fn text_of(fields: &[(&str, &str)]) -> String {
     text
 }
 
-fn read_text(file: &File) -> io::Result<Option<String>> {
+pub(crate) fn read_text(file: &File) -> io::Result<Option<String>> {
     let mut bytes = vec![0; NUMBERS as usize];
     let mut have = 0;
     while have < bytes.len() {
@@ -260,21 +260,28 @@ fn check_text(path: &Path, found: &str, wanted: &str) -> Result<()> {
     if found == wanted {
         return Ok(());
     }
-    let version = found
+    version_of(path, found)?;
+    let says = "its text is of another identity, though its name is the same";
+    Err(Error::system(path, "open")(io::Error::other(says)))
+}
+
+/// The version of the format that a text names, which is one that is known.
+pub(crate) fn version_of(path: &Path, text: &str) -> Result<u32> {
+    let version = text
         .strip_prefix(TITLE)
         .and_then(|rest| rest.lines().next()?.parse::<u32>().ok());
-    let says = match version {
-        Some(found) if found > VERSION => {
-            return Err(Error::Format {
-                path: path.to_owned(),
-                found,
-                known: VERSION,
-            });
+    match version {
+        Some(found) if found > VERSION => Err(Error::Format {
+            path: path.to_owned(),
+            found,
+            known: VERSION,
+        }),
+        Some(version) => Ok(version),
+        None => {
+            let says = "it is no folder of blocks";
+            Err(Error::system(path, "open")(io::Error::other(says)))
         }
-        Some(_) => "its text is of another identity, though its name is the same",
-        None => "it is no folder of blocks",
-    };
-    Err(Error::system(path, "open")(io::Error::other(says)))
+    }
 }
 
 /// Makes a folder for its owner alone, unless it is there.

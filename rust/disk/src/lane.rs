@@ -5,9 +5,9 @@
 
 use crate::blocks::Blocks;
 use crate::breaker::Breaker;
-use crate::disk::Floor;
+use crate::disk::Epochs;
 use crate::flight::{Copy, Direction, Flying, Landed, Memory, Short, Written};
-use crate::queue::{Counts, Due, Queue, State, Task};
+use crate::queue::{Counts, Due, Queue, LaneState, Task};
 use crate::record::Record;
 use crate::ring::Ring;
 use std::process;
@@ -53,7 +53,7 @@ pub struct Lane {
 #[derive(Debug)]
 struct Shared {
     blocks: Blocks,
-    floor: Arc<dyn Floor>,
+    floor: Arc<dyn Epochs>,
     ring: Ring,
     options: Options,
     queue: Mutex<Queue>,
@@ -73,7 +73,7 @@ impl Lane {
     ///
     /// # Arguments
     /// `floor` is where it notes what was cleared.
-    pub fn new(blocks: Blocks, floor: Arc<dyn Floor>, options: Options) -> Self {
+    pub fn new(blocks: Blocks, floor: Arc<dyn Epochs>, options: Options) -> Self {
         let threads = options.threads.max(1);
         let breaker = Breaker::new(options.failures, options.rest);
         let shared = Arc::new(Shared {
@@ -126,7 +126,7 @@ impl Lane {
     }
 
     /// What it is at now.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> LaneState {
         self.shared.queue().state(Instant::now())
     }
 

@@ -13,7 +13,7 @@
 //! layer: paper files
 //! layer: blocks order ring breaker
 //! layer: folder
-//! layer: flight
+//! layer: flight floor survey
 //! layer: queue
 //! layer: lane
 //! layer: rank
@@ -30,6 +30,7 @@ mod disk;
 mod error;
 mod files;
 mod flight;
+mod floor;
 mod folder;
 mod lane;
 mod order;
@@ -38,16 +39,19 @@ mod queue;
 mod rank;
 mod record;
 mod ring;
+mod survey;
 
 pub use blocks::{Asked, Blocks, Doubt, Geometry};
-pub use disk::{Floor, Medium};
+pub use disk::{Epochs, Medium};
 pub use error::{Error, Result};
 pub use files::{ALIGNED, Files, Foreign, Way};
 pub use flight::{Copy, Landed, Memory, Short, Written};
+pub use floor::Floor;
 pub use folder::{Folder, Place};
 pub use lane::{Lane, Options};
 pub use paper::Paper;
-pub use queue::{Counts, State};
+pub use queue::{Counts, LaneState};
 pub use rank::SlotFiles;
 pub use record::{Found, Key, Owner, RECORD, Record, sum_of};
 pub use ring::{Buffer, Ring};
+pub use survey::{Scrubbed, State, Survey, Tally};

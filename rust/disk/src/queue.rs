@@ -30,7 +30,7 @@ pub struct Counts {
 
 /// What a lane is at now.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct State {
+pub struct LaneState {
     /// Copies that have not ended.
     pub flying: usize,
     /// Slots that threads write, or may still write after their copy was given up.
@@ -364,8 +364,8 @@ impl Queue {
         self.counts
     }
 
-    pub(crate) fn state(&self, now: Instant) -> State {
-        State {
+    pub(crate) fn state(&self, now: Instant) -> LaneState {
+        LaneState {
             flying: self.copies.values().filter(|one| !one.landed).count(),
             held: self.held.len(),
             down_rests: self.breakers[Direction::Down as usize].rests(now),

@@ -1,7 +1,7 @@
 //! A rank's slot files: their folder, their blocks and their lane, opened together.
 
 use crate::blocks::{Blocks, Geometry};
-use crate::disk::{Floor, Medium};
+use crate::disk::{Epochs, Medium};
 use crate::error::{Error, Result};
 use crate::files::{Files, Foreign, Way};
 use crate::folder::{Folder, Place};
@@ -28,7 +28,7 @@ pub struct SlotFiles {
 #[derive(Debug)]
 struct NotMine;
 
-impl Floor for NotMine {
+impl Epochs for NotMine {
     fn raise(&self, _floor: u64) -> io::Result<()> {
         Err(io::Error::other("another process owns the folder"))
     }

@@ -8,7 +8,7 @@
 //! layer: arguments keys places plan runs face
 //! layer: lease parked ticket prompt
 //! layer: batch
-//! layer: begin cache disk engine finish flights fork park promises questions step sums
+//! layer: begin cache disk engine finish flights fork park promises questions step sums survey
 //!
 //! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
 //! `help` shows them. `make docs` writes them into the stub and into `docs/api.md`.
@@ -42,6 +42,7 @@ mod questions;
 mod runs;
 mod step;
 mod sums;
+mod survey;
 mod ticket;
 
 /// Block bookkeeping in Rust; the public names are those of the package `blockyard`.
@@ -71,6 +72,8 @@ mod _core {
     use crate::runs::{Marks, consecutive, runs, through};
     #[pymodule_export]
     use crate::sums::checksums;
+    #[pymodule_export]
+    use crate::survey::{DiskFloor, DiskSurvey};
     #[pymodule_export]
     use crate::ticket::Ticket;
 

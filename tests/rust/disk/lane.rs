@@ -2,7 +2,7 @@
 
 use crate::support::{Chance, IDENTITY, SLOTS, Written as Safe, cut, key, over, paper, payload};
 use blockyard_disk::{
-    Asked, Blocks, Copy, Doubt, Floor, Geometry, Landed, Lane, Medium, Memory, Options, Owner,
+    Asked, Blocks, Copy, Doubt, Epochs, Geometry, Landed, Lane, Medium, Memory, Options, Owner,
     Paper, Short, Written,
 };
 use std::collections::HashMap;
@@ -114,7 +114,7 @@ impl Noted {
     }
 }
 
-impl Floor for Noted {
+impl Epochs for Noted {
     fn raise(&self, floor: u64) -> io::Result<()> {
         self.0.write(0, &floor.to_le_bytes())?;
         self.0.sync()
@@ -306,7 +306,7 @@ fn hanging() -> (Blocks, Arc<Told>) {
     (over(Hanging(payloads, Arc::clone(&told)), table), told)
 }
 
-impl Floor for Hanging {
+impl Epochs for Hanging {
     fn raise(&self, floor: u64) -> io::Result<()> {
         self.1.writing();
         Noted(self.0.clone()).raise(floor)
@@ -526,7 +526,7 @@ fn inv_31_no_power_cut_undoes_a_clear() {
 #[derive(Debug)]
 struct Full;
 
-impl Floor for Full {
+impl Epochs for Full {
     fn raise(&self, _floor: u64) -> io::Result<()> {
         Err(io::Error::other("on purpose"))
     }

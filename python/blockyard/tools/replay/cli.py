@@ -12,9 +12,9 @@ from blockyard._core import __version__
 from blockyard._typing import override
 from blockyard.crane.devices import DeviceName
 from blockyard.scheduling.headroom import Role
+from blockyard.tools.outputs import claim, write
 from blockyard.tools.replay import terminal
 from blockyard.tools.replay.options import MOST_BLOCKS, Options, resolve
-from blockyard.tools.replay.outputs import claim, write
 from blockyard.tools.replay.play import play
 from blockyard.tools.replay.report import page
 from blockyard.tools.replay.result import FORMAT, Result, Run

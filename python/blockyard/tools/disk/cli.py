@@ -1,0 +1,373 @@
+"""`blockyard disk`: what is on the disk of a disk tier, whether it is whole, and how fast it is."""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from blockyard._core import BlockyardError, Misuse, __version__
+from blockyard.shared.sizes import parse_size
+from blockyard.tools.disk.bench import ROUNDS, Measured, measure
+from blockyard.tools.disk.folders import Identity, Rank, Wiped, chosen, identities
+from blockyard.tools.disk.folders import wipe as unlink
+from blockyard.tools.outputs import claim, write
+
+__all__ = ["disk"]
+
+_BREACH: Final = 1
+"""The exit status where a block is not whole."""
+_FORMAT: Final = 1
+"""Of the JSON."""
+_AT_ONCE: Final = 256 << 20
+"""Bytes that are read between two looks at the progress."""
+_THREADS: Final = click.IntRange(1, 64)
+_BLOCK: Final = 1 << 31
+"""The most bytes of a block."""
+_LISTED: Final = 20
+"""Slots that are named in a line."""
+_MISSES: Final = ("torn", "broken", "another", "unreadable")
+"""What a block may be in place of whole; each is a miss to whoever asks for it."""
+_SAID: Final = {"another": "of another place", "busy": "written to meanwhile"}
+
+_PATH = click.argument("path", type=click.Path(path_type=Path))
+_JSON = click.option("--json", "output", metavar="PATH", help="Write it as JSON; - is stdout.")
+
+
+class _Bytes(click.ParamType):
+    """An amount of memory: bytes, or text with a unit."""
+
+    name = "size"
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        text = str(value)
+        try:
+            size = None if text.isdecimal() else parse_size(param.name or "" if param else "", text)
+        except Misuse as error:
+            self.fail(str(error), param, ctx)
+        if size is not None and size.per is not None:
+            self.fail(f"{text!r}: this is not by rank or host", param, ctx)
+        nbytes = int(text) if size is None else size.nbytes
+        if not 0 < nbytes <= self._most:
+            self.fail(f"{text!r}: must be 1 to {self._most:,} bytes", param, ctx)
+        return nbytes
+
+
+@click.group(context_settings={"show_default": True})
+def disk() -> None:
+    """Look at the folder of a disk tier, check it, empty it, or measure its disk.
+
+    PATH is what a cache was given as disk_path. See docs/disk.md.
+    """
+
+
+@disk.command()
+@_PATH
+@_JSON
+def show(path: Path, output: str | None) -> None:
+    """Show what is under PATH: whose blocks, of which process, how many and how large.
+
+    It only reads, and works while processes own what is there.
+    """
+    _claim(output)
+    found = identities(path)
+    _write(output, {"path": str(path), "identities": [_described(one, _counted) for one in found]})
+    for one in found:
+        _print(output, _headed(one))
+        for rank in one.ranks:
+            _print(output, _line(rank))
+    if not found:
+        _print(output, f"{path} has no blocks")
+
+
+@disk.command()
+@_PATH
+@click.option("--identity", "names", multiple=True, metavar="HEX", help="Only this one of PATH.")
+@click.option("--threads", type=_THREADS, default=4, help="Threads that read.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@_JSON
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    path: Path,
+    names: tuple[str, ...],
+    threads: int,
+    quiet: bool,  # noqa: FBT001 - as click has it
+    output: str | None,
+) -> None:
+    """Read every block under PATH, and compare it with its checksum.
+
+    Nothing is changed, and a process may own what is there: a block that it writes to meanwhile is
+    counted as such, and never as torn. The exit status is 1 where a block is not whole. Whoever
+    asks for such a block gets a miss; nothing wrong is served.
+    """
+    _claim(output)
+    found = chosen(path, names)
+    scrubbed: dict[Path, dict[str, Any]] = {}
+    surveys = [rank for one in found for rank in one.ranks if rank.survey is not None]
+    length = sum(rank.survey.slots for rank in surveys if rank.survey is not None)
+    with click.progressbar(
+        length=length, file=sys.stderr, hidden=quiet or not sys.stderr.isatty()
+    ) as bar:
+        for rank in surveys:
+            scrubbed[rank.path] = _scrub(rank, threads, bar.update)
+    described = [_described(one, lambda rank: scrubbed[rank.path]) for one in found]
+    bad = sum(len(one["bad"]) for one in scrubbed.values())
+    unseen = [rank for one in found for rank in one.ranks if rank.survey is None]
+    whole = not bad and not unseen
+    _write(output, {"path": str(path), "whole": whole, "identities": described})
+    for one in found:
+        _print(output, _headed(one))
+        for rank in one.ranks:
+            _print(output, _verdict(rank, scrubbed.get(rank.path)))
+    if bad:
+        says = "1 block is" if bad == 1 else f"{bad:,} blocks are"
+        _print(output, f"{says} not whole: a miss to whoever asks; nothing wrong is served")
+    if not found:
+        _print(output, f"{path} has no blocks")
+    if not whole:
+        ctx.exit(_BREACH)
+
+
+@disk.command()
+@_PATH
+@click.argument("names", nargs=-1, metavar="[IDENTITY]...")
+@click.option("--all", "everything", is_flag=True, help="Wipe all identities of PATH.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def wipe(path: Path, names: tuple[str, ...], everything: bool, yes: bool) -> None:  # noqa: FBT001 - as click has it
+    """Remove identities from PATH, named by their 16 digits as `show` has them.
+
+    An identity of which a process owns a rank is refused. No symbolic link is followed, and files
+    that are not Blockyard's stay. Files are unlinked: their bytes are on the disk until they are
+    overwritten.
+    """
+    if everything == bool(names):
+        raise Misuse("name the identities to wipe, or give --all: `blockyard disk show` lists them")
+    found = chosen(path, names)
+    for one in found:
+        if one.owners:
+            raise Misuse(f"{one.path}: process {one.owners[0]} owns it; end that first, then wipe")
+    if not found:
+        click.echo(f"{path} has no blocks")
+        return
+    for one in found:
+        click.echo(_headed(one))
+    if not yes:
+        click.confirm("Remove all blocks of these?", abort=True)
+    for one in found:
+        _report(one, unlink(one))
+
+
+@disk.command()
+@_PATH
+@click.option("--block-bytes", type=_Bytes(_BLOCK), default="2 MiB", help="Size of a block.")
+@click.option("--bytes", "nbytes", type=_Bytes(1 << 50), default="1 GiB", help="Size of a round.")
+@click.option("--threads", type=_THREADS, default=4, help="Threads that write and read.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@_JSON
+def bench(
+    path: Path,
+    block_bytes: int,
+    nbytes: int,
+    threads: int,
+    quiet: bool,  # noqa: FBT001 - as click has it
+    output: str | None,
+) -> None:
+    """Measure the disk under PATH, and a disk tier on it, in turns.
+
+    The floor writes and reads the same blocks with nothing else; the tier makes checksums, and
+    reports what is durable. All of it lies in a folder of its own, which goes away.
+    """
+    _claim(output)
+    if nbytes < block_bytes:
+        raise Misuse(f"--bytes {nbytes}: less than one block of {block_bytes}; give more")
+    hidden = quiet or not sys.stderr.isatty()
+    with click.progressbar(length=4 * (ROUNDS + 1), file=sys.stderr, hidden=hidden) as bar:
+        found = measure(
+            path,
+            block_bytes=block_bytes,
+            nbytes=nbytes,
+            threads=threads,
+            step=lambda: bar.update(1),
+        )
+    _write(output, {"path": str(path), **_figures(found)})
+    for line in _table(found):
+        _print(output, line)
+
+
+def _claim(output: str | None) -> None:
+    claim({"--json": Path(output) if output not in {None, "-"} else None})  # type: ignore[arg-type]
+
+
+def _write(output: str | None, content: dict[str, Any]) -> None:
+    if output is None:
+        return
+    content = {"format": _FORMAT, "blockyard": __version__, **content}
+    text = json.dumps(content, indent=2)
+    if output == "-":
+        click.echo(text)
+    else:
+        write(Path(output), f"{text}\n".encode())
+
+
+def _print(output: str | None, line: str) -> None:
+    """With `--json -`, stdout is for the JSON alone."""
+    click.echo(line, err=output == "-")
+
+
+def _scrub(rank: Rank, threads: int, step: Any) -> dict[str, Any]:  # noqa: ANN401 - of the bar
+    """Reads all blocks of a rank, so many at once that an interrupt is soon heard."""
+    survey = rank.survey
+    counts: Counter[str] = Counter()
+    bad: list[int] = []
+    nbytes = 0
+    if survey is None or not survey.slots:
+        return {"bad": bad, "bytes_read": nbytes}
+    size = max(_AT_ONCE // survey.slot_bytes, 1)
+    for first in range(0, survey.slots, size):
+        found, wrong, read = survey.scrub(first, size, threads)
+        counts.update(dict(found))
+        bad += wrong
+        nbytes += read
+        step(sum(number for _, number in found))
+    return {**counts, "bad": bad, "bytes_read": nbytes}
+
+
+def _counted(rank: Rank) -> dict[str, Any]:
+    counts = {} if rank.survey is None else dict(rank.survey.count())
+    # Only who reads payloads knows the others.
+    return {name: n for name, n in counts.items() if name not in {"torn", "unreadable", "busy"}}
+
+
+def _described(one: Identity, count: Any) -> dict[str, Any]:  # noqa: ANN401 - of a rank
+    ranks = []
+    for rank in one.ranks:
+        survey = rank.survey
+        if survey is None:
+            ranks.append({"rank": rank.number, "error": rank.why})
+            continue
+        about = {
+            "rank": rank.number,
+            "owner": survey.owner,
+            "slots": survey.slots,
+            "slot_bytes": survey.slot_bytes,
+            "disk_bytes": survey.disk_bytes,
+        }
+        ranks.append(about | count(rank))
+    return {"identity": one.name, "format": one.format, "fields": one.fields, "ranks": ranks}
+
+
+def _headed(one: Identity) -> str:
+    said = "of no known format" if one.format is None else f"format {one.format}"
+    return "\n".join([f"{one.name}  {said}", *(f"  {line}" for line in one.text.splitlines()[1:])])
+
+
+def _line(rank: Rank) -> str:
+    survey = rank.survey
+    if survey is None:
+        return f"  rank {rank.number}: {rank.why}"
+    try:
+        counts = dict(survey.count())
+    except BlockyardError as error:
+        return f"  rank {rank.number}: {error}"
+    owned = "no process owns it" if survey.owner is None else f"process {survey.owner} owns it"
+    return (
+        f"  rank {rank.number}: {survey.slots:,} slots of {size_of(survey.slot_bytes)}, "
+        f"{size_of(survey.disk_bytes)} on disk; {owned}\n    {_told(counts)}"
+    )
+
+
+def _verdict(rank: Rank, found: dict[str, Any] | None) -> str:
+    if found is None:
+        return f"  rank {rank.number}: {rank.why}"
+    lines = [f"  rank {rank.number}: {size_of(found['bytes_read'])} read"]
+    survey = rank.survey
+    if survey is not None and survey.owner is not None:
+        lines[0] += f" beside process {survey.owner}, which owns it"
+    lines.append(f"    {_told(found)}")
+    if found["bad"]:
+        more = len(found["bad"]) - _LISTED
+        named = ", ".join(map(str, found["bad"][:_LISTED]))
+        lines.append(f"    slots: {named}" + (f" and {more:,} more" if more > 0 else ""))
+    return "\n".join(lines)
+
+
+def _told(counts: dict[str, Any]) -> str:
+    """The states that slots have, the good ones first."""
+    order = ("blocks", "parked", "cleared", "void", *_MISSES, "busy")
+    always = {"blocks", "cleared", "void", "torn", "broken"}
+    told = [
+        f"{counts[name]:,} {_SAID.get(name, name)}"
+        for name in order
+        if counts.get(name) or (name in counts and name in always)
+    ]
+    return ", ".join(told) or "no slots yet"
+
+
+def _report(one: Identity, wiped: Wiped) -> None:
+    click.echo(f"{one.name}: removed, {size_of(wiped.nbytes)}")
+    for path in wiped.left:
+        click.echo(f"  left, since it is not Blockyard's: {path}")
+
+
+def _figures(found: Measured) -> dict[str, Any]:
+    figures = found.figures
+    return {
+        "block_bytes": found.block_bytes,
+        "blocks": found.blocks,
+        "threads": found.threads,
+        "cores": found.cores,
+        "direct": found.direct,
+        "seconds": {name: figure.seconds for name, figure in figures.items()},
+        "cpu_seconds": {name: figure.cpu for name, figure in figures.items()},
+        "write_ratio": figures["write"].part_of(figures["floor write"]),
+        "read_ratio": figures["read"].part_of(figures["floor read"]),
+        "speeds_disk": found.load,
+    }
+
+
+def _table(found: Measured) -> list[str]:
+    figures, nbytes = found.figures, found.nbytes
+
+    def rate(name: str) -> str:
+        figure = figures[name]
+        cpu = sum(figure.cpu) / len(figure.cpu)
+        return f"{figure.rate(nbytes) / 1e9:6.2f} GB/s, {cpu:5.2f} s of CPU"
+
+    write_part = figures["write"].part_of(figures["floor write"])
+    read_part = figures["read"].part_of(figures["floor read"])
+    lines = [
+        f"{found.blocks:,} blocks of {size_of(found.block_bytes)}, {found.threads} threads, "
+        f"{found.cores} cores; medians of {len(figures['write'].seconds)}",
+        f"write, the disk alone         {rate('floor write')}",
+        f"write, durable with checksum  {rate('write')}: {write_part:.2f} of it",
+        f"read, the disk alone          {rate('floor read')}",
+        f"read, verified                {rate('read')}: {read_part:.2f} of it",
+    ]
+    if not found.direct:
+        lines.append("This file system has no direct writes: the page cache is part of all of it.")
+    if found.cores <= found.threads:
+        lines.append(
+            "No core is free beside these threads: the checksums wait for the disk's turn."
+        )
+    return [
+        *lines,
+        "To paste, with what loading from the host and computing a block take:",
+        f"speeds=Speeds(load=…, compute=…, disk={found.load:_})  # ns for {size_of(found.block_bytes)}",
+    ]
+
+
+def size_of(nbytes: float) -> str:
+    """Bytes as text, with three digits or more."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:  # noqa: PLR2004 - the next unit
+            return f"{nbytes:,.0f} bytes" if unit == "bytes" else f"{nbytes:,.2f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.2f} TiB"

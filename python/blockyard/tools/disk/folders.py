@@ -1,0 +1,222 @@
+"""What is under the path of a disk tier: a folder for each identity, and in it one for each rank."""
+
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from blockyard._core import BlockyardError, DiskSurvey, Misuse
+
+__all__ = ["Identity", "Rank", "Wiped", "chosen", "identities", "wipe"]
+
+TITLE: Final = "Blockyard's blocks, format "
+"""What the text of each folder begins with."""
+_OWN: Final = ("slots", "table", "order", "identity")
+"""The files of a rank. The one by which it is known goes last, so that a wipe can be repeated."""
+_IDENTITY = re.compile(r"[0-9a-f]{16}")
+_RANK = re.compile(r"rank-(0|[1-9][0-9]{0,4})")
+_FIELD = re.compile(r'(.+?) = "(.*)"')
+_ESCAPED = re.compile(r"\\(?:u\{([0-9a-fA-F]{1,6})\}|(.))")
+_MEANT: Final = {"n": "\n", "r": "\r", "t": "\t", "0": "\0"}
+_SHOWN: Final = 10
+"""Names that an error lists."""
+
+
+class Rank(NamedTuple):
+    """The folder of a rank."""
+
+    number: int
+    path: Path
+    survey: DiskSurvey | None
+    """None where it cannot be looked at."""
+    why: str
+    """Why it cannot; else empty."""
+
+
+class Identity(NamedTuple):
+    """The folder of all that depends on the same model, weights, layout and the like."""
+
+    name: str
+    """16 hexadecimal digits."""
+    path: Path
+    ranks: tuple[Rank, ...]
+
+    @property
+    def text(self) -> str:
+        """What it depends on, in clear text; empty where no rank can be looked at."""
+        return next((rank.survey.text for rank in self.ranks if rank.survey is not None), "")
+
+    @property
+    def format(self) -> int | None:
+        """The version of its format, where it is known."""
+        number = self.text.partition("\n")[0].removeprefix(TITLE)
+        return int(number) if number.isdecimal() else None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What it depends on, by name."""
+        found = map(_FIELD.fullmatch, self.text.splitlines()[1:])
+        return {field[1]: _ESCAPED.sub(_plain, field[2]) for field in found if field is not None}
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """The processes that own ranks of it."""
+        owners = (rank.survey.owner for rank in self.ranks if rank.survey is not None)
+        return tuple(sorted({owner for owner in owners if owner is not None}))
+
+
+class Wiped(NamedTuple):
+    """What was done with an identity."""
+
+    nbytes: int
+    """Bytes of disk that its files took."""
+    left: tuple[Path, ...]
+    """What is not Blockyard's, and stays."""
+
+
+def identities(root: Path) -> list[Identity]:
+    """Looks at all identities under the path of a disk tier, by name. Nothing else counts.
+
+    Raises:
+        Misuse: There is no such folder, or it may not be read.
+    """
+    try:
+        if root.is_symlink():
+            raise Misuse(f"{root} is a symbolic link: give the folder that it leads to")
+        found = [Identity(path.name, path, _ranks(path)) for path in _folders(root, _IDENTITY)]
+        return [one for one in found if one.ranks]
+    except FileNotFoundError:
+        raise Misuse(f"{root}: there is no such folder; give the disk_path of a cache") from None
+    except NotADirectoryError:
+        raise Misuse(f"{root} is no folder: give the disk_path of a cache") from None
+    except OSError as error:
+        raise Misuse(f"{root} cannot be read: {error.strerror or error}") from None
+
+
+def chosen(root: Path, names: tuple[str, ...]) -> list[Identity]:
+    """Returns the identities of these names; without names, all.
+
+    Raises:
+        Misuse: There is none of that name, or as in `identities`.
+    """
+    known = {one.name: one for one in identities(root)}
+    for name in names:
+        if name not in known:
+            listed = ", ".join(list(known)[:_SHOWN]) or "none at all"
+            raise Misuse(f"{root} has no identity {name}: there are {listed}")
+    return [known[name] for name in dict.fromkeys(names or known)]
+
+
+def wipe(identity: Identity) -> Wiped:
+    """Unlinks the files of an identity, and then its folders where nothing else is in them.
+
+    Each rank is locked first, so that either none of them is owned or nothing is removed. No
+    symbolic link is followed, and what is not Blockyard's stays.
+
+    Raises:
+        Misuse: A process owns a rank, a rank is no folder of blocks, or a file cannot be removed.
+    """
+    nbytes = 0
+    try:
+        with ExitStack() as locked:
+            folders = [locked.enter_context(_locked(rank)) for rank in identity.ranks]
+            nbytes = sum(map(_unlink, folders))
+        for path in (*(rank.path for rank in identity.ranks), identity.path):
+            if not any(path.iterdir()):
+                path.rmdir()
+    except OSError as error:
+        where = error.filename or identity.path
+        raise Misuse(f"{where} cannot be removed: {error.strerror or error}") from None
+    return Wiped(nbytes, tuple(sorted(_left(identity.path))))
+
+
+def _ranks(path: Path) -> tuple[Rank, ...]:
+    made = []
+    for folder in _folders(path, _RANK):
+        number = int(folder.name.removeprefix("rank-"))
+        try:
+            made.append(Rank(number, folder, DiskSurvey(folder), ""))
+        except BlockyardError as error:
+            made.append(Rank(number, folder, None, str(error)))
+    return tuple(sorted(made, key=lambda rank: rank.number))
+
+
+def _folders(path: Path, name: re.Pattern[str]) -> list[Path]:
+    with os.scandir(path) as entries:
+        found = [
+            Path(entry.path)
+            for entry in entries
+            if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+        ]
+    return sorted(found)
+
+
+def _plain(escaped: re.Match[str]) -> str:
+    """What a character stands for that Rust has escaped."""
+    code, letter = escaped.groups()
+    return chr(int(code, 16)) if code else _MEANT.get(letter, letter)
+
+
+@contextmanager
+def _locked(rank: Rank) -> Iterator[int]:
+    """Owns a rank's folder, and gives a descriptor of it: names below it are no one else's."""
+    folder = os.open(rank.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            identity = os.open("identity", flags, dir_fd=folder)
+        except OSError as error:
+            raise Misuse(_foreign(rank, error.strerror or str(error))) from None
+        try:
+            own = stat.S_ISREG(os.fstat(identity).st_mode)
+            if not own or os.pread(identity, len(TITLE), 0) != TITLE.encode():
+                raise Misuse(_foreign(rank, "its text is another"))
+            try:
+                fcntl.flock(identity, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = None if rank.survey is None else rank.survey.owner
+                who = "a process" if owner is None else f"process {owner}"
+                says = f"{rank.path}: {who} owns it; end that first, then wipe"
+                raise Misuse(says) from None
+            yield folder
+        finally:
+            os.close(identity)
+    finally:
+        os.close(folder)
+
+
+def _foreign(rank: Rank, why: str) -> str:
+    return (
+        f"{rank.path}/identity is not Blockyard's ({why}): remove the folder by hand if it may go"
+    )
+
+
+def _unlink(folder: int) -> int:
+    """Removes what is Blockyard's own; returns how many bytes of disk that took."""
+    nbytes = 0
+    for name in _OWN:
+        try:
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(found.st_mode):
+            os.unlink(name, dir_fd=folder)
+            nbytes += found.st_blocks * 512
+    return nbytes
+
+
+def _left(path: Path) -> Iterator[Path]:
+    """Files, links and empty folders below."""
+    if path.is_symlink() or not path.is_dir():
+        if path.is_symlink() or path.exists():
+            yield path
+        return
+    below = list(path.iterdir())
+    if not below:
+        yield path
+    for one in below:
+        yield from _left(one)
