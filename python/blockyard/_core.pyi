@@ -1757,7 +1757,7 @@ class DiskLane:
         """
 
 class DiskSurvey:
-    """A rank's folder of blocks, as it is seen without owning it: nothing is written, and no owner waits.
+    """A rank's folder of blocks, seen without owning it: nothing is written, and no owner waits.
 
     Any thread may call it.
 
@@ -1768,10 +1768,10 @@ class DiskSurvey:
         Unavailable: It is no such folder, of a later format, or the system refuses.
     """
 
-    def __new__(cls, path: Path) -> DiskSurvey: ...
+    def __new__(cls, path: Path) -> Self: ...
     @property
     def text(self) -> str:
-        """What its bytes depend on, in clear text: a title with the format, and a line for each field."""
+        """What its bytes depend on, in clear text: a title with the format, a line for each field."""
 
     @property
     def rank(self) -> int:
@@ -1797,9 +1797,9 @@ class DiskSurvey:
         """Counts what its slots have, by the table alone.
 
         Returns:
-            Slots by state: "void", "broken" (no whole record), "another" (a record of another place),
-            "cleared", "parked" (of a parked request, which no restart finds), "blocks". Those that
-            only `scrub` finds are 0.
+            Slots by state: "void", "broken" (no whole record), "another" (a record of another
+            place), "cleared", "parked" (of a parked request, which no restart finds), "blocks".
+            Those that only `scrub` finds are 0.
 
         Raises:
             Unavailable: The table cannot be read.
@@ -1840,9 +1840,7 @@ class DiskFloor:
         Unavailable: There is no room, or the system refuses.
     """
 
-    def __new__(
-        cls, path: Path, *, slots: int, block_bytes: int, threads: int = 4
-    ) -> DiskFloor: ...
+    def __new__(cls, path: Path, *, slots: int, block_bytes: int, threads: int = 4) -> Self: ...
     @property
     def direct(self) -> bool:
         """Whether the page cache is passed by."""

@@ -34,7 +34,7 @@ fn counts(tally: &Tally) -> Counts {
     states.map(|state| (name(state), tally.of(state))).collect()
 }
 
-/// A rank's folder of blocks, as it is seen without owning it: nothing is written, and no owner waits.
+/// A rank's folder of blocks, seen without owning it: nothing is written, and no owner waits.
 ///
 /// Any thread may call it.
 ///
@@ -58,7 +58,7 @@ impl DiskSurvey {
         Ok(Self { survey })
     }
 
-    /// What its bytes depend on, in clear text: a title with the format, and a line for each field.
+    /// What its bytes depend on, in clear text: a title with the format, a line for each field.
     #[getter]
     fn text(&self) -> &str {
         self.survey.text()
@@ -97,9 +97,9 @@ impl DiskSurvey {
     /// Counts what its slots have, by the table alone.
     ///
     /// Returns:
-    ///     Slots by state: "void", "broken" (no whole record), "another" (a record of another place),
-    ///     "cleared", "parked" (of a parked request, which no restart finds), "blocks". Those that
-    ///     only `scrub` finds are 0.
+    ///     Slots by state: "void", "broken" (no whole record), "another" (a record of another
+    ///     place), "cleared", "parked" (of a parked request, which no restart finds), "blocks".
+    ///     Those that only `scrub` finds are 0.
     ///
     /// Raises:
     ///     Unavailable: The table cannot be read.

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from blockyard._core import BlockyardError, Misuse, __version__
+from blockyard._typing import override
 from blockyard.shared.sizes import parse_size
 from blockyard.tools.disk.bench import ROUNDS, Measured, measure
 from blockyard.tools.disk.folders import Identity, Rank, Wiped, chosen, identities
@@ -36,7 +37,7 @@ _PATH = click.argument("path", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "output", metavar="PATH", help="Write it as JSON; - is stdout.")
 
 
-class _Bytes(click.ParamType):
+class _Bytes(click.ParamType[int]):
     """An amount of memory: bytes, or text with a unit."""
 
     name = "size"
@@ -44,6 +45,7 @@ class _Bytes(click.ParamType):
     def __init__(self, most: int) -> None:
         self._most = most
 
+    @override
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
@@ -203,7 +205,7 @@ def bench(
 
 
 def _claim(output: str | None) -> None:
-    claim({"--json": Path(output) if output not in {None, "-"} else None})  # type: ignore[arg-type]
+    claim({"--json": None if output in {None, "-"} else Path(output)})
 
 
 def _write(output: str | None, content: dict[str, Any]) -> None:
@@ -274,7 +276,7 @@ def _line(rank: Rank) -> str:
     if survey is None:
         return f"  rank {rank.number}: {rank.why}"
     try:
-        counts = dict(survey.count())
+        counts = _counted(rank)
     except BlockyardError as error:
         return f"  rank {rank.number}: {error}"
     owned = "no process owns it" if survey.owner is None else f"process {survey.owner} owns it"
@@ -343,9 +345,9 @@ def _table(found: Measured) -> list[str]:
 
     write_part = figures["write"].part_of(figures["floor write"])
     read_part = figures["read"].part_of(figures["floor read"])
+    size, rounds = size_of(found.block_bytes), len(figures["write"].seconds)
     lines = [
-        f"{found.blocks:,} blocks of {size_of(found.block_bytes)}, {found.threads} threads, "
-        f"{found.cores} cores; medians of {len(figures['write'].seconds)}",
+        f"{found.blocks:,} blocks of {size}, {found.threads} threads, medians of {rounds}",
         f"write, the disk alone         {rate('floor write')}",
         f"write, durable with checksum  {rate('write')}: {write_part:.2f} of it",
         f"read, the disk alone          {rate('floor read')}",
@@ -360,7 +362,7 @@ def _table(found: Measured) -> list[str]:
     return [
         *lines,
         "To paste, with what loading from the host and computing a block take:",
-        f"speeds=Speeds(load=…, compute=…, disk={found.load:_})  # ns for {size_of(found.block_bytes)}",
+        f"speeds=Speeds(load=…, compute=…, disk={found.load:_})  # ns for {size}",
     ]
 
 

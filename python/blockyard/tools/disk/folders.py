@@ -1,4 +1,4 @@
-"""What is under the path of a disk tier: a folder for each identity, and in it one for each rank."""
+"""What is under the path of a disk tier: a folder for each identity, in it one for each rank."""
 
 import fcntl
 import os
@@ -163,30 +163,26 @@ def _plain(escaped: re.Match[str]) -> str:
 
 @contextmanager
 def _locked(rank: Rank) -> Iterator[int]:
-    """Owns a rank's folder, and gives a descriptor of it: names below it are no one else's."""
-    folder = os.open(rank.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    """Owns a rank's folder, and gives a descriptor of it."""
+    with ExitStack() as opened:
+        folder = os.open(rank.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened.callback(os.close, folder)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             identity = os.open("identity", flags, dir_fd=folder)
         except OSError as error:
             raise Misuse(_foreign(rank, error.strerror or str(error))) from None
+        opened.callback(os.close, identity)
+        is_file = stat.S_ISREG(os.fstat(identity).st_mode)
+        if not is_file or os.pread(identity, len(TITLE), 0) != TITLE.encode():
+            raise Misuse(_foreign(rank, "its text is another"))
         try:
-            own = stat.S_ISREG(os.fstat(identity).st_mode)
-            if not own or os.pread(identity, len(TITLE), 0) != TITLE.encode():
-                raise Misuse(_foreign(rank, "its text is another"))
-            try:
-                fcntl.flock(identity, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                owner = None if rank.survey is None else rank.survey.owner
-                who = "a process" if owner is None else f"process {owner}"
-                says = f"{rank.path}: {who} owns it; end that first, then wipe"
-                raise Misuse(says) from None
-            yield folder
-        finally:
-            os.close(identity)
-    finally:
-        os.close(folder)
+            fcntl.flock(identity, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = None if rank.survey is None else rank.survey.owner
+            who = "a process" if owner is None else f"process {owner}"
+            raise Misuse(f"{rank.path}: {who} owns it; end that first, then wipe") from None
+        yield folder
 
 
 def _foreign(rank: Rank, why: str) -> str:
