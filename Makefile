@@ -46,7 +46,7 @@ build = ( cd target/unpacked && CARGO_TARGET_DIR=$(CURDIR)/target CARGO_ZIGBUILD
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel wheels install run docs site site-serve check lint lint-rust lint-python test test-rust test-engines \
-	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk bench bench-peers measure test-gpu \
+	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk bench bench-disk bench-peers measure test-gpu \
 	bench-gpu fmt clean FORCE
 
 help:  ## list what make can do
@@ -235,6 +235,12 @@ bench: install  ## the benches, in Rust and from Python
 	$(BIN)/python benches/python/submit.py
 	$(BIN)/python benches/python/steps.py
 	$(BIN)/python benches/python/engine_blocks.py
+
+DISK_JSON := $(if $(OUT),$(OUT),target)/bench-disk.json
+
+bench-disk: install  ## what the disk tier reaches, beside the disk alone and beside a file per block; DISK=/mnt/kv
+	@mkdir -p $(dir $(DISK_JSON))
+	$(BIN)/python benches/python/disk.py --json $(DISK_JSON) $(if $(DISK),--path $(DISK))
 
 PEERS_JSON := $(if $(OUT),$(OUT),target)/bench-peers.json
 

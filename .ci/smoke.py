@@ -70,6 +70,7 @@ def smoke(python: str, wheel: Path, constraints: Path, folder: Path) -> None:
     for words, status, what in (
         (["--help"], 0, "proof"),
         (["proof", "--conversations", "4"], 0, "tokens identical"),
+        (["disk", "show", "."], 0, "has no blocks"),
         (["replay"], 2, "pip install 'blockyard[replay]'"),
     ):
         if what not in (text := ran(command, *words, status=status)):

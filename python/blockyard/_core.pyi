@@ -13,7 +13,9 @@ __all__ = [
     "DEBUG",
     "BlockyardError",
     "Cache",
+    "DiskFloor",
     "DiskLane",
+    "DiskSurvey",
     "ForeignLease",
     "InUse",
     "Keys",
@@ -1756,6 +1758,7 @@ class DiskLane:
             Misuse: `patience` is no such number.
         """
 
+@final
 class DiskSurvey:
     """A rank's folder of blocks, seen without owning it: nothing is written, and no owner waits.
 
@@ -1771,7 +1774,7 @@ class DiskSurvey:
     def __new__(cls, path: Path) -> Self: ...
     @property
     def text(self) -> str:
-        """What its bytes depend on, in clear text: a title with the format, a line for each field."""
+        """What its bytes depend on, in clear text: a title, and a line for each field."""
 
     @property
     def rank(self) -> int:
@@ -1816,14 +1819,15 @@ class DiskSurvey:
             threads: Threads that read, 1 to 64.
 
         Returns:
-            Slots by state, as `count`: "blocks" and "parked" are whole, others "torn" (not the bytes
-            that were written), "unreadable", or "busy" (written to meanwhile). Then the slots that
-            are broken, another's, torn or unreadable, and the bytes that were read.
+            Slots by state, as `count`: "blocks" and "parked" are whole, others "torn" (not the
+            bytes that were written), "unreadable", or "busy" (written to meanwhile). Then the slots
+            that are broken, another's, torn or unreadable, and the bytes that were read.
 
         Raises:
             Unavailable: The table cannot be read.
         """
 
+@final
 class DiskFloor:
     """A file on a disk that is written and read with nothing else: no records, checksums or copies.
 

@@ -58,7 +58,7 @@ impl DiskSurvey {
         Ok(Self { survey })
     }
 
-    /// What its bytes depend on, in clear text: a title with the format, a line for each field.
+    /// What its bytes depend on, in clear text: a title, and a line for each field.
     #[getter]
     fn text(&self) -> &str {
         self.survey.text()
@@ -116,9 +116,9 @@ impl DiskSurvey {
     ///     threads: Threads that read, 1 to 64.
     ///
     /// Returns:
-    ///     Slots by state, as `count`: "blocks" and "parked" are whole, others "torn" (not the bytes
-    ///     that were written), "unreadable", or "busy" (written to meanwhile). Then the slots that
-    ///     are broken, another's, torn or unreadable, and the bytes that were read.
+    ///     Slots by state, as `count`: "blocks" and "parked" are whole, others "torn" (not the
+    ///     bytes that were written), "unreadable", or "busy" (written to meanwhile). Then the slots
+    ///     that are broken, another's, torn or unreadable, and the bytes that were read.
     ///
     /// Raises:
     ///     Unavailable: The table cannot be read.

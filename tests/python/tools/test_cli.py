@@ -220,7 +220,7 @@ def test_without_the_extra_the_help_lists_every_command(words: str) -> None:
     done = bare(words, *EXTRA, "cupy")
     assert (done.returncode, done.stderr) == (0, "")
     commands = done.stdout.partition("Commands:")[2].splitlines()
-    assert [line.split()[0] for line in commands if line] == ["proof", "replay"]
+    assert [line.split()[0] for line in commands if line] == ["disk", "proof", "replay"]
     assert "pip install 'blockyard[replay]'" in commands[-1]
 
 

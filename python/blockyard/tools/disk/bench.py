@@ -10,17 +10,18 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Final, NamedTuple, Self
 
 import numpy as np
 
 from blockyard._core import DiskFloor, DiskLane, Misuse, Unavailable
 
-__all__ = ["ROUNDS", "BlockLane", "Figure", "Measured", "measure", "room_for"]
+__all__ = ["ROUNDS", "BlockLane", "Figure", "Measured", "in_turns", "measure", "room_for", "timed"]
 
 ROUNDS: Final = 5
 """Each figure is the median of so many."""
@@ -194,7 +195,7 @@ def measure(
         block_bytes: Bytes of a block.
         nbytes: Bytes that each round writes and reads.
         threads: Threads that write and read.
-        rounds: Rounds that count; one more warms up, since room is slower to write at first.
+        rounds: Rounds that count, as in `in_turns`.
         step: Called after each thing that was measured.
 
     Raises:
@@ -203,7 +204,6 @@ def measure(
     """
     blocks = max(nbytes // block_bytes, 1)
     _check(path, room_for(blocks, block_bytes))
-    figures: dict[str, Figure] = {}
     with ExitStack() as stack:
         try:
             made = stack.enter_context(tempfile.TemporaryDirectory(prefix=".bench-", dir=path))
@@ -219,17 +219,41 @@ def measure(
             "floor read": floor.read,
             "read": lane.read,
         }
-        for count in range(rounds + 1):
-            for name, work in works.items():
-                seconds, cpu = timed(work)
-                if count:
-                    figure = figures.setdefault(name, Figure([], []))
-                    figure.seconds.append(seconds)
-                    figure.cpu.append(cpu)
-                step()
+        figures = in_turns(works, rounds, step=step)
         direct = floor.direct and lane.lane.direct
     cores = len(os.sched_getaffinity(0))
     return Measured(blocks, block_bytes, threads, cores, direct, figures)
+
+
+def in_turns(
+    works: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    before: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+    step: Callable[[], object] = lambda: None,
+) -> dict[str, Figure]:
+    """Measures things in turns, every second round from the last to the first.
+
+    So none of them always comes when the system still has in memory what it is about to read.
+
+    Args:
+        works: What is measured, by name. One round more is made at first, which does not count:
+            room is slower to write when it is new.
+        rounds: Rounds that count.
+        before: What is done before a thing, and not measured, by the thing's name.
+        step: Called after each thing.
+    """
+    figures = {name: Figure([], []) for name in works}
+    for count in range(rounds + 1):
+        for name in works if count % 2 == 0 else reversed(list(works)):
+            if name in before:
+                before[name]()
+            seconds, cpu = timed(works[name])
+            if count:
+                figures[name].seconds.append(seconds)
+                figures[name].cpu.append(cpu)
+            step()
+    return figures
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
