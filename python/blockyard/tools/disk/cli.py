@@ -3,13 +3,14 @@
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from blockyard._core import BlockyardError, Misuse, __version__
-from blockyard._typing import override
 from blockyard.shared.sizes import parse_size
 from blockyard.tools.disk.bench import ROUNDS, Measured, measure
 from blockyard.tools.disk.folders import Identity, Rank, Wiped, chosen, identities
@@ -27,6 +28,8 @@ _AT_ONCE: Final = 256 << 20
 _THREADS: Final = click.IntRange(1, 64)
 _BLOCK: Final = 1 << 31
 """The most bytes of a block."""
+_MOST: Final = 1 << 50
+"""The most bytes of a round."""
 _LISTED: Final = 20
 """Slots that are named in a line."""
 _MISSES: Final = ("torn", "broken", "another", "unreadable")
@@ -37,29 +40,22 @@ _PATH = click.argument("path", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "output", metavar="PATH", help="Write it as JSON; - is stdout.")
 
 
-class _Bytes(click.ParamType[int]):
-    """An amount of memory: bytes, or text with a unit."""
+def _nbytes(most: int) -> Callable[[click.Context, click.Parameter, str], int]:
+    """What reads an amount of memory: bytes, or text with a unit."""
 
-    name = "size"
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-
-    @override
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        text = str(value)
+    def read(_: click.Context, param: click.Parameter, text: str) -> int:
         try:
-            size = None if text.isdecimal() else parse_size(param.name or "" if param else "", text)
+            size = None if text.isdecimal() else parse_size(param.opts[0], text)
         except Misuse as error:
-            self.fail(str(error), param, ctx)
+            raise click.BadParameter(str(error)) from None
         if size is not None and size.per is not None:
-            self.fail(f"{text!r}: this is not by rank or host", param, ctx)
+            raise click.BadParameter(f"{text!r}: this is not by rank or host")
         nbytes = int(text) if size is None else size.nbytes
-        if not 0 < nbytes <= self._most:
-            self.fail(f"{text!r}: must be 1 to {self._most:,} bytes", param, ctx)
+        if not 0 < nbytes <= most:
+            raise click.BadParameter(f"{text!r}: must be 1 to {most:,} bytes")
         return nbytes
+
+    return read
 
 
 @click.group(context_settings={"show_default": True})
@@ -115,11 +111,9 @@ def verify(
     scrubbed: dict[Path, dict[str, Any]] = {}
     surveys = [rank for one in found for rank in one.ranks if rank.survey is not None]
     length = sum(rank.survey.slots for rank in surveys if rank.survey is not None)
-    with click.progressbar(
-        length=length, file=sys.stderr, hidden=quiet or not sys.stderr.isatty()
-    ) as bar:
+    with _progress(length, quiet=quiet) as step:
         for rank in surveys:
-            scrubbed[rank.path] = _scrub(rank, threads, bar.update)
+            scrubbed[rank.path] = _scrub(rank, threads, step)
     described = [_described(one, lambda rank: scrubbed[rank.path]) for one in found]
     bad = sum(len(one["bad"]) for one in scrubbed.values())
     unseen = [rank for one in found for rank in one.ranks if rank.survey is None]
@@ -169,8 +163,12 @@ def wipe(path: Path, names: tuple[str, ...], everything: bool, yes: bool) -> Non
 
 @disk.command()
 @_PATH
-@click.option("--block-bytes", type=_Bytes(_BLOCK), default="2 MiB", help="Size of a block.")
-@click.option("--bytes", "nbytes", type=_Bytes(1 << 50), default="1 GiB", help="Size of a round.")
+@click.option(
+    "--block-bytes", callback=_nbytes(_BLOCK), default="2 MiB", help="Size of a block, with unit."
+)
+@click.option(
+    "--bytes", "nbytes", callback=_nbytes(_MOST), default="1 GiB", help="Size of a round, likewise."
+)
 @click.option("--threads", type=_THREADS, default=4, help="Threads that write and read.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @_JSON
@@ -190,18 +188,27 @@ def bench(
     _claim(output)
     if nbytes < block_bytes:
         raise Misuse(f"--bytes {nbytes}: less than one block of {block_bytes}; give more")
-    hidden = quiet or not sys.stderr.isatty()
-    with click.progressbar(length=4 * (ROUNDS + 1), file=sys.stderr, hidden=hidden) as bar:
+    with _progress(4 * (ROUNDS + 1), quiet=quiet) as step:
         found = measure(
             path,
             block_bytes=block_bytes,
             nbytes=nbytes,
             threads=threads,
-            step=lambda: bar.update(1),
+            step=lambda: step(1),
         )
     _write(output, {"path": str(path), **_figures(found)})
     for line in _table(found):
         _print(output, line)
+
+
+@contextmanager
+def _progress(length: int, *, quiet: bool) -> Iterator[Callable[[int], object]]:
+    """Shows a bar on a terminal's stderr; it is called with each further piece that is done."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+    else:
+        with click.progressbar(length=length, file=sys.stderr) as bar:
+            yield bar.update
 
 
 def _claim(output: str | None) -> None:
@@ -224,7 +231,7 @@ def _print(output: str | None, line: str) -> None:
     click.echo(line, err=output == "-")
 
 
-def _scrub(rank: Rank, threads: int, step: Any) -> dict[str, Any]:  # noqa: ANN401 - of the bar
+def _scrub(rank: Rank, threads: int, step: Callable[[int], object]) -> dict[str, Any]:
     """Reads all blocks of a rank, so many at once that an interrupt is soon heard."""
     survey = rank.survey
     counts: Counter[str] = Counter()
@@ -248,7 +255,7 @@ def _counted(rank: Rank) -> dict[str, Any]:
     return {name: n for name, n in counts.items() if name not in {"torn", "unreadable", "busy"}}
 
 
-def _described(one: Identity, count: Any) -> dict[str, Any]:  # noqa: ANN401 - of a rank
+def _described(one: Identity, count: Callable[[Rank], dict[str, Any]]) -> dict[str, Any]:
     ranks = []
     for rank in one.ranks:
         survey = rank.survey
