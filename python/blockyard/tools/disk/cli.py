@@ -363,9 +363,7 @@ def _table(found: Measured) -> list[str]:
     if not found.direct:
         lines.append("This file system has no direct writes: the page cache is part of all of it.")
     if found.cores <= found.threads:
-        lines.append(
-            "No core is free beside these threads: the checksums wait for the disk's turn."
-        )
+        lines.append(f"{found.cores} cores: none is free beside these threads and their checksums.")
     return [
         *lines,
         "To paste, with what loading from the host and computing a block take:",
