@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 /// The version of the format, which a folder names.
@@ -83,9 +85,15 @@ impl Folder {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::open(&whole, flags, Mode::RUSR | Mode::WUSR);
         let file = File::from(file.map_err(|error| refused("open")(error.into()))?);
-        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if !lock(&file) {
             let owner = Numbers::read(&file).map_or(0, |numbers| numbers.owner);
             let says = format!("process {owner} owns it: a folder has one writer");
+            return Err(refused("lock")(io::Error::other(says)));
+        }
+        // Who wipes a folder holds the lock until its files are gone: then this one has no name.
+        let own = file.metadata().map_err(refused("look at"))?.ino();
+        if fs::symlink_metadata(&whole).map_or(true, |meta| meta.ino() != own) {
+            let says = "it was removed meanwhile: open it again";
             return Err(refused("lock")(io::Error::other(says)));
         }
         let found = read_text(&file).map_err(refused("read"))?;
@@ -198,6 +206,16 @@ impl Epochs for Folder {
         *own = floor;
         Ok(())
     }
+}
+
+/// Takes the lock. Who only looks at a folder has it for an instant, and is waited for.
+fn lock(file: &File) -> bool {
+    (0..20).any(|tries| {
+        if tries > 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
+    })
 }
 
 /// What changes in a folder, in one sector.
