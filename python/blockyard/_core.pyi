@@ -1688,6 +1688,20 @@ class DiskLane:
         The words are "failed", "corrupt" and "given up".
         """
 
+    def wait(self, number: int, seconds: float) -> bool:
+        """Waits until a copy has landed, or was given up; `poll` says how.
+
+        Args:
+            number: Of the copy, as `submit_down` and `submit_up` gave it.
+            seconds: How long it waits at most.
+
+        Returns:
+            Whether it has landed.
+
+        Raises:
+            Misuse: `seconds` is below 0 or no number, or the process was forked.
+        """
+
     def give_up(self, number: int, *, late: bool = False) -> None:
         """Gives a copy up: when it returns, no byte of its memory is read or written any more.
 

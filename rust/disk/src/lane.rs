@@ -7,7 +7,7 @@ use crate::blocks::Blocks;
 use crate::breaker::Breaker;
 use crate::disk::Epochs;
 use crate::flight::{Copy, Direction, Flying, Landed, Memory, Short, Written};
-use crate::queue::{Counts, Due, Queue, LaneState, Task};
+use crate::queue::{Counts, Due, LaneState, Queue, Task};
 use crate::record::Record;
 use crate::ring::Ring;
 use std::process;
@@ -61,6 +61,8 @@ struct Shared {
     work: [Condvar; 2],
     /// Something was written or cleared, or the lane closes.
     written: Condvar,
+    /// A copy may have landed.
+    landed: Condvar,
     /// What was cleared is durable.
     cleared: Condvar,
     threads: Mutex<usize>,
@@ -84,6 +86,7 @@ impl Lane {
             queue: Mutex::new(Queue::new(breaker)),
             work: [Condvar::new(), Condvar::new()],
             written: Condvar::new(),
+            landed: Condvar::new(),
             cleared: Condvar::new(),
             threads: Mutex::new(2 * threads + 1),
             ended: Condvar::new(),
@@ -118,6 +121,21 @@ impl Lane {
     /// Returns what has ended since the last call, each copy once. Never waits.
     pub fn poll(&self) -> Vec<Landed> {
         self.shared.queue().take_landed()
+    }
+
+    /// Waits until a copy has landed, for so long at most; returns whether it has. `poll` says how.
+    pub fn wait(&self, number: u64, patience: Duration) -> bool {
+        let begun = Instant::now();
+        let mut queue = self.shared.queue();
+        while queue.flies(number) {
+            let left = patience.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.shared.landed.wait_timeout(queue, left);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
     }
 
     /// What it has done since it was made.
@@ -234,10 +252,11 @@ impl Shared {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets go of the queue, and wakes the threads that a slot may be free for now.
+    /// Lets go of the queue, and wakes who waits for a copy, and the threads that a slot may be free for now.
     fn free(&self, mut queue: MutexGuard<'_, Queue>) {
         let blocked = queue.take_blocked();
         drop(queue);
+        self.landed.notify_all();
         if blocked {
             self.work[Direction::Down as usize].notify_all();
         }
@@ -315,6 +334,8 @@ impl Shared {
                 }
                 let (group, _) = queue.take_group();
                 queue.end_group(&group, false, Instant::now());
+                self.free(queue);
+                queue = self.queue();
                 if queue.closing {
                     return;
                 }

@@ -306,6 +306,11 @@ impl Queue {
         Some(Arc::clone(&entry.flying))
     }
 
+    /// Whether a copy has not landed.
+    pub(crate) fn flies(&self, number: u64) -> bool {
+        self.copies.get(&number).is_some_and(|entry| !entry.landed)
+    }
+
     /// All that have not landed.
     pub(crate) fn flying(&self) -> Vec<u64> {
         let flying = self.copies.iter().filter(|(_, entry)| !entry.landed);

@@ -76,7 +76,7 @@ fn owner(key: disk::Key, parent: disk::Key) -> Owner {
     }
 }
 
-fn seconds(name: &str, value: f64) -> Outcome<Duration> {
+fn duration(name: &str, value: f64) -> Outcome<Duration> {
     Duration::try_from_secs_f64(value)
         .map_err(|_| Failure::misuse(format!("{name} = {value}: must be seconds, 0 or more")))
 }
@@ -264,6 +264,23 @@ impl DiskLane {
             .collect()
     }
 
+    /// Waits until a copy has landed, or was given up; `poll` says how.
+    ///
+    /// Args:
+    ///     number: Of the copy, as `submit_down` and `submit_up` gave it.
+    ///     seconds: How long it waits at most.
+    ///
+    /// Returns:
+    ///     Whether it has landed.
+    ///
+    /// Raises:
+    ///     Misuse: `seconds` is below 0 or no number, or the process was forked.
+    fn wait(&self, py: Python<'_>, number: u64, seconds: f64) -> PyResult<bool> {
+        self.check_fork()?;
+        let patience = duration("seconds", seconds)?;
+        Ok(wait(py, || self.files.lane.wait(number, patience)))
+    }
+
     /// Gives a copy up: when it returns, no byte of its memory is read or written any more.
     ///
     /// A slot that a thread still writes is written for no other copy before that thread has ended.
@@ -337,7 +354,7 @@ impl DiskLane {
     #[pyo3(signature = (floor, *, patience=1.0))]
     fn clear(&self, py: Python<'_>, floor: u64, patience: f64) -> PyResult<bool> {
         self.owned()?;
-        let patience = seconds("patience", patience)?;
+        let patience = duration("patience", patience)?;
         Ok(wait(py, || self.files.lane.clear(floor, patience)))
     }
 
@@ -396,7 +413,7 @@ impl DiskLane {
     ///     Misuse: `patience` is no such number.
     #[pyo3(signature = (*, patience=5.0))]
     fn close(&self, py: Python<'_>, patience: f64) -> PyResult<()> {
-        let patience = seconds("patience", patience)?;
+        let patience = duration("patience", patience)?;
         if self.process == process::id() && !self.closed.swap(true, Ordering::Relaxed) {
             wait(py, || self.files.close(patience));
         }
@@ -419,6 +436,10 @@ impl DiskLane {
         if self.closed.load(Ordering::Relaxed) {
             return Err(Failure::misuse("the disk is closed: open it again"));
         }
+        self.check_fork()
+    }
+
+    fn check_fork(&self) -> Outcome<()> {
         if self.process == process::id() {
             return Ok(());
         }

@@ -13,7 +13,9 @@ type Counts = Vec<(&'static str, u64)>;
 
 fn refused(error: &disk::Error) -> PyErr {
     match error {
-        disk::Error::Argument { .. } | disk::Error::Format { .. } => Failure::misuse(error.to_string()).into(),
+        disk::Error::Argument { .. } | disk::Error::Format { .. } => {
+            Failure::misuse(error.to_string()).into()
+        }
         disk::Error::System { .. } => Unavailable::new_err(error.to_string()),
     }
 }

@@ -1,7 +1,7 @@
 //! Folders and files of a file system.
 
 use crate::support::*;
-use blockyard_disk::{ALIGNED, Asked, Error, Files, Epochs, Folder, Foreign, Owner, Way};
+use blockyard_disk::{ALIGNED, Asked, Epochs, Error, Files, Folder, Foreign, Owner, Way};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;

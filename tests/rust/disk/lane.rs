@@ -573,3 +573,38 @@ fn a_lane_that_closes_reports_all() {
     );
     assert_eq!(all.last(), Some(&short(50, 0, Short::GivenUp)));
 }
+
+#[test]
+fn who_waits_for_a_copy_is_woken_when_it_lands_and_not_before() {
+    let (blocks, told) = hanging();
+    let lane = lane_of(blocks, Options::default());
+    let long = Duration::from_mins(1);
+    told.set(false, true);
+    let one = lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
+    let other = lane.submit(up(&[(1, 2)]), Numbers::of(&[]));
+    assert!(lane.wait(other, long), "it has no record, and is not read");
+    assert!(!lane.wait(one, Duration::from_millis(5)));
+    assert_eq!(lane.poll().len(), 1, "a wait takes nothing");
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| lane.wait(one, long));
+        told.set(false, false);
+        assert!(waits.join().unwrap());
+    });
+    assert_eq!(lane.poll(), [whole(one, 1)]);
+    let ends: [fn(&Lane, u64); 3] = [Lane::give_up, Lane::give_up_late, |lane, _| {
+        lane.close(SOON);
+    }];
+    for end in ends {
+        told.set(true, true);
+        let hung = lane.submit(up(&[(0, 1)]), Numbers::of(&[]));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| lane.wait(hung, long));
+            std::thread::sleep(Duration::from_millis(5));
+            let ends = scope.spawn(|| end(&lane, hung));
+            assert!(waits.join().unwrap(), "whoever ends it");
+            told.set(false, false);
+            ends.join().unwrap();
+        });
+    }
+    assert!(lane.wait(99, long), "one that was never taken");
+}

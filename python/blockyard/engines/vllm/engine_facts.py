@@ -5,7 +5,7 @@ import os
 from typing import Any, Final, NamedTuple
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.engines.vllm.identity import stamp
+from blockyard.engines.files import stamp
 from blockyard.shared.layout import WIDTHS, KVLayout, Plane
 
 __all__ = ["TESTED", "Facts", "facts"]

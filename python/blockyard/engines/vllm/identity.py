@@ -10,18 +10,16 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from blockyard._core import Unsupported
+from blockyard.engines.files import files_of
 
-__all__ = ["HASH_BYTES", "Adapter", "Root", "Start", "namespace_of", "stamp"]
+__all__ = ["HASH_BYTES", "Adapter", "Root", "Start", "namespace_of"]
 
 HASH_BYTES: Final = 32
 """Bytes of a block hash that can stand for its tokens: vLLM's `sha256` and `sha256_cbor`."""
 _BLOCK: Final = hashlib.sha256().block_size
-_FILES: Final = (".safetensors", ".bin", ".pt", ".gguf", "config.json")
-"""How the names of files end that weights are made of."""
 Start: TypeAlias = Any
 """What is hashed before the blocks of a request: a state of the hash."""
 
@@ -134,28 +132,3 @@ class Root:
 def _bytes(text: str) -> bytes:
     """Half a character of UTF-16 is text, too: JSON lets a client send it."""
     return text.encode("utf-8", "surrogatepass")
-
-
-def stamp(path: str) -> str | None:
-    """Returns what tells files of weights from changed ones; None where there are none to be seen.
-
-    Args:
-        path: A file, or a folder with files, as vLLM takes it.
-    """
-    found = files_of(path)
-    return None if found is None else json.dumps(found)
-
-
-def files_of(path: str) -> list[tuple[str, int, int]] | None:
-    """Returns name, bytes and time of change, in nanoseconds, of the files of weights at a path."""
-    try:
-        where = Path(path).expanduser()
-        if where.is_file():
-            files = [where]
-        else:
-            with os.scandir(where) as entries:
-                files = [Path(one.path) for one in entries if one.name.endswith(_FILES)]
-        seen = [(one.name, one.stat()) for one in files]
-    except (OSError, ValueError, RuntimeError):
-        return None
-    return sorted((name, one.st_size, one.st_mtime_ns) for name, one in seen) or None

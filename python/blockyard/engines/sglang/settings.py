@@ -1,0 +1,116 @@
+"""What an operator says in `--hicache-storage-backend-extra-config`, and what of it is refused."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Self
+
+from blockyard._core import Misuse, Unsupported
+from blockyard.shared.validate import integer, one_of
+
+__all__ = ["START", "Settings", "check_config"]
+
+START: Final = (
+    '--hicache-storage-backend-extra-config \'{"backend_name": "blockyard", '
+    '"module_path": "blockyard.engines.sglang", "class_name": "Storage", "interface_v1": 1, '
+    '"hicache_storage_pass_prefix_keys": true, "disk": "200 GiB", "disk_path": "/data/kv"}\''
+)
+"""The line that starts it."""
+_SGLANG: Final = (
+    *("backend_name", "module_path", "class_name", "interface_v1"),
+    *("prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token"),
+    *("hicache_storage_pass_prefix_keys", "tp_lcm_size"),
+)
+"""Keys that SGLang itself reads."""
+_DAY: Final = 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the storage does.
+
+    Raises:
+        Misuse: A value is none of those that are allowed.
+    """
+
+    disk: int | str
+    """Pages, or bytes as text: for all tensor parallel ranks, or "25 GiB/rank"."""
+    disk_path: Path
+    """The folder of all identities."""
+    namespace: Mapping[str, str]
+    """What the operator adds to what the bytes depend on: `weights`, `model` and others."""
+    threads: int = 4
+    """Threads that read and write, of each rank."""
+    patience: float = 30.0
+    """Seconds after which a copy that hangs is given up."""
+    direct: bool = True
+    """Whether the system's page cache is passed by, where it can be."""
+
+    def __post_init__(self) -> None:
+        """Checks every value."""
+        integer("threads", self.threads, most=64)
+        one_of("direct", self.direct, (True, False))
+        patience: object = self.patience
+        number = isinstance(patience, int | float) and not isinstance(patience, bool)
+        if not number or not 0 < self.patience <= _DAY:
+            raise Misuse(f"patience = {patience!r}: must be seconds, more than 0")
+        given: object = self.namespace
+        pairs = list(given.items()) if isinstance(given, Mapping) else [(None, None)]
+        if not all(isinstance(part, str) for pair in pairs for part in pair):
+            raise Misuse(f"namespace = {given!r}: give a mapping of names to text")
+
+    @classmethod
+    def of_extra(cls, extra: Mapping[str, Any] | None) -> Self:
+        """Reads the operator's words.
+
+        Args:
+            extra: `HiCacheStorageConfig.extra_config`.
+
+        Raises:
+            Misuse: A key is unknown, missing, or has a wrong value.
+        """
+        given = {} if extra is None else dict(extra)
+        own = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in _SGLANG and name not in own:
+                near = difflib.get_close_matches(str(name)[:80], own, n=1, cutoff=0.0)[0]
+                raise Misuse(
+                    f"there is no {name!r} in --hicache-storage-backend-extra-config: did you mean "
+                    f"{near!r}?"
+                )
+        if not given.get("interface_v1"):
+            raise Misuse(
+                "interface_v1 is missing: pages would be copied once more, as tensors; write "
+                f'"interface_v1": 1, as in {START}'
+            )
+        for name, example in (("disk", '"200 GiB"'), ("disk_path", '"/data/kv"')):
+            if name not in given:
+                raise Misuse(f'{name} is missing: give it, as "{name}": {example}')
+        path = given["disk_path"]
+        if not isinstance(path, str) or not path:
+            raise Misuse(f"disk_path = {path!r}: must be the path of a folder")
+        values = {name: given[name] for name in own if name in given}
+        values["disk_path"] = Path(path).expanduser()
+        values["namespace"] = given.get("namespace", {})
+        return cls(**values)
+
+
+def check_config(config: Any) -> None:
+    """Refuses what of SGLang's `HiCacheStorageConfig` cannot be served.
+
+    Raises:
+        Unsupported: Ranks lie otherwise than the disk knows.
+    """
+    if config.is_mla_model and config.tp_size > 1:
+        raise Unsupported(
+            f"tp_size = {config.tp_size} with KV that all ranks have alike (MLA): SGLang writes it "
+            "from rank 0 alone, and no other rank would find it; start with --enable-dp-attention, "
+            "so that each attention group has one rank"
+        )
+    for name in ("attn_cp_size", "dcp_size"):
+        size = getattr(config, name, 1)
+        if size > 1:
+            raise Unsupported(f"{name} = {size}: a page's tokens must lie on one rank")
+    if config.should_split_heads:
+        raise Unsupported("tp_lcm_size: a page is kept as one rank has it; leave tp_lcm_size out")
