@@ -7,7 +7,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent / "python" / "support"))
 
-# `blockyard.engines.vllm` needs vLLM, which only its users have.
+# `blockyard.engines.vllm` needs vLLM, and `.sglang` SGLang, which only their users have.
+import sglang_stub  # noqa: F401
 import vllm_stub  # noqa: F401
 
 # Whole runs of an engine, a replay, a browser or a bench, and long random histories.

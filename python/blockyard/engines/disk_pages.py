@@ -102,8 +102,8 @@ class DiskPages:
         Raises:
             Misuse: It is closed, or another process's.
         """
-        chain = self._chain(keys)
         self._check_process()
+        chain = self._chain(keys)
         with self._lock:
             self._check_open()
             return self._scan(chain, 0)[0]
@@ -122,12 +122,14 @@ class DiskPages:
         Raises:
             Misuse: An id comes twice or is out of range; it is closed, or another process's.
         """
-        chain = self._chain(keys)
         self._check_process()
+        chain = self._chain(keys)
         good, waited = 0, None
         with self._lock:
             self._check_open()
             epoch = self._epoch
+            # A load alone does not make a page younger.
+            self._cache.used([chain])
         while good < len(chain):
             with self._lock:
                 copy, own = (None, False) if self._closed else self._fetch(chain, ids, good)
@@ -162,8 +164,8 @@ class DiskPages:
         Raises:
             Misuse: As in `read`.
         """
-        chain = self._chain(keys)
         self._check_process()
+        chain = self._chain(keys)
         stored = np.zeros(len(chain), np.bool_)
         waited: set[int] = set()
         busy: _Copy | None = None
