@@ -523,10 +523,12 @@ def test_a_page_that_somebody_reads_is_there_for_others(store: Storage) -> None:
     assert said == [[True] * 4] * 2
 
 
-def test_a_copy_that_hangs_is_given_up_and_its_pages_are_not_there(tmp_path: Path) -> None:
-    storage = opened(tmp_path, extra={"patience": 0.02})
+def test_a_copy_that_hangs_is_given_up_and_its_pages_are_not_there(store: Storage) -> None:
+    storage, disk = store, store._disk
+    assert disk is not None
     named = whole(storage, "a", 3)
     real, go = hanging(storage)
+    disk._patience = 0.02
     assert take(storage, named, 6, 7, 8) == [False] * 3
     assert storage.batch_exists(named) == 3, "nothing is known against them"
     more = keys("b", 3)
@@ -534,11 +536,10 @@ def test_a_copy_that_hangs_is_given_up_and_its_pages_are_not_there(tmp_path: Pat
     assert put(storage, more, 0, 1, 2) == [False] * 3
     assert storage.batch_exists(more) == 0
     go.set()
-    storage._disk._disk.lane = real  # type: ignore[union-attr]
+    disk._disk.lane, disk._patience = real, 30.0
     # Slots that a thread may still write are given to nobody.
-    assert storage._disk._cache.room("disk").available == 13  # type: ignore[union-attr]
+    assert disk._cache.room("disk").available == 13
     assert take(storage, named, 6, 7, 8) == [True] * 3
-    storage.close()
 
 
 def test_threads_at_once_read_only_what_was_written(tmp_path: Path) -> None:
