@@ -9,6 +9,7 @@ of one. Keys are made by SGLang's own native hash. It prints what has happened, 
 
 import argparse
 import dataclasses
+import hashlib
 import inspect
 import json
 import logging
@@ -20,7 +21,6 @@ import sys
 import tempfile
 import threading
 import traceback
-import warnings
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,16 +29,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-# What SGLang's native hash is compiled with and kept in; beside its interpreter, as the rest.
-_BIN = Path(sys.executable).parent
-os.environ["PATH"] = f"{_BIN}{os.pathsep}{os.environ['PATH']}"
-os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(_BIN.parent / "extensions"))
-warnings.simplefilter("ignore")
+# What SGLang's native hash is compiled with is beside the interpreter, and there it is kept.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.executable).parents[1] / "extensions"))
 
 import torch
 import torch.distributed as dist
 from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache import hicache_storage
+from sglang.srt.mem_cache import utils as sglang_keys
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
@@ -230,6 +229,32 @@ def refused(kind: str, text: str, folder: Path, **how: Any) -> None:
         raise Wrong(f"it was not refused: {text}")
 
 
+def plain_hash(tokens: Any, prior: bytes | None, page_size: int) -> list[str]:
+    """What SGLang's native hash gives, where there are no headers of OpenSSL to compile it with."""
+    raw = list(tokens.raw_token_ids())
+    hashes = []
+    for first in range(0, len(raw), page_size):
+        page = b"".join(token.to_bytes(4, "little") for token in raw[first : first + page_size])
+        prior = hashlib.sha256((prior or b"") + page).digest()
+        hashes.append(prior.hex())
+    return hashes
+
+
+def use_a_hash() -> str:
+    """Takes SGLang's own hash, or the plain one where it cannot be compiled; says which."""
+    key = prompt(3, 2, extra_key="a")
+    native = sglang_keys.get_native_hash
+    try:
+        made = get_storage_hash_str(key, None, page_size=PAGE)
+    except RuntimeError as error:
+        sglang_keys.get_native_hash = plain_hash
+        return f"hashlib, as SGLang's native hash cannot be compiled here: {error.__cause__}"
+    sglang_keys.get_native_hash = plain_hash
+    must(made == get_storage_hash_str(key, None, page_size=PAGE), "the plain hash is another")
+    sglang_keys.get_native_hash = native
+    return "SGLang's native hash, and hashlib gives the same"
+
+
 # -- cases ----------------------------------------------------------------------------------
 
 
@@ -245,7 +270,8 @@ def the_stub_of_the_tests_is_as_sglang_is(_: Path) -> None:
     theirs = hicache_storage.HiCacheStorage
     for name, call in vars(stub.HiCacheStorage).items():
         if not name.startswith("_"):
-            said = [list(inspect.signature(one).parameters) for one in (call, getattr(theirs, name))]
+            both = (call, getattr(theirs, name))
+            said = [list(inspect.signature(one).parameters) for one in both]
             must(said[0] == said[1], f"{name}: {said}")
     must(stub.HiCacheStorage.__abstractmethods__ == theirs.__abstractmethods__, "abstract methods")
 
@@ -442,6 +468,7 @@ def main() -> int:
     options = asked.parse_args()
     logging.disable(logging.CRITICAL)
     get_parallel().override_permanently(**RANKS)
+    print(f"keys    {use_a_hash()}", flush=True)
     broken = 0
     with tempfile.TemporaryDirectory() as folder:
         where = f"file://{folder}/group"

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sglang_stub as stub
-from sglang_stub import HiCacheStorageConfig, HiCacheStorageExtraInfo, Pool
 
 import blockyard as by
-from blockyard.engines import sglang as module
+import sglang_stub as stub
+from blockyard._typing import override
 from blockyard.engines.sglang import Storage
+from sglang_stub import HiCacheStorageConfig, HiCacheStorageExtraInfo, Pool
 
 PAGES = 24
 EXTRA: dict[str, Any] = {
@@ -230,7 +230,8 @@ def test_each_of_two_ranks_has_its_half_of_the_disk(tmp_path: Path) -> None:
     assert {one.name for one in tmp_path.glob("*/*")} == {"rank-0", "rank-1"}
 
 
-def test_a_folder_has_one_owner(store: Storage, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("store")
+def test_a_folder_has_one_owner(tmp_path: Path) -> None:
     with pytest.raises(by.Unavailable, match=f"process {os.getpid()} owns it"):
         opened(tmp_path)
 
@@ -660,7 +661,7 @@ def test_keys_that_do_not_name_adapter_and_salt_are_refused(
 def test_another_version_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module.sglang, "__version__", "0.6.0")
+    monkeypatch.setattr("sglang.__version__", "0.6.0")
     Storage(config(tmp_path), {})
     assert "SGLang 0.6.0 was not tested with this storage" in caplog.text
 
@@ -690,6 +691,7 @@ def test_pools_whose_pages_do_not_stay_in_place_are_refused(
 
 def test_a_pool_with_uneven_pages_is_refused(tmp_path: Path) -> None:
     class Uneven(Pool):
+        @override
         def get_page_buffer_meta(self, indices: Any) -> tuple[list[int], list[int]]:
             places, sizes = super().get_page_buffer_meta(indices)
             return [place + (int(indices[0]) > self.page_size) for place in places], sizes

@@ -59,14 +59,14 @@ class HiCacheStorage(ABC):
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         raise NotImplementedError
 
-    def on_host_pools_registered(self) -> None:
-        pass
+    def on_host_pools_registered(self) -> None:  # noqa: B027 - it is SGLang's
+        """Does nothing."""
 
     def batch_get_v1(self, keys: Any, host_indices: Any, extra_info: Any = None) -> Any:
-        pass
+        raise NotImplementedError
 
     def batch_set_v1(self, keys: Any, host_indices: Any, extra_info: Any = None) -> Any:
-        pass
+        raise NotImplementedError
 
     @abstractmethod
     def get(self, key: Any, target_location: Any = None, target_sizes: Any = None) -> Any: ...
@@ -93,7 +93,7 @@ class HiCacheStorage(ABC):
         raise NotImplementedError
 
     def clear(self) -> None:
-        pass
+        raise NotImplementedError
 
     def get_stats(self) -> Any:
         return None
