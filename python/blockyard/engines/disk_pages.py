@@ -4,7 +4,7 @@ import os
 import secrets
 import threading
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,7 @@ class DiskPages:
         (part,) = disk.parts
         self._lane = part.lane
         self._planes = list(planes)
-        self._memory = memory
+        self._memory: object = memory
         self._patience = patience
         self._page_tokens = integer("page_tokens", page_tokens)
         self._process = os.getpid()
@@ -233,8 +233,8 @@ class DiskPages:
             self._closed = True
         self._disk.close()
         with self._lock:
-            self._collect()
             self._cache._close()  # noqa: SLF001 - as `LocalCache` does
+            # The threads knew addresses alone.
             self._memory = None
 
     def stats(self) -> dict[str, int]:
@@ -299,7 +299,7 @@ class DiskPages:
             number = lane.submit_down(
                 slots, plan.keys, parents, stamps, self._planes, plan.sources
             )
-        copy = _Copy(number, plan, up=up, memory=self._memory)
+        copy = _Copy(number, plan, up=up)
         self._copies[plan.flight] = self._numbers[number] = copy
         return copy
 
@@ -363,10 +363,8 @@ class DiskPages:
 class _Copy:
     """A copy in the air."""
 
-    __slots__ = ("good", "memory", "number", "plan", "up")
+    __slots__ = ("good", "number", "plan", "up")
 
-    def __init__(self, number: int, plan: Plan, *, up: bool, memory: Any) -> None:  # noqa: ANN401
+    def __init__(self, number: int, plan: Plan, *, up: bool) -> None:
         self.number, self.plan, self.up = number, plan, up
-        # The threads know addresses alone.
-        self.memory = memory
         self.good = 0

@@ -1,11 +1,14 @@
 """SGLang's storage over slot files: bytes, restarts, full disks, torn pages, threads, refusals."""
 
+import gc
 import hashlib
 import logging
 import os
 import re
+import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,6 +157,17 @@ def test_batches_of_one_sequence_are_one_chain(store: Storage) -> None:
         pages = range(first, first + 3)
         assert put(store, named[first : first + 3], *pages, before=named[:first]) == [True] * 3
     assert store.batch_exists(named) == 9
+    # A page goes before those that it follows, whichever call has brought it.
+    whole(store, "b", 12)
+    assert store.batch_exists(named) == 4
+
+
+def test_what_is_added_to_known_pages_in_one_call_follows_them(store: Storage) -> None:
+    named = whole(store, "a", 3)
+    assert put(store, keys("a", 7), *range(7)) == [True] * 7
+    whole(store, "b", 13)
+    assert store.batch_exists(keys("a", 7)) == 3
+    assert keys("a", 7)[:3] == named
 
 
 @pytest.mark.parametrize("before", [None, (), "unknown"])
@@ -402,25 +416,56 @@ def test_a_closed_one_says_so_and_can_be_closed_again(tmp_path: Path) -> None:
 
 
 def test_in_a_forked_process_it_refuses_and_leaves_the_folder_to_its_owner(store: Storage) -> None:
-    named = whole(store, "a", 2)
+    named, disk = whole(store, "a", 2), store._disk
+    assert disk is not None
     read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        said = ""
-        try:
-            store.batch_exists(named)
-        except by.Misuse as error:
-            said = str(error)
-        store.close()
-        os.write(write, said.encode())
-        os._exit(0)
+    # As if another thread were in a call just then: nobody in the child ever lets it go.
+    with disk._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            said = ""
+            try:
+                store.batch_exists(named)
+            except by.Misuse as error:
+                said = str(error)
+            store.close()
+            os.write(write, said.encode())
+            os._exit(0)
     os.close(write)
-    os.waitpid(child, 0)
+    assert os.waitpid(child, 0)[1] == 0
     with os.fdopen(read) as pipe:
         assert pipe.read() == (
             f"process {os.getpid()} owns this disk: a process that was forked must open its own"
         )
     assert take(store, named, 4, 5) == [True, True]
+
+
+def test_an_opening_that_fails_leaves_no_folder_with_an_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise by.Unavailable("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(by.KVCache, "restore", fails)
+        with pytest.raises(by.Unavailable, match="no memory") as caught:
+            opened(tmp_path)
+    opened(tmp_path).close()
+    # Its frames have kept the disk.
+    assert caught.tb is not None
+
+
+def test_memory_is_held_until_all_copies_have_ended(tmp_path: Path) -> None:
+    storage = opened(tmp_path)
+    disk, pool = storage._disk, weakref.ref(storage.mem_pool_host)
+    assert disk is not None
+    del storage
+    gc.collect()
+    assert pool() is not None
+    disk.close()
+    gc.collect()
+    assert pool() is None
 
 
 # -- a disk that fails, or hangs ------------------------------------------------------------
@@ -522,6 +567,41 @@ def test_a_page_that_somebody_reads_is_there_for_others(store: Storage) -> None:
     for reader in readers:
         reader.join()
     assert said == [[True] * 4] * 2
+
+
+@pytest.mark.parametrize("end", ["clear", "close"])
+def test_calls_under_way_end_with_it_and_say_no_more_than_is_so(tmp_path: Path, end: str) -> None:
+    store = opened(tmp_path)
+    named, more = whole(store, "a", 4), keys("b", 4)
+    disk = store._disk
+    assert disk is not None
+    _, go = hanging(store)
+    said: dict[str, list[bool]] = {}
+    calls = (
+        lambda: said.update(up=take(store, named, 8, 9, 10, 11)),
+        lambda: said.update(down=put(store, more, *range(4))),
+    )
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 20
+    while len(disk._copies) < 2:
+        assert time.monotonic() < until
+    getattr(store, end)()
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert not disk._copies
+    if end == "clear":
+        assert said == {"up": [False] * 4, "down": [False] * 4}
+        assert (store.batch_exists(named), store.batch_exists(more)) == (0, 0)
+        store.close()
+    # What was copied before the end came is there, and nothing else is said to be.
+    again = opened(tmp_path)
+    assert again.batch_exists(named) == (4 if end == "close" else 0)
+    assert again.batch_exists(more) >= sum(said["down"])
+    assert end == "close" or again.batch_exists(more) == 0
+    again.close()
 
 
 def test_a_copy_that_hangs_is_given_up_and_its_pages_are_not_there(store: Storage) -> None:
@@ -763,6 +843,7 @@ def test_rows_that_are_no_pages_are_refused(store: Storage) -> None:
         (pool.rows(0), "host_indices has shape (4,): 2 keys of pages of 4 tokens need (8,)"),
         (pool.rows(0, 1)[::-1], "host_indices are no whole pages of 4 tokens"),
         (pool.rows(0, 1) + 1, "host_indices are no whole pages of 4 tokens"),
+        (pool.rows(0, 1)[[0, 2, 1, 3, 4, 5, 6, 7]], "host_indices are no whole pages of 4 tokens"),
         (pool.rows(0, PAGES), f"ids = {PAGES}: the engine has no such block"),
         (pool.rows(0, -1), "ids"),
         (pool.rows(3, 3), "ids = 3: it comes twice"),
@@ -797,15 +878,24 @@ def test_files_of_weights_stand_for_them_and_changed_ones_are_others(
     storage = opened(disk, extra=bare)
     assert storage.batch_exists(named) == 3
     storage.close()
-    for change in (
-        lambda: (folder / "model.safetensors").write_bytes(b"others"),
-        lambda: published(monkeypatch, model_path=str(folder), dtype="float16"),
-        lambda: published(monkeypatch, model_path=str(folder), quantization="fp8"),
+    for changed in (
+        {"dtype": "float16"},
+        {"kv_cache_dtype": "fp8_e5m2"},
+        {"quantization": "fp8"},
+        {"load_format": "dummy"},
+        {"json_model_override_args": '{"rope_theta": 1}'},
+        {"quantization_param_path": "scales.json"},
+        {"speculative_algorithm": "EAGLE"},
     ):
-        change()
+        published(monkeypatch, **({"model_path": str(folder), "dtype": "auto"} | changed))
         storage = opened(disk, extra=bare)
-        assert storage.batch_exists(named) == 0
+        assert storage.batch_exists(named) == 0, changed
         storage.close()
+    published(monkeypatch, model_path=str(folder), dtype="auto")
+    (folder / "model.safetensors").write_bytes(b"others")
+    storage = opened(disk, extra=bare)
+    assert storage.batch_exists(named) == 0
+    storage.close()
 
 
 def test_a_commit_stands_for_weights_and_a_branch_does_not(
