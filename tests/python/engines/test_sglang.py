@@ -813,6 +813,17 @@ def test_a_disk_smaller_than_a_page_is_refused(tmp_path: Path) -> None:
         opened(tmp_path, extra={"disk": 0})
 
 
+def test_another_size_of_a_disk_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    named = whole(first, "a", 3)
+    first.close()
+    with pytest.raises(by.Unavailable, match="it has 65536 bytes, and 131072 are wanted"):
+        opened(tmp_path, extra={"disk": 32})
+    again = opened(tmp_path)
+    assert again.batch_exists(named) == 3
+    again.close()
+
+
 KEYS: list[tuple[Any, str]] = [
     ("ab", "key 'ab': must be 64 hexadecimal digits"),
     ("x" * 64, "must be 64 hexadecimal digits, as SGLang makes them"),
