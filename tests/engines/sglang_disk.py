@@ -277,7 +277,7 @@ def the_stub_of_the_tests_is_as_sglang_is(_: Path) -> None:
 
 
 def pages_go_down_and_come_back_with_their_bytes(folder: Path) -> None:
-    """The 40 pages of ADAPTERS, in each layout and under both controllers."""
+    """40 pages and more, in each layout and under both controllers."""
     for hybrid in (False, True):
         for layout in ("page_first", "page_first_direct"):
             with engine(folder / f"{hybrid}", hybrid=hybrid, layout=layout) as one:
@@ -299,23 +299,49 @@ def a_batch_is_longer_than_one_call(folder: Path) -> None:
         must(one.prefetch(prompt(1, 200)) == (200 * PAGE, 200 * PAGE), "did not come back")
 
 
+def tear(folder: Path, key: RadixKey, page: int, *, rank: int = 0) -> None:
+    """Flips a bit of a page, where it lies."""
+    named = bytes.fromhex(get_storage_hash_str(key, None, page_size=PAGE)[page])
+    (slots,) = folder.glob(f"*/rank-{rank}/slots")
+    slot = slots.with_name("table").read_bytes().index(named) // 128
+    with slots.open("r+b") as file:
+        file.seek(slot * (slots.stat().st_size // WORDS["disk"]) + 11)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+
+
 def a_torn_page_ends_the_load_there(folder: Path) -> None:
     """SGLang takes the pages before it, and finds no more the next time."""
     with engine(folder, direct=False) as one:
         one.backup(prompt(1, 40))
-        hashes = get_storage_hash_str(prompt(1, 40), None, page_size=PAGE)
-        (slots,) = folder.glob("*/rank-0/slots")
-        slot = slots.with_name("table").read_bytes().index(bytes.fromhex(hashes[17])) // 128
-        with slots.open("r+b") as file:
-            stride = slots.stat().st_size // WORDS["disk"]
-            file.seek(slot * stride + 11)
-            (byte,) = file.read(1)
-            file.seek(slot * stride + 11)
-            file.write(bytes([byte ^ 4]))
+        tear(folder, prompt(1, 40), 17)
         must(one.prefetch(prompt(1, 40)) == (40 * PAGE, 17 * PAGE), "not ended at the torn page")
         must(one.prefetch(prompt(1, 40)) == (17 * PAGE, 17 * PAGE), "the torn page is found again")
         must(one.backup(prompt(1, 40), first=17) == 23 * PAGE, "it is not written anew")
         must(one.prefetch(prompt(1, 40)) == (40 * PAGE, 40 * PAGE), "not whole again")
+
+
+def two_ranks_agree_on_what_both_have(folder: Path) -> None:
+    """A page that one of two tensor parallel ranks has torn is not brought up on either."""
+    line = [sys.executable, __file__, "--into", folder, "--rank"]
+    ranks = [subprocess.Popen([*line, str(rank)]) for rank in range(2)]
+    must([rank.wait(timeout=180) for rank in ranks] == [0, 0], "a rank has failed")
+    must(len(list(folder.glob("*/rank-*"))) == 2, "they do not have a folder each")
+
+
+def be_a_rank(folder: Path, rank: int) -> None:
+    """What each process of that case does."""
+    with engine(folder, direct=False) as one:
+        must(one.backup(prompt(1, 40)) == 40 * PAGE, "not backed up")
+        must(one.prefetch(prompt(1, 40)) == (40 * PAGE, 40 * PAGE), "did not come back")
+        dist.barrier()
+        if rank == 1:
+            tear(folder, prompt(1, 40), 17, rank=1)
+        dist.barrier()
+        must(one.prefetch(prompt(1, 40)) == (40 * PAGE, 17 * PAGE), "not ended at the torn page")
+        must(one.prefetch(prompt(1, 40)) == (17 * PAGE, 17 * PAGE), "the ranks do not agree")
+        dist.barrier()
 
 
 def a_restart_finds_what_was_there(folder: Path) -> None:
@@ -330,7 +356,8 @@ def a_restart_finds_what_was_there(folder: Path) -> None:
 
 def a_killed_process_leaves_what_it_has_said_is_stored(folder: Path) -> None:
     """What SGLang was told is stored outlives a kill."""
-    child = subprocess.run([sys.executable, __file__, "--killed", folder], check=False, timeout=120)
+    line = [sys.executable, __file__, "--into", folder]
+    child = subprocess.run(line, check=False, timeout=180)
     must(child.returncode == -signal.SIGKILL, "the process has not stored it")
     with engine(folder) as one:
         must(one.prefetch(prompt(1, 40)) == (40 * PAGE, 40 * PAGE), "not found")
@@ -397,6 +424,7 @@ CASES: tuple[Callable[[Path], None], ...] = (
     pages_go_down_and_come_back_with_their_bytes,
     a_batch_is_longer_than_one_call,
     a_torn_page_ends_the_load_there,
+    two_ranks_agree_on_what_both_have,
     a_restart_finds_what_was_there,
     a_killed_process_leaves_what_it_has_said_is_stored,
     a_full_disk_goes_on_taking_pages,
@@ -464,18 +492,28 @@ def main() -> int:
     """Runs all."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--seeds", type=int, default=60)
-    asked.add_argument("--killed", type=Path, help="a folder for the case of that name")
+    asked.add_argument("--into", type=Path, help="the folder of a case with other processes")
+    asked.add_argument("--rank", type=int, help="a rank of two, in that case")
     options = asked.parse_args()
     logging.disable(logging.CRITICAL)
+    two = options.rank is not None
     get_parallel().override_permanently(**RANKS)
-    print(f"keys    {use_a_hash()}", flush=True)
+    if two:
+        both = {"tp_rank": options.rank, "tp_size": 2}
+        get_parallel().override_permanently(**both)
+    keys = use_a_hash()
     broken = 0
     with tempfile.TemporaryDirectory() as folder:
-        where = f"file://{folder}/group"
-        dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
-        if options.killed:
-            store_and_die(options.killed)
+        where = f"file://{options.into / 'group' if two else Path(folder) / 'group'}"
+        rank, ranks = (options.rank, 2) if two else (0, 1)
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=ranks)
+        if two:
+            be_a_rank(options.into, rank)
+            return 0
+        if options.into:
+            store_and_die(options.into)
             return 1
+        print(f"keys    {keys}", flush=True)
         for case in CASES:
             name = case.__name__.replace("_", " ")
             done = run(name, case)
