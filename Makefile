@@ -253,7 +253,7 @@ bench-peers: install  ## Blockyard beside its peers, set up from their published
 test-engines: wheel  ## in vLLM's real scheduler and SGLang's real cache controllers, of their published packages (7 GB); SEEDS=500
 	$(BIN)/python benches/peers/setup.py vllm sglang
 	target/peers/sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
-	target/peers/sglang/bin/python tests/engines/sglang_disk.py
+	target/peers/sglang/bin/python -W ignore tests/engines/sglang_disk.py
 	target/peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
 	target/peers/vllm/bin/python tests/engines/record.py --check
 	target/peers/vllm/bin/python tests/engines/run.py --seeds $(or $(SEEDS),500)

@@ -324,9 +324,14 @@ def a_torn_page_ends_the_load_there(folder: Path) -> None:
 
 def two_ranks_agree_on_what_both_have(folder: Path) -> None:
     """A page that one of two tensor parallel ranks has torn is not brought up on either."""
-    line = [sys.executable, __file__, "--into", folder, "--rank"]
+    line = [sys.executable, "-W", "ignore", __file__, "--into", folder, "--rank"]
     ranks = [subprocess.Popen([*line, str(rank)]) for rank in range(2)]
-    must([rank.wait(timeout=180) for rank in ranks] == [0, 0], "a rank has failed")
+    try:
+        must([rank.wait(timeout=180) for rank in ranks] == [0, 0], "a rank has failed")
+    finally:
+        # One whose partner has failed waits for it.
+        for rank in ranks:
+            rank.kill()
     must(len(list(folder.glob("*/rank-*"))) == 2, "they do not have a folder each")
 
 
@@ -356,7 +361,7 @@ def a_restart_finds_what_was_there(folder: Path) -> None:
 
 def a_killed_process_leaves_what_it_has_said_is_stored(folder: Path) -> None:
     """What SGLang was told is stored outlives a kill."""
-    line = [sys.executable, __file__, "--into", folder]
+    line = [sys.executable, "-W", "ignore", __file__, "--into", folder]
     child = subprocess.run(line, check=False, timeout=180)
     must(child.returncode == -signal.SIGKILL, "the process has not stored it")
     with engine(folder) as one:
