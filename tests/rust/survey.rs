@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails says where")]
 
 use blockyard_disk::{
-    Blocks, Error, Files, Floor, Folder, Geometry, Key, Medium, Owner, State, Survey, Way,
+    Blocks, Epochs, Error, Files, Floor, Folder, Geometry, Key, Medium, Owner, State, Survey, Way,
 };
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, symlink};

@@ -216,8 +216,8 @@ class DiskPages:
                 self._clearing -= 1
         if not done:
             raise Unavailable(
-                f"{self._disk.path}: a clear is not durable after {self._patience} s: a process that "
-                "is killed now would find the pages again; it is tried on"
+                f"{self._disk.path}: a clear is not durable after {self._patience} s: a process "
+                "that is killed now would find the pages again; it is tried on"
             )
 
     def close(self) -> None:
@@ -296,9 +296,7 @@ class DiskPages:
             assert plan.parents is not None  # noqa: S101 - likewise
             slots, parents = plan.destinations, plan.parents
             stamps = self._disk.stamps(len(plan))
-            number = lane.submit_down(
-                slots, plan.keys, parents, stamps, self._planes, plan.sources
-            )
+            number = lane.submit_down(slots, plan.keys, parents, stamps, self._planes, plan.sources)
         copy = _Copy(number, plan, up=up)
         self._copies[plan.flight] = self._numbers[number] = copy
         return copy

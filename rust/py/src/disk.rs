@@ -1,28 +1,19 @@
 //! The disk: a rank's blocks in slot files, read from and written to memory by address.
 
-use crate::buffers::{MOST, array, frozen, integers, too_many};
-use crate::error::{Failure, Outcome, Unavailable};
+use crate::buffers::integers;
+use crate::error::{Failure, Outcome};
 use crate::gil::wait;
-use crate::keys::key_rows;
+use crate::on_disk::{Restored, duration, owner, refused, restored, rows};
 use crate::places::{Addresses, Plane};
 use blockyard_disk as disk;
 use blockyard_guard::guarded;
 use disk::{Asked, Copy, Folder, Geometry, Options, Owner, Place, Short, SlotFiles, Way, Written};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-/// Slots, keys, parents and stamps.
-type Restored<'py> = (
-    Bound<'py, PyAny>,
-    Bound<'py, PyAny>,
-    Bound<'py, PyAny>,
-    Bound<'py, PyAny>,
-);
 
 /// Blocks of one rank on a disk: slot files in a folder, and threads that read and write.
 ///
@@ -49,36 +40,6 @@ pub(crate) struct DiskLane {
     forgets: AtomicBool,
     process: u32,
     closed: AtomicBool,
-}
-
-fn refused(error: &disk::Error) -> PyErr {
-    match error {
-        disk::Error::Argument { .. } | disk::Error::Format { .. } => {
-            Failure::misuse(error.to_string()).into()
-        }
-        disk::Error::System { .. } => Unavailable::new_err(error.to_string()),
-    }
-}
-
-/// The rows of bytes of shape (rows, 32).
-fn rows(name: &'static str, from: &Bound<'_, PyAny>) -> PyResult<Vec<disk::Key>> {
-    Ok(key_rows(name, from)?.into_iter().map(|key| key.0).collect())
-}
-
-/// Whose block has this key, behind this parent.
-fn owner(key: disk::Key, parent: disk::Key) -> Owner {
-    if key[..24] == [0; 24] {
-        Owner::Nobody(key)
-    } else if parent == [0; 32] {
-        Owner::First(key)
-    } else {
-        Owner::After { key, parent }
-    }
-}
-
-fn duration(name: &str, value: f64) -> Outcome<Duration> {
-    Duration::try_from_secs_f64(value)
-        .map_err(|_| Failure::misuse(format!("{name} = {value}: must be seconds, 0 or more")))
 }
 
 #[guarded]
@@ -314,29 +275,7 @@ impl DiskLane {
     fn restore<'py>(&self, py: Python<'py>) -> PyResult<Restored<'py>> {
         self.owned()?;
         let found = wait(py, || self.files.restore()).map_err(|error| refused(&error))?;
-        if found.len() > MOST {
-            return Err(too_many("the table", found.len()).into());
-        }
-        let slots: Vec<u32> = found.iter().map(|record| record.slot).collect();
-        let stamps: Vec<u64> = found.iter().map(|record| record.stamp).collect();
-        let keys: Vec<u8> = found.iter().flat_map(|record| record.owner.key()).collect();
-        let parents: Vec<u8> = found
-            .iter()
-            .flat_map(|record| match record.owner {
-                Owner::After { parent, .. } => parent,
-                Owner::First(_) | Owner::Nobody(_) => [0; 32],
-            })
-            .collect();
-        let bytes = |all: &[u8]| -> PyResult<Bound<'py, PyAny>> {
-            let flat = frozen(&PyBytes::new(py, all), "uint8", all.len(), 0)?;
-            flat.call_method1("reshape", ((found.len(), 32),))
-        };
-        Ok((
-            array(py, &slots, "uint32")?,
-            bytes(&keys)?,
-            bytes(&parents)?,
-            array(py, &stamps, "uint64")?,
-        ))
+        restored(py, &found)
     }
 
     /// Clears what has a smaller stamp. Nothing is reported as written before that is durable.

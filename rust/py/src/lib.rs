@@ -6,6 +6,7 @@
 //! layer: dlpack
 //! layer: buffers answers
 //! layer: arguments keys places plan runs face
+//! layer: on_disk
 //! layer: lease parked ticket prompt
 //! layer: batch
 //! layer: begin cache disk engine finish flights fork park promises questions step sums survey
@@ -32,6 +33,7 @@ mod fork;
 mod gil;
 mod keys;
 mod lease;
+mod on_disk;
 mod park;
 mod parked;
 mod places;

@@ -1,7 +1,7 @@
 //! Looks at a disk without owning it: what folders of blocks have, and how fast the disk itself is.
 
-use crate::error::{Failure, Unavailable};
 use crate::gil::wait;
+use crate::on_disk::refused;
 use blockyard_disk as disk;
 use blockyard_guard::guarded;
 use disk::{Floor, Geometry, Scrubbed, State, Survey, Tally, Way};
@@ -10,15 +10,6 @@ use std::path::PathBuf;
 
 /// Slots by state, in the order of `State::ALL`, and their names.
 type Counts = Vec<(&'static str, u64)>;
-
-fn refused(error: &disk::Error) -> PyErr {
-    match error {
-        disk::Error::Argument { .. } | disk::Error::Format { .. } => {
-            Failure::misuse(error.to_string()).into()
-        }
-        disk::Error::System { .. } => Unavailable::new_err(error.to_string()),
-    }
-}
 
 fn counts(tally: &Tally) -> Counts {
     let name = |state| match state {

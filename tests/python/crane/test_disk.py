@@ -498,21 +498,20 @@ def test_a_process_that_was_forked_is_no_owner(disk: DiskTier) -> None:
 def test_a_wait_for_a_copy_ends_with_it_or_in_time(tmp_path: Path) -> None:
     disk = DiskTier(LAYOUT, tmp_path, blocks=4, identity=OURS)
     memory = MemoryTier(LAYOUT, 4, name="host")
-    keys = np.full((1, 32), 7, np.uint8)
     copier = DiskCopier(disk)
-    slots = np.zeros(1, np.uint32)
-    receipt = copier.start_keyed(memory, disk, slots, slots, keys=keys, parents=keys * 0)
-    (number,) = copier._flying
-    assert disk.lane.wait(number, 30.0)
+    one, none = slots(0), keys(0)
+    receipt = copier.start_keyed(memory, disk, one, one, keys=keys(7), parents=none)
+    ((lane, number),) = copier._flying
+    assert lane.wait(number, 30.0)
     assert receipt is not None
     landed = receipt.poll()
     assert landed is not None
     assert landed.good == 1
     # One that has been taken, and one that never was.
-    assert disk.lane.wait(number, 0.0)
-    assert disk.lane.wait(99, 30)
+    assert lane.wait(number, 0.0)
+    assert lane.wait(99, 30)
     for seconds in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(by.Misuse, match=f"seconds = {seconds:g}|must be 0 or more"):
-            disk.lane.wait(number, seconds)
+        with pytest.raises(by.Misuse, match=f"seconds = {seconds:g}|must be seconds, 0 or more"):
+            lane.wait(number, seconds)
     disk.close()
-    assert disk.lane.wait(number, 30.0)
+    assert lane.wait(number, 30.0)

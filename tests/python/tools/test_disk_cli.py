@@ -49,7 +49,7 @@ def fill(cache: Any) -> set[str]:
         cache.finish(lease)
         cache.demote(64)
         settle(cache)
-    _, found, parents, _ = cache._disk.lane.restore()
+    _, found, parents, _ = cache.crane._tiers["disk"].parts[0].lane.restore()
     assert len(found) == TALKS * BLOCKS
     for row in (*found, *parents):
         keys.add(row.tobytes().hex())

@@ -105,6 +105,7 @@ class BlockLane:
         # The first bytes of a key that is somebody's are not all zeros.
         self.keys[:, 0] |= 1
         self._parents = np.zeros_like(self.keys)
+        self._written = 0
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -155,7 +156,10 @@ class BlockLane:
     def _down(self, slots: "np.ndarray") -> int:
         sources = slots % np.uint32(len(self._memory))
         keys, parents = self.keys[slots], self._parents[slots]
-        return self.lane.submit_down(slots, keys, parents, self._planes(), sources)
+        first = (self.lane.run << 32) + self._written
+        self._written += len(slots)
+        stamps = np.arange(first, first + len(slots), dtype=np.uint64)
+        return self.lane.submit_down(slots, keys, parents, stamps, self._planes(), sources)
 
     def _planes(self) -> list[tuple["np.ndarray", int, int]]:
         nbytes = self._memory.shape[1]

@@ -1,0 +1,75 @@
+//! What crosses to a disk and back: errors, owners of blocks, times, and what is found again.
+
+use crate::buffers::{MOST, array, frozen, too_many};
+use crate::error::{Failure, Outcome, Unavailable};
+use crate::keys::key_rows;
+use blockyard_disk as disk;
+use disk::{Owner, Record};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use std::time::Duration;
+
+/// Slots, keys, parents and stamps.
+pub(crate) type Restored<'py> = (
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+);
+
+pub(crate) fn refused(error: &disk::Error) -> PyErr {
+    match error {
+        disk::Error::Argument { .. } | disk::Error::Format { .. } => {
+            Failure::misuse(error.to_string()).into()
+        }
+        disk::Error::System { .. } => Unavailable::new_err(error.to_string()),
+    }
+}
+
+/// The rows of bytes of shape (rows, 32).
+pub(crate) fn rows(name: &'static str, from: &Bound<'_, PyAny>) -> PyResult<Vec<disk::Key>> {
+    Ok(key_rows(name, from)?.into_iter().map(|key| key.0).collect())
+}
+
+/// Whose block has this key, behind this parent.
+pub(crate) fn owner(key: disk::Key, parent: disk::Key) -> Owner {
+    if key[..24] == [0; 24] {
+        Owner::Nobody(key)
+    } else if parent == [0; 32] {
+        Owner::First(key)
+    } else {
+        Owner::After { key, parent }
+    }
+}
+
+pub(crate) fn duration(name: &str, value: f64) -> Outcome<Duration> {
+    Duration::try_from_secs_f64(value)
+        .map_err(|_| Failure::misuse(format!("{name} = {value}: must be seconds, 0 or more")))
+}
+
+/// Arrays of what is found again.
+pub(crate) fn restored<'py>(py: Python<'py>, found: &[Record]) -> PyResult<Restored<'py>> {
+    if found.len() > MOST {
+        return Err(too_many("the table", found.len()).into());
+    }
+    let slots: Vec<u32> = found.iter().map(|record| record.slot).collect();
+    let stamps: Vec<u64> = found.iter().map(|record| record.stamp).collect();
+    let keys: Vec<u8> = found.iter().flat_map(|record| record.owner.key()).collect();
+    let parents: Vec<u8> = found
+        .iter()
+        .flat_map(|record| match record.owner {
+            Owner::After { parent, .. } => parent,
+            Owner::First(_) | Owner::Nobody(_) => [0; 32],
+        })
+        .collect();
+    let bytes = |all: &[u8]| -> PyResult<Bound<'py, PyAny>> {
+        let flat = frozen(&PyBytes::new(py, all), "uint8", all.len(), 0)?;
+        flat.call_method1("reshape", ((found.len(), 32),))
+    };
+    Ok((
+        array(py, &slots, "uint32")?,
+        bytes(&keys)?,
+        bytes(&parents)?,
+        array(py, &stamps, "uint64")?,
+    ))
+}
