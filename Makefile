@@ -107,6 +107,8 @@ $(INSTALL_STAMP): $(WHEEL_STAMP)
 run: install  ## show that no token is lost; then replay generated traffic with real bytes, and leave a report
 	@printf '%s\n' 'The same conversations, with ample memory and with a quarter of it:'
 	@$(BIN)/blockyard proof
+	@printf '%s\n' '' 'The same talks from a disk, whose first run was killed:'
+	@$(BIN)/python examples/restart.py
 	@$(BIN)/blockyard replay --verify --report target/report.html
 	@printf '%s\n' 'The report: target/report.html' '' 'Next:' \
 		'  $(BIN)/blockyard replay --write-policy on-evict --write-policy second-touch --report target/report.html' \

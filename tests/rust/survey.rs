@@ -83,7 +83,7 @@ fn flip(path: &Path, at: u64) {
 
 fn refused(path: &Path) -> String {
     match Survey::open(path) {
-        Err(error @ Error::System { .. }) => error.to_string(),
+        Err(error @ (Error::System { .. } | Error::Format { .. })) => error.to_string(),
         other => panic!("{other:?}"),
     }
 }

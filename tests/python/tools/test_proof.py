@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -57,7 +58,37 @@ def test_the_command_shows_that_tokens_are_identical() -> None:
     )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "identical" in line]
-    assert line.split()[2:] == ["✓", "✓", "✓", "✓"]
+    assert line.split()[2:] == ["✓", "✓", "✓", "✓", "✓"]
+    (line,) = [line for line in done.stdout.splitlines() if "found after a restart" in line]
+    assert int(line.split()[-1]) > 0
+
+
+def test_what_the_host_has_no_room_for_is_parked_to_a_disk_and_found_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    seeded = Conversation.seeded(5, 8)
+    blocks = sum(-(-conversation.tokens // 8) for conversation in seeded)
+    memory = MemoryBudget(blocks // 4 + 1, 4, "park", disk=blocks)
+    model = Model(ModelConfig(), 5)
+    ample = Play(seeded, MemoryBudget(blocks + 1, 0, "recompute"), model, block_size=8)
+    while not ample.over:
+        ample.step()
+    restored = []
+    for _ in range(2):
+        play = Play(seeded, memory, model, block_size=8, disk_path=tmp_path)
+        restored.append(play.cache.restored)
+        while not play.over:
+            play.step()
+        assert play.cache.audit() is None
+        assert play.tokens == ample.tokens
+        assert play.figures.recomputed == 0
+        assert play.scheduler.stats()["parkings"] == play.scheduler.stats()["preempted"] > 0
+        stats = play.cache.stats()
+        assert min(stats["disk_in"], stats["disk_out"], stats["disk_written_blocks"]) > 0
+        assert stats["disk_corrupt"] == stats["disk_failed"] == 0
+        play.close()
+    assert restored[0] == 0 < restored[1]
+    ample.close()
 
 
 @pytest.mark.parametrize("host", [0, 4])

@@ -1,6 +1,8 @@
 """`blockyard proof`: the same conversations with ample memory and with a part of it."""
 
 import time
+from contextlib import ExitStack
+from tempfile import TemporaryDirectory
 from typing import get_args
 
 import click
@@ -49,10 +51,11 @@ def proof(
 ) -> None:
     """Show that no request loses its work when memory runs out.
 
-    A small Llama-shaped decoder, with real KV in real blocks, answers the same conversations four
+    A small Llama-shaped decoder, with real KV in real blocks, answers the same conversations five
     times: with ample memory; with a part of it, parking the requests that it preempts; with the
-    same part, recomputing them; and parking them again, with room on the host for a quarter of
-    what was parked and a third tier of memory behind it. Every token of every answer must be the
+    same part, recomputing them; parking them again, with room on the host for a quarter of what was
+    parked and a third tier behind it, which is a disk; and once more after a restart, with what
+    lies on that disk. On a GPU the third tier is memory. Every token of every answer must be the
     same.
     """
     try:
@@ -74,16 +77,23 @@ def proof(
         for name, memory in memories.items()
     }
     turns = sum(len(conversation.turns) for conversation in seeded)
-    try:
+    with ExitStack() as ends:
+        for play in plays.values():
+            ends.callback(play.close)
         spent = _play(plays, turns)
         host = max(plays["parking"].figures.kept // _PART, 1)
         memory = MemoryBudget(tight + 1, host, "park", disk=ample)
-        plays["three tiers"] = Play(seeded, memory, model, block_size=_SIZE, on=on)
-        spent |= _play({"three tiers": plays["three tiers"]}, turns)
-        good = _told(_rows(plays, spent), turns)
-    finally:
-        for play in plays.values():
+        path = None
+        if name == "memory":
+            path = ends.enter_context(TemporaryDirectory(prefix="blockyard-proof-"))
+        for third in ("three tiers",) if path is None else ("disk", "restarted"):
+            play = Play(seeded, memory, model, block_size=_SIZE, on=on, disk_path=path)
+            ends.callback(play.close)
+            plays[third] = play
+            spent |= _play({third: play}, turns)
+            # What it has is in the table still, and the next one owns the folder.
             play.close()
+        good = _told(_rows(plays, spent), turns)
     if not good:
         ctx.exit(_BREACH)
 

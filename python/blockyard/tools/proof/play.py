@@ -10,6 +10,7 @@ import numpy as np
 
 from blockyard.crane.copiers import Copier
 from blockyard.crane.devices import NUMPY, Device
+from blockyard.crane.tiers.disk import DiskPath, DiskTier
 from blockyard.engines.model import Model
 from blockyard.engines.rank import Rank
 from blockyard.engines.reference import ReferenceEngine
@@ -27,6 +28,8 @@ from blockyard.yard.parking import PreemptMode
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from blockyard.crane.tiers import Tier
+
 __all__ = ["Figures", "MemoryBudget", "Play"]
 
 # Seconds for which an engine with nothing to compute waits for copies.
@@ -42,7 +45,7 @@ class MemoryBudget(NamedTuple):
     """Blocks."""
     preempt_mode: PreemptMode
     disk: int = 0
-    """Blocks of memory behind the host."""
+    """Blocks of the third tier, behind the host."""
 
 
 @dataclass(slots=True)
@@ -76,6 +79,7 @@ class Play:
             block.
         copier: What moves bytes; None for the copier that suits the memory.
         on: The device that computes, and has the memory.
+        disk_path: Where the third tier's blocks outlive this play; None for memory.
         config: More fields of `Config`.
     """
 
@@ -93,14 +97,22 @@ class Play:
         headroom: Callable[[], HeadroomPolicy] = NoHeadroom,
         copier: Copier | None = None,
         on: Device = NUMPY,
+        disk_path: DiskPath | None = None,
         **config: object,
     ) -> None:
         layout = model.config.layout(block_size=block_size)
         sizes = {"device": memory.device, "host": memory.host, "disk": memory.disk}
-        tiers = on.tiers(layout, *sizes.values())
         self._block_bytes = layout.block_bytes
+        if disk_path is not None:
+            named = {"model": str(model.config), "weights": f"seed {model.seed}"}
+            config = {"namespace": named, "keyed": ("disk",), **config}
         whole = Config.of({"layout": layout, **sizes, **config})
-        self.cache = local(whole, memory=tiers, copier=copier)
+        in_memory = 0 if disk_path is not None else memory.disk
+        tiers = on.tiers(layout, memory.device, memory.host, in_memory)
+        below: Tier | None = tiers[2]
+        if disk_path is not None:
+            below = DiskTier(layout, disk_path, blocks=memory.disk, identity=whole.identity)
+        self.cache = local(whole, memory=(tiers[0], tiers[1], below), copier=copier)
         rank = Rank(model, tiers[0], sampling=sampling)
         self.engine = ReferenceEngine(self.cache, rank, stops=stops, lag=lag, late=late)
         self.scheduler = Scheduler(

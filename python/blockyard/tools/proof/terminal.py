@@ -11,7 +11,7 @@ from blockyard.tools.proof.play import Play
 __all__ = ["ProgressLine", "Row", "table"]
 
 _KIB = 1024
-_LABEL, _COLUMN = 28, 13
+_LABEL, _COLUMN = 29, 13
 """Widths of the table's columns."""
 
 
@@ -74,6 +74,7 @@ def table(rows: Sequence[Row], turns: int) -> str:
         "tokens computed again": [_right(f"{row.play.figures.recomputed:,}") for row in rows],
         "blocks to the third tier": [_moved(row, "disk_in") for row in rows],
         "blocks from the third tier": [_moved(row, "disk_out") for row in rows],
+        "blocks found after a restart": [_right(f"{row.play.cache.restored:,}") for row in rows],
         "bytes moved": [_right(_size(row.play.moved)) for row in rows],
         "steps": [_right(f"{row.play.figures.steps:,}") for row in rows],
         "seconds": [_right(f"{row.seconds:.1f}") for row in rows],
