@@ -62,8 +62,18 @@ class DiskCopier:
         *,
         keys: BlockKeys,
         parents: BlockKeys | None,
+        stamps: NDArray[np.uint64] | None = None,
     ) -> Receipt | None:
         """Takes a copy, as `KeyedCopier.start_keyed`.
+
+        Args:
+            source: As there.
+            destination: As there.
+            sources: As there.
+            destinations: As there.
+            keys: As there.
+            parents: As there.
+            stamps: Those of the blocks, where they were given before; else they are given now.
 
         Raises:
             Misuse: The other side has no memory of this process, or the copier is closed.
@@ -81,7 +91,8 @@ class DiskCopier:
         if len(slots) and int(slots.max()) >= disk.blocks:
             raise Misuse(f"slots = {slots.max()}: the disk has {disk.blocks}")
         flying = _Flying(self, len(slots), (source, destination))
-        stamps = disk.stamps(len(slots)) if down else None
+        if down and stamps is None:
+            stamps = disk.stamps(len(slots))
         for part in disk.parts:
             rows = part.rows(slots)
             if (down and not part.owned) or (rows is not None and not len(rows)):
@@ -89,7 +100,7 @@ class DiskCopier:
             which = slice(None) if rows is None else rows
             planes = [place for plane in part.planes for place in places[plane]]
             local = part.local(slots[which])
-            if stamps is not None and parents is not None:
+            if down and stamps is not None and parents is not None:
                 number = part.lane.submit_down(
                     local, keys[which], parents[which], stamps[which], planes, others[which]
                 )

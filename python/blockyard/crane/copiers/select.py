@@ -6,6 +6,7 @@ from typing import Any
 
 from blockyard._core import Misuse
 from blockyard.crane.copiers import Copier, Pair
+from blockyard.crane.copiers.bounce import BounceCopier
 from blockyard.crane.copiers.cuda import CudaCopier
 from blockyard.crane.copiers.disk import DiskCopier
 from blockyard.crane.copiers.threads import ThreadCopier
@@ -29,9 +30,9 @@ def select_copiers(
 ) -> dict[Pair, Copier]:
     """Returns the copier for each pair of these tiers, and for copies within the device.
 
-    One `DiskCopier` serves all pairs of a disk. On a GPU, one `CudaCopier` serves both ways between
-    the device and a tier of pinned memory. Each other pair gets a `ThreadCopier` of its own, as a
-    slow tier keeps the threads of one busy.
+    One `DiskCopier` serves all pairs of a disk, and a `BounceCopier` those with a GPU. On a GPU,
+    one `CudaCopier` serves both ways between the device and a tier of pinned memory. Each other
+    pair gets a `ThreadCopier` of its own, as a slow tier keeps the threads of one busy.
 
     Args:
         tiers: The tiers by name, from the device down.
@@ -48,12 +49,16 @@ def select_copiers(
         return dict.fromkeys(pairs, given)
     own = {} if given is None else _checked(given, pairs)
     made: dict[Pair, Copier] = {}
-    for tier in tiers.values():
-        if isinstance(tier, DiskTier):
-            made |= dict.fromkeys((pair for pair in pairs if tier.name in pair), DiskCopier(tier))
-    missing = [pair for pair in pairs if pair not in own and pair not in made]
     device = tiers["device"]
     on_gpu = device if isinstance(device, DeviceTier) else None
+    for tier in tiers.values():
+        if isinstance(tier, DiskTier):
+            near = DiskCopier(tier)
+            made |= dict.fromkeys((pair for pair in pairs if tier.name in pair), near)
+            if on_gpu is not None and ("device", tier.name) not in own:
+                far = BounceCopier(on_gpu, tier, near, thresholds)
+                made |= dict.fromkeys([("device", tier.name), (tier.name, "device")], far)
+    missing = [pair for pair in pairs if pair not in own and pair not in made]
     streams = [pair for pair in missing if "device" in pair and on_gpu is not None]
     threads = [pair for pair in missing if pair not in streams]
     for pair in threads:

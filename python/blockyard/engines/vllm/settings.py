@@ -216,7 +216,7 @@ class Settings:
             raise Misuse('disk_path was given, and no size: give "disk": "200 GiB"')
         if not given.get("host"):
             raise Misuse(
-                "disk_path was given, and no host: a GPU's blocks reach the disk through it; give "
+                "disk_path was given, and no host: what ends is kept there first; give "
                 '"host": "16 GiB"'
             )
         weights = namespace.get("weights", {})

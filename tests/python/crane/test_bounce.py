@@ -1,0 +1,166 @@
+"""Copies between a GPU, which is simulated here, and a disk, by way of pinned memory."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockyard as by
+from blockyard.crane.copiers import bounce
+from blockyard.crane.copiers.bounce import BounceCopier
+from blockyard.crane.copiers.disk import DiskCopier
+from blockyard.crane.copiers.select import select_copiers
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.testing.gpu import SimulatedGpu
+from cranes import LAYOUTS, filled
+from disks import LAYOUT, OURS, keys, settle, slots
+
+BLOCKS = 24
+
+
+class Gpu:
+    """A simulated GPU's memory, a disk, and what copies between them."""
+
+    def __init__(self, path: Path, layout: by.KVLayout = LAYOUT, *, seed: int = 0) -> None:
+        self.gpu = SimulatedGpu(seed)
+        self.device = DeviceTier(layout, BLOCKS, gpu=self.gpu)
+        self.disk = DiskTier(layout, path, blocks=BLOCKS, identity=OURS)
+        self.copier = BounceCopier(self.device, self.disk, DiskCopier(self.disk))
+
+    def down(self, *numbers: int, to: Any = None) -> Any:
+        named = keys(*(1 + number for number in numbers))
+        some = slots(*numbers)
+        ends = (self.device, self.disk, some, some if to is None else slots(*to))
+        return self.copier.start_keyed(*ends, keys=named, parents=named * 0)
+
+    def up(self, *numbers: int, to: Any) -> Any:
+        named = keys(*(1 + number for number in numbers))
+        ends = (self.disk, self.device, slots(*numbers), slots(*to))
+        return self.copier.start_keyed(*ends, keys=named, parents=None)
+
+    def close(self) -> None:
+        self.copier.close()
+        self.device.close()
+        self.disk.close()
+
+
+def ended(receipt: Any) -> Any:
+    until = time.monotonic() + 20
+    while (landed := receipt.poll()) is None:
+        assert time.monotonic() < until
+        time.sleep(1e-4)
+    return landed
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("room", [1, 3, 64])
+def test_blocks_pass_through_as_much_memory_as_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, room: int
+) -> None:
+    layout = LAYOUTS[name]
+    monkeypatch.setattr(bounce, "_BYTES", room * layout.block_bytes)
+    one = Gpu(tmp_path, layout, seed=room)
+    filled(one.device, 3)
+    before = [np.array(plane) for plane in host_of(one)]
+    first, second = one.down(*range(10)), one.down(*range(10, 12))
+    assert ended(first) == (10, None)
+    assert ended(second) == (2, None)
+    assert ended(one.up(*range(11, -1, -1), to=range(12, 24))) == (12, None)
+    for plane, was in zip(host_of(one), before, strict=True):
+        assert (plane[12:24] == was[11::-1]).all()
+    assert sorted(one.copier._free) == list(range(min(room, BLOCKS)))
+    one.close()
+
+
+def host_of(one: Gpu) -> list[Any]:
+    """What the device has, as plain arrays."""
+    one.gpu.run()
+    return [np.asarray(plane) for plane in one.device.planes]
+
+
+def test_a_block_that_is_not_there_ends_a_copy_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounce, "_BYTES", 2 * LAYOUT.block_bytes)
+    one = Gpu(tmp_path)
+    assert ended(one.down(*range(6))) == (6, None)
+    (torn,) = tmp_path.glob("*/rank-0/slots")
+    with torn.open("r+b") as file:
+        file.seek(3 * 4096)
+        file.write(b"torn")
+    assert ended(one.up(0, 1, 2, 3, 4, 5, to=range(10, 16))) == (3, by.Cause.CORRUPT)
+    assert sorted(one.copier._free) == [0, 1]
+    one.close()
+
+
+def test_stamps_are_those_of_the_order_of_the_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounce, "_BYTES", 2 * LAYOUT.block_bytes)
+    one = Gpu(tmp_path)
+    receipts = [one.down(*range(5)), one.down(*range(5, 8))]
+    for receipt in receipts:
+        ended(receipt)
+    one.close()
+    again = DiskTier(LAYOUT, tmp_path, blocks=BLOCKS, identity=OURS)
+    assert again.restored().slots.tolist() == list(range(8))
+    again.close()
+
+
+def test_a_reset_ends_all_of_it_and_gives_its_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounce, "_BYTES", 2 * LAYOUT.block_bytes)
+    one = Gpu(tmp_path)
+    receipts = [one.down(*range(5)), one.down(*range(5, 8))]
+    one.copier.reset()
+    assert [receipt.poll() for receipt in receipts] == [(0, by.Cause.FAILED)] * 2
+    assert ended(one.down(9)) == (1, None)
+    one.copier.close()
+    with pytest.raises(by.Misuse, match="closed"):
+        one.down(1)
+    one.close()
+
+
+def test_a_gpu_and_a_disk_are_chosen_one_and_without_a_host_too(tmp_path: Path) -> None:
+    gpu = SimulatedGpu()
+    device = DeviceTier(LAYOUT, 8, gpu=gpu)
+    for number, host in enumerate((None, PinnedTier(LAYOUT, 8, gpu=gpu))):
+        disk = DiskTier(LAYOUT, tmp_path / str(number), blocks=8, identity=OURS)
+        tiers = {"device": device, "disk": disk} | ({} if host is None else {"host": host})
+        copiers = select_copiers(tiers, None, None)  # type: ignore[arg-type]
+        assert isinstance(copiers["device", "disk"], BounceCopier)
+        assert copiers["disk", "device"] is copiers["device", "disk"]
+        assert host is None or isinstance(copiers["host", "disk"], DiskCopier)
+        for copier in {id(one): one for one in copiers.values()}.values():
+            copier.close()
+        disk.close()
+        if host is not None:
+            host.close()
+    device.close()
+
+
+def test_a_yard_keeps_what_a_gpu_evicts_on_a_disk_without_a_host(tmp_path: Path) -> None:
+    gpu = SimulatedGpu(3)
+    for found in (0, 15):
+        device = DeviceTier(LAYOUT, 9, gpu=gpu)
+        config = by.Config.of({"layout": LAYOUT, "device": 9, "namespace": OURS})
+        disk = DiskTier(LAYOUT, tmp_path, blocks=16, identity=config.identity)
+        with by.local(
+            LAYOUT, memory=(device, None, disk), keyed=("disk",), namespace=OURS
+        ) as cache:
+            for talk in range(3):
+                lease = cache.begin(range(100 * talk, 100 * talk + 16))
+                settle(cache)
+                assert lease.cached == found
+                cache.seal(lease, 16)
+                cache.finish(lease)
+                cache.demote(8)
+                settle(cache)
+            assert cache.stats()["disk_idle"] == 12
+            assert cache.stats()["disk_failed"] == 0
+            assert cache.audit() is None
