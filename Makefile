@@ -242,6 +242,7 @@ DISK_JSON := $(if $(OUT),$(OUT),target)/bench-disk.json
 
 bench-disk: install  ## what the disk tier reaches, beside the disk alone and beside a file per block; DISK=/mnt/kv
 	@mkdir -p $(dir $(DISK_JSON))
+	$(BIN)/python benches/python/frozen_disk.py
 	$(BIN)/python benches/python/disk.py --json $(DISK_JSON) $(if $(DISK),--path $(DISK))
 
 PEERS_JSON := $(if $(OUT),$(OUT),target)/bench-peers.json

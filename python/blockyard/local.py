@@ -14,7 +14,7 @@ from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.disk import DiskPath, DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout
-from blockyard.shared.stall import Fact
+from blockyard.shared.stall import Fact, Rule
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import one_of
 from blockyard.yard.cache import KVCache
@@ -127,8 +127,14 @@ class LocalCache(KVCache):
 
     @override
     def standing(self) -> list[Fact]:
-        """Returns what is a stall where it stays as it is, of the crane too."""
-        return super().standing() + self._crane.standing()
+        """Returns what is a stall where it stays as it is, of the crane too.
+
+        A copy that a disk does not end is none: it is given up in time, and the log says so then.
+        """
+        facts = super().standing()
+        if any(fact.rule is Rule.NO_OUTCOME for fact in facts) and self._crane.lasting.busy:
+            facts = [fact for fact in facts if fact.rule is not Rule.NO_OUTCOME]
+        return facts + self._crane.standing()
 
     @override
     def stats(self) -> dict[str, int]:

@@ -99,6 +99,11 @@ class LastingTiers:
             except Unavailable as error:
                 _log.warning("the eviction order is not kept: %s", error)
 
+    @property
+    def busy(self) -> bool:
+        """Whether copies from or to them have not ended."""
+        return any(tier.stats()["disk_in_flight"] for tier in self._tiers)
+
     def stats(self) -> dict[str, int]:
         """Returns what they have done, by the names of `DiskTier.SCHEMA`. Any thread may ask."""
         found: dict[str, int] = {}

@@ -14,6 +14,7 @@ from blockyard._typing import override
 from blockyard.crane.copiers.disk import DiskCopier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.shared.stall import Rule
 from disks import BLOCKS, LAYOUT, OURS, TALKS, keys, opened, settle, slots, talks
 from mounts import ext4, frozen, remount, tmpfs
 
@@ -186,6 +187,27 @@ def test_a_newer_format_a_link_and_wrong_modes_are_refused(tmp_path: Path) -> No
     folder.chmod(0o777)
     with pytest.raises(by.Unavailable, match="others may write to it: chmod go-w"):
         opened(tmp_path / "kv")
+
+
+def test_o10_a_copy_that_a_disk_does_not_end_is_no_loop_that_forgets_a_call(tmp_path: Path) -> None:
+    with ext4(tmp_path / "image", tmp_path / "disk") as disk:
+        cache: Any = impatient(disk, patience=20.0)
+        with frozen(disk):
+            run(cache, 1)
+            while not cache.stats()["disk_held"]:
+                time.sleep(1e-3)
+            assert cache.stats()["flights"] > 0
+            assert not [fact for fact in cache.standing() if fact.rule is Rule.NO_OUTCOME]
+        settle(cache)
+        # One of a loop that has forgotten the crane is said still.
+        lease = cache.begin(range(900, 916))
+        cache.seal(lease, 16)
+        cache.finish(lease)
+        cache.demote(64)
+        assert cache.dispatch()
+        assert [fact for fact in cache.standing() if fact.rule is Rule.NO_OUTCOME]
+        cache.reset()
+        cache.close()
 
 
 class Hanging:
