@@ -197,7 +197,7 @@ def opening(given: Given) -> Iterator[Row]:
 
     with folder(given) as path:
         with local(path / "kv", 1) as cache:
-            own = cache._disk.path
+            own = cache.crane._tiers["disk"].path
         table = records(DiskSurvey(own), layout.block_bytes)
         os.truncate(own / "slots", TABLE * layout.block_bytes)
         (own / "table").write_bytes(table.tobytes())

@@ -7,7 +7,7 @@ use crate::files::{Files, Foreign, Way};
 use crate::folder::{Folder, Place};
 use crate::lane::{Lane, Options};
 use crate::record::Record;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -137,9 +137,15 @@ fn in_order(mut found: Vec<Record>, floor: u64, kept: Option<Vec<u32>>) -> Vec<R
     found.retain(|record| seen.insert(record.owner.key()));
     found.reverse();
     if let Some(kept) = kept {
-        let places: HashMap<u32, usize> = kept.into_iter().zip(0..).collect();
+        let last = found.iter().map(|record| record.slot).max().unwrap_or(0);
         // What nobody could evict then was in use.
-        found.sort_by_key(|record| places.get(&record.slot).copied().unwrap_or(usize::MAX));
+        let mut places = vec![u32::MAX; last as usize + 1];
+        for (slot, place) in kept.into_iter().zip(0..) {
+            if let Some(one) = places.get_mut(slot as usize) {
+                *one = place;
+            }
+        }
+        found.sort_by_key(|record| places[record.slot as usize]);
     }
     found
 }
