@@ -1620,6 +1620,14 @@ class DiskLane:
             Misuse: This process does not own the folder.
         """
 
+    @property
+    def floor(self) -> int:
+        """The floor: what has a smaller stamp was cleared.
+
+        Raises:
+            Misuse: This process does not own the folder.
+        """
+
     def count_as(self, run: int) -> None:
         """Counts as this owner, where that is a later one, before the first block is written.
 

@@ -75,9 +75,9 @@ class LastingTiers:
             for path, what in tier.resting()
         ]
         stats = [tier.stats() for tier in self._tiers]
-        held = sum(one["disk_held"] for one in stats if one["disk_given_up"])
-        if held:
-            lines.append(f"{held} writes hang in the system, and hold their slots of the disk.")
+        hung = sum(one["disk_hung"] for one in stats)
+        if hung:
+            lines.append(f"{hung} writes hang in the system, and hold their slots of the disk.")
         if any(one["disk_clearing"] for one in stats):
             lines.append("A clear is not durable on the disk yet: nothing counts as written there.")
         return tuple(lines)
@@ -92,7 +92,7 @@ class LastingTiers:
         """
         for tier in self._tiers:
             stats = tier.stats()
-            if tier.resting() or stats["disk_held"] or stats["disk_clearing"]:
+            if tier.resting() or stats["disk_hung"] or stats["disk_clearing"]:
                 continue
             try:
                 tier.keep_order(slots)

@@ -22,6 +22,7 @@ const TITLE: &str = "Blockyard's blocks, format ";
 /// Where the numbers of a folder lie, behind the text: floor, run, owner, and a check of the three.
 const NUMBERS: u64 = 4096;
 const NUMBERS_BYTES: usize = 32;
+const COPIES: [u64; 2] = [NUMBERS, 2 * NUMBERS];
 
 /// Where the folder of a rank and an identity is, whoever owns it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -100,7 +101,14 @@ impl Folder {
         if let Some(found) = &found {
             check_text(&whole, found, &text)?;
         }
-        let before = Numbers::read(&file).unwrap_or_default();
+        let before = match Numbers::read(&file) {
+            Some(numbers) => numbers,
+            None if found.is_none() => Numbers::default(),
+            None => {
+                let says = "nobody can say what of it was cleared: wipe it";
+                return Err(refused("read")(io::Error::other(says)));
+            }
+        };
         let made = Self {
             identity,
             before: before.run,
@@ -109,12 +117,13 @@ impl Folder {
             path,
             file,
         };
+        made.write_numbers(before.floor)?;
         if found.is_none() {
             made.file
                 .write_all_at(text.as_bytes(), 0)
+                .and_then(|()| made.file.sync_all())
                 .map_err(refused("write"))?;
         }
-        made.write_numbers(before.floor)?;
         Ok(made)
     }
 
@@ -190,9 +199,12 @@ impl Folder {
             owner: process::id(),
         };
         let refused = |doing| Error::system(self.path.join("identity"), doing);
-        self.file
-            .write_all_at(&numbers.encode(), NUMBERS)
-            .map_err(refused("write"))?;
+        // In two sectors, so that one that has gone bad undoes no clear.
+        for copy in COPIES {
+            self.file
+                .write_all_at(&numbers.encode(), copy)
+                .map_err(refused("write"))?;
+        }
         self.file.sync_all().map_err(refused("sync"))
     }
 }
@@ -238,8 +250,22 @@ impl Numbers {
     }
 
     pub(crate) fn read(file: &File) -> Option<Self> {
+        let found = COPIES.iter().filter_map(|&at| Self::read_at(file, at));
+        // Both rise only, so that the higher one is the later one.
+        found.reduce(|one, other| Self {
+            floor: one.floor.max(other.floor),
+            run: one.run.max(other.run),
+            owner: if other.run > one.run {
+                other.owner
+            } else {
+                one.owner
+            },
+        })
+    }
+
+    fn read_at(file: &File, at: u64) -> Option<Self> {
         let mut bytes = [0; NUMBERS_BYTES];
-        file.read_exact_at(&mut bytes, NUMBERS).ok()?;
+        file.read_exact_at(&mut bytes, at).ok()?;
         let numbers = Self {
             floor: u64::from_le_bytes(bytes[..8].try_into().ok()?),
             run: u32::from_le_bytes(bytes[8..12].try_into().ok()?),

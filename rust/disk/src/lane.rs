@@ -170,7 +170,7 @@ impl Lane {
         if let Some(flying) = flying {
             flying.leave();
             let mut queue = self.shared.queue();
-            queue.note(flying.copy.direction(), false, Instant::now());
+            queue.note_late(flying.copy.direction(), Instant::now());
             queue.land(number);
             self.shared.free(queue);
         }

@@ -22,7 +22,7 @@ pub struct Counts {
     pub failed: u64,
     /// Blocks that were asked for and are not there, torn, or have flipped bits.
     pub doubted: u64,
-    /// Copies that were given up.
+    /// Copies that the disk did not answer in time.
     pub given_up: u64,
     /// How often it has begun to rest.
     pub rests: u64,
@@ -35,6 +35,8 @@ pub struct LaneState {
     pub flying: usize,
     /// Slots that threads write, or may still write after their copy was given up.
     pub held: usize,
+    /// Of these, slots whose copy was given up: their threads hang.
+    pub hung: usize,
     /// Whether copies down fail at once, until the disk is tried again.
     pub down_rests: bool,
     /// Likewise up.
@@ -302,8 +304,13 @@ impl Queue {
     pub(crate) fn give_up(&mut self, number: u64) -> Option<Arc<Flying>> {
         let entry = self.copies.get_mut(&number).filter(|entry| !entry.landed)?;
         entry.cut(0, Short::GivenUp);
-        self.counts.given_up += 1;
         Some(Arc::clone(&entry.flying))
+    }
+
+    fn hung(&self) -> usize {
+        let gone = self.copies.values().filter(|one| one.landed);
+        let down = gone.filter(|one| one.flying.copy.direction() == Direction::Down);
+        down.map(|one| one.busy).sum()
     }
 
     /// Whether a copy has not landed.
@@ -342,12 +349,21 @@ impl Queue {
         }
     }
 
-    /// Takes note of an answer of the disk, or of none in time.
-    pub(crate) fn note(&mut self, direction: Direction, good: bool, now: Instant) {
+    /// Takes note that there was no answer in time.
+    pub(crate) fn note_late(&mut self, direction: Direction, now: Instant) {
+        self.counts.given_up += 1;
+        self.tell(direction, false, now);
+    }
+
+    fn note(&mut self, direction: Direction, good: bool, now: Instant) {
+        self.counts.failed += u64::from(!good);
+        self.tell(direction, good, now);
+    }
+
+    fn tell(&mut self, direction: Direction, good: bool, now: Instant) {
         let breaker = &mut self.breakers[direction as usize];
         let before = breaker.rests(now);
         breaker.note(good, now);
-        self.counts.failed += u64::from(!good);
         self.counts.rests += u64::from(!before && breaker.rests(now));
     }
 
@@ -373,6 +389,7 @@ impl Queue {
         LaneState {
             flying: self.copies.values().filter(|one| !one.landed).count(),
             held: self.held.len(),
+            hung: self.hung(),
             down_rests: self.breakers[Direction::Down as usize].rests(now),
             up_rests: self.breakers[Direction::Up as usize].rests(now),
             clearing: self.pending_floor().is_some(),

@@ -8,6 +8,7 @@ use crate::folder::{Folder, Place};
 use crate::lane::{Lane, Options};
 use crate::record::Record;
 use std::collections::HashSet;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,6 +50,7 @@ impl SlotFiles {
     ) -> Result<Self> {
         let folder = Arc::new(Folder::open(root, fields, rank)?);
         let path = folder.path().to_owned();
+        forget_if_empty(&path, geometry);
         let payloads = Files::open(&path.join("slots"), geometry.payload_bytes(), way)?;
         let table = Files::open(&path.join("table"), geometry.table_bytes(), Way::Buffered)?;
         let way = payloads.way();
@@ -126,6 +128,22 @@ impl SlotFiles {
             // Where that fails the system does it at the end of the process.
             let _ = folder.release();
         }
+    }
+}
+
+/// Removes files of another size that have no block, as an open that found no room elsewhere leaves them.
+fn forget_if_empty(path: &Path, geometry: Geometry) {
+    let length = |name| fs::symlink_metadata(path.join(name)).map_or(0, |meta| meta.len());
+    let (slots, table) = (length("slots"), length("table"));
+    let fits = [0, geometry.payload_bytes()].contains(&slots)
+        && [0, geometry.table_bytes()].contains(&table);
+    let is_void = || {
+        table == 0
+            || fs::read(path.join("table")).is_ok_and(|all| all.iter().all(|&byte| byte == 0))
+    };
+    if !fits && is_void() {
+        let _ = fs::remove_file(path.join("slots"));
+        let _ = fs::remove_file(path.join("table"));
     }
 }
 

@@ -106,6 +106,15 @@ impl DiskLane {
         Ok(self.owned()?.run())
     }
 
+    /// The floor: what has a smaller stamp was cleared.
+    ///
+    /// Raises:
+    ///     Misuse: This process does not own the folder.
+    #[getter]
+    fn floor(&self) -> PyResult<u64> {
+        Ok(self.owned()?.floor())
+    }
+
     /// Counts as this owner, where that is a later one, before the first block is written.
     ///
     /// Args:
@@ -333,6 +342,7 @@ impl DiskLane {
             ("rests", counts.rests),
             ("in_flight", state.flying as u64),
             ("held", state.held as u64),
+            ("hung", state.hung as u64),
             ("down_rests", state.down_rests.into()),
             ("up_rests", state.up_rests.into()),
             ("clearing", state.clearing.into()),

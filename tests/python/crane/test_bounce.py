@@ -1,5 +1,6 @@
 """Copies between a GPU, which is simulated here, and a disk, by way of pinned memory."""
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def ended(receipt: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("room", [1, 3, 64])
+@pytest.mark.parametrize("room", [2, 5, 64])
 def test_blocks_pass_through_as_much_memory_as_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, room: int
 ) -> None:
@@ -72,7 +73,7 @@ def test_blocks_pass_through_as_much_memory_as_there_is(
     assert ended(one.up(*range(11, -1, -1), to=range(12, 24))) == (12, None)
     for plane, was in zip(host_of(one), before, strict=True):
         assert (plane[12:24] == was[11::-1]).all()
-    assert sorted(one.copier._free) == list(range(min(room, BLOCKS)))
+    assert sorted(itertools.chain(*one.copier._free)) == list(range(min(room, BLOCKS)))
     one.close()
 
 
@@ -93,7 +94,7 @@ def test_a_block_that_is_not_there_ends_a_copy_before_it(
         file.seek(3 * 4096)
         file.write(b"torn")
     assert ended(one.up(0, 1, 2, 3, 4, 5, to=range(10, 16))) == (3, by.Cause.CORRUPT)
-    assert sorted(one.copier._free) == [0, 1]
+    assert sorted(itertools.chain(*one.copier._free)) == [0, 1]
     one.close()
 
 
@@ -123,6 +124,45 @@ def test_a_reset_ends_all_of_it_and_gives_its_memory_back(
     one.copier.close()
     with pytest.raises(by.Misuse, match="closed"):
         one.down(1)
+    one.close()
+
+
+def test_a_half_that_is_refused_fails_its_copy_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounce, "_BYTES", 4 * LAYOUT.block_bytes)
+    one = Gpu(tmp_path)
+    start, calls = one.copier._gpu.start, iter(range(100))
+
+    def refuses(*args: Any) -> Any:
+        if next(calls) == 1:
+            raise by.Unavailable("on purpose")
+        return start(*args)
+
+    monkeypatch.setattr(one.copier._gpu, "start", refuses)
+    first, second, third = one.down(0, 1, 2, 3, 4, 5), one.down(6), one.down(7, 8)
+    found = [ended(receipt) for receipt in (first, second, third)]
+    assert sorted(landed.cause is None for landed in found) == [False, True, True]
+    assert sorted(itertools.chain(*one.copier._free)) == [0, 1, 2, 3]
+    one.close()
+
+
+def test_writes_that_hang_leave_room_for_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounce, "_BYTES", 4 * LAYOUT.block_bytes)
+    one = Gpu(tmp_path)
+    assert ended(one.down(0, 1)) == (2, None)
+
+    class Hangs:
+        def poll(self) -> None:
+            return None
+
+    monkeypatch.setattr(one.copier._gpu, "start", lambda *_: Hangs())
+    one.down(*range(2, 12))
+    monkeypatch.undo()
+    monkeypatch.setattr(bounce, "_BYTES", 4 * LAYOUT.block_bytes)
+    assert ended(one.up(0, 1, to=(20, 21))) == (2, None)
     one.close()
 
 

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -437,6 +438,119 @@ def test_a_copy_over_several_disks_ends_before_its_first_bad_block(tmp_path: Pat
 
 
 LATENT_ALONE = by.KVLayout((Plane("latent", 3, 256, replicated=True),), block_size=4, dtype="uint8")
+
+
+def test_a_block_that_two_disks_have_is_found_once(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "ab"]
+    one = Rank(LATENT_ALONE, paths, 0)
+    one.fill(range(4), 2)
+    assert ended(one.down(0, 1)) == (2, None)
+    # The same block again, in a slot of the other disk: as where it was torn, and computed anew.
+    copier, memory = one.copier, one.memory
+    again = copier.start_keyed(memory, one.disk, slots(0), slots(3), keys=keys(1), parents=keys(0))
+    assert ended(again) == (1, None)
+    one.close()
+    last = DiskTier(LATENT_ALONE, paths, blocks=16, identity=OURS)
+    found = last.restored()
+    assert sorted(zip(found.slots.tolist(), found.keys[:, 0].tolist(), strict=True)) == [
+        (1, 2),
+        (3, 1),
+    ]
+    last.close()
+
+
+def test_inv_31_what_one_disk_was_cleared_of_is_cleared_on_all(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "ab"]
+    one = Rank(LATENT_ALONE, paths, 0)
+    assert ended(one.down(0, 1, 2, 3)) == (4, None)
+    # The other one hung then, and the process was killed.
+    assert one.disk.parts[0].lane.clear((one.disk.run << 32) + 4)
+    one.close()
+    for _ in range(2):
+        last = DiskTier(LATENT_ALONE, paths, blocks=16, identity=OURS)
+        assert len(last.restored()) == 0
+        last.close()
+
+
+def test_a_disk_that_refuses_half_a_copy_does_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Rank(LATENT_ALONE, [tmp_path / name for name in "ab"], 0)
+    one.fill(range(4), 2)
+    assert ended(one.down(0, 1)) == (2, None)
+
+    class Refusing:
+        def submit_up(self, *_: Any) -> int:
+            raise by.Unavailable("on purpose")
+
+    refusing: Any = Refusing()
+
+    second = one.disk.parts[1]
+    with monkeypatch.context() as patched:
+        patched.setattr(one.disk, "parts", (one.disk.parts[0], replace(second, lane=refusing)))
+        with pytest.raises(by.Unavailable, match="on purpose"):
+            one.up(0, 1)
+    assert one.copier._flying == {}
+    assert one.disk.parts[0].lane.stats()["in_flight"] == 0
+    with pytest.raises(by.Misuse, match="has a DiskCopier already"):
+        DiskCopier(one.disk)
+    one.close()
+
+
+def test_stamps_rise_also_after_four_billion_blocks(tmp_path: Path) -> None:
+    one = Rank(LATENT_ALONE, tmp_path, 0)
+    run = one.disk.run
+    assert ended(one.down(0, 1)) == (2, None)
+    one.disk._count = (1 << 32) - 2
+    last = one.disk.stamps(1)[0]
+    assert ended(one.down(2, 3)) == (2, None)
+    assert one.disk.run == run + 1
+    assert one.disk.clear()
+    assert ended(one.down(4)) == (1, None)
+    one.close()
+    again = DiskTier(LATENT_ALONE, tmp_path, blocks=16, identity=OURS)
+    found = again.restored()
+    assert found.slots.tolist() == [4]
+    assert found.stamps[0] > last
+    assert again.run == run + 2
+    again.close()
+
+
+def test_room_that_was_taken_in_vain_is_given_back_for_another_size(tmp_path: Path) -> None:
+    # Another path had no room: no block was ever written here.
+    DiskTier(LATENT_ALONE, tmp_path, blocks=16, identity=OURS).close()
+    DiskTier(LATENT_ALONE, tmp_path, blocks=8, identity=OURS).close()
+    one = Rank(LATENT_ALONE, tmp_path, 0, blocks=8)
+    assert ended(one.down(1)) == (1, None)
+    one.close()
+    with pytest.raises(by.Unavailable, match="bytes, and 65536 are wanted"):
+        DiskTier(LATENT_ALONE, tmp_path, blocks=16, identity=OURS)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_inv_31_a_bad_sector_of_a_folders_numbers_undoes_no_clear(
+    tmp_path: Path, *, both: bool
+) -> None:
+    with opened(tmp_path) as cache:
+        talks(cache)
+        cache.clear()
+    (identity,) = tmp_path.glob("*/rank-0/identity")
+    whole = bytearray(identity.read_bytes())
+    for at in (4096, 8192)[: 1 + both]:
+        whole[at] ^= 1
+    identity.write_bytes(whole)
+    if both:
+        with pytest.raises(by.Unavailable, match="wipe it"):
+            opened(tmp_path)
+    else:
+        with opened(tmp_path) as cache:
+            assert cache.restored == 0
+
+
+@pytest.mark.parametrize("path", ["", 3, b"kv", [""], ["kv", None]])
+def test_a_path_that_is_none_is_named(path: Any) -> None:
+    with pytest.raises(by.Misuse, match="give a path, or a list of paths"):
+        DiskTier(LAYOUT, path, blocks=2, identity=OURS)
 
 
 # -- what outlives the process beside blocks -------------------------------------------------------

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import blockyard as by
+from blockyard._typing import override
 from blockyard.crane.tiers import planes_of
 from disks import LAYOUT, OURS, settle
 
@@ -151,6 +152,7 @@ class Disk(RuleBasedStateMachine):
         assert self.cache.audit() is None
         assert self.cache.stats()["corrupt"] == 0
 
+    @override
     def teardown(self) -> None:
         """Removes all of it."""
         self.cache.close()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,37 @@ def test_inv_31_a_reset_below_ends_what_is_on_the_disk_for_every_engine_to_come(
     assert again.restored == 0
     assert again.find("two", [*PROMPT, 1]) == 0
     again.close()
+
+
+def test_inv_31_a_reset_outlives_an_engine_that_ends_before_its_next_step(tmp_path: Path) -> None:
+    first = Engine(tmp_path)
+    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    assert first.scheduler.reset_cache()
+    first.close()
+    for _ in range(2):
+        again = Engine(tmp_path)
+        assert again.restored == 0
+        again.close()
+    last = Engine(tmp_path)
+    last.stow("two", [*PROMPT, 1], [*IDS, 7], 100)
+    last.close()
+    again = Engine(tmp_path)
+    assert again.restored == 4
+    again.close()
+    (marker,) = tmp_path.glob("cleared-*")
+    marker.write_text("what?")
+    with pytest.raises(by.Unavailable, match="what was cleared cannot be read"):
+        Engine(tmp_path)
+
+
+def test_workers_of_which_some_have_no_disk_are_refused(engine: Engine) -> None:
+    ready = engine.worker.get_handshake_metadata()
+    front = engine.scheduler.front
+    front.ready([ready])
+    assert engine.restored == 0
+    front._run = 0
+    with pytest.raises(by.Misuse, match="others have none"):
+        front.ready([ready, replace(ready, rank=1, restored=None)])
 
 
 def test_e9_what_was_planned_before_a_reset_is_not_copied_after_it(engine: Engine) -> None:

@@ -16,6 +16,7 @@ from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
 from blockyard.shared.thresholds import Thresholds
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BounceCopier"]
 
+_log = Limited("blockyard")
 _BYTES: Final = 64 << 20
 """Pinned memory that blocks pass through, where a block is not larger."""
 
@@ -52,7 +54,7 @@ class BounceCopier:
         thresholds: Thresholds | None = None,
     ) -> None:
         layout = device.layout
-        slots = min(max(_BYTES // layout.block_bytes, 1), disk.blocks)
+        slots = max(min(_BYTES // layout.block_bytes, disk.blocks), 2)
         # It is this rank's alone, also planes that ranks share.
         self._memory = PinnedTier(replace(layout, ranks=1), slots, gpu=device.gpu)
         try:
@@ -61,7 +63,7 @@ class BounceCopier:
             self._memory.close()
             raise
         self._disk, self._copier = disk, copier
-        self._free = list(range(slots))
+        self._free = self._all(slots)
         self._flying: deque[_Bounced] = deque()
         self._turning = False
         self._closed = False
@@ -104,8 +106,9 @@ class BounceCopier:
         """Begins what can begin, and takes what has ended."""
         for one in self._flying:
             one.advance()
-            while one.begins and self._free:
-                one.begin(self._free)
+            free = self._free[one.stamps is not None]
+            while one.begins and free:
+                one.begin(free)
         self._flying = deque(one for one in self._flying if one.landed is None)
 
     def first(self, one: "_Bounced", rows: slice, memory: Slots) -> Receipt | None:
@@ -135,9 +138,14 @@ class BounceCopier:
             stamps=one.stamps[rows],
         )
 
-    def give(self, memory: Slots) -> None:
+    @staticmethod
+    def _all(slots: int) -> tuple[list[int], list[int]]:
+        """Each way has a half, so that reads go on where writes hang."""
+        return list(range(slots // 2)), list(range(slots // 2, slots))
+
+    def give(self, one: "_Bounced", memory: Slots) -> None:
         """Takes pinned memory back."""
-        self._free += memory.tolist()
+        self._free[one.stamps is not None].extend(memory.tolist())
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -164,7 +172,7 @@ class BounceCopier:
         for one in self._flying:
             one.end()
         self._flying.clear()
-        self._free = list(range(self._memory.blocks))
+        self._free = self._all(self._memory.blocks)
 
     def close(self) -> None:
         """Ends all copies, and frees the pinned memory."""
@@ -225,25 +233,37 @@ class _Bounced:
         while not part.over:
             if part.receipt is None:
                 begin = self._copier.second if part.half else self._copier.first
-                part.receipt = begin(self, part.rows, part.memory)
+                try:
+                    part.receipt = begin(self, part.rows, part.memory)
+                except Exception as error:  # noqa: BLE001 - it fails this copy, and no other's call
+                    _log.warning("a copy by way of pinned memory was refused: %r", error)
+                    self._over(part, 0, Cause.FAILED)
+                    return
                 if part.receipt is None:
                     return
             landed = part.receipt.poll()
             if landed is None:
                 return
-            first = part.rows.start
-            if first + landed.good < min(part.rows.stop, self._good):
-                self._good, self._cause = first + landed.good, landed.cause or Cause.FAILED
             part.receipt = None
             if part.half or not landed.good:
-                part.over = True
-                self._copier.give(part.memory)
+                self._over(part, landed.good, landed.cause)
                 return
+            self._cut(part, landed.good, landed.cause)
             part.half = True
-            rest = part.memory[landed.good :]
-            self._copier.give(rest)
+            self._copier.give(self, part.memory[landed.good :])
             part.memory = part.memory[: landed.good]
-            part.rows = slice(first, first + landed.good)
+            part.rows = slice(part.rows.start, part.rows.start + landed.good)
+
+    def _over(self, part: "_Part", good: int, cause: Cause | None) -> None:
+        """Ends a part, with fewer blocks than it had or with all."""
+        self._cut(part, good, cause)
+        part.over = True
+        self._copier.give(self, part.memory)
+
+    def _cut(self, part: "_Part", good: int, cause: Cause | None) -> None:
+        end = part.rows.start + good
+        if end < min(part.rows.stop, self._good):
+            self._good, self._cause = end, cause or Cause.FAILED
 
     def end(self) -> None:
         """Ends without the rest."""

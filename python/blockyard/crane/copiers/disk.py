@@ -29,13 +29,19 @@ class DiskCopier:
 
     Args:
         disk: The disk.
-        patience: Seconds after which a copy that hangs has failed.
+        patience: Seconds after which a copy that hangs has failed: since it was submitted, and
+            since the disk has ended another one that way.
     """
 
     def __init__(self, disk: DiskTier, *, patience: float = 30.0) -> None:
         if not patience > 0:
             raise Misuse(f"patience = {patience!r}: must be seconds, more than 0")
+        if disk.copier is not None:
+            raise Misuse(f"{disk.path} has a DiskCopier already: give that one to all pairs")
+        disk.copier = self
         self._disk = disk
+        self._heard: dict[tuple[DiskLane, bool], float] = {}
+        """When a lane has last ended a copy, each way: behind others a copy is not late."""
         self._patience = patience
         self._flying: dict[tuple[DiskLane, int], _Flying] = {}
         self._resting = disk.resting()
@@ -90,37 +96,46 @@ class DiskCopier:
         places = _places(memory)
         if len(slots) and int(slots.max()) >= disk.blocks:
             raise Misuse(f"slots = {slots.max()}: the disk has {disk.blocks}")
-        flying = _Flying(self, len(slots), (source, destination))
+        flying = _Flying(self, len(slots), (source, destination), down=down)
         if down and stamps is None:
             stamps = disk.stamps(len(slots))
-        for part in disk.parts:
-            rows = part.rows(slots)
-            if (down and not part.owned) or (rows is not None and not len(rows)):
-                continue
-            which = slice(None) if rows is None else rows
-            planes = [place for plane in part.planes for place in places[plane]]
-            local = part.local(slots[which])
-            if down and stamps is not None and parents is not None:
-                number = part.lane.submit_down(
-                    local, keys[which], parents[which], stamps[which], planes, others[which]
-                )
-            else:
-                number = part.lane.submit_up(local, keys[which], planes, others[which])
-            flying.open[part.lane, number] = rows
-            self._flying[part.lane, number] = flying
-        flying.until = time.monotonic() + self._patience
+        try:
+            for part in disk.parts:
+                rows = part.rows(slots)
+                if (down and not part.owned) or (rows is not None and not len(rows)):
+                    continue
+                which = slice(None) if rows is None else rows
+                planes = [place for plane in part.planes for place in places[plane]]
+                local = part.local(slots[which])
+                if down and stamps is not None and parents is not None:
+                    number = part.lane.submit_down(
+                        local, keys[which], parents[which], stamps[which], planes, others[which]
+                    )
+                else:
+                    number = part.lane.submit_up(local, keys[which], planes, others[which])
+                flying.open[part.lane, number] = rows
+        except BaseException:
+            # What was submitted of it must not touch memory that is another's by then.
+            for lane, number in flying.open:
+                lane.give_up(number)
+            raise
+        flying.begun = time.monotonic()
+        self._flying |= dict.fromkeys(flying.open, flying)
         return flying
 
     def collect(self) -> None:
         """Takes what the disk's threads have reported, and gives up what has hung for too long."""
         now, failed = time.monotonic(), False
         for (lane, number), flying in list(self._flying.items()):
-            if now > flying.until:
+            since = max(flying.begun, self._heard.get((lane, flying.down), 0.0))
+            if now > since + self._patience:
                 lane.give_up(number, late=True)
         for lane in dict.fromkeys(lane for lane, _ in self._flying):
             for number, good, why in lane.poll():
                 ended = self._flying.pop((lane, number), None)
                 if ended is not None:
+                    if why != "given up":
+                        self._heard[lane, ended.down] = now
                     ended.end((lane, number), good, _CAUSES.get(why, Cause.FAILED))
                     failed |= why not in {"", "corrupt"}
         if failed or self._resting:
@@ -157,14 +172,17 @@ class DiskCopier:
         """Ends all copies, those that have not ended as failed."""
         self._closed = True
         self.reset()
+        self._disk.copier = None
 
 
 class _Flying:
     """A copy under way, and its receipt."""
 
-    __slots__ = ("_blocks", "_cause", "_copier", "_good", "_tiers", "open", "until")
+    __slots__ = ("_blocks", "_cause", "_copier", "_good", "_tiers", "begun", "down", "open")
 
-    def __init__(self, copier: DiskCopier, blocks: int, tiers: tuple[Tier, Tier]) -> None:
+    def __init__(
+        self, copier: DiskCopier, blocks: int, tiers: tuple[Tier, Tier], *, down: bool
+    ) -> None:
         self._copier = copier
         # The threads know addresses alone.
         self._tiers = tiers
@@ -172,7 +190,8 @@ class _Flying:
         self._cause: Cause | None = None
         self.open: dict[tuple[DiskLane, int], NDArray[np.intp] | None] = {}
         """What of it has not ended, and which of its blocks that has; None for all."""
-        self.until = 0.0
+        self.begun = 0.0
+        self.down = down
 
     def end(self, one: tuple[DiskLane, int], good: int, cause: Cause | None) -> None:
         """Takes how a part of it has ended: how many of that part's blocks are good."""

@@ -53,7 +53,7 @@ def select_copiers(
     on_gpu = device if isinstance(device, DeviceTier) else None
     for tier in tiers.values():
         if isinstance(tier, DiskTier):
-            near = DiskCopier(tier)
+            near = tier.copier if isinstance(tier.copier, DiskCopier) else DiskCopier(tier)
             made |= dict.fromkeys((pair for pair in pairs if tier.name in pair), near)
             if on_gpu is not None and ("device", tier.name) not in own:
                 far = BounceCopier(on_gpu, tier, near, thresholds)

@@ -90,6 +90,7 @@ class DiskTier:
         Stat("disk_rests", "rests", "how often it was left alone after failures in a row"),
         Stat("disk_in_flight", "copies", "copies that have not ended"),
         Stat("disk_held", "slots", "slots that its threads write, or hang at"),
+        Stat("disk_hung", "slots", "of these, those whose copy was given up"),
         Stat("disk_down_rests", "disks", "disks that take no writes, until they are tried again"),
         Stat("disk_up_rests", "disks", "disks that take no reads, likewise"),
         Stat("disk_clearing", "disks", "disks on which a clear is not durable yet"),
@@ -124,7 +125,9 @@ class DiskTier:
         if self.blocks < len(paths):
             raise Misuse(f"blocks = {blocks}: fewer than the {len(paths)} paths; give one each")
         self._count = 0
-        self._forgets = False
+        self._floor = 0
+        self.copier: object = None
+        """What copies from and to it: its reports are for one."""
         made: list[Part] = []
         self.parts: tuple[Part, ...] = ()
         """Where its slots are: for each path this rank's own planes, and those that ranks share."""
@@ -152,7 +155,16 @@ class DiskTier:
             raise
         self.parts = tuple(made)
         self._run = max((part.lane.run for part in self._owned()), default=1)
-        self.count_as(self._run)
+        try:
+            self.count_as(self._run)
+            # What one disk was cleared of, and another did not hear in time, is cleared on all.
+            self._floor = max((part.lane.floor for part in self._owned()), default=0)
+            for part in self._owned():
+                if part.lane.floor < self._floor:
+                    part.lane.clear(self._floor)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def path(self) -> Path:
@@ -176,13 +188,22 @@ class DiskTier:
         Raises:
             Unavailable: A disk refuses.
         """
-        self._run = max(self._run, integer("run", run, least=0, most=_SEQUENCE))
+        run = max(self._run, integer("run", run, least=0, most=_SEQUENCE))
         for part in self._owned():
-            part.lane.count_as(self._run)
+            part.lane.count_as(run)
+        self._run = run
 
     def stamps(self, blocks: int) -> NDArray[np.uint64]:
-        """Returns stamps for blocks that are to be written now, in the order of their plan."""
-        first = self._run << 32 | self._count
+        """Returns stamps for blocks that are to be written now, in the order of their plan.
+
+        Raises:
+            Unavailable: A disk refuses to count on, which it is asked once in 2**32 blocks.
+        """
+        if self._count + blocks > _SEQUENCE:
+            # Some day; on all ranks with the same plan.
+            self.count_as(self._run + 1)
+            self._count = 0
+        first = (self._run << 32) + self._count
         self._count += blocks
         return np.arange(first, first + blocks, dtype=np.uint64)
 
@@ -207,6 +228,8 @@ class DiskTier:
                 )
             ]
             found = found.take(np.array(same, bool))
+        if len(own or shared) > 1:
+            found = _once(found.take(found.stamps >= np.uint64(self._floor)))
         return replace(found, share=(0, 1) if own else (self.rank, layout.ranks))
 
     def clear(self, *, patience: float = 1.0) -> bool:
@@ -221,7 +244,7 @@ class DiskTier:
             Whether it is durable, and no restart brings it back. Where not, as on a disk that
             hangs, it is tried on, and `stats` has `disk_clearing`.
         """
-        floor = self._run << 32 | self._count
+        floor = (self._run << 32) + self._count
         owned = list(self._owned())
         for part in owned:
             part.lane.clear(floor, patience=0.0)
@@ -305,13 +328,24 @@ class DiskTier:
         return Restored.joined(found).take(order)
 
 
+def _once(found: Restored) -> Restored:
+    """Returns the rows of each key that were written last: several disks may have the same."""
+    later = np.argsort(found.stamps, kind="stable")[::-1]
+    _, kept = np.unique(found.keys[later].view("V32"), return_index=True)
+    return found.take(np.sort(later[kept]))
+
+
 def _paths(path: DiskPath) -> list[Path]:
     """Returns one path or several, each once.
 
     Raises:
         Misuse: There is none, or one comes twice.
     """
-    given = [path] if isinstance(path, str | os.PathLike) else list(path)
+    given: object = [path] if isinstance(path, str | os.PathLike) else path
+    if not isinstance(given, Sequence) or not all(
+        isinstance(one, str | os.PathLike) and os.fspath(one) for one in given
+    ):
+        raise Misuse(f"disk_path = {path!r}: give a path, or a list of paths")
     paths = [Path(one) for one in given]
     if not paths:
         raise Misuse("disk_path = []: give one path or several")

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from blockyard._core import Keys, Misuse, Unsupported
 from blockyard.engines.connector import Connector
 from blockyard.engines.vllm.identity import Root, Start
+from blockyard.engines.vllm.marker import Marker
 from blockyard.engines.vllm.messages import Ready, Reports, StepOrders
 from blockyard.engines.vllm.resets import Resets
 from blockyard.engines.vllm.settings import Settings
@@ -100,6 +103,8 @@ class SchedulerHalf:
         """Loads that have brought less than was matched."""
         self._steps = 0
         self._run = self._cleared = 0
+        self._marker = Marker(settings.disk_path, config)
+        self._is_durable = True
         self.restored = 0
         """Blocks that all disks had from before."""
 
@@ -129,12 +134,20 @@ class SchedulerHalf:
                 )
             for tier in ("", ".disk") if worker.shared else ():
                 Path(f"{worker.shared}{tier}").unlink(missing_ok=True)
-        offers = sorted((one.rank, one.restored) for one in workers if one.restored is not None)
-        if offers:
-            found = Restored.agreed([restored for _, restored in offers])
-            self.cache.restore("disk", found.slots, found.keys, found.parents)
-            self._run, self.restored = found.run, len(found)
-            _log.info("Blockyard has found %d blocks on the disk again", len(found))
+        workers.sort(key=lambda worker: worker.rank)
+        offers = [worker.restored for worker in workers if worker.restored is not None]
+        if not offers or self._run:
+            return
+        if len(offers) < len(workers):
+            raise Misuse(
+                "some workers have a disk, and others have none: give all the same options"
+            )
+        found = Restored.agreed(offers)
+        self._run = found.run
+        found = found.take(found.stamps >> np.uint64(32) > self._marker.cleared())
+        self.cache.restore("disk", found.slots, found.keys, found.parents)
+        self.restored = len(found)
+        _log.info("Blockyard has found %d blocks on the disk again", len(found))
 
     # -- a request -----------------------------------------------------------------------
 
@@ -209,6 +222,8 @@ class SchedulerHalf:
                 row.settings = row.settings.as_nothing()
         self.connector.clear()
         self._cleared += 1
+        # The workers hear of it with the next step, which may never come.
+        self._is_durable = self._marker.clear(self._run)
 
     def _row(self, request: Any) -> _Row:
         row = self._rows.get(request.request_id)
@@ -382,7 +397,7 @@ class SchedulerHalf:
         """As vLLM's `reset_cache`: nothing that was computed so far is found again."""
         self._end_epoch()
         self.resets.heard()
-        return True
+        return self._is_durable
 
     def _look_for_reset(self) -> None:
         if self.resets.unheard():

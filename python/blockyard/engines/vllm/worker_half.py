@@ -108,8 +108,8 @@ class WorkerHalf:
         self._arrived |= step.arrived
         self._missing |= step.missing
         if step.run > self._run:
-            self._run = step.run
             self._there().crane.lasting.count_as(step.run)
+            self._run = step.run
         if step.cleared > self._cleared:
             # Nobody says whether the weights are what the folder's name says from here on.
             self._cleared = step.cleared
