@@ -334,6 +334,10 @@ fn make(path: &Path) -> Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let says = "the folder that it is to be in is not there: make that one first";
+            return Err(refused("make")(io::Error::other(says)));
+        }
         Err(error) => return Err(refused("make")(error)),
     }
     let meta = fs::symlink_metadata(path).map_err(refused("look at"))?;

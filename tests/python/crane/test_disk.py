@@ -153,6 +153,7 @@ def test_inv_29_what_fails_as_it_opens_owns_nothing(
         ({"disk": 0}, by.Misuse, "disk_path was given, and no size"),
         ({"disk": 1 << 31}, by.Unavailable, "take its room"),
         ({"disk_path": "/proc/nowhere"}, by.Unavailable, "/proc/nowhere"),
+        ({"disk_path": "/no/such/folder"}, by.Unavailable, "make that one first"),
     ],
 )
 def test_bad_input_is_named(
