@@ -27,7 +27,7 @@ CORE = [
         for end in ("ok", "failed", "unknown")
     ),
     *("2.3-again", "2.3-tail", "2.3-tail-air", "2.3-resumed"),
-    *(f"2.7-{row}" for row in range(1, 5)),
+    *(f"2.7-{row}" for row in range(1, 6)),
     *(f"R2-{row}" for row in range(1, 10)),
     *(f"4.1-{row}" for row in range(1, 8)),
     *(f"4.2-{row}" for row in range(8, 16)),

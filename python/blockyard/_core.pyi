@@ -1398,6 +1398,25 @@ class Cache:
     def draining(self) -> bool:
         """Tells whether anything from before a clear is still held or in flight."""
 
+    def withdraw(self, tier: Literal["host", "disk"], slots: _Ints) -> int:
+        """Gives slots of a tier out no more, as their memory is gone: of several disks one is dead.
+
+        What was in them is dropped. All else stays: what follows a dropped block in a sequence is
+        found again when that block is there again. Parked sequences that kept one there are
+        computed again. Slots that a copy still reads or writes leave when it has ended.
+
+        Args:
+            tier: "host" or "disk".
+            slots: Slots of the tier, shape (slots,). Those that were withdrawn before are left.
+
+        Returns:
+            How many blocks were dropped there.
+
+        Raises:
+            InUse: Tickets would lose what they were promised. Nothing is changed.
+            Misuse: It is the device, a tier that is not there, or a slot that it does not have.
+        """
+
     def restore(
         self,
         tier: _Tier,
@@ -1586,6 +1605,8 @@ class DiskLane:
         threads: Threads that read, and as many that write.
         owned: Whether this process writes the folder. One of another process is read, as soon as
             it is there.
+        rest: Seconds for which copies of one way fail at once after three failures in a row; twice
+            as long after each try that fails.
 
     Raises:
         Misuse: A number is out of range.
@@ -1603,6 +1624,7 @@ class DiskLane:
         direct: bool = True,
         threads: int = 4,
         owned: bool = True,
+        rest: float = 0.5,
     ) -> DiskLane: ...
     @property
     def path(self) -> Path:

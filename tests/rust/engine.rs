@@ -588,7 +588,12 @@ impl World {
             5 => {
                 let tier = Tier(1 + self.chance.below(2));
                 let slots = self.chance.below(40) as u32;
-                _ = self.cache.lock().resize(tier, slots);
+                let mut cache = self.cache.lock();
+                if self.chance.one_in(4) {
+                    _ = cache.withdraw(tier, &[slots, slots + 1]);
+                } else {
+                    _ = cache.resize(tier, slots);
+                }
             }
             6 if self.chance.one_in(12) => self.cache.lock().clear(),
             7 if self.chance.one_in(2) => {

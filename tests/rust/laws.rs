@@ -53,6 +53,8 @@ mod tree;
 #[path = "laws/up.rs"]
 mod up;
 mod verbs;
+#[path = "laws/withdrawing.rs"]
+mod withdrawing;
 #[path = "laws/writing.rs"]
 mod writing;
 #[path = "laws/yard.rs"]

@@ -72,6 +72,12 @@ impl Flight {
             waits: None,
         }
     }
+
+    /// The blocks of its moves from this one on.
+    pub(crate) fn blocks_from(&self, first: usize) -> impl Iterator<Item = Id<NodeIx>> {
+        let moves = self.moves.get(first..).unwrap_or_default();
+        moves.iter().filter_map(|step| step.node)
+    }
 }
 
 impl Record for Flight {

@@ -82,6 +82,11 @@ pub(crate) struct Pool {
     free: Option<Link<SlotIx>>,
     /// Slots below this number may be given out; the others retire as they come free.
     limit: u32,
+    /// Slots that were withdrawn, which are not given out either: a bit for each, 64 a word. Empty
+    /// where none was.
+    withdrawn: Vec<u64>,
+    /// How many slots may be given out.
+    room: u32,
 }
 
 impl Pool {
@@ -91,6 +96,8 @@ impl Pool {
             cells: Vec::new(),
             free: None,
             limit: 0,
+            withdrawn: Vec::new(),
+            room: 0,
         };
         pool.reserve(slots)?;
         pool.grow(slots, null);
@@ -116,6 +123,7 @@ impl Pool {
             self.cells[slot as usize].hold = Hold::Null;
         }
         self.limit = slots;
+        self.room = self.room_below(slots);
         // Backwards, so that the lowest is given out first.
         for slot in (first + null..slots).rev() {
             self.push_free(SlotIx::new(slot));
@@ -130,6 +138,26 @@ impl Pool {
         self.limit
     }
 
+    /// How many slots may be given out, null slots included.
+    pub(crate) fn room(&self) -> u32 {
+        self.room
+    }
+
+    /// How many it were with this limit.
+    pub(crate) fn room_below(&self, limit: u32) -> u32 {
+        if self.withdrawn.is_empty() {
+            return limit;
+        }
+        let slots = (0..limit).map(SlotIx::new);
+        limit - slots.filter(|&slot| self.is_withdrawn(slot)).count() as u32
+    }
+
+    #[inline]
+    pub(crate) fn is_withdrawn(&self, slot: SlotIx) -> bool {
+        let word = self.withdrawn.get(slot.at() / 64);
+        word.is_some_and(|word| word >> (slot.at() % 64) & 1 == 1)
+    }
+
     /// All slots, also those beyond the limit.
     pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = SlotIx> + use<> {
         (0..self.len()).map(SlotIx::new)
@@ -138,7 +166,12 @@ impl Pool {
     /// Whether a slot may be given out again when it comes free.
     #[inline]
     pub(crate) fn stays(&self, slot: SlotIx) -> bool {
-        slot.get() < self.limit
+        slot.get() < self.limit && !self.is_withdrawn(slot)
+    }
+
+    /// Whether there are slots that retire as they come free.
+    pub(crate) fn is_shrunk(&self) -> bool {
+        self.limit < self.len() || !self.withdrawn.is_empty()
     }
 
     pub(crate) fn cell(&self, slot: SlotIx) -> &Cell {
@@ -178,10 +211,30 @@ impl Pool {
     /// Sets the size; free slots beyond it are retired. Returns how many were.
     pub(crate) fn set_limit(&mut self, limit: u32) -> u32 {
         self.limit = limit;
+        self.room = self.room_below(limit);
+        self.retire_free()
+    }
+
+    /// Withdraws these slots, all of which the pool has; those that are free are retired. Returns how
+    /// many were.
+    pub(crate) fn withdraw(&mut self, slots: &[SlotIx]) -> u32 {
+        if slots.is_empty() {
+            return 0;
+        }
+        self.withdrawn.resize(self.cells.len().div_ceil(64), 0);
+        for slot in slots {
+            self.withdrawn[slot.at() / 64] |= 1 << (slot.at() % 64);
+        }
+        self.room = self.room_below(self.limit);
+        self.retire_free()
+    }
+
+    /// Retires the free slots that do not stay. Returns how many there were.
+    fn retire_free(&mut self) -> u32 {
         let free: Vec<SlotIx> = std::iter::from_fn(|| self.pop_free()).collect();
         let mut retired = 0;
         for slot in free.into_iter().rev() {
-            if slot.get() < limit {
+            if self.stays(slot) {
                 self.push_free(slot);
             } else {
                 self.cells[slot.at()].hold = Hold::Retired;
@@ -191,12 +244,12 @@ impl Pool {
         retired
     }
 
-    /// Slots that had retired and lie below the limit again. Returns how many there were.
+    /// Slots that had retired and may be given out again. Returns how many there were.
     pub(crate) fn revive(&mut self) -> u32 {
         let mut revived = 0;
-        for slot in (0..self.limit.min(self.len())).rev() {
-            if self.cells[slot as usize].hold == Hold::Retired {
-                self.push_free(SlotIx::new(slot));
+        for slot in (0..self.limit.min(self.len())).rev().map(SlotIx::new) {
+            if self.cells[slot.at()].hold == Hold::Retired && self.stays(slot) {
+                self.push_free(slot);
                 revived += 1;
             }
         }

@@ -166,6 +166,31 @@ impl Cache {
         Ok(resized?)
     }
 
+    /// Gives slots of a tier out no more, as their memory is gone: of several disks one is dead.
+    ///
+    /// What was in them is dropped. All else stays: what follows a dropped block in a sequence is
+    /// found again when that block is there again. Parked sequences that kept one there are
+    /// computed again. Slots that a copy still reads or writes leave when it has ended.
+    ///
+    /// Args:
+    ///     tier: "host" or "disk".
+    ///     slots: Slots of the tier, shape (slots,). Those that were withdrawn before are left.
+    ///
+    /// Returns:
+    ///     How many blocks were dropped there.
+    ///
+    /// Raises:
+    ///     InUse: Tickets would lose what they were promised. Nothing is changed.
+    ///     Misuse: It is the device, a tier that is not there, or a slot that it does not have.
+    fn withdraw(&self, py: Python<'_>, tier: &str, slots: &Bound<'_, PyAny>) -> PyResult<u64> {
+        self.check_open()?;
+        let tier = arguments::tier(tier)?;
+        let slots: Vec<u32> = integers("slots", slots)?;
+        Ok(enter(py, &self.inner, LONG, |state| {
+            state.withdraw(tier, &slots)
+        })?)
+    }
+
     /// Publishes what a tier has kept from before, as its records say.
     ///
     /// It comes once, before the first begin. Blocks that come back are held by no sequence.

@@ -54,6 +54,9 @@ const LIFE: &[Verb] = &[
     ("resize the host", |yard| {
         yard.cache.lock().resize(Tier::HOST, 12).expect("it grows");
     }),
+    ("withdraw of the host", |yard| {
+        yard.cache.lock().withdraw(Tier::HOST, &[11]).expect("fits");
+    }),
     ("resize the device", |yard| {
         yard.cache
             .lock()

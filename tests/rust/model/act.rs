@@ -146,6 +146,15 @@ impl World {
                 self.yard.resize(tier, slots, &answer);
                 return Some(answer.is_err());
             }
+            Op::Withdraw(tier, first, step) => {
+                let tier = usize::from(tier);
+                let last = self.yard.limits.get(tier).copied().unwrap_or(0);
+                let slots = (u32::from(first)..last).step_by(usize::from(step));
+                let slots: Vec<u32> = slots.collect();
+                let answer = self.cache.lock().withdraw(Tier(tier), &slots);
+                self.yard.withdraw(tier, &slots, &answer);
+                return Some(answer.is_err());
+            }
             Op::Spoil(prompt, at, backwards) => return Some(self.spoil(prompt, at, backwards)),
             Op::Restore(tier, ref rows, slip) => return Some(self.restore(tier, rows, slip)),
             _ => return self.act_on_ticket(op),

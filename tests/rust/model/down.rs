@@ -58,7 +58,7 @@ impl Yard {
             let slot = below.expect("it is there");
             // One that a resize left beyond the limit has to go anyway.
             let gone =
-                slot < self.limits[to] && self.idle(to, slot) && !state.holds_block(Tier(to), slot);
+                self.stays(to, slot) && self.idle(to, slot) && !state.holds_block(Tier(to), slot);
             spare += usize::from(gone && above.is_none());
             if let Some(above) = above.filter(|_| gone) {
                 let own = rank(above).unwrap_or(usize::MAX);
@@ -234,7 +234,8 @@ impl Yard {
 
     /// Whether one more copy would find a free slot, and leave all promises backed.
     pub(crate) fn has_room(&self, block: Block, from: usize, to: usize) -> bool {
-        let free = (0..self.limits[to]).find(|slot| !self.slots[to].contains_key(slot));
+        let mut slots = (0..self.limits[to]).filter(|&slot| self.stays(to, slot));
+        let free = slots.find(|slot| !self.slots[to].contains_key(slot));
         let (Some(free), Some(source)) = (free, self.ready(block, from)) else {
             return false;
         };

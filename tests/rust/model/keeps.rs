@@ -48,12 +48,12 @@ impl Yard {
             );
         }
         let blocks = self.blocks_of(computed);
-        let capacity = self.below(DEVICE).map(|tier| self.limits[tier]).max();
-        if capacity.is_none_or(|most| blocks > most as usize) {
+        let capacity = self.below(DEVICE).map(|tier| self.size(tier)).max();
+        if capacity.is_none_or(|most| blocks as u64 > most) {
             let error = Error::TooLarge {
                 tier: Tier(self.below(DEVICE).next().unwrap_or(1)),
                 need: blocks as u64,
-                capacity: u64::from(capacity.unwrap_or(0)),
+                capacity: capacity.unwrap_or(0),
             };
             return assert_eq!(answer, &Err(error));
         }
@@ -185,7 +185,7 @@ impl Yard {
         most: usize,
         answer: &Result<Option<Plan>>,
     ) {
-        if to == DEVICE || to >= self.tiers || self.limits[to] == 0 {
+        if to == DEVICE || to >= self.tiers || self.size(to) == 0 {
             return assert!(matches!(answer, Err(Error::Argument { .. })), "{answer:?}");
         }
         let plan = answer.as_ref().expect("a tier with slots").as_ref();
@@ -262,7 +262,7 @@ impl Yard {
         let may = then.may_go(DEVICE);
         let goes = |block: &&Block| {
             let slot = self.blocks[**block].slots[DEVICE].expect("it is on the device");
-            may.contains(&slot) && slot < self.limits[DEVICE] && !moves(block)
+            may.contains(&slot) && self.stays(DEVICE, slot) && !moves(block)
         };
         Pending {
             moving: path.iter().filter(|block| moves(block)).count() as u32,

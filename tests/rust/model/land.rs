@@ -257,6 +257,12 @@ impl Yard {
         if self.ready(block, tier) != Some(slot) {
             return;
         }
+        self.drop_copy(tier, block, slot);
+        self.break_unbacked(tier);
+    }
+
+    /// The ready copy in the slot is gone, and the keeps of those that kept it.
+    pub(crate) fn drop_copy(&mut self, tier: usize, block: Block, slot: u32) {
         let mut keepers: Vec<_> = self
             .parked
             .iter()
@@ -268,7 +274,6 @@ impl Yard {
         for id in keepers {
             self.break_keep(id);
         }
-        self.break_unbacked(tier);
     }
 
     /// A deadline has passed: destinations are quarantined, sources stay. What a lease loads behind

@@ -26,7 +26,7 @@ impl Yard {
         to: usize,
         answer: &Result<Vec<Plan>>,
     ) {
-        if to >= self.tiers || self.limits[to] == 0 {
+        if to >= self.tiers || self.size(to) == 0 {
             return assert!(matches!(answer, Err(Error::Argument { .. })), "{answer:?}");
         }
         let plans = answer.as_ref().expect("a tier with slots");
@@ -90,7 +90,7 @@ impl Yard {
             || keys.len() != slots.len()
             || parents.len() != slots.len()
             || (0..slots.len()).any(twice)
-            || slots.iter().any(|&slot| slot >= self.limits[tier])
+            || slots.iter().any(|&slot| !self.stays(tier, slot))
             || keys.contains(&NONE)
             || (0..keys.len()).any(|row| in_a_circle(keys, parents, row));
         if wrong {

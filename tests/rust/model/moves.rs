@@ -75,8 +75,7 @@ impl Yard {
     pub(crate) fn retire(&mut self) {
         for tier in 0..self.tiers {
             let leaf = |yard: &Self| {
-                let beyond = yard.slots[tier].range(yard.limits[tier]..);
-                let mut slots = beyond.map(|(&slot, _)| slot);
+                let mut slots = yard.leaving(tier);
                 slots.find(|&slot| {
                     let block = yard.block_in(tier, slot);
                     let block = block.filter(|_| yard.idle(tier, slot) && !yard.read(tier, slot));
@@ -95,7 +94,7 @@ impl Yard {
         let mut at = Some(block);
         while let Some(block) = at
             && let Some(slot) = self.ready(block, tier)
-            && slot >= self.limits[tier]
+            && !self.stays(tier, slot)
             && self.idle(tier, slot)
             && !self.read(tier, slot)
             && self.children(tier, block).is_empty()
@@ -194,8 +193,8 @@ impl Yard {
     /// The core gave out this slot: it must have been free.
     pub(crate) fn take(&mut self, tier: usize, slot: u32, what: What) {
         assert!(
-            slot < self.limits[tier],
-            "slot {slot} lies beyond tier {tier}"
+            self.stays(tier, slot),
+            "slot {slot} of tier {tier} is not to be given out"
         );
         assert!(
             tier > DEVICE || slot >= self.null,
@@ -236,7 +235,7 @@ impl Yard {
             self.evicted[tier] += 1;
         }
         gone.into_iter()
-            .filter(|&slot| slot < self.limits[tier])
+            .filter(|&slot| self.stays(tier, slot))
             .count() as u64
     }
 

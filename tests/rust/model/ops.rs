@@ -81,6 +81,8 @@ pub(crate) enum Op {
     Done(u8),
     Clear,
     Resize(u8, u8),
+    /// The slots of a tier from the first one on, each so many behind the one before.
+    Withdraw(u8, u8, u8),
     DropLease(u8),
     DropParked(u8),
     /// Blocks for a request that does not run yet.
@@ -154,6 +156,7 @@ fn ops() -> impl Strategy<Value = Op> {
         6 => (0..3_u8).prop_map(Op::Done),
         1 => Just(Op::Clear),
         3 => (0..2_u8, 2..28_u8).prop_map(|(a, b)| Op::Resize(a, b)),
+        1 => (0..2_u8, 0..9_u8, 2..9_u8).prop_map(|(a, b, c)| Op::Withdraw(a, b, c)),
         6 => any8().prop_map(Op::DropLease),
         6 => any8().prop_map(Op::DropParked),
     ]
@@ -335,6 +338,7 @@ fn moves() -> impl Strategy<Value = Op> {
         6 => tall().prop_map(|a| Op::Begin(a, 0, 255, false)),
         10 => vec((any8(), good, any::<bool>()), 1..3).prop_map(Op::Land),
         1 => (tier(), on).prop_map(|(a, b)| Op::ResizeOn(a, b)),
+        1 => (tier(), 0..9_u8, 1..9_u8).prop_map(|(a, b, c)| Op::Withdraw(a, b, c)),
         1 => (tier(), 0..10_u8).prop_map(|(a, b)| Op::PromiseOn(a, b)),
         2 => (tall(), any8(), any::<bool>()).prop_map(|(a, b, c)| Op::Spoil(a, b, c)),
         3 => Just(Op::LandAll),

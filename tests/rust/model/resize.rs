@@ -1,7 +1,8 @@
-//! What comes over all of the naive yard: clear and resize.
+//! What comes over all of the naive yard: clear, resize and withdraw.
 
 use crate::yard::{Class, DEVICE, What, Yard};
 use blockyard_core::{Error, Result, Tier};
+use std::collections::BTreeSet;
 
 impl Yard {
     pub(crate) fn clear(&mut self) {
@@ -35,7 +36,9 @@ impl Yard {
             _ => 0,
         };
         if let Err(Error::InUse { tier: at, want, .. }) = answer {
-            assert_eq!((*at, *want), (Tier(tier), u64::from(slots - null)));
+            let before = std::mem::replace(&mut self.limits[tier], slots);
+            assert_eq!((*at, *want), (Tier(tier), self.size(tier)));
+            self.limits[tier] = before;
             // With every keep broken, were that allowed, it must not have fitted.
             assert!(!self.fits_somehow(tier, slots), "refused, and would fit");
             self.headroom += headroom;
@@ -53,6 +56,42 @@ impl Yard {
         if headroom > 0 {
             self.set_headroom(headroom);
         }
+    }
+
+    /// The memory of these slots is gone. What a refusal leaves is compared by the caller.
+    pub(crate) fn withdraw(&mut self, tier: usize, slots: &[u32], answer: &Result<u64>) {
+        if tier == DEVICE || tier >= self.tiers {
+            return assert!(matches!(answer, Err(Error::Argument { .. })));
+        }
+        let mut other = self.clone();
+        let dropped = other.lose(tier, slots);
+        while other.unbacked(tier) {
+            let Some(youngest) = other.youngest(tier) else {
+                let refused = matches!(answer, Err(Error::InUse { tier: at, want, used })
+                    if *at == Tier(tier) && *want == other.size(tier) && used > want);
+                return assert!(refused, "{answer:?}");
+            };
+            other.break_keep(youngest);
+        }
+        assert_eq!(answer, &Ok(dropped));
+        *self = other;
+        self.settle();
+    }
+
+    /// Drops what is ready in these slots, with the keeps that need it; returns how many there were.
+    fn lose(&mut self, tier: usize, slots: &[u32]) -> u64 {
+        let slots: BTreeSet<u32> = slots.iter().copied().collect();
+        let mut dropped = 0;
+        for &slot in slots.difference(&self.withdrawn[tier].clone()) {
+            let block = self.block_in(tier, slot);
+            if let Some(block) = block.filter(|&block| self.ready(block, tier) == Some(slot)) {
+                self.drop_copy(tier, block, slot);
+                self.retire();
+                dropped += 1;
+            }
+        }
+        self.withdrawn[tier].extend(slots);
+        dropped
     }
 
     pub(crate) fn used(&self, tier: usize) -> u64 {

@@ -26,10 +26,7 @@ pub(crate) fn table(state: &State, block_size: u64, lease: LeaseId) -> Vec<u32> 
 
 impl Yard {
     pub(crate) fn need(&self, tokens: u64, reserve: u64) -> Result<(usize, usize), Error> {
-        let (need, capacity) = (
-            self.blocks_of(tokens + reserve),
-            u64::from(self.limits[DEVICE] - self.null),
-        );
+        let (need, capacity) = (self.blocks_of(tokens + reserve), self.size(DEVICE));
         if need as u64 > capacity {
             return Err(Error::TooLarge {
                 tier: Tier::DEVICE,
@@ -276,7 +273,7 @@ impl Yard {
                         }
                         Some(published) => {
                             let backs = self.may_go(DEVICE).contains(&published)
-                                && published < self.limits[DEVICE];
+                                && self.stays(DEVICE, published);
                             if self.ready(block, DEVICE).is_none()
                                 || (backs && self.spare(DEVICE) < 1)
                             {

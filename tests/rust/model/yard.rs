@@ -117,6 +117,8 @@ pub(crate) struct Yard {
     /// How many tiers it was made with.
     pub(crate) tiers: usize,
     pub(crate) limits: [u32; MAX_TIERS],
+    /// Slots whose memory is gone.
+    pub(crate) withdrawn: [BTreeSet<u32>; MAX_TIERS],
     pub(crate) blocks: Vec<Node>,
     pub(crate) slots: [BTreeMap<u32, What>; MAX_TIERS],
     /// Idle slots of the device, the next to go first within its class.
@@ -163,7 +165,7 @@ impl Yard {
 
     /// The tiers below this one that have slots, from the top.
     pub(crate) fn below(&self, tier: usize) -> impl Iterator<Item = usize> {
-        (tier + 1..self.tiers).filter(|&tier| self.limits[tier] > 0)
+        (tier + 1..self.tiers).filter(|&tier| self.size(tier) > 0)
     }
 
     /// The block whose copy, ready or on its way, is in the slot.
@@ -303,16 +305,30 @@ impl Yard {
     pub(crate) fn takeable(&self, tier: usize) -> u64 {
         self.may_go(tier)
             .into_iter()
-            .filter(|&slot| slot < self.limits[tier])
+            .filter(|&slot| self.stays(tier, slot))
             .count() as u64
     }
 
     pub(crate) fn size(&self, tier: usize) -> u64 {
-        u64::from(self.limits[tier] - if tier == DEVICE { self.null } else { 0 })
+        let null = if tier == DEVICE { self.null } else { 0 };
+        let slots = (null..self.limits[tier]).filter(|&slot| self.stays(tier, slot));
+        slots.count() as u64
+    }
+
+    /// Whether the slot may be given out, were it free.
+    pub(crate) fn stays(&self, tier: usize, slot: u32) -> bool {
+        slot < self.limits[tier] && !self.withdrawn[tier].contains(&slot)
+    }
+
+    /// Slots that hold something, and that are given out no more.
+    pub(crate) fn leaving(&self, tier: usize) -> impl Iterator<Item = u32> {
+        let held = self.slots[tier].keys().copied();
+        held.filter(move |&slot| !self.stays(tier, slot))
     }
 
     pub(crate) fn free(&self, tier: usize) -> u64 {
-        self.size(tier) - self.slots[tier].range(..self.limits[tier]).count() as u64
+        let held = self.slots[tier].len() - self.leaving(tier).count();
+        self.size(tier) - held as u64
     }
 
     pub(crate) fn promised(&self, tier: usize) -> u64 {
@@ -349,7 +365,7 @@ impl Yard {
 
     pub(crate) fn sizes(&self, tier: usize) -> TierStats {
         let mut stats = TierStats {
-            capacity: self.size(tier) + self.slots[tier].range(self.limits[tier]..).count() as u64,
+            capacity: self.size(tier) + self.leaving(tier).count() as u64,
             free: self.free(tier),
             takeable: self.takeable(tier),
             promised: self.promised(tier),

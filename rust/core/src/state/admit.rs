@@ -63,7 +63,7 @@ impl State {
     /// So many blocks, or `TooLarge` if the tier can never hold them.
     pub(super) fn fits(&self, tier: Tier, need: u64) -> Result<u32> {
         let null = self.config.null_slots_of(tier);
-        let capacity = u64::from(self.tiers[tier].pool.limit() - null);
+        let capacity = u64::from(self.tiers[tier].pool.room() - null);
         if need > capacity {
             return Err(Error::TooLarge {
                 tier,

@@ -72,7 +72,7 @@ impl State {
     /// takeable slots suffice; `false`, with nothing broken, if it was wrong.
     pub(super) fn make_room(&mut self, tier: Tier, need: u32) -> bool {
         let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
-        if deficit > FEW && !self.tiers[tier].is_shrunk() {
+        if deficit > FEW && !self.tiers[tier].pool.is_shrunk() {
             self.evict_batch(tier, deficit as usize);
         }
         self.warm_room(tier, need);

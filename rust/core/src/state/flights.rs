@@ -181,7 +181,7 @@ impl State {
             }
             return Ok(true);
         }
-        self.cut_kept(&moves, to);
+        self.cut_kept(moves.iter().filter_map(|step| step.node), to);
         for step in &moves {
             if let Some(node) = self.arrival(to, step) {
                 self.detach(node, to);

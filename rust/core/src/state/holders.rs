@@ -93,7 +93,7 @@ impl State {
             let help = "this cache was made without that tier";
             return Err(Error::argument("tier", tier.name(), help));
         };
-        Ok(tier_state.pool.limit() - self.config.null_slots_of(tier))
+        Ok(tier_state.pool.room() - self.config.null_slots_of(tier))
     }
 
     /// The last step that the engine has done, if it has done one.

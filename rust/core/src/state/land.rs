@@ -5,7 +5,7 @@ use super::State;
 use crate::arena::Found;
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Move, Purpose};
-use crate::id::{FlightIx, LeaseId, NodeIx, ParkedId, ParkedIx, Retention, Tier};
+use crate::id::{FlightIx, LeaseId, NodeIx, ParkedId, ParkedIx, Retention, SlotIx, Tier};
 use crate::plan::{End, Outcome};
 use crate::pool::Hold;
 use crate::record::{Keep, Phase};
@@ -82,7 +82,7 @@ impl State {
         match flight.purpose {
             Purpose::Nothing => {}
             Purpose::Below { parked } => {
-                self.cut_kept(flight.moves.get(good..).unwrap_or_default(), to);
+                self.cut_kept(flight.blocks_from(good), to);
                 let kept = self.land_below(flight, good);
                 if let Some(id) = parked {
                     self.count_failures(id, &kept.failed);
@@ -106,7 +106,7 @@ impl State {
                 }
             }
             Purpose::Stow => {
-                self.cut_kept(flight.moves.get(good..).unwrap_or_default(), to);
+                self.cut_kept(flight.blocks_from(good), to);
                 self.land_below(flight, good);
                 self.break_unbacked(to);
             }
@@ -353,18 +353,24 @@ impl State {
         }
     }
 
-    /// A copy below failed its checksum: it is dropped, and others stay. Parked sequences that kept it
-    /// are computed again.
+    /// A copy below failed its checksum: it is dropped, and others stay.
     fn drop_corrupt(&mut self, tier: Tier, bad: Move) {
-        let read = |state: &Self| {
-            let node = bad.node.and_then(|id| state.trie.live(id))?;
-            (state.ready(node, tier) == Some(bad.from)).then_some(node)
+        let node = bad.node.and_then(|id| self.trie.live(id));
+        let Some(node) = node.filter(|&node| self.ready(node, tier) == Some(bad.from)) else {
+            return;
         };
-        let Some(node) = read(self) else { return };
+        self.counters.corrupt += u64::from(self.drop_copy(tier, node, bad.from));
+        self.break_unbacked(tier);
+    }
+
+    /// Drops the ready copy in this slot, which nobody can read any more. Parked sequences that kept
+    /// it are computed again. `false`: it has gone with those. Promises may lack backing after it.
+    pub(super) fn drop_copy(&mut self, tier: Tier, node: NodeIx, slot: SlotIx) -> bool {
         // So that it is dropped here, wherever it stands when its keeps have gone.
-        self.pin(tier, bad.from);
+        self.pin(tier, slot);
+        let id = self.trie.id(node);
         // Where the device is the engine's; it leaves nothing to break then.
-        self.cut_kept(&[bad], tier);
+        self.cut_kept(std::iter::once(id), tier);
         if self.keeps_at(node, tier) > 0 {
             let keepers: Vec<ParkedIx> = self
                 .parked
@@ -377,13 +383,13 @@ impl State {
             }
         }
         // An anonymous block dissolved with its keep.
-        if let Some(node) = read(self) {
+        let lives = self.trie.live(id).is_some() && self.ready(node, tier) == Some(slot);
+        if lives {
             self.detach(node, tier);
-            self.free(tier, bad.from);
+            self.free(tier, slot);
             self.remove_if_gone(node);
-            self.counters.corrupt += 1;
         }
-        self.break_unbacked(tier);
+        lives
     }
 
     /// Lands a batch, checked before the first is applied, then reports step `done` as done.

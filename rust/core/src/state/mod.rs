@@ -37,6 +37,7 @@ mod ticket;
 mod tier;
 mod transitions;
 mod view;
+mod withdraw;
 
 pub use audit::Violation;
 pub use begin::{Filling, Request};

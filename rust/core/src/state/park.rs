@@ -49,7 +49,7 @@ impl State {
         let limits = self
             .tiers
             .below(Tier::DEVICE)
-            .map(|tier| self.tiers[tier].pool.limit());
+            .map(|tier| self.tiers[tier].pool.room());
         let capacity = limits.max().unwrap_or(0);
         if capacity == 0 || blocks > capacity {
             return Err(Error::TooLarge {
@@ -118,7 +118,7 @@ impl State {
         let mut refused = None;
         for only in [false, true] {
             for tier in self.tiers.below(Tier::DEVICE) {
-                if self.tiers[tier].pool.limit() == 0 {
+                if self.tiers[tier].pool.room() == 0 {
                     continue;
                 }
                 let homes = Homes { tier, only };

@@ -56,7 +56,7 @@ impl State {
 
     /// A tier below the device that has slots.
     pub(super) fn check_lower(&self, tier: Tier) -> Result<()> {
-        let has_slots = |tier| self.tiers.get(tier).is_some_and(|one| one.pool.limit() > 0);
+        let has_slots = |tier| self.tiers.get(tier).is_some_and(|one| one.pool.room() > 0);
         if tier > Tier::DEVICE && has_slots(tier) {
             return Ok(());
         }

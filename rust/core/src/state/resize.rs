@@ -96,7 +96,7 @@ impl State {
     }
 
     fn shrink(&mut self, tier: Tier, slots: u32, null: u32) -> Result<()> {
-        let want = u64::from(slots - null);
+        let want = u64::from(self.tiers[tier].pool.room_below(slots) - null);
         let before = self.tiers[tier].pool.limit();
         let free: Vec<SlotIx> = self.tiers[tier].pool.free_slots().collect();
         let mut fits = self.set_limit(tier, slots) && self.tiers[tier].ledger.used() <= want;
@@ -104,7 +104,7 @@ impl State {
         if !fits {
             keepers = self.keepers_on(tier);
             let least = self
-                .used_without(tier, &keepers)
+                .used_without(tier, &keepers, |_| false)
                 .filter(|&used| self.config.recompute && used <= want);
             if least.is_none() {
                 // Where promises lose their backing, the blocks that they lack count as used.
@@ -132,9 +132,14 @@ impl State {
         Ok(())
     }
 
-    /// What would be in use at the limit if these keeps, all that are on the tier, were broken; `None`
-    /// if promises would lose their backing even so.
-    fn used_without(&self, tier: Tier, keepers: &[ParkedIx]) -> Option<u64> {
+    /// What would be in use at the limit if these keeps, all that are on the tier, were broken, and
+    /// some slots withdrawn, which `leaves` tells; `None` if promises would lose their backing.
+    pub(super) fn used_without(
+        &self,
+        tier: Tier,
+        keepers: &[ParkedIx],
+        leaves: impl Fn(SlotIx) -> bool,
+    ) -> Option<u64> {
         let (pool, ledger) = (&self.tiers[tier].pool, &self.tiers[tier].ledger);
         let kept = self.kept_pins(tier);
         let kept = |slot: SlotIx| {
@@ -145,27 +150,28 @@ impl State {
         };
         // An anonymous block dissolves with its last keep, also one that is in flight, or that is kept
         // elsewhere and has another copy here.
-        let mut lost = BTreeMap::new();
+        let mut unkept = BTreeMap::new();
         let paths = keepers.iter().map(|&keeper| &self.parked[keeper].path);
         for &node in paths.flatten() {
             if self.trie[node].is_anonymous() {
-                *lost.entry(node).or_insert(0) += 1;
+                *unkept.entry(node).or_insert(0) += 1;
             }
         }
         let dissolves = |slot: SlotIx| {
             let node = self.node_in(tier, slot);
-            node.is_some_and(|node| lost.get(&node) == Some(&self.trie[node].keeps.count()))
+            node.is_some_and(|node| unkept.get(&node) == Some(&self.trie[node].keeps.count()))
         };
         let idle = |slot: SlotIx| matches!(self.hold(tier, slot), Hold::Idle { .. });
-        let gone = |slot: SlotIx| dissolves(slot) && (idle(slot) || kept(slot));
-        let blocked = self.blocked_without(tier, dissolves);
+        let lost = |slot: SlotIx| leaves(slot) && self.hold(tier, slot).is_ready();
+        let gone = |slot: SlotIx| lost(slot) || dissolves(slot) && (idle(slot) || kept(slot));
+        let blocked = self.blocked_without(tier, |slot| lost(slot) || dissolves(slot));
         let promised = match tier {
             Tier::DEVICE => ledger.promised(),
             _ => self.kept_by_tickets(tier),
         };
         let (mut used, mut backing) = (promised, 0);
         for (slot, cell) in pool.cells() {
-            let below = u32::from(pool.stays(slot));
+            let below = u32::from(pool.stays(slot) && !leaves(slot));
             match cell.hold {
                 Hold::Null | Hold::Retired => {}
                 Hold::Free { .. } => backing += below,
@@ -205,8 +211,8 @@ impl State {
         let mut blocked = vec![false; pool.len() as usize];
         for (slot, cell) in pool.cells() {
             let filling = tier > Tier::DEVICE && matches!(cell.hold, Hold::Filling { .. });
-            let mut at = Some(slot).filter(|&slot| (filling || cell.readers > 0) && !gone(slot));
-            while let Some(slot) = at.filter(|&slot| !blocked[slot.at()]) {
+            let mut at = Some(slot).filter(|_| filling || cell.readers > 0);
+            while let Some(slot) = at.filter(|&slot| !blocked[slot.at()] && !gone(slot)) {
                 blocked[slot.at()] = true;
                 at = self.parent_slot(tier, slot);
             }
@@ -239,7 +245,7 @@ impl State {
     }
 
     /// Counts the takeable slots again: those beyond the limit back no promise.
-    fn recount(&mut self, tier: Tier) {
+    pub(super) fn recount(&mut self, tier: Tier) {
         let slots = self.tiers[tier].pool.slots();
         let takeable = slots.filter(|&slot| self.takeable(tier, slot)).count() as u32;
         self.tiers[tier].ledger.set_takeable(takeable);

@@ -110,10 +110,11 @@ impl State {
                 return Err(Error::argument(name, rows, help));
             }
         }
-        let limit = self.tiers[tier].pool.limit();
-        let mut taken = vec![false; limit as usize];
+        let pool = &self.tiers[tier].pool;
+        let mut taken = vec![false; pool.limit() as usize];
         for &slot in slots {
-            let Some(place) = taken.get_mut(slot as usize) else {
+            let place = taken.get_mut(slot as usize);
+            let Some(place) = place.filter(|_| pool.stays(SlotIx::new(slot))) else {
                 let help = "the tier has no such slot";
                 return Err(Error::argument("slots", slot, help));
             };

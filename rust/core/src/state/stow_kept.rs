@@ -4,8 +4,8 @@
 use super::State;
 use super::stow::Above;
 use crate::error::{Error, Result};
-use crate::flight::{Move, Purpose};
-use crate::id::{Ix, Key, MAX_TIERS, NodeIx, ParkedId, SlotIx, Tier};
+use crate::flight::Purpose;
+use crate::id::{Id, Ix, Key, MAX_TIERS, NodeIx, ParkedId, SlotIx, Tier};
 use crate::index::{Tag, mix};
 use crate::keeps::Keeps;
 use crate::plan::Plan;
@@ -155,7 +155,7 @@ impl State {
     /// The nearest lower tier that has room for what of a path is not below yet.
     fn choose_tier(&self, path: &[Option<NodeIx>]) -> Result<Tier> {
         let below = || self.tiers.below(Tier::DEVICE);
-        let limits = below().map(|tier| self.tiers[tier].pool.limit());
+        let limits = below().map(|tier| self.tiers[tier].pool.room());
         let capacity = limits.max().unwrap_or(0);
         if path.len() > capacity as usize {
             return Err(Error::TooLarge {
@@ -165,7 +165,7 @@ impl State {
             });
         }
         let mut refused = None;
-        for to in below().filter(|&to| self.tiers[to].pool.limit() > 0) {
+        for to in below().filter(|&to| self.tiers[to].pool.room() > 0) {
             let Some(costs) = self.stow_cost(path, to) else {
                 return Err(Error::Unsupported {
                     what: "kept requests that share a block",
@@ -211,14 +211,14 @@ impl State {
         Some(costs)
     }
 
-    /// Copies of these moves on a tier are lost, or their end is unknown. Where the device is the
+    /// Copies of these blocks on a tier are lost, or their end is unknown. Where the device is the
     /// engine's there is no other of a block whose home the tier is: the requests that keep it keep
     /// only what is before it.
-    pub(super) fn cut_kept(&mut self, moves: &[Move], tier: Tier) {
+    pub(super) fn cut_kept(&mut self, blocks: impl Iterator<Item = Id<NodeIx>>, tier: Tier) {
         if !self.config.engine {
             return;
         }
-        let lost = moves.iter().filter_map(|step| self.trie.live(step.node?));
+        let lost = blocks.filter_map(|id| self.trie.live(id));
         let lost: Vec<NodeIx> = lost.filter(|&node| self.keeps_at(node, tier) > 0).collect();
         if lost.is_empty() {
             return;

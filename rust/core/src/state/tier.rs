@@ -66,7 +66,7 @@ impl Tiers {
     /// The nearest one below this one that has slots: where its blocks go down to.
     #[inline]
     pub(crate) fn next_below(&self, tier: Tier) -> Option<Tier> {
-        self.below(tier).find(|&below| self[below].pool.limit() > 0)
+        self.below(tier).find(|&below| self[below].pool.room() > 0)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &TierState> {
@@ -194,11 +194,6 @@ impl TierState {
             self.put(slot, Hold::Retired);
         }
         node
-    }
-
-    /// Whether slots lie beyond its size, which retire as they come free.
-    pub(super) fn is_shrunk(&self) -> bool {
-        self.pool.limit() < self.pool.len()
     }
 
     /// Frees idle slots that have left the order and lie below the limit.

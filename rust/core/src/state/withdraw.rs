@@ -1,0 +1,57 @@
+//! Withdraw: the memory of some slots is gone, as where one of several disks has died. They leave the
+//! capacity, and what was in them is lost; all others stay as they are.
+
+use super::State;
+use crate::error::{Error, Result};
+use crate::id::{Ix, SlotIx, Tier};
+
+impl State {
+    /// Gives these slots of a tier below the device out no more. Ready copies in them are dropped:
+    /// what follows them in a sequence stays, and parked sequences that kept them are computed again.
+    /// Slots that a copy still reads or writes leave when it has ended. Slots that were withdrawn
+    /// before are left as they are. Returns how many copies were dropped.
+    ///
+    /// It takes time in proportion to the tier.
+    ///
+    /// # Errors
+    /// `Argument` for the device, a tier that is not there, or a slot that is out of range; `InUse`
+    /// where tickets would lose what they were promised though all parked sequences of the tier were
+    /// given up. Nothing is changed then.
+    pub fn withdraw(&mut self, tier: Tier, slots: &[u32]) -> Result<u64> {
+        if tier == Tier::DEVICE || !self.tiers.has(tier) {
+            let help = "name a tier below the device that this cache was made with";
+            return Err(Error::argument("tier", tier.name(), help));
+        }
+        let pool = &self.tiers[tier].pool;
+        if let Some(&slot) = slots.iter().find(|&&slot| slot >= pool.len()) {
+            return Err(Error::argument("slots", slot, "the tier has no such slot"));
+        }
+        let mut fresh: Vec<SlotIx> = slots.iter().copied().map(SlotIx::new).collect();
+        fresh.retain(|&slot| !pool.is_withdrawn(slot));
+        fresh.sort_unstable();
+        fresh.dedup();
+        let leaves = |slot: SlotIx| fresh.binary_search(&slot).is_ok();
+        let keepers = self.keepers_on(tier);
+        if self.used_without(tier, &keepers, leaves).is_none() {
+            let given = fresh.iter().filter(|&&slot| pool.stays(slot)).count() as u32;
+            let want = u64::from(pool.room() - given);
+            // The blocks that tickets would lack count as used.
+            let used = self.tiers[tier].ledger.used().max(want + 1);
+            return Err(Error::InUse { tier, want, used });
+        }
+        let mut dropped = 0;
+        for &slot in &fresh {
+            let node = self.node_in(tier, slot);
+            if let Some(node) = node.filter(|&node| self.ready(node, tier) == Some(slot)) {
+                self.drop_copy(tier, node, slot);
+                dropped += 1;
+            }
+        }
+        let tier_state = &mut self.tiers[tier];
+        let retired = tier_state.pool.withdraw(&fresh);
+        tier_state.ledger.retire(retired);
+        self.recount(tier);
+        self.break_unbacked(tier);
+        Ok(dropped)
+    }
+}
