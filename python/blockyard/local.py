@@ -14,11 +14,13 @@ from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.disk import DiskPath, DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout
+from blockyard.shared.plan import Cause
 from blockyard.shared.stall import Fact, Rule
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, ConfigKeywords, agree
+from blockyard.yard.dead_disks import Stripes, withdraw_dead
 from blockyard.yard.explain import Explanation
 
 __all__ = ["LocalCache", "local"]
@@ -30,9 +32,10 @@ class LocalCache(KVCache):
     Make it with `local`. `step`, `reset` and `close` are for the thread that drives the steps.
     """
 
-    __slots__ = ("_crane", "_restored")
+    __slots__ = ("_crane", "_dead", "_restored")
 
     _crane: Crane
+    _dead: Stripes
     _restored: int
 
     @property
@@ -85,7 +88,10 @@ class LocalCache(KVCache):
         # The crane reports once: a `done` that is refused must not lose that.
         if done is not None:
             self.commit([], done=done)
-        ended = self.commit(self._crane.poll(), now=self._now + 1)
+        outcomes = self._crane.poll()
+        ended = self.commit(outcomes, now=self._now + 1)
+        if any(outcome.cause is Cause.FAILED for outcome in outcomes):
+            self._dead = withdraw_dead(self, self._crane.lasting.dead(), self._dead)
         self._crane.submit(self.dispatch())
         return ended
 
@@ -245,6 +251,7 @@ def local(
         opened.callback(crane.close)
         cache = LocalCache(agree(config, [crane.hello()]))
         cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
+        cache._dead = frozenset()  # noqa: SLF001 - likewise
         found = crane.lasting.restored()
         if found is not None:
             cache.restore("disk", found.slots, found.keys, found.parents)

@@ -78,9 +78,23 @@ class LastingTiers:
         hung = sum(one["disk_hung"] for one in stats)
         if hung:
             lines.append(f"{hung} writes hang in the system, and hold their slots of the disk.")
+        dead = sum(one["disk_dead"] for one in stats)
+        if dead:
+            lines.append(
+                f"{dead} disks have failed at each try for a minute. Where others work, the slots "
+                "of those are given out no more until the next start."
+            )
         if any(one["disk_clearing"] for one in stats):
             lines.append("A clear is not durable on the disk yet: nothing counts as written there.")
         return tuple(lines)
+
+    def dead(self) -> frozenset[tuple[int, int]]:
+        """Returns which slots are on disks that have died, where others work.
+
+        They are for `KVCache.withdraw`: of a first slot and a step `range(first, blocks, step)` is
+        gone. It is worth asking when a copy has failed.
+        """
+        return frozenset().union(*(tier.dead() for tier in self._tiers))
 
     def keep_order(self, slots: NDArray[np.uint32]) -> None:
         """Notes the eviction order of its disk for the next process, right before `close`.

@@ -10,10 +10,15 @@ pub(crate) struct Breaker {
     failures: u32,
     rest: Duration,
     until: Option<Instant>,
+    /// How often it has rested since something was good.
+    rests: u32,
 }
 
 /// The longest rest.
 const LONGEST: Duration = Duration::from_secs(60);
+
+/// Rests in a row after which a disk counts as dead: a minute, where the first takes half a second.
+const DEAD: u32 = 8;
 
 impl Breaker {
     /// One that rests after so many failures, for this long at first.
@@ -24,12 +29,18 @@ impl Breaker {
             failures: 0,
             rest: first,
             until: None,
+            rests: 0,
         }
     }
 
     /// Whether it rests now. When a rest is over the disk is asked again, and one more failure is enough.
     pub(crate) fn rests(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now < until)
+    }
+
+    /// Whether each try has failed for so long that there is no hope. It is tried on even so.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.rests >= DEAD
     }
 
     /// Takes note of an answer of the disk.
@@ -42,6 +53,7 @@ impl Breaker {
         if self.failures >= self.most && !self.rests(now) {
             self.until = Some(now + self.rest);
             self.rest = (2 * self.rest).min(LONGEST);
+            self.rests = self.rests.saturating_add(1);
         }
     }
 }
@@ -72,5 +84,22 @@ mod tests {
         assert!(!breaker.rests(now + LONGEST));
         breaker.note(true, now);
         assert!(!breaker.rests(now));
+    }
+
+    #[test]
+    fn it_is_dead_after_so_many_rests_in_a_row() {
+        let (mut breaker, mut now) = (Breaker::new(1, Duration::from_millis(500)), Instant::now());
+        let start = now;
+        while !breaker.is_dead() {
+            breaker.note(false, now);
+            while breaker.rests(now) && !breaker.is_dead() {
+                breaker.note(false, now);
+                now += Duration::from_millis(100);
+            }
+        }
+        let took = now - start;
+        assert!((60..70).contains(&took.as_secs()), "{took:?}");
+        breaker.note(true, now);
+        assert!(!breaker.is_dead());
     }
 }

@@ -37,10 +37,10 @@ pub struct LaneState {
     pub held: usize,
     /// Of these, slots whose copy was given up: their threads hang.
     pub hung: usize,
-    /// Whether copies down fail at once, until the disk is tried again.
-    pub down_rests: bool,
-    /// Likewise up.
-    pub up_rests: bool,
+    /// Whether copies down, and up, fail at once, until the disk is tried again.
+    pub rests: [bool; 2],
+    /// Whether copies of one way have failed for so long that the disk counts as dead.
+    pub dead: bool,
     /// Whether something was cleared that a crash now would bring back.
     pub clearing: bool,
 }
@@ -390,8 +390,8 @@ impl Queue {
             flying: self.copies.values().filter(|one| !one.landed).count(),
             held: self.held.len(),
             hung: self.hung(),
-            down_rests: self.breakers[Direction::Down as usize].rests(now),
-            up_rests: self.breakers[Direction::Up as usize].rests(now),
+            rests: self.breakers.map(|breaker| breaker.rests(now)),
+            dead: self.breakers.iter().any(Breaker::is_dead),
             clearing: self.pending_floor().is_some(),
         }
     }

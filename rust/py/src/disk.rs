@@ -30,6 +30,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///     threads: Threads that read, and as many that write.
 ///     owned: Whether this process writes the folder. One of another process is read, as soon as
 ///         it is there.
+///     rest: Seconds for which copies of one way fail at once after three failures in a row; twice
+///         as long after each try that fails.
 ///
 /// Raises:
 ///     Misuse: A number is out of range.
@@ -47,7 +49,8 @@ pub(crate) struct DiskLane {
 impl DiskLane {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
-    #[pyo3(signature = (root, fields, *, rank, slots, block_bytes, direct=true, threads=4, owned=true))]
+    #[pyo3(signature = (root, fields, *, rank, slots, block_bytes, direct=true, threads=4, owned=true,
+        rest=0.5))]
     fn new(
         py: Python<'_>,
         root: PathBuf,
@@ -58,6 +61,7 @@ impl DiskLane {
         direct: bool,
         threads: usize,
         owned: bool,
+        rest: f64,
     ) -> PyResult<Self> {
         let fields: Vec<(&str, &str)> = fields
             .iter()
@@ -66,6 +70,7 @@ impl DiskLane {
         let way = if direct { Way::Direct } else { Way::Buffered };
         let options = Options {
             threads: threads.clamp(1, 64),
+            rest: duration("rest", rest)?,
             ..Options::default()
         };
         let opened = wait(py, || {
@@ -343,8 +348,9 @@ impl DiskLane {
             ("in_flight", state.flying as u64),
             ("held", state.held as u64),
             ("hung", state.hung as u64),
-            ("down_rests", state.down_rests.into()),
-            ("up_rests", state.up_rests.into()),
+            ("down_rests", state.rests[0].into()),
+            ("up_rests", state.rests[1].into()),
+            ("dead", state.dead.into()),
             ("clearing", state.clearing.into()),
         ] {
             values.set_item(name, value)?;

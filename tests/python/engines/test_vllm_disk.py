@@ -1,5 +1,6 @@
 """The disk inside vLLM: what a restarted engine finds, and what it must not."""
 
+import functools
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +23,10 @@ from test_vllm import (
 )
 
 import blockyard as by
+from blockyard._core import DiskLane
+from blockyard.crane.tiers import disk as disk_tier
 from blockyard.engines.vllm import Blockyard
+from disks import dies
 
 __all__ = ["no_torch"]
 
@@ -266,6 +270,29 @@ def test_inv_28_ranks_restore_what_both_have(tmp_path: Path) -> None:
     scheduler, workers = halves()
     assert scheduler.front.restored == 2
     shut(workers)
+
+
+def test_inv_32_one_of_several_disks_that_dies_takes_its_slots_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = functools.partial(DiskLane, rest=5e-4)
+    monkeypatch.setattr(disk_tier, "DiskLane", hasty)
+    paths = [str(tmp_path / name) for name in "ab"]
+    engine = Engine(tmp_path, host=6, disk_path=paths)
+    cache = engine.scheduler.front.cache
+    engine.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    dies(tmp_path / "b")
+    until, talk = time.monotonic() + 30, 0
+    while cache.stats()["disk_capacity"] > 32:
+        assert time.monotonic() < until
+        talk += 1
+        engine.stow(f"talk {talk}", [1000 + talk, *PROMPT], [*IDS, 7], 100)
+    talk += 1
+    prompt = [1000 + talk, *PROMPT]
+    engine.stow("last", prompt, [*IDS, 7], 120)
+    engine.load("again", [*prompt, 1], [8, 9, 10, 11], IDS, 120)
+    assert cache.audit() is None
+    engine.close()
 
 
 @pytest.mark.parametrize(

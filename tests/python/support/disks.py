@@ -1,6 +1,9 @@
 """Caches over slot files, and talks that check every byte that they find."""
 
+import contextlib
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +61,26 @@ def keys(*numbers: int) -> Any:
 
 def slots(*numbers: int) -> Any:
     return np.array(numbers, np.uint32)
+
+
+def dies(path: Path) -> Callable[[], None]:
+    """Lets every read, write and sync of what is open below `path` fail; returns what undoes it."""
+    ours, saved = [], {}
+    for link in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):  # the listing's own is closed by now
+            target = link.readlink()
+            if target.is_relative_to(path) and target.name in {"slots", "table"}:
+                ours.append(int(link.name))
+    assert len(ours) >= 2
+    folder = os.open("/", os.O_RDONLY)
+    for number in ours:
+        saved[number] = os.dup(number)
+        os.dup2(folder, number)
+    os.close(folder)
+
+    def revive() -> None:
+        for number, copy in saved.items():
+            os.dup2(copy, number)
+            os.close(copy)
+
+    return revive

@@ -224,20 +224,20 @@ fn inv_32_a_disk_that_fails_cuts_copies_and_rests_and_is_tried_again() {
     lane.submit(down(&[(0, 1), (1, 2), (2, 3)]), Numbers::of(&[1, 2, 3]));
     // The second payload fails, and what is before it is synced.
     assert_eq!(landed(&lane, 1), [short(0, 1, Short::Failed)]);
-    assert!(!lane.state().up_rests);
+    assert!(!lane.state().rests[1]);
     for number in 1..3 {
         payloads.fail_after(0);
         lane.submit(up(&[(0, 1)]), Numbers::of(&[]));
         assert_eq!(landed(&lane, 1), [short(number, 0, Short::Failed)]);
     }
-    assert!(lane.state().up_rests);
+    assert!(lane.state().rests[1]);
     lane.submit(up(&[(0, 1)]), Numbers::of(&[]));
     assert_eq!(
         landed(&lane, 1),
         [short(3, 0, Short::Failed)],
         "the disk is not asked"
     );
-    while lane.state().up_rests {
+    while lane.state().rests[1] {
         std::thread::yield_now();
     }
     lane.submit(up(&[(0, 1)]), Numbers::of(&[]));
@@ -429,7 +429,7 @@ fn inv_32_reads_go_on_where_writes_hang() {
     for late in 1..4 {
         lane.give_up_late(late);
     }
-    assert!(lane.state().down_rests && !lane.state().up_rests);
+    assert_eq!(lane.state().rests, [true, false]);
     assert_eq!((lane.counts().given_up, lane.counts().rests), (3, 1));
     told.set(false, false);
 }

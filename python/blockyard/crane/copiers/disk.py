@@ -1,5 +1,6 @@
 """Copies between memory and slot files, by the threads of a disk."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +13,11 @@ from blockyard._core import DiskLane, Misuse
 from blockyard.crane.copiers import BlockKeys, Landed, Receipt, Slots
 from blockyard.crane.tiers import Tier, planes_of
 from blockyard.crane.tiers.disk import DiskTier
-from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
 
 __all__ = ["DiskCopier"]
 
-_log = Limited("blockyard")
+_log = logging.getLogger("blockyard")
 _CAUSES: Final = {"": None, "failed": Cause.FAILED, "corrupt": Cause.CORRUPT}
 
 
@@ -159,7 +159,7 @@ class DiskCopier:
                 _log.warning("%s: %s fail and are left out until it is tried again", path, what)
         for back in self._resting:
             if back not in resting:
-                _log.warning("%s: %s are taken again", *back)
+                _log.warning("%s: %s are tried again", *back)
         self._resting = resting
 
     def reset(self) -> None:

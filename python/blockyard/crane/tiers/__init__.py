@@ -85,6 +85,9 @@ class Lasting(Protocol):
     def resting(self) -> list[tuple[Path, Literal["writes", "reads"]]]:
         """Returns what of it is left alone now, after failures."""
 
+    def dead(self) -> frozenset[tuple[int, int]]:
+        """Returns which slots are gone, as their memory has died: the first, and the step."""
+
 
 def is_mapped(tier: Tier) -> TypeGuard[Mapped]:
     """Whether a tier has planes in memory. They are not read: adopted ones may refuse that."""

@@ -40,6 +40,8 @@ class Part:
     """It has the slots whose number is `first` modulo `step`."""
     owned: bool
     """Whether this rank writes it."""
+    disk: int
+    """Which of the paths it is on."""
 
     def rows(self, slots: Slots) -> NDArray[np.intp] | None:
         """Returns which of these slots it has; None for all."""
@@ -93,6 +95,7 @@ class DiskTier:
         Stat("disk_hung", "slots", "of these, those whose copy was given up"),
         Stat("disk_down_rests", "disks", "disks that take no writes, until they are tried again"),
         Stat("disk_up_rests", "disks", "disks that take no reads, likewise"),
+        Stat("disk_dead", "disks", "disks that have failed at each try for a minute"),
         Stat("disk_clearing", "disks", "disks on which a clear is not durable yet"),
     )
     """Name, unit and meaning of each number in `stats`."""
@@ -133,13 +136,13 @@ class DiskTier:
         """Where its slots are: for each path this rank's own planes, and those that ranks share."""
         fields = {**identity, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
         try:
-            for first, step, where, disk, planes, writer, shared in _places(layout, paths):
-                more = {"disk": disk} if disk else {}
+            for first, step, number, planes, writer, shared in _places(layout, len(paths)):
+                more = {"disk": f"{number} of {len(paths)}"} if len(paths) > 1 else {}
                 if shared:
                     more["planes"] = "which ranks share"
                 owned = writer is None or writer == self.rank
                 lane = DiskLane(
-                    where,
+                    paths[number],
                     sorted((fields | more).items()),
                     rank=self.rank if writer is None else writer,
                     slots=-(-(self.blocks - first) // step) if first < self.blocks else 1,
@@ -148,7 +151,7 @@ class DiskTier:
                     threads=integer("threads", threads),
                     owned=owned,
                 )
-                made.append(Part(lane, planes, first, step, owned))
+                made.append(Part(lane, planes, first, step, owned, number))
         except BaseException:
             for part in made:
                 part.lane.close()
@@ -302,6 +305,18 @@ class DiskTier:
                 found.append((part.lane.path, "reads"))
         return found
 
+    def dead(self) -> frozenset[tuple[int, int]]:
+        """Returns which slots are on disks that have died, of several: the first, and the step.
+
+        A disk counts as dead when all that it was asked has failed for a minute. The last that
+        works is none, and is tried for ever. Any thread may ask.
+        """
+        disks = {part.disk for part in self.parts}
+        gone = {part.disk for part in self.parts if part.lane.stats()["dead"]}
+        if gone == disks:
+            return frozenset()
+        return frozenset((part.first, part.step) for part in self.parts if part.disk in gone)
+
     def close(self) -> None:
         """Ends the threads; what was reported as written is there for the next owner."""
         for part in self.parts:
@@ -355,20 +370,18 @@ def _paths(path: DiskPath) -> list[Path]:
     return paths
 
 
-_Place = tuple[int, int, Path, str, tuple[int, ...], int | None, bool]
+_Place = tuple[int, int, int, tuple[int, ...], int | None, bool]
 
 
-def _places(layout: KVLayout, paths: Sequence[Path]) -> Iterable[_Place]:
-    """Yields first, step, path, which disk, planes, the rank that writes or None, and if shared."""
+def _places(layout: KVLayout, disks: int) -> Iterable[_Place]:
+    """Yields first, step, which disk, planes, the rank that writes or None, and if shared."""
     planes = range(len(layout.planes))
     shared = tuple(one for one in planes if layout.ranks > 1 and layout.planes[one].replicated)
     own = tuple(one for one in planes if one not in shared)
     if shared and layout.ranks > 1 << 16:
         raise Unsupported(f"{layout.ranks} ranks share planes: 65,536 at most")
-    disks = len(paths)
-    for number, path in enumerate(paths):
-        disk = f"{number} of {disks}" if disks > 1 else ""
+    for disk in range(disks):
         if own:
-            yield number, disks, path, disk, own, None, False
+            yield disk, disks, disk, own, None, False
         for rank in range(layout.ranks if shared else 0):
-            yield rank + layout.ranks * number, layout.ranks * disks, path, disk, shared, rank, True
+            yield rank + layout.ranks * disk, layout.ranks * disks, disk, shared, rank, True

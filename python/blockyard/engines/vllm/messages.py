@@ -53,9 +53,11 @@ class Reports(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """What has ended on some ranks."""
 
     outcomes: list[Outcome]
+    dead: frozenset[tuple[int, int]] = frozenset()
+    """Slots of disks that have died, where a copy has failed: the first, and the step."""
 
     @override
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Reports":
         """Joins the reports of two ranks; the cache believes the smallest of each flight."""
         assert isinstance(other, Reports)  # noqa: S101 - vLLM joins what the same class has made
-        return Reports([*self.outcomes, *other.outcomes])
+        return Reports([*self.outcomes, *other.outcomes], self.dead | other.dead)

@@ -19,6 +19,7 @@ from blockyard.engines.vllm.settings import Settings
 from blockyard.shared.restored import Restored
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
+from blockyard.yard.dead_disks import Stripes, withdraw_dead
 
 __all__ = ["SchedulerHalf"]
 
@@ -105,6 +106,7 @@ class SchedulerHalf:
         self._run = self._cleared = 0
         self._marker = Marker(settings.disk_path, config)
         self._is_durable = True
+        self._dead: Stripes = frozenset()
         self.restored = 0
         """Blocks that all disks had from before."""
 
@@ -379,6 +381,8 @@ class SchedulerHalf:
         if reports is not None or now >= self._looked + _PAUSE:
             self._looked = now
             self.connector.commit([] if reports is None else reports.outcomes, now=now)
+        if reports is not None:
+            self._dead = withdraw_dead(self.cache, reports.dead, self._dead)
         for request, tokens in self.connector.arrived().items():
             name = str(request)
             self._arrived.add(name)

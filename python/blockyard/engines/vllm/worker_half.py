@@ -13,6 +13,7 @@ from blockyard.crane.tiers.disk import DiskPath
 from blockyard.engines.vllm.engine_facts import Facts
 from blockyard.engines.vllm.messages import Ready, Reports, StepOrders
 from blockyard.engines.worker import Worker
+from blockyard.shared.plan import Cause
 from blockyard.yard.config import Config
 
 if TYPE_CHECKING:
@@ -154,7 +155,11 @@ class WorkerHalf:
     def reports(self) -> Reports | None:
         """What has ended since the last call."""
         outcomes = [] if self.worker is None else self.worker.outcomes()
-        return Reports(outcomes) if outcomes else None
+        if not outcomes:
+            return None
+        if any(outcome.cause is Cause.FAILED for outcome in outcomes):
+            return Reports(outcomes, self._there().crane.lasting.dead())
+        return Reports(outcomes)
 
     def close(self) -> None:
         """Ends all copies, and drops vLLM's tensors."""

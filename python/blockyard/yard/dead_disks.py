@@ -1,0 +1,45 @@
+"""Disks that have died: their slots are withdrawn, with what was in them, and no others."""
+
+import logging
+
+import numpy as np
+
+from blockyard._core import InUse
+from blockyard.yard.cache import KVCache
+
+__all__ = ["Stripes", "withdraw_dead"]
+
+_log = logging.getLogger("blockyard")
+
+Stripes = frozenset[tuple[int, int]]
+"""Slots: the first, and the step from each to the next."""
+
+
+def withdraw_dead(cache: KVCache, dead: Stripes, before: Stripes) -> Stripes:
+    """Withdraws the slots of disks that have died since.
+
+    Args:
+        cache: The cache whose disk tier they are of.
+        dead: All that any rank has found dead, as `LastingTiers.dead`.
+        before: What the last call returned.
+
+    Returns:
+        What is withdrawn now. Slots that tickets were promised are not: ask again.
+    """
+    new = dead - before
+    if not new:
+        return before
+    blocks = cache.config.disk_blocks
+    stripes = [np.arange(first, blocks, step, dtype=np.uint32) for first, step in sorted(new)]
+    slots = np.concatenate(stripes)
+    try:
+        lost = cache.withdraw("disk", slots)
+    except InUse:
+        return before
+    _log.warning(
+        "a disk has died: its %d slots are given out no more until the next start, and the %d "
+        "blocks in them are computed again when they are needed",
+        len(slots),
+        lost,
+    )
+    return before | new
