@@ -39,7 +39,7 @@ def ext4(image: Path, where: Path, *, megabytes: int = 64) -> Iterator[Path]:
         file.truncate(megabytes << 20)
     made = _run("mkfs.ext4", "-q", image)
     if why := made or _run("mount", "-o", "loop", image, where):
-        without("mount", f"no ext4 can be mounted from a file here: {why}")
+        without("loop", f"no ext4 can be mounted from a file here: {why}")
     try:
         where.chmod(0o700)
         yield where
@@ -51,7 +51,7 @@ def ext4(image: Path, where: Path, *, megabytes: int = 64) -> Iterator[Path]:
 def frozen(where: Path) -> Iterator[None]:
     """Freezes a file system: writes hang until the end."""
     if why := _run("fsfreeze", "-f", where):
-        without("mount", f"no file system can be frozen here: {why}")
+        without("loop", f"no file system can be frozen here: {why}")
     try:
         yield
     finally:
