@@ -25,6 +25,11 @@ class LastingTiers:
     def __init__(self, tiers: Iterable[Tier]) -> None:
         self._tiers = [tier for tier in tiers if isinstance(tier, Lasting)]
 
+    @property
+    def folder(self) -> str | None:
+        """The first folder of the identity of what is on its disk; None where it has no disk."""
+        return next((str(tier.path.parent) for tier in self._tiers), None)
+
     def restored(self) -> Restored | None:
         """Returns what its disk has from before, for `Restored.agreed`; None where it has no disk.
 

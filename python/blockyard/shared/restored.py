@@ -45,6 +45,17 @@ class Restored:
         some = self.slots[rows], self.keys[rows], self.parents[rows], self.stamps[rows]
         return Restored(*some, self.run, self.share)
 
+    def ordered(self, slots: NDArray[np.uint32]) -> "Restored":
+        """Returns its rows in an order of slots; those of other slots come last, as they are.
+
+        Args:
+            slots: The next to be evicted first, as `KVCache.eviction_order` at a clean end.
+        """
+        place = np.full(int(self.slots.max(initial=0)) + 1, len(slots))
+        slots = slots[slots < len(place)]
+        place[slots] = np.arange(len(slots))
+        return self.take(np.argsort(place[self.slots], kind="stable"))
+
     @staticmethod
     def agreed(ranks: Sequence["Restored"]) -> "Restored":
         """Returns what all ranks have alike: the same slots, keys and stamps.
@@ -91,10 +102,11 @@ class Restored:
 
 
 def _union(ranks: Sequence[Restored]) -> Restored:
-    """Returns all rows of ranks that have slots of their own, in the order of their stamps."""
+    """Returns all rows of ranks that have slots of their own, those of each in its order."""
     joined = Restored.joined(ranks)
+    places = np.concatenate([np.arange(len(one)) / max(1, len(one)) for one in ranks])
     _, once = np.unique(joined.slots, return_index=True)
-    return joined.take(once[np.argsort(joined.stamps[once], kind="stable")])
+    return joined.take(once[np.argsort(places[once], kind="stable")])
 
 
 def _same(found: Restored, other: Restored) -> NDArray[np.bool_]:

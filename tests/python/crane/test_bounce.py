@@ -101,7 +101,7 @@ def test_a_block_that_is_not_there_ends_a_copy_before_it(
 def test_stamps_are_those_of_the_order_of_the_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounce, "_BYTES", 2 * LAYOUT.block_bytes)
+    monkeypatch.setattr(bounce, "_BYTES", 6 * LAYOUT.block_bytes)
     one = Gpu(tmp_path)
     receipts = [one.down(*range(5)), one.down(*range(5, 8))]
     for receipt in receipts:

@@ -630,3 +630,13 @@ def test_a_wait_for_a_copy_ends_with_it_or_in_time(tmp_path: Path) -> None:
             lane.wait(number, seconds)
     disk.close()
     assert lane.wait(number, 30.0)
+
+
+def test_an_order_of_slots_that_are_not_there_changes_no_others() -> None:
+    slots = np.array([3, 1, 7], np.uint32)
+    found = Restored(slots, keys(3, 1, 7), keys(0, 0, 0), np.arange(3, dtype=np.uint64))
+    order = np.array([7, 2**32 - 1, 5, 3], np.uint32)
+    assert found.ordered(order).slots.tolist() == [7, 3, 1]
+    assert found.ordered(order).keys[:, 0].tolist() == [7, 3, 1]
+    none = found.take(np.array([], np.intp))
+    assert len(none.ordered(order)) == 0

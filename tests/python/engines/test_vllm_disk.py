@@ -26,6 +26,7 @@ import blockyard as by
 from blockyard._core import DiskLane
 from blockyard.crane.tiers import disk as disk_tier
 from blockyard.engines.vllm import Blockyard
+from blockyard.tools.disk.folders import identities, wipe
 from disks import dies
 
 __all__ = ["no_torch"]
@@ -157,8 +158,9 @@ def test_another_seed_of_vllms_hashes_finds_nothing_wrong(
 
 
 @pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("noted", [False, True])
 def test_inv_31_a_reset_below_ends_what_is_on_the_disk_for_every_engine_to_come(
-    tmp_path: Path, *, later: bool
+    tmp_path: Path, *, later: bool, noted: bool
 ) -> None:
     first = Engine(tmp_path)
     first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
@@ -170,6 +172,10 @@ def test_inv_31_a_reset_below_ends_what_is_on_the_disk_for_every_engine_to_come(
         first.stow("three", [*PROMPT, 1], [*IDS, 7], 50)
         assert first.find("four", [*PROMPT, 1]) == len(PROMPT), "as long as this engine lives"
     first.close()
+    # The workers' folders know it too, where the scheduler's note of it did not come so far.
+    (note,) = tmp_path.glob("*/cleared")
+    if not noted:
+        note.unlink()
     # An engine with the weights that the namespace names.
     again = Engine(tmp_path)
     assert again.restored == 0
@@ -192,10 +198,44 @@ def test_inv_31_a_reset_outlives_an_engine_that_ends_before_its_next_step(tmp_pa
     again = Engine(tmp_path)
     assert again.restored == 4
     again.close()
-    (marker,) = tmp_path.glob("cleared-*")
-    marker.write_text("what?")
+    (note,) = tmp_path.glob("*/cleared")
+    assert note.stat().st_mode & 0o777 == 0o600
+    note.write_text("what?")
     with pytest.raises(by.Unavailable, match="what was cleared cannot be read"):
         Engine(tmp_path)
+
+
+def test_the_eviction_order_outlives_a_clean_end(tmp_path: Path) -> None:
+    def order(engine: Engine) -> list[int]:
+        return [int(slot) for slot in engine.scheduler.front.cache.eviction_order("disk")]
+
+    texts = [[1000 * talk, *PROMPT] for talk in range(6)]
+    first = Engine(tmp_path)
+    for at, text in enumerate(texts):
+        first.stow(f"one {at}", text, [*IDS, 7], 100)
+    # The oldest is used again.
+    first.load("again", [*texts[0], 1], [8, 9, 10, 11], IDS, 100)
+    kept = order(first)
+    first.close()
+    first.scheduler.shutdown()
+    second = Engine(tmp_path)
+    assert order(second) == kept
+    second.close()
+    # It was not ended: what was written last goes last.
+    third = Engine(tmp_path)
+    assert sorted(order(third)) == sorted(kept)
+    assert order(third) != kept
+    third.close()
+    third.scheduler.shutdown()
+    (note,) = tmp_path.glob("*/order")
+    note.write_bytes(note.read_bytes()[:-1])
+    last = Engine(tmp_path)
+    assert last.restored == len(kept)
+    last.close()
+    last.scheduler.shutdown()
+    (one,) = identities(tmp_path)
+    assert wipe(one).left == ()
+    assert not list(tmp_path.iterdir())
 
 
 def test_workers_of_which_some_have_no_disk_are_refused(engine: Engine) -> None:

@@ -61,6 +61,10 @@ class Lasting(Protocol):
     """A tier whose blocks outlive the process."""
 
     @property
+    def path(self) -> Path:
+        """The first folder of this rank, which lies in that of its identity."""
+
+    @property
     def run(self) -> int:
         """The number of this owner: higher than that of any before."""
 

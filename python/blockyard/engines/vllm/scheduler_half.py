@@ -12,8 +12,8 @@ import numpy as np
 from blockyard._core import Keys, Misuse, Unsupported
 from blockyard.engines.connector import Connector
 from blockyard.engines.vllm.identity import Root, Start
-from blockyard.engines.vllm.marker import Marker
 from blockyard.engines.vllm.messages import Ready, Reports, StepOrders
+from blockyard.engines.vllm.notes import Notes
 from blockyard.engines.vllm.resets import Resets
 from blockyard.engines.vllm.settings import Settings
 from blockyard.shared.restored import Restored
@@ -104,7 +104,7 @@ class SchedulerHalf:
         """Loads that have brought less than was matched."""
         self._steps = 0
         self._run = self._cleared = 0
-        self._marker = Marker(settings.disk_path, config)
+        self._notes = Notes(None)
         self._is_durable = True
         self._dead: Stripes = frozenset()
         self.restored = 0
@@ -146,7 +146,11 @@ class SchedulerHalf:
             )
         found = Restored.agreed(offers)
         self._run = found.run
-        found = found.take(found.stamps >> np.uint64(32) > self._marker.cleared())
+        self._notes = Notes(workers[0].folder)
+        found = found.take(found.stamps >> np.uint64(32) > self._notes.cleared())
+        order = self._notes.take_order(found.run - 1)
+        if order is not None:
+            found = found.ordered(order)
         self.cache.restore("disk", found.slots, found.keys, found.parents)
         self.restored = len(found)
         _log.info("Blockyard has found %d blocks on the disk again", len(found))
@@ -225,7 +229,7 @@ class SchedulerHalf:
         self.connector.clear()
         self._cleared += 1
         # The workers hear of it with the next step, which may never come.
-        self._is_durable = self._marker.clear(self._run)
+        self._is_durable = self._notes.clear(self._run)
 
     def _row(self, request: Any) -> _Row:
         row = self._rows.get(request.request_id)
@@ -413,6 +417,11 @@ class SchedulerHalf:
         if self._begun is None:
             self._begun = clock
         return int((clock - self._begun) * 1000)
+
+    def close(self) -> None:
+        """Notes what should go first from the disk, for the next engine. The workers have ended."""
+        if self._run:
+            self._notes.keep_order(self._run, self.cache.eviction_order("disk"))
 
     def stats(self) -> dict[str, int]:
         """The cache's numbers."""

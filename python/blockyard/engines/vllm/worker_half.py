@@ -97,9 +97,13 @@ class WorkerHalf:
     def ready(self) -> Ready:
         """Says that its memory is there."""
         known, shared = self._known, self._shared
-        if self._restored is None and self.worker is not None:
-            self._restored = self.worker.crane.lasting.restored()
-        return Ready(known.rank, self._config.fingerprint, shared, self._file, self._restored)
+        folder = None
+        if self.worker is not None:
+            if self._restored is None:
+                self._restored = self.worker.crane.lasting.restored()
+            folder = self.worker.crane.lasting.folder
+        own = self._config.fingerprint
+        return Ready(known.rank, own, shared, self._file, self._restored, folder)
 
     def begin(self, step: StepOrders) -> None:
         """Begins a step's copies down, before anything is written in it; each step once."""

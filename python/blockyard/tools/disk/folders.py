@@ -17,6 +17,8 @@ TITLE: Final = "Blockyard's blocks, format "
 """What the text of each folder begins with."""
 _OWN: Final = ("slots", "table", "order", "identity")
 """The files of a rank. The one by which it is known goes last, so that a wipe can be repeated."""
+_NOTES: Final = ("cleared", "cleared.new", "order", "order.new")
+"""What a scheduler's process notes in the folder of an identity."""
 _IDENTITY = re.compile(r"[0-9a-f]{16}")
 _RANK = re.compile(r"rank-(0|[1-9][0-9]{0,4})")
 _FIELD = re.compile(r'(.+?) = "(.*)"')
@@ -124,7 +126,10 @@ def wipe(identity: Identity) -> Wiped:
     try:
         with ExitStack() as locked:
             folders = [locked.enter_context(_locked(rank)) for rank in identity.ranks]
-            nbytes = sum(map(_unlink, folders))
+            nbytes = sum(_unlink(folder, _OWN) for folder in folders)
+            parent = os.open(identity.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            locked.callback(os.close, parent)
+            nbytes += _unlink(parent, _NOTES)
         for path in (*(rank.path for rank in identity.ranks), identity.path):
             if not any(path.iterdir()):
                 path.rmdir()
@@ -191,10 +196,10 @@ def _foreign(rank: Rank, why: str) -> str:
     )
 
 
-def _unlink(folder: int) -> int:
+def _unlink(folder: int, names: tuple[str, ...]) -> int:
     """Removes what is Blockyard's own; returns how many bytes of disk that took."""
     nbytes = 0
-    for name in _OWN:
+    for name in names:
         try:
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:

@@ -1,0 +1,126 @@
+"""What the scheduler's process notes beside the folders of its ranks, for the next engine."""
+
+import hashlib
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Unavailable
+
+__all__ = ["Notes"]
+
+_log = logging.getLogger(__name__)
+_PATIENCE: Final = 1.0
+"""Seconds that a reset, or the end of an engine, waits for a disk."""
+_MAGIC: Final = b"BYE1"
+"""Of an order: then the number of its owner and its slots, 4 bytes each, and SHA-256 of all."""
+_SUM: Final = 32
+
+
+class Notes:
+    """Two files in the folder of an identity: what was cleared, and the order of a clean end.
+
+    The workers hear of a reset with the next step, which may never come; and they have ended before
+    the scheduler says which blocks should go first. What is cleared must be known: a file that
+    cannot be read ends the start. An order is a hint: one that is not whole, or another engine's,
+    counts as none.
+
+    Args:
+        folder: The identity's; None where there is no disk that outlives the engine.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = None if folder is None else Path(folder)
+
+    def cleared(self) -> int:
+        """Returns the last owner of whose blocks nothing is to be found; 0 for none.
+
+        Raises:
+            Unavailable: It cannot be read, so that nobody knows.
+        """
+        if self._folder is None:
+            return 0
+        path = self._folder / "cleared"
+        try:
+            return int(path.read_text("ascii")) if path.exists() else 0
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"{path}: what was cleared cannot be read: {error}") from error
+
+    def clear(self, run: int) -> bool:
+        """Notes that all of this owner and those before is cleared; returns whether it is durable.
+
+        It waits for a second at most.
+
+        Args:
+            run: The number of the owner; 0 where there is no disk.
+        """
+        if self._folder is None or not run:
+            return True
+        if self._write("cleared", str(run).encode()):
+            return True
+        _log.warning("%s: a reset is not durable: a restart may find what was before", self._folder)
+        return False
+
+    def keep_order(self, run: int, slots: NDArray[np.uint32]) -> None:
+        """Notes the eviction order, for the engine after this one. It waits for a second at most.
+
+        Args:
+            run: The number of the owner; 0 where there is no disk.
+            slots: As `KVCache.eviction_order("disk")`.
+        """
+        if self._folder is not None and run:
+            said = _MAGIC + np.uint32(run).tobytes() + slots.astype("<u4").tobytes()
+            self._write("order", said + hashlib.sha256(said).digest())
+
+    def take_order(self, run: int) -> NDArray[np.uint32] | None:
+        """Returns the order that this owner has noted, which is gone then; None for none.
+
+        Args:
+            run: The number of the owner before.
+        """
+        if self._folder is None:
+            return None
+        path = self._folder / "order"
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW
+            with os.fdopen(os.open(path, flags), "rb") as file:
+                read = file.read()
+            path.unlink()
+        except OSError:
+            return None
+        said, check = read[:-_SUM], read[-_SUM:]
+        if hashlib.sha256(said).digest() != check or said[:4] != _MAGIC or len(said) % 4:
+            return None
+        numbers = np.frombuffer(said, "<u4", offset=4).astype(np.uint32)
+        return numbers[1:] if len(numbers) and numbers[0] == run else None
+
+    def _write(self, name: str, said: bytes) -> bool:
+        """Writes a file in place of another one; returns whether that is durable in time."""
+        done = threading.Event()
+        threading.Thread(target=self._replace, args=(name, said, done), daemon=True).start()
+        return done.wait(_PATIENCE)
+
+    def _replace(self, name: str, said: bytes, done: threading.Event) -> None:
+        assert self._folder is not None  # noqa: S101 - who writes has looked
+        new = self._folder / f"{name}.new"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            with os.fdopen(os.open(new, flags, 0o600), "wb") as file:
+                file.write(said)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._folder / name)
+            folder = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            _log.warning("%s cannot be noted: %s", self._folder / name, error)
+            return
+        done.set()
