@@ -60,10 +60,10 @@ env: $(ENV_STAMP)  ## make .venv, with the pinned tools in it
 $(BIN)/python: | check-tools
 	$(PYTHON) -m venv --clear $(VENV)
 
-# Only what the group says counts, not every change of pyproject.toml.
+# Only what the group says counts, not every change of pyproject.toml. Two goals beside each other may look at once.
 $(VENV)/dev.txt $(VENV)/site.txt: pyproject.toml $(BIN)/python
-	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["$(basename $(@F))"], sep="\n")' >$@.new
-	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["$(basename $(@F))"], sep="\n")' >$@.$$$$ && \
+		if cmp -s $@.$$$$ $@; then rm $@.$$$$; else mv $@.$$$$ $@; fi
 
 $(ENV_STAMP): $(VENV)/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $<
