@@ -120,7 +120,7 @@ class TooLarge(NoRoom):
     capacity: int
 
 class InUse(NoRoom):
-    """A resize to fewer slots than are in use.
+    """A resize or a withdraw that leaves fewer slots than are in use.
 
     Blocks that promises would lack count as used: what a copy reads cannot be evicted for them yet.
 
@@ -1483,7 +1483,7 @@ class Cache:
         """
 
     def limit(self, tier: _Tier = "device") -> int:
-        """Returns the blocks that a tier may hold: its size since the last resize, less null slots.
+        """Returns the blocks that a tier may hold: its size, less null and withdrawn slots.
 
         Args:
             tier: The tier.

@@ -111,10 +111,10 @@ pub enum Error {
         /// The message of the panic.
         why: String,
     },
-    /// A resize below what is held.
+    /// A resize or a withdraw below what is held.
     #[error(
         "cannot shrink the {} to {want} blocks: {used} are pinned, claimed, promised or \
-         quarantined; finish or park leases first", .tier.name()
+         quarantined; finish or park leases or release tickets first", .tier.name()
     )]
     InUse {
         /// Where.

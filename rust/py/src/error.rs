@@ -65,7 +65,7 @@ create_exception!(
     blockyard,
     InUse,
     NoRoom,
-    "A resize to fewer slots than are in use.
+    "A resize or a withdraw that leaves fewer slots than are in use.
 
 Blocks that promises would lack count as used: what a copy reads cannot be evicted for them yet.
 

@@ -77,7 +77,7 @@ impl Cache {
         Ok(room?.into())
     }
 
-    /// Returns the blocks that a tier may hold: its size since the last resize, less null slots.
+    /// Returns the blocks that a tier may hold: its size, less null and withdrawn slots.
     ///
     /// Args:
     ///     tier: The tier.

@@ -84,7 +84,7 @@ impl State {
         })
     }
 
-    /// The blocks that a tier may hold: its size since the last resize, less null slots.
+    /// The blocks that a tier may hold: its size, less null and withdrawn slots.
     ///
     /// # Errors
     /// `Argument` for a tier that is not there.
