@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_vllm import (
+
+import blockyard as by
+from blockyard._core import DiskLane
+from blockyard.crane.tiers import disk as disk_tier
+from blockyard.engines.vllm import Blockyard
+from blockyard.tools.disk.folders import identities, wipe
+from disks import dies
+from vllm_front import (
     BLOCKS,
     LAYERS,
     PAGE,
@@ -21,13 +28,6 @@ from test_vllm import (
     read,
     vllm_config,
 )
-
-import blockyard as by
-from blockyard._core import DiskLane
-from blockyard.crane.tiers import disk as disk_tier
-from blockyard.engines.vllm import Blockyard
-from blockyard.tools.disk.folders import identities, wipe
-from disks import dies
 
 __all__ = ["no_torch"]
 

@@ -1,0 +1,97 @@
+"""What a request of vLLM says for itself."""
+
+import re
+from typing import Any
+
+import pytest
+
+import blockyard as by
+from vllm_front import Front, ended, front, no_torch, read
+
+__all__ = ["front", "no_torch"]
+
+
+def test_a_request_decides_for_itself() -> None:
+    settings = read({"host": 64})[0]
+    own = settings.of_request(
+        {"blockyard.stow": "none", "blockyard.load": False, "lmcache.skip_save": True}
+    )
+    assert (own.stow, own.load, own.preempt, own.decode) == ("none", False, "park", True)
+    assert settings.of_request(None) is settings
+    nothing = settings.as_nothing()
+    assert (nothing.stow, nothing.load, nothing.preempt) == ("none", False, "recompute")
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"blockyard.stwo": "none"}, r"no 'blockyard.stwo'.*did you mean 'blockyard.stow'"),
+        ({"blockyard.host": 3}, "no 'blockyard.host'"),
+        ({"blockyard.keep_on_reset": True}, "no 'blockyard.keep_on_reset'"),
+        ({"blockyard.stow": "always"}, "stow = 'always'"),
+        ({"blockyard.load": 1.5}, r"load = 1\.5"),
+        ({"blockyard.stow": ["none"]}, r"stow = \['none'\]"),
+        ({"blockyard.stow\n" + 10**6 * "x": 1}, r"^there is no 'blockyard.stow\\nx{5,80} in kv"),
+        (["blockyard.stow"], "give a mapping"),
+    ],
+)
+def test_what_a_request_cannot_say_is_named_and_it_runs_as_all_others(
+    params: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(by.Misuse, match=says):
+        read({"host": 64})[0].of_request(params)
+    front = Front()
+    for name in ("one", "two"):
+        one = front.request(name, list(range(11)), kv_transfer_params=params)
+        assert front.begin(one, [1, 2, 3]) in {0, 8}
+    (record,) = caplog.records
+    assert re.search(says, record.message)
+    assert len(record.message) < 400
+    assert "\n" not in record.message
+    front.worker.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("params", "found"),
+    [
+        ({"blockyard.stow": "none"}, 0),
+        ({"blockyard.decode": False}, 8),
+        (None, 12),
+    ],
+)
+def test_what_a_request_says_holds_for_what_is_stowed(
+    front: Front, params: dict[str, Any] | None, found: int
+) -> None:
+    one = front.request("one", list(range(10)), kv_transfer_params=params)
+    front.begin(one, [1, 2, 3, 4])
+    front.step({one: ([1, 2, 3, 4], 10)})
+    one.num_tokens, one.block_hashes = 13, front.request("", list(range(13))).block_hashes
+    front.scheduler.request_finished(one, [1, 2, 3, 4])
+    front.step()
+    front.step()
+    assert front.begin(front.request("two", list(range(14))), [7, 8, 9]) == found
+
+
+def test_a_request_that_loads_nothing_comes_back_with_what_is_its_own(front: Front) -> None:
+    ended(front, "one", list(range(11)), [1, 2, 3])
+    front.step()
+    front.step()
+    two = front.request("two", list(range(9)), kv_transfer_params={"blockyard.load": False})
+    assert front.begin(two, [4, 5, 6]) == 0
+    front.step({two: ([4, 5, 6], 9)})
+    two.num_tokens, two.num_preemptions = 10, 1
+    front.step(preempted={"two"})
+    front.step()
+    assert front.begin(two, [4, 5, 6]) == 9
+
+
+def test_one_whose_prompt_is_computed_whole_is_offered_nothing_and_not_kept(front: Front) -> None:
+    ended(front, "one", list(range(11)), [1, 2, 3])
+    front.step()
+    front.step()
+    two = front.request("two", list(range(9)), skip_reading_prefix_cache=True)
+    assert front.begin(two, [4, 5, 6]) == 0
+    front.step({two: ([4, 5, 6], 9)})
+    two.num_tokens, two.num_preemptions = 10, 1
+    front.step(preempted={"two"})
+    assert front.scheduler.front.cache.stats()["parkings"] == 0
