@@ -46,11 +46,11 @@ build = ( cd target/unpacked && CARGO_TARGET_DIR=$(CURDIR)/target CARGO_ZIGBUILD
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel wheels install run docs site site-serve check lint lint-rust lint-python test test-rust test-engines \
-	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk bench bench-disk bench-peers measure test-gpu \
-	bench-gpu fmt clean FORCE
+	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk bench bench-disk bench-peers bench-peers-disk measure \
+	test-gpu bench-gpu fmt clean FORCE
 
 help:  ## list what make can do
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 check-tools:  ## is everything here that a build needs?
 	@sh .ci/check-tools.sh $(PYTHON)
@@ -248,10 +248,17 @@ bench-disk: install  ## what the disk tier reaches, beside the disk alone and be
 PEERS_JSON := $(if $(OUT),$(OUT),target)/bench-peers.json
 
 bench-peers: install  ## Blockyard beside its peers, set up from their published packages (8 GB); ROWS="admit …" for a few
-	$(BIN)/python benches/peers/setup.py
+	$(BIN)/python benches/peers/setup.py vllm sglang dynamo
 	target/peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
 	@mkdir -p $(dir $(PEERS_JSON))
 	$(BIN)/python benches/peers/bench.py --json $(PEERS_JSON) $(if $(ROWS),--only $(ROWS))
+
+PEERS_DISK_JSON := $(if $(OUT),$(OUT),target)/bench-peers-disk.json
+
+bench-peers-disk: install  ## the disk tier beside those of vLLM and LMCache, set up likewise (7 GB); DISK=/mnt/kv
+	$(BIN)/python benches/peers/setup.py vllm lmcache
+	@mkdir -p $(dir $(PEERS_DISK_JSON))
+	$(BIN)/python benches/peers/disk.py --json $(PEERS_DISK_JSON) $(if $(DISK),--path $(DISK))
 
 test-engines: wheel  ## in vLLM's real scheduler and SGLang's real cache controllers, of their published packages (7 GB); SEEDS=500
 	$(BIN)/python benches/peers/setup.py vllm sglang

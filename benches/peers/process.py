@@ -12,6 +12,11 @@ from typing import Any
 
 from peers.table import (
     ARC,
+    DISK,
+    DISK_DIRECT,
+    DISK_LOCAL,
+    DISK_NATIVE,
+    DISK_VLLM,
     DYNAMO,
     INSIDE,
     LEGACY,
@@ -37,8 +42,19 @@ SIDES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     INSIDE: ("vllm", "side_connector.py", ("sha256", "blockyard")),
     OFFLOADING: ("vllm", "side_connector.py", ("sha256", "offloading")),
     DYNAMO: ("dynamo", "side_dynamo.py", ()),
+    DISK: ("", "side_disk_blockyard.py", ()),
+    DISK_VLLM: ("vllm", "side_disk_vllm.py", ()),
+    DISK_LOCAL: ("lmcache", "side_disk_lmcache.py", ("cached",)),
+    DISK_DIRECT: ("lmcache", "side_disk_lmcache.py", ("direct",)),
+    DISK_NATIVE: ("lmcache", "side_disk_lmcache.py", ("native",)),
 }
-QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "LMCACHE_LOG_LEVEL": "ERROR",
+    "LMCACHE_TRACK_USAGE": "false",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 PATIENCE = 900.0
 
 

@@ -5,7 +5,7 @@
 `requirements/NAME.txt` is the whole of an environment, to the letter: packages are installed
 without what they ask for, since the modules that are measured need a small part of it. PyTorch is
 the published build; it and the libraries that it cannot be loaded without stand once, in an
-environment of their own that the two which import it look into. No module is replaced by a stub.
+environment of their own that those which import it look into. No module is replaced by a stub.
 An environment that is there already is left alone while its list is the same.
 """
 
@@ -20,13 +20,14 @@ from pathlib import Path
 HERE = Path(__file__).parent
 TARGET = HERE.parents[1] / "target" / "peers"
 #: Packages that must be installed first.
-NEEDS = {"vllm": "torch", "sglang": "torch"}
+NEEDS = {"vllm": "torch", "sglang": "torch", "lmcache": "torch"}
 #: Modules that must be importable at the end.
 PROOF = {
     "torch": "import torch",
     "vllm": "import vllm.v1.core.sched.scheduler, vllm.v1.kv_offload.cpu.manager",
     "sglang": "import sglang.srt.mem_cache.rust_tree_core.adapter",
     "dynamo": "import dynamo._core",
+    "lmcache": "import lmcache.v1.storage_backend.local_disk_backend, lmcache.lmcache_fs",
 }
 
 

@@ -10,6 +10,9 @@ VLLM, XXHASH, ARC = "vllm", "vllm, xxhash", "vllm, ARC"
 RUST, PYTHON, LEGACY = "sglang, Rust tree", "sglang, Python tree", "sglang, RadixCache"
 DYNAMO = "dynamo"
 INSIDE, OFFLOADING = "blockyard in vLLM", "vllm, OffloadingConnector"
+DISK, DISK_VLLM = "blockyard's disk", "vllm, tier fs"
+DISK_LOCAL, DISK_DIRECT = "lmcache, local_disk", "lmcache, local_disk, use_odirect"
+DISK_NATIVE = "lmcache, fs_native, use_odirect"
 
 
 class Spec(NamedTuple):

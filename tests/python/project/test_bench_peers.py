@@ -9,10 +9,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benches"))
 
+from peers import disk
 from peers import work as sizes
 from peers.bench import Bench, figures, self_test
 from peers.process import SIDES, Failed, Process
-from peers.table import DYNAMO, NOTES, OURS, ROWS, RUST, VLLM, judged, markdown, verdict
+from peers.table import DISK, DYNAMO, NOTES, OURS, ROWS, RUST, VLLM, judged, markdown, verdict
 from peers.work import Work
 
 REQUIREMENTS = Path(sizes.__file__).parent / "requirements"
@@ -112,3 +113,35 @@ def test_every_package_of_a_peer_is_pinned() -> None:
     for listed in REQUIREMENTS.glob("*.txt"):
         for line in listed.read_text().splitlines():
             assert re.fullmatch(r"[\w.-]+==[\w.+]+", line), (listed.name, line)
+
+
+def test_the_disks_are_compared_on_blockyards_side_and_a_flipped_bit_is_refused(
+    tmp_path: Path,
+) -> None:
+    stores = {name: store for name, store in disk.STORES.items() if store[0] == DISK}
+    given = (str(tmp_path / "store"), "32", str(1 << 16), str(disk.JOB))
+    sides = {DISK: Process(DISK, tmp_path / "disk", *given)}
+    try:
+        seen = disk.turns(sides, stores, rounds=2)
+        found = disk.flipped(sides, stores)
+    finally:
+        sides[DISK].close()
+    assert {len(took) for took in seen.values()} == {2}
+    rows = {row[0]: row[1:] for row in disk.lines(seen, stores, 32 << 16)}
+    assert list(rows) == list(stores)
+    assert rows["blockyard"][-3:] == ["", "", ""]
+    assert found == {
+        "the disk alone": "",
+        "blockyard": "refused",
+        "blockyard, into new room": "refused",
+    }
+
+
+def test_a_block_that_comes_back_wrong_ends_the_disk_bench() -> None:
+    class Side:
+        def ask(self, do: str, what: str) -> dict[str, Any]:
+            return {"seconds": 1.0, "cpu": 0.5, "wrong": int(do == "read" and what == "lane")}
+
+    sides: Any = {DISK: Side()}
+    with pytest.raises(SystemExit, match="blockyard: 1 blocks are not what was written"):
+        disk.turns(sides, {"blockyard": disk.OURS}, rounds=1)
