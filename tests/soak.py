@@ -29,7 +29,9 @@ BATCH = 20
 SCRIPT = Path("target/soak.py")
 PROOF = "proof"
 OWN = "own blocks"
-# One in so many seeds is also that of an engine that gives out its block ids itself.
+RESTARTS = "restarts"
+# One in so many seeds is also played with an engine that gives out its block ids itself, and
+# another one with restarts.
 EVERY = 4
 
 
@@ -48,12 +50,16 @@ def failures(first: int) -> tuple[list[tuple[int, str]], Counter[str]]:
             seen.update(simulate(Scenario.seeded(seed)).seen)
         except Broken as said:
             broken.append((seed, str(said)))
-        try:
-            if seed % EVERY == 0:
-                simulate(Scenario.own_blocks(seed))
-                seen[OWN] += 1
-        except Broken as said:
-            broken.append((seed, f"{OWN}: {said}"))
+        for name, rest, made in (
+            (OWN, 0, Scenario.own_blocks),
+            (RESTARTS, EVERY // 2, Scenario.restarting),
+        ):
+            try:
+                if seed % EVERY == rest:
+                    simulate(made(seed))
+                    seen[name] += 1
+            except Broken as said:
+                broken.append((seed, f"{name}: {said}"))
     try:
         seen[PROOF] += bool(prove(first))
     except AssertionError as said:
@@ -135,7 +141,8 @@ def soak(first: int, seconds: float, cores: int) -> int:
                 seed, what = broken[0]
                 if what.startswith(PROOF):
                     return 1
-                made = Scenario.own_blocks if what.startswith(OWN) else Scenario.seeded
+                kinds = {OWN: Scenario.own_blocks, RESTARTS: Scenario.restarting}
+                made = kinds.get(what.partition(":")[0], Scenario.seeded)
                 program = script(seed, minimised(made(seed)))
                 SCRIPT.parent.mkdir(exist_ok=True)
                 SCRIPT.write_text(program)
@@ -144,6 +151,7 @@ def soak(first: int, seconds: float, cores: int) -> int:
     say(met(seen))
     say(f"{seen[PROOF]:,} proofs, none of which lost a token")
     say(f"{seen[OWN]:,} of them as an engine with blocks of its own, too")
+    say(f"{seen[RESTARTS]:,} of them with restarts, too")
     say(f"{done:,} seeds from {first}, none broken, in {time.monotonic() - began:.0f} s")
     return 0
 

@@ -32,10 +32,10 @@ from blockyard.testing.copier import (
 )
 from blockyard.testing.engine import Broken, SimulatedEngine
 from blockyard.testing.minimise import minimised
+from blockyard.testing.play import Ran, simulate
 from blockyard.testing.rows import ROWS
 from blockyard.testing.scenario import Scenario
 from blockyard.testing.setup import Event, Setup
-from blockyard.testing.simulator import Ran, simulate
 
 __all__ = [
     "ROWS",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from blockyard.shared.layout import TIERS
 from blockyard.shared.plan import Outcome, Plan
 from blockyard.testing.engine import check
+from blockyard.testing.restarts import Remains
 from blockyard.testing.setup import Setup
 from blockyard.testing.simulated_cranes import way_of
 from blockyard.yard.by_tier import of_tier
@@ -32,9 +33,11 @@ class Copies:
     Args:
         setup: How many cranes there are, and the ticks until an outcome is unknown.
         seen: Where it counts.
+        remains: Notes what comes to a disk that outlives the process.
     """
 
-    def __init__(self, setup: Setup, seen: Counter[str]) -> None:
+    def __init__(self, setup: Setup, seen: Counter[str], remains: Remains | None = None) -> None:
+        self._remains = remains
         self._ranks = setup.ranks
         self._deadline = setup.deadline
         self._seen = seen
@@ -54,6 +57,8 @@ class Copies:
             self._air[plan.flight] = _InFlight(way, len(plan), due, ranks, len(plan))
             self._launched.add(plan.flight)
             self._seen[f"plans {way}"] += 1
+            if self._remains is not None:
+                self._remains.launched(plan)
 
     def heard(self, outcomes: Iterable[Outcome]) -> None:
         """Notes outcomes that the yard is given."""
@@ -76,6 +81,8 @@ class Copies:
         air.good = min(air.good, good)
         if not air.missing:
             del self._air[flight]
+            if self._remains is not None:
+                self._remains.ended(flight, air.good)
             self._counts["flights_failed"] += air.good < air.blocks
             self._seen[f"2.3 {air.way} failed"] += air.good < air.blocks and not air.late
 

@@ -3,8 +3,8 @@
 import re
 
 from blockyard.testing.engine import Broken
+from blockyard.testing.play import simulate
 from blockyard.testing.scenario import Scenario
-from blockyard.testing.simulator import simulate
 
 __all__ = ["minimised"]
 

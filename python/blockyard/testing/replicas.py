@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import BlockyardError
-from blockyard.scheduling.engine import Start, Step, Stop
+from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import Result
 from blockyard.scheduling.scheduler import Scheduler
@@ -72,6 +72,27 @@ class Replicas:
             if isinstance(answer, BlockyardError):
                 raise answer
         return answers
+
+    def deliver(
+        self, channel: Literal["before", "behind", "inside"], outputs: list[Output], acks: list[Ack]
+    ) -> None:
+        """Gives every scheduler the engine's outputs and acks, in the order of the channel."""
+        if channel == "before":
+            self.each(lambda replica: replica.scheduler.on_acks(acks))
+        for output in outputs:
+            brought = output
+            if channel == "inside":
+                brought = Output(
+                    output.step,
+                    output.seats,
+                    output.tokens,
+                    output.counts,
+                    output.ended,
+                    tuple(acks),
+                )
+            self.each(lambda replica, one=brought: replica.scheduler.on_output(one))  # type: ignore[misc]
+        if channel == "behind" or (channel == "inside" and not outputs):
+            self.each(lambda replica: replica.scheduler.on_acks(acks))
 
     def schedule(self) -> tuple[Step, NDArray[np.int32]]:
         """Returns the next step and its block tables."""

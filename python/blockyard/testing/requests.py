@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from blockyard.scheduling.arrival import sample_ids
 from blockyard.scheduling.request import RequestState, Result, max_blocks
 from blockyard.testing.engine import check, continuation
@@ -50,6 +52,7 @@ class Ask(NamedTuple):
 class Request:
     """A request that was added."""
 
+    ask: Ask
     prompt: list[int]
     max_tokens: int
     blocks: int
@@ -101,8 +104,16 @@ class Requests:
         blocks = max_blocks(len(prompt), ask.most, self._setup.block_size)
         for sample in ask.samples:
             self.ids[str(sample)] = sample
-            self._asked[str(sample)] = Request(prompt, ask.most, blocks)
+            self._asked[str(sample)] = Request(ask, prompt, ask.most, blocks)
             self.work += len(prompt) + ask.most
+
+    def left(self) -> None:
+        """Ends those that were aborted, and whose process has ended before it said so."""
+        for name in self.unfinished:
+            if name in self.aborted:
+                none = np.zeros(0, np.uint32)
+                state, reason = RequestState.ABORTED, "the process has ended"
+                self.results[name] = Result(self.ids[name], state, none, reason)
 
     def end(self, result: Result, state: RequestState | None, *, stopping: bool) -> None:
         """Checks that a request ends once, whole, and with the right tokens (INV-11, INV-12).

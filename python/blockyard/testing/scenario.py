@@ -10,7 +10,7 @@ from blockyard._typing import override
 from blockyard.scheduling.arrival import sample_ids
 from blockyard.scheduling.request import max_blocks
 from blockyard.testing.setup import HEADROOMS, OWN_VERBS, VERBS, VICTIMS, WORDS, Event, Setup
-from blockyard.testing.third_tier import has_disk, parking_on_disk, with_disk
+from blockyard.testing.third_tier import has_disk, parking_on_disk, with_disk, with_restarts
 
 __all__ = ["Scenario"]
 
@@ -64,6 +64,17 @@ class Scenario:
         events += _promises(chance, setup, ticks, events)
         if has_disk(seed):
             setup, events = with_disk(seed, setup, ticks, events)
+        return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
+
+    @classmethod
+    def restarting(cls, seed: int) -> Self:
+        """Returns the same with a disk that outlives the process, which is restarted."""
+        scenario = cls.seeded(seed)
+        setup, events = scenario.setup, list(scenario.events)
+        if not has_disk(seed):
+            ticks = max((event.tick for event in events), default=0) + 1
+            setup, events = with_disk(seed, setup, ticks, events)
+        setup, events = with_restarts(seed, setup, events)
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
     @classmethod

@@ -49,6 +49,7 @@ VERBS: Final = {
     "withdraw": (1,),
     "peer": (1,),
     "resize": (2,),
+    "restart": (2,),
 }
 """How many fields each verb may have."""
 
@@ -85,6 +86,8 @@ outcome |
     | withdraw | name of a request: its ticket is released |
     | peer | peer: it dies, and its tickets expire |
     | resize | "device", "host" or "disk", slots |
+    | restart | "closed" or "killed", number: the process ends, and a new one begins on what the \
+disk has; the number decides about copies that are under way |
     """
 
     tick: int
@@ -115,6 +118,8 @@ class Setup:
     """Polls that a copy from or to the disk takes at least, as the disk is slow."""
     disk_copies: int = 0
     """Copies from and to the disk that a rank makes at once; the others wait. 0 for all."""
+    disk_lasts: bool = False
+    """Whether the disk outlives the process, so that a restart finds its blocks again."""
     max_num_seqs: int = 4
     max_num_batched_tokens: int = 16
     headroom: str = "adaptive"
@@ -152,5 +157,6 @@ WORDS: Final[dict[str, tuple[int, frozenset[str]]]] = {
     "ack": (0, frozenset({"late", "twice", "lost", "unheard", "foreign"})),
     "copy": (1, frozenset({"up", "down", "across", "to disk", "from disk"})),
     "outcome": (1, frozenset({"late", "twice", "lost", "foreign"})),
+    "restart": (0, frozenset({"closed", "killed"})),
 }
 """The words that a field of an event may be, and the index of that field."""

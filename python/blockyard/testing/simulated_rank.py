@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blockyard.crane.crane import Crane
+from blockyard.crane.lasting import LastingTiers
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.plan import Outcome, Plan
@@ -13,6 +14,7 @@ from blockyard.testing.copier import Action
 from blockyard.testing.engine import Sums, check
 from blockyard.testing.setup import Setup
 from blockyard.testing.simulated_cranes import QueueCopier, RemoteCrane, SimulatedCrane, way_of
+from blockyard.testing.simulated_disk import SimulatedDisk, SimulatedDiskCopier
 from blockyard.yard.config import Config, Speeds
 
 __all__ = ["SimulatedRank", "config_of"]
@@ -26,34 +28,52 @@ class SimulatedRank:
         setup: The speed of its disk, and whether it has bytes.
         rank: Its number.
         shared: A folder for what ranks share.
+        disk: Its disk, where that outlives the process.
     """
 
-    def __init__(self, config: Config, setup: Setup, rank: int, shared: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        setup: Setup,
+        rank: int,
+        shared: Path,
+        disk: SimulatedDisk | None = None,
+    ) -> None:
         layout = config.layout
         assert layout is not None  # noqa: S101 - `config_of` makes one
         self._near = QueueCopier(("up", "down", "across"))
-        self._disk = QueueCopier(
-            ("to disk", "from disk"), polls=setup.disk_polls, copies=setup.disk_copies
+        slow = {"polls": setup.disk_polls, "copies": setup.disk_copies}
+        self._disk = (
+            QueueCopier(("to disk", "from disk"), **slow)
+            if disk is None
+            else SimulatedDiskCopier(disk, **slow)
         )
+        self._lasting_disk = disk
         self._copiers = self._near, self._disk
         self.memory: list[Sums] = []
         self.crane: SimulatedCrane = RemoteCrane(rank, setup.disk_polls)
+        self.lasting = LastingTiers([] if disk is None else [disk])
+        """Its disk, as a crane knows it where it outlives the process."""
         self._ranks = config.ranks
         self._near_flights: set[int] = set()
         if setup.cranes == "here":
             device = MemoryTier(layout, config.device_blocks, name="device")
-            host, disk = (
+            host, below = (
                 MemoryTier(layout, slots, name=name, shared=shared / name) if slots else None
-                for name, slots in (("host", config.host_blocks), ("disk", config.disk_blocks))
+                for name, slots in (
+                    ("host", config.host_blocks),
+                    ("disk", 0 if disk else config.disk_blocks),
+                )
             )
+            below = disk or below
             self.memory = [Sums(device, rank)]
             self.memory[0].forget()
-            names = [tier.name for tier in (device, host, disk) if tier is not None]
+            names = [tier.name for tier in (device, host, below) if tier is not None]
             pairs = [(one, other) for one in names for other in names if one != other]
             copiers = {pair: self._disk if "disk" in pair else self._near for pair in pairs}
             copiers["device", "device"] = self._near
             self.crane = Crane(
-                layout, rank=rank, device=device, host=host, disk=disk, copier=copiers
+                layout, rank=rank, device=device, host=host, disk=below, copier=copiers
             )
         self.fates: deque[tuple[str, int]] = deque()
         self.road: list[tuple[int, Outcome]] = []
@@ -64,6 +84,9 @@ class SimulatedRank:
         """Gives the crane plans."""
         near = (p for p in plans if "disk" not in way_of(p.source_tier, p.destination_tier))
         self._near_flights.update(plan.flight for plan in near)
+        for plan in plans:
+            if self._lasting_disk is not None and plan.destination_tier == "disk":
+                self._lasting_disk.submitted(plan)
         self.crane.submit(plans)
 
     def poll(self, now: int, seen: Counter[str]) -> list[Outcome]:
@@ -154,4 +177,5 @@ def config_of(setup: Setup, largest: Callable[[str], int] = lambda _: 0) -> Conf
         deadline=setup.deadline,
         speeds=None if setup.speeds is None else Speeds(*setup.speeds),
         recompute=setup.recompute,
+        keyed=("disk",) if setup.disk_lasts else (),
     )

@@ -1,44 +1,34 @@
 """A scheduler, its yard, an engine and cranes that misbehave, step by step in virtual time."""
 
-import tempfile
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from blockyard._core import InUse, Unavailable
-from blockyard.scheduling.engine import Ack, Output
-from blockyard.scheduling.request import RequestState, Result
+from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.layout import TIERS
 from blockyard.testing.acks import Acks
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
 from blockyard.testing.engine import Broken, SimulatedEngine, check
-from blockyard.testing.own_blocks import OwnBlocks
 from blockyard.testing.replicas import Replica, Replicas
 from blockyard.testing.requests import Ask, Requests
+from blockyard.testing.restarts import Remains
 from blockyard.testing.rows import PARKING
 from blockyard.testing.scenario import Scenario
+from blockyard.testing.setup import Setup
 from blockyard.testing.simulated_rank import SimulatedRank, config_of
 
-__all__ = ["Ran", "simulate"]
+__all__ = ["Simulation"]
 
 _QUIET: Final = 24
 """Ticks without a plan after which nothing more is copied ahead."""
 _FAULTS: Final = frozenset({"copy", "outcome", "rank", "engine", "weights", "fail", "resize"})
 """Events that may cost a sequence the last copy of its KV, or the room that it began with."""
 _WORDS: Final = frozenset({"deliver", "delay", "fail", "corrupt", "hang", "die"})
-
-
-@dataclass(slots=True)
-class Ran:
-    """A simulation that went well."""
-
-    ticks: int
-    seen: Counter[str]
-    """How often each thing happened: faults that took effect, states at an abort, counters."""
-    results: dict[str, Result] = field(default_factory=dict)
 
 
 class _Death(NamedTuple):
@@ -52,37 +42,34 @@ class _Death(NamedTuple):
     """The slots that it may still write."""
 
 
-def simulate(scenario: Scenario) -> Ran:
-    """Plays a scenario to its end, and checks every law on the way.
+class Simulation:
+    """The loop around a scheduler: its engine, its ranks, and the events that disturb them.
 
-    Raises:
-        Broken: A law was broken; the message names the tick.
+    Args:
+        scenario: Sizes and events.
+        shared: A folder for what ranks share.
     """
-    own = scenario.setup.blocks == "engine"
-    with tempfile.TemporaryDirectory() as folder:
-        made = OwnBlocks if own else _Simulation
-        simulation: OwnBlocks | _Simulation = made(scenario, Path(folder))
-        try:
-            simulation.run()
-            return Ran(simulation.now, simulation.seen, simulation.requests.results)
-        except Broken as broken:
-            raise Broken(f"tick {simulation.now}: {broken}") from None
-        except Exception as error:
-            # The simulation makes no wrong call, so every error is that of what it drives.
-            raise Broken(f"tick {simulation.now}: {type(error).__name__}: {error}") from error
-        finally:
-            simulation.close()
-
-
-class _Simulation:
-    """The loop around a scheduler: its engine, its ranks, and the events that disturb them."""
 
     def __init__(self, scenario: Scenario, shared: Path) -> None:
         self.setup = setup = scenario.setup
         self.now = 0
         self._events = deque(sorted(scenario.events, key=lambda event: event.tick))
-        config = config_of(setup, scenario.largest)
-        self._ranks = [SimulatedRank(config, setup, rank, shared) for rank in range(setup.ranks)]
+        self._config = config_of(setup, scenario.largest)
+        self._folder = shared
+        self.seen: Counter[str] = Counter()
+        faulty = any(event.verb in _FAULTS for event in scenario.events)
+        self.requests = Requests(setup, self.seen, faulty=faulty)
+        self._remains = Remains(setup, self._config, shared, self.seen)
+        self._pending_aborts: list[tuple[str, str]] = []
+        self._versions = 0
+        self._open(setup)
+
+    def _open(self, setup: Setup) -> None:
+        """Begins a process: of what was before, it has what a disk has."""
+        self._ranks = [
+            SimulatedRank(self._config, setup, rank, self._folder, self._remains.disk(rank))
+            for rank in range(setup.ranks)
+        ]
         self._engine = SimulatedEngine(
             [memory for rank in self._ranks for memory in rank.memory],
             block_size=setup.block_size,
@@ -91,14 +78,13 @@ class _Simulation:
             eager=setup.eager,
             drafts=setup.drafts,
         )
-        self.seen: Counter[str] = self._engine.seen
-        faulty = any(event.verb in _FAULTS for event in scenario.events)
-        self.requests = Requests(setup, self.seen, faulty=faulty)
+        self._engine.seen = self.seen
         seconds = setup.tick_ms / 1000
         self._replicas = Replicas(setup, self.seen, self._fenced, clock=lambda: self.now * seconds)
-        self._pending_aborts: list[tuple[str, str]] = []
+        lasting = [rank.lasting for rank in self._ranks]
+        self._remains.begin(lasting, [replica.cache for replica in self._replicas])
         self._reconciles: list[tuple[int, list[int], int]] = []
-        self._copies = Copies(setup, self.seen)
+        self._copies = Copies(setup, self.seen, self._remains)
         self._slots: dict[str, int] = {tier: getattr(setup, tier) for tier in TIERS}
         self._death: _Death | None = None
         self._acks = Acks(self.seen)
@@ -106,10 +92,12 @@ class _Simulation:
         self._quiet = 0
 
     def close(self) -> None:
+        """Gives the memory back."""
         for rank in self._ranks:
             rank.crane.close()
 
     def run(self) -> None:
+        """Plays all events, and then on until all requests have ended and all is at rest."""
         while self._events:
             self._tick(reconcile_every=self.setup.reconcile_every)
         self._end_faults()
@@ -201,27 +189,9 @@ class _Simulation:
             name for name, state in self._states().items() if state is RequestState.STOPPING
         }
         ignored = self._scheduler.stats()["acks_ignored"]
-        self._deliver(outputs, acks)
+        self._replicas.deliver(self.setup.channel, outputs, acks)
         ignored = self._scheduler.stats()["acks_ignored"] - ignored
         self._acks.given(acks, ignored, dead=self._death is not None)
-
-    def _deliver(self, outputs: list[Output], acks: list[Ack]) -> None:
-        if self.setup.channel == "before":
-            self._replicas.each(lambda replica: replica.scheduler.on_acks(acks))
-        for output in outputs:
-            brought = output
-            if self.setup.channel == "inside":
-                brought = Output(
-                    output.step,
-                    output.seats,
-                    output.tokens,
-                    output.counts,
-                    output.ended,
-                    tuple(acks),
-                )
-            self._replicas.each(lambda replica, one=brought: replica.scheduler.on_output(one))  # type: ignore[misc]
-        if self.setup.channel == "behind" or (self.setup.channel == "inside" and not outputs):
-            self._replicas.each(lambda replica: replica.scheduler.on_acks(acks))
 
     def _schedule(self) -> None:
         step, tables = self._replicas.schedule()
@@ -284,9 +254,12 @@ class _Simulation:
             return
         self.requests.add(ask)
         self._engine.tags |= dict.fromkeys(ask.samples, ask.tag)
+        self._add(ask, ask.name)
+
+    def _add(self, ask: Ask, request: Hashable) -> None:
         self._replicas.each(
             lambda replica: replica.scheduler.add(
-                ask.name,
+                request,
                 ask.prompt,
                 max_tokens=ask.most,
                 priority=ask.priority,
@@ -348,6 +321,8 @@ class _Simulation:
         """Resets a rank; where its memory is lost, the engine is lost too."""
         its = self._ranks[rank]
         self.seen[f"rank reset, memory {memory}"] += 1
+        if memory == "lost":
+            self._clear_disks()
         its.crane.reset()
         its.lost = False
         outcomes = its.poll(self.now, self.seen)
@@ -364,6 +339,7 @@ class _Simulation:
         self.seen["engine reset"] += 1
         if self._death is not None:
             self._replicas.fill()
+        self._clear_disks()
         self._engine.reset()
         self._death = None
         if requests == "abort":
@@ -425,9 +401,32 @@ class _Simulation:
         requests = self.requests
         requests.smallest_device = min(requests.smallest_device, self._slots["device"])
 
+    def _on_restart(self, how: str, number: int) -> None:
+        """The process ends, and clients add again what has not ended, from the prompt."""
+        self._collect()
+        self.seen[how] += 1
+        self._remains.end(self._replicas.cache, how, number)
+        self.close()
+        tags, disk = self._engine.tags, self._remains.slots or self.setup.disk
+        self._open(replace(self.setup, disk=disk))
+        self._engine.tags |= tags
+        self.requests.left()
+        for name in self.requests.unfinished:
+            ask = self.requests[name].ask
+            self._add(ask._replace(n=1), self.requests.ids[name])
+
+    def _clear_disks(self, *, forget: bool = False) -> None:
+        """Clears disks that outlive the process of what was planned so far, as `by.local` does."""
+        if self._remains.disks:
+            self._dispatch()
+            self._remains.clear(forget=forget)
+
     def _on_weights(self) -> None:
         self.seen["weights"] += 1
-        self._engine.version += 1
+        self._clear_disks(forget=True)
+        # A restart has the weights of the namespace again, and other ones have a number of theirs.
+        self._versions += 1
+        self._engine.version = self._versions
         self._replicas.each(lambda replica: replica.scheduler.update_weights())
 
     def _on_reconcile(self, late: int) -> None:

@@ -1,13 +1,13 @@
 """What a third of the seeds have beside the others: a disk, which is slow and fails."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from blockyard.testing.setup import Event, Setup
 
-__all__ = ["has_disk", "parking_on_disk", "with_disk"]
+__all__ = ["has_disk", "parking_on_disk", "with_disk", "with_restarts"]
 
 _Pick: TypeAlias = Callable[[list[Any]], Any]
 
@@ -80,6 +80,75 @@ def parking_on_disk(seed: int, setup: Setup) -> Setup:
         disk_polls=pick([0, 2, 5]),
         disk_copies=pick([0, 1]),
     )
+
+
+def with_restarts(seed: int, setup: Setup, events: Iterable[Event]) -> tuple[Setup, list[Event]]:
+    """Returns a scenario whose disk outlives the process, which ends once or several times.
+
+    Args:
+        seed: The seed. All that is drawn here comes from a source of its own.
+        setup: A setup with a disk.
+        events: What happens there.
+    """
+    chance = random.Random(f"restarts {seed}")  # noqa: S311 - not for cryptography
+    pick: _Pick = chance.choice
+    polls = pick([setup.disk_polls, 8])
+    if setup.deadline or setup.disk_copies == 1:
+        polls = setup.disk_polls
+    # Small blocks, and steps that make many of them, are much to find again.
+    size = pick([1, setup.block_size])
+    times = setup.block_size // size
+    through: list[Any] = ["through", "through", {"device": "through", "host": "through"}]
+    setup = replace(
+        setup,
+        disk_lasts=True,
+        cranes="here",
+        block_size=size,
+        device=setup.device * times,
+        # Below a host all that goes down is on its way for longer, and may be lost there.
+        host=pick([0, 0, setup.host * times]),
+        disk=setup.disk * times,
+        write=pick([setup.write, *through]),
+        ahead=pick([None, 4, 8]),
+        max_num_batched_tokens=max(setup.max_num_batched_tokens, pick([1, 16])),
+        # On a fast disk little is under way at an instant.
+        disk_polls=polls,
+        disk_copies=setup.disk_copies * times,
+    )
+    # Faults of all kinds leave little to be found: half of the seeds have few of them.
+    kept = pick([None, {"add", "abort", "copy", "promise"}])
+    some = [event for event in events if kept is None or event.verb in kept]
+    part = pick([0.4, 0.7])
+    some = [event for event in some if event.verb != "add" or chance.random() < part]
+    some = _resized(some, times, {"host": setup.host, "disk": setup.disk})
+    ticks = max((event.tick for event in some), default=0) + 1
+    for number in range(pick([1, 2, 3])):
+        tick, how = chance.randrange(ticks // 3, ticks + 12), pick(["closed", "killed", "killed"])
+        some.append(Event(tick, "restart", (how, chance.randrange(1000))))
+        some += _again(chance, some, tick, f"again{number}")
+    return setup, some
+
+
+def _resized(events: list[Event], times: int, most: dict[str, int]) -> list[Event]:
+    """Returns resizes for more slots; a tier below is not made larger than it was made."""
+    made = []
+    for event in events:
+        if event.verb == "resize":
+            tier, slots = str(event.what[0]), int(event.what[1]) * times
+            made.append(event._replace(what=(tier, min(slots, most.get(tier, slots)))))
+        else:
+            made.append(event)
+    return made
+
+
+def _again(chance: random.Random, events: list[Event], tick: int, name: str) -> list[Event]:
+    """Makes requests that come after a restart with prompts of before."""
+    asked = [event for event in events if event.verb == "add" and event.tick <= tick]
+    some = chance.sample(asked, min(len(asked), chance.choice([2, 4, 8])))
+    return [
+        Event(tick + chance.randint(0, 12), "add", (f"{name} {at}", *event.what[1:8]))
+        for at, event in enumerate(some)
+    ]
 
 
 def _requests(chance: random.Random, setup: Setup, ticks: int, events: list[Event]) -> list[Event]:
