@@ -1748,7 +1748,8 @@ class DiskLane:
         """Returns what is found again, the next to be evicted first.
 
         Their order is that of `keep_order`, where the owner before has closed the folder, else
-        that of their stamps. It is asked once.
+        that of their stamps. A key may be in two slots: of those that all ranks have the later one
+        counts, as `Restored.agreed` says. It is asked once.
 
         Returns:
             Slots, shape (blocks,); keys and parents, bytes of shape (blocks, 32), as

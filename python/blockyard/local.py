@@ -15,6 +15,7 @@ from blockyard.crane.tiers.disk import DiskPath, DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.plan import Cause
+from blockyard.shared.restored import Restored
 from blockyard.shared.stall import Fact, Rule
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import one_of
@@ -254,6 +255,7 @@ def local(
         cache._dead = frozenset()  # noqa: SLF001 - likewise
         found = crane.lasting.restored()
         if found is not None:
+            found = Restored.agreed([found])
             cache.restore("disk", found.slots, found.keys, found.parents)
             cache._restored = len(found)  # noqa: SLF001 - likewise
         opened.pop_all()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from blockyard._core import Keys, Misuse, Plan, Soon, Unavailable
 from blockyard.crane.tiers.disk import DiskTier
+from blockyard.shared.restored import Restored
 from blockyard.shared.validate import integer
 from blockyard.yard.cache import KVCache
 
@@ -83,7 +84,7 @@ class DiskPages:
             keyed=(disk.name,),
             ahead=0,
         )
-        found = disk.restored()
+        found = Restored.agreed([disk.restored()])
         self._cache.restore("disk", found.slots, found.keys, found.parents)
         self.restored = len(found.slots)
         """Pages that were there when it was opened."""

@@ -58,7 +58,7 @@ class Restored:
 
     @staticmethod
     def agreed(ranks: Sequence["Restored"]) -> "Restored":
-        """Returns what all ranks have alike: the same slots, keys and stamps.
+        """Returns what all ranks have alike: the same slots, keys and stamps, each key once.
 
         A rank that was not open when the others wrote, or that was cleared while they were not, has
         other stamps; such blocks are not restored on any.
@@ -74,15 +74,11 @@ class Restored:
         shared = any(one.share != (0, 1) for one in ranks)
         found = _union(ranks) if shared else ranks[0]
         alike = np.ones(len(found), bool)
-        for one in ranks:
+        for one in ranks if shared else ranks[1:]:
             first, step = one.share
             theirs = found.slots % step == first
             alike &= ~theirs | _same(found, one)
-        # Of several slots with one key the later one counts.
-        rows = np.flatnonzero(alike)
-        later = rows[np.argsort(found.stamps[rows], kind="stable")[::-1]]
-        _, kept = np.unique(found.keys[later].view("V32"), return_index=True)
-        rows = np.sort(later[kept])
+        rows = _once(found, np.flatnonzero(alike))
         return replace(found.take(rows), run=max(one.run for one in ranks), share=(0, 1))
 
     @staticmethod
@@ -99,6 +95,20 @@ class Restored:
             parents=np.concatenate([one.parents for one in some]),
             stamps=np.concatenate([one.stamps for one in some]),
         )
+
+
+def _once(found: Restored, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Returns these rows, but of several with one key the one that was written last."""
+    # Whole keys are sorted where a part of them says that there are such.
+    heads = np.ascontiguousarray(found.keys[rows, :8]).view(np.uint64).ravel()
+    order = np.argsort(heads)
+    again = np.flatnonzero(heads[order[1:]] == heads[order[:-1]])
+    several = np.zeros(len(rows), bool)
+    several[order[again]] = several[order[again + 1]] = True
+    some = rows[several]
+    later = some[np.argsort(found.stamps[some], kind="stable")[::-1]]
+    _, kept = np.unique(found.keys[later].view("V32"), return_index=True)
+    return np.sort(np.concatenate([rows[~several], later[kept]]))
 
 
 def _union(ranks: Sequence[Restored]) -> Restored:

@@ -7,7 +7,6 @@ use crate::files::{Files, Foreign, Way};
 use crate::folder::{Folder, Place};
 use crate::lane::{Lane, Options};
 use crate::record::Record;
-use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -106,8 +105,9 @@ impl SlotFiles {
         self.way
     }
 
-    /// What is found again: above the floor, each key once, the next to be evicted first. That is the order
-    /// which the owner before has kept, where it has closed them, else that of the stamps. INV-28
+    /// What is found again: above the floor, the next to be evicted first. That is the order which the owner
+    /// before has kept, where it has closed them, else that of the stamps. A key may be in two slots: the
+    /// later one counts, but only where all ranks have it. INV-28
     ///
     /// # Errors
     /// `System` where the table cannot be read.
@@ -149,11 +149,7 @@ fn forget_if_empty(path: &Path, geometry: Geometry) {
 
 fn in_order(mut found: Vec<Record>, floor: u64, kept: Option<Vec<u32>>) -> Vec<Record> {
     found.retain(|record| record.stamp >= floor);
-    found.sort_by_key(|record| std::cmp::Reverse(record.stamp));
-    // Of two slots with one key the later one counts.
-    let mut seen = HashSet::with_capacity(found.len());
-    found.retain(|record| seen.insert(record.owner.key()));
-    found.reverse();
+    found.sort_by_key(|record| record.stamp);
     if let Some(kept) = kept {
         let last = found.iter().map(|record| record.slot).max().unwrap_or(0);
         // What nobody could evict then was in use.
@@ -174,7 +170,7 @@ mod tests {
     use crate::record::Owner;
 
     #[test]
-    fn the_later_of_two_counts_and_a_kept_order_comes_before_stamps() {
+    fn a_kept_order_comes_before_stamps_and_of_two_slots_with_one_key_both_are_told() {
         let record = |slot: u32, stamp: u64, key: u8| Record {
             owner: Owner::First([key; 32]),
             stamp,
@@ -195,8 +191,11 @@ mod tests {
             ]
         };
         let slots = |all: Vec<Record>| all.iter().map(|one| one.slot).collect::<Vec<_>>();
-        assert_eq!(slots(in_order(found(), 0, None)), [1, 3, 4, 0]);
+        assert_eq!(slots(in_order(found(), 0, None)), [1, 2, 3, 4, 0]);
         assert_eq!(slots(in_order(found(), 7, None)), [3, 4, 0]);
-        assert_eq!(slots(in_order(found(), 0, Some(vec![4, 1]))), [4, 1, 3, 0]);
+        assert_eq!(
+            slots(in_order(found(), 0, Some(vec![4, 1]))),
+            [4, 1, 2, 3, 0]
+        );
     }
 }

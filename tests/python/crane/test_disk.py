@@ -347,6 +347,33 @@ def test_inv_28_ranks_find_again_what_all_of_them_have(tmp_path: Path, layout: A
         one.close()
 
 
+@pytest.mark.parametrize("disks", [1, 2])
+def test_inv_27_what_all_ranks_have_is_found_though_one_has_it_twice(
+    tmp_path: Path, disks: int
+) -> None:
+    """It left the yard, and came to another slot when the process ended: on one rank it did."""
+    paths = [tmp_path / str(number) for number in range(disks)]
+    ranks = ranks_of(RANKS, paths)
+    for one in ranks:
+        one.fill(range(6), 1)
+    for receipt in [one.down(0, 1) for one in ranks]:
+        assert ended(receipt) == (2, None)
+    first = ranks[0]
+    named, none = keys(1), np.zeros((1, 32), np.uint8)
+    ended(
+        first.copier.start_keyed(
+            first.memory, first.disk, slots(0), slots(5), keys=named, parents=none
+        )
+    )
+    for one in ranks:
+        one.close()
+    again = ranks_of(RANKS, paths)
+    assert agreed(again).slots.tolist() == [0, 1]
+    for one in again:
+        assert ended(one.up(0, 1)) == (2, None)
+        one.close()
+
+
 def test_inv_28_a_rank_that_was_cleared_alone_restores_nothing_of_before(tmp_path: Path) -> None:
     ranks = ranks_of(RANKS, tmp_path)
     for receipt in [one.down(0, 1, 2) for one in ranks]:
@@ -452,7 +479,7 @@ def test_a_block_that_two_disks_have_is_found_once(tmp_path: Path) -> None:
     assert ended(again) == (1, None)
     one.close()
     last = DiskTier(LATENT_ALONE, paths, blocks=16, identity=OURS)
-    found = last.restored()
+    found = Restored.agreed([last.restored()])
     assert sorted(zip(found.slots.tolist(), found.keys[:, 0].tolist(), strict=True)) == [
         (1, 2),
         (3, 1),

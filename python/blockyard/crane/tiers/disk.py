@@ -211,7 +211,9 @@ class DiskTier:
         return np.arange(first, first + blocks, dtype=np.uint64)
 
     def restored(self) -> Restored:
-        """Returns what it has from before. It is asked once.
+        """Returns what it has from before, for `Restored.agreed`. It is asked once.
+
+        A key may come twice, in two slots.
 
         Raises:
             Unavailable: A disk cannot be read.
@@ -232,7 +234,7 @@ class DiskTier:
             ]
             found = found.take(np.array(same, bool))
         if len(own or shared) > 1:
-            found = _once(found.take(found.stamps >= np.uint64(self._floor)))
+            found = found.take(found.stamps >= np.uint64(self._floor))
         return replace(found, share=(0, 1) if own else (self.rank, layout.ranks))
 
     def clear(self, *, patience: float = 1.0) -> bool:
@@ -341,13 +343,6 @@ class DiskTier:
         places = [np.arange(len(one)) / max(1, len(one)) for one in found]
         order = np.argsort(np.concatenate(places), kind="stable")
         return Restored.joined(found).take(order)
-
-
-def _once(found: Restored) -> Restored:
-    """Returns the rows of each key that were written last: several disks may have the same."""
-    later = np.argsort(found.stamps, kind="stable")[::-1]
-    _, kept = np.unique(found.keys[later].view("V32"), return_index=True)
-    return found.take(np.sort(later[kept]))
 
 
 def _paths(path: DiskPath) -> list[Path]:
