@@ -28,7 +28,7 @@ class LastingTiers:
     @property
     def folder(self) -> str | None:
         """The first folder of the identity of what is on its disk; None where it has no disk."""
-        return next((str(tier.path.parent) for tier in self._tiers), None)
+        return next((str(tier.folder) for tier in self._tiers if tier.folder), None)
 
     def restored(self) -> Restored | None:
         """Returns what its disk has from before, for `Restored.agreed`; None where it has no disk.

@@ -89,6 +89,10 @@ class SimulatedDisk(MemoryTier):
 
     # -- what its crane does with it ---------------------------------------------------------
 
+    @property
+    def folder(self) -> None:
+        """It has none."""
+
     def count_as(self, run: int) -> None:
         """Counts as a later process."""
         self.run = max(self.run, run)
@@ -109,11 +113,15 @@ class SimulatedDisk(MemoryTier):
 
     def stats(self) -> dict[str, int]:
         """Returns that nothing is wrong with it."""
-        return dict.fromkeys(("disk_hung", "disk_clearing", "disk_in_flight"), 0)
+        return dict.fromkeys(("disk_hung", "disk_dead", "disk_clearing", "disk_in_flight"), 0)
 
     def resting(self) -> list[tuple[Path, Literal["writes", "reads"]]]:
         """Returns nothing."""
         return []
+
+    def dead(self) -> frozenset[tuple[int, int]]:
+        """Returns nothing: it never dies."""
+        return frozenset()
 
     def submitted(self, plan: Plan) -> None:
         """Gives the blocks of a plan their stamps, in the order of the plans."""

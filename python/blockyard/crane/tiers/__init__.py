@@ -61,8 +61,8 @@ class Lasting(Protocol):
     """A tier whose blocks outlive the process."""
 
     @property
-    def path(self) -> Path:
-        """The first folder of this rank, which lies in that of its identity."""
+    def folder(self) -> Path | None:
+        """The first folder of the identity of what is on it; None where it has none."""
 
     @property
     def run(self) -> int:

@@ -175,6 +175,11 @@ class DiskTier:
         return self.parts[0].lane.path
 
     @property
+    def folder(self) -> Path:
+        """The first folder of its identity."""
+        return self.path.parent
+
+    @property
     def run(self) -> int:
         """The number of this owner: higher than that of any before."""
         return self._run
