@@ -44,14 +44,16 @@ class Copies:
         self._air: dict[int, _InFlight] = {}
         self._heard: set[tuple[int, int]] = set()
         self._launched: set[int] = set()
+        self._now = 0
+        """The tick that the yard knows, from which its deadlines count."""
         self._counts = dict.fromkeys(("outcomes_ignored", "flights_failed", "flights_unknown"), 0)
 
-    def launched(self, plans: Iterable[Plan], now: int) -> None:
+    def launched(self, plans: Iterable[Plan]) -> None:
         """Notes plans that the cranes were given."""
         for plan in plans:
             tiers = plan.source_tier, plan.destination_tier
             deadline: int | None = of_tier(self._deadline, max(tiers, key=TIERS.index), None)
-            due = None if deadline is None else now + deadline
+            due = None if deadline is None else self._now + deadline
             way = way_of(*tiers)
             ranks = set(range(self._ranks))
             self._air[plan.flight] = _InFlight(way, len(plan), due, ranks, len(plan))
@@ -93,7 +95,8 @@ class Copies:
                 self._missed(flight, air, rank, 0)
 
     def overdue(self, now: int) -> None:
-        """Counts the plans whose deadline has passed."""
+        """Counts the plans whose deadline has passed at a tick that the yard was told."""
+        self._now = now
         for air in self._air.values():
             if not air.late and air.due is not None and air.due <= now:
                 air.late = True

@@ -168,7 +168,7 @@ class OwnBlocks:
 
     def _submit(self, orders: Orders) -> None:
         plans = [*orders.down, *orders.up]
-        self._copies.launched(plans, self.now)
+        self._copies.launched(plans)
         for rank in self._ranks:
             rank.submit(plans)
 
@@ -380,7 +380,7 @@ class OwnBlocks:
         for rank in range(len(self._ranks)):
             self._silence(rank)
         # What was planned and not ordered yet is lost with the rest.
-        self._copies.launched(self._each(lambda one: one.cache.dispatch()), self.now)
+        self._copies.launched(self._each(lambda one: one.cache.dispatch()))
         self._each(lambda one: one.reset(memory=memory))
         for rank in range(len(self._ranks)):
             self._copies.reset(rank)

@@ -214,7 +214,7 @@ class Simulation:
 
     def _dispatch(self) -> None:
         plans = self._replicas.dispatch()
-        self._copies.launched(plans, self.now)
+        self._copies.launched(plans)
         writing, fenced = set(self._engine.writing), self._fenced()
         for plan in plans:
             self._quiet = self.now

@@ -55,6 +55,11 @@ def test_a_scenario_is_played_again_from_what_it_prints(seed: int) -> None:
     assert (first.ticks, first.seen) == (second.ticks, second.seen)
 
 
+def test_deadlines_count_from_the_tick_that_the_yard_knows() -> None:
+    # An engine is reset before the yard is told of the tick, and what is dispatched then is late.
+    simulate(Scenario.restarting(5261))
+
+
 ONE = Setup(device=16, disk=24, write="through", ahead=8, disk_lasts=True, ends=False)
 
 
