@@ -2,7 +2,7 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{Yard, config, text, three};
-use blockyard_core::{Config, Error, Key, Tier};
+use blockyard_core::{Config, Error, Key, Stop, Tier};
 
 const HOST: Tier = Tier::HOST;
 const DISK: Tier = Tier::DISK;
@@ -160,6 +160,26 @@ fn what_is_left_above_a_dropped_block_backs_promises() {
     yard.land(&[last]);
     drop(ticket);
     yard.finish(lease);
+}
+
+/// An orphan of which nothing but a copy in flight is left is waited for as any other block.
+#[test]
+fn an_orphan_whose_source_is_gone_is_in_flight() {
+    let yard = Yard::of(three(8, 4, 4));
+    let keys = yard.chain(&text(1, 3)).keys().to_vec();
+    let told = yard
+        .cache
+        .lock()
+        .restore(HOST, &[3], &keys[2..], &keys[1..2]);
+    told.unwrap();
+    yard.finish(yard.run(&text(1, 2)));
+    let plan = yard.demote_from(HOST, 1).unwrap();
+    assert_eq!(yard.probe(&text(1, 3)).stop, Stop::Promised, "it is read");
+    assert_eq!(withdraw(&yard, HOST, &[3]), Ok(1));
+    assert_eq!(yard.probe(&text(1, 3)).stop, Stop::Filling(plan.flight));
+    yard.land(&[plan]);
+    assert_eq!(yard.hits(&text(1, 3)), [2, 0, 1]);
+    yard.at_rest();
 }
 
 #[test]

@@ -120,7 +120,12 @@ impl State {
         if alive || parent.is_none() || above.is_none() || path.contains(&node) {
             return Some(Stop::Contradiction);
         }
-        self.is_read(node).then_some(Stop::Promised)
+        // Of one that is ready nowhere the flight is told, which brings it.
+        let ready = self
+            .tiers
+            .all()
+            .any(|tier| self.ready(node, tier).is_some());
+        (ready && self.is_read(node)).then_some(Stop::Promised)
     }
 
     /// How much of the prefix is where.
