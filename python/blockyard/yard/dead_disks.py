@@ -1,6 +1,7 @@
 """Disks that have died: their slots are withdrawn, with what was in them, and no others."""
 
 import logging
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +14,8 @@ _log = logging.getLogger("blockyard")
 
 Stripes = frozenset[tuple[int, int]]
 """Slots: the first, and the step from each to the next."""
+_MOST: Final = 1 << 25
+"""Slots that one call of a verb takes."""
 
 
 def withdraw_dead(cache: KVCache, dead: Stripes, before: Stripes) -> Stripes:
@@ -24,16 +27,23 @@ def withdraw_dead(cache: KVCache, dead: Stripes, before: Stripes) -> Stripes:
         before: What the last call returned.
 
     Returns:
-        What is withdrawn now. Slots that tickets were promised are not: ask again.
+        What is withdrawn now. Slots that tickets were promised are not: ask again. Nor is any where
+        none would be left, as where each rank has found another disk dead.
     """
     new = dead - before
     if not new:
         return before
     blocks = cache.config.disk_blocks
+    left = np.ones(blocks, bool)
+    for first, step in dead | before:
+        left[first::step] = False
+    if not left.any():
+        return before
     stripes = [np.arange(first, blocks, step, dtype=np.uint32) for first, step in sorted(new)]
     slots = np.concatenate(stripes)
+    parts = range(0, len(slots), _MOST)
     try:
-        lost = cache.withdraw("disk", slots)
+        lost = sum(cache.withdraw("disk", slots[part : part + _MOST]) for part in parts)
     except InUse:
         return before
     _log.warning(

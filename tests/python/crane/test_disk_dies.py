@@ -11,7 +11,10 @@ import pytest
 
 import blockyard as by
 from blockyard._core import DiskLane
+from blockyard._typing import override
 from blockyard.crane.tiers import disk as disk_tier
+from blockyard.yard import dead_disks
+from blockyard.yard.dead_disks import withdraw_dead
 from disks import BLOCKS, TALKS, dies, opened, settle, talks
 
 HALF = 32
@@ -119,6 +122,34 @@ def test_the_last_disk_that_works_is_not_given_up(tmp_path: Path) -> None:
             revive()
         written = cache.stats()["disk_written_blocks"]
         until(cache, lambda: cache.stats()["disk_written_blocks"] > written)
+
+
+def test_ranks_that_each_name_another_disk_give_not_all_up() -> None:
+    """Once a rank has named a disk, the others ask it nothing: they may never count it as dead."""
+    cache = by.KVCache(device=8, disk=64)
+    gone = withdraw_dead(cache, frozenset({(0, 2)}), frozenset())
+    assert (gone, capacity(cache)) == (frozenset({(0, 2)}), HALF)
+    assert withdraw_dead(cache, frozenset({(1, 2)}), gone) == gone
+    assert capacity(cache) == HALF
+    both = frozenset({(0, 2), (1, 2)})
+    assert not withdraw_dead(by.KVCache(device=8, disk=64), both, frozenset())
+
+
+def test_a_disk_of_more_slots_than_a_call_takes_is_given_up_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dead_disks, "_MOST", 10)
+    asked: list[int] = []
+
+    class Cache(by.KVCache):
+        @override
+        def withdraw(self, tier: Any, slots: Any) -> int:
+            asked.append(len(slots))
+            return super().withdraw(tier, slots)
+
+    cache = Cache(device=8, disk=64)
+    withdraw_dead(cache, frozenset({(1, 2)}), frozenset())
+    assert (asked, capacity(cache)) == ([10, 10, 10, 2], HALF)
 
 
 def test_a_disk_alone_is_never_given_up(tmp_path: Path) -> None:
