@@ -104,15 +104,12 @@ class LastingTiers:
     def keep_order(self, slots: NDArray[np.uint32]) -> None:
         """Notes the eviction order of its disk for the next process, right before `close`.
 
-        A disk that hangs or rests is left alone: stamps stand in for it then.
+        A disk that hangs, rests or has died is left alone: stamps stand in for it then.
 
         Args:
             slots: As `KVCache.eviction_order("disk")`.
         """
         for tier in self._tiers:
-            stats = tier.stats()
-            if tier.resting() or stats["disk_hung"] or stats["disk_clearing"]:
-                continue
             try:
                 tier.keep_order(slots)
             except Unavailable as error:

@@ -78,6 +78,22 @@ def test_inv_32_a_disk_that_dies_takes_its_slots_with_it_and_no_others(
         assert set(talks(cache, [2000 + TALKS - 1]).values()) == {4 * BLOCKS - 1}
 
 
+def test_a_disk_that_keeps_no_order_costs_the_others_nothing(tmp_path: Path) -> None:
+    paths = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    for path in paths:
+        path.mkdir()
+    with opened(tmp_path, disk_path=paths) as cache:
+        talks(cache)
+        cache.crane.lasting.keep_order(cache.eviction_order("disk"))
+        first, second, third = (next(path.glob("*/*/order")) for path in paths)
+        for order in (first, second, third):
+            order.unlink()
+        first.mkdir()
+        dies(paths[1])
+        until(cache, lambda: cache.stats()["disk_dead"] == 1)
+    assert (second.exists(), third.is_file()) == (False, True)
+
+
 def test_inv_32_requests_that_are_parked_go_on(tmp_path: Path) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
     for path in paths:

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import DiskLane, Misuse, Unsupported
+from blockyard._core import DiskLane, Misuse, Unavailable, Unsupported
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.restored import Restored
@@ -25,6 +25,8 @@ Slots = NDArray[np.uint32]
 
 _NAMED = ("model", "weights")
 _SEQUENCE: Final = (1 << 32) - 1
+_ILL: Final = ("hung", "down_rests", "up_rests", "dead", "clearing")
+"""Numbers of a lane that say that its disk may not answer."""
 _log = Limited("blockyard")
 
 
@@ -283,15 +285,26 @@ class DiskTier:
     def keep_order(self, slots: Slots) -> None:
         """Notes the eviction order for the next owner; `close` comes next.
 
+        A disk that hangs, rests or has died is left alone: stamps stand in for it then.
+
         Args:
             slots: As `KVCache.eviction_order`, shape (blocks,).
 
         Raises:
-            Unavailable: A disk refuses; stamps stand in for it then.
+            Unavailable: A disk refuses; the others have it.
         """
+        refused = None
         for part in self._owned():
+            stats = part.lane.stats()
+            if any(stats[one] for one in _ILL):
+                continue
             rows = part.rows(slots)
-            part.lane.keep_order(part.local(slots if rows is None else slots[rows]))
+            try:
+                part.lane.keep_order(part.local(slots if rows is None else slots[rows]))
+            except Unavailable as error:
+                refused = error
+        if refused is not None:
+            raise refused
 
     def stats(self) -> dict[str, int]:
         """Returns what its disks have done; `SCHEMA` has units and meanings. Any thread may ask."""
