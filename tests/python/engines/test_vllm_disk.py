@@ -1,6 +1,8 @@
 """The disk inside vLLM: what a restarted engine finds, and what it must not."""
 
 import functools
+import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +15,7 @@ import pytest
 import blockyard as by
 from blockyard._core import DiskLane
 from blockyard.crane.tiers import disk as disk_tier
-from blockyard.engines.vllm import Blockyard
+from blockyard.engines.vllm import Blockyard, notes
 from blockyard.tools.disk.folders import identities, wipe
 from disks import dies
 from vllm_front import (
@@ -310,6 +312,32 @@ def test_inv_28_ranks_restore_what_both_have(tmp_path: Path) -> None:
     scheduler, workers = halves()
     assert scheduler.front.restored == 2
     shut(workers)
+
+
+def test_inv_31_resets_that_a_slow_disk_holds_up_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one must not empty the file that the first is about to put in its place."""
+    sync, slow, going, seen = os.fsync, threading.Event(), threading.Event(), []
+
+    def synced(number: int) -> None:
+        if not going.is_set():
+            going.set()
+            assert slow.wait(20)
+        seen.append((tmp_path / "cleared.new").exists() and (tmp_path / "cleared.new").read_text())
+        sync(number)
+
+    monkeypatch.setattr(notes, "_PATIENCE", 0.05)
+    monkeypatch.setattr(os, "fsync", synced)
+    noted = notes.Notes(str(tmp_path))
+    assert not noted.clear(5)
+    assert going.is_set()
+    assert not noted.clear(5), "it waits behind the first"
+    monkeypatch.setattr(notes, "_PATIENCE", 20.0)
+    slow.set()
+    assert noted.clear(5)
+    assert "" not in seen
+    assert noted.cleared() == 5
 
 
 def test_inv_32_one_of_several_disks_that_dies_takes_its_slots_with_it(

@@ -36,6 +36,8 @@ class Notes:
 
     def __init__(self, folder: str | None) -> None:
         self._folder = None if folder is None else Path(folder)
+        # One writer at a time, also behind one that the disk holds up: they share a file.
+        self._writing = threading.Lock()
 
     def cleared(self) -> int:
         """Returns the last owner of whose blocks nothing is to be found; 0 for none.
@@ -87,7 +89,7 @@ class Notes:
             return None
         path = self._folder / "order"
         try:
-            flags = os.O_RDONLY | os.O_NOFOLLOW
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             with os.fdopen(os.open(path, flags), "rb") as file:
                 read = file.read()
             path.unlink()
@@ -109,18 +111,27 @@ class Notes:
         assert self._folder is not None  # noqa: S101 - who writes has looked
         new = self._folder / f"{name}.new"
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-            with os.fdopen(os.open(new, flags, 0o600), "wb") as file:
-                file.write(said)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._folder / name)
-            folder = os.open(self._folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            with self._writing:
+                _put(new, said)
+                new.replace(self._folder / name)
+                _sync(self._folder)
         except OSError as error:
             _log.warning("%s cannot be noted: %s", self._folder / name, error)
             return
         done.set()
+
+
+def _put(path: Path, said: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        file.write(said)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
