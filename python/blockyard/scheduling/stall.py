@@ -1,7 +1,7 @@
 """Why a loop stands still: which call is missing, and for how long."""
 
 from contextlib import suppress
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from blockyard._core import Misuse
 from blockyard.scheduling.admission import Admission
@@ -19,6 +19,7 @@ _MOST_UNANSWERED: Final = 1024
 _ANSWER: Final = "call on_output once for every step, also for one without rows"
 _SHOWN: Final = 3
 """Holders of blocks that a sentence names."""
+_Below: TypeAlias = Literal["host", "disk"]
 
 
 class Stalls:
@@ -51,6 +52,12 @@ class Stalls:
         self._admission = admission
         self._lifecycle = lifecycle
         self._watch = StallWatch(__name__, clock)
+        sizes: dict[_Below, int] = {
+            "host": cache.config.host_blocks,
+            "disk": cache.config.disk_blocks,
+        }
+        self._below = [tier for tier, size in sizes.items() if size]
+        """Where parked requests go down to."""
 
     def step(self) -> None:
         """Counts a call of `schedule`, and looks now and then."""
@@ -143,14 +150,18 @@ class Stalls:
         return Fact(Rule.NO_ACK, (seat.number, seat.epoch), say)
 
     def _no_room(self) -> Fact | None:
-        """A request was refused; the identity changes when a row computes or anything ends."""
+        """A request was refused.
+
+        The identity changes when a row computes, anything ends, or a parked block has come down.
+        """
         refused = self._admission.refused if len(self._queue) else None
         if refused is None:
             return None
         room, seats = self._cache.room(), self._seats
         # A seat that is given out begins its steps anew: their sum alone might stay the same.
         ran = seats.arrivals, seats.departures, int(seats.steps_run.sum())
-        moved = *ran, room.free, room.available
+        owed = (self._cache.room(tier).promised for tier in self._below)
+        moved = *ran, room.free, room.available, *owed
 
         def say(steps: int, seconds: float) -> str:
             return (

@@ -55,9 +55,17 @@ def test_a_scenario_is_played_again_from_what_it_prints(seed: int) -> None:
     assert (first.ticks, first.seen) == (second.ticks, second.seen)
 
 
-def test_deadlines_count_from_the_tick_that_the_yard_knows() -> None:
-    # An engine is reset before the yard is told of the tick, and what is dispatched then is late.
-    simulate(Scenario.restarting(5261))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        # An engine is reset before the yard is told of the tick, and plans are dispatched then.
+        5261,
+        # Parked blocks come down one by one, on a slow disk: no row computes, and nothing stalls.
+        6619,
+    ],
+)
+def test_what_was_broken_once_stays_whole(seed: int) -> None:
+    simulate(Scenario.restarting(seed))
 
 
 ONE = Setup(device=16, disk=24, write="through", ahead=8, disk_lasts=True, ends=False)
