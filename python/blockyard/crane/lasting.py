@@ -85,9 +85,10 @@ class LastingTiers:
             lines.append(f"{hung} writes hang in the system, and hold their slots of the disk.")
         dead = sum(one["disk_dead"] for one in stats)
         if dead:
+            which = "1 disk has" if dead == 1 else f"{dead} disks have"
             lines.append(
-                f"{dead} disks have failed at each try for a minute. Where others work, the slots "
-                "of those are given out no more until the next start."
+                f"{which} failed at each try for a minute. Where others work, its slots are given "
+                "out no more until the next start."
             )
         if any(one["disk_clearing"] for one in stats):
             lines.append("A clear is not durable on the disk yet: nothing counts as written there.")

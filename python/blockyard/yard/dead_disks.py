@@ -6,11 +6,13 @@ from typing import Final
 import numpy as np
 
 from blockyard._core import InUse
+from blockyard.shared.log import Limited
 from blockyard.yard.cache import KVCache
 
 __all__ = ["Stripes", "withdraw_dead"]
 
 _log = logging.getLogger("blockyard")
+_limited = Limited("blockyard")
 
 Stripes = frozenset[tuple[int, int]]
 """Slots: the first, and the step from each to the next."""
@@ -44,7 +46,8 @@ def withdraw_dead(cache: KVCache, dead: Stripes, before: Stripes) -> Stripes:
     parts = range(0, len(slots), _MOST)
     try:
         lost = sum(cache.withdraw("disk", slots[part : part + _MOST]) for part in parts)
-    except InUse:
+    except InUse as error:
+        _limited.warning("a disk has died, and its slots were promised to tickets: %s", error)
         return before
     _log.warning(
         "a disk has died: its %d slots are given out no more until the next start, and the %d "

@@ -43,6 +43,11 @@ impl Breaker {
         self.rests >= DEAD
     }
 
+    /// The disk lives, as something else that it was asked was good: it is not dead.
+    pub(crate) fn hope(&mut self) {
+        self.rests = 0;
+    }
+
     /// Takes note of an answer of the disk.
     pub(crate) fn note(&mut self, good: bool, now: Instant) {
         if good {

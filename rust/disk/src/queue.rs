@@ -39,7 +39,8 @@ pub struct LaneState {
     pub hung: usize,
     /// Whether copies down, and up, fail at once, until the disk is tried again.
     pub rests: [bool; 2],
-    /// Whether copies of one way have failed for so long that the disk counts as dead.
+    /// Whether copies down, or copies up while none went down, have failed for so long that the disk counts
+    /// as dead.
     pub dead: bool,
     /// Whether something was cleared that a crash now would bring back.
     pub clearing: bool,
@@ -365,6 +366,10 @@ impl Queue {
         let before = breaker.rests(now);
         breaker.note(good, now);
         self.counts.rests += u64::from(!before && breaker.rests(now));
+        // One bad sector that is read again and again is no dead disk; one that takes no writes is of no use.
+        if good && direction == Direction::Down {
+            self.breakers[Direction::Up as usize].hope();
+        }
     }
 
     /// Clears what has a smaller stamp.

@@ -202,7 +202,15 @@ def test_inv_31_a_reset_outlives_an_engine_that_ends_before_its_next_step(tmp_pa
     again.close()
     (note,) = tmp_path.glob("*/cleared")
     assert note.stat().st_mode & 0o777 == 0o600
-    note.write_text("what?")
+
+    def a_link() -> None:
+        note.symlink_to(tmp_path / "nowhere")
+
+    for make in (lambda: note.write_text("what?"), a_link, note.mkdir, lambda: os.mkfifo(note)):
+        (note.rmdir if note.is_dir() else note.unlink)()
+        make()
+        with pytest.raises(by.Unavailable, match="what was cleared cannot be read"):
+            notes.Notes(str(note.parent)).cleared()
     with pytest.raises(by.Unavailable, match="what was cleared cannot be read"):
         Engine(tmp_path)
 

@@ -245,6 +245,42 @@ fn inv_32_a_disk_that_fails_cuts_copies_and_rests_and_is_tried_again() {
 }
 
 #[test]
+fn inv_32_a_disk_is_dead_that_takes_no_writes_and_not_one_that_cannot_read_a_block() {
+    // Which of its writes and reads are good, and whether it is dead after some of both.
+    for (write, read, dead) in [
+        (Some(false), Some(true), true),
+        (None, Some(false), true),
+        (Some(true), Some(false), false),
+    ] {
+        let (payloads, table) = paper();
+        let options = Options {
+            threads: 1,
+            failures: 1,
+            rest: Duration::from_micros(10),
+            ..Options::default()
+        };
+        let lane = lane_over(&payloads, &table, options);
+        lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
+        assert_eq!(landed(&lane, 1), [whole(0, 1)]);
+        for _ in 0..12 {
+            for (copy, numbers, good) in [
+                (down(&[(1, 2)]), vec![2], write),
+                (up(&[(0, 1)]), vec![], read),
+            ] {
+                let Some(good) = good else { continue };
+                payloads.fail_after(if good { u32::MAX } else { 0 });
+                while lane.state().rests.contains(&true) {
+                    std::thread::yield_now();
+                }
+                lane.submit(copy, Numbers::of(&numbers));
+                assert_eq!(landed(&lane, 1)[0].good, usize::from(good));
+            }
+        }
+        assert_eq!(lane.state().dead, dead, "{write:?} {read:?}");
+    }
+}
+
+#[test]
 fn inv_27_what_could_not_be_synced_is_not_reported_as_written() {
     let (payloads, table) = paper();
     let lane = lane_over(

@@ -97,7 +97,9 @@ class DiskTier:
         Stat("disk_hung", "slots", "of these, those whose copy was given up"),
         Stat("disk_down_rests", "disks", "disks that take no writes, until they are tried again"),
         Stat("disk_up_rests", "disks", "disks that take no reads, likewise"),
-        Stat("disk_dead", "disks", "disks that have failed at each try for a minute"),
+        Stat(
+            "disk_dead", "disks", "disks that have failed at each try for a minute, one way or both"
+        ),
         Stat("disk_clearing", "disks", "disks on which a clear is not durable yet"),
     )
     """Name, unit and meaning of each number in `stats`."""
@@ -309,10 +311,13 @@ class DiskTier:
     def stats(self) -> dict[str, int]:
         """Returns what its disks have done; `SCHEMA` has units and meanings. Any thread may ask."""
         every = [part.lane.stats() for part in self.parts]
-        return {
+        found = {
             stat.name: sum(one[stat.name.removeprefix("disk_")] for one in every)
             for stat in self.SCHEMA
         }
+        # Several parts may lie on one disk.
+        dead = {part.disk for part, one in zip(self.parts, every, strict=True) if one["dead"]}
+        return found | {"disk_dead": len(dead)}
 
     def resting(self) -> list[tuple[Path, Literal["writes", "reads"]]]:
         """Returns which disks are left alone now, after failures, and with what."""
@@ -328,8 +333,8 @@ class DiskTier:
     def dead(self) -> frozenset[tuple[int, int]]:
         """Returns which slots are on disks that have died, of several: the first, and the step.
 
-        A disk counts as dead when all that it was asked has failed for a minute. The last that
-        works is none, and is tried for ever. Any thread may ask.
+        A disk counts as dead when all writes have failed for a minute, or all reads where nothing
+        was written. The last that works is none, and is tried for ever. Any thread may ask.
         """
         disks = {part.disk for part in self.parts}
         gone = {part.disk for part in self.parts if part.lane.stats()["dead"]}

@@ -49,7 +49,9 @@ class Notes:
             return 0
         path = self._folder / "cleared"
         try:
-            return int(path.read_text("ascii")) if path.exists() else 0
+            return int(_read(path).decode("ascii"))
+        except FileNotFoundError:
+            return 0
         except (OSError, ValueError) as error:
             raise Unavailable(f"{path}: what was cleared cannot be read: {error}") from error
 
@@ -89,9 +91,7 @@ class Notes:
             return None
         path = self._folder / "order"
         try:
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-            with os.fdopen(os.open(path, flags), "rb") as file:
-                read = file.read()
+            read = _read(path)
             path.unlink()
         except OSError:
             return None
@@ -135,3 +135,10 @@ def _sync(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def _read(path: Path) -> bytes:
+    """Reads a file, and follows no link."""
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(path, "rb", opener=lambda name, own: os.open(name, own | flags)) as file:
+        return file.read()
