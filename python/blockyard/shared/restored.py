@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,9 @@ from numpy.typing import NDArray
 from blockyard._core import Misuse
 
 __all__ = ["Restored"]
+
+_MOST: Final = 1 << 25
+"""Blocks that one call of the yard takes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +65,8 @@ class Restored:
         """Returns what all ranks have alike: the same slots, keys and stamps, each key once.
 
         A rank that was not open when the others wrote, or that was cleared while they were not, has
-        other stamps; such blocks are not restored on any.
+        other stamps; such blocks are not restored on any. Of more than 33,554,432 blocks those that
+        are to be evicted last are restored.
 
         Args:
             ranks: What each rank's tier has, rank 0 first.
@@ -78,7 +83,7 @@ class Restored:
             first, step = one.share
             theirs = found.slots % step == first
             alike &= ~theirs | _same(found, one)
-        rows = _once(found, np.flatnonzero(alike))
+        rows = _once(found, np.flatnonzero(alike))[-_MOST:]
         return replace(found.take(rows), run=max(one.run for one in ranks), share=(0, 1))
 
     @staticmethod

@@ -18,6 +18,7 @@ from blockyard.crane.copiers import Receipt
 from blockyard.crane.copiers.disk import DiskCopier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.shared import restored
 from blockyard.shared.layout import Plane
 from blockyard.shared.restored import Restored
 from disks import BLOCKS, LAYOUT, OURS, TALKS, keys, opened, settle, slots, talks
@@ -667,3 +668,12 @@ def test_an_order_of_slots_that_are_not_there_changes_no_others() -> None:
     assert found.ordered(order).keys[:, 0].tolist() == [7, 3, 1]
     none = found.take(np.array([], np.intp))
     assert len(none.ordered(order)) == 0
+
+
+def test_of_too_many_blocks_those_are_restored_that_go_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(restored, "_MOST", 2)
+    slots = np.array([3, 1, 7], np.uint32)
+    found = Restored(slots, keys(3, 1, 7), keys(0, 0, 0), np.arange(3, dtype=np.uint64))
+    assert Restored.agreed([found]).slots.tolist() == [1, 7]
