@@ -1403,7 +1403,8 @@ class Cache:
 
         What was in them is dropped. All else stays: what follows a dropped block in a sequence is
         found again when that block is there again. Parked sequences that kept one there are
-        computed again. Slots that a copy still reads or writes leave when it has ended.
+        computed again. Slots that a copy still reads or writes leave when it has ended, and when
+        nothing keeps what came there.
 
         Args:
             tier: "host" or "disk".

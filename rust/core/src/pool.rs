@@ -87,6 +87,8 @@ pub(crate) struct Pool {
     withdrawn: Vec<u64>,
     /// How many slots may be given out.
     room: u32,
+    /// The limit where no slot was withdrawn, else 0: what asks about a slot looks here first.
+    whole: u32,
 }
 
 impl Pool {
@@ -98,6 +100,7 @@ impl Pool {
             limit: 0,
             withdrawn: Vec::new(),
             room: 0,
+            whole: 0,
         };
         pool.reserve(slots)?;
         pool.grow(slots, null);
@@ -122,8 +125,7 @@ impl Pool {
         for slot in first..first + null {
             self.cells[slot as usize].hold = Hold::Null;
         }
-        self.limit = slots;
-        self.room = self.room_below(slots);
+        self.bound(slots);
         // Backwards, so that the lowest is given out first.
         for slot in (first + null..slots).rev() {
             self.push_free(SlotIx::new(slot));
@@ -166,6 +168,11 @@ impl Pool {
     /// Whether a slot may be given out again when it comes free.
     #[inline]
     pub(crate) fn stays(&self, slot: SlotIx) -> bool {
+        slot.get() < self.whole || self.is_left(slot)
+    }
+
+    #[cold]
+    fn is_left(&self, slot: SlotIx) -> bool {
         slot.get() < self.limit && !self.is_withdrawn(slot)
     }
 
@@ -210,8 +217,7 @@ impl Pool {
 
     /// Sets the size; free slots beyond it are retired. Returns how many were.
     pub(crate) fn set_limit(&mut self, limit: u32) -> u32 {
-        self.limit = limit;
-        self.room = self.room_below(limit);
+        self.bound(limit);
         self.retire_free()
     }
 
@@ -225,8 +231,15 @@ impl Pool {
         for slot in slots {
             self.withdrawn[slot.at() / 64] |= 1 << (slot.at() % 64);
         }
-        self.room = self.room_below(self.limit);
+        self.bound(self.limit);
         self.retire_free()
+    }
+
+    /// Sets the limit, and what follows from it.
+    fn bound(&mut self, limit: u32) {
+        self.limit = limit;
+        self.room = self.room_below(limit);
+        self.whole = if self.withdrawn.is_empty() { limit } else { 0 };
     }
 
     /// Retires the free slots that do not stay. Returns how many there were.

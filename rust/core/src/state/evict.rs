@@ -32,8 +32,12 @@ impl State {
     /// Whether the slot lies beyond the size, and its block is idle, read by no copy, and without a
     /// child on the tier.
     pub(super) fn retires(&self, tier: Tier, slot: SlotIx) -> bool {
-        !self.tiers[tier].pool.stays(slot)
-            && matches!(self.hold(tier, slot), Hold::Idle { .. })
+        !self.tiers[tier].pool.stays(slot) && self.is_idle_leaf(tier, slot)
+    }
+
+    #[cold]
+    fn is_idle_leaf(&self, tier: Tier, slot: SlotIx) -> bool {
+        matches!(self.hold(tier, slot), Hold::Idle { .. })
             && self.evictability_of(tier, slot) == Evictability::Leaf
     }
 
