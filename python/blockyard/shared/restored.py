@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from blockyard._core import Misuse
 
-__all__ = ["Restored"]
+__all__ = ["MOST_ROWS", "Restored"]
 
-_MOST: Final = 1 << 25
+MOST_ROWS: Final = 1 << 25
 """Blocks that one call of the yard takes."""
 
 
@@ -83,7 +83,7 @@ class Restored:
             first, step = one.share
             theirs = found.slots % step == first
             alike &= ~theirs | _same(found, one)
-        rows = _once(found, np.flatnonzero(alike))[-_MOST:]
+        rows = _once(found, np.flatnonzero(alike))[-MOST_ROWS:]
         return replace(found.take(rows), run=max(one.run for one in ranks), share=(0, 1))
 
     @staticmethod

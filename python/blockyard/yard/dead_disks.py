@@ -1,12 +1,12 @@
 """Disks that have died: their slots are withdrawn, with what was in them, and no others."""
 
 import logging
-from typing import Final
 
 import numpy as np
 
 from blockyard._core import InUse
 from blockyard.shared.log import Limited
+from blockyard.shared.restored import MOST_ROWS
 from blockyard.yard.cache import KVCache
 
 __all__ = ["Stripes", "withdraw_dead"]
@@ -16,8 +16,6 @@ _limited = Limited("blockyard")
 
 Stripes = frozenset[tuple[int, int]]
 """Slots: the first, and the step from each to the next."""
-_MOST: Final = 1 << 25
-"""Slots that one call of a verb takes."""
 
 
 def withdraw_dead(cache: KVCache, dead: Stripes, before: Stripes) -> Stripes:
@@ -43,9 +41,9 @@ def withdraw_dead(cache: KVCache, dead: Stripes, before: Stripes) -> Stripes:
         return before
     stripes = [np.arange(first, blocks, step, dtype=np.uint32) for first, step in sorted(new)]
     slots = np.concatenate(stripes)
-    parts = range(0, len(slots), _MOST)
+    parts = range(0, len(slots), MOST_ROWS)
     try:
-        lost = sum(cache.withdraw("disk", slots[part : part + _MOST]) for part in parts)
+        lost = sum(cache.withdraw("disk", slots[part : part + MOST_ROWS]) for part in parts)
     except InUse as error:
         _limited.warning("a disk has died, and its slots were promised to tickets: %s", error)
         return before

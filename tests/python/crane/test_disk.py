@@ -673,7 +673,7 @@ def test_an_order_of_slots_that_are_not_there_changes_no_others() -> None:
 def test_of_too_many_blocks_those_are_restored_that_go_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(restored, "_MOST", 2)
+    monkeypatch.setattr(restored, "MOST_ROWS", 2)
     slots = np.array([3, 1, 7], np.uint32)
     found = Restored(slots, keys(3, 1, 7), keys(0, 0, 0), np.arange(3, dtype=np.uint64))
     assert Restored.agreed([found]).slots.tolist() == [1, 7]

@@ -154,7 +154,7 @@ def test_ranks_that_each_name_another_disk_give_not_all_up() -> None:
 def test_a_disk_of_more_slots_than_a_call_takes_is_given_up_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dead_disks, "_MOST", 10)
+    monkeypatch.setattr(dead_disks, "MOST_ROWS", 10)
     asked: list[int] = []
 
     class Cache(by.KVCache):
