@@ -319,15 +319,3 @@ pub(crate) enum Class {
 impl Class {
     pub(crate) const COUNT: usize = 5;
 }
-
-/// What the caller knows of a sequence's future when it finishes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
-pub enum Retention {
-    /// Its session has ended: what no other sequence shares is evicted first.
-    SessionEnded,
-    /// Nothing is known.
-    #[default]
-    Ordinary,
-    /// It will come back: evicted after everything else.
-    Retain,
-}

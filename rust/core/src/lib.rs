@@ -9,7 +9,7 @@
 //! layer: id sync
 //! layer: error
 //! layer: memory
-//! layer: hash arena list index keeps
+//! layer: hash arena list index keeps hint
 //! layer: extras pool ledger trie ghost cost evict plan record
 //! layer: chain flight
 //! layer: stats
@@ -30,6 +30,7 @@ mod extras;
 mod flight;
 mod ghost;
 mod hash;
+mod hint;
 mod id;
 mod index;
 mod keeps;
@@ -53,12 +54,14 @@ pub use error::{Error, Result};
 pub use evict::EvictionPolicy;
 pub use extras::{Extras, Media};
 pub use hash::{KeyHash, Namespace, Seed};
-pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Retention, Slot, TicketId, Tier};
+pub use hint::{Hints, NextUse, Priority, Retention};
+pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Slot, TicketId, Tier};
 pub use lease::{Lease, Parked, Seals, Ticket};
 pub use plan::{End, Outcome, Plan, Run};
 pub use shared::Locked;
 pub use state::{
-    Answer, Begun, Cells, Config, Fetch, Filling, Holder, HolderId, MAX_RUNS, Need, ParkedView,
-    Pending, Probe, Request, Room, Sealing, State, Stop, View, Violation, Wanted, WritePolicy,
+    Answer, Begun, Cells, Config, Fetch, Filling, Holder, HolderId, HostCopies, MAX_RUNS, Need,
+    ParkedView, Pending, Probe, Request, Room, Sealing, State, Stop, View, Violation, Wanted,
+    WritePolicy,
 };
 pub use stats::{Counters, Field, Stats, TierStats};

@@ -2,7 +2,8 @@
 //! `lease.rs`.
 
 use crate::arena::Record;
-use crate::id::{LeaseId, LeaseIx, Link, NodeIx, ParkedIx, Retention, SlotIx, TicketIx, Tier};
+use crate::hint::Hints;
+use crate::id::{LeaseId, LeaseIx, Link, NodeIx, ParkedIx, SlotIx, TicketIx, Tier};
 
 /// A running sequence.
 #[derive(Hash, Debug, Default)]
@@ -44,7 +45,7 @@ pub(crate) enum Phase {
     Ended {
         flights: u32,
         resumes: Option<ParkedIx>,
-        retention: Retention,
+        hints: Hints,
     },
 }
 
@@ -188,7 +189,7 @@ impl Ticket {
 pub(crate) struct Held {
     pub(crate) step: u64,
     pub(crate) table: Vec<SlotIx>,
-    pub(crate) retention: Retention,
+    pub(crate) hints: Hints,
     pub(crate) epoch: u32,
 }
 

@@ -3,8 +3,8 @@
 use crate::buffers::{Whole, each, integer, integers, is_integer, shown};
 use crate::error::{Failure, Outcome};
 use blockyard_core::{
-    Cells, Error, EvictionPolicy, Filling, FlightId, KeyHash, MAX_TIERS, Retention, Speeds, Tier,
-    WritePolicy,
+    Cells, Error, EvictionPolicy, Filling, FlightId, Hints, HostCopies, KeyHash, MAX_TIERS,
+    NextUse, Priority, Retention, Speeds, Tier, WritePolicy,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyMapping, PyString};
@@ -79,7 +79,8 @@ impl<T: Whole> Keyword for Option<T> {
 whole!(
     block_size: u32, host: u32, disk: u32, null_slots: u32, copy_retries: u32, groups: u8,
     tokens: u64, reserve: u64, computed: u64, slots: u32, blocks: u32,
-    load: Option<u32>, after: Option<u64>, done: Option<u64>, memory: Option<u64>, ghosts: Option<u32>
+    load: Option<u32>, after: Option<u64>, done: Option<u64>, memory: Option<u64>, ghosts: Option<u32>,
+    ttl: Option<u32>
 );
 
 /// The slots of the device, and the blocks of an engine that gives them out itself: one of them.
@@ -137,9 +138,16 @@ pub(crate) fn flags(
 fn word<T: Copy>(name: &str, given: &str, words: &[(&str, T)]) -> Outcome<T> {
     let found = words.iter().find(|(word, _)| *word == given);
     found.map(|&(_, value)| value).ok_or_else(|| {
+        let near = words.iter().max_by(|(one, _), (other, _)| {
+            let like = |word: &str| strsim::jaro_winkler(&given.to_lowercase(), word);
+            like(one).total_cmp(&like(other))
+        });
+        let near = near.map_or("", |(word, _)| *word);
         let known: Vec<String> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
         let known = known.join(", ");
-        Failure::misuse(format!("{name} = {given:?}: must be one of {known}"))
+        Failure::misuse(format!(
+            "{name} = {given:?}: did you mean {near:?}? It must be one of {known}"
+        ))
     })
 }
 
@@ -149,13 +157,28 @@ pub(crate) fn said<T: PartialEq>(value: &T, words: &[(&'static str, T)]) -> Opti
     found.map(|&(word, _)| word)
 }
 
-pub(crate) fn retention(given: &str) -> Outcome<Retention> {
+fn retention(given: &str) -> Outcome<Retention> {
     let words = [
         ("ordinary", Retention::Ordinary),
         ("session-ended", Retention::SessionEnded),
         ("retain", Retention::Retain),
     ];
     word("retention", given, &words)
+}
+
+/// All that a caller says of a request's future.
+pub(crate) fn hints(
+    said: &str,
+    next_use: Option<NextUse>,
+    priority: Option<Priority>,
+    ttl: Option<u32>,
+) -> Outcome<Hints> {
+    Ok(Hints {
+        retention: retention(said)?,
+        next_use,
+        priority: priority.unwrap_or_default(),
+        ttl,
+    })
 }
 
 pub(crate) fn filling(given: &str) -> Outcome<Filling> {
@@ -174,13 +197,66 @@ pub(crate) fn cells(given: &str) -> Outcome<Cells> {
     )
 }
 
-pub(crate) const EVICTIONS: [(&str, EvictionPolicy); 2] = [
+pub(crate) const EVICTIONS: [(&str, EvictionPolicy); 5] = [
     ("recency", EvictionPolicy::Recency),
+    ("learned", EvictionPolicy::Learned),
+    ("bonus", EvictionPolicy::Bonus),
+    ("newest", EvictionPolicy::Newest),
     ("heap", EvictionPolicy::Heap),
 ];
 
 pub(crate) fn eviction(given: &str) -> Outcome<EvictionPolicy> {
     word("eviction", given, &EVICTIONS)
+}
+
+const HOST_COPIES: [(&str, HostCopies); 2] =
+    [("first", HostCopies::First), ("last", HostCopies::Last)];
+
+pub(crate) fn host_copies(given: Option<&str>) -> Outcome<Option<HostCopies>> {
+    given
+        .map(|given| word("host_copies", given, &HOST_COPIES))
+        .transpose()
+}
+
+/// In how many seconds the blocks of a request will be used again.
+pub(crate) fn next_use(from: &Bound<'_, PyAny>) -> PyResult<Option<NextUse>> {
+    if from.is_none() {
+        return Ok(None);
+    }
+    let seconds = match from.extract::<f64>() {
+        Ok(seconds) if !from.is_instance_of::<PyBool>() => seconds,
+        _ => f64::NAN,
+    };
+    if !seconds.is_finite() || seconds < 0.0 {
+        let message = format!(
+            "next_use = {}: give seconds, a finite number that is not negative; or leave it out",
+            shown(from)
+        );
+        return Err(Failure::misuse(message).into());
+    }
+    // A number beyond what fits is the most that fits.
+    Ok(Some(NextUse::in_millis((seconds * 1000.0) as u64)))
+}
+
+/// How much a request's blocks are worth.
+pub(crate) fn priority(from: &Bound<'_, PyAny>) -> PyResult<Option<Priority>> {
+    if from.is_none() {
+        return Ok(None);
+    }
+    let good = integer("priority", from).ok().map(Priority::new);
+    match good {
+        Some(Ok(priority)) => Ok(Some(priority)),
+        _ => {
+            let message = format!(
+                "priority = {}: give an integer from 0 to {}, the last to be evicted; or leave it \
+                 out for {}",
+                shown(from),
+                Priority::MOST,
+                Priority::default().get()
+            );
+            Err(Failure::misuse(message).into())
+        }
+    }
 }
 
 pub(crate) const WRITES: [(&str, WritePolicy); 3] = [

@@ -17,7 +17,7 @@ use pyo3::types::PyDict;
 impl Cache {
     #[new]
     #[pyo3(signature = (*, block_size=16, device=None, engine=None, host=0, disk=0, null_slots=1,
-        eviction="recency", write="on-evict", writes_below=None, ghosts=None, speeds=None,
+        eviction="recency", host_copies=None, write="on-evict", writes_below=None, ghosts=None, speeds=None,
         recompute=true, copy_retries=3, groups=1, namespace=None, key_hash="sha256", keyed=None,
         memory=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
@@ -29,6 +29,7 @@ impl Cache {
         #[pyo3(from_py_with = arguments::disk)] disk: u32,
         #[pyo3(from_py_with = arguments::null_slots)] null_slots: u32,
         eviction: &str,
+        host_copies: Option<&str>,
         write: &str,
         writes_below: Option<Vec<String>>,
         #[pyo3(from_py_with = arguments::ghosts)] ghosts: Option<u32>,
@@ -73,6 +74,7 @@ impl Cache {
             null_slots,
             engine,
             policy: arguments::eviction(eviction)?,
+            host_copies: arguments::host_copies(host_copies)?,
             write: arguments::write(write)?,
             writes_below: below.collect::<Result<_, _>>()?,
             ghosts,
@@ -101,6 +103,7 @@ impl Cache {
         all.set_item("null_slots", own.null_slots)?;
         let eviction = arguments::said(&own.policy, &arguments::EVICTIONS);
         all.set_item("eviction", eviction)?;
+        all.set_item("host_copies", own.host_copies.map(|_| ()))?;
         all.set_item("write", arguments::said(&own.write, &arguments::WRITES))?;
         all.set_item("ghosts", own.ghosts)?;
         all.set_item("speeds", speeds)?;

@@ -9,7 +9,7 @@ use crate::gil::enter;
 use crate::keys::Keys;
 use crate::parked::Parked;
 use crate::plan::Plan;
-use blockyard_core::{self as core, Fetch, Key, Wanted};
+use blockyard_core::{self as core, Fetch, Key, NextUse, Priority, Wanted};
 use blockyard_guard::guarded;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -218,16 +218,33 @@ impl Cache {
     ///
     /// Args:
     ///     rows: The keys of each path, a list.
+    ///     retention: What is known of their future, as in `finish`; so are the others.
+    ///     next_use: Seconds until they will be used again.
+    ///     priority: From 0 to 100, the last to be evicted.
+    ///     ttl: After so many ticks they go first.
     ///
     /// Raises:
-    ///     Misuse: The cache owns its device, or the keys are of blocks of another size.
-    fn used(&self, py: Python<'_>, rows: &Bound<'_, PyAny>) -> PyResult<()> {
+    ///     Misuse: The cache owns its device, the keys are of blocks of another size, or a hint is out
+    ///         of range.
+    #[pyo3(signature = (rows, *, retention="ordinary", next_use=None, priority=None, ttl=None))]
+    fn used(
+        &self,
+        py: Python<'_>,
+        rows: &Bound<'_, PyAny>,
+        retention: &str,
+        #[pyo3(from_py_with = arguments::next_use)] next_use: Option<NextUse>,
+        #[pyo3(from_py_with = arguments::priority)] priority: Option<Priority>,
+        #[pyo3(from_py_with = arguments::ttl)] ttl: Option<u32>,
+    ) -> PyResult<()> {
         self.check_open()?;
+        let hints = arguments::hints(retention, next_use, priority, ttl)?;
         let held = keys_list(rows)?;
         let rows = held.iter().map(|keys| self.own_keys(keys));
         let rows: Vec<&[Key]> = rows.collect::<PyResult<_>>()?;
         let blocks = rows.iter().map(|keys| keys.len()).sum();
-        Ok(enter(py, &self.inner, blocks, |state| state.used(&rows))?)
+        Ok(enter(py, &self.inner, blocks, |state| {
+            state.used(&rows, hints)
+        })?)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::error::{Failure, SpentLease};
 use crate::face::Cache;
 use crate::gil::enter;
 use crate::lease::Lease;
+use blockyard_core::{Hints, NextUse, Priority};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 
@@ -17,22 +18,34 @@ impl Cache {
     /// Args:
     ///     batch: Leases.
     ///     retention: With "session-ended", blocks that no other sequence shares are evicted first;
-    ///         with "retain", last.
+    ///         with "retain", last. A "learned" order learns how true that is, and obeys no hint.
+    ///     next_use: Seconds until the blocks will be used again, as far as you know; for the
+    ///         "learned" order. None: nothing is known.
+    ///     priority: From 0 to 100, the last to be evicted, for "heap". None: 35.
+    ///     ttl: After so many ticks the blocks go first, for "heap". None: never. A tick is a block
+    ///         that a request has used, and comes when that is ended.
     ///     after: A step in flight that may still write: slots are held back until `commit(done=)`.
     ///
     /// Raises:
+    ///     Misuse: A hint is out of range. The message names it; nothing is ended.
     ///     SpentLease: A row was ended before, or is in the batch twice. Such rows are rejected,
     ///         counted and named; the others are ended.
     ///     ForeignLease: A row is a lease of another cache. The same happens.
-    #[pyo3(signature = (batch, *, retention="ordinary", after=None))]
+    #[pyo3(signature = (batch, *, retention="ordinary", next_use=None, priority=None, ttl=None,
+        after=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn finish(
         &self,
         py: Python<'_>,
         batch: &Bound<'_, PyAny>,
         retention: &str,
+        #[pyo3(from_py_with = arguments::next_use)] next_use: Option<NextUse>,
+        #[pyo3(from_py_with = arguments::priority)] priority: Option<Priority>,
+        #[pyo3(from_py_with = arguments::ttl)] ttl: Option<u32>,
         #[pyo3(from_py_with = arguments::after)] after: Option<u64>,
     ) -> PyResult<()> {
-        self.end(py, batch, retention, after)
+        let hints = arguments::hints(retention, next_use, priority, ttl)?;
+        self.end(py, batch, hints, after)
     }
 }
 
@@ -56,7 +69,7 @@ impl Lease {
         let finished = lease
             .cache
             .get()
-            .end(slf.py(), slf.as_any(), "ordinary", None);
+            .end(slf.py(), slf.as_any(), Hints::default(), None);
         // The yard may have undone it, as a fork whose copy failed: then nothing is left to end.
         match finished {
             Err(error) if !error.is_instance_of::<SpentLease>(slf.py()) => Err(error),
@@ -70,10 +83,9 @@ impl Cache {
         &self,
         py: Python<'_>,
         batch: &Bound<'_, PyAny>,
-        retention: &str,
+        hints: Hints,
         after: Option<u64>,
     ) -> PyResult<()> {
-        let retention = arguments::retention(retention)?;
         self.check_sound()?;
         let mut batch = Batch::new(batch)?;
         let (rows, blocks) = (batch.len(), self.blocks(&batch));
@@ -89,7 +101,7 @@ impl Cache {
             if rejected > 0 {
                 state.reject(rejected);
             }
-            state.finish(ids, retention, after)
+            state.finish(ids, hints, after)
         })?;
         match Failure::of_rows(bad, rows) {
             None => Ok(()),

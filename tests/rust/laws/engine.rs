@@ -2,7 +2,7 @@
 
 use crate::yard::{KINDS, Yard, config, text, three, tokens};
 use blockyard_core::{
-    Config, Error, Fetch, FlightId, ParkedId, Plan, Probe, Result, Stop, Tier, Wanted,
+    Config, Error, Fetch, FlightId, ParkedId, Plan, Probe, Result, Retention, Stop, Tier, Wanted,
 };
 
 const DEVICE: Tier = Tier::DEVICE;
@@ -434,7 +434,10 @@ fn what_the_engine_uses_is_evicted_last_and_leaf_first() {
             yard.stowed(&text(name, 2), &[0, 1]);
         }
         let (one, two) = (yard.chain(&text(1, 2)), yard.chain(&text(2, 2)));
-        yard.cache.lock().used(&[two.keys(), one.keys()]).unwrap();
+        yard.cache
+            .lock()
+            .used(&[two.keys(), one.keys()], Retention::Ordinary)
+            .unwrap();
         yard.sound();
         for (gone, left) in [(3, 1), (3, 0), (2, 1), (2, 0), (1, 1), (1, 0)] {
             yard.stowed(&text(10 * gone + left, 1), &[5]);
@@ -517,7 +520,7 @@ fn verbs_of_the_other_kind_are_refused() {
     state(cache.stow(&[], &[], 0).map(|_| ()));
     state(cache.stow_kept(&[], &[0], 1).map(|_| ()));
     state(cache.must_finish(&[]).map(|_| ()));
-    state(cache.used(&[]));
+    state(cache.used(&[], Retention::Ordinary));
     drop(cache);
     let theirs = yards(8, 0).next().unwrap();
     let chain = theirs.chain(&text(1, 2));

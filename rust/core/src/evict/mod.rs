@@ -81,7 +81,13 @@ pub enum EvictionPolicy {
     /// Lists by class in order of last use: O(1).
     #[default]
     Recency,
-    /// An indexed heap of leaves, for scores that are not plain recency: O(log n).
+    /// Lists by what is known of a block's uses; which goes first is learned.
+    Learned,
+    /// As recency, but what was used again counts as younger by a turnover.
+    Bonus,
+    /// What is new goes before what was there: for loops larger than the cache.
+    Newest,
+    /// An indexed heap of leaves by priority and last use: O(log n).
     Heap,
 }
 
@@ -95,7 +101,10 @@ pub(crate) enum Policy {
 impl Policy {
     pub(crate) fn new(kind: EvictionPolicy, slots: usize) -> Result<Self> {
         Ok(match kind {
-            EvictionPolicy::Recency => Self::Recency(Recency::new(slots)?),
+            EvictionPolicy::Recency
+            | EvictionPolicy::Learned
+            | EvictionPolicy::Bonus
+            | EvictionPolicy::Newest => Self::Recency(Recency::new(slots)?),
             EvictionPolicy::Heap => Self::Heap(Heap::new(slots)?),
         })
     }
@@ -103,8 +112,8 @@ impl Policy {
     /// Bytes that a policy has of a slot.
     pub(crate) fn bytes(kind: EvictionPolicy) -> usize {
         match kind {
-            EvictionPolicy::Recency => Recency::BYTES,
             EvictionPolicy::Heap => Heap::BYTES,
+            _ => Recency::BYTES,
         }
     }
 }

@@ -115,9 +115,10 @@ mod tests {
     use super::State;
     use crate::evict::{Evict, EvictionPolicy, Place};
     use crate::flight::Flight;
+    use crate::hint::{Hints, Retention};
     use crate::id::{
-        Class, FlightId, FlightIx, Id, Ix, Key, LeaseId, Link, NodeIx, ParkedIx, Retention, SlotIx,
-        TicketIx, Tier,
+        Class, FlightId, FlightIx, Id, Ix, Key, LeaseId, Link, NodeIx, ParkedIx, SlotIx, TicketIx,
+        Tier,
     };
     use crate::pool::Hold;
     use crate::record::{Keep, Parked, Phase, Running, Ticket};
@@ -311,7 +312,7 @@ mod tests {
             lease(s).phase = Phase::Ended {
                 flights: 1,
                 resumes: None,
-                retention: Retention::Ordinary,
+                hints: Hints::default(),
             };
         }),
         ("a lease number", |s| {

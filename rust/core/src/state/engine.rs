@@ -6,6 +6,7 @@ use super::probe::AHEAD;
 use super::{Probe, State, Stop};
 use crate::error::{Error, Result};
 use crate::flight::{Move, Purpose};
+use crate::hint::Hints;
 use crate::id::{FlightId, Ix, Key, NodeIx, ParkedId, ParkedIx, SlotIx, Tier};
 use crate::plan::Plan;
 use crate::pool::Hold;
@@ -258,7 +259,8 @@ impl State {
     ///
     /// # Errors
     /// `State` where the device is the yard's own.
-    pub fn used(&mut self, rows: &[&[Key]]) -> Result<()> {
+    pub fn used(&mut self, rows: &[&[Key]], hints: impl Into<Hints>) -> Result<()> {
+        let hints = hints.into();
         self.of_an_engine("used")?;
         let mut path = std::mem::take(&mut self.path);
         let mut tags = std::mem::take(&mut self.tags);

@@ -3,7 +3,8 @@
 
 use super::State;
 use crate::error::Result;
-use crate::id::{Class, LeaseId, LeaseIx, NodeIx, ParkedId, Retention, SlotIx, Tier};
+use crate::hint::{Hints, Retention};
+use crate::id::{Class, LeaseId, LeaseIx, NodeIx, ParkedId, SlotIx, Tier};
 use crate::pool::Hold;
 use crate::record::{Held, Phase, Running};
 
@@ -15,15 +16,16 @@ impl State {
     pub fn finish(
         &mut self,
         leases: &[LeaseId],
-        retention: Retention,
+        hints: impl Into<Hints>,
         after: Option<u64>,
     ) -> Result<()> {
+        let hints = hints.into();
         let mut all = Ok(());
         for &id in leases {
             match self.lease(id) {
                 Ok(lease) => {
                     self.counters.finished += 1;
-                    self.end(lease, retention, after);
+                    self.end(lease, hints, after);
                 }
                 Err(bad) => {
                     self.reject(1);
@@ -40,7 +42,7 @@ impl State {
         self.counters.rejected += handles;
     }
 
-    pub(super) fn end(&mut self, lease: LeaseIx, retention: Retention, after: Option<u64>) {
+    pub(super) fn end(&mut self, lease: LeaseIx, hints: Hints, after: Option<u64>) {
         let promised = self.leases[lease].promised();
         self.tiers[Tier::DEVICE].ledger.release(promised);
         if let Phase::Loading { flights, resumes } = self.leases[lease].phase {
@@ -52,7 +54,7 @@ impl State {
             record.phase = Phase::Ended {
                 flights,
                 resumes,
-                retention,
+                hints,
             };
             return;
         }
@@ -60,7 +62,7 @@ impl State {
         if let Some(parked) = record.resumes() {
             self.end_keep(parked);
         }
-        self.release_or_hold(record, retention, after);
+        self.release_or_hold(record, hints, after);
     }
 
     /// Blocks up to and with the last one in flight: while something is, all that is sealed stands
@@ -73,21 +75,16 @@ impl State {
         last.map_or(0, |at| at as u32 + 1)
     }
 
-    pub(super) fn release_or_hold(
-        &mut self,
-        record: Running,
-        retention: Retention,
-        after: Option<u64>,
-    ) {
+    pub(super) fn release_or_hold(&mut self, record: Running, hints: Hints, after: Option<u64>) {
         let (table, epoch) = (record.table, record.epoch);
         match after.filter(|&step| self.done.is_none_or(|done| done < step)) {
             Some(step) => self.held.push(Held {
                 step,
                 table,
-                retention,
+                hints,
                 epoch,
             }),
-            None => self.release(&table, retention),
+            None => self.release(&table, hints),
         }
     }
 
@@ -99,7 +96,7 @@ impl State {
         }
         for held in std::mem::take(&mut self.held) {
             if held.step <= step {
-                self.release(&held.table, held.retention);
+                self.release(&held.table, held.hints);
             } else {
                 self.held.push(held);
             }
@@ -110,9 +107,9 @@ impl State {
     ///
     /// A block's class is never below its children's: `least` carries the highest class upwards,
     /// and "session ended" reaches only as far as no other sequence has anything below.
-    pub(super) fn release(&mut self, table: &[SlotIx], retention: Retention) {
-        let mut alone = retention == Retention::SessionEnded;
-        let mut least = if retention == Retention::Retain {
+    pub(super) fn release(&mut self, table: &[SlotIx], hints: Hints) {
+        let mut alone = hints.retention == Retention::SessionEnded;
+        let mut least = if hints.retention == Retention::Retain {
             Class::Retained
         } else {
             Class::Ended
@@ -155,7 +152,7 @@ impl State {
     pub(crate) fn leak_lease(&mut self, id: LeaseId) {
         if let Ok(lease) = self.lease(id) {
             self.counters.leaked += 1;
-            self.end(lease, Retention::Ordinary, None);
+            self.end(lease, Hints::default(), None);
             self.ease_headroom();
         }
     }

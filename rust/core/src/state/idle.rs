@@ -6,6 +6,15 @@ use crate::evict::{Evict, Place};
 use crate::id::{Class, NodeIx, SlotIx, Tier};
 use crate::pool::Hold;
 
+/// When copies on the host of what the device has too are evicted.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum HostCopies {
+    /// First, once the device has used the block again; leaf first, as everything.
+    First,
+    /// Last: where a copy costs a write that is to be kept.
+    Last,
+}
+
 impl State {
     /// A ready slot without a holder enters the order of its tier, behind its children and before
     /// its parent. Below the device it can meet a parent that stands there already.

@@ -5,7 +5,8 @@ use super::State;
 use crate::arena::Found;
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Move, Purpose};
-use crate::id::{FlightIx, LeaseId, NodeIx, ParkedId, ParkedIx, Retention, SlotIx, Tier};
+use crate::hint::Hints;
+use crate::id::{FlightIx, LeaseId, NodeIx, ParkedId, ParkedIx, SlotIx, Tier};
 use crate::plan::{End, Outcome};
 use crate::pool::Hold;
 use crate::record::{Keep, Phase};
@@ -158,7 +159,7 @@ impl State {
     pub(super) fn undo_fork(&mut self, lease: LeaseId, moves: &[Move]) {
         let forks = moves.iter().all(|step| step.node.is_none());
         if forks && !self.config.recompute && self.lease(lease).is_ok() {
-            self.end(lease.at(), Retention::Ordinary, None);
+            self.end(lease.at(), Hints::default(), None);
             self.ease_headroom();
         }
     }
@@ -336,12 +337,12 @@ impl State {
             return;
         }
         let resumes = record.resumes();
-        if let Phase::Ended { retention, .. } = record.phase {
+        if let Phase::Ended { hints, .. } = record.phase {
             let record = self.leases.remove(lease);
             if let Some(parked) = resumes {
                 self.end_keep(parked);
             }
-            return self.release(&record.table, retention);
+            return self.release(&record.table, hints);
         }
         record.phase = Phase::Running;
         if let Some(resumes) = resumes {

@@ -46,6 +46,7 @@ pub use demote::WritePolicy;
 pub use dry_run::Need;
 pub use engine::{Fetch, Wanted};
 pub use holders::{Holder, HolderId, Pending, Room};
+pub use idle::HostCopies;
 pub use probe::{Probe, Stop};
 pub use runs::MAX_RUNS;
 pub use seal::Sealing;
@@ -86,6 +87,8 @@ pub struct Config {
     pub engine: bool,
     /// Eviction policy of every tier.
     pub policy: EvictionPolicy,
+    /// When copies on the host of what the device has too are evicted; `None`: as suits the policy.
+    pub host_copies: Option<HostCopies>,
     /// What is copied down from the device ahead of need.
     pub write: WritePolicy,
     /// The same of each tier below the device; where none is given, the next victims.
@@ -114,6 +117,7 @@ impl Default for Config {
             null_slots: 1,
             engine: false,
             policy: EvictionPolicy::Recency,
+            host_copies: None,
             write: WritePolicy::OnEvict,
             writes_below: Vec::new(),
             ghosts: None,

@@ -4,7 +4,8 @@
 use super::keep::Homes;
 use super::{Sealing, State};
 use crate::error::{Error, Result};
-use crate::id::{LeaseIx, NodeIx, ParkedId, Retention, Tier};
+use crate::hint::Hints;
+use crate::id::{LeaseIx, NodeIx, ParkedId, Tier};
 use crate::keeps::Keeps;
 use crate::record::{Keep, Parked};
 
@@ -84,7 +85,7 @@ impl State {
             .ledger
             .release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
-        self.release_or_hold(record, Retention::Ordinary, after);
+        self.release_or_hold(record, Hints::default(), after);
         self.ease_headroom();
         Ok(ParkedId(self.parked.id(parked)))
     }
@@ -158,7 +159,7 @@ impl State {
             },
         };
         let parked = self.parked.insert(again);
-        self.release(&record.table, Retention::Ordinary);
+        self.release(&record.table, Hints::default());
         self.ease_headroom();
         ParkedId(self.parked.id(parked))
     }

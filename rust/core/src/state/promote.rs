@@ -4,7 +4,8 @@ use super::State;
 use super::runs::Runs;
 use crate::error::Result;
 use crate::flight::Purpose;
-use crate::id::{Key, NodeIx, Retention, Tier};
+use crate::hint::Hints;
+use crate::id::{Key, NodeIx, Tier};
 use crate::plan::Plan;
 use crate::record::{Phase, Running, Start};
 use std::collections::BTreeSet;
@@ -93,7 +94,7 @@ impl State {
         record.phase = Phase::Ended {
             flights: plans.len() as u32,
             resumes: None,
-            retention: Retention::Ordinary,
+            hints: Hints::default(),
         };
         Ok(plans)
     }
