@@ -34,6 +34,11 @@ impl NextUse {
         Self((fours + within).min(u32::from(Self::STEPS) - 1) as u8)
     }
 
+    /// This step, or the last.
+    pub(crate) fn of_step(step: u8) -> Self {
+        Self(step.min(Self::STEPS - 1))
+    }
+
     /// Its step, below [`Self::STEPS`].
     pub fn step(self) -> u8 {
         self.0
@@ -82,9 +87,10 @@ pub struct Hints {
     /// In how long its blocks will be used again.
     pub next_use: Option<NextUse>,
     /// What its blocks are worth, for the heap.
-    pub priority: Priority,
+    pub priority: Option<Priority>,
     /// After how many ticks its blocks go first, for the heap. The order's clock ticks once for each
-    /// block that a request has used, when that ends.
+    /// block that a request has used, when that ends. Where neither is said, they stay worth what the
+    /// request before said.
     pub ttl: Option<u32>,
 }
 

@@ -305,17 +305,19 @@ pub(crate) enum Set {
 pub(crate) enum Class {
     /// Of an epoch that `clear` has ended.
     Cleared,
+    /// A copy of a block that a higher tier has too and has used since: where such copies go first.
+    Copied,
     /// Its session has ended.
     Ended,
     #[default]
     Ordinary,
     /// Asked to be kept longer.
     Retained,
-    /// A copy of a block that a higher tier has too. It enters the other classes when the higher
+    /// A copy of a block that a higher tier has too, where such copies go last. It enters the other classes when the higher
     /// copy is dropped: then, and leaf first, because higher tiers are evicted leaf first.
     Shadow,
 }
 
 impl Class {
-    pub(crate) const COUNT: usize = 5;
+    pub(crate) const COUNT: usize = 6;
 }

@@ -10,6 +10,7 @@
 //! layer: error
 //! layer: memory
 //! layer: hash arena list index keeps hint
+//! layer: life
 //! layer: extras pool ledger trie ghost cost evict plan record
 //! layer: chain flight
 //! layer: stats
@@ -36,6 +37,7 @@ mod index;
 mod keeps;
 mod lease;
 mod ledger;
+mod life;
 mod list;
 mod memory;
 mod plan;

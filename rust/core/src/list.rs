@@ -49,6 +49,10 @@ impl Lists {
         self.link_before(head as u32, self.place(slot));
     }
 
+    pub(crate) fn push_front(&mut self, head: usize, slot: SlotIx) {
+        self.link_before(self.links[head][NEXT], self.place(slot));
+    }
+
     pub(crate) fn insert_before(&mut self, other: SlotIx, slot: SlotIx) {
         self.link_before(self.place(other), self.place(slot));
     }
@@ -139,5 +143,9 @@ mod tests {
         assert_eq!(all(&lists, 1), []);
         lists.append(0, 1);
         assert_eq!(all(&lists, 0), [0, 2, 4, 1]);
+        lists.push_front(1, slot(3));
+        lists.remove(slot(4));
+        lists.push_front(1, slot(4));
+        assert_eq!(all(&lists, 1), [4, 3]);
     }
 }

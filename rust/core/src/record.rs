@@ -189,6 +189,8 @@ impl Ticket {
 pub(crate) struct Held {
     pub(crate) step: u64,
     pub(crate) table: Vec<SlotIx>,
+    /// Tokens that its sequence had.
+    pub(crate) tokens: u64,
     pub(crate) hints: Hints,
     pub(crate) epoch: u32,
 }

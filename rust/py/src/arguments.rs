@@ -176,7 +176,7 @@ pub(crate) fn hints(
     Ok(Hints {
         retention: retention(said)?,
         next_use,
-        priority: priority.unwrap_or_default(),
+        priority,
         ttl,
     })
 }

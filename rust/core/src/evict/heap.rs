@@ -1,16 +1,19 @@
 //! An indexed binary heap over the leaves: each slot knows its place in it, so that a slot leaves
-//! in O(log n), and nothing stale is ever in it. The score here is class, then last use; another
-//! score is another line in [`Heap::insert`].
+//! in O(log n), and nothing stale is ever in it. The score is class, then priority, then last use; what
+//! has outlived its time is of the class that goes first of those that are not cleared.
 
 use super::{Evict, Evictability, Opens, Place};
 use crate::error::Result;
 use crate::id::{Class, Ix, SlotIx};
+use crate::life::{Past, Worth};
 use crate::memory;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What it is, where there is no memory for it.
 const HEAP: &str = "the heap of the eviction order";
 const OUT: u32 = u32::MAX;
 const CLASS_SHIFT: u32 = 56;
+const PRIORITY_SHIFT: u32 = 48;
 
 #[derive(Hash, Debug)]
 pub(crate) struct Heap {
@@ -18,9 +21,13 @@ pub(crate) struct Heap {
     leaves: Vec<SlotIx>,
     /// Where a slot is in the heap, or [`OUT`].
     places: Vec<u32>,
-    /// Class above, stamp of last use below; 0 for a slot that is not idle.
+    /// Class above, then priority, and the stamp of last use below; 0 for a slot that is not idle.
     scores: Vec<u64>,
     stamp: u64,
+    /// When the idle slots that have a time to live have outlived it, by tick and by slot.
+    due: BTreeSet<(u64, SlotIx)>,
+    untils: BTreeMap<SlotIx, u64>,
+    now: u64,
     /// Of this many of the next victims none was new, and nothing has changed since.
     settled: usize,
 }
@@ -35,6 +42,9 @@ impl Heap {
             places: Vec::new(),
             scores: Vec::new(),
             stamp: 0,
+            due: BTreeSet::new(),
+            untils: BTreeMap::new(),
+            now: 0,
             settled: 0,
         };
         heap.reserve(slots)?;
@@ -102,16 +112,71 @@ impl Heap {
     }
 }
 
+/// The score of what has this class and priority, and was used last at this stamp.
+fn score(class: Class, priority: u8, stamp: u64) -> u64 {
+    (class as u64 + 1) << CLASS_SHIFT | u64::from(priority) << PRIORITY_SHIFT | stamp
+}
+
+impl Heap {
+    /// What has a time to live is found when it has outlived it. Returns the class in which it stands.
+    fn live(&mut self, slot: SlotIx, class: Class, worth: Worth) -> Class {
+        if worth.until == u64::MAX || class == Class::Cleared {
+            return class;
+        }
+        if worth.until <= self.now {
+            return class.min(Class::Ended);
+        }
+        self.due.insert((worth.until, slot));
+        self.untils.insert(slot, worth.until);
+        class
+    }
+
+    /// Lets all that has outlived its time go first.
+    fn expire(&mut self) {
+        while let Some(&(until, slot)) = self.due.first()
+            && until <= self.now
+        {
+            self.due.pop_first();
+            self.untils.remove(&slot);
+            self.settled = 0;
+            let stamp = self.scores[slot.at()] & ((1 << PRIORITY_SHIFT) - 1);
+            let expired = score(Class::Ended, 0, stamp);
+            self.scores[slot.at()] = expired.min(self.scores[slot.at()]);
+            if self.places[slot.at()] != OUT {
+                self.rise(self.places[slot.at()] as usize);
+            }
+        }
+    }
+}
+
 impl Evict for Heap {
-    fn insert(&mut self, slot: SlotIx, class: Class, _place: Place, evictability: Evictability) {
+    fn insert(
+        &mut self,
+        slot: SlotIx,
+        class: Class,
+        past: Past,
+        _place: Place,
+        evictability: Evictability,
+    ) {
         self.stamp += 1;
-        self.scores[slot.at()] = (class as u64 + 1) << CLASS_SHIFT | self.stamp;
+        let class = self.live(slot, class, past.worth);
+        self.scores[slot.at()] = score(class, past.worth.priority, self.stamp);
         self.refresh(slot, evictability);
+    }
+
+    fn used(&mut self, _key: u64, _past: Past, now: u64) {
+        self.now = now;
+        self.expire();
     }
 
     fn remove(&mut self, slot: SlotIx) {
         self.settled = 0;
         self.scores[slot.at()] = 0;
+        if !self.untils.is_empty()
+            && let Some(until) = self.untils.remove(&slot)
+        {
+            self.due.remove(&(until, slot));
+        }
         if self.places[slot.at()] != OUT {
             self.leave(slot);
         }
@@ -191,8 +256,9 @@ impl Evict for Heap {
         idle.sort_unstable_by_key(|&slot| self.scores[slot.at()]);
         for slot in idle {
             self.stamp += 1;
-            self.scores[slot.at()] = (Class::Cleared as u64 + 1) << CLASS_SHIFT | self.stamp;
+            self.scores[slot.at()] = score(Class::Cleared, 0, self.stamp);
         }
+        (self.due, self.untils) = Default::default();
         for at in (0..self.leaves.len() / 2).rev() {
             self.sink(at);
         }
@@ -217,6 +283,10 @@ impl Evict for Heap {
         (self.places[slot.at()] != OUT) == (evictability == Evictability::Leaf)
     }
 
+    fn sorted(&self) -> bool {
+        true
+    }
+
     fn ranks(&self, _slots: usize) -> Option<Vec<u32>> {
         None
     }
@@ -233,22 +303,58 @@ mod tests {
     #[test]
     fn leaves_go_by_class_then_last_use() {
         let mut heap = Heap::new(8).unwrap();
-        heap.insert(slot(0), Class::Retained, Place::Back, Evictability::Leaf);
-        heap.insert(slot(1), Class::Ordinary, Place::Back, Evictability::Leaf);
-        heap.insert(slot(2), Class::Ended, Place::Back, Evictability::Branch);
-        heap.insert(slot(3), Class::Ordinary, Place::Back, Evictability::Leaf);
+        heap.insert(
+            slot(0),
+            Class::Retained,
+            Past::default(),
+            Place::Back,
+            Evictability::Leaf,
+        );
+        heap.insert(
+            slot(1),
+            Class::Ordinary,
+            Past::default(),
+            Place::Back,
+            Evictability::Leaf,
+        );
+        heap.insert(
+            slot(2),
+            Class::Ended,
+            Past::default(),
+            Place::Back,
+            Evictability::Branch,
+        );
+        heap.insert(
+            slot(3),
+            Class::Ordinary,
+            Past::default(),
+            Place::Back,
+            Evictability::Leaf,
+        );
         assert_eq!(heap.victim(), Some(slot(1)));
         heap.refresh(slot(2), Evictability::Leaf);
         let mut ahead = Vec::new();
         heap.ahead(3, &mut |_| None, &mut ahead);
         assert_eq!(ahead, [2, 1, 3]);
-        heap.insert(slot(5), Class::Ordinary, Place::Back, Evictability::Branch);
+        heap.insert(
+            slot(5),
+            Class::Ordinary,
+            Past::default(),
+            Place::Back,
+            Evictability::Branch,
+        );
         ahead.clear();
         heap.ahead(9, &mut |at| (at == 1).then_some(slot(5)), &mut ahead);
         assert_eq!(ahead, [2, 1, 3, 5, 0], "what it opens has its own score");
         heap.remove(slot(5));
         heap.clear();
-        heap.insert(slot(4), Class::Ended, Place::Back, Evictability::Leaf);
+        heap.insert(
+            slot(4),
+            Class::Ended,
+            Past::default(),
+            Place::Back,
+            Evictability::Leaf,
+        );
         let order: Vec<SlotIx> = std::iter::from_fn(|| {
             let slot = heap.victim()?;
             heap.remove(slot);
@@ -265,6 +371,7 @@ mod tests {
             heap.insert(
                 slot(n * 37 % 100),
                 Class::Ordinary,
+                Past::default(),
                 Place::Back,
                 Evictability::Leaf,
             );

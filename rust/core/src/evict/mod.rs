@@ -1,11 +1,18 @@
-//! Which block is evicted next. A policy sees slot numbers of one tier, and nothing else.
+//! Which block is evicted next. A policy sees slot numbers of one tier, and what is known of their
+//! blocks' uses. `queues.rs` has the structure that an order stands on; an order is one file.
 
 mod heap;
+mod order;
+mod queues;
 mod recency;
+mod seen;
 
 use crate::error::Result;
 use crate::id::{Class, SlotIx};
+use crate::life::Past;
 use heap::Heap;
+use order::Order;
+use queues::Queues;
 use recency::Recency;
 
 /// Whether an idle slot may be taken now.
@@ -35,9 +42,23 @@ pub(crate) type Opens<'a> = &'a mut dyn FnMut(SlotIx) -> Option<SlotIx>;
 /// child is inserted before its parent; the policy guarantees that a victim is a leaf.
 pub(crate) trait Evict {
     /// A slot has become idle.
-    fn insert(&mut self, slot: SlotIx, class: Class, place: Place, evictability: Evictability);
+    fn insert(
+        &mut self,
+        slot: SlotIx,
+        class: Class,
+        past: Past,
+        place: Place,
+        evictability: Evictability,
+    );
     /// A slot is idle no more.
     fn remove(&mut self, slot: SlotIx);
+    /// A victim leaves.
+    fn evict(&mut self, slot: SlotIx) {
+        self.remove(slot);
+    }
+    /// A request that ends has used the block of this key: the deepest of its path first, and before
+    /// they become idle. `now` counts such uses.
+    fn used(&mut self, key: u64, past: Past, now: u64);
     /// An idle slot may be taken, or may not be, from now on; it keeps its place.
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability);
     /// The next to go; it stays until it is removed.
@@ -63,6 +84,10 @@ pub(crate) trait Evict {
     fn seen(&self, slot: SlotIx) -> bool;
     /// All that is idle now goes before all that will be, in the order it has.
     fn clear(&mut self);
+    /// The tier holds so many blocks from now on, together with those above it.
+    fn resize(&mut self, _room: usize) -> Result<()> {
+        Ok(())
+    }
     /// Makes room to grow to that many slots.
     fn reserve(&mut self, slots: usize) -> Result<()>;
     /// The tier has this many slots now, for which there is room.
@@ -71,7 +96,10 @@ pub(crate) trait Evict {
     fn holds(&self, slot: SlotIx) -> bool;
     /// Whether the policy knows this of an idle slot, as far as it depends on it; for the audit.
     fn agrees(&self, slot: SlotIx, evictability: Evictability) -> bool;
-    /// A rank that rises along the order, for the audit; `None` if the policy keeps leaves only.
+    /// Whether an idle block must stand behind its children by its place.
+    fn sorted(&self) -> bool;
+    /// A rank that rises along the order, for the audit; `None` if it does not say that a child goes
+    /// before its parent.
     fn ranks(&self, slots: usize) -> Option<Vec<u32>>;
 }
 
@@ -91,29 +119,48 @@ pub enum EvictionPolicy {
     Heap,
 }
 
+impl EvictionPolicy {
+    /// Whether it asks how blocks were used.
+    pub(crate) fn learns(self) -> bool {
+        matches!(self, Self::Learned | Self::Bonus | Self::Newest)
+    }
+
+    /// Whether it asks what blocks are worth.
+    pub(crate) fn weighs(self) -> bool {
+        self == Self::Heap
+    }
+}
+
 /// The policies by arm: a call is a jump, not an allocation.
 #[derive(Hash, Debug)]
 pub(crate) enum Policy {
-    Recency(Recency),
+    Recency(Queues<Recency>),
     Heap(Heap),
 }
 
 impl Policy {
-    pub(crate) fn new(kind: EvictionPolicy, slots: usize) -> Result<Self> {
+    /// For a tier of so many slots, which holds `room` blocks together with those above it. `sorted`:
+    /// its classes keep a child before its parent.
+    pub(crate) fn new(
+        kind: EvictionPolicy,
+        slots: usize,
+        room: usize,
+        sorted: bool,
+    ) -> Result<Self> {
         Ok(match kind {
             EvictionPolicy::Recency
             | EvictionPolicy::Learned
             | EvictionPolicy::Bonus
-            | EvictionPolicy::Newest => Self::Recency(Recency::new(slots)?),
+            | EvictionPolicy::Newest => Self::Recency(Queues::new(slots, room, sorted)?),
             EvictionPolicy::Heap => Self::Heap(Heap::new(slots)?),
         })
     }
 
     /// Bytes that a policy has of a slot.
-    pub(crate) fn bytes(kind: EvictionPolicy) -> usize {
+    pub(crate) fn bytes(kind: EvictionPolicy, sorted: bool) -> usize {
         match kind {
             EvictionPolicy::Heap => Heap::BYTES,
-            _ => Recency::BYTES,
+            _ => Queues::<Recency>::bytes(sorted),
         }
     }
 }
@@ -128,11 +175,24 @@ macro_rules! each {
 }
 
 impl Evict for Policy {
-    fn insert(&mut self, slot: SlotIx, class: Class, place: Place, evictability: Evictability) {
-        each!(self, policy => policy.insert(slot, class, place, evictability));
+    fn insert(
+        &mut self,
+        slot: SlotIx,
+        class: Class,
+        past: Past,
+        place: Place,
+        evictability: Evictability,
+    ) {
+        each!(self, policy => policy.insert(slot, class, past, place, evictability));
     }
     fn remove(&mut self, slot: SlotIx) {
         each!(self, policy => policy.remove(slot));
+    }
+    fn evict(&mut self, slot: SlotIx) {
+        each!(self, policy => policy.evict(slot));
+    }
+    fn used(&mut self, key: u64, past: Past, now: u64) {
+        each!(self, policy => policy.used(key, past, now));
     }
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability) {
         each!(self, policy => policy.refresh(slot, evictability));
@@ -167,6 +227,9 @@ impl Evict for Policy {
     fn clear(&mut self) {
         each!(self, policy => policy.clear());
     }
+    fn resize(&mut self, room: usize) -> Result<()> {
+        each!(self, policy => policy.resize(room))
+    }
     fn reserve(&mut self, slots: usize) -> Result<()> {
         each!(self, policy => policy.reserve(slots))
     }
@@ -178,6 +241,9 @@ impl Evict for Policy {
     }
     fn agrees(&self, slot: SlotIx, evictability: Evictability) -> bool {
         each!(self, policy => policy.agrees(slot, evictability))
+    }
+    fn sorted(&self) -> bool {
+        each!(self, policy => policy.sorted())
     }
     fn ranks(&self, slots: usize) -> Option<Vec<u32>> {
         each!(self, policy => policy.ranks(slots))

@@ -101,8 +101,19 @@ impl State {
         let class = Class::Shadow;
         let shadow = |&slot: &SlotIx| self.hold(from, slot) == Hold::Idle { class };
         let count = ahead.iter().position(shadow).unwrap_or(ahead.len());
+        if self.copies_first && from == Tier::DEVICE {
+            for &slot in &ahead[..count] {
+                let node = self.node_in(from, slot);
+                node.into_iter().for_each(|node| self.spare_copy(node));
+            }
+        }
         let whole = ahead[..count].iter().all(|&slot| {
-            let node = self.node_in(from, slot);
+            let copied = Hold::Idle {
+                class: Class::Copied,
+            };
+            let node = self
+                .node_in(from, slot)
+                .filter(|_| self.hold(from, slot) != copied);
             let done = node
                 .filter(|&node| self.lacks_copy(node, from))
                 .is_none_or(|node| {

@@ -82,6 +82,8 @@ impl State {
             held,
             counters,
             ghosts,
+            lives,
+            copies_first: _,
             in_flight,
             path: _,
             runs: _,
@@ -104,7 +106,7 @@ impl State {
         let mut digest = Digest(0);
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
-        (counters, ghosts, in_flight, parkings, headroom, done).hash(&mut digest);
+        (counters, ghosts, lives, in_flight, parkings, headroom, done).hash(&mut digest);
         digest.finish()
     }
 }
@@ -120,6 +122,7 @@ mod tests {
         Class, FlightId, FlightIx, Id, Ix, Key, LeaseId, Link, NodeIx, ParkedIx, SlotIx, TicketIx,
         Tier,
     };
+    use crate::life::Past;
     use crate::pool::Hold;
     use crate::record::{Keep, Parked, Phase, Running, Ticket};
     use crate::state::TierState;
@@ -295,7 +298,7 @@ mod tests {
             let evictability = s.evictability_of(Tier::DEVICE, slot);
             let order = &mut device(s).order;
             order.remove(slot);
-            order.insert(slot, class, Place::Back, evictability);
+            order.insert(slot, class, Past::default(), Place::Back, evictability);
         }),
         ("what is promised", |s| device(s).ledger.promise(1)),
         ("what is promised below", |s| host(s).ledger.promise(1)),

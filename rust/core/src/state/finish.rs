@@ -3,8 +3,11 @@
 
 use super::State;
 use crate::error::Result;
+use crate::evict::Evict;
 use crate::hint::{Hints, Retention};
-use crate::id::{Class, LeaseId, LeaseIx, NodeIx, ParkedId, SlotIx, Tier};
+use crate::id::{Class, Key, LeaseId, LeaseIx, NodeIx, ParkedId, SlotIx, Tier};
+use crate::index::mix;
+use crate::life::{Hint, Past};
 use crate::pool::Hold;
 use crate::record::{Held, Phase, Running};
 
@@ -76,15 +79,16 @@ impl State {
     }
 
     pub(super) fn release_or_hold(&mut self, record: Running, hints: Hints, after: Option<u64>) {
-        let (table, epoch) = (record.table, record.epoch);
+        let (table, tokens, epoch) = (record.table, record.tokens, record.epoch);
         match after.filter(|&step| self.done.is_none_or(|done| done < step)) {
             Some(step) => self.held.push(Held {
                 step,
                 table,
+                tokens,
                 hints,
                 epoch,
             }),
-            None => self.release(&table, hints),
+            None => self.release(&table, tokens, hints),
         }
     }
 
@@ -96,7 +100,7 @@ impl State {
         }
         for held in std::mem::take(&mut self.held) {
             if held.step <= step {
-                self.release(&held.table, held.hints);
+                self.release(&held.table, held.tokens, held.hints);
             } else {
                 self.held.push(held);
             }
@@ -107,7 +111,7 @@ impl State {
     ///
     /// A block's class is never below its children's: `least` carries the highest class upwards,
     /// and "session ended" reaches only as far as no other sequence has anything below.
-    pub(super) fn release(&mut self, table: &[SlotIx], hints: Hints) {
+    pub(super) fn release(&mut self, table: &[SlotIx], tokens: u64, hints: Hints) {
         let mut alone = hints.retention == Retention::SessionEnded;
         let mut least = if hints.retention == Retention::Retain {
             Class::Retained
@@ -118,7 +122,12 @@ impl State {
         for &slot in table.iter().rev() {
             if let Some(node) = self.node_of(slot) {
                 alone = alone && self.is_alone(node, child, slot);
-                if alone {
+                if self.lives.asked() {
+                    self.end_use(node, tokens, hints, alone);
+                }
+                if self.lives.learns() {
+                    // No hint is obeyed.
+                } else if alone {
                     self.trie[node].class = Class::Ended;
                 } else {
                     least = least.max(Class::Ordinary).max(self.trie[node].class);
@@ -126,9 +135,33 @@ impl State {
                 }
                 child = Some(node);
             }
+            if self.copies_first
+                && let Some(child) = child
+            {
+                self.leave_copy(child);
+            }
             self.release_slot(slot);
             // It may have retired, and be gone.
             child = child.filter(|&child| self.trie.alive(child));
+        }
+    }
+
+    /// A request of so many tokens ends that used the block: all tiers' orders hear of it. `alone`: no
+    /// other sequence has it, or anything below it.
+    fn end_use(&mut self, node: NodeIx, tokens: u64, hints: Hints, alone: bool) {
+        let hint = match Hint::of(hints) {
+            Hint::Ended if !alone => Hint::None,
+            hint => hint,
+        };
+        let past = self.lives.end(node, tokens, hint, hints);
+        self.tell_orders(&self.trie[node].key.clone(), past);
+    }
+
+    /// A request that ends has used the block of this key.
+    pub(super) fn tell_orders(&mut self, key: &Key, past: Past) {
+        let (key, now) = (mix(key), self.lives.now());
+        for tier in self.tiers.all() {
+            self.tiers[tier].order.used(key, past, now);
         }
     }
 

@@ -24,7 +24,7 @@ impl State {
         };
         let class = self.class_on(node, tier);
         let residency = *self.trie.residency(node, tier);
-        let above = if tier > Tier::DEVICE {
+        let above = if tier > Tier::DEVICE && self.tiers[tier].order.sorted() {
             self.idle_above(node, tier, class)
         } else {
             None
@@ -35,7 +35,8 @@ impl State {
             }
             _ => Place::Back,
         };
-        self.tiers[tier].make_idle(slot, class, place, residency);
+        let past = self.lives.of(node);
+        self.tiers[tier].make_idle(slot, class, past, place, residency);
         if let Some((parent, ..)) = above.filter(|_| place == Place::Back) {
             // It closes a gap in a path: its ancestors follow it.
             self.move_to_back(parent, tier);
@@ -63,16 +64,51 @@ impl State {
         if self.trie[node].epoch != self.trie.epoch() {
             Class::Cleared
         } else if tier > Tier::DEVICE && self.ready(node, Tier::DEVICE).is_some() {
-            Class::Shadow
+            self.copy_class(node, tier)
         } else {
             self.trie[node].class
+        }
+    }
+
+    /// The class of a copy of what the device has too. Where such copies go first, one that was made just
+    /// now goes last all the same: it was made since its block may leave the device soon.
+    fn copy_class(&self, node: NodeIx, tier: Tier) -> Class {
+        let hold = self.trie.slot(node, tier).map(|slot| self.hold(tier, slot));
+        match hold {
+            Some(Hold::Idle { class }) if class != Class::Shadow && self.goes_first(tier) => {
+                Class::Copied
+            }
+            _ => Class::Shadow,
+        }
+    }
+
+    /// Whether copies of what the device has go first from this tier.
+    fn goes_first(&self, tier: Tier) -> bool {
+        self.copies_first && tier == Tier::HOST
+    }
+
+    /// The device has used a block: its copy on the host may go first from now on, where such copies do.
+    pub(super) fn leave_copy(&mut self, node: NodeIx) {
+        self.turn_copy(node, Class::Shadow, Class::Copied);
+    }
+
+    /// A block is among the next victims of the device: its copy on the host stays.
+    pub(super) fn spare_copy(&mut self, node: NodeIx) {
+        self.turn_copy(node, Class::Copied, Class::Shadow);
+    }
+
+    fn turn_copy(&mut self, node: NodeIx, from: Class, to: Class) {
+        if let Some(slot) = self.trie.slot(node, Tier::HOST)
+            && self.hold(Tier::HOST, slot) == (Hold::Idle { class: from })
+        {
+            self.enter(node, Tier::HOST, slot, to);
         }
     }
 
     /// Moves an idle block and its idle ancestors on the tier to the back of their class, so that
     /// they stand behind what was linked or inserted below them.
     pub(super) fn move_to_back(&mut self, node: NodeIx, tier: Tier) {
-        let mut at = Some(node);
+        let mut at = Some(node).filter(|_| self.tiers[tier].order.sorted());
         while let Some(node) = at {
             self.climb();
             let Some(slot) = self.trie.slot(node, tier) else {
@@ -88,13 +124,18 @@ impl State {
 
     /// Takes an idle slot out of the order and in again at the back of its class.
     pub(super) fn reorder(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) {
-        let (class, evictability) = (self.class_on(node, tier), self.evictability_of(tier, slot));
+        self.enter(node, tier, slot, self.class_on(node, tier));
+    }
+
+    /// The same, at the back of this class.
+    pub(super) fn enter(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, class: Class) {
+        let (past, evictability) = (self.lives.of(node), self.evictability_of(tier, slot));
         let tier_state = &mut self.tiers[tier];
         tier_state.order.remove(slot);
         tier_state.pool.cell_mut(slot).hold = Hold::Idle { class };
         tier_state
             .order
-            .insert(slot, class, Place::Back, evictability);
+            .insert(slot, class, past, Place::Back, evictability);
     }
 
     /// A block has a ready copy on the device now, or none any more. Its copies below become shadows

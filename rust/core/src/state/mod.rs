@@ -65,6 +65,7 @@ use crate::id::{
 };
 use crate::index::Tag;
 use crate::ledger::Ledger;
+use crate::life::Lives;
 use crate::memory;
 use crate::plan::Plan;
 use crate::pool::{Cell, Pool};
@@ -177,10 +178,22 @@ impl Config {
         memory::ask(bytes, there, "the bookkeeping of so many slots")
     }
 
+    /// Whether copies on the host of what the device has used since go first.
+    pub(crate) fn copies_first(&self) -> bool {
+        let own = self.host_copies == Some(HostCopies::First);
+        own || (self.host_copies.is_none() && self.policy == EvictionPolicy::Learned)
+    }
+
+    /// Blocks that a tier holds together with those above it, where the tiers have these sizes.
+    pub(crate) fn room_of(&self, tier: Tier, slots: &[usize]) -> usize {
+        slots[..=tier.at()].iter().sum()
+    }
+
     /// Bytes of the bookkeeping of tiers of these sizes, without the ghosts, which a resize leaves
     /// as they are.
     pub(crate) fn bytes(&self, slots: &[usize]) -> u64 {
-        let each = size_of::<Cell>() + Policy::bytes(self.policy);
+        let each = size_of::<Cell>() + Policy::bytes(self.policy, !self.copies_first());
+        let each = each + Lives::bytes(self.policy.learns(), self.policy.weighs());
         let fresh = (0..slots.len()).map(|tier| self.fresh_bytes(Tier(tier), slots[tier]));
         let fresh = fresh.sum::<usize>();
         let trie = Trie::bytes(&self.resting(slots));
@@ -266,6 +279,10 @@ pub struct State {
     pub(crate) counters: Counters,
     /// Blocks that were dropped from every tier, under [`WritePolicy::SecondTouch`].
     ghosts: Option<Ghosts>,
+    /// What is known of the blocks' uses, as far as the policy asks for it.
+    lives: Lives,
+    /// Whether copies on the host of what the device has used since go first.
+    copies_first: bool,
     /// Blocks whose copies are in the air, by the tiers that they go from and to, but for flights
     /// that are overdue.
     in_flight: [[u32; MAX_TIERS]; MAX_TIERS],
@@ -302,13 +319,21 @@ impl State {
                 descent.reserve(&config, Tier(tier), slots as usize)?;
                 Ok(TierState {
                     pool: Pool::new(slots, null)?,
-                    order: Policy::new(config.policy, slots as usize)?,
+                    order: Policy::new(
+                        config.policy,
+                        slots as usize,
+                        config.room_of(Tier(tier), &config.sizes()),
+                        !config.copies_first() || Tier(tier) != Tier::HOST,
+                    )?,
                     ledger,
                     descent,
                 })
             })
             .collect::<Result<Vec<_>>>()?;
+        let blocks = config.resting(&config.sizes()).iter().sum();
         Ok(Self {
+            lives: Lives::new(blocks, config.policy.learns(), config.policy.weighs())?,
+            copies_first: config.copies_first(),
             trie: Trie::new(&config.resting(&config.sizes()))?,
             tiers: Tiers::new(tiers),
             leases: Arena::new(),

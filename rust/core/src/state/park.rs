@@ -159,7 +159,7 @@ impl State {
             },
         };
         let parked = self.parked.insert(again);
-        self.release(&record.table, Hints::default());
+        self.release(&record.table, record.tokens, Hints::default());
         self.ease_headroom();
         ParkedId(self.parked.id(parked))
     }

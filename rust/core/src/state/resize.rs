@@ -74,6 +74,8 @@ impl State {
         tier_state.pool.reserve(slots as u32)?;
         tier_state.order.reserve(slots)?;
         tier_state.descent.reserve(&self.config, tier, slots)?;
+        let blocks = self.config.resting(&tiers).iter().sum();
+        self.lives.reserve(blocks)?;
         self.trie.reserve(&self.config.resting(&tiers))
     }
 
@@ -90,6 +92,9 @@ impl State {
             tier_state.pool.grow(slots, 0);
             tier_state.ledger.enter(slots - old);
             tier_state.order.grow(slots as usize);
+            let own = |tier_state: &TierState| tier_state.pool.len() as usize;
+            let tiers: Vec<usize> = self.tiers.iter().map(own).collect();
+            self.lives.grow(self.config.resting(&tiers).iter().sum());
         }
         self.recount(tier);
         Ok(())

@@ -5,6 +5,7 @@ use super::State;
 use crate::error::{Error, Result};
 use crate::evict::{Evict, Evictability, Place};
 use crate::id::{Class, Ix, Key, Link, NodeIx, SlotIx, Tier};
+use crate::life::Past;
 use crate::pool::Hold;
 use std::collections::BTreeMap;
 
@@ -59,7 +60,7 @@ impl State {
             };
             tier_state
                 .order
-                .insert(slot, class, Place::Back, evictability);
+                .insert(slot, class, Past::default(), Place::Back, evictability);
         }
         free.retain(|&slot| matches!(tier_state.pool.cell(slot).hold, Hold::Free { .. }));
         tier_state.pool.restore_free(&free);

@@ -133,6 +133,7 @@ impl State {
                 let ghost = self.ghosts.as_mut().is_some_and(|ghosts| ghosts.take(key));
                 let uses = if ghost { Uses::Repeated } else { Uses::Once };
                 self.trie.name(node, *key, gap, uses);
+                self.lives.born(node, 0);
                 self.note_fresh(Tier::DEVICE, node);
                 if own.is_none() {
                     self.adopt(node, slot);

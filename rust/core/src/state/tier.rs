@@ -4,6 +4,7 @@
 use crate::evict::{Evict, Evictability, Place, Policy};
 use crate::id::{Class, FlightIx, Id, Link, NodeIx, Set, SlotIx, Tier};
 use crate::ledger::Ledger;
+use crate::life::Past;
 use crate::pool::{Cell, Hold, Pool};
 use crate::trie::Residency;
 use std::collections::{BTreeMap, VecDeque};
@@ -160,6 +161,7 @@ impl TierState {
         &mut self,
         slot: SlotIx,
         class: Class,
+        past: Past,
         place: Place,
         residency: Residency,
     ) {
@@ -172,7 +174,7 @@ impl TierState {
         if backs {
             self.ledger.gain_takeable();
         }
-        self.order.insert(slot, class, place, evictability);
+        self.order.insert(slot, class, past, place, evictability);
     }
 
     /// Evicts an idle leaf: its slot is free, or retires beyond the size. Returns its block.
@@ -185,7 +187,7 @@ impl TierState {
             "evicting slot {slot}, which is {cell:?}"
         );
         let node = cell.node.take();
-        self.order.remove(slot);
+        self.order.evict(slot);
         if stays {
             self.ledger.lose_takeable();
             self.ledger.shift(Some(Set::Idle), Some(Set::Free));

@@ -1,0 +1,535 @@
+//! Lists by class, holding all idle slots: links, marks and cursors, under any order that is a class
+//! and a value. Everything is released deepest first, so that within a list a child stands before
+//! its parent.
+//!
+//! The fixed classes go one after the other. Between them stand the lists of the order, of which that
+//! goes first whose front has the smallest value. Where there is one list a child stands before its
+//! parent in it. Where there are more, the front of one may have a child in another: it is
+//! set aside, and stands in front again when its last child has left. Eviction is leaf first under
+//! every order.
+//!
+//! Blocked slots keep their place. A cursor per list remembers that everything before it is blocked,
+//! so that a long chain in flight is passed once and not at every call.
+
+use super::order::Order;
+use super::seen::Seen;
+use super::{Evict, Evictability, Opens, Place};
+use crate::error::Result;
+use crate::id::{Class, Ix, SlotIx};
+use crate::life::{Life, Past};
+use crate::list::Lists;
+use crate::memory;
+
+/// What the marks are, where there is no memory for them.
+const MARKS: &str = "the marks of the eviction order";
+/// May be taken.
+const OPEN: u8 = 0;
+const BLOCKED: u8 = 1;
+/// Has a child, where a front may have one.
+const BRANCH: u8 = 2;
+/// Was a front and has a child, or is blocked by it: it was set aside.
+const WAITS: u8 = 3;
+/// Blocked, and passed by the cursor of this list, which is added; or before a clear.
+const PASSED: u8 = 4;
+
+/// The first list of the order, behind those of the classes that go before.
+const FIRST: usize = Class::Ordinary as usize;
+
+/// The front of a list: its stamp and what it is worth now.
+#[derive(Clone, Copy, Hash, Debug)]
+struct Front {
+    slot: SlotIx,
+    stamp: u32,
+    value: u32,
+}
+
+#[derive(Hash, Debug)]
+pub(crate) struct Queues<O> {
+    order: O,
+    lists: Lists,
+    marks: Vec<u8>,
+    seen: Seen,
+    /// The last slot of each list that was passed; `None`: look from the front.
+    cursors: Vec<Option<SlotIx>>,
+    /// Whether a child stands before its parent by its place alone.
+    sorted: bool,
+    /// Where it does not, the list of each slot.
+    heads: Vec<u8>,
+    /// Where the order has several lists: the tick at which each slot became idle, and what is known
+    /// of their fronts at this tick.
+    stamps: Vec<u32>,
+    fronts: Vec<Option<Front>>,
+    /// Which of them are to be looked at again: a bit each.
+    stale: u64,
+    now: u32,
+}
+
+impl<O: Order> Queues<O> {
+    /// The lists of the classes, those of the order in place of one of them, and what waits.
+    const HEADS: usize = Class::COUNT + O::CLASSES;
+    const WAITING: usize = Self::HEADS - 1;
+    /// Whether values decide at all.
+    const VALUED: bool = O::CLASSES > 1;
+
+    /// Bytes for a slot: two links and two marks; its list, and when it became idle.
+    pub(super) fn bytes(sorted: bool) -> usize {
+        let stamp = if Self::VALUED { size_of::<u32>() } else { 0 };
+        2 * size_of::<u32>() + 2 + usize::from(Self::VALUED || !sorted) + stamp
+    }
+
+    /// Lists for a tier of so many slots, which holds `room` blocks together with those above it.
+    /// `sorted`: no copy goes before what stands below it.
+    pub(super) fn new(slots: usize, room: usize, sorted: bool) -> Result<Self> {
+        let mut queues = Self {
+            order: O::new(room)?,
+            lists: Lists::new(Self::HEADS, 0)?,
+            marks: Vec::new(),
+            seen: Seen::new(Self::HEADS),
+            cursors: vec![None; Self::HEADS],
+            sorted: sorted && !Self::VALUED,
+            heads: Vec::new(),
+            stamps: Vec::new(),
+            fronts: vec![None; O::CLASSES],
+            stale: 0,
+            now: 0,
+        };
+        queues.reserve(slots)?;
+        queues.grow(slots);
+        Ok(queues)
+    }
+
+    /// The list of a class, and of the order's within the ordinary one.
+    #[inline]
+    fn head(&self, class: Class, life: Life) -> usize {
+        match class {
+            Class::Ordinary if Self::VALUED => FIRST + usize::from(self.order.class(life)),
+            class if class <= Class::Ordinary => class as usize,
+            class => class as usize + O::CLASSES - 1,
+        }
+    }
+
+    fn mark(&self, evictability: Evictability) -> u8 {
+        match evictability {
+            Evictability::Blocked => BLOCKED,
+            Evictability::Branch if !self.sorted => BRANCH,
+            _ => OPEN,
+        }
+    }
+
+    /// Which of the order's lists a head is.
+    fn own(head: usize) -> Option<usize> {
+        head.checked_sub(FIRST)
+            .filter(|&own| Self::VALUED && own < O::CLASSES)
+    }
+
+    /// The front of a list may be another now.
+    #[inline]
+    fn touch(&mut self, head: usize) {
+        if let Some(own) = Self::own(head) {
+            self.stale |= 1 << own;
+        }
+    }
+
+    /// The same of the list of this slot, where that is its front.
+    #[inline]
+    fn touch_front(&mut self, slot: SlotIx) {
+        if Self::VALUED
+            && let Some(own) = Self::own(usize::from(self.heads[slot.at()]))
+            && self.fronts[own].is_none_or(|front| front.slot == slot)
+        {
+            self.stale |= 1 << own;
+        }
+    }
+
+    /// A slot leaves. Where the cursor of its list stands, that goes back to the one before, which
+    /// it has passed too.
+    #[inline]
+    fn step_back(&mut self, slot: SlotIx) {
+        if let Some(head) = self.marks[slot.at()].checked_sub(PASSED)
+            && self.cursors[head as usize] == Some(slot)
+        {
+            self.cursors[head as usize] = self.lists.before(slot);
+        }
+    }
+
+    /// The first of a list that is not blocked.
+    #[inline]
+    fn open_from(&mut self, head: usize) -> Option<SlotIx> {
+        let mut at = self.cursors[head].or_else(|| self.lists.front(head));
+        while let Some(slot) = at {
+            if matches!(self.marks[slot.at()], OPEN | BRANCH) {
+                return Some(slot);
+            }
+            self.marks[slot.at()] = PASSED + head as u8;
+            self.cursors[head] = Some(slot);
+            at = self.lists.after(slot);
+        }
+        None
+    }
+
+    /// The same, and it is no other's parent.
+    #[inline]
+    fn leaf_from(&mut self, head: usize) -> Option<SlotIx> {
+        while let Some(slot) = self.open_from(head) {
+            if self.marks[slot.at()] == OPEN {
+                return Some(slot);
+            }
+            self.set_aside(slot);
+        }
+        None
+    }
+
+    /// A front has a child: it waits for that.
+    fn set_aside(&mut self, slot: SlotIx) {
+        let was = self.seen.holds(slot);
+        self.seen.leave(&self.lists, slot);
+        self.lists.remove(slot);
+        self.lists.push_back(Self::WAITING, slot);
+        if was && self.seen.first_unseen(&self.lists, Self::WAITING) == Some(slot) {
+            self.seen.see(slot, Self::WAITING);
+        }
+        self.marks[slot.at()] = WAITS;
+        self.touch(usize::from(self.heads[slot.at()]));
+    }
+
+    /// The last child of a slot that waited has left.
+    fn bring_back(&mut self, slot: SlotIx) {
+        let head = usize::from(self.heads[slot.at()]);
+        let was = self.seen.holds(slot);
+        self.seen.leave(&self.lists, slot);
+        self.lists.remove(slot);
+        let front = self.lists.front(head);
+        self.lists.push_front(head, slot);
+        self.cursors[head] = None;
+        if was {
+            self.seen.see_front(slot, head);
+        } else if let Some(front) = front {
+            self.seen.unsee(&self.lists, front);
+        }
+        self.marks[slot.at()] = OPEN;
+        self.touch(head);
+    }
+
+    /// The leaf that goes next of the order's lists.
+    fn best(&mut self) -> Option<SlotIx> {
+        loop {
+            while self.stale > 0 {
+                let own = self.stale.trailing_zeros() as usize;
+                self.stale &= self.stale - 1;
+                let open = self.open_from(FIRST + own);
+                self.fronts[own] = open.map(|slot| self.front(own, slot));
+            }
+            let now = self.now;
+            let fronts = self.fronts.iter().flatten();
+            let slot = fronts.min_by_key(|front| front.key(now))?.slot;
+            if self.marks[slot.at()] == OPEN {
+                return Some(slot);
+            }
+            self.set_aside(slot);
+        }
+    }
+
+    fn front(&self, own: usize, slot: SlotIx) -> Front {
+        let stamp = self.stamps[slot.at()];
+        let age = self.now.wrapping_sub(stamp);
+        let value = self.order.value(own as u8, age);
+        Front { slot, stamp, value }
+    }
+
+    /// Slots of a list from this one on.
+    fn from(&self, first: Option<SlotIx>) -> impl Iterator<Item = SlotIx> {
+        std::iter::successors(first, |&slot| self.lists.after(slot))
+    }
+
+    /// Slots of the order's lists in the order in which they would go if no worth changed.
+    fn merged(&self) -> impl Iterator<Item = SlotIx> {
+        let front = |own: usize| {
+            let slot = self.lists.front(FIRST + own)?;
+            Some(self.front(own, slot))
+        };
+        let mut fronts: Vec<Option<Front>> = (0..O::CLASSES).map(front).collect();
+        std::iter::from_fn(move || {
+            let now = self.now;
+            let of = |own: &usize| fronts[*own].map(|front| front.key(now));
+            let own = (0..O::CLASSES)
+                .filter(|own| fronts[*own].is_some())
+                .min_by_key(of)?;
+            let slot = fronts[own]?.slot;
+            let next = self.lists.after(slot);
+            fronts[own] = next.map(|next| self.front(own, next));
+            Some(slot)
+        })
+    }
+
+    /// The lists of classes that go before those of the order, and of those that go behind.
+    fn around() -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+        if Self::VALUED {
+            (0..FIRST, FIRST + O::CLASSES..Self::WAITING)
+        } else {
+            (0..Self::WAITING, 0..0)
+        }
+    }
+}
+
+impl<O: Order> Evict for Queues<O> {
+    fn insert(
+        &mut self,
+        slot: SlotIx,
+        class: Class,
+        past: Past,
+        place: Place,
+        evictability: Evictability,
+    ) {
+        let head = self.head(class, past.life);
+        match place {
+            Place::Before(other) if self.sorted => {
+                self.seen.unsee(&self.lists, other);
+                self.lists.insert_before(other, slot);
+                self.cursors[head] = None;
+            }
+            _ => self.lists.push_back(head, slot),
+        }
+        self.marks[slot.at()] = self.mark(evictability);
+        if !self.sorted {
+            self.heads[slot.at()] = head as u8;
+        }
+        if Self::VALUED {
+            self.stamps[slot.at()] = self.now;
+            if let Some(own) = Self::own(head)
+                && self.fronts[own].is_none()
+            {
+                self.stale |= 1 << own;
+            }
+        }
+    }
+
+    fn remove(&mut self, slot: SlotIx) {
+        self.step_back(slot);
+        self.seen.leave(&self.lists, slot);
+        self.touch_front(slot);
+        self.lists.remove(slot);
+    }
+
+    fn evict(&mut self, slot: SlotIx) {
+        if Self::VALUED {
+            let own = Self::own(usize::from(self.heads[slot.at()]));
+            own.into_iter()
+                .for_each(|own| self.order.evicted(own as u8));
+        }
+        self.remove(slot);
+    }
+
+    fn refresh(&mut self, slot: SlotIx, evictability: Evictability) {
+        let (was, mark) = (self.marks[slot.at()], self.mark(evictability));
+        if was == WAITS {
+            if mark == OPEN {
+                self.bring_back(slot);
+            }
+            return;
+        }
+        if mark == BLOCKED {
+            if was <= BRANCH && was != BLOCKED {
+                self.marks[slot.at()] = BLOCKED;
+                self.touch_front(slot);
+            }
+            return;
+        }
+        if let Some(head) = was.checked_sub(PASSED) {
+            // It may stand before the cursor: look from the front again. What was passed before a clear
+            // has the list of then, and needs no more: the cursor of the cleared marks all that it
+            // passes as its own, so it has not passed this slot.
+            self.cursors[head as usize] = None;
+            self.touch(head as usize);
+        }
+        self.marks[slot.at()] = mark;
+    }
+
+    fn used(&mut self, key: u64, past: Past, now: u64) {
+        if Self::VALUED {
+            self.now = now as u32;
+            self.order.used(key, past.life, self.now);
+            self.stale = u64::MAX >> (64 - O::CLASSES);
+        }
+    }
+
+    fn victim(&mut self) -> Option<SlotIx> {
+        let (before, behind) = Self::around();
+        let first = before
+            .into_iter()
+            .find_map(|head| self.leaf_from(head))
+            .or_else(|| self.best().filter(|_| Self::VALUED));
+        first.or_else(|| behind.into_iter().find_map(|head| self.leaf_from(head)))
+    }
+
+    fn take(&mut self, count: usize, out: &mut Vec<SlotIx>) {
+        if !self.sorted {
+            return;
+        }
+        let all = out.len() + count;
+        for head in 0..Self::WAITING {
+            while out.len() < all
+                && let Some(slot) = self.open_from(head)
+            {
+                self.remove(slot);
+                out.push(slot);
+            }
+        }
+    }
+
+    fn ahead(&self, limit: usize, _opens: Opens<'_>, out: &mut Vec<SlotIx>) {
+        let (before, behind) = Self::around();
+        let list = |head| self.from(self.lists.front(head));
+        let waiting = list(Self::WAITING);
+        let merged = Some(()).filter(|()| Self::VALUED);
+        let merged = merged.into_iter().flat_map(|()| self.merged());
+        let all = waiting
+            .chain(before.flat_map(list))
+            .chain(merged)
+            .chain(behind.flat_map(list));
+        out.extend(all.take(limit));
+    }
+
+    fn unseen(&self, limit: usize, _opens: Opens<'_>, out: &mut Vec<SlotIx>) {
+        // A shadow needs no copy, and comes last.
+        let shadows = Self::WAITING - 1;
+        if Self::VALUED {
+            let mut left = self.unseen_of(0..FIRST, limit, out);
+            for slot in self.merged().take(left) {
+                left -= 1;
+                if !self.seen.holds(slot) {
+                    out.push(slot);
+                }
+            }
+            self.unseen_of(FIRST + O::CLASSES..shadows, left, out);
+        } else {
+            self.unseen_of(0..shadows, limit, out);
+        }
+        let waiting = self.seen.first_unseen(&self.lists, Self::WAITING);
+        out.extend(self.from(waiting));
+    }
+
+    fn see(&mut self, slot: SlotIx) -> bool {
+        let first = |head: &usize| self.seen.first_unseen(&self.lists, *head) == Some(slot);
+        let Some(head) = (0..Self::HEADS).find(first) else {
+            return false;
+        };
+        self.seen.see(slot, head);
+        true
+    }
+
+    fn settle(&mut self, _limit: usize) {}
+
+    fn unsee(&mut self, slot: SlotIx) {
+        self.seen.unsee(&self.lists, slot);
+    }
+
+    fn precedes(&self, slot: SlotIx, other: SlotIx) -> bool {
+        if !Self::VALUED || self.heads[slot.at()] == self.heads[other.at()] {
+            return self.seen.holds(slot);
+        }
+        let key = |slot: SlotIx| {
+            let waits = self.marks[slot.at()] == WAITS;
+            let own = Self::own(usize::from(self.heads[slot.at()]));
+            (waits, own.map(|own| self.front(own, slot).key(self.now)))
+        };
+        key(slot) < key(other)
+    }
+
+    fn seen(&self, slot: SlotIx) -> bool {
+        self.seen.holds(slot)
+    }
+
+    fn clear(&mut self) {
+        let cleared = Class::Cleared as usize;
+        for head in 1..Self::HEADS {
+            self.lists.append(cleared, head);
+        }
+        self.cursors.fill(None);
+        self.seen.clear();
+        self.heads.fill(cleared as u8);
+        for mark in &mut self.marks {
+            *mark = if *mark == WAITS { BRANCH } else { *mark };
+        }
+        self.fronts.fill(None);
+    }
+
+    fn reserve(&mut self, slots: usize) -> Result<()> {
+        self.lists.reserve(slots)?;
+        memory::reserve(&mut self.marks, slots, MARKS)?;
+        let loose = if self.sorted { 0 } else { slots };
+        memory::reserve(&mut self.heads, loose, MARKS)?;
+        let valued = if Self::VALUED { slots } else { 0 };
+        memory::reserve(&mut self.stamps, valued, MARKS)?;
+        self.seen.reserve(slots)
+    }
+
+    fn grow(&mut self, slots: usize) {
+        self.lists.grow(slots);
+        self.marks.resize(slots, OPEN);
+        self.heads.resize(if self.sorted { 0 } else { slots }, 0);
+        self.stamps.resize(if Self::VALUED { slots } else { 0 }, 0);
+        self.seen.grow(slots);
+    }
+
+    fn resize(&mut self, room: usize) -> Result<()> {
+        self.order.resize(room)
+    }
+
+    fn holds(&self, slot: SlotIx) -> bool {
+        self.lists.holds(slot)
+    }
+
+    fn agrees(&self, slot: SlotIx, evictability: Evictability) -> bool {
+        match self.marks[slot.at()] {
+            OPEN if self.sorted => evictability != Evictability::Blocked,
+            OPEN => evictability == Evictability::Leaf,
+            BRANCH => evictability == Evictability::Branch,
+            WAITS => evictability != Evictability::Leaf,
+            _ => evictability == Evictability::Blocked,
+        }
+    }
+
+    fn sorted(&self) -> bool {
+        self.sorted
+    }
+
+    fn ranks(&self, slots: usize) -> Option<Vec<u32>> {
+        let mut order = Vec::new();
+        self.ahead(usize::MAX, &mut |_| None, &mut order);
+        let mut ranks = vec![u32::MAX; slots];
+        for (rank, slot) in order.into_iter().enumerate() {
+            ranks[slot.at()] = rank as u32;
+        }
+        Some(ranks).filter(|_| self.sorted)
+    }
+}
+
+impl<O: Order> Queues<O> {
+    /// Adds what was not seen of the first `limit` of these lists; returns how many are left.
+    fn unseen_of(
+        &self,
+        heads: std::ops::Range<usize>,
+        limit: usize,
+        out: &mut Vec<SlotIx>,
+    ) -> usize {
+        let mut left = limit;
+        for head in heads {
+            left = left.saturating_sub(self.seen.count(head));
+            let first = self.seen.first_unseen(&self.lists, head);
+            let before = out.len();
+            out.extend(self.from(first.filter(|_| left > 0)).take(left));
+            left -= out.len() - before;
+        }
+        left
+    }
+}
+
+impl Front {
+    /// What has the smallest goes first: of two of one worth the one that became idle first.
+    fn key(&self, now: u32) -> (u32, std::cmp::Reverse<u32>) {
+        (self.value, std::cmp::Reverse(now.wrapping_sub(self.stamp)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! The structure under the orders, with recency over it.
+
+use super::super::recency::Recency;
+use super::*;
+
+fn slot(number: u32) -> SlotIx {
+    SlotIx::new(number)
+}
+
+fn recency() -> Queues<Recency> {
+    Queues::new(8, 8, true).unwrap()
+}
+
+fn drain(policy: &mut Queues<Recency>) -> Vec<SlotIx> {
+    let mut order = Vec::new();
+    while let Some(slot) = policy.victim() {
+        policy.remove(slot);
+        order.push(slot);
+    }
+    order
+}
+
+#[test]
+fn classes_go_in_order_and_each_by_recency() {
+    let mut policy = recency();
+    for (number, class) in [
+        (0, Class::Retained),
+        (1, Class::Ordinary),
+        (2, Class::Ended),
+    ] {
+        policy.insert(
+            slot(number),
+            class,
+            Past::default(),
+            Place::Back,
+            Evictability::Leaf,
+        );
+    }
+    policy.insert(
+        slot(3),
+        Class::Ordinary,
+        Past::default(),
+        Place::Back,
+        Evictability::Leaf,
+    );
+    policy.insert(
+        slot(4),
+        Class::Ordinary,
+        Past::default(),
+        Place::Before(slot(3)),
+        Evictability::Leaf,
+    );
+    assert_eq!(drain(&mut policy), [2, 1, 4, 3, 0]);
+}
+
+#[test]
+fn a_blocked_slot_keeps_its_place_and_is_found_again() {
+    let mut policy = recency();
+    for number in 0..5 {
+        policy.insert(
+            slot(number),
+            Class::Ordinary,
+            Past::default(),
+            Place::Back,
+            Evictability::Leaf,
+        );
+    }
+    policy.refresh(slot(0), Evictability::Blocked);
+    policy.refresh(slot(1), Evictability::Blocked);
+    assert_eq!(policy.victim(), Some(slot(2)));
+    policy.remove(slot(2));
+    assert_eq!(policy.victim(), Some(slot(3)));
+    policy.refresh(slot(1), Evictability::Leaf);
+    assert_eq!(policy.victim(), Some(slot(1)), "back at its place");
+    policy.refresh(slot(0), Evictability::Leaf);
+    assert_eq!(drain(&mut policy), [0, 1, 3, 4]);
+}
+
+#[test]
+fn what_was_passed_before_a_clear_is_found_in_its_place_when_it_opens() {
+    for passed_again in [false, true] {
+        let mut policy = recency();
+        for number in 0..3 {
+            policy.insert(
+                slot(number),
+                Class::Ordinary,
+                Past::default(),
+                Place::Back,
+                Evictability::Blocked,
+            );
+        }
+        policy.insert(
+            slot(3),
+            Class::Ordinary,
+            Past::default(),
+            Place::Back,
+            Evictability::Leaf,
+        );
+        assert_eq!(policy.victim(), Some(slot(3)));
+        policy.clear();
+        policy.insert(
+            slot(4),
+            Class::Ordinary,
+            Past::default(),
+            Place::Back,
+            Evictability::Blocked,
+        );
+        policy.insert(
+            slot(5),
+            Class::Ordinary,
+            Past::default(),
+            Place::Back,
+            Evictability::Leaf,
+        );
+        if passed_again {
+            assert_eq!(policy.victim(), Some(slot(3)));
+        }
+        policy.refresh(slot(1), Evictability::Leaf);
+        assert_eq!(policy.victim(), Some(slot(1)));
+        policy.refresh(slot(0), Evictability::Leaf);
+        assert_eq!(drain(&mut policy), [0, 1, 3, 5]);
+        policy.refresh(slot(2), Evictability::Leaf);
+        policy.refresh(slot(4), Evictability::Leaf);
+        assert_eq!(drain(&mut policy), [2, 4]);
+    }
+}
+
+#[test]
+fn what_stands_where_the_cursor_was_can_leave() {
+    let mut policy = recency();
+    for number in 0..3 {
+        policy.insert(
+            slot(number),
+            Class::Ordinary,
+            Past::default(),
+            Place::Back,
+            Evictability::Blocked,
+        );
+    }
+    assert_eq!(policy.victim(), None);
+    policy.remove(slot(2));
+    policy.insert(
+        slot(3),
+        Class::Ordinary,
+        Past::default(),
+        Place::Back,
+        Evictability::Leaf,
+    );
+    assert_eq!(policy.victim(), Some(slot(3)));
+}
+
+#[test]
+fn what_was_seen_is_passed_over_wherever_something_new_stands() {
+    let mut policy = recency();
+    for number in 0..4 {
+        policy.insert(
+            slot(number),
+            Class::Ordinary,
+            Past::default(),
+            Place::Back,
+            Evictability::Leaf,
+        );
+    }
+    let unseen = |policy: &Queues<Recency>, limit| {
+        let mut out = Vec::new();
+        policy.unseen(limit, &mut |_| None, &mut out);
+        out
+    };
+    assert_eq!(unseen(&policy, 3), [0, 1, 2]);
+    assert!((0..3).all(|number| policy.see(slot(number))));
+    assert_eq!(
+        (unseen(&policy, 3), unseen(&policy, 4)),
+        (vec![], vec![slot(3)])
+    );
+    policy.insert(
+        slot(4),
+        Class::Ended,
+        Past::default(),
+        Place::Back,
+        Evictability::Leaf,
+    );
+    assert_eq!(unseen(&policy, 3), [4], "the first three are 4, 0 and 1");
+    assert!(policy.see(slot(4)));
+    policy.remove(slot(2));
+    assert_eq!(
+        (unseen(&policy, 3), unseen(&policy, 4)),
+        (vec![], vec![slot(3)])
+    );
+    assert!(policy.precedes(slot(1), slot(3)) && !policy.precedes(slot(3), slot(3)));
+    policy.unsee(slot(1));
+    assert_eq!(unseen(&policy, 9), [1, 3]);
+    policy.remove(slot(0));
+    policy.remove(slot(4));
+    assert_eq!(unseen(&policy, 1), [1], "nothing before it is left");
+    assert!(!policy.see(slot(3)) && policy.see(slot(1)));
+    policy.clear();
+    assert_eq!(unseen(&policy, 9), [1, 3]);
+}
+
+#[test]
+fn cleared_goes_before_everything_new() {
+    let mut policy = recency();
+    policy.insert(
+        slot(0),
+        Class::Retained,
+        Past::default(),
+        Place::Back,
+        Evictability::Leaf,
+    );
+    policy.insert(
+        slot(1),
+        Class::Ended,
+        Past::default(),
+        Place::Back,
+        Evictability::Leaf,
+    );
+    policy.clear();
+    policy.insert(
+        slot(2),
+        Class::Ended,
+        Past::default(),
+        Place::Back,
+        Evictability::Leaf,
+    );
+    assert_eq!(drain(&mut policy), [1, 0, 2]);
+}
