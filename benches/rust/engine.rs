@@ -1,7 +1,7 @@
 //! The verbs of a cache whose device is the engine's, beside a host that is full.
 
 use crate::work::{BLOCK, Row, Source};
-use blockyard_core::{Cache, Config, Fetch, Key, KeyHash, Namespace, Plan, Retention, Wanted};
+use blockyard_core::{Cache, Config, Fetch, Key, KeyHash, Namespace, Plan, Wanted};
 use std::hint::black_box;
 
 /// Blocks of each path.
@@ -135,10 +135,7 @@ impl Row for Engine {
                     .collect();
                 let ids = &self.ids[self.step % PATHS][..GROW];
                 self.step += 1;
-                self.cache
-                    .lock()
-                    .used(&rows, Retention::Ordinary)
-                    .expect("the engine's");
+                self.cache.lock().used(&rows, None).expect("the engine's");
                 let fence = self.cache.lock().must_finish(ids);
                 black_box(fence.expect("the engine's"));
                 1

@@ -6,7 +6,7 @@ mod naive;
 
 use blockyard_core::{
     Cache, Chain, Config, EvictionPolicy, Extras, Fetch, FlightId, KeyHash, Namespace, Outcome,
-    ParkedId, Plan, Retention, Stop, Tier, Wanted, WritePolicy,
+    ParkedId, Plan, Stop, Tier, Wanted, WritePolicy,
 };
 use naive::{End, Naive, Why};
 use std::collections::BTreeMap;
@@ -605,7 +605,7 @@ impl World {
                     let chain = self.chain(&self.requests[&name].tokens);
                     self.cache
                         .lock()
-                        .used(&[chain.keys()], Retention::Ordinary)
+                        .used(&[chain.keys()], None)
                         .expect("an engine's");
                 }
             }

@@ -1,19 +1,22 @@
-//! Ghosts: the keys of blocks that were dropped from every tier, 8 bytes each, so that a block
-//! which is computed again is known to have been wanted before.
+//! Ghosts: the keys of blocks that were dropped from every tier and how often they had been used, in 4
+//! bytes each, so that a block which is computed again is known to have been wanted before.
 //!
 //! A fixed array of buckets of one cache line each; within a bucket the oldest is forgotten first.
-//! Nothing is ever rehashed. Two keys with the same 8 bytes pass for one: a block is then copied
-//! down for nothing, and never served for another.
+//! Nothing is ever rehashed. Two keys of a bucket with the same 28 bits pass for one, which is one in
+//! some 17 million that are asked for: a block is then copied down for nothing, or kept for longer than it
+//! is worth, and never served for another.
 
 use crate::error::Result;
 use crate::id::Key;
 use crate::index::mix;
 use crate::memory;
 
-const WAYS: usize = 8;
+const WAYS: usize = 16;
+/// Bits below those of the key: how often it was used.
+const USES: u32 = 4;
 
 /// The youngest first; 0 is an empty place.
-type Bucket = [u64; WAYS];
+type Bucket = [u32; WAYS];
 
 #[derive(Hash, Debug)]
 pub(crate) struct Ghosts {
@@ -40,41 +43,51 @@ impl Ghosts {
         Self::buckets(keys) * size_of::<Bucket>()
     }
 
-    fn bucket(&self, ghost: u64) -> usize {
-        (ghost >> self.shift) as usize
+    /// The bucket of a key, and its ghost without its uses.
+    fn place(&self, key: &Key) -> (usize, u32) {
+        let mixed = mix(key);
+        let own = (mixed as u32 >> USES).max(1);
+        ((mixed >> self.shift) as usize, own << USES)
     }
 
     pub(crate) fn knows(&self, key: &Key) -> bool {
-        let ghost = ghost(key);
-        self.buckets[self.bucket(ghost)].contains(&ghost)
+        self.uses(key).is_some()
+    }
+
+    /// How often a block that was dropped had been used, if that is known.
+    pub(crate) fn uses(&self, key: &Key) -> Option<u8> {
+        let (at, ghost) = self.place(key);
+        let known = self.buckets[at].iter().find(|&&known| is(known, ghost))?;
+        Some(uses_of(*known))
     }
 
     /// The youngest of its bucket from now on; the oldest is forgotten if the bucket was full.
-    pub(crate) fn remember(&mut self, key: &Key) {
-        let ghost = ghost(key);
-        let at = self.bucket(ghost);
+    pub(crate) fn remember(&mut self, key: &Key, uses: u8) {
+        let (at, ghost) = self.place(key);
         let bucket = &mut self.buckets[at];
-        let place = bucket.iter().position(|&other| other == ghost);
+        let place = bucket.iter().position(|&known| is(known, ghost));
         bucket[..=place.unwrap_or(WAYS - 1)].rotate_right(1);
-        bucket[0] = ghost;
+        bucket[0] = ghost | u32::from(uses) & ((1 << USES) - 1);
     }
 
-    /// Gives a ghost's place up, for its block is back; whether there was one.
-    pub(crate) fn take(&mut self, key: &Key) -> bool {
-        let ghost = ghost(key);
-        let at = self.bucket(ghost);
+    /// Gives a ghost's place up, for its block is back; how often it had been used, if there was one.
+    pub(crate) fn take(&mut self, key: &Key) -> Option<u8> {
+        let (at, ghost) = self.place(key);
         let bucket = &mut self.buckets[at];
-        let Some(place) = bucket.iter().position(|&other| other == ghost) else {
-            return false;
-        };
+        let place = bucket.iter().position(|&known| is(known, ghost))?;
+        let uses = uses_of(bucket[place]);
         bucket[place..].rotate_left(1);
         bucket[WAYS - 1] = 0;
-        true
+        Some(uses)
     }
 }
 
-fn ghost(key: &Key) -> u64 {
-    mix(key).max(1)
+fn is(known: u32, ghost: u32) -> bool {
+    known >> USES == ghost >> USES
+}
+
+fn uses_of(known: u32) -> u8 {
+    (known & ((1 << USES) - 1)) as u8
 }
 
 #[cfg(test)]
@@ -91,27 +104,29 @@ mod tests {
     fn a_ghost_is_known_until_it_is_taken() {
         let mut ghosts = Ghosts::new(64).unwrap();
         assert!(!ghosts.knows(&key(1)));
-        ghosts.remember(&key(1));
-        ghosts.remember(&key(1));
+        ghosts.remember(&key(1), 2);
+        ghosts.remember(&key(1), 3);
         assert!(ghosts.knows(&key(1)) && !ghosts.knows(&key(2)));
-        assert!(
+        assert_eq!(ghosts.uses(&key(1)), Some(3));
+        assert_eq!(
             ghosts.take(&key(1)),
+            Some(3),
             "one place, however often it was dropped"
         );
-        assert!(!ghosts.knows(&key(1)) && !ghosts.take(&key(1)));
+        assert!(!ghosts.knows(&key(1)) && ghosts.take(&key(1)).is_none());
     }
 
     #[test]
     fn the_oldest_of_a_full_bucket_is_forgotten_first() {
-        let mut ghosts = Ghosts::new(16).unwrap();
+        let mut ghosts = Ghosts::new(32).unwrap();
         let bucket = |n: u32| mix(&key(n)) >> 63;
         let own: Vec<u32> = (0..100).filter(|&n| bucket(n) == 0).collect();
         for &n in &own[..WAYS] {
-            ghosts.remember(&key(n));
+            ghosts.remember(&key(n), 1);
         }
         // Dropped again, so that it is the youngest.
-        ghosts.remember(&key(own[0]));
-        ghosts.remember(&key(own[WAYS]));
+        ghosts.remember(&key(own[0]), 1);
+        ghosts.remember(&key(own[WAYS]), 1);
         let known: Vec<u32> = own
             .iter()
             .copied()
@@ -119,8 +134,8 @@ mod tests {
             .collect();
         let but_the_oldest: Vec<u32> = (0..=WAYS).filter(|&at| at != 1).map(|at| own[at]).collect();
         assert_eq!(known, but_the_oldest);
-        assert!(ghosts.take(&key(own[3])));
-        ghosts.remember(&key(own[9]));
+        assert!(ghosts.take(&key(own[3])).is_some());
+        ghosts.remember(&key(own[WAYS + 1]), 1);
         assert!(
             ghosts.knows(&key(own[2])),
             "the place that was given up is used first"
@@ -130,7 +145,7 @@ mod tests {
     #[test]
     fn most_of_as_many_keys_as_there_is_room_for_are_known() {
         let mut ghosts = Ghosts::new(1 << 14).unwrap();
-        (0..1 << 13).for_each(|n| ghosts.remember(&key(n)));
+        (0..1 << 13).for_each(|n| ghosts.remember(&key(n), 1));
         let known = (0..1 << 13).filter(|&n| ghosts.knows(&key(n))).count();
         assert!(known > 8000, "{known} of 8192");
     }

@@ -46,6 +46,7 @@ impl Life {
     const LENGTH: u32 = 4;
     const FOUND: u32 = 7;
     const HINT: u32 = 8;
+    const ENDED: u32 = 15;
 
     /// Of a block that is published now, and was used as often before it was dropped.
     pub(crate) fn born(before: u8) -> Self {
@@ -68,7 +69,13 @@ impl Life {
             Hint::Soon(next_use) => 3 + u16::from(next_use.step()),
         };
         let kept = self.0 & (u16::from(Self::MOST_USES) | 1 << Self::FOUND);
-        self.0 = kept | (longer.count() as u16) << Self::LENGTH | said << Self::HINT;
+        self.0 =
+            kept | (longer.count() as u16) << Self::LENGTH | said << Self::HINT | 1 << Self::ENDED;
+    }
+
+    /// Whether a request that used it has ended since it was published.
+    pub(crate) fn ended(self) -> bool {
+        self.0 >> Self::ENDED == 1
     }
 
     /// How often it was used: once, where it was not since it was published.
@@ -87,7 +94,7 @@ impl Life {
     }
 
     pub(crate) fn hint(self) -> Hint {
-        match self.0 >> Self::HINT {
+        match self.0 >> Self::HINT & 0x7F {
             0 => Hint::None,
             1 => Hint::Ended,
             2 => Hint::Retain,
@@ -126,11 +133,38 @@ impl Worth {
     }
 }
 
-/// What an order may ask of a block.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) struct Past {
-    pub(crate) life: Life,
-    pub(crate) worth: Worth,
+/// What an order may ask of a block: nothing is read before it asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Past<'a> {
+    lives: &'a Lives,
+    node: NodeIx,
+}
+
+impl Past<'_> {
+    /// Of a block of which nothing is known.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        static NONE: Lives = Lives {
+            lives: Vec::new(),
+            worths: Vec::new(),
+            learns: false,
+            weighs: false,
+            now: 0,
+        };
+        NONE.of(NodeIx::default())
+    }
+
+    #[inline]
+    pub(crate) fn life(self) -> Life {
+        let life = self.lives.lives.get(self.node.at());
+        life.copied().unwrap_or_default()
+    }
+
+    #[inline]
+    pub(crate) fn worth(self) -> Worth {
+        let worth = self.lives.worths.get(self.node.at());
+        worth.copied().unwrap_or_default()
+    }
 }
 
 /// The past of every block, by its place in the trie, as far as the order asks for it.
@@ -196,11 +230,8 @@ impl Lives {
     }
 
     #[inline]
-    pub(crate) fn of(&self, node: NodeIx) -> Past {
-        Past {
-            life: self.lives.get(node.at()).copied().unwrap_or_default(),
-            worth: self.worths.get(node.at()).copied().unwrap_or_default(),
-        }
+    pub(crate) fn of(&self, node: NodeIx) -> Past<'_> {
+        Past { lives: self, node }
     }
 
     /// The block is published now, and was used as often before it was dropped.
@@ -222,8 +253,18 @@ impl Lives {
         }
     }
 
+    /// A request of an engine that owns its device has found the block; the first one that says so is the
+    /// one that has computed it.
+    pub(crate) fn find_again(&mut self, node: NodeIx) {
+        if let Some(life) = self.lives.get_mut(node.at()) {
+            if life.ended() {
+                life.find();
+            }
+        }
+    }
+
     /// A request of so many tokens has ended that used the block. Returns what is known of it now.
-    pub(crate) fn end(&mut self, node: NodeIx, tokens: u64, hint: Hint, hints: Hints) -> Past {
+    pub(crate) fn end(&mut self, node: NodeIx, tokens: u64, hint: Hint, hints: Hints) -> Life {
         self.now += 1;
         if let Some(life) = self.lives.get_mut(node.at()) {
             life.end(tokens, hint);
@@ -231,16 +272,15 @@ impl Lives {
         if let Some(worth) = self.worths.get_mut(node.at()) {
             *worth = Worth::of(hints, self.now).unwrap_or(*worth);
         }
-        self.of(node)
+        self.of(node).life()
     }
 
     /// The same of a block that is not here, of which only this is known.
-    pub(crate) fn end_of_none(&mut self, before: u8, tokens: u64, hint: Hint) -> Past {
+    pub(crate) fn end_of_none(&mut self, before: u8, tokens: u64, hints: Hints) -> Life {
         self.now += 1;
         let mut life = Life::born(before);
-        life.end(tokens, hint);
-        let worth = Worth::default();
-        Past { life, worth }
+        life.end(tokens, Hint::of(hints));
+        life
     }
 }
 

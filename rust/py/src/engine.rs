@@ -215,9 +215,12 @@ impl Cache {
     /// Says that the engine uses these paths, whatever of them lies below.
     ///
     /// Hits on the engine's own blocks are not seen here, so that what is below would grow old.
+    /// Say it of each request once when it has `ended`, so that the order learns from it, and as often
+    /// as you like before.
     ///
     /// Args:
     ///     rows: The keys of each path, a list.
+    ///     ended: Whether their requests have ended. The others are asked for then alone.
     ///     retention: What is known of their future, as in `finish`; so are the others.
     ///     next_use: Seconds until they will be used again.
     ///     priority: From 0 to 100, the last to be evicted.
@@ -226,11 +229,12 @@ impl Cache {
     /// Raises:
     ///     Misuse: The cache owns its device, the keys are of blocks of another size, or a hint is out
     ///         of range.
-    #[pyo3(signature = (rows, *, retention="ordinary", next_use=None, priority=None, ttl=None))]
+    #[pyo3(signature = (rows, *, ended=false, retention="ordinary", next_use=None, priority=None, ttl=None))]
     fn used(
         &self,
         py: Python<'_>,
         rows: &Bound<'_, PyAny>,
+        ended: bool,
         retention: &str,
         #[pyo3(from_py_with = arguments::next_use)] next_use: Option<NextUse>,
         #[pyo3(from_py_with = arguments::priority)] priority: Option<Priority>,
@@ -243,7 +247,7 @@ impl Cache {
         let rows: Vec<&[Key]> = rows.collect::<PyResult<_>>()?;
         let blocks = rows.iter().map(|keys| keys.len()).sum();
         Ok(enter(py, &self.inner, blocks, |state| {
-            state.used(&rows, hints)
+            state.used(&rows, ended.then_some(hints))
         })?)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::yard::{KINDS, Yard, config, text, three, tokens};
 use blockyard_core::{
-    Config, Error, Fetch, FlightId, ParkedId, Plan, Probe, Result, Retention, Stop, Tier, Wanted,
+    Config, Error, Fetch, FlightId, ParkedId, Plan, Probe, Result, Stop, Tier, Wanted,
 };
 
 const DEVICE: Tier = Tier::DEVICE;
@@ -436,7 +436,7 @@ fn what_the_engine_uses_is_evicted_last_and_leaf_first() {
         let (one, two) = (yard.chain(&text(1, 2)), yard.chain(&text(2, 2)));
         yard.cache
             .lock()
-            .used(&[two.keys(), one.keys()], Retention::Ordinary)
+            .used(&[two.keys(), one.keys()], None)
             .unwrap();
         yard.sound();
         for (gone, left) in [(3, 1), (3, 0), (2, 1), (2, 0), (1, 1), (1, 0)] {
@@ -520,7 +520,7 @@ fn verbs_of_the_other_kind_are_refused() {
     state(cache.stow(&[], &[], 0).map(|_| ()));
     state(cache.stow_kept(&[], &[0], 1).map(|_| ()));
     state(cache.must_finish(&[]).map(|_| ()));
-    state(cache.used(&[], Retention::Ordinary));
+    state(cache.used(&[], None));
     drop(cache);
     let theirs = yards(8, 0).next().unwrap();
     let chain = theirs.chain(&text(1, 2));

@@ -5,7 +5,7 @@
 use super::{Evict, Evictability, Opens, Place};
 use crate::error::Result;
 use crate::id::{Class, Ix, SlotIx};
-use crate::life::{Past, Worth};
+use crate::life::{Life, Past, Worth};
 use crate::memory;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -154,17 +154,18 @@ impl Evict for Heap {
         &mut self,
         slot: SlotIx,
         class: Class,
-        past: Past,
+        past: Past<'_>,
         _place: Place,
         evictability: Evictability,
     ) {
         self.stamp += 1;
-        let class = self.live(slot, class, past.worth);
-        self.scores[slot.at()] = score(class, past.worth.priority, self.stamp);
+        let worth = past.worth();
+        let class = self.live(slot, class, worth);
+        self.scores[slot.at()] = score(class, worth.priority, self.stamp);
         self.refresh(slot, evictability);
     }
 
-    fn used(&mut self, _key: u64, _past: Past, now: u64) {
+    fn used(&mut self, _key: u64, _life: Life, now: u64) {
         self.now = now;
         self.expire();
     }
@@ -306,28 +307,28 @@ mod tests {
         heap.insert(
             slot(0),
             Class::Retained,
-            Past::default(),
+            Past::none(),
             Place::Back,
             Evictability::Leaf,
         );
         heap.insert(
             slot(1),
             Class::Ordinary,
-            Past::default(),
+            Past::none(),
             Place::Back,
             Evictability::Leaf,
         );
         heap.insert(
             slot(2),
             Class::Ended,
-            Past::default(),
+            Past::none(),
             Place::Back,
             Evictability::Branch,
         );
         heap.insert(
             slot(3),
             Class::Ordinary,
-            Past::default(),
+            Past::none(),
             Place::Back,
             Evictability::Leaf,
         );
@@ -339,7 +340,7 @@ mod tests {
         heap.insert(
             slot(5),
             Class::Ordinary,
-            Past::default(),
+            Past::none(),
             Place::Back,
             Evictability::Branch,
         );
@@ -351,7 +352,7 @@ mod tests {
         heap.insert(
             slot(4),
             Class::Ended,
-            Past::default(),
+            Past::none(),
             Place::Back,
             Evictability::Leaf,
         );
@@ -371,7 +372,7 @@ mod tests {
             heap.insert(
                 slot(n * 37 % 100),
                 Class::Ordinary,
-                Past::default(),
+                Past::none(),
                 Place::Back,
                 Evictability::Leaf,
             );

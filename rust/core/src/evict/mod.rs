@@ -9,11 +9,14 @@ mod seen;
 
 use crate::error::Result;
 use crate::id::{Class, SlotIx};
-use crate::life::Past;
+use crate::life::{Life, Past};
 use heap::Heap;
 use order::Order;
 use queues::Queues;
 use recency::Recency;
+
+/// Lists that any order has, with those of the classes: no more.
+const HEADS: usize = 64;
 
 /// Whether an idle slot may be taken now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +49,7 @@ pub(crate) trait Evict {
         &mut self,
         slot: SlotIx,
         class: Class,
-        past: Past,
+        past: Past<'_>,
         place: Place,
         evictability: Evictability,
     );
@@ -58,7 +61,7 @@ pub(crate) trait Evict {
     }
     /// A request that ends has used the block of this key: the deepest of its path first, and before
     /// they become idle. `now` counts such uses.
-    fn used(&mut self, key: u64, past: Past, now: u64);
+    fn used(&mut self, key: u64, life: Life, now: u64);
     /// An idle slot may be taken, or may not be, from now on; it keeps its place.
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability);
     /// The next to go; it stays until it is removed.
@@ -179,7 +182,7 @@ impl Evict for Policy {
         &mut self,
         slot: SlotIx,
         class: Class,
-        past: Past,
+        past: Past<'_>,
         place: Place,
         evictability: Evictability,
     ) {
@@ -191,8 +194,8 @@ impl Evict for Policy {
     fn evict(&mut self, slot: SlotIx) {
         each!(self, policy => policy.evict(slot));
     }
-    fn used(&mut self, key: u64, past: Past, now: u64) {
-        each!(self, policy => policy.used(key, past, now));
+    fn used(&mut self, key: u64, life: Life, now: u64) {
+        each!(self, policy => policy.used(key, life, now));
     }
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability) {
         each!(self, policy => policy.refresh(slot, evictability));

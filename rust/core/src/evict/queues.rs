@@ -13,7 +13,7 @@
 
 use super::order::Order;
 use super::seen::Seen;
-use super::{Evict, Evictability, Opens, Place};
+use super::{Evict, Evictability, HEADS, Opens, Place};
 use crate::error::Result;
 use crate::id::{Class, Ix, SlotIx};
 use crate::life::{Life, Past};
@@ -50,7 +50,7 @@ pub(crate) struct Queues<O> {
     marks: Vec<u8>,
     seen: Seen,
     /// The last slot of each list that was passed; `None`: look from the front.
-    cursors: Vec<Option<SlotIx>>,
+    cursors: [Option<SlotIx>; HEADS],
     /// Whether a child stands before its parent by its place alone.
     sorted: bool,
     /// Where it does not, the list of each slot.
@@ -84,8 +84,8 @@ impl<O: Order> Queues<O> {
             order: O::new(room)?,
             lists: Lists::new(Self::HEADS, 0)?,
             marks: Vec::new(),
-            seen: Seen::new(Self::HEADS),
-            cursors: vec![None; Self::HEADS],
+            seen: Seen::new(),
+            cursors: [None; HEADS],
             sorted: sorted && !Self::VALUED,
             heads: Vec::new(),
             stamps: Vec::new(),
@@ -100,14 +100,16 @@ impl<O: Order> Queues<O> {
 
     /// The list of a class, and of the order's within the ordinary one.
     #[inline]
-    fn head(&self, class: Class, life: Life) -> usize {
+    fn head(&self, class: Class, past: Past<'_>) -> usize {
         match class {
-            Class::Ordinary if Self::VALUED => FIRST + usize::from(self.order.class(life)),
-            class if class <= Class::Ordinary => class as usize,
+            _ if !Self::VALUED => class as usize,
+            Class::Ordinary => FIRST + usize::from(self.order.class(past.life())),
+            class if class < Class::Ordinary => class as usize,
             class => class as usize + O::CLASSES - 1,
         }
     }
 
+    #[inline]
     fn mark(&self, evictability: Evictability) -> u8 {
         match evictability {
             Evictability::Blocked => BLOCKED,
@@ -146,22 +148,22 @@ impl<O: Order> Queues<O> {
     #[inline]
     fn step_back(&mut self, slot: SlotIx) {
         if let Some(head) = self.marks[slot.at()].checked_sub(PASSED)
-            && self.cursors[head as usize] == Some(slot)
+            && self.cursors[head as usize % HEADS] == Some(slot)
         {
-            self.cursors[head as usize] = self.lists.before(slot);
+            self.cursors[head as usize % HEADS] = self.lists.before(slot);
         }
     }
 
     /// The first of a list that is not blocked.
     #[inline]
     fn open_from(&mut self, head: usize) -> Option<SlotIx> {
-        let mut at = self.cursors[head].or_else(|| self.lists.front(head));
+        let mut at = self.cursors[head % HEADS].or_else(|| self.lists.front(head));
         while let Some(slot) = at {
             if matches!(self.marks[slot.at()], OPEN | BRANCH) {
                 return Some(slot);
             }
             self.marks[slot.at()] = PASSED + head as u8;
-            self.cursors[head] = Some(slot);
+            self.cursors[head % HEADS] = Some(slot);
             at = self.lists.after(slot);
         }
         None
@@ -180,6 +182,7 @@ impl<O: Order> Queues<O> {
     }
 
     /// A front has a child: it waits for that.
+    #[inline(never)]
     fn set_aside(&mut self, slot: SlotIx) {
         let was = self.seen.holds(slot);
         self.seen.leave(&self.lists, slot);
@@ -193,6 +196,7 @@ impl<O: Order> Queues<O> {
     }
 
     /// The last child of a slot that waited has left.
+    #[inline(never)]
     fn bring_back(&mut self, slot: SlotIx) {
         let head = usize::from(self.heads[slot.at()]);
         let was = self.seen.holds(slot);
@@ -200,7 +204,7 @@ impl<O: Order> Queues<O> {
         self.lists.remove(slot);
         let front = self.lists.front(head);
         self.lists.push_front(head, slot);
-        self.cursors[head] = None;
+        self.cursors[head % HEADS] = None;
         if was {
             self.seen.see_front(slot, head);
         } else if let Some(front) = front {
@@ -211,6 +215,7 @@ impl<O: Order> Queues<O> {
     }
 
     /// The leaf that goes next of the order's lists.
+    #[inline(never)]
     fn best(&mut self) -> Option<SlotIx> {
         loop {
             while self.stale > 0 {
@@ -272,20 +277,21 @@ impl<O: Order> Queues<O> {
 }
 
 impl<O: Order> Evict for Queues<O> {
+    #[inline]
     fn insert(
         &mut self,
         slot: SlotIx,
         class: Class,
-        past: Past,
+        past: Past<'_>,
         place: Place,
         evictability: Evictability,
     ) {
-        let head = self.head(class, past.life);
+        let head = self.head(class, past);
         match place {
             Place::Before(other) if self.sorted => {
                 self.seen.unsee(&self.lists, other);
                 self.lists.insert_before(other, slot);
-                self.cursors[head] = None;
+                self.cursors[head % HEADS] = None;
             }
             _ => self.lists.push_back(head, slot),
         }
@@ -303,6 +309,7 @@ impl<O: Order> Evict for Queues<O> {
         }
     }
 
+    #[inline]
     fn remove(&mut self, slot: SlotIx) {
         self.step_back(slot);
         self.seen.leave(&self.lists, slot);
@@ -310,6 +317,7 @@ impl<O: Order> Evict for Queues<O> {
         self.lists.remove(slot);
     }
 
+    #[inline]
     fn evict(&mut self, slot: SlotIx) {
         if Self::VALUED {
             let own = Self::own(usize::from(self.heads[slot.at()]));
@@ -319,6 +327,7 @@ impl<O: Order> Evict for Queues<O> {
         self.remove(slot);
     }
 
+    #[inline]
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability) {
         let (was, mark) = (self.marks[slot.at()], self.mark(evictability));
         if was == WAITS {
@@ -338,27 +347,29 @@ impl<O: Order> Evict for Queues<O> {
             // It may stand before the cursor: look from the front again. What was passed before a clear
             // has the list of then, and needs no more: the cursor of the cleared marks all that it
             // passes as its own, so it has not passed this slot.
-            self.cursors[head as usize] = None;
+            self.cursors[head as usize % HEADS] = None;
             self.touch(head as usize);
         }
         self.marks[slot.at()] = mark;
     }
 
-    fn used(&mut self, key: u64, past: Past, now: u64) {
+    fn used(&mut self, key: u64, life: Life, now: u64) {
         if Self::VALUED {
             self.now = now as u32;
-            self.order.used(key, past.life, self.now);
+            self.order.used(key, life, self.now);
             self.stale = u64::MAX >> (64 - O::CLASSES);
         }
     }
 
+    #[inline]
     fn victim(&mut self) -> Option<SlotIx> {
-        let (before, behind) = Self::around();
-        let first = before
-            .into_iter()
+        if !Self::VALUED {
+            return (0..Self::WAITING).find_map(|head| self.leaf_from(head));
+        }
+        (0..FIRST)
             .find_map(|head| self.leaf_from(head))
-            .or_else(|| self.best().filter(|_| Self::VALUED));
-        first.or_else(|| behind.into_iter().find_map(|head| self.leaf_from(head)))
+            .or_else(|| self.best())
+            .or_else(|| (FIRST + O::CLASSES..Self::WAITING).find_map(|head| self.leaf_from(head)))
     }
 
     fn take(&mut self, count: usize, out: &mut Vec<SlotIx>) {

@@ -1,6 +1,7 @@
 //! What copies ahead have looked at: the beginning of each list, so that the next look goes on where the
 //! last one stopped.
 
+use super::HEADS;
 use crate::error::Result;
 use crate::id::{Ix, SlotIx};
 use crate::list::Lists;
@@ -12,17 +13,17 @@ const SEEN: &str = "the marks of the eviction order";
 #[derive(Hash, Debug)]
 pub(super) struct Seen {
     /// The last slot of each list that was seen, and how many were.
-    ends: Vec<Option<SlotIx>>,
-    counts: Vec<usize>,
+    ends: [Option<SlotIx>; HEADS],
+    counts: [u32; HEADS],
     /// Of a slot that was seen: one more than its list.
     slots: Vec<u8>,
 }
 
 impl Seen {
-    pub(super) fn new(heads: usize) -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            ends: vec![None; heads],
-            counts: vec![0; heads],
+            ends: [None; HEADS],
+            counts: [0; HEADS],
             slots: Vec::new(),
         }
     }
@@ -35,44 +36,48 @@ impl Seen {
         self.slots.resize(slots, 0);
     }
 
+    #[inline]
     pub(super) fn holds(&self, slot: SlotIx) -> bool {
         self.slots[slot.at()] > 0
     }
 
     /// How many of a list were seen.
     pub(super) fn count(&self, head: usize) -> usize {
-        self.counts[head]
+        self.counts[head % HEADS] as usize
     }
 
     /// The first slot of a list that was not.
+    #[inline]
     pub(super) fn first_unseen(&self, lists: &Lists, head: usize) -> Option<SlotIx> {
-        match self.ends[head] {
+        match self.ends[head % HEADS] {
             Some(end) => lists.after(end),
             None => lists.front(head),
         }
     }
 
     /// The first unseen slot of a list is seen now.
+    #[inline]
     pub(super) fn see(&mut self, slot: SlotIx, head: usize) {
-        self.ends[head] = Some(slot);
-        self.counts[head] += 1;
+        self.ends[head % HEADS] = Some(slot);
+        self.counts[head % HEADS] += 1;
         self.slots[slot.at()] = head as u8 + 1;
     }
 
     /// A slot that was seen stands before all of its list.
     pub(super) fn see_front(&mut self, slot: SlotIx, head: usize) {
-        let end = self.ends[head];
+        let end = self.ends[head % HEADS];
         self.see(slot, head);
-        self.ends[head] = end.or(Some(slot));
+        self.ends[head % HEADS] = end.or(Some(slot));
     }
 
     /// A slot is about to leave its list.
+    #[inline]
     pub(super) fn leave(&mut self, lists: &Lists, slot: SlotIx) {
         if let Some(head) = self.head(slot) {
             self.slots[slot.at()] = 0;
-            self.counts[head] -= 1;
-            if self.ends[head] == Some(slot) {
-                self.ends[head] = lists.before(slot);
+            self.counts[head % HEADS] -= 1;
+            if self.ends[head % HEADS] == Some(slot) {
+                self.ends[head % HEADS] = lists.before(slot);
             }
         }
     }
@@ -82,10 +87,10 @@ impl Seen {
         let Some(head) = self.head(slot) else {
             return;
         };
-        while let Some(end) = self.ends[head] {
+        while let Some(end) = self.ends[head % HEADS] {
             self.slots[end.at()] = 0;
-            self.counts[head] -= 1;
-            self.ends[head] = lists.before(end);
+            self.counts[head % HEADS] -= 1;
+            self.ends[head % HEADS] = lists.before(end);
             if end == slot {
                 return;
             }
@@ -99,6 +104,7 @@ impl Seen {
         self.slots.fill(0);
     }
 
+    #[inline]
     fn head(&self, slot: SlotIx) -> Option<usize> {
         self.slots[slot.at()].checked_sub(1).map(usize::from)
     }

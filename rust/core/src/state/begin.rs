@@ -165,6 +165,7 @@ impl State {
         self.pin_path(device, &mut table);
         for &node in path {
             self.note_use(node);
+            self.lives.find(node);
         }
         self.mark_sources(path, prefix);
         let last = prefix.last.and_then(|node| self.mark_last(node, path));

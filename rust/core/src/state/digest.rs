@@ -122,7 +122,6 @@ mod tests {
         Class, FlightId, FlightIx, Id, Ix, Key, LeaseId, Link, NodeIx, ParkedIx, SlotIx, TicketIx,
         Tier,
     };
-    use crate::life::Past;
     use crate::pool::Hold;
     use crate::record::{Keep, Parked, Phase, Running, Ticket};
     use crate::state::TierState;
@@ -296,9 +295,10 @@ mod tests {
         ("the order", |s| {
             let (slot, class) = (device(s).order.victim().expect("idle"), Class::Ordinary);
             let evictability = s.evictability_of(Tier::DEVICE, slot);
-            let order = &mut device(s).order;
+            let past = s.lives.of(NodeIx::new(0));
+            let order = &mut s.tiers[Tier::DEVICE].order;
             order.remove(slot);
-            order.insert(slot, class, Past::default(), Place::Back, evictability);
+            order.insert(slot, class, past, Place::Back, evictability);
         }),
         ("what is promised", |s| device(s).ledger.promise(1)),
         ("what is promised below", |s| host(s).ledger.promise(1)),
@@ -387,16 +387,16 @@ mod tests {
             let mut state = state(EvictionPolicy::Recency, WritePolicy::SecondTouch);
             let ghosts = state.ghosts.as_mut().expect("second touch");
             for key in &keys {
-                ghosts.remember(key);
+                ghosts.remember(key, 1);
             }
             state.digest()
         };
-        // Of 32 buckets both are in one, where the younger stands first.
+        // Of 16 buckets both are in one, where the younger stands first.
         let one = key(7, 0);
         let near = (0..255)
             .map(|block| key(8, block))
-            .find(|other| crate::index::mix(other) >> 59 == crate::index::mix(&one) >> 59)
-            .expect("one in 32");
+            .find(|other| crate::index::mix(other) >> 60 == crate::index::mix(&one) >> 60)
+            .expect("one in 16");
         assert_ne!(ghosts([one, near]), ghosts([near, one]));
         assert_ne!(ghosts([one, one]), ghosts([one, near]));
     }

@@ -254,17 +254,20 @@ impl State {
         Some(FlightId(self.flights.id(newest)))
     }
 
-    /// The engine has used these paths, whatever lies below of them: each block goes to the back of
-    /// its class on every tier where it rests, the deepest first.
+    /// The engine uses these paths, whatever lies below of them: each block goes to the back of its
+    /// class on every tier where it rests, the deepest first. `ended`: their requests have ended, and
+    /// said this of their future; that counts as a use.
     ///
     /// # Errors
     /// `State` where the device is the yard's own.
-    pub fn used(&mut self, rows: &[&[Key]], hints: impl Into<Hints>) -> Result<()> {
-        let hints = hints.into();
+    pub fn used(&mut self, rows: &[&[Key]], ended: Option<Hints>) -> Result<()> {
         self.of_an_engine("used")?;
         let mut path = std::mem::take(&mut self.path);
         let mut tags = std::mem::take(&mut self.tags);
         for row in rows {
+            if let Some(hints) = ended.filter(|_| self.lives.asked()) {
+                self.end_row(row, hints);
+            }
             path.clear();
             for keys in row.chunks(AHEAD) {
                 self.trie.warm(keys.iter(), &mut tags);
@@ -276,13 +279,32 @@ impl State {
                     if let Some(slot) = self.trie.slot(node, tier)
                         && matches!(self.hold(tier, slot), Hold::Idle { .. })
                     {
-                        self.reorder(node, tier, slot);
+                        let class = self.used_class(node, tier);
+                        self.enter(node, tier, slot, class);
                     }
                 }
             }
         }
         (self.path, self.tags) = (path, tags);
         Ok(())
+    }
+
+    /// A request of an engine has ended that used these blocks, whether they lie below or not.
+    fn end_row(&mut self, row: &[Key], hints: Hints) {
+        let tokens = row.len() as u64 * u64::from(self.config.block_size);
+        let (mut alone, mut child) = (true, None);
+        for key in row.iter().rev() {
+            let Some(node) = self.trie.find(key) else {
+                let known = self.ghosts.as_ref().and_then(|ghosts| ghosts.uses(key));
+                let life = self.lives.end_of_none(known.unwrap_or(0), tokens, hints);
+                self.tell_orders(key, life);
+                continue;
+            };
+            alone = alone && self.has_no_other(node, child);
+            self.lives.find_again(node);
+            self.end_use(node, tokens, hints, alone);
+            child = Some(node);
+        }
     }
 
     /// Gives a destination back whose copy did not come: to the engine, where it is its own.

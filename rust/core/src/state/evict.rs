@@ -66,7 +66,8 @@ impl State {
         }
         let block = &self.trie[node];
         if let Some(ghosts) = self.ghosts.as_mut().filter(|_| !block.is_anonymous()) {
-            ghosts.remember(&block.key);
+            let uses = self.lives.of(node).life().uses();
+            ghosts.remember(&block.key, uses);
         }
         self.trie.remove_tagged(node, tag);
         true

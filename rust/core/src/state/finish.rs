@@ -7,7 +7,7 @@ use crate::evict::Evict;
 use crate::hint::{Hints, Retention};
 use crate::id::{Class, Key, LeaseId, LeaseIx, NodeIx, ParkedId, SlotIx, Tier};
 use crate::index::mix;
-use crate::life::{Hint, Past};
+use crate::life::{Hint, Life};
 use crate::pool::Hold;
 use crate::record::{Held, Phase, Running};
 
@@ -107,13 +107,21 @@ impl State {
         }
     }
 
-    /// Unpins a table, deepest block first.
+    /// Unpins a table, deepest block first, of a sequence that had so many tokens.
     ///
     /// A block's class is never below its children's: `least` carries the highest class upwards,
     /// and "session ended" reaches only as far as no other sequence has anything below.
     pub(super) fn release(&mut self, table: &[SlotIx], tokens: u64, hints: Hints) {
-        let mut alone = hints.retention == Retention::SessionEnded;
-        let mut least = if hints.retention == Retention::Retain {
+        let mut retention = hints.retention;
+        if self.copies_first || self.lives.asked() {
+            self.end_path(table, tokens, hints);
+            if self.lives.learns() {
+                // It learns what hints are worth, and obeys none.
+                retention = Retention::Ordinary;
+            }
+        }
+        let mut alone = retention == Retention::SessionEnded;
+        let mut least = if retention == Retention::Retain {
             Class::Retained
         } else {
             Class::Ended
@@ -122,12 +130,7 @@ impl State {
         for &slot in table.iter().rev() {
             if let Some(node) = self.node_of(slot) {
                 alone = alone && self.is_alone(node, child, slot);
-                if self.lives.asked() {
-                    self.end_use(node, tokens, hints, alone);
-                }
-                if self.lives.learns() {
-                    // No hint is obeyed.
-                } else if alone {
+                if alone {
                     self.trie[node].class = Class::Ended;
                 } else {
                     least = least.max(Class::Ordinary).max(self.trie[node].class);
@@ -135,33 +138,48 @@ impl State {
                 }
                 child = Some(node);
             }
-            if self.copies_first
-                && let Some(child) = child
-            {
-                self.leave_copy(child);
-            }
             self.release_slot(slot);
             // It may have retired, and be gone.
             child = child.filter(|&child| self.trie.alive(child));
         }
     }
 
+    /// Tells of the end of a request that used these blocks, which it holds still.
+    #[cold]
+    fn end_path(&mut self, table: &[SlotIx], tokens: u64, hints: Hints) {
+        let (mut alone, mut child) = (hints.retention == Retention::SessionEnded, None);
+        for &slot in table.iter().rev() {
+            let Some(node) = self.node_of(slot) else {
+                continue;
+            };
+            alone = alone && self.is_alone(node, child, slot);
+            child = Some(node);
+            if self.lives.asked() {
+                self.end_use(node, tokens, hints, alone);
+            }
+            if self.copies_first {
+                self.leave_copy(node);
+            }
+        }
+    }
+
     /// A request of so many tokens ends that used the block: all tiers' orders hear of it. `alone`: no
     /// other sequence has it, or anything below it.
-    fn end_use(&mut self, node: NodeIx, tokens: u64, hints: Hints, alone: bool) {
+    pub(super) fn end_use(&mut self, node: NodeIx, tokens: u64, hints: Hints, alone: bool) {
         let hint = match Hint::of(hints) {
             Hint::Ended if !alone => Hint::None,
             hint => hint,
         };
-        let past = self.lives.end(node, tokens, hint, hints);
-        self.tell_orders(&self.trie[node].key.clone(), past);
+        let life = self.lives.end(node, tokens, hint, hints);
+        let key = self.trie[node].key;
+        self.tell_orders(&key, life);
     }
 
     /// A request that ends has used the block of this key.
-    pub(super) fn tell_orders(&mut self, key: &Key, past: Past) {
+    pub(super) fn tell_orders(&mut self, key: &Key, life: Life) {
         let (key, now) = (mix(key), self.lives.now());
         for tier in self.tiers.all() {
-            self.tiers[tier].order.used(key, past, now);
+            self.tiers[tier].order.used(key, life, now);
         }
     }
 
@@ -174,7 +192,12 @@ impl State {
         let published = self.trie.slot(node, Tier::DEVICE);
         own && published
             .is_some_and(|slot| self.hold(Tier::DEVICE, slot) == Hold::Pinned { pins: 1 })
-            && self.trie[node].keeps.count() == 0
+            && self.has_no_other(node, child)
+    }
+
+    /// Whether no keep holds the block, and `child` is the only block below it on any tier.
+    pub(super) fn has_no_other(&self, node: NodeIx, child: Option<NodeIx>) -> bool {
+        self.trie[node].keeps.count() == 0
             && self.tiers.all().all(|tier| {
                 let own = child.is_some_and(|child| self.trie.slot(child, tier).is_some());
                 self.trie.residency(node, tier).children == u32::from(own)

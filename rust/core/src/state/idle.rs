@@ -60,6 +60,7 @@ impl State {
         behind.then_some((parent, slot, own))
     }
 
+    #[inline]
     pub(super) fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
         if self.trie[node].epoch != self.trie.epoch() {
             Class::Cleared
@@ -72,6 +73,7 @@ impl State {
 
     /// The class of a copy of what the device has too. Where such copies go first, one that was made just
     /// now goes last all the same: it was made since its block may leave the device soon.
+    #[cold]
     fn copy_class(&self, node: NodeIx, tier: Tier) -> Class {
         let hold = self.trie.slot(node, tier).map(|slot| self.hold(tier, slot));
         match hold {
@@ -85,6 +87,21 @@ impl State {
     /// Whether copies of what the device has go first from this tier.
     fn goes_first(&self, tier: Tier) -> bool {
         self.copies_first && tier == Tier::HOST
+    }
+
+    /// The class in which a block stands that an engine uses, which has it on its own device then.
+    pub(super) fn used_class(&self, node: NodeIx, tier: Tier) -> Class {
+        match self.class_on(node, tier) {
+            Class::Cleared => Class::Cleared,
+            _ if self.goes_first(tier) => Class::Copied,
+            class => class,
+        }
+    }
+
+    /// An engine says that its device may lose a block soon: its copy on the host stays from now on.
+    pub(super) fn keep_copy(&mut self, node: NodeIx) {
+        let class = self.class_on(node, Tier::HOST);
+        self.turn_copy(node, Class::Copied, class);
     }
 
     /// The device has used a block: its copy on the host may go first from now on, where such copies do.
@@ -129,7 +146,8 @@ impl State {
 
     /// The same, at the back of this class.
     pub(super) fn enter(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, class: Class) {
-        let (past, evictability) = (self.lives.of(node), self.evictability_of(tier, slot));
+        let evictability = self.evictability_of(tier, slot);
+        let past = self.lives.of(node);
         let tier_state = &mut self.tiers[tier];
         tier_state.order.remove(slot);
         tier_state.pool.cell_mut(slot).hold = Hold::Idle { class };

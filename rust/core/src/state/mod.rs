@@ -94,7 +94,8 @@ pub struct Config {
     pub write: WritePolicy,
     /// The same of each tier below the device; where none is given, the next victims.
     pub writes_below: Vec<WritePolicy>,
-    /// Keys of dropped blocks to remember, for [`WritePolicy::SecondTouch`]; `None`: four per slot.
+    /// Keys of dropped blocks to remember, for [`WritePolicy::SecondTouch`] and the orders that ask how
+    /// often a block was used; `None`: four per slot for the one, one for the others.
     pub ghosts: Option<u32>,
     /// Gates the loads of begins; `None`: every load is taken.
     pub speeds: Option<Speeds>,
@@ -216,9 +217,11 @@ impl Config {
     /// How many keys are remembered, if any are.
     fn ghost_keys(&self) -> Option<u32> {
         let all = self.sizes().iter().sum::<usize>();
-        let keys = self.ghosts.map_or(4 * all, |ghosts| ghosts as usize);
+        // The learned order asks how often a block was used before; the others whether it was.
+        let each = if self.counts_uses() { 4 } else { 1 };
+        let keys = self.ghosts.map_or(each * all, |ghosts| ghosts as usize);
         let keys = keys.min(MOST_GHOSTS as usize) as u32;
-        (self.counts_uses() && keys > 0).then_some(keys)
+        ((self.counts_uses() || self.policy.learns()) && keys > 0).then_some(keys)
     }
 }
 
@@ -238,7 +241,7 @@ impl Descent {
 /// Slots that a tier may have: block tables are int32, and list heads need a few numbers.
 const MOST_SLOTS: u32 = i32::MAX as u32 - 16;
 
-/// Ghosts that a yard may have: 8 bytes each.
+/// Ghosts that a yard may have: 4 bytes each.
 const MOST_GHOSTS: u32 = 1 << 30;
 
 /// What a begin, a fork or a resume gives.

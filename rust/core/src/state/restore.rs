@@ -5,7 +5,6 @@ use super::State;
 use crate::error::{Error, Result};
 use crate::evict::{Evict, Evictability, Place};
 use crate::id::{Class, Ix, Key, Link, NodeIx, SlotIx, Tier};
-use crate::life::Past;
 use crate::pool::Hold;
 use std::collections::BTreeMap;
 
@@ -58,9 +57,13 @@ impl State {
                 0 => Evictability::Leaf,
                 _ => Evictability::Branch,
             };
-            tier_state
-                .order
-                .insert(slot, class, Past::default(), Place::Back, evictability);
+            tier_state.order.insert(
+                slot,
+                class,
+                self.lives.of(NodeIx::new(row)),
+                Place::Back,
+                evictability,
+            );
         }
         free.retain(|&slot| matches!(tier_state.pool.cell(slot).hold, Hold::Free { .. }));
         tier_state.pool.restore_free(&free);

@@ -130,10 +130,10 @@ impl State {
                     return None;
                 }
                 let node = own.unwrap_or_else(|| self.trie.add(parent));
-                let ghost = self.ghosts.as_mut().is_some_and(|ghosts| ghosts.take(key));
-                let uses = if ghost { Uses::Repeated } else { Uses::Once };
+                let ghost = self.ghosts.as_mut().and_then(|ghosts| ghosts.take(key));
+                let uses = ghost.map_or(Uses::Once, |_| Uses::Repeated);
                 self.trie.name(node, *key, gap, uses);
-                self.lives.born(node, 0);
+                self.lives.born(node, ghost.unwrap_or(0));
                 self.note_fresh(Tier::DEVICE, node);
                 if own.is_none() {
                     self.adopt(node, slot);
@@ -152,6 +152,7 @@ impl State {
             // Only below the device so far: the lease's slot becomes its device copy.
             self.adopt(node, slot);
             self.note_use(node);
+            self.lives.find(node);
             self.reclass_below(node);
             return Some(node);
         };
@@ -165,6 +166,7 @@ impl State {
         }
         self.pin(Tier::DEVICE, published);
         self.note_use(node);
+        self.lives.find(node);
         if let Hold::Claimed { leases } | Hold::Owned { leases } = self.hold(Tier::DEVICE, slot) {
             self.put(Tier::DEVICE, slot, Hold::Duplicate { leases });
             self.tiers[Tier::DEVICE].pool.cell_mut(slot).node = Some(Link::to(node));

@@ -128,6 +128,7 @@ impl State {
                 Ok(node) => {
                     self.join(node, above);
                     self.note_use(node);
+                    self.keep_copy(node);
                 }
                 Err(_) => {}
             }
@@ -203,9 +204,10 @@ impl State {
             self.trie.put_under(node, None);
         }
         if let Some((key, gap)) = key {
-            let ghost = self.ghosts.as_mut().is_some_and(|ghosts| ghosts.take(key));
-            let uses = if ghost { Uses::Repeated } else { Uses::Once };
+            let ghost = self.ghosts.as_mut().and_then(|ghosts| ghosts.take(key));
+            let uses = ghost.map_or(Uses::Once, |_| Uses::Repeated);
             self.trie.name(node, *key, gap, uses);
+            self.lives.born(node, ghost.unwrap_or(0));
         }
         node
     }

@@ -161,7 +161,7 @@ impl TierState {
         &mut self,
         slot: SlotIx,
         class: Class,
-        past: Past,
+        past: Past<'_>,
         place: Place,
         residency: Residency,
     ) {

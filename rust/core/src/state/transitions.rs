@@ -282,7 +282,6 @@ impl State {
 
     /// A sequence has begun over a block or published it, and it was not the first.
     pub(super) fn note_use(&mut self, node: NodeIx) {
-        self.lives.find(node);
         if self.trie[node].uses != Uses::Repeated {
             self.trie[node].uses = Uses::Repeated;
             if self.config.counts_uses() {

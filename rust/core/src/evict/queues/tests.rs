@@ -31,7 +31,7 @@ fn classes_go_in_order_and_each_by_recency() {
         policy.insert(
             slot(number),
             class,
-            Past::default(),
+            Past::none(),
             Place::Back,
             Evictability::Leaf,
         );
@@ -39,14 +39,14 @@ fn classes_go_in_order_and_each_by_recency() {
     policy.insert(
         slot(3),
         Class::Ordinary,
-        Past::default(),
+        Past::none(),
         Place::Back,
         Evictability::Leaf,
     );
     policy.insert(
         slot(4),
         Class::Ordinary,
-        Past::default(),
+        Past::none(),
         Place::Before(slot(3)),
         Evictability::Leaf,
     );
@@ -60,7 +60,7 @@ fn a_blocked_slot_keeps_its_place_and_is_found_again() {
         policy.insert(
             slot(number),
             Class::Ordinary,
-            Past::default(),
+            Past::none(),
             Place::Back,
             Evictability::Leaf,
         );
@@ -84,7 +84,7 @@ fn what_was_passed_before_a_clear_is_found_in_its_place_when_it_opens() {
             policy.insert(
                 slot(number),
                 Class::Ordinary,
-                Past::default(),
+                Past::none(),
                 Place::Back,
                 Evictability::Blocked,
             );
@@ -92,7 +92,7 @@ fn what_was_passed_before_a_clear_is_found_in_its_place_when_it_opens() {
         policy.insert(
             slot(3),
             Class::Ordinary,
-            Past::default(),
+            Past::none(),
             Place::Back,
             Evictability::Leaf,
         );
@@ -101,14 +101,14 @@ fn what_was_passed_before_a_clear_is_found_in_its_place_when_it_opens() {
         policy.insert(
             slot(4),
             Class::Ordinary,
-            Past::default(),
+            Past::none(),
             Place::Back,
             Evictability::Blocked,
         );
         policy.insert(
             slot(5),
             Class::Ordinary,
-            Past::default(),
+            Past::none(),
             Place::Back,
             Evictability::Leaf,
         );
@@ -132,7 +132,7 @@ fn what_stands_where_the_cursor_was_can_leave() {
         policy.insert(
             slot(number),
             Class::Ordinary,
-            Past::default(),
+            Past::none(),
             Place::Back,
             Evictability::Blocked,
         );
@@ -142,7 +142,7 @@ fn what_stands_where_the_cursor_was_can_leave() {
     policy.insert(
         slot(3),
         Class::Ordinary,
-        Past::default(),
+        Past::none(),
         Place::Back,
         Evictability::Leaf,
     );
@@ -156,7 +156,7 @@ fn what_was_seen_is_passed_over_wherever_something_new_stands() {
         policy.insert(
             slot(number),
             Class::Ordinary,
-            Past::default(),
+            Past::none(),
             Place::Back,
             Evictability::Leaf,
         );
@@ -175,7 +175,7 @@ fn what_was_seen_is_passed_over_wherever_something_new_stands() {
     policy.insert(
         slot(4),
         Class::Ended,
-        Past::default(),
+        Past::none(),
         Place::Back,
         Evictability::Leaf,
     );
@@ -203,14 +203,14 @@ fn cleared_goes_before_everything_new() {
     policy.insert(
         slot(0),
         Class::Retained,
-        Past::default(),
+        Past::none(),
         Place::Back,
         Evictability::Leaf,
     );
     policy.insert(
         slot(1),
         Class::Ended,
-        Past::default(),
+        Past::none(),
         Place::Back,
         Evictability::Leaf,
     );
@@ -218,7 +218,7 @@ fn cleared_goes_before_everything_new() {
     policy.insert(
         slot(2),
         Class::Ended,
-        Past::default(),
+        Past::none(),
         Place::Back,
         Evictability::Leaf,
     );
