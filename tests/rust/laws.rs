@@ -8,6 +8,8 @@ mod beginning;
 mod chains;
 #[path = "laws/clearing.rs"]
 mod clearing;
+#[path = "laws/copies.rs"]
+mod copies;
 #[path = "laws/digest.rs"]
 mod digest;
 #[path = "laws/down.rs"]

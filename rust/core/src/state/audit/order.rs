@@ -56,7 +56,8 @@ impl State {
                         Hold::Idle { class } => class,
                         _ => Class::Cleared,
                     };
-                    if behind || own > class {
+                    // A copy of what the device has may wait for what the host alone has.
+                    if behind || (own > class && class != Class::Copied) {
                         let detail = format!("it stands behind its parent in slot {above}");
                         return Err(self.violation("INV-20", tier, slot, detail));
                     }
