@@ -1,53 +1,145 @@
-//! Ghosts: the keys of blocks that were dropped from every tier and how often they had been used, in 4
-//! bytes each, so that a block which is computed again is known to have been wanted before.
+//! Ghosts: the keys of blocks that were dropped from every tier and how often they had been used, so that
+//! a block which is computed again is known to have been wanted before.
 //!
-//! A fixed array of buckets of one cache line each; within a bucket the oldest is forgotten first.
-//! Nothing is ever rehashed. Two keys of a bucket with the same 28 bits pass for one, which is one in
-//! some 17 million that are asked for: a block is then copied down for nothing, or kept for longer than it
-//! is worth, and never served for another.
+//! A fixed array of buckets; within a bucket the oldest is forgotten first. Nothing is ever rehashed.
+//! Of a key there are so many bits that two of a bucket pass for one now and then: a block is then copied
+//! down for nothing, or kept for longer than it is worth, and never served for another.
 
 use crate::error::Result;
 use crate::id::Key;
 use crate::index::mix;
 use crate::memory;
+use std::fmt::Debug;
+use std::hash::Hash;
 
 const WAYS: usize = 16;
 /// Bits below those of the key: how often it was used.
 const USES: u32 = 4;
 
-/// The youngest first; 0 is an empty place.
-type Bucket = [u32; WAYS];
+/// A place for a ghost; its default is an empty one.
+trait Way: Copy + Default + Debug + Hash {
+    /// The key's bits, never all 0, and the uses.
+    fn of(mixed: u64, uses: u8) -> Self;
+    fn bits(self) -> u32;
+
+    fn is(self, other: Self) -> bool {
+        self.bits() >> USES == other.bits() >> USES
+    }
+
+    fn uses(self) -> u8 {
+        (self.bits() & ((1 << USES) - 1)) as u8
+    }
+}
+
+fn bits(mixed: u64, width: u32, uses: u8) -> u32 {
+    let own = (mixed as u32 & (((1_u64 << width) - 1) as u32)) >> USES;
+    own.max(1) << USES | u32::from(uses) & ((1 << USES) - 1)
+}
+
+impl Way for u32 {
+    fn of(mixed: u64, uses: u8) -> Self {
+        bits(mixed, Self::BITS, uses)
+    }
+    fn bits(self) -> u32 {
+        self
+    }
+}
+
+impl Way for u16 {
+    fn of(mixed: u64, uses: u8) -> Self {
+        bits(mixed, Self::BITS, uses) as Self
+    }
+    fn bits(self) -> u32 {
+        self.into()
+    }
+}
+
+/// In each the youngest comes first.
+#[derive(Hash, Debug)]
+struct Buckets<W>(Vec<[W; WAYS]>);
+
+impl<W: Way> Buckets<W> {
+    fn new(keys: u32) -> Result<Self> {
+        let buckets = count(keys);
+        memory::filled(buckets, [W::default(); WAYS], "the ghosts").map(Self)
+    }
+
+    /// Where the bucket of a key is: by its high bits, the low ones tell it from others there.
+    fn at(&self, mixed: u64) -> usize {
+        ((mixed >> 32) * self.0.len() as u64 >> 32) as usize
+    }
+
+    fn uses(&self, mixed: u64) -> Option<u8> {
+        let ghost = W::of(mixed, 0);
+        let bucket = &self.0[self.at(mixed)];
+        bucket
+            .iter()
+            .find(|known| known.is(ghost))
+            .map(|known| known.uses())
+    }
+
+    fn remember(&mut self, mixed: u64, uses: u8) {
+        let (at, ghost) = (self.at(mixed), W::of(mixed, uses));
+        let bucket = &mut self.0[at];
+        let place = bucket.iter().position(|known| known.is(ghost));
+        bucket[..=place.unwrap_or(WAYS - 1)].rotate_right(1);
+        bucket[0] = ghost;
+    }
+
+    fn take(&mut self, mixed: u64) -> Option<u8> {
+        let (at, ghost) = (self.at(mixed), W::of(mixed, 0));
+        let bucket = &mut self.0[at];
+        let place = bucket.iter().position(|known| known.is(ghost))?;
+        let uses = bucket[place].uses();
+        bucket[place..].rotate_left(1);
+        bucket[WAYS - 1] = W::default();
+        Some(uses)
+    }
+}
+
+/// How many buckets have room for `keys` keys.
+fn count(keys: u32) -> usize {
+    (keys as usize).div_ceil(WAYS).max(1)
+}
+
+/// With 28 bits of each key, of which one in 17 million passes for another; or with 12, of which one in
+/// 256 does.
+#[derive(Hash, Debug)]
+pub(crate) struct Ghosts(Table);
 
 #[derive(Hash, Debug)]
-pub(crate) struct Ghosts {
-    buckets: Vec<Bucket>,
-    shift: u32,
+enum Table {
+    Sure(Buckets<u32>),
+    Small(Buckets<u16>),
+}
+
+macro_rules! each {
+    ($self:ident, $buckets:ident => $call:expr) => {
+        match $self {
+            Ghosts(Table::Sure($buckets)) => $call,
+            Ghosts(Table::Small($buckets)) => $call,
+        }
+    };
 }
 
 impl Ghosts {
-    /// Room for `keys` keys or more: a power of two.
-    pub(crate) fn new(keys: u32) -> Result<Self> {
-        let buckets = Self::buckets(keys);
-        Ok(Self {
-            buckets: memory::filled(buckets, [0; WAYS], "the ghosts")?,
-            shift: 64 - buckets.trailing_zeros(),
-        })
-    }
-
-    fn buckets(keys: u32) -> usize {
-        (keys as usize).div_ceil(WAYS).next_power_of_two().max(2)
+    /// Room for `keys` keys or a few more. `sure`: a write depends on each.
+    pub(crate) fn new(keys: u32, sure: bool) -> Result<Self> {
+        Ok(Self(if sure {
+            Table::Sure(Buckets::new(keys)?)
+        } else {
+            Table::Small(Buckets::new(keys)?)
+        }))
     }
 
     /// Bytes that room for `keys` keys takes.
-    pub(crate) fn bytes(keys: u32) -> usize {
-        Self::buckets(keys) * size_of::<Bucket>()
-    }
-
-    /// The bucket of a key, and its ghost without its uses.
-    fn place(&self, key: &Key) -> (usize, u32) {
-        let mixed = mix(key);
-        let own = (mixed as u32 >> USES).max(1);
-        ((mixed >> self.shift) as usize, own << USES)
+    pub(crate) fn bytes(keys: u32, sure: bool) -> usize {
+        let way = if sure {
+            size_of::<u32>()
+        } else {
+            size_of::<u16>()
+        };
+        count(keys) * WAYS * way
     }
 
     pub(crate) fn knows(&self, key: &Key) -> bool {
@@ -56,38 +148,18 @@ impl Ghosts {
 
     /// How often a block that was dropped had been used, if that is known.
     pub(crate) fn uses(&self, key: &Key) -> Option<u8> {
-        let (at, ghost) = self.place(key);
-        let known = self.buckets[at].iter().find(|&&known| is(known, ghost))?;
-        Some(uses_of(*known))
+        each!(self, buckets => buckets.uses(mix(key)))
     }
 
     /// The youngest of its bucket from now on; the oldest is forgotten if the bucket was full.
     pub(crate) fn remember(&mut self, key: &Key, uses: u8) {
-        let (at, ghost) = self.place(key);
-        let bucket = &mut self.buckets[at];
-        let place = bucket.iter().position(|&known| is(known, ghost));
-        bucket[..=place.unwrap_or(WAYS - 1)].rotate_right(1);
-        bucket[0] = ghost | u32::from(uses) & ((1 << USES) - 1);
+        each!(self, buckets => buckets.remember(mix(key), uses));
     }
 
     /// Gives a ghost's place up, for its block is back; how often it had been used, if there was one.
     pub(crate) fn take(&mut self, key: &Key) -> Option<u8> {
-        let (at, ghost) = self.place(key);
-        let bucket = &mut self.buckets[at];
-        let place = bucket.iter().position(|&known| is(known, ghost))?;
-        let uses = uses_of(bucket[place]);
-        bucket[place..].rotate_left(1);
-        bucket[WAYS - 1] = 0;
-        Some(uses)
+        each!(self, buckets => buckets.take(mix(key)))
     }
-}
-
-fn is(known: u32, ghost: u32) -> bool {
-    known >> USES == ghost >> USES
-}
-
-fn uses_of(known: u32) -> u8 {
-    (known & ((1 << USES) - 1)) as u8
 }
 
 #[cfg(test)]
@@ -102,23 +174,25 @@ mod tests {
 
     #[test]
     fn a_ghost_is_known_until_it_is_taken() {
-        let mut ghosts = Ghosts::new(64).unwrap();
-        assert!(!ghosts.knows(&key(1)));
-        ghosts.remember(&key(1), 2);
-        ghosts.remember(&key(1), 3);
-        assert!(ghosts.knows(&key(1)) && !ghosts.knows(&key(2)));
-        assert_eq!(ghosts.uses(&key(1)), Some(3));
-        assert_eq!(
-            ghosts.take(&key(1)),
-            Some(3),
-            "one place, however often it was dropped"
-        );
-        assert!(!ghosts.knows(&key(1)) && ghosts.take(&key(1)).is_none());
+        for sure in [true, false] {
+            let mut ghosts = Ghosts::new(64, sure).unwrap();
+            assert!(!ghosts.knows(&key(1)));
+            ghosts.remember(&key(1), 2);
+            ghosts.remember(&key(1), 3);
+            assert!(ghosts.knows(&key(1)) && !ghosts.knows(&key(2)));
+            assert_eq!(ghosts.uses(&key(1)), Some(3));
+            assert_eq!(
+                ghosts.take(&key(1)),
+                Some(3),
+                "one place, however often it was dropped"
+            );
+            assert!(!ghosts.knows(&key(1)) && ghosts.take(&key(1)).is_none());
+        }
     }
 
     #[test]
     fn the_oldest_of_a_full_bucket_is_forgotten_first() {
-        let mut ghosts = Ghosts::new(32).unwrap();
+        let mut ghosts = Ghosts::new(32, true).unwrap();
         let bucket = |n: u32| mix(&key(n)) >> 63;
         let own: Vec<u32> = (0..100).filter(|&n| bucket(n) == 0).collect();
         for &n in &own[..WAYS] {
@@ -144,9 +218,14 @@ mod tests {
 
     #[test]
     fn most_of_as_many_keys_as_there_is_room_for_are_known() {
-        let mut ghosts = Ghosts::new(1 << 14).unwrap();
+        let mut ghosts = Ghosts::new(1 << 14, true).unwrap();
         (0..1 << 13).for_each(|n| ghosts.remember(&key(n), 1));
         let known = (0..1 << 13).filter(|&n| ghosts.knows(&key(n))).count();
         assert!(known > 8000, "{known} of 8192");
+        let mut small = Ghosts::new(1 << 14, false).unwrap();
+        (0..1 << 13).for_each(|n| small.remember(&key(n), 1));
+        let wrong = (1 << 20..(1 << 20) + (1 << 13)).filter(|&n| small.knows(&key(n)));
+        let wrong = wrong.count();
+        assert!(wrong < 64, "{wrong} of 8192 pass for another");
     }
 }

@@ -24,9 +24,9 @@ impl NextUse {
     /// How many steps there are.
     pub const STEPS: u8 = 7;
     /// The first step ends here.
-    const FIRST_MILLIS: u64 = 4_000;
+    const FIRST_MILLIS: u64 = 2_000;
 
-    /// In so many milliseconds. A step ends at 4, 16, 64, 256, 1,024 and 4,096 seconds; the last has
+    /// In so many milliseconds. A step ends at 2, 8, 32, 128, 512 and 2,048 seconds; the last has
     /// no end.
     pub fn in_millis(millis: u64) -> Self {
         let fours = (millis / Self::FIRST_MILLIS).max(1).ilog2() / 2;
@@ -110,9 +110,9 @@ mod tests {
     #[test]
     fn a_step_of_the_next_use_is_four_times_as_long_as_the_one_before() {
         let step = |seconds: u64| NextUse::in_millis(seconds * 1000).step();
-        let first: Vec<u8> = [0, 3, 4, 15, 16, 63, 64].map(step).to_vec();
+        let first: Vec<u8> = [0, 1, 2, 7, 8, 31, 32].map(step).to_vec();
         assert_eq!(first, [0, 0, 1, 1, 2, 2, 3]);
-        assert_eq!([255, 256, 1024, 4096].map(step), [3, 4, 5, 6]);
+        assert_eq!([127, 128, 512, 2048].map(step), [3, 4, 5, 6]);
         assert_eq!(NextUse::in_millis(u64::MAX).step(), NextUse::STEPS - 1);
     }
 

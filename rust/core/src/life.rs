@@ -40,8 +40,10 @@ pub(crate) struct Life(u16);
 impl Life {
     /// The most uses that are told apart.
     pub(crate) const MOST_USES: u8 = 15;
+    /// How many lengths of requests are told apart.
+    pub(crate) const LENGTHS: u8 = 5;
     /// Lengths of requests, in tokens, at which the next class of lengths begins.
-    const LENGTHS: [u64; 4] = [512, 4 << 10, 16 << 10, 48 << 10];
+    const BOUNDS: [u64; 4] = [512, 4 << 10, 16 << 10, 48 << 10];
 
     const LENGTH: u32 = 4;
     const FOUND: u32 = 7;
@@ -53,6 +55,16 @@ impl Life {
         Self(u16::from((before + 1).min(Self::MOST_USES)))
     }
 
+    /// Of so many uses, the last by a request of this length, which has found it here or not, and has said
+    /// this.
+    #[cfg(test)]
+    pub(crate) fn told(uses: u8, length: u8, found: bool, hint: Hint) -> Self {
+        let mut life = Self(u16::from(uses.min(Self::MOST_USES)) | u16::from(found) << Self::FOUND);
+        let below = usize::from(length).checked_sub(1);
+        life.end(below.map_or(0, |below| Self::BOUNDS[below.min(3)]), hint);
+        life
+    }
+
     /// A request has found it here.
     pub(crate) fn find(&mut self) {
         let uses = (self.uses() + 1).min(Self::MOST_USES);
@@ -61,7 +73,7 @@ impl Life {
 
     /// A request of so many tokens has ended that used it.
     pub(crate) fn end(&mut self, tokens: u64, hint: Hint) {
-        let longer = Self::LENGTHS.iter().filter(|&&least| tokens >= least);
+        let longer = Self::BOUNDS.iter().filter(|&&least| tokens >= least);
         let said = match hint {
             Hint::None => 0,
             Hint::Ended => 1,
@@ -146,6 +158,7 @@ impl Past<'_> {
     pub(crate) fn none() -> Self {
         static NONE: Lives = Lives {
             lives: Vec::new(),
+            stamps: Vec::new(),
             worths: Vec::new(),
             learns: false,
             weighs: false,
@@ -171,6 +184,8 @@ impl Past<'_> {
 #[derive(Hash, Debug)]
 pub(crate) struct Lives {
     lives: Vec<Life>,
+    /// The tick at which a request has used each last, where the order asks how.
+    stamps: Vec<u32>,
     worths: Vec<Worth>,
     /// Whether the order asks how blocks were used, and what they are worth.
     learns: bool,
@@ -184,6 +199,7 @@ impl Lives {
     pub(crate) fn new(blocks: usize, learns: bool, weighs: bool) -> Result<Self> {
         let mut lives = Self {
             lives: Vec::new(),
+            stamps: Vec::new(),
             worths: Vec::new(),
             learns,
             weighs,
@@ -196,12 +212,15 @@ impl Lives {
 
     /// Bytes for a block.
     pub(crate) fn bytes(learns: bool, weighs: bool) -> usize {
-        usize::from(learns) * size_of::<Life>() + usize::from(weighs) * size_of::<Worth>()
+        usize::from(learns) * (size_of::<Life>() + size_of::<u32>())
+            + usize::from(weighs) * size_of::<Worth>()
     }
 
     pub(crate) fn reserve(&mut self, blocks: usize) -> Result<()> {
         let what = "what is known of the blocks' uses";
-        memory::reserve(&mut self.lives, usize::from(self.learns) * blocks, what)?;
+        let lives = usize::from(self.learns) * blocks;
+        memory::reserve(&mut self.lives, lives, what)?;
+        memory::reserve(&mut self.stamps, lives, what)?;
         memory::reserve(&mut self.worths, usize::from(self.weighs) * blocks, what)
     }
 
@@ -209,6 +228,7 @@ impl Lives {
     pub(crate) fn grow(&mut self, blocks: usize) {
         let lives = usize::from(self.learns) * blocks;
         self.lives.resize(lives, Life::default());
+        self.stamps.resize(lives, 0);
         let worths = usize::from(self.weighs) * blocks;
         self.worths.resize(worths, Worth::default());
     }
@@ -234,11 +254,26 @@ impl Lives {
         Past { lives: self, node }
     }
 
+    /// The tick at which a request has used the block last, of the clock's 32 low bits.
+    #[inline]
+    pub(crate) fn last_use(&self, node: NodeIx) -> u32 {
+        self.stamps.get(node.at()).copied().unwrap_or_default()
+    }
+
+    /// The block is in use.
+    #[inline]
+    pub(crate) fn touch(&mut self, node: NodeIx) {
+        if let Some(stamp) = self.stamps.get_mut(node.at()) {
+            *stamp = self.now as u32;
+        }
+    }
+
     /// The block is published now, and was used as often before it was dropped.
     #[inline]
     pub(crate) fn born(&mut self, node: NodeIx, before: u8) {
         if let Some(life) = self.lives.get_mut(node.at()) {
             *life = Life::born(before);
+            self.stamps[node.at()] = self.now as u32;
         }
         if let Some(worth) = self.worths.get_mut(node.at()) {
             *worth = Worth::default();
@@ -268,6 +303,7 @@ impl Lives {
         self.now += 1;
         if let Some(life) = self.lives.get_mut(node.at()) {
             life.end(tokens, hint);
+            self.stamps[node.at()] = self.now as u32;
         }
         if let Some(worth) = self.worths.get_mut(node.at()) {
             *worth = Worth::of(hints, self.now).unwrap_or(*worth);

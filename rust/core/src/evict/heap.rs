@@ -2,7 +2,7 @@
 //! in O(log n), and nothing stale is ever in it. The score is class, then priority, then last use; what
 //! has outlived its time is of the class that goes first of those that are not cleared.
 
-use super::{Evict, Evictability, Opens, Place};
+use super::{Evict, Evictability, Opens, Place, Stamps};
 use crate::error::Result;
 use crate::id::{Class, Ix, SlotIx};
 use crate::life::{Life, Past, Worth};
@@ -195,13 +195,13 @@ impl Evict for Heap {
         }
     }
 
-    fn victim(&mut self) -> Option<SlotIx> {
+    fn victim(&mut self, _stamps: Stamps<'_>) -> Option<SlotIx> {
         self.leaves.first().copied()
     }
 
     fn take(&mut self, _count: usize, _out: &mut Vec<SlotIx>) {}
 
-    fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
+    fn ahead(&self, limit: usize, _stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         // The smallest of a heap, in order, through a frontier of slots: O(k log k).
         let mut frontier = std::collections::BinaryHeap::new();
         let next = |slot: SlotIx| std::cmp::Reverse((self.scores[slot.at()], slot));
@@ -220,9 +220,9 @@ impl Evict for Heap {
         }
     }
 
-    fn unseen(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
+    fn unseen(&self, limit: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         if limit > self.settled {
-            self.ahead(limit, opens, out);
+            self.ahead(limit, stamps, opens, out);
         }
     }
 
@@ -238,7 +238,7 @@ impl Evict for Heap {
         self.settled = 0;
     }
 
-    fn precedes(&self, slot: SlotIx, other: SlotIx) -> bool {
+    fn precedes(&self, slot: SlotIx, other: SlotIx, _stamps: Stamps<'_>) -> bool {
         self.scores[slot.at()] < self.scores[other.at()]
     }
 
@@ -332,10 +332,10 @@ mod tests {
             Place::Back,
             Evictability::Leaf,
         );
-        assert_eq!(heap.victim(), Some(slot(1)));
+        assert_eq!(heap.victim(&|_| 0), Some(slot(1)));
         heap.refresh(slot(2), Evictability::Leaf);
         let mut ahead = Vec::new();
-        heap.ahead(3, &mut |_| None, &mut ahead);
+        heap.ahead(3, &|_| 0, &mut |_| None, &mut ahead);
         assert_eq!(ahead, [2, 1, 3]);
         heap.insert(
             slot(5),
@@ -345,7 +345,12 @@ mod tests {
             Evictability::Branch,
         );
         ahead.clear();
-        heap.ahead(9, &mut |at| (at == 1).then_some(slot(5)), &mut ahead);
+        heap.ahead(
+            9,
+            &|_| 0,
+            &mut |at| (at == 1).then_some(slot(5)),
+            &mut ahead,
+        );
         assert_eq!(ahead, [2, 1, 3, 5, 0], "what it opens has its own score");
         heap.remove(slot(5));
         heap.clear();
@@ -357,7 +362,7 @@ mod tests {
             Evictability::Leaf,
         );
         let order: Vec<SlotIx> = std::iter::from_fn(|| {
-            let slot = heap.victim()?;
+            let slot = heap.victim(&|_| 0)?;
             heap.remove(slot);
             Some(slot)
         })
@@ -381,7 +386,7 @@ mod tests {
             heap.remove(slot(number));
         }
         let mut last = 0;
-        while let Some(slot) = heap.victim() {
+        while let Some(slot) = heap.victim(&|_| 0) {
             assert!(slot.get() % 3 != 0 && heap.scores[slot.at()] > last);
             last = heap.scores[slot.at()];
             heap.remove(slot);

@@ -1,7 +1,10 @@
 //! Which block is evicted next. A policy sees slot numbers of one tier, and what is known of their
 //! blocks' uses. `queues.rs` has the structure that an order stands on; an order is one file.
 
+mod bonus;
 mod heap;
+mod learned;
+mod newest;
 mod order;
 mod queues;
 mod recency;
@@ -10,8 +13,10 @@ mod seen;
 use crate::error::Result;
 use crate::id::{Class, SlotIx};
 use crate::life::{Life, Past};
+use bonus::Bonus;
 use heap::Heap;
-use order::Order;
+use learned::Learned;
+use newest::Newest;
 use queues::Queues;
 use recency::Recency;
 
@@ -41,6 +46,9 @@ pub(crate) enum Place {
 /// The slot that becomes a leaf when this one leaves.
 pub(crate) type Opens<'a> = &'a mut dyn FnMut(SlotIx) -> Option<SlotIx>;
 
+/// The tick at which a request has used the block in a slot last.
+pub(crate) type Stamps<'a> = &'a dyn Fn(SlotIx) -> u32;
+
 /// A policy. The caller guarantees that a slot is inserted once until it is removed, and that a
 /// child is inserted before its parent; the policy guarantees that a victim is a leaf.
 pub(crate) trait Evict {
@@ -65,15 +73,15 @@ pub(crate) trait Evict {
     /// An idle slot may be taken, or may not be, from now on; it keeps its place.
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability);
     /// The next to go; it stays until it is removed.
-    fn victim(&mut self) -> Option<SlotIx>;
+    fn victim(&mut self, stamps: Stamps<'_>) -> Option<SlotIx>;
     /// Removes as many victims, one after the other, and adds them to `out`; none, where what goes
     /// next depends on what the last one opens: the caller asks for each then.
     fn take(&mut self, count: usize, out: &mut Vec<SlotIx>);
     /// Adds the next `limit` victims to `out`, in the order in which they would go. `opens` is
     /// told each in turn, by a policy that must know, and says which slot is a leaf without it.
-    fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<SlotIx>);
+    fn ahead(&self, limit: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>);
     /// Adds those of the next `limit` victims to `out`, in that order, that were not seen.
-    fn unseen(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<SlotIx>);
+    fn unseen(&self, limit: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>);
     /// A slot that `unseen` gave is seen: until it leaves or `unsee`, it is passed over. `false`:
     /// one before it must be looked at again first.
     fn see(&mut self, slot: SlotIx) -> bool;
@@ -82,15 +90,13 @@ pub(crate) trait Evict {
     /// A slot must be looked at again, and may be what is behind it.
     fn unsee(&mut self, slot: SlotIx);
     /// Whether a slot goes before another of its class, the first that was not seen.
-    fn precedes(&self, slot: SlotIx, other: SlotIx) -> bool;
+    fn precedes(&self, slot: SlotIx, other: SlotIx, stamps: Stamps<'_>) -> bool;
     /// Whether a slot was seen, for the audit.
     fn seen(&self, slot: SlotIx) -> bool;
     /// All that is idle now goes before all that will be, in the order it has.
     fn clear(&mut self);
     /// The tier holds so many blocks from now on, together with those above it.
-    fn resize(&mut self, _room: usize) -> Result<()> {
-        Ok(())
-    }
+    fn resize(&mut self, _room: usize) {}
     /// Makes room to grow to that many slots.
     fn reserve(&mut self, slots: usize) -> Result<()>;
     /// The tier has this many slots now, for which there is room.
@@ -138,7 +144,10 @@ impl EvictionPolicy {
 #[derive(Hash, Debug)]
 pub(crate) enum Policy {
     Recency(Queues<Recency>),
-    Heap(Heap),
+    Learned(Box<Queues<Learned>>),
+    Bonus(Box<Queues<Bonus>>),
+    Newest(Box<Queues<Newest>>),
+    Heap(Box<Heap>),
 }
 
 impl Policy {
@@ -151,19 +160,22 @@ impl Policy {
         sorted: bool,
     ) -> Result<Self> {
         Ok(match kind {
-            EvictionPolicy::Recency
-            | EvictionPolicy::Learned
-            | EvictionPolicy::Bonus
-            | EvictionPolicy::Newest => Self::Recency(Queues::new(slots, room, sorted)?),
-            EvictionPolicy::Heap => Self::Heap(Heap::new(slots)?),
+            EvictionPolicy::Recency => Self::Recency(Queues::new(slots, room, sorted)?),
+            EvictionPolicy::Learned => Self::Learned(Box::new(Queues::new(slots, room, sorted)?)),
+            EvictionPolicy::Bonus => Self::Bonus(Box::new(Queues::new(slots, room, sorted)?)),
+            EvictionPolicy::Newest => Self::Newest(Box::new(Queues::new(slots, room, sorted)?)),
+            EvictionPolicy::Heap => Self::Heap(Box::new(Heap::new(slots)?)),
         })
     }
 
     /// Bytes that a policy has of a slot.
     pub(crate) fn bytes(kind: EvictionPolicy, sorted: bool) -> usize {
         match kind {
+            EvictionPolicy::Recency => Queues::<Recency>::bytes(sorted),
+            EvictionPolicy::Learned => Queues::<Learned>::bytes(sorted),
+            EvictionPolicy::Bonus => Queues::<Bonus>::bytes(sorted),
+            EvictionPolicy::Newest => Queues::<Newest>::bytes(sorted),
             EvictionPolicy::Heap => Heap::BYTES,
-            _ => Queues::<Recency>::bytes(sorted),
         }
     }
 }
@@ -172,6 +184,9 @@ macro_rules! each {
     ($self:ident, $policy:ident => $call:expr) => {
         match $self {
             Policy::Recency($policy) => $call,
+            Policy::Learned($policy) => $call,
+            Policy::Bonus($policy) => $call,
+            Policy::Newest($policy) => $call,
             Policy::Heap($policy) => $call,
         }
     };
@@ -200,17 +215,17 @@ impl Evict for Policy {
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability) {
         each!(self, policy => policy.refresh(slot, evictability));
     }
-    fn victim(&mut self) -> Option<SlotIx> {
-        each!(self, policy => policy.victim())
+    fn victim(&mut self, stamps: Stamps<'_>) -> Option<SlotIx> {
+        each!(self, policy => policy.victim(stamps))
     }
     fn take(&mut self, count: usize, out: &mut Vec<SlotIx>) {
         each!(self, policy => policy.take(count, out));
     }
-    fn ahead(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
-        each!(self, policy => policy.ahead(limit, opens, out));
+    fn ahead(&self, limit: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
+        each!(self, policy => policy.ahead(limit, stamps, opens, out));
     }
-    fn unseen(&self, limit: usize, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
-        each!(self, policy => policy.unseen(limit, opens, out));
+    fn unseen(&self, limit: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
+        each!(self, policy => policy.unseen(limit, stamps, opens, out));
     }
     fn see(&mut self, slot: SlotIx) -> bool {
         each!(self, policy => policy.see(slot))
@@ -221,8 +236,8 @@ impl Evict for Policy {
     fn unsee(&mut self, slot: SlotIx) {
         each!(self, policy => policy.unsee(slot));
     }
-    fn precedes(&self, slot: SlotIx, other: SlotIx) -> bool {
-        each!(self, policy => policy.precedes(slot, other))
+    fn precedes(&self, slot: SlotIx, other: SlotIx, stamps: Stamps<'_>) -> bool {
+        each!(self, policy => policy.precedes(slot, other, stamps))
     }
     fn seen(&self, slot: SlotIx) -> bool {
         each!(self, policy => policy.seen(slot))
@@ -230,8 +245,8 @@ impl Evict for Policy {
     fn clear(&mut self) {
         each!(self, policy => policy.clear());
     }
-    fn resize(&mut self, room: usize) -> Result<()> {
-        each!(self, policy => policy.resize(room))
+    fn resize(&mut self, room: usize) {
+        each!(self, policy => policy.resize(room));
     }
     fn reserve(&mut self, slots: usize) -> Result<()> {
         each!(self, policy => policy.reserve(slots))

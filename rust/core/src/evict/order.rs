@@ -16,10 +16,9 @@ pub(crate) trait Order: Debug + Hash + Sized {
     /// An order for a tier that holds so many blocks together with those above it.
     fn new(room: usize) -> Result<Self>;
 
-    /// The tier, and those above it, hold so many blocks from now on.
-    fn resize(&mut self, _room: usize) -> Result<()> {
-        Ok(())
-    }
+    /// The tier, and those above it, hold so many blocks from now on. It stays as it is where there is
+    /// no memory for that.
+    fn resize(&mut self, _room: usize) {}
 
     /// A request that ends has used the block of this key, of which so much is known; once for each
     /// block of its path, the deepest first, before they become idle.
@@ -34,9 +33,4 @@ pub(crate) trait Order: Debug + Hash + Sized {
 
     /// A block of this class was evicted.
     fn evicted(&mut self, _class: u8) {}
-
-    /// Bytes of what it keeps for a tier that has so much room together with those above it.
-    fn bytes(_room: usize) -> usize {
-        0
-    }
 }

@@ -13,7 +13,7 @@
 
 use super::order::Order;
 use super::seen::Seen;
-use super::{Evict, Evictability, HEADS, Opens, Place};
+use super::{Evict, Evictability, HEADS, Opens, Place, Stamps};
 use crate::error::Result;
 use crate::id::{Class, Ix, SlotIx};
 use crate::life::{Life, Past};
@@ -55,9 +55,7 @@ pub(crate) struct Queues<O> {
     sorted: bool,
     /// Where it does not, the list of each slot.
     heads: Vec<u8>,
-    /// Where the order has several lists: the tick at which each slot became idle, and what is known
-    /// of their fronts at this tick.
-    stamps: Vec<u32>,
+    /// Where the order has several lists: what is known of their fronts at this tick.
     fronts: Vec<Option<Front>>,
     /// Which of them are to be looked at again: a bit each.
     stale: u64,
@@ -71,10 +69,9 @@ impl<O: Order> Queues<O> {
     /// Whether values decide at all.
     const VALUED: bool = O::CLASSES > 1;
 
-    /// Bytes for a slot: two links and two marks; its list, and when it became idle.
+    /// Bytes for a slot: two links and two marks, and its list.
     pub(super) fn bytes(sorted: bool) -> usize {
-        let stamp = if Self::VALUED { size_of::<u32>() } else { 0 };
-        2 * size_of::<u32>() + 2 + usize::from(Self::VALUED || !sorted) + stamp
+        2 * size_of::<u32>() + 2 + usize::from(Self::VALUED || !sorted)
     }
 
     /// Lists for a tier of so many slots, which holds `room` blocks together with those above it.
@@ -88,7 +85,6 @@ impl<O: Order> Queues<O> {
             cursors: [None; HEADS],
             sorted: sorted && !Self::VALUED,
             heads: Vec::new(),
-            stamps: Vec::new(),
             fronts: vec![None; O::CLASSES],
             stale: 0,
             now: 0,
@@ -216,13 +212,13 @@ impl<O: Order> Queues<O> {
 
     /// The leaf that goes next of the order's lists.
     #[inline(never)]
-    fn best(&mut self) -> Option<SlotIx> {
+    fn best(&mut self, stamps: Stamps<'_>) -> Option<SlotIx> {
         loop {
             while self.stale > 0 {
                 let own = self.stale.trailing_zeros() as usize;
                 self.stale &= self.stale - 1;
                 let open = self.open_from(FIRST + own);
-                self.fronts[own] = open.map(|slot| self.front(own, slot));
+                self.fronts[own] = open.map(|slot| self.front(own, slot, stamps));
             }
             let now = self.now;
             let fronts = self.fronts.iter().flatten();
@@ -234,8 +230,15 @@ impl<O: Order> Queues<O> {
         }
     }
 
-    fn front(&self, own: usize, slot: SlotIx) -> Front {
-        let stamp = self.stamps[slot.at()];
+    /// What the fronts are worth may have changed.
+    fn look_again(&mut self) {
+        if Self::VALUED {
+            self.stale = u64::MAX >> (64 - O::CLASSES);
+        }
+    }
+
+    fn front(&self, own: usize, slot: SlotIx, stamps: Stamps<'_>) -> Front {
+        let stamp = stamps(slot);
         let age = self.now.wrapping_sub(stamp);
         let value = self.order.value(own as u8, age);
         Front { slot, stamp, value }
@@ -247,10 +250,10 @@ impl<O: Order> Queues<O> {
     }
 
     /// Slots of the order's lists in the order in which they would go if no worth changed.
-    fn merged(&self) -> impl Iterator<Item = SlotIx> {
+    fn merged<'a>(&'a self, stamps: Stamps<'a>) -> impl Iterator<Item = SlotIx> + 'a {
         let front = |own: usize| {
             let slot = self.lists.front(FIRST + own)?;
-            Some(self.front(own, slot))
+            Some(self.front(own, slot, stamps))
         };
         let mut fronts: Vec<Option<Front>> = (0..O::CLASSES).map(front).collect();
         std::iter::from_fn(move || {
@@ -261,7 +264,7 @@ impl<O: Order> Queues<O> {
                 .min_by_key(of)?;
             let slot = fronts[own]?.slot;
             let next = self.lists.after(slot);
-            fronts[own] = next.map(|next| self.front(own, next));
+            fronts[own] = next.map(|next| self.front(own, next, stamps));
             Some(slot)
         })
     }
@@ -300,7 +303,6 @@ impl<O: Order> Evict for Queues<O> {
             self.heads[slot.at()] = head as u8;
         }
         if Self::VALUED {
-            self.stamps[slot.at()] = self.now;
             if let Some(own) = Self::own(head)
                 && self.fronts[own].is_none()
             {
@@ -357,18 +359,18 @@ impl<O: Order> Evict for Queues<O> {
         if Self::VALUED {
             self.now = now as u32;
             self.order.used(key, life, self.now);
-            self.stale = u64::MAX >> (64 - O::CLASSES);
+            self.look_again();
         }
     }
 
     #[inline]
-    fn victim(&mut self) -> Option<SlotIx> {
+    fn victim(&mut self, stamps: Stamps<'_>) -> Option<SlotIx> {
         if !Self::VALUED {
             return (0..Self::WAITING).find_map(|head| self.leaf_from(head));
         }
         (0..FIRST)
             .find_map(|head| self.leaf_from(head))
-            .or_else(|| self.best())
+            .or_else(|| self.best(stamps))
             .or_else(|| (FIRST + O::CLASSES..Self::WAITING).find_map(|head| self.leaf_from(head)))
     }
 
@@ -387,12 +389,12 @@ impl<O: Order> Evict for Queues<O> {
         }
     }
 
-    fn ahead(&self, limit: usize, _opens: Opens<'_>, out: &mut Vec<SlotIx>) {
+    fn ahead(&self, limit: usize, stamps: Stamps<'_>, _opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         let (before, behind) = Self::around();
         let list = |head| self.from(self.lists.front(head));
         let waiting = list(Self::WAITING);
         let merged = Some(()).filter(|()| Self::VALUED);
-        let merged = merged.into_iter().flat_map(|()| self.merged());
+        let merged = merged.into_iter().flat_map(|()| self.merged(stamps));
         let all = waiting
             .chain(before.flat_map(list))
             .chain(merged)
@@ -400,12 +402,12 @@ impl<O: Order> Evict for Queues<O> {
         out.extend(all.take(limit));
     }
 
-    fn unseen(&self, limit: usize, _opens: Opens<'_>, out: &mut Vec<SlotIx>) {
+    fn unseen(&self, limit: usize, stamps: Stamps<'_>, _opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         // A shadow needs no copy, and comes last.
         let shadows = Self::WAITING - 1;
         if Self::VALUED {
             let mut left = self.unseen_of(0..FIRST, limit, out);
-            for slot in self.merged().take(left) {
+            for slot in self.merged(stamps).take(left) {
                 left -= 1;
                 if !self.seen.holds(slot) {
                     out.push(slot);
@@ -434,14 +436,17 @@ impl<O: Order> Evict for Queues<O> {
         self.seen.unsee(&self.lists, slot);
     }
 
-    fn precedes(&self, slot: SlotIx, other: SlotIx) -> bool {
+    fn precedes(&self, slot: SlotIx, other: SlotIx, stamps: Stamps<'_>) -> bool {
         if !Self::VALUED || self.heads[slot.at()] == self.heads[other.at()] {
             return self.seen.holds(slot);
         }
         let key = |slot: SlotIx| {
             let waits = self.marks[slot.at()] == WAITS;
             let own = Self::own(usize::from(self.heads[slot.at()]));
-            (waits, own.map(|own| self.front(own, slot).key(self.now)))
+            (
+                waits,
+                own.map(|own| self.front(own, slot, stamps).key(self.now)),
+            )
         };
         key(slot) < key(other)
     }
@@ -469,8 +474,6 @@ impl<O: Order> Evict for Queues<O> {
         memory::reserve(&mut self.marks, slots, MARKS)?;
         let loose = if self.sorted { 0 } else { slots };
         memory::reserve(&mut self.heads, loose, MARKS)?;
-        let valued = if Self::VALUED { slots } else { 0 };
-        memory::reserve(&mut self.stamps, valued, MARKS)?;
         self.seen.reserve(slots)
     }
 
@@ -478,12 +481,12 @@ impl<O: Order> Evict for Queues<O> {
         self.lists.grow(slots);
         self.marks.resize(slots, OPEN);
         self.heads.resize(if self.sorted { 0 } else { slots }, 0);
-        self.stamps.resize(if Self::VALUED { slots } else { 0 }, 0);
         self.seen.grow(slots);
     }
 
-    fn resize(&mut self, room: usize) -> Result<()> {
-        self.order.resize(room)
+    fn resize(&mut self, room: usize) {
+        self.order.resize(room);
+        self.look_again();
     }
 
     fn holds(&self, slot: SlotIx) -> bool {
@@ -506,7 +509,7 @@ impl<O: Order> Evict for Queues<O> {
 
     fn ranks(&self, slots: usize) -> Option<Vec<u32>> {
         let mut order = Vec::new();
-        self.ahead(usize::MAX, &mut |_| None, &mut order);
+        self.ahead(usize::MAX, &|_| 0, &mut |_| None, &mut order);
         let mut ranks = vec![u32::MAX; slots];
         for (rank, slot) in order.into_iter().enumerate() {
             ranks[slot.at()] = rank as u32;

@@ -82,8 +82,8 @@ impl State {
         ahead.clear();
         let mut gone = BTreeMap::new();
         let mut opens = |slot: SlotIx| self.opened_by(tier, slot, &mut gone);
-        let order = &self.tiers[tier].order;
-        order.unseen(blocks as usize, &mut opens, &mut ahead);
+        let tier_state = &self.tiers[tier];
+        tier_state.unseen(blocks as usize, &self.lives, &mut opens, &mut ahead);
         ahead
     }
 
@@ -134,7 +134,7 @@ impl State {
     fn goes_before(&self, tier: Tier, slot: SlotIx, other: SlotIx) -> bool {
         match (self.hold(tier, slot), self.hold(tier, other)) {
             (Hold::Idle { class: own }, Hold::Idle { class }) if own == class => {
-                !self.tiers[tier].order.precedes(other, slot)
+                !self.tiers[tier].precedes(other, slot, &self.lives)
             }
             (Hold::Idle { class: own }, Hold::Idle { class }) => own < class,
             _ => true,

@@ -293,7 +293,10 @@ mod tests {
                 .for_each(|slot| device(s).pool.push_free(slot));
         }),
         ("the order", |s| {
-            let (slot, class) = (device(s).order.victim().expect("idle"), Class::Ordinary);
+            let (slot, class) = (
+                device(s).order.victim(&|_| 0).expect("idle"),
+                Class::Ordinary,
+            );
             let evictability = s.evictability_of(Tier::DEVICE, slot);
             let past = s.lives.of(NodeIx::new(0));
             let order = &mut s.tiers[Tier::DEVICE].order;

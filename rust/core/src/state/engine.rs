@@ -275,6 +275,7 @@ impl State {
                 path.extend(found.filter_map(|(key, &tag)| self.trie.seek(key, tag).ok()));
             }
             for &node in path.iter().rev() {
+                self.lives.touch(node);
                 for tier in self.tiers.below(Tier::DEVICE) {
                     if let Some(slot) = self.trie.slot(node, tier)
                         && matches!(self.hold(tier, slot), Hold::Idle { .. })

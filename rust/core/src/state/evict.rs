@@ -82,7 +82,7 @@ impl State {
         }
         self.warm_room(tier, need);
         while self.tiers[tier].ledger.free() < need {
-            let Some(slot) = self.tiers[tier].order.victim() else {
+            let Some(slot) = self.tiers[tier].victim(&self.lives) else {
                 debug_assert!(false, "promised room for {need} is not there");
                 return false;
             };
@@ -127,8 +127,8 @@ impl State {
         if deficit > FEW {
             let mut slots = std::mem::take(&mut self.ahead);
             slots.clear();
-            let order = &self.tiers[tier].order;
-            order.ahead(deficit as usize, &mut |_| None, &mut slots);
+            let tier_state = &self.tiers[tier];
+            tier_state.ahead(deficit as usize, &self.lives, &mut |_| None, &mut slots);
             self.nodes = self.warm_blocks(tier, &slots);
             self.ahead = slots;
         }

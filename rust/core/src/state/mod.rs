@@ -94,8 +94,8 @@ pub struct Config {
     pub write: WritePolicy,
     /// The same of each tier below the device; where none is given, the next victims.
     pub writes_below: Vec<WritePolicy>,
-    /// Keys of dropped blocks to remember, for [`WritePolicy::SecondTouch`] and the orders that ask how
-    /// often a block was used; `None`: four per slot for the one, one for the others.
+    /// Keys of dropped blocks to remember, for [`WritePolicy::SecondTouch`] and the learned order; `None`: four per slot for the one, of 4 bytes
+    /// each, and 1.75 of 2 bytes for the other.
     pub ghosts: Option<u32>,
     /// Gates the loads of begins; `None`: every load is taken.
     pub speeds: Option<Speeds>,
@@ -174,7 +174,9 @@ impl Config {
     /// of which is made at once. What leases and flights take later is not in it.
     pub fn fits(&self, there: Option<u64>) -> Result<()> {
         check(self)?;
-        let ghosts = self.ghost_keys().map_or(0, Ghosts::bytes) as u64;
+        let ghosts = self
+            .ghost_keys()
+            .map_or(0, |keys| Ghosts::bytes(keys, self.counts_uses())) as u64;
         let bytes = self.bytes(&self.sizes()) + ghosts;
         memory::ask(bytes, there, "the bookkeeping of so many slots")
     }
@@ -217,11 +219,16 @@ impl Config {
     /// How many keys are remembered, if any are.
     fn ghost_keys(&self) -> Option<u32> {
         let all = self.sizes().iter().sum::<usize>();
-        // The learned order asks how often a block was used before; the others whether it was.
-        let each = if self.counts_uses() { 4 } else { 1 };
-        let keys = self.ghosts.map_or(each * all, |ghosts| ghosts as usize);
+        // The learned order loses a point of hits on short traces with one per slot, and gains none with
+        // four.
+        let own = if self.counts_uses() {
+            4 * all
+        } else {
+            all + all / 4 * 3
+        };
+        let keys = self.ghosts.map_or(own, |ghosts| ghosts as usize);
         let keys = keys.min(MOST_GHOSTS as usize) as u32;
-        ((self.counts_uses() || self.policy.learns()) && keys > 0).then_some(keys)
+        ((self.counts_uses() || self.policy == EvictionPolicy::Learned) && keys > 0).then_some(keys)
     }
 }
 
@@ -241,7 +248,7 @@ impl Descent {
 /// Slots that a tier may have: block tables are int32, and list heads need a few numbers.
 const MOST_SLOTS: u32 = i32::MAX as u32 - 16;
 
-/// Ghosts that a yard may have: 4 bytes each.
+/// Ghosts that a yard may have: 4 bytes each, or 2.
 const MOST_GHOSTS: u32 = 1 << 30;
 
 /// What a begin, a fork or a resume gives.
@@ -345,7 +352,10 @@ impl State {
             flights: Arena::new(),
             held: Vec::new(),
             counters: Counters::default(),
-            ghosts: config.ghost_keys().map(Ghosts::new).transpose()?,
+            ghosts: config
+                .ghost_keys()
+                .map(|keys| Ghosts::new(keys, config.counts_uses()))
+                .transpose()?,
             in_flight: [[0; MAX_TIERS]; MAX_TIERS],
             path: Vec::new(),
             runs: Runs::default(),

@@ -2,7 +2,6 @@
 //! a slot to fill there, a free one or a victim's. Demote, promote and parked sequences share it.
 
 use super::State;
-use crate::evict::Evict;
 use crate::flight::{Move, Purpose};
 use crate::id::{FlightIx, NodeIx, SlotIx, Tier};
 use crate::plan::Plan;
@@ -50,7 +49,7 @@ impl State {
 
     /// The next victim of a tier, if it may go.
     fn victim(&mut self, tier: Tier, may_go: &impl Fn(&Self, NodeIx) -> bool) -> Option<SlotIx> {
-        let victim = self.tiers[tier].order.victim()?;
+        let victim = self.tiers[tier].victim(&self.lives)?;
         let node = self.node_in(tier, victim);
         node.is_none_or(|node| may_go(self, node)).then_some(victim)
     }
@@ -99,7 +98,7 @@ impl State {
         let parent = |state: &Self| state.trie.slot(state.trie.parent(node)?, tier);
         while parent(self).is_some()
             && self.tiers[tier].ledger.available() < i64::from(self.shaded_by(node, tier))
-            && let Some(victim) = self.tiers[tier].order.victim()
+            && let Some(victim) = self.tiers[tier].victim(&self.lives)
         {
             self.evict_with_parents(tier, victim);
         }

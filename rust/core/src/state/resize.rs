@@ -55,10 +55,12 @@ impl State {
             if headroom > 0 {
                 self.set_headroom(u64::from(headroom));
             }
-            answer
+            answer?;
         } else {
-            self.widen(tier, slots, there)
+            self.widen(tier, slots, there)?;
         }
+        self.resize_orders(tier);
+        Ok(())
     }
 
     /// Makes room for a tier of that many slots; if that fails, nothing is changed.
@@ -77,6 +79,16 @@ impl State {
         let blocks = self.config.resting(&tiers).iter().sum();
         self.lives.reserve(blocks)?;
         self.trie.reserve(&self.config.resting(&tiers))
+    }
+
+    /// The orders of the tier and those below it learn about the new size from now on.
+    fn resize_orders(&mut self, tier: Tier) {
+        let own = |tier_state: &TierState| tier_state.pool.limit() as usize;
+        let tiers: Vec<usize> = self.tiers.iter().map(own).collect();
+        for below in std::iter::once(tier).chain(self.tiers.below(tier)) {
+            let room = self.config.room_of(below, &tiers);
+            self.tiers[below].order.resize(room);
+        }
     }
 
     fn widen(&mut self, tier: Tier, slots: u32, there: Option<u64>) -> Result<()> {

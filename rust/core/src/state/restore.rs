@@ -84,8 +84,8 @@ impl State {
         let mut gone = BTreeMap::new();
         let mut opens = |slot: SlotIx| self.opened_by(tier, slot, &mut gone);
         let mut slots = Vec::new();
-        let order = &self.tiers[tier].order;
-        order.ahead(usize::MAX, &mut opens, &mut slots);
+        let tier_state = &self.tiers[tier];
+        tier_state.ahead(usize::MAX, &self.lives, &mut opens, &mut slots);
         Ok(slots.into_iter().map(|slot| slot.at() as u32).collect())
     }
 

@@ -1,10 +1,10 @@
 //! One tier: its slots, which goes next, and the accounts of both, moved together. What a slot holds
 //! is known here by number; blocks and their parents are the trie's.
 
-use crate::evict::{Evict, Evictability, Place, Policy};
+use crate::evict::{Evict, Evictability, Opens, Place, Policy};
 use crate::id::{Class, FlightIx, Id, Link, NodeIx, Set, SlotIx, Tier};
 use crate::ledger::Ledger;
-use crate::life::Past;
+use crate::life::{Lives, Past};
 use crate::pool::{Cell, Hold, Pool};
 use crate::trie::Residency;
 use std::collections::{BTreeMap, VecDeque};
@@ -102,6 +102,12 @@ pub(super) fn evictability(residency: Residency, cell: &Cell) -> Evictability {
     }
 }
 
+/// The tick at which a request has used the block in this slot last.
+fn last_use(pool: &Pool, lives: &Lives, slot: SlotIx) -> u32 {
+    let node = pool.cell(slot).node;
+    node.map_or(0, |node| lives.last_use(node.at()))
+}
+
 /// Whether a slot alone makes its block busy: it is read or, below the device, filling or pinned.
 #[inline]
 pub(super) fn is_busy(tier: Tier, cell: &Cell) -> bool {
@@ -175,6 +181,43 @@ impl TierState {
             self.ledger.gain_takeable();
         }
         self.order.insert(slot, class, past, place, evictability);
+    }
+
+    /// The block that goes next.
+    #[inline]
+    pub(super) fn victim(&mut self, lives: &Lives) -> Option<SlotIx> {
+        let pool = &self.pool;
+        self.order.victim(&|slot| last_use(pool, lives, slot))
+    }
+
+    /// The blocks that go next, in order.
+    pub(super) fn ahead(
+        &self,
+        limit: usize,
+        lives: &Lives,
+        opens: Opens<'_>,
+        out: &mut Vec<SlotIx>,
+    ) {
+        let stamps = |slot| last_use(&self.pool, lives, slot);
+        self.order.ahead(limit, &stamps, opens, out);
+    }
+
+    /// Of those the ones that no copy ahead has looked at.
+    pub(super) fn unseen(
+        &self,
+        limit: usize,
+        lives: &Lives,
+        opens: Opens<'_>,
+        out: &mut Vec<SlotIx>,
+    ) {
+        let stamps = |slot| last_use(&self.pool, lives, slot);
+        self.order.unseen(limit, &stamps, opens, out);
+    }
+
+    /// Whether a slot goes before another of its class, the first that was not looked at.
+    pub(super) fn precedes(&self, slot: SlotIx, other: SlotIx, lives: &Lives) -> bool {
+        let stamps = |slot| last_use(&self.pool, lives, slot);
+        self.order.precedes(slot, other, &stamps)
     }
 
     /// Evicts an idle leaf: its slot is free, or retires beyond the size. Returns its block.

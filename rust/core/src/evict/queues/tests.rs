@@ -13,7 +13,7 @@ fn recency() -> Queues<Recency> {
 
 fn drain(policy: &mut Queues<Recency>) -> Vec<SlotIx> {
     let mut order = Vec::new();
-    while let Some(slot) = policy.victim() {
+    while let Some(slot) = policy.victim(&|_| 0) {
         policy.remove(slot);
         order.push(slot);
     }
@@ -67,11 +67,11 @@ fn a_blocked_slot_keeps_its_place_and_is_found_again() {
     }
     policy.refresh(slot(0), Evictability::Blocked);
     policy.refresh(slot(1), Evictability::Blocked);
-    assert_eq!(policy.victim(), Some(slot(2)));
+    assert_eq!(policy.victim(&|_| 0), Some(slot(2)));
     policy.remove(slot(2));
-    assert_eq!(policy.victim(), Some(slot(3)));
+    assert_eq!(policy.victim(&|_| 0), Some(slot(3)));
     policy.refresh(slot(1), Evictability::Leaf);
-    assert_eq!(policy.victim(), Some(slot(1)), "back at its place");
+    assert_eq!(policy.victim(&|_| 0), Some(slot(1)), "back at its place");
     policy.refresh(slot(0), Evictability::Leaf);
     assert_eq!(drain(&mut policy), [0, 1, 3, 4]);
 }
@@ -96,7 +96,7 @@ fn what_was_passed_before_a_clear_is_found_in_its_place_when_it_opens() {
             Place::Back,
             Evictability::Leaf,
         );
-        assert_eq!(policy.victim(), Some(slot(3)));
+        assert_eq!(policy.victim(&|_| 0), Some(slot(3)));
         policy.clear();
         policy.insert(
             slot(4),
@@ -113,10 +113,10 @@ fn what_was_passed_before_a_clear_is_found_in_its_place_when_it_opens() {
             Evictability::Leaf,
         );
         if passed_again {
-            assert_eq!(policy.victim(), Some(slot(3)));
+            assert_eq!(policy.victim(&|_| 0), Some(slot(3)));
         }
         policy.refresh(slot(1), Evictability::Leaf);
-        assert_eq!(policy.victim(), Some(slot(1)));
+        assert_eq!(policy.victim(&|_| 0), Some(slot(1)));
         policy.refresh(slot(0), Evictability::Leaf);
         assert_eq!(drain(&mut policy), [0, 1, 3, 5]);
         policy.refresh(slot(2), Evictability::Leaf);
@@ -137,7 +137,7 @@ fn what_stands_where_the_cursor_was_can_leave() {
             Evictability::Blocked,
         );
     }
-    assert_eq!(policy.victim(), None);
+    assert_eq!(policy.victim(&|_| 0), None);
     policy.remove(slot(2));
     policy.insert(
         slot(3),
@@ -146,7 +146,7 @@ fn what_stands_where_the_cursor_was_can_leave() {
         Place::Back,
         Evictability::Leaf,
     );
-    assert_eq!(policy.victim(), Some(slot(3)));
+    assert_eq!(policy.victim(&|_| 0), Some(slot(3)));
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn what_was_seen_is_passed_over_wherever_something_new_stands() {
     }
     let unseen = |policy: &Queues<Recency>, limit| {
         let mut out = Vec::new();
-        policy.unseen(limit, &mut |_| None, &mut out);
+        policy.unseen(limit, &|_| 0, &mut |_| None, &mut out);
         out
     };
     assert_eq!(unseen(&policy, 3), [0, 1, 2]);
@@ -186,7 +186,9 @@ fn what_was_seen_is_passed_over_wherever_something_new_stands() {
         (unseen(&policy, 3), unseen(&policy, 4)),
         (vec![], vec![slot(3)])
     );
-    assert!(policy.precedes(slot(1), slot(3)) && !policy.precedes(slot(3), slot(3)));
+    assert!(
+        policy.precedes(slot(1), slot(3), &|_| 0) && !policy.precedes(slot(3), slot(3), &|_| 0)
+    );
     policy.unsee(slot(1));
     assert_eq!(unseen(&policy, 9), [1, 3]);
     policy.remove(slot(0));
