@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blockyard as by
+from blockyard.tools.replay.adversaries import flood
+from blockyard.tools.replay.hints import Hints
 from blockyard.tools.replay.sequential import sequential
 from blockyard.tools.replay.spec import Policy, WritePolicy
 from blockyard.tools.replay.trace import Trace, read
@@ -255,6 +257,49 @@ def test_three_tiers_find_what_three_lists_find(
     assert result.audit == "ok"
 
 
+@given(PATHS, st.integers(6, 12))
+@profile(60)
+def test_an_engine_finds_on_its_device_what_a_list_finds_and_all_else_below(
+    paths: list[list[int]], device: int
+) -> None:
+    trace = tree(paths)
+    endless = sequential(trace, device_blocks=1_000).hits.sum()
+    for below in ({"host_blocks": 1_000}, {"third_blocks": 1_000}):
+        result = sequential(trace, device_blocks=device, owner="engine", **below)
+        assert result.hits[:, 0].sum() == lru(paths, device)
+        assert result.hits.sum() == endless
+        assert result.audit == "ok"
+    small = sequential(
+        trace, device_blocks=device, host_blocks=5, third_blocks=1_000, owner="engine"
+    )
+    assert small.hits[:, 0].sum() == lru(paths, device)
+    assert small.audit == "ok"
+
+
+@pytest.mark.parametrize("policy", ["recency", "learned", "bonus", "newest", "heap"])
+def test_below_an_engine_the_host_adds_hits_under_every_order(policy: Policy) -> None:
+    trace = generate(3, requests=300)
+    result = sequential(
+        trace, device_blocks=1_500, host_blocks=6_000, policy=policy, owner="engine"
+    )
+    alone = sequential(trace, device_blocks=1_500)
+    assert result.hits[:, 0].tolist() == alone.hits[:, 0].tolist()
+    assert result.hits[:, 1].sum() == result.blocks_up > 0
+    assert result.blocks_down > 0
+    assert (result.owner, result.audit) == ("engine", "ok")
+
+
+def test_hints_reach_the_cache() -> None:
+    trace = flood(1, requests=1_000)
+    plain, told, again, lied = (
+        sequential(trace, device_blocks=2_500, hints=hints, seed=4)
+        for hints in (None, Hints(end=1), Hints(end=1), Hints(lies=True))
+    )
+    assert told.hit_ratio > plain.hit_ratio + 0.02
+    assert told.hits.tolist() == again.hits.tolist()
+    assert told.audit == lied.audit == "ok"
+
+
 def test_a_prompt_larger_than_the_device_keeps_what_fits() -> None:
     trace = made([(40, range(10)), (40, range(10))], 4)
     for policy in ("recency", "heap", "optimum"):
@@ -295,7 +340,14 @@ def test_progress_is_told_and_an_interrupt_leaves_what_is_known() -> None:
     [
         ({"device_blocks": 0}, "device_blocks = 0: must be an integer >= 1"),
         ({"host_blocks": -1}, "host_blocks = -1: must be an integer >= 0"),
-        ({"policy": "lru"}, "policy = 'lru': must be one of 'recency', 'heap', 'optimum'"),
+        (
+            {"policy": "lru"},
+            "policy = 'lru': must be one of 'recency', 'learned', 'bonus', 'newest'",
+        ),
+        ({"host_copies": "never"}, "host_copies = 'never': must be one of 'first', 'last', None"),
+        ({"owner": "me"}, "owner = 'me': must be one of 'cache', 'engine'"),
+        ({"owner": "engine"}, "host_blocks = 0: an engine that owns its device needs a host"),
+        ({"policy": "optimum", "hints": Hints(end=1)}, "no hints, no engine"),
         (
             {"write": "never"},
             "write = 'never': must be one of 'on-evict', 'through', 'second-touch'",

@@ -4,20 +4,22 @@ Only full blocks of prompts count, and answers leave none. A request ends before
 begins, and its own path is pinned meanwhile. A hit is the longest prefix in the cache.
 """
 
-import heapq
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Literal, Protocol, get_args
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Misuse, Plan
+from blockyard._core import Misuse
 from blockyard.shared.validate import one_of
-from blockyard.tools.replay.spec import Policy, WritePolicy
+from blockyard.tools.replay.future import full_blocks
+from blockyard.tools.replay.hints import Hints
+from blockyard.tools.replay.optimum import Optimum
+from blockyard.tools.replay.owners import CacheOwned, EngineOwned, Setup
+from blockyard.tools.replay.spec import HostCopies, Owner, Policy, WritePolicy
 from blockyard.tools.replay.trace import Trace
-from blockyard.yard.cache import KVCache
 
 __all__ = ["Sequential", "sequential"]
 
@@ -31,6 +33,7 @@ class Sequential:
 
     policy: Policy
     write: WritePolicy
+    owner: Owner
     device_blocks: int
     host_blocks: int
     block_size: int
@@ -75,7 +78,7 @@ class Sequential:
         return {"device": device, "host": host}
 
 
-def sequential(
+def sequential(  # noqa: PLR0913 - keywords
     trace: Trace,
     *,
     device_blocks: int,
@@ -83,6 +86,10 @@ def sequential(
     third_blocks: int = 0,
     policy: Policy = "recency",
     write: WritePolicy = "on-evict",
+    host_copies: HostCopies | None = None,
+    hints: Hints | None = None,
+    seed: int = 0,
+    owner: Owner = "cache",
     progress: Callable[[int], object] | None = None,
 ) -> Sequential:
     """Serves a trace's requests one at a time, in the order of the file.
@@ -95,34 +102,43 @@ def sequential(
         host_blocks: Blocks that the host holds; 0 for none.
         third_blocks: Blocks that a tier below the host holds; 0 for none. What is about to be
             evicted from the host is copied there, under every policy.
-        policy: "recency" and "heap" evict the least recently used leaf; "optimum" evicts the leaf
-            whose next use is last, a bound that knows the future.
+        policy: What the cache's `eviction` may be; or "optimum", which evicts the leaf whose next
+            use is last, a bound that knows the future.
         write: "on-evict" copies down what is about to be evicted; "through" copies everything;
             "second-touch" copies what is about to be evicted and was used before.
+        host_copies: When copies on the host of what the device has too are evicted; None for what
+            suits the policy.
+        hints: What is said of a request's future when it ends; None for nothing.
+        seed: Draws the errors of the hints, 0 or more.
+        owner: Who gives out the device's blocks: the cache; or an engine that evicts the least
+            recently used leaf, so that `policy` is that of the host, and `write` says nothing: what
+            ended requests leave, and the engine's next victims, are copied down.
         progress: Called now and then with the number of requests served.
 
     Raises:
-        Misuse: A value is out of range, or the optimum has two tiers.
+        Misuse: A value is out of range, the optimum has two tiers, hints or an engine, or an
+            engine no host.
     """
-    for name, value, least in (
-        ("device_blocks", device_blocks, 1),
-        ("host_blocks", host_blocks, 0),
-        ("third_blocks", third_blocks, 0),
-    ):
-        if value < least:
-            raise Misuse(f"{name} = {value}: must be an integer >= {least}")
-    for name, word, known in (("policy", policy, Policy), ("write", write, WritePolicy)):
-        one_of(name, word, get_args(known))
-    for name, value in (("host_blocks", host_blocks), ("third_blocks", third_blocks)):
-        if policy == "optimum" and value:
-            raise Misuse(f"{name} = {value}: must be 0, as the optimum knows one tier")
-    full = np.minimum(trace.input_length // trace.trace_block, np.diff(trace.offsets))
-    paths = np.stack((trace.offsets[:-1], trace.offsets[:-1] + np.minimum(full, device_blocks)), 1)
-    server: _Server = (
-        _Optimum(trace.ids, paths, device_blocks)
-        if policy == "optimum"
-        else _Yard(trace, (device_blocks, host_blocks, third_blocks), policy, write)
+    setup = Setup(
+        device=device_blocks,
+        host=host_blocks,
+        third=third_blocks,
+        # The optimum has no cache.
+        eviction="recency" if policy == "optimum" else policy,
+        host_copies=host_copies,
+        write=write,
+        hints=None,
     )
+    _check(setup, policy, hints, owner)
+    full = full_blocks(trace)
+    paths = np.stack((trace.offsets[:-1], trace.offsets[:-1] + np.minimum(full, device_blocks)), 1)
+    if hints is not None:
+        setup = replace(setup, hints=hints.of(trace, seed))
+    server: _Server
+    if policy == "optimum":
+        server = Optimum(trace.ids, paths, device_blocks)
+    else:
+        server = (EngineOwned if owner == "engine" else CacheOwned)(trace, setup)
     hits = np.zeros((len(trace), 3), np.int64)
     served = 0
     interrupted = False
@@ -130,7 +146,7 @@ def sequential(
     try:
         for request, (first, end) in enumerate(paths.tolist()):
             if first < end:
-                hits[request] = server.serve(first, end)
+                hits[request] = server.serve(request, first, end)
             served = request + 1
             if progress is not None and served % _OFTEN == 0:
                 progress(served)
@@ -140,6 +156,7 @@ def sequential(
     return Sequential(
         policy=policy,
         write=write,
+        owner=owner,
         device_blocks=device_blocks,
         host_blocks=host_blocks,
         block_size=trace.trace_block,
@@ -157,129 +174,35 @@ def sequential(
     )
 
 
+def _check(setup: Setup, policy: Policy, hints: Hints | None, owner: Owner) -> None:
+    for name, value, least in (
+        ("device_blocks", setup.device, 1),
+        ("host_blocks", setup.host, 0),
+        ("third_blocks", setup.third, 0),
+    ):
+        if value < least:
+            raise Misuse(f"{name} = {value}: must be an integer >= {least}")
+    for name, word, known in (
+        ("policy", policy, get_args(Policy)),
+        ("write", setup.write, get_args(WritePolicy)),
+        ("host_copies", setup.host_copies, (*get_args(HostCopies), None)),
+        ("owner", owner, get_args(Owner)),
+    ):
+        one_of(name, word, known)
+    if policy != "optimum":
+        return
+    for name, value in (("host_blocks", setup.host), ("third_blocks", setup.third)):
+        if value:
+            raise Misuse(f"{name} = {value}: must be 0, as the optimum knows one tier")
+    if hints is not None or owner != "cache":
+        raise Misuse("policy = 'optimum': it knows the future of one cache: no hints, no engine")
+
+
 class _Server(Protocol):
     down: int
     up: int
     third_down: int
     third_up: int
 
-    def serve(self, first: int, end: int) -> tuple[int, int, int]: ...
+    def serve(self, request: int, first: int, end: int) -> tuple[int, int, int]: ...
     def audit(self) -> str: ...
-
-
-class _Yard:
-    """The real cache, with trace ids widened to 32 bytes as keys."""
-
-    def __init__(
-        self,
-        trace: Trace,
-        sizes: tuple[int, int, int],
-        eviction: Literal["recency", "heap"],
-        write: WritePolicy,
-    ) -> None:
-        wide = np.zeros((len(trace.ids), 4), "<i8")
-        wide[:, 0] = trace.ids
-        self.keys = wide.view(np.uint8)
-        self.block = trace.trace_block
-        device, host, third = sizes
-        below = host > 0 or third > 0
-        self.through = write == "through" and below
-        self.ahead = write != "through" and below
-        self.lowers = host > 0 and third > 0
-        self.down = self.up = self.third_down = self.third_up = 0
-        # One more block: a prompt that is found whole computes its last token again, in its own
-        # block; so here each prompt ends one token after its last full block.
-        self.cache = KVCache(
-            block_size=self.block,
-            device=device + 1,
-            host=host,
-            disk=third,
-            null_slots=0,
-            eviction=eviction,
-            write=write,
-            ghosts=len(trace.ids) if write == "second-touch" else None,
-        )
-
-    def serve(self, first: int, end: int) -> tuple[int, int, int]:
-        cache, blocks = self.cache, end - first
-        keys = cache.ready_keys(self.keys[first:end].reshape(-1), blocks * self.block + 1)
-        if self.ahead:
-            found = cache.probe(keys).device
-            short = blocks + 1 - found - cache.stats()["device_free"]
-            if short > 0:
-                # The blocks found may be first among the victims until `begin` pins them.
-                self._make_room_on_host(short + found)
-                self._copy_down(cache.demote(short + found))
-        lease = cache.begin(keys)
-        device, host, third = lease.hits
-        if lease.plans:
-            self.up += host
-            self.third_up += third
-            cache.commit(lease.plans)
-        cache.seal(lease, blocks * self.block)
-        if self.through:
-            self._make_room_on_host(blocks)
-            self._copy_down(cache.demote(blocks, of=lease))
-        cache.finish(lease)
-        return device, host, third
-
-    def _make_room_on_host(self, blocks: int) -> None:
-        """Copies down what so many blocks would evict from the host."""
-        if self.lowers:
-            short = blocks - self.cache.room("host").free
-            if short > 0:
-                self._copy_down(self.cache.demote(short, tier="host"))
-
-    def audit(self) -> str:
-        violation = self.cache.audit()
-        return "ok" if violation is None else f"{violation.law}: {violation.detail}"
-
-    def _copy_down(self, plan: Plan | None) -> None:
-        if plan is not None:
-            if plan.destination_tier == "disk":
-                self.third_down += len(plan)
-            else:
-                self.down += len(plan)
-            self.cache.commit(plan)
-
-
-class _Optimum:
-    """Evicts the block whose next use is last; among equals, the deepest first.
-
-    A request that uses a block uses its parent too, so this order evicts leaves only.
-    """
-
-    down = up = third_down = third_up = 0
-
-    def __init__(self, ids: NDArray[np.int64], paths: NDArray[np.int64], device: int) -> None:
-        self.device = device
-        self.ids = ids.tolist()
-        # For each place in `ids`, the next request that holds the same id.
-        lengths = paths[:, 1] - paths[:, 0]
-        depth = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        places = np.repeat(paths[:, 0], lengths) + depth
-        order = places[np.argsort(ids[places], kind="stable")]
-        request = np.zeros(len(ids), np.int64)
-        request[places] = np.repeat(np.arange(len(paths)), lengths)
-        following = np.full(len(ids), len(paths))
-        again = ids[order[1:]] == ids[order[:-1]]
-        following[order[:-1][again]] = request[order[1:][again]]
-        self.following = following.tolist()
-        self.due: dict[int, int] = {}
-        self.queue: list[tuple[int, int, int]] = []
-
-    def serve(self, first: int, end: int) -> tuple[int, int, int]:
-        path, following = self.ids[first:end], self.following[first:end]
-        hits = sum(block in self.due for block in path)
-        # From here on the path's entries in the queue are stale, so the path is pinned.
-        self.due.update(zip(path, following, strict=True))
-        while len(self.due) > self.device:
-            due, _, block = heapq.heappop(self.queue)
-            if self.due.get(block) == -due:
-                del self.due[block]
-        for depth, (block, due) in enumerate(zip(path, following, strict=True)):
-            heapq.heappush(self.queue, (-due, -depth, block))
-        return hits, 0, 0
-
-    def audit(self) -> str:
-        return "none"

@@ -16,13 +16,17 @@ from blockyard.scheduling.headroom import (
     Watermark,
 )
 from blockyard.tools.replay.hardware import Roofline
+from blockyard.tools.replay.hints import Hints
 from blockyard.tools.replay.trace import Trace
 from blockyard.yard.config import Speeds
 from blockyard.yard.parking import PreemptMode
 
 __all__ = [
     "HEADROOMS",
+    "Eviction",
     "HeadroomName",
+    "HostCopies",
+    "Owner",
     "Policy",
     "Progress",
     "RunSpec",
@@ -39,7 +43,11 @@ HEADROOMS: Final[dict[HeadroomName, type[HeadroomPolicy]]] = {
     "watermark": Watermark,
     "adaptive": Adaptive,
 }
-Policy = Literal["recency", "heap", "optimum"]
+Eviction = Literal["recency", "learned", "bonus", "newest", "heap"]
+"""The orders of the cache."""
+Policy = Literal[Eviction, "optimum"]
+HostCopies = Literal["first", "last"]
+Owner = Literal["cache", "engine"]
 WritePolicy = Literal["on-evict", "through", "second-touch"]
 VictimsName = Literal["newest", "least-computed"]
 
@@ -85,6 +93,13 @@ class RunSpec:
     """Its bandwidth in each direction, over all ranks; that of one drive is assumed by default."""
     policy: Policy = "recency"
     write_policy: WritePolicy = "on-evict"
+    host_copies: HostCopies | None = None
+    """When copies on the host of what the device has too are evicted; None for what suits the
+    policy."""
+    hints: Hints | None = None
+    """What is said of a request's future when it ends; only with model "sequential"."""
+    owner: Owner = "cache"
+    """Who gives out the device's blocks; an engine does so only with model "sequential"."""
     role: Role = "mixed"
     """What the engine serves: whole requests, their first tokens alone, or the other tokens."""
     headroom: HeadroomName = "adaptive"
