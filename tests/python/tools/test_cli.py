@@ -116,7 +116,17 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--rate 0", "rate = 0"),
         ("--rate inf", "rate = inf"),
         ("--trace-block 16", "--trace-block is for a TRACE"),
-        ("--policy lru", "'lru' is not one of 'recency', 'heap', 'optimum'"),
+        (
+            "--policy lru",
+            "'lru' is not one of 'recency', 'learned', 'bonus', 'newest', 'heap', 'op",
+        ),
+        ("--host-copies never", "'never' is not one of 'first', 'last'"),
+        ("--host-copies first --host-blocks 0", "--host-copies needs a host"),
+        ("--hints lies", "--hints needs --model sequential"),
+        ("--owner engine", "--owner needs --model sequential"),
+        ("--model sequential --owner engine --host-blocks 0", "--owner engine needs a host"),
+        ("--model sequential --hints soon", "hints 'soon': give end=RECALL[:FALSE],next="),
+        ("--model sequential --hints end=2", "end = 2.0: must be a share from 0 to 1"),
         ("--policy optimum", "--model sequential"),
         ("--model sequential --policy optimum --host-blocks 9", "knows one tier"),
         ("--model sequential --verify", "--verify is for --model virtual"),
@@ -373,6 +383,42 @@ def test_what_was_only_simulated_is_not_said_to_be_audited() -> None:
     words = "--requests 30 --model sequential --policy optimum --policy recency"
     result = found(*words.split())
     assert [run["audit"] for run in result["runs"]] == ["none", "ok"]
+
+
+def test_hints_copies_and_owners_are_compared_each_combination_once() -> None:
+    words = "--requests 30 --model sequential --policy learned --policy recency --hints none "
+    result = found(*words.split(), "--hints", "end=0.8,next=0.5", "--owner", "cache")
+    ran = [(run["policy"], run["hints"], run["owner"]) for run in result["runs"]]
+    said = "end=0.8:0.02,next=0.5:2"
+    assert ran == [
+        (policy, hints, "cache") for policy in ("learned", "recency") for hints in (None, said)
+    ]
+    # The optimum knows more than any hint.
+    words = "--requests 30 --model sequential --policy optimum --hints lies --hints none"
+    assert [run["hints"] for run in found(*words.split())["runs"]] == [None]
+    words = "--requests 30 --host-copies first --host-copies last --model sequential --owner engine"
+    result = found(*words.split())
+    ran = [(run["host_copies"], run["owner"]) for run in result["runs"]]
+    assert ran == [("first", "engine"), ("last", "engine")]
+    shown = typed(*words.split()).stdout
+    assert shown.count("copies first") == shown.count("copies last") == 1
+    assert "engine's" in shown
+
+
+def test_a_run_in_virtual_time_takes_the_orders_and_the_host_copies() -> None:
+    words = "--requests 30 --policy learned --policy bonus --policy newest --host-copies last"
+    result = found(*words.split())
+    ran = [(run["policy"], run["host_copies"], run["audit"]) for run in result["runs"]]
+    assert ran == [(policy, "last", "ok") for policy in ("learned", "bonus", "newest")]
+
+
+@pytest.mark.parametrize("name", ["loop", "flood", "shift"])
+def test_an_adversary_is_a_workload(name: str) -> None:
+    words = ("--workload", name, "--requests", "60", "--model", "sequential", "--rate", "2")
+    result = found(*words, "--policy", "newest", "--save-trace", "made.jsonl")
+    assert result["trace"] == f"a {name}, seed 0"
+    last = json.loads(Path("made.jsonl").read_text().splitlines()[-1])
+    assert last["timestamp"] == 29_500
 
 
 def spoiled(change: Callable[[Run], Run]) -> Callable[..., Run]:

@@ -14,11 +14,20 @@ from blockyard.crane.devices import DeviceName
 from blockyard.scheduling.headroom import Role
 from blockyard.tools.outputs import claim, write
 from blockyard.tools.replay import terminal
+from blockyard.tools.replay.adversaries import AdversaryName
 from blockyard.tools.replay.options import MOST_BLOCKS, Options, resolve
 from blockyard.tools.replay.play import play
 from blockyard.tools.replay.report import page
 from blockyard.tools.replay.result import FORMAT, Result, Run
-from blockyard.tools.replay.spec import HeadroomName, Policy, RunSpec, VictimsName, WritePolicy
+from blockyard.tools.replay.spec import (
+    HeadroomName,
+    HostCopies,
+    Owner,
+    Policy,
+    RunSpec,
+    VictimsName,
+    WritePolicy,
+)
 from blockyard.tools.replay.trace import Trace
 from blockyard.tools.replay.workload import WorkloadName
 from blockyard.yard.parking import PreemptMode
@@ -55,8 +64,9 @@ def _number(
 @click.option("--rate", type=float, metavar="HZ", help="Generated requests per second; default: 4.")
 @click.option(
     "--workload",
-    type=click.Choice(get_args(WorkloadName)),
-    help="Traffic to generate: chats and agents (default), or chats with long answers.",
+    type=click.Choice([*get_args(WorkloadName), *get_args(AdversaryName)]),
+    help="Traffic to generate: chats and agents (default), chats with long answers, or an adversary"
+    " of eviction orders.",
 )
 @_number("--seed", 0, 2**64 - 1, 0, "Seed of the tokens and of a generated workload.")
 @click.option("--save-trace", type=_FILE, metavar="PATH", help="Write the requests as a trace.")
@@ -93,6 +103,27 @@ def _number(
     multiple=True,
     default=("on-evict",),
     help="When blocks are copied to the host; repeat to compare.",
+)
+@click.option(
+    "--host-copies",
+    type=click.Choice(get_args(HostCopies)),
+    multiple=True,
+    help="When copies of what the device has go from the host; default: as suits the policy. "
+    "Repeat to compare.",
+)
+@click.option(
+    "--hints",
+    multiple=True,
+    metavar="HINTS",
+    help="What is known of the future, like end=0.8:0.02,next=0.8:2, or lies, or none (default). "
+    "Repeat to compare. --model sequential only.",
+)
+@click.option(
+    "--owner",
+    type=click.Choice(get_args(Owner)),
+    multiple=True,
+    help="Who gives out the device's blocks: the cache (default), or an engine with an LRU of its "
+    "own. Repeat to compare. --model sequential only.",
 )
 @click.option(
     "--role",

@@ -5,16 +5,20 @@ import os
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, TypeAlias, TypedDict
 
 from blockyard._core import Misuse, Unavailable
 from blockyard.crane.devices import DeviceName, device
 from blockyard.scheduling.headroom import Role, default_headroom
+from blockyard.tools.replay.adversaries import ADVERSARIES, AdversaryName
 from blockyard.tools.replay.hardware import Roofline, preset
+from blockyard.tools.replay.hints import Hints
 from blockyard.tools.replay.memory import scaled
 from blockyard.tools.replay.spec import (
     HEADROOMS,
     HeadroomName,
+    HostCopies,
+    Owner,
     Policy,
     RunSpec,
     VictimsName,
@@ -34,6 +38,9 @@ _BOOK_BYTES = 64
 MOST_BLOCKS = 10**9
 
 
+_Cache: TypeAlias = tuple[Policy, HostCopies | None, WritePolicy, Hints | None, Owner]
+
+
 class Options(TypedDict):
     """The options of `blockyard replay`; None where one was left out."""
 
@@ -41,7 +48,7 @@ class Options(TypedDict):
     trace_block: int | None
     requests: int | None
     rate: float | None
-    workload: WorkloadName | None
+    workload: WorkloadName | AdversaryName | None
     seed: int
     save_trace: Path | None
     device_blocks: int | None
@@ -53,6 +60,9 @@ class Options(TypedDict):
     block_size: int | None
     policy: tuple[Policy, ...]
     write_policy: tuple[WritePolicy, ...]
+    host_copies: tuple[HostCopies, ...]
+    hints: tuple[str, ...]
+    owner: tuple[Owner, ...]
     role: Role
     preempt_mode: tuple[PreemptMode, ...]
     headroom: tuple[HeadroomName, ...]
@@ -91,10 +101,12 @@ def _check(options: Options) -> None:
         if blocks is not None and gib is not None:
             raise Misuse(f"--{tier}-blocks and --{tier}-gib exclude each other: give one")
     _check_source(options)
+    for text in options["hints"]:
+        Hints.parse(text)
     if options["model"] == "sequential":
         _check_sequential(options)
-    elif "optimum" in options["policy"]:
-        raise Misuse("--policy optimum knows the future: it needs --model sequential")
+    else:
+        _check_virtual(options)
     _check_device(options)
 
 
@@ -114,6 +126,14 @@ def _check_source(options: Options) -> None:
     for option, value in (("--rate", options["rate"]), ("--workload", options["workload"])):
         if options["trace"] is not None and value is not None:
             raise Misuse(f"{option} is for a generated workload: leave it out with a TRACE")
+
+
+def _check_virtual(options: Options) -> None:
+    if "optimum" in options["policy"]:
+        raise Misuse("--policy optimum knows the future: it needs --model sequential")
+    for option, given in (("--hints", options["hints"]), ("--owner", options["owner"])):
+        if given:
+            raise Misuse(f"{option} needs --model sequential")
 
 
 def _check_sequential(options: Options) -> None:
@@ -168,10 +188,13 @@ def _trace(options: Options) -> Trace:
             options["trace"], trace_block=options["trace_block"], requests=options["requests"]
         )
     rate = 4.0 if options["rate"] is None else options["rate"]
-    workload = WORKLOADS[options["workload"] or "mixed"]
-    return generate(
-        options["seed"], requests=options["requests"] or 1000, rate=rate, workload=workload
-    )
+    requests = options["requests"] or 1000
+    match options["workload"] or "mixed":
+        case "loop" | "flood" | "shift" as name:
+            return ADVERSARIES[name](options["seed"], requests=requests, rate=rate)
+        case name:
+            workload = WORKLOADS[name]
+    return generate(options["seed"], requests=requests, rate=rate, workload=workload)
 
 
 def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:
@@ -218,23 +241,46 @@ def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:
         raise Misuse(
             f"--preempt-mode {next(iter(modes))} needs a host: give --host-blocks, or recompute"
         )
+    first = replace(first, device_blocks=blocks, host_blocks=host)
     return [
         replace(
             first,
-            device_blocks=blocks,
-            host_blocks=host,
             policy=policy,
+            host_copies=copies,
             write_policy=write_policy,
+            hints=hints,
+            owner=owner,
             preempt_mode=mode,
             headroom=headroom,
         )
-        for policy, write_policy, mode, headroom in product(
-            dict.fromkeys(options["policy"]),
-            dict.fromkeys(options["write_policy"]),
+        for (policy, copies, write_policy, hints, owner), mode, headroom in product(
+            _caches(options, host=host, below=below),
             modes,
             dict.fromkeys(options["headroom"]) or [_default_headroom(options["role"])],
         )
     ]
+
+
+def _caches(options: Options, *, host: int, below: int) -> list[_Cache]:
+    """Returns what is to be compared of the cache, each combination once."""
+    if options["host_copies"] and not host:
+        raise Misuse("--host-copies needs a host: give --host-blocks, or leave it out")
+    if "engine" in options["owner"] and not below:
+        raise Misuse("--owner engine needs a host: give --host-blocks")
+    owners: tuple[Owner, ...] = options["owner"] or ("cache",)
+    combinations = product(
+        options["policy"],
+        options["host_copies"] or [None],
+        options["write_policy"],
+        map(Hints.parse, options["hints"] or ["none"]),
+        owners,
+    )
+    # The optimum takes no hints.
+    each: list[_Cache] = [
+        (policy, copies, write, None if policy == "optimum" else hints, owner)
+        for policy, copies, write, hints, owner in combinations
+    ]
+    return list(dict.fromkeys(each))
 
 
 def _default_headroom(role: Role) -> HeadroomName:

@@ -36,7 +36,16 @@ function size(bytes) {
 
 const blocks = (number) => size(number * result.block_bytes);
 const ms = (value) => duration(value / 1e3);
-const named = (run) => [run.policy, run.write_policy, run.headroom, run.preempt_mode].filter(Boolean).join(", ");
+const names = (run) => [
+  run.policy,
+  run.write_policy,
+  run.host_copies && `copies ${run.host_copies}`,
+  ...(run.hints || "").split(","),
+  run.owner === "engine" && "engine's device",
+  run.headroom,
+  run.preempt_mode,
+].filter(Boolean);
+const named = (run) => names(run).join(", ");
 
 // ---- elements ----
 
@@ -342,7 +351,7 @@ function compare() {
   ];
   const heading = add(add(at("table"), "thead"), "tr");
   add(heading, "th", "");
-  for (const run of runs) add(heading, "th", [run.policy, run.write_policy, run.headroom, run.preempt_mode].filter(Boolean).join("\n"), { scope: "col" });
+  for (const run of runs) add(heading, "th", names(run).join("\n"), { scope: "col" });
   const body = add(at("table"), "tbody");
   let part;
   for (const [name, of] of rows) {

@@ -226,9 +226,16 @@ class Run(Struct, frozen=True, kw_only=True):
     model: Literal["virtual", "sequential"]
     """How time was modelled."""
     policy: str
-    """Eviction: recency, heap, or optimum, which knows the future."""
+    """Eviction: recency, learned, bonus, newest, heap, or optimum, which knows the future."""
     write_policy: str
     """When blocks are copied down: on-evict, through, second-touch."""
+    host_copies: str | None
+    """When copies on the host of what the device has too are evicted: first, last; null for what
+    suits the policy."""
+    hints: str | None
+    """What was said of each request's future when it ended, as given; null for nothing."""
+    owner: Literal["cache", "engine"]
+    """Who gave out the device's blocks; if an engine did, `policy` is that of the tiers below."""
     role: str | None
     """Mixed, prefill or decode; null with model sequential."""
     headroom: str | None

@@ -79,7 +79,9 @@ def _config(spec: RunSpec) -> Config:
         layout=layout,
         ranks=spec.ranks,
         block_size=spec.block_size,
-        eviction="heap" if spec.policy == "heap" else "recency",
+        # No spec of this model has the optimum.
+        eviction="recency" if spec.policy == "optimum" else spec.policy,
+        host_copies=spec.host_copies,
         write=spec.write_policy,
         speeds=spec.speeds if spec.gate else None,
         namespace={"model": spec.preset},

@@ -101,7 +101,7 @@ class ProgressDisplay:
     def begin(self, spec: RunSpec) -> Callable[[Progress], None]:
         """Begins a run, and returns the function that takes its progress."""
         choices = (spec.headroom, spec.preempt_mode) if spec.model == "virtual" else ()
-        name = ", ".join((spec.policy, spec.write_policy, *choices))
+        name = ", ".join((*_cache(spec), *choices))
         if self._bar is None:
             self._say(
                 f"replaying {len(self._trace):,} requests of {self._trace.name}: {name}, "
@@ -310,13 +310,19 @@ def tables(result: Result, width: int) -> Iterator[RenderableType]:
         yield Text("Interrupted: all figures are up to that moment.\n", "yellow")
 
 
+def _cache(of: RunSpec | Run) -> list[str]:
+    """Returns what tells a run's cache from those of others, in words."""
+    copies = [] if of.host_copies is None else [f"copies {of.host_copies}"]
+    hints = [] if of.hints is None else str(of.hints).split(",")
+    owner = ["engine's device"] if of.owner == "engine" else []
+    return [of.policy, of.write_policy, *copies, *hints, *owner]
+
+
 def _table(runs: Sequence[Run]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("", no_wrap=True, min_width=_NAME - 2)
     for run in runs:
-        heading = Text(
-            "\n".join(filter(None, (run.policy, run.write_policy, run.headroom, run.preempt_mode)))
-        )
+        heading = Text("\n".join(filter(None, (*_cache(run), run.headroom, run.preempt_mode))))
         table.add_column(heading, justify="right", min_width=_COLUMN - 2)
     for part, rows in _PARTS.items():
         cells = {name: [of(run) for run in runs] for name, of in rows}
