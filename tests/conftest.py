@@ -18,6 +18,7 @@ SLOW = {
     "test_calibrate",
     "test_cli",
     "test_machine",
+    "test_orders",
     "test_proof",
     "test_replay",
     "test_report",

@@ -10,6 +10,7 @@ from needs import without
 
 CONVERSATION = "mooncake_conversation.jsonl"
 AGENTIC = "lmcache_agentic_blk16.jsonl"
+CLAUDE_CODE = "claude_code_blk512.jsonl.gz"
 
 _PLACE = Path(__file__).parents[4] / "shared" / "traces"
 

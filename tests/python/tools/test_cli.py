@@ -398,8 +398,8 @@ def test_hints_copies_and_owners_are_compared_each_combination_once() -> None:
     assert [run["hints"] for run in found(*words.split())["runs"]] == [None]
     words = "--requests 30 --host-copies first --host-copies last --model sequential --owner engine"
     result = found(*words.split())
-    ran = [(run["host_copies"], run["owner"]) for run in result["runs"]]
-    assert ran == [("first", "engine"), ("last", "engine")]
+    copies = [(run["host_copies"], run["owner"]) for run in result["runs"]]
+    assert copies == [("first", "engine"), ("last", "engine")]
     shown = typed(*words.split()).stdout
     assert shown.count("copies first") == shown.count("copies last") == 1
     assert "engine's" in shown

@@ -264,8 +264,10 @@ def test_an_engine_finds_on_its_device_what_a_list_finds_and_all_else_below(
 ) -> None:
     trace = tree(paths)
     endless = sequential(trace, device_blocks=1_000).hits.sum()
-    for below in ({"host_blocks": 1_000}, {"third_blocks": 1_000}):
-        result = sequential(trace, device_blocks=device, owner="engine", **below)
+    for host, third in ((1_000, 0), (0, 1_000)):
+        result = sequential(
+            trace, device_blocks=device, host_blocks=host, third_blocks=third, owner="engine"
+        )
         assert result.hits[:, 0].sum() == lru(paths, device)
         assert result.hits.sum() == endless
         assert result.audit == "ok"
