@@ -46,7 +46,7 @@ build = ( cd target/unpacked && CARGO_TARGET_DIR=$(CURDIR)/target CARGO_ZIGBUILD
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel wheels install run docs site site-serve check lint lint-rust lint-python test test-rust test-engines \
-	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk bench bench-disk bench-peers bench-peers-disk measure \
+	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk bench bench-disk bench-orders bench-peers bench-peers-disk measure \
 	test-gpu bench-gpu fmt clean FORCE
 
 help:  ## list what make can do
@@ -244,6 +244,9 @@ bench-disk: install  ## what the disk tier reaches, beside the disk alone and be
 	@mkdir -p $(dir $(DISK_JSON))
 	$(BIN)/python benches/python/frozen_disk.py
 	$(BIN)/python benches/python/disk.py --json $(DISK_JSON) $(if $(DISK),--path $(DISK))
+
+bench-orders: install  ## what the eviction orders find on the traces beside the checkout; ONLY="cells sweep …" for a few tables
+	$(BIN)/python benches/python/orders.py $(if $(TRACES),--traces $(TRACES)) $(if $(ONLY),--only $(ONLY))
 
 PEERS_JSON := $(if $(OUT),$(OUT),target)/bench-peers.json
 
