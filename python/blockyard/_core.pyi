@@ -64,6 +64,9 @@ _Stop: TypeAlias = Literal[
 ]
 _HolderKind: TypeAlias = Literal["lease", "parked", "ticket", "host ticket", "disk ticket"]
 _Holder: TypeAlias = tuple[_HolderKind, int, int, int, int, tuple[int, int]]
+_Eviction: TypeAlias = Literal["recency", "learned", "bonus", "newest", "heap"]
+_HostCopies: TypeAlias = Literal["first", "last"]
+_Retention: TypeAlias = Literal["ordinary", "session-ended", "retain"]
 _Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 _Media: TypeAlias = Iterable[tuple[int, int, str | bytes]]
 _Field: TypeAlias = tuple[str, str, str]
@@ -652,7 +655,15 @@ class Cache:
         host: Slots of the host; 0 for none.
         disk: Slots of the tier below the host; 0 for none.
         null_slots: Leading device slots that pad block tables and are never given out.
-        eviction: "recency" (lists, O(1)) or "heap" (an indexed heap of leaves).
+        eviction: What is evicted first, of the blocks that are no other's prefix there. "recency":
+            what was used least recently. "learned": what is least likely to be used again soon, as
+            learned from how blocks of such requests were used again so far; hints of `finish` are
+            learned alike. "bonus": as recency, but what was used again counts as younger. "newest":
+            what is new, for loops that do not fit. "heap": what has the lowest priority, then as
+            recency.
+        host_copies: When copies on the host of what the device has too are evicted: "first", once
+            the device has used the block again, or "last". None: "first" where eviction is
+            "learned".
         write: What `demote(blocks)` copies down from the device. "on-evict": the next victims.
             "through": first the published blocks in the order of their publication, then the next
             victims. "second-touch": those of the next victims that were used more than once, which
@@ -697,7 +708,8 @@ class Cache:
         host: int = 0,
         disk: int = 0,
         null_slots: int = 1,
-        eviction: Literal["recency", "heap"] = "recency",
+        eviction: _Eviction = "recency",
+        host_copies: _HostCopies | None = None,
         write: _Write = "on-evict",
         writes_below: Sequence[_Write] | None = None,
         ghosts: int | None = None,
@@ -1143,7 +1155,10 @@ class Cache:
         self,
         batch: _Batch,
         *,
-        retention: Literal["ordinary", "session-ended", "retain"] = "ordinary",
+        retention: _Retention = "ordinary",
+        next_use: float | None = None,
+        priority: int | None = None,
+        ttl: int | None = None,
         after: int | None = None,
     ) -> None:
         """Ends sequences. Their last blocks are given back first.
@@ -1151,10 +1166,16 @@ class Cache:
         Args:
             batch: Leases.
             retention: With "session-ended", blocks that no other sequence shares are evicted first;
-                with "retain", last.
+                with "retain", last. A "learned" order learns how true that is, and obeys no hint.
+            next_use: Seconds until the blocks will be used again, as far as you know; for the
+                "learned" order. None: nothing is known.
+            priority: From 0 to 100, the last to be evicted, for "heap". None: 35.
+            ttl: After so many ticks the blocks go first, for "heap". None: never. A tick is a block
+                that a request has used, and comes when that is ended.
             after: A step in flight that may still write: slots are held back until `commit(done=)`.
 
         Raises:
+            Misuse: A hint is out of range. The message names it; nothing is ended.
             SpentLease: A row was ended before, or is in the batch twice. Such rows are rejected,
                 counted and named; the others are ended.
             ForeignLease: A row is a lease of another cache. The same happens.
@@ -1297,16 +1318,33 @@ class Cache:
             Misuse: The cache owns its device, or an id is out of range.
         """
 
-    def used(self, rows: Iterable[Keys]) -> None:
+    def used(
+        self,
+        rows: Iterable[Keys],
+        *,
+        ended: bool = False,
+        retention: _Retention = "ordinary",
+        next_use: float | None = None,
+        priority: int | None = None,
+        ttl: int | None = None,
+    ) -> None:
         """Says that the engine uses these paths, whatever of them lies below.
 
         Hits on the engine's own blocks are not seen here, so that what is below would grow old.
+        Say it of each request once when it has `ended`, so that the order learns from it, and as
+        often as you like before.
 
         Args:
             rows: The keys of each path, a list.
+            ended: Whether their requests have ended. The others are asked for then alone.
+            retention: What is known of their future, as in `finish`; so are the others.
+            next_use: Seconds until they will be used again.
+            priority: From 0 to 100, the last to be evicted.
+            ttl: After so many ticks they go first.
 
         Raises:
-            Misuse: The cache owns its device, or the keys are of blocks of another size.
+            Misuse: The cache owns its device, the keys are of blocks of another size, or a hint is
+                out of range.
         """
 
     def promote(self, keys: Keys, blocks: int | None = None, *, to: _Tier = "device") -> list[Plan]:

@@ -8,6 +8,7 @@ use blockyard_core::{
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyMapping, PyString};
+use std::time::Duration;
 
 /// One count for all rows, or one each.
 pub(crate) enum Counts {
@@ -209,7 +210,7 @@ pub(crate) fn eviction(given: &str) -> Outcome<EvictionPolicy> {
     word("eviction", given, &EVICTIONS)
 }
 
-const HOST_COPIES: [(&str, HostCopies); 2] =
+pub(crate) const HOST_COPIES: [(&str, HostCopies); 2] =
     [("first", HostCopies::First), ("last", HostCopies::Last)];
 
 pub(crate) fn host_copies(given: Option<&str>) -> Outcome<Option<HostCopies>> {
@@ -223,8 +224,10 @@ pub(crate) fn next_use(from: &Bound<'_, PyAny>) -> PyResult<Option<NextUse>> {
     if from.is_none() {
         return Ok(None);
     }
+    // That of NumPy is "bool" or "bool_", by its version, and reads as a number too.
+    let kind = from.get_type().name()?;
     let seconds = match from.extract::<f64>() {
-        Ok(seconds) if !from.is_instance_of::<PyBool>() => seconds,
+        Ok(seconds) if !kind.to_string().starts_with("bool") => seconds,
         _ => f64::NAN,
     };
     if !seconds.is_finite() || seconds < 0.0 {
@@ -235,7 +238,10 @@ pub(crate) fn next_use(from: &Bound<'_, PyAny>) -> PyResult<Option<NextUse>> {
         return Err(Failure::misuse(message).into());
     }
     // A number beyond what fits is the most that fits.
-    Ok(Some(NextUse::in_millis((seconds * 1000.0) as u64)))
+    let millis = Duration::try_from_secs_f64(seconds)
+        .ok()
+        .and_then(|time| u64::try_from(time.as_millis()).ok());
+    Ok(Some(NextUse::in_millis(millis.unwrap_or(u64::MAX))))
 }
 
 /// How much a request's blocks are worth.
@@ -243,20 +249,17 @@ pub(crate) fn priority(from: &Bound<'_, PyAny>) -> PyResult<Option<Priority>> {
     if from.is_none() {
         return Ok(None);
     }
-    let good = integer("priority", from).ok().map(Priority::new);
-    match good {
-        Some(Ok(priority)) => Ok(Some(priority)),
-        _ => {
-            let message = format!(
-                "priority = {}: give an integer from 0 to {}, the last to be evicted; or leave it \
-                 out for {}",
-                shown(from),
-                Priority::MOST,
-                Priority::default().get()
-            );
-            Err(Failure::misuse(message).into())
-        }
+    if let Some(Ok(priority)) = integer("priority", from).ok().map(Priority::new) {
+        return Ok(Some(priority));
     }
+    let message = format!(
+        "priority = {}: give an integer from 0 to {}, the last to be evicted; or leave it out for \
+         {}",
+        shown(from),
+        Priority::MOST,
+        Priority::default().get()
+    );
+    Err(Failure::misuse(message).into())
 }
 
 pub(crate) const WRITES: [(&str, WritePolicy); 3] = [

@@ -17,9 +17,9 @@ use pyo3::types::PyDict;
 impl Cache {
     #[new]
     #[pyo3(signature = (*, block_size=16, device=None, engine=None, host=0, disk=0, null_slots=1,
-        eviction="recency", host_copies=None, write="on-evict", writes_below=None, ghosts=None, speeds=None,
-        recompute=true, copy_retries=3, groups=1, namespace=None, key_hash="sha256", keyed=None,
-        memory=None))]
+        eviction="recency", host_copies=None, write="on-evict", writes_below=None, ghosts=None,
+        speeds=None, recompute=true, copy_retries=3, groups=1, namespace=None, key_hash="sha256",
+        keyed=None, memory=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         #[pyo3(from_py_with = arguments::block_size)] block_size: u32,
@@ -103,7 +103,9 @@ impl Cache {
         all.set_item("null_slots", own.null_slots)?;
         let eviction = arguments::said(&own.policy, &arguments::EVICTIONS);
         all.set_item("eviction", eviction)?;
-        all.set_item("host_copies", own.host_copies.map(|_| ()))?;
+        let copies = own.host_copies;
+        let copies = copies.and_then(|copies| arguments::said(&copies, &arguments::HOST_COPIES));
+        all.set_item("host_copies", copies)?;
         all.set_item("write", arguments::said(&own.write, &arguments::WRITES))?;
         all.set_item("ghosts", own.ghosts)?;
         all.set_item("speeds", speeds)?;

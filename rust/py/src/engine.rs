@@ -215,8 +215,8 @@ impl Cache {
     /// Says that the engine uses these paths, whatever of them lies below.
     ///
     /// Hits on the engine's own blocks are not seen here, so that what is below would grow old.
-    /// Say it of each request once when it has `ended`, so that the order learns from it, and as often
-    /// as you like before.
+    /// Say it of each request once when it has `ended`, so that the order learns from it, and as
+    /// often as you like before.
     ///
     /// Args:
     ///     rows: The keys of each path, a list.
@@ -227,9 +227,10 @@ impl Cache {
     ///     ttl: After so many ticks they go first.
     ///
     /// Raises:
-    ///     Misuse: The cache owns its device, the keys are of blocks of another size, or a hint is out
-    ///         of range.
-    #[pyo3(signature = (rows, *, ended=false, retention="ordinary", next_use=None, priority=None, ttl=None))]
+    ///     Misuse: The cache owns its device, the keys are of blocks of another size, or a hint is
+    ///         out of range.
+    #[pyo3(signature = (rows, *, ended=false, retention="ordinary", next_use=None, priority=None,
+        ttl=None))]
     fn used(
         &self,
         py: Python<'_>,

@@ -31,13 +31,15 @@ pub(crate) fn forked() {
 ///     host: Slots of the host; 0 for none.
 ///     disk: Slots of the tier below the host; 0 for none.
 ///     null_slots: Leading device slots that pad block tables and are never given out.
-///     eviction: What is evicted first, of the blocks that are no other's prefix there. "recency": what
-///         was used least recently. "learned": what is least likely to be used again soon, as learned
-///         from how blocks of such requests were used again so far; hints of `finish` are learned
-///         alike. "bonus": as recency, but what was used again counts as younger. "newest": what is
-///         new, for loops that do not fit. "heap": what has the lowest priority, then as recency.
-///     host_copies: When copies on the host of what the device has too are evicted: "first", once the
-///         device has used the block again, or "last". None: "first" where eviction is "learned".
+///     eviction: What is evicted first, of the blocks that are no other's prefix there. "recency":
+///         what was used least recently. "learned": what is least likely to be used again soon, as
+///         learned from how blocks of such requests were used again so far; hints of `finish` are
+///         learned alike. "bonus": as recency, but what was used again counts as younger. "newest":
+///         what is new, for loops that do not fit. "heap": what has the lowest priority, then as
+///         recency.
+///     host_copies: When copies on the host of what the device has too are evicted: "first", once
+///         the device has used the block again, or "last". None: "first" where eviction is
+///         "learned".
 ///     write: What `demote(blocks)` copies down from the device. "on-evict": the next victims.
 ///         "through": first the published blocks in the order of their publication, then the next
 ///         victims. "second-touch": those of the next victims that were used more than once, which

@@ -333,7 +333,12 @@ class House:
 Act = Callable[[House], object]
 NONE = "to = disk: name a tier below the device that has slots"
 BAD: list[tuple[str, Act, type[Exception], str]] = [
-    ("an unknown tier", lambda h: h.cache.demote(1, tier="tape"), by.Misuse, 'tier = "tape": must'),
+    (
+        "an unknown tier",
+        lambda h: h.cache.demote(1, tier="tape"),
+        by.Misuse,
+        'tier = "tape": did you',
+    ),
     ("a tier by number", lambda h: h.cache.demote(1, tier=2), TypeError, "tier"),
     ("no such tier", lambda h: h.two.demote(1, tier="disk"), by.Misuse, "tier = disk"),
     ("less than 0", lambda h: h.cache.demote(-1, tier="host"), by.Misuse, "blocks = -1"),
@@ -362,7 +367,12 @@ BAD: list[tuple[str, Act, type[Exception], str]] = [
     ("spent", lambda h: h.cache.demote(1, of=h.spent, to="disk"), by.SpentLease, "is spent"),
     ("foreign", lambda h: h.cache.demote(1, of=h.foreign, to="disk"), by.ForeignLease, "another"),
     ("of text", lambda h: h.cache.demote(1, of="x", to="disk"), by.Misuse, "to goes with of="),
-    ("up to no tier", lambda h: h.cache.promote(h.keys, to="tape"), by.Misuse, 'to = "tape": must'),
+    (
+        "up to no tier",
+        lambda h: h.cache.promote(h.keys, to="tape"),
+        by.Misuse,
+        'to = "tape": did you',
+    ),
     ("up to none", lambda h: h.two.promote(h.two.keys(text(1, 8)), to="disk"), by.Misuse, NONE),
     ("less than none", lambda h: h.cache.promote(h.keys, -1, to="host"), by.Misuse, "blocks = -1"),
     (

@@ -232,7 +232,7 @@ def test_what_begins_leave_has_a_unit_and_a_meaning() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"write": "back"}, r'write = "back": must be one of .*"second-touch"'),
+        ({"write": "back"}, r'write = "back": did you mean .* one of .*"second-touch"'),
         ({"ghosts": -1}, "ghosts = -1"),
         ({"ghosts": "many"}, "ghosts"),
         ({"ghosts": 2**30 + 1}, "ghosts = 1073741825"),
