@@ -1,7 +1,11 @@
 """How copies between a GPU and its host are best made: measured once, and frozen here."""
 
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Self
 
+from blockyard._core import Misuse
 from blockyard.shared.validate import integer
 
 __all__ = ["Thresholds"]
@@ -61,3 +65,24 @@ class Thresholds:
             least = int(field.name in _POSITIVE)
             given = integer(f"thresholds: {field.name}", getattr(self, field.name), least=least)
             object.__setattr__(self, field.name, given)
+
+    @classmethod
+    def of(cls, given: object) -> Self:
+        """Returns thresholds as they are, or made of some of them by name.
+
+        Args:
+            given: Thresholds, or a mapping.
+
+        Raises:
+            Misuse: It is neither, a name is unknown, or a value is out of range.
+        """
+        if isinstance(given, cls):
+            return given
+        names = [field.name for field in fields(cls)]
+        if not isinstance(given, Mapping):
+            raise Misuse(f"thresholds = {given!r}: give a mapping with some of {', '.join(names)}")
+        for name in given:
+            if name not in names:
+                near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.0)
+                raise Misuse(f"there is no {name!r} in thresholds: did you mean {near[0]!r}?")
+        return cls(**given)

@@ -13,13 +13,17 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_arg
 from blockyard._core import Misuse
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.thresholds import Thresholds
-from blockyard.shared.validate import integer, one_of
+from blockyard.shared.validate import integer, known, one_of
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier
 from blockyard.yard.sizes import in_blocks
 
-__all__ = ["Config", "ConfigKeywords", "Speeds", "agree"]
+__all__ = ["Config", "ConfigKeywords", "Eviction", "HostCopies", "Speeds", "agree"]
 
 
+Eviction: TypeAlias = Literal["recency", "learned", "bonus", "newest", "heap"]
+"""Which blocks are evicted first."""
+HostCopies: TypeAlias = Literal["first", "last"]
+"""When copies on the host of what the device has too are evicted."""
 Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 """What is copied down from a tier."""
 
@@ -55,7 +59,8 @@ class ConfigKeywords(TypedDict, total=False):
     host: int | str
     disk: int | str
     null_slots: int
-    eviction: Literal["recency", "heap"]
+    eviction: Eviction
+    host_copies: HostCopies | None
     write: Write | Mapping[str, Write]
     ghosts: int | None
     ahead: int | Mapping[str, int] | None
@@ -89,7 +94,13 @@ class Config:
         ranks: Cranes that report the outcome of every flight.
         block_size: Tokens per block.
         null_slots: Leading device slots that pad block tables and are never given out.
-        eviction: "recency" (lists, O(1)) or "heap" (an indexed heap of leaves).
+        eviction: What is evicted first, of the blocks that are no other's prefix: "recency", what
+            was used least recently; "learned", what is least likely to be used again soon, as it
+            learns from use and from hints; "bonus", as recency, but what was used again counts as
+            younger; "newest", what is new; "heap", what has the lowest priority.
+        host_copies: When copies on the host of what the device has too are evicted: "first", once
+            the device has used the block again, or "last". None: "first" where eviction is
+            "learned".
         write: What is copied down from the device: "on-evict", the next victims ahead of need;
             "through", every block when it is published; "second-touch", victims that were used more
             than once. From the host down it is "on-evict". Or a mapping of both, by the tier that
@@ -126,7 +137,8 @@ class Config:
     ranks: int = _Default(1)
     block_size: int = _Default(16)
     null_slots: int = 1
-    eviction: Literal["recency", "heap"] = "recency"
+    eviction: Eviction = "recency"
+    host_copies: HostCopies | None = None
     write: ByTier[Write] | Mapping[str, Write] = "on-evict"
     ghosts: int | None = None
     ahead: ByTier[int] | Mapping[str, int] | None = None
@@ -159,6 +171,7 @@ class Config:
                 settle(self, name, integer(name, getattr(self, name), least=least))
         for name, words in _WORDS.items():
             settle(self, name, one_of(name, getattr(self, name), words))
+        settle(self, "eviction", known("eviction", self.eviction, get_args(Eviction)))
         for name, form in _FORMS.items():
             if getattr(self, name) is not None:
                 settle(self, name, form(getattr(self, name)))
@@ -357,7 +370,6 @@ def _least(least: int) -> Callable[[str, object], int]:
 
 
 _WORDS: dict[str, tuple[str | bool, ...]] = {
-    "eviction": ("recency", "heap"),
     "key_hash": ("sha256", "xxh3"),
     "recompute": (True, False),
 }
@@ -379,21 +391,6 @@ def _speeds(given: object) -> Speeds:
 def _counts(speeds: Sequence[int | None]) -> list[int]:
     """As plain numbers, without what is not given."""
     return [count for count in speeds if count is not None]
-
-
-def _thresholds(given: object) -> Thresholds:
-    """Thresholds, or some of them by name."""
-    if isinstance(given, Thresholds):
-        return given
-    if not isinstance(given, Mapping):
-        names = ", ".join(field.name for field in fields(Thresholds))
-        raise Misuse(f"thresholds = {given!r}: give a mapping with some of {names}")
-    known = [field.name for field in fields(Thresholds)]
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
-            raise Misuse(f"there is no {name!r} in thresholds: did you mean {near[0]!r}?")
-    return Thresholds(**given)
 
 
 def _keyed(given: object) -> tuple[str, ...]:
@@ -438,9 +435,10 @@ _BY_TIER: dict[str, tuple[Sequence[str], Callable[[str, object], object]]] = {
     "write": (TIERS[:-1], lambda name, given: one_of(name, given, get_args(Write))),
 }
 _FORMS: dict[str, Callable[[object], object]] = {
+    "host_copies": lambda given: known("host_copies", given, get_args(HostCopies)),
     "keyed": _keyed,
     "speeds": _speeds,
-    "thresholds": _thresholds,
+    "thresholds": Thresholds.of,
     "namespace": _namespace,
     **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},
 }

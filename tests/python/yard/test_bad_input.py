@@ -52,6 +52,8 @@ MAKING: list[tuple[str, dict[str, Any], type[by.Misuse], str]] = [
     ("no group", {"groups": 0}, by.Unsupported, "groups = 0"),
     ("a thousand groups", {"groups": 1000}, by.Misuse, "groups = 1000"),
     ("an unknown policy", {"eviction": "lru"}, by.Misuse, "eviction = 'lru'"),
+    ("nearly one", {"eviction": "learnt"}, by.Misuse, "'learnt': did you mean 'learned'"),
+    ("copies second", {"host_copies": "frist"}, by.Misuse, "'frist': did you mean 'first'"),
     ("an unknown hash", {"key_hash": "md5"}, by.Misuse, "key_hash = 'md5'"),
     ("an unknown keyed tier", {"keyed": ["tape"]}, by.Misuse, "keyed = 'tape'"),
     ("an unknown name", {"namespace": {"modle": "x"}}, by.Misuse, '"modle"'),
@@ -74,7 +76,7 @@ def test_a_cache_that_cannot_be_is_refused(
 @pytest.mark.parametrize(
     ("keyed", "says"),
     [
-        (["host", "tape"], 'keyed = "tape": must be one of "device", "host", "disk"'),
+        (["host", "tape"], 'keyed = "tape": did you mean "device"? It must be one of "device"'),
         (["device"], "keyed = device: the device names its blocks by slot alone"),
         ("host", "keyed = host: pass names of tiers"),
         (7, "keyed = 7: pass names of tiers"),

@@ -155,6 +155,10 @@ def test_sizes_of_memory_are_blocks_of_the_layout_per_rank_or_per_host() -> None
         ({"device": -5}, "device = -5"),
         ({"device": 8, "write": "bogus"}, "write = 'bogus': must be one of 'on-evict', 'through'"),
         ({"device": 8, "eviction": ["x"]}, "eviction ="),
+        ({"device": 8, "eviction": None}, "eviction = None: .* one of recency, learned, bonus"),
+        ({"device": 8, "eviction": "recent"}, "eviction = 'recent': did you mean 'recency'"),
+        ({"device": 8, "host_copies": "lsat"}, "host_copies = 'lsat': did you mean 'last'"),
+        ({"device": 8, "host_copies": True}, "host_copies = True: did you mean"),
         ({"device": 8, "copy_retries": "x"}, "copy_retries = 'x'"),
         ({"device": 8, "speeds": 5}, "speeds = 5"),
         ({"device": 8, "speeds": [1]}, r"speeds = \[1\]"),
@@ -197,6 +201,16 @@ def test_keyed_tiers_are_the_same_in_whatever_order_they_are_named() -> None:
     assert "keyed" not in by.Config(device=8).to_mapping(), "as it was without keyed tiers"
 
 
+def test_a_file_names_an_order_and_the_place_of_copies(tmp_path: Path) -> None:
+    path = tmp_path / "kv.toml"
+    path.write_text('[blockyard]\ndevice = 8\nhost = 8\neviction = "learned"\nhost_copies = "last"')
+    config = by.Config.read(path)
+    assert (config.eviction, config.host_copies) == ("learned", "last")
+    assert {"eviction": "learned", "host_copies": "last"}.items() <= config.core().items()
+    assert by.KVCache(config).config == by.Config.of(config.to_mapping()) == config
+    assert "host_copies" not in by.Config(device=8).to_mapping(), "as it was without"
+
+
 def test_a_file_that_is_no_configuration_is_named(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text("device = [")
@@ -215,6 +229,8 @@ def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
     for change in (
         {"null_slots": 2},
         {"eviction": "heap"},
+        {"host_copies": "first"},
+        {"host_copies": "last"},
         {"write": "through"},
         {"ghosts": 7},
         {"ahead": 3},
@@ -230,7 +246,7 @@ def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
         {"layout": by.KVLayout.llama(layers=2, kv_heads=4, head_dim=16, block_size=8, ranks=2)},
     ):
         prints.add(by.Config.of(config.to_mapping() | change).fingerprint)
-    assert len(prints) == 16
+    assert len(prints) == 18
     sized = by.Config.of(config.to_mapping() | {"device": 7, "host": 9, "disk": 8})
     assert sized.fingerprint == config.fingerprint
 

@@ -225,7 +225,7 @@ VERBS: list[tuple[str, int, list[str]]] = [
     ("park", 2, ["after", "ticket"]),
     ("abandon", 1, []),
     ("fork", 2, ["reserve"]),
-    ("finish", 1, ["retention", "after"]),
+    ("finish", 1, ["retention", "next_use", "priority", "ttl", "after"]),
     ("demote", 1, ["of"]),
     ("promote", 2, []),
     ("commit", 2, ["corrupt", "done"]),
@@ -292,8 +292,9 @@ def test_whatever_is_passed_is_served_or_refused_and_the_cache_is_sound(
         check(house, *call)
 
 
-MAKING = ("block_size", "device", "host", "null_slots", "eviction", "write", "ghosts", "speeds",
-          "recompute", "copy_retries", "groups", "namespace", "key_hash", "keyed")  # fmt: skip
+MAKING = ("block_size", "device", "host", "null_slots", "eviction", "host_copies", "write",
+          "ghosts", "speeds", "recompute", "copy_retries", "groups", "namespace", "key_hash",
+          "keyed")  # fmt: skip
 
 
 @profile(60)

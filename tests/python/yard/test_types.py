@@ -13,6 +13,7 @@ import blockyard as by
 
 def making_and_asking(cache: by.KVCache) -> None:
     assert_type(by.KVCache(device=8, host=8, eviction="heap"), by.KVCache)
+    by.KVCache(device=8, eviction="learned", host_copies="first")
     by.KVCache(device=8, eviction="lru")  # type: ignore[arg-type]
     by.KVCache(8)  # type: ignore[arg-type]
     assert_type(cache.block_size, int)
@@ -92,6 +93,8 @@ def ending(cache: by.KVCache, lease: by.Lease, keys: by.Keys) -> None:
     assert_type(parked.state, Literal["kept", "broken", "spent"])
     assert_type(cache.fork(lease, 3), by.Lease)
     cache.finish([lease], retention="session-ended", after=3)
+    cache.finish(lease, next_use=2, priority=100, ttl=7)
+    cache.finish(lease, next_use="soon")  # type: ignore[arg-type]
     cache.finish(lease, retention="soon")  # type: ignore[arg-type]
     cache.finish(parked)  # type: ignore[arg-type]
     cache.abandon(parked)
