@@ -8,7 +8,7 @@ import numpy as np
 
 from blockyard._core import Misuse
 
-__all__ = ["integer", "known", "one_of"]
+__all__ = ["integer", "known", "one_of", "shown"]
 
 _Word = TypeVar("_Word", bound=str | bool | None)
 
@@ -32,7 +32,7 @@ def integer(name: str, value: object, *, least: int | None = 1, most: int | None
     wanted = "an integer" if least is None else f"an integer >= {least}"
     if most is not None:
         wanted = f"an integer <= {most}" if least is None else f"an integer from {least} to {most}"
-    raise Misuse(f"{name} = {_shown(value)}: must be {wanted}")
+    raise Misuse(f"{name} = {shown(value)}: must be {wanted}")
 
 
 def one_of(name: str, value: object, words: Iterable[_Word]) -> _Word:
@@ -51,7 +51,7 @@ def one_of(name: str, value: object, words: Iterable[_Word]) -> _Word:
         if value is word or (isinstance(value, str) and value == word):
             return word
     known = ", ".join(map(repr, allowed))
-    raise Misuse(f"{name} = {_shown(value)}: must be one of {known}")
+    raise Misuse(f"{name} = {shown(value)}: must be one of {known}")
 
 
 def known(name: str, value: object, names: Iterable[str]) -> str:
@@ -68,13 +68,13 @@ def known(name: str, value: object, names: Iterable[str]) -> str:
     all_ = tuple(names)
     if isinstance(value, str) and value in all_:
         return value
-    text = value[:60] if isinstance(value, str) else _shown(value)
+    text = value[:60] if isinstance(value, str) else shown(value)
     near = difflib.get_close_matches(text, all_, n=1, cutoff=0.0)[0]
-    raise Misuse(f"{name} = {_shown(value)}: did you mean {near!r}? It is one of {', '.join(all_)}")
+    raise Misuse(f"{name} = {shown(value)}: did you mean {near!r}? It is one of {', '.join(all_)}")
 
 
-def _shown(value: object) -> str:
-    """Its beginning, where it is long."""
+def shown(value: object) -> str:
+    """The beginning of a value as an error shows it, the whole where it is short."""
     try:
         return f"{value!r:.60}"
     except ValueError:  # Python writes no integer of more than 4,300 digits.
