@@ -1,16 +1,15 @@
 """Continuous batching over a `KVCache`: which requests run in the next step, wait, or stop."""
 
 from collections.abc import Hashable, Iterable
-from threading import get_ident
 from time import monotonic
 from typing import Final, Literal, get_args
-from weakref import WeakKeyDictionary, ref
 
 from blockyard._core import Keys, Lease, Misuse, Ticket, Unavailable
 from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.arrival import arrived, sample_ids
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
+from blockyard.scheduling.driver import Driver
 from blockyard.scheduling.engine import Ack, Engine, Output, Step, Stops
 from blockyard.scheduling.explain import Explainer
 from blockyard.scheduling.forks import Forks
@@ -32,9 +31,6 @@ from blockyard.yard.explain import Explanation
 from blockyard.yard.parking import Parking
 
 __all__ = ["Scheduler"]
-
-_drivers: "Final[WeakKeyDictionary[KVCache, ref[Scheduler]]]" = WeakKeyDictionary()
-"""The scheduler of each cache: there is one at a time."""
 
 
 class Scheduler:
@@ -75,12 +71,7 @@ class Scheduler:
             raise Misuse(f"options = {options!r:.60}: must be SchedulerOptions(...)")
         if cache.closed:
             raise Misuse("this cache is closed: make another one")
-        other = driver() if (driver := _drivers.get(cache)) else None
-        if other is not None and not other.idle:
-            raise Misuse(
-                f"another scheduler drives this cache, with {len(other._lifecycle)} requests: "  # noqa: SLF001 - of its own kind
-                "use that one, or end its requests before you make another"
-            )
+        Driver.check_free(cache)
         self._cache = cache
         self._options = options
         headroom = options.headroom_policy()
@@ -114,23 +105,11 @@ class Scheduler:
         self._explainer = Explainer(cache, queue, seats, batch, self._admission, lifecycle, stalls)
         self._stats = SchedulerStats(cache, queue, seats, batch, lifecycle, counters)
         self._added = 0
-        self._replaced = False
-        self._thread: int | None = None
-        if other is not None:
-            other._replaced = True  # noqa: SLF001 - likewise
-        _drivers[cache] = ref(self)
+        self._driver = Driver(cache, lifecycle, seats, batch)
 
     def _check_driver(self) -> None:
         """Refuses a verb of another thread, and once another scheduler drives the cache."""
-        if self._thread != get_ident():
-            if self._thread is not None:
-                raise Misuse(
-                    "this scheduler is another thread's: call it there, feed it through an "
-                    "AsyncEngine, or call hand_over() in that thread first"
-                )
-            self._thread = get_ident()
-        if self._replaced:
-            raise Misuse("another scheduler has taken this cache over: use that one")
+        self._driver.check()
 
     def hand_over(self) -> None:
         """Lets another thread have it: the next one that calls a verb.
@@ -138,8 +117,7 @@ class Scheduler:
         Raises:
             Misuse: Another thread has it.
         """
-        self._check_driver()
-        self._thread = None
+        self._driver.hand_over()
 
     def _check_open(self) -> None:
         self._check_driver()
@@ -428,7 +406,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether there is nothing more to do; a step without rows may be in flight."""
-        return not len(self._lifecycle) and not len(self._seats) and not self._batch.computing
+        return self._driver.idle
 
     def stats(self) -> dict[str, int]:
         """Returns counters and sizes; `SCHEMA` has units and meanings. Any thread may ask."""

@@ -1,0 +1,83 @@
+"""Who drives a cache: one scheduler at a time, and that from one thread."""
+
+from threading import get_ident
+from typing import Final
+from weakref import WeakKeyDictionary, ref
+
+from blockyard._core import Misuse
+from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.lifecycle import Lifecycle
+from blockyard.scheduling.seats import Seats
+from blockyard.yard.cache import KVCache
+
+__all__ = ["Driver"]
+
+_drivers: "Final[WeakKeyDictionary[KVCache, ref[Driver]]]" = WeakKeyDictionary()
+"""The driver of each cache."""
+
+
+class Driver:
+    """A scheduler as the one that drives its cache, and the thread that drives the scheduler.
+
+    Args:
+        cache: The cache; a driver that it had is replaced.
+        lifecycle: The requests of the scheduler.
+        seats: Its seats.
+        batch: What runs.
+    """
+
+    def __init__(self, cache: KVCache, lifecycle: Lifecycle, seats: Seats, batch: Batch) -> None:
+        self._lifecycle = lifecycle
+        self._seats = seats
+        self._batch = batch
+        self._replaced = False
+        self._thread: int | None = None
+        other = _driver_of(cache)
+        if other is not None:
+            other._replaced = True  # noqa: SLF001 - of its own kind
+        _drivers[cache] = ref(self)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing more to do; a step without rows may be in flight."""
+        return not len(self._lifecycle) and not len(self._seats) and not self._batch.computing
+
+    def check(self) -> None:
+        """Refuses another thread than that of the first call, and all once it is replaced.
+
+        Raises:
+            Misuse: It is one of these.
+        """
+        if self._thread != get_ident():
+            if self._thread is not None:
+                raise Misuse(
+                    "this scheduler is another thread's: call it there, feed it through an "
+                    "AsyncEngine, or call hand_over() in that thread first"
+                )
+            self._thread = get_ident()
+        if self._replaced:
+            raise Misuse("another scheduler has taken this cache over: use that one")
+
+    def hand_over(self) -> None:
+        """Lets another thread have it: the next one that calls."""
+        self.check()
+        self._thread = None
+
+    @staticmethod
+    def check_free(cache: KVCache) -> None:
+        """Refuses a cache that another scheduler drives, and has something to do with.
+
+        Raises:
+            Misuse: There is such a scheduler.
+        """
+        other = _driver_of(cache)
+        if other is not None and not other.idle:
+            raise Misuse(
+                f"another scheduler drives this cache, with {len(other._lifecycle)} requests: "  # noqa: SLF001 - of its own kind
+                "use that one, or end its requests before you make another"
+            )
+
+
+def _driver_of(cache: KVCache) -> Driver | None:
+    driver = _drivers.get(cache)
+    return None if driver is None else driver()
