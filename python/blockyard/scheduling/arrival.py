@@ -1,18 +1,19 @@
 """What a caller gives of a request, checked, as a `Request`; n samples are n requests."""
 
 from collections.abc import Hashable, Iterable
-from typing import Final, TypedDict, get_args
+from typing import Final, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Keys, Misuse, Ticket, TooLarge
-from blockyard.scheduling.request import Media, Request, Retention
+from blockyard.scheduling.request import Media, Request
 from blockyard.scheduling.validate import prompt_of, ticket_of, whole
+from blockyard.shared.hints import Hints, Retention
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
 
-__all__ = ["RequestKeywords", "arrived", "check_id", "sample_ids"]
+__all__ = ["RequestKeywords", "arrived", "check_id", "hints_of", "sample_ids"]
 
 
 class RequestKeywords(TypedDict, total=False):
@@ -25,6 +26,9 @@ class RequestKeywords(TypedDict, total=False):
     keys: Keys | None
     read_prefix: bool
     retention: Retention
+    next_use: float | None
+    retention_priority: int | None
+    retention_ttl: int | None
     ticket: Ticket | None
 
 
@@ -55,6 +59,19 @@ def sample_ids(request: Hashable, n: object) -> tuple[Hashable, ...]:
     return (request,) if n == 1 else tuple((request, at) for at in range(n))
 
 
+def hints_of(
+    retention: object, next_use: object, retention_priority: object, retention_ttl: object
+) -> Hints:
+    """Hints by the names that they have here, where a priority is the queue's.
+
+    Raises:
+        Misuse: A value is none of those that are allowed.
+    """
+    return Hints.checked(
+        retention, next_use, retention_priority, retention_ttl, prefix="retention_"
+    )
+
+
 def arrived(  # noqa: PLR0913 - keywords
     cache: KVCache,
     request: Hashable,
@@ -70,7 +87,7 @@ def arrived(  # noqa: PLR0913 - keywords
     media: Iterable[Media] | None,
     keys: Keys | None,
     read_prefix: bool,
-    retention: Retention,
+    hints: Hints,
     ticket: Ticket | None,
 ) -> list[Request]:
     """The samples of a request; the first computes the prompt, and leads the others.
@@ -80,7 +97,6 @@ def arrived(  # noqa: PLR0913 - keywords
         TooLarge: The device can never hold one.
     """
     max_tokens, priority = whole("max_tokens", max_tokens), whole("priority", priority, None)
-    one_of("retention", retention, get_args(Retention))
     one_of("read_prefix", read_prefix, (True, False))
     if ticket is not None:
         ticket = ticket_of(request, ticket, cache)
@@ -98,7 +114,7 @@ def arrived(  # noqa: PLR0913 - keywords
             lora,
             prompt_keys,
             read_prefix=read_prefix,
-            retention=retention,
+            hints=hints,
         )
         for at, sample in enumerate(samples)
     ]

@@ -15,6 +15,7 @@ from blockyard.scheduling.request import Request, RequestState, Result
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.step_output import check_acks
 from blockyard.scheduling.validate import bounded, whole
+from blockyard.shared.hints import NO_HINTS
 from blockyard.shared.validate import one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
@@ -279,8 +280,8 @@ class Lifecycle:
         after = self._batch.pending_write(seat)
         if after is not None:
             self._batch.hold_back(self._cache.exclusive_blocks(seat.lease), after)
-        retention = seat.request.retention if ends else "ordinary"
-        self._cache.finish(seat.lease, retention=retention, after=after)
+        hints = seat.request.hints if ends else NO_HINTS
+        self._cache.finish(seat.lease, **hints.keywords, after=after)
         if seat.ticket is not None:
             self._cache.release(seat.ticket)
         self._vacate(seat)

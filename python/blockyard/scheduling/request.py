@@ -3,21 +3,19 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Keys, Lease, Parked, Ticket
+from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.yard.cache import KVCache
 
-__all__ = ["TERMINAL", "Media", "Request", "RequestState", "Result", "Retention", "max_blocks"]
+__all__ = ["TERMINAL", "Media", "Request", "RequestState", "Result", "max_blocks"]
 
 Media: TypeAlias = tuple[int, int, str | bytes]
 """An item at token positions [start, end) of a prompt, and its id."""
-
-Retention: TypeAlias = Literal["ordinary", "session-ended", "retain"]
-"""When the blocks of a request that has ended are evicted: in their turn, first, or last."""
 
 
 class RequestState(StrEnum):
@@ -81,7 +79,8 @@ class Request:
     """The keys of its prompt; None until they are made of salt, lora and tokens."""
     read_prefix: bool = True
     """Whether its prompt may be found in the cache, rather than computed."""
-    retention: Retention = "ordinary"
+    hints: Hints = NO_HINTS
+    """What is known of its future, for when it has ended."""
     ticket: Ticket | None = None
     """Room promised to it; None once it has begun."""
     leader: "Request | None" = None

@@ -6,7 +6,7 @@ from typing import Final, Literal, get_args
 
 from blockyard._core import Keys, Lease, Misuse, Ticket, Unavailable
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.arrival import arrived, sample_ids
+from blockyard.scheduling.arrival import arrived, hints_of, sample_ids
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.driver import Driver
@@ -19,11 +19,12 @@ from blockyard.scheduling.output_processor import OutputProcessor
 from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.pressure import Pressure
 from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.request import Media, RequestState, Result, Retention
+from blockyard.scheduling.request import Media, RequestState, Result
 from blockyard.scheduling.seats import Seats
 from blockyard.scheduling.stall import Stalls
 from blockyard.scheduling.starts import Starts
 from blockyard.scheduling.stats import SchedulerStats
+from blockyard.shared.hints import Retention
 from blockyard.shared.stall import Clock
 from blockyard.shared.validate import one_of
 from blockyard.yard.cache import KVCache
@@ -140,6 +141,9 @@ class Scheduler:
         keys: Keys | None = None,
         read_prefix: bool = True,
         retention: Retention = "ordinary",
+        next_use: float | None = None,
+        retention_priority: int | None = None,
+        retention_ttl: int | None = None,
         ticket: Ticket | None = None,
     ) -> tuple[Hashable, ...]:
         """Adds a request to the waiting queue.
@@ -158,7 +162,10 @@ class Scheduler:
                 thread, or by the engine (`ready_keys`). Salt, lora and media are in them.
             read_prefix: False to find nothing of the prompt in the cache, so that every token of
                 it is computed, as log probabilities of a prompt need it.
-            retention: As in `KVCache.finish`, for when it has ended.
+            retention: As in `KVCache.finish`, for when it has ended; `hint` may say another later.
+            next_use: Likewise.
+            retention_priority: Likewise, as `priority` there. Here that is of the queue.
+            retention_ttl: Likewise, as `ttl` there.
             ticket: Room promised to it by `KVCache.promise`; it is given back if the request never
                 begins.
 
@@ -177,6 +184,7 @@ class Scheduler:
                 raise Misuse(f"request {sample!r} is there already: give each an id of its own")
         if ticket is not None and any(other.ticket is ticket for other in self._queue.promised):
             raise Misuse(f"ticket {ticket.id} of request {request!r} is another request's")
+        hints = hints_of(retention, next_use, retention_priority, retention_ttl)
         entries = arrived(
             self._cache,
             request,
@@ -191,7 +199,7 @@ class Scheduler:
             media=media,
             keys=keys,
             read_prefix=read_prefix,
-            retention=retention,
+            hints=hints,
             ticket=ticket,
         )
         self._added += len(entries)
@@ -206,6 +214,34 @@ class Scheduler:
         """
         self._check_driver()
         self._lifecycle.abort(self._lifecycle.get(request))
+
+    def hint(
+        self,
+        request: Hashable,
+        *,
+        retention: Retention = "ordinary",
+        next_use: float | None = None,
+        retention_priority: int | None = None,
+        retention_ttl: int | None = None,
+    ) -> None:
+        """Says what is known of a request's future now, in place of all that was said before.
+
+        It is for what its answer tells: a tool is called, so that the session goes on in a few
+        seconds. Say it before the output that ends the request; then its blocks are released.
+
+        Args:
+            request: Its id.
+            retention: As in `add`.
+            next_use: As in `add`.
+            retention_priority: As in `add`.
+            retention_ttl: As in `add`.
+
+        Raises:
+            Misuse: There is no such request, or a value is out of range.
+        """
+        self._check_driver()
+        hints = hints_of(retention, next_use, retention_priority, retention_ttl)
+        self._lifecycle.get(request).hints = hints
 
     def hold(self, request: Hashable) -> None:
         """Computes no more tokens of a request for now, as nobody reads those that are there.

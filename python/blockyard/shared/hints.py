@@ -1,20 +1,29 @@
 """Hints: what is known of a request's future when it ends, checked. None of them is a promise."""
 
 from math import isfinite
-from typing import Final, Literal, NamedTuple, Self, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_args
 
 import numpy as np
 
 from blockyard._core import Misuse
 from blockyard.shared.validate import integer, known, shown
 
-__all__ = ["Hints", "Retention"]
+__all__ = ["NO_HINTS", "HintKeywords", "Hints", "Retention"]
 
 Retention: TypeAlias = Literal["ordinary", "session-ended", "retain"]
 """When the blocks of a request that has ended are evicted: in their turn, first, or last."""
 
 _MOST_PRIORITY: Final = 100
 _MOST_TICKS: Final = 2**32 - 1
+
+
+class HintKeywords(TypedDict):
+    """Hints as keywords of `KVCache.finish` and `used`."""
+
+    retention: Retention
+    next_use: float | None
+    priority: int | None
+    ttl: int | None
 
 
 class Hints(NamedTuple):
@@ -24,6 +33,12 @@ class Hints(NamedTuple):
     next_use: float | None = None
     priority: int | None = None
     ttl: int | None = None
+
+    @property
+    def keywords(self) -> HintKeywords:
+        """Themselves as keywords."""
+        retention, next_use, priority, ttl = self
+        return {"retention": retention, "next_use": next_use, "priority": priority, "ttl": ttl}
 
     @classmethod
     def checked(
@@ -55,6 +70,10 @@ class Hints(NamedTuple):
             else integer(f"{prefix}priority", priority, least=0, most=_MOST_PRIORITY),
             None if ttl is None else integer(f"{prefix}ttl", ttl, least=0, most=_MOST_TICKS),
         )
+
+
+NO_HINTS: Final = Hints()
+"""Where nothing is known."""
 
 
 def _seconds(given: object) -> float:

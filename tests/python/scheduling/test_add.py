@@ -179,9 +179,9 @@ def test_a_preempted_request_is_not_over() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(loop.cache, name)
 
-        def finish(self, lease: by.Lease, *, retention: Any, after: int | None) -> None:
-            told.append(retention)
-            loop.cache.finish(lease, retention=retention, after=after)
+        def finish(self, lease: by.Lease, **said: Any) -> None:
+            told.append(said["retention"])
+            loop.cache.finish(lease, **said)
 
     loop.scheduler._lifecycle._cache = Spy()  # type: ignore[assignment]
     for number, name in enumerate(("old", "new"), 1):

@@ -381,6 +381,9 @@ class Machine(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 2, 3]),
         read_prefix=st.booleans(),
         retention=st.sampled_from(["ordinary", "session-ended", "retain"]),
+        next_use=st.none() | st.floats(0, 1e6),
+        retention_priority=st.none() | st.integers(0, 100),
+        retention_ttl=st.none() | st.integers(0, 50),
     )
     def add(self, family: int, prompt: int, most: int, **keywords: Any) -> None:
         name = len(self.asked)
