@@ -20,6 +20,7 @@ from blockyard._core import Keys, Misuse, NoRoom, Parked
 from blockyard.engines.candidates import Candidates
 from blockyard.engines.loads import Loads
 from blockyard.engines.orders import NO_IDS, Ids, Orders
+from blockyard.shared.hints import NO_HINTS, Hints, Retention
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
@@ -79,6 +80,9 @@ class Connector:
         self._waiting: dict[_Row, None] = {}  # what is kept and not loading, the oldest first
         self._keeping: dict[int, _Row] = {}  # by the flight that copies what is kept
         self._stows: list[tuple[Keys, Ids, int]] = []
+        self._learns = cache.config.eviction != "recency"
+        # The paths of requests that have ended, by what they have said.
+        self._ended: dict[Hints, list[Keys]] = {}
         # Their paths, in the order in which they are touched next.
         self._running: OrderedDict[Hashable, Keys] = OrderedDict()
         self._now = 0
@@ -197,21 +201,43 @@ class Connector:
             self._keeping[plan.flight] = row
         return kept is not None
 
-    def finished(self, request: Hashable, keys: Keys | None = None, ids: Ids = ()) -> bool:
+    def finished(
+        self,
+        request: Hashable,
+        keys: Keys | None = None,
+        ids: Ids = (),
+        *,
+        retention: Retention = "ordinary",
+        next_use: float | None = None,
+        priority: int | None = None,
+        ttl: int | None = None,
+    ) -> bool:
         """Ends a request, and stows its full blocks for others.
+
+        What is known of its future holds for all of its blocks that lie below or come there now.
 
         Args:
             request: Its id. One that was never matched has nothing to give up.
             keys: The keys of its full blocks; None to stow nothing, as where it is aborted.
             ids: The engine's ids of those blocks whose KV is computed, from the first on.
+            retention: As in `KVCache.finish`; so are the others.
+            next_use: Seconds until they will be used again.
+            priority: From 0 to 100, the last to be evicted.
+            ttl: After so many ticks they go first.
 
         Returns:
             Whether its load still writes to its ids: keep them until `arrived` names it. If not,
             they may be given to others at once.
+
+        Raises:
+            Misuse: A hint is out of range.
         """
+        hints = Hints.checked(retention, next_use, priority, ttl)
         if keys is not None and len(ids) and request not in self._loads:
             self._candidates.add(keys, ids)
             self.stow(keys, ids)
+            if self._learns or hints != NO_HINTS:
+                self._ended.setdefault(hints, []).append(keys)
         row = self._rows.pop(request, None)
         if row is not None:
             self._release(row)
@@ -246,6 +272,8 @@ class Connector:
         self._loads.ask_again()
         self._candidates.forget(written)
         self._copy_ahead(victims)
+        if self._ended:
+            self._tell()
         self._touch()
         if self._waiting:
             self._lower()
@@ -282,6 +310,7 @@ class Connector:
         self._stows.clear()
         self._candidates.clear()
         self.cache.clear()
+        self._ended.clear()
         # What was planned and not ordered yet is of before: the workers never hear of it.
         ranks = range(self.cache.config.ranks)
         unsent = [
@@ -309,6 +338,7 @@ class Connector:
         self._loads.reset()
         self._land()
         self._stows.clear()
+        self._ended.clear()
         self._candidates.clear()
         self._running.clear()
         self._rows = {name: row for name, row in self._rows.items() if row.kept is not None}
@@ -365,6 +395,15 @@ class Connector:
         """Moves what is kept on the host to the disk, where the host is short of room."""
         kept = (row.kept for row in self._waiting)
         self._parking.lower(parked for parked in kept if parked is not None)
+
+    def _tell(self) -> None:
+        """Says which requests have ended, all that have said the same in one call.
+
+        Those that run are touched after it: they have the last word on what they share.
+        """
+        ended, self._ended = self._ended, {}
+        for hints, paths in ended.items():
+            self.cache.used(paths, ended=True, **hints.keywords)
 
     def _touch(self) -> None:
         """Says of a few requests that run, in turn, that what lies below of them is in use."""

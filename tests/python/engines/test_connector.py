@@ -401,9 +401,9 @@ class Seen(by.KVCache):
     touched: list[list[by.Keys]]
 
     @override
-    def used(self, rows: Any) -> None:
+    def used(self, rows: Any, **hints: Any) -> None:
         self.touched.append(list(rows))
-        super().used(rows)
+        super().used(rows, **hints)
 
 
 def test_a_few_running_requests_are_touched_in_every_step_and_all_in_turn() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import blockyard as by
+from blockyard.shared.hints import NO_HINTS
 from vllm_front import Front, ended, front, no_torch, read
 
 __all__ = ["front", "no_torch"]
@@ -33,6 +34,16 @@ def test_a_request_decides_for_itself() -> None:
         ({"blockyard.stow": ["none"]}, r"stow = \['none'\]"),
         ({"blockyard.stow\n" + 10**6 * "x": 1}, r"^there is no 'blockyard.stow\\nx{5,80} in kv"),
         (["blockyard.stow"], "give a mapping"),
+        ({"blockyard.retain": True}, "did you mean 'blockyard.retention'"),
+        ({"blockyard.retention": "ended"}, "retention = 'ended': did you mean 'session-ended'"),
+        ({"blockyard.next_use": -2}, "next_use = -2: give seconds"),
+        ({"blockyard.next_use": float("nan")}, "next_use = nan: give seconds"),
+        ({"blockyard.next_use": float("inf")}, "next_use = inf: give seconds"),
+        ({"blockyard.next_use": "9" * 10**6}, "^next_use = '9{5,80}: give seconds"),
+        ({"blockyard.priority": 101}, "priority = 101: must be an integer from 0 to 100"),
+        ({"blockyard.priority": -1}, "priority = -1: must be an integer from 0 to 100"),
+        ({"blockyard.ttl": True}, "ttl = True: must be an integer"),
+        ({"blockyard.ttl": 5, "blockyard.stow": "no"}, "stow = 'no'"),
     ],
 )
 def test_what_a_request_cannot_say_is_named_and_it_runs_as_all_others(
@@ -49,6 +60,54 @@ def test_what_a_request_cannot_say_is_named_and_it_runs_as_all_others(
     assert len(record.message) < 400
     assert "\n" not in record.message
     front.worker.shutdown()
+
+
+def test_a_request_says_what_it_will_be_used_for() -> None:
+    settings = read({"host": 64})[0]
+    said = {"blockyard.retention": "session-ended", "blockyard.next_use": 4, "other.ttl": 3}
+    own = settings.of_request(said)
+    assert own.hints == ("session-ended", 4.0, None, None)
+    assert (own.stow, settings.hints) == ("finish", NO_HINTS)
+    own = settings.of_request({"blockyard.priority": 90, "blockyard.ttl": 7})
+    assert own.hints == ("ordinary", None, 90, 7)
+
+
+@pytest.mark.parametrize("name", ["hints", "retention", "next_use", "priority", "ttl"])
+def test_an_operator_says_it_of_none(name: str) -> None:
+    with pytest.raises(by.Misuse, match=f"there is no '{name}' in kv_connector_extra_config"):
+        read({"host": 64, name: 5})
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        (None, []),
+        ({"blockyard.stow": "none", "blockyard.ttl": 3}, []),
+        ({"blockyard.next_use": -1}, []),
+        ({"blockyard.next_use": 8}, [("ordinary", 8.0, None, None)]),
+        (
+            {"blockyard.retention": "session-ended", "blockyard.priority": 2, "blockyard.ttl": 3},
+            [("session-ended", None, 2, 3)],
+        ),
+    ],
+)
+def test_what_a_request_says_is_told_of_its_blocks_below(
+    front: Front, params: dict[str, Any] | None, told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Any] = []
+
+    def used(_cache: by.KVCache, _rows: Any, **hints: Any) -> None:
+        said.extend([tuple(hints.values())[1:]] if hints else [])
+
+    monkeypatch.setattr(by.KVCache, "used", used)
+    one = front.request("one", list(range(10)), kv_transfer_params=params)
+    front.begin(one, [1, 2, 3])
+    front.step({one: ([1, 2, 3], 10)})
+    one.num_tokens = 11
+    front.scheduler.request_finished(one, [1, 2, 3])
+    for _ in range(4):
+        front.step()
+    assert said == told
 
 
 @pytest.mark.parametrize(

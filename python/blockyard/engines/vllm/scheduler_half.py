@@ -203,7 +203,9 @@ class SchedulerHalf:
         full = min(self._stowable(row), int(request.num_computed_tokens) // self._size)
         if full and not row.loading:
             keys = self._keys(row)
-        writes = self.connector.finished(request.request_id, keys, ids[:full] if keys else ())
+        computed = ids[:full] if keys else ()
+        hints = row.settings.hints.keywords
+        writes = self.connector.finished(request.request_id, keys, computed, **hints)
         if row.loading and not writes:
             self._arrived.add(request.request_id)
 

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Self
 
 from blockyard._core import Misuse, TooLarge
 from blockyard.engines.vllm.identity import namespace_of
+from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.validate import one_of
 from blockyard.yard.config import Config
@@ -23,7 +24,8 @@ _BOOLS: Final = (True, False)
 _DEADLINE: Final = 60_000
 """Milliseconds after which the end of a copy counts as unknown, where nothing else is said."""
 _GIB: Final = 1 << 30
-_OF_A_REQUEST: Final = ("stow", "preempt", "decode", "load")
+_HINTS: Final = Hints._fields
+_OF_A_REQUEST: Final = ("stow", "preempt", "decode", "load", *_HINTS)
 _PREFIX: Final = "blockyard."
 _SHOWN: Final = 80
 """Characters that are shown of what a client has sent."""
@@ -53,6 +55,8 @@ class Settings:
     disk_path: str | Sequence[str] | None = None
     """Where the blocks of `disk` outlive the engine, in slot files; several are several disks. None
     for memory."""
+    hints: Hints = NO_HINTS
+    """What a request says of its own future; an operator says it of none."""
 
     def __post_init__(self) -> None:
         """Checks every value."""
@@ -125,7 +129,7 @@ class Settings:
         path = given.pop("config", None)
         if path is not None:
             given = {**_table(path), **given}
-        own = {field.name for field in fields(cls)}
+        own = {field.name for field in fields(cls)} - {"hints"}
         known = sorted((own | {field.name for field in fields(Config)}) - set(OWN))
         for name in given:
             if name in OWN:
@@ -146,7 +150,9 @@ class Settings:
 
         Args:
             params: Its `kv_transfer_params`, a mapping or None: `blockyard.stow`, `.preempt`,
-                `.decode` and `.load` stand for the operator's. What else is in it is another's.
+                `.decode` and `.load` stand for the operator's; `.retention`, `.next_use`,
+                `.priority` and `.ttl` are hints, as in `KVCache.finish`. What else is in it is
+                another's.
 
         Raises:
             Misuse: There is no such setting of a request, or it cannot have this value.
@@ -166,7 +172,10 @@ class Settings:
                 raise Misuse(
                     f"there is no {shown} in kv_transfer_params: did you mean '{_PREFIX}{near}'?"
                 )
-        return replace(self, **given) if given else self
+        if not given:
+            return self
+        said = {name: given.pop(name) for name in _HINTS if name in given}
+        return replace(self, **given, hints=Hints.checked(**said))
 
     def as_reading_nothing(self) -> Self:
         """Returns what holds for a request that is computed whole, also when it was preempted."""
