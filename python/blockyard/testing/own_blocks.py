@@ -12,11 +12,13 @@ from blockyard._core import InUse, Keys, Misuse
 from blockyard.engines.connector import Connector
 from blockyard.engines.orders import Orders
 from blockyard.scheduling.request import RequestState, Result
+from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import BELOW
 from blockyard.testing.allocator import Allocator
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
 from blockyard.testing.engine import chained, check, ends, sampled
+from blockyard.testing.orders import hints_said
 from blockyard.testing.requests import Ask, Requests
 from blockyard.testing.scenario import Scenario
 from blockyard.testing.setup import OWN_VERBS
@@ -42,6 +44,7 @@ class _Row:
     kept: int = 0
     """Tokens that are kept below, as the connector has said."""
     state: RequestState = RequestState.WAITING
+    hints: Hints = NO_HINTS
 
     def names(self, blocks: int, size: int) -> list[Hashable]:
         """The engine's own keys of its first blocks."""
@@ -277,7 +280,9 @@ class OwnBlocks:
         whole = state is RequestState.FINISHED
         ids = row.ids[: row.computed // size] if whole else []
         writes = self._each(
-            lambda one: one.finished(name, self._keys(one, row) if whole else None, ids)
+            lambda one: one.finished(
+                name, self._keys(one, row) if whole else None, ids, **row.hints.keywords
+            )
         )
         if writes:
             self._freed_later[name] = row.ids
@@ -332,6 +337,11 @@ class OwnBlocks:
         self.seen[f"abort in {row.state}"] += 1
         self.requests.aborted.add(name)
         self._end(row, RequestState.ABORTED)
+
+    def _on_hint(self, name: str, *fields: Any) -> None:  # noqa: ANN401 - of the event
+        if name in self._rows:
+            self._rows[name].hints = hints_said(fields)
+            self.seen["hint"] += 1
 
     def _on_copy(self, rank: int, way: str, word: Any, number: int) -> None:  # noqa: ANN401 - a word
         self._ranks[rank].script(way, Action(word, number))

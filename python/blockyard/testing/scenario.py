@@ -9,6 +9,7 @@ from blockyard._core import Misuse
 from blockyard._typing import override
 from blockyard.scheduling.arrival import sample_ids
 from blockyard.scheduling.request import max_blocks
+from blockyard.testing.orders import with_orders
 from blockyard.testing.setup import HEADROOMS, OWN_VERBS, VERBS, VICTIMS, WORDS, Event, Setup
 from blockyard.testing.third_tier import has_disk, parking_on_disk, with_disk, with_restarts
 
@@ -64,6 +65,7 @@ class Scenario:
         events += _promises(chance, setup, ticks, events)
         if has_disk(seed):
             setup, events = with_disk(seed, setup, ticks, events)
+        setup, events = with_orders(seed, setup, events)
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
     @classmethod
@@ -84,7 +86,7 @@ class Scenario:
         setup, chance = scenario.setup, random.Random(f"own blocks {seed}")  # noqa: S311
         # Its ids are looked at as they are, and a third of the seeds fail at nothing.
         faults = chance.random() < 0.7  # noqa: PLR2004
-        verbs = OWN_VERBS if faults else {"add", "abort", "stall"}
+        verbs = OWN_VERBS if faults else {"add", "abort", "hint", "stall"}
         setup = replace(
             setup,
             blocks="engine",
@@ -115,6 +117,7 @@ class Scenario:
         setup = replace(setup, tick_ms=10 ** (seed % 3))
         if has_disk(seed):
             setup = parking_on_disk(seed, setup)
+        setup, events = with_orders(seed, setup, events)
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
 

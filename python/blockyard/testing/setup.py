@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from blockyard.scheduling.headroom import (
     Adaptive,
@@ -13,6 +13,8 @@ from blockyard.scheduling.headroom import (
 )
 from blockyard.scheduling.request import TERMINAL, RequestState
 from blockyard.scheduling.victims import LeastComputed, Newest, VictimPolicy
+from blockyard.shared.hints import Retention
+from blockyard.yard.config import Eviction, HostCopies
 from blockyard.yard.parking import PreemptMode
 
 __all__ = ["HEADROOMS", "OWN_VERBS", "VERBS", "VICTIMS", "WORDS", "Event", "Setup"]
@@ -35,6 +37,7 @@ VERBS: Final = {
     "abort": (2,),
     "hold": (1,),
     "unhold": (1,),
+    "hint": (5,),
     "ack": (2,),
     "copy": (4,),
     "outcome": (3,),
@@ -54,7 +57,7 @@ VERBS: Final = {
 """How many fields each verb may have."""
 
 OWN_VERBS: Final = frozenset(
-    {"add", "abort", "copy", "outcome", "release", "stall", "rank", "engine", "resize"}
+    {"add", "abort", "hint", "copy", "outcome", "release", "stall", "rank", "engine", "resize"}
 )
 """Those that an engine which gives out its block ids itself knows."""
 
@@ -70,6 +73,8 @@ names are "('name', 0)" and so on. It takes the ticket of its name |
     | abort | name, and the state in which the request is aborted, "" for now |
     | hold | name: the request decodes nothing from now on |
     | unhold | name: it goes on |
+    | hint | name, retention, seconds to the next use, priority and ticks to live of what it \
+leaves, "" for what nobody knows: it may be a lie |
     | ack | "late", "twice", "lost", "unheard" or "foreign", ticks: the fate of the next stop |
     | copy | rank, "up", "down", "across", "to disk" or "from disk", word, number: the `Action` \
 for the next such copy |
@@ -107,7 +112,8 @@ class Setup:
     block_size: int = 4
     ranks: int = 1
     shape: Literal["page-first", "layer-first", "replicated"] = "page-first"
-    eviction: Literal["recency", "heap"] = "recency"
+    eviction: Eviction = "recency"
+    host_copies: HostCopies | None = None
     write: _Write | Mapping[str, _Write] = "on-evict"
     ahead: int | Mapping[str, int] | None = None
     deadline: int | Mapping[str, int] | None = None
@@ -154,6 +160,7 @@ class Setup:
 
 WORDS: Final[dict[str, tuple[int, frozenset[str]]]] = {
     "abort": (1, frozenset({"", *(state for state in RequestState if state not in TERMINAL)})),
+    "hint": (1, frozenset(get_args(Retention))),
     "ack": (0, frozenset({"late", "twice", "lost", "unheard", "foreign"})),
     "copy": (1, frozenset({"up", "down", "across", "to disk", "from disk"})),
     "outcome": (1, frozenset({"late", "twice", "lost", "foreign"})),

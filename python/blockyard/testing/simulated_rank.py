@@ -172,6 +172,7 @@ def config_of(setup: Setup, largest: Callable[[str], int] = lambda _: 0) -> Conf
         host=max(largest("host"), setup.host),
         disk=max(largest("disk"), setup.disk),
         eviction=setup.eviction,
+        host_copies=setup.host_copies,
         write=setup.write,
         ahead=setup.ahead,
         deadline=setup.deadline,

@@ -14,6 +14,7 @@ from blockyard.testing.acks import Acks
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
 from blockyard.testing.engine import Broken, SimulatedEngine, check
+from blockyard.testing.orders import as_retained
 from blockyard.testing.replicas import Replica, Replicas
 from blockyard.testing.requests import Ask, Requests
 from blockyard.testing.restarts import Remains
@@ -295,11 +296,14 @@ class Simulation:
     def _on_unhold(self, name: str) -> None:
         self._hold(name, "unhold")
 
-    def _hold(self, name: str, verb: str) -> None:
+    def _on_hint(self, name: str, *fields: Any) -> None:  # noqa: ANN401 - of the event
+        self._hold(name, "hint", **as_retained(fields))
+
+    def _hold(self, name: str, verb: str, **said: Any) -> None:  # noqa: ANN401 - keywords
         if self._state(name) is not None:
             self.seen[verb] += 1
             request = self.requests.ids[name]
-            self._replicas.each(lambda replica: getattr(replica.scheduler, verb)(request))
+            self._replicas.each(lambda replica: getattr(replica.scheduler, verb)(request, **said))
 
     def _on_ack(self, fate: str, ticks: int) -> None:
         self._engine.fates.append((fate, ticks))

@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from hypothesis import strategies as st
@@ -14,6 +14,7 @@ from typing_extensions import override
 
 import blockyard as by
 from blockyard.shared.layout import TIERS
+from blockyard.yard.config import Eviction
 from yard import at_rest
 
 WIDTH = 64
@@ -95,7 +96,7 @@ class Known(RuleBasedStateMachine):
         device=st.integers(6, 24),
         below=st.tuples(SIZES, SIZES, st.booleans()),
         null=st.integers(0, 2),
-        eviction=st.sampled_from(["recency", "heap"]),
+        eviction=st.sampled_from(get_args(Eviction)),
         recompute=st.sampled_from([True, True, True, False]),
         retries=st.integers(0, 2),
     )
@@ -105,7 +106,7 @@ class Known(RuleBasedStateMachine):
         device: int,
         below: tuple[int, int, bool],
         null: int,
-        eviction: Literal["recency", "heap"],
+        eviction: Eviction,
         recompute: bool,
         retries: int,
     ) -> None:

@@ -30,7 +30,7 @@ WANTED = (
     *(f"plans {way}" for way in ("down", "up", "to disk", "from disk")),
     *("E1 fence", "E2 asked again", "E4 came back", "E4 cut", "engine reset", "no room below"),
     *("finished", "aborted", "loads", "preempted", "stats host_hits", "stats disk_hits"),
-    "stats broken",
+    *("stats broken", "hint"),
 )
 seen: Counter[str] = Counter()
 

@@ -76,6 +76,7 @@ WANTED = (
     "stats host_hits",
     "stats disk_hits",
     "stats lowered",
+    "hint",
 )
 seen: Counter[str] = Counter()
 
@@ -128,6 +129,8 @@ def test_tokens_are_a_function_of_the_tokens_before() -> None:
         Event(0, "abort"),
         Event(0, "weights", (1,)),
         Event(0, "add", ("a", 1, 2)),
+        Event(0, "hint", ("a",)),
+        Event(0, "hint", ("a", "soon", "", "", "")),
     ],
 )
 def test_what_is_no_event_is_refused_by_name(event: Event) -> None:
