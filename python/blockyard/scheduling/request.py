@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Keys, Lease, Parked, Ticket
-from blockyard.shared.hints import NO_HINTS, Hints
+from blockyard.shared.hints import NO_HINTS, Hints, Retention
 from blockyard.yard.cache import KVCache
 
-__all__ = ["TERMINAL", "Media", "Request", "RequestState", "Result", "max_blocks"]
+__all__ = ["TERMINAL", "Media", "Request", "RequestState", "Result", "Retention", "max_blocks"]
 
 Media: TypeAlias = tuple[int, int, str | bytes]
 """An item at token positions [start, end) of a prompt, and its id."""
