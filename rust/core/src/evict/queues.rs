@@ -198,13 +198,13 @@ impl<O: Order> Queues<O> {
         let was = self.seen.holds(slot);
         self.seen.leave(&self.lists, slot);
         self.lists.remove(slot);
-        let front = self.lists.front(head);
+        if !was && let Some(front) = self.lists.front(head) {
+            self.seen.unsee(&self.lists, front);
+        }
         self.lists.push_front(head, slot);
         self.cursors[head % HEADS] = None;
         if was {
             self.seen.see_front(slot, head);
-        } else if let Some(front) = front {
-            self.seen.unsee(&self.lists, front);
         }
         self.marks[slot.at()] = OPEN;
         self.touch(head);

@@ -61,7 +61,7 @@ pub(crate) struct History {
 
 impl History {
     /// Uses kept by a cache of some hundred slots or more, and at most.
-    const ROOM: std::ops::RangeInclusive<usize> = 4096..=65_534;
+    const ROOM: std::ops::RangeInclusive<usize> = 8192..=65_534;
     /// Of a full array, at least one in this many places becomes free.
     const FREED: usize = 4;
     /// Blocks that a full history keeps for each slot of a shadow cache, at least.
@@ -208,7 +208,7 @@ mod tests {
         for slots in SLOTS {
             let history = History::new(slots).expect("there is memory");
             let bytes = history.bytes();
-            assert!(bytes <= (56 << 10).max(slots), "{slots}: {bytes} bytes");
+            assert!(bytes <= (112 << 10).max(slots), "{slots}: {bytes} bytes");
             let room = history.uses.len();
             assert!(history.shadow() * History::TURNOVERS <= room.max(History::TURNOVERS));
             assert!(room < usize::from(u16::MAX));
@@ -218,8 +218,8 @@ mod tests {
     #[test]
     fn one_of_so_many_keys_is_in_the_sample() {
         let history = History::new(5000).expect("there is memory");
-        assert_eq!(history.rate(), 5);
-        let sampled = (0..32_000_u64)
+        assert_eq!(history.rate(), 4);
+        let sampled = (0..16_000_u64)
             .filter(|&key| history.sampled(key).is_some())
             .count();
         assert!((900..1100).contains(&sampled), "{sampled}");

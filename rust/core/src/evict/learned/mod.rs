@@ -260,8 +260,8 @@ mod tests {
     fn a_slot_costs_less_than_a_byte() {
         for (slots, most) in [
             (0, 24 << 10),
-            (100, 56 << 10),
-            (60_000, 80 << 10),
+            (100, 64 << 10),
+            (60_000, 144 << 10),
             (1 << 20, 1 << 20),
         ] {
             let bytes = Learned::new(slots).expect("there is memory").bytes();
