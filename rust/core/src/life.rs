@@ -271,6 +271,13 @@ impl Lives {
     /// The block is published now, and was used as often before it was dropped.
     #[inline]
     pub(crate) fn born(&mut self, node: NodeIx, before: u8) {
+        if self.asked() {
+            self.be_born(node, before);
+        }
+    }
+
+    #[cold]
+    fn be_born(&mut self, node: NodeIx, before: u8) {
         if let Some(life) = self.lives.get_mut(node.at()) {
             *life = Life::born(before);
             self.stamps[node.at()] = self.now as u32;

@@ -147,7 +147,7 @@ pub(crate) enum Policy {
     Learned(Box<Queues<Learned>>),
     Bonus(Box<Queues<Bonus>>),
     Newest(Box<Queues<Newest>>),
-    Heap(Box<Heap>),
+    Heap(Heap),
 }
 
 impl Policy {
@@ -164,7 +164,7 @@ impl Policy {
             EvictionPolicy::Learned => Self::Learned(Box::new(Queues::new(slots, room, sorted)?)),
             EvictionPolicy::Bonus => Self::Bonus(Box::new(Queues::new(slots, room, sorted)?)),
             EvictionPolicy::Newest => Self::Newest(Box::new(Queues::new(slots, room, sorted)?)),
-            EvictionPolicy::Heap => Self::Heap(Box::new(Heap::new(slots)?)),
+            EvictionPolicy::Heap => Self::Heap(Heap::new(slots)?),
         })
     }
 
@@ -192,7 +192,43 @@ macro_rules! each {
     };
 }
 
+/// What happens to each block, out of the way of the order that costs least.
+impl Policy {
+    #[inline(never)]
+    fn insert_other(
+        &mut self,
+        slot: SlotIx,
+        class: Class,
+        past: Past<'_>,
+        place: Place,
+        evictability: Evictability,
+    ) {
+        each!(self, policy => policy.insert(slot, class, past, place, evictability))
+    }
+
+    #[inline(never)]
+    fn remove_other(&mut self, slot: SlotIx) {
+        each!(self, policy => policy.remove(slot))
+    }
+
+    #[inline(never)]
+    fn evict_other(&mut self, slot: SlotIx) {
+        each!(self, policy => policy.evict(slot))
+    }
+
+    #[inline(never)]
+    fn refresh_other(&mut self, slot: SlotIx, evictability: Evictability) {
+        each!(self, policy => policy.refresh(slot, evictability))
+    }
+
+    #[inline(never)]
+    fn victim_other(&mut self, stamps: Stamps<'_>) -> Option<SlotIx> {
+        each!(self, policy => policy.victim(stamps))
+    }
+}
+
 impl Evict for Policy {
+    #[inline]
     fn insert(
         &mut self,
         slot: SlotIx,
@@ -201,22 +237,41 @@ impl Evict for Policy {
         place: Place,
         evictability: Evictability,
     ) {
-        each!(self, policy => policy.insert(slot, class, past, place, evictability));
+        match self {
+            Self::Recency(policy) => policy.insert(slot, class, past, place, evictability),
+            _ => self.insert_other(slot, class, past, place, evictability),
+        }
     }
+    #[inline]
     fn remove(&mut self, slot: SlotIx) {
-        each!(self, policy => policy.remove(slot));
+        match self {
+            Self::Recency(policy) => policy.remove(slot),
+            _ => self.remove_other(slot),
+        }
     }
+    #[inline]
     fn evict(&mut self, slot: SlotIx) {
-        each!(self, policy => policy.evict(slot));
+        match self {
+            Self::Recency(policy) => policy.evict(slot),
+            _ => self.evict_other(slot),
+        }
     }
     fn used(&mut self, key: u64, life: Life, now: u64) {
         each!(self, policy => policy.used(key, life, now));
     }
+    #[inline]
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability) {
-        each!(self, policy => policy.refresh(slot, evictability));
+        match self {
+            Self::Recency(policy) => policy.refresh(slot, evictability),
+            _ => self.refresh_other(slot, evictability),
+        }
     }
+    #[inline]
     fn victim(&mut self, stamps: Stamps<'_>) -> Option<SlotIx> {
-        each!(self, policy => policy.victim(stamps))
+        match self {
+            Self::Recency(policy) => policy.victim(stamps),
+            _ => self.victim_other(stamps),
+        }
     }
     fn take(&mut self, count: usize, out: &mut Vec<SlotIx>) {
         each!(self, policy => policy.take(count, out));

@@ -106,11 +106,11 @@ impl<O: Order> Queues<O> {
     }
 
     #[inline]
-    fn mark(&self, evictability: Evictability) -> u8 {
+    fn mark(evictability: Evictability) -> u8 {
         match evictability {
             Evictability::Blocked => BLOCKED,
-            Evictability::Branch if !self.sorted => BRANCH,
-            _ => OPEN,
+            Evictability::Branch => BRANCH,
+            Evictability::Leaf => OPEN,
         }
     }
 
@@ -150,8 +150,57 @@ impl<O: Order> Queues<O> {
         }
     }
 
-    /// The first of a list that is not blocked.
+    /// A slot may be taken from now on that had this mark.
     #[inline]
+    fn open(&mut self, slot: SlotIx, was: u8) {
+        if let Some(head) = was.checked_sub(PASSED) {
+            // It may stand before the cursor: look from the front again. What was passed before a clear
+            // has the list of then, and needs no more: the cursor of the cleared marks all that it
+            // passes as its own, so it has not passed this slot.
+            self.cursors[head as usize % HEADS] = None;
+            self.touch(head as usize);
+        }
+        debug_assert!(self.lists.holds(slot), "it is idle");
+    }
+
+    /// As [`Evict::insert`], where the place of a child says nothing of its parent.
+    #[inline(never)]
+    fn insert_loose(
+        &mut self,
+        slot: SlotIx,
+        class: Class,
+        past: Past<'_>,
+        evictability: Evictability,
+    ) {
+        let head = self.head(class, past);
+        self.lists.push_back(head, slot);
+        self.marks[slot.at()] = Self::mark(evictability);
+        self.heads[slot.at()] = head as u8;
+        if let Some(own) = Self::own(head)
+            && self.fronts[own].is_none()
+        {
+            self.stale |= 1 << own;
+        }
+    }
+
+    /// As [`Evict::refresh`], of what may be a branch, or wait.
+    #[inline(never)]
+    fn refresh_loose(&mut self, slot: SlotIx, evictability: Evictability) {
+        let (was, mark) = (self.marks[slot.at()], Self::mark(evictability));
+        if was != WAITS {
+            self.open(slot, was);
+            self.marks[slot.at()] = mark;
+        } else if mark == OPEN {
+            self.bring_back(slot);
+        }
+    }
+
+    /// The first of a list that is not blocked.
+    #[expect(
+        clippy::inline_always,
+        reason = "a call for each list is 14 % of an eviction"
+    )]
+    #[inline(always)]
     fn open_from(&mut self, head: usize) -> Option<SlotIx> {
         let mut at = self.cursors[head % HEADS].or_else(|| self.lists.front(head));
         while let Some(slot) = at {
@@ -289,26 +338,22 @@ impl<O: Order> Evict for Queues<O> {
         place: Place,
         evictability: Evictability,
     ) {
-        let head = self.head(class, past);
+        if !self.sorted {
+            return self.insert_loose(slot, class, past, evictability);
+        }
         match place {
-            Place::Before(other) if self.sorted => {
+            Place::Back => self.lists.push_back(class as usize, slot),
+            Place::Before(other) => {
                 self.seen.unsee(&self.lists, other);
                 self.lists.insert_before(other, slot);
-                self.cursors[head % HEADS] = None;
-            }
-            _ => self.lists.push_back(head, slot),
-        }
-        self.marks[slot.at()] = self.mark(evictability);
-        if !self.sorted {
-            self.heads[slot.at()] = head as u8;
-        }
-        if Self::VALUED {
-            if let Some(own) = Self::own(head)
-                && self.fronts[own].is_none()
-            {
-                self.stale |= 1 << own;
+                self.cursors[class as usize % HEADS] = None;
             }
         }
+        self.marks[slot.at()] = if evictability == Evictability::Blocked {
+            BLOCKED
+        } else {
+            OPEN
+        };
     }
 
     #[inline]
@@ -331,28 +376,19 @@ impl<O: Order> Evict for Queues<O> {
 
     #[inline]
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability) {
-        let (was, mark) = (self.marks[slot.at()], self.mark(evictability));
-        if was == WAITS {
-            if mark == OPEN {
-                self.bring_back(slot);
-            }
-            return;
+        let was = self.marks[slot.at()];
+        if !self.sorted && (was == WAITS || evictability != Evictability::Blocked) {
+            return self.refresh_loose(slot, evictability);
         }
-        if mark == BLOCKED {
-            if was <= BRANCH && was != BLOCKED {
+        if evictability == Evictability::Blocked {
+            if was == OPEN || was == BRANCH {
                 self.marks[slot.at()] = BLOCKED;
                 self.touch_front(slot);
             }
-            return;
+        } else {
+            self.open(slot, was);
+            self.marks[slot.at()] = OPEN;
         }
-        if let Some(head) = was.checked_sub(PASSED) {
-            // It may stand before the cursor: look from the front again. What was passed before a clear
-            // has the list of then, and needs no more: the cursor of the cleared marks all that it
-            // passes as its own, so it has not passed this slot.
-            self.cursors[head as usize % HEADS] = None;
-            self.touch(head as usize);
-        }
-        self.marks[slot.at()] = mark;
     }
 
     fn used(&mut self, key: u64, life: Life, now: u64) {
@@ -365,6 +401,9 @@ impl<O: Order> Evict for Queues<O> {
 
     #[inline]
     fn victim(&mut self, stamps: Stamps<'_>) -> Option<SlotIx> {
+        if self.sorted {
+            return (0..Self::WAITING).find_map(|head| self.open_from(head));
+        }
         if !Self::VALUED {
             return (0..Self::WAITING).find_map(|head| self.leaf_from(head));
         }

@@ -262,6 +262,7 @@ impl State {
     /// `State` where the device is the yard's own.
     pub fn used(&mut self, rows: &[&[Key]], ended: Option<Hints>) -> Result<()> {
         self.of_an_engine("used")?;
+        let learns = self.lives.learns();
         let mut path = std::mem::take(&mut self.path);
         let mut tags = std::mem::take(&mut self.tags);
         for row in rows {
@@ -275,13 +276,19 @@ impl State {
                 path.extend(found.filter_map(|(key, &tag)| self.trie.seek(key, tag).ok()));
             }
             for &node in path.iter().rev() {
-                self.lives.touch(node);
+                if learns {
+                    self.lives.touch(node);
+                }
                 for tier in self.tiers.below(Tier::DEVICE) {
                     if let Some(slot) = self.trie.slot(node, tier)
                         && matches!(self.hold(tier, slot), Hold::Idle { .. })
                     {
-                        let class = self.used_class(node, tier);
-                        self.enter(node, tier, slot, class);
+                        if self.copies_first {
+                            let class = self.used_class(node, tier);
+                            self.enter(node, tier, slot, class);
+                        } else {
+                            self.reorder(node, tier, slot);
+                        }
                     }
                 }
             }

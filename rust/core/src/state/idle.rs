@@ -24,7 +24,7 @@ impl State {
         };
         let class = self.class_on(node, tier);
         let residency = *self.trie.residency(node, tier);
-        let above = if tier > Tier::DEVICE && self.tiers[tier].order.sorted() {
+        let above = if tier > Tier::DEVICE && self.tiers[tier].sorted {
             self.idle_above(node, tier, class)
         } else {
             None
@@ -65,7 +65,11 @@ impl State {
         if self.trie[node].epoch != self.trie.epoch() {
             Class::Cleared
         } else if tier > Tier::DEVICE && self.ready(node, Tier::DEVICE).is_some() {
-            self.copy_class(node, tier)
+            if self.copies_first {
+                self.copy_class(node, tier)
+            } else {
+                Class::Shadow
+            }
         } else {
             self.trie[node].class
         }
@@ -77,28 +81,25 @@ impl State {
     fn copy_class(&self, node: NodeIx, tier: Tier) -> Class {
         let hold = self.trie.slot(node, tier).map(|slot| self.hold(tier, slot));
         match hold {
-            Some(Hold::Idle { class }) if class != Class::Shadow && self.goes_first(tier) => {
+            Some(Hold::Idle { class }) if class != Class::Shadow && tier == Tier::HOST => {
                 Class::Copied
             }
             _ => Class::Shadow,
         }
     }
 
-    /// Whether copies of what the device has go first from this tier.
-    fn goes_first(&self, tier: Tier) -> bool {
-        self.copies_first && tier == Tier::HOST
-    }
-
     /// The class in which a block stands that an engine uses, which has it on its own device then.
+    #[cold]
     pub(super) fn used_class(&self, node: NodeIx, tier: Tier) -> Class {
         match self.class_on(node, tier) {
             Class::Cleared => Class::Cleared,
-            _ if self.goes_first(tier) => Class::Copied,
+            _ if self.copies_first && tier == Tier::HOST => Class::Copied,
             class => class,
         }
     }
 
     /// An engine says that its device may lose a block soon: its copy on the host stays from now on.
+    #[cold]
     pub(super) fn keep_copy(&mut self, node: NodeIx) {
         let class = self.class_on(node, Tier::HOST);
         self.turn_copy(node, Class::Copied, class);
@@ -125,7 +126,7 @@ impl State {
     /// Moves an idle block and its idle ancestors on the tier to the back of their class, so that
     /// they stand behind what was linked or inserted below them.
     pub(super) fn move_to_back(&mut self, node: NodeIx, tier: Tier) {
-        let mut at = Some(node).filter(|_| self.tiers[tier].order.sorted());
+        let mut at = Some(node).filter(|_| self.tiers[tier].sorted);
         while let Some(node) = at {
             self.climb();
             let Some(slot) = self.trie.slot(node, tier) else {

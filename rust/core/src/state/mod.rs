@@ -57,7 +57,7 @@ pub(crate) use tier::{Descent, TierState, Tiers};
 use crate::arena::{Arena, Found};
 use crate::cost::Speeds;
 use crate::error::{Error, Result};
-use crate::evict::{EvictionPolicy, Policy};
+use crate::evict::{Evict, EvictionPolicy, Policy};
 use crate::flight::Flight;
 use crate::ghost::Ghosts;
 use crate::id::{
@@ -327,14 +327,16 @@ impl State {
                 ledger.enter(slots - null);
                 let mut descent = Box::<Descent>::default();
                 descent.reserve(&config, Tier(tier), slots as usize)?;
+                let order = Policy::new(
+                    config.policy,
+                    slots as usize,
+                    config.room_of(Tier(tier), &config.sizes()),
+                    !config.copies_first() || Tier(tier) != Tier::HOST,
+                )?;
                 Ok(TierState {
                     pool: Pool::new(slots, null)?,
-                    order: Policy::new(
-                        config.policy,
-                        slots as usize,
-                        config.room_of(Tier(tier), &config.sizes()),
-                        !config.copies_first() || Tier(tier) != Tier::HOST,
-                    )?,
+                    sorted: order.sorted(),
+                    order,
                     ledger,
                     descent,
                 })

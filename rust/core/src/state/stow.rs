@@ -128,7 +128,9 @@ impl State {
                 Ok(node) => {
                     self.join(node, above);
                     self.note_use(node);
-                    self.keep_copy(node);
+                    if self.copies_first {
+                        self.keep_copy(node);
+                    }
                 }
                 Err(_) => {}
             }

@@ -14,6 +14,8 @@ use std::ops::{Index, IndexMut};
 pub(crate) struct TierState {
     pub(crate) pool: Pool,
     pub(crate) order: Policy,
+    /// Whether the order tells what goes first by its place alone.
+    pub(crate) sorted: bool,
     pub(crate) ledger: Ledger,
     /// What its blocks need to go down.
     pub(crate) descent: Box<Descent>,
