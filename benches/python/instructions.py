@@ -24,6 +24,7 @@ ROWS = [
     *("probe", "match64", "begin", "begin-two-tiers", "begin-three-tiers", "seal", "finish"),
     *("park", "resume", "demote", "promote"),
     *("commit", "commit-lease", "decode", "grow", "evict4-list", "evict4-heap", "keys"),
+    *("begin-learned", "finish-learned", "evict4-learned"),
     *("engine-find", "engine-fetch", "engine-stow", "engine-land", "engine-step"),
 ]
 ALLOWED = 0.05

@@ -40,6 +40,7 @@ ROWS: list[tuple[str, str, float]] = [
     ("grow", "grow of 256", 5_000),
     ("evict4-list", "begin that evicts 4 of 25,000 leaves, list", 2_000),
     ("evict4-heap", "begin that evicts 4 of 25,000 leaves, heap", 2_000),
+    ("evict4-learned", "begin that evicts 4 of 25,000 leaves, learned", 3_000),
     ("keys", "keys, per block of 16 tokens", 150),
 ]
 #: Rows that make their own pool; they are measured once.
@@ -48,8 +49,9 @@ ONCE: list[tuple[str, str, float]] = [
     ("evict4-heap-air", "the same with 64 blocks of a chain in flight, heap", 3_000),
     ("evict1000-list", "begin that evicts 1,000 of 1,000,000, list", 500_000),
     ("evict1000-heap", "begin that evicts 1,000 of 1,000,000, heap", 1_500_000),
+    ("evict1000-learned", "begin that evicts 1,000 of 1,000,000, learned", 1_500_000),
 ]
-OWN_POOL = {"keys", "evict4-list", "evict4-heap"}
+OWN_POOL = {"keys", "evict4-list", "evict4-heap", "evict4-learned"}
 
 
 class Floor:

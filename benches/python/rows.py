@@ -17,7 +17,7 @@ STEPS = 64
 ROUNDS = 10
 
 
-Eviction = Literal["recency", "heap"]
+Eviction = Literal["recency", "heap", "learned"]
 
 
 class Row(Protocol):
@@ -284,10 +284,12 @@ def row(name: str, blocks: int) -> Row:
         "grow": lambda: Decode(blocks, only_grow=True),
         "evict4-list": lambda: Evict(25_000, 4, "recency", "nothing"),
         "evict4-heap": lambda: Evict(25_000, 4, "heap", "nothing"),
+        "evict4-learned": lambda: Evict(25_000, 4, "learned", "nothing"),
         "evict4-list-air": lambda: Evict(25_000, 4, "recency", "chain"),
         "evict4-heap-air": lambda: Evict(25_000, 4, "heap", "chain"),
         "evict1000-list": lambda: Evict(1_000_000, 1000, "recency", "nothing"),
         "evict1000-heap": lambda: Evict(1_000_000, 1000, "heap", "nothing"),
+        "evict1000-learned": lambda: Evict(1_000_000, 1000, "learned", "nothing"),
         "keys": Hashing,
     }
     return made[name]() if name in made else Turn(blocks, name)

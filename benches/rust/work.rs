@@ -590,12 +590,14 @@ pub(crate) const ROWS_BY_NAME: &[&str] = &[
     "match64",
     "match128",
     "begin",
+    "begin-learned",
     "begin-two-tiers",
     "begin-three-tiers",
     "seal",
     "park",
     "resume",
     "finish",
+    "finish-learned",
     "demote",
     "promote",
     "commit",
@@ -604,10 +606,12 @@ pub(crate) const ROWS_BY_NAME: &[&str] = &[
     "grow",
     "evict4-list",
     "evict4-heap",
+    "evict4-learned",
     "evict4-list-air",
     "evict4-heap-air",
     "evict1000-list",
     "evict1000-heap",
+    "evict1000-learned",
     "keys",
     "engine-find",
     "engine-fetch",
@@ -617,8 +621,8 @@ pub(crate) const ROWS_BY_NAME: &[&str] = &[
 ];
 
 pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
-    let turn = |verb| {
-        let rig = Rig::new(blocks, blocks, EvictionPolicy::Recency, 100);
+    let turn_of = |verb, policy| {
+        let rig = Rig::new(blocks, blocks, policy, 100);
         Box::new(Turn {
             rig,
             verb,
@@ -627,6 +631,8 @@ pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
             parked: vec![],
         })
     };
+    let turn = |verb| turn_of(verb, EvictionPolicy::Recency);
+    let learned = EvictionPolicy::Learned;
     let moves = |copies| {
         let rig = Rig::new(blocks, blocks, EvictionPolicy::Recency, 64);
         Box::new(Moves {
@@ -653,6 +659,8 @@ pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
         "match64" => probe(64, 500),
         "match128" => probe(128, 500),
         "begin" => turn(Verb::Begin),
+        "begin-learned" => turn_of(Verb::Begin, learned),
+        "finish-learned" => turn_of(Verb::Finish, learned),
         "begin-two-tiers" => Box::new(Below::new(blocks, false)),
         "begin-three-tiers" => Box::new(Below::new(blocks, true)),
         "seal" => turn(Verb::Seal),
@@ -667,9 +675,11 @@ pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
         "grow" => Box::new(Decode::new(blocks, true)),
         "evict4-list" => evict(25_000, 4, EvictionPolicy::Recency, InFlight::Nothing),
         "evict4-heap" => evict(25_000, 4, EvictionPolicy::Heap, InFlight::Nothing),
+        "evict4-learned" => evict(25_000, 4, learned, InFlight::Nothing),
         "evict4-list-air" => evict(25_000, 4, EvictionPolicy::Recency, InFlight::Chain),
         "evict4-heap-air" => evict(25_000, 4, EvictionPolicy::Heap, InFlight::Chain),
         "evict1000-list" => evict(1_000_000, 1000, EvictionPolicy::Recency, InFlight::Nothing),
+        "evict1000-learned" => evict(1_000_000, 1000, learned, InFlight::Nothing),
         "evict1000-heap" => evict(1_000_000, 1000, EvictionPolicy::Heap, InFlight::Nothing),
         "engine-find" => Box::new(Engine::new(blocks, engine::Verb::Find)),
         "engine-fetch" => Box::new(Engine::new(blocks, engine::Verb::Fetch)),

@@ -22,10 +22,7 @@ trait Way: Copy + Default + Debug + Hash {
     /// The key's bits, never all 0, and the uses.
     fn of(mixed: u64, uses: u8) -> Self;
     fn bits(self) -> u32;
-
-    fn is(self, other: Self) -> bool {
-        self.bits() >> USES == other.bits() >> USES
-    }
+    fn is(self, other: Self) -> bool;
 
     fn uses(self) -> u8 {
         (self.bits() & ((1 << USES) - 1)) as u8 + 1
@@ -44,6 +41,9 @@ impl Way for u32 {
     fn bits(self) -> u32 {
         self
     }
+    fn is(self, other: Self) -> bool {
+        self ^ other < 1 << USES
+    }
 }
 
 impl Way for u16 {
@@ -52,6 +52,9 @@ impl Way for u16 {
     }
     fn bits(self) -> u32 {
         self.into()
+    }
+    fn is(self, other: Self) -> bool {
+        self ^ other < 1 << USES
     }
 }
 
@@ -73,29 +76,35 @@ impl<W: Way> Buckets<W> {
     fn uses(&self, mixed: u64) -> Option<u8> {
         let ghost = W::of(mixed, 0);
         let bucket = &self.0[self.at(mixed)];
-        bucket
-            .iter()
-            .find(|known| known.is(ghost))
-            .map(|known| known.uses())
+        Some(bucket[place(bucket, ghost)?].uses())
     }
 
     fn remember(&mut self, mixed: u64, uses: u8) {
         let (at, ghost) = (self.at(mixed), W::of(mixed, uses));
         let bucket = &mut self.0[at];
-        let place = bucket.iter().position(|known| known.is(ghost));
-        bucket[..=place.unwrap_or(WAYS - 1)].rotate_right(1);
+        let place = place(bucket, ghost).unwrap_or(WAYS - 1);
+        bucket.copy_within(..place, 1);
         bucket[0] = ghost;
     }
 
     fn take(&mut self, mixed: u64) -> Option<u8> {
         let (at, ghost) = (self.at(mixed), W::of(mixed, 0));
         let bucket = &mut self.0[at];
-        let place = bucket.iter().position(|known| known.is(ghost))?;
+        let place = place(bucket, ghost)?;
         let uses = bucket[place].uses();
-        bucket[place..].rotate_left(1);
+        bucket.copy_within(place + 1.., place);
         bucket[WAYS - 1] = W::default();
         Some(uses)
     }
+}
+
+/// Where a ghost is in its bucket. All are compared, for that takes no branch.
+fn place<W: Way>(bucket: &[W; WAYS], ghost: W) -> Option<usize> {
+    let all = bucket.iter().enumerate();
+    let bits = all.fold(0_u32, |bits, (at, known)| {
+        bits | u32::from(known.is(ghost)) << at
+    });
+    (bits > 0).then(|| bits.trailing_zeros() as usize)
 }
 
 /// How many buckets have room for `keys` keys.

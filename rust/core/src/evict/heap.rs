@@ -199,7 +199,14 @@ impl Evict for Heap {
         self.leaves.first().copied()
     }
 
-    fn take(&mut self, _count: usize, _out: &mut Vec<SlotIx>) {}
+    fn take(
+        &mut self,
+        _count: usize,
+        _stamps: Stamps<'_>,
+        _opens: Opens<'_>,
+        _out: &mut Vec<SlotIx>,
+    ) {
+    }
 
     fn ahead(&self, limit: usize, _stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         // The smallest of a heap, in order, through a frontier of slots: O(k log k).

@@ -74,9 +74,9 @@ pub(crate) trait Evict {
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability);
     /// The next to go; it stays until it is removed.
     fn victim(&mut self, stamps: Stamps<'_>) -> Option<SlotIx>;
-    /// Removes as many victims, one after the other, and adds them to `out`; none, where what goes
-    /// next depends on what the last one opens: the caller asks for each then.
-    fn take(&mut self, count: usize, out: &mut Vec<SlotIx>);
+    /// Removes as many victims, one after the other, and adds them to `out`, or fewer: the caller asks
+    /// for each of the others then. `opens` is told each in turn, by a policy that must know.
+    fn take(&mut self, count: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>);
     /// Adds the next `limit` victims to `out`, in the order in which they would go. `opens` is
     /// told each in turn, by a policy that must know, and says which slot is a leaf without it.
     fn ahead(&self, limit: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>);
@@ -273,8 +273,8 @@ impl Evict for Policy {
             _ => self.victim_other(stamps),
         }
     }
-    fn take(&mut self, count: usize, out: &mut Vec<SlotIx>) {
-        each!(self, policy => policy.take(count, out));
+    fn take(&mut self, count: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
+        each!(self, policy => policy.take(count, stamps, opens, out));
     }
     fn ahead(&self, limit: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         each!(self, policy => policy.ahead(limit, stamps, opens, out));

@@ -35,12 +35,12 @@ const PASSED: u8 = 4;
 /// The first list of the order, behind those of the classes that go before.
 const FIRST: usize = Class::Ordinary as usize;
 
-/// The front of a list: its stamp and what it is worth now.
-#[derive(Clone, Copy, Hash, Debug)]
+/// The front of a list: what has the smallest rank goes first. That is its value and, of two of one
+/// value, which was used longer ago.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 struct Front {
+    rank: u64,
     slot: SlotIx,
-    stamp: u32,
-    value: u32,
 }
 
 #[derive(Hash, Debug)]
@@ -57,7 +57,8 @@ pub(crate) struct Queues<O> {
     heads: Vec<u8>,
     /// Where the order has several lists: what is known of their fronts at this tick.
     fronts: Vec<Option<Front>>,
-    /// Which of them are to be looked at again: a bit each.
+    /// Which of them there are, and which are to be looked at again: a bit each.
+    filled: u64,
     stale: u64,
     now: u32,
 }
@@ -86,6 +87,7 @@ impl<O: Order> Queues<O> {
             sorted: sorted && !Self::VALUED,
             heads: Vec::new(),
             fronts: vec![None; O::CLASSES],
+            filled: 0,
             stale: 0,
             now: 0,
         };
@@ -161,6 +163,55 @@ impl<O: Order> Queues<O> {
             self.touch(head as usize);
         }
         debug_assert!(self.lists.holds(slot), "it is idle");
+    }
+
+    /// As [`Evict::take`], until there are so many, where what is opened may stand anywhere.
+    fn take_loose(
+        &mut self,
+        all: usize,
+        stamps: Stamps<'_>,
+        opens: Opens<'_>,
+        out: &mut Vec<SlotIx>,
+    ) {
+        let (before, behind) = Self::around();
+        while out.len() < all {
+            if let Some(slot) = before.clone().find_map(|head| self.leaf_from(head)) {
+                self.evict(slot);
+                out.push(slot);
+                self.open_parent(opens(slot));
+                continue;
+            }
+            let mut goes_before = false;
+            while Self::VALUED
+                && !goes_before
+                && out.len() < all
+                && let Some((own, slot)) = self.best(stamps)
+            {
+                // It is open, and the front of this list.
+                self.order.evicted(own as u8);
+                self.seen.leave(&self.lists, slot);
+                self.lists.remove(slot);
+                self.stale |= 1 << own;
+                out.push(slot);
+                goes_before = self.open_parent(opens(slot));
+            }
+            if goes_before || out.len() == all {
+                continue;
+            }
+            let Some(slot) = behind.clone().find_map(|head| self.leaf_from(head)) else {
+                return;
+            };
+            self.evict(slot);
+            out.push(slot);
+            self.open_parent(opens(slot));
+        }
+    }
+
+    /// The last child of this slot was taken. Whether it stands in a list that goes before the order's.
+    fn open_parent(&mut self, parent: Option<SlotIx>) -> bool {
+        let Some(parent) = parent else { return false };
+        self.refresh_loose(parent, Evictability::Leaf);
+        usize::from(self.heads[parent.at()]) < FIRST
     }
 
     /// As [`Evict::insert`], where the place of a child says nothing of its parent.
@@ -259,21 +310,22 @@ impl<O: Order> Queues<O> {
         self.touch(head);
     }
 
-    /// The leaf that goes next of the order's lists.
+    /// The leaf that goes next of the order's lists, and its list.
     #[inline(never)]
-    fn best(&mut self, stamps: Stamps<'_>) -> Option<SlotIx> {
+    fn best(&mut self, stamps: Stamps<'_>) -> Option<(usize, SlotIx)> {
         loop {
             while self.stale > 0 {
                 let own = self.stale.trailing_zeros() as usize;
                 self.stale &= self.stale - 1;
                 let open = self.open_from(FIRST + own);
                 self.fronts[own] = open.map(|slot| self.front(own, slot, stamps));
+                self.filled = self.filled & !(1 << own) | u64::from(open.is_some()) << own;
             }
-            let now = self.now;
-            let fronts = self.fronts.iter().flatten();
-            let slot = fronts.min_by_key(|front| front.key(now))?.slot;
+            let fronts = ones(self.filled)
+                .filter_map(|own| self.fronts[own].map(|front| (front.rank, own, front.slot)));
+            let (_, own, slot) = fronts.min()?;
             if self.marks[slot.at()] == OPEN {
-                return Some(slot);
+                return Some((own, slot));
             }
             self.set_aside(slot);
         }
@@ -282,15 +334,15 @@ impl<O: Order> Queues<O> {
     /// What the fronts are worth may have changed.
     fn look_again(&mut self) {
         if Self::VALUED {
-            self.stale = u64::MAX >> (64 - O::CLASSES);
+            self.stale |= self.filled;
         }
     }
 
     fn front(&self, own: usize, slot: SlotIx, stamps: Stamps<'_>) -> Front {
-        let stamp = stamps(slot);
-        let age = self.now.wrapping_sub(stamp);
+        let age = self.now.wrapping_sub(stamps(slot));
         let value = self.order.value(own as u8, age);
-        Front { slot, stamp, value }
+        let rank = u64::from(value) << 32 | u64::from(u32::MAX - age);
+        Front { rank, slot }
     }
 
     /// Slots of a list from this one on.
@@ -302,19 +354,17 @@ impl<O: Order> Queues<O> {
     fn merged<'a>(&'a self, stamps: Stamps<'a>) -> impl Iterator<Item = SlotIx> + 'a {
         let front = |own: usize| {
             let slot = self.lists.front(FIRST + own)?;
-            Some(self.front(own, slot, stamps))
+            Some((self.front(own, slot, stamps), own))
         };
-        let mut fronts: Vec<Option<Front>> = (0..O::CLASSES).map(front).collect();
+        let mut fronts: Vec<(Front, usize)> = (0..O::CLASSES).filter_map(front).collect();
         std::iter::from_fn(move || {
-            let now = self.now;
-            let of = |own: &usize| fronts[*own].map(|front| front.key(now));
-            let own = (0..O::CLASSES)
-                .filter(|own| fronts[*own].is_some())
-                .min_by_key(of)?;
-            let slot = fronts[own]?.slot;
-            let next = self.lists.after(slot);
-            fronts[own] = next.map(|next| self.front(own, next, stamps));
-            Some(slot)
+            let at = (0..fronts.len()).min_by_key(|&at| (fronts[at].0.rank, fronts[at].1))?;
+            let (first, own) = fronts[at];
+            match self.lists.after(first.slot) {
+                Some(next) => fronts[at].0 = self.front(own, next, stamps),
+                None => drop(fronts.swap_remove(at)),
+            }
+            Some(first.slot)
         })
     }
 
@@ -409,15 +459,15 @@ impl<O: Order> Evict for Queues<O> {
         }
         (0..FIRST)
             .find_map(|head| self.leaf_from(head))
-            .or_else(|| self.best(stamps))
+            .or_else(|| self.best(stamps).map(|(_, slot)| slot))
             .or_else(|| (FIRST + O::CLASSES..Self::WAITING).find_map(|head| self.leaf_from(head)))
     }
 
-    fn take(&mut self, count: usize, out: &mut Vec<SlotIx>) {
-        if !self.sorted {
-            return;
-        }
+    fn take(&mut self, count: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         let all = out.len() + count;
+        if !self.sorted {
+            return self.take_loose(all, stamps, opens, out);
+        }
         for head in 0..Self::WAITING {
             while out.len() < all
                 && let Some(slot) = self.open_from(head)
@@ -482,10 +532,7 @@ impl<O: Order> Evict for Queues<O> {
         let key = |slot: SlotIx| {
             let waits = self.marks[slot.at()] == WAITS;
             let own = Self::own(usize::from(self.heads[slot.at()]));
-            (
-                waits,
-                own.map(|own| self.front(own, slot, stamps).key(self.now)),
-            )
+            (waits, own.map(|own| self.front(own, slot, stamps)))
         };
         key(slot) < key(other)
     }
@@ -506,6 +553,7 @@ impl<O: Order> Evict for Queues<O> {
             *mark = if *mark == WAITS { BRANCH } else { *mark };
         }
         self.fronts.fill(None);
+        self.filled = 0;
     }
 
     fn reserve(&mut self, slots: usize) -> Result<()> {
@@ -577,11 +625,13 @@ impl<O: Order> Queues<O> {
     }
 }
 
-impl Front {
-    /// What has the smallest goes first: of two of one worth the one that became idle first.
-    fn key(&self, now: u32) -> (u32, std::cmp::Reverse<u32>) {
-        (self.value, std::cmp::Reverse(now.wrapping_sub(self.stamp)))
-    }
+/// The places of the bits that are set, from the lowest.
+fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let place = bits.trailing_zeros();
+        bits = bits.checked_sub(1)? & bits;
+        Some(place as usize)
+    })
 }
 
 #[cfg(test)]

@@ -96,7 +96,8 @@ impl State {
     fn evict_batch(&mut self, tier: Tier, count: usize) {
         let mut slots = std::mem::take(&mut self.ahead);
         slots.clear();
-        self.tiers[tier].order.take(count, &mut slots);
+        let (trie, lives) = (&self.trie, &self.lives);
+        self.tiers[tier].take(count, trie, lives, tier, &mut slots);
         let nodes = self.warm_blocks(tier, &slots);
         self.tiers[tier].evict_all(&slots);
         self.counters.evicted[tier.at()] += slots.len() as u64;

@@ -6,7 +6,7 @@ use crate::id::{Class, FlightIx, Id, Link, NodeIx, Set, SlotIx, Tier};
 use crate::ledger::Ledger;
 use crate::life::{Lives, Past};
 use crate::pool::{Cell, Hold, Pool};
-use crate::trie::Residency;
+use crate::trie::{Residency, Trie};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Index, IndexMut};
 
@@ -190,6 +190,30 @@ impl TierState {
     pub(super) fn victim(&mut self, lives: &Lives) -> Option<SlotIx> {
         let pool = &self.pool;
         self.order.victim(&|slot| last_use(pool, lives, slot))
+    }
+
+    /// Takes as many victims out of the order, or fewer.
+    pub(super) fn take(
+        &mut self,
+        count: usize,
+        trie: &Trie,
+        lives: &Lives,
+        tier: Tier,
+        out: &mut Vec<SlotIx>,
+    ) {
+        let pool = &self.pool;
+        // Of a parent that has more than one child here the last one is told of later.
+        let mut opens = |slot: SlotIx| {
+            let parent = trie.parent(pool.cell(slot).node?.at())?;
+            let residency = *trie.residency(parent, tier);
+            let above = residency.slot?.at();
+            let cell = pool.cell(above);
+            let idle = matches!(cell.hold, Hold::Idle { .. });
+            let last = residency.children == 1 && residency.busy == 0 && cell.readers == 0;
+            (idle && last).then_some(above)
+        };
+        let stamps = |slot| last_use(pool, lives, slot);
+        self.order.take(count, &stamps, &mut opens, out);
     }
 
     /// The blocks that go next, in order.
