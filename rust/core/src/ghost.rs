@@ -99,6 +99,7 @@ impl<W: Way> Buckets<W> {
 }
 
 /// Where a ghost is in its bucket. All are compared, for that takes no branch.
+#[inline]
 fn place<W: Way>(bucket: &[W; WAYS], ghost: W) -> Option<usize> {
     let all = bucket.iter().enumerate();
     let bits = all.fold(0_u32, |bits, (at, known)| {

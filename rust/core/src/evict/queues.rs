@@ -181,21 +181,10 @@ impl<O: Order> Queues<O> {
                 self.open_parent(opens(slot));
                 continue;
             }
-            let mut goes_before = false;
-            while Self::VALUED
-                && !goes_before
-                && out.len() < all
-                && let Some((own, slot)) = self.best(stamps)
+            if Self::VALUED
+                && let Some((own, _)) = self.best(stamps)
             {
-                // It is open, and the front of this list.
-                self.order.evicted(own as u8);
-                self.seen.leave(&self.lists, slot);
-                self.lists.remove(slot);
-                self.stale |= 1 << own;
-                out.push(slot);
-                goes_before = self.open_parent(opens(slot));
-            }
-            if goes_before || out.len() == all {
+                self.take_from(own, all, stamps, opens, out);
                 continue;
             }
             let Some(slot) = behind.clone().find_map(|head| self.leaf_from(head)) else {
@@ -207,11 +196,50 @@ impl<O: Order> Queues<O> {
         }
     }
 
-    /// The last child of this slot was taken. Whether it stands in a list that goes before the order's.
-    fn open_parent(&mut self, parent: Option<SlotIx>) -> bool {
-        let Some(parent) = parent else { return false };
-        self.refresh_loose(parent, Evictability::Leaf);
-        usize::from(self.heads[parent.at()]) < FIRST
+    /// The last child of this slot was taken.
+    fn open_parent(&mut self, parent: Option<SlotIx>) {
+        if let Some(parent) = parent {
+            self.refresh_loose(parent, Evictability::Leaf);
+        }
+    }
+
+    /// Takes from the list that goes next, as long as it does.
+    fn take_from(
+        &mut self,
+        own: usize,
+        all: usize,
+        stamps: Stamps<'_>,
+        opens: Opens<'_>,
+        out: &mut Vec<SlotIx>,
+    ) {
+        let others = ones(self.filled & !(1 << own));
+        let others = others.filter_map(|other| self.fronts[other].map(|front| (front.rank, other)));
+        let second = others.min();
+        while let Some(Front { slot, rank }) = self.fronts[own]
+            && second.is_none_or(|second| (rank, own) < second)
+            && self.marks[slot.at()] == OPEN
+            && out.len() < all
+        {
+            self.order.evicted(own as u8);
+            self.seen.leave(&self.lists, slot);
+            self.lists.remove(slot);
+            out.push(slot);
+            let parent = opens(slot);
+            self.open_parent(parent);
+            self.look_at(own, stamps);
+            let elsewhere = |parent: SlotIx| usize::from(self.heads[parent.at()]) != FIRST + own;
+            if parent.is_some_and(elsewhere) {
+                return;
+            }
+        }
+    }
+
+    /// Looks at the front of a list again.
+    fn look_at(&mut self, own: usize, stamps: Stamps<'_>) {
+        let open = self.open_from(FIRST + own);
+        self.fronts[own] = open.map(|slot| self.front(own, slot, stamps));
+        self.filled = self.filled & !(1 << own) | u64::from(open.is_some()) << own;
+        self.stale &= !(1 << own);
     }
 
     /// As [`Evict::insert`], where the place of a child says nothing of its parent.
@@ -315,11 +343,7 @@ impl<O: Order> Queues<O> {
     fn best(&mut self, stamps: Stamps<'_>) -> Option<(usize, SlotIx)> {
         loop {
             while self.stale > 0 {
-                let own = self.stale.trailing_zeros() as usize;
-                self.stale &= self.stale - 1;
-                let open = self.open_from(FIRST + own);
-                self.fronts[own] = open.map(|slot| self.front(own, slot, stamps));
-                self.filled = self.filled & !(1 << own) | u64::from(open.is_some()) << own;
+                self.look_at(self.stale.trailing_zeros() as usize, stamps);
             }
             let fronts = ones(self.filled)
                 .filter_map(|own| self.fronts[own].map(|front| (front.rank, own, front.slot)));

@@ -2,7 +2,7 @@
 //! tier that has shrunk.
 
 use super::State;
-use crate::evict::{Evict, Evictability};
+use crate::evict::Evictability;
 use crate::id::{Link, NodeIx, SlotIx, Tier};
 use crate::index::Tag;
 use crate::pool::Hold;
