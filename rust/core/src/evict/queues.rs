@@ -27,8 +27,10 @@ const OPEN: u8 = 0;
 const BLOCKED: u8 = 1;
 /// Has a child, where a front may have one.
 const BRANCH: u8 = 2;
-/// Was a front and has a child, or is blocked by it: it was set aside.
+/// Was a front and has a child: it was set aside.
 const WAITS: u8 = 3;
+/// The same, and is blocked now.
+const STUCK: u8 = u8::MAX;
 /// Blocked, and passed by the cursor of this list, which is added; or before a clear.
 const PASSED: u8 = 4;
 
@@ -266,11 +268,15 @@ impl<O: Order> Queues<O> {
     #[inline(never)]
     fn refresh_loose(&mut self, slot: SlotIx, evictability: Evictability) {
         let (was, mark) = (self.marks[slot.at()], Self::mark(evictability));
-        if was != WAITS {
+        if was == WAITS || was == STUCK {
+            match mark {
+                OPEN => self.bring_back(slot),
+                BLOCKED => self.marks[slot.at()] = STUCK,
+                _ => self.marks[slot.at()] = WAITS,
+            }
+        } else {
             self.open(slot, was);
             self.marks[slot.at()] = mark;
-        } else if mark == OPEN {
-            self.bring_back(slot);
         }
     }
 
@@ -451,7 +457,8 @@ impl<O: Order> Evict for Queues<O> {
     #[inline]
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability) {
         let was = self.marks[slot.at()];
-        if !self.sorted && (was == WAITS || evictability != Evictability::Blocked) {
+        let waits = was == WAITS || was == STUCK;
+        if !self.sorted && (waits || evictability != Evictability::Blocked) {
             return self.refresh_loose(slot, evictability);
         }
         if evictability == Evictability::Blocked {
@@ -554,7 +561,7 @@ impl<O: Order> Evict for Queues<O> {
             return self.seen.holds(slot);
         }
         let key = |slot: SlotIx| {
-            let waits = self.marks[slot.at()] == WAITS;
+            let waits = matches!(self.marks[slot.at()], WAITS | STUCK);
             let own = Self::own(usize::from(self.heads[slot.at()]));
             (waits, own.map(|own| self.front(own, slot, stamps)))
         };
@@ -574,7 +581,11 @@ impl<O: Order> Evict for Queues<O> {
         self.seen.clear();
         self.heads.fill(cleared as u8);
         for mark in &mut self.marks {
-            *mark = if *mark == WAITS { BRANCH } else { *mark };
+            *mark = match *mark {
+                WAITS => BRANCH,
+                STUCK => BLOCKED,
+                own => own,
+            };
         }
         self.fronts.fill(None);
         self.filled = 0;
@@ -608,8 +619,7 @@ impl<O: Order> Evict for Queues<O> {
         match self.marks[slot.at()] {
             OPEN if self.sorted => evictability != Evictability::Blocked,
             OPEN => evictability == Evictability::Leaf,
-            BRANCH => evictability == Evictability::Branch,
-            WAITS => evictability != Evictability::Leaf,
+            BRANCH | WAITS => evictability == Evictability::Branch,
             _ => evictability == Evictability::Blocked,
         }
     }

@@ -1,5 +1,8 @@
 //! The structure under the orders, with recency over it.
 
+mod lives;
+
+use super::super::newest::Newest;
 use super::super::recency::Recency;
 use super::*;
 
@@ -225,4 +228,22 @@ fn cleared_goes_before_everything_new() {
         Evictability::Leaf,
     );
     assert_eq!(drain(&mut policy), [1, 0, 2]);
+}
+
+#[test]
+fn what_waits_and_is_blocked_when_all_is_cleared_is_blocked_still() {
+    let mut policy: Queues<Newest> = Queues::new(8, 8, true).unwrap();
+    let class = Class::Ordinary;
+    for (number, may) in [(0, Evictability::Branch), (1, Evictability::Leaf)] {
+        policy.insert(slot(number), class, Past::none(), Place::Back, may);
+    }
+    assert_eq!(policy.victim(&|_| 0), Some(slot(1)), "0 is set aside");
+    policy.refresh(slot(0), Evictability::Blocked);
+    policy.clear();
+    assert!(policy.agrees(slot(0), Evictability::Blocked));
+    assert_eq!(policy.victim(&|_| 0), Some(slot(1)));
+    policy.remove(slot(1));
+    assert_eq!(policy.victim(&|_| 0), None);
+    policy.refresh(slot(0), Evictability::Leaf);
+    assert_eq!(policy.victim(&|_| 0), Some(slot(0)));
 }
