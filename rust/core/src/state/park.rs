@@ -67,6 +67,7 @@ impl State {
             let slot = self.leases[lease].table[block as usize];
             let node = self.node_of(slot).unwrap_or_else(|| {
                 let node = self.trie.add(path.last().copied());
+                self.lives.born(node, 0);
                 self.adopt(node, slot);
                 node
             });

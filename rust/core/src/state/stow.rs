@@ -210,6 +210,8 @@ impl State {
             let uses = ghost.map_or(Uses::Once, |_| Uses::Repeated);
             self.trie.name(node, *key, gap, uses);
             self.lives.born(node, ghost.unwrap_or(0));
+        } else {
+            self.lives.born(node, 0);
         }
         node
     }

@@ -32,7 +32,10 @@ impl State {
             let Some(node) = self.node_in(tier, slot) else {
                 continue;
             };
-            if tier_state.order.seen(slot) && self.wants_copy(node, tier) {
+            // What a higher tier has needs none until it is dropped there, and is looked at again then.
+            let class = Class::Copied;
+            let spare = cell.hold == Hold::Idle { class };
+            if tier_state.order.seen(slot) && !spare && self.wants_copy(node, tier) {
                 let detail = "a copy ahead passes it over, and it has none below".to_owned();
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
