@@ -4,8 +4,8 @@ use crate::ops::Op;
 use crate::world::World;
 use crate::yard::DEVICE;
 use blockyard_core::{
-    Answer, Begun, Chain, End, Error, Extras, Filling, Lease, LeaseId, Outcome, Plan, Request,
-    Retention, Sealing, Seals, TicketId, Tier,
+    Answer, Begun, Chain, End, Error, Extras, Filling, Hints, Lease, LeaseId, Outcome, Plan,
+    Request, Sealing, Seals, TicketId, Tier,
 };
 
 pub(crate) fn pick<T>(list: &[T], at: u8) -> Option<usize> {
@@ -54,8 +54,8 @@ impl World {
                 let chain = parent.chain();
                 return Some(self.admitted(answer.ok(), chain));
             }
-            Op::Finish(ref leases, retention, in_flight) => {
-                return self.finish(leases, retention, in_flight);
+            Op::Finish(ref leases, hints, in_flight) => {
+                return self.finish(leases, hints, in_flight);
             }
             Op::Park(lease, computed, in_flight) => {
                 return self.park(lease, computed, in_flight, None);
@@ -87,7 +87,7 @@ impl World {
             }
             Op::DropLease(lease) => {
                 let lease = self.leases.swap_remove(pick(&self.leases, lease)?);
-                self.yard.end(lease.id(), Retention::Ordinary, None);
+                self.yard.end(lease.id(), Hints::default(), None);
             }
             Op::DropParked(parked) => {
                 let parked = self.parked.swap_remove(pick(&self.parked, parked)?);
@@ -216,17 +216,17 @@ impl World {
         assert_eq!(refused, more > 0 || most == 0);
         if !refused && !keep {
             let lease = self.leases.pop().expect("begun");
-            self.end(&lease, Retention::Ordinary, None);
+            self.end(&lease, Hints::default(), None);
         }
         refused
     }
 
-    fn end(&mut self, lease: &Lease, retention: Retention, after: Option<u64>) {
+    fn end(&mut self, lease: &Lease, hints: Hints, after: Option<u64>) {
         assert_eq!(
-            self.cache.lock().finish(&[lease.id()], retention, after),
+            self.cache.lock().finish(&[lease.id()], hints, after),
             Ok(())
         );
-        self.yard.end(lease.id(), retention, after);
+        self.yard.end(lease.id(), hints, after);
         self.spend(lease);
     }
 
@@ -279,24 +279,19 @@ impl World {
         Some(answer.is_err())
     }
 
-    fn finish(&mut self, leases: &[u8], retention: u8, in_flight: bool) -> Option<bool> {
+    fn finish(&mut self, leases: &[u8], hints: Hints, in_flight: bool) -> Option<bool> {
         let after = self.after(in_flight);
-        let retention = [
-            Retention::SessionEnded,
-            Retention::Ordinary,
-            Retention::Retain,
-        ][retention as usize];
         let (mut ids, spent) = (Vec::new(), self.spent.len());
         for &lease in leases {
             ids.push(self.leases[pick(&self.leases, lease)?].id());
         }
         let rejected = |world: &Self| world.cache.lock().stats().counters.rejected;
         let before = rejected(self);
-        let answer = self.cache.lock().finish(&ids, retention, after);
+        let answer = self.cache.lock().finish(&ids, hints, after);
         // One that stands in the batch twice is rejected the second time; the others are served.
         for id in ids {
             if let Some(at) = self.leases.iter().position(|lease| lease.id() == id) {
-                self.yard.end(id, retention, after);
+                self.yard.end(id, hints, after);
                 let lease = self.leases.swap_remove(at);
                 self.spend(&lease);
             }
@@ -377,15 +372,13 @@ impl World {
             Op::Demote(blocks) | Op::DemoteFrom(0, blocks) => {
                 let plan = state.demote(Tier::DEVICE, u32::from(blocks));
                 let most = blocks as usize;
-                self.yard
-                    .demote(&state, DEVICE, most, self.heap, plan.as_ref());
+                self.yard.demote(&state, DEVICE, most, plan.as_ref());
                 plan
             }
             Op::DemoteFrom(from, blocks) => {
                 let (from, most) = (usize::from(from), blocks as usize);
                 let plan = state.demote(Tier(from), u32::from(blocks));
-                self.yard
-                    .demote(&state, from, most, self.heap, plan.as_ref());
+                self.yard.demote(&state, from, most, plan.as_ref());
                 plan
             }
             _ => return None,
@@ -457,7 +450,7 @@ impl World {
             keys: &[],
         };
         match verb {
-            0 => state.finish(&[id], Retention::Ordinary, None).err(),
+            0 => state.finish(&[id], Hints::default(), None).err(),
             1 => state.grow(&[id], |_| 1, &mut Vec::new()).err(),
             2 => state.trim(&[id], &[1]).err(),
             3 => state.seal(&[row]).err(),

@@ -3,8 +3,8 @@
 use crate::verbs::table;
 use crate::yard::{Block, DEVICE, InFlight, Purpose, Seq, What, Yard};
 use blockyard_core::{
-    Answer, Begun, Error, Filling, FlightId, Key, LeaseId, MAX_TIERS, ParkedId, Plan, Request,
-    Result, Retention, State, Stop,
+    Answer, Begun, Error, Filling, FlightId, Hints, Key, LeaseId, MAX_TIERS, ParkedId, Plan,
+    Request, Result, State, Stop,
 };
 
 fn slots(plan: &Plan) -> (usize, usize, Vec<(u32, u32)>) {
@@ -43,7 +43,7 @@ impl Yard {
             .iter()
             .filter_map(|&block| self.ready(block, DEVICE))
             .collect();
-        self.held.push((u64::MAX, table, Retention::Ordinary));
+        self.held.push((u64::MAX, table, Hints::default()));
         let fits = !self.unbacked(DEVICE) && self.spare(DEVICE) >= need;
         let evictable = self.takeable(DEVICE);
         self.held.pop();
@@ -270,7 +270,7 @@ impl Yard {
             },
         );
         self.settle();
-        self.make_room(total - found);
+        self.make_room(state, total - found);
         let table = table(state, self.block_size, lease);
         assert_eq!(table.len(), total);
         assert_eq!(table[..found], self.leases[&lease].table);
@@ -376,7 +376,13 @@ impl Yard {
         loads
     }
 
-    pub(crate) fn promote(&mut self, keys: &[Key], blocks: usize, answer: &Result<Vec<Plan>>) {
+    pub(crate) fn promote(
+        &mut self,
+        state: &State,
+        keys: &[Key],
+        blocks: usize,
+        answer: &Result<Vec<Plan>>,
+    ) {
         let (path, probe) = self.walk(keys);
         let device = probe.hits[DEVICE] as usize;
         let lower = (path.len() - device).min(blocks);
@@ -414,13 +420,13 @@ impl Yard {
             sealed: blocks,
             cached: tokens,
             loading: plans.len() as u32,
-            ended: Some(Retention::Ordinary),
+            ended: Some(Hints::default()),
             epoch: self.epoch,
             ..Seq::default()
         };
         self.leases.insert(lease, seq);
         self.settle();
-        self.make_room(loads.len());
+        self.make_room(state, loads.len());
         self.unmark();
         for plan in plans {
             for &slot in &plan.destinations {

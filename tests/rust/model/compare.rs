@@ -1,7 +1,7 @@
 //! All that a yard can be asked, beside what the naive yard would say.
 
 use crate::yard::{Block, DEVICE, Yard};
-use blockyard_core::{Error, HolderId, MAX_TIERS, Retention, Room, State, Stats, Tier};
+use blockyard_core::{Error, Hints, HolderId, MAX_TIERS, Room, State, Stats, Tier};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
@@ -100,7 +100,7 @@ impl Yard {
                 HolderId::Lease(id) if !self.leases.contains_key(&id) => continue,
                 HolderId::Lease(id) if self.leases[&id].ended.is_some() => continue,
                 HolderId::Lease(id) => {
-                    then.end(id, Retention::Ordinary, None);
+                    then.end(id, Hints::default(), None);
                     self.leases[&id].resumed.is_some()
                 }
                 HolderId::Parked(id)

@@ -16,14 +16,7 @@ pub(crate) struct Copies {
 
 impl Yard {
     /// Copies ahead of need: what came to the tier, then its next victims.
-    pub(crate) fn demote(
-        &mut self,
-        state: &State,
-        from: usize,
-        most: usize,
-        heap: bool,
-        plan: Option<&Plan>,
-    ) {
+    pub(crate) fn demote(&mut self, state: &State, from: usize, most: usize, plan: Option<&Plan>) {
         let Some(to) = self.below(from).next() else {
             return assert_eq!(plan, None, "there is nowhere to copy it to");
         };
@@ -33,16 +26,16 @@ impl Yard {
             most,
             parked: None,
         };
-        if from == DEVICE {
-            self.demote_device(state, copies, heap, plan);
+        if from == DEVICE && !self.follows() {
+            self.demote_device(state, copies, plan);
         } else {
-            self.demote_below(state, copies, heap, plan);
+            self.demote_unknown(state, copies, plan);
         }
     }
 
-    fn demote_device(&mut self, state: &State, copies: Copies, heap: bool, plan: Option<&Plan>) {
+    fn demote_device(&mut self, state: &State, copies: Copies, plan: Option<&Plan>) {
         let Copies { to, most, .. } = copies;
-        let victims = self.pick_for_demote(most, heap);
+        let victims = self.pick_for_demote(most);
         let sources = plan.map_or(&[][..], |plan| &plan.sources);
         // What is still on the device loses its copy only to a victim that goes before it.
         let order = self.ahead();
@@ -59,8 +52,10 @@ impl Yard {
             // One that a resize left beyond the limit has to go anyway.
             let gone =
                 self.stays(to, slot) && self.idle(to, slot) && !state.holds_block(Tier(to), slot);
-            spare += usize::from(gone && above.is_none());
-            if let Some(above) = above.filter(|_| gone) {
+            // A copy may go first that the device has used again.
+            let first_to_go = above.is_none() || self.leaves_copies(to);
+            spare += usize::from(gone && first_to_go);
+            if let Some(above) = above.filter(|_| gone && !first_to_go) {
                 let own = rank(above).unwrap_or(usize::MAX);
                 assert!(first.is_some_and(|first| first < own), "{block} is bare");
             }
@@ -82,7 +77,7 @@ impl Yard {
     }
 
     /// The order of the tier is not known: any of its victims may be the next.
-    fn demote_below(&mut self, state: &State, copies: Copies, heap: bool, plan: Option<&Plan>) {
+    fn demote_unknown(&mut self, state: &State, copies: Copies, plan: Option<&Plan>) {
         let Copies { from, to, most, .. } = copies;
         // What has made room for a victim before it may be moved again.
         let before: BTreeSet<Block> = self.blocks_on(from).collect();
@@ -94,17 +89,24 @@ impl Yard {
         for arrival in &mut self.came[from] {
             arrival.sure &= before.contains(&arrival.block);
         }
-        let ahead = self.ahead_below(from, heap);
+        let ahead = self.look_ahead(from);
         let mut victims = ahead.clone();
-        victims.retain(|&block| self.wants_copy(from, block));
+        victims.retain(|&block| self.wants_copy(from, block) && !self.is_copy(from, block));
         let sources = plan.map_or(&[][..], |plan| &plan.sources).iter();
         let path = sources.filter_map(|&slot| self.block_in(from, slot));
         let path: Vec<Block> = path.collect();
-        let (fresh, next) = self.take_arrivals(from, most, &path);
+        let (fresh, next) = if from == DEVICE {
+            self.take_published(most, &path, &before)
+        } else {
+            self.take_arrivals(from, most, &path)
+        };
         for block in &path[fresh..] {
             assert!(victims.contains(block), "{block} is no victim");
         }
         self.fly_down(&path, copies, plan);
+        if from == DEVICE {
+            self.forget_fresh();
+        }
         if path.len() == most {
             return;
         }

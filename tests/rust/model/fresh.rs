@@ -1,7 +1,8 @@
 //! What has come to a tier and not been copied down yet, and which copies are worth making.
 
 use crate::yard::{Arrival, Block, DEVICE, Yard};
-use blockyard_core::WritePolicy;
+use blockyard_core::{EvictionPolicy, WritePolicy};
+use std::collections::BTreeSet;
 
 impl Yard {
     /// A block is published on the device, or has landed on a tier below it; or it is put back
@@ -74,6 +75,36 @@ impl Yard {
         taken
     }
 
+    /// How many of these blocks, which a plan of at most `most` copies down from the device, are taken
+    /// in the order of publication; and what then is next in line, which found no room. `before`: what
+    /// should have a copy before the plan was made.
+    pub(crate) fn take_published(
+        &mut self,
+        most: usize,
+        plan: &[Block],
+        before: &BTreeSet<Block>,
+    ) -> (usize, Vec<Block>) {
+        if self.writes[DEVICE] != WritePolicy::Through {
+            return (0, Vec::new());
+        }
+        let mut taken = 0;
+        while taken < most
+            && let Some(block) = self.fresh.pop_front()
+        {
+            if !before.contains(&block) || plan[..taken].contains(&block) {
+                continue;
+            }
+            if plan.get(taken) != Some(&block) {
+                self.fresh.push_front(block);
+                break;
+            }
+            taken += 1;
+        }
+        let left = |block: &&Block| self.wants_copy(DEVICE, **block) && !plan.contains(block);
+        let next = self.fresh.iter().find(left).copied();
+        (taken, next.into_iter().collect())
+    }
+
     /// The device's published blocks that should have a copy have all had their turn.
     pub(crate) fn forget_fresh(&mut self) {
         while let Some(&block) = self.fresh.front()
@@ -131,9 +162,9 @@ impl Yard {
     }
 
     /// What of the device's next victims should have a copy, in their order.
-    pub(crate) fn pick_for_demote(&self, blocks: usize, heap: bool) -> Vec<Block> {
+    pub(crate) fn pick_for_demote(&self, blocks: usize) -> Vec<Block> {
         // A list looks ahead over what is in flight too, a heap over its leaves alone.
-        let heap = heap.then(|| self.next_victims(blocks));
+        let heap = self.is_heap().then(|| self.next_victims(blocks));
         let ahead = heap
             .unwrap_or_else(|| self.ahead())
             .into_iter()
@@ -144,16 +175,30 @@ impl Yard {
             .collect()
     }
 
-    /// What a tier below the device would look at, had it time for all: idle blocks that are no
-    /// shadows of what the device has.
-    pub(crate) fn ahead_below(&self, tier: usize, heap: bool) -> Vec<Block> {
+    fn is_heap(&self) -> bool {
+        self.policy == EvictionPolicy::Heap
+    }
+
+    /// Whether copies of what the device has go first from this tier.
+    pub(crate) fn leaves_copies(&self, tier: usize) -> bool {
+        self.copies_first && tier == 1
+    }
+
+    /// Whether the device has the block too.
+    pub(crate) fn is_copy(&self, tier: usize, block: Block) -> bool {
+        let here = self.blocks[block].epoch == self.epoch;
+        tier > DEVICE && here && self.ready(block, DEVICE).is_some()
+    }
+
+    /// What a tier whose order is not known would look at, had it time for all: idle blocks; but no
+    /// copies of what the device has, where these go last.
+    pub(crate) fn look_ahead(&self, tier: usize) -> Vec<Block> {
         let may = self.may_go(tier);
         let slots = self.slots[tier].keys().copied();
-        let idle = slots.filter(|slot| self.idle(tier, *slot) && (!heap || may.contains(slot)));
+        let idle =
+            slots.filter(|slot| self.idle(tier, *slot) && (!self.is_heap() || may.contains(slot)));
         idle.filter_map(|slot| self.block_in(tier, slot))
-            .filter(|&block| {
-                self.blocks[block].epoch != self.epoch || self.ready(block, DEVICE).is_none()
-            })
+            .filter(|&block| self.leaves_copies(tier) || !self.is_copy(tier, block))
             .collect()
     }
 }

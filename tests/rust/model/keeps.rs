@@ -4,7 +4,7 @@
 use crate::down::Copies;
 use crate::yard::{Block, DEVICE, InFlight, Purpose, Stay, What, Yard};
 use blockyard_core::{
-    Error, Key, LeaseId, MAX_TIERS, ParkedId, Pending, Plan, Result, Retention, State, Tier,
+    Error, Hints, Key, LeaseId, MAX_TIERS, ParkedId, Pending, Plan, Result, State, Tier,
 };
 
 impl Yard {
@@ -35,7 +35,7 @@ impl Yard {
                 },
             );
             self.leases.remove(&id);
-            return self.release(&seq.table, Retention::Ordinary);
+            return self.release(&seq.table, Hints::default());
         }
         let found = seq
             .cached
@@ -99,7 +99,7 @@ impl Yard {
         };
         self.parked.insert(parked, stay);
         self.leases.remove(&id);
-        self.hold_or_release(seq.table, Retention::Ordinary, after);
+        self.hold_or_release(seq.table, Hints::default(), after);
     }
 
     /// What is not kept yet has its home on the lowest tier that has it, or else on this one; or on

@@ -1,7 +1,7 @@
 //! The naive yard's flights: how they land, and what a deadline does.
 
 use crate::yard::{Block, DEVICE, InFlight, Purpose, What, Yard};
-use blockyard_core::{FlightId, LeaseId, Retention};
+use blockyard_core::{FlightId, Hints, LeaseId};
 
 /// A block, its source and its destination.
 type Step = (Option<Block>, u32, u32);
@@ -195,7 +195,7 @@ impl Yard {
             .get(&lease)
             .is_some_and(|seq| seq.ended.is_none());
         if source.is_none() && lives && !self.recompute {
-            self.end(lease, Retention::Ordinary, None);
+            self.end(lease, Hints::default(), None);
         }
     }
 
@@ -230,12 +230,12 @@ impl Yard {
         if seq.loading > 0 {
             return;
         }
-        if let Some(retention) = seq.ended {
+        if let Some(hints) = seq.ended {
             if let Some(parked) = seq.resumed {
                 self.end_keep(parked);
             }
             let seq = self.leases.remove(&lease).expect("it waits");
-            return self.release(&seq.table, retention);
+            return self.release(&seq.table, hints);
         }
         if let Some(parked) = seq.resumed {
             if seq.cached == self.parked[&parked].computed {

@@ -135,7 +135,8 @@ impl World {
         let mut state = self.cache.lock();
         let answer = state.promote(chain.keys(), u32::from(blocks), Tier(to));
         if to == DEVICE {
-            self.yard.promote(chain.keys(), blocks as usize, &answer);
+            self.yard
+                .promote(&state, chain.keys(), blocks as usize, &answer);
         } else {
             self.yard
                 .lift(&state, chain.keys(), blocks as usize, to, &answer);

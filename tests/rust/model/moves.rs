@@ -1,7 +1,10 @@
 //! What changes in the naive yard, in the words that its verbs share.
 
-use crate::yard::{Block, Class, DEVICE, InFlight, Node, What, Yard};
-use blockyard_core::{Key, MAX_TIERS, Retention, State, Tier};
+use crate::yard::{Block, Class, DEVICE, Idle, InFlight, Node, What, Yard};
+use blockyard_core::{EvictionPolicy, Hints, Key, MAX_TIERS, Retention, State, Tier};
+
+/// Where nothing was said.
+pub(crate) const NO_WORTH: (u8, u64) = (35, u64::MAX);
 
 impl Yard {
     pub(crate) fn add(&mut self, key: Option<Key>, parent: Option<Block>) -> Block {
@@ -10,6 +13,7 @@ impl Yard {
             parent,
             epoch: self.epoch,
             class: Class::Ordinary,
+            worth: NO_WORTH,
             slots: [None; MAX_TIERS],
             home: DEVICE,
             failures: [0; MAX_TIERS],
@@ -110,10 +114,10 @@ impl Yard {
     pub(crate) fn settle(&mut self) {
         self.retire();
         let (mut order, idle) = (std::mem::take(&mut self.order), self.idle_slots(DEVICE));
-        order.retain(|(_, slot)| idle.contains(slot));
+        order.retain(|known| idle.contains(&known.slot));
         let new = idle
             .into_iter()
-            .filter(|&slot| order.iter().all(|known| known.1 != slot));
+            .filter(|&slot| order.iter().all(|known| known.slot != slot));
         let mut new: Vec<(Block, u32)> = new
             .filter_map(|slot| Some((self.block_in(DEVICE, slot)?, slot)))
             .collect();
@@ -125,7 +129,25 @@ impl Yard {
             } else {
                 Class::Cleared
             };
-            order.push((class, slot));
+            let (priority, until) = match self.policy {
+                EvictionPolicy::Heap => node.worth,
+                _ => NO_WORTH,
+            };
+            let ended = until <= self.ticks;
+            order.push(Idle {
+                class: if ended {
+                    class.min(Class::Ended)
+                } else {
+                    class
+                },
+                priority,
+                until: if ended || class == Class::Cleared {
+                    u64::MAX
+                } else {
+                    until
+                },
+                slot,
+            });
         }
         self.order = order;
     }
@@ -133,8 +155,8 @@ impl Yard {
     /// The device's idle slots in the order in which they would go, were none blocked.
     pub(crate) fn ahead(&self) -> Vec<u32> {
         let mut order = self.order.clone();
-        order.sort_by_key(|&(class, _)| class);
-        order.into_iter().map(|(_, slot)| slot).collect()
+        order.sort_by_key(|idle| (idle.class, idle.priority));
+        order.into_iter().map(|idle| idle.slot).collect()
     }
 
     /// What would be evicted from the device next, leaf first.
@@ -177,8 +199,33 @@ impl Yard {
         }
     }
 
-    /// Evicts from the device exactly what `need` slots lack, leaf first in order of last use.
-    pub(crate) fn make_room(&mut self, need: usize) {
+    /// Whether the device's victims are not predicted.
+    pub(crate) fn follows(&self) -> bool {
+        !matches!(self.policy, EvictionPolicy::Recency | EvictionPolicy::Heap)
+    }
+
+    /// A request that ends has used a block: what has outlived its time by that goes first.
+    fn tick(&mut self) {
+        self.ticks += 1;
+        for idle in &mut self.order {
+            if idle.until <= self.ticks {
+                let ended = (Class::Ended, 0);
+                (idle.class, idle.priority) = ended.min((idle.class, idle.priority));
+                idle.until = u64::MAX;
+            }
+        }
+    }
+
+    /// Evicts from the device exactly what `need` slots lack, leaf first in order of last use; or what
+    /// the core has evicted, all that a call needs at once.
+    pub(crate) fn make_room(&mut self, state: &State, need: usize) {
+        if self.follows() {
+            let lacked = (need as u64).saturating_sub(self.free(DEVICE) - self.surplus);
+            self.surplus += self.see_evictions(state, DEVICE);
+            assert!(self.surplus >= lacked, "room for {need} was not made");
+            self.surplus -= lacked;
+            return self.settle();
+        }
         while self.free(DEVICE) < need as u64 {
             let victim = self
                 .next_victims(1)
@@ -204,7 +251,7 @@ impl Yard {
         assert_eq!(before, None, "slot {slot} of tier {tier} was given out");
     }
 
-    /// Blocks that the core has evicted from a tier below the device: each must have been allowed to
+    /// Blocks that the core has evicted from a tier whose order is not known: each must have been allowed to
     /// go, and none has left a child there. How many of them made room.
     pub(crate) fn see_evictions(&mut self, state: &State, tier: usize) -> u64 {
         let may = self.may_go(tier);
@@ -254,8 +301,26 @@ impl Yard {
         self.settle();
     }
 
-    /// As [`Self::let_go`], with the hint that says which class the blocks rest in.
-    pub(crate) fn release(&mut self, table: &[u32], retention: Retention) {
+    /// As [`Self::let_go`], with the hints that say which class the blocks rest in, and what they are
+    /// worth.
+    pub(crate) fn release(&mut self, table: &[u32], hints: Hints) {
+        for &slot in table.iter().rev() {
+            if let What::Ready(block) | What::Duplicate(block) = self.slots[DEVICE][&slot] {
+                self.tick();
+                if hints.priority.is_some() || hints.ttl.is_some() {
+                    let priority = hints.priority.unwrap_or_default().get();
+                    let ttl = hints.ttl.map(u64::from);
+                    let until = ttl.map_or(u64::MAX, |ttl| self.ticks + ttl);
+                    self.blocks[block].worth = (priority, until);
+                }
+            }
+        }
+        // An order that learns what hints are worth obeys none.
+        let retention = if self.follows() {
+            Retention::Ordinary
+        } else {
+            hints.retention
+        };
         let mut alone = retention == Retention::SessionEnded;
         let mut least = if retention == Retention::Retain {
             Class::Retained

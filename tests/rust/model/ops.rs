@@ -1,7 +1,9 @@
 //! What is done: operations name what they touch by a number modulo what there is, so that a
 //! script still means something when parts of it are left out.
 
-use blockyard_core::{MAX_TIERS, Speeds, WritePolicy};
+use blockyard_core::{
+    EvictionPolicy, Hints, HostCopies, MAX_TIERS, NextUse, Priority, Retention, Speeds, WritePolicy,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::fmt;
@@ -13,7 +15,8 @@ pub(crate) struct Setup {
     pub(crate) tiers: usize,
     pub(crate) slots: [u32; MAX_TIERS],
     pub(crate) null: u32,
-    pub(crate) heap: bool,
+    pub(crate) policy: EvictionPolicy,
+    pub(crate) host_copies: Option<HostCopies>,
     pub(crate) recompute: bool,
     pub(crate) retries: u32,
     pub(crate) writes: [WritePolicy; MAX_TIERS],
@@ -59,8 +62,8 @@ pub(crate) enum Op {
     Seal(Vec<(u8, u8)>),
     /// What is computed, tokens of reserve.
     Fork(u8, u8, u8),
-    /// With a retention, and whether a step is in flight.
-    Finish(Vec<u8>, u8, bool),
+    /// With hints, and whether a step is in flight.
+    Finish(Vec<u8>, Hints, bool),
     /// What is computed, and whether a step is in flight.
     Park(u8, u8, bool),
     /// With more tokens, and tokens of reserve.
@@ -126,6 +129,65 @@ fn prompts() -> impl Strategy<Value = Prompt> {
     (path, 0..8_u8, tail).prop_map(|(path, blocks, tail)| Prompt { path, blocks, tail })
 }
 
+const RETENTIONS: [Retention; 3] = [
+    Retention::SessionEnded,
+    Retention::Ordinary,
+    Retention::Retain,
+];
+
+/// What else is said of a request's future: in how long it is used again, its priority, and how many
+/// blocks are used until it has outlived its time.
+type Said = (Option<u64>, Option<u64>, Option<u32>);
+
+/// An eviction order, the place of host copies, and what is said where a request ends: drawn last, so that
+/// many scripts of kept seeds stay as they were.
+#[derive(Clone, Debug)]
+struct Orders {
+    policy: Option<EvictionPolicy>,
+    host_copies: Option<HostCopies>,
+    said: Vec<Said>,
+}
+
+fn orders() -> impl Strategy<Value = Orders> {
+    let policy = prop::option::of(prop_oneof![
+        Just(EvictionPolicy::Recency),
+        Just(EvictionPolicy::Heap),
+        Just(EvictionPolicy::Bonus),
+        Just(EvictionPolicy::Newest),
+        Just(EvictionPolicy::Learned),
+    ]);
+    let copies = prop_oneof![
+        2 => Just(None),
+        1 => Just(Some(HostCopies::First)),
+        1 => Just(Some(HostCopies::Last)),
+    ];
+    let next_use = prop::option::of(0..3_000_000_u64);
+    let priority = prop::option::of(prop_oneof![(0..=100_u64).boxed(), Just(35).boxed()]);
+    let ttl = prop::option::of(0..60_u32);
+    let said = prop::option::weighted(0.7, vec((next_use, priority, ttl), 1..12));
+    (policy, copies, said).prop_map(|(policy, host_copies, said)| Orders {
+        host_copies: host_copies.filter(|_| policy.is_some()),
+        policy,
+        said: said.unwrap_or_default(),
+    })
+}
+
+impl Orders {
+    fn of(&self, setup: &mut Setup, ops: &mut [Op]) {
+        setup.policy = self.policy.unwrap_or(setup.policy);
+        setup.host_copies = self.host_copies;
+        let ends = ops.iter_mut().filter_map(|op| match op {
+            Op::Finish(_, hints, _) => Some(hints),
+            _ => None,
+        });
+        for (hints, &(next_use, priority, ttl)) in ends.zip(self.said.iter().cycle()) {
+            hints.next_use = next_use.map(NextUse::in_millis);
+            hints.priority = priority.map(|priority| Priority::new(priority).expect("at most 100"));
+            hints.ttl = ttl;
+        }
+    }
+}
+
 fn ops() -> impl Strategy<Value = Op> {
     let any8 = any::<u8>;
     let reserve = prop_oneof![2 => Just(0), 1 => 0..10_u8];
@@ -141,7 +203,7 @@ fn ops() -> impl Strategy<Value = Op> {
         6 => (any8(), 0..12_u8).prop_map(|(a, b)| Op::Trim(a, b)),
         48 => vec((any8(), computed()), 1..3).prop_map(Op::Seal),
         18 => (any8(), computed(), 0..6_u8).prop_map(|(a, b, c)| Op::Fork(a, b, c)),
-        48 => (vec(any8(), 1..3), 0..3_u8, in_flight()).prop_map(|(a, b, c)| Op::Finish(a, b, c)),
+        48 => (vec(any8(), 1..3), 0..3_u8, in_flight()).prop_map(|(a, b, c)| Op::Finish(a, RETENTIONS[b as usize].into(), c)),
         30 => (any8(), computed(), in_flight()).prop_map(|(a, b, c)| Op::Park(a, b, c)),
         18 => (any8(), 0..6_u8, 0..6_u8).prop_map(|(a, b, c)| Op::Resume(a, b, c)),
         6 => any8().prop_map(Op::Abandon),
@@ -206,7 +268,12 @@ fn setups() -> impl Strategy<Value = Setup> {
             tiers: 2,
             slots,
             null,
-            heap,
+            policy: if heap {
+                EvictionPolicy::Heap
+            } else {
+                EvictionPolicy::Recency
+            },
+            host_copies: None,
             recompute,
             retries,
             writes: [WritePolicy::OnEvict; MAX_TIERS],
@@ -397,16 +464,16 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
         below,
         headroom,
         dedups,
-        deep,
+        (deep, orders()),
     );
     drawn.prop_map(
-        |(setup, mut ops, (write, speeds), tickets, below, headroom, dedups, deep)| {
+        |(setup, mut ops, (write, speeds), tickets, below, headroom, dedups, (deep, orders))| {
             let (deep, moves, first, late) = deep;
             let mut setup = Setup { speeds, ..setup };
             setup.writes[0] = write;
             let prologue = deep.prologue();
             let first = if prologue.is_empty() { first } else { prologue };
-            let setup = deep.of(setup);
+            let mut setup = deep.of(setup);
             let more = tickets.into_iter().chain(below);
             for (at, op) in more.chain(headroom).chain(dedups) {
                 ops.insert(at.index(ops.len()), op);
@@ -421,6 +488,7 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
                 ops.insert(at.index(ops.len()), op);
             }
             ops.splice(..0, first);
+            orders.of(&mut setup, &mut ops);
             Script { setup, ops }
         },
     )

@@ -1,7 +1,8 @@
 //! What comes over all of the naive yard: clear, resize and withdraw.
 
-use crate::yard::{Class, DEVICE, What, Yard};
-use blockyard_core::{Error, Result, Tier};
+use crate::moves::NO_WORTH;
+use crate::yard::{Class, DEVICE, Idle, What, Yard};
+use blockyard_core::{Error, EvictionPolicy, Result, Tier};
 use std::collections::BTreeSet;
 
 impl Yard {
@@ -19,7 +20,16 @@ impl Yard {
         self.order = self
             .ahead()
             .into_iter()
-            .map(|slot| (Class::Cleared, slot))
+            .map(|slot| Idle {
+                class: Class::Cleared,
+                priority: if self.policy == EvictionPolicy::Heap {
+                    0
+                } else {
+                    NO_WORTH.0
+                },
+                until: NO_WORTH.1,
+                slot,
+            })
             .collect();
     }
 

@@ -1,8 +1,9 @@
 //! The verbs of the naive yard: each gets what the core answered, and says what it should have.
 
+use crate::moves::NO_WORTH;
 use crate::yard::{Block, DEVICE, Purpose, Seq, What, Yard};
 use blockyard_core::{
-    Begun, Error, Key, Lease, LeaseId, MAX_TIERS, Result, Retention, State, Stop, Tier,
+    Begun, Error, Hints, Key, Lease, LeaseId, MAX_TIERS, Result, State, Stop, Tier,
 };
 use std::collections::BTreeSet;
 
@@ -162,7 +163,7 @@ impl Yard {
             if self.leases[&id].short {
                 self.accept_short(id);
             }
-            self.make_room(need);
+            self.make_room(state, need);
             // A later row may have grown the same lease further: look at these blocks alone.
             let cells = table(state, self.block_size, id);
             assert_eq!(cells[..had], self.leases[&id].table);
@@ -255,6 +256,7 @@ impl Yard {
                 None => {
                     let block = own.unwrap_or_else(|| self.add(None, above));
                     self.blocks[block].key = Some(keys[at]);
+                    self.blocks[block].worth = NO_WORTH;
                     if self.ghosts.remove(&keys[at]) {
                         self.again.insert(block);
                     }
@@ -339,15 +341,10 @@ impl Yard {
         self.slots[DEVICE].insert(slot, What::Ready(block));
     }
 
-    pub(crate) fn hold_or_release(
-        &mut self,
-        table: Vec<u32>,
-        retention: Retention,
-        after: Option<u64>,
-    ) {
+    pub(crate) fn hold_or_release(&mut self, table: Vec<u32>, hints: Hints, after: Option<u64>) {
         match after.filter(|&step| self.done.is_none_or(|done| done < step)) {
-            Some(step) => self.held.push((step, table, retention)),
-            None => self.release(&table, retention),
+            Some(step) => self.held.push((step, table, hints)),
+            None => self.release(&table, hints),
         }
         self.settle();
     }
@@ -355,13 +352,13 @@ impl Yard {
     pub(crate) fn done(&mut self, step: u64) {
         self.done = self.done.max(Some(step));
         while let Some(at) = self.held.iter().position(|held| held.0 <= step) {
-            let (_, table, retention) = self.held.remove(at);
-            self.release(&table, retention);
+            let (_, table, hints) = self.held.remove(at);
+            self.release(&table, hints);
         }
     }
 
     /// Finish, or a dropped handle.
-    pub(crate) fn end(&mut self, id: LeaseId, retention: Retention, after: Option<u64>) {
+    pub(crate) fn end(&mut self, id: LeaseId, hints: Hints, after: Option<u64>) {
         let seq = self.leases.get_mut(&id).expect("it lives");
         if seq.loading > 0 {
             // Its path stays pinned until its loads land.
@@ -372,13 +369,13 @@ impl Yard {
             let cut = seq
                 .table
                 .split_off(filling.map_or(0, |at| at + 1).max(seq.sealed));
-            (seq.limit, seq.ended) = (seq.table.len(), Some(retention));
+            (seq.limit, seq.ended) = (seq.table.len(), Some(hints));
             return self.let_go(&cut);
         }
         if let Some(parked) = seq.resumed {
             self.end_keep(parked);
         }
         let seq = self.leases.remove(&id).expect("it lives");
-        self.hold_or_release(seq.table, retention, after);
+        self.hold_or_release(seq.table, hints, after);
     }
 }

@@ -1,7 +1,7 @@
 //! What of a prefix is where, and how much of it a begin loads.
 
 use crate::yard::{Block, DEVICE, Yard};
-use blockyard_core::{Key, MAX_RUNS, Probe, Stop, WritePolicy};
+use blockyard_core::{EvictionPolicy, Key, MAX_RUNS, Probe, Stop, WritePolicy};
 
 impl Yard {
     /// Where a block is read from: the device, or else the highest tier where it is ready. None
@@ -55,8 +55,13 @@ impl Yard {
         }
     }
 
-    /// Whether some tier with one below it copies what was used twice.
+    /// Whether some tier with one below it copies what was used twice, or the order asks how often.
     fn has_ghosts(&self) -> bool {
+        self.sure_ghosts() || self.policy == EvictionPolicy::Learned
+    }
+
+    /// Whether so much of each ghost is remembered that none passes for another.
+    pub(crate) fn sure_ghosts(&self) -> bool {
         self.writes.contains(&WritePolicy::SecondTouch)
     }
 

@@ -4,11 +4,12 @@
 //! Which free slot is given out is the core's business: the model learns it from tables and plans,
 //! and checks that it was free. So it is with the victims of the tiers below the device: their order
 //! is not modelled, only that a victim may be taken, that no child of it stays on the tier, and that
-//! no more go than must. The device's victims are predicted exactly.
+//! no more go than must. The device's victims are predicted exactly where the order is recency or the
+//! heap, which heeds priorities and times to live; under another order they are checked as those below.
 
 use blockyard_core::{
-    FlightId, Key, LeaseId, MAX_TIERS, ParkedId, Retention, Speeds, TicketId, TierStats,
-    WritePolicy,
+    EvictionPolicy, FlightId, Hints, Key, LeaseId, MAX_TIERS, ParkedId, Speeds, TicketId,
+    TierStats, WritePolicy,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -31,11 +32,25 @@ pub(crate) struct Node {
     pub(crate) parent: Option<Block>,
     pub(crate) epoch: u64,
     pub(crate) class: Class,
+    /// What the last request that said so has said of it: a priority, and the tick at which its time
+    /// has passed.
+    pub(crate) worth: (u8, u64),
     pub(crate) slots: [Option<u32>; MAX_TIERS],
     /// Where it is pinned or owed a slot while it is kept.
     pub(crate) home: usize,
     /// Copies down from each tier that have failed since one was good.
     pub(crate) failures: [u32; MAX_TIERS],
+}
+
+/// An idle slot of the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Idle {
+    pub(crate) class: Class,
+    /// All have the same, but under an order that asks for it.
+    pub(crate) priority: u8,
+    /// The tick at which it has outlived its time.
+    pub(crate) until: u64,
+    pub(crate) slot: u32,
 }
 
 /// What is in a slot that is not free.
@@ -61,7 +76,7 @@ pub(crate) struct Seq {
     pub(crate) loading: u32,
     pub(crate) resumed: Option<ParkedId>,
     pub(crate) short: bool,
-    pub(crate) ended: Option<Retention>,
+    pub(crate) ended: Option<Hints>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -121,8 +136,15 @@ pub(crate) struct Yard {
     pub(crate) withdrawn: [BTreeSet<u32>; MAX_TIERS],
     pub(crate) blocks: Vec<Node>,
     pub(crate) slots: [BTreeMap<u32, What>; MAX_TIERS],
-    /// Idle slots of the device, the next to go first within its class.
-    pub(crate) order: Vec<(Class, u32)>,
+    /// Idle slots of the device, the next to go first within its class and priority.
+    pub(crate) order: Vec<Idle>,
+    pub(crate) policy: EvictionPolicy,
+    /// Copies on the host of what the device has may go first.
+    pub(crate) copies_first: bool,
+    /// Blocks that ended requests have used.
+    pub(crate) ticks: u64,
+    /// Where the device's victims are not predicted: how many have gone that no call has asked for yet.
+    pub(crate) surplus: u64,
     pub(crate) leases: BTreeMap<LeaseId, Seq>,
     pub(crate) parked: BTreeMap<ParkedId, Stay>,
     /// The tier, and its blocks promised to a request that does not run yet, or to a sequence about
@@ -131,7 +153,7 @@ pub(crate) struct Yard {
     /// Blocks promised for the growth of the running batch.
     pub(crate) headroom: u64,
     pub(crate) flights: BTreeMap<FlightId, InFlight>,
-    pub(crate) held: Vec<(u64, Vec<u32>, Retention)>,
+    pub(crate) held: Vec<(u64, Vec<u32>, Hints)>,
     pub(crate) done: Option<u64>,
     pub(crate) epoch: u64,
     pub(crate) parkings: u64,
