@@ -5,14 +5,22 @@
 mod naive;
 
 use blockyard_core::{
-    Cache, Chain, Config, EvictionPolicy, Extras, Fetch, FlightId, KeyHash, Namespace, Outcome,
-    ParkedId, Plan, Stop, Tier, Wanted, WritePolicy,
+    Cache, Chain, Config, EvictionPolicy, Extras, Fetch, FlightId, Hints, HostCopies, KeyHash,
+    Namespace, NextUse, Outcome, ParkedId, Plan, Priority, Retention, Stop, Tier, Wanted,
+    WritePolicy,
 };
 use naive::{End, Naive, Why};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 const SIZE: usize = 2;
+const POLICIES: [EvictionPolicy; 5] = [
+    EvictionPolicy::Recency,
+    EvictionPolicy::Heap,
+    EvictionPolicy::Learned,
+    EvictionPolicy::Bonus,
+    EvictionPolicy::Newest,
+];
 
 struct Chance(u64);
 
@@ -117,7 +125,8 @@ impl World {
             block_size: SIZE as u32,
             slots: vec![engine, host, disk],
             engine: true,
-            policy: [EvictionPolicy::Recency, EvictionPolicy::Heap][chance.below(2)],
+            policy: POLICIES[chance.below(5)],
+            host_copies: [None, Some(HostCopies::First), Some(HostCopies::Last)][chance.below(3)],
             writes_below: vec![pick(chance.below(2))],
             ..Config::default()
         };
@@ -555,6 +564,26 @@ impl World {
         }
     }
 
+    /// What an engine says where a request ends.
+    fn hints(&mut self) -> Hints {
+        let retentions = [
+            Retention::SessionEnded,
+            Retention::Ordinary,
+            Retention::Retain,
+        ];
+        let millis = self.chance.below(3_000_000) as u64;
+        let (priority, ttl) = (self.chance.below(101) as u64, self.chance.below(60) as u32);
+        Hints {
+            retention: retentions[self.chance.below(3)],
+            next_use: self.chance.one_in(2).then(|| NextUse::in_millis(millis)),
+            priority: self
+                .chance
+                .one_in(2)
+                .then(|| Priority::new(priority).expect("valid")),
+            ttl: self.chance.one_in(2).then_some(ttl),
+        }
+    }
+
     fn elsewhere(&mut self) {
         let blocks = 1 + self.chance.below(6) as u32;
         match self.chance.below(9) {
@@ -603,9 +632,10 @@ impl World {
             _ => {
                 if let Some(name) = self.pick(|_| true) {
                     let chain = self.chain(&self.requests[&name].tokens);
+                    let ended = self.chance.one_in(2).then(|| self.hints());
                     self.cache
                         .lock()
-                        .used(&[chain.keys()], None)
+                        .used(&[chain.keys()], ended)
                         .expect("an engine's");
                 }
             }

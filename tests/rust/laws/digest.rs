@@ -1,9 +1,11 @@
 //! A number tells whether replicas of the yard that got the same calls are the same. (INV-17)
 
 use crate::verbs::Verbs as _;
-use crate::yard::{SIZE, Yard, and_one, config, sealing, text};
-use blockyard_core::{Config, Error, EvictionPolicy, Retention, Tier, WritePolicy};
-use std::collections::BTreeMap;
+use crate::yard::{KINDS, SIZE, Yard, and_one, config, sealing, text};
+use blockyard_core::{
+    Config, Error, EvictionPolicy, Hints, NextUse, Priority, Retention, Tier, WritePolicy,
+};
+use std::collections::{BTreeMap, BTreeSet};
 
 type Verb = (&'static str, fn(&Yard));
 
@@ -72,7 +74,7 @@ fn digest(yard: &Yard) -> u64 {
 
 #[test]
 fn two_yards_with_one_life_have_one_digest_after_every_verb_and_a_new_one_each_time() {
-    for policy in [EvictionPolicy::Recency, EvictionPolicy::Heap] {
+    for policy in KINDS {
         for write in [
             WritePolicy::OnEvict,
             WritePolicy::Through,
@@ -143,4 +145,53 @@ fn a_yard_that_was_asked_or_has_refused_has_the_digest_that_it_had() {
     assert_eq!(digest(&yard), before);
     yard.cache.release(ticket).unwrap();
     yard.finish(lease);
+}
+
+#[test]
+fn what_was_said_is_in_it_where_the_order_asks_for_it() {
+    let after = |policy: EvictionPolicy, hints: Hints| {
+        let yard = Yard::of(Config {
+            policy,
+            ..config(8, 4)
+        });
+        let lease = yard.run(&text(1, 2));
+        let ended = yard.cache.lock().finish(&[lease.id()], hints, None);
+        ended.expect("it runs");
+        lease.spend();
+        digest(&yard)
+    };
+    let none = Hints::default();
+    let soon = Hints {
+        next_use: Some(NextUse::in_millis(1)),
+        ..none
+    };
+    let later = Hints {
+        next_use: Some(NextUse::in_millis(100_000)),
+        ..none
+    };
+    let precious = Hints {
+        priority: Some(Priority::new(90).expect("at most 100")),
+        ..none
+    };
+    let brief = Hints {
+        ttl: Some(7),
+        ..none
+    };
+    for policy in [
+        EvictionPolicy::Learned,
+        EvictionPolicy::Bonus,
+        EvictionPolicy::Newest,
+    ] {
+        let all = [none, Retention::SessionEnded.into(), soon, later];
+        let all = BTreeSet::from(all.map(|hints| after(policy, hints)));
+        assert_eq!(all.len(), 4, "{policy:?}");
+        assert_eq!(after(policy, precious), after(policy, none));
+    }
+    let all = [none, Retention::SessionEnded.into(), precious, brief];
+    let all = BTreeSet::from(all.map(|hints| after(EvictionPolicy::Heap, hints)));
+    assert_eq!(all.len(), 4);
+    assert_eq!(
+        after(EvictionPolicy::Heap, soon),
+        after(EvictionPolicy::Heap, none)
+    );
 }

@@ -1,8 +1,9 @@
 //! A yard whose device is the engine's: its blocks are numbers in plans. (E1 to E7)
 
-use crate::yard::{KINDS, Yard, config, text, three, tokens};
+use crate::yard::{BY_AGE, KINDS, Yard, config, text, three, tokens};
 use blockyard_core::{
-    Config, Error, Fetch, FlightId, ParkedId, Plan, Probe, Result, Stop, Tier, Wanted,
+    Config, Error, EvictionPolicy, Fetch, FlightId, HostCopies, ParkedId, Plan, Probe, Result,
+    Stop, Tier, Wanted,
 };
 
 const DEVICE: Tier = Tier::DEVICE;
@@ -11,9 +12,24 @@ const DISK: Tier = Tier::DISK;
 
 /// Sixteen blocks of the engine, and so many slots below.
 fn yards(host: u32, disk: u32) -> impl Iterator<Item = Yard> {
-    KINDS.into_iter().map(move |policy| {
+    yards_of(KINDS, None, host, disk)
+}
+
+/// Where the oldest goes first, and copies on the host last.
+fn by_age(host: u32, disk: u32) -> impl Iterator<Item = Yard> {
+    yards_of(BY_AGE, Some(HostCopies::Last), host, disk)
+}
+
+fn yards_of<const N: usize>(
+    kinds: [EvictionPolicy; N],
+    host_copies: Option<HostCopies>,
+    host: u32,
+    disk: u32,
+) -> impl Iterator<Item = Yard> {
+    kinds.into_iter().map(move |policy| {
         Yard::of(Config {
             policy,
+            host_copies,
             slots: vec![16, host, disk],
             engine: true,
             ..three(16, host, disk)
@@ -429,7 +445,7 @@ fn e7_the_same_steps_give_the_same_plans() {
 
 #[test]
 fn what_the_engine_uses_is_evicted_last_and_leaf_first() {
-    for yard in yards(6, 0) {
+    for yard in by_age(6, 0) {
         for name in 1..4 {
             yard.stowed(&text(name, 2), &[0, 1]);
         }

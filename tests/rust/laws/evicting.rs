@@ -1,6 +1,6 @@
 //! Eviction in one batch, and when a parent's turn comes. (R2)
 
-use crate::yard::{KINDS, Yard, and_one, cat, config, text};
+use crate::yard::{KINDS, OBEYING, Yard, and_one, cat, config, text};
 use blockyard_core::{Config, Error, EvictionPolicy, Lease, Retention};
 
 fn yard_of(policy: EvictionPolicy, device: u32, host: u32) -> Yard {
@@ -193,7 +193,7 @@ fn a_thousand_of_five_thousand_go_in_one_call_oldest_first() {
 
 #[test]
 fn a_session_that_has_ended_goes_first_but_not_what_others_share() {
-    for policy in KINDS {
+    for policy in OBEYING {
         let yard = yard_of(policy, 12, 0);
         let stem = text(1, 2);
         let (ended, ordinary) = (cat(&stem, &text(2, 2)), cat(&stem, &text(3, 2)));
@@ -209,7 +209,7 @@ fn a_session_that_has_ended_goes_first_but_not_what_others_share() {
 
 #[test]
 fn what_asked_to_be_retained_goes_last() {
-    for policy in KINDS {
+    for policy in OBEYING {
         let yard = yard_of(policy, 6, 0);
         let lease = yard.run(&text(1, 2));
         yard.finish_as(lease, Retention::Retain);

@@ -1,16 +1,31 @@
 //! Every tier's order has a child before its parent, and the device comes first. (INV-20, 33)
 
-use crate::yard::{KINDS, Yard, and_one, cat, config, in_flight, one, text};
-use blockyard_core::{Config, EvictionPolicy, Filling, Retention, Stop};
+use crate::yard::{BY_AGE, KINDS, Yard, and_one, cat, config, in_flight, one, text};
+use blockyard_core::{Config, EvictionPolicy, Filling, HostCopies, Retention, Stop};
 
 fn yards(device: u32, host: u32) -> impl Iterator<Item = Yard> {
+    yards_of(KINDS, None, device, host)
+}
+
+/// Where the oldest goes first, and copies on the host last.
+fn by_age(device: u32, host: u32) -> impl Iterator<Item = Yard> {
+    yards_of(BY_AGE, Some(HostCopies::Last), device, host)
+}
+
+fn yards_of<const N: usize>(
+    kinds: [EvictionPolicy; N],
+    host_copies: Option<HostCopies>,
+    device: u32,
+    host: u32,
+) -> impl Iterator<Item = Yard> {
     let yard = move |policy: EvictionPolicy| {
         Yard::of(Config {
             policy,
+            host_copies,
             ..config(device, host)
         })
     };
-    KINDS.into_iter().map(yard)
+    kinds.into_iter().map(yard)
 }
 
 /// Makes the host evict one block, by a copy down of one that no sequence holds.
@@ -161,7 +176,7 @@ fn a_batch_that_finishes_at_once_leaves_each_child_before_its_parent() {
 
 #[test]
 fn keeps_are_released_deepest_first_on_the_host_too() {
-    for yard in yards(8, 4) {
+    for yard in by_age(8, 4) {
         let prompt = text(1, 4);
         let parked = yard.park(yard.run(&prompt), 16);
         yard.land(&[yard.demote_parked(&parked, 4).unwrap()]);
@@ -193,7 +208,7 @@ fn a_keep_ends_in_steps_that_grow_with_its_length_alone() {
 
 #[test]
 fn a_load_that_lands_for_no_lease_releases_its_sources_before_its_path() {
-    for yard in yards(8, 4) {
+    for yard in by_age(8, 4) {
         let prompt = text(1, 4);
         yard.publish_below(&prompt);
         let (lease, begun) = yard.begin(&and_one(&prompt));
@@ -258,7 +273,7 @@ fn copies_below_are_as_recent_as_the_drop_of_a_whole_path_above() {
 
 #[test]
 fn copies_made_root_first_are_evicted_leaf_first_once_they_stand_alone() {
-    for yard in yards(8, 3) {
+    for yard in by_age(8, 3) {
         let prompt = text(1, 3);
         let lease = yard.run(&prompt);
         for blocks in 1..4 {

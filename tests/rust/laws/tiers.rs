@@ -2,17 +2,35 @@
 //! on each. (INV-14, 20, 22, 33)
 
 use crate::verbs::Verbs as _;
-use crate::yard::{KINDS, Yard, and_one, cat, config, room, text, three};
-use blockyard_core::{Cache, Config, Error, KeyHash, Namespace, Plan, Tier, WritePolicy};
+use crate::yard::{BY_AGE, KINDS, OBEYING, Yard, and_one, cat, config, room, text, three};
+use blockyard_core::{
+    Cache, Config, Error, EvictionPolicy, HostCopies, KeyHash, Namespace, Plan, Tier, WritePolicy,
+};
 
 const DEVICE: Tier = Tier::DEVICE;
 const HOST: Tier = Tier::HOST;
 const DISK: Tier = Tier::DISK;
 
 fn yards(device: u32, host: u32, disk: u32) -> impl Iterator<Item = Yard> {
-    KINDS.into_iter().map(move |policy| {
+    yards_of(KINDS, None, device, host, disk)
+}
+
+/// Where the oldest goes first, and copies on the host last.
+fn by_age(device: u32, host: u32, disk: u32) -> impl Iterator<Item = Yard> {
+    yards_of(BY_AGE, Some(HostCopies::Last), device, host, disk)
+}
+
+fn yards_of<const N: usize>(
+    kinds: [EvictionPolicy; N],
+    host_copies: Option<HostCopies>,
+    device: u32,
+    host: u32,
+    disk: u32,
+) -> impl Iterator<Item = Yard> {
+    kinds.into_iter().map(move |policy| {
         Yard::of(Config {
             policy,
+            host_copies,
             ..three(device, host, disk)
         })
     })
@@ -395,7 +413,7 @@ fn from_the_root_down_the_device_comes_before_all_others_and_they_may_alternate(
 
 #[test]
 fn a_block_is_evicted_from_a_tier_only_when_it_has_no_child_there() {
-    for yard in yards(12, 4, 8) {
+    for yard in by_age(12, 4, 8) {
         let prompt = text(1, 4);
         // The root has a child on the third tier alone, and may go; the last two go leaf first.
         yard.scatter(&prompt, &[HOST, DISK, HOST, HOST]);
@@ -417,7 +435,7 @@ fn a_block_is_evicted_from_a_tier_only_when_it_has_no_child_there() {
 
 #[test]
 fn dropping_a_device_copy_touches_the_copies_on_every_tier_below() {
-    for yard in yards(8, 4, 2) {
+    for yard in yards_of(OBEYING, None, 8, 4, 2) {
         let [early, late] = [1, 2].map(|name| text(name, 1));
         for prompt in [&early, &late] {
             yard.publish_below(prompt);

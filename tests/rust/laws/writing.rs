@@ -1,7 +1,7 @@
 //! What is copied down ahead of need: the write policies, and what is remembered for them.
 
 use crate::verbs::Verbs as _;
-use crate::yard::{KINDS, Yard, and_one, cat, config, room, text};
+use crate::yard::{KINDS, OBEYING, Yard, and_one, cat, config, room, text};
 use blockyard_core::{Config, Lease, Plan, WritePolicy};
 
 fn yard(write: WritePolicy, device: u32, host: u32) -> Yard {
@@ -258,7 +258,7 @@ fn a_host_smaller_than_the_look_ahead_is_filled_once() {
 
 #[test]
 fn what_was_looked_at_is_looked_at_again_when_its_copy_is_gone() {
-    for policy in KINDS {
+    for policy in OBEYING {
         let yard = Yard::of(Config {
             policy,
             ..config(16, 12)

@@ -10,7 +10,25 @@ use blockyard_core::{
 /// Tokens per block.
 pub(crate) const SIZE: u64 = 4;
 
-pub(crate) const KINDS: [EvictionPolicy; 2] = [EvictionPolicy::Recency, EvictionPolicy::Heap];
+pub(crate) const KINDS: [EvictionPolicy; 5] = [
+    EvictionPolicy::Recency,
+    EvictionPolicy::Learned,
+    EvictionPolicy::Bonus,
+    EvictionPolicy::Newest,
+    EvictionPolicy::Heap,
+];
+
+/// Those under which the oldest goes first, where nothing was used twice: all but the one that is made for
+/// loops, under which the newest does once anything was evicted.
+pub(crate) const BY_AGE: [EvictionPolicy; 4] = [
+    EvictionPolicy::Recency,
+    EvictionPolicy::Learned,
+    EvictionPolicy::Bonus,
+    EvictionPolicy::Heap,
+];
+
+/// Those that take hints by the word, and do not ask how often a block was used.
+pub(crate) const OBEYING: [EvictionPolicy; 2] = [EvictionPolicy::Recency, EvictionPolicy::Heap];
 
 pub(crate) struct Yard {
     pub(crate) cache: Cache,
@@ -329,7 +347,7 @@ impl Yard {
         let lease = self.run(&text(30_000 + self.spare.get(), need.into()));
         self.land(&[self.demote_lease(&lease, need)]);
         self.finish(lease);
-        assert_eq!(self.stats().counters.evicted[1] - before, blocks.into());
+        assert_eq!(self.stats().counters.evicted[1] - before, u64::from(blocks));
     }
 
     pub(crate) fn resume(&self, parked: Parked) -> (Lease, Begun) {

@@ -367,7 +367,13 @@ mod tests {
 
     #[test]
     fn each_kind_of_change_changes_the_digest_and_no_two_alike() {
-        for policy in [EvictionPolicy::Recency, EvictionPolicy::Heap] {
+        for policy in [
+            EvictionPolicy::Recency,
+            EvictionPolicy::Learned,
+            EvictionPolicy::Bonus,
+            EvictionPolicy::Newest,
+            EvictionPolicy::Heap,
+        ] {
             let plain = state(policy, WritePolicy::OnEvict).digest();
             assert_eq!(plain, state(policy, WritePolicy::OnEvict).digest());
             let mut seen = std::collections::BTreeMap::from([(plain, "nothing")]);
