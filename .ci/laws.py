@@ -16,7 +16,7 @@ from planted import Fault, noticed
 
 CORE = [
     *(f"INV-{law}" for law in (*range(1, 8), 14, 17, 19)),
-    *(f"INV-20{clause}" for clause in "abcdef"),
+    *(f"INV-20{clause}" for clause in "abcdefghijk"),
     *(f"INV-{law}" for law in (22, 23, 24, 33, 34)),
     *(f"E{law}" for law in range(1, 8)),
     *(f"2.1-{row}" for row in range(1, 6)),

@@ -20,6 +20,8 @@ mod engine;
 mod evicting;
 #[path = "laws/headroom.rs"]
 mod headroom;
+#[path = "laws/hints.rs"]
+mod hints;
 #[path = "laws/homes.rs"]
 mod homes;
 #[path = "laws/keys.rs"]

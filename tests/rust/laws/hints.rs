@@ -1,0 +1,113 @@
+//! What is said where a request ends: the heap takes priorities and times to live by the word; an order
+//! that learns what hints are worth obeys none.
+
+use crate::verbs::Verbs as _;
+use crate::yard::{Yard, and_one, config, text};
+use blockyard_core::{Config, EvictionPolicy, Hints, NextUse, Priority, Retention};
+
+const LEARNING: [EvictionPolicy; 3] = [
+    EvictionPolicy::Learned,
+    EvictionPolicy::Bonus,
+    EvictionPolicy::Newest,
+];
+
+fn yard(policy: EvictionPolicy, device: u32) -> Yard {
+    Yard::of(Config {
+        policy,
+        ..config(device, 0)
+    })
+}
+
+fn publish(yard: &Yard, name: u32, hints: Hints) {
+    let lease = yard.run(&text(name, 2));
+    let ended = yard.cache.lock().finish(&[lease.id()], hints, None);
+    ended.expect("it runs");
+    lease.spend();
+    yard.sound();
+}
+
+fn left<const N: usize>(yard: &Yard, names: [u32; N]) -> [u32; N] {
+    names.map(|name| yard.on_device(&text(name, 2)))
+}
+
+fn priority(priority: u64) -> Hints {
+    Hints {
+        priority: Some(Priority::new(priority).expect("at most 100")),
+        ..Hints::default()
+    }
+}
+
+fn ttl(ttl: u32) -> Hints {
+    Hints {
+        ttl: Some(ttl),
+        ..Hints::default()
+    }
+}
+
+#[test]
+fn the_heap_lets_go_of_the_lowest_priority_first() {
+    let yard = yard(EvictionPolicy::Heap, 8);
+    publish(&yard, 1, priority(90));
+    publish(&yard, 2, Hints::default());
+    publish(&yard, 3, priority(10));
+    publish(&yard, 4, priority(35));
+    for gone in [[2, 2, 0, 2], [2, 0, 0, 2], [2, 0, 0, 0], [0; 4]] {
+        yard.squeeze(2);
+        assert_eq!(left(&yard, [1, 2, 3, 4]), gone);
+    }
+}
+
+#[test]
+fn what_has_outlived_its_time_goes_first_and_what_is_published_again_has_no_time() {
+    let yard = yard(EvictionPolicy::Heap, 8);
+    publish(&yard, 1, Hints::default());
+    publish(&yard, 2, ttl(4));
+    let brief = Hints {
+        retention: Retention::Retain,
+        ..ttl(3)
+    };
+    publish(&yard, 3, brief);
+    yard.squeeze(2);
+    assert_eq!(left(&yard, [1, 2, 3]), [0, 2, 2], "nothing is over yet");
+    // Three blocks more are used, and of the third text but one has outlived its time by that.
+    publish(&yard, 4, Hints::default());
+    publish(&yard, 5, Hints::default());
+    yard.squeeze(4);
+    assert_eq!(left(&yard, [2, 3, 4, 5]), [0, 0, 2, 2]);
+    publish(&yard, 2, Hints::default());
+    publish(&yard, 6, Hints::default());
+    yard.squeeze(2);
+    assert_eq!(left(&yard, [4, 5, 2, 6]), [0, 2, 2, 2]);
+}
+
+#[test]
+fn an_order_that_learns_obeys_no_hint() {
+    for policy in LEARNING {
+        let yard = yard(policy, 6);
+        publish(&yard, 1, Retention::Retain.into());
+        publish(&yard, 2, priority(100));
+        let soon = Hints {
+            next_use: Some(NextUse::in_millis(1)),
+            ..Retention::SessionEnded.into()
+        };
+        publish(&yard, 3, soon);
+        for gone in [[0, 2, 2], [0, 0, 2], [0; 3]] {
+            yard.squeeze(2);
+            assert_eq!(left(&yard, [1, 2, 3]), gone, "{policy:?}");
+        }
+    }
+}
+
+#[test]
+fn what_was_used_again_counts_as_younger_by_a_turnover() {
+    let yard = yard(EvictionPolicy::Bonus, 6);
+    publish(&yard, 1, Hints::default());
+    yard.publish(&and_one(&text(1, 2)));
+    for name in 2..4 {
+        publish(&yard, name, Hints::default());
+    }
+    yard.squeeze(2);
+    assert_eq!(left(&yard, [1, 2, 3]), [2, 0, 2]);
+    yard.squeeze(2);
+    assert_eq!(left(&yard, [1, 2, 3]), [2, 0, 0]);
+}
