@@ -204,3 +204,23 @@ fn with_a_full_host_an_eviction_costs_one_copy_down() {
         yard.sound();
     }
 }
+
+#[test]
+fn one_that_goes_first_needs_no_copy_below() {
+    for policy in KINDS {
+        let yard = Yard::of(Config {
+            policy,
+            host_copies: Some(HostCopies::First),
+            ..three(8, 4, 8)
+        });
+        let prompt = text(1, 2);
+        yard.publish(&prompt);
+        yard.copy_down(2);
+        use_again(&yard, &prompt);
+        assert_eq!(yard.demote_from(Tier::HOST, 4), None);
+        yard.sound();
+        yard.squeeze(2);
+        let copies = yard.demote_from(Tier::HOST, 4);
+        assert_eq!(copies.map(|plan| plan.len()), Some(2), "now it does");
+    }
+}

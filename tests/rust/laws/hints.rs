@@ -2,7 +2,7 @@
 //! that learns what hints are worth obeys none.
 
 use crate::verbs::Verbs as _;
-use crate::yard::{Yard, and_one, config, text};
+use crate::yard::{Yard, and_one, config, text, tokens};
 use blockyard_core::{Config, EvictionPolicy, Hints, NextUse, Priority, Retention};
 
 const LEARNING: [EvictionPolicy; 3] = [
@@ -110,4 +110,23 @@ fn what_was_used_again_counts_as_younger_by_a_turnover() {
     assert_eq!(left(&yard, [1, 2, 3]), [2, 0, 2]);
     yard.squeeze(2);
     assert_eq!(left(&yard, [1, 2, 3]), [2, 0, 0]);
+}
+
+#[test]
+fn a_partial_block_is_worth_nothing_of_what_had_its_place() {
+    let yard = Yard::of(Config {
+        policy: EvictionPolicy::Heap,
+        ..config(6, 4)
+    });
+    publish(&yard, 1, priority(0));
+    publish(&yard, 2, Hints::default());
+    yard.squeeze(2);
+    assert_eq!(left(&yard, [1, 2]), [0, 2], "places of the first are free");
+    let lease = yard.run(&tokens(3, 6));
+    let parked = yard.park(lease, 6);
+    yard.land(&[yard.demote_parked(&parked, 2).expect("it is owed")]);
+    assert_eq!(yard.device().idle, 4);
+    yard.squeeze(1);
+    assert_eq!(left(&yard, [2]), [1], "it was there before");
+    yard.abandon(parked);
 }
