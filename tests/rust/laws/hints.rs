@@ -1,7 +1,6 @@
 //! What is said where a request ends: the heap takes priorities and times to live by the word; an order
 //! that learns what hints are worth obeys none.
 
-use crate::verbs::Verbs as _;
 use crate::yard::{Yard, and_one, config, text, tokens};
 use blockyard_core::{Config, EvictionPolicy, Hints, NextUse, Priority, Retention};
 

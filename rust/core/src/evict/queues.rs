@@ -11,6 +11,8 @@
 //! Blocked slots keep their place. A cursor per list remembers that everything before it is blocked,
 //! so that a long chain in flight is passed once and not at every call.
 
+mod loose;
+
 use super::order::Order;
 use super::seen::Seen;
 use super::{Evict, Evictability, HEADS, Opens, Place, Stamps};
@@ -118,31 +120,6 @@ impl<O: Order> Queues<O> {
         }
     }
 
-    /// Which of the order's lists a head is.
-    fn own(head: usize) -> Option<usize> {
-        head.checked_sub(FIRST)
-            .filter(|&own| Self::VALUED && own < O::CLASSES)
-    }
-
-    /// The front of a list may be another now.
-    #[inline]
-    fn touch(&mut self, head: usize) {
-        if let Some(own) = Self::own(head) {
-            self.stale |= 1 << own;
-        }
-    }
-
-    /// The same of the list of this slot, where that is its front.
-    #[inline]
-    fn touch_front(&mut self, slot: SlotIx) {
-        if Self::VALUED
-            && let Some(own) = Self::own(usize::from(self.heads[slot.at()]))
-            && self.fronts[own].is_none_or(|front| front.slot == slot)
-        {
-            self.stale |= 1 << own;
-        }
-    }
-
     /// A slot leaves. Where the cursor of its list stands, that goes back to the one before, which
     /// it has passed too.
     #[inline]
@@ -165,119 +142,6 @@ impl<O: Order> Queues<O> {
             self.touch(head as usize);
         }
         debug_assert!(self.lists.holds(slot), "it is idle");
-    }
-
-    /// As [`Evict::take`], until there are so many, where what is opened may stand anywhere.
-    fn take_loose(
-        &mut self,
-        all: usize,
-        stamps: Stamps<'_>,
-        opens: Opens<'_>,
-        out: &mut Vec<SlotIx>,
-    ) {
-        let (before, behind) = Self::around();
-        while out.len() < all {
-            if let Some(slot) = before.clone().find_map(|head| self.leaf_from(head)) {
-                self.evict(slot);
-                out.push(slot);
-                self.open_parent(opens(slot));
-                continue;
-            }
-            if Self::VALUED
-                && let Some((own, _)) = self.best(stamps)
-            {
-                self.take_from(own, all, stamps, opens, out);
-                continue;
-            }
-            let Some(slot) = behind.clone().find_map(|head| self.leaf_from(head)) else {
-                return;
-            };
-            self.evict(slot);
-            out.push(slot);
-            self.open_parent(opens(slot));
-        }
-    }
-
-    /// The last child of this slot was taken.
-    fn open_parent(&mut self, parent: Option<SlotIx>) {
-        if let Some(parent) = parent {
-            self.refresh_loose(parent, Evictability::Leaf);
-        }
-    }
-
-    /// Takes from the list that goes next, as long as it does.
-    fn take_from(
-        &mut self,
-        own: usize,
-        all: usize,
-        stamps: Stamps<'_>,
-        opens: Opens<'_>,
-        out: &mut Vec<SlotIx>,
-    ) {
-        let others = ones(self.filled & !(1 << own));
-        let others = others.filter_map(|other| self.fronts[other].map(|front| (front.rank, other)));
-        let second = others.min();
-        while let Some(Front { slot, rank }) = self.fronts[own]
-            && second.is_none_or(|second| (rank, own) < second)
-            && self.marks[slot.at()] == OPEN
-            && out.len() < all
-        {
-            self.order.evicted(own as u8);
-            self.seen.leave(&self.lists, slot);
-            self.lists.remove(slot);
-            out.push(slot);
-            let parent = opens(slot);
-            self.open_parent(parent);
-            self.look_at(own, stamps);
-            let elsewhere = |parent: SlotIx| usize::from(self.heads[parent.at()]) != FIRST + own;
-            if parent.is_some_and(elsewhere) {
-                return;
-            }
-        }
-    }
-
-    /// Looks at the front of a list again.
-    fn look_at(&mut self, own: usize, stamps: Stamps<'_>) {
-        let open = self.open_from(FIRST + own);
-        self.fronts[own] = open.map(|slot| self.front(own, slot, stamps));
-        self.filled = self.filled & !(1 << own) | u64::from(open.is_some()) << own;
-        self.stale &= !(1 << own);
-    }
-
-    /// As [`Evict::insert`], where the place of a child says nothing of its parent.
-    #[inline(never)]
-    fn insert_loose(
-        &mut self,
-        slot: SlotIx,
-        class: Class,
-        past: Past<'_>,
-        evictability: Evictability,
-    ) {
-        let head = self.head(class, past);
-        self.lists.push_back(head, slot);
-        self.marks[slot.at()] = Self::mark(evictability);
-        self.heads[slot.at()] = head as u8;
-        if let Some(own) = Self::own(head)
-            && self.fronts[own].is_none()
-        {
-            self.stale |= 1 << own;
-        }
-    }
-
-    /// As [`Evict::refresh`], of what may be a branch, or wait.
-    #[inline(never)]
-    fn refresh_loose(&mut self, slot: SlotIx, evictability: Evictability) {
-        let (was, mark) = (self.marks[slot.at()], Self::mark(evictability));
-        if was == WAITS || was == STUCK {
-            match mark {
-                OPEN => self.bring_back(slot),
-                BLOCKED => self.marks[slot.at()] = STUCK,
-                _ => self.marks[slot.at()] = WAITS,
-            }
-        } else {
-            self.open(slot, was);
-            self.marks[slot.at()] = mark;
-        }
     }
 
     /// The first of a list that is not blocked.
@@ -311,100 +175,9 @@ impl<O: Order> Queues<O> {
         None
     }
 
-    /// A front has a child: it waits for that.
-    #[inline(never)]
-    fn set_aside(&mut self, slot: SlotIx) {
-        let was = self.seen.holds(slot);
-        self.seen.leave(&self.lists, slot);
-        self.lists.remove(slot);
-        self.lists.push_back(Self::WAITING, slot);
-        if was && self.seen.first_unseen(&self.lists, Self::WAITING) == Some(slot) {
-            self.seen.see(slot, Self::WAITING);
-        }
-        self.marks[slot.at()] = WAITS;
-        self.touch(usize::from(self.heads[slot.at()]));
-    }
-
-    /// The last child of a slot that waited has left.
-    #[inline(never)]
-    fn bring_back(&mut self, slot: SlotIx) {
-        let head = usize::from(self.heads[slot.at()]);
-        let was = self.seen.holds(slot);
-        self.seen.leave(&self.lists, slot);
-        self.lists.remove(slot);
-        if !was && let Some(front) = self.lists.front(head) {
-            self.seen.unsee(&self.lists, front);
-        }
-        self.lists.push_front(head, slot);
-        self.cursors[head % HEADS] = None;
-        if was {
-            self.seen.see_front(slot, head);
-        }
-        self.marks[slot.at()] = OPEN;
-        self.touch(head);
-    }
-
-    /// The leaf that goes next of the order's lists, and its list.
-    #[inline(never)]
-    fn best(&mut self, stamps: Stamps<'_>) -> Option<(usize, SlotIx)> {
-        loop {
-            while self.stale > 0 {
-                self.look_at(self.stale.trailing_zeros() as usize, stamps);
-            }
-            let fronts = ones(self.filled)
-                .filter_map(|own| self.fronts[own].map(|front| (front.rank, own, front.slot)));
-            let (_, own, slot) = fronts.min()?;
-            if self.marks[slot.at()] == OPEN {
-                return Some((own, slot));
-            }
-            self.set_aside(slot);
-        }
-    }
-
-    /// What the fronts are worth may have changed.
-    fn look_again(&mut self) {
-        if Self::VALUED {
-            self.stale |= self.filled;
-        }
-    }
-
-    fn front(&self, own: usize, slot: SlotIx, stamps: Stamps<'_>) -> Front {
-        let age = self.now.wrapping_sub(stamps(slot));
-        let value = self.order.value(own as u8, age);
-        let rank = u64::from(value) << 32 | u64::from(u32::MAX - age);
-        Front { rank, slot }
-    }
-
     /// Slots of a list from this one on.
     fn from(&self, first: Option<SlotIx>) -> impl Iterator<Item = SlotIx> {
         std::iter::successors(first, |&slot| self.lists.after(slot))
-    }
-
-    /// Slots of the order's lists in the order in which they would go if no worth changed.
-    fn merged<'a>(&'a self, stamps: Stamps<'a>) -> impl Iterator<Item = SlotIx> + 'a {
-        let front = |own: usize| {
-            let slot = self.lists.front(FIRST + own)?;
-            Some((self.front(own, slot, stamps), own))
-        };
-        let mut fronts: Vec<(Front, usize)> = (0..O::CLASSES).filter_map(front).collect();
-        std::iter::from_fn(move || {
-            let at = (0..fronts.len()).min_by_key(|&at| (fronts[at].0.rank, fronts[at].1))?;
-            let (first, own) = fronts[at];
-            match self.lists.after(first.slot) {
-                Some(next) => fronts[at].0 = self.front(own, next, stamps),
-                None => drop(fronts.swap_remove(at)),
-            }
-            Some(first.slot)
-        })
-    }
-
-    /// The lists of classes that go before those of the order, and of those that go behind.
-    fn around() -> (std::ops::Range<usize>, std::ops::Range<usize>) {
-        if Self::VALUED {
-            (0..FIRST, FIRST + O::CLASSES..Self::WAITING)
-        } else {
-            (0..Self::WAITING, 0..0)
-        }
     }
 }
 
@@ -657,15 +430,6 @@ impl<O: Order> Queues<O> {
         }
         left
     }
-}
-
-/// The places of the bits that are set, from the lowest.
-fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let place = bits.trailing_zeros();
-        bits = bits.checked_sub(1)? & bits;
-        Some(place as usize)
-    })
 }
 
 #[cfg(test)]

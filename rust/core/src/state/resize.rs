@@ -36,7 +36,7 @@ impl State {
             let help = "must be more than the null slots";
             return Err(Error::argument("slots", slots, help));
         }
-        if slots > super::MOST_SLOTS {
+        if slots > super::config::MOST_SLOTS {
             return Err(Error::argument(
                 "slots",
                 slots,
