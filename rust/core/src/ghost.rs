@@ -70,7 +70,7 @@ impl<W: Way> Buckets<W> {
 
     /// Where the bucket of a key is: by its high bits, the low ones tell it from others there.
     fn at(&self, mixed: u64) -> usize {
-        ((mixed >> 32) * self.0.len() as u64 >> 32) as usize
+        (((mixed >> 32) * self.0.len() as u64) >> 32) as usize
     }
 
     fn uses(&self, mixed: u64) -> Option<u8> {

@@ -157,7 +157,7 @@ impl Past<'_> {
     #[cfg(test)]
     pub(crate) fn none() -> Self {
         static NONE: Lives = Lives {
-            lives: Vec::new(),
+            uses: Vec::new(),
             stamps: Vec::new(),
             worths: Vec::new(),
             learns: false,
@@ -169,7 +169,7 @@ impl Past<'_> {
 
     #[inline]
     pub(crate) fn life(self) -> Life {
-        let life = self.lives.lives.get(self.node.at());
+        let life = self.lives.uses.get(self.node.at());
         life.copied().unwrap_or_default()
     }
 
@@ -183,7 +183,7 @@ impl Past<'_> {
 /// The past of every block, by its place in the trie, as far as the order asks for it.
 #[derive(Hash, Debug)]
 pub(crate) struct Lives {
-    lives: Vec<Life>,
+    uses: Vec<Life>,
     /// The tick at which a request has used each last, where the order asks how.
     stamps: Vec<u32>,
     worths: Vec<Worth>,
@@ -198,7 +198,7 @@ impl Lives {
     /// For so many blocks.
     pub(crate) fn new(blocks: usize, learns: bool, weighs: bool) -> Result<Self> {
         let mut lives = Self {
-            lives: Vec::new(),
+            uses: Vec::new(),
             stamps: Vec::new(),
             worths: Vec::new(),
             learns,
@@ -219,7 +219,7 @@ impl Lives {
     pub(crate) fn reserve(&mut self, blocks: usize) -> Result<()> {
         let what = "what is known of the blocks' uses";
         let lives = usize::from(self.learns) * blocks;
-        memory::reserve(&mut self.lives, lives, what)?;
+        memory::reserve(&mut self.uses, lives, what)?;
         memory::reserve(&mut self.stamps, lives, what)?;
         memory::reserve(&mut self.worths, usize::from(self.weighs) * blocks, what)
     }
@@ -227,7 +227,7 @@ impl Lives {
     /// More blocks, for which there is room.
     pub(crate) fn grow(&mut self, blocks: usize) {
         let lives = usize::from(self.learns) * blocks;
-        self.lives.resize(lives, Life::default());
+        self.uses.resize(lives, Life::default());
         self.stamps.resize(lives, 0);
         let worths = usize::from(self.weighs) * blocks;
         self.worths.resize(worths, Worth::default());
@@ -278,7 +278,7 @@ impl Lives {
 
     #[cold]
     fn be_born(&mut self, node: NodeIx, before: u8) {
-        if let Some(life) = self.lives.get_mut(node.at()) {
+        if let Some(life) = self.uses.get_mut(node.at()) {
             *life = Life::born(before);
             self.stamps[node.at()] = self.now as u32;
         }
@@ -290,7 +290,7 @@ impl Lives {
     /// A request has found the block here.
     #[inline]
     pub(crate) fn find(&mut self, node: NodeIx) {
-        if let Some(life) = self.lives.get_mut(node.at()) {
+        if let Some(life) = self.uses.get_mut(node.at()) {
             life.find();
         }
     }
@@ -298,17 +298,17 @@ impl Lives {
     /// A request of an engine that owns its device has found the block; the first one that says so is the
     /// one that has computed it.
     pub(crate) fn find_again(&mut self, node: NodeIx) {
-        if let Some(life) = self.lives.get_mut(node.at()) {
-            if life.ended() {
-                life.find();
-            }
+        if let Some(life) = self.uses.get_mut(node.at())
+            && life.ended()
+        {
+            life.find();
         }
     }
 
     /// A request of so many tokens has ended that used the block. Returns what is known of it now.
     pub(crate) fn end(&mut self, node: NodeIx, tokens: u64, hint: Hint, hints: Hints) -> Life {
         self.now += 1;
-        if let Some(life) = self.lives.get_mut(node.at()) {
+        if let Some(life) = self.uses.get_mut(node.at()) {
             life.end(tokens, hint);
             self.stamps[node.at()] = self.now as u32;
         }

@@ -231,6 +231,7 @@ impl Cache {
     ///         out of range.
     #[pyo3(signature = (rows, *, ended=false, retention="ordinary", next_use=None, priority=None,
         ttl=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn used(
         &self,
         py: Python<'_>,

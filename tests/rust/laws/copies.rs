@@ -111,7 +111,9 @@ fn of_a_path_only_what_has_nothing_else_below_it_goes_first() {
         leases.push(press(7));
         let copy = yard.demote(1).map(|plan| plan.len());
         assert_eq!(copy, Some(1), "and then its start");
-        leases.into_iter().for_each(|lease| yard.finish(lease));
+        for lease in leases {
+            yard.finish(lease);
+        }
     }
 }
 

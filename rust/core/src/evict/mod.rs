@@ -141,6 +141,10 @@ impl EvictionPolicy {
 }
 
 /// The policies by arm: a call is a jump, not an allocation.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one for each tier; what costs least is reached without a pointer"
+)]
 #[derive(Hash, Debug)]
 pub(crate) enum Policy {
     Recency(Queues<Recency>),
@@ -203,22 +207,22 @@ impl Policy {
         place: Place,
         evictability: Evictability,
     ) {
-        each!(self, policy => policy.insert(slot, class, past, place, evictability))
+        each!(self, policy => policy.insert(slot, class, past, place, evictability));
     }
 
     #[inline(never)]
     fn remove_other(&mut self, slot: SlotIx) {
-        each!(self, policy => policy.remove(slot))
+        each!(self, policy => policy.remove(slot));
     }
 
     #[inline(never)]
     fn evict_other(&mut self, slot: SlotIx) {
-        each!(self, policy => policy.evict(slot))
+        each!(self, policy => policy.evict(slot));
     }
 
     #[inline(never)]
     fn refresh_other(&mut self, slot: SlotIx, evictability: Evictability) {
-        each!(self, policy => policy.refresh(slot, evictability))
+        each!(self, policy => policy.refresh(slot, evictability));
     }
 
     #[inline(never)]

@@ -221,8 +221,9 @@ impl<O: Order> Evict for Queues<O> {
     fn evict(&mut self, slot: SlotIx) {
         if Self::VALUED {
             let own = Self::own(usize::from(self.heads[slot.at()]));
-            own.into_iter()
-                .for_each(|own| self.order.evicted(own as u8));
+            if let Some(own) = own {
+                self.order.evicted(own as u8);
+            }
         }
         self.remove(slot);
     }

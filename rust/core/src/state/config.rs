@@ -131,7 +131,7 @@ impl Config {
     }
 
     /// Blocks that a tier holds together with those above it, where the tiers have these sizes.
-    pub(crate) fn room_of(&self, tier: Tier, slots: &[usize]) -> usize {
+    pub(crate) fn room_of(tier: Tier, slots: &[usize]) -> usize {
         slots[..=tier.at()].iter().sum()
     }
 

@@ -104,7 +104,9 @@ impl State {
         if self.copies_first && from == Tier::DEVICE {
             for &slot in &ahead[..count] {
                 let node = self.node_in(from, slot);
-                node.into_iter().for_each(|node| self.spare_copy(node));
+                if let Some(node) = node {
+                    self.spare_copy(node);
+                }
             }
         }
         let whole = ahead[..count].iter().all(|&slot| {

@@ -167,7 +167,7 @@ impl State {
                 let order = Policy::new(
                     config.policy,
                     slots as usize,
-                    config.room_of(Tier(tier), &config.sizes()),
+                    Config::room_of(Tier(tier), &config.sizes()),
                     !config.copies_first() || Tier(tier) != Tier::HOST,
                 )?;
                 Ok(TierState {

@@ -1,7 +1,7 @@
 //! Resize: slot ids are addresses, so that a tier shrinks by retiring its highest slots as they
 //! come free (table 2.7).
 
-use super::{State, TierState};
+use super::{Config, State, TierState};
 use crate::error::{Error, Result};
 use crate::evict::Evict;
 use crate::id::{Ix, ParkedIx, SlotIx, Tier};
@@ -86,7 +86,7 @@ impl State {
         let own = |tier_state: &TierState| tier_state.pool.limit() as usize;
         let tiers: Vec<usize> = self.tiers.iter().map(own).collect();
         for below in std::iter::once(tier).chain(self.tiers.below(tier)) {
-            let room = self.config.room_of(below, &tiers);
+            let room = Config::room_of(below, &tiers);
             self.tiers[below].order.resize(room);
         }
     }

@@ -439,7 +439,10 @@ fn several_lists_do_what_plain_ones_would() {
                 std::panic::resume_unwind(why);
             }
             let marks = world.queues.marks.iter();
-            waited += marks.clone().filter(|&&mark| mark == WAITS).count();
+            waited += marks
+                .clone()
+                .map(|&mark| usize::from(mark == WAITS))
+                .sum::<usize>();
             passed += marks.filter(|&&mark| mark >= PASSED).count();
         }
     }
