@@ -218,7 +218,11 @@ def virtual(folder: Path, say: Say, *, requests: int | None) -> None:
     """The engine in virtual time, with a host. It takes minutes."""
     columns = ["order, copies", "found", "on the device", "on the host", "blocks up"]
     columns += ["blocks down", "output tokens/s", "engine, s", "to first token, median, s"]
-    choices: tuple[tuple[Policy, HostCopies], ...] = (("recency", "last"), ("learned", "first"))
+    choices: tuple[tuple[Policy, HostCopies], ...] = (
+        ("recency", "last"),
+        ("learned", "first"),
+        ("learned", "last"),
+    )
     for name, share in VIRTUAL.items():
         whole = opened(folder, name)
         if whole is None:

@@ -49,7 +49,7 @@ class KVCache(Cache):
     Raises:
         Misuse: A value is out of range; it is named.
         Unavailable: There is no memory for the bookkeeping, which takes 110 to 200 bytes for each
-            slot, and 8 for each of `ghosts`: more than the system grants, or than this machine or
+            slot, and 4 for each of `ghosts`: more than the system grants, or than this machine or
             the process's control group has now.
 
     Example:

@@ -105,8 +105,8 @@ class Config:
             "through", every block when it is published; "second-touch", victims that were used more
             than once. From the host down it is "on-evict". Or a mapping of both, by the tier that
             blocks are copied from: from the host, "through" means every block that came there.
-        ghosts: Keys remembered after their block was dropped, for "second-touch"; None for four
-            per slot.
+        ghosts: Keys remembered after their block was dropped; None for four per slot with
+            "second-touch", and 1.75 with "learned".
         ahead: While fewer than this many slots of a tier are free, this many of its next victims
             have a copy below; with "through" the most blocks in flight. It is for each tier that
             has one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096,

@@ -229,7 +229,7 @@ def test_a_cache_larger_than_the_machine_is_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(by.Unavailable, match="and 50000000 are there"):
         by.KVCache(device=1_000_000)
     with pytest.raises(by.Unavailable, match="and 50000000 are there"):
-        by.KVCache(device=8, write="second-touch", ghosts=1 << 23)
+        by.KVCache(device=8, write="second-touch", ghosts=1 << 24)
     cache = by.KVCache(device=8, host=4)
     with pytest.raises(by.Unavailable, match="and 50000000 are there"):
         cache.resize("host", 1_000_000)
