@@ -21,8 +21,10 @@ impl Cache {
     ///         with "retain", last. A "learned" order learns how true that is, and obeys no hint.
     ///     next_use: Seconds until the blocks will be used again, as far as you know; for the
     ///         "learned" order. None: nothing is known.
-    ///     priority: From 0 to 100, the last to be evicted, for "heap". None: 35.
-    ///     ttl: After so many ticks the blocks go first, for "heap". None: never. A tick is a block
+    ///     priority: From 0 to 100, the last to be evicted, for "heap": 35 unless said.
+    ///         Where neither this nor `ttl` is said, what was said of a block before
+    ///         stays; one of them replaces both.
+    ///     ttl: After so many ticks the blocks go first, for "heap". A tick is a block
     ///         that a request has used, and comes when that is ended.
     ///     after: A step in flight that may still write: slots are held back until `commit(done=)`.
     ///

@@ -76,3 +76,10 @@ def test_an_adversary_gains_nothing_against_recency(
     trace = ADVERSARIES[name](seed)
     size = round(ADVERSARY_SHARES[name] * distinct(trace))
     assert percent(trace, size, "learned") >= percent(trace, size, "recency")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_comes_back_is_told_from_a_flood_of_what_does_not(seed: int) -> None:
+    trace = ADVERSARIES["flood"](seed)
+    size = round(ADVERSARY_SHARES["flood"] * distinct(trace))
+    assert percent(trace, size, "learned") >= percent(trace, size, "bonus") + 10

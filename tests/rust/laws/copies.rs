@@ -226,3 +226,20 @@ fn one_that_goes_first_needs_no_copy_below() {
         assert_eq!(copies.map(|plan| plan.len()), Some(2), "now it does");
     }
 }
+
+#[test]
+fn a_copy_of_a_next_victim_stays_though_its_block_was_used_again() {
+    for yard in yards(8, 3) {
+        yard.publish_below(&text(1, 1));
+        yard.publish_below(&text(2, 1));
+        let block = text(3, 1);
+        yard.publish(&block);
+        yard.copy_down(1);
+        use_again(&yard, &block);
+        assert!(yard.demote(8).is_none(), "it has its copy");
+        squeeze_host(&yard, 4);
+        assert_eq!(yard.hits(&text(1, 1)), [0, 0, 0]);
+        yard.squeeze(yard.device().idle as u32);
+        assert_eq!(yard.hits(&block), [0, 1, 0], "nothing was lost");
+    }
+}
