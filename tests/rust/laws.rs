@@ -1,5 +1,7 @@
 //! The laws of the core, one example at a time: `docs/laws.md` says which test shows which.
 
+#[path = "laws/ahead.rs"]
+mod ahead;
 #[path = "laws/asking.rs"]
 mod asking;
 #[path = "laws/beginning.rs"]

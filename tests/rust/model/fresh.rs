@@ -195,8 +195,8 @@ impl Yard {
     pub(crate) fn look_ahead(&self, tier: usize) -> Vec<Block> {
         let may = self.may_go(tier);
         let slots = self.slots[tier].keys().copied();
-        let idle =
-            slots.filter(|slot| self.idle(tier, *slot) && (!self.is_heap() || may.contains(slot)));
+        let leaves = self.is_heap() || self.follows() || self.leaves_copies(1);
+        let idle = slots.filter(|slot| self.idle(tier, *slot) && (!leaves || may.contains(slot)));
         idle.filter_map(|slot| self.block_in(tier, slot))
             .filter(|&block| self.leaves_copies(tier) || !self.is_copy(tier, block))
             .collect()

@@ -245,7 +245,7 @@ impl Evict for Heap {
         self.settled = 0;
     }
 
-    fn precedes(&self, slot: SlotIx, other: SlotIx, _stamps: Stamps<'_>) -> bool {
+    fn precedes(&self, slot: SlotIx, other: SlotIx, _passed: &[SlotIx]) -> bool {
         self.scores[slot.at()] < self.scores[other.at()]
     }
 

@@ -89,8 +89,9 @@ pub(crate) trait Evict {
     fn settle(&mut self, limit: usize);
     /// A slot must be looked at again, and may be what is behind it.
     fn unsee(&mut self, slot: SlotIx);
-    /// Whether a slot goes before another of its class, the first that was not seen.
-    fn precedes(&self, slot: SlotIx, other: SlotIx, stamps: Stamps<'_>) -> bool;
+    /// Whether a slot goes before another of its class, the first that was not seen; `passed` are
+    /// those that `unseen` gave before that.
+    fn precedes(&self, slot: SlotIx, other: SlotIx, passed: &[SlotIx]) -> bool;
     /// Whether a slot was seen, for the audit.
     fn seen(&self, slot: SlotIx) -> bool;
     /// All that is idle now goes before all that will be, in the order it has.
@@ -173,12 +174,12 @@ impl Policy {
     }
 
     /// Bytes that a policy has of a slot.
-    pub(crate) fn bytes(kind: EvictionPolicy, sorted: bool) -> usize {
+    pub(crate) fn bytes(kind: EvictionPolicy) -> usize {
         match kind {
-            EvictionPolicy::Recency => Queues::<Recency>::bytes(sorted),
-            EvictionPolicy::Learned => Queues::<Learned>::bytes(sorted),
-            EvictionPolicy::Bonus => Queues::<Bonus>::bytes(sorted),
-            EvictionPolicy::Newest => Queues::<Newest>::bytes(sorted),
+            EvictionPolicy::Recency => Queues::<Recency>::BYTES,
+            EvictionPolicy::Learned => Queues::<Learned>::BYTES,
+            EvictionPolicy::Bonus => Queues::<Bonus>::BYTES,
+            EvictionPolicy::Newest => Queues::<Newest>::BYTES,
             EvictionPolicy::Heap => Heap::BYTES,
         }
     }
@@ -295,8 +296,8 @@ impl Evict for Policy {
     fn unsee(&mut self, slot: SlotIx) {
         each!(self, policy => policy.unsee(slot));
     }
-    fn precedes(&self, slot: SlotIx, other: SlotIx, stamps: Stamps<'_>) -> bool {
-        each!(self, policy => policy.precedes(slot, other, stamps))
+    fn precedes(&self, slot: SlotIx, other: SlotIx, passed: &[SlotIx]) -> bool {
+        each!(self, policy => policy.precedes(slot, other, passed))
     }
     fn seen(&self, slot: SlotIx) -> bool {
         each!(self, policy => policy.seen(slot))

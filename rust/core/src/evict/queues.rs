@@ -12,6 +12,7 @@
 //! so that a long chain in flight is passed once and not at every call.
 
 mod loose;
+mod walk;
 
 use super::order::Order;
 use super::seen::Seen;
@@ -52,7 +53,10 @@ pub(crate) struct Queues<O> {
     order: O,
     lists: Lists,
     marks: Vec<u8>,
+    /// What copies ahead have looked at, where a child stands before its parent.
     seen: Seen,
+    /// Where it does not: so many of the next victims, if anything changes none.
+    settled: usize,
     /// The last slot of each list that was passed; `None`: look from the front.
     cursors: [Option<SlotIx>; HEADS],
     /// Whether a child stands before its parent by its place alone.
@@ -74,10 +78,8 @@ impl<O: Order> Queues<O> {
     /// Whether values decide at all.
     const VALUED: bool = O::CLASSES > 1;
 
-    /// Bytes for a slot: two links and two marks, and its list.
-    pub(super) fn bytes(sorted: bool) -> usize {
-        2 * size_of::<u32>() + 2 + usize::from(Self::VALUED || !sorted)
-    }
+    /// Bytes for a slot: two links and its mark, and whether it was seen or which list it is in.
+    pub(super) const BYTES: usize = 2 * size_of::<u32>() + 2;
 
     /// Lists for a tier of so many slots, which holds `room` blocks together with those above it.
     /// `sorted`: no copy goes before what stands below it.
@@ -87,6 +89,7 @@ impl<O: Order> Queues<O> {
             lists: Lists::new(Self::HEADS, 0)?,
             marks: Vec::new(),
             seen: Seen::new(),
+            settled: 0,
             cursors: [None; HEADS],
             sorted: sorted && !Self::VALUED,
             heads: Vec::new(),
@@ -212,8 +215,12 @@ impl<O: Order> Evict for Queues<O> {
     #[inline]
     fn remove(&mut self, slot: SlotIx) {
         self.step_back(slot);
-        self.seen.leave(&self.lists, slot);
-        self.touch_front(slot);
+        if self.sorted {
+            self.seen.leave(&self.lists, slot);
+        } else {
+            self.settled = 0;
+            self.touch_front(slot);
+        }
         self.lists.remove(slot);
     }
 
@@ -238,7 +245,10 @@ impl<O: Order> Evict for Queues<O> {
         if evictability == Evictability::Blocked {
             if was == OPEN || was == BRANCH {
                 self.marks[slot.at()] = BLOCKED;
-                self.touch_front(slot);
+                if !self.sorted {
+                    self.settled = 0;
+                    self.touch_front(slot);
+                }
             }
         } else {
             self.open(slot, was);
@@ -249,6 +259,7 @@ impl<O: Order> Evict for Queues<O> {
     fn used(&mut self, key: u64, life: Life, now: u64) {
         if Self::VALUED {
             self.now = now as u32;
+            self.settled = 0;
             self.order.used(key, life, self.now);
             self.look_again();
         }
@@ -283,67 +294,66 @@ impl<O: Order> Evict for Queues<O> {
         }
     }
 
-    fn ahead(&self, limit: usize, stamps: Stamps<'_>, _opens: Opens<'_>, out: &mut Vec<SlotIx>) {
-        let (before, behind) = Self::around();
-        let list = |head| self.from(self.lists.front(head));
-        let waiting = list(Self::WAITING);
-        let merged = Some(()).filter(|()| Self::VALUED);
-        let merged = merged.into_iter().flat_map(|()| self.merged(stamps));
-        let all = waiting
-            .chain(before.flat_map(list))
-            .chain(merged)
-            .chain(behind.flat_map(list));
-        out.extend(all.take(limit));
+    fn ahead(&self, limit: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
+        if self.sorted {
+            let all = (0..Self::WAITING).flat_map(|head| self.from(self.lists.front(head)));
+            out.extend(all.take(limit));
+        } else {
+            self.walk(limit, stamps, opens, out);
+        }
     }
 
-    fn unseen(&self, limit: usize, stamps: Stamps<'_>, _opens: Opens<'_>, out: &mut Vec<SlotIx>) {
-        // A shadow needs no copy, and comes last.
-        let shadows = Self::WAITING - 1;
-        if Self::VALUED {
-            let mut left = self.unseen_of(0..FIRST, limit, out);
-            for slot in self.merged(stamps).take(left) {
-                left -= 1;
-                if !self.seen.holds(slot) {
-                    out.push(slot);
-                }
+    fn unseen(&self, limit: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
+        if !self.sorted {
+            if limit > self.settled {
+                self.walk(limit, stamps, opens, out);
             }
-            self.unseen_of(FIRST + O::CLASSES..shadows, left, out);
-        } else {
-            self.unseen_of(0..shadows, limit, out);
+            return;
         }
-        let waiting = self.seen.first_unseen(&self.lists, Self::WAITING);
-        out.extend(self.from(waiting));
+        // A shadow needs no copy, and comes last.
+        let mut left = limit;
+        for head in 0..Class::Shadow as usize {
+            left = left.saturating_sub(self.seen.count(head));
+            let first = self.seen.first_unseen(&self.lists, head);
+            let before = out.len();
+            out.extend(self.from(first.filter(|_| left > 0)).take(left));
+            left -= out.len() - before;
+        }
     }
 
     fn see(&mut self, slot: SlotIx) -> bool {
+        if !self.sorted {
+            return true;
+        }
         let first = |head: &usize| self.seen.first_unseen(&self.lists, *head) == Some(slot);
-        let Some(head) = (0..Self::HEADS).find(first) else {
+        let Some(head) = (0..Self::WAITING).find(first) else {
             return false;
         };
         self.seen.see(slot, head);
         true
     }
 
-    fn settle(&mut self, _limit: usize) {}
-
-    fn unsee(&mut self, slot: SlotIx) {
-        self.seen.unsee(&self.lists, slot);
+    fn settle(&mut self, limit: usize) {
+        self.settled = limit;
     }
 
-    fn precedes(&self, slot: SlotIx, other: SlotIx, stamps: Stamps<'_>) -> bool {
-        if !Self::VALUED || self.heads[slot.at()] == self.heads[other.at()] {
-            return self.seen.holds(slot);
+    fn unsee(&mut self, slot: SlotIx) {
+        self.settled = 0;
+        if self.sorted {
+            self.seen.unsee(&self.lists, slot);
         }
-        let key = |slot: SlotIx| {
-            let waits = matches!(self.marks[slot.at()], WAITS | STUCK);
-            let own = Self::own(usize::from(self.heads[slot.at()]));
-            (waits, own.map(|own| self.front(own, slot, stamps)))
-        };
-        key(slot) < key(other)
+    }
+
+    fn precedes(&self, slot: SlotIx, _other: SlotIx, passed: &[SlotIx]) -> bool {
+        if self.sorted {
+            self.seen.holds(slot)
+        } else {
+            passed.contains(&slot)
+        }
     }
 
     fn seen(&self, slot: SlotIx) -> bool {
-        self.seen.holds(slot)
+        self.sorted && self.seen.holds(slot)
     }
 
     fn clear(&mut self) {
@@ -353,6 +363,7 @@ impl<O: Order> Evict for Queues<O> {
         }
         self.cursors.fill(None);
         self.seen.clear();
+        self.settled = 0;
         self.heads.fill(cleared as u8);
         for mark in &mut self.marks {
             *mark = match *mark {
@@ -370,14 +381,14 @@ impl<O: Order> Evict for Queues<O> {
         memory::reserve(&mut self.marks, slots, MARKS)?;
         let loose = if self.sorted { 0 } else { slots };
         memory::reserve(&mut self.heads, loose, MARKS)?;
-        self.seen.reserve(slots)
+        self.seen.reserve(if self.sorted { slots } else { 0 })
     }
 
     fn grow(&mut self, slots: usize) {
         self.lists.grow(slots);
         self.marks.resize(slots, OPEN);
         self.heads.resize(if self.sorted { 0 } else { slots }, 0);
-        self.seen.grow(slots);
+        self.seen.grow(if self.sorted { slots } else { 0 });
     }
 
     fn resize(&mut self, room: usize) {
@@ -410,26 +421,6 @@ impl<O: Order> Evict for Queues<O> {
             ranks[slot.at()] = rank as u32;
         }
         Some(ranks).filter(|_| self.sorted)
-    }
-}
-
-impl<O: Order> Queues<O> {
-    /// Adds what was not seen of the first `limit` of these lists; returns how many are left.
-    fn unseen_of(
-        &self,
-        heads: std::ops::Range<usize>,
-        limit: usize,
-        out: &mut Vec<SlotIx>,
-    ) -> usize {
-        let mut left = limit;
-        for head in heads {
-            left = left.saturating_sub(self.seen.count(head));
-            let first = self.seen.first_unseen(&self.lists, head);
-            let before = out.len();
-            out.extend(self.from(first.filter(|_| left > 0)).take(left));
-            left -= out.len() - before;
-        }
-        left
     }
 }
 

@@ -63,13 +63,6 @@ impl Seen {
         self.slots[slot.at()] = head as u8 + 1;
     }
 
-    /// A slot that was seen stands before all of its list.
-    pub(super) fn see_front(&mut self, slot: SlotIx, head: usize) {
-        let end = self.ends[head % HEADS];
-        self.see(slot, head);
-        self.ends[head % HEADS] = end.or(Some(slot));
-    }
-
     /// A slot is about to leave its list.
     #[inline]
     pub(super) fn leave(&mut self, lists: &Lists, slot: SlotIx) {

@@ -138,7 +138,7 @@ impl Config {
     /// Bytes of the bookkeeping of tiers of these sizes, without the ghosts, which a resize leaves
     /// as they are.
     pub(crate) fn bytes(&self, slots: &[usize]) -> u64 {
-        let each = size_of::<Cell>() + Policy::bytes(self.policy, !self.copies_first());
+        let each = size_of::<Cell>() + Policy::bytes(self.policy);
         let each = each + Lives::bytes(self.policy.learns(), self.policy.weighs());
         let fresh = (0..slots.len()).map(|tier| self.fresh_bytes(Tier(tier), slots[tier]));
         let fresh = fresh.sum::<usize>();

@@ -1,8 +1,9 @@
 //! Demote: copies the next victims of a tier down, ahead of need, so that evicting them is free.
 
+use super::tier::opened_by;
 use super::{State, TierState};
 use crate::error::Result;
-use crate::evict::{Evict, Evictability};
+use crate::evict::Evict;
 use crate::flight::{Move, Purpose};
 use crate::id::{Class, FlightIx, Id, LeaseId, NodeIx, SlotIx, Tier};
 use crate::plan::Plan;
@@ -81,8 +82,8 @@ impl State {
         let mut ahead = std::mem::take(&mut self.ahead);
         ahead.clear();
         let mut gone = BTreeMap::new();
-        let mut opens = |slot: SlotIx| self.opened_by(tier, slot, &mut gone);
         let tier_state = &self.tiers[tier];
+        let mut opens = |slot| opened_by(&tier_state.pool, &self.trie, tier, slot, &mut gone);
         tier_state.unseen(blocks as usize, &self.lives, &mut opens, &mut ahead);
         ahead
     }
@@ -109,7 +110,8 @@ impl State {
                 }
             }
         }
-        let whole = ahead[..count].iter().all(|&slot| {
+        let whole = (0..count).all(|at| {
+            let (slot, passed) = (ahead[at], &ahead[..at]);
             let copied = Hold::Idle {
                 class: Class::Copied,
             };
@@ -121,7 +123,7 @@ impl State {
                 .is_none_or(|node| {
                     let later = |state: &Self, other| {
                         let other = state.trie.slot(other, from);
-                        other.is_none_or(|other| state.goes_before(from, slot, other))
+                        other.is_none_or(|other| state.goes_before(from, slot, other, passed))
                     };
                     moves.len() < most && self.copy_from(node, slot, flight, moves, later)
                 });
@@ -132,13 +134,19 @@ impl State {
         }
     }
 
-    /// Whether the idle block in `slot`, the next to be looked at, leaves the tier before `other`.
-    fn goes_before(&self, tier: Tier, slot: SlotIx, other: SlotIx) -> bool {
+    /// Whether the idle block in `slot`, the next to be looked at after those that were `passed`, leaves
+    /// the tier before `other`.
+    fn goes_before(&self, tier: Tier, slot: SlotIx, other: SlotIx, passed: &[SlotIx]) -> bool {
+        let tier_state = &self.tiers[tier];
         match (self.hold(tier, slot), self.hold(tier, other)) {
-            (Hold::Idle { class: own }, Hold::Idle { class }) if own == class => {
-                !self.tiers[tier].precedes(other, slot, &self.lives)
+            (Hold::Idle { class: own }, Hold::Idle { class })
+                if own != class && tier_state.sorted =>
+            {
+                own < class
             }
-            (Hold::Idle { class: own }, Hold::Idle { class }) => own < class,
+            (Hold::Idle { .. }, Hold::Idle { .. }) => {
+                !tier_state.order.precedes(other, slot, passed)
+            }
             _ => true,
         }
     }
@@ -215,23 +223,6 @@ impl State {
         }
         let failures = failures.get(&self.trie.id(node));
         failures.is_some_and(|&failures| failures > self.config.copy_retries)
-    }
-
-    /// The idle parent on the tier that is a leaf once this slot, and those before it, are gone.
-    pub(super) fn opened_by(
-        &self,
-        tier: Tier,
-        slot: SlotIx,
-        gone: &mut BTreeMap<NodeIx, u32>,
-    ) -> Option<SlotIx> {
-        let parent = self.trie.parent(self.node_in(tier, slot)?)?;
-        let children = gone.entry(parent).or_default();
-        *children += 1;
-        let above = self.trie.slot(parent, tier)?;
-        let idle = matches!(self.hold(tier, above), Hold::Idle { .. });
-        let last = *children == self.trie.residency(parent, tier).children;
-        (idle && last && self.evictability_of(tier, above) != Evictability::Blocked)
-            .then_some(above)
     }
 
     /// Copies up to `blocks` sealed blocks of a running sequence down that have no copy below, the

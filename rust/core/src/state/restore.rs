@@ -2,6 +2,7 @@
 //! published again, held by no sequence.
 
 use super::State;
+use super::tier::opened_by;
 use crate::error::{Error, Result};
 use crate::evict::{Evict, Evictability, Place};
 use crate::id::{Class, Ix, Key, Link, NodeIx, SlotIx, Tier};
@@ -82,10 +83,18 @@ impl State {
             return Err(Error::argument("tier", tier.name(), help));
         }
         let mut gone = BTreeMap::new();
-        let mut opens = |slot: SlotIx| self.opened_by(tier, slot, &mut gone);
-        let mut slots = Vec::new();
         let tier_state = &self.tiers[tier];
+        let mut opens = |slot| opened_by(&tier_state.pool, &self.trie, tier, slot, &mut gone);
+        let mut slots = Vec::new();
         tier_state.ahead(usize::MAX, &self.lives, &mut opens, &mut slots);
+        // What may not go now comes last.
+        let mut listed = vec![false; tier_state.pool.limit() as usize];
+        for &slot in &slots {
+            listed[slot.at()] = true;
+        }
+        let all = (0..tier_state.pool.limit()).map(SlotIx::new);
+        let idle = |&slot: &SlotIx| matches!(self.hold(tier, slot), Hold::Idle { .. });
+        slots.extend(all.filter(|&slot| !listed[slot.at()]).filter(idle));
         Ok(slots.into_iter().map(|slot| slot.at() as u32).collect())
     }
 

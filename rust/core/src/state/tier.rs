@@ -110,6 +110,29 @@ fn last_use(pool: &Pool, lives: &Lives, slot: SlotIx) -> u32 {
     node.map_or(0, |node| lives.last_use(node.at()))
 }
 
+/// The idle parent on the tier that is a leaf once this slot, and those before it, are gone.
+pub(super) fn opened_by(
+    pool: &Pool,
+    trie: &Trie,
+    tier: Tier,
+    slot: SlotIx,
+    gone: &mut BTreeMap<NodeIx, u32>,
+) -> Option<SlotIx> {
+    let parent = trie.parent(pool.cell(slot).node?.at())?;
+    let residency = trie.residency(parent, tier);
+    let above = residency.slot?.at();
+    if residency.children > 1 {
+        let children = gone.entry(parent).or_default();
+        *children += 1;
+        if *children < residency.children {
+            return None;
+        }
+    }
+    let cell = pool.cell(above);
+    let idle = matches!(cell.hold, Hold::Idle { .. });
+    (idle && residency.busy == 0 && cell.readers == 0).then_some(above)
+}
+
 /// Whether a slot alone makes its block busy: it is read or, below the device, filling or pinned.
 #[inline]
 pub(super) fn is_busy(tier: Tier, cell: &Cell) -> bool {
@@ -202,16 +225,8 @@ impl TierState {
         out: &mut Vec<SlotIx>,
     ) {
         let pool = &self.pool;
-        // Of a parent that has more than one child here the last one is told of later.
-        let mut opens = |slot: SlotIx| {
-            let parent = trie.parent(pool.cell(slot).node?.at())?;
-            let residency = *trie.residency(parent, tier);
-            let above = residency.slot?.at();
-            let cell = pool.cell(above);
-            let idle = matches!(cell.hold, Hold::Idle { .. });
-            let last = residency.children == 1 && residency.busy == 0 && cell.readers == 0;
-            (idle && last).then_some(above)
-        };
+        let mut gone = BTreeMap::new();
+        let mut opens = |slot| opened_by(pool, trie, tier, slot, &mut gone);
         let stamps = |slot| last_use(pool, lives, slot);
         self.order.take(count, &stamps, &mut opens, out);
     }
@@ -238,12 +253,6 @@ impl TierState {
     ) {
         let stamps = |slot| last_use(&self.pool, lives, slot);
         self.order.unseen(limit, &stamps, opens, out);
-    }
-
-    /// Whether a slot goes before another of its class, the first that was not looked at.
-    pub(super) fn precedes(&self, slot: SlotIx, other: SlotIx, lives: &Lives) -> bool {
-        let stamps = |slot| last_use(&self.pool, lives, slot);
-        self.order.precedes(slot, other, &stamps)
     }
 
     /// Evicts an idle leaf: its slot is free, or retires beyond the size. Returns its block.

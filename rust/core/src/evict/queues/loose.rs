@@ -51,6 +51,7 @@ impl<O: Order> Queues<O> {
         out: &mut Vec<SlotIx>,
     ) {
         let (before, behind) = Self::around();
+        self.settled = 0;
         while out.len() < all {
             if let Some(slot) = before.clone().find_map(|head| self.leaf_from(head)) {
                 self.evict(slot);
@@ -98,7 +99,6 @@ impl<O: Order> Queues<O> {
             && out.len() < all
         {
             self.order.evicted(own as u8);
-            self.seen.leave(&self.lists, slot);
             self.lists.remove(slot);
             out.push(slot);
             let parent = opens(slot);
@@ -128,6 +128,7 @@ impl<O: Order> Queues<O> {
         past: Past<'_>,
         evictability: Evictability,
     ) {
+        self.settled = 0;
         let head = self.head(class, past);
         self.lists.push_back(head, slot);
         self.marks[slot.at()] = Self::mark(evictability);
@@ -142,6 +143,7 @@ impl<O: Order> Queues<O> {
     /// As [`Evict::refresh`], of what may be a branch, or wait.
     #[inline(never)]
     pub(super) fn refresh_loose(&mut self, slot: SlotIx, evictability: Evictability) {
+        self.settled = 0;
         let (was, mark) = (self.marks[slot.at()], Self::mark(evictability));
         if was == WAITS || was == STUCK {
             match mark {
@@ -158,13 +160,8 @@ impl<O: Order> Queues<O> {
     /// A front has a child: it waits for that.
     #[inline(never)]
     pub(super) fn set_aside(&mut self, slot: SlotIx) {
-        let was = self.seen.holds(slot);
-        self.seen.leave(&self.lists, slot);
         self.lists.remove(slot);
         self.lists.push_back(Self::WAITING, slot);
-        if was && self.seen.first_unseen(&self.lists, Self::WAITING) == Some(slot) {
-            self.seen.see(slot, Self::WAITING);
-        }
         self.marks[slot.at()] = WAITS;
         self.touch(usize::from(self.heads[slot.at()]));
     }
@@ -173,17 +170,9 @@ impl<O: Order> Queues<O> {
     #[inline(never)]
     fn bring_back(&mut self, slot: SlotIx) {
         let head = usize::from(self.heads[slot.at()]);
-        let was = self.seen.holds(slot);
-        self.seen.leave(&self.lists, slot);
         self.lists.remove(slot);
-        if !was && let Some(front) = self.lists.front(head) {
-            self.seen.unsee(&self.lists, front);
-        }
         self.lists.push_front(head, slot);
         self.cursors[head % HEADS] = None;
-        if was {
-            self.seen.see_front(slot, head);
-        }
         self.marks[slot.at()] = OPEN;
         self.touch(head);
     }
@@ -217,24 +206,6 @@ impl<O: Order> Queues<O> {
         let value = self.order.value(own as u8, age);
         let rank = u64::from(value) << 32 | u64::from(u32::MAX - age);
         Front { rank, slot }
-    }
-
-    /// Slots of the order's lists in the order in which they would go if no worth changed.
-    pub(super) fn merged<'a>(&'a self, stamps: Stamps<'a>) -> impl Iterator<Item = SlotIx> + 'a {
-        let front = |own: usize| {
-            let slot = self.lists.front(FIRST + own)?;
-            Some((self.front(own, slot, stamps), own))
-        };
-        let mut fronts: Vec<(Front, usize)> = (0..O::CLASSES).filter_map(front).collect();
-        std::iter::from_fn(move || {
-            let at = (0..fronts.len()).min_by_key(|&at| (fronts[at].0.rank, fronts[at].1))?;
-            let (first, own) = fronts[at];
-            match self.lists.after(first.slot) {
-                Some(next) => fronts[at].0 = self.front(own, next, stamps),
-                None => drop(fronts.swap_remove(at)),
-            }
-            Some(first.slot)
-        })
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::error::Result;
 use crate::evict::order::Order;
 use crate::evict::queues::{FIRST, PASSED, Queues, WAITS};
-use crate::evict::{Evict, Evictability, Place};
+use crate::evict::{Evict, Evictability, Opens, Place, Stamps};
 use crate::hint::Hints;
 use crate::id::{Class, Ix, NodeIx, SlotIx};
 use crate::life::{Hint, Life, Lives};
@@ -14,7 +14,6 @@ const SLOTS: usize = 24;
 const CLASSES: usize = 4;
 const HEADS: usize = Class::COUNT + CLASSES;
 const WAITING: usize = HEADS - 1;
-const SHADOWS: usize = HEADS - 2;
 
 /// Lists by the length of the last request. Those of the first fall with age, of the second as well but
 /// from less, of the third by steps; what the last are worth the test says.
@@ -74,12 +73,11 @@ enum Hold {
 }
 
 /// The same by lists, marks that are looked up, and scans.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Plain {
     lists: Vec<Vec<usize>>,
     /// Where each slot of the last list comes back to.
     homes: [usize; SLOTS],
-    seen: [bool; SLOTS],
     may: Vec<Evictability>,
     stamps: [u32; SLOTS],
     now: u32,
@@ -101,26 +99,18 @@ impl Plain {
 
     fn remove(&mut self, slot: usize) {
         self.leave(slot);
-        self.seen[slot] = false;
     }
 
     fn refresh(&mut self, slot: usize, may: Evictability) {
         self.may[slot] = may;
         if may == Evictability::Leaf && self.list_of(slot) == WAITING {
             self.leave(slot);
-            let home = self.homes[slot];
-            if !self.seen[slot] {
-                for &other in &self.lists[home] {
-                    self.seen[other] = false;
-                }
-            }
-            self.lists[home].insert(0, slot);
+            self.lists[self.homes[slot]].insert(0, slot);
         }
     }
 
     fn set_aside(&mut self, slot: usize) {
         self.homes[slot] = self.leave(slot);
-        self.seen[slot] &= self.lists[WAITING].iter().all(|&other| self.seen[other]);
         self.lists[WAITING].push(slot);
     }
 
@@ -157,59 +147,19 @@ impl Plain {
         }
     }
 
-    /// The order's lists together, if no worth changed.
-    fn merged(&self) -> Vec<usize> {
-        let mut left: Vec<&[usize]> = (0..CLASSES)
-            .map(|own| self.lists[FIRST + own].as_slice())
-            .collect();
-        let mut all = Vec::new();
-        while let Some(own) = (0..CLASSES)
-            .filter(|&own| !left[own].is_empty())
-            .min_by_key(|&own| self.worth(left[own][0], own))
-        {
-            all.push(left[own][0]);
-            left[own] = &left[own][1..];
-        }
-        all
-    }
-
-    fn ahead(&self, last: usize) -> Vec<usize> {
-        let before = self.lists[..FIRST].iter().flatten().copied();
-        let behind = self.lists[FIRST + CLASSES..last].iter().flatten().copied();
-        before.chain(self.merged()).chain(behind).collect()
-    }
-
-    fn unseen(&self, limit: usize) -> Vec<usize> {
-        let next = self.ahead(SHADOWS).into_iter().take(limit);
-        let waiting = self.lists[WAITING].iter().copied();
-        next.chain(waiting)
-            .filter(|&slot| !self.seen[slot])
-            .collect()
-    }
-
-    fn see(&mut self, slot: usize) -> bool {
-        let list = &self.lists[self.list_of(slot)];
-        let first = list.iter().find(|&&other| !self.seen[other]) == Some(&slot);
-        self.seen[slot] |= first;
-        first
-    }
-
-    fn unsee(&mut self, slot: usize) {
-        if self.seen[slot] {
-            let list = &self.lists[self.list_of(slot)];
-            let from = list.iter().skip_while(|&&other| other != slot);
-            for &other in from {
-                self.seen[other] = false;
-            }
-        }
-    }
-
     fn clear(&mut self) {
         let all = self.lists.concat();
         self.lists = vec![Vec::new(); HEADS];
         self.lists[Class::Cleared as usize] = all;
-        self.seen = [false; SLOTS];
     }
+}
+
+#[derive(Clone)]
+struct Forest {
+    holds: [Hold; SLOTS],
+    /// A parent has a lower number, and is there as long as its children.
+    parents: [Option<usize>; SLOTS],
+    read: [bool; SLOTS],
 }
 
 struct World {
@@ -217,34 +167,12 @@ struct World {
     queues: Queues<Lengths>,
     plain: Plain,
     lives: Lives,
-    holds: [Hold; SLOTS],
-    /// A little forest: a parent has a lower number, and is there as long as its children.
-    parents: [Option<usize>; SLOTS],
-    read: [bool; SLOTS],
+    forest: Forest,
+    /// What copies ahead found, if it holds still.
+    settled: Vec<usize>,
 }
 
-fn slots(slots: &[usize]) -> Vec<SlotIx> {
-    let slots = slots.iter();
-    slots.map(|&slot| SlotIx::new(slot as u32)).collect()
-}
-
-impl World {
-    fn new(seed: u64) -> Self {
-        Self {
-            chance: Chance(seed),
-            queues: Queues::new(SLOTS, SLOTS, true).expect("there is memory"),
-            plain: Plain {
-                lists: vec![Vec::new(); HEADS],
-                may: vec![Evictability::Leaf; SLOTS],
-                ..Plain::default()
-            },
-            lives: Lives::new(SLOTS, true, false).expect("there is memory"),
-            holds: [Hold::Free; SLOTS],
-            parents: [None; SLOTS],
-            read: [false; SLOTS],
-        }
-    }
-
+impl Forest {
     fn children(&self, slot: usize) -> impl Iterator<Item = usize> + '_ {
         let there =
             move |&at: &usize| self.holds[at] != Hold::Free && self.parents[at] == Some(slot);
@@ -266,12 +194,38 @@ impl World {
             Evictability::Leaf
         }
     }
+}
+
+fn slots(slots: &[usize]) -> Vec<SlotIx> {
+    let slots = slots.iter();
+    slots.map(|&slot| SlotIx::new(slot as u32)).collect()
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        Self {
+            chance: Chance(seed),
+            queues: Queues::new(SLOTS, SLOTS, true).expect("there is memory"),
+            plain: Plain {
+                lists: vec![Vec::new(); HEADS],
+                may: vec![Evictability::Leaf; SLOTS],
+                ..Plain::default()
+            },
+            lives: Lives::new(SLOTS, true, false).expect("there is memory"),
+            forest: Forest {
+                holds: [Hold::Free; SLOTS],
+                parents: [None; SLOTS],
+                read: [false; SLOTS],
+            },
+            settled: Vec::new(),
+        }
+    }
 
     /// The policy is told of all that has changed.
     fn refresh(&mut self) {
         for slot in (0..SLOTS).rev() {
-            let may = self.may(slot);
-            if self.holds[slot] == Hold::Idle && self.plain.may[slot] != may {
+            let may = self.forest.may(slot);
+            if self.forest.holds[slot] == Hold::Idle && self.plain.may[slot] != may {
                 self.queues.refresh(SlotIx::new(slot as u32), may);
                 self.plain.refresh(slot, may);
             }
@@ -297,11 +251,11 @@ impl World {
         self.lives.born(node, 0);
         self.lives.end(node, tokens, Hint::None, Hints::default());
         self.plain.stamps[slot] = self.plain.now;
-        let may = self.may(slot);
+        let may = self.forest.may(slot);
         let past = self.lives.of(node);
         let at = SlotIx::new(slot as u32);
         self.queues.insert(at, class, past, Place::Back, may);
-        self.holds[slot] = Hold::Idle;
+        self.forest.holds[slot] = Hold::Idle;
         let list = match class {
             Class::Ordinary => FIRST + own,
             class if class < Class::Ordinary => class as usize,
@@ -322,13 +276,14 @@ impl World {
     fn step(&mut self) {
         let slot = self.chance.below(SLOTS);
         let at = SlotIx::new(slot as u32);
-        let hold = self.holds[slot];
+        let hold = self.forest.holds[slot];
         match (self.chance.below(16), hold) {
             (0..6, Hold::Free) => {
                 let parent = self.chance.below(slot + 2).checked_sub(2);
-                self.parents[slot] = parent.filter(|&parent| self.holds[parent] != Hold::Free);
+                self.forest.parents[slot] =
+                    parent.filter(|&parent| self.forest.holds[parent] != Hold::Free);
                 if self.chance.one_in(4) {
-                    self.holds[slot] = Hold::Pinned;
+                    self.forest.holds[slot] = Hold::Pinned;
                 } else {
                     self.insert(slot);
                 }
@@ -337,14 +292,10 @@ impl World {
             (0 | 1, Hold::Idle) => {
                 self.queues.remove(at);
                 self.plain.remove(slot);
-                self.holds[slot] = Hold::Pinned;
+                self.forest.holds[slot] = Hold::Pinned;
             }
-            (2, _) if hold != Hold::Free => self.read[slot] ^= true,
-            (3 | 4, Hold::Idle) => assert_eq!(self.queues.see(at), self.plain.see(slot)),
-            (5, Hold::Idle) => {
-                self.queues.unsee(at);
-                self.plain.unsee(slot);
-            }
+            (2, _) if hold != Hold::Free => self.forest.read[slot] ^= true,
+            (5, Hold::Idle) => self.queues.unsee(at),
             (6, _) => {
                 let ticks = 1 + self.chance.below(20) as u32;
                 self.plain.now += ticks;
@@ -356,20 +307,14 @@ impl World {
                 if let Some(victim) = self.victim() {
                     self.queues.evict(SlotIx::new(victim as u32));
                     self.plain.remove(victim);
-                    self.holds[victim] = Hold::Free;
-                    self.read[victim] = false;
+                    self.forest.holds[victim] = Hold::Free;
+                    self.forest.read[victim] = false;
                 }
             }
             (11..14, _) => {
-                let stamps = self.plain.stamps;
-                let mut unseen = Vec::new();
                 let limit = self.chance.below(9);
-                let stamps = &|slot: SlotIx| stamps[slot.at()];
-                self.queues
-                    .unseen(limit, stamps, &mut |_| None, &mut unseen);
-                for slot in unseen {
-                    assert_eq!(self.queues.see(slot), self.plain.see(slot.at()));
-                }
+                self.settled = self.ahead(limit);
+                self.queues.settle(limit);
             }
             (14, _) if self.chance.one_in(30) => {
                 self.queues.clear();
@@ -384,17 +329,11 @@ impl World {
 
     /// All of both is the same, and nothing is lost.
     fn compare(&self) {
-        let stamps = self.plain.stamps;
-        let stamps = &|slot: SlotIx| stamps[slot.at()];
         for (head, list) in self.plain.lists.iter().enumerate() {
             let own: Vec<SlotIx> = self.queues.from(self.queues.lists.front(head)).collect();
             assert_eq!(own, slots(list), "list {head}");
-            let seen = list.iter().take_while(|&&slot| self.plain.seen[slot]);
-            let seen = seen.count();
-            assert_eq!(self.queues.seen.count(head), seen, "seen of list {head}");
-            assert!(list[seen..].iter().all(|&slot| !self.plain.seen[slot]));
         }
-        for (slot, &hold) in self.holds.iter().enumerate() {
+        for (slot, &hold) in self.forest.holds.iter().enumerate() {
             let at = SlotIx::new(slot as u32);
             assert_eq!(self.queues.holds(at), hold == Hold::Idle);
             if hold == Hold::Idle {
@@ -404,23 +343,51 @@ impl World {
                     "{slot}: {may:?}, {}",
                     self.queues.marks[slot]
                 );
-                assert_eq!(self.queues.seen(at), self.plain.seen[slot], "{slot}");
             }
         }
-        let mut ahead = Vec::new();
-        self.queues
-            .ahead(usize::MAX, stamps, &mut |_| None, &mut ahead);
-        let waiting = &self.plain.lists[WAITING];
-        assert_eq!(
-            ahead,
-            slots(&[&waiting[..], &self.plain.ahead(WAITING)].concat())
-        );
         for limit in [0, 1, 2, 3, 5, 8, SLOTS] {
-            let mut unseen = Vec::new();
-            self.queues
-                .unseen(limit, stamps, &mut |_| None, &mut unseen);
-            assert_eq!(unseen, slots(&self.plain.unseen(limit)), "{limit} ahead");
+            let ahead = slots(&self.ahead(limit));
+            let seen = limit <= self.queues.settled;
+            let unseen = if seen { &[][..] } else { &ahead };
+            assert_eq!(self.told(limit, Queues::ahead), ahead, "{limit} ahead");
+            assert_eq!(self.told(limit, Queues::unseen), unseen, "{limit} unseen");
         }
+        if self.queues.settled > 0 {
+            assert_eq!(self.settled, self.ahead(self.queues.settled));
+        }
+    }
+
+    /// What would go next, by taking it.
+    fn ahead(&self, limit: usize) -> Vec<usize> {
+        let (mut plain, mut forest) = (self.plain.clone(), self.forest.clone());
+        let next = || {
+            let victim = plain.victim()?;
+            plain.remove(victim);
+            forest.holds[victim] = Hold::Free;
+            for slot in (0..SLOTS).filter(|&slot| forest.holds[slot] == Hold::Idle) {
+                plain.refresh(slot, forest.may(slot));
+            }
+            Some(victim)
+        };
+        std::iter::from_fn(next).take(limit).collect()
+    }
+
+    fn told(
+        &self,
+        limit: usize,
+        ask: fn(&Queues<Lengths>, usize, Stamps<'_>, Opens<'_>, &mut Vec<SlotIx>),
+    ) -> Vec<SlotIx> {
+        let stamps = self.plain.stamps;
+        let (mut forest, mut told) = (self.forest.clone(), Vec::new());
+        let mut opens = |slot: SlotIx| {
+            forest.holds[slot.at()] = Hold::Free;
+            let parent = forest.parents[slot.at()]?;
+            let idle = forest.holds[parent] == Hold::Idle;
+            (idle && forest.may(parent) == Evictability::Leaf).then(|| SlotIx::new(parent as u32))
+        };
+        let stamps = &|slot: SlotIx| stamps[slot.at()];
+        ask(&self.queues, limit, stamps, &mut opens, &mut told);
+        told
     }
 }
 
