@@ -15,14 +15,14 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "python" / "support"))
 
-from blockyard.tools.replay.adversaries import ADVERSARIES  # noqa: E402
 from blockyard.tools.replay.hardware import preset  # noqa: E402
 from blockyard.tools.replay.hints import Hints  # noqa: E402
 from blockyard.tools.replay.result import Run  # noqa: E402
 from blockyard.tools.replay.run import run  # noqa: E402
 from blockyard.tools.replay.sequential import Sequential, sequential  # noqa: E402
 from blockyard.tools.replay.spec import HostCopies, Policy, Progress, RunSpec  # noqa: E402
-from blockyard.tools.replay.trace import Trace, read  # noqa: E402
+from blockyard.tools.traces.adversaries import ADVERSARIES  # noqa: E402
+from blockyard.tools.traces.trace import Trace, read  # noqa: E402
 from order_cells import (  # noqa: E402
     ADVERSARY_SHARES,
     CELLS,

@@ -6,10 +6,10 @@ from typing import Literal
 import numpy as np
 
 from blockyard._typing import override
-from blockyard.tools.replay.future import full_blocks
 from blockyard.tools.replay.hints import Hints
 from blockyard.tools.replay.sequential import Sequential, sequential
-from blockyard.tools.replay.trace import Trace
+from blockyard.tools.traces.future import full_blocks
+from blockyard.tools.traces.trace import Trace
 from traces import AGENTIC, CLAUDE_CODE, CONVERSATION
 
 #: The file of each trace, and its tokens per id.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from blockyard.tools.replay.trace import Trace
+from blockyard.tools.traces.trace import Trace
 from needs import without
 
 CONVERSATION = "mooncake_conversation.jsonl"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import blockyard as by
-from blockyard.tools.replay.adversaries import ADVERSARIES, AdversaryName, flood, loop, shift
 from blockyard.tools.replay.sequential import sequential
-from blockyard.tools.replay.trace import Trace
+from blockyard.tools.traces.adversaries import ADVERSARIES, AdversaryName, flood, loop, shift
+from blockyard.tools.traces.trace import Trace
 
 
 def prompts(trace: Trace) -> list[tuple[int, ...]]:

@@ -24,7 +24,7 @@ from blockyard.tools.replay import cli as replay_cli
 from blockyard.tools.replay.play import play
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.spec import Progress, RunSpec
-from blockyard.tools.replay.trace import Trace
+from blockyard.tools.traces.trace import Trace
 
 GOOD = '{"timestamp": 0, "input_length": 20, "output_length": 3, "hash_ids": [1, 2]}'
 MEASURED = ("wall_seconds", "bookkeeping")

@@ -5,10 +5,10 @@ from typing import Literal
 
 import pytest
 
-from blockyard.tools.replay.adversaries import ADVERSARIES
 from blockyard.tools.replay.sequential import sequential
 from blockyard.tools.replay.spec import Policy
-from blockyard.tools.replay.trace import Trace, read
+from blockyard.tools.traces.adversaries import ADVERSARIES
+from blockyard.tools.traces.trace import Trace, read
 from order_cells import (
     ADVERSARY_SHARES,
     CELLS,

@@ -17,7 +17,7 @@ import simulated_cupy as simulated
 from blockyard.crane.devices import NUMPY, Device
 from blockyard.scheduling.admission import Admission, Admitted
 from blockyard.scheduling.engine import Step
-from blockyard.tools.replay import hardware, workload
+from blockyard.tools.replay import hardware
 from blockyard.tools.replay.clock import Link
 from blockyard.tools.replay.engine import VirtualEngine
 from blockyard.tools.replay.memory import LocalMemory, ProcessMemory, scaled
@@ -26,8 +26,9 @@ from blockyard.tools.replay.run import _config, _Replay, run
 from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.replay.timeline import Timeline, spread
 from blockyard.tools.replay.tokens import Tokens
-from blockyard.tools.replay.trace import Trace
 from blockyard.tools.replay.verify import Verifier
+from blockyard.tools.traces import workload
+from blockyard.tools.traces.trace import Trace
 from blockyard.yard.config import agree
 from gpus import gpu
 from yard import plan_of

@@ -7,8 +7,8 @@ import pytest
 
 import blockyard as by
 from blockyard.tools.replay.hints import Hints
-from blockyard.tools.replay.trace import Trace
-from blockyard.tools.replay.workload import generate
+from blockyard.tools.traces.trace import Trace
+from blockyard.tools.traces.workload import generate
 from traces import made
 
 PERFECT = Hints(end=1, next=1)

@@ -21,8 +21,8 @@ from blockyard.tools.replay.play import play
 from blockyard.tools.replay.report import page
 from blockyard.tools.replay.result import FORMAT, Result, TicketCounts
 from blockyard.tools.replay.spec import Progress, RunSpec
-from blockyard.tools.replay.terminal import duration, size
-from blockyard.tools.replay.workload import generate
+from blockyard.tools.traces.workload import generate
+from blockyard.tools.units import duration, size
 from needs import without
 
 Shown = Callable[[float], str]

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blockyard as by
-from blockyard.tools.replay.adversaries import flood
 from blockyard.tools.replay.hints import Hints
 from blockyard.tools.replay.sequential import sequential
 from blockyard.tools.replay.spec import Policy, WritePolicy
-from blockyard.tools.replay.trace import Trace, read
-from blockyard.tools.replay.workload import Workload, generate
+from blockyard.tools.traces.adversaries import flood
+from blockyard.tools.traces.trace import Trace, read
+from blockyard.tools.traces.workload import Workload, generate
 from traces import CONVERSATION, made, real
 from yard import profile
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blockyard as by
-from blockyard.tools.replay.trace import TraceError, read
+from blockyard.tools.traces.trace import TraceError, read
 from traces import AGENTIC, CONVERSATION, made, real
 from yard import profile
 

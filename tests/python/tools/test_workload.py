@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import blockyard as by
 from blockyard.tools.replay.tokens import Tokens
-from blockyard.tools.replay.trace import Trace, read
-from blockyard.tools.replay.workload import Workload, generate
+from blockyard.tools.traces.trace import Trace, read
+from blockyard.tools.traces.workload import Workload, generate
 from traces import CONVERSATION, made, real
 from yard import profile
 

@@ -14,7 +14,7 @@ from blockyard.scheduling.scheduler import Scheduler
 from blockyard.tools.replay.clock import LinkDirection
 from blockyard.tools.replay.spec import RunSpec
 from blockyard.tools.replay.tokens import Tokens
-from blockyard.tools.replay.trace import Trace
+from blockyard.tools.traces.trace import Trace
 from blockyard.yard.cache import KVCache
 
 __all__ = ["Arrivals", "Transfers"]

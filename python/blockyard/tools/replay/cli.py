@@ -14,7 +14,6 @@ from blockyard.crane.devices import DeviceName
 from blockyard.scheduling.headroom import Role
 from blockyard.tools.outputs import claim, write
 from blockyard.tools.replay import terminal
-from blockyard.tools.replay.adversaries import AdversaryName
 from blockyard.tools.replay.options import MOST_BLOCKS, Options, resolve
 from blockyard.tools.replay.play import play
 from blockyard.tools.replay.report import page
@@ -28,8 +27,9 @@ from blockyard.tools.replay.spec import (
     VictimsName,
     WritePolicy,
 )
-from blockyard.tools.replay.trace import Trace
-from blockyard.tools.replay.workload import WorkloadName
+from blockyard.tools.traces.adversaries import AdversaryName
+from blockyard.tools.traces.trace import Trace
+from blockyard.tools.traces.workload import WorkloadName
 from blockyard.yard.parking import PreemptMode
 
 __all__ = ["replay"]

@@ -8,7 +8,7 @@ import numpy as np
 from blockyard.scheduling.engine import Ack, Chunk, Output, Start, Step, Stop
 from blockyard.tools.replay.spec import RunSpec
 from blockyard.tools.replay.tokens import Tokens
-from blockyard.tools.replay.trace import Trace
+from blockyard.tools.traces.trace import Trace
 
 __all__ = ["VirtualEngine"]
 

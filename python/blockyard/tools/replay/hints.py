@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from blockyard._core import Misuse
 from blockyard._typing import override
-from blockyard.tools.replay.future import full_blocks, next_users
-from blockyard.tools.replay.trace import Trace
+from blockyard.tools.traces.future import full_blocks, next_users
+from blockyard.tools.traces.trace import Trace
 
 __all__ = ["Hint", "Hints"]
 

@@ -5,7 +5,7 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard.tools.replay.future import next_users
+from blockyard.tools.traces.future import next_users
 
 __all__ = ["Optimum"]
 

@@ -10,7 +10,6 @@ from typing import Literal, TypeAlias, TypedDict
 from blockyard._core import Misuse, Unavailable
 from blockyard.crane.devices import DeviceName, device
 from blockyard.scheduling.headroom import Role, default_headroom
-from blockyard.tools.replay.adversaries import ADVERSARIES, AdversaryName
 from blockyard.tools.replay.hardware import Roofline, preset
 from blockyard.tools.replay.hints import Hints
 from blockyard.tools.replay.memory import scaled
@@ -26,9 +25,10 @@ from blockyard.tools.replay.spec import (
     full_sizes,
     tight_sizes,
 )
-from blockyard.tools.replay.terminal import size
-from blockyard.tools.replay.trace import Trace, read
-from blockyard.tools.replay.workload import WORKLOADS, WorkloadName, generate
+from blockyard.tools.traces.adversaries import ADVERSARIES, AdversaryName
+from blockyard.tools.traces.trace import Trace, read
+from blockyard.tools.traces.workload import WORKLOADS, WorkloadName, generate
+from blockyard.tools.units import size
 from blockyard.yard.parking import PreemptMode
 
 __all__ = ["MOST_BLOCKS", "Options", "resolve"]

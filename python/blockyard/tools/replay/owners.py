@@ -10,7 +10,7 @@ from blockyard._core import Keys, Misuse, Plan
 from blockyard.engines.candidates import Candidates
 from blockyard.tools.replay.hints import Hint
 from blockyard.tools.replay.spec import Eviction, HostCopies, WritePolicy
-from blockyard.tools.replay.trace import Trace
+from blockyard.tools.traces.trace import Trace
 from blockyard.yard.cache import KVCache
 
 __all__ = ["CacheOwned", "EngineOwned", "Setup"]

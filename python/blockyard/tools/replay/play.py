@@ -7,7 +7,7 @@ from blockyard.tools.replay.result import Moved, Run, ThirdTier
 from blockyard.tools.replay.run import run
 from blockyard.tools.replay.sequential import Sequential, sequential
 from blockyard.tools.replay.spec import Progress, RunSpec
-from blockyard.tools.replay.trace import Trace
+from blockyard.tools.traces.trace import Trace
 
 __all__ = ["play"]
 

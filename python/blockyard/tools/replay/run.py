@@ -28,8 +28,8 @@ from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.spec import HEADROOMS, Progress, RunSpec
 from blockyard.tools.replay.tables import Tables
 from blockyard.tools.replay.tokens import Tokens
-from blockyard.tools.replay.trace import Trace
 from blockyard.tools.replay.verify import Verifier
+from blockyard.tools.traces.trace import Trace
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, agree
 

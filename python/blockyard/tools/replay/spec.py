@@ -17,7 +17,7 @@ from blockyard.scheduling.headroom import (
 )
 from blockyard.tools.replay.hardware import Roofline
 from blockyard.tools.replay.hints import Hints
-from blockyard.tools.replay.trace import Trace
+from blockyard.tools.traces.trace import Trace
 from blockyard.yard.config import Speeds
 from blockyard.yard.parking import PreemptMode
 

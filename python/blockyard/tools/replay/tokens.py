@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
-from blockyard.tools.replay.trace import Trace
+from blockyard.tools.traces.trace import Trace
 
 __all__ = ["Tokens"]
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard.tools.replay.trace import Trace
+from blockyard.tools.traces.trace import Trace
 
 __all__ = ["full_blocks", "next_users"]
 

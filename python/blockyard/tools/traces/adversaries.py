@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from blockyard._core import Misuse
 from blockyard.shared.validate import integer
-from blockyard.tools.replay.trace import Trace
+from blockyard.tools.traces.trace import Trace
 
 __all__ = ["ADVERSARIES", "AdversaryName", "flood", "loop", "shift"]
 

@@ -1,0 +1,1 @@
+"""Traces of requests: read, generated, and what they tell of their own future."""
