@@ -91,10 +91,13 @@ impl Yard {
         while taken < most
             && let Some(block) = self.fresh.pop_front()
         {
-            if !before.contains(&block) || plan[..taken].contains(&block) {
+            // What had a copy may have lost it to the one before.
+            let next = plan.get(taken) == Some(&block);
+            let bare = before.contains(&block) || (next && self.leaves_copies(1));
+            if !bare || plan[..taken].contains(&block) {
                 continue;
             }
-            if plan.get(taken) != Some(&block) {
+            if !next {
                 self.fresh.push_front(block);
                 break;
             }
