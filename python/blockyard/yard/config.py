@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_args
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_args
 
 from blockyard._core import Misuse
 from blockyard.shared.layout import TIERS, Hello, KVLayout
@@ -22,6 +22,8 @@ __all__ = ["Config", "ConfigKeywords", "Eviction", "HostCopies", "Speeds", "agre
 
 Eviction: TypeAlias = Literal["recency", "learned", "bonus", "newest", "heap"]
 """Which blocks are evicted first."""
+_ORDERS: Final = {"lru": "recency", "mru": "newest"}
+"""What the orders are called elsewhere."""
 HostCopies: TypeAlias = Literal["first", "last"]
 """When copies on the host of what the device has too are evicted."""
 Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
@@ -171,7 +173,7 @@ class Config:
                 settle(self, name, integer(name, getattr(self, name), least=least))
         for name, words in _WORDS.items():
             settle(self, name, one_of(name, getattr(self, name), words))
-        settle(self, "eviction", known("eviction", self.eviction, get_args(Eviction)))
+        settle(self, "eviction", known("eviction", self.eviction, get_args(Eviction), _ORDERS))
         for name, form in _FORMS.items():
             if getattr(self, name) is not None:
                 settle(self, name, form(getattr(self, name)))
