@@ -118,18 +118,13 @@ impl State {
     ) {
         let from = self.flights[flight].from;
         let most = blocks as usize;
-        // Shadows come last, and need no copy while the device has one.
-        let class = Class::Shadow;
-        let shadow = |&slot: &SlotIx| self.hold(from, slot) == Hold::Idle { class };
-        let count = ahead.iter().position(shadow).unwrap_or(ahead.len());
-        let whole = (0..count).all(|at| {
+        // What the device has too needs no copy.
+        let above = [Class::Copied, Class::Shadow].map(|class| Hold::Idle { class });
+        let whole = (0..ahead.len()).all(|at| {
             let (slot, passed) = (ahead[at], &ahead[..at]);
-            let copied = Hold::Idle {
-                class: Class::Copied,
-            };
             let node = self
                 .node_in(from, slot)
-                .filter(|_| self.hold(from, slot) != copied);
+                .filter(|_| !above.contains(&self.hold(from, slot)));
             let done = node
                 .filter(|&node| self.lacks_copy(node, from))
                 .is_none_or(|node| {
