@@ -98,6 +98,26 @@ fn a_copy_that_has_outlived_its_time_hides_no_victim_from_copies_ahead() {
 }
 
 #[test]
+fn the_copy_of_what_has_outlived_its_time_stays_as_that_goes_first() {
+    let yard = Yard::of(Config {
+        policy: EvictionPolicy::Heap,
+        ..config(12, 2)
+    });
+    let brief = Hints {
+        retention: Retention::Retain,
+        ..ttl(1)
+    };
+    publish(&yard, 1, brief);
+    yard.copy_down(2);
+    for name in 2..4 {
+        publish(&yard, name, Hints::default());
+    }
+    assert_eq!(yard.demote(6), None, "the host is full of what goes before");
+    yard.squeeze(2);
+    assert_eq!(yard.hits(&text(1, 2)), [0, 2, 0], "and nothing is lost");
+}
+
+#[test]
 fn an_order_that_learns_obeys_no_hint() {
     for policy in LEARNING {
         let yard = yard(policy, 6);

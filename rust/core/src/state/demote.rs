@@ -144,15 +144,10 @@ impl State {
     /// Whether the idle block in `slot`, the next to be looked at after those that were `passed`, leaves
     /// the tier before `other`.
     fn goes_before(&self, tier: Tier, slot: SlotIx, other: SlotIx, passed: &[SlotIx]) -> bool {
-        let tier_state = &self.tiers[tier];
         match (self.hold(tier, slot), self.hold(tier, other)) {
-            (Hold::Idle { class: own }, Hold::Idle { class })
-                if own != class && tier_state.sorted =>
-            {
-                own < class
-            }
-            (Hold::Idle { .. }, Hold::Idle { .. }) => {
-                !tier_state.order.precedes(other, slot, passed)
+            (Hold::Idle { class: own }, Hold::Idle { class }) => {
+                let order = &self.tiers[tier].order;
+                !order.precedes((other, class), (slot, own), passed)
             }
             _ => true,
         }
