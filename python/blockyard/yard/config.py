@@ -112,7 +112,8 @@ class Config:
         ahead: While fewer than this many slots of a tier are free, this many of its next victims
             have a copy below; with "through" the most blocks in flight. It is for each tier that
             has one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096,
-            and below the device for as many as there, up to a quarter; 0 copies nothing ahead.
+            and below the device for as many as there, up to a quarter; for a quarter where host
+            copies go first. 0 copies nothing ahead.
         deadline: Ticks after which the end of a flight counts as unknown; None for no deadline. Or
             a mapping by the lower of the tiers that a flight goes between: "device" within the
             device.
@@ -283,7 +284,9 @@ class Config:
         below = TIERS[TIERS.index(tier) + 1 :]
         if not any(map(self.blocks_of, below)):
             return 0
-        default = min(self.blocks_of(tier) // 16, 4096)
+        # Where copies go first, a victim that has none in time is lost, though it had one before.
+        copies = self.host_copies or ("first" if self.eviction == "learned" else "last")
+        default = min(self.blocks_of(tier) // (4 if copies == "first" else 16), 4096)
         if tier != TIERS[0]:
             # What comes down from above comes as fast, and its victims must be as many.
             above = self.ahead_of(TIERS[TIERS.index(tier) - 1])
