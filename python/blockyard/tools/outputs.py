@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from blockyard._core import Misuse
 
@@ -44,8 +44,10 @@ def write(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """Gives a temporary file, and renames it at the end; after an exception there is no file.
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Gives a temporary file, and renames it at the end; after an exception nothing is left of it.
+
+    In the body an OSError is taken for one of writing.
 
     Raises:
         Misuse: The file cannot be written.
