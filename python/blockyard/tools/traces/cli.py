@@ -181,6 +181,6 @@ def _said(made: Converted, form: Format, how: How, output: Path) -> list[str]:
         lines.append(f"hits cannot be told from it: {form.hits_unknown}")
     if made.unanswered:
         lines.append(
-            f"note: {made.unanswered:,} answers have no length in the files; it is 0 in the trace"
+            f"note: answers whose length no file tells, and is 0 in the trace: {made.unanswered:,}"
         )
     return lines + [f"note: {note}" for note in how.notes]

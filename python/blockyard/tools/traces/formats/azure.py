@@ -31,7 +31,7 @@ def _read(path: Path, how: How) -> Iterator[Asked | Answered]:
             raise place.wrong(None, f"it has {len(row)} columns; give one for each of the header")
         time, asked, given = (row[columns[name]] for name in _COLUMNS)
         if not (length := _length(place, "ContextTokens", asked)):
-            how.notes.count("requests have no prompt, and were left out")
+            how.notes.count("requests left out as they have no prompt")
             continue
         try:
             moment = milliseconds(time, "s")

@@ -54,7 +54,7 @@ class Notes:
         self._found = self._logged = 0
 
     def count(self, what: str, times: int = 1) -> None:
-        """Adds to what begins with a number, like "lines are no requests"."""
+        """Adds to the number of something, like "requests left out as they failed"."""
         self._counts[what] = self._counts.get(what, 0) + times
 
     def compare(self, found: int, logged: int) -> None:
@@ -65,7 +65,7 @@ class Notes:
     def __iter__(self) -> Iterator[str]:
         """Returns the sentences."""
         for what, times in self._counts.items():
-            yield f"{times:,} {what}"
+            yield f"{what}: {times:,}"
         if self._logged and abs(self._found / self._logged - 1) > _CLOSE:
             yield (
                 f"the logs count {self._logged:,} tokens in the prompts, and here they have "

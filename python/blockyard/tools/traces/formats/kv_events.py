@@ -44,7 +44,7 @@ def _read(path: Path, how: How) -> Iterator[Asked | Answered]:
         if event.get("medium") not in _DEVICE:
             continue
         if event.get("group_idx") not in {None, 0}:
-            how.notes.count("events are of further groups of layers, and were left out")
+            how.notes.count("events left out as they are of further groups of layers")
             continue
         match event.get("type"):
             case "BlockStored":
@@ -69,7 +69,7 @@ class _Tree:
 
     def store(self, where: str, time: int, event: dict[str, Any]) -> None:
         if event.get("block_size") != self.block_size:
-            self.notes.count(f"events have another block size than {self.block_size}: left out")
+            self.notes.count(f"events left out as their blocks are not of {self.block_size} tokens")
             return
         hashes = event.get("block_hashes")
         if not isinstance(hashes, list) or not all(
@@ -78,7 +78,7 @@ class _Tree:
             raise TraceError(f"{where}, field block_hashes: give a list of hashes")
         above = event.get("parent_block_hash")
         if above is not None and above not in self.parents:
-            self.notes.count("chains of blocks begin before the file does")
+            self.notes.count("chains of blocks that begin before the file does")
             above = None
         for block in hashes:
             if block not in self.parents:
@@ -86,9 +86,7 @@ class _Tree:
                 self.tips[block] = self.tips.pop(above, time)
             elif block in self.removed:
                 self.removed.discard(block)
-                self.notes.count(
-                    "blocks were stored again after they were removed: misses of a cache too small"
-                )
+                self.notes.count("blocks stored again after they were removed, for want of room")
             above = block
 
     def remove(self, event: dict[str, Any]) -> None:

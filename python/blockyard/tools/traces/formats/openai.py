@@ -39,7 +39,7 @@ def _read(path: Path, how: How) -> Iterator[Asked | Answered]:
         body = _part(record, "body", _BODY)
         answer = _part(record, "response", _ANSWER)
         if _failed(record):
-            how.notes.count("requests failed, and were left out")
+            how.notes.count("requests left out as they failed")
             continue
         name = record.find("custom_id", ("custom_id",))[1]
         name = name if isinstance(name, str) else None
@@ -59,10 +59,10 @@ def _requests(
     values = body.values
     prompts = [tokens for tokens in _prompts(body, how) if len(tokens)]
     if not prompts:
-        how.notes.count("lines have an empty prompt, and were left out")
+        how.notes.count("lines left out as their prompt is empty")
     if values.get("previous_response_id") or values.get("conversation"):
         how.notes.count(
-            "requests continue what is named only; here their prompts lack all that came before"
+            "requests that continue what is only named, so that their prompts lack what came before"
         )
     logged, given = _usage(answer, "input", _ASKED), _usage(answer, "output", _GIVEN)
     if logged:
@@ -160,7 +160,9 @@ def _message(item: Mapping[str, Any], how: How) -> str:
             lines.append(part["text"])
         elif part is not None:
             # A picture or a sound is one word: how many tokens it takes is the model's affair.
-            how.notes.count("parts of messages are no text; each counts as a token or a few")
+            how.notes.count(
+                "parts of messages that are no text, each of which counts as a token or a few"
+            )
             lines.append(blake2b(_json(part).encode(), digest_size=6).hexdigest())
     lines += [
         f"{field} {value if isinstance(value, str) else _json(value)}"

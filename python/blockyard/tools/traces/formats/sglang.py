@@ -129,12 +129,12 @@ def _asked(record: Record, date: str | None, how: How) -> Iterator[Asked]:
     ids: Any = obj.get("input_ids")
     texts: Any = obj.get("text")
     if names and names[0].startswith(_PROBES):
-        how.notes.count("requests are SGLang's own, and were left out")
+        how.notes.count("requests left out as they are SGLang's own")
         return
     if ids is None and texts is None:
         if "text" not in obj and "input_ids" not in obj:
             raise record.wrong("text", f"the prompt is left out; {_CUT}")
-        how.notes.count("requests have no prompt in tokens or text, and were left out")
+        how.notes.count("requests left out as they have no prompt in tokens or text")
         return
     given = texts if ids is None else ids
     several = isinstance(given, list) and bool(given) and isinstance(given[0], (str, list))
@@ -151,7 +151,7 @@ def _asked(record: Record, date: str | None, how: How) -> Iterator[Asked]:
         else:
             tokens = record.tokens("input_ids", prompt)
         if not len(tokens):
-            how.notes.count("requests have an empty prompt, and were left out")
+            how.notes.count("requests left out as their prompt is empty")
             continue
         yield Asked(
             input_length=len(tokens),

@@ -19,7 +19,7 @@ def _read(path: Path, how: How) -> Iterator[Asked | Answered]:
         text = record.text(*record.need("text", _PROMPT, "the text of the prompt"))
         tokens = how.splitter.tokens(text)
         if not len(tokens):
-            how.notes.count("prompts are empty, and were left out")
+            how.notes.count("prompts left out as they are empty")
             continue
         length = answer_length(record)
         if length is None:

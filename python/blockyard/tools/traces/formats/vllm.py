@@ -44,7 +44,7 @@ _LONG: Final = 16
 def _read(path: Path, how: How) -> Iterator[Asked | Answered]:
     clock = _Clock()
     waiting: dict[str, Asked] = {}
-    received = 0
+    received = readable = 0
     for place, raw in lines(path, "vLLM's log"):
         moment, line = clock.read(_COLOUR.sub("", raw))
         if found := _DETAILS.search(line):
@@ -56,19 +56,21 @@ def _read(path: Path, how: How) -> Iterator[Asked | Answered]:
             elif found[1] in waiting:
                 asked = waiting.pop(found[1])
             else:
-                how.notes.count("requests were logged without their prompts, and were left out")
+                how.notes.count("requests left out as they were logged without their prompts")
                 continue
             adapter = _ADAPTER.search(line, max(line.rfind("lora_request: "), 0))
+            readable += 1
             if asked.input_length:
                 yield replace(asked, salt=adapter[1] if adapter else "")
             else:
-                how.notes.count("requests have no prompt in tokens or text, and were left out")
+                how.notes.count("requests left out as they have no prompt in tokens or text")
         elif (found := _ANSWER.search(line)) and (ids := _LIST.match(line, found.end())):
             yield Answered(found[1], _count(ids[0]))
-    if not received:
+    if not readable:
+        what = "a prompt" if received else 'a line with "Received request"'
         raise TraceError(
-            f'{path}: there is no line with "Received request" in it; start vLLM with '
-            "--enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG, and give what it prints"
+            f"{path}: there is not {what} in it; start vLLM with --enable-log-requests and "
+            "VLLM_LOGGING_LEVEL=DEBUG, and give what it prints"
         )
 
 
@@ -121,7 +123,7 @@ def _asked(place: Place, name: str, rest: str, moment: int | None, how: How) -> 
         text = ast.literal_eval(quoted[0])
     if ids and text is not None and len(text) == len(ids):
         how.notes.count(
-            "prompts have as many characters as tokens, and so may be cut off by --max-log-len"
+            "prompts of as many characters as tokens, which --max-log-len may have cut off"
         )
     tokens = ids if ids is not None else how.splitter.tokens(text or "")
     # Completions number their prompts, but say of an answer only to which request it belongs.
