@@ -11,12 +11,14 @@ from rich.console import Console
 
 from blockyard._core import Misuse
 from blockyard.tools.choices import Word
-from blockyard.tools.outputs import claim
+from blockyard.tools.outputs import claim, write
 from blockyard.tools.traces.convert import Converted, convert
+from blockyard.tools.traces.describe import describe
 from blockyard.tools.traces.formats.format import Format, How, Splitter, TimeUnit
 from blockyard.tools.traces.formats.registry import FORMATS
 from blockyard.tools.traces.formats.words import CHARS_PER_TOKEN, Tokenizer, Words
-from blockyard.tools.traces.trace import LONGEST
+from blockyard.tools.traces.shown import page, tables
+from blockyard.tools.traces.trace import LONGEST, read
 from blockyard.tools.units import duration
 
 __all__ = ["trace"]
@@ -139,6 +141,41 @@ def make(**options: Unpack[_Options]) -> None:
         )
     for line in _said(made, form, how, output):
         click.echo(line)
+
+
+@trace.command(
+    "describe",
+    epilog="For example: blockyard trace describe trace.jsonl.gz --report trace.html",
+)
+@click.argument("path", metavar="TRACE", type=_FILE)
+@click.option(
+    "--trace-block",
+    type=click.IntRange(1, LONGEST),
+    metavar="N",
+    help="Tokens per id of TRACE; default: what it says, or what fits it.",
+)
+@click.option(
+    "--requests", type=click.IntRange(1), metavar="N", help="Only the first N; default: all."
+)
+@click.option("--json", metavar="PATH", help="Write all figures as JSON; - is stdout.")
+@click.option("--report", type=_FILE, metavar="PATH", help="Write a page with plots.")
+def tell(
+    path: Path, trace_block: int | None, requests: int | None, json: str | None, report: Path | None
+) -> None:
+    """Say what is in TRACE: rate, lengths, reuse, sessions, and what a cache could find at most."""
+    to_file = None if json in {None, "-"} else Path(json or "")
+    claim({"TRACE": path, "--json": to_file, "--report": report})
+    found = describe(read(path, trace_block=trace_block, requests=requests))
+    # With `--json -`, stdout is for the JSON alone.
+    console = Console(stderr=json == "-")
+    for shown in tables(found):
+        console.print(shown)
+    if to_file is not None:
+        write(to_file, found.encode() + b"\n")
+    elif json is not None:
+        click.echo(found.encode())
+    if report is not None:
+        write(report, page(found))
 
 
 def _splitter(tokenizer: Path | None, chars_per_token: float | None) -> Splitter:
