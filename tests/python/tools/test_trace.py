@@ -74,7 +74,7 @@ def test_ids_beyond_the_prompt_are_ignored_and_missing_ones_are_allowed(tmp_path
 def test_the_first_line_may_say_how_large_blocks_are_and_that_hits_are_unknown(
     tmp_path: Path,
 ) -> None:
-    first = {"timestamp": 0, "input_length": 11, "output_length": 3, "hash_ids": [0, 1, 2, 3]}
+    first = {"timestamp": 0, "input_length": 11, "output_length": 3, "hash_ids": [0, 1, 2, 9]}
     path = put(tmp_path, first | {"block_size": 3, "hits_unknown": "lengths only"}, SECOND)
     trace = read(path)
     assert trace.trace_block == 3
