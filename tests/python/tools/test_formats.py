@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import blockyard as by
 from blockyard._typing import override
 from blockyard.tools.cli import cli
+from blockyard.tools.traces import room
 from blockyard.tools.traces.convert import Converted, convert
-from blockyard.tools.traces.formats import blocks
 from blockyard.tools.traces.formats.blocks import Numbering
 from blockyard.tools.traces.formats.format import How
 from blockyard.tools.traces.formats.msgpack import split
@@ -188,11 +188,15 @@ def test_what_is_no_file_of_a_format_is_refused(tmp_path: Path, form: str) -> No
 def test_memory_that_runs_out_is_said_before_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_OFTEN", 4)
-    monkeypatch.setattr(blocks, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(room, "_OFTEN", 4)
+    monkeypatch.setattr(room, "free_memory", lambda: 1 << 20)
     with pytest.raises(TraceError, match=r"memory runs out after 5 distinct blocks of 4 tokens"):
         made(tmp_path, "tokens", put(tmp_path, TOKENS), block_size=4)
     assert [file.name for file in tmp_path.iterdir()] == ["log"]
+    line = {"timestamp": 0, "input_length": 9, "output_length": 0, "hash_ids": [0, 1, 2, 3, 4]}
+    path = put(tmp_path, line)
+    with pytest.raises(TraceError, match=r"memory runs out after 5 ids of .*give --requests"):
+        read(path)
 
 
 # ---- text ----

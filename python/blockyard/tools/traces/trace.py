@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from blockyard._core import Misuse
 from blockyard._typing import override
 from blockyard.tools.traces.lines import Place, TraceError, lines
+from blockyard.tools.traces.room import Room
 
 __all__ = ["LONGEST", "Line", "Trace", "TraceError", "read"]
 
@@ -25,6 +26,9 @@ _LATEST: Final = 2**63 // 10**6 - 1
 LONGEST: Final = 2**31 - 1
 """The most tokens of a prompt or an answer."""
 _GREATEST: Final = 2**63 - 1
+
+_EACH: Final = 40
+"""Bytes that the checks take for each id of a trace."""
 
 # The block sizes that are tried where none is given, and the share of lines that must agree.
 _BLOCKS: Final = tuple(1 << power for power in range(3, 13))
@@ -184,6 +188,7 @@ def read(
     # Eight bytes for each number: a list of integers takes five times as many.
     head, flat, counts, session = array("q"), array("q"), array("q"), array("q")
     codes: dict[str | None, int] = {None: -1}
+    room = Room(_EACH, f"ids of {path}; give --requests for the first of its requests")
     decode = msgspec.json.Decoder(Line).decode
     before, hits_unknown = 0, ""
     for place, text in lines(path):
@@ -205,6 +210,7 @@ def read(
             hits_unknown = line.hits_unknown or ""
         head.extend((line.timestamp, line.input_length, line.output_length))
         flat.extend(line.hash_ids)
+        room.grown(len(flat))
         counts.append(len(line.hash_ids))
         session.append(codes.setdefault(line.session, len(codes) - 1))
         if len(counts) == requests:
@@ -216,6 +222,7 @@ def read(
     block = _guess(path, inputs, given) if trace_block is None else trace_block
     kept = np.minimum(given, -(-inputs // block))
     ids = _within(np.array(flat, np.int64), given, kept)
+    del flat
     offsets = np.concatenate(([0], np.cumsum(kept)))
     _check_parents(path, ids, offsets)
     none = len(codes) == 1

@@ -7,17 +7,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard.shared.machine import free_memory
-from blockyard.tools.traces.lines import TraceError
+from blockyard.tools.traces.room import Room
 
 __all__ = ["Numbering"]
 
-_OFTEN: Final = 1 << 16
-"""New blocks between two looks at the memory."""
 _EACH: Final = 200
-"""Bytes that a known block takes: its key, its number and its place in a table."""
-_SPARE: Final = 64 << 20
-"""Bytes that are left alone."""
+"""Bytes that a known block takes. A table that is full is copied into one of twice the size."""
 
 
 class Numbering:
@@ -33,7 +28,11 @@ class Numbering:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._known: dict[Hashable, int] = {}
-        self._look = _OFTEN
+        self._room = Room(
+            _EACH,
+            f"distinct blocks of {block_size} tokens; give a larger --block-size, or --requests "
+            "for fewer requests",
+        )
 
     def __len__(self) -> int:
         """Returns the number of distinct blocks."""
@@ -63,13 +62,5 @@ class Numbering:
         """
         known = self._known
         numbers = [known.setdefault(key, len(known)) for key in keys]
-        if len(known) >= self._look:
-            self._look = len(known) + _OFTEN
-            free = free_memory()
-            # A table that is full is copied into one of twice the size.
-            if free is not None and free < _EACH * len(known) + _SPARE:
-                raise TraceError(
-                    f"memory runs out after {len(known):,} distinct blocks of {self.block_size} "
-                    "tokens; give a larger --block-size, or --requests for fewer requests"
-                )
+        self._room.grown(len(known))
         return numbers

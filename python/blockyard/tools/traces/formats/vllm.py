@@ -1,12 +1,12 @@
 """vLLM's log of requests, as `vllm serve --enable-log-requests` writes it.
 
-Until 0.10 one line has all of a request: "Received request ID: prompt: …, params: …,
-prompt_token_ids: […], …". Since then (checked with 0.33, entrypoints/serve/utils/
-request_logger.py) the prompt is in a line of level DEBUG before it, "Request ID details: prompt: …,
-prompt_token_ids: […], …", which VLLM_LOGGING_LEVEL=DEBUG turns on. With --enable-log-outputs
-"Generated response ID details: output_token_ids: […]" tells the answer's length.
+Up to 0.11.0 one line has all of a request: "Received request ID: prompt: …, params: …,
+prompt_token_ids: […], …". Since then the prompt is in a line of level DEBUG before it, "Request ID
+details: prompt: …, prompt_token_ids: […], …". With --enable-log-outputs "Generated response ID
+details: output_token_ids: […]" tells the answer's length, or that of a part of it (checked with
+0.33.0, entrypoints/serve/utils/request_logger.py).
 
-The date in a line has no year, and seconds are whole, except in VLLM_LOGGING_FORMATTER=json.
+The date in a line has no year, and seconds are whole, except with --logging-config.formatter json.
 """
 
 import ast
@@ -84,7 +84,7 @@ class _Clock:
     def read(self, line: str) -> tuple[int | None, str]:
         """Returns the time in milliseconds, None where there is none, and the line or its message.
 
-        With VLLM_LOGGING_FORMATTER=json each line is an object, and has a year.
+        With --logging-config.formatter json each line is an object, and has a year.
         """
         if line.startswith("{"):
             try:
