@@ -247,7 +247,7 @@ def test_without_the_extra_the_proof_runs() -> None:
 def test_without_the_extra_a_command_says_what_to_install(name: str, words: str) -> None:
     done = bare(words, name)
     assert (done.returncode, done.stdout) == (2, "")
-    command = words.split()[0]
+    command = words.split(maxsplit=1)[0]
     assert done.stderr == f"blockyard: {command} needs {name}: pip install 'blockyard[replay]'\n"
 
 

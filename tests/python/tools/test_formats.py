@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import itertools
 import json
 import re
 import sys
@@ -22,6 +23,7 @@ from blockyard._typing import override
 from blockyard.tools.cli import cli
 from blockyard.tools.traces import room
 from blockyard.tools.traces.convert import Converted, convert
+from blockyard.tools.traces.describe import describe
 from blockyard.tools.traces.formats.blocks import Numbering
 from blockyard.tools.traces.formats.format import Answered, Asked, How
 from blockyard.tools.traces.formats.msgpack import split
@@ -620,17 +622,29 @@ def test_the_command_writes_a_trace_and_says_what_it_is(tmp_path: Path, told: Pa
     )
 
 
-def test_ctrl_c_leaves_no_file(tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("requests", [0, 1])
+def test_ctrl_c_leaves_what_was_read_and_marks_it(
+    tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch, requests: int
+) -> None:
     form = FORMATS["tokens"]
 
     def stopped(path: Path, how: How) -> Iterator[Asked | Answered]:
-        yield from form.read(path, how)
+        yield from itertools.islice(form.read(path, how), requests)
         raise KeyboardInterrupt
 
     monkeypatch.setitem(FORMATS, "tokens", dataclasses.replace(form, read=stopped))
-    status, said = run("trace", "from", "tokens", told, "-o", tmp_path / "t.jsonl")
-    assert (status, said.strip()) == (130, "blockyard: interrupted")
-    assert [file.name for file in tmp_path.iterdir()] == ["log"]
+    output = tmp_path / "t.jsonl"
+    status, said = run("trace", "from", "tokens", told, "-o", output)
+    assert status == 130
+    assert "interrupted" in said
+    assert output.exists() == bool(requests)
+    assert len(list(tmp_path.iterdir())) == 1 + requests
+    if requests:
+        trace = read(output)
+        assert (len(trace), trace.incomplete) == (1, True)
+        assert "Incomplete" in describe(trace).answer[-1]
+        trace.write(output)
+        assert read(output) == trace
 
 
 def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, told: Path) -> None:

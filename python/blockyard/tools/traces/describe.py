@@ -43,6 +43,7 @@ def describe(trace: Trace) -> Description:
         blockyard=__version__,
         answer=[],
         trace=trace.name,
+        complete=not trace.incomplete,
         block_size=trace.trace_block,
         requests=len(trace),
         seconds=_seconds(trace),
@@ -56,7 +57,8 @@ def describe(trace: Trace) -> Description:
         reuse=reuse,
         sessions=_sessions(trace),
     )
-    return msgspec.structs.replace(found, answer=_answer(found))
+    cut = ["Incomplete: its making was interrupted."] if trace.incomplete else []
+    return msgspec.structs.replace(found, answer=_answer(found) + cut)
 
 
 def _answer(found: Description) -> list[str]:

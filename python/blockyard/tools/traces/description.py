@@ -114,6 +114,8 @@ class Description(Struct, frozen=True, kw_only=True):
     """What matters most, in sentences."""
     trace: str
     """The file's name."""
+    complete: bool
+    """False where Ctrl-C cut the trace short when it was made."""
     block_size: int
     """Tokens per block."""
     requests: int
