@@ -1,6 +1,7 @@
 """Importers: what logs tell becomes a trace, and what they do not tell is said."""
 
 import dataclasses
+import errno
 import gzip
 import itertools
 import json
@@ -204,6 +205,18 @@ def test_memory_that_runs_out_is_said_before_it_does(
     path = put(tmp_path, line)
     with pytest.raises(TraceError, match=r"memory runs out after 5 ids of .*give --requests"):
         read(path)
+
+
+def test_a_disk_that_is_full_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(BytesIO):
+        @override
+        def write(self, _data: object, /) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Full())
+    with pytest.raises(by.Misuse, match=r"made\.jsonl cannot be written: No space left on device"):
+        made(tmp_path, "tokens", put(tmp_path, TOKENS))
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]
 
 
 # ---- text ----

@@ -86,6 +86,8 @@ def convert(
             if not len(rows):
                 raise
             rows.complete = False
+        except OSError as error:  # of the file between: readers say theirs in their own words
+            raise Misuse(f"{output} cannot be written: {error.strerror or error}") from None
         if not len(rows):
             raise TraceError(
                 f"{', '.join(map(str, paths))}: there is no request in it that could be read as "
