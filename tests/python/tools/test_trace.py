@@ -241,6 +241,11 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
             read(path)
 
 
+def test_a_trace_of_full_blocks_alone_tells_its_block_too(tmp_path: Path) -> None:
+    rows = [FIRST | {"input_length": n, "hash_ids": [*range(n // 512)]} for n in (1100, 1600, 5119)]
+    assert read(put(tmp_path, *rows)).trace_block == 512
+
+
 def test_a_block_that_cannot_be_found_is_asked_for(tmp_path: Path) -> None:
     one = put(tmp_path, FIRST | {"hash_ids": [0]}, FIRST | {"hash_ids": []}, name="one")
     none = put(tmp_path, FIRST, SECOND | {"input_length": 300}, name="none")

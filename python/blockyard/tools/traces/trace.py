@@ -285,9 +285,12 @@ def _guess(path: Path, inputs: NDArray[np.int64], counts: NDArray[np.int64]) -> 
     """Returns the block that fits: n tokens and k > 1 ids fit at most one power of two."""
     telling = counts > 1
     inputs, counts = inputs[telling], counts[telling]
-    for block in _BLOCKS:
-        if len(counts) and np.mean(-(-inputs // block) == counts) >= _AGREE:
-            return block
+    # Most traces have an id for a partial last block; others have ids for full blocks alone.
+    for last in (1, 0):
+        for block in _BLOCKS:
+            fits = (inputs - last) // block + last == counts
+            if len(counts) and np.mean(fits) >= _AGREE:
+                return block
     raise TraceError(
         f"{path}: its tokens per id cannot be derived: no power of two from {_BLOCKS[0]} to "
         f"{_BLOCKS[-1]} fits {_AGREE:.0%} of the prompts of two or more ids; give --trace-block"
