@@ -194,14 +194,16 @@ impl Yard {
     }
 
     /// What a tier whose order is not known would look at, had it time for all: idle blocks; but no
-    /// copies of what the device has, where these go last.
+    /// copies of what the device has, where these go last, whatever time they have outlived.
     pub(crate) fn look_ahead(&self, tier: usize) -> Vec<Block> {
         let may = self.may_go(tier);
         let slots = self.slots[tier].keys().copied();
         let leaves = self.is_heap() || self.follows() || self.leaves_copies(1);
         let idle = slots.filter(|slot| self.idle(tier, *slot) && (!leaves || may.contains(slot)));
         idle.filter_map(|slot| self.block_in(tier, slot))
-            .filter(|&block| self.leaves_copies(tier) || !self.is_copy(tier, block))
+            .filter(|&block| {
+                self.is_heap() || self.leaves_copies(tier) || !self.is_copy(tier, block)
+            })
             .collect()
     }
 }
