@@ -39,7 +39,8 @@ class Sectioned(click.Command):
         left = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            # Newer versions of click have one for arguments, which the usage names already.
+            if record is not None and isinstance(param, click.Option):
                 left[max(param.opts, key=len)] = record
         for section in self.sections:
             records = [left.pop(option) for option in section.options if option in left]

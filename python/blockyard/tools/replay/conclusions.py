@@ -20,6 +20,9 @@ _LITTLE: Final = 0.005
 """Less than this of the prompt tokens is not worth a tier."""
 _COSTLY: Final = 0.01
 """The least share of tokens computed again that is worth a proposal."""
+_NOTED: Final = 0.001
+_NOTED_MS: Final = 100.0
+"""The least of either, computed again or away, for which preemptions are named at all."""
 _FULL: Final = 0.9
 """A tier that was once as full as that may be too small."""
 
@@ -138,11 +141,11 @@ def _best(real: Sequence[tuple[str, Run]]) -> str:
         slow = max(times, key=lambda pair: pair[1])
         share = 1 - fast[1] / slow[1]
         if share >= _TENTH:
-            what = (
-                "serves the most requests/s" if over else "has the shortest median to first token"
+            said.append(
+                f"{fast[0]} serves {1 / (1 - share) - 1:.0%} more requests/s than {slow[0]}"
+                if over
+                else f"{fast[0]} has a median time to first token {share:.0%} below {slow[0]}'s"
             )
-            how = f"{1 / (1 - share) - 1:.0%} more than" if over else f"{share:.0%} below that of"
-            said.append(f"{fast[0]} {what}, {how} {slow[0]}")
     if not said:
         return "The runs do not differ by as much as half a point in hits, or a tenth in speed."
     return f"{'; '.join(said)}."
@@ -158,21 +161,22 @@ def _time(run: Run, *, over: bool) -> float:
 def _pinned(run: Run) -> Iterator[str]:
     if run.pinned is None:
         return
-    mean = run.pinned / run.device_blocks
+    mean, most = run.pinned / run.device_blocks, run.peak["pinned"] / run.device_blocks
     yield (
-        f"Running requests hold {mean:.0%} of the device, {run.peak['pinned'] / run.device_blocks:.0%}"
-        f" at most, so {1 - mean:.0%} is left for the prefix cache."
+        f"Running requests hold {mean:.0%} of the device, {most:.0%} at most, so {1 - mean:.0%} is "
+        "left for the prefix cache."
     )
 
 
 def _preempted(run: Run) -> Iterator[str]:
     gone = run.preempted
-    if gone is None or not gone.count:
+    if gone is None or (gone.share < _NOTED and gone.away_ms.p50 < _NOTED_MS):
         return
-    proposal = ", so try --headroom full-length to see the bound" if gone.share >= _COSTLY else ""
+    again = f"{gone.share:.1%} of all tokens" if gone.share >= _NOTED else "next to nothing"
+    proposal = "; --headroom full-length shows how few are possible" if gone.share > _COSTLY else ""
     yield (
-        f"{_times(gone.count, 'preemption')} had {gone.share:.1%} of all tokens computed again, and "
-        f"kept a request away for {duration(gone.away_ms.p50 / 1e3)} at the median{proposal}."
+        f"{gone.count:,} preemption{'s' * (gone.count != 1)} had {again} computed again, and kept a "
+        f"request away for {duration(gone.away_ms.p50 / 1e3)} at the median{proposal}."
     )
 
 
@@ -191,10 +195,6 @@ def _next(runs: Sequence[Run]) -> Iterator[str]:
         yield "The host was full: `blockyard sweep` says what more of it would find."
 
 
-def _times(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' if count != 1 else ''}"
-
-
 def _rate(value: float) -> str:
     """Returns three digits, or all before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits
@@ -203,4 +203,4 @@ def _rate(value: float) -> str:
 def _below(value: float) -> str:
     """Returns two digits, rounded down."""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return f"{math.floor(value / step + 1e-9) * step:.2g}"
+    return f"{math.floor(value / step + 1e-9) * step:g}"

@@ -125,7 +125,7 @@ class Display(Watch[Played]):
             left = self.left()
             self._say(
                 f"{done:,} of {self._all:,} requests, {done / self._all:.0%}"
-                + ("" if left is None else f", about {duration(left)} left")
+                + ("" if left is None else f", about {left} left")
             )
 
     @override
@@ -142,13 +142,14 @@ class Display(Watch[Played]):
             f"{run.hit_ratio:.1%} of prompt tokens found, audit {run.audit}"
         )
 
-    def left(self) -> float | None:
-        """Returns about how many seconds all runs still take, or None while that is a guess."""
+    def left(self) -> str | None:
+        """Returns about how long all runs still take, or None while that would be a guess."""
         spent = self._clock() - self._start
         share = sum(self._done.values()) / max(self._all, 1)
         if spent < _TELLING or share < _SHARE:
             return None
-        return spent * (1 - share) / share
+        seconds = max(1, round(spent * (1 - share) / share))
+        return f"{seconds} s" if seconds < 60 else duration(seconds)  # noqa: PLR2004 - a minute
 
     def _say(self, text: str) -> None:
         if self._console is not None:
@@ -163,5 +164,5 @@ class Display(Watch[Played]):
             parts.append(f"device {progress.device_used / spec.device_blocks:.0%}")
         left = self.left()
         if left is not None:
-            parts.append(f"{duration(left)} left")
+            parts.append(f"{left} left")
         return "  ".join(parts)
