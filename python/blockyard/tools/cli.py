@@ -16,7 +16,7 @@ __all__ = ["cli"]
 _BREACH, _MISUSE, _INTERRUPTED = 1, 2, 130
 """Exit statuses."""
 
-_EXTRA: Final = ("msgspec", "plotly", "rich")
+_EXTRA: Final = ("msgspec", "rich")
 """The packages that `replay` needs beside the library's own dependencies."""
 _INSTALL: Final = "pip install 'blockyard[replay]'"
 
