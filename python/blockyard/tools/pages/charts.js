@@ -202,7 +202,7 @@ const charts = (() => {
       const before = state.chosen ?? -1;
       const next = { ArrowRight: before + 1, ArrowUp: before + 1, ArrowLeft: before - 1, ArrowDown: before - 1, Home: 0, End: last }[event.key];
       if (event.key === "Escape") forget();
-      if (next === undefined || !longest) return;
+      if (next === undefined || !longest || !state.across) return;
       event.preventDefault();
       state.chosen = Math.min(Math.max(next, 0), last);
       read(state, spec.along === "y" ? state.up(longest.top[state.chosen] ?? 0) : state.across(longest.x[state.chosen]), state.chosen);
