@@ -31,7 +31,7 @@ const words = (() => {
 
   function shortly(seconds) {
     for (const [unit, per] of [["h", 3600], ["min", 60], ["s", 1], ["ms", 1e-3]]) {
-      if (seconds >= per && (per < 60 || seconds >= 2 * per)) return `${+(seconds / per).toPrecision(2)} ${unit}`;
+      if (seconds >= per) return `${+(seconds / per).toPrecision(2)} ${unit}`;
     }
     return seconds ? `${+(seconds * 1e6).toPrecision(2)} µs` : "0";
   }
