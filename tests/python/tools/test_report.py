@@ -23,7 +23,7 @@ from blockyard.tools.replay.hardware import preset
 from blockyard.tools.replay.labels import labels
 from blockyard.tools.replay.play import play
 from blockyard.tools.replay.report import page
-from blockyard.tools.replay.result import FORMAT, Result, TicketCounts
+from blockyard.tools.replay.result import FORMAT, Replica, Result, TicketCounts
 from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.traces.workload import generate
 from blockyard.tools.units import duration, size
@@ -97,11 +97,21 @@ TWO, SECOND_OF_TWO, WIDE, NARROW, TWINS, SEQUENTIAL = range(6)
 
 @functools.cache
 def twins() -> Result:
-    """Two runs of different names with the same latencies."""
-    first = result().runs[0]
-    return msgspec.structs.replace(
-        result(), runs=[first, msgspec.structs.replace(first, policy="bonus")]
-    )
+    """Two runs of different names with the same latencies, of two engines each."""
+    engines = [
+        Replica(
+            requests=40 - 17 * place,
+            input_tokens=1_234_567,
+            output_tokens=890,
+            hit_ratio=0.25,
+            engine_seconds=100.0 + place,
+            overloaded=(True, None)[place],
+        )
+        for place in range(2)
+    ]
+    first = msgspec.structs.replace(result().runs[0], replicas=engines)
+    second = msgspec.structs.replace(first, policy="bonus")
+    return msgspec.structs.replace(result(), runs=[first, second], router="prefix", speed=2.5)
 
 
 @functools.cache
@@ -162,9 +172,9 @@ def test_it_opens_with_the_answer(seen: list[Seen]) -> None:
     assert answer is not None
     assert dom.index("<h1") < answer.start() < dom.index('class="tile"')
     sentences = re.findall("<p>(.*?)</p>", answer[1], re.DOTALL)
-    assert [
-        html.unescape(re.sub("</?code>", "", sentence)) for sentence in sentences
-    ] == [sentence.replace("`", "") for sentence in result().answer]
+    assert [html.unescape(re.sub("</?code>", "", sentence)) for sentence in sentences] == [
+        sentence.replace("`", "") for sentence in result().answer
+    ]
     assert "<code>--replicas</code>" in sentences[0]
 
 
@@ -365,6 +375,18 @@ def test_a_curve_that_lies_on_another_says_so(seen: list[Seen]) -> None:
     assert first[0] == "recency"
     assert second[0] == "bonus(same as recency)"
     assert second[1].startswith("bonus, on-evict, ")
+
+
+def test_several_engines_have_a_table_and_the_speed_is_named(seen: list[Seen]) -> None:
+    dom = seen[TWINS].dom
+    rows = re.findall(r">(engine \d)</th>(.*?)</tr>", dom)
+    assert [(name, re.findall("<td>(.*?)</td>", row)) for name, row in rows] == [
+        ("engine 1", ["40", "25.0 %", "1,234,567", "890", "1 min 40 s", "yes"]),
+        ("engine 2", ["23", "25.0 %", "1,234,567", "890", "1 min 41 s", "\N{EN DASH}"]),
+    ]
+    assert "2.5 times as fast" in dom
+    assert "2 engines, routed by prefix" in dom
+    assert re.search('<section id="engines" hidden', seen[TWO].dom)
 
 
 def test_without_time_and_with_an_end_cut_short_it_says_so(seen: list[Seen]) -> None:
