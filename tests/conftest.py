@@ -19,6 +19,7 @@ SLOW = {
     "test_cli",
     "test_machine",
     "test_orders",
+    "test_pages",
     "test_proof",
     "test_replay",
     "test_report",

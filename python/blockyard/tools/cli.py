@@ -17,8 +17,8 @@ __all__ = ["cli"]
 _BREACH, _MISUSE, _INTERRUPTED = 1, 2, 130
 """Exit statuses."""
 
-_EXTRA: Final = ("msgspec", "plotly", "rich")
-"""The packages that `replay` and `trace` need beside the library's own dependencies."""
+_EXTRA: Final = ("msgspec", "rich")
+"""The packages that some commands need beside the library's own dependencies."""
 _WITH_EXTRA: Final = {"replay": "replay.cli", "trace": "traces.cli"}
 """The commands that need them, and where they are."""
 _INSTALL: Final = "pip install 'blockyard[replay]'"
