@@ -1,5 +1,6 @@
 """What a sweep comes to, in numbers and then in sentences."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -103,28 +104,27 @@ def sentences(setting: Setting, points: Sequence[Point], advice: Advice) -> list
     """Returns the answer: what to buy first, then what else should be known."""
     infinite = setting.share(setting.curve.most)
     if advice.kind == "nothing":
-        return [
+        said = (
             "Buy no memory for this traffic: no full block of a prompt ever comes again, so no "
             "size and no order finds anything."
-        ]
-    if advice.kind == "little":
-        return [
-            f"Buy no memory for this traffic: even an infinite cache finds only {infinite:.2%} of "
-            f"the prompt tokens, and {setting.bytes(advice.enough)} are as good as that."
-        ]
-    said = [_main(setting, points, advice)]
-    said += _device(setting, advice)
-    said += _rest(setting, advice, infinite)
-    said += _worth(setting, points)
-    if setting.sampled > 1:
-        said.append(
-            f"One block in {setting.sampled} was simulated, and that the sample is not the whole "
-            "was taken off as far as recency shows it; recency and the optimum are exact."
         )
-    return said
+        return [said]
+    if advice.kind == "little":
+        said = (
+            "Buy no memory for this traffic: even an infinite cache finds only "
+            f"{_points(infinite)} of 100, and {setting.bytes(advice.enough)} are as good as that."
+        )
+        return [said]
+    return [
+        _main(setting, advice),
+        *_device(setting, advice),
+        *_rest(setting, advice, infinite),
+        *_worth(setting, points),
+        *_sampled(setting),
+    ]
 
 
-def _main(setting: Setting, points: Sequence[Point], advice: Advice) -> str:
+def _main(setting: Setting, advice: Advice) -> str:
     """What to buy, what it gives, what the next doubling would give, and the better order."""
     knee = setting.bytes(advice.blocks)
     found = f"{_percent(advice.hit_ratio)} of the prompt tokens"
@@ -134,8 +134,7 @@ def _main(setting: Setting, points: Sequence[Point], advice: Advice) -> str:
     better = "; ".join(_better(setting, advice))
     ending = f"; {better}." if better else "."
     if advice.kind == "beyond":
-        last = max((point for point in points if point.blocks <= setting.largest), default=None)
-        largest = setting.largest if last is None else last.blocks
+        largest = setting.largest
         doubled = setting.at(2 * largest) - setting.at(largest)
         return (
             f"None of these sizes is enough: {setting.bytes(largest)}, the largest, finds "
@@ -210,10 +209,20 @@ def _worth(setting: Setting, points: Sequence[Point]) -> Iterator[str]:
     )
 
 
+def _sampled(setting: Setting) -> Iterator[str]:
+    """How far the figures can be trusted."""
+    if setting.sampled > 1:
+        yield (
+            f"One block in {setting.sampled} was simulated; what the sample gets wrong under "
+            "recency was taken off, and recency and the optimum are exact."
+        )
+
+
 def _percent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
 
 
 def _points(share: float) -> str:
-    shown = f"{100 * share:.1f}"
-    return f"{shown} point" if shown == "1.0" else f"{shown} points"
+    points = 100 * share
+    # At the knee it is just below a point, and must not be read as one.
+    return f"{math.floor(100 * points) / 100:.2f} points" if points < 1 else f"{points:.1f} points"

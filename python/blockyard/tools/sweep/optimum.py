@@ -10,7 +10,6 @@ optimum`, which names the same hits block by block.
 import heapq
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard.tools.traces.future import full_blocks, next_users, on_paths
 from blockyard.tools.traces.trace import Trace

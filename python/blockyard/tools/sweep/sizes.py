@@ -4,8 +4,6 @@ import math
 import re
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from blockyard._core import Misuse
 from blockyard.tools.units import size
 
@@ -76,7 +74,7 @@ def geometric(first: int, last: int, points: int) -> list[int]:
     while len(sizes) < points:
         left = points - len(sizes)
         sizes.append(max(sizes[-1] + 1, round(sizes[-1] * (last / sizes[-1]) ** (1 / left))))
-    return np.unique(np.minimum(sizes, last)).tolist()
+    return sorted({min(size, last) for size in sizes})
 
 
 class SplitText(NamedTuple):
