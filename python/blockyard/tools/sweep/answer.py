@@ -157,7 +157,7 @@ def _better(setting: Setting, advice: Advice) -> Iterator[str]:
         return
     more = ratio - advice.hit_ratio
     if more <= -_NOTICED:
-        yield f"the {name} order finds {_points(-more)} less there: keep recency"
+        yield f"the {name} order finds {_points(-more)} less there"
     elif more < _NOTICED:
         yield f"the {name} order finds the same there"
     else:

@@ -5,7 +5,8 @@ const result = elements.data();
 const orders = [...new Set(result.points.flatMap((point) => Object.keys(point.hit_ratio)))];
 const named = (order) => (order === "optimum" ? "optimum, a bound" : order);
 const bytes = (blocks) => size(blocks * result.block_bytes);
-const points = (share) => `${(100 * share).toFixed(1)} points`;
+// At the knee a doubling adds just less than a point, which must not be read as one.
+const points = (share) => (share < 0.01 ? `${(Math.floor(1e4 * share) / 100).toFixed(2)} points` : `${(100 * share).toFixed(1)} points`);
 const ms = (value) => (value === null ? null : duration(value / 1e3));
 const advice = result.advice;
 
