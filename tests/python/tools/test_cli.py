@@ -20,7 +20,7 @@ import blockyard as by
 import simulated_cupy as simulated
 import traces
 from blockyard.tools.cli import cli
-from blockyard.tools.replay import cli as replay_cli
+from blockyard.tools.replay import comparison
 from blockyard.tools.replay.play import play
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.spec import Progress, RunSpec
@@ -74,7 +74,7 @@ def refused(*words: str) -> str:
 
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_cli, "play", forbidden)
+    monkeypatch.setattr(comparison, "play", forbidden)
 
 
 @pytest.mark.usefixtures("nothing_runs")
@@ -117,8 +117,9 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--rate inf", "rate = inf"),
         ("--trace-block 16", "--trace-block is for a TRACE"),
         (
-            "--policy lru",
-            "'lru' is not one of 'recency', 'learned', 'bonus', 'newest', 'heap', 'op",
+            "--policy lrx",
+            "'lrx' is not one of 'recency', 'learned', 'bonus', 'newest', 'heap', 'optimum'; "
+            "did you mean 'lru', here 'recency'?",
         ),
         ("--host-copies never", "'never' is not one of 'first', 'last'"),
         ("--host-copies first --host-blocks 0", "--host-copies needs a host"),
@@ -142,7 +143,18 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--headroom some", "'some' is not one of 'none', 'full-length', 'watermark', 'adaptive'"),
         ("--victims first", "'first' is not one of 'newest', 'least-computed'"),
         ("--model sequential --block-size 32", "leave it out"),
+        ("--speed 0", "--speed 0: must be a number > 0, such as 2 for twice as fast"),
+        ("--speed -2", "--speed -2: must be a number > 0"),
+        ("--speed nan", "--speed nan: must be a number > 0"),
+        ("--speed inf", "--speed inf: must be a number > 0"),
+        ("--speed 1e-12", "--speed 1e-12: the last request would arrive too late; give more"),
+        ("--replicas 0", "'--replicas': 0 is not in the range"),
+        ("--requests 9 --replicas 10", "--replicas 10: the trace has 9 requests; give at most as"),
+        ("--router random", "--router random needs engines to choose from: give --replicas"),
+        ("--replicas 2 --router prefx", "did you mean 'prefix'?"),
+        ("--jobs 0", "'--jobs': 0 is not in the range"),
         ("--frobnicate", "No such option"),
+        ("--polcy lru", "Did you mean '--policy'?"),
         ("one.jsonl two.jsonl", "unexpected extra argument"),
         ("missing.jsonl", "missing.jsonl: there is no such file"),
         (".", "this is a directory"),
@@ -222,7 +234,7 @@ def bare(words: str, *missing: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
 
 
-EXTRA = ("msgspec", "plotly", "rich")
+EXTRA = ("msgspec", "rich")
 
 
 @pytest.mark.parametrize("words", ["", "--help"])
@@ -242,7 +254,7 @@ def test_without_the_extra_the_proof_runs() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    list(zip(EXTRA, ["replay", "replay --help", "replay t.jsonl --ranks 3"], strict=True)),
+    [("msgspec", "replay"), ("rich", "replay --help"), ("rich", "replay t.jsonl --ranks 3")],
 )
 def test_without_the_extra_a_replay_says_what_to_install(name: str, words: str) -> None:
     done = bare(words, name)
@@ -439,7 +451,7 @@ def test_a_breach_or_a_wrong_byte_is_status_1_whether_or_not_it_was_interrupted(
         verified = msgspec.structs.replace(run.verified, **{wrong: 7})
         return msgspec.structs.replace(run, verified=verified)
 
-    monkeypatch.setattr(replay_cli, "play", spoiled(change))
+    monkeypatch.setattr(comparison, "play", spoiled(change))
     done = typed("--requests", "5", "--verify", "--json", "r.json")
     assert done.exit_code == 1
     assert ("INV-1: two and two" if what == "audit" else "7 WRONG") in " ".join(done.stdout.split())
@@ -542,20 +554,29 @@ def test_what_a_gpu_holds_takes_no_memory_of_this_machine(monkeypatch: pytest.Mo
         raise by.Unavailable("it has begun")
 
     simulated.installed(monkeypatch)
-    monkeypatch.setattr(replay_cli, "play", ran)
-    monkeypatch.setattr("blockyard.tools.replay.options.os.sysconf", lambda _name: 1 << 14)
+    monkeypatch.setattr(comparison, "play", ran)
+    monkeypatch.setattr("blockyard.tools.replay.sizes.os.sysconf", lambda _name: 1 << 14)
     large = ["--requests", "3", "--device-blocks", "100000", "--verify"]
     assert "takes 39" in refused(*large)
     assert "it has begun" in typed(*large, "--device", "cuda").stderr
     assert "or leave out --verify" in refused(*large, "--device", "cuda", "--host-blocks", "100000")
 
 
-@pytest.mark.parametrize("words", ["", "--verify --ranks 2"])
+def until_told(process: "subprocess.Popen[str]") -> None:
+    """Waits until a line says how far the runs are."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if " of 10,000 requests, " in line:
+            return
+    pytest.fail("it ended too soon")
+
+
+@pytest.mark.parametrize("words", ["--jobs 1", "--jobs 2", "--verify --ranks 2"])
 def test_ctrl_c_ends_it_with_what_is_known(words: str) -> None:
     outputs = ["--json", "r.json", "--report", "r.html"]
     policies = ["--policy", "recency", "--policy", "heap"]
     with started([*words.split(), "--requests", "5000", *outputs, *policies]) as process:
-        until_worked(process, 1.0)
+        (until_told(process) if "--jobs 2" in words else until_worked(process, 1.0))
         # To the whole group, as a terminal sends it.
         os.killpg(process.pid, signal.SIGINT)
         said, errors = process.communicate(timeout=50)
@@ -563,7 +584,8 @@ def test_ctrl_c_ends_it_with_what_is_known(words: str) -> None:
     assert "Traceback" not in errors
     assert "Interrupted: all figures are up to that moment." in said
     result = json.loads(Path("r.json").read_text())
-    assert (result["complete"], result["audit"], len(result["runs"])) == (False, "ok", 1)
+    runs = 2 if "--jobs 2" in words else 1
+    assert (result["complete"], result["audit"], len(result["runs"])) == (False, "ok", runs)
     assert 0 < result["requests"] < result["trace_requests"] == 5000
     assert Path("r.html").stat().st_size > 10**6
     assert not list(Path().glob(".r.*"))
@@ -573,7 +595,7 @@ def test_ctrl_c_before_the_first_run_writes_nothing(monkeypatch: pytest.MonkeyPa
     def interrupted(*_: object) -> Run:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(replay_cli, "play", interrupted)
+    monkeypatch.setattr(comparison, "play", interrupted)
     done = typed("--requests", "5", "--quiet", "--json", "r.json")
     assert (done.exit_code, done.stderr) == (130, "blockyard: interrupted\n")
     assert not files(Path())
@@ -589,7 +611,7 @@ def test_progress_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None
 
         return play(spec, trace, both)
 
-    monkeypatch.setattr(replay_cli, "play", watched)
+    monkeypatch.setattr(comparison, "play", watched)
     # Rich draws its bar only where it believes in a terminal.
     monkeypatch.setenv("FORCE_COLOR", "1")
     done = typed("--requests", "50")

@@ -10,8 +10,8 @@ const axes = (() => {
   }
 
   // Steps of 1, 2 or 5 times a power of ten, of which about `most` fit between the ends.
-  function linearTicks([from, to], most) {
-    const rough = (to - from) / Math.max(1, most);
+  function linearTicks([from, to], most, whole) {
+    const rough = Math.max((to - from) / Math.max(1, most), whole ? 1 : 0);
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough * 0.999);
     const ticks = [];
@@ -34,7 +34,7 @@ const axes = (() => {
       return within.map((_, every) => within.filter((_, i) => i % (every + 1) === 0));
     }
     if (axis.log) return [[1, 2, 5], [1, 3], [1]].map((steps) => logTicks(range, steps));
-    return Array.from({ length: most }, (_, less) => linearTicks(range, most - less));
+    return Array.from({ length: most }, (_, less) => linearTicks(range, most - less, axis.whole));
   }
 
   function reach(axis, values, zero) {

@@ -8,6 +8,7 @@
 //     label             what is measured, with its unit
 //     log               true for a logarithmic axis; values must be above zero
 //     range             [from, to]; by default what the values need, and y from zero
+//     whole             true: things that are counted; no tick has a fraction
 //     ticks             the values to write; those that would overprint others are left out
 //     format            (value) => text of a tick; "1,234" by default
 //     read              (value) => text in the readout; by default as `format`
@@ -25,8 +26,8 @@
 //     dots              true: a mark at every point, where there are few
 //     colour            a variable of page.css, such as "--device"; by default --s1, --s2 … in turn
 //     read              (i) => text in the readout; by default the axis's `read` of y[i]
-// Lines differ in dashes and marks as well as in colour. Of a line that lies on an earlier one, to the
-// pixel, the legend says which. Of more than 1,000 points the lowest and the highest of each stretch are
+// Lines differ in marks as well as in colour, and in dashes if they are not tinted. Of a line that lies on
+// an earlier one, to the pixel, the legend says which. Of more than 1,000 points the lowest and the highest of each stretch are
 // drawn, and the note says how many there are. What is drawn is in `figure.drawn`, for tests.
 //
 // charts.bars(parent, spec) adds horizontal bars, and returns the figure:
@@ -62,7 +63,7 @@ const charts = (() => {
   function sample(parent, one, marked) {
     const box = svg(parent, "svg", { width: 26, height: 12, "aria-hidden": "true" });
     if (one.kind !== "line") svg(box, "rect", { x: 1, y: 1, width: 24, height: 10, style: `fill: ${colour(one)}; stroke: ${colour(one)}`, "fill-opacity": one.kind === "stack" ? 0.55 : 1 });
-    else svg(box, "path", { d: "M0 6H26", class: "curve", style: `stroke: ${colour(one)}; stroke-width: 2.5; stroke-dasharray: ${DASHES[one.order % DASHES.length] || "none"}` });
+    else svg(box, "path", { d: "M0 6H26", class: "curve", style: `stroke: ${colour(one)}; stroke-width: 2.5; stroke-dasharray: ${DASHES[one.dash % DASHES.length] || "none"}` });
     if (marked && one.kind === "line") spot(box, one, [13, 6]);
   }
 
@@ -153,7 +154,7 @@ const charts = (() => {
   }
 
   function curve(parent, one, line, { up, across }) {
-    const style = `stroke: ${colour(one)}; stroke-width: ${one.order ? 2 : 2.5}; stroke-dasharray: ${one.kind === "line" ? DASHES[one.order % DASHES.length] || "none" : "none"}`;
+    const style = `stroke: ${colour(one)}; stroke-width: ${one.order ? 2 : 2.5}; stroke-dasharray: ${DASHES[one.dash % DASHES.length] || "none"}`;
     const floor = one.below ? curves.pieces(one, one.top.map((value, i) => (value === null ? null : one.below[i] || 0)), across, up) : null;
     line.forEach((points, i) => {
       if (one.kind !== "line" || one.fill) {

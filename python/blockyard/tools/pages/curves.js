@@ -21,14 +21,17 @@ const curves = (() => {
 
   function prepared(spec) {
     let below = null;
+    let dashed = 0;
     return spec.series.map((given, i) => {
       const all = given.edges ? given.y.map((_, at) => (given.edges[at] + given.edges[at + 1]) / 2) : given.x;
       const kept = given.edges ? null : thinned(all.length, given.y);
       const pick = (values) => (kept ? kept.map((at) => values[at]) : values);
       const stack = given.kind === "stack";
+      // A tint tells a line apart already.
+      const tinted = given.fill || (given.kind || "line") !== "line";
       const top = stack ? given.y.map((value, at) => (value === null ? null : value + (below ? below[at] || 0 : 0))) : given.y;
       const one = {
-        ...given, kind: given.kind || "line", colour: given.colour || `--s${(i % 9) + 1}`, order: i, indices: kept,
+        ...given, kind: given.kind || "line", colour: given.colour || `--s${(i % 9) + 1}`, order: i, dash: tinted ? 0 : dashed++, indices: kept,
         of: all.length, x: pick(all), y: pick(given.y), top: pick(top), below: stack ? below : null,
       };
       if (stack) below = top;
@@ -64,7 +67,7 @@ const curves = (() => {
     }));
   }
 
-  // Says of each line whether an earlier one lies on it: "", "same as …" or "mostly the same as …".
+  // Says of each line whether an earlier one lies on it: "", "same as …" or "mostly as …".
   function twins(lines) {
     return lines.map(({ line, one }, i) => {
       if (one.kind !== "line") return "";
@@ -75,7 +78,7 @@ const curves = (() => {
         const back = shared > 0.6 ? other.line.flat() : [];
         const known = back.filter((point) => near(point, line)).length / (back.length || 1);
         if (shared === 1 && known === 1) return `same as ${other.one.name}`;
-        if (Math.min(shared, known) > 0.6) return `mostly the same as ${other.one.name}`;
+        if (Math.min(shared, known) > 0.6) return `mostly as ${other.one.name}`;
       }
       return "";
     });

@@ -25,7 +25,11 @@ const elements = (() => {
   function answer(parent, sentences) {
     parent.classList.add("answer");
     parent.hidden = !sentences.length;
-    for (const sentence of sentences) add(parent, "p", sentence);
+    for (const sentence of sentences) {
+      const line = add(parent, "p");
+      // An option is a word that does not break after its hyphens.
+      for (const piece of sentence.split(/(--[a-z][a-z-]*)/)) piece.startsWith("--") ? add(line, "code", piece) : line.append(piece);
+    }
   }
 
   function tile(parent, { name, how, value, text, more, key }) {

@@ -37,7 +37,8 @@ class Arrivals:
 
     def __init__(self, spec: RunSpec, trace: Trace, tokens: Tokens, scheduler: Scheduler) -> None:
         # The trace has milliseconds from any moment; here they are seconds from the first arrival.
-        self.times: list[float] = ((trace.arrival - trace.arrival[:1]) / 1000.0).tolist()
+        origin = trace.arrival[:1] if spec.origin_ms is None else spec.origin_ms
+        self.times: list[float] = ((trace.arrival - origin) / 1000.0).tolist()
         self._tokens = tokens
         self._scheduler = scheduler
         self._places = spec.max_num_seqs

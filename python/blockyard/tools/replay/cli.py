@@ -12,23 +12,28 @@ from blockyard._core import __version__
 from blockyard._typing import override
 from blockyard.crane.devices import DeviceName
 from blockyard.scheduling.headroom import Role
+from blockyard.tools.choices import ORDERS, Word
+from blockyard.tools.help import Sectioned
 from blockyard.tools.outputs import claim, write
 from blockyard.tools.replay import terminal
-from blockyard.tools.replay.options import MOST_BLOCKS, Options, resolve
-from blockyard.tools.replay.play import play
+from blockyard.tools.replay.comparison import compare, jobs_of
+from blockyard.tools.replay.conclusions import conclusions
+from blockyard.tools.replay.options import Options, Replays, resolve
+from blockyard.tools.replay.progress import Display, names
 from blockyard.tools.replay.report import page
 from blockyard.tools.replay.result import FORMAT, Result, Run
+from blockyard.tools.replay.routing import RouterName
+from blockyard.tools.replay.sections import SECTIONS
+from blockyard.tools.replay.sizes import MOST_BLOCKS
 from blockyard.tools.replay.spec import (
     HeadroomName,
     HostCopies,
     Owner,
     Policy,
-    RunSpec,
     VictimsName,
     WritePolicy,
 )
 from blockyard.tools.traces.adversaries import AdversaryName
-from blockyard.tools.traces.trace import Trace
 from blockyard.tools.traces.workload import WorkloadName
 from blockyard.yard.parking import PreemptMode
 
@@ -38,7 +43,7 @@ _BREACH, _INTERRUPTED = 1, 130
 """Exit statuses."""
 
 
-class _Remembered(click.Command):
+class _Remembered(Sectioned):
     """Keeps the command line, so that the result can repeat it."""
 
     @override
@@ -57,19 +62,32 @@ def _number(
     return click.option(option, type=within, metavar="N", default=default, help=text)
 
 
-@click.command(cls=_Remembered)
+@click.command(cls=_Remembered, sections=SECTIONS)
 @click.argument("trace", required=False, type=_FILE)
 @_number("--trace-block", 1, 10**6, None, "Tokens per id of TRACE; derived from it by default.")
 @_number("--requests", 1, 10**7, None, "Replay only the first N; default: all, or 1000 generated.")
 @click.option("--rate", type=float, metavar="HZ", help="Generated requests per second; default: 4.")
 @click.option(
     "--workload",
-    type=click.Choice([*get_args(WorkloadName), *get_args(AdversaryName)]),
+    type=Word([*get_args(WorkloadName), *get_args(AdversaryName)]),
     help="Traffic to generate: chats and agents (default), chats with long answers, or an adversary"
     " of eviction orders.",
 )
 @_number("--seed", 0, 2**64 - 1, 0, "Seed of the tokens and of a generated workload.")
 @click.option("--save-trace", type=_FILE, metavar="PATH", help="Write the requests as a trace.")
+@click.option(
+    "--speed",
+    type=float,
+    metavar="X",
+    default=1.0,
+    help="Let requests arrive X times as fast as in the trace.",
+)
+@_number("--replicas", 1, 1024, 1, "Engines that share the requests, each of these sizes.")
+@click.option(
+    "--router",
+    type=Word(get_args(RouterName)),
+    help="What sends a request to a replica: where its prefix went (default), or chance.",
+)
 @_number("--device-blocks", 1, MOST_BLOCKS, None, "Blocks of the device.")
 @_number("--host-blocks", 0, MOST_BLOCKS, None, "Blocks of the host; 0 for no host.")
 @click.option(
@@ -92,21 +110,21 @@ def _number(
 @_number("--block-size", 1, 10**5, None, "Tokens per block of the cache; default: 16.")
 @click.option(
     "--policy",
-    type=click.Choice(get_args(Policy)),
+    type=Word(get_args(Policy), ORDERS),
     multiple=True,
     default=("recency",),
     help="Eviction; repeat to compare. The optimum knows the future: --model sequential only.",
 )
 @click.option(
     "--write-policy",
-    type=click.Choice(get_args(WritePolicy)),
+    type=Word(get_args(WritePolicy)),
     multiple=True,
     default=("on-evict",),
     help="When blocks are copied to the host; repeat to compare.",
 )
 @click.option(
     "--host-copies",
-    type=click.Choice(get_args(HostCopies)),
+    type=Word(get_args(HostCopies)),
     multiple=True,
     help="When copies of what the device has go from the host; default: as suits the policy. "
     "Repeat to compare.",
@@ -120,44 +138,44 @@ def _number(
 )
 @click.option(
     "--owner",
-    type=click.Choice(get_args(Owner)),
+    type=Word(get_args(Owner)),
     multiple=True,
     help="Who gives out the device's blocks: the cache (default), or an engine with an LRU of its "
     "own. Repeat to compare. --model sequential only.",
 )
 @click.option(
     "--role",
-    type=click.Choice(get_args(Role)),
+    type=Word(get_args(Role)),
     default="mixed",
     help="What the engine serves: whole requests, only prompts, or only answers.",
 )
 @click.option(
     "--preempt-mode",
-    type=click.Choice(get_args(PreemptMode)),
+    type=Word(get_args(PreemptMode)),
     multiple=True,
     help="What a preempted request keeps; default: park with a host. Repeat to compare.",
 )
 @click.option(
     "--headroom",
-    type=click.Choice(get_args(HeadroomName)),
+    type=Word(get_args(HeadroomName)),
     multiple=True,
     help="Room kept for growth; default: adaptive, or none with --role prefill. Repeat to compare.",
 )
 @click.option(
     "--victims",
-    type=click.Choice(get_args(VictimsName)),
+    type=Word(get_args(VictimsName)),
     default="newest",
     help="Which request is preempted first when room runs out.",
 )
 @click.option(
     "--loads",
-    type=click.Choice(["gated", "all"]),
+    type=Word(["gated", "all"]),
     default="gated",
     help="Load a prefix only where that beats computing it, or always.",
 )
 @click.option(
     "--model",
-    type=click.Choice(["virtual", "sequential"]),
+    type=Word(["virtual", "sequential"]),
     default="virtual",
     help="Model an engine in virtual time, or serve one request after another.",
 )
@@ -178,12 +196,13 @@ def _number(
 @click.option("--verify", is_flag=True, help="Move real bytes and check every block.")
 @click.option(
     "--device",
-    type=click.Choice(get_args(DeviceName)),
+    type=Word(get_args(DeviceName)),
     default="memory",
     help="Where --verify keeps the device's blocks: in main memory, or on a GPU.",
 )
 @click.option("--json", metavar="PATH", help="Write the result as JSON; - is stdout.")
 @click.option("--report", type=_FILE, metavar="PATH", help="Write a page with plots.")
+@_number("--jobs", 1, 1024, None, "The most runs at once; default: as many as suit this machine.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @click.pass_context
 def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:
@@ -192,13 +211,13 @@ def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:
     TRACE has one request per line, in the Mooncake format; see docs/replay.md.
     """
     claim(_files(options))
-    trace, specs = resolve(options)
+    replays = resolve(options)
     if options["save_trace"] is not None:
-        trace.write(options["save_trace"])
-    runs = _play(specs, trace, None if options["quiet"] else Console(stderr=True))
+        replays.trace.write(options["save_trace"])
+    runs = _play(replays, options)
     if not runs:
         raise click.Abort
-    result = _result(specs[0], trace, ctx.obj, runs)
+    result = _result(replays, options, ctx.obj, runs)
     # With `--json -`, stdout is for the JSON alone.
     table = Console(stderr=options["json"] == "-")
     for part in terminal.tables(result, table.width):
@@ -210,23 +229,20 @@ def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:
         for run in runs
     ):
         ctx.exit(_BREACH)
-    if len(runs) < len(specs) or not runs[-1].complete:
+    if len(runs) < len(replays.specs) or not all(run.complete for run in runs):
         ctx.exit(_INTERRUPTED)
 
 
-def _play(specs: Sequence[RunSpec], trace: Trace, console: Console | None) -> list[Run]:
-    """Returns the runs; after Ctrl-C those so far, the last one incomplete."""
-    runs: list[Run] = []
+def _play(replays: Replays, options: Options) -> list[Run]:
+    """Returns the runs; after Ctrl-C those so far, incomplete, and none after a second one."""
+    jobs = jobs_of(replays.specs, replays.parts)
+    called = names(jobs, len(replays.parts))
+    console = None if options["quiet"] else Console(stderr=True)
     try:
-        with terminal.ProgressDisplay(trace, console) as watch:
-            for spec in specs:
-                runs.append(play(spec, trace, watch.begin(spec)))
-                watch.end(runs[-1])
-                if not runs[-1].complete:
-                    break
+        with Display(jobs, replays.parts, called, console) as watch:
+            return compare(jobs, replays.parts, watch, names=called, processes=options["jobs"])
     except KeyboardInterrupt:
-        pass
-    return runs
+        return []
 
 
 def _files(options: Options) -> dict[str, Path | None]:
@@ -251,13 +267,17 @@ def _write(options: Options, result: Result) -> None:
         write(options["report"], page(result))
 
 
-def _result(spec: RunSpec, trace: Trace, command: str, runs: Sequence[Run]) -> Result:
+def _result(replays: Replays, options: Options, command: str, runs: Sequence[Run]) -> Result:
+    spec, trace = replays.specs[0], replays.trace
     return Result(
         format=FORMAT,
         blockyard=__version__,
         trace=_plain(trace.name),
         trace_block=spec.trace_block,
         trace_requests=len(trace),
+        answer=conclusions(runs, speed=options["speed"]),
+        speed=options["speed"],
+        router=replays.router,
         block_size=spec.block_size,
         block_bytes=spec.block_bytes,
         max_num_batched_tokens=spec.max_num_batched_tokens,

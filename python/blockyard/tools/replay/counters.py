@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.tools.replay.arrivals import Arrivals, Transfers
 from blockyard.tools.replay.engine import VirtualEngine
+from blockyard.tools.replay.load import NEVER, offered
 from blockyard.tools.replay.memory import scaled
 from blockyard.tools.replay.result import (
     Bookkeeping,
+    Load,
     Moved,
     Preempted,
     PromisedBlocks,
@@ -21,14 +23,14 @@ from blockyard.tools.replay.result import (
     Verified,
     Waits,
 )
+from blockyard.tools.replay.samples import Played, Samples
 from blockyard.tools.replay.spec import RunSpec
 from blockyard.tools.replay.timeline import Timeline, spread
 from blockyard.tools.replay.verify import Verifier
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Levels", "RunCounts"]
+__all__ = ["Levels", "RunCounts", "bookkeeping"]
 
-_NEVER: Final = -1.0
 _WAYS: Final = ("down", "up", "across", "third down", "third up")
 
 
@@ -69,10 +71,11 @@ class RunCounts:
     moved: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_WAYS, 0))
     third_peak: int = 0
     peak: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0, "pinned": 0})
+    pinned: list[int] = field(default_factory=list)
     headroom: list[int] = field(default_factory=list)
     promised: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    """The duration of each step, for the means of `headroom` and `promised`."""
+    """The duration of each step, for the means of `pinned`, `headroom` and `promised`."""
     ttft: list[float] = field(default_factory=list)
     gaps: list[tuple[float, int]] = field(default_factory=list)
     """Times between two tokens, and how many requests had each."""
@@ -92,7 +95,7 @@ class RunCounts:
 
     def __post_init__(self) -> None:
         """Marks every request as not begun."""
-        self.began = np.full(self.requests, _NEVER)
+        self.began = np.full(self.requests, NEVER)
         self.said = np.zeros(self.requests)
 
     @property
@@ -115,7 +118,7 @@ class RunCounts:
             third: The tokens that were loaded for it from the third tier.
         """
         self.loaded_requests += host + third > 0
-        if self.began[request] != _NEVER:
+        if self.began[request] != NEVER:
             since, lost = self.stopped.pop(request)
             self.found += min(device + host + third, lost)
             self.away.append(at - since)
@@ -149,9 +152,12 @@ class RunCounts:
     def looked(self, levels: Levels, seconds: float) -> None:
         """Counts the levels of a step, and raises the peaks."""
         self.third_peak = max(self.third_peak, levels.third)
-        for what in self.peak:
-            self.peak[what] = max(self.peak[what], getattr(levels, what))
+        peak = self.peak
+        peak["device"] = max(peak["device"], levels.device)
+        peak["host"] = max(peak["host"], levels.host)
+        peak["pinned"] = max(peak["pinned"], levels.pinned)
         if seconds:
+            self.pinned.append(levels.pinned)
             self.headroom.append(levels.headroom)
             self.promised.append(levels.promised)
             self.seconds.append(seconds)
@@ -169,8 +175,8 @@ class RunCounts:
         complete: bool,
         seconds: float,
         wall: float,
-    ) -> Run:
-        """Returns all figures of the pass.
+    ) -> Played:
+        """Returns all figures of the pass, and the values behind them.
 
         Args:
             spec: What was modelled.
@@ -187,9 +193,8 @@ class RunCounts:
         stats = cache.stats()
         violation = cache.audit()
         tokens = max(self.input_tokens, 1)
-        gaps = np.array([gap for gap, _ in self.gaps])
-        rows = np.array([count for _, count in self.gaps], np.int64)
-        return Run(
+        samples = self._samples(arrivals, engine)
+        run = Run(
             model="virtual",
             policy=spec.policy,
             write_policy=spec.write_policy,
@@ -213,27 +218,58 @@ class RunCounts:
             engine_seconds=seconds,
             wall_seconds=wall,
             tokens_per_second=self.output_tokens / max(seconds, 1e-9),
-            ttft_ms=spread(np.array(self.ttft) * 1e3),
-            itl_ms=spread(gaps * 1e3, rows),
-            waits=self._waits(scheduler.stats(), np.array(arrivals.times)),
-            preempted=self._preempted(scheduler.stats(), engine),
+            load=self._load(engine, arrivals, seconds),
+            replicas=[],
+            ttft_ms=spread(samples.ttft),
+            itl_ms=spread(samples.gaps, samples.gap_counts),
+            waits=self._waits(scheduler.stats(), samples),
+            preempted=self._preempted(scheduler.stats(), engine, samples),
             reservations=self._reservations(arrivals),
             moved=self._moved(spec, stats["failed"]),
+            pinned=self._mean(self.pinned),
             peak=dict(self.peak),
             third=self._third(spec) if spec.third_blocks else None,
-            bookkeeping=self._bookkeeping(arrivals, seconds),
+            bookkeeping=bookkeeping(samples, seconds),
             verified=_verified(spec, verifier),
             audit="ok" if violation is None else f"{violation.law}: {violation.detail}",
             series=self.timeline.series(levels.seen),
         )
+        return Played(run, samples)
 
-    def _waits(self, counts: dict[str, int], times: NDArray[np.float64]) -> Waits:
-        there = self.began != _NEVER
-        began = self.began[there]
+    def _samples(self, arrivals: Arrivals, engine: VirtualEngine) -> Samples:
+        there = self.began != NEVER
+        steps = np.array(self.step_ns, np.float64)
+        return Samples(
+            ttft=np.array(self.ttft) * 1e3,
+            gaps=np.array([gap for gap, _ in self.gaps]) * 1e3,
+            gap_counts=np.array([count for _, count in self.gaps], np.int64),
+            queue=(self.began[there] - np.array(arrivals.times)[there]) * 1e3,
+            away=np.array(self.away) * 1e3,
+            step_us=steps / 1e3,
+            added_us=arrivals.spent_ns / 1e3,
+            taken=arrivals.taken,
+            spent=(float(steps.sum()) + self.jump_ns + arrivals.spent_ns) / 1e9,
+            computed=engine.computed,
+        )
+
+    def _load(self, engine: VirtualEngine, arrivals: Arrivals, seconds: float) -> Load | None:
+        return offered(
+            np.array(arrivals.times),
+            self.began,
+            engine.tokens,
+            now=seconds,
+            refused=arrivals.refused,
+        )
+
+    def _mean(self, blocks: list[int]) -> float:
+        return float(np.average(blocks, weights=self.seconds)) if blocks else 0.0
+
+    def _waits(self, counts: dict[str, int], samples: Samples) -> Waits:
+        began = self.began[self.began != NEVER]
         # Of each request, the first admission among all that arrived later.
         after = np.minimum.accumulate(began[::-1])[::-1]
         return Waits(
-            queue_ms=spread((began - times[there]) * 1e3),
+            queue_ms=spread(samples.queue),
             no_room=counts["no_room"],
             soon=counts["soon"],
             loading=self.loaded_requests,
@@ -242,7 +278,9 @@ class RunCounts:
             stopping=self.stopping,
         )
 
-    def _preempted(self, counts: dict[str, int], engine: VirtualEngine) -> Preempted:
+    def _preempted(
+        self, counts: dict[str, int], engine: VirtualEngine, samples: Samples
+    ) -> Preempted:
         return Preempted(
             count=counts["preempted"],
             parked=counts["parkings"],
@@ -253,13 +291,10 @@ class RunCounts:
             found=self.found,
             recomputed=engine.recomputed,
             share=engine.recomputed / max(engine.computed, 1),
-            away_ms=spread(np.array(self.away) * 1e3),
+            away_ms=spread(samples.away),
         )
 
     def _reservations(self, arrivals: Arrivals) -> PromisedBlocks:
-        def mean(blocks: list[int]) -> float:
-            return float(np.average(blocks, weights=self.seconds)) if blocks else 0.0
-
         tickets = None
         if isinstance(arrivals, Transfers):
             counts = arrivals.reservations.stats()
@@ -270,9 +305,9 @@ class RunCounts:
                 blocks=arrivals.blocks,
             )
         return PromisedBlocks(
-            headroom=mean(self.headroom),
+            headroom=self._mean(self.headroom),
             headroom_peak=max(self.headroom, default=0),
-            promised=mean(self.promised),
+            promised=self._mean(self.promised),
             promised_peak=max(self.promised, default=0),
             tickets=tickets,
         )
@@ -299,15 +334,15 @@ class RunCounts:
             failed_blocks=failed,
         )
 
-    def _bookkeeping(self, arrivals: Arrivals, seconds: float) -> Bookkeeping:
-        ns = np.array(self.step_ns, np.float64)
-        spent = float(ns.sum()) + self.jump_ns + arrivals.spent_ns
-        return Bookkeeping(
-            steps=len(ns),
-            us_per_step=spread(ns / 1e3),
-            us_per_request=arrivals.spent_ns / max(arrivals.taken, 1) / 1e3,
-            share=spent / 1e9 / max(seconds, 1e-9),
-        )
+
+def bookkeeping(samples: Samples, seconds: float) -> Bookkeeping:
+    """Returns what the bookkeeping cost in so many modelled seconds, summed over engines."""
+    return Bookkeeping(
+        steps=len(samples.step_us),
+        us_per_step=spread(samples.step_us),
+        us_per_request=samples.added_us / max(samples.taken, 1),
+        share=samples.spent / max(seconds, 1e-9),
+    )
 
 
 def _verified(spec: RunSpec, verifier: Verifier | None) -> Verified | None:

@@ -32,6 +32,8 @@ class VirtualEngine:
         self._tokens = tokens
         self._prompts = trace.input_length
         self._answers = spec.answers(trace)
+        self.tokens = self._prompts + self._answers
+        """Of each request: the tokens of its prompt, and of the answer that it samples here."""
         self._came_computed = spec.role == "decode"
         self._request = np.zeros(spec.max_num_seqs, np.int64)
         self._known = np.zeros(spec.max_num_seqs, np.int64)

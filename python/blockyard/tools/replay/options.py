@@ -1,18 +1,18 @@
 """The options of the command line, checked and turned into a spec for each run."""
 
 import math
-import os
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Literal, TypeAlias, TypedDict
+from typing import Literal, NamedTuple, TypeAlias, TypedDict
 
 from blockyard._core import Misuse, Unavailable
 from blockyard.crane.devices import DeviceName, device
 from blockyard.scheduling.headroom import Role, default_headroom
 from blockyard.tools.replay.hardware import Roofline, preset
 from blockyard.tools.replay.hints import Hints
-from blockyard.tools.replay.memory import scaled
+from blockyard.tools.replay.routing import RouterName, faster, routed
+from blockyard.tools.replay.sizes import blocks_in, check_memory
 from blockyard.tools.replay.spec import (
     HEADROOMS,
     HeadroomName,
@@ -28,15 +28,9 @@ from blockyard.tools.replay.spec import (
 from blockyard.tools.traces.adversaries import ADVERSARIES, AdversaryName
 from blockyard.tools.traces.trace import Trace, read
 from blockyard.tools.traces.workload import WORKLOADS, WorkloadName, generate
-from blockyard.tools.units import size
 from blockyard.yard.parking import PreemptMode
 
-__all__ = ["MOST_BLOCKS", "Options", "resolve"]
-
-_BOOK_BYTES = 64
-"""The least memory that the bookkeeping of one block takes."""
-MOST_BLOCKS = 10**9
-
+__all__ = ["Options", "Replays", "resolve"]
 
 _Cache: TypeAlias = tuple[Policy, HostCopies | None, WritePolicy, Hints | None, Owner]
 
@@ -79,19 +73,39 @@ class Options(TypedDict):
     device: DeviceName
     json: str | None
     report: Path | None
+    speed: float
+    replicas: int
+    router: RouterName | None
+    jobs: int | None
     quiet: bool
 
 
-def resolve(options: Options) -> tuple[Trace, list[RunSpec]]:
-    """Returns the trace, and a spec for each combination of policies, in the order given.
+class Replays(NamedTuple):
+    """All that is to be replayed."""
+
+    trace: Trace
+    """The requests, when they arrive here."""
+    parts: list[Trace]
+    """Those of each replica."""
+    specs: list[RunSpec]
+    """One for each combination of policies, in the order given."""
+    router: RouterName | None
+    """What sends requests to replicas; None where there is one engine."""
+
+
+def resolve(options: Options) -> Replays:
+    """Returns what is to be replayed.
 
     Raises:
         Misuse: An option is wrong, or does not go with another.
     """
     _check(options)
     roofline = _roofline(options)
-    trace = _trace(options)
-    return trace, _specs(options, roofline, trace)
+    trace = faster(_trace(options), options["speed"])
+    specs = _specs(options, roofline, trace)
+    router = (options["router"] or "prefix") if options["replicas"] > 1 else None
+    parts = routed(trace, options["replicas"], router or "prefix", options["seed"])
+    return Replays(trace, parts, specs, router)
 
 
 def _check(options: Options) -> None:
@@ -101,6 +115,8 @@ def _check(options: Options) -> None:
         if blocks is not None and gib is not None:
             raise Misuse(f"--{tier}-blocks and --{tier}-gib exclude each other: give one")
     _check_source(options)
+    if options["router"] is not None and options["replicas"] == 1:
+        raise Misuse(f"--router {options['router']} needs engines to choose from: give --replicas")
     for text in options["hints"]:
         Hints.parse(text)
     if options["model"] == "sequential":
@@ -234,14 +250,14 @@ def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:
             "give faster ones"
         )
     blocks, host = _sizes(options, first, trace)
-    _check_memory(blocks, host + third, first)
+    first = replace(first, device_blocks=blocks, host_blocks=host)
+    check_memory(first)
     below = host or third
     modes = dict.fromkeys(options["preempt_mode"]) or (["park"] if below else ["recompute"])
     if not below and options["preempt_mode"] and list(modes) != ["recompute"]:
         raise Misuse(
             f"--preempt-mode {next(iter(modes))} needs a host: give --host-blocks, or recompute"
         )
-    first = replace(first, device_blocks=blocks, host_blocks=host)
     return [
         replace(
             first,
@@ -292,10 +308,10 @@ def _sizes(options: Options, spec: RunSpec, trace: Trace) -> tuple[int, int]:
     """Returns the blocks of device and host."""
     blocks, host = options["device_blocks"], options["host_blocks"]
     if options["device_gib"] is not None:
-        blocks = _blocks("--device-gib", options["device_gib"], spec.block_bytes)
+        blocks = blocks_in("--device-gib", options["device_gib"], spec.block_bytes)
     if options["host_gib"] is not None:
         host = (
-            _blocks("--host-gib", options["host_gib"], spec.block_bytes)
+            blocks_in("--host-gib", options["host_gib"], spec.block_bytes)
             if options["host_gib"]
             else 0
         )
@@ -313,7 +329,7 @@ def _sizes(options: Options, spec: RunSpec, trace: Trace) -> tuple[int, int]:
 def _third_size(options: Options, spec: RunSpec) -> int:
     """Returns the blocks of the tier below the host."""
     gib = options["third_gib"]
-    return _blocks("--third-gib", gib, spec.block_bytes) if gib else 0
+    return blocks_in("--third-gib", gib, spec.block_bytes) if gib else 0
 
 
 def _third_speed(options: Options) -> float:
@@ -322,30 +338,3 @@ def _third_speed(options: Options) -> float:
     if not (math.isfinite(gbps) and gbps > 0):
         raise Misuse(f"--third-gbps {gbps:g}: must be a number of GB/s > 0")
     return gbps * 1e9
-
-
-def _blocks(option: str, gib: float, block_bytes: int) -> int:
-    if not (math.isfinite(gib) and gib > 0):
-        raise Misuse(f"{option} {gib:g}: must be a number of GiB > 0")
-    blocks = gib * 2**30 / block_bytes
-    if blocks < 1:
-        raise Misuse(f"{option} {gib:g}: less than one block of {size(block_bytes)}; give more")
-    if blocks > MOST_BLOCKS:
-        raise Misuse(f"{option} {gib:g}: more than {MOST_BLOCKS:,} blocks; give less")
-    return int(blocks)
-
-
-def _check_memory(blocks: int, host: int, spec: RunSpec) -> None:
-    """Checks that this machine has memory for that many blocks."""
-    needed = (blocks + host) * _BOOK_BYTES
-    if spec.verify:
-        each = spec.ranks * scaled(spec.block_size, spec.ranks).block_bytes
-        # A GPU reports by itself that it is full.
-        needed += (host + (blocks if spec.device == "memory" else 0)) * each
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > there:
-        raise Misuse(
-            f"{blocks + host:,} blocks: their replay takes {size(needed)}, and this machine has "
-            f"{size(there)}; give fewer with --device-blocks and --host-blocks"
-            + (", or leave out --verify" if spec.verify else "")
-        )

@@ -4,15 +4,21 @@ import time
 from collections.abc import Callable
 
 from blockyard.tools.replay.result import Moved, Run, ThirdTier
-from blockyard.tools.replay.run import run
+from blockyard.tools.replay.run import played as virtual
+from blockyard.tools.replay.samples import Played
 from blockyard.tools.replay.sequential import Sequential, sequential
 from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.traces.trace import Trace
 
-__all__ = ["play"]
+__all__ = ["play", "played"]
 
 
 def play(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) -> Run:
+    """Replays a trace under one combination of policies; see `played`."""
+    return played(spec, trace, progress).run
+
+
+def played(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) -> Played:
     """Replays a trace under one combination of policies; see `run` and `sequential`.
 
     Ctrl-C ends it early: it returns the figures so far, with `complete` false.
@@ -20,7 +26,9 @@ def play(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) -> R
     Raises:
         BlockyardError: The configuration is impossible here.
     """
-    return (run if spec.model == "virtual" else _sequential)(spec, trace, progress)
+    if spec.model == "virtual":
+        return virtual(spec, trace, progress)
+    return Played(_sequential(spec, trace, progress), None)
 
 
 def _sequential(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) -> Run:
@@ -67,6 +75,8 @@ def _sequential(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None
         engine_seconds=0.0,
         wall_seconds=time.perf_counter() - start,
         tokens_per_second=0.0,
+        load=None,
+        replicas=[],
         ttft_ms=None,
         itl_ms=None,
         waits=None,
@@ -80,6 +90,7 @@ def _sequential(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None
             bytes_up=got.blocks_up * spec.block_bytes,
             failed_blocks=0,
         ),
+        pinned=None,
         peak={},
         third=_third(spec, got) if spec.third_blocks else None,
         bookkeeping=None,

@@ -11,9 +11,11 @@ from msgspec import Struct
 __all__ = [
     "FORMAT",
     "Bookkeeping",
+    "Load",
     "Moved",
     "Preempted",
     "PromisedBlocks",
+    "Replica",
     "Result",
     "Run",
     "Series",
@@ -43,6 +45,23 @@ class Spread(Struct, frozen=True, kw_only=True):
     """The largest value."""
     quantiles: list[float]
     """101 values: the quantiles 0, 0.01 … 1, for plots."""
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """What the trace offers, and what the engine serves of it; see [Load](#load-and-replicas)."""
+
+    offered_requests_per_second: float
+    """Requests that arrive, per second from the first arrival to the last."""
+    served_requests_per_second: float
+    """Requests admitted, per second from the first arrival to the last admission."""
+    offered_tokens_per_second: float
+    """The tokens of their prompts and answers, likewise."""
+    served_tokens_per_second: float
+    """The tokens of prompts and answers that were admitted, likewise."""
+    backlog_seconds: float
+    """From the last arrival to the last admission; after an interruption an estimate."""
+    overloaded: bool
+    """Whether the queue grew as requests came, so that times are those of a queue."""
 
 
 class Waits(Struct, frozen=True, kw_only=True):
@@ -220,8 +239,30 @@ class Series(Struct, frozen=True, kw_only=True):
     """Requests that wait, a level."""
 
 
+class Replica(Struct, frozen=True, kw_only=True):
+    """One of the engines behind a router."""
+
+    requests: int
+    """Requests that ended there."""
+    input_tokens: int
+    """Prompt tokens of the requests that began there."""
+    output_tokens: int
+    """Tokens generated there."""
+    hit_ratio: float
+    """Prompt tokens found in any of its tiers / its prompt tokens, 0 to 1."""
+    engine_seconds: float
+    """From the first arrival anywhere to its last end, modelled; 0 with model sequential."""
+    overloaded: bool | None
+    """Whether its queue grew; null with model sequential, or where too little arrived."""
+
+
 class Run(Struct, frozen=True, kw_only=True):
-    """One pass over the trace, with one combination of policies."""
+    """One pass over the trace, with one combination of policies.
+
+    With replicas, figures are of all engines together: sums, and spreads over the values of all.
+    Blocks, peaks, means over time and levels of `series` are those of one engine: the size of each,
+    the highest peak, and the mean of the others. Only `running` and `waiting` are summed.
+    """
 
     model: Literal["virtual", "sequential"]
     """How time was modelled."""
@@ -267,11 +308,15 @@ class Run(Struct, frozen=True, kw_only=True):
     engine_seconds: float
     """From the first arrival to the last end, modelled."""
     wall_seconds: float
-    """How long this run took here, measured."""
+    """How long this run took here, measured; with replicas the sum of theirs."""
     tokens_per_second: float
     """Output tokens per modelled second."""
+    load: Load | None
+    """Load offered and served; null with model sequential, or if all requests come at once."""
+    replicas: list[Replica]
+    """Each engine, in the order of the router; empty where there is only one."""
     ttft_ms: Spread | None
-    """From arrival to the first token of this engine, modelled; null with model sequential."""
+    """From arrival to the first token of this engine, modelled; null likewise."""
     itl_ms: Spread | None
     """Between two tokens of a request, modelled; null likewise."""
     waits: Waits | None
@@ -282,6 +327,8 @@ class Run(Struct, frozen=True, kw_only=True):
     """Room that was kept for later; null likewise."""
     moved: Moved
     """Copies between tiers."""
+    pinned: float | None
+    """Device slots in use by running requests, mean over modelled time; null likewise."""
     peak: dict[str, int]
     """The most slots with content, of device and host; and pinned, the most device slots in use
     by running requests. Looked at in every step."""
@@ -310,6 +357,12 @@ class Result(Struct, frozen=True, kw_only=True):
     """Tokens per trace id."""
     trace_requests: int
     """Requests in the trace, or as many as were asked for."""
+    answer: list[str]
+    """What follows, a sentence each: the load first, where it is too high."""
+    speed: float
+    """How many times as fast as in the trace requests arrive."""
+    router: str | None
+    """What sent requests to replicas: prefix, random; null where there is one engine."""
     block_size: int
     """Tokens per block of the cache."""
     block_bytes: int

@@ -25,6 +25,7 @@ from blockyard.tools.replay.memory import (
     scaled,
 )
 from blockyard.tools.replay.result import Run
+from blockyard.tools.replay.samples import Played
 from blockyard.tools.replay.spec import HEADROOMS, Progress, RunSpec
 from blockyard.tools.replay.tables import Tables
 from blockyard.tools.replay.tokens import Tokens
@@ -33,7 +34,7 @@ from blockyard.tools.traces.trace import Trace
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, agree
 
-__all__ = ["run"]
+__all__ = ["played", "run"]
 
 _spent = time.thread_time_ns
 """CPU time of this thread, which has all of the bookkeeping; what else runs here does not count."""
@@ -43,6 +44,11 @@ _PATIENCE: Final = 8
 
 
 def run(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) -> Run:
+    """Replays a trace under one combination of policies; see `played`."""
+    return played(spec, trace, progress).run
+
+
+def played(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) -> Played:
     """Replays a trace under one combination of policies.
 
     Ctrl-C ends it early: it returns the figures so far, with `complete` false.
@@ -151,7 +157,7 @@ class _Replay:
         self.sent: dict[int, float] = {}
         self.counts = RunCounts(len(trace))
 
-    def run(self, progress: Callable[[Progress], None]) -> Run:
+    def run(self, progress: Callable[[Progress], None]) -> Played:
         wall = time.perf_counter()
         told = 0.0
         stopped = True

@@ -108,6 +108,9 @@ class RunSpec:
     """What a preempted request keeps of its KV."""
     victims: VictimsName = "newest"
     """Which request is preempted first."""
+    origin_ms: int | None = None
+    """When time starts, on the trace's clock; None for its first arrival. Engines side by side,
+    each with a trace of its own, have it in common."""
     seed: int = 0
     verify: bool = False
     """Whether every block has real bytes, which are checked whenever it is used again."""

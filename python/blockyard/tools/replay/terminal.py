@@ -1,17 +1,16 @@
-"""The output on the terminal: progress during the runs, and a table at the end."""
+"""The output on the terminal at the end: what follows from the replay, and a table."""
 
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from rich import box
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
-from rich.table import Column, Table
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from blockyard.tools.replay.result import (
+    Load,
     Preempted,
     PromisedBlocks,
     Result,
@@ -20,94 +19,9 @@ from blockyard.tools.replay.result import (
     ThirdTier,
     TicketCounts,
 )
-from blockyard.tools.replay.spec import Progress, RunSpec
-from blockyard.tools.traces.trace import Trace
 from blockyard.tools.units import duration, size
 
-__all__ = ["ProgressDisplay", "tables"]
-
-
-class ProgressDisplay:
-    """Shows a live line on a terminal; elsewhere, a line at the start and the end of each run.
-
-    Args:
-        trace: The trace that is replayed.
-        console: Where lines are shown; None for nowhere.
-    """
-
-    def __init__(self, trace: Trace, console: Console | None) -> None:
-        self._trace = trace
-        self._console = console
-        self._bar: Bar | None = None
-        if console is not None and console.is_terminal:
-            self._bar = Bar(
-                TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-                BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=6)),
-                TextColumn("{task.fields[state]}", table_column=Column(no_wrap=True)),
-                console=console,
-                expand=True,
-            )
-
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def begin(self, spec: RunSpec) -> Callable[[Progress], None]:
-        """Begins a run, and returns the function that takes its progress."""
-        choices = (spec.headroom, spec.preempt_mode) if spec.model == "virtual" else ()
-        name = ", ".join((*_cache(spec), *choices))
-        if self._bar is None:
-            self._say(
-                f"replaying {len(self._trace):,} requests of {self._trace.name}: {name}, "
-                f"{spec.device_blocks:,} + {spec.host_blocks:,} blocks"
-            )
-            return _ignore
-        bar = self._bar
-        task = bar.add_task(name, total=len(self._trace), state="")
-
-        def show(progress: Progress) -> None:
-            bar.update(task, completed=progress.requests_done, state=_state(progress, spec))
-
-        return show
-
-    def end(self, run: Run) -> None:
-        """Ends a run."""
-        if self._bar is None:
-            how = "done" if run.complete else "interrupted"
-            self._say(
-                f"{how} in {duration(run.wall_seconds)}: {run.requests:,} requests, "
-                f"{run.hit_ratio:.1%} of prompt tokens found, audit {run.audit}"
-            )
-
-    def _say(self, text: str) -> None:
-        if self._console is not None:
-            self._console.print(Text(f"blockyard: {text}"), soft_wrap=True)
-
-
-def _ignore(_: Progress) -> None:
-    pass
-
-
-def _state(progress: Progress, spec: RunSpec) -> str:
-    """Returns about 50 columns of text, so that 80 are enough for the whole line."""
-    parts = [f"{progress.requests_done:,}/{progress.requests:,}"]
-    parts.append(f"at {duration(progress.engine_seconds)}")
-    if progress.hit_ratio is not None:
-        parts.append(f"hits {progress.hit_ratio:.0%}")
-        parts.append(f"device {progress.device_used / spec.device_blocks:.0%}")
-        if spec.host_blocks:
-            parts.append(f"host {progress.host_used / spec.host_blocks:.0%}")
-    return "  ".join(parts)
+__all__ = ["tables"]
 
 
 _Cell = str | Text | None
@@ -160,6 +74,15 @@ def _cost(name: str) -> Callable[[Run], _Cell]:
     return cell
 
 
+def _load(of: Callable[[Load], float]) -> Callable[[Run], _Cell]:
+    """Leaves the cell empty where there is no rate."""
+    return lambda run: f"{of(run.load):,.3g}" if run.load is not None else None
+
+
+def _pinned(run: Run) -> _Cell:
+    return None if run.pinned is None else f"{run.pinned / run.device_blocks:.0%}"
+
+
 def _peak(what: str) -> Callable[[Run], _Cell]:
     def cell(run: Run) -> _Cell:
         blocks = run.host_blocks if what == "host" else run.device_blocks
@@ -206,12 +129,15 @@ _PARTS: Final = {
         ("in the queue, 99 %", _queue),
     ),
     "Traffic, modelled": _part(
+        ("requests/s offered", _load(lambda load: load.offered_requests_per_second)),
+        ("requests/s served", _load(lambda load: load.served_requests_per_second)),
         ("output tokens per second", _modelled(lambda run: f"{run.tokens_per_second:,.0f}")),
         ("engine time", _modelled(lambda run: duration(run.engine_seconds))),
         ("copied down", _below(lambda run: size(run.moved.bytes_down))),
         ("copied up", _below(lambda run: size(run.moved.bytes_up))),
         ("copied to the third tier", _third(lambda third: size(third.bytes_down))),
         ("copied from the third tier", _third(lambda third: size(third.bytes_up))),
+        ("device held by requests, mean", _pinned),
         ("device held by requests, peak", _peak("pinned")),
         ("device in use, peak", _peak("device")),
         ("host in use, peak", _peak("host")),
@@ -263,9 +189,15 @@ def tables(result: Result, width: int) -> Iterator[RenderableType]:
         if blocks
     ]
     role = f", {runs[0].role}" if runs[0].role in {"prefill", "decode"} else ""
-    facts = f"{result.trace_requests:,} requests, {result.preset}{role}, {' + '.join(sizes)}"
+    replicas = len(runs[0].replicas)
+    engines = f", {replicas} replicas by {result.router}, each" if replicas else ","
+    preset = f"{result.preset}{role}{engines}"
+    facts = f"{result.trace_requests:,} requests, {preset} {' + '.join(sizes)}"
     yield Text(f"\n{result.trace}", "bold")
     yield Text(f"{facts}\n")
+    for sentence in result.answer:
+        yield Padding(Text(sentence), (0, 0, 0, 2))
+    yield ""
     most = max(1, (width - _NAME) // _COLUMN)
     for first in range(0, len(runs), most):
         yield _table(runs[first : first + most])
@@ -274,7 +206,7 @@ def tables(result: Result, width: int) -> Iterator[RenderableType]:
         yield Text("Interrupted: all figures are up to that moment.\n", "yellow")
 
 
-def _cache(of: RunSpec | Run) -> list[str]:
+def _cache(of: Run) -> list[str]:
     """Returns what tells a run's cache from those of others, in words."""
     copies = [] if of.host_copies is None else [f"copies {of.host_copies}"]
     hints = [] if of.hints is None else str(of.hints).split(",")

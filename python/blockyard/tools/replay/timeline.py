@@ -8,12 +8,15 @@ from numpy.typing import NDArray
 
 from blockyard.tools.replay.result import Series, Spread
 
-__all__ = ["Timeline", "spread"]
+__all__ = ["Timeline", "merged", "spread"]
 
 _MOST = 400
 """The most intervals of a timeline; when there are more, neighbours are merged."""
 _SUMS = ("device_hit", "host_hit", "missed", "bytes_down", "bytes_up", "preempted")
 _LEVELS = ("device_used", "device_pinned", "device_promised", "host_used", "running", "waiting")
+
+_STAYS = ("device_used", "host_used")
+"""Levels of an engine that has ended."""
 
 
 def spread(values: NDArray[np.float64], weights: NDArray[np.int64] | None = None) -> Spread:
@@ -86,3 +89,32 @@ class Timeline:
         columns = dict(zip(_SUMS + _LEVELS, map(list, zip(*rows, strict=True)), strict=True))
         seconds = [round((at + 1) * self._interval, 6) for at in range(len(rows))]
         return Series(seconds=seconds, **columns)
+
+
+def merged(parts: Sequence[Series]) -> Series:
+    """Returns the columns of engines side by side, in the longest of their intervals.
+
+    An engine that has ended keeps its content and runs nothing.
+    """
+    interval = max(part.seconds[0] for part in parts)
+    columns: dict[str, NDArray[np.int64]] = {}
+    for name in _SUMS + _LEVELS:
+        each = [_coarser(part, name, interval) for part in parts]
+        rows = max(map(len, each))
+        after = [int(of[-1]) if name in _STAYS else 0 for of in each]
+        padded = [
+            np.pad(of, (0, rows - len(of)), constant_values=last)
+            for of, last in zip(each, after, strict=True)
+        ]
+        columns[name] = np.sum(padded, axis=0)
+        if name in _LEVELS and name not in {"running", "waiting"}:
+            columns[name] = np.rint(columns[name] / len(parts)).astype(np.int64)
+    seconds = [round((at + 1) * interval, 6) for at in range(len(columns["missed"]))]
+    return Series(seconds=seconds, **{name: of.tolist() for name, of in columns.items()})
+
+
+def _coarser(part: Series, name: str, interval: float) -> NDArray[np.int64]:
+    """Returns a column in longer intervals; the last one may not be full."""
+    column = np.array(getattr(part, name), np.int64)
+    starts = np.arange(0, len(column), round(interval / part.seconds[0]))
+    return (np.add if name in _SUMS else np.maximum).reduceat(column, starts)

@@ -3,13 +3,14 @@
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Unpack, get_args
+from typing import Final, Unpack, get_args
 
 import click
 from rich.console import Console
 
 from blockyard._typing import override
 from blockyard.tools.choices import ORDERS, Word
+from blockyard.tools.help import Section, Sectioned
 from blockyard.tools.outputs import claim, write
 from blockyard.tools.replay.spec import Policy
 from blockyard.tools.sweep import terminal
@@ -26,7 +27,7 @@ _INTERRUPTED = 130
 """Exit status."""
 
 
-class _Remembered(click.Command):
+class _Remembered(Sectioned):
     """Keeps the command line, so that the result can repeat it."""
 
     @override
@@ -36,6 +37,36 @@ class _Remembered(click.Command):
 
 
 _FILE = click.Path(path_type=Path)
+_SECTIONS: Final = (
+    Section(
+        "The requests",
+        ("--trace-block", "--requests", "--workload", "--rate", "--seed"),
+        "blockyard sweep --workload mixed --requests 5000 --seed 7",
+    ),
+    Section(
+        "The engine",
+        ("--preset", "--set", "--ranks"),
+        "blockyard sweep TRACE --preset llama-3-70b/h100x4",
+    ),
+    Section(
+        "Sizes and orders",
+        ("--sizes", "--from", "--to", "--points", "--policy"),
+        "blockyard sweep TRACE --from 50GiB --to 2TiB --points 30 --policy lru --policy learned",
+    ),
+    Section("Tiers", ("--split",), "blockyard sweep TRACE --split 20%+80% --split 55GiB+1TiB"),
+    Section(
+        "Latency",
+        ("--model-size", "--model-requests"),
+        "blockyard sweep TRACE --model-size 500GiB --model-requests 2000",
+    ),
+    Section("How it is done", ("--sample", "--jobs", "--quiet"), "blockyard sweep TRACE --jobs 1"),
+    Section(
+        "What is written",
+        ("--json", "--report"),
+        "blockyard sweep TRACE --report sweep.html --json sweep.json",
+    ),
+)
+"""The options by what they are about."""
 
 
 def _number(
@@ -45,7 +76,7 @@ def _number(
     return click.option(option, type=within, metavar="N", default=default, help=text)
 
 
-@click.command(cls=_Remembered)
+@click.command(cls=_Remembered, sections=_SECTIONS)
 @click.argument("trace", required=False, type=_FILE)
 @_number("--trace-block", 1, 10**6, None, "Tokens per id of TRACE; derived from it by default.")
 @_number("--requests", 1, 10**7, None, "Sweep only the first N; default: all, or 1000 generated.")
@@ -133,14 +164,7 @@ def sweep(ctx: click.Context, /, **options: Unpack[Options]) -> None:
 
     It finds what caches of many sizes would find, and ends in one sentence. TRACE has one request
     per line, in the Mooncake format; see docs/sweep.md.
-
-    \b
-    Examples:
-      blockyard sweep conversation.jsonl --report sweep.html
-      blockyard sweep --workload mixed --requests 5000 --sizes 8GiB,16GiB,32GiB
-      blockyard sweep conversation.jsonl --split 20%+80% --split 55GiB+1TiB
-      blockyard sweep conversation.jsonl --model-size 500GiB --model-requests 2000
-    """  # noqa: D301 - click's mark for lines that stay as they are
+    """
     claim(_files(options))
     plan = resolve(options)
     display = terminal.Display(None if options["quiet"] else Console(stderr=True))

@@ -168,10 +168,20 @@ def _roofline(options: Options) -> Roofline:
         name, equals, value = figure.partition("=")
         if not equals:
             raise Misuse(f"--set {figure}: must be FIGURE=VALUE, like hbm_share=0.8")
+        if name == "ranks":
+            raise Misuse(f"--set {figure}: give --ranks {value} instead")
         figures[name] = value
     if options["ranks"] is not None:
         figures["ranks"] = str(options["ranks"])
     roofline = preset(options["preset"]).with_(figures)
+    ranks, model = roofline.ranks, roofline.model
+    # A KV head is never split, but several ranks may hold the same one.
+    shared = model.kv_heads % ranks == 0 or ranks % model.kv_heads == 0
+    if model.heads % ranks or not shared:
+        raise Misuse(
+            f"--ranks {ranks}: must divide the {model.heads} heads of {model.name}, and divide its "
+            f"{model.kv_heads} KV heads or be a multiple of them"
+        )
     if not roofline.kv_bytes_per_token:
         raise Misuse(
             f"--set kv_bytes={roofline.model.kv_bytes:g}: KV would take no memory; give more"

@@ -308,15 +308,8 @@ def _modelled(swept: _Swept, size: int, run: Run) -> Modelled:
         ttft_ms_p50=None if run.ttft_ms is None else run.ttft_ms.p50,
         ttft_ms_p99=None if run.ttft_ms is None else run.ttft_ms.p99,
         tokens_per_second=run.tokens_per_second,
-        overloaded=_overloaded(swept.plan, run),
+        overloaded=run.load is not None and run.load.overloaded,
     )
-
-
-def _overloaded(plan: Plan, run: Run) -> bool:
-    """Whether some request queued for longer than a tenth of the time in which all arrive."""
-    arrival = plan.trace.arrival[: plan.model_requests]
-    span = float(arrival[-1] - arrival[0]) / 1e3
-    return run.waits is not None and run.waits.queue_ms.max / 1e3 > 0.1 * span
 
 
 def _plain(text: str) -> str:

@@ -1,0 +1,53 @@
+"""Help in sections, each with an example, for commands with many options."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import click
+
+from blockyard._typing import override
+
+__all__ = ["Section", "Sectioned"]
+
+
+class Section(NamedTuple):
+    """Some options of a command that answer one question."""
+
+    title: str
+    options: Sequence[str]
+    """The option that is written first in each declaration, such as `--policy`."""
+    example: str
+    """A command line that uses some of them."""
+
+
+class Sectioned(click.Command):
+    """A command whose help shows its options in sections, in their order, with an example each.
+
+    An option of no section is shown at the end, under "Other".
+
+    Args:
+        sections: What belongs together.
+    """
+
+    def __init__(self, *args: Any, sections: Sequence[Section] = (), **kwargs: Any) -> None:  # noqa: ANN401 - as click has it
+        super().__init__(*args, **kwargs)
+        self.sections = tuple(sections)
+
+    @override
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the sections."""
+        left = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            # Newer versions of click have one for arguments, which the usage names already.
+            if record is not None and isinstance(param, click.Option):
+                left[max(param.opts, key=len)] = record
+        for section in self.sections:
+            records = [left.pop(option) for option in section.options if option in left]
+            with formatter.section(section.title):
+                formatter.write_dl(records)
+                formatter.write_paragraph()
+                formatter.write_text(f"Example: {section.example}")
+        if left:
+            with formatter.section("Other"):
+                formatter.write_dl(list(left.values()))

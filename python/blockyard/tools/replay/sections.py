@@ -1,0 +1,79 @@
+"""How the help of `blockyard replay` groups its options."""
+
+from typing import Final
+
+from blockyard.tools.help import Section
+
+__all__ = ["SECTIONS"]
+
+SECTIONS: Final = (
+    Section(
+        "Requests",
+        (
+            "--requests",
+            "--trace-block",
+            "--workload",
+            "--rate",
+            "--seed",
+            "--save-trace",
+        ),
+        "blockyard replay trace.jsonl --requests 2000",
+    ),
+    Section(
+        "Load and engines",
+        ("--speed", "--replicas", "--router"),
+        "blockyard replay trace.jsonl --speed 2 --replicas 4 --router prefix",
+    ),
+    Section(
+        "Sizes",
+        (
+            "--device-blocks",
+            "--device-gib",
+            "--host-blocks",
+            "--host-gib",
+            "--third-gib",
+            "--third-gbps",
+            "--block-size",
+        ),
+        "blockyard replay --device-gib 4 --host-gib 16",
+    ),
+    Section(
+        "Policies to compare; repeat them, and each combination is a run",
+        (
+            "--policy",
+            "--write-policy",
+            "--host-copies",
+            "--headroom",
+            "--preempt-mode",
+            "--hints",
+            "--owner",
+        ),
+        "blockyard replay --policy recency --policy learned",
+    ),
+    Section(
+        "The modelled engine",
+        (
+            "--model",
+            "--preset",
+            "--set",
+            "--ranks",
+            "--role",
+            "--max-num-batched-tokens",
+            "--max-num-seqs",
+            "--prefetch",
+            "--loads",
+            "--victims",
+        ),
+        "blockyard replay --preset llama-3-70b/h100x4 --set hbm_share=0.85",
+    ),
+    Section(
+        "Real bytes",
+        ("--verify", "--device"),
+        "blockyard replay --requests 100 --verify --ranks 2",
+    ),
+    Section(
+        "Output",
+        ("--json", "--report", "--jobs", "--quiet"),
+        "blockyard replay --json result.json --report report.html",
+    ),
+)
