@@ -175,6 +175,7 @@ def test_a_sweep_has_the_figures_of_the_replay() -> None:
     assert len(result.points) >= 6
     tokens = int(trace.input_length.sum())
     for point in result.points[::2]:
+        assert max(point.hit_ratio.values()) == point.hit_ratio["optimum"]
         assert point.bytes == point.blocks * result.block_bytes == point.blocks * 16 * BLOCK
         for order, ratio in point.hit_ratio.items():
             got = sequential(trace, device_blocks=point.blocks, policy=order)  # type: ignore[arg-type]
