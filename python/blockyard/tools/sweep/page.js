@@ -2,7 +2,7 @@
 const { at, add } = elements;
 const { count, percent, size, duration } = words;
 const result = elements.data();
-const orders = [...new Set(result.points.flatMap((point) => Object.keys(point.hit_ratio)))];
+const orders = [...new Set(result.points.flatMap((point) => Object.keys(point.hit_ratio)))].sort((a, b) => (a === "optimum") - (b === "optimum"));
 const named = (order) => (order === "optimum" ? "optimum, a bound" : order);
 const bytes = (blocks) => size(blocks * result.block_bytes);
 // At the knee a doubling adds just less than a point, which must not be read as one.

@@ -79,11 +79,13 @@ def sweep(plan: Plan, command: str, watcher: Watcher, processes: int | None) -> 
     swept = _exact(plan, watcher)
     splits = [(text, _split(swept, text)) for text in _splits(swept)]
     engines = dict(_engines(swept))
+    # First what the answer needs, then the largest, so that no long job comes last.
+    sizes = sorted(swept.sizes, key=lambda size: (size != swept.setting.knee, -size))
     jobs: list[Job] = [
         *(
             swept.simulate(order, Split(size, 0, 0))
             for order in plan.orders
-            for size in swept.sizes[::-1]
+            for size in sizes
         ),
         *(
             swept.simulate(order, split)

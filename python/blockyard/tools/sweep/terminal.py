@@ -124,6 +124,7 @@ def parts(result: SweepResult, width: int) -> Iterator[RenderableType]:
 def _curve(result: SweepResult, width: int) -> Table:
     table = _table()
     orders = list(dict.fromkeys(name for point in result.points for name in point.hit_ratio))
+    orders.sort(key=lambda order: order == "optimum")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("blocks", justify="right", no_wrap=True)
     for order in orders:
