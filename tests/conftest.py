@@ -19,12 +19,14 @@ SLOW = {
     "test_cli",
     "test_machine",
     "test_orders",
+    "test_pages",
     "test_proof",
     "test_replay",
     "test_report",
     "test_simulated_own_blocks",
     "test_simulator",
     "test_sweep_cli",
+    "test_together",
     "test_workers",
 }
 

@@ -30,7 +30,9 @@ const axes = (() => {
   // Returns what could be written, the fullest first.
   function tickChoices(axis, range, most) {
     if (axis.ticks) {
-      const within = axis.ticks.filter((value) => value >= range[0] && value <= range[1]);
+      const inside = (value) => value >= range[0] && value <= range[1];
+      if (Array.isArray(axis.ticks[0])) return axis.ticks.map((ticks) => ticks.filter(inside));
+      const within = axis.ticks.filter(inside);
       return within.map((_, every) => within.filter((_, i) => i % (every + 1) === 0));
     }
     if (axis.log) return [[1, 2, 5], [1, 3], [1]].map((steps) => logTicks(range, steps));

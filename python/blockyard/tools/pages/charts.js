@@ -9,7 +9,8 @@
 //     log               true for a logarithmic axis; values must be above zero
 //     range             [from, to]; by default what the values need, and y from zero
 //     whole             true: things that are counted; no tick has a fraction
-//     ticks             the values to write; those that would overprint others are left out
+//     ticks             the values to write, of which every other one is left out until none overprints
+//                       another; or lists of them, the fullest first, of which the first that fits is taken
 //     format            (value) => text of a tick; "1,234" by default
 //     read              (value) => text in the readout; by default as `format`
 //   marks               [{ x, label }]: vertical lines with a word above, such as a knee
@@ -202,7 +203,7 @@ const charts = (() => {
       const before = state.chosen ?? -1;
       const next = { ArrowRight: before + 1, ArrowUp: before + 1, ArrowLeft: before - 1, ArrowDown: before - 1, Home: 0, End: last }[event.key];
       if (event.key === "Escape") forget();
-      if (next === undefined || !longest) return;
+      if (next === undefined || !longest || !state.across) return;
       event.preventDefault();
       state.chosen = Math.min(Math.max(next, 0), last);
       read(state, spec.along === "y" ? state.up(longest.top[state.chosen] ?? 0) : state.across(longest.x[state.chosen]), state.chosen);

@@ -5,6 +5,8 @@ from importlib.resources import files
 from string import Template
 from typing import Final
 
+import msgspec
+
 __all__ = ["document", "part"]
 
 _HOME: Final = "blockyard.tools.pages"
@@ -22,7 +24,8 @@ def document(title: str, body: str, script: str, data: bytes, style: str = "") -
         title: Of the window, as text.
         body: Markup inside `<body>`; nothing that came from outside belongs here.
         script: Draws the page from its data; it runs when the body is there.
-        data: JSON in UTF-8. It is put in the element `result`, where it cannot become markup.
+        data: JSON in UTF-8. It is put in the element `result`, without the space between its values,
+            where it cannot become markup.
         style: Rules of this page alone.
 
     Returns:
@@ -32,7 +35,7 @@ def document(title: str, body: str, script: str, data: bytes, style: str = "") -
         title=escape(title),
         style=part(_HOME, "page.css") + style,
         body=body,
-        result=_inert(data.decode()),
+        result=_inert(msgspec.json.format(data, indent=-1).decode()),
         kit="".join(part(_HOME, name) for name in _KIT),
         script=script,
     )

@@ -27,8 +27,8 @@ const elements = (() => {
     parent.hidden = !sentences.length;
     for (const sentence of sentences) {
       const line = add(parent, "p");
-      // An option is a word that does not break after its hyphens.
-      for (const piece of sentence.split(/(--[a-z][a-z-]*)/)) piece.startsWith("--") ? add(line, "code", piece) : line.append(piece);
+      // An option, or what stands between backticks, is a word that does not break after its hyphens.
+      sentence.split(/(--[a-z][a-z-]*|`[^`]+`)/).forEach((piece, i) => (i % 2 ? add(line, "code", piece.replaceAll("`", "")) : line.append(piece)));
     }
   }
 

@@ -3,10 +3,12 @@
 //   words.count(12345)      "12,345"          words.size(2 ** 31)     "2.00 GiB"
 //   words.percent(0.5)      "50.0 %"          words.duration(0.25)    "250 ms"
 //   words.whole(0.5)        "50 %", for the ticks of an axis
+//   words.about(1234.5)     "1,235", "0.955": three digits, or all before the point
 //   words.shortly(0.25)     "250 ms", two digits at most, for the ticks of an axis
 const words = (() => {
   const digits = (value) => (value >= 100 || value === 0 ? 0 : value >= 10 ? 1 : 2);
   const count = (value) => value.toLocaleString("en-US");
+  const about = (value) => (value >= 100 ? count(Math.round(value)) : String(+value.toPrecision(3)));
   const percent = (value) => `${(100 * value).toFixed(1)} %`;
   const whole = (value) => `${Math.round(100 * value)} %`;
 
@@ -29,10 +31,10 @@ const words = (() => {
 
   function shortly(seconds) {
     for (const [unit, per] of [["h", 3600], ["min", 60], ["s", 1], ["ms", 1e-3]]) {
-      if (seconds >= per && (per < 60 || seconds >= 2 * per)) return `${+(seconds / per).toPrecision(2)} ${unit}`;
+      if (seconds >= per) return `${+(seconds / per).toPrecision(2)} ${unit}`;
     }
     return seconds ? `${+(seconds * 1e6).toPrecision(2)} µs` : "0";
   }
 
-  return { count, percent, whole, duration, size, shortly };
+  return { about, count, percent, whole, duration, size, shortly };
 })();

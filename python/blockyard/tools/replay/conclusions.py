@@ -87,7 +87,7 @@ def _overload(runs: Sequence[Run], over: Sequence[Load], speed: float) -> str:
         count = sum(replica.overloaded is True for replica in main.replicas)
         where = f" ({count} of {len(main.replicas)} replicas)"
     engines = max(len(main.replicas), 1)
-    enough = max(math.ceil(engines * beyond / _SPARE), engines + 1)
+    enough = max(math.ceil(engines * beyond / _SPARE - 1e-9), engines + 1)
     return (
         f"Overloaded{where}: {_rate(load.offered_requests_per_second)} requests/s are offered, "
         f"{_rate(served)} are served; times to first token are those of a queue that grows, and "
@@ -174,9 +174,11 @@ def _preempted(run: Run) -> Iterator[str]:
         return
     again = f"{gone.share:.1%} of all tokens" if gone.share >= _NOTED else "next to nothing"
     proposal = "; --headroom full-length shows how few are possible" if gone.share > _COSTLY else ""
+    count = f"{gone.count:,} preemption{'s' * (gone.count != 1)}"
+    away = duration(gone.away_ms.p50 / 1e3)
     yield (
-        f"{gone.count:,} preemption{'s' * (gone.count != 1)} had {again} computed again, and kept a "
-        f"request away for {duration(gone.away_ms.p50 / 1e3)} at the median{proposal}."
+        f"{count} had {again} computed again, and kept a request away for {away} at the median"
+        f"{proposal}."
     )
 
 

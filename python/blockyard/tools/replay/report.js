@@ -41,7 +41,7 @@ function tiles(run) {
     tile("Output", "modelled", "tokens_per_second", run.tokens_per_second, `${count(Math.round(run.tokens_per_second))} tokens/s`, `${count(run.requests)} requests in ${duration(run.engine_seconds)}`);
   }
   const { moved, load } = run;
-  if (load) tile("Requests served", "modelled", "load.served_requests_per_second", load.served_requests_per_second, `${load.served_requests_per_second.toPrecision(3)} /s`, `${load.offered_requests_per_second.toPrecision(3)} /s offered${load.overloaded ? ": overloaded" : ""}`);
+  if (load) tile("Requests served", "modelled", "load.served_requests_per_second", load.served_requests_per_second, `${about(load.served_requests_per_second)} /s`, `${about(load.offered_requests_per_second)} /s offered${load.overloaded ? ": overloaded" : ""}`);
   if (run.host_blocks) tile("Copied up to the device", "counted", "moved.bytes_up", moved.bytes_up, size(moved.bytes_up), `${count(moved.blocks_up)} blocks; down ${size(moved.bytes_down)}`);
   if (run.waits) {
     tile("Wait in the queue", "modelled", "waits.queue_ms.p99", run.waits.queue_ms.p99, ms(run.waits.queue_ms.p99), `99 % within; median ${ms(run.waits.queue_ms.p50)}`);
@@ -60,7 +60,7 @@ function tiles(run) {
 
 const kept = (run, key) => run.reservations && percent(run.reservations[key] / run.device_blocks);
 const tickets = (run) => run.reservations && run.reservations.tickets;
-const rate = (run, key) => run.load && `${run.load[key].toPrecision(3)} /s`;
+const rate = (run, key) => run.load && `${about(run.load[key])} /s`;
 const ROWS = [
   ["Counted"],
   ["Prompt tokens found", (run) => percent(run.hit_ratio)],

@@ -100,7 +100,7 @@ function distribution(id, title, note, of, atLeast = 0) {
   const floor = Math.max(Math.min(...positive, top / 10) / 1.15, top / 1e5, atLeast);
   charts.plot(at("latency"), {
     id, title, note, along: "y", height: 290,
-    x: { log: true, range: [floor, top], ticks: durationTicks(floor, top), format: (value) => shortly(value / 1e3) },
+    x: { log: true, range: [floor, top], ticks: DURATIONS, format: (value) => shortly(value / 1e3) },
     y: { range: [0, 101], ticks: SHARES, format: (share) => `${share} %`, read: (share) => `${share} % within` },
     series: runs.map((run, i) => ({
       name: named(run), full: full(run), x: spreads[i].quantiles.map((value) => Math.max(value, floor)),
@@ -109,15 +109,16 @@ function distribution(id, title, note, of, atLeast = 0) {
   });
 }
 
-// Durations from min to max ms that are round in their unit: a minute has sixty seconds.
-function durationTicks(min, max) {
-  const steps = max / min > 300 ? [1] : max / min > 30 ? [1, 3] : [1, 2, 5];
-  const seconds = max / min > 300 ? [1e3, 1e4, 6e4, 6e5, 3.6e6, 3.6e7] : [1e3, 2e3, 5e3, 1e4, 2e4, 3e4, 6e4, 1.2e5, 3e5, 6e5, 1.2e6, 1.8e6, 3.6e6, 7.2e6, 1.8e7, 3.6e7];
-  const ticks = [];
-  for (let power = Math.floor(Math.log10(min)); power < 3; power++) ticks.push(...steps.map((step) => step * 10 ** power));
-  for (let days = 8.64e7; days <= max; days *= 10) seconds.push(days);
-  return ticks.filter((value) => value < 1e3).concat(seconds).filter((value) => value >= min && value <= max);
-}
+// Durations in ms that are round in their unit, as a minute has sixty seconds; the fullest list first.
+const DURATIONS = [
+  [[1, 2, 5], [0.5, 1, 2, 5, 10, 30], [1, 2, 5, 10, 30, 100]],
+  [[1, 3], [0.5, 1, 2, 5, 10, 30], [1, 3, 10, 30, 100]],
+  [[1, 3], [1, 5, 20], [1, 5, 25, 100]],
+  [[1], [1, 10], [1, 10, 100]],
+].map(([steps, minutes, hours]) => {
+  const seconds = [-3, -2, -1, 0, 1, 2, 3, 4].flatMap((power) => steps.map((step) => step * 10 ** power)).filter((value) => value < 3e4);
+  return [...seconds, ...minutes.map((value) => 6e4 * value), ...hours.map((value) => 3.6e6 * value)];
+});
 
 function sideBySide() {
   at("side-by-side").hidden = runs.length < 2;

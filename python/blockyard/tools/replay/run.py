@@ -71,7 +71,7 @@ def played(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) ->
         memory = ProcessMemory(config, seed=spec.seed, on=spec.device)
     try:
         replay = _Replay(spec, trace, KVCache(agree(config, memory.hello())), memory)
-        return replay.run(progress)
+        return replay.played(progress)
     finally:
         memory.close()
 
@@ -157,7 +157,10 @@ class _Replay:
         self.sent: dict[int, float] = {}
         self.counts = RunCounts(len(trace))
 
-    def run(self, progress: Callable[[Progress], None]) -> Played:
+    def run(self, progress: Callable[[Progress], None]) -> Run:
+        return self.played(progress).run
+
+    def played(self, progress: Callable[[Progress], None]) -> Played:
         wall = time.perf_counter()
         told = 0.0
         stopped = True
