@@ -56,6 +56,10 @@ def test_a_small_trace_is_told_in_full() -> None:
     assert found.reuse.curve.blocks[0] == 1
     assert found.reuse.curve.blocks[-1] == 4
     assert found.reuse.curve.hit_ratio[-1] == found.blocks.infinite_hit_ratio
+    # The second request uses the first one's last full block.
+    assert found.continued is not None
+    assert found.continued.share == pytest.approx(1 / 3, abs=1e-6)
+    assert found.continued.pause.max == 1
     assert found.sessions is not None
     assert (found.sessions.count, found.sessions.requests, found.sessions.turns.max) == (1, 2, 2)
     assert found.sessions.pause is not None
@@ -101,11 +105,13 @@ def test_without_reuse_and_without_ids_nothing_is_made_up() -> None:
     assert alone.blocks is not None
     assert (alone.blocks.infinite_hit_ratio, alone.blocks.once) == (0, 1)
     assert alone.reuse is None
+    assert alone.continued is None
     assert alone.sessions is None
     assert alone.answer[0].startswith("No cache would find anything")
     lengths = describe(small(hits_unknown="only lengths were logged"))
     assert lengths.blocks is None
     assert lengths.reuse is None
+    assert lengths.continued is None
     assert lengths.answer[0] == "Hits cannot be told from this trace: only lengths were logged."
     assert lengths.prompts.p50 == 20
     one = describe(made([(1, [])], 8))
@@ -185,8 +191,8 @@ def test_the_page_opens_on_a_narrow_screen_and_keeps_names_inert(tmp_path: Path)
     drawn = re.search(r'<pre id="drawn">(.*?)</pre>', done.stdout, re.DOTALL)
     assert drawn is not None
     assert json.loads(html.unescape(drawn[1])) == {
-        "told": [["hits", 1], ["arrivals", 1], ["lengths", 2], ["reuse", 1], ["turns", 1],
-                 ["pauses", 1]],
+        "told": [["hits", 1], ["arrivals", 1], ["lengths", 2], ["reuse", 1], ["continued", 1],
+                 ["turns", 1], ["pauses", 1]],
         "wide": False,
     }  # fmt: skip
     assert "<b>bold" not in done.stdout

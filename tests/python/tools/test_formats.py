@@ -1,10 +1,14 @@
 """Importers: what logs tell becomes a trace, and what they do not tell is said."""
 
+import dataclasses
+import errno
 import gzip
+import itertools
 import json
 import re
 import sys
 import types
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,8 +24,9 @@ from blockyard._typing import override
 from blockyard.tools.cli import cli
 from blockyard.tools.traces import room
 from blockyard.tools.traces.convert import Converted, convert
+from blockyard.tools.traces.describe import describe
 from blockyard.tools.traces.formats.blocks import Numbering
-from blockyard.tools.traces.formats.format import How
+from blockyard.tools.traces.formats.format import Answered, Asked, How
 from blockyard.tools.traces.formats.msgpack import split
 from blockyard.tools.traces.formats.registry import FORMATS
 from blockyard.tools.traces.formats.times import milliseconds
@@ -161,6 +166,9 @@ BAD_TOKENS: list[tuple[object, str]] = [
     ({}, ", line 2, field prompt_token_ids: it is missing; give the ids of the prompt's tokens"),
     (TOKENS | {"prompt_token_ids": []}, ", line 2, field prompt_token_ids: []; give a list of"),
     (TOKENS | {"prompt_token_ids": [1, -1]}, ", line 2, field prompt_token_ids[1]: -1; give a"),
+    (TOKENS | {"prompt_token_ids": [1, [2]]}, ", line 2, field prompt_token_ids[1]: [2]; give a"),
+    (TOKENS | {"prompt_token_ids": [2**70]}, ", line 2, field prompt_token_ids[0]: 11805916"),
+    (TOKENS | {"prompt_token_ids": [1.5, 2]}, ", line 2, field prompt_token_ids[0]: 1.5; give a"),
     (TOKENS | {"prompt_token_ids": [True]}, ", line 2, field prompt_token_ids[0]: true; give"),
     (TOKENS | {"timestamp": "noon"}, ", line 2, field timestamp: 'noon' is no time; give a number"),
     (TOKENS | {"timestamp": 1.7e12}, ", line 2, field timestamp: 1700000000000.0 is no time in s;"),
@@ -197,6 +205,18 @@ def test_memory_that_runs_out_is_said_before_it_does(
     path = put(tmp_path, line)
     with pytest.raises(TraceError, match=r"memory runs out after 5 ids of .*give --requests"):
         read(path)
+
+
+def test_a_disk_that_is_full_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(BytesIO):
+        @override
+        def write(self, _data: object, /) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Full())
+    with pytest.raises(by.Misuse, match=r"made\.jsonl cannot be written: No space left on device"):
+        made(tmp_path, "tokens", put(tmp_path, TOKENS))
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]
 
 
 # ---- text ----
@@ -276,7 +296,8 @@ def test_a_chat_keeps_what_it_shares_with_the_turn_before(tmp_path: Path) -> Non
     wrapped = {
         "timestamp": "2023-11-14T22:13:30Z",
         "request": {"model": "m", "messages": turn, "prompt_cache_key": "chat 1"},
-        "response": {"status_code": 200, "body": {"usage": {"completion_tokens": 4}}},
+        # Some gateways write JSON in JSON.
+        "response": {"status_code": 200, "body": '{"usage": {"completion_tokens": 4}}'},
     }
     failed = {"created": 1, "body": CHAT, "response": {"status_code": 429}}
     other = CHAT | {"model": "another", "created": 1_700_000_020}
@@ -353,6 +374,7 @@ BAD_CHATS: list[tuple[object, str]] = [
     ({"created": 1, "messages": ["hi"]}, ', line 2, field messages[0]: "hi"; give an object with'),
     ({"created": 1, "prompt": {"a": 1}}, ', line 2, field prompt: {"a":1}; give text'),
     ({"created": 1, "prompt": [[1, -2]]}, ", line 2, field prompt[0][1]: -2; give a list of whole"),
+    ({"created": 1, "body": "{"}, ", line 2, field body: "),
     ({"created": 1, "body": [1]}, ", line 2, field body: [1]; give a JSON object"),
     (
         CHAT | {"usage": {"completion_tokens": -1}},
@@ -611,6 +633,31 @@ def test_the_command_writes_a_trace_and_says_what_it_is(tmp_path: Path, told: Pa
     assert "hits cannot be told from it: the Azure traces have lengths only" in " ".join(
         said.split()
     )
+
+
+@pytest.mark.parametrize("requests", [0, 1])
+def test_ctrl_c_leaves_what_was_read_and_marks_it(
+    tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch, requests: int
+) -> None:
+    form = FORMATS["tokens"]
+
+    def stopped(path: Path, how: How) -> Iterator[Asked | Answered]:
+        yield from itertools.islice(form.read(path, how), requests)
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(FORMATS, "tokens", dataclasses.replace(form, read=stopped))
+    output = tmp_path / "t.jsonl"
+    status, said = run("trace", "from", "tokens", told, "-o", output)
+    assert status == 130
+    assert "interrupted" in said
+    assert output.exists() == bool(requests)
+    assert len(list(tmp_path.iterdir())) == 1 + requests
+    if requests:
+        trace = read(output)
+        assert (len(trace), trace.incomplete) == (1, True)
+        assert "Incomplete" in describe(trace).answer[-1]
+        trace.write(output)
+        assert read(output) == trace
 
 
 def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, told: Path) -> None:

@@ -25,6 +25,8 @@ __all__ = ["trace"]
 
 _FILE: Final = click.Path(path_type=Path)
 _BLOCK: Final = 16
+_INTERRUPTED: Final = 130
+"""The exit status."""
 _FIELDS: Final = (
     "tokens", "text", "timestamp", "output", "answer", "session",
     "body", "response", "input",
@@ -113,7 +115,8 @@ def trace() -> None:
     "--rate", type=float, metavar="HZ", help="Requests per second, evenly, instead of any times."
 )
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-def make(**options: Unpack[_Options]) -> None:
+@click.pass_context
+def make(ctx: click.Context, /, **options: Unpack[_Options]) -> None:
     """Checks the options, converts, and says what came of it."""
     files, output, rate = options["files"], options["output"], options["rate"]
     claim({**{f"FILE {path}": path for path in files}, "--output": output})
@@ -141,6 +144,8 @@ def make(**options: Unpack[_Options]) -> None:
         )
     for line in _said(made, form, how, output):
         click.echo(line)
+    if not made.complete:
+        ctx.exit(_INTERRUPTED)
 
 
 @trace.command(
@@ -214,6 +219,8 @@ def _said(made: Converted, form: Format, how: How, output: Path) -> list[str]:
         f"of prompts, {made.blocks:,} distinct blocks of {made.block_size} tokens"
     )
     lines = [written]
+    if not made.complete:
+        lines.append("interrupted: it has what was read until then, and is marked as incomplete")
     if form.hits_unknown:
         lines.append(f"hits cannot be told from it: {form.hits_unknown}")
     if made.unanswered:

@@ -40,6 +40,8 @@ class Converted:
     """From the first arrival to the last."""
     unanswered: int
     """Requests whose answer has no length in the files; it is written as 0."""
+    complete: bool = True
+    """False after Ctrl-C: the trace has what was read until then, and says so."""
 
 
 def convert(
@@ -54,6 +56,8 @@ def convert(
     progress: Callable[[int], object] | None = None,
 ) -> Converted:
     """Reads files and writes one trace, sorted by arrival and counted from the first.
+
+    After Ctrl-C it has the requests that were read until then, and is marked.
 
     Args:
         form: What the files are.
@@ -76,16 +80,14 @@ def convert(
         except OSError as error:
             raise Misuse(f"{output} cannot be written: {error.strerror or error}") from None
         rows = _Rows(spool, block_size, rate)
-        for path in paths:
-            for seen in form.read(path, how):
-                if isinstance(seen, Answered):
-                    rows.answer(seen)
-                    continue
-                if len(rows) == requests:
-                    break
-                rows.add(seen, path)
-                if progress is not None and len(rows) % _OFTEN == 0:
-                    progress(len(rows))
+        try:
+            _read(rows, form, paths, how, requests, progress)
+        except KeyboardInterrupt:
+            if not len(rows):
+                raise
+            rows.complete = False
+        except OSError as error:  # of the file between: readers say theirs in their own words
+            raise Misuse(f"{output} cannot be written: {error.strerror or error}") from None
         if not len(rows):
             raise TraceError(
                 f"{', '.join(map(str, paths))}: there is no request in it that could be read as "
@@ -96,6 +98,26 @@ def convert(
         return rows.result()
 
 
+def _read(
+    rows: "_Rows",
+    form: Format,
+    paths: Sequence[Path],
+    how: How,
+    requests: int | None,
+    progress: Callable[[int], object] | None,
+) -> None:
+    for path in paths:
+        for seen in form.read(path, how):
+            if isinstance(seen, Answered):
+                rows.answer(seen)
+                continue
+            if len(rows) == requests:
+                return
+            rows.add(seen, path)
+            if progress is not None and len(rows) % _OFTEN == 0:
+                progress(len(rows))
+
+
 class _Rows:
     """Requests in a file of their own, in the order in which they were read."""
 
@@ -104,6 +126,7 @@ class _Rows:
         self.outputs = array("q")
         self.numbering = Numbering(block_size)
         self.tokens = 0
+        self.complete = True
         self._rate = rate
         self._places = array("q", [0])
         self._names: dict[str, int] = {}
@@ -154,6 +177,7 @@ class _Rows:
             block_size=self.numbering.block_size,
             seconds=(max(self.times) - min(self.times)) / 1000,
             unanswered=sum(length < 0 for length in self.outputs),
+            complete=self.complete,
         )
 
     def _time(self, asked: Asked, path: Path) -> int:
@@ -178,4 +202,5 @@ def _write(rows: _Rows, form: Format, file: IO[bytes], *, gzipped: bool) -> None
             if number == 0:
                 line.block_size = rows.numbering.block_size
                 line.hits_unknown = form.hits_unknown or None
+                line.incomplete = not rows.complete
             sink.write(encoder.encode(line) + b"\n")

@@ -14,6 +14,7 @@ if (found.blocks) {
 }
 tile("Requests per second", found.rate.mean, found.rate.mean.toPrecision(3), "rate.mean", "mean");
 tile("In the busiest minute", found.rate.busiest, found.rate.busiest.toPrecision(3), "rate.busiest", "per second");
+if (found.continued) tile("Continued later", found.continued.share, words.percent(found.continued.share), "continued.share", "of requests");
 if (found.sessions) tile("Sessions", found.sessions.count, words.count(found.sessions.count), "sessions.count");
 
 const shares = Array.from({ length: 101 }, (_, i) => i / 100);
@@ -46,6 +47,7 @@ charts.plot(plots, {
 });
 spread("lengths", "Lengths", "share of prompts and answers that are not longer", [{ name: "prompts", from: found.prompts }, { name: "answers", from: found.answers }], "tokens", words.count);
 if (found.reuse) spread("reuse", "Time between two uses of a block", "share of the uses after no longer a time", [{ name: "uses", from: found.reuse.seconds }], "time", words.shortly);
+if (found.continued) spread("continued", "Time until a request is continued", "share of those that are; what continues a request uses the last full block of its prompt", [{ name: "continued", from: found.continued.pause }], "time", words.shortly);
 if (found.sessions) {
   spread("turns", "Requests of a session", "share of sessions that have no more", [{ name: "sessions", from: found.sessions.turns }], "requests", words.count);
   if (found.sessions.pause) spread("pauses", "Time between two requests of a session", "answer and thought together", [{ name: "pauses", from: found.sessions.pause }], "time", words.shortly);
@@ -53,6 +55,7 @@ if (found.sessions) {
 
 const rows = [["tokens per prompt", found.prompts, words.count], ["tokens per answer", found.answers, words.count]];
 if (found.reuse) rows.push(["blocks between uses", found.reuse.blocks, words.count], ["time between uses", found.reuse.seconds, words.duration]);
+if (found.continued) rows.push(["time to continuation", found.continued.pause, words.duration]);
 if (found.sessions) rows.push(["requests per session", found.sessions.turns, words.count]);
 if (found.sessions && found.sessions.pause) rows.push(["time between these", found.sessions.pause, words.duration]);
 elements.table(at("numbers"), {

@@ -10,6 +10,7 @@ from blockyard._core import __version__
 from blockyard.tools.traces.description import (
     FORMAT,
     Blocks,
+    Continued,
     Curve,
     Description,
     Quantiles,
@@ -19,7 +20,7 @@ from blockyard.tools.traces.description import (
     rounded,
 )
 from blockyard.tools.traces.distances import NEVER, stack_distances
-from blockyard.tools.traces.future import full_blocks, on_paths, previous_users
+from blockyard.tools.traces.future import full_blocks, next_users, on_paths, previous_users
 from blockyard.tools.traces.trace import Trace
 from blockyard.tools.units import duration
 
@@ -43,6 +44,7 @@ def describe(trace: Trace) -> Description:
         blockyard=__version__,
         answer=[],
         trace=trace.name,
+        complete=not trace.incomplete,
         block_size=trace.trace_block,
         requests=len(trace),
         seconds=_seconds(trace),
@@ -54,9 +56,11 @@ def describe(trace: Trace) -> Description:
         hits_unknown=trace.hits_unknown or None,
         blocks=blocks,
         reuse=reuse,
+        continued=_continued(trace) if known else None,
         sessions=_sessions(trace),
     )
-    return msgspec.structs.replace(found, answer=_answer(found))
+    cut = ["Incomplete: its making was interrupted."] if trace.incomplete else []
+    return msgspec.structs.replace(found, answer=_answer(found) + cut)
 
 
 def _answer(found: Description) -> list[str]:
@@ -145,6 +149,21 @@ def _curve(distances: NDArray[np.int64], distinct: int, share: float) -> Curve:
     sizes = np.unique(np.rint(np.geomspace(1, distinct, steps + 1)).astype(np.int64))
     found = np.searchsorted(distances, sizes, side="right") * share
     return Curve(blocks=sizes.tolist(), hit_ratio=[rounded(hit) for hit in found.tolist()])
+
+
+def _continued(trace: Trace) -> Continued | None:
+    full = full_blocks(trace)
+    first = trace.offsets[:-1]
+    asked = np.flatnonzero(full)
+    last = first[asked] + full[asked] - 1
+    following = next_users(trace.ids, np.stack((first, first + full), 1))[last]
+    again = following < len(trace)
+    if not again.any():
+        return None
+    pauses = trace.arrival[following[again]] - trace.arrival[asked[again]]
+    return Continued(
+        share=rounded(float(again.sum()) / len(trace)), pause=_quantiles(pauses / 1000)
+    )
 
 
 def _sessions(trace: Trace) -> Sessions | None:

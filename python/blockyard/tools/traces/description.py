@@ -6,6 +6,7 @@ from msgspec import Struct
 __all__ = [
     "FORMAT",
     "Blocks",
+    "Continued",
     "Curve",
     "Description",
     "Quantiles",
@@ -89,6 +90,15 @@ class Reuse(Struct, frozen=True, kw_only=True):
     """The same as hits by size."""
 
 
+class Continued(Struct, frozen=True, kw_only=True):
+    """Requests that a later one continues: it uses the last full block of their prompt."""
+
+    share: float
+    """Their share of all requests, 0 to 1."""
+    pause: Quantiles
+    """Seconds from a request's arrival to that of the next that continues it."""
+
+
 class Sessions(Struct, frozen=True, kw_only=True):
     """The sessions that the trace names."""
 
@@ -114,6 +124,8 @@ class Description(Struct, frozen=True, kw_only=True):
     """What matters most, in sentences."""
     trace: str
     """The file's name."""
+    complete: bool
+    """False where Ctrl-C cut the trace short when it was made."""
     block_size: int
     """Tokens per block."""
     requests: int
@@ -136,6 +148,8 @@ class Description(Struct, frozen=True, kw_only=True):
     """Null where hits cannot be told."""
     reuse: Reuse | None
     """Null where hits cannot be told, or no block is used twice."""
+    continued: Continued | None
+    """Null where hits cannot be told, or no request is continued."""
     sessions: Sessions | None
     """Null where the trace names none."""
 

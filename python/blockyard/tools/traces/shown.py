@@ -60,6 +60,8 @@ def _rows(found: Description) -> Iterator[tuple[str, Quantiles, bool]]:
     if found.reuse is not None:
         yield "blocks between uses", found.reuse.blocks, False
         yield "time between uses", found.reuse.seconds, True
+    if found.continued is not None:
+        yield "time to continuation", found.continued.pause, True
     if found.sessions is not None:
         yield "requests per session", found.sessions.turns, False
         if found.sessions.pause is not None:
@@ -76,6 +78,8 @@ def _facts(found: Description) -> Iterator[tuple[str, str]]:
         yield "distinct blocks", f"{found.blocks.distinct:,}"
         yield "never used again", f"{found.blocks.once:.1%}"
         yield "hits of an infinite cache", f"{found.blocks.infinite_hit_ratio:.1%}"
+    if found.continued is not None:
+        yield "requests continued later", f"{found.continued.share:.1%}"
     if found.sessions is not None:
         yield "sessions", f"{found.sessions.count:,}"
 

@@ -42,6 +42,7 @@ _WANTED: Final = {
     "session": "text, the same for all requests of one session",
     "block_size": f"tokens per id, a whole number from 1 to {LONGEST}",
     "hits_unknown": "text that says why",
+    "incomplete": "true or false",
 }
 
 
@@ -53,9 +54,10 @@ class Line(msgspec.Struct, omit_defaults=True, gc=False):
     output_length: Annotated[int, msgspec.Meta(ge=0, le=LONGEST)]
     hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=_GREATEST)]]
     session: str | None = None
-    # These two are of the whole trace, and stand in its first line.
+    # These are of the whole trace, and stand in its first line.
     block_size: Annotated[int, msgspec.Meta(ge=1, le=LONGEST)] | None = None
     hits_unknown: str | None = None
+    incomplete: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +89,8 @@ class Trace:
     """Names of the sessions, in the order they first appear."""
     hits_unknown: str = ""
     """Why the ids do not tell what a cache would find, where they do not; "" where they do."""
+    incomplete: bool = False
+    """Whether it was cut short by Ctrl-C when it was made."""
 
     def __post_init__(self) -> None:
         """Freezes the arrays."""
@@ -124,7 +128,7 @@ class Trace:
             digest.update(b"|%d|" % len(column))
             digest.update(column.astype("<i8").tobytes())
         digest.update("\0".join(self.sessions).encode())
-        digest.update(self.hits_unknown.encode())
+        digest.update(self.hits_unknown.encode() + b"incomplete" * self.incomplete)
         return digest.hexdigest()
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -147,6 +151,7 @@ class Trace:
         rows = [Line(*column) for column in columns]
         for row in rows[:1]:
             row.block_size, row.hits_unknown = self.trace_block, self.hits_unknown or None
+            row.incomplete = self.incomplete
         raw = msgspec.json.Encoder().encode_lines(rows)
         try:
             # No time in the gzip header: equal traces, equal files.
@@ -167,8 +172,8 @@ def read(
     """Reads a trace: one JSON object per line, gzipped if the name ends in .gz.
 
     Keys are `timestamp`, `input_length`, `output_length`, `hash_ids` and optionally `session`, and
-    in the first line `block_size`, tokens per id, and `hits_unknown`, why the ids do not tell hits.
-    Others are ignored, and so is an id beyond `input_length`.
+    in the first line `block_size`, tokens per id, `hits_unknown`, why the ids do not tell hits, and
+    `incomplete`. Others are ignored, and so is an id beyond `input_length`.
 
     Args:
         path: The file.
@@ -190,7 +195,7 @@ def read(
     codes: dict[str | None, int] = {None: -1}
     room = Room(_EACH, f"ids of {path}; give --requests for the first of its requests")
     decode = msgspec.json.Decoder(Line).decode
-    before, hits_unknown = 0, ""
+    before, hits_unknown, incomplete = 0, "", False
     for place, text in lines(path):
         if place.line != len(counts) + 1:
             blank = Place(path, len(counts) + 1)
@@ -207,7 +212,7 @@ def read(
         before = line.timestamp
         if not head:
             trace_block = line.block_size if trace_block is None else trace_block
-            hits_unknown = line.hits_unknown or ""
+            hits_unknown, incomplete = line.hits_unknown or "", line.incomplete
         head.extend((line.timestamp, line.input_length, line.output_length))
         flat.extend(line.hash_ids)
         room.grown(len(flat))
@@ -237,6 +242,7 @@ def read(
         session=np.array([] if none else session, np.int64),
         sessions=tuple(name for name in codes if name is not None),
         hits_unknown=hits_unknown,
+        incomplete=incomplete,
     )
 
 

@@ -84,6 +84,11 @@ def _part(record: Record, means: str, names: Sequence[str]) -> Record | None:
     name, value = record.find(means, names)
     if value is None:
         return None
+    if isinstance(value, str):  # as some gateways write it: JSON in JSON
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            value = shown(value)
     if not isinstance(value, dict):
         raise record.wrong(name, f"{shown(value)}; give a JSON object")
     return Record(record.place, value, record.fields)

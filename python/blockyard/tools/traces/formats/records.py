@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from blockyard.tools.traces.formats.format import How
 from blockyard.tools.traces.formats.times import milliseconds
@@ -59,6 +60,8 @@ class Record:
         what = "give a list of whole numbers from 0, the ids of the prompt's tokens"
         if not isinstance(value, list) or not value:
             raise self.wrong(name, f"{shown(value)}; {what}")
+        if _whole_numbers(value):
+            return value
         for at, token in enumerate(value):
             if type(token) is not int or not 0 <= token <= LONGEST:
                 raise self.wrong(f"{name}[{at}]", f"{shown(token)}; {what}")
@@ -107,6 +110,15 @@ def records(path: Path, how: How, what: str) -> Iterator[Record]:
         if not isinstance(value, dict):
             raise place.wrong(None, "it is not a JSON object; give one object per line")
         yield Record(place, value, how.fields)
+
+
+def _whole_numbers(values: list[Any]) -> bool:
+    """Returns whether a list is as it should be, without looking at each value in Python."""
+    try:
+        numbers = np.array(values)
+    except ValueError:  # lists in it
+        return False
+    return numbers.dtype.kind == "i" and numbers.min() >= 0 and numbers.max() <= LONGEST
 
 
 def shown(value: object) -> str:
