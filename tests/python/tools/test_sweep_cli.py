@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,19 @@ def test_a_trace_is_read_from_its_file() -> None:
     assert result["input_tokens"] == int(trace.input_length.sum())
     same = found("--seed", "5", *SMALL)
     assert result["points"] == same["points"]
+
+
+def test_a_trace_that_does_not_tell_hits_is_refused() -> None:
+    replace(generate(5, requests=20), hits_unknown="lengths only").write("lengths.jsonl")
+    assert "lengths.jsonl: it does not tell what a cache would find: lengths only" in refused(
+        "lengths.jsonl"
+    )
+
+
+def test_of_a_trace_that_was_cut_off_it_says_so() -> None:
+    replace(generate(5, requests=20), incomplete=True).write("cut.jsonl")
+    result = found("cut.jsonl", "--points", "2", "--jobs", "1", "--model-requests", "0")
+    assert result["answer"][-1].startswith("The trace is incomplete: ")
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ class Setting:
     """The largest size that was asked for."""
     sampled: int
     """Of how many blocks one was simulated."""
+    cut: bool
+    """Whether the trace is incomplete."""
 
     def share(self, hits: float) -> float:
         """Returns blocks found as a share of the prompts' tokens."""
@@ -121,6 +123,7 @@ def sentences(setting: Setting, points: Sequence[Point], advice: Advice) -> list
         *_rest(setting, advice, infinite),
         *_worth(setting, points),
         *_sampled(setting),
+        *_cut(setting),
     ]
 
 
@@ -216,6 +219,11 @@ def _sampled(setting: Setting) -> Iterator[str]:
             f"One block in {setting.sampled} was simulated; what the sample gets wrong under "
             "recency was taken off, and recency and the optimum are exact."
         )
+
+
+def _cut(setting: Setting) -> Iterator[str]:
+    if setting.cut:
+        yield "The trace is incomplete: what comes again after its end does not count."
 
 
 def _percent(share: float) -> str:

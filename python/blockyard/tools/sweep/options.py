@@ -190,10 +190,15 @@ def _roofline(options: Options) -> Roofline:
 
 
 def _trace(options: Options) -> Trace:
-    if options["trace"] is not None:
-        return read(
-            options["trace"], trace_block=options["trace_block"], requests=options["requests"]
-        )
+    path = options["trace"]
+    if path is not None:
+        trace = read(path, trace_block=options["trace_block"], requests=options["requests"])
+        if trace.hits_unknown:
+            raise Misuse(
+                f"{path}: it does not tell what a cache would find: {trace.hits_unknown}; give a "
+                "trace of prompts, from `blockyard trace from`"
+            )
+        return trace
     rate = 4.0 if options["rate"] is None else options["rate"]
     requests = options["requests"] or 1000
     match options["workload"] or "mixed":

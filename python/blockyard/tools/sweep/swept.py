@@ -82,11 +82,7 @@ def sweep(plan: Plan, command: str, watcher: Watcher, processes: int | None) -> 
     # First what the answer needs, then the largest, so that no long job comes last.
     sizes = sorted(swept.sizes, key=lambda size: (size != swept.setting.knee, -size))
     jobs: list[Job] = [
-        *(
-            swept.simulate(order, Split(size, 0, 0))
-            for order in plan.orders
-            for size in sizes
-        ),
+        *(swept.simulate(order, Split(size, 0, 0)) for order in plan.orders for size in sizes),
         *(
             swept.simulate(order, split)
             for _, split in splits
@@ -149,6 +145,7 @@ def _exact(plan: Plan, watcher: Watcher) -> _Swept:
         device_blocks=plan.device_blocks,
         largest=0,
         sampled=1,
+        cut=trace.incomplete,
     )
     asked = _asked(plan, distinct)
     simulates = bool(plan.orders) and curve.most > 0
