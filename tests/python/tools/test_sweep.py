@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from blockyard import Misuse
+from blockyard._typing import override
 from blockyard.tools.replay.hardware import preset
 from blockyard.tools.replay.sequential import sequential
 from blockyard.tools.sweep.optimum import Future
@@ -298,6 +299,7 @@ class Interrupts(Display):
         super().__init__(None)
         self.after = after
 
+    @override
     def began(self, job: int) -> None:
         if job == self.after:
             signal.raise_signal(signal.SIGINT)
@@ -390,6 +392,7 @@ def test_progress_is_told_now_and_then() -> None:
     seen: list[float] = []
 
     class Told(Display):
+        @override
         def told(self, job: int, progress: float) -> None:
             seen.append(progress)
             super().told(job, progress)

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from blockyard.tools.cli import cli
+from blockyard.tools.sweep import options
 from blockyard.tools.sweep.result import SweepResult
 from blockyard.tools.sweep.terminal import Display
 from blockyard.tools.traces.workload import generate
@@ -104,6 +105,15 @@ def test_a_trace_that_does_not_tell_hits_is_refused() -> None:
     assert "lengths.jsonl: it does not tell what a cache would find: lengths only" in refused(
         "lengths.jsonl"
     )
+
+
+def test_a_trace_too_large_for_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = generate(5, requests=20)
+    trace.write("large.jsonl")
+    monkeypatch.setattr(options, "free_memory", lambda: 1000)
+    said = refused("large.jsonl")
+    assert f"its {len(trace.ids):,} uses of blocks need " in said
+    assert said.endswith("give --requests for the first of its requests")
 
 
 def test_of_a_trace_that_was_cut_off_it_says_so() -> None:

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Final, TypedDict, get_args
 
 from blockyard._core import Misuse
+from blockyard.shared.machine import free_memory
 from blockyard.tools.replay.hardware import Roofline, preset
 from blockyard.tools.replay.spec import Eviction, Policy
 from blockyard.tools.sweep.sizes import SplitText, parse_size
 from blockyard.tools.traces.adversaries import ADVERSARIES, AdversaryName
 from blockyard.tools.traces.trace import Trace, read
 from blockyard.tools.traces.workload import WORKLOADS, WorkloadName, generate
+from blockyard.tools.units import size
 
 __all__ = ["MOST_POINTS", "MOST_SPLITS", "Options", "Plan", "resolve"]
 
@@ -77,6 +79,8 @@ class Plan:
     seed: int
 
 
+_USE_BYTES: Final = 60
+"""Bytes that one pass takes for each use of a block, at most; 53 were measured."""
 _QUICK: Final = 1000
 """Requests that a virtual engine serves in a second or two: so many are modelled without a word."""
 
@@ -198,6 +202,7 @@ def _trace(options: Options) -> Trace:
                 f"{path}: it does not tell what a cache would find: {trace.hits_unknown}; give a "
                 "trace of prompts, from `blockyard trace from`"
             )
+        _check_memory(path, trace)
         return trace
     rate = 4.0 if options["rate"] is None else options["rate"]
     requests = options["requests"] or 1000
@@ -207,3 +212,13 @@ def _trace(options: Options) -> Trace:
         case name:
             workload = WORKLOADS[name]
     return generate(options["seed"], requests=requests, rate=rate, workload=workload)
+
+
+def _check_memory(path: Path, trace: Trace) -> None:
+    """Checks that one pass over the trace fits into memory, beside what the trace itself takes."""
+    needed, free = _USE_BYTES * len(trace.ids), free_memory()
+    if free is not None and needed > free:
+        raise Misuse(
+            f"{path}: its {len(trace.ids):,} uses of blocks need {size(needed)} at once, and this "
+            f"machine has {size(free)} left; give --requests for the first of its requests"
+        )
