@@ -1,7 +1,7 @@
-"""Writes the tables of JSON keys in docs/replay.md; with --check, says whether they are up to date.
+"""Writes the tables of JSON keys in the pages; with --check, says whether they are up to date.
 
-They come from the structs of `blockyard.tools.replay.result`, field by field, with the docstring of
-each.
+They come from structs such as `blockyard.tools.replay.result.Result`, field by field, with the
+docstring of each.
 """
 
 import ast
@@ -16,9 +16,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from blockyard.tools.replay import result
+from blockyard.tools.replay.result import Result
+from blockyard.tools.sweep.result import SweepResult
 
-PAGE = Path(__file__).parents[1] / "docs" / "replay.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES: dict[str, type[Struct]] = {"replay.md": Result, "sweep.md": SweepResult}
 BEGIN, END = "<!-- keys: begin -->\n", "<!-- keys: end -->\n"
 PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
 
@@ -84,28 +86,31 @@ def table(kind: type[Struct]) -> str:
     return "\n".join(lines)
 
 
-def tables() -> str:
+def tables(kind: type[Struct]) -> str:
     """All of them, the outermost first."""
-    return "\n\n".join(map(table, structs(result.Result))) + "\n"
+    return "\n\n".join(map(table, structs(kind))) + "\n"
 
 
-def page(text: str) -> str:
+def page(text: str, kind: type[Struct] = Result) -> str:
     """The page with its tables as they are to be."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{tables(kind)}\n{END}{after}"
 
 
 def main() -> int:
     """Writes or checks."""
-    text = PAGE.read_text()
-    if "--check" not in sys.argv:
-        PAGE.write_text(page(text))
-        return 0
-    if page(text) == text:
-        return 0
-    print(f"{PAGE.name} has not the keys that the result has: python .ci/replay_keys.py")
-    return 1
+    stale = []
+    for name, kind in PAGES.items():
+        text = (DOCS / name).read_text()
+        wanted = page(text, kind)
+        if text != wanted and "--check" in sys.argv:
+            stale.append(name)
+        elif text != wanted:
+            (DOCS / name).write_text(wanted)
+    for name in stale:
+        print(f"{name} has not the keys that its result has: python .ci/replay_keys.py")
+    return bool(stale)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ SLOW = {
     "test_report",
     "test_simulated_own_blocks",
     "test_simulator",
+    "test_sweep_cli",
     "test_together",
     "test_workers",
 }

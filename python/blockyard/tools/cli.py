@@ -18,8 +18,8 @@ _BREACH, _MISUSE, _INTERRUPTED = 1, 2, 130
 """Exit statuses."""
 
 _EXTRA: Final = ("msgspec", "rich")
-"""The packages that some commands need beside the library's own dependencies."""
-_WITH_EXTRA: Final = {"replay": "replay.cli", "trace": "traces.cli"}
+"""The packages that `replay`, `sweep` and `trace` need beside the library's own dependencies."""
+_WITH_EXTRA: Final = {"replay": "replay.cli", "sweep": "sweep.cli", "trace": "traces.cli"}
 """The commands that need them, and where they are."""
 _INSTALL: Final = "pip install 'blockyard[replay]'"
 

@@ -253,7 +253,12 @@ def test_without_the_extra_the_proof_runs() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("msgspec", "replay"), ("rich", "replay --help"), ("rich", "trace from azure t.csv")],
+    [
+        ("msgspec", "replay"),
+        ("rich", "replay --help"),
+        ("rich", "trace from azure t.csv"),
+        ("msgspec", "sweep t.jsonl"),
+    ],
 )
 def test_without_the_extra_a_command_says_what_to_install(name: str, words: str) -> None:
     done = bare(words, name)
