@@ -14,12 +14,12 @@ use std::sync::Arc;
 
 /// Writes what requests were into a file: 8 bytes of each key, lengths and times, and no token.
 ///
-/// A cache with `record` in its configuration has one, and its `begin`, `finish` and `abandon` tell it
-/// of requests. Whoever knows more than they do, as when a request has come and which begin is the
+/// A cache with `record` in its configuration has one, and its `begin`, `finish` and `abandon` tell
+/// it of requests. A scheduler that knows more, as when a request has come and which begin is the
 /// same request again, tells it by `arrived` and `ended` instead.
 ///
-/// It never waits: what finds no room in its queue, or on the disk, is dropped whole and counted. Any
-/// thread may use it.
+/// It never waits: what finds no room in its queue, or on the disk, is dropped whole and counted.
+/// Any thread may use it.
 ///
 /// Args:
 ///     path: The file. One that is there already must be a recording of blocks as large: it is
