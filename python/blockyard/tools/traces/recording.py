@@ -27,13 +27,12 @@ _REQUEST: Final = struct.Struct("<QQQQ")
 _WHOLE: Final = len(_MAGIC) + _FRAME.size + _HEADER.size
 _LARGEST: Final = 16 << 20
 """Bytes of a body: more are never written."""
-_MS: Final = 10**6
 
 
 class Recorded(NamedTuple):
     """A request, in the order in which they ended."""
 
-    milliseconds: int
+    nanoseconds: int
     """Its arrival, since 1970."""
     prompt: int
     """Tokens of its prompt."""
@@ -87,7 +86,7 @@ def recorded(path: Path, torn: list[int] | None = None) -> Iterator[Recorded]:
             continue
         arrived, _, prompt, answer = _REQUEST.unpack_from(body)
         if prompt:
-            yield Recorded((began + arrived) // _MS, prompt, answer, body[_REQUEST.size :])
+            yield Recorded(began + arrived, prompt, answer, body[_REQUEST.size :])
     if first is None:
         raise TraceError(f"{path}: {_NONE}")
 

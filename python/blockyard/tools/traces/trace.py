@@ -256,7 +256,7 @@ def _of_recording(path: Path, trace_block: int | None, requests: int | None) -> 
     head, keys, counts = array("q"), bytearray(), array("q")
     room = Room(_EACH, f"blocks of {path}; make a trace of it by `blockyard trace from recording`")
     for one in recorded(path):
-        head.extend((one.milliseconds, one.prompt, one.answer))
+        head.extend((one.nanoseconds, one.prompt, one.answer))
         keys += one.keys
         counts.append(len(one.keys) // 8)
         room.grown(len(keys) // 8)
@@ -276,7 +276,8 @@ def _of_recording(path: Path, trace_block: int | None, requests: int | None) -> 
     return Trace(
         name=path.name,
         trace_block=size,
-        arrival=arrival[order] - arrival[order[0]],
+        # Whole milliseconds of the clock, as in a trace that is made of it.
+        arrival=arrival[order] // 10**6 - arrival[order[0]] // 10**6,
         input_length=inputs[order],
         output_length=outputs[order],
         ids=number[which],

@@ -10,6 +10,7 @@ from blockyard.tools.traces.recording import block_size, recorded
 __all__ = ["FORMAT"]
 
 _KEY: Final = 8
+_MS: Final = 10**6
 
 
 def _read(path: Path, how: How) -> Iterator[Asked | Answered]:
@@ -18,7 +19,7 @@ def _read(path: Path, how: How) -> Iterator[Asked | Answered]:
         keys = one.keys
         yield Asked(
             input_length=one.prompt,
-            milliseconds=one.milliseconds,
+            milliseconds=one.nanoseconds // _MS,
             keys=[keys[at : at + _KEY] for at in range(0, len(keys), _KEY)],
             output_length=one.answer,
         )
