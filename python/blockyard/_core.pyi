@@ -1651,7 +1651,7 @@ class Recorder:
         """
 
     def ended(self, arrived: int, keys: Keys | None, prompt: int, answer: int, /) -> None:
-        """Records a request that ends now. It takes less than a microsecond.
+        """Records a request that ends now. For 300 blocks it takes half a microsecond.
 
         Args:
             arrived: What `arrived` gave.

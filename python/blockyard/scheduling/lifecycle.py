@@ -102,11 +102,10 @@ class Lifecycle:
         entry.state = state
         del self._requests[entry.id]
         entry.leave()
-        heir = entry.hand_over()
+        if (heir := entry.hand_over()) is not None:
+            self._queue.push(heir)
         if entry.arrived is not None:
             self._record(entry, heir)
-        if heir is not None:
-            self._queue.push(heir)
         self._results.append(Result(entry.id, state, np.array(entry.outputs, np.uint32), reason))
 
     def _record(self, entry: Request, heir: Request | None) -> None:

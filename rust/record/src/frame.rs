@@ -73,12 +73,15 @@ impl Request {
     /// Its frame, but for length and sum, which [`seal`] makes where there is time.
     #[inline]
     pub(crate) fn frame<'a>(&self, keys: impl ExactSizeIterator<Item = &'a [u8; 32]>) -> Vec<u8> {
-        let mut frame = Vec::with_capacity(REQUEST + 8 * keys.len());
-        frame.extend([0; FRAME]);
-        for number in [self.arrived, self.ended, self.prompt, self.answer] {
-            frame.extend(number.to_le_bytes());
+        let mut frame = vec![0; REQUEST + 8 * keys.len()];
+        let (numbers, rest) = frame[FRAME..].as_chunks_mut::<8>().0.split_at_mut(4);
+        numbers[0] = self.arrived.to_le_bytes();
+        numbers[1] = self.ended.to_le_bytes();
+        numbers[2] = self.prompt.to_le_bytes();
+        numbers[3] = self.answer.to_le_bytes();
+        for (place, key) in rest.iter_mut().zip(keys) {
+            *place = folded(key).to_le_bytes();
         }
-        frame.extend(keys.flat_map(|key| folded(key).to_le_bytes()));
         frame
     }
 }
