@@ -39,7 +39,7 @@ engines.reference engines.model engines.parallel engines.rank engines.sampling e
 engines.exact
 testing testing.gpu
 """
-ANSWERS = "Need Room Ticket"
+ANSWERS = "Need Recorder Room Ticket"
 """What verbs of the package answer with, and programs need not name."""
 TABLE = "| | |\n|---|---|\n"
 WIDTH = 72

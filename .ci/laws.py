@@ -36,8 +36,9 @@ CORE = [
 ]
 # Those of a disk: tests of its crate and in Python show them.
 DISK = [f"INV-{law}" for law in (*range(26, 33), 37)]
-# Those of the scheduler and of the engines: a Python test shows them.
+# Those of the scheduler, of the engines and of recordings: a Python test shows them.
 SCHEDULER = [
+    "INV-38",
     *("E8", "E9"),
     *(f"INV-{law}" for law in (*range(8, 14), 15, 16, 25)),
     *(f"T{row}" for row in (*range(1, 34), 35, 36)),

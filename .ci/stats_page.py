@@ -8,11 +8,13 @@ from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.stats import core_schema, page
 from blockyard.yard.flights import Flights
+from blockyard.yard.recording import Recording
 
 PAGE = Path(__file__).parents[1] / "docs" / "stats.md"
 PARTS = {
     "The yard": core_schema(),
     "What is in flight": Flights.SCHEMA,
+    "A recording": Recording.SCHEMA,
     "A crane": Crane.SCHEMA,
     "The scheduler": Scheduler.SCHEMA,
     "Reservations for others": Reservations.SCHEMA,

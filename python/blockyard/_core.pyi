@@ -27,6 +27,7 @@ __all__ = [
     "Parked",
     "Plan",
     "Probe",
+    "Recorder",
     "Room",
     "Soon",
     "SpentLease",
@@ -692,6 +693,7 @@ class Cache:
             with 24 zero bytes or has all bits set: in a plan that stands for something else.
         memory: Bytes that its bookkeeping may take; None for what the system grants. All of it is
             allocated at once: 110 to 200 bytes for each slot, and those of the ghosts.
+        recorder: What is told of requests, for blocks of as many tokens; None for nothing.
 
     Raises:
         Misuse: A value is out of range. The message names it.
@@ -721,6 +723,7 @@ class Cache:
         key_hash: Literal["sha256", "xxh3"] = "sha256",
         keyed: Iterable[str] | None = None,
         memory: int | None = None,
+        recorder: Recorder | None = None,
     ) -> Self: ...
     @staticmethod
     def _defaults() -> dict[str, object]:
@@ -1619,6 +1622,62 @@ class Cache:
 
     def _close(self) -> None:
         """Closes it: from now on, verbs that begin something or go on with it raise `Misuse`."""
+
+@final
+class Recorder:
+    """Writes what requests were into a file: 8 bytes of each key, lengths and times, and no token.
+
+    A cache with `record` in its configuration has one, and its `begin`, `finish` and `abandon` tell
+    it of requests. A scheduler that knows more, as when a request has come and which begin is the
+    same request again, tells it by `arrived` and `ended` instead.
+
+    It never waits: what finds no room in its queue, or on the disk, is dropped whole and counted.
+    Any thread may use it.
+
+    Args:
+        path: The file. One that is there already must be a recording of blocks as large: it is
+            appended to, and never overwritten.
+        block_size: Tokens per block.
+
+    Raises:
+        Misuse: The path cannot be written, holds something else, or is written by another recorder.
+    """
+
+    def __new__(cls, path: str | Path, block_size: int) -> Self: ...
+    def arrived(self) -> int:
+        """Returns the time, in nanoseconds, for `ended` to be told of a request that arrives now.
+
+        From the first call on, the cache's verbs tell nothing any more.
+        """
+
+    def ended(self, arrived: int, keys: Keys | None, prompt: int, answer: int, /) -> None:
+        """Records a request that ends now. For 300 blocks it takes half a microsecond.
+
+        Args:
+            arrived: What `arrived` gave.
+            keys: The keys of its prompt; more are left out. None where its blocks have none.
+            prompt: Tokens of its prompt.
+            answer: Tokens of its answer.
+        """
+
+    def counts(self) -> tuple[int, int]:
+        """Returns the requests that the system has taken, and those that were dropped."""
+
+    def trouble(self) -> str | None:
+        """Returns what the system said when it first refused to write; None where it never has."""
+
+    def close(self, seconds: float = 1.0, /) -> bool:
+        """Takes no more requests, and waits until those that are there are written.
+
+        Args:
+            seconds: How long it waits at most.
+
+        Returns:
+            Whether they are.
+
+        Raises:
+            Misuse: `seconds` is out of range.
+        """
 
 def stats_schema() -> tuple[list[_Field], list[_Field]]:
     """Returns name, unit and meaning of what `stats` gives: for the cache, then per tier.

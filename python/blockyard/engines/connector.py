@@ -17,6 +17,7 @@ from typing import Final, Literal
 import numpy as np
 
 from blockyard._core import Keys, Misuse, NoRoom, Parked
+from blockyard.engines.arrivals import Arrivals
 from blockyard.engines.candidates import Candidates
 from blockyard.engines.loads import Loads
 from blockyard.engines.orders import NO_IDS, Ids, Orders
@@ -87,6 +88,15 @@ class Connector:
         self._running: OrderedDict[Hashable, Keys] = OrderedDict()
         self._now = 0
         self._candidates = Candidates(cache.config.device_blocks)
+        self._arrivals = Arrivals(cache.recorder)
+
+    def added(self, request: Hashable) -> None:
+        """Hears that a request has come, for the times of a recording; else `matched` does.
+
+        Args:
+            request: Its id.
+        """
+        self._arrivals.add(request)
 
     def matched(
         self, request: Hashable, keys: Keys, local: int = 0, *, prefix: bool = True
@@ -110,6 +120,7 @@ class Connector:
         self._flush()
         found = self.cache.find(keys, local)
         row = self._row(request, keys)
+        self._arrivals.add(request, keys)
         row.first = local
         if row.failed:
             return 0
@@ -142,6 +153,7 @@ class Connector:
         if row is None:
             raise Misuse(f"request {request!r} was not matched: call `matched` first")
         self._flush()
+        self._arrivals.run(request)
         if len(ids):
             kept = row.beyond(row.first * self._size)
             self._loads.begin(request, row.keys if kept is None else kept, ids, row.first)
@@ -201,7 +213,7 @@ class Connector:
             self._keeping[plan.flight] = row
         return kept is not None
 
-    def finished(
+    def finished(  # noqa: PLR0913 - keywords
         self,
         request: Hashable,
         keys: Keys | None = None,
@@ -211,6 +223,8 @@ class Connector:
         next_use: float | None = None,
         priority: int | None = None,
         ttl: int | None = None,
+        prompt: int | None = None,
+        answer: int | None = None,
     ) -> bool:
         """Ends a request, and stows its full blocks for others.
 
@@ -224,15 +238,19 @@ class Connector:
             next_use: Seconds until they will be used again.
             priority: From 0 to 100, the last to be evicted.
             ttl: After so many ticks they go first.
+            prompt: Tokens of its prompt, for a recording; None for those of the keys at the first
+                `matched`.
+            answer: Tokens of its answer, likewise; None for what the keys have more now.
 
         Returns:
             Whether its load still writes to its ids: keep them until `arrived` names it. If not,
             they may be given to others at once.
 
         Raises:
-            Misuse: A hint is out of range.
+            Misuse: A hint or a number is out of range.
         """
         hints = Hints.checked(retention, next_use, priority, ttl)
+        self._arrivals.end(request, keys, prompt, answer)
         if keys is not None and len(ids) and request not in self._loads:
             self._candidates.add(keys, ids)
             self.stow(keys, ids)

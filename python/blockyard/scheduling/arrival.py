@@ -127,6 +127,9 @@ def arrived(  # noqa: PLR0913 - keywords
             f"request {request!r} may need {blocks} blocks and the device has {capacity}: "
             "shorten it, or sample fewer tokens"
         )
+    if cache.recorder is not None:
+        # Samples of one prompt are one request, and a trace has one answer for each.
+        leader.arrived = cache.recorder.arrived()
     return entries
 
 

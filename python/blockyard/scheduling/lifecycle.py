@@ -104,7 +104,20 @@ class Lifecycle:
         entry.leave()
         if (heir := entry.hand_over()) is not None:
             self._queue.push(heir)
+        if entry.arrived is not None:
+            self._record(entry, heir)
         self._results.append(Result(entry.id, state, np.array(entry.outputs, np.uint32), reason))
+
+    def _record(self, entry: Request, heir: Request | None) -> None:
+        """Records a request that has begun; where it has not, the next sample stands for it."""
+        recorder = self._cache.recorder
+        if recorder is None or entry.arrived is None:
+            return
+        if entry.epoch:
+            prompt, answer = len(entry.prompt), len(entry.outputs)
+            recorder.ended(entry.arrived, entry.prompt_keys, prompt, answer)
+        elif heir is not None:
+            heir.arrived = entry.arrived
 
     def take_results(self) -> list[Result]:
         """Returns the results since the last call."""

@@ -83,6 +83,8 @@ class Request:
     """What is known of its future, for when it has ended."""
     ticket: Ticket | None = None
     """Room promised to it; None once it has begun."""
+    arrived: int | None = None
+    """The recorder's time when it was added; None where it is not recorded. It decides nothing."""
     leader: "Request | None" = None
     """The sample of the same prompt of which it is forked, while that computes the prompt."""
     siblings: "list[Request]" = field(default_factory=list)

@@ -1,13 +1,14 @@
 """`KVCache`: the life of a sequence, one verb per step."""
 
 import os
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Self, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked, Plan, _forked
+from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked, Plan, Recorder, _forked
 from blockyard._typing import override
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.machine import free_memory
@@ -19,6 +20,7 @@ from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
 from blockyard.yard.flights import Ended, Flights
 from blockyard.yard.offload import Offload
+from blockyard.yard.recording import Recording
 from blockyard.yard.stall import undispatched, unreported
 
 __all__ = ["KVCache"]
@@ -63,13 +65,14 @@ class KVCache(Cache):
         96
     """
 
-    __slots__ = ("_config", "_ended", "_flights", "_now", "_offload")
+    __slots__ = ("_config", "_ended", "_flights", "_now", "_offload", "_recording")
 
     _config: Config
     _flights: Flights
     _ended: dict[int, int] | None
     _now: int
     _offload: Offload
+    _recording: Recording
 
     def __new__(
         cls, config: Config | KVLayout | None = None, /, **keywords: Unpack[ConfigKeywords]
@@ -83,8 +86,15 @@ class KVCache(Cache):
             config = Config.of({"layout": config, **keywords})
         elif keywords:
             raise TypeError(f"a Config is whole: put {', '.join(keywords)} into it")
-        cache = super().__new__(cls, **config.core(), memory=_memory(config))
+        path = None if config.record is None else str(config.record)
+        recording = Recording(path, config.block_size)
+        recorder = recording.recorder
+        cache = super().__new__(cls, **config.core(), memory=_memory(config), recorder=recorder)
         cache._config = config
+        cache._recording = recording
+        if recorder is not None:
+            # What is to be written is, also where the program just ends.
+            weakref.finalize(cache, recording.close)
         cache._flights = Flights(config.ranks, config.deadline_of)
         cache._offload = Offload(config)
         cache._ended = {} if config.engine else None
@@ -95,6 +105,15 @@ class KVCache(Cache):
     def config(self) -> Config:
         """What it was made with."""
         return self._config
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What is told of requests, where `record` says so.
+
+        By themselves `begin` and `finish` tell it. Schedulers that know when a request has come,
+        and which begin is one that comes again, call `arrived` and `ended` instead.
+        """
+        return self._recording.recorder
 
     @override
     def resize(
@@ -125,6 +144,7 @@ class KVCache(Cache):
             Plans in the order in which they were made. Every rank's crane carries each out.
         """
         self._offload.decide(self)
+        self._recording.look()
         plans = super().dispatch()
         for plan in plans:
             self._flights.launch(plan, self._now)
@@ -283,6 +303,18 @@ class KVCache(Cache):
         """Ends an epoch as `clear`, because the weights have changed under one namespace."""
         self.clear()
 
+    def stop_recording(self) -> None:
+        """Records no more requests, and waits a second at most until those before are written.
+
+        A cache that is closed or gone, and a program that ends, do so by themselves.
+        """
+        self._recording.close()
+
+    @override
+    def _close(self) -> None:
+        super()._close()
+        self._recording.close()
+
     def standing(self) -> list[Fact]:
         """Returns what is a stall where it stays as it is: plans and flights that wait.
 
@@ -295,12 +327,12 @@ class KVCache(Cache):
     @override
     def stats(self) -> dict[str, int]:
         """Returns counters and sizes; `schema` has units and meanings."""
-        return super().stats() | self._flights.stats()
+        return super().stats() | self._flights.stats() | self._recording.stats()
 
     @staticmethod
     def schema() -> tuple[Stat, ...]:
         """Returns name, unit and meaning of each number in `stats`."""
-        return core_schema() + Flights.SCHEMA
+        return core_schema() + Flights.SCHEMA + Recording.SCHEMA
 
 
 def _memory(config: Config) -> int | None:

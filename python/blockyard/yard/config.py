@@ -3,7 +3,7 @@
 import difflib
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from hashlib import sha256
@@ -15,6 +15,7 @@ from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import integer, known, one_of
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier
+from blockyard.yard.forms import file, pairs_of_text, tiers_below
 from blockyard.yard.sizes import in_blocks
 
 __all__ = ["Config", "ConfigKeywords", "Eviction", "HostCopies", "Speeds", "agree"]
@@ -75,6 +76,7 @@ class ConfigKeywords(TypedDict, total=False):
     namespace: Mapping[str, str] | None
     key_hash: Literal["sha256", "xxh3"]
     keyed: Sequence[str]
+    record: str | Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,8 @@ class Config:
         namespace: What distinguishes this cache's keys: model, weights, dtype, layout, parallel.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
         keyed: Tiers whose plans carry the keys of their blocks; the device cannot be one.
+        record: A file for what requests were, for a replay of them: 8 bytes of each key, lengths
+            and times, and no token. It is appended to. Ranks need not say the same.
 
     Raises:
         Misuse: A value is out of range, or a name is unknown; the nearest known is offered.
@@ -154,6 +158,7 @@ class Config:
     namespace: Mapping[str, str] | tuple[tuple[str, str], ...] | None = None
     key_hash: Literal["sha256", "xxh3"] = "sha256"
     keyed: tuple[str, ...] = ()
+    record: str | Path | None = None
 
     def __post_init__(self) -> None:
         """Turns sizes into blocks, and checks what the core does not know."""
@@ -252,10 +257,10 @@ class Config:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of all but the sizes of the tiers, which `agree` settles."""
+        """SHA-256, in hex, of all but `record` and the sizes of the tiers, settled by `agree`."""
         values = self.to_mapping()
-        for tier in TIERS:
-            values.pop(tier, None)
+        for name in ("record", *TIERS):
+            values.pop(name, None)
         if self.engine:
             values["engine"] = True
         return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -315,11 +320,11 @@ class Config:
 
     def core(self) -> dict[str, Any]:
         """Returns the arguments of the core."""
-        cranes = {"layout", "ranks", "ahead", "deadline", "thresholds"}
+        others = {"layout", "ranks", "ahead", "deadline", "thresholds", "record"}
         values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
-            if field.name not in cranes
+            if field.name not in others
         }
         if self.namespace is not None:
             values["namespace"] = dict(self.namespace)
@@ -398,27 +403,6 @@ def _counts(speeds: Sequence[int | None]) -> list[int]:
     return [count for count in speeds if count is not None]
 
 
-def _keyed(given: object) -> tuple[str, ...]:
-    """Names of tiers, each once and from the top: the same in whatever order they were given."""
-    below = ("host", "disk")
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise Misuse(f"keyed = {given!r}: give a sequence of names of tiers")
-    names = {one_of("keyed", name, below) for name in given}
-    return tuple(tier for tier in below if tier in names)
-
-
-def _namespace(given: object) -> tuple[tuple[str, str], ...]:
-    """Sorted pairs: frozen, hashed, and the same in whatever order they were given."""
-    try:
-        pairs = sorted(dict(given).items())  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        raise Misuse(f"namespace = {given!r}: give a mapping of names to text") from None
-    for pair in pairs:
-        if not all(isinstance(part, str) for part in pair):
-            raise Misuse(f"namespace has {pair}: give text for a name that is text")
-    return tuple(pairs)
-
-
 def _sizes(config: Config) -> dict[str, int | str]:
     """Blocks of the tiers that were given; a default stays one, so that a copy may have others."""
     sizes = {tier: getattr(config, tier) for tier in ("engine", *TIERS)}
@@ -441,9 +425,10 @@ _BY_TIER: dict[str, tuple[Sequence[str], Callable[[str, object], object]]] = {
 }
 _FORMS: dict[str, Callable[[object], object]] = {
     "host_copies": lambda given: known("host_copies", given, get_args(HostCopies)),
-    "keyed": _keyed,
+    "keyed": partial(tiers_below, "keyed"),
     "speeds": _speeds,
     "thresholds": Thresholds.of,
-    "namespace": _namespace,
+    "namespace": partial(pairs_of_text, "namespace"),
+    "record": partial(file, "record"),
     **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},
 }

@@ -62,6 +62,11 @@ impl Lease {
         self.keys.lock().chain.clone()
     }
 
+    /// Looks at its keys as they are now, without a copy of them.
+    pub fn read<T>(&self, look: impl FnOnce(&Chain) -> T) -> T {
+        look(&self.keys.lock().chain)
+    }
+
     /// Tokens appended so far, the prompt included.
     pub fn tokens(&self) -> u64 {
         self.keys.lock().chain.tokens()
@@ -194,6 +199,11 @@ impl Parked {
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// Looks at its keys as they are now, without a copy of them.
+    pub fn read<T>(&self, look: impl FnOnce(&Chain) -> T) -> T {
+        look(&self.keys.lock().chain)
     }
 
     /// Tokens appended so far. The yard has the number of computed ones, which parking has fixed.

@@ -12,6 +12,7 @@ use crate::prompt::{Apart, chain, check_plain, read};
 use crate::ticket::Ticket;
 use blockyard_core::{self as core, Answer, Request, State};
 use blockyard_guard::guarded;
+use blockyard_record::Seen;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
@@ -133,7 +134,9 @@ impl Cache {
         };
         let blocks = (tokens / u64::from(cache.block_size)) as usize;
         let answer = cache.admit(py, blocks, ticket, |state| state.begin(&request));
-        Self::answer(slf, answer?, |id| cache.inner.handle(id, chain))
+        let answer = answer?;
+        let seen = cache.recorder.as_ref().and_then(|to| to.see(tokens));
+        Self::answer(slf, answer, seen, |id| cache.inner.handle(id, chain))
     }
 }
 
@@ -182,12 +185,13 @@ impl Cache {
         let answer = cache.admit(py, chain.keys().len(), ticket, |state| {
             state.resume(handle.id(), chain.keys(), chain.tokens(), reserve)
         });
-        Self::answer(slf, answer?, |id| handle.into_lease(id))
+        Self::answer(slf, answer?, parked.seen, |id| handle.into_lease(id))
     }
 
     fn answer(
         slf: &Bound<'_, Self>,
         answer: Answer,
+        seen: Option<Seen>,
         handle: impl FnOnce(core::LeaseId) -> core::Lease,
     ) -> PyResult<Py<PyAny>> {
         let py = slf.py();
@@ -195,7 +199,7 @@ impl Cache {
             Answer::Soon(flight) => Ok(Py::new(py, Soon::from(flight))?.into_any()),
             Answer::Begun(begun) => {
                 let handle = handle(begun.lease);
-                let lease = Lease::new(py, slf.clone().unbind(), handle, begun)?;
+                let lease = Lease::new(py, slf.clone().unbind(), handle, begun, seen)?;
                 Ok(Py::new(py, lease)?.into_any())
             }
         }

@@ -7,6 +7,7 @@ use crate::error::Failure;
 use crate::face::Cache;
 use crate::gil::{LONG, enter};
 use crate::keys::key_rows;
+use crate::recorder::Recorder;
 use blockyard_core::{self as core, Config, KeyHash, Speeds};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
@@ -19,7 +20,7 @@ impl Cache {
     #[pyo3(signature = (*, block_size=16, device=None, engine=None, host=0, disk=0, null_slots=1,
         eviction="recency", host_copies=None, write="on-evict", writes_below=None, ghosts=None,
         speeds=None, recompute=true, copy_retries=3, groups=1, namespace=None, key_hash="sha256",
-        keyed=None, memory=None))]
+        keyed=None, memory=None, recorder=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         #[pyo3(from_py_with = arguments::block_size)] block_size: u32,
@@ -41,6 +42,7 @@ impl Cache {
         key_hash: &str,
         keyed: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = arguments::memory)] memory: Option<u64>,
+        recorder: Option<&Bound<'_, Recorder>>,
     ) -> PyResult<Self> {
         let (device, engine) = match (device, engine) {
             (Some(device), None) => (device, false),
@@ -86,9 +88,15 @@ impl Cache {
         };
         config.fits(memory).map_err(Failure::from)?;
         let namespace = arguments::namespace(namespace)?;
+        let recorder = recorder.map(|given| given.get().of(block_size));
         let inner = core::Cache::new(config, arguments::key_hash(key_hash)?, &namespace);
         let inner = inner.map_err(Failure::from)?;
-        Ok(Self::over(inner, block_size, null_slots))
+        Ok(Self::over(
+            inner,
+            block_size,
+            null_slots,
+            recorder.transpose()?,
+        ))
     }
 
     /// The core's own defaults, by keyword. A test compares all others with them.

@@ -3,7 +3,9 @@
 use crate::error::{Failure, Outcome};
 use crate::gil::enter;
 use blockyard_core as core;
+use blockyard_record::Recorder;
 use pyo3::prelude::*;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Forks so far in this process and its ancestors.
@@ -68,6 +70,7 @@ pub(crate) fn forked() {
 ///         with 24 zero bytes or has all bits set: in a plan that stands for something else.
 ///     memory: Bytes that its bookkeeping may take; None for what the system grants. All of it is
 ///         allocated at once: 110 to 200 bytes for each slot, and those of the ghosts.
+///     recorder: What is told of requests, for blocks of as many tokens; None for nothing.
 ///
 /// Raises:
 ///     Misuse: A value is out of range. The message names it.
@@ -78,17 +81,24 @@ pub(crate) struct Cache {
     pub(crate) inner: core::Cache,
     pub(crate) block_size: u32,
     pub(crate) null_slots: u32,
+    pub(crate) recorder: Option<Arc<Recorder>>,
     /// Forks before it was made.
     born: u64,
     closed: AtomicBool,
 }
 
 impl Cache {
-    pub(crate) fn over(inner: core::Cache, block_size: u32, null_slots: u32) -> Self {
+    pub(crate) fn over(
+        inner: core::Cache,
+        block_size: u32,
+        null_slots: u32,
+        recorder: Option<Arc<Recorder>>,
+    ) -> Self {
         Self {
             inner,
             block_size,
             null_slots,
+            recorder,
             born: FORKS.load(Ordering::Relaxed),
             closed: AtomicBool::new(false),
         }

@@ -6,6 +6,7 @@ use crate::error::{Failure, SpentLease};
 use crate::face::Cache;
 use crate::gil::enter;
 use crate::lease::Lease;
+use crate::recorder::record;
 use blockyard_core::{Hints, NextUse, Priority};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
@@ -105,6 +106,9 @@ impl Cache {
             }
             state.finish(ids, hints, after)
         })?;
+        for lease in batch.leases.iter().map(Bound::get) {
+            record(self.recorder.as_ref(), lease.seen, &lease.inner);
+        }
         match Failure::of_rows(bad, rows) {
             None => Ok(()),
             Some(bad) => Err(bad.into()),

@@ -49,6 +49,7 @@ impl Cache {
             state.fork(id, computed, reserve)
         })?;
         let handle = cache.inner.handle(begun.lease, handle.chain());
-        Lease::new(py, slf.clone().unbind(), handle, begun)
+        // The samples of a prompt are one request: the first one is recorded.
+        Lease::new(py, slf.clone().unbind(), handle, begun, None)
     }
 }

@@ -7,6 +7,7 @@ use crate::gil::enter;
 use crate::plan::Plan;
 use blockyard_core as core;
 use blockyard_guard::guarded;
+use blockyard_record::Seen;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
@@ -25,6 +26,8 @@ pub(crate) struct Lease {
     hits: [u32; core::MAX_TIERS],
     stop: core::Stop,
     plans: Vec<Py<Plan>>,
+    /// How its begin was seen, where it is recorded.
+    pub(crate) seen: Option<Seen>,
 }
 
 impl Lease {
@@ -33,6 +36,7 @@ impl Lease {
         cache: Py<Cache>,
         inner: core::Lease,
         begun: core::Begun,
+        seen: Option<Seen>,
     ) -> PyResult<Self> {
         let plans = begun.plans.into_iter().map(|plan| Py::new(py, Plan(plan)));
         let plans = plans.collect::<PyResult<_>>()?;
@@ -42,6 +46,7 @@ impl Lease {
             hits: begun.hits,
             stop: begun.stop,
             plans,
+            seen,
         })
     }
 

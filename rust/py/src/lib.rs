@@ -7,6 +7,7 @@
 //! layer: buffers answers
 //! layer: arguments keys places plan runs face
 //! layer: on_disk
+//! layer: recorder
 //! layer: lease parked ticket prompt
 //! layer: batch
 //! layer: begin cache disk engine finish flights fork park promises questions step sums survey
@@ -41,6 +42,7 @@ mod plan;
 mod promises;
 mod prompt;
 mod questions;
+mod recorder;
 mod runs;
 mod step;
 mod sums;
@@ -70,6 +72,8 @@ mod _core {
     use crate::parked::Parked;
     #[pymodule_export]
     use crate::plan::Plan;
+    #[pymodule_export]
+    use crate::recorder::Recorder;
     #[pymodule_export]
     use crate::runs::{Marks, consecutive, runs, through};
     #[pymodule_export]

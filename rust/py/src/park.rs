@@ -5,6 +5,7 @@ use crate::face::Cache;
 use crate::gil::enter;
 use crate::lease::Lease;
 use crate::parked::Parked;
+use crate::recorder::record_parked;
 use crate::ticket::Ticket;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
@@ -68,7 +69,7 @@ impl Cache {
         if let Some(ticket) = ticket {
             ticket.spend();
         }
-        Ok(Parked::new(inner, slf.clone().unbind()))
+        Ok(Parked::new(inner, slf.clone().unbind(), lease.get().seen))
     }
 
     /// Gives a parked sequence up, with its work.
@@ -84,6 +85,7 @@ impl Cache {
         let blocks = (handle.tokens() / u64::from(self.block_size)) as usize;
         enter(py, &self.inner, blocks, |state| state.abandon(handle.id()))?;
         handle.spend();
+        record_parked(self.recorder.as_ref(), parked.get().seen, handle);
         Ok(())
     }
 }

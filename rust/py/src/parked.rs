@@ -6,6 +6,7 @@ use crate::gil::enter;
 use crate::plan::Plan;
 use blockyard_core as core;
 use blockyard_guard::guarded;
+use blockyard_record::Seen;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
@@ -22,14 +23,17 @@ pub(crate) struct Parked {
     cache: Py<Cache>,
     /// The tokens that `keep` was told, and its copies.
     kept: Option<(u64, Option<core::Plan>)>,
+    /// How its begin was seen, where it is recorded.
+    pub(crate) seen: Option<Seen>,
 }
 
 impl Parked {
-    pub(crate) fn new(inner: core::Parked, cache: Py<Cache>) -> Self {
+    pub(crate) fn new(inner: core::Parked, cache: Py<Cache>, seen: Option<Seen>) -> Self {
         Self {
             inner,
             cache,
             kept: None,
+            seen,
         }
     }
 
@@ -44,6 +48,7 @@ impl Parked {
             inner,
             cache,
             kept: Some((tokens, plan)),
+            seen: None,
         }
     }
 

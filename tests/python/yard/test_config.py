@@ -47,10 +47,15 @@ def test_core_binding_stub_and_configuration_have_the_same_defaults() -> None:
     config = {one.name: one.default for one in fields(by.Config) if one.default is not MISSING}
     assert stub_defaults() == binding
     sizes = {"device", "engine", "host", "disk"}
-    assert binding.keys() - core.keys() == sizes | {"writes_below", "namespace", "memory"}
+    assert binding.keys() - core.keys() == sizes | {
+        "writes_below",
+        "namespace",
+        "memory",
+        "recorder",
+    }
     assert {name: binding[name] for name in core} == core
     shared = binding.keys() & config.keys()
-    assert shared == binding.keys() - {"memory", "writes_below"}
+    assert shared == binding.keys() - {"memory", "recorder", "writes_below"}
     assert all(binding[name] is None and not config[name] for name in ("device", "engine"))
     shared -= {"device", "engine"}
     assert (config.pop("keyed"), binding.pop("keyed")) == ((), None), "each says none"
@@ -141,6 +146,8 @@ def test_sizes_of_memory_are_blocks_of_the_layout_per_rank_or_per_host() -> None
         ({"device": 8, "disk": "1 GiB"}, "disk = '1 GiB': without a layout"),
         ({"device": 8, "disk": -1}, "disk = -1: must be an integer >= 0"),
         ({"device": 8, "disc": 1}, "no 'disc' .* did you mean 'disk'"),
+        ({"device": 8, "record": 3}, "record = 3: give the path of a file"),
+        ({"device": 8, "record": ""}, "record = '': give the path of a file"),
         ({"device": 8, "layout": "llama-4-8b"}, "llama-3"),
         ({"device": 8, "layout": 5}, "layout = 5"),
         ({"device": 8, "layout": {"preset": ["x"]}}, "there is no preset"),
@@ -248,8 +255,8 @@ def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
     ):
         prints.add(by.Config.of(config.to_mapping() | change).fingerprint)
     assert len(prints) == 18
-    sized = by.Config.of(config.to_mapping() | {"device": 7, "host": 9, "disk": 8})
-    assert sized.fingerprint == config.fingerprint
+    for same in ({"device": 7, "host": 9, "disk": 8}, {"record": "traffic.rec"}):
+        assert by.Config.of(config.to_mapping() | same).fingerprint == config.fingerprint
 
 
 def test_what_comes_down_to_a_tier_can_leave_it_as_fast() -> None:

@@ -89,6 +89,12 @@ _FAMILIES: Final = {
     "blockyard_clears": _Family(
         "counter", "Resets that have ended what is below.", (), {(): "epoch"}
     ),
+    "blockyard_recorded_requests": _Family(
+        "counter",
+        "Requests that were written to the file of `record`, and those that were not.",
+        ("outcome",),
+        {("written",): "recorded", ("dropped",): "record_dropped"},
+    ),
     "blockyard_parked": _Family("gauge", "Requests that are parked.", (), {(): "parked"}),
     "blockyard_flights": _Family("gauge", "Flights in the air.", (), {(): "flights"}),
 }

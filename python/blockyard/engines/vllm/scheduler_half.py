@@ -159,6 +159,7 @@ class SchedulerHalf:
 
     def added(self, request: Any) -> None:
         """As vLLM's `on_new_request`: hashes its keys."""
+        self.connector.added(request.request_id)
         self._hash(self._row(request))
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
@@ -205,7 +206,11 @@ class SchedulerHalf:
             keys = self._keys(row)
         computed = ids[:full] if keys else ()
         hints = row.settings.hints.keywords
-        writes = self.connector.finished(request.request_id, keys, computed, **hints)
+        prompt = int(request.num_prompt_tokens)
+        answer = int(request.num_tokens) - prompt
+        writes = self.connector.finished(
+            request.request_id, keys, computed, prompt=prompt, answer=answer, **hints
+        )
         if row.loading and not writes:
             self._arrived.add(request.request_id)
 
@@ -422,6 +427,7 @@ class SchedulerHalf:
 
     def close(self) -> None:
         """Notes what should go first from the disk, for the next engine. The workers have ended."""
+        self.cache.stop_recording()
         if self._run:
             self._notes.keep_order(self._run, self.cache.eviction_order("disk"))
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from blockyard._core import Misuse
 from blockyard._typing import override
 from blockyard.tools.traces.lines import Place, TraceError, lines
+from blockyard.tools.traces.recording import block_size, is_recording, recorded
 from blockyard.tools.traces.room import Room
 
 __all__ = ["LONGEST", "Line", "Trace", "TraceError", "read"]
@@ -169,7 +170,7 @@ class Trace:
 def read(
     path: str | os.PathLike[str], *, trace_block: int | None = None, requests: int | None = None
 ) -> Trace:
-    """Reads a trace: one JSON object per line, gzipped if the name ends in .gz.
+    """Reads a trace: one JSON object per line, gzipped if the name ends in .gz; or a recording.
 
     Keys are `timestamp`, `input_length`, `output_length`, `hash_ids` and optionally `session`, and
     in the first line `block_size`, tokens per id, `hits_unknown`, why the ids do not tell hits, and
@@ -190,6 +191,13 @@ def read(
     for name, value in (("trace_block", trace_block), ("requests", requests)):
         if value is not None and not 1 <= value <= LONGEST:
             raise Misuse(f"{name} = {value}: must be None or an integer from 1 to {LONGEST}")
+    if is_recording(path):
+        return _of_recording(path, trace_block, requests)
+    return _of_lines(path, trace_block, requests)
+
+
+def _of_lines(path: Path, trace_block: int | None, requests: int | None) -> Trace:
+    """Reads what is no recording."""
     # Eight bytes for each number: a list of integers takes five times as many.
     head, flat, counts, session = array("q"), array("q"), array("q"), array("q")
     codes: dict[str | None, int] = {None: -1}
@@ -243,6 +251,44 @@ def read(
         sessions=tuple(name for name in codes if name is not None),
         hits_unknown=hits_unknown,
         incomplete=incomplete,
+    )
+
+
+def _of_recording(path: Path, trace_block: int | None, requests: int | None) -> Trace:
+    """Reads what a cache has recorded; its requests stand there in the order of their ends."""
+    size = block_size(path)
+    if trace_block not in {None, size}:
+        raise Misuse(f"trace_block = {trace_block}: the recording {path} has {size}; leave it out")
+    head, keys, counts = array("q"), bytearray(), array("q")
+    room = Room(_EACH, f"blocks of {path}; make a trace of it by `blockyard trace from recording`")
+    for one in recorded(path):
+        head.extend((one.nanoseconds, one.prompt, one.answer))
+        keys += one.keys
+        counts.append(len(one.keys) // 8)
+        room.grown(len(keys) // 8)
+    if not head:
+        raise TraceError(f"{path}: no request has ended in it yet; record for longer")
+    arrival, inputs, outputs = np.array(head, np.int64).reshape(-1, 3).T
+    order = np.argsort(arrival, kind="stable")[:requests]
+    have = np.array(counts, np.int64)
+    starts, have = (np.cumsum(have) - have)[order], have[order]
+    offsets = np.concatenate(([0], np.cumsum(have)))
+    at = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], have)
+    ids = np.frombuffer(keys, "<i8")[at]
+    # The numbers of keys, in the order in which they first appear: a trace has no key in it.
+    _, first, which = np.unique(ids, return_index=True, return_inverse=True)
+    number = np.empty(len(first), np.int64)
+    number[np.argsort(first)] = np.arange(len(first))
+    return Trace(
+        name=path.name,
+        trace_block=size,
+        # Whole milliseconds of the clock, as in a trace that is made of it.
+        arrival=arrival[order] // 10**6 - arrival[order[0]] // 10**6,
+        input_length=inputs[order],
+        output_length=outputs[order],
+        ids=number[which],
+        offsets=offsets,
+        session=np.zeros(0, np.int64),
     )
 
 

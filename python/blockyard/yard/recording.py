@@ -1,0 +1,56 @@
+"""The recording of a cache's requests, and what became of it."""
+
+import logging
+from typing import Final
+
+from blockyard._core import Recorder
+from blockyard.shared.stats import Stat
+
+__all__ = ["Recording"]
+
+_log = logging.getLogger(__name__)
+
+
+class Recording:
+    """A recorder, and one line in the log where it loses something. Any thread may ask.
+
+    Args:
+        path: The file; None to record nothing.
+        block_size: Tokens per block.
+
+    Raises:
+        Misuse: As in `Recorder`.
+    """
+
+    SCHEMA: Final = (
+        Stat("recorded", "requests", "written to the file of `record`"),
+        Stat("record_dropped", "requests", "not written there: the disk was full or too slow"),
+    )
+
+    def __init__(self, path: str | None, block_size: int) -> None:
+        self.recorder = None if path is None else Recorder(path, block_size)
+        self._path = path
+        self._is_told = False
+
+    def look(self) -> None:
+        """Says in the log, once, that requests are not written, and why."""
+        if self.recorder is None or self._is_told:
+            return
+        _, dropped = self.recorder.counts()
+        why = self.recorder.trouble()
+        if dropped or why is not None:
+            self._is_told = True
+            why = why or "they came faster than they could be written"
+            _log.warning("record = %r: not all requests are written: %s", self._path, why)
+
+    def close(self) -> None:
+        """Records no more, and waits a second at most for what is to be written."""
+        if self.recorder is not None:
+            self.recorder.close()
+            self.look()
+
+    def stats(self) -> dict[str, int]:
+        """Returns counts, by the names of `SCHEMA`."""
+        self.look()
+        counts = (0, 0) if self.recorder is None else self.recorder.counts()
+        return {stat.name: count for stat, count in zip(self.SCHEMA, counts, strict=True)}
