@@ -311,9 +311,9 @@ class Run(Struct, frozen=True, kw_only=True):
     """How long this run took here, measured; with replicas the sum of theirs."""
     tokens_per_second: float
     """Output tokens per modelled second."""
-    load: Load | None
+    load: Load | None = None
     """Load offered and served; null with model sequential, or if all requests come at once."""
-    replicas: list[Replica]
+    replicas: list[Replica] = []
     """Each engine, in the order of the router; empty where there is only one."""
     ttft_ms: Spread | None
     """From arrival to the first token of this engine, modelled; null likewise."""
@@ -327,7 +327,7 @@ class Run(Struct, frozen=True, kw_only=True):
     """Room that was kept for later; null likewise."""
     moved: Moved
     """Copies between tiers."""
-    pinned: float | None
+    pinned: float | None = None
     """Device slots in use by running requests, mean over modelled time; null likewise."""
     peak: dict[str, int]
     """The most slots with content, of device and host; and pinned, the most device slots in use
@@ -357,11 +357,11 @@ class Result(Struct, frozen=True, kw_only=True):
     """Tokens per trace id."""
     trace_requests: int
     """Requests in the trace, or as many as were asked for."""
-    answer: list[str]
+    answer: list[str] = []
     """What follows, a sentence each: the load first, where it is too high."""
-    speed: float
+    speed: float = 1.0
     """How many times as fast as in the trace requests arrive."""
-    router: str | None
+    router: str | None = None
     """What sent requests to replicas: prefix, random; null where there is one engine."""
     block_size: int
     """Tokens per block of the cache."""
