@@ -1,6 +1,7 @@
 """Checks of what a caller gives; a refusal names the argument, its value and what it must be."""
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from blockyard._core import Misuse
 
-__all__ = ["integer", "known", "one_of", "shown"]
+__all__ = ["file", "integer", "known", "one_of", "shown"]
 
 _Word = TypeVar("_Word", bound=str | bool | None)
 
@@ -84,3 +85,19 @@ def shown(value: object) -> str:
         return f"{value!r:.60}"
     except ValueError:  # Python writes no integer of more than 4,300 digits.
         return "an integer of thousands of digits"
+
+
+def file(name: str, given: object) -> str:
+    """The path of a file, as text.
+
+    Args:
+        name: What the error calls it.
+        given: What was given.
+
+    Raises:
+        Misuse: It is none.
+    """
+    path = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise Misuse(f"{name} = {shown(given)}: give the path of a file")
+    return path

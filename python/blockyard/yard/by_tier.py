@@ -1,11 +1,12 @@
 """Settings that hold for all tiers, or for each by its name."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from blockyard._core import Misuse
+from blockyard.shared.validate import one_of
 
-__all__ = ["ByTier", "by_tier", "of_tier"]
+__all__ = ["ByTier", "by_tier", "of_tier", "tiers_below"]
 
 _T = TypeVar("_T")
 
@@ -45,3 +46,16 @@ def of_tier(value: Any, tier: str, default: _T) -> _T:  # noqa: ANN401 - of any 
     """Returns what holds for one tier; the default where pairs or a mapping do not name it."""
     pairs: Mapping[str, _T] = dict(value) if isinstance(value, tuple | Mapping) else {tier: value}
     return pairs.get(tier, default)
+
+
+def tiers_below(name: str, given: object) -> tuple[str, ...]:
+    """Names of tiers, each once and from the top: the same in whatever order they were given.
+
+    Raises:
+        Misuse: One is no tier below the device.
+    """
+    below = ("host", "disk")
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise Misuse(f"{name} = {given!r}: give a sequence of names of tiers")
+    names = {one_of(name, tier, below) for tier in given}
+    return tuple(tier for tier in below if tier in names)

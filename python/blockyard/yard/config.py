@@ -13,9 +13,8 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypedDict, 
 from blockyard._core import Misuse
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.thresholds import Thresholds
-from blockyard.shared.validate import integer, known, one_of
-from blockyard.yard.by_tier import ByTier, by_tier, of_tier
-from blockyard.yard.forms import file, pairs_of_text, tiers_below
+from blockyard.shared.validate import file, integer, known, one_of
+from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
 from blockyard.yard.sizes import in_blocks
 
 __all__ = ["Config", "ConfigKeywords", "Eviction", "HostCopies", "Speeds", "agree"]
@@ -403,6 +402,18 @@ def _counts(speeds: Sequence[int | None]) -> list[int]:
     return [count for count in speeds if count is not None]
 
 
+def _namespace(given: object) -> tuple[tuple[str, str], ...]:
+    """Sorted pairs: frozen, hashed, and the same in whatever order they were given."""
+    try:
+        pairs = sorted(dict(given).items())  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise Misuse(f"namespace = {given!r}: give a mapping of names to text") from None
+    for pair in pairs:
+        if not all(isinstance(part, str) for part in pair):
+            raise Misuse(f"namespace has {pair}: give text for a name that is text")
+    return tuple(pairs)
+
+
 def _sizes(config: Config) -> dict[str, int | str]:
     """Blocks of the tiers that were given; a default stays one, so that a copy may have others."""
     sizes = {tier: getattr(config, tier) for tier in ("engine", *TIERS)}
@@ -428,7 +439,7 @@ _FORMS: dict[str, Callable[[object], object]] = {
     "keyed": partial(tiers_below, "keyed"),
     "speeds": _speeds,
     "thresholds": Thresholds.of,
-    "namespace": partial(pairs_of_text, "namespace"),
+    "namespace": _namespace,
     "record": partial(file, "record"),
     **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},
 }

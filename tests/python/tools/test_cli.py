@@ -241,7 +241,7 @@ def test_without_the_extra_the_help_lists_every_command(words: str) -> None:
     done = bare(words, *EXTRA, "cupy")
     assert (done.returncode, done.stderr) == (0, "")
     commands = done.stdout.partition("Commands:")[2].splitlines()
-    assert [line.split()[0] for line in commands if line] == ["disk", "proof", "replay", "trace"]
+    assert [line.split()[0] for line in commands if line] == ["disk", "proof", "replay", "sweep", "trace"]
     assert "pip install 'blockyard[replay]'" in commands[-1]
 
 
@@ -592,7 +592,7 @@ def test_ctrl_c_ends_it_with_what_is_known(words: str) -> None:
     runs = 2 if "--jobs 2" in words else 1
     assert (result["complete"], result["audit"], len(result["runs"])) == (False, "ok", runs)
     assert 0 < result["requests"] < result["trace_requests"] == 5000
-    assert Path("r.html").stat().st_size > 10**6
+    assert Path("r.html").stat().st_size > 20_000
     assert not list(Path().glob(".r.*"))
 
 
