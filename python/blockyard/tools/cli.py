@@ -1,5 +1,6 @@
 """The command line: its commands, and how it reports errors."""
 
+import difflib
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,6 +22,12 @@ _EXTRA: Final = ("msgspec", "rich")
 """The packages that `replay`, `sweep` and `trace` need beside the library's own dependencies."""
 _WITH_EXTRA: Final = {"replay": "replay.cli", "sweep": "sweep.cli", "trace": "traces.cli"}
 """The commands that need them, and where they are."""
+_GROUPS: Final = {
+    "Plan memory": ("sweep", "replay", "trace"),
+    "See that it holds": ("proof",),
+    "Look after a disk": ("disk",),
+}
+"""The commands by what they are for."""
 _INSTALL: Final = "pip install 'blockyard[replay]'"
 
 
@@ -37,6 +44,24 @@ class _Commands(click.Group):
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return _extra(cmd_name) if cmd_name in _WITH_EXTRA else super().get_command(ctx, cmd_name)
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in _GROUPS.items():
+            commands = {name: self.get_command(ctx, name) for name in names}
+            said = [(name, it.get_short_help_str(60)) for name, it in commands.items() if it]
+            with formatter.section(title):
+                formatter.write_dl(said)
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        words = self.list_commands(ctx)
+        if args[0] not in words:
+            near = difflib.get_close_matches(args[0], words, n=1, cutoff=0.0)[0]
+            ctx.fail(f"there is no command {args[0][:60]!r}: did you mean {near!r}?")
+        return super().resolve_command(ctx, args)
 
     @override
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - as click has it
@@ -57,6 +82,7 @@ class _Commands(click.Group):
     cls=_Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog="Example: blockyard sweep trace.jsonl --report sweep.html",
 )
 @click.version_option(__version__, prog_name="blockyard", message="%(prog)s %(version)s")
 @click.pass_context

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
@@ -19,7 +20,7 @@ from click.testing import CliRunner, Result
 import blockyard as by
 import simulated_cupy as simulated
 import traces
-from blockyard.tools.cli import cli
+from blockyard.tools.cli import _GROUPS, cli
 from blockyard.tools.replay import comparison
 from blockyard.tools.replay.play import play
 from blockyard.tools.replay.result import Run
@@ -240,9 +241,18 @@ EXTRA = ("msgspec", "rich")
 def test_without_the_extra_the_help_lists_every_command(words: str) -> None:
     done = bare(words, *EXTRA, "cupy")
     assert (done.returncode, done.stderr) == (0, "")
-    commands = done.stdout.partition("Commands:")[2].splitlines()
-    assert [line.split()[0] for line in commands if line] == ["disk", "proof", "replay", "sweep", "trace"]
-    assert "pip install 'blockyard[replay]'" in commands[-1]
+    words = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert {"disk", "proof", "replay", "sweep", "trace"} <= words.keys()
+    assert "pip install 'blockyard[replay]'" in words["replay"]
+    assert "Example: blockyard sweep" in done.stdout
+
+
+def test_every_command_stands_in_a_group_and_an_unknown_one_has_a_nearest() -> None:
+    known = set(cli.list_commands(click.Context(cli)))
+    assert known == {name for names in _GROUPS.values() for name in names}
+    done = CliRunner().invoke(cli, ["replya"])
+    assert done.exit_code == 2
+    assert "there is no command 'replya': did you mean 'replay'?" in done.output
 
 
 def test_without_the_extra_the_proof_runs() -> None:

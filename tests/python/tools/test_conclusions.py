@@ -202,3 +202,16 @@ def test_names_say_only_what_varies() -> None:
     assert labels(runs) == ["through", "on-evict"]
     runs = [run_of(host_copies=None), run_of(host_copies="last", policy="learned")]
     assert labels(runs) == ["recency, copies by policy", "learned, copies last"]
+
+
+def test_a_trace_that_does_not_tell_hits_is_no_ground_for_any() -> None:
+    runs = [run_of(), run_of(policy="learned", hit_ratio=0.7)]
+    said = " ".join(conclusions(runs, hits_unknown="it has lengths only"))
+    assert "Hits cannot be told from this trace: it has lengths only." in said
+    assert "are found" not in said
+    assert "finds the most" not in said
+    assert "hold" in said
+
+
+def test_a_trace_that_was_cut_short_is_called_so() -> None:
+    assert any("is incomplete" in sentence for sentence in conclusions([run_of()], cut=True))

@@ -66,7 +66,7 @@ def disk() -> None:
     """
 
 
-@disk.command()
+@disk.command(epilog="Example: blockyard disk show /mnt/kv")
 @_PATH
 @_JSON
 def show(path: Path, output: str | None) -> None:
@@ -85,7 +85,7 @@ def show(path: Path, output: str | None) -> None:
         _print(output, f"{path} has no blocks")
 
 
-@disk.command()
+@disk.command(epilog="Example: blockyard disk verify /mnt/kv --threads 8")
 @_PATH
 @click.option("--identity", "names", multiple=True, metavar="HEX", help="Only this one of PATH.")
 @click.option("--threads", type=_THREADS, default=4, help="Threads that read.")
@@ -132,7 +132,7 @@ def verify(
         ctx.exit(_BREACH)
 
 
-@disk.command()
+@disk.command(epilog="Example: blockyard disk wipe /mnt/kv --all")
 @_PATH
 @click.argument("names", nargs=-1, metavar="[IDENTITY]...")
 @click.option("--all", "everything", is_flag=True, help="Wipe all identities of PATH.")
@@ -161,7 +161,7 @@ def wipe(path: Path, names: tuple[str, ...], everything: bool, yes: bool) -> Non
         _report(one, unlink(one))
 
 
-@disk.command()
+@disk.command(epilog="Example: blockyard disk bench /mnt/kv --block-bytes 320KiB")
 @_PATH
 @click.option(
     "--block-bytes", callback=_nbytes(_BLOCK), default="2 MiB", help="Size of a block, with unit."

@@ -25,7 +25,7 @@ _SIZE = 8
 """Tokens per block: fewer than engines use, so that more blocks move."""
 
 
-@click.command()
+@click.command(epilog="Example: blockyard proof --conversations 4 --seed 7")
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**64 - 1),

@@ -275,7 +275,9 @@ def _result(replays: Replays, options: Options, command: str, runs: Sequence[Run
         trace=_plain(trace.name),
         trace_block=spec.trace_block,
         trace_requests=len(trace),
-        answer=conclusions(runs, speed=options["speed"]),
+        answer=conclusions(
+            runs, speed=options["speed"], hits_unknown=trace.hits_unknown, cut=trace.incomplete
+        ),
         speed=options["speed"],
         router=replays.router,
         block_size=spec.block_size,

@@ -27,16 +27,31 @@ _FULL: Final = 0.9
 """A tier that was once as full as that may be too small."""
 
 
-def conclusions(runs: Sequence[Run], *, speed: float = 1.0) -> list[str]:
+def conclusions(
+    runs: Sequence[Run], *, speed: float = 1.0, hits_unknown: str = "", cut: bool = False
+) -> list[str]:
     """Returns sentences, the first ones about the first run.
 
     Args:
         runs: One per combination of policies.
         speed: How many times as fast as in the trace requests arrived.
+        hits_unknown: Why the trace does not tell what a cache finds; "" where it does.
+        cut: Whether the trace was cut short when it was made.
     """
     main = runs[0]
+    whole = ["The trace is incomplete: what comes after its end is not served."] if cut else []
+    if hits_unknown:
+        # What is found there, and what an order gains by it, are not what a cache would do.
+        return [
+            *_load(runs, speed),
+            f"Hits cannot be told from this trace: {hits_unknown}.",
+            *whole,
+            *_pinned(main),
+            *_preempted(main),
+        ]
     return [
         *_load(runs, speed),
+        *whole,
         *_worth(main),
         *_better(runs),
         *_pinned(main),
