@@ -24,8 +24,8 @@ def document(title: str, body: str, script: str, data: bytes, style: str = "") -
         title: Of the window, as text.
         body: Markup inside `<body>`; nothing that came from outside belongs here.
         script: Draws the page from its data; it runs when the body is there.
-        data: JSON in UTF-8. It is put in the element `result`, without the space between its values,
-            where it cannot become markup.
+        data: JSON in UTF-8. It is put in the element `result`, without the space between its
+            values, where it cannot become markup.
         style: Rules of this page alone.
 
     Returns:
