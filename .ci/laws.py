@@ -1,9 +1,10 @@
 """Checks that every law and table row has a test, and every law a mutant.
 
 `docs/laws.md` is the map: a row begins with the name of a law or row, and its last column names
-tests as `module::name`, where the module is a file under `tests/`. The mutants are the rows of
-`tests/mutants/*.toml`; `.ci/mutants.py` checks that each fits the tree and writes their list
-into the map. `--self-test` breaks the map in each way once and sees that it is noticed.
+tests as `module::name`, where the module is a file under `tests/`, or one of the core with unit
+tests. The mutants are the rows of `tests/mutants/*.toml`; `.ci/mutants.py` checks that each fits
+the tree and writes their list into the map. `--self-test` breaks the map in each way once and
+sees that it is noticed.
 """
 
 import re
@@ -16,7 +17,7 @@ from planted import Fault, noticed
 
 CORE = [
     *(f"INV-{law}" for law in (*range(1, 8), 14, 17, 19)),
-    *(f"INV-20{clause}" for clause in "abcdefghijk"),
+    *(f"INV-20{clause}" for clause in "abcdefghijkl"),
     *(f"INV-{law}" for law in (22, 23, 24, 33, 34)),
     *(f"E{law}" for law in range(1, 8)),
     *(f"2.1-{row}" for row in range(1, 6)),
@@ -77,13 +78,19 @@ def rows(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def exists(root: Path, module: str, test: str, *, ends: str = "") -> bool:
-    """Whether a file of that name and ending under `tests/` has this test."""
-    patterns = {".rs": RUST, ".py": PYTHON}
+    """Whether a file of that name and ending has this test, under `tests/` or in the core."""
+    places = {
+        f"tests/**/{module}.rs": RUST,
+        f"tests/**/{module}.py": PYTHON,
+        f"rust/core/src/**/{module}.rs": RUST,
+        f"rust/core/src/**/{module}/mod.rs": RUST,
+        f"rust/core/src/**/{module}/tests.rs": RUST,
+    }
     return any(
         re.search(pattern.format(test), file.read_text(), re.MULTILINE)
-        for suffix, pattern in patterns.items()
-        if suffix.endswith(ends)
-        for file in root.glob(f"tests/**/{module}{suffix}")
+        for place, pattern in places.items()
+        if place.endswith(ends)
+        for file in root.glob(place)
     )
 
 

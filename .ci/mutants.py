@@ -15,8 +15,9 @@ what, in which file:
 
 `find` stands once in the file, whatever is around it: a row survives edits elsewhere, and a move of
 the file by its new name. A mistake that needs a second edit in its file has it in a table
-`[[mutant.also]]`, with `find` and `replace`. The tests are nextest filters of the core's laws, or
-pytest ids; for a mistake in Rust that pytest must notice, the binding is built with it.
+`[[mutant.also]]`, with `find` and `replace`. The tests are nextest filters of the core's laws and
+of its unit tests (`test(=evict::heap::tests::NAME)`), or pytest ids; for a mistake in Rust that
+pytest must notice, the binding is built with it.
 
     python .ci/mutants.py               # does every row fit the tree? Without a build
     python .ci/mutants.py --write       # writes the list in docs/laws.md
@@ -37,7 +38,7 @@ PAGE = Path("docs/laws.md")
 BEGIN, END = "<!-- mutants: begin -->\n", "<!-- mutants: end -->\n"
 _KEYS = {"name", "law", "tests", "file", "find", "replace"}
 _NAME = re.compile(r"[\w.-]+")
-_NEXTEST = re.compile(r"test\(=(\w+)::(\w+)\)")
+_NEXTEST = re.compile(r"test\(=(?:\w+::)*?(\w+)(?:::tests)?::(\w+)\)")
 _PYTEST = re.compile(r"tests(?:/\w+)+/(\w+)\.py::(\w+)")
 
 

@@ -59,8 +59,8 @@ def fresh_copy() -> Path:
     return tree
 
 
-NEXTEST = ["cargo", "nextest", "run", "--locked", "--package", "blockyard-core", "--test", "laws"]
-NEXTEST += ["--package", "blockyard-disk", "--test", "disk"]
+NEXTEST = ["cargo", "nextest", "run", "--locked", "--lib", "--test", "laws", "--test", "disk"]
+NEXTEST += ["--package", "blockyard-core", "--package", "blockyard-disk"]
 BINDING = ["cargo", "build", "--locked", "--package", "blockyard-py"]
 PYTEST = [sys.executable, "-m", "pytest", "--quiet", "--exitfirst", "-p", "no:cacheprovider"]
 # A mistake in Rust is built for debugging, which the package warns of when it is imported.

@@ -1,7 +1,7 @@
 """Checks of what a caller gives; a refusal names the argument, its value and what it must be."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -54,22 +54,27 @@ def one_of(name: str, value: object, words: Iterable[_Word]) -> _Word:
     raise Misuse(f"{name} = {shown(value)}: must be one of {known}")
 
 
-def known(name: str, value: object, names: Iterable[str]) -> str:
+def known(
+    name: str, value: object, names: Iterable[str], elsewhere: Mapping[str, str] | None = None
+) -> str:
     """That of some names which was given; where it is none of them, the nearest is offered.
 
     Args:
         name: What the error calls it.
         value: What was given.
         names: The names that there are.
+        elsewhere: What other names, which are not taken, would mean here.
 
     Raises:
         Misuse: It is none of them.
     """
     all_ = tuple(names)
-    if isinstance(value, str) and value in all_:
+    if not isinstance(value, str):
+        raise Misuse(f"{name} = {shown(value)}: must be one of {', '.join(all_)}")
+    if value in all_:
         return value
-    text = value[:60] if isinstance(value, str) else shown(value)
-    near = difflib.get_close_matches(text, all_, n=1, cutoff=0.0)[0]
+    near = (elsewhere or {}).get(value.casefold())
+    near = near or difflib.get_close_matches(value[:60], all_, n=1, cutoff=0.0)[0]
     raise Misuse(f"{name} = {shown(value)}: did you mean {near!r}? It is one of {', '.join(all_)}")
 
 

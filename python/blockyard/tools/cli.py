@@ -1,6 +1,7 @@
 """The command line: its commands, and how it reports errors."""
 
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, NoReturn
 
@@ -17,23 +18,25 @@ _BREACH, _MISUSE, _INTERRUPTED = 1, 2, 130
 """Exit statuses."""
 
 _EXTRA: Final = ("msgspec", "rich")
-"""The packages that `replay` needs beside the library's own dependencies."""
+"""The packages that `replay` and `trace` need beside the library's own dependencies."""
+_WITH_EXTRA: Final = {"replay": "replay.cli", "trace": "traces.cli"}
+"""The commands that need them, and where they are."""
 _INSTALL: Final = "pip install 'blockyard[replay]'"
 
 
 class _Commands(click.Group):
     """Reports an error in one line on stderr, and by the exit status.
 
-    `replay` is imported only when it is called: the other commands work without its extra.
+    What needs the extra is imported only when it is called: the other commands work without.
     """
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "replay"])
+        return sorted([*super().list_commands(ctx), *_WITH_EXTRA])
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return _replay() if cmd_name == "replay" else super().get_command(ctx, cmd_name)
+        return _extra(cmd_name) if cmd_name in _WITH_EXTRA else super().get_command(ctx, cmd_name)
 
     @override
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - as click has it
@@ -67,23 +70,24 @@ cli.add_command(disk)
 cli.add_command(proof)
 
 
-def _replay() -> click.Command:
-    """Returns the command; without its extra, one that only says what to install."""
-    missing = [name for name in _EXTRA if find_spec(name) is None]
+def _extra(name: str) -> click.Command:
+    """Returns the command; without the extra, one that only says what to install."""
+    missing = [package for package in _EXTRA if find_spec(package) is None]
     if not missing:
-        from blockyard.tools.replay.cli import replay  # noqa: PLC0415 - see `_Commands`
-
-        return replay
+        command: click.Command = getattr(
+            import_module(f"blockyard.tools.{_WITH_EXTRA[name]}"), name
+        )
+        return command
 
     @click.command(
-        "replay",
+        name,
         help=f"Needs the extra `replay`: {_INSTALL}",
         add_help_option=False,
         context_settings={"ignore_unknown_options": True},
     )
     @click.argument("words", nargs=-1)
     def refusal(words: tuple[str, ...]) -> NoReturn:  # noqa: ARG001 - as click has it
-        raise Misuse(f"replay needs {', '.join(missing)}: {_INSTALL}")
+        raise Misuse(f"{name} needs {', '.join(missing)}: {_INSTALL}")
 
     return refusal
 

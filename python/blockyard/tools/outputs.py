@@ -2,12 +2,14 @@
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from blockyard._core import Misuse
 
-__all__ = ["claim", "write"]
+__all__ = ["claim", "opened", "write"]
 
 
 def claim(paths: Mapping[str, Path | None]) -> None:
@@ -37,6 +39,19 @@ def write(path: Path, content: bytes) -> None:
     Raises:
         Misuse: The file cannot be written.
     """
+    with opened(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Gives a temporary file, and renames it at the end; after an exception nothing is left of it.
+
+    In the body an OSError is taken for one of writing.
+
+    Raises:
+        Misuse: The file cannot be written.
+    """
     target = _target(path)
     partial = None
     try:
@@ -44,7 +59,7 @@ def write(path: Path, content: bytes) -> None:
             dir=target.parent, prefix=f".{target.name[:100]}.", delete=False
         ) as file:
             partial = Path(file.name)
-            file.write(content)
+            yield file
         # A temporary file is readable by its owner alone; the result has the usual mode.
         partial.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
         partial.replace(target)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_args
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_args
 
 from blockyard._core import Misuse
 from blockyard.shared.layout import TIERS, Hello, KVLayout
@@ -22,6 +22,8 @@ __all__ = ["Config", "ConfigKeywords", "Eviction", "HostCopies", "Speeds", "agre
 
 Eviction: TypeAlias = Literal["recency", "learned", "bonus", "newest", "heap"]
 """Which blocks are evicted first."""
+_ORDERS: Final = {"lru": "recency", "mru": "newest"}
+"""What the orders are called elsewhere."""
 HostCopies: TypeAlias = Literal["first", "last"]
 """When copies on the host of what the device has too are evicted."""
 Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
@@ -110,7 +112,8 @@ class Config:
         ahead: While fewer than this many slots of a tier are free, this many of its next victims
             have a copy below; with "through" the most blocks in flight. It is for each tier that
             has one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096,
-            and below the device for as many as there, up to a quarter; 0 copies nothing ahead.
+            and below the device for as many as there, up to a quarter; for a quarter where host
+            copies go first. 0 copies nothing ahead.
         deadline: Ticks after which the end of a flight counts as unknown; None for no deadline. Or
             a mapping by the lower of the tiers that a flight goes between: "device" within the
             device.
@@ -171,7 +174,7 @@ class Config:
                 settle(self, name, integer(name, getattr(self, name), least=least))
         for name, words in _WORDS.items():
             settle(self, name, one_of(name, getattr(self, name), words))
-        settle(self, "eviction", known("eviction", self.eviction, get_args(Eviction)))
+        settle(self, "eviction", known("eviction", self.eviction, get_args(Eviction), _ORDERS))
         for name, form in _FORMS.items():
             if getattr(self, name) is not None:
                 settle(self, name, form(getattr(self, name)))
@@ -281,7 +284,9 @@ class Config:
         below = TIERS[TIERS.index(tier) + 1 :]
         if not any(map(self.blocks_of, below)):
             return 0
-        default = min(self.blocks_of(tier) // 16, 4096)
+        # Where copies go first, a victim that has none in time is lost, though it had one before.
+        copies = self.host_copies or ("first" if self.eviction == "learned" else "last")
+        default = min(self.blocks_of(tier) // (4 if copies == "first" else 16), 4096)
         if tier != TIERS[0]:
             # What comes down from above comes as fast, and its victims must be as many.
             above = self.ahead_of(TIERS[TIERS.index(tier) - 1])

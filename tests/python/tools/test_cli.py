@@ -241,7 +241,7 @@ def test_without_the_extra_the_help_lists_every_command(words: str) -> None:
     done = bare(words, *EXTRA, "cupy")
     assert (done.returncode, done.stderr) == (0, "")
     commands = done.stdout.partition("Commands:")[2].splitlines()
-    assert [line.split()[0] for line in commands if line] == ["disk", "proof", "replay"]
+    assert [line.split()[0] for line in commands if line] == ["disk", "proof", "replay", "trace"]
     assert "pip install 'blockyard[replay]'" in commands[-1]
 
 
@@ -253,12 +253,13 @@ def test_without_the_extra_the_proof_runs() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("msgspec", "replay"), ("rich", "replay --help"), ("rich", "replay t.jsonl --ranks 3")],
+    [("msgspec", "replay"), ("rich", "replay --help"), ("rich", "trace from azure t.csv")],
 )
-def test_without_the_extra_a_replay_says_what_to_install(name: str, words: str) -> None:
+def test_without_the_extra_a_command_says_what_to_install(name: str, words: str) -> None:
     done = bare(words, name)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"blockyard: replay needs {name}: pip install 'blockyard[replay]'\n"
+    command = words.split(maxsplit=1)[0]
+    assert done.stderr == f"blockyard: {command} needs {name}: pip install 'blockyard[replay]'\n"
 
 
 def test_the_same_seed_gives_the_same_json_but_for_what_is_measured() -> None:

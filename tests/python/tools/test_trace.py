@@ -71,6 +71,24 @@ def test_ids_beyond_the_prompt_are_ignored_and_missing_ones_are_allowed(tmp_path
     assert [trace.ids_of(i).tolist() for i in range(3)] == [[0, 1, 2], [0], []]
 
 
+def test_the_first_line_may_say_how_large_blocks_are_and_that_hits_are_unknown(
+    tmp_path: Path,
+) -> None:
+    first = {"timestamp": 0, "input_length": 11, "output_length": 3, "hash_ids": [0, 1, 2, 9]}
+    path = put(tmp_path, first | {"block_size": 3, "hits_unknown": "lengths only"}, SECOND)
+    trace = read(path)
+    assert trace.trace_block == 3
+    assert trace.hits_unknown == "lengths only"
+    assert read(path, trace_block=4).trace_block == 4
+    trace.write(tmp_path / "again.jsonl")
+    assert read(tmp_path / "again.jsonl") == trace
+    plain = read(put(tmp_path, first | {"block_size": 3}, SECOND))
+    assert plain.hits_unknown == ""
+    assert plain != trace
+    # What stands in another line says nothing.
+    assert read(put(tmp_path, FIRST, SECOND | {"block_size": 3})).trace_block == 8
+
+
 def test_blank_lines_at_the_end_and_unknown_keys_are_fine(tmp_path: Path) -> None:
     plain = read(put(tmp_path, FIRST, SECOND))
     more = SECOND | {"agent": ["x", {"y": 1}], "chat_id": 3}
@@ -165,6 +183,8 @@ BAD: list[tuple[str, dict[str, Any] | str | bytes, str]] = [
     ("null", SECOND | {"hash_ids": None}, "line 2, field hash_ids: null; give a list"),
     ("an id of text", SECOND | {"hash_ids": [0, "x"]}, 'line 2, field hash_ids[1]: "x"; give'),
     ("a number as session", SECOND | {"session": 3}, "line 2, field session: 3; give text"),
+    ("an empty block", SECOND | {"block_size": 0}, "line 2, field block_size: 0; give tokens per"),
+    ("no reason", SECOND | {"hits_unknown": 1}, "line 2, field hits_unknown: 1; give text"),
     ("a negative time", SECOND | {"timestamp": -1}, "line 2, field timestamp: -1; give"),
     ("an earlier time", FIRST | {"timestamp": 4}, "timestamp: 4 is below the previous line's 5"),
     ("no prompt", SECOND | {"input_length": 0}, "line 2, field input_length: 0; give"),
@@ -219,6 +239,11 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(TraceError, match=re.escape(f"{path}: {says}")):
             read(path)
+
+
+def test_a_trace_of_full_blocks_alone_tells_its_block_too(tmp_path: Path) -> None:
+    rows = [FIRST | {"input_length": n, "hash_ids": [*range(n // 512)]} for n in (1100, 1600, 5119)]
+    assert read(put(tmp_path, *rows)).trace_block == 512
 
 
 def test_a_block_that_cannot_be_found_is_asked_for(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ def test_ahead_has_a_default_for_each_tier_that_has_one_below_it() -> None:
     assert aheads(config(host=0, disk=0)) == [0, 0, 0]
     assert aheads(config(host=2**20)) == [4, 4096, 0]
     assert config(host=0).ahead_blocks == config(disk=0).ahead_blocks == 4
+    # A victim without a copy is lost there, though it had one before.
+    for first in ({"host_copies": "first"}, {"eviction": "learned"}):
+        assert config(**first).ahead_blocks == 4 * config().ahead_blocks
+    assert config(eviction="learned", host_copies="last").ahead_blocks == 4
 
 
 def test_ahead_is_one_number_for_all_or_a_mapping_with_defaults() -> None:

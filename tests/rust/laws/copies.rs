@@ -3,7 +3,7 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, Yard, and_one, cat, config, text, three};
-use blockyard_core::{Config, EvictionPolicy, HostCopies, Tier};
+use blockyard_core::{Config, EvictionPolicy, HostCopies, Tier, WritePolicy};
 
 fn yards(device: u32, host: u32) -> impl Iterator<Item = Yard> {
     let yard = move |policy: EvictionPolicy| {
@@ -83,6 +83,41 @@ fn a_loaded_block_leaves_a_copy_that_goes_first() {
         assert_eq!(yard.hits(&text(1, 2)), [0, 2, 0]);
         assert_eq!(yard.hits(&prompt), [1, 0, 0], "one copy is enough");
         yard.finish(lease);
+    }
+}
+
+#[test]
+fn what_is_new_takes_the_place_of_a_copy_that_goes_first_and_of_no_next_victim() {
+    for policy in KINDS {
+        let yard = Yard::of(Config {
+            policy,
+            write: WritePolicy::Through,
+            host_copies: Some(HostCopies::First),
+            ..config(12, 4)
+        });
+        let twice = [text(1, 2), text(2, 2)];
+        for prompt in &twice {
+            yard.publish(prompt);
+            yard.land(&[yard.demote(1).unwrap()]);
+            yard.land(&[yard.demote(1).unwrap()]);
+        }
+        twice.iter().for_each(|prompt| use_again(&yard, prompt));
+        assert_eq!(
+            yard.host().free,
+            0,
+            "the host has copies of what the device has used again"
+        );
+        yard.publish(&text(3, 2));
+        yard.land(&[yard.demote(2).unwrap()]);
+        assert_eq!(yard.hits(&text(3, 2)), [2, 0, 0]);
+        yard.squeeze(yard.device().idle as u32);
+        assert_eq!(
+            yard.hits(&text(3, 2))[1],
+            2,
+            "{policy:?}: what is new was copied"
+        );
+        let left: u32 = twice.iter().map(|prompt| yard.hits(prompt)[1]).sum();
+        assert_eq!(left, 2, "{policy:?}: for as many others");
     }
 }
 

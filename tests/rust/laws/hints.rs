@@ -1,8 +1,8 @@
 //! What is said where a request ends: the heap takes priorities and times to live by the word; an order
 //! that learns what hints are worth obeys none.
 
-use crate::yard::{Yard, and_one, config, text, tokens};
-use blockyard_core::{Config, EvictionPolicy, Hints, NextUse, Priority, Retention};
+use crate::yard::{Yard, and_one, config, text, three, tokens};
+use blockyard_core::{Config, EvictionPolicy, Hints, NextUse, Priority, Retention, Tier};
 
 const LEARNING: [EvictionPolicy; 3] = [
     EvictionPolicy::Learned,
@@ -77,6 +77,44 @@ fn what_has_outlived_its_time_goes_first_and_what_is_published_again_has_no_time
     publish(&yard, 6, Hints::default());
     yard.squeeze(2);
     assert_eq!(left(&yard, [4, 5, 2, 6]), [0, 2, 2, 2]);
+}
+
+#[test]
+fn a_copy_that_has_outlived_its_time_hides_no_victim_from_copies_ahead() {
+    let yard = Yard::of(Config {
+        policy: EvictionPolicy::Heap,
+        ..three(12, 8, 8)
+    });
+    // On the host a copy that has outlived its time goes before what has no other copy.
+    yard.publish_below(&text(2, 2));
+    publish(&yard, 1, ttl(1));
+    yard.copy_down(2);
+    publish(&yard, 3, Hints::default());
+    let plan = yard.cache.lock().demote(Tier::HOST, 8);
+    let plan = plan.expect("the second text has no copy below");
+    yard.land(std::slice::from_ref(&plan));
+    assert_eq!(plan.len(), 2);
+    assert_eq!(yard.hits(&text(2, 2))[1], 2);
+}
+
+#[test]
+fn the_copy_of_what_has_outlived_its_time_stays_as_that_goes_first() {
+    let yard = Yard::of(Config {
+        policy: EvictionPolicy::Heap,
+        ..config(12, 2)
+    });
+    let brief = Hints {
+        retention: Retention::Retain,
+        ..ttl(1)
+    };
+    publish(&yard, 1, brief);
+    yard.copy_down(2);
+    for name in 2..4 {
+        publish(&yard, name, Hints::default());
+    }
+    assert_eq!(yard.demote(6), None, "the host is full of what goes before");
+    yard.squeeze(2);
+    assert_eq!(yard.hits(&text(1, 2)), [0, 2, 0], "and nothing is lost");
 }
 
 #[test]

@@ -91,10 +91,13 @@ impl Yard {
         while taken < most
             && let Some(block) = self.fresh.pop_front()
         {
-            if !before.contains(&block) || plan[..taken].contains(&block) {
+            // What had a copy may have lost it to the one before.
+            let next = plan.get(taken) == Some(&block);
+            let bare = before.contains(&block) || (next && self.leaves_copies(1));
+            if !bare || plan[..taken].contains(&block) {
                 continue;
             }
-            if plan.get(taken) != Some(&block) {
+            if !next {
                 self.fresh.push_front(block);
                 break;
             }
@@ -191,14 +194,16 @@ impl Yard {
     }
 
     /// What a tier whose order is not known would look at, had it time for all: idle blocks; but no
-    /// copies of what the device has, where these go last.
+    /// copies of what the device has, where these go last, whatever time they have outlived.
     pub(crate) fn look_ahead(&self, tier: usize) -> Vec<Block> {
         let may = self.may_go(tier);
         let slots = self.slots[tier].keys().copied();
         let leaves = self.is_heap() || self.follows() || self.leaves_copies(1);
         let idle = slots.filter(|slot| self.idle(tier, *slot) && (!leaves || may.contains(slot)));
         idle.filter_map(|slot| self.block_in(tier, slot))
-            .filter(|&block| self.leaves_copies(tier) || !self.is_copy(tier, block))
+            .filter(|&block| {
+                self.is_heap() || self.leaves_copies(tier) || !self.is_copy(tier, block)
+            })
             .collect()
     }
 }

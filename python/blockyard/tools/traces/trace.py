@@ -5,8 +5,7 @@ import hashlib
 import json
 import os
 import re
-import zlib
-from collections.abc import Iterator
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -17,13 +16,19 @@ from numpy.typing import NDArray
 
 from blockyard._core import Misuse
 from blockyard._typing import override
+from blockyard.tools.traces.lines import Place, TraceError, lines
+from blockyard.tools.traces.room import Room
 
-__all__ = ["Trace", "TraceError", "read"]
+__all__ = ["LONGEST", "Line", "Trace", "TraceError", "read"]
 
 # The latest millisecond whose nanoseconds fit into 64 bits.
 _LATEST: Final = 2**63 // 10**6 - 1
-_LONGEST: Final = 2**31 - 1
+LONGEST: Final = 2**31 - 1
+"""The most tokens of a prompt or an answer."""
 _GREATEST: Final = 2**63 - 1
+
+_EACH: Final = 40
+"""Bytes that the checks take for each id of a trace."""
 
 # The block sizes that are tried where none is given, and the share of lines that must agree.
 _BLOCKS: Final = tuple(1 << power for power in range(3, 13))
@@ -31,23 +36,28 @@ _AGREE: Final = 0.9
 
 _WANTED: Final = {
     "timestamp": f"milliseconds from the start, a whole number from 0 to {_LATEST}",
-    "input_length": f"tokens of the prompt, a whole number from 1 to {_LONGEST}",
-    "output_length": f"tokens of the answer, a whole number from 0 to {_LONGEST}",
+    "input_length": f"tokens of the prompt, a whole number from 1 to {LONGEST}",
+    "output_length": f"tokens of the answer, a whole number from 0 to {LONGEST}",
     "hash_ids": f"a list of whole numbers from 0 to {_GREATEST}, one for each block of the prompt",
     "session": "text, the same for all requests of one session",
+    "block_size": f"tokens per id, a whole number from 1 to {LONGEST}",
+    "hits_unknown": "text that says why",
+    "incomplete": "true or false",
 }
 
 
-class TraceError(Misuse):
-    """A trace that cannot be read or written. It names the file, the line and the field."""
+class Line(msgspec.Struct, omit_defaults=True, gc=False):
+    """A request as the file has it."""
 
-
-class _Line(msgspec.Struct, omit_defaults=True, gc=False):
     timestamp: Annotated[int, msgspec.Meta(ge=0, le=_LATEST)]
-    input_length: Annotated[int, msgspec.Meta(ge=1, le=_LONGEST)]
-    output_length: Annotated[int, msgspec.Meta(ge=0, le=_LONGEST)]
+    input_length: Annotated[int, msgspec.Meta(ge=1, le=LONGEST)]
+    output_length: Annotated[int, msgspec.Meta(ge=0, le=LONGEST)]
     hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=_GREATEST)]]
     session: str | None = None
+    # These are of the whole trace, and stand in its first line.
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=LONGEST)] | None = None
+    hits_unknown: str | None = None
+    incomplete: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,11 +87,15 @@ class Trace:
     """Index into `sessions`, -1 for none, shape (requests,); shape (0,) where none has one."""
     sessions: tuple[str, ...] = ()
     """Names of the sessions, in the order they first appear."""
+    hits_unknown: str = ""
+    """Why the ids do not tell what a cache would find, where they do not; "" where they do."""
+    incomplete: bool = False
+    """Whether it was cut short by Ctrl-C when it was made."""
 
     def __post_init__(self) -> None:
         """Freezes the arrays."""
-        for array in self._arrays():
-            array.flags.writeable = False
+        for column in self._arrays():
+            column.flags.writeable = False
 
     def __len__(self) -> int:
         """Returns the number of requests."""
@@ -110,10 +124,11 @@ class Trace:
     def digest(self) -> str:
         """Returns 64 hexadecimal digits, the same for equal traces on every machine."""
         digest = hashlib.sha256(b"%d" % self.trace_block)
-        for array in self._arrays():
-            digest.update(b"|%d|" % len(array))
-            digest.update(array.astype("<i8").tobytes())
+        for column in self._arrays():
+            digest.update(b"|%d|" % len(column))
+            digest.update(column.astype("<i8").tobytes())
         digest.update("\0".join(self.sessions).encode())
+        digest.update(self.hits_unknown.encode() + b"incomplete" * self.incomplete)
         return digest.hexdigest()
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -133,10 +148,14 @@ class Trace:
             sessions or [None] * len(self),
             strict=True,
         )
-        lines = msgspec.json.Encoder().encode_lines([_Line(*column) for column in columns])
+        rows = [Line(*column) for column in columns]
+        for row in rows[:1]:
+            row.block_size, row.hits_unknown = self.trace_block, self.hits_unknown or None
+            row.incomplete = self.incomplete
+        raw = msgspec.json.Encoder().encode_lines(rows)
         try:
             # No time in the gzip header: equal traces, equal files.
-            partial.write_bytes(gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines)
+            partial.write_bytes(gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw)
             partial.replace(path)
         except OSError as error:
             partial.unlink(missing_ok=True)
@@ -152,12 +171,14 @@ def read(
 ) -> Trace:
     """Reads a trace: one JSON object per line, gzipped if the name ends in .gz.
 
-    Keys are `timestamp`, `input_length`, `output_length`, `hash_ids` and optionally `session`;
-    others are ignored, and so is an id beyond `input_length`.
+    Keys are `timestamp`, `input_length`, `output_length`, `hash_ids` and optionally `session`, and
+    in the first line `block_size`, tokens per id, `hits_unknown`, why the ids do not tell hits, and
+    `incomplete`. Others are ignored, and so is an id beyond `input_length`.
 
     Args:
         path: The file.
-        trace_block: Tokens per id; None to find the power of two from 8 to 4096 that fits.
+        trace_block: Tokens per id; None for what the first line says, or else to find the power of
+            two from 8 to 4096 that fits.
         requests: Read only as many; None for all.
 
     Raises:
@@ -167,43 +188,46 @@ def read(
     """
     path = Path(path)
     for name, value in (("trace_block", trace_block), ("requests", requests)):
-        if value is not None and not 1 <= value <= _LONGEST:
-            raise Misuse(f"{name} = {value}: must be None or an integer from 1 to {_LONGEST}")
-    head: list[tuple[int, int, int]] = []
-    flat: list[int] = []
-    counts: list[int] = []
+        if value is not None and not 1 <= value <= LONGEST:
+            raise Misuse(f"{name} = {value}: must be None or an integer from 1 to {LONGEST}")
+    # Eight bytes for each number: a list of integers takes five times as many.
+    head, flat, counts, session = array("q"), array("q"), array("q"), array("q")
     codes: dict[str | None, int] = {None: -1}
-    session: list[int] = []
-    decode = msgspec.json.Decoder(_Line).decode
-    before = 0
-    for number, text in _lines(path):
+    room = Room(_EACH, f"ids of {path}; give --requests for the first of its requests")
+    decode = msgspec.json.Decoder(Line).decode
+    before, hits_unknown, incomplete = 0, "", False
+    for place, text in lines(path):
+        if place.line != len(counts) + 1:
+            blank = Place(path, len(counts) + 1)
+            raise blank.wrong(None, "it is blank, but not the last; delete it")
         try:
             line = decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise _fault(path, number, text, error) from None
+            raise _fault(place, text, error) from None
         if line.timestamp < before:
-            raise _wrong(
-                path,
-                number,
+            raise place.wrong(
                 "timestamp",
                 f"{line.timestamp} is below the previous line's {before}; sort the lines by it",
             )
         before = line.timestamp
-        head.append((line.timestamp, line.input_length, line.output_length))
-        flat += line.hash_ids
+        if not head:
+            trace_block = line.block_size if trace_block is None else trace_block
+            hits_unknown, incomplete = line.hits_unknown or "", line.incomplete
+        head.extend((line.timestamp, line.input_length, line.output_length))
+        flat.extend(line.hash_ids)
+        room.grown(len(flat))
         counts.append(len(line.hash_ids))
         session.append(codes.setdefault(line.session, len(codes) - 1))
-        if len(head) == requests:
+        if len(counts) == requests:
             break
     if not head:
         raise TraceError(f"{path}: there is no request in it; write one JSON object per line")
-    arrival, inputs, outputs = np.array(head, np.int64).T.copy()
+    arrival, inputs, outputs = np.array(head, np.int64).reshape(-1, 3).T.copy()
     given = np.array(counts, np.int64)
     block = _guess(path, inputs, given) if trace_block is None else trace_block
     kept = np.minimum(given, -(-inputs // block))
-    # The index of each id in its request.
-    place = np.arange(len(flat)) - np.repeat(np.cumsum(given) - given, given)
-    ids = np.array(flat, np.int64)[place < np.repeat(kept, given)]
+    ids = _within(np.array(flat, np.int64), given, kept)
+    del flat
     offsets = np.concatenate(([0], np.cumsum(kept)))
     _check_parents(path, ids, offsets)
     none = len(codes) == 1
@@ -217,70 +241,56 @@ def read(
         offsets=offsets,
         session=np.array([] if none else session, np.int64),
         sessions=tuple(name for name in codes if name is not None),
+        hits_unknown=hits_unknown,
+        incomplete=incomplete,
     )
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the lines with their numbers; blank lines may stand only at the end."""
-    if path.is_dir():
-        raise TraceError(f"{path}: this is a directory; give the file of a trace")
-    blank = number = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for line in file:
-                number += 1
-                if line.isspace():
-                    blank = blank or number
-                    continue
-                if blank:
-                    raise _wrong(path, blank, None, "it is blank, but not the last; delete it")
-                yield number, line.decode()
-    except FileNotFoundError:
-        raise TraceError(f"{path}: there is no such file; give the path of a trace") from None
-    except UnicodeDecodeError as error:
-        what = f"byte {error.start} is not UTF-8; save the file as UTF-8 text"
-        raise _wrong(path, number, None, what) from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: it cannot be read: {error}") from None
-
-
-def _wrong(path: Path, line: int, field: str | None, what: str) -> TraceError:
-    where = "" if field is None else f", field {field}"
-    return TraceError(f"{path}, line {line}{where}: {what}")
-
-
-def _fault(path: Path, number: int, text: str, error: Exception) -> TraceError:
+def _fault(place: Place, text: str, error: Exception) -> TraceError:
     """Returns what msgspec found in the terms of the format, with the value that is there."""
     if not isinstance(error, msgspec.ValidationError):
-        return _wrong(path, number, None, f"not JSON: {error}; give one object per line")
+        return place.wrong(None, f"not JSON: {error}; give one object per line")
     said = str(error)
     if missing := re.search(r"missing required field `(\w+)`", said):
         field = missing[1]
-        return _wrong(path, number, field, f"it is missing; give {_WANTED[field]}")
+        return place.wrong(field, f"it is missing; give {_WANTED[field]}")
     at = re.search(r"at `\$\.(\w+)(?:\[(\d+)\])?`", said)
     if at is None:
-        return _wrong(path, number, None, "it is not a JSON object; give one object per line")
-    field, place = at[1], at[2]
-    where = field if place is None else f"{field}[{place}]"
-    return _wrong(path, number, where, f"{_value(text, field, place)}; give {_WANTED[field]}")
+        return place.wrong(None, "it is not a JSON object; give one object per line")
+    field, index = at[1], at[2]
+    where = field if index is None else f"{field}[{index}]"
+    return place.wrong(where, f"{_value(text, field, index)}; give {_WANTED[field]}")
 
 
-def _value(text: str, field: str, place: str | None) -> str:
+def _value(text: str, field: str, index: str | None) -> str:
     try:
         value: Any = json.loads(text)[field]
     except ValueError:  # an integer of thousands of digits
         return "a number too large"
-    shown = json.dumps(value if place is None else value[int(place)])
+    shown = json.dumps(value if index is None else value[int(index)])
     return shown if len(shown) <= 60 else shown[:60] + "…"  # noqa: PLR2004 - some of a line
+
+
+def _within(
+    ids: NDArray[np.int64], given: NDArray[np.int64], kept: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Returns the first `kept` ids of the `given` ones of each request."""
+    if (kept == given).all():
+        return ids
+    place = np.arange(len(ids)) - np.repeat(np.cumsum(given) - given, given)
+    return ids[place < np.repeat(kept, given)]
 
 
 def _guess(path: Path, inputs: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
     """Returns the block that fits: n tokens and k > 1 ids fit at most one power of two."""
     telling = counts > 1
     inputs, counts = inputs[telling], counts[telling]
-    for block in _BLOCKS:
-        if len(counts) and np.mean(-(-inputs // block) == counts) >= _AGREE:
-            return block
+    # Most traces have an id for a partial last block; others have ids for full blocks alone.
+    for last in (1, 0):
+        for block in _BLOCKS:
+            fits = (inputs - last) // block + last == counts
+            if len(counts) and np.mean(fits) >= _AGREE:
+                return block
     raise TraceError(
         f"{path}: its tokens per id cannot be derived: no power of two from {_BLOCKS[0]} to "
         f"{_BLOCKS[-1]} fits {_AGREE:.0%} of the prompts of two or more ids; give --trace-block"
@@ -291,10 +301,13 @@ def _check_parents(path: Path, ids: NDArray[np.int64], offsets: NDArray[np.int64
     """Checks that each id has one parent, and so stands only once in a request."""
     parents = np.concatenate(([-1], ids[:-1]))[: len(ids)]
     parents[offsets[:-1][np.diff(offsets) > 0]] = -1
+    # In a good trace neighbours in this order tell it all, for half the memory of `unique`.
+    order = np.argsort(ids, kind="stable")
+    same = np.diff(ids[order]) == 0
+    if not (same & (np.diff(parents[order]) != 0)).any():
+        return
     _, first, which = np.unique(ids, return_index=True, return_inverse=True)
     bad = np.flatnonzero(parents != parents[first[which]])
-    if not len(bad):
-        return
     at = int(bad[0])
     seen = int(first[which[at]])
     line, line_seen = np.searchsorted(offsets, [at, seen], side="right").tolist()
@@ -307,4 +320,4 @@ def _check_parents(path: Path, ids: NDArray[np.int64], offsets: NDArray[np.int64
             f"{ids[at]} stands {after[0]}, but {after[1]} in line {line_seen}; "
             "equal ids must have equal prefixes: give it another id"
         )
-    raise _wrong(path, line, where, what)
+    raise Place(path, line).wrong(where, what)

@@ -245,8 +245,9 @@ impl Evict for Heap {
         self.settled = 0;
     }
 
-    fn precedes(&self, slot: SlotIx, other: SlotIx, _passed: &[SlotIx]) -> bool {
-        self.scores[slot.at()] < self.scores[other.at()]
+    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), _passed: &[SlotIx]) -> bool {
+        // What has outlived its time has left its class.
+        self.scores[slot.0.at()] < self.scores[other.0.at()]
     }
 
     fn seen(&self, _slot: SlotIx) -> bool {

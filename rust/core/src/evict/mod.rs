@@ -89,9 +89,9 @@ pub(crate) trait Evict {
     fn settle(&mut self, limit: usize);
     /// A slot must be looked at again, and may be what is behind it.
     fn unsee(&mut self, slot: SlotIx);
-    /// Whether a slot goes before another of its class, the first that was not seen; `passed` are
-    /// those that `unseen` gave before that.
-    fn precedes(&self, slot: SlotIx, other: SlotIx, passed: &[SlotIx]) -> bool;
+    /// Whether a slot goes before another, the first that was not seen, with the classes in which they
+    /// were inserted; `passed` are those that `unseen` gave before that.
+    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: &[SlotIx]) -> bool;
     /// Whether a slot was seen, for the audit.
     fn seen(&self, slot: SlotIx) -> bool;
     /// All that is idle now goes before all that will be, in the order it has.
@@ -296,7 +296,7 @@ impl Evict for Policy {
     fn unsee(&mut self, slot: SlotIx) {
         each!(self, policy => policy.unsee(slot));
     }
-    fn precedes(&self, slot: SlotIx, other: SlotIx, passed: &[SlotIx]) -> bool {
+    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: &[SlotIx]) -> bool {
         each!(self, policy => policy.precedes(slot, other, passed))
     }
     fn seen(&self, slot: SlotIx) -> bool {

@@ -344,11 +344,13 @@ impl<O: Order> Evict for Queues<O> {
         }
     }
 
-    fn precedes(&self, slot: SlotIx, _other: SlotIx, passed: &[SlotIx]) -> bool {
-        if self.sorted {
-            self.seen.holds(slot)
+    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: &[SlotIx]) -> bool {
+        if !self.sorted {
+            passed.contains(&slot.0)
+        } else if slot.1 == other.1 {
+            self.seen.holds(slot.0)
         } else {
-            passed.contains(&slot)
+            slot.1 < other.1
         }
     }
 

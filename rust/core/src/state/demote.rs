@@ -35,6 +35,7 @@ impl State {
         let flight = self.open_flight(from, to, Purpose::Below { parked: None });
         let mut moves = Vec::new();
         let victims = self.unseen_victims(from, blocks);
+        self.spare_copies(from, &victims);
         let waits = self.copy_fresh(blocks, flight, &mut moves);
         self.copy_victims(&victims, blocks, flight, &mut moves);
         self.ahead = victims;
@@ -59,7 +60,16 @@ impl State {
         flight: FlightIx,
         moves: &mut Vec<Move>,
     ) -> Option<Id<NodeIx>> {
-        let from = self.flights[flight].from;
+        let (from, to) = (self.flights[flight].from, self.flights[flight].to);
+        // No block loses its last copy for it, and no next victim the copy that it needs soon.
+        let copied = Hold::Idle {
+            class: Class::Copied,
+        };
+        let spare = |state: &Self, other| {
+            let below = state.trie.slot(other, to);
+            state.trie.slot(other, from).is_none()
+                || below.is_some_and(|slot| state.hold(to, slot) == copied)
+        };
         while moves.len() < most as usize
             && let Some(id) = self.tiers[from].descent.fresh.pop_front()
         {
@@ -67,9 +77,8 @@ impl State {
                 .trie
                 .live(id)
                 .filter(|&node| self.wants_copy(node, from));
-            let alone = |state: &Self, other| state.trie.slot(other, from).is_none();
             if let Some(node) = node
-                && !self.copy_one(node, flight, moves, alone)
+                && !self.copy_one(node, flight, moves, spare)
             {
                 return Some(id);
             }
@@ -88,6 +97,17 @@ impl State {
         ahead
     }
 
+    /// Where copies of what the device has go first, those of its next victims stay.
+    fn spare_copies(&mut self, from: Tier, victims: &[SlotIx]) {
+        if self.copies_first && from == Tier::DEVICE {
+            for &slot in victims {
+                if let Some(node) = self.node_in(from, slot) {
+                    self.spare_copy(node);
+                }
+            }
+        }
+    }
+
     /// Copies those of the next victims that want a copy, until one finds no room.
     fn copy_victims(
         &mut self,
@@ -98,26 +118,13 @@ impl State {
     ) {
         let from = self.flights[flight].from;
         let most = blocks as usize;
-        // Shadows come last, and need no copy while the device has one.
-        let class = Class::Shadow;
-        let shadow = |&slot: &SlotIx| self.hold(from, slot) == Hold::Idle { class };
-        let count = ahead.iter().position(shadow).unwrap_or(ahead.len());
-        if self.copies_first && from == Tier::DEVICE {
-            for &slot in &ahead[..count] {
-                let node = self.node_in(from, slot);
-                if let Some(node) = node {
-                    self.spare_copy(node);
-                }
-            }
-        }
-        let whole = (0..count).all(|at| {
+        // What the device has too needs no copy.
+        let above = [Class::Copied, Class::Shadow].map(|class| Hold::Idle { class });
+        let whole = (0..ahead.len()).all(|at| {
             let (slot, passed) = (ahead[at], &ahead[..at]);
-            let copied = Hold::Idle {
-                class: Class::Copied,
-            };
             let node = self
                 .node_in(from, slot)
-                .filter(|_| self.hold(from, slot) != copied);
+                .filter(|_| !above.contains(&self.hold(from, slot)));
             let done = node
                 .filter(|&node| self.lacks_copy(node, from))
                 .is_none_or(|node| {
@@ -137,15 +144,10 @@ impl State {
     /// Whether the idle block in `slot`, the next to be looked at after those that were `passed`, leaves
     /// the tier before `other`.
     fn goes_before(&self, tier: Tier, slot: SlotIx, other: SlotIx, passed: &[SlotIx]) -> bool {
-        let tier_state = &self.tiers[tier];
         match (self.hold(tier, slot), self.hold(tier, other)) {
-            (Hold::Idle { class: own }, Hold::Idle { class })
-                if own != class && tier_state.sorted =>
-            {
-                own < class
-            }
-            (Hold::Idle { .. }, Hold::Idle { .. }) => {
-                !tier_state.order.precedes(other, slot, passed)
+            (Hold::Idle { class: own }, Hold::Idle { class }) => {
+                let order = &self.tiers[tier].order;
+                !order.precedes((other, class), (slot, own), passed)
             }
             _ => true,
         }

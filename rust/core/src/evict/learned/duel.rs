@@ -336,7 +336,8 @@ mod tests {
 
     #[test]
     fn the_duel_follows_a_change() {
-        let uses = (0..3000).map(|at| (at % 200, 0));
+        // So long that its score, if it stayed, would never be reached.
+        let uses = (0..12_000).map(|at| (at % 200, 0));
         let then = (0..3000).map(|at: u32| (1000 + at / 2 + at % 2 * 20, 0));
         assert_eq!(played(uses.chain(then)).winner, Rule::Recency);
     }

@@ -189,7 +189,12 @@ fn what_was_seen_is_passed_over_wherever_something_new_stands() {
         (unseen(&policy, 3), unseen(&policy, 4)),
         (vec![], vec![slot(3)])
     );
-    assert!(policy.precedes(slot(1), slot(3), &[]) && !policy.precedes(slot(3), slot(3), &[]));
+    let [first, third] = [1, 3].map(|number| (slot(number), Class::Ordinary));
+    assert!(policy.precedes(first, third, &[]) && !policy.precedes(third, third, &[]));
+    assert!(
+        policy.precedes((slot(3), Class::Ended), first, &[]),
+        "its class goes first"
+    );
     policy.unsee(slot(1));
     assert_eq!(unseen(&policy, 9), [1, 3]);
     policy.remove(slot(0));
