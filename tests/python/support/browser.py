@@ -29,7 +29,14 @@ const tell = () => {
   told.textContent = JSON.stringify(all);
   document.body.replaceChildren(told);
 };
-window.addEventListener("load", () => setTimeout(tell, 100));
+// A chart whose box had no width is drawn some time after it has; here time is virtual.
+const waits = (frame) => [...frame.contentDocument.querySelectorAll(".plot > svg")]
+  .some((chart) => chart.clientWidth && !chart.childElementCount);
+const settle = (times) => setTimeout(() => {
+  if (times && [...document.querySelectorAll("iframe")].some(waits)) settle(times - 1);
+  else tell();
+}, 50);
+window.addEventListener("load", () => settle(80));
 </script>"""
 
 

@@ -131,6 +131,18 @@ def test_the_legend_says_which_curves_lie_on_each_other(seen: list[Seen]) -> Non
         assert len(set(one.looks["knee"])) == 4
 
 
+def test_marks_on_curves_are_out_of_step(seen: list[Seen]) -> None:
+    spot = re.compile(r'translate\((.*?)\)" class="spot" style="fill: var\((--s\d)\)')
+    for one in seen:
+        figure = one.dom.partition('id="knee">')[2].partition("</figure>")[0]
+        places: dict[str, set[str]] = {}
+        for place, colour in spot.findall(figure.partition('class="plot"')[2]):
+            places.setdefault(colour, set()).add(place)
+        assert set(places) == {"--s1", "--s2", "--s3", "--s4"}
+        assert len(places["--s1"]) == len(SIZES)
+        assert not places["--s2"] & places["--s4"]
+
+
 def test_of_a_long_series_the_extremes_are_drawn_and_the_note_counts_them(
     seen: list[Seen],
 ) -> None:

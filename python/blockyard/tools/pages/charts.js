@@ -90,7 +90,7 @@ const charts = (() => {
     listen(state);
     draw(state);
     // A box that is hidden, or turned with the screen, is drawn when it has its width.
-    new ResizeObserver(() => requestAnimationFrame(() => { if (box.clientWidth !== state.width) draw(state); })).observe(box);
+    new ResizeObserver(() => setTimeout(() => { if (box.clientWidth !== state.width) draw(state); })).observe(box);
     return figure;
   }
 
