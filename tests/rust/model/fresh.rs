@@ -63,10 +63,14 @@ impl Yard {
             let Some(block) = self.fresh.pop_front() else {
                 break;
             };
-            if !self.wants_copy(DEVICE, block) || taken.contains(&block) {
+            // What had a copy may have lost it to the one before.
+            let source = self.ready(block, DEVICE);
+            let next = source.is_some() && sources.get(taken.len()).copied() == source;
+            let bare = self.wants_copy(DEVICE, block) || (next && self.leaves_copies(1));
+            if !bare || taken.contains(&block) {
                 continue;
             }
-            if sources.get(taken.len()).copied() != self.ready(block, DEVICE) {
+            if !next {
                 self.fresh.push_front(block);
                 break;
             }
