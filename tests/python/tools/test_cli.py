@@ -241,9 +241,9 @@ EXTRA = ("msgspec", "rich")
 def test_without_the_extra_the_help_lists_every_command(words: str) -> None:
     done = bare(words, *EXTRA, "cupy")
     assert (done.returncode, done.stderr) == (0, "")
-    words = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  ")}
-    assert {"disk", "proof", "replay", "sweep", "trace"} <= words.keys()
-    assert "pip install 'blockyard[replay]'" in words["replay"]
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert {"disk", "proof", "replay", "sweep", "trace"} <= lines.keys()
+    assert "pip install 'blockyard[replay]'" in lines["replay"]
     assert "Example: blockyard sweep" in done.stdout
 
 
