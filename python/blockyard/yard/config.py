@@ -289,13 +289,17 @@ class Config:
         if not any(map(self.blocks_of, below)):
             return 0
         # Where copies go first, a victim that has none in time is lost, though it had one before.
-        copies = self.host_copies or ("first" if self.eviction == "learned" else "last")
-        default = min(self.blocks_of(tier) // (4 if copies == "first" else 16), 4096)
+        default = min(self.blocks_of(tier) // (4 if self.copies_first else 16), 4096)
         if tier != TIERS[0]:
             # What comes down from above comes as fast, and its victims must be as many.
             above = self.ahead_of(TIERS[TIERS.index(tier) - 1])
             default = max(default, min(above, self.blocks_of(tier) // 4))
         return default if self.ahead is None else of_tier(self.ahead, tier, default)
+
+    @property
+    def copies_first(self) -> bool:
+        """Whether copies on the host of what the device has used again go first."""
+        return (self.host_copies or ("first" if self.eviction == "learned" else "last")) == "first"
 
     @property
     def ahead_blocks(self) -> int:

@@ -1,10 +1,19 @@
 """Copies next victims down ahead of need, so that evicting them is free."""
 
+from typing import NamedTuple
+
 from blockyard._core import Cache
-from blockyard.shared.layout import TIERS
+from blockyard.shared.layout import TIERS, TierName
 from blockyard.yard.config import Config
 
 __all__ = ["Offload"]
+
+
+class _Watermark(NamedTuple):
+    tier: TierName
+    ahead: int
+    through: bool
+    passed: bool
 
 
 class Offload:
@@ -17,31 +26,37 @@ class Offload:
     those in flight.
     """
 
-    __slots__ = ("_heap", "_tiers", "decided")
+    __slots__ = ("_tiers", "decided")
 
     def __init__(self, config: Config) -> None:
         self.decided = 0
         """How often it was asked: once per dispatch."""
         own = TIERS[1:-1] if config.engine else TIERS[:-1]
-        aheads = [(tier, config.ahead_of(tier)) for tier in own]
         self._tiers = [
-            (tier, ahead, config.write_of(tier) == "through") for tier, ahead in aheads if ahead
+            _Watermark(
+                tier,
+                ahead,
+                through=config.write_of(tier) == "through",
+                # By recency alone a block that is being copied counts as the next victim that it
+                # is; elsewhere it is passed over, so that others would be copied in its place.
+                passed=config.eviction != "recency" or (tier == "host" and config.copies_first),
+            )
+            for tier in own
+            if (ahead := config.ahead_of(tier))
         ]
-        # A heap does not skip victims in flight, so that others would be copied instead.
-        self._heap = config.eviction == "heap"
 
     def decide(self, cache: Cache) -> None:
         """Begins copies down, if any are due now."""
         self.decided += 1
-        for tier, ahead, through in self._tiers:
+        for tier, ahead, through, passed in self._tiers:
             if not through and cache.room(tier).free >= ahead:
                 continue
             flying = 0
-            if through or self._heap:
+            if through or passed:
                 flying, _up = cache.blocks_in_flight(tier)
             if ahead > flying:
                 cache.demote(ahead - flying, tier=tier)
 
     def due(self, cache: Cache) -> bool:
         """Whether a watermark asks for copies now."""
-        return any(through or cache.room(tier).free < ahead for tier, ahead, through in self._tiers)
+        return any(it.through or cache.room(it.tier).free < it.ahead for it in self._tiers)

@@ -177,6 +177,19 @@ def test_from_the_host_alone_blocks_go_down_where_the_device_has_no_watermark() 
     assert (cache.room("host").free, ways(cache), ways(cache)) == (12, {DEEPER: 4}, {})
 
 
+@pytest.mark.parametrize("eviction", ["recency", "learned", "bonus", "newest", "heap"])
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_what_is_being_copied_counts_among_the_next_victims(eviction: Any, tier: str) -> None:
+    cache = three(
+        eviction=eviction, host_copies="first", ahead={"device": 0, "host": 0} | {tier: 4}
+    )
+    for name in range(4):
+        (publish if tier == "device" else publish_below)(cache, text(name, 16))
+    # Nothing lands: each dispatch asks again.
+    sent = [sum(map(len, cache.dispatch())) for _ in range(5)]
+    assert sent == [4, 0, 0, 0, 0]
+
+
 def test_through_from_the_host_copies_what_came_there_at_once() -> None:
     cache = three(write={"host": "through"}, ahead={"device": 0, "host": 3})
     publish(cache, text(1, 20))

@@ -2,7 +2,7 @@
 //! time to copy is not lost.
 
 use crate::yard::{KINDS, Yard, and_one, cat, config, text};
-use blockyard_core::{Config, EvictionPolicy, HostCopies, Retention, Tier};
+use blockyard_core::{Config, EvictionPolicy, Hints, HostCopies, Priority, Retention, Tier};
 use std::collections::BTreeSet;
 
 const DEVICE: u32 = 40;
@@ -102,4 +102,83 @@ fn no_victim_goes_without_a_copy_while_copies_ahead_keep_up() {
             }
         }
     }
+}
+
+#[test]
+fn the_order_is_told_where_a_shrink_leaves_a_block_beyond_the_size() {
+    for policy in KINDS {
+        let yard = Yard::of(Config {
+            policy,
+            ..config(8, 0)
+        });
+        let [first, second, third, last] = [1, 2, 3, 4].map(|name| yard.begin(&text(name, 1)).0);
+        let parent = yard.run(&text(9, 1));
+        yard.finish(first);
+        // Its child has a lower slot, so that it must stay.
+        let child = yard.run(&text(9, 2));
+        for lease in [parent, child, second, third] {
+            yard.finish(lease);
+        }
+        yard.resize(Tier::DEVICE, 5);
+        yard.finish(last);
+        let order = yard.cache.lock().eviction_order(Tier::DEVICE);
+        let order = order.expect("it is told");
+        assert_eq!(order.len() as u64, yard.device().idle, "{policy:?}");
+    }
+}
+
+#[test]
+fn what_a_resize_makes_the_next_victims_is_looked_at() {
+    let yard = Yard::of(Config {
+        policy: EvictionPolicy::Bonus,
+        ..config(12, 64)
+    });
+    for name in [0, 1, 2, 0, 1, 2] {
+        yard.publish(&and_one(&text(name, 1)));
+    }
+    for _ in 0..20 {
+        yard.publish(&and_one(&text(3, 1)));
+    }
+    for name in 4..10 {
+        yard.publish(&and_one(&text(name, 1)));
+    }
+    let order = || yard.cache.lock().eviction_order(Tier::DEVICE).unwrap();
+    let before = order();
+    while let Some(plan) = yard.demote(3) {
+        yard.land(&[plan]);
+    }
+    // What was used again counts as younger by a turnover, and that is longer now.
+    yard.resize(Tier::DEVICE, 40);
+    let next = order()[..3].to_vec();
+    assert_ne!(next, before[..3], "others go next");
+    let plan = yard.demote(3).expect("they have no copy");
+    assert!(plan.sources.iter().all(|slot| next.contains(slot)));
+    yard.land(&[plan]);
+}
+
+#[test]
+fn a_victim_nearer_than_its_score_says_keeps_its_copy() {
+    let yard = Yard::of(Config {
+        policy: EvictionPolicy::Heap,
+        ..config(4, 2)
+    });
+    let end = |name: u32, blocks: u64, priority: u64| {
+        let lease = yard.run(&text(name, blocks));
+        let hints = Hints {
+            priority: Some(Priority::new(priority).expect("at most 100")),
+            ..Hints::default()
+        };
+        let ended = yard.cache.lock().finish(&[lease.id()], hints, None);
+        ended.expect("it runs");
+        lease.spend();
+        yard.sound();
+    };
+    end(1, 2, 90);
+    end(1, 1, 0);
+    end(7, 1, 50);
+    yard.copy_down(2);
+    // The parent has the lowest score, and goes after its child, the last of all.
+    assert_eq!(yard.demote(3), None, "no nearer victim loses its copy");
+    yard.squeeze(1);
+    assert_eq!(yard.hits(&text(7, 1)), [0, 1, 0]);
 }

@@ -101,7 +101,9 @@ fn what_is_new_takes_the_place_of_a_copy_that_goes_first_and_of_no_next_victim()
             yard.land(&[yard.demote(1).unwrap()]);
             yard.land(&[yard.demote(1).unwrap()]);
         }
-        twice.iter().for_each(|prompt| use_again(&yard, prompt));
+        for prompt in &twice {
+            use_again(&yard, prompt);
+        }
         assert_eq!(
             yard.host().free,
             0,

@@ -118,6 +118,29 @@ fn the_copy_of_what_has_outlived_its_time_stays_as_that_goes_first() {
 }
 
 #[test]
+fn a_copy_has_no_time_to_live_while_its_block_has() {
+    let yard = Yard::of(Config {
+        policy: EvictionPolicy::Heap,
+        ..config(12, 4)
+    });
+    for name in 1..3 {
+        yard.publish_below(&text(name, 1));
+    }
+    publish(&yard, 3, ttl(1));
+    yard.copy_down(2);
+    publish(&yard, 4, Hints::default());
+    // Of the host go those that stand alone, and not the copies of the next victims.
+    let plan = yard.demote(4).expect("the fourth text has no copy");
+    assert_eq!(plan.len(), 2);
+    yard.land(&[plan]);
+    assert_eq!(yard.hits(&text(3, 2)), [2, 0, 0]);
+    yard.squeeze(4);
+    for name in 3..5 {
+        assert_eq!(yard.hits(&text(name, 2)), [0, 2, 0]);
+    }
+}
+
+#[test]
 fn an_order_that_learns_obeys_no_hint() {
     for policy in LEARNING {
         let yard = yard(policy, 6);

@@ -2,7 +2,7 @@
 //! in O(log n), and nothing stale is ever in it. The score is class, then priority, then last use; what
 //! has outlived its time is of the class that goes first of those that are not cleared.
 
-use super::{Evict, Evictability, Opens, Place, Stamps};
+use super::{Evict, Evictability, Opens, Passed, Place, Stamps};
 use crate::error::Result;
 use crate::id::{Class, Ix, SlotIx};
 use crate::life::{Life, Past, Worth};
@@ -120,7 +120,9 @@ fn score(class: Class, priority: u8, stamp: u64) -> u64 {
 impl Heap {
     /// What has a time to live is found when it has outlived it. Returns the class in which it stands.
     fn live(&mut self, slot: SlotIx, class: Class, worth: Worth) -> Class {
-        if worth.until == u64::MAX || class == Class::Cleared {
+        // A copy of what a higher tier has goes by that one's time, when it stands alone.
+        let alone = !matches!(class, Class::Cleared | Class::Copied | Class::Shadow);
+        if worth.until == u64::MAX || !alone {
             return class;
         }
         if worth.until <= self.now {
@@ -245,9 +247,9 @@ impl Evict for Heap {
         self.settled = 0;
     }
 
-    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), _passed: &[SlotIx]) -> bool {
-        // What has outlived its time has left its class.
-        self.scores[slot.0.at()] < self.scores[other.0.at()]
+    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: Passed<'_>) -> bool {
+        // A score says nothing of a block that waits for a child, and all of one that is read.
+        passed(slot.0) || self.scores[slot.0.at()] < self.scores[other.0.at()]
     }
 
     fn seen(&self, _slot: SlotIx) -> bool {

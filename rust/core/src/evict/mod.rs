@@ -49,6 +49,9 @@ pub(crate) type Opens<'a> = &'a mut dyn FnMut(SlotIx) -> Option<SlotIx>;
 /// The tick at which a request has used the block in a slot last.
 pub(crate) type Stamps<'a> = &'a dyn Fn(SlotIx) -> u32;
 
+/// Whether a slot stands before the one that is asked about.
+pub(crate) type Passed<'a> = &'a dyn Fn(SlotIx) -> bool;
+
 /// A policy. The caller guarantees that a slot is inserted once until it is removed, and that a
 /// child is inserted before its parent; the policy guarantees that a victim is a leaf.
 pub(crate) trait Evict {
@@ -90,8 +93,8 @@ pub(crate) trait Evict {
     /// A slot must be looked at again, and may be what is behind it.
     fn unsee(&mut self, slot: SlotIx);
     /// Whether a slot goes before another, the first that was not seen, with the classes in which they
-    /// were inserted; `passed` are those that `unseen` gave before that.
-    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: &[SlotIx]) -> bool;
+    /// were inserted; `passed` says whether `unseen` gave a slot before that one.
+    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: Passed<'_>) -> bool;
     /// Whether a slot was seen, for the audit.
     fn seen(&self, slot: SlotIx) -> bool;
     /// All that is idle now goes before all that will be, in the order it has.
@@ -296,7 +299,7 @@ impl Evict for Policy {
     fn unsee(&mut self, slot: SlotIx) {
         each!(self, policy => policy.unsee(slot));
     }
-    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: &[SlotIx]) -> bool {
+    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: Passed<'_>) -> bool {
         each!(self, policy => policy.precedes(slot, other, passed))
     }
     fn seen(&self, slot: SlotIx) -> bool {

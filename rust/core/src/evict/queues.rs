@@ -16,7 +16,7 @@ mod walk;
 
 use super::order::Order;
 use super::seen::Seen;
-use super::{Evict, Evictability, HEADS, Opens, Place, Stamps};
+use super::{Evict, Evictability, HEADS, Opens, Passed, Place, Stamps};
 use crate::error::Result;
 use crate::id::{Class, Ix, SlotIx};
 use crate::life::{Life, Past};
@@ -344,9 +344,10 @@ impl<O: Order> Evict for Queues<O> {
         }
     }
 
-    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: &[SlotIx]) -> bool {
+    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: Passed<'_>) -> bool {
         if !self.sorted {
-            passed.contains(&slot.0)
+            // What is read now, or stands above that, goes as soon as it is not.
+            passed(slot.0) || !matches!(self.marks[slot.0.at()], OPEN | BRANCH | WAITS)
         } else if slot.1 == other.1 {
             self.seen.holds(slot.0)
         } else {
@@ -395,6 +396,7 @@ impl<O: Order> Evict for Queues<O> {
 
     fn resize(&mut self, room: usize) {
         self.order.resize(room);
+        self.settled = 0;
         self.look_again();
     }
 

@@ -3,12 +3,13 @@
 use super::tier::opened_by;
 use super::{State, TierState};
 use crate::error::Result;
-use crate::evict::Evict;
+use crate::evict::{Evict, Passed};
 use crate::flight::{Move, Purpose};
 use crate::id::{Class, FlightIx, Id, LeaseId, NodeIx, SlotIx, Tier};
 use crate::plan::Plan;
 use crate::pool::Hold;
 use crate::trie::Uses;
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 /// What [`State::demote`] copies down from a tier.
@@ -120,8 +121,15 @@ impl State {
         let most = blocks as usize;
         // What the device has too needs no copy.
         let above = [Class::Copied, Class::Shadow].map(|class| Hold::Idle { class });
+        // Asked for only where the tier below is full.
+        let places = OnceCell::new();
         let whole = (0..ahead.len()).all(|at| {
-            let (slot, passed) = (ahead[at], &ahead[..at]);
+            let slot = ahead[at];
+            let passed = |slot: SlotIx| {
+                let places = places.get_or_init(|| places_of(ahead));
+                let place = places.binary_search_by_key(&slot, |&(slot, _)| slot);
+                place.is_ok_and(|place| places[place].1 < at)
+            };
             let node = self
                 .node_in(from, slot)
                 .filter(|_| !above.contains(&self.hold(from, slot)));
@@ -130,7 +138,7 @@ impl State {
                 .is_none_or(|node| {
                     let later = |state: &Self, other| {
                         let other = state.trie.slot(other, from);
-                        other.is_none_or(|other| state.goes_before(from, slot, other, passed))
+                        other.is_none_or(|other| state.goes_before(from, slot, other, &passed))
                     };
                     moves.len() < most && self.copy_from(node, slot, flight, moves, later)
                 });
@@ -143,7 +151,7 @@ impl State {
 
     /// Whether the idle block in `slot`, the next to be looked at after those that were `passed`, leaves
     /// the tier before `other`.
-    fn goes_before(&self, tier: Tier, slot: SlotIx, other: SlotIx, passed: &[SlotIx]) -> bool {
+    fn goes_before(&self, tier: Tier, slot: SlotIx, other: SlotIx, passed: Passed<'_>) -> bool {
         match (self.hold(tier, slot), self.hold(tier, other)) {
             (Hold::Idle { class: own }, Hold::Idle { class }) => {
                 let order = &self.tiers[tier].order;
@@ -256,4 +264,11 @@ impl State {
         }
         Ok(self.launch_if_any(flight, moves))
     }
+}
+
+/// Slots with their places, by slot.
+fn places_of(slots: &[SlotIx]) -> Vec<(SlotIx, usize)> {
+    let mut places: Vec<_> = (0..).zip(slots).map(|(at, &slot)| (slot, at)).collect();
+    places.sort_unstable();
+    places
 }

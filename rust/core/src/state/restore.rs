@@ -88,11 +88,11 @@ impl State {
         let mut slots = Vec::new();
         tier_state.ahead(usize::MAX, &self.lives, &mut opens, &mut slots);
         // What may not go now comes last.
-        let mut listed = vec![false; tier_state.pool.limit() as usize];
+        let mut listed = vec![false; tier_state.pool.len() as usize];
         for &slot in &slots {
             listed[slot.at()] = true;
         }
-        let all = (0..tier_state.pool.limit()).map(SlotIx::new);
+        let all = (0..tier_state.pool.len()).map(SlotIx::new);
         let idle = |&slot: &SlotIx| matches!(self.hold(tier, slot), Hold::Idle { .. });
         slots.extend(all.filter(|&slot| !listed[slot.at()]).filter(idle));
         Ok(slots.into_iter().map(|slot| slot.at() as u32).collect())

@@ -190,9 +190,11 @@ fn what_was_seen_is_passed_over_wherever_something_new_stands() {
         (vec![], vec![slot(3)])
     );
     let [first, third] = [1, 3].map(|number| (slot(number), Class::Ordinary));
-    assert!(policy.precedes(first, third, &[]) && !policy.precedes(third, third, &[]));
     assert!(
-        policy.precedes((slot(3), Class::Ended), first, &[]),
+        policy.precedes(first, third, &|_| false) && !policy.precedes(third, third, &|_| false)
+    );
+    assert!(
+        policy.precedes((slot(3), Class::Ended), first, &|_| false),
         "its class goes first"
     );
     policy.unsee(slot(1));
