@@ -387,7 +387,10 @@ def test_a_slice_of_a_real_trace_runs_from_end_to_end(name: str, model: str) -> 
     done = typed(*words)
     assert done.exit_code == 0, done.stderr
     assert "\n60 requests, llama-3-8b/h100" in done.stdout
-    assert len(done.stderr.splitlines()) == 2
+    # On a slow machine there are others in between.
+    first, *_, last = done.stderr.splitlines()
+    assert first.startswith(f"blockyard: replaying 60 requests of {name}")
+    assert last.startswith("blockyard: done in ")
     result = json.loads(Path("r.json").read_text())
     assert (result["requests"], result["trace_requests"], result["audit"]) == (60, 60, "ok")
     assert (result["trace"], result["complete"], result["model"]) == (name, True, model)

@@ -2,6 +2,7 @@
 
 import itertools
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -305,6 +306,15 @@ class Interrupts(Display):
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Hears Ctrl-C, also where the tests run in a background that ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_leaves_what_was_done() -> None:
     trace = generate(1, requests=60)
     result = sweep(plan(trace), "", Interrupts(2), 1)

@@ -346,8 +346,7 @@ impl<O: Order> Evict for Queues<O> {
 
     fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: Passed<'_>) -> bool {
         if !self.sorted {
-            // What is read now, or stands above that, goes as soon as it is not.
-            passed(slot.0) || !matches!(self.marks[slot.0.at()], OPEN | BRANCH | WAITS)
+            passed(slot.0)
         } else if slot.1 == other.1 {
             self.seen.holds(slot.0)
         } else {
