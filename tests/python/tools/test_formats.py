@@ -193,6 +193,51 @@ def test_what_is_no_file_of_a_format_is_refused(tmp_path: Path, form: str) -> No
             made(tmp_path, form, path)
 
 
+def event(**changes: object) -> dict[str, object]:
+    usual = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None}
+    return usual | {"token_ids": [1] * 16, "block_size": 16} | changes
+
+
+def vllm(prompt: str, ids: str) -> str:
+    when = "DEBUG 11-24 10:00:00 [request_logger.py:40]"
+    return f"{when} Request a-0 details: prompt: {prompt}, prompt_token_ids: {ids}, x: None."
+
+
+REMOVED = {"type": "BlockRemoved"}
+SGLANG = {"event": "request.received", "obj": {"rid": "a", "text": "x y"}}
+BROKEN: list[tuple[str, object, str]] = [
+    ("kv-events", [1e300, [event()]], ", line 1, field time: "),
+    ("kv-events", [10**30, [event()]], ", line 1, field time: "),
+    ("kv-events", [1, [event(parent_block_hash=[1])]], ", line 1, field parent_block_hash: "),
+    ("kv-events", [1, [event(), REMOVED]], ", line 1, field block_hashes: "),
+    ("kv-events", [1, [event(), REMOVED | {"block_hashes": [[1]]}]], ", line 1, field block_h"),
+    ("kv-events", [1, [event(block_size=True)]], ", line 1, field block_size: "),
+    ("vllm", vllm("'\\x'", "None"), ", line 1, field prompt: it is no text as Python quotes"),
+    ("vllm", vllm("'a'", f"[1, {2**70}]"), ", line 1, field prompt_token_ids: not all are"),
+    ("vllm", vllm("'a'", f"[{'9' * 5000}]"), ", line 1, field prompt_token_ids: not all are"),
+    ("vllm", vllm("'a'", "[1 2]"), ", line 1, field prompt_token_ids: not all are"),
+    ("vllm", "{" + "[" * 10**5, ': there is not a line with "Received request" in it'),
+    ("sglang", {"timestamp": "noon"} | SGLANG, ", line 1, field timestamp: 'noon' is no time"),
+    ("sglang", {"timestamp": "noon"} | SGLANG | {"obj": [["rid", 1]]}, ": there is no received"),
+    ("openai", {"timestamp": 1, "body": "[" * 10**5}, ", line 1, field body: "),
+    ("openai", {"timestamp": 10**400, "prompt": "a"}, ", line 1, field timestamp: 1000"),
+    ("azure", "x" * 200_000, ", line 1: no CSV: field larger than field limit"),
+]
+
+
+@pytest.mark.parametrize(("form", "line", "says"), BROKEN)
+def test_what_is_broken_in_logs_is_named_too(
+    tmp_path: Path, form: str, line: object, says: str
+) -> None:
+    assert refused(tmp_path, form, line).startswith(says)
+
+
+def test_half_a_character_is_read(tmp_path: Path) -> None:
+    log = [vllm(r"'\ud83d a b'", "None"), "INFO 11-24 10:00:00 Received request a-0: params: X"]
+    trace, _ = made(tmp_path, "vllm", put(tmp_path, *log))
+    assert len(trace) == 1
+
+
 def test_memory_that_runs_out_is_said_before_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -660,12 +705,32 @@ def test_ctrl_c_leaves_what_was_read_and_marks_it(
         assert read(output) == trace
 
 
+def test_ctrl_c_within_a_request_leaves_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        count = 0
+
+        def encode(self, row: object) -> bytes:
+            self.count += 1
+            if self.count == 3:
+                raise KeyboardInterrupt
+            return msgspec.msgpack.encode(row)
+
+    monkeypatch.setattr(msgspec.msgpack, "Encoder", Interrupted)
+    path = put(tmp_path, *[TOKENS] * 5)
+    trace, converted = made(tmp_path, "tokens", path)
+    assert (len(trace), trace.incomplete) == (2, True)
+    assert (converted.requests, converted.tokens) == (2, 40)
+
+
 def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, told: Path) -> None:
     output = tmp_path / "t.jsonl"
     events = DATA / "vllm-0.33.events.jsonl"
     for words, says in (
         (["open-ai", told], "did you mean 'openai'"),
         (["tokens", told, "--rate", "0"], "--rate 0: must be above 0"),
+        (["tokens", told, "--rate", "1e-300"], "--rate 1e-300: the times would be too large"),
         (["tokens", told, "--field", "prompt=x"], "--field prompt=x: must be WHAT=NAME"),
         (["tokens", told, "--tokenizer", "x", "--chars-per-token", "3"], "exclude each other"),
         (["kv-events", events, "--block-size", "8"], "has blocks of 16 tokens; leave it out"),

@@ -25,6 +25,8 @@ __all__ = ["trace"]
 
 _FILE: Final = click.Path(path_type=Path)
 _BLOCK: Final = 16
+_LEAST_RATE: Final = 1e-6
+"""Requests per second."""
 _INTERRUPTED: Final = 130
 """The exit status."""
 _FIELDS: Final = (
@@ -122,6 +124,8 @@ def make(ctx: click.Context, /, **options: Unpack[_Options]) -> None:
     claim({**{f"FILE {path}": path for path in files}, "--output": output})
     if rate is not None and not 0 < rate < math.inf:
         raise Misuse(f"--rate {rate:g}: must be above 0")
+    if rate is not None and rate < _LEAST_RATE:
+        raise Misuse(f"--rate {rate:g}: the times would be too large; give at least {_LEAST_RATE}")
     splitter = _splitter(options["tokenizer"], options["chars_per_token"])
     how = How(splitter, options["time_unit"], _fields(options["fields"]))
     form = FORMATS[options["form"]]

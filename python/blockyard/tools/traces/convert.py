@@ -85,7 +85,7 @@ def convert(
         except KeyboardInterrupt:
             if not len(rows):
                 raise
-            rows.complete = False
+            rows.cut()
         except OSError as error:  # of the file between: readers say theirs in their own words
             raise Misuse(f"{output} cannot be written: {error.strerror or error}") from None
         if not len(rows):
@@ -125,7 +125,7 @@ class _Rows:
         self.times = array("q")
         self.outputs = array("q")
         self.numbering = Numbering(block_size)
-        self.tokens = 0
+        self._lengths = array("q")
         self.complete = True
         self._rate = rate
         self._places = array("q", [0])
@@ -135,7 +135,14 @@ class _Rows:
         self._decoder = msgspec.msgpack.Decoder(tuple[int, list[int], str | None])
 
     def __len__(self) -> int:
-        return len(self.times)
+        # Its place is the last that is noted of a request: Ctrl-C may come between any two.
+        return len(self._places) - 1
+
+    def cut(self) -> None:
+        """Leaves out the request that Ctrl-C came into, and marks the rest as incomplete."""
+        for column in (self.times, self.outputs, self._lengths):
+            del column[len(self) :]
+        self.complete = False
 
     def add(self, asked: Asked, path: Path) -> None:
         if asked.input_length > LONGEST:
@@ -148,7 +155,7 @@ class _Rows:
         self.outputs.append(-1 if asked.output_length is None else asked.output_length)
         if asked.name is not None:
             self._names[asked.name] = len(self.times) - 1
-        self.tokens += asked.input_length
+        self._lengths.append(asked.input_length)
         row = self._encoder.encode((asked.input_length, ids, asked.session))
         self._spool.write(row)
         self._places.append(self._places[-1] + len(row))
@@ -172,7 +179,7 @@ class _Rows:
     def result(self) -> Converted:
         return Converted(
             requests=len(self),
-            tokens=self.tokens,
+            tokens=sum(self._lengths),
             blocks=len(self.numbering),
             block_size=self.numbering.block_size,
             seconds=(max(self.times) - min(self.times)) / 1000,

@@ -23,7 +23,10 @@ _COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 def _read(path: Path, how: How) -> Iterator[Asked | Answered]:
     columns: dict[str, int] | None = None
     for place, line in lines(path, "an Azure trace"):
-        row = next(csv.reader([line.strip().removeprefix("\ufeff")]), [])
+        try:
+            row = next(csv.reader([line.strip().removeprefix("\ufeff")]), [])
+        except csv.Error as error:
+            raise place.wrong(None, f"no CSV: {error}; give one request per line") from None
         if columns is None:
             columns = _columns(place, row)
             continue

@@ -20,6 +20,7 @@ import msgspec
 
 from blockyard.tools.traces.formats.format import Answered, Asked, Format, How
 from blockyard.tools.traces.formats.msgpack import split
+from blockyard.tools.traces.formats.times import milliseconds
 from blockyard.tools.traces.lines import TraceError, lines
 
 __all__ = ["FORMAT"]
@@ -43,14 +44,14 @@ def _read(path: Path, how: How) -> Iterator[Asked | Answered]:
     for where, time, event in _events(path):
         if event.get("medium") not in _DEVICE:
             continue
-        if event.get("group_idx") not in {None, 0}:
+        if event.get("group_idx") not in (None, 0):
             how.notes.count("events left out as they are of further groups of layers")
             continue
         match event.get("type"):
             case "BlockStored":
-                tree.store(where, round(time * 1000), event)
+                tree.store(where, time, event)
             case "BlockRemoved":
-                tree.remove(event)
+                tree.remove(where, event)
             case _:
                 pass
     yield from tree.branches()
@@ -71,12 +72,10 @@ class _Tree:
         if event.get("block_size") != self.block_size:
             self.notes.count(f"events left out as their blocks are not of {self.block_size} tokens")
             return
-        hashes = event.get("block_hashes")
-        if not isinstance(hashes, list) or not all(
-            isinstance(h, (int, str, bytes)) for h in hashes
-        ):
-            raise TraceError(f"{where}, field block_hashes: give a list of hashes")
+        hashes = _hashes(where, event)
         above = event.get("parent_block_hash")
+        if above is not None and not isinstance(above, (int, str, bytes)):
+            raise TraceError(f"{where}, field parent_block_hash: give a hash, or null")
         if above is not None and above not in self.parents:
             self.notes.count("chains of blocks that begin before the file does")
             above = None
@@ -89,10 +88,8 @@ class _Tree:
                 self.notes.count("blocks stored again after they were removed, for want of room")
             above = block
 
-    def remove(self, event: dict[str, Any]) -> None:
-        self.removed.update(
-            block for block in event.get("block_hashes", ()) if block in self.parents
-        )
+    def remove(self, where: str, event: dict[str, Any]) -> None:
+        self.removed.update(block for block in _hashes(where, event) if block in self.parents)
 
     def branches(self) -> Iterator[Asked]:
         for tip, time in self.tips.items():
@@ -107,25 +104,37 @@ class _Tree:
             )
 
 
+def _hashes(where: str, event: dict[str, Any]) -> list[Any]:
+    """Returns the hashes of an event's blocks."""
+    hashes = event.get("block_hashes")
+    if not isinstance(hashes, list) or not all(isinstance(h, (int, str, bytes)) for h in hashes):
+        raise TraceError(f"{where}, field block_hashes: give a list of hashes")
+    return hashes
+
+
 def _block_size(path: Path) -> int:
     """Returns the tokens per block of the first block that is stored."""
     for where, _, event in _events(path):
         if event.get("type") == "BlockStored" and event.get("medium") in _DEVICE:
             size = event.get("block_size")
-            if not isinstance(size, int) or size < 1:
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise TraceError(f"{where}, field block_size: {size!r}; give a whole number from 1")
             return size
     raise TraceError(f"{path}: no block is stored in it; {_GIVE}")
 
 
-def _events(path: Path) -> Iterator[tuple[str, float, dict[str, Any]]]:
-    """Yields where an event stands, its time in seconds, and its fields by name."""
+def _events(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yields where an event stands, its time in milliseconds, and its fields by name."""
     for where, batch in _batches(path):
         if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):  # noqa: PLR2004
             raise TraceError(f"{where}: it is no batch; {_GIVE}")
         time = batch[0]
         if isinstance(time, bool) or not isinstance(time, (int, float)):
             raise TraceError(f"{where}, field time: {time!r:.40}; give seconds")
+        try:
+            time = milliseconds(time, "s")
+        except ValueError:
+            raise TraceError(f"{where}, field time: {time!r:.40}; give seconds") from None
         for event in batch[1]:
             yield where, time, _named(where, event)
 
@@ -169,7 +178,7 @@ def _unpacked(path: Path) -> Iterator[tuple[str, object]]:
                 batch: object = msgspec.msgpack.decode(raw)
                 yield f"{path}, batch {number}", batch
                 number += 1
-    except (ValueError, EOFError, OSError, zlib.error) as error:
+    except (ValueError, RecursionError, EOFError, OSError, zlib.error) as error:
         raise TraceError(f"{path}, batch {number}: not msgpack: {error}; {_GIVE}") from None
 
 

@@ -87,7 +87,7 @@ def _part(record: Record, means: str, names: Sequence[str]) -> Record | None:
     if isinstance(value, str):  # as some gateways write it: JSON in JSON
         try:
             value = msgspec.json.decode(value)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             value = shown(value)
     if not isinstance(value, dict):
         raise record.wrong(name, f"{shown(value)}; give a JSON object")

@@ -17,6 +17,7 @@ from blockyard.tools.traces.formats.format import Answered, Asked, Format, How
 from blockyard.tools.traces.formats.records import Record
 from blockyard.tools.traces.formats.times import milliseconds
 from blockyard.tools.traces.lines import Place, TraceError, lines
+from blockyard.tools.traces.trace import LONGEST
 
 __all__ = ["FORMAT"]
 
@@ -75,12 +76,23 @@ def _event(line: str) -> tuple[str, str | None, dict[str, Any], int] | None:
     try:
         event: Any = msgspec.json.decode(line[at:])
         kind = event["event"]
-        if kind not in {"request.received", "request.finished"} or "rid" not in dict(event["obj"]):
+        if kind not in {"request.received", "request.finished"} or "rid" not in event["obj"]:
+            return None
+        if not isinstance(event["obj"], dict):
             return None
         length = event.get("out", {}).get("meta_info", {}).get("completion_tokens") or 0
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
+        length = max(0, min(int(length), LONGEST))
+    except (
+        msgspec.DecodeError,
+        RecursionError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        AttributeError,
+    ):
         return None
-    return kind.partition(".")[2], event["timestamp"], event["obj"], int(length)
+    return kind.partition(".")[2], event["timestamp"], event["obj"], length
 
 
 def _seen(
@@ -155,12 +167,20 @@ def _asked(record: Record, date: str | None, how: How) -> Iterator[Asked]:
             continue
         yield Asked(
             input_length=len(tokens),
-            milliseconds=None if date is None else milliseconds(date, "s"),
+            milliseconds=_moment(record, date),
             tokens=tokens,
             session=record.session(("session_id",)),
             salt=salt,
             name=names[at] if at < len(names) else None,
         )
+
+
+def _moment(record: Record, date: str | None) -> int | None:
+    """Returns the time of a line, None where it has none."""
+    try:
+        return None if date is None else milliseconds(date, "s")
+    except ValueError as error:
+        raise record.wrong("timestamp", str(error)) from None
 
 
 def _names(obj: Mapping[str, Any]) -> list[str]:

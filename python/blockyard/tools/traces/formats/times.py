@@ -24,10 +24,11 @@ def milliseconds(value: object, unit: TimeUnit) -> int:
         ValueError: It is no time. The message says what it must be.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = value / _PER_SECOND[unit]
-        if not 0 <= seconds < _LATEST:
+        # Compared before it is divided: a whole number may be too large for a float.
+        if not 0 <= value < _LATEST * _PER_SECOND[unit]:
             raise ValueError(
-                f"{value} is no time in {unit}; give another --time-unit: {', '.join(_PER_SECOND)}"
+                f"{str(value)[:40]} is no time in {unit}; give another --time-unit: "
+                f"{', '.join(_PER_SECOND)}"
             )
         # Whole units stay exact, where a fraction of seconds would not.
         return (

@@ -21,6 +21,7 @@ import msgspec
 from blockyard.tools.traces.formats.format import Answered, Asked, Format, How
 from blockyard.tools.traces.formats.times import milliseconds
 from blockyard.tools.traces.lines import Place, TraceError, lines
+from blockyard.tools.traces.trace import LONGEST
 
 __all__ = ["FORMAT"]
 
@@ -90,7 +91,7 @@ class _Clock:
             try:
                 record: Any = msgspec.json.decode(line)
                 return milliseconds(record["asctime"], "s"), str(record["message"])
-            except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+            except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError):
                 return None, line
         date = _DATE.search(line)
         if date is None:
@@ -114,13 +115,13 @@ def _asked(place: Place, name: str, rest: str, moment: int | None, how: How) -> 
         raise place.wrong(
             "prompt_token_ids", "there is no list of ids behind it; give the log as vLLM wrote it"
         )
-    ids = None if found[1] == "None" else [int(i) for i in found[1][1:-1].split(",") if i.strip()]
+    ids = None if found[1] == "None" else _ids(place, found[1])
     text = None
     # Tokens are far shorter as text only where --max-log-len has cut both to one length.
     if ids is None or (len(ids) >= _LONG and at < 4 * len(ids) + _LONG):
         if (quoted := _TEXT.match(rest)) is None:
             raise place.wrong("prompt", "it is no quoted text; give the log as vLLM wrote it")
-        text = ast.literal_eval(quoted[0])
+        text = _unquoted(place, quoted[0])
     if ids and text is not None and len(text) == len(ids):
         how.notes.count(
             "prompts of as many characters as tokens, which --max-log-len may have cut off"
@@ -129,6 +130,29 @@ def _asked(place: Place, name: str, rest: str, moment: int | None, how: How) -> 
     # Completions number their prompts, but say of an answer only to which request it belongs.
     short = name.removesuffix("-0") if name.startswith("cmpl-") else name
     return Asked(input_length=len(tokens), milliseconds=moment, tokens=tokens, name=short)
+
+
+def _ids(place: Place, listed: str) -> list[int]:
+    """Returns the ids of a list as text."""
+    try:
+        ids = [int(i) for i in listed[1:-1].split(",") if i.strip()]
+    except ValueError:
+        ids = [-1]
+    if any(not 0 <= i <= LONGEST for i in ids):
+        what = f"not all are whole numbers from 0 to {LONGEST}; give the log as vLLM wrote it"
+        raise place.wrong("prompt_token_ids", what)
+    return ids
+
+
+def _unquoted(place: Place, quoted: str) -> str | None:
+    """Returns the text that Python has written with quotes."""
+    try:
+        text: str | None = ast.literal_eval(quoted)
+    except (ValueError, SyntaxError):
+        raise place.wrong(
+            "prompt", "it is no text as Python quotes it; give the log as vLLM wrote it"
+        ) from None
+    return text
 
 
 def _count(ids: str) -> int:

@@ -81,10 +81,14 @@ class Tokenizer:
 
     def tokens(self, text: str) -> Sequence[int]:
         """Returns the ids of the text's tokens, without those that mark a beginning or an end."""
+        # Half a character, which Python's text may have, is none to a tokenizer.
+        text = text.encode(errors="replace").decode()
         ids: Sequence[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
 
 @lru_cache(1 << 16)
 def _hash(word: str) -> int:
-    return int.from_bytes(blake2b(word.encode(), digest_size=7).digest(), "big")
+    return int.from_bytes(
+        blake2b(word.encode(errors="surrogatepass"), digest_size=7).digest(), "big"
+    )
