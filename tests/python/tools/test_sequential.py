@@ -363,3 +363,10 @@ def test_progress_is_told_and_an_interrupt_leaves_what_is_known() -> None:
 def test_what_cannot_be_is_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(by.Misuse, match=says):
         sequential(made([(8, [0])], 4), **({"device_blocks": 8} | wrong))
+
+
+@pytest.mark.parametrize("host", [0, 3])
+def test_blocks_of_one_token_are_served(host: int) -> None:
+    trace = made([(4, [0, 1, 2, 3]), (4, [0, 1, 2, 4]), (4, [0, 1, 2, 3])], 1)
+    result = sequential(trace, device_blocks=8, host_blocks=host)
+    assert (int(result.hits.sum()), result.hit_ratio, result.audit) == (7, 7 / 12, "ok")

@@ -43,7 +43,8 @@ class _Served:
         wide = np.zeros((len(trace.ids), 4), "<i8")
         wide[:, 0] = trace.ids
         self.bytes = wide.view(np.uint8)
-        self.block = trace.trace_block
+        # The token behind the last full block must fill none of its own.
+        self.block = max(trace.trace_block, 2)
         self.hints = setup.hints
         self.lowers = setup.host > 0 and setup.third > 0
         self.down = self.up = self.third_down = self.third_up = 0
