@@ -114,6 +114,29 @@ def test_an_overload_is_said_first_with_what_to_give() -> None:
     assert "--replicas 10," in first
 
 
+def test_times_of_answers_without_a_length_are_not_told() -> None:
+    silent = run_of(output_tokens=0, ttft_ms=spread(np.zeros(0)))
+    said = conclusions([silent, msgspec.structs.replace(silent, policy="learned")])
+    assert said[0] == (
+        "Keeps up with 3.3 requests/s: no answer has a length, so there are no times to first "
+        "token."
+    )
+    assert "do not differ" in said[2]
+
+
+def test_runs_that_were_interrupted_are_not_compared() -> None:
+    whole, cut = run_of(), run_of(policy="learned", complete=False, hit_ratio=0.6, requests=9)
+    said = " ".join(conclusions([whole, cut]))
+    assert "finds the most" not in said
+    assert "Interrupted: the runs got to different requests, so they are not compared." in said
+    # An overload is said first, and then that it was cut short; without times too.
+    over = conclusions([run_of(load=OVER, complete=False)])
+    assert over[0].startswith("Overloaded")
+    assert over[1].startswith("Interrupted")
+    timeless = run_of(model="sequential", load=None, ttft_ms=None, complete=False)
+    assert conclusions([timeless])[0].startswith("Interrupted")
+
+
 def test_no_times_of_an_overload_are_compared_or_called_good() -> None:
     runs = [run_of(load=OVER), timed(run_of(load=OVER, policy="learned"), 0.1)]
     said = " ".join(conclusions(runs))

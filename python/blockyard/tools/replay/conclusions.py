@@ -62,13 +62,16 @@ def conclusions(
 
 def _load(runs: Sequence[Run], speed: float) -> Iterator[str]:
     main = runs[0]
-    if main.ttft_ms is None:
-        return
     over = [run.load for run in runs if run.load is not None and run.load.overloaded]
     if over:
         yield _overload(runs, over, speed)
-    elif not main.complete:
+    if not main.complete:
         yield "Interrupted: what follows is of the requests up to that moment."
+    elif over or main.ttft_ms is None:
+        return
+    elif not main.output_tokens:
+        keeps_up = _keeps_up(main.load)
+        yield f"{keeps_up} no answer has a length, so there are no times to first token."
     else:
         yield (
             f"{_keeps_up(main.load)} half of the first tokens come within "
@@ -128,6 +131,9 @@ def _better(runs: Sequence[Run]) -> Iterator[str]:
     names = labels(runs)
     bound = next((run for run in runs if run.policy == "optimum"), None)
     real = [(name, run) for name, run in zip(names, runs, strict=True) if run.policy != "optimum"]
+    if not all(run.complete for run in runs):
+        yield "Interrupted: the runs got to different requests, so they are not compared."
+        return
     if len(real) > 1:
         yield _best(real)
     if bound is not None and real:
@@ -170,7 +176,7 @@ def _time(run: Run, *, over: bool) -> float:
     """The time to be short: to the first token, or between two requests that are taken up."""
     if over:
         return math.inf if run.load is None else 1 / run.load.served_requests_per_second
-    return math.inf if run.ttft_ms is None else run.ttft_ms.p50
+    return math.inf if run.ttft_ms is None or not run.output_tokens else run.ttft_ms.p50
 
 
 def _pinned(run: Run) -> Iterator[str]:

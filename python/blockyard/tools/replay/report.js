@@ -36,8 +36,8 @@ function tiles(run) {
   const third = run.third ? ` · third tier ${percent(run.third.hit_ratio)}` : "";
   tile("Found in the cache", "counted", "hit_ratio", run.hit_ratio, percent(run.hit_ratio), `device ${percent(tier.device)} · host ${percent(tier.host)}${third}`);
   if (run.ttft_ms) {
-    tile("Time to first token", "modelled", "ttft_ms.p50", run.ttft_ms.p50, ms(run.ttft_ms.p50), `median; 99 % within ${ms(run.ttft_ms.p99)}`);
-    tile("Between tokens", "modelled", "itl_ms.p50", run.itl_ms.p50, ms(run.itl_ms.p50), `median; 99 % within ${ms(run.itl_ms.p99)}`);
+    if (run.output_tokens) tile("Time to first token", "modelled", "ttft_ms.p50", run.ttft_ms.p50, ms(run.ttft_ms.p50), `median; 99 % within ${ms(run.ttft_ms.p99)}`);
+    if (run.output_tokens) tile("Between tokens", "modelled", "itl_ms.p50", run.itl_ms.p50, ms(run.itl_ms.p50), `median; 99 % within ${ms(run.itl_ms.p99)}`);
     tile("Output", "modelled", "tokens_per_second", run.tokens_per_second, `${count(Math.round(run.tokens_per_second))} tokens/s`, `${count(run.requests)} requests in ${duration(run.engine_seconds)}`);
   }
   const { moved, load } = run;
@@ -88,10 +88,10 @@ const ROWS = [
   ["Modelled"],
   ["Requests offered", (run) => rate(run, "offered_requests_per_second")],
   ["Requests admitted", (run) => rate(run, "served_requests_per_second")],
-  ["Time to first token, median", (run) => run.ttft_ms && ms(run.ttft_ms.p50)],
-  ["Time to first token, 99 %", (run) => run.ttft_ms && ms(run.ttft_ms.p99)],
-  ["Between tokens, median", (run) => run.itl_ms && ms(run.itl_ms.p50)],
-  ["Between tokens, 99 %", (run) => run.itl_ms && ms(run.itl_ms.p99)],
+  ["Time to first token, median", (run) => run.ttft_ms && run.output_tokens && ms(run.ttft_ms.p50)],
+  ["Time to first token, 99 %", (run) => run.ttft_ms && run.output_tokens && ms(run.ttft_ms.p99)],
+  ["Between tokens, median", (run) => run.itl_ms && run.output_tokens && ms(run.itl_ms.p50)],
+  ["Between tokens, 99 %", (run) => run.itl_ms && run.output_tokens && ms(run.itl_ms.p99)],
   ["In the queue, 99 %", (run) => run.waits && ms(run.waits.queue_ms.p99)],
   ["Output tokens per second", (run) => run.ttft_ms && count(Math.round(run.tokens_per_second))],
   ["Engine time", (run) => run.ttft_ms && duration(run.engine_seconds)],
@@ -179,8 +179,8 @@ if (runs.length > 1) {
 }
 choose(0);
 sideBySide();
-distribution("ttft", "Time to first token", "share of requests that waited no longer", (run) => run.ttft_ms);
-distribution("itl", "Between tokens", "share of tokens that took no longer", (run) => run.itl_ms);
+distribution("ttft", "Time to first token", "share of requests that waited no longer", (run) => run.output_tokens && run.ttft_ms);
+distribution("itl", "Between tokens", "share of tokens that took no longer", (run) => run.output_tokens && run.itl_ms);
 distribution("queue", "In the queue", "arrival to admission, share of requests", (run) => run.waits && run.waits.queue_ms, 1);
 compare();
 settings();

@@ -131,7 +131,7 @@ function sideBySide() {
   if (runs.some((run) => run.third)) tiers.push(tier("third tier", "--third", (run) => (run.third ? 100 * run.third.hit_ratio : 0)));
   tiers[tiers.length - 1].texts = texts((run) => percent(run.hit_ratio));
   charts.bars(at("bars"), { id: "by-tier", title: "Hit ratio by tier", note: "share of all prompt tokens", rows, stack: true, series: tiers });
-  if (runs.every((run) => run.ttft_ms)) {
+  if (runs.every((run) => run.ttft_ms && run.output_tokens)) {
     const quantile = (name, key, colour) => tier(name, colour, (run) => run.ttft_ms[key] / 1e3, texts((run) => ms(run.ttft_ms[key])));
     charts.bars(at("bars"), { id: "by-ttft", title: "Time to first token", note: "modelled", rows, series: [quantile("median", "p50", "--device"), quantile("99 %", "p99", "--pinned")] });
   }

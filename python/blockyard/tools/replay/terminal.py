@@ -42,6 +42,11 @@ def _quantile(spread: Spread | None, name: str) -> _Cell:
     return None if spread is None else duration(getattr(spread, name) / 1e3)
 
 
+def _answered(of: Callable[[Run], _Cell]) -> Callable[[Run], _Cell]:
+    """Leaves the cell empty where no answer has a length: there are no times of tokens then."""
+    return lambda run: of(run) if run.output_tokens else None
+
+
 def _queue(run: Run) -> _Cell:
     return _quantile(run.waits.queue_ms, "p99") if run.waits else None
 
@@ -122,10 +127,10 @@ _PARTS: Final = {
         ("on the third tier", _third(lambda third: f"{third.hit_ratio:.1%}")),
     ),
     "Latency, modelled": _part(
-        ("to first token, median", lambda run: _quantile(run.ttft_ms, "p50")),
-        ("to first token, 99 %", lambda run: _quantile(run.ttft_ms, "p99")),
-        ("between tokens, median", lambda run: _quantile(run.itl_ms, "p50")),
-        ("between tokens, 99 %", lambda run: _quantile(run.itl_ms, "p99")),
+        ("to first token, median", _answered(lambda run: _quantile(run.ttft_ms, "p50"))),
+        ("to first token, 99 %", _answered(lambda run: _quantile(run.ttft_ms, "p99"))),
+        ("between tokens, median", _answered(lambda run: _quantile(run.itl_ms, "p50"))),
+        ("between tokens, 99 %", _answered(lambda run: _quantile(run.itl_ms, "p99"))),
         ("in the queue, 99 %", _queue),
     ),
     "Traffic, modelled": _part(
@@ -219,7 +224,7 @@ def _table(runs: Sequence[Run]) -> Table:
     table.add_column("", no_wrap=True, min_width=_NAME - 2)
     for run in runs:
         heading = Text("\n".join(filter(None, (*_cache(run), run.headroom, run.preempt_mode))))
-        table.add_column(heading, justify="right", min_width=_COLUMN - 2)
+        table.add_column(heading, justify="right", min_width=_COLUMN - 3)
     for part, rows in _PARTS.items():
         cells = {name: [of(run) for run in runs] for name, of in rows}
         shown = {name: row for name, row in cells.items() if any(cell is not None for cell in row)}
