@@ -410,3 +410,19 @@ def test_progress_is_told_now_and_then() -> None:
     sweep(plan(generate(1, requests=1100), points=2, optimum=False), "", Told(None), 1)
     assert seen
     assert all(0 < share <= 1 for share in seen)
+
+
+def test_an_order_that_loses_in_a_split_is_not_praised() -> None:
+    trace = read(real(CONVERSATION))
+    split = SplitText.parse("52GiB+2560GiB", BLOCK * trace.trace_block)
+    said = swept(trace, splits=(split,), points=2, optimum=False, sample=1).answer[0]
+    assert "for nothing" not in said
+    assert "there in one tier, but 2.1 points less than recency in 52GiB+2560GiB." in said
+
+
+def test_a_size_that_serves_nothing_has_no_times() -> None:
+    trace = made([(40, [0, 1, 2]), (40, [0, 1, 3]), (40, [0, 1, 2])], 16)
+    small, large = swept(trace, model_sizes=(1, 8), model_requests=3).modelled
+    assert (small.requests, small.ttft_ms_p50, small.ttft_ms_p99) == (0, None, None)
+    assert large.requests == 3
+    assert large.ttft_ms_p50 is not None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from blockyard.tools.sweep.recency import Curve
-from blockyard.tools.sweep.result import Advice, Point
+from blockyard.tools.sweep.result import Advice, Point, SplitResult
 from blockyard.tools.units import size
 
 __all__ = ["POINT", "Setting", "advise", "sentences"]
@@ -102,7 +102,9 @@ def _none(kind: str, enough: int) -> Advice:
     )
 
 
-def sentences(setting: Setting, points: Sequence[Point], advice: Advice) -> list[str]:
+def sentences(
+    setting: Setting, points: Sequence[Point], advice: Advice, splits: Sequence[SplitResult] = ()
+) -> list[str]:
     """Returns the answer: what to buy first, then what else should be known."""
     infinite = setting.share(setting.curve.most)
     if advice.kind == "nothing":
@@ -118,7 +120,7 @@ def sentences(setting: Setting, points: Sequence[Point], advice: Advice) -> list
         )
         return [said]
     return [
-        _main(setting, advice),
+        _main(setting, advice, splits),
         *_device(setting, advice),
         *_rest(setting, advice, infinite),
         *_worth(setting, points),
@@ -127,14 +129,14 @@ def sentences(setting: Setting, points: Sequence[Point], advice: Advice) -> list
     ]
 
 
-def _main(setting: Setting, advice: Advice) -> str:
+def _main(setting: Setting, advice: Advice, splits: Sequence[SplitResult]) -> str:
     """What to buy, what it gives, what the next doubling would give, and the better order."""
     knee = setting.bytes(advice.blocks)
     found = f"{_percent(advice.hit_ratio)} of the prompt tokens"
     if advice.bound is not None:
         found += f" (no order can find more than {_percent(advice.bound)} there)"
     gain = f"twice as much would find {_points(advice.next_gain)} more"
-    better = "; ".join(_better(setting, advice))
+    better = "; ".join(_better(setting, advice, splits))
     ending = f"; {better}." if better else "."
     if advice.kind == "beyond":
         largest = setting.largest
@@ -153,12 +155,19 @@ def _main(setting: Setting, advice: Advice) -> str:
     return f"Buy {knee}: it finds {found}, and {gain}{ending}"
 
 
-def _better(setting: Setting, advice: Advice) -> Iterator[str]:
+def _better(setting: Setting, advice: Advice, splits: Sequence[SplitResult]) -> Iterator[str]:
     """What another order finds in the same memory, which costs nothing."""
     name, ratio = advice.better, advice.better_hit_ratio
     if name is None or ratio is None:
         return
     more = ratio - advice.hit_ratio
+    lost, where = _lost(name, splits)
+    if lost >= _NOTICED and more >= _NOTICED:
+        yield (
+            f"the {name} order finds {_percent(ratio)} there in one tier, but {_points(lost)} less "
+            f"than recency in {where}"
+        )
+        return
     if more <= -_NOTICED:
         yield f"the {name} order finds {_points(-more)} less there"
     elif more < _NOTICED:
@@ -167,6 +176,17 @@ def _better(setting: Setting, advice: Advice) -> Iterator[str]:
         equal = advice.better_equals
         needs = "no size of recency does" if equal is None else _needs(setting, equal)
         yield f"for nothing the {name} order finds {_percent(ratio)} there, as {needs}"
+
+
+def _lost(name: str, splits: Sequence[SplitResult]) -> tuple[float, str]:
+    """What an order finds less than recency in the split that suits it least, and that split."""
+    recency = {each.split: each.hit_ratio for each in splits if each.order == "recency"}
+    losses = [
+        (recency[each.split] - each.hit_ratio, each.split)
+        for each in splits
+        if each.order == name and each.split in recency
+    ]
+    return max(losses, default=(0.0, ""))
 
 
 def _needs(setting: Setting, blocks: int) -> str:

@@ -94,6 +94,12 @@ def sweep(plan: Plan, command: str, watcher: Watcher, processes: int | None) -> 
         _run(swept, list(dict.fromkeys(jobs)), watcher, processes)
     points = [_point(swept, size) for size in swept.sizes]
     advice = advise(swept.setting, points)
+    results = [
+        result
+        for text, split in splits
+        for order in ("recency", *plan.orders)
+        if (result := _split_result(swept, text, split, order)) is not None
+    ]
     return SweepResult(
         format=FORMAT,
         blockyard=__version__,
@@ -112,15 +118,10 @@ def sweep(plan: Plan, command: str, watcher: Watcher, processes: int | None) -> 
         seed=plan.seed,
         command=_plain(command),
         complete=swept.complete,
-        answer=sentences(swept.setting, points, advice),
+        answer=sentences(swept.setting, points, advice, results),
         advice=advice,
         points=points,
-        splits=[
-            result
-            for text, split in splits
-            for order in ("recency", *plan.orders)
-            if (result := _split_result(swept, text, split, order)) is not None
-        ],
+        splits=results,
         modelled=[
             _modelled(swept, size, got)
             for size, engine in engines.items()
@@ -297,6 +298,8 @@ def _split_result(
 def _modelled(swept: _Swept, size: int, run: Run) -> Modelled:
     bytes_ = size * swept.setting.block_bytes
     device = swept.plan.device_blocks * swept.setting.block_bytes
+    # Without an answer no request has a first token: all were refused, or no length is known.
+    times = run.ttft_ms if run.output_tokens else None
     return Modelled(
         blocks=size,
         bytes=bytes_,
@@ -304,8 +307,8 @@ def _modelled(swept: _Swept, size: int, run: Run) -> Modelled:
         host_bytes=max(bytes_ - device, 0),
         requests=run.requests,
         hit_ratio=run.hit_ratio,
-        ttft_ms_p50=None if run.ttft_ms is None else run.ttft_ms.p50,
-        ttft_ms_p99=None if run.ttft_ms is None else run.ttft_ms.p99,
+        ttft_ms_p50=times.p50 if times else None,
+        ttft_ms_p99=times.p99 if times else None,
         tokens_per_second=run.tokens_per_second,
         overloaded=run.load is not None and run.load.overloaded,
     )

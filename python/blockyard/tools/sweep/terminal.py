@@ -12,7 +12,7 @@ from rich.text import Text
 from blockyard._typing import override
 from blockyard.tools.replay.result import Run
 from blockyard.tools.sweep.jobs import Simulated
-from blockyard.tools.sweep.result import Point, SweepResult
+from blockyard.tools.sweep.result import Modelled, Point, SweepResult
 from blockyard.tools.units import duration, size
 from blockyard.tools.workers import Watch
 
@@ -197,12 +197,19 @@ def _engine(result: SweepResult) -> Table:
             f"{one.hit_ratio:.1%}",
             *("-" if ms is None else duration(ms / 1e3) for ms in times),
             f"{one.tokens_per_second:,.0f}",
-            Text("overloaded", "yellow") if one.overloaded else "",
+            _note(one),
         )
-    served = result.modelled[0].requests
+    served = max(one.requests for one in result.modelled)
     table.caption = f"modelled, for the first {served:,} requests, from an empty cache"
     table.caption_justify = "left"
     return table
+
+
+def _note(one: Modelled) -> Text:
+    """Says what makes the figures of a size useless."""
+    if not one.requests:
+        return Text("too small", "yellow")
+    return Text("overloaded", "yellow") if one.overloaded else Text()
 
 
 def _table() -> Table:
