@@ -72,6 +72,8 @@ class _Commands(click.Group):
             _fail(error.format_message(), _MISUSE)
         except Misuse as error:
             _fail(str(error), _MISUSE)
+        except MemoryError:
+            _fail("memory runs out; give fewer --requests, or use a larger machine", _MISUSE)
         except BlockyardError as error:
             _fail(str(error), _BREACH)
         except click.Abort:

@@ -520,6 +520,9 @@ def test_the_table_fits_its_terminal(width: int, monkeypatch: pytest.MonkeyPatch
     # Three runs fit into 80 columns, five into 120.
     assert done.stdout.count("to first token, median") == 2
     assert "…" not in done.stdout
+    # Nor does one pass the edge, where it would be cut off.
+    for row in (line.split() for line in lines if "between tokens, median" in line):
+        assert row[-1] == "ms"
 
 
 @contextlib.contextmanager
@@ -636,3 +639,13 @@ def test_progress_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None
     assert told[-1].requests_done == told[-1].requests == 50
     assert "50/50" in done.stderr
     assert "replaying" not in done.stderr
+
+
+def test_memory_that_runs_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("blockyard.tools.replay.cli.resolve", full)
+    done = typed("--requests", "5")
+    assert done.exit_code == 2
+    assert "memory runs out; give fewer --requests" in done.stderr
