@@ -88,9 +88,9 @@ fn inv_38_what_was_handed_over_is_in_the_file_and_only_its_owner_reads_it() {
         recorder.counts(),
         Counts {
             recorded: 2,
-            dropped: 1
+            dropped: 0
         },
-        "it is closed"
+        "what comes when it is closed is not lost"
     );
     let (headers, bodies) = read(&folder.file());
     assert_eq!(

@@ -4,9 +4,9 @@ use crate::error::{Error, Result};
 use crate::frame::{HEADER, Header, MAGIC};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// Opens it, or makes it for its owner alone, and takes its lock.
@@ -30,6 +30,9 @@ pub(crate) fn open(path: &Path, block_size: u32) -> Result<File> {
         let mut first = (&mut file).take(HEADER as u64);
         first.read_to_end(&mut head).map_err(refused)?;
         check(path, &head, block_size)?;
+        // One that was there may be open to others.
+        file.set_permissions(Permissions::from_mode(0o600))
+            .map_err(refused)?;
     }
     Ok(file)
 }

@@ -127,6 +127,10 @@ impl Recorder {
         answer: u64,
         keys: impl ExactSizeIterator<Item = &'a [u8; 32]>,
     ) {
+        // What ends when no more is to be recorded is not lost.
+        if self.shared.closing.load(Ordering::Relaxed) {
+            return;
+        }
         let Seen { arrived, prompt } = seen;
         let ended = self.now();
         let request = Request {
@@ -139,8 +143,7 @@ impl Recorder {
         let shared = &*self.shared;
         let before = shared.waiting.fetch_add(bytes, Ordering::Relaxed);
         let room = before.saturating_add(bytes) <= MOST_BYTES;
-        let open = !shared.closing.load(Ordering::Relaxed);
-        if !(room && open && self.queue.try_send(request.frame(keys)).is_ok()) {
+        if !(room && self.queue.try_send(request.frame(keys)).is_ok()) {
             shared.waiting.fetch_sub(bytes, Ordering::Relaxed);
             shared.dropped.fetch_add(1, Ordering::Relaxed);
         }

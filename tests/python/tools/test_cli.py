@@ -622,6 +622,24 @@ def test_ctrl_c_before_the_first_run_writes_nothing(monkeypatch: pytest.MonkeyPa
     assert not files(Path())
 
 
+def test_a_comparison_that_lacks_a_run_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = []
+
+    def once(*words: Any) -> Run:
+        if played:
+            raise KeyboardInterrupt
+        played.append(play(*words))
+        return played[0]
+
+    monkeypatch.setattr(comparison, "play", once)
+    orders = ("--policy", "recency", "--policy", "heap")
+    done = typed("--requests", "5", "--quiet", "--jobs", "1", "--json", "r.json", *orders)
+    assert done.exit_code == 130
+    result = json.loads(Path("r.json").read_text())
+    assert (result["complete"], result["missing"], len(result["runs"])) == (False, 1, 1)
+    assert result["runs"][0]["complete"]
+
+
 def test_progress_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Progress] = []
 

@@ -61,6 +61,15 @@ def test_a_request_is_recorded_when_it_ends_with_its_lengths_and_the_keys_of_its
         "record_dropped": 0,
     }
     assert path.stat().st_mode & 0o777 == 0o600
+    cache.finish(served(cache, range(40)))
+    assert cache.stats()["record_dropped"] == 0, "no more was to be recorded"
+
+
+def test_a_file_that_was_there_is_its_owners_alone_from_then_on(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.rec"
+    path.touch(mode=0o644)
+    by.KVCache(device=64, record=path).stop_recording()
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_comes_back_is_the_request_that_it_was_and_what_is_refused_is_none(

@@ -67,6 +67,8 @@ const curves = (() => {
     }));
   }
 
+  const top = (points) => points.reduce((least, [, y]) => Math.min(least, y), Infinity);
+
   // Says of each line whether an earlier one lies on it: "", "same as …" or "mostly as …".
   function twins(lines) {
     return lines.map(({ line, one }, i) => {
@@ -78,7 +80,9 @@ const curves = (() => {
         const back = shared > 0.6 ? other.line.flat() : [];
         const known = back.filter((point) => near(point, line)).length / (back.length || 1);
         if (shared === 1 && known === 1) return `same as ${other.one.name}`;
-        if (Math.min(shared, known) > 0.6) return `mostly as ${other.one.name}`;
+        // Two that rest on the axis and rise apart are not alike.
+        const apart = Math.abs(top(points) - top(other.line.flat()));
+        if (Math.min(shared, known) > 0.6 && apart < 24) return `mostly as ${other.one.name}`;
       }
       return "";
     });

@@ -291,6 +291,7 @@ def _result(replays: Replays, options: Options, command: str, runs: Sequence[Run
         figures=spec.roofline.figures(),
         command=_plain(command),
         runs=list(runs),
+        missing=len(replays.specs) - len(runs),
     )
 
 

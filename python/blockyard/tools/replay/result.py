@@ -385,9 +385,12 @@ class Result(Struct, frozen=True, kw_only=True):
     """The command that repeats this replay."""
     runs: list[Run]
     """One per combination of policies, in the order given."""
+    missing: int = 0
+    """Runs that did not begin before Ctrl-C; `complete` at the top is of all runs."""
 
     def encode(self) -> bytes:
         """Returns JSON: the keys of this, those of the first run, and every run under `runs`."""
         whole = msgspec.to_builtins(self)
         whole |= {name: value for name, value in whole["runs"][0].items() if name != "series"}
+        whole["complete"] = not self.missing and all(run.complete for run in self.runs)
         return msgspec.json.format(msgspec.json.encode(whole), indent=2)
