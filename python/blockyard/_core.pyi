@@ -69,7 +69,7 @@ _HostCopies: TypeAlias = Literal["first", "last"]
 _Retention: TypeAlias = Literal["ordinary", "session-ended", "retain"]
 _Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 _Media: TypeAlias = Iterable[tuple[int, int, str | bytes]]
-_Field: TypeAlias = tuple[str, str, str]
+_Field: TypeAlias = tuple[str, str, str, str, str]
 _Addresses: TypeAlias = NDArray[np.uint64]
 _Places: TypeAlias = tuple[_Addresses, int]
 
