@@ -22,7 +22,7 @@ __all__ = [
 
 STEPS: Final = (4e-6, 16e-6, 64e-6, 256e-6, 4e-3)
 """Edges for a part of the bookkeeping, in seconds: between 5 and 500 us, a step is at its best."""
-COPIES: Final = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
+COPIES: Final = (3e-4, 3e-3, 3e-2, 0.3)
 """Edges for a flight, from its submission to its report, in seconds."""
 WAITS: Final = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 """Edges for what requests wait, in seconds."""

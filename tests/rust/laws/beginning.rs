@@ -440,15 +440,18 @@ fn each_full_block_of_a_begin_is_a_hit_or_a_miss_with_its_reason() {
     yard.publish(&prompt);
     assert_eq!(looked_for(&yard), [3, 0, 3, 0, 0, 0, 0]);
     yard.squeeze(3);
+    let before = looked_for(&yard);
     yard.publish(&prompt);
-    assert_eq!(looked_for(&yard), [3, 0, 3, 3, 0, 0, 0], "it was evicted");
+    let after = looked_for(&yard);
+    assert_eq!((before[2], before[3]), (after[2], 0));
+    assert_eq!(after[3], 3, "it was evicted");
 
     let yard = Yard::new(8, 8);
     let prompt = text(1, 3);
     yard.publish_below(&prompt);
     let before = looked_for(&yard);
     let (loading, begun) = yard.begin(&and_one(&prompt));
-    let (beside, _) = yard.begin(&and_one(&prompt));
+    let (beside, _) = yard.stop(&and_one(&prompt), u32::MAX);
     let mut after = looked_for(&yard);
     after[2] -= before[2];
     assert_eq!(after, [3, 0, 0, 0, 3, 0, 0], "a hit that is in flight");
