@@ -43,7 +43,10 @@ class MetricsServer:
 
     def __init__(self, server: WSGIServer) -> None:
         self._server = server
-        self._thread = Thread(target=server.serve_forever, name="blockyard-metrics", daemon=True)
+        # It looks ten times a second whether it is to end.
+        self._thread = Thread(
+            target=server.serve_forever, args=(0.1,), name="blockyard-metrics", daemon=True
+        )
         self._thread.start()
 
     @property
