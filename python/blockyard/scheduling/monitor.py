@@ -16,6 +16,7 @@ Reason: TypeAlias = Literal["room", "seat", "prefix", "parked", "held"]
 """Why a request waits: blocks, a seat or a turn, another request that computes or loads its prefix,
 blocks for one that is parked, or a reader."""
 REASONS: Final[tuple[Reason, ...]] = ("room", "seat", "prefix", "parked", "held")
+"""All of them."""
 
 
 class Waited(NamedTuple):

@@ -17,10 +17,9 @@ from blockyard.metrics.exported import Exported
 from blockyard.metrics.text import text as page
 from blockyard.scheduling.reservations import Reservations
 from blockyard.shared.timings import CraneNumbers
+from busy import LAYOUT, Busy
 from loop import Loop
 from yard import begin, text
-
-LAYOUT = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=2, block_size=4)
 
 
 def told(collector: EngineCollector) -> dict[str, float]:
@@ -33,28 +32,6 @@ def told(collector: EngineCollector) -> dict[str, float]:
             assert series not in found, "a series is told twice"
             found[series] = sample.value
     return found
-
-
-class Busy(Loop):
-    """A loop around a local cache of three tiers, under traffic that finds and preempts."""
-
-    def __init__(self, **keywords: Any) -> None:
-        copier = ThreadCopier(workers=0)
-        self.local = by.local(LAYOUT, device=33, host=24, disk=64, ahead=4, copier=copier)
-        super().__init__(cache=self.local, max_num_seqs=6, metrics=True, **keywords)
-        self.turns = 0
-
-    def once(self) -> None:
-        self.turns += 1
-        self.now += 0.002
-        if self.turns % 2 == 0 and self.scheduler.stats()["waiting"] < 6:
-            self.add(self.turns, [*text(self.turns // 2 % 9, 24), self.turns], 12)
-        step = self.scheduler.schedule()
-        self.air.append(step)
-        self.stops += step.stops
-        self.local.step()
-        self.output()
-        self.ack()
 
 
 def exported(loop: Busy, **more: Any) -> EngineCollector:
