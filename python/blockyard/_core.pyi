@@ -1621,7 +1621,7 @@ class Cache:
         """Closes it: from now on, verbs that begin something or go on with it raise `Misuse`."""
 
 def stats_schema() -> tuple[list[_Field], list[_Field]]:
-    """Returns name, unit, kind, metric and meaning of what `stats` gives: for the cache, then per tier.
+    """Returns name, unit, kind, metric and meaning of what `stats` gives: for all, then per tier.
 
     `stats` has blocks in plans from tier to tier behind those. In a metric `*` is the tier's word.
     Any thread may call it.

@@ -119,19 +119,16 @@ class StepTimes:
         parts: The names of the parts.
     """
 
-    __slots__ = ("_parts", "clock")
+    __slots__ = ("clock", "parts")
 
     def __init__(self, clock: Clock, *parts: str) -> None:
         self.clock = clock
-        self._parts = {part: Histogram(STEPS) for part in parts}
-
-    def add(self, part: str, seconds: float) -> None:
-        """Counts one run of a part."""
-        self._parts[part].add(seconds)
+        self.parts = {part: Histogram(STEPS) for part in parts}
+        """A histogram of each part."""
 
     def read(self) -> dict[str, Reading]:
         """Returns what was counted of each part."""
-        return {part: times.read() for part, times in self._parts.items()}
+        return {part: times.read() for part, times in self.parts.items()}
 
 
 class _Timed(Protocol):
@@ -161,7 +158,7 @@ def timed(part: str) -> Callable[[_Verb[_S, _P, _R]], _Verb[_S, _P, _R]]:
                 return verb(self, *args, **keywords)
             began = times.clock()
             answer = verb(self, *args, **keywords)
-            times.add(part, times.clock() - began)
+            times.parts[part].add(times.clock() - began)
             return answer
 
         return measured

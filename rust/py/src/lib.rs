@@ -107,7 +107,7 @@ mod _core {
         Ok(())
     }
 
-    /// Returns name, unit, kind, metric and meaning of what `stats` gives: for the cache, then per tier.
+    /// Returns name, unit, kind, metric and meaning of what `stats` gives: for all, then per tier.
     ///
     /// `stats` has blocks in plans from tier to tier behind those. In a metric `*` is the tier's word.
     /// Any thread may call it.
