@@ -100,7 +100,7 @@ class Crane:
         ),
         Stat("crane_bytes", "bytes", "gauge", "crane_memory_bytes", "memory of this rank's tiers"),
     )
-    """Name, unit and meaning of each number in `stats`; a disk adds those of `DiskTier.SCHEMA`."""
+    """What each number in `stats` is; a disk adds those of `DiskTier.SCHEMA`."""
 
     def __init__(  # noqa: PLR0913 - a tier each, and what they are for
         self,

@@ -66,7 +66,7 @@ class Monitor:
         return self._stalls.spoken()
 
     def waiting(self) -> dict[Reason, int]:
-        """Returns how many requests wait, by the reason; it takes no time in proportion to them.
+        """Returns how many requests wait, by the reason.
 
         The requests that were neither parked, held nor put aside wait for one thing: a seat where
         none is free, else room where the first of them was refused some, else their turn, which is

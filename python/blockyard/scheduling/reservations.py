@@ -99,7 +99,7 @@ class Reservations:
             "reservations refused for want of room",
         ),
     )
-    """Name, unit and meaning of each number in `stats`."""
+    """Name, unit, kind, metric and meaning of each number in `stats`."""
 
     def __init__(
         self, cache: KVCache, *, headroom: Mapping[Role, HeadroomPolicy] | None = None

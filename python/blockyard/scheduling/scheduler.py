@@ -65,7 +65,7 @@ class Scheduler:
     """
 
     SCHEMA: Final = (*SchedulerStats.SCHEMA, *Parking.SCHEMA)
-    """Name, unit and meaning of each number in `stats`."""
+    """Name, unit, kind, metric and meaning of each number in `stats`."""
 
     def __init__(
         self,

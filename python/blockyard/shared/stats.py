@@ -86,7 +86,9 @@ def core_schema() -> tuple[Stat, ...]:
             if source != destination or source == "device":
                 pair = f"copied_blocks{{from={source},to={destination}}}"
                 about = f"blocks in plans from the {source} to the {destination}"
-                own.append(_stat(f"{source}_to_{destination}", "blocks", "counter", pair, about))
+                own.append(
+                    _stat(f"copied_{source}_to_{destination}", "blocks", "counter", pair, about)
+                )
     return tuple(own)
 
 

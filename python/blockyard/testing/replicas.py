@@ -149,9 +149,10 @@ class Replicas:
         """Checks that counters and digests are the same everywhere."""
         stats = self.each(lambda replica: replica.scheduler.stats() | replica.reservations.stats())
         check(all(one == stats[0] for one in stats), "replicas differ in their counters")
-        if len(self._replicas) > 1:
-            digests = {replica.cache.digest() for replica in self._replicas}
-            check(len(digests) == 1, "replicas differ in their digest")
+        if len(self._replicas) == 1:
+            return
+        digests = {replica.cache.digest() for replica in self._replicas}
+        check(len(digests) == 1, "replicas differ in their digest")
         for replica in self._replicas[len(self._honest) :]:
             _ask(replica)
             check(replica.cache.digest() in digests, "O6: a replica that was asked has changed")

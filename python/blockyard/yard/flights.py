@@ -92,7 +92,7 @@ class Flights:
             "flights past their deadline before all ranks had reported",
         ),
     )
-    """Name, unit and meaning of each number in `stats`."""
+    """Name, unit, kind, metric and meaning of each number in `stats`."""
 
     __slots__ = (
         "_counts",

@@ -134,7 +134,7 @@ class Parking:
             "parked sequences whose KV was lost, and was recomputed",
         ),
     )
-    """Name, unit and meaning of each number in `stats`."""
+    """Name, unit, kind, metric and meaning of each number in `stats`."""
 
     def __init__(
         self,

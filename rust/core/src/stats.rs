@@ -246,7 +246,7 @@ impl Stats {
             values.extend(own.map(|(name, value)| (format!("{word}_{name}"), value)));
         }
         for (from, to) in Self::pairs() {
-            let name = format!("{}_to_{}", from.name(), to.name());
+            let name = format!("copied_{}_to_{}", from.name(), to.name());
             values.push((name, self.counters.moved[from.at()][to.at()]));
         }
         values

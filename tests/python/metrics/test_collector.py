@@ -1,6 +1,7 @@
 """What Prometheus is told of an engine: each number once, by its own name."""
 
 import itertools
+import pickle
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import blockyard as by
 from blockyard import _core
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.metrics.collector import MOST, EngineCollector
 from blockyard.metrics.exported import Exported
 from blockyard.metrics.text import text as page
@@ -99,6 +101,47 @@ def test_one_process_exports_for_all_ranks_by_rank_where_they_are_few(
         engine.tell(CraneNumbers(ranks, crane, {}))
     with pytest.raises(by.Misuse, match=r"Crane\.numbers"):
         engine.tell(crane)  # type: ignore[arg-type]
+
+
+def test_what_cranes_in_other_processes_have_copied_comes_with_what_they_send() -> None:
+    layout = by.KVLayout.llama(layers=1, kv_heads=2, head_dim=2, block_size=4, ranks=2)
+    cache = by.KVCache(layout, device=17, host=17)
+    cranes = [
+        by.Crane(
+            layout,
+            rank=rank,
+            device=MemoryTier(layout, 17, name="device"),
+            host=MemoryTier(layout, 17, name="host"),
+            copier=ThreadCopier(workers=0),
+        )
+        for rank in range(2)
+    ]
+    engine = Exported(cache)
+    collector = EngineCollector({"0": engine})
+    seconds = [0.0]
+    for crane in cranes:
+        crane.measure(lambda: seconds[0])
+    lease = begin(cache, text(1, 17))
+    cache.seal(lease, 17)
+    cache.finish(lease)
+    assert cache.demote(3) is not None
+    plans = cache.dispatch()
+    for crane in cranes:
+        crane.submit(plans)
+    seconds[0] = 0.02
+    assert cache.commit([outcome for crane in cranes for outcome in crane.poll()]) == 1
+    for crane in cranes:
+        engine.tell(pickle.loads(pickle.dumps(crane.numbers())))
+    found = told(collector)
+    pair = "from=device,to=host"
+    assert found[f"blockyard_copied_bytes_total{{{pair}}}"] == 2 * 3 * layout.block_bytes
+    times = "blockyard_copy_seconds"
+    assert found[f"{times}_count{{{pair}}}"] == found[f"{times}_bucket{{{pair},le=0.03}}"] == 2
+    assert found[f"{times}_bucket{{{pair},le=0.003}}"] == 0
+    assert found[f"{times}_count{{from=host,to=device}}"] == 0
+    assert found["blockyard_crane_blocks_total{rank=1}"] == 3
+    for crane in cranes:
+        crane.close()
 
 
 def test_no_counter_falls_and_a_scrape_changes_nothing() -> None:
