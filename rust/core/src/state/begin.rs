@@ -93,9 +93,10 @@ impl State {
             Stop::Whole => return,
             Stop::Missing => {
                 let known = |ghosts: &Ghosts| ghosts.knows(&request.keys[found]);
-                match self.ghosts.as_ref().is_some_and(known) {
-                    true => &mut counters.gone,
-                    false => &mut counters.unseen,
+                if self.ghosts.as_ref().is_some_and(known) {
+                    &mut counters.gone
+                } else {
+                    &mut counters.unseen
                 }
             }
             Stop::Filling(_) => &mut counters.filling,
