@@ -119,6 +119,7 @@ docs: install  ## regenerate the pages made from the code
 	$(BIN)/python .ci/stub_docs.py
 	$(BIN)/python .ci/api_page.py
 	$(BIN)/python .ci/stats_page.py
+	$(BIN)/python .ci/dashboard.py
 	$(BIN)/python .ci/replay_keys.py
 	$(BIN)/python .ci/mutants.py --write
 
@@ -158,6 +159,7 @@ lint-python: install
 	$(BIN)/python .ci/stub_docs.py --check
 	$(BIN)/python .ci/api_page.py --check
 	$(BIN)/python .ci/stats_page.py --check
+	$(BIN)/python .ci/dashboard.py --check
 	$(BIN)/python .ci/replay_keys.py --check
 	$(BIN)/python .ci/laws.py --self-test
 	$(BIN)/python .ci/laws.py

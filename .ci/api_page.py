@@ -32,11 +32,13 @@ local
 yard.cache yard.config yard.explain yard.flights yard.offload yard.parking
 scheduling.scheduler scheduling.options scheduling.engine scheduling.request scheduling.headroom
 scheduling.victims scheduling.reservations scheduling.async_engine scheduling.stream
+scheduling.monitor
 crane.crane crane.devices crane.tiers crane.tiers.memory crane.tiers.device crane.tiers.pinned
 crane.copiers crane.copiers.threads crane.copiers.cuda crane.copiers.calibrate
-shared.layout shared.models shared.plan shared.stats shared.thresholds
+shared.layout shared.models shared.plan shared.stats shared.timings shared.thresholds
 engines.reference engines.model engines.parallel engines.rank engines.sampling engines.weights
 engines.exact
+metrics.server metrics.exported metrics.collector
 testing testing.gpu
 """
 ANSWERS = "Need Recorder Room Ticket"

@@ -50,7 +50,7 @@ SCHEDULER = [
     *(f"4.5-{row}" for row in (*range(30, 35), 36, 38)),
     "4.6-39",
     *(f"4.7-{row}" for row in range(40, 51)),
-    "O10",
+    *("O6", "O10"),
 ]
 SHOWN = [*CORE, *DISK, *SCHEDULER]
 # Those that a later part of the project will show, or that do not apply:
@@ -62,7 +62,7 @@ LATER = [
 BROKEN = [
     name
     for name in SHOWN
-    if name.startswith(("INV-", "E")) or name in ("O10", "R2-3", "R2-4", "R2-7")
+    if name.startswith(("INV-", "E")) or name in ("O6", "O10", "R2-3", "R2-4", "R2-7")
 ]
 
 ROW = re.compile(r"^\| *([\w.-]+) *\|(.*)\| *$")

@@ -17,6 +17,7 @@ SLOW = {
     "test_bench_peers",
     "test_calibrate",
     "test_cli",
+    "test_deploy",
     "test_machine",
     "test_orders",
     "test_pages",

@@ -70,7 +70,7 @@ _HostCopies: TypeAlias = Literal["first", "last"]
 _Retention: TypeAlias = Literal["ordinary", "session-ended", "retain"]
 _Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 _Media: TypeAlias = Iterable[tuple[int, int, str | bytes]]
-_Field: TypeAlias = tuple[str, str, str]
+_Field: TypeAlias = tuple[str, str, str, str, str]
 _Addresses: TypeAlias = NDArray[np.uint64]
 _Places: TypeAlias = tuple[_Addresses, int]
 
@@ -1680,8 +1680,9 @@ class Recorder:
         """
 
 def stats_schema() -> tuple[list[_Field], list[_Field]]:
-    """Returns name, unit and meaning of what `stats` gives: for the cache, then per tier.
+    """Returns name, unit, kind, metric and meaning of what `stats` gives: for all, then per tier.
 
+    `stats` has blocks in plans from tier to tier behind those. In a metric `*` is the tier's word.
     Any thread may call it.
     """
 

@@ -1,5 +1,6 @@
 """One process: wires a yard and one crane."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,7 +17,7 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.plan import Cause
 from blockyard.shared.restored import Restored
-from blockyard.shared.stall import Fact, Rule
+from blockyard.shared.stall import Clock, Fact, Rule
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import one_of
 from blockyard.yard.cache import KVCache
@@ -144,6 +145,16 @@ class LocalCache(KVCache):
         return facts + self._crane.standing()
 
     @override
+    def measure(self, clock: Clock = time.monotonic) -> None:
+        """Counts as `KVCache.measure`, and how long the crane's flights take.
+
+        Args:
+            clock: As in `KVCache.measure`.
+        """
+        super().measure(clock)
+        self._crane.measure(clock)
+
+    @override
     def stats(self) -> dict[str, int]:
         """Returns counters and sizes, the crane's and its disk's too."""
         none = dict.fromkeys((stat.name for stat in DiskTier.SCHEMA), 0)
@@ -152,7 +163,7 @@ class LocalCache(KVCache):
     @override
     @staticmethod
     def schema() -> tuple[Stat, ...]:
-        """Returns name, unit and meaning of each number in `stats`."""
+        """Returns name, unit, kind, metric and meaning of each number in `stats`."""
         return KVCache.schema() + DiskTier.SCHEMA + Crane.SCHEMA
 
     def close(self) -> None:
@@ -188,6 +199,7 @@ def local(
     memory: tuple[Tier, Tier | None] | tuple[Tier, Tier | None, Tier | None] | None = None,
     disk_path: DiskPath | None = None,
     copier: Copier | Mapping[Pair, Copier] | None = None,
+    metrics: bool = False,
     **keywords: Unpack[ConfigKeywords],
 ) -> LocalCache:
     """Wires a yard and one crane in this process.
@@ -201,6 +213,7 @@ def local(
             spread. None for memory, which does not.
         copier: One for all copies, or some by pairs of tiers, as in `Crane`; None for those that
             fit the memory.
+        metrics: Whether it counts how long copies and its part of a step take, as `measure`.
         keywords: The fields of `Config`.
 
     Raises:
@@ -259,6 +272,8 @@ def local(
             cache.restore("disk", found.slots, found.keys, found.parents)
             cache._restored = len(found)  # noqa: SLF001 - likewise
         opened.pop_all()
+    if metrics:
+        cache.measure()
     return cache
 
 

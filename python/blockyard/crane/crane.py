@@ -20,6 +20,7 @@ from blockyard.crane.copiers import (
     Turning,
 )
 from blockyard.crane.copiers.select import select_copiers
+from blockyard.crane.copy_watch import CopyWatch
 from blockyard.crane.lanes import Copy, Flight, Lane
 from blockyard.crane.lasting import LastingTiers
 from blockyard.crane.tiers import Tier
@@ -29,6 +30,7 @@ from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
 from blockyard.shared.stats import Stat
 from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.timings import CraneNumbers
 from blockyard.shared.validate import integer
 
 __all__ = ["Crane"]
@@ -68,13 +70,37 @@ class Crane:
     """
 
     SCHEMA = (
-        Stat("crane_flights", "flights", "plans that this rank's crane has taken"),
-        Stat("crane_in_flight", "flights", "of these, not yet reported"),
-        Stat("crane_failed", "flights", "of these, not every block came whole"),
-        Stat("crane_blocks", "blocks", "blocks that landed intact on this rank"),
-        Stat("crane_bytes", "bytes", "memory of this rank's tiers"),
+        Stat(
+            "crane_flights",
+            "flights",
+            "counter",
+            "crane_flights",
+            "plans that this rank's crane has taken",
+        ),
+        Stat(
+            "crane_in_flight",
+            "flights",
+            "gauge",
+            "crane_flights_in_flight",
+            "of these, not yet reported",
+        ),
+        Stat(
+            "crane_failed",
+            "flights",
+            "counter",
+            "crane_flights_failed",
+            "of these, not every block came whole",
+        ),
+        Stat(
+            "crane_blocks",
+            "blocks",
+            "counter",
+            "crane_blocks",
+            "blocks that landed intact on this rank",
+        ),
+        Stat("crane_bytes", "bytes", "gauge", "crane_memory_bytes", "memory of this rank's tiers"),
     )
-    """Name, unit and meaning of each number in `stats`; a disk adds those of `DiskTier.SCHEMA`."""
+    """What each number in `stats` is; a disk adds those of `DiskTier.SCHEMA`."""
 
     def __init__(  # noqa: PLR0913 - a tier each, and what they are for
         self,
@@ -119,6 +145,7 @@ class Crane:
         self._closed = False
         self._polls = 0
         self._watch = StallWatch(__name__, clock)
+        self._watched: CopyWatch | None = None
 
     def hello(self) -> Hello:
         """Returns what it reports at the handshake."""
@@ -165,11 +192,14 @@ class Crane:
         self._watch.step(self.standing)
         taken: dict[int, Flight] = {}
         copies: list[Copy] = []
-        for plan in [plans] if isinstance(plans, Plan) else plans:
+        plans = [plans] if isinstance(plans, Plan) else list(plans)
+        for plan in plans:
             if plan.flight in self._flights or plan.flight in taken:
                 raise Misuse(f"flight = {plan.flight}: it is in flight already; submit it once")
             taken[plan.flight] = flight = Flight(plan.flight, len(plan), next(self._order))
             copies += self._copies(plan, flight)
+        if self._watched is not None:
+            self._watched.submitted(plans)
         self._flights |= taken
         for copy in copies:
             copy.lane.waiting.append(copy)
@@ -285,6 +315,20 @@ class Crane:
         found = {stat.name: numbers[stat.name.removeprefix("crane_")] for stat in self.SCHEMA}
         return found | self.lasting.stats()
 
+    def measure(self, clock: Clock = time.monotonic) -> None:
+        """Counts from now on how long flights take between each two tiers, for `numbers`.
+
+        Args:
+            clock: Seconds. Nothing is decided by it.
+        """
+        if self._watched is None:
+            self._watched = CopyWatch(self._lanes, self._layout.block_bytes, clock)
+
+    def numbers(self) -> CraneNumbers:
+        """Returns what the process that exports is told of this rank: it can be pickled."""
+        copies = {} if self._watched is None else dict(self._watched.read())
+        return CraneNumbers(self._rank, self.stats(), copies)
+
     def close(self) -> None:
         """Ends the copiers, then frees the tiers. `poll` still reports what was in flight."""
         if self._closed:
@@ -395,6 +439,8 @@ class Crane:
             self._reported.append(Outcome(flight.number, self._rank, flight.good, flight.cause))
             self._counts["failed"] += flight.cause is not None
             self._counts["blocks"] += flight.good
+            if self._watched is not None:
+                self._watched.reported(flight)
 
 
 def _differs(layout: KVLayout, other: KVLayout) -> str:

@@ -338,6 +338,8 @@ class Admission:
         entry.ticket = None
         entry.resumes = entry.resumes + 1 if entry.parked is not None else 0
         entry.parked = None
+        if self._queue.waits is not None:
+            self._queue.waits.seated(entry)
         seat = self._seats.bind(entry, lease)
         if lease.state != "loading" and entry.key_bytes:
             self._computing.setdefault(entry.key_bytes[:_KEY], []).append(entry)

@@ -8,27 +8,43 @@ from blockyard.shared.stats import Stat
 __all__ = ["COUNTERS", "Counters"]
 
 
-def _counter(unit: str, meaning: str) -> int:
+def _counter(unit: str, metric: str, meaning: str) -> int:
     """The default of a counter, 0, with what `COUNTERS` says of it."""
-    return field(default=0, metadata={"unit": unit, "meaning": meaning})
+    return field(default=0, metadata={"unit": unit, "metric": metric, "meaning": meaning})
 
 
 @dataclass(slots=True)
 class Counters:
     """The counters of one scheduler, which all its parts share."""
 
-    steps: int = _counter("steps", "steps scheduled")
-    admitted: int = _counter("requests", "requests admitted, once more after each preemption")
-    forked: int = _counter("requests", "samples forked of one that had computed their prompt")
-    preempted: int = _counter("requests", "requests preempted")
-    lost: int = _counter("tokens", "tokens of KV that preemption gave up: found, or recomputed")
-    skipped: int = _counter("rows", "rows that found no room to grow and skipped a step")
-    no_room: int = _counter("steps", "steps in which a waiting request found no room")
-    soon: int = _counter(
-        "requests", "begins put off while another request computes or loads the prefix"
+    steps: int = _counter("steps", "steps", "steps scheduled")
+    admitted: int = _counter(
+        "requests", "admitted_requests", "requests admitted, once more after each preemption"
     )
-    acks_ignored: int = _counter("acks", "acks that were late, repeated, or of no stop")
-    outputs_ignored: int = _counter("rows", "rows of output of requests that had left")
+    forked: int = _counter(
+        "requests", "forked_samples", "samples forked of one that had computed their prompt"
+    )
+    preempted: int = _counter("requests", "preempted_requests", "requests preempted")
+    lost: int = _counter(
+        "tokens", "lost_tokens", "tokens of KV that preemption gave up: found, or recomputed"
+    )
+    skipped: int = _counter(
+        "rows", "skipped_rows", "rows that found no room to grow and skipped a step"
+    )
+    no_room: int = _counter(
+        "steps", "no_room_steps", "steps in which a waiting request found no room"
+    )
+    soon: int = _counter(
+        "requests",
+        "deferred_begins",
+        "begins put off while another request computes or loads the prefix",
+    )
+    acks_ignored: int = _counter(
+        "acks", "acks_ignored", "acks that were late, repeated, or of no stop"
+    )
+    outputs_ignored: int = _counter(
+        "rows", "outputs_ignored", "rows of output of requests that had left"
+    )
 
     def stats(self) -> dict[str, int]:
         """The counters by name."""
@@ -36,7 +52,13 @@ class Counters:
 
 
 COUNTERS: Final = tuple(
-    Stat(counter.name, counter.metadata["unit"], counter.metadata["meaning"])
+    Stat(
+        counter.name,
+        counter.metadata["unit"],
+        "counter",
+        counter.metadata["metric"],
+        counter.metadata["meaning"],
+    )
     for counter in fields(Counters)
 )
 """The schema of `Counters.stats`."""

@@ -65,11 +65,13 @@ class Driver:
 
     @staticmethod
     def check_free(cache: KVCache) -> None:
-        """Refuses a cache that another scheduler drives, and has something to do with.
+        """Refuses a cache that is closed, or that another scheduler has something to do with.
 
         Raises:
-            Misuse: There is such a scheduler.
+            Misuse: It is one of these.
         """
+        if cache.closed:
+            raise Misuse("this cache is closed: make another one")
         other = _driver_of(cache)
         if other is not None and not other.idle:
             raise Misuse(

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from blockyard._core import Misuse, Parked
+from blockyard._core import Misuse, Parked, Unavailable
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Ack, Stop
@@ -59,7 +59,26 @@ class Lifecycle:
         self.dead: str | None = None
         """Why the engine failed; None while it lives."""
 
+    def check_alive(self) -> None:
+        """Refuses a step.
+
+        Raises:
+            Unavailable: The engine has failed and was not reset.
+        """
+        if self.dead is not None:
+            raise Unavailable(f"the engine failed ({self.dead}): reset it, then call `reset`")
+
     # -- requests ------------------------------------------------------------------------------
+
+    def check_new(self, ids: Iterable[Hashable]) -> None:
+        """Refuses the ids of requests that are there.
+
+        Raises:
+            Misuse: One is taken, or cannot be hashed.
+        """
+        for request in ids:
+            if self.find(request) is not None:
+                raise Misuse(f"request {request!r} is there already: give each an id of its own")
 
     def __len__(self) -> int:
         """Requests that have not ended."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final, get_args
 
+from blockyard._core import Misuse
 from blockyard.scheduling.engine import Stops
 from blockyard.scheduling.headroom import (
     HeadroomPolicy,
@@ -84,6 +85,32 @@ class SchedulerOptions:
         if self.preempt_mode is not None:
             checked_mode("preempt_mode", self.preempt_mode)
         one_of("stops", self.stops, get_args(Stops))
+
+    @staticmethod
+    def given(options: "SchedulerOptions | None") -> "SchedulerOptions":
+        """The options, or the defaults for None.
+
+        Raises:
+            Misuse: They are something else.
+        """
+        if options is None:
+            return SchedulerOptions()
+        if not isinstance(options, SchedulerOptions):
+            raise Misuse(f"options = {options!r:.60}: must be SchedulerOptions(...)")
+        return options
+
+    def check(self, engine: object) -> None:
+        """Refuses an engine that stops otherwise.
+
+        Raises:
+            Misuse: Its `stops` are others, or none.
+        """
+        stops = getattr(engine, "stops", None)
+        one_of("stops of the engine", stops, get_args(Stops))
+        if stops != self.stops:
+            raise Misuse(
+                f"the engine's stops are {stops!r}: make the scheduler with stops={stops!r}"
+            )
 
     @property
     def in_order(self) -> bool:

@@ -3,14 +3,24 @@
 import heapq
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from blockyard.scheduling.request import Request
+from blockyard.scheduling.waits import Waits
 
 __all__ = ["WaitingQueue"]
 
 _Place: TypeAlias = tuple[tuple[int, int], int, Request]
 """A request's rank, the number of this entry in the queue, and the request."""
+
+
+class Counts(NamedTuple):
+    """How many requests wait, and of these how many for what."""
+
+    waiting: int
+    parked: int
+    aside: int
+    held: int
 
 
 class WaitingQueue:
@@ -19,15 +29,20 @@ class WaitingQueue:
     Removal is lazy: a stale entry is dropped when it reaches the top, or when stale entries
     outnumber live ones. Requests that wait for another one's copy or prefill stand beside the
     queue: they are asked again later, and hold up no other.
+
+    Args:
+        waits: Where waits are counted; None for nowhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Waits | None = None) -> None:
+        self.waits = waits
         self._heap: list[_Place] = []
         self._aside: list[_Place] = []
         self._current: dict[Request, int] = {}
         self._entries = 0
         self._parked: set[Request] = set()
         self._promised: set[Request] = set()
+        self._held: set[Request] = set()
         self.changes = 0
         """A number that differs whenever the set of waiting requests has changed."""
 
@@ -52,6 +67,8 @@ class WaitingQueue:
         has changed.
         """
         self.changes += 1
+        if self.waits is not None:
+            self.waits.queued(entry)
         self._insert(entry, self._heap)
 
     def _insert(self, entry: Request, heap: list[_Place]) -> None:
@@ -61,6 +78,7 @@ class WaitingQueue:
             self._parked.add(entry)
         if entry.ticket is not None:
             self._promised.add(entry)
+        (self._held.add if entry.held else self._held.discard)(entry)
         if entry.held:
             return
         self._compact(heap)
@@ -90,6 +108,7 @@ class WaitingQueue:
         self.changes += 1
         self._parked.discard(entry)
         self._promised.discard(entry)
+        self._held.discard(entry)
         if not self._current:
             self._heap.clear()
             self._aside.clear()
@@ -114,6 +133,15 @@ class WaitingQueue:
         for entry in entries:
             self.changes -= 1
             self._insert(entry, self._aside)
+
+    def count(self) -> Counts:
+        """How many wait, and for what: each counts once. Any thread may ask."""
+        aside = {place[2] for place in tuple(self._aside) if self._is_current(place)}
+        held = tuple(self._held)
+        parked = tuple(self._parked)
+        aside -= {*held, *parked}
+        apart = sum(entry not in self._parked for entry in held)
+        return Counts(len(self._current), len(parked), len(aside), apart)
 
     def next(self, count: int) -> list[Request]:
         """The first `count` requests in their order; none of those that stand aside."""

@@ -123,6 +123,10 @@ class Request:
     resumes: int = 0
     """How often in a row it began to come back; 0 once it runs."""
 
+    # For a histogram alone, where there is one:
+    queued_at: float | None = None
+    """The second at which it came to wait."""
+
     @property
     def rank(self) -> tuple[int, int]:
         """Its place among waiting requests: the smallest is first."""

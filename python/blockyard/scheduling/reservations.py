@@ -68,14 +68,38 @@ class Reservations:
     """
 
     SCHEMA: Final = (
-        Stat("tickets_open", "tickets", "reservations that are open"),
-        Stat("tickets_blocks", "blocks", "blocks that they keep"),
-        Stat("tickets_committed", "tickets", "reservations that were committed"),
-        Stat("tickets_released", "tickets", "reservations that were released"),
-        Stat("tickets_expired", "tickets", "reservations that were too late, or whose peer died"),
-        Stat("tickets_refused", "tickets", "reservations refused for want of room"),
+        Stat("tickets_open", "tickets", "gauge", "open_reservations", "reservations that are open"),
+        Stat("tickets_blocks", "blocks", "gauge", "reserved_blocks", "blocks that they keep"),
+        Stat(
+            "tickets_committed",
+            "tickets",
+            "counter",
+            "reservations{event=committed}",
+            "reservations that were committed",
+        ),
+        Stat(
+            "tickets_released",
+            "tickets",
+            "counter",
+            "reservations{event=released}",
+            "reservations that were released",
+        ),
+        Stat(
+            "tickets_expired",
+            "tickets",
+            "counter",
+            "reservations{event=expired}",
+            "reservations that were too late, or whose peer died",
+        ),
+        Stat(
+            "tickets_refused",
+            "tickets",
+            "counter",
+            "reservations{event=refused}",
+            "reservations refused for want of room",
+        ),
     )
-    """Name, unit and meaning of each number in `stats`."""
+    """Name, unit, kind, metric and meaning of each number in `stats`."""
 
     def __init__(
         self, cache: KVCache, *, headroom: Mapping[Role, HeadroomPolicy] | None = None

@@ -2,18 +2,19 @@
 
 from collections.abc import Hashable, Iterable
 from time import monotonic
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
-from blockyard._core import Keys, Lease, Misuse, Ticket, Unavailable
+from blockyard._core import Keys, Lease, Misuse, Ticket
 from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.arrival import arrived, hints_of, sample_ids
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.driver import Driver
-from blockyard.scheduling.engine import Ack, Engine, Output, Step, Stops
+from blockyard.scheduling.engine import Ack, Engine, Output, Step
 from blockyard.scheduling.explain import Explainer
 from blockyard.scheduling.forks import Forks
 from blockyard.scheduling.lifecycle import Lifecycle
+from blockyard.scheduling.monitor import Monitor
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.output_processor import OutputProcessor
 from blockyard.scheduling.preemption import Preemptor
@@ -24,9 +25,10 @@ from blockyard.scheduling.seats import Seats
 from blockyard.scheduling.stall import Stalls
 from blockyard.scheduling.starts import Starts
 from blockyard.scheduling.stats import SchedulerStats
+from blockyard.scheduling.waits import Waits
 from blockyard.shared.hints import Retention
 from blockyard.shared.stall import Clock
-from blockyard.shared.validate import one_of
+from blockyard.shared.timings import StepTimes, timed
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
 from blockyard.yard.parking import Parking
@@ -46,7 +48,8 @@ class Scheduler:
     Args:
         cache: The cache, in which only this scheduler begins and finishes sequences.
         options: Sizes, limits and policies; all have defaults.
-        clock: Seconds. It decides nothing: `stalled` and its log alone read it.
+        clock: Seconds. It decides nothing: `stalled`, its log and `metrics` alone read it.
+        metrics: Whether it and the cache count how long the parts of a step and waits take.
 
     Raises:
         Misuse: Another scheduler that has not ended drives the cache, or the cache cannot do what
@@ -62,22 +65,23 @@ class Scheduler:
     """
 
     SCHEMA: Final = (*SchedulerStats.SCHEMA, *Parking.SCHEMA)
-    """Name, unit and meaning of each number in `stats`."""
+    """Name, unit, kind, metric and meaning of each number in `stats`."""
 
     def __init__(
-        self, cache: KVCache, options: SchedulerOptions | None = None, *, clock: Clock = monotonic
+        self,
+        cache: KVCache,
+        options: SchedulerOptions | None = None,
+        *,
+        clock: Clock = monotonic,
+        metrics: bool = False,
     ) -> None:
-        options = SchedulerOptions() if options is None else options
-        if not isinstance(options, SchedulerOptions):
-            raise Misuse(f"options = {options!r:.60}: must be SchedulerOptions(...)")
-        if cache.closed:
-            raise Misuse("this cache is closed: make another one")
+        options = SchedulerOptions.given(options)
         Driver.check_free(cache)
         self._cache = cache
         self._options = options
         headroom = options.headroom_policy()
         self._counters = counters = Counters()
-        self._queue = queue = WaitingQueue()
+        self._queue = queue = WaitingQueue(Waits(clock) if metrics else None)
         self._seats = seats = Seats(options.max_num_seqs)
         self._batch = batch = Batch(cache, seats, options)
         self._parking = parking = Parking(
@@ -88,14 +92,13 @@ class Scheduler:
         )
         self._admission = Admission(cache, seats, queue, headroom, parking, options)
         preemptor = Preemptor(cache, seats, batch, queue, parking, options)
-        self._lifecycle: Lifecycle = Lifecycle(
+        self._lifecycle = lifecycle = Lifecycle(
             cache, seats, queue, batch, parking, headroom, counters
         )
         forks = Forks(cache, seats, batch, queue, self._admission, parking, counters)
         self._outputs = OutputProcessor(
-            cache, seats, batch, self._lifecycle, forks, headroom, options, counters
+            cache, seats, batch, lifecycle, forks, headroom, options, counters
         )
-        lifecycle = self._lifecycle
         self._pressure = Pressure(
             cache, seats, batch, self._admission, preemptor, lifecycle, headroom, counters
         )
@@ -105,6 +108,11 @@ class Scheduler:
         )
         self._explainer = Explainer(cache, queue, seats, batch, self._admission, lifecycle, stalls)
         self._stats = SchedulerStats(cache, queue, seats, batch, lifecycle, counters)
+        self._times = times = StepTimes(clock, "schedule", "output") if metrics else None
+        if metrics:
+            cache.measure(clock)
+        self.monitor = Monitor(cache, queue, seats, lifecycle, stalls, times)
+        """What an exporter asks, from any thread."""
         self._added = 0
         self._driver = Driver(cache, lifecycle, seats, batch)
 
@@ -179,9 +187,7 @@ class Scheduler:
         """
         self._check_driver()
         samples = sample_ids(request, n)
-        for sample in samples:
-            if self._lifecycle.find(sample) is not None:
-                raise Misuse(f"request {sample!r} is there already: give each an id of its own")
+        self._lifecycle.check_new(samples)
         if ticket is not None and any(other.ticket is ticket for other in self._queue.promised):
             raise Misuse(f"ticket {ticket.id} of request {request!r} is another request's")
         hints = hints_of(retention, next_use, retention_priority, retention_ttl)
@@ -271,6 +277,7 @@ class Scheduler:
 
     # -- one step ------------------------------------------------------------------------------
 
+    @timed("schedule")
     def schedule(self) -> Step:
         """Returns what to run next; a step may have stops and no rows.
 
@@ -280,10 +287,7 @@ class Scheduler:
         """
         self._stalls.step()
         self._check_open()
-        if self._lifecycle.dead is not None:
-            raise Unavailable(
-                f"the engine failed ({self._lifecycle.dead}): reset it, then call `reset`"
-            )
+        self._lifecycle.check_alive()
         self._stalls.check_answered()
         self._counters.steps += 1
         grown = self._batch.grow()
@@ -304,6 +308,7 @@ class Scheduler:
 
     # -- what the engine answers ---------------------------------------------------------------
 
+    @timed("output")
     def on_output(self, output: Output) -> None:
         """Takes the output of the oldest step in flight, and the acks that came with it.
 
@@ -329,12 +334,7 @@ class Scheduler:
         Raises:
             Misuse: Its `stops` are others, or none.
         """
-        stops = getattr(engine, "stops", None)
-        one_of("stops of the engine", stops, get_args(Stops))
-        if stops != self._options.stops:
-            raise Misuse(
-                f"the engine's stops are {stops!r}: make the scheduler with stops={stops!r}"
-            )
+        self._options.check(engine)
 
     def reconcile(self, active: Iterable[int], step: int) -> None:
         """Makes good for lost acks: the engine says which seats it has as of its step `step`.

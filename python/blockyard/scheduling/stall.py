@@ -67,6 +67,15 @@ class Stalls:
         """What stands still, in sentences, the surest first. Any thread may ask."""
         return self._watch.stalled(self._facts)
 
+    def spoken(self) -> dict[Rule, str]:
+        """The same, each by its rule."""
+        return self._watch.spoken(self._facts)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether a request was refused room, and has not begun or ended since."""
+        return self._admission.refused is not None
+
     def check_answered(self) -> None:
         """Refuses one step more where far too many are unanswered.
 

@@ -28,14 +28,30 @@ class SchedulerStats:
     """
 
     SCHEMA: Final = (
-        Stat("waiting", "requests", "requests that wait for their turn"),
-        Stat("seats", "seats", "seats that are not free"),
-        Stat("stopping", "seats", "of these, seats that wait for their ack"),
-        Stat("parked", "requests", "requests that are parked"),
-        Stat("headroom", "blocks", "blocks kept for the growth of the running batch"),
+        Stat(
+            "waiting", "requests", "gauge", "waiting_requests", "requests that wait for their turn"
+        ),
+        Stat("seats", "seats", "gauge", "seats", "seats that are not free"),
+        Stat(
+            "stopping",
+            "seats",
+            "gauge",
+            "stopping_seats",
+            "of these, seats that wait for their ack",
+        ),
+        Stat("parked", "requests", "gauge", "parked_requests", "requests that are parked"),
+        Stat(
+            "headroom",
+            "blocks",
+            "gauge",
+            "headroom_blocks",
+            "blocks kept for the growth of the running batch",
+        ),
         Stat(
             "pinned_until_reset",
             "blocks",
+            "gauge",
+            "pinned_until_reset_blocks",
             "device blocks that a failed engine may still write: held until `reset`",
         ),
         *COUNTERS,

@@ -108,10 +108,14 @@ class StallWatch:
 
     def stalled(self, facts: Callable[[], Iterable[Fact]]) -> tuple[str, ...]:
         """Looks at the facts, and returns a sentence for each that stands still."""
+        return tuple(self.spoken(facts).values())
+
+    def spoken(self, facts: Callable[[], Iterable[Fact]]) -> dict[Rule, str]:
+        """The same, each by its rule, the surest first."""
         with self._lock:
             stalls = self._look(facts)
         self._warn(stalls)
-        return tuple(stalls.values())
+        return stalls
 
     def _look(self, facts: Callable[[], Iterable[Fact]]) -> dict[Rule, str]:
         now, held = self._clock(), {fact.rule: fact for fact in facts()}

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from random import Random
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -49,8 +50,11 @@ class Replicas:
     ) -> None:
         self._replicas = [
             _replica(setup, Counter() if number else seen, fenced, clock)
-            for number in range(max(setup.replicas, 1))
+            for number in range(max(setup.replicas, 1) - setup.measured)
         ]
+        self._honest = tuple(self._replicas)
+        if setup.measured:
+            self._replicas.append(_replica(setup, Counter(), fenced, _jumping(), metrics=True))
         first = self._replicas[0]
         self.cache = first.cache
         self.scheduler = first.scheduler
@@ -137,17 +141,21 @@ class Replicas:
             hung: Whether a copy hangs or an outcome is lost: a flight waits for a reset.
         """
         faults = tuple(f"Seat {stop.seat} waits " for stop in lost) + ("Flight ",) * hung
-        for sentences in self.each(lambda replica: replica.scheduler.stalled()):
-            for said in sentences:
+        for replica in self._honest:
+            for said in replica.scheduler.stalled():
                 check(said.startswith(faults), f"O10: {said}")
 
     def compare(self) -> None:
         """Checks that counters and digests are the same everywhere."""
         stats = self.each(lambda replica: replica.scheduler.stats() | replica.reservations.stats())
         check(all(one == stats[0] for one in stats), "replicas differ in their counters")
-        if len(self._replicas) > 1:
-            digests = {replica.cache.digest() for replica in self._replicas}
-            check(len(digests) == 1, "replicas differ in their digest")
+        if len(self._replicas) == 1:
+            return
+        digests = {replica.cache.digest() for replica in self._replicas}
+        check(len(digests) == 1, "replicas differ in their digest")
+        for replica in self._replicas[len(self._honest) :]:
+            _ask(replica)
+            check(replica.cache.digest() in digests, "O6: a replica that was asked has changed")
 
     def fill(self) -> None:
         """Begins a sequence in all the room there is: a dead engine may write none of it (T29).
@@ -166,8 +174,34 @@ class Replicas:
             _check_at_rest(replica, slots)
 
 
+def _jumping() -> Clock:
+    """A clock of which no two answers go together."""
+    chance = Random(7)  # noqa: S311 - it is no secret
+    return lambda: chance.uniform(-1e6, 1e6)
+
+
+def _ask(replica: Replica) -> None:
+    """Asks what an exporter asks."""
+    monitor = replica.scheduler.monitor
+    waits, stats = monitor.waiting(), replica.scheduler.stats()
+    check(
+        sum(waits.values()) <= stats["waiting"],
+        f"O6: {stats['waiting']} requests wait, for these reasons: {waits}",
+    )
+    parts = monitor.steps()
+    ran = sum(parts["schedule"].counts)
+    check(ran <= stats["steps"], f"O6: {ran} steps were measured, of {stats['steps']}")
+    waited = monitor.waited()
+    check(waited is not None and min(waited.begun.counts) >= 0, "O6: a measured replica is silent")
+
+
 def _replica(
-    setup: Setup, seen: Counter[str], fenced: Callable[[], set[int]], clock: Clock
+    setup: Setup,
+    seen: Counter[str],
+    fenced: Callable[[], set[int]],
+    clock: Clock,
+    *,
+    metrics: bool = False,
 ) -> Replica:
     cache = CheckedCache(config_of(setup))
     cache.watch(seen, fenced)
@@ -186,6 +220,7 @@ def _replica(
             num_speculative_tokens=setup.drafts,
         ),
         clock=clock,
+        metrics=metrics,
     )
     return Replica(cache, scheduler, CheckedReservations(cache, seen))
 

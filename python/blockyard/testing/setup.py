@@ -156,6 +156,9 @@ class Setup:
     """With "elsewhere" there are no bytes to check: each copy is good, some ticks later."""
     tick_ms: int = 10
     """Milliseconds of a tick on the scheduler's clock, which decides nothing."""
+    measured: bool = False
+    """Whether the last replica alone counts times, by a clock that jumps, and is asked for all of
+    its numbers after every step."""
 
 
 WORDS: Final[dict[str, tuple[int, frozenset[str]]]] = {

@@ -69,18 +69,30 @@ class Flights:
     """
 
     SCHEMA = (
-        Stat("outcomes", "outcomes", "outcomes taken from cranes"),
+        Stat("outcomes", "outcomes", "counter", "outcomes", "outcomes taken from cranes"),
         Stat(
-            "outcomes_ignored", "outcomes", "of these, those that came twice, late or from nowhere"
+            "outcomes_ignored",
+            "outcomes",
+            "counter",
+            "outcomes_ignored",
+            "of these, those that came twice, late or from nowhere",
         ),
-        Stat("flights_failed", "flights", "flights of which not every block came whole"),
+        Stat(
+            "flights_failed",
+            "flights",
+            "counter",
+            "flights_failed",
+            "flights of which not every block came whole",
+        ),
         Stat(
             "flights_unknown",
             "flights",
+            "counter",
+            "copies_failed{cause=unknown}",
             "flights past their deadline before all ranks had reported",
         ),
     )
-    """Name, unit and meaning of each number in `stats`."""
+    """Name, unit, kind, metric and meaning of each number in `stats`."""
 
     __slots__ = (
         "_counts",

@@ -63,24 +63,78 @@ class Parking:
         Stat(
             "preempt_mode",
             "0 to 2",
+            "gauge",
+            "preempt_mode",
             "what a victim keeps: 0 nothing, 1 its full blocks, 2 its tail too",
         ),
-        Stat("parkings", "sequences", "sequences taken off the device with their work"),
-        Stat("kept_blocks", "blocks", "blocks of those sequences when they were parked"),
-        Stat("resumes", "sequences", "parked sequences that began to come back"),
-        Stat("cheaper", "sequences", "victims recomputed, as that is faster than moving"),
-        Stat("no_host", "sequences", "victims recomputed, as no tier below had room"),
-        Stat("relieved", "blocks", "blocks of parked sequences copied down to make room"),
-        Stat("lowered", "blocks", "blocks of parked sequences copied from the host to the disk"),
-        Stat("retried", "sequences", "resumes whose loads failed, parked again"),
+        Stat(
+            "parkings",
+            "sequences",
+            "counter",
+            "victims{fate=parked}",
+            "sequences taken off the device with their work",
+        ),
+        Stat(
+            "kept_blocks",
+            "blocks",
+            "counter",
+            "kept_blocks",
+            "blocks of those sequences when they were parked",
+        ),
+        Stat(
+            "resumes", "sequences", "counter", "resumes", "parked sequences that began to come back"
+        ),
+        Stat(
+            "cheaper",
+            "sequences",
+            "counter",
+            "victims{fate=cheaper}",
+            "victims recomputed, as that is faster than moving",
+        ),
+        Stat(
+            "no_host",
+            "sequences",
+            "counter",
+            "victims{fate=no_host}",
+            "victims recomputed, as no tier below had room",
+        ),
+        Stat(
+            "relieved",
+            "blocks",
+            "counter",
+            "relieved_blocks",
+            "blocks of parked sequences copied down to make room",
+        ),
+        Stat(
+            "lowered",
+            "blocks",
+            "counter",
+            "lowered_blocks",
+            "blocks of parked sequences copied from the host to the disk",
+        ),
+        Stat(
+            "retried",
+            "sequences",
+            "counter",
+            "resumes_retried",
+            "resumes whose loads failed, parked again",
+        ),
         Stat(
             "aged",
             "sequences",
+            "counter",
+            "parked_lost{why=aged}",
             "parked sequences that found no room for too long, and were recomputed",
         ),
-        Stat("kv_lost", "sequences", "parked sequences whose KV was lost, and was recomputed"),
+        Stat(
+            "kv_lost",
+            "sequences",
+            "counter",
+            "parked_lost{why=kv_lost}",
+            "parked sequences whose KV was lost, and was recomputed",
+        ),
     )
-    """Name, unit and meaning of each number in `stats`."""
+    """Name, unit, kind, metric and meaning of each number in `stats`."""
 
     def __init__(
         self,

@@ -23,8 +23,20 @@ class Recording:
     """
 
     SCHEMA: Final = (
-        Stat("recorded", "requests", "written to the file of `record`"),
-        Stat("record_dropped", "requests", "not written there: the disk was full or too slow"),
+        Stat(
+            "recorded",
+            "requests",
+            "counter",
+            "recorded_requests{outcome=written}",
+            "written to the file of `record`",
+        ),
+        Stat(
+            "record_dropped",
+            "requests",
+            "counter",
+            "recorded_requests{outcome=dropped}",
+            "not written there: the disk was full or too slow",
+        ),
     )
 
     def __init__(self, path: str | None, block_size: int) -> None:

@@ -66,4 +66,4 @@ pub use state::{
     ParkedView, Pending, Probe, Request, Room, Sealing, State, Stop, View, Violation, Wanted,
     WritePolicy,
 };
-pub use stats::{Counters, Field, Stats, TierStats};
+pub use stats::{Counters, Field, Kind, Stats, TierStats};

@@ -53,7 +53,7 @@ mod ticket;
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
     use crate::gil::{LONG, enter, hash};
-    use blockyard_core::{Field, Stats};
+    use blockyard_core::{Field, Kind, Stats};
     use blockyard_guard::guarded;
     use pyo3::exceptions::PyRuntimeWarning;
     use pyo3::prelude::*;
@@ -111,18 +111,31 @@ mod _core {
         Ok(())
     }
 
-    /// Returns name, unit and meaning of what `stats` gives: for the cache, then per tier.
+    /// Returns name, unit, kind, metric and meaning of what `stats` gives: for all, then per tier.
     ///
+    /// `stats` has blocks in plans from tier to tier behind those. In a metric `*` is the tier's word.
     /// Any thread may call it.
     #[pyfunction]
     fn stats_schema() -> (Vec<Row>, Vec<Row>) {
-        let row = |field: &Field| (field.name, field.unit, field.help);
+        let row = |field: &Field| {
+            let kind = match field.kind {
+                Kind::Counter => "counter",
+                Kind::Gauge => "gauge",
+            };
+            (field.name, field.unit, kind, field.metric, field.help)
+        };
         let tiers = Stats::tier_schema().map(row);
         (Stats::schema().map(row).collect(), tiers.collect())
     }
 
-    /// Name, unit and meaning.
-    type Row = (&'static str, &'static str, &'static str);
+    /// Name, unit, kind, metric and meaning.
+    type Row = (
+        &'static str,
+        &'static str,
+        &'static str,
+        &'static str,
+        &'static str,
+    );
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -119,7 +119,9 @@ def test_if_the_engine_fails_every_request_is_told_once() -> None:
 
     with pytest.raises(by.Unavailable, match="the device is gone"):
         asyncio.run(scene())
+    assert served.scheduler.monitor.failed == "OSError: the device is gone"
     served.scheduler.reset()
+    assert not served.scheduler.monitor.failed
     check_empty(served)
 
 

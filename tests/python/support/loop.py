@@ -43,6 +43,7 @@ class Loop:
         accept: int = 1,
         recompute: bool = True,
         cache: by.KVCache | None = None,
+        metrics: bool = False,
         **keywords: Any,
     ) -> None:
         own = by.KVCache(block_size=size, device=device, host=host, recompute=recompute)
@@ -55,7 +56,7 @@ class Loop:
         }
         self.now = 0.0
         options = SchedulerOptions(**chosen)
-        self.scheduler = Scheduler(self.cache, options, clock=lambda: self.now)
+        self.scheduler = Scheduler(self.cache, options, clock=lambda: self.now, metrics=metrics)
         self.accept = accept
         self.air: deque[Step] = deque()
         self.bound: dict[int, tuple[Start, int]] = {}

@@ -28,6 +28,16 @@ def _header() -> str:
 
 _WAYS: dict[str, tuple[Callable[[], object], str, str]] = {
     "gcc": (lambda: shutil.which("gcc"), "g++", "no gcc to compile with"),
+    "promtool": (
+        lambda: shutil.which("promtool"),
+        "prometheus",
+        "no promtool: Debian's package prometheus has it",
+    ),
+    "prometheus": (
+        lambda: shutil.which("prometheus"),
+        "prometheus",
+        "no Prometheus: Debian's package prometheus has it",
+    ),
     "cupy": (lambda: importlib.util.find_spec("cupy"), "nvrtc", "no CuPy"),
     "cuda.h": (_header, "nvrtc", "no cuda.h: it comes with nvidia-cuda-runtime-cu12"),
 }

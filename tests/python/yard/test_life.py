@@ -305,10 +305,10 @@ def test_stats_are_named_in_the_order_of_their_schema() -> None:
     from blockyard._core import stats_schema  # noqa: PLC0415
 
     own, per_tier = stats_schema()
-    names = [name for name, _, _ in own]
-    names += [f"{tier}_{name}" for tier in ("device", "host", "disk") for name, _, _ in per_tier]
+    names = [name for name, *_ in own]
+    names += [f"{tier}_{name}" for tier in ("device", "host", "disk") for name, *_ in per_tier]
     cache = make()
     assert list(cache.stats())[: len(names)] == names
     assert list(cache.stats()) == [stat.name for stat in cache.schema()]
-    assert all(unit and meaning for _, unit, meaning in own + per_tier)
+    assert all(all(field) for field in own + per_tier)
     assert free_for_all(cache) == cache.stats()["device_capacity"] == 32

@@ -8,7 +8,9 @@ import pytest
 
 import blockyard as by
 from blockyard.local import LocalCache
+from blockyard.scheduling.reservations import Reservations
 from blockyard.shared.log import Limited
+from blockyard.shared.stats import HELP, Stat
 from blockyard.tools.replay.result import Run
 
 LAYOUT = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8)
@@ -26,6 +28,34 @@ def test_the_schema_names_every_number_once() -> None:
         assert stat.unit
         assert stat.help
         assert not stat.help.endswith(".")
+
+
+def test_each_number_has_a_kind_a_unit_and_a_metric_of_its_own() -> None:
+    every = (*LocalCache.schema(), *by.Scheduler.SCHEMA, *Reservations.SCHEMA)
+    metrics = [stat.metric for stat in every]
+    assert len(set(metrics)) == len(metrics)
+    families: dict[str, list[Stat]] = {}
+    for stat in every:
+        assert stat.unit
+        assert stat.help
+        assert stat.kind in {"counter", "gauge"}
+        assert re.fullmatch(r"[a-z_]+(\{([a-z]+=[a-z_]+,?)+\})?", stat.metric), stat
+        # The words by which Prometheus tells kinds apart are added to them.
+        assert not stat.family.endswith(("_total", "_count", "_sum", "_bucket", "_info"))
+        families.setdefault(stat.family, []).append(stat)
+    shared = {name: stats for name, stats in families.items() if len(stats) > 1}
+    for name, stats in shared.items():
+        most = max((stat.labels for stat in stats), key=len)
+        assert all(stat.labels.keys() <= most.keys() for stat in stats), name
+        assert len({stat.kind for stat in stats}) == 1, name
+    assert shared.keys() == HELP.keys()
+
+
+def test_a_query_names_a_number_as_prometheus_does() -> None:
+    stats = {stat.name: stat for stat in LocalCache.schema()}
+    assert stats["host_idle"].query == 'blockyard_slots{tier="host", set="idle"}'
+    assert stats["begun"].query == 'blockyard_sequences_total{event="begun"}'
+    assert stats["leases"].query == "blockyard_leases"
 
 
 def test_a_message_is_logged_once_a_second_and_says_what_was_left_out(

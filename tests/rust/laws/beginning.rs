@@ -3,7 +3,9 @@
 use crate::tickets::request;
 use crate::verbs::Verbs as _;
 use crate::yard::{BY_AGE, KINDS, Yard, and_one, cat, config, one, room, text, tokens};
-use blockyard_core::{Answer, Config, Error, Filling, MAX_TIERS, Speeds, Stop};
+use blockyard_core::{
+    Answer, Config, Counters, Error, Filling, MAX_TIERS, Speeds, Stop, WritePolicy,
+};
 
 #[test]
 fn a_begin_never_evicts_its_own_prefix() {
@@ -407,4 +409,69 @@ fn a_load_is_never_left_where_it_cannot_be_computed_nor_by_a_parked_sequence() {
     yard.land(&begun.plans);
     yard.finish(lease);
     assert_eq!(yard.stats().counters.slow, 0);
+}
+
+/// Full blocks that begins found, did not load as that is slow, and missed by each reason.
+fn looked_for(yard: &Yard) -> [u64; 7] {
+    let Counters {
+        hits,
+        slow,
+        unseen,
+        gone,
+        filling,
+        withheld,
+        astray,
+        ..
+    } = yard.stats().counters;
+    let found = hits.iter().sum();
+    [found, slow, unseen, gone, filling, withheld, astray]
+}
+
+#[test]
+fn each_full_block_of_a_begin_is_a_hit_or_a_miss_with_its_reason() {
+    // What is copied down at its second use is remembered when it is evicted.
+    let yard = Yard::of(Config {
+        write: WritePolicy::SecondTouch,
+        ..config(8, 8)
+    });
+    let prompt = and_one(&text(1, 3));
+    yard.publish(&prompt);
+    assert_eq!(looked_for(&yard), [0, 0, 3, 0, 0, 0, 0], "nobody knew it");
+    yard.publish(&prompt);
+    assert_eq!(looked_for(&yard), [3, 0, 3, 0, 0, 0, 0]);
+    yard.squeeze(3);
+    let before = looked_for(&yard);
+    yard.publish(&prompt);
+    let after = looked_for(&yard);
+    assert_eq!((before[2], before[3]), (after[2], 0));
+    assert_eq!(after[3], 3, "it was evicted");
+
+    let yard = Yard::new(8, 8);
+    let prompt = text(1, 3);
+    yard.publish_below(&prompt);
+    let before = looked_for(&yard);
+    let (loading, begun) = yard.begin(&and_one(&prompt));
+    let (beside, _) = yard.stop(&and_one(&prompt), u32::MAX);
+    let mut after = looked_for(&yard);
+    after[2] -= before[2];
+    assert_eq!(after, [3, 0, 0, 0, 3, 0, 0], "a hit that is in flight");
+    yard.land(&begun.plans);
+    yard.finish(loading);
+    yard.finish(beside);
+
+    // All of it is there, and there is no room for a copy of the last block.
+    let yard = Yard::new(3, 0);
+    yard.publish(&text(1, 3));
+    yard.publish(&text(1, 3));
+    assert_eq!(looked_for(&yard), [2, 0, 3, 0, 0, 1, 0]);
+}
+
+#[test]
+fn a_begin_that_is_refused_or_told_to_wait_has_missed_nothing() {
+    let yard = Yard::new(4, 8);
+    yard.publish_below(&text(1, 2));
+    let before = looked_for(&yard);
+    let refused = yard.begin_reserving(&text(2, 4), 4);
+    assert!(refused.is_err());
+    assert_eq!(looked_for(&yard), before);
 }

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import DiskLane, Misuse, Unavailable, Unsupported
+from blockyard.crane.tiers.disk_stats import DISK_STATS
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.restored import Restored
-from blockyard.shared.stats import Stat
 from blockyard.shared.validate import integer, known
 
 __all__ = ["DiskPath", "DiskTier", "Part"]
@@ -82,27 +82,8 @@ class DiskTier:
         Unavailable: There is no room, another process owns the folder, or the system refuses.
     """
 
-    SCHEMA = (
-        Stat("disk_written_blocks", "blocks", "blocks that this rank's disk has written durably"),
-        Stat("disk_written_bytes", "bytes", "their bytes"),
-        Stat("disk_read_blocks", "blocks", "blocks that it has read and checked"),
-        Stat("disk_read_bytes", "bytes", "their bytes"),
-        Stat("disk_syncs", "syncs", "group commits"),
-        Stat("disk_failed", "failures", "reads, writes and syncs that the system has refused"),
-        Stat("disk_corrupt", "blocks", "blocks that were not what their record says, or had none"),
-        Stat("disk_given_up", "copies", "copies that the disk did not answer in time"),
-        Stat("disk_rests", "rests", "how often it was left alone after failures in a row"),
-        Stat("disk_in_flight", "copies", "copies that have not ended"),
-        Stat("disk_held", "slots", "slots that its threads write, or hang at"),
-        Stat("disk_hung", "slots", "of these, those whose copy was given up"),
-        Stat("disk_down_rests", "disks", "disks that take no writes, until they are tried again"),
-        Stat("disk_up_rests", "disks", "disks that take no reads, likewise"),
-        Stat(
-            "disk_dead", "disks", "disks that have failed at each try for a minute, one way or both"
-        ),
-        Stat("disk_clearing", "disks", "disks on which a clear is not durable yet"),
-    )
-    """Name, unit and meaning of each number in `stats`."""
+    SCHEMA = DISK_STATS
+    """Name, unit, kind, metric and meaning of each number in `stats`."""
 
     def __init__(
         self,

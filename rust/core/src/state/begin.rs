@@ -5,6 +5,7 @@ use super::admit::Decision;
 use super::runs::Runs;
 use super::{Answer, Begun, State, Stop};
 use crate::error::{Error, Result};
+use crate::ghost::Ghosts;
 use crate::id::{FlightId, Key, MAX_TIERS, NodeIx, SlotIx, Tier};
 use crate::record::{Running, Start};
 
@@ -40,6 +41,10 @@ pub(super) struct Prefix {
     /// Blocks of the path behind them that are loaded, from the tiers of `runs`.
     pub(super) lower: usize,
     runs: Runs,
+    /// Full blocks that were looked for.
+    asked: usize,
+    /// Why they end, whatever of them is used.
+    ends: Stop,
     /// The last block of a full hit. The model needs the logits of the last token, so that it is
     /// computed again, in a private copy of the block.
     pub(super) last: Option<NodeIx>,
@@ -70,8 +75,35 @@ impl State {
         }
         let path = std::mem::take(&mut self.path);
         let answer = self.admit(&path, &mut prefix, total, limit, request.tokens);
+        if let Ok(begun) = &answer {
+            let used = begun.hits.iter().map(|&hit| u64::from(hit)).sum();
+            self.count_misses(request, &path, &prefix, used);
+        }
         self.path = path;
         answer.map(Answer::Begun)
+    }
+
+    /// Counts the full blocks that a begin did not find, or found and did not use, by the reason: with
+    /// its hits they are all that it looked for.
+    fn count_misses(&mut self, request: &Request<'_>, path: &[NodeIx], prefix: &Prefix, used: u64) {
+        let found = path.len();
+        let counters = &mut self.counters;
+        counters.withheld += found as u64 - used - u64::from(prefix.slow);
+        let count = match prefix.ends {
+            Stop::Whole => return,
+            Stop::Missing => {
+                let known = |ghosts: &Ghosts| ghosts.knows(&request.keys[found]);
+                if self.ghosts.as_ref().is_some_and(known) {
+                    &mut counters.gone
+                } else {
+                    &mut counters.unseen
+                }
+            }
+            Stop::Filling(_) => &mut counters.filling,
+            Stop::Promised => &mut counters.withheld,
+            Stop::Slow | Stop::Scattered | Stop::Contradiction => &mut counters.astray,
+        };
+        *count += (prefix.asked - found) as u64;
     }
 
     /// The flight that a begin waits for.
@@ -87,7 +119,8 @@ impl State {
     pub(super) fn prefix(&mut self, request: &Request<'_>) -> Prefix {
         let block_size = u64::from(self.config.block_size);
         let shared = ((request.tokens - 1) / block_size) as usize;
-        let probe = self.walk(&request.keys[..request.keys.len().min(shared + 1)]);
+        let asked = request.keys.len().min(shared + 1);
+        let probe = self.walk(&request.keys[..asked]);
         let device = (probe.hits[0] as usize).min(shared);
         let lower = self.path.len().min(shared) - device;
         let mut prefix = Prefix {
@@ -95,6 +128,8 @@ impl State {
             lower,
             runs: self.runs,
             last: self.path.get(shared).copied(),
+            asked,
+            ends: probe.stop,
             stop: probe.stop,
             slow: 0,
         };

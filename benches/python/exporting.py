@@ -1,0 +1,86 @@
+"""What metrics cost: a step that is measured beside one that is not, and a scrape.
+
+    python benches/python/exporting.py [--steps 4000]
+
+Thread CPU time. Steps of 64 decodes with and without `metrics=True` take turns, on caches of their
+own; a step is `schedule`, `on_output`, `commit` and `dispatch`. The scrape is of an engine that has
+every tier and part, so that no engine has more series. It fails where a target is missed.
+"""
+
+import argparse
+import sys
+import time
+
+import numpy as np
+
+import blockyard as by
+from blockyard.metrics.collector import EngineCollector
+from blockyard.metrics.exported import Exported
+from blockyard.metrics.text import text
+from blockyard.scheduling.options import SchedulerOptions
+from blockyard.scheduling.reservations import Reservations
+from steps import decoding, turn
+
+ROWS = 64
+STEP_US, SCRAPE_MS = 2.0, 1.0
+"""Most that metrics may add to a step, and that a scrape may take."""
+
+
+def one(scheduler: by.Scheduler) -> float:
+    """Returns the CPU microseconds of one step with its copies."""
+    spent = turn(scheduler)
+    begun = time.thread_time_ns()
+    scheduler.cache.commit([])
+    scheduler.cache.dispatch()
+    return spent + (time.thread_time_ns() - begun) / 1e3
+
+
+def step(count: int) -> tuple[float, float, float]:
+    """Returns the medians of a plain step, of a measured one, and of what that one takes more."""
+    plain, measured = (
+        decoding(by.KVCache(block_size=16, device=30_000), ROWS, 0, metrics=metrics)
+        for metrics in (False, True)
+    )
+    spent = np.array([[one(plain), one(measured)] for _ in range(count)])
+    more = np.median(spent[:, 1] - spent[:, 0])
+    return float(np.median(spent[:, 0])), float(np.median(spent[:, 1])), float(more)
+
+
+def scrape(times: int = 200) -> tuple[int, float]:
+    """Returns the series, and the median CPU milliseconds of a scrape, its text included."""
+    layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8)
+    with by.local(layout, device=64, host=64, disk=64) as cache:
+        scheduler = by.Scheduler(cache, SchedulerOptions(max_num_seqs=8), metrics=True)
+        engine = Exported(scheduler, reservations=Reservations(cache))
+        collector = EngineCollector({"0": engine})
+        spent = []
+        for _ in range(times):
+            begun = time.thread_time_ns()
+            text(collector.collect()).encode()
+            spent.append((time.thread_time_ns() - begun) / 1e6)
+        return collector.most_series, float(np.median(spent))
+
+
+def main() -> int:
+    """Measures, and says what was missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=4_000)
+    given = parser.parse_args()
+    plain, measured, more = step(given.steps)
+    series, spent = scrape()
+    print("| | seen | wanted |\n|---|--:|--:|")
+    print(f"| a step of {ROWS} decodes without metrics, µs | {plain:.1f} | |")
+    print(f"| the same with metrics, µs | {measured:.1f} | |")
+    print(f"| what metrics add to a step, median of {given.steps:,} pairs, µs | {more:.2f} | 2 |")
+    print(f"| a scrape of {series} series, ms | {spent:.2f} | 1 |")
+    missed = [
+        name
+        for name, seen, wanted in (("step", more, STEP_US), ("scrape", spent, SCRAPE_MS))
+        if seen > wanted
+    ]
+    print(f"missed: {', '.join(missed)}" if missed else "all met")
+    return len(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

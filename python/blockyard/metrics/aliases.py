@@ -1,0 +1,80 @@
+"""Names of other engines for numbers of ours, where a router or a dashboard knows no other."""
+
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from blockyard._core import Misuse
+from blockyard.metrics.exported import Exported
+from blockyard.shared.stats import Kind
+from blockyard.shared.validate import one_of
+
+__all__ = ["Alias", "Names", "aliases", "checked_names"]
+
+Names: TypeAlias = Literal["vllm"]
+"""An engine whose names are told, too."""
+
+
+class Alias(NamedTuple):
+    """A metric of another engine, without the ending of counters."""
+
+    name: str
+    kind: Kind
+    help: str
+
+
+_VLLM: Final = {
+    "usage": Alias("vllm:kv_cache_usage_perc", "gauge", "KV cache in use, from 0 to 1."),
+    "running": Alias("vllm:num_requests_running", "gauge", "Requests that run."),
+    "waiting": Alias("vllm:num_requests_waiting", "gauge", "Requests that wait."),
+    "queries": Alias("vllm:prefix_cache_queries", "counter", "Prompt tokens looked for."),
+    "hits": Alias("vllm:prefix_cache_hits", "counter", "Of these, tokens found on the device."),
+    "external_queries": Alias(
+        "vllm:external_prefix_cache_queries", "counter", "Tokens looked for below the device."
+    ),
+    "external_hits": Alias(
+        "vllm:external_prefix_cache_hits", "counter", "Of these, tokens found there."
+    ),
+    "preemptions": Alias("vllm:num_preemptions", "counter", "Requests preempted."),
+}
+
+
+def checked_names(names: object) -> Names | None:
+    """Returns which names are told beside our own.
+
+    Raises:
+        Misuse: There are no such names here.
+    """
+    if names is None:
+        return None
+    if not isinstance(names, str):
+        raise Misuse(f'names = {names!r:.60}: must be None or "vllm"')
+    return one_of("names", names, ("vllm",))
+
+
+def aliases(exported: Exported, stats: Mapping[str, int]) -> dict[Alias, float]:
+    """Returns vLLM's numbers, made of an engine's own.
+
+    Args:
+        exported: The engine.
+        stats: Its numbers by metric, as `Exported.stats` returns them.
+    """
+    size = exported.cache.config.block_size
+    total = stats["tier_slots{tier=device}"]
+    unused = stats["slots{tier=device,set=free}"] + stats["slots{tier=device,set=idle}"]
+    found = stats["hit_blocks{tier=device}"] * size
+    below = sum(stats[f"hit_blocks{{tier={tier}}}"] for tier in ("host", "disk")) * size
+    numbers: dict[str, float] = {
+        "usage": (total - unused) / total if total else 0.0,
+        "queries": stats["prompt_tokens"],
+        # The last token of a prompt is computed even where its block was found.
+        "hits": min(found, stats["prompt_tokens"]),
+        "external_queries": max(stats["prompt_tokens"] - found, 0),
+        "external_hits": below,
+    }
+    if exported.monitor is not None:
+        numbers |= {
+            "running": stats["seats"] - stats["stopping_seats"],
+            "waiting": stats["waiting_requests"],
+            "preemptions": stats["preempted_requests"],
+        }
+    return {alias: numbers[what] for what, alias in _VLLM.items() if what in numbers}

@@ -1,0 +1,242 @@
+"""A collector for `prometheus_client`: it reads the engines when Prometheus asks."""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from blockyard._core import BlockyardError, Misuse, __version__
+from blockyard._typing import override
+from blockyard.metrics.aliases import Alias, Names, aliases, checked_names
+from blockyard.metrics.exported import Exported, Facts
+from blockyard.metrics.families import ENGINE, RANK, Family, families
+from blockyard.metrics.histograms import Buckets, joined
+from blockyard.scheduling.monitor import REASONS
+from blockyard.shared.stall import Rule
+from blockyard.shared.stats import PREFIX, Stat
+from blockyard.shared.timings import COPIES, STEPS, WAITS, CraneNumbers, Reading
+
+__all__ = ["MOST", "EngineCollector"]
+
+MOST: Final = 250
+"""Most series of an engine under our own names: where ranks are many, their numbers are summed."""
+
+_SUMMED: Final = "all"
+"""The rank of numbers that are summed over ranks."""
+_PARTS: Final = ("schedule", "output", "dispatch", "commit")
+_Told = Mapping[str, list[Sample]]
+
+_MORE: Final = {
+    "healthy": ("gauge", "1 where /healthz says so: it lives, and no rule of a stall speaks."),
+    "stalled": ("gauge", "1 where a rule says that the loop stands still."),
+    "block_tokens": ("gauge", "Tokens of a block."),
+    "block_bytes": ("gauge", "Bytes of a block on one rank; 0 without a layout."),
+    "waiting_reasons": ("gauge", "Requests that wait, by the reason; each counts once."),
+    "step_seconds": ("histogram", "How long a part of the bookkeeping's step takes."),
+    "wait_seconds": ("histogram", "How long requests waited for their begin."),
+    "parked_seconds": ("histogram", "How long parked requests waited for their resume."),
+    "copy_seconds": ("histogram", "How long flights took, from submission to report."),
+    "copied_bytes": ("counter", "Bytes of the blocks that came whole, of all ranks."),
+}
+"""What is exported beside the numbers of `stats()`."""
+
+
+class EngineCollector(Collector):
+    """What Prometheus is told of the engines of this process, the cranes of all ranks included.
+
+    Register it with a registry of your own, or let `serve` do so. Any thread may scrape.
+
+    Args:
+        engines: The engines by the value of their label `engine`.
+        names: "vllm" to tell vLLM's names, too.
+
+    Raises:
+        Misuse: There is no engine, one has no name, or there are no such `names`.
+    """
+
+    def __init__(self, engines: Mapping[str, Exported], *, names: Names | None = None) -> None:
+        if not engines:
+            raise Misuse("engines = {}: give one at least")
+        for name, engine in engines.items():
+            _check(name, engine)
+        self._names = checked_names(names)
+        self._engines = [_Engine(name, engine) for name, engine in engines.items()]
+        own = list(chain.from_iterable(engine.families for engine in self._engines))
+        self._kinds: dict[str, tuple[str, str]] = {
+            family.name: (family.kind, family.help) for family in own
+        }
+        self._kinds |= {f"{PREFIX}{name}": about for name, about in _MORE.items()}
+
+    def facts(self) -> dict[str, Facts]:
+        """Says of each engine what is wrong with it."""
+        return {engine.name: engine.exported.facts() for engine in self._engines}
+
+    @property
+    def most_series(self) -> int:
+        """The most series of one engine, those of `names` aside."""
+        return max(engine.most_series for engine in self._engines)
+
+    def describe(self) -> Iterator[Metric]:
+        """Yields the families without a number, so that two collectors are not of one name."""
+        for name, (kind, about) in self._kinds.items():
+            yield Metric(name, about, kind)
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        """Reads the engines, and yields what they say."""
+        told: dict[str, list[Sample]] = {name: [] for name in self._kinds}
+        info = Metric(f"{PREFIX}engine", "What an engine was made with.", "info")
+        also: dict[Alias, list[Sample]] = {}
+        for engine in self._engines:
+            info.samples.append(Sample(f"{info.name}_info", engine.info, 1.0))
+            stats = engine.read(told)
+            if stats is not None and self._names is not None:
+                for alias, number in aliases(engine.exported, stats).items():
+                    ending = "_total" if alias.kind == "counter" else ""
+                    sample = Sample(f"{alias.name}{ending}", engine.labels, number)
+                    also.setdefault(alias, []).append(sample)
+        yield info
+        for name, (kind, about) in self._kinds.items():
+            if told[name]:
+                yield _metric(name, about, kind, told[name])
+        for alias, samples in also.items():
+            yield _metric(alias.name, alias.help, alias.kind, samples)
+        if self._names is not None:
+            yield self._cache_config()
+
+    def _cache_config(self) -> Metric:
+        """What routers that know vLLM ask for: how large a block is, and how many there are."""
+        metric = Metric("vllm:cache_config", "Sizes of the cache.", "info")
+        for engine in self._engines:
+            config = engine.exported.cache.config
+            sizes = {
+                "block_size": str(config.block_size),
+                "num_gpu_blocks": str(config.device_blocks),
+                "num_cpu_blocks": str(config.host_blocks),
+            }
+            metric.samples.append(Sample(f"{metric.name}_info", {**engine.labels, **sizes}, 1.0))
+        return metric
+
+
+def _check(name: object, engine: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise Misuse(f"engines[{name!r:.60}]: its name must be a word, as its label `engine` is")
+    if not isinstance(engine, Exported):
+        raise Misuse(f"engines[{name!r:.60}] = {engine!r:.60}: must be Exported(...)")
+
+
+def _metric(name: str, about: str, kind: str, samples: list[Sample]) -> Metric:
+    metric = Metric(name, about, kind)
+    metric.samples = samples
+    return metric
+
+
+class _Engine:
+    """One engine with the labels of all its series, which are made once."""
+
+    def __init__(self, name: str, exported: Exported) -> None:
+        self.name = name
+        self.exported = exported
+        self.labels = {ENGINE: name}
+        config = exported.cache.config
+        self.info = {
+            **self.labels,
+            "version": __version__,
+            "eviction": config.eviction,
+            "fingerprint": config.fingerprint[:12],
+            "ranks": str(exported.ranks),
+        }
+        own, cranes = families(exported.schema()), families(exported.crane_schema())
+        self.families = (*own, *cranes)
+        self._rows = [self._row(family, stat) for family in own for stat in family.stats]
+        self._crane_rows = [self._row(family, stat) for family in cranes for stat in family.stats]
+        self._steps = {part: self._buckets("step_seconds", STEPS, part=part) for part in _PARTS}
+        self._copies = {
+            pair: self._buckets("copy_seconds", COPIES, **_between(pair))
+            for pair in exported.pairs()
+        }
+        self._waits = self._buckets("wait_seconds", WAITS)
+        self._parked = self._buckets("parked_seconds", WAITS)
+        histograms = (*self._steps.values(), *self._copies.values(), self._waits, self._parked)
+        # Beside the rows: the info, 3 numbers, the rules, the reasons, and bytes of each pair.
+        fixed = len(self._rows) + 4 + len(Rule) + len(REASONS) + len(self._copies)
+        fixed += sum(map(len, histograms))
+        by_rank = len(self._crane_rows) * exported.ranks
+        self._by_rank = fixed + by_rank <= MOST
+        self.most_series = fixed + (by_rank if self._by_rank else len(self._crane_rows))
+
+    def _row(self, family: Family, stat: Stat) -> tuple[str, str, dict[str, str], str]:
+        """Its family's name, its sample's, its labels, and its key in what is read."""
+        ending = "_total" if family.kind == "counter" else ""
+        return family.name, f"{family.name}{ending}", {**self.labels, **stat.labels}, stat.metric
+
+    def _buckets(self, name: str, edges: tuple[float, ...], **labels: str) -> Buckets:
+        return Buckets(f"{PREFIX}{name}", {**self.labels, **labels}, edges)
+
+    def read(self, told: _Told) -> dict[str, int] | None:
+        """Adds its samples, and returns its numbers; None where its cache is broken."""
+        facts = self.exported.facts()
+        self._tell(told, "healthy", float(not facts.reasons))
+        for rule in Rule:
+            self._tell(told, "stalled", float(rule in facts.rules), rule=rule.replace(" ", "_"))
+        config = self.exported.cache.config
+        self._tell(told, "block_tokens", config.block_size)
+        layout = config.layout
+        self._tell(told, "block_bytes", 0 if layout is None else layout.block_bytes)
+        try:
+            stats = self.exported.stats()
+        except BlockyardError:
+            # A broken cache answers nothing; that it is not healthy was said.
+            return None
+        for family, name, labels, key in self._rows:
+            told[family].append(Sample(name, labels, stats[key]))
+        cranes = self.exported.cranes()
+        self._tell_cranes(told, cranes)
+        self._tell_times(told, cranes)
+        return stats
+
+    def _tell(self, told: _Told, name: str, number: float, **labels: str) -> None:
+        told[f"{PREFIX}{name}"].append(Sample(f"{PREFIX}{name}", {**self.labels, **labels}, number))
+
+    def _tell_cranes(self, told: _Told, cranes: list[CraneNumbers]) -> None:
+        keys = [(stat.name, stat.metric) for stat in self.exported.crane_schema()]
+        ranks: dict[str, dict[str, int]] = {}
+        for crane in cranes:
+            numbers = ranks.setdefault(str(crane.rank) if self._by_rank else _SUMMED, {})
+            for name, metric in keys:
+                numbers[metric] = numbers.get(metric, 0) + crane.stats.get(name, 0)
+        for rank, numbers in ranks.items():
+            for family, name, labels, key in self._crane_rows:
+                told[family].append(Sample(name, {**labels, RANK: rank}, numbers[key]))
+
+    def _tell_times(self, told: _Told, cranes: list[CraneNumbers]) -> None:
+        nothing = joined((), STEPS)
+        steps = self.exported.steps()
+        for part, buckets in self._steps.items() if steps else ():
+            told[f"{PREFIX}step_seconds"] += buckets.samples(steps.get(part, nothing))
+        for pair, copied in self.exported.copies(cranes).items():
+            if not any(crane.copies for crane in cranes) or pair not in self._copies:
+                continue
+            times = joined((one.times for one in copied), COPIES)
+            told[f"{PREFIX}copy_seconds"] += self._copies[pair].samples(times)
+            labels = {**self.labels, **_between(pair)}
+            nbytes = sum(one.nbytes for one in copied)
+            told[f"{PREFIX}copied_bytes"].append(
+                Sample(f"{PREFIX}copied_bytes_total", labels, nbytes)
+            )
+        if self.exported.monitor is None:
+            return
+        for reason, number in self.exported.monitor.waiting().items():
+            self._tell(told, "waiting_reasons", number, reason=reason)
+        waited: tuple[Reading, ...] = self.exported.monitor.waited() or ()
+        for name, buckets, reading in zip(
+            ("wait_seconds", "parked_seconds"), (self._waits, self._parked), waited, strict=False
+        ):
+            told[f"{PREFIX}{name}"] += buckets.samples(reading)
+
+
+def _between(pair: tuple[str, str]) -> dict[str, str]:
+    return {"from": pair[0], "to": pair[1]}

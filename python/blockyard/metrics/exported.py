@@ -1,0 +1,164 @@
+"""An engine as an exporter sees it: its numbers, its histograms, and whether it is well."""
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from blockyard._core import BlockyardError, Misuse
+from blockyard.crane.crane import Crane
+from blockyard.crane.tiers.disk import DiskTier
+from blockyard.local import LocalCache
+from blockyard.scheduling.reservations import Reservations
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.shared.layout import TIERS
+from blockyard.shared.stall import Rule
+from blockyard.shared.stats import Stat
+from blockyard.shared.timings import Copied, CraneNumbers, Reading
+from blockyard.shared.validate import integer
+from blockyard.yard.cache import KVCache
+
+__all__ = ["Exported", "Facts"]
+
+_OF_A_TIER: Final = tuple(f"{tier}_" for tier in TIERS)
+
+
+class Facts(NamedTuple):
+    """Why an engine is not well, and which rules speak."""
+
+    reasons: tuple[str, ...]
+    rules: frozenset[Rule]
+    """Those that speak of it by name."""
+
+
+class Exported:
+    """One engine: its scheduler or its cache, and the cranes of all its ranks.
+
+    Any thread may ask it. It asks under no lock of its own, and changes nothing.
+
+    Args:
+        source: The scheduler; or the cache, where a scheduler of your own drives it.
+        reservations: Reservations for other instances, where there are some.
+        stalled: Says in sentences what stands still in a loop of your own: `StallWatch.stalled` of
+            `cache.standing`. A `Scheduler` knows by itself.
+
+    Raises:
+        Misuse: It is neither a scheduler nor a cache.
+    """
+
+    def __init__(
+        self,
+        source: Scheduler | KVCache,
+        *,
+        reservations: Reservations | None = None,
+        stalled: Callable[[], Iterable[str]] | None = None,
+    ) -> None:
+        given: object = source
+        if not isinstance(given, Scheduler | KVCache):
+            raise Misuse(f"{given!r:.60}: give a Scheduler or a KVCache to export")
+        self._scheduler = source if isinstance(source, Scheduler) else None
+        self.monitor = source.monitor if isinstance(source, Scheduler) else None
+        """What a scheduler is asked; None where only the cache is there."""
+        self.cache = source.cache if isinstance(source, Scheduler) else source
+        """The cache of the engine."""
+        self._reservations = reservations
+        self._stalled = stalled
+        self._cranes: dict[int, CraneNumbers] = {}
+
+    def tell(self, numbers: CraneNumbers) -> None:
+        """Takes what a rank in another process says: `Crane.numbers`, every second or so.
+
+        This process exports for all ranks. What has not come is 0.
+
+        Raises:
+            Misuse: It is something else, or the cache has no such rank.
+        """
+        if not isinstance(numbers, CraneNumbers):
+            raise Misuse(f"{numbers!r:.60}: give what Crane.numbers() returns")
+        if isinstance(self.cache, LocalCache):
+            raise Misuse("this cache has its crane in its own process, which is asked already")
+        integer("rank", numbers.rank, least=0, most=self.ranks - 1)
+        self._cranes[numbers.rank] = numbers
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of its cache."""
+        return self.cache.config.ranks
+
+    def schema(self) -> tuple[Stat, ...]:
+        """Returns the numbers of `stats`: those of tiers that it has not are left out."""
+        own = [stat for stat in KVCache.schema() if not self._is_absent(stat)]
+        if self._scheduler is not None:
+            own += Scheduler.SCHEMA
+        if self._reservations is not None:
+            own += Reservations.SCHEMA
+        return tuple(own)
+
+    def crane_schema(self) -> tuple[Stat, ...]:
+        """Returns the numbers of each rank's crane."""
+        return (*Crane.SCHEMA, *(DiskTier.SCHEMA if self.cache.config.disk_blocks else ()))
+
+    def _is_absent(self, stat: Stat) -> bool:
+        named = stat.labels.items()
+        tiers = {value for name, value in named if name in {"tier", "from", "to"}}
+        return any(tier != "device" and not self.cache.config.blocks_of(tier) for tier in tiers)
+
+    def stats(self) -> dict[str, int]:
+        """Returns the numbers of `schema`, each under its metric: names of parts are alike.
+
+        Raises:
+            Unavailable: The cache is broken.
+        """
+        found = _by_metric(KVCache.schema(), self.cache.stats())
+        if self._scheduler is not None:
+            found |= _by_metric(Scheduler.SCHEMA, self._scheduler.stats())
+        if self._reservations is not None:
+            found |= _by_metric(Reservations.SCHEMA, self._reservations.stats())
+        return found
+
+    def cranes(self) -> list[CraneNumbers]:
+        """Returns what each rank has said last."""
+        if isinstance(self.cache, LocalCache):
+            return [self.cache.crane.numbers()]
+        return [numbers for _, numbers in sorted(self._cranes.items())]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Returns the tiers between which copies may go."""
+        here = [tier for tier in TIERS if tier == "device" or self.cache.config.blocks_of(tier)]
+        return [(one, other) for one in here for other in here if one != other]
+
+    def copies(self, cranes: Iterable[CraneNumbers]) -> dict[tuple[str, str], list[Copied]]:
+        """Returns what all ranks have copied between each two tiers."""
+        found: dict[tuple[str, str], list[Copied]] = {pair: [] for pair in self.pairs()}
+        for numbers in cranes:
+            for pair, copied in numbers.copies.items():
+                found.setdefault(pair, []).append(copied)
+        return found
+
+    def steps(self) -> dict[str, Reading]:
+        """Returns how long the parts of a step take, where that is measured."""
+        return self.cache.step_times() if self.monitor is None else self.monitor.steps()
+
+    def facts(self) -> Facts:
+        """Says what is wrong: a dead engine, a cache that is closed or broken, or a stall."""
+        rules: dict[Rule, str] = {}
+        reasons: list[str] = []
+        try:
+            if self.cache.closed:
+                reasons.append("The cache is closed: make another one.")
+            else:
+                # A panic has broken it: each verb says so.
+                self.cache.room()
+        except BlockyardError as error:
+            return Facts((f"The cache is broken: {error}.",), frozenset())
+        if self.monitor is not None:
+            failed = self.monitor.failed
+            if failed is not None:
+                reasons.append(f"The engine failed: {failed}.")
+            rules = self.monitor.spoken()
+            reasons += [line for rule, line in rules.items() if rule is not Rule.DEAD]
+        if self._stalled is not None:
+            reasons += self._stalled()
+        return Facts(tuple(reasons), frozenset(rules))
+
+
+def _by_metric(schema: Iterable[Stat], numbers: dict[str, int]) -> dict[str, int]:
+    return {stat.metric: numbers[stat.name] for stat in schema}

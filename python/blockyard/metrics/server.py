@@ -1,0 +1,210 @@
+"""`serve`: `/metrics` and `/healthz` on one port, for Prometheus and for who starts processes."""
+
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from threading import Thread
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeAlias
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client.exposition import ThreadingWSGIServer
+
+from blockyard._core import Misuse, Unavailable
+from blockyard._typing import override
+from blockyard.metrics.aliases import Names
+from blockyard.metrics.collector import EngineCollector
+from blockyard.metrics.exported import Exported
+from blockyard.metrics.text import CONTENT_TYPE, text
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.shared.validate import integer, one_of
+from blockyard.yard.cache import KVCache
+
+__all__ = ["PORT", "MetricsServer", "Reach", "Source", "serve"]
+
+PORT: Final = 9464
+"""The port where none is given, which is customary for exporters within a process."""
+
+Reach: TypeAlias = Literal["loopback", "network"]
+"""From where it may be asked."""
+Source: TypeAlias = Scheduler | KVCache | Exported
+"""An engine: its scheduler, its cache where that has another scheduler, or what has more to it."""
+
+_Start: TypeAlias = Callable[[str, list[tuple[str, str]]], object]
+_TEXT: Final = "text/plain; charset=utf-8"
+
+
+class MetricsServer:
+    """A port that answers `/metrics` and `/healthz`, in threads of its own. `serve` makes it.
+
+    Closing it, or leaving its `with`, frees the port; so does the end of the process.
+    """
+
+    def __init__(self, server: WSGIServer) -> None:
+        self._server = server
+        # It looks ten times a second whether it is to end.
+        self._thread = Thread(
+            target=server.serve_forever, args=(0.1,), name="blockyard-metrics", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The address and the port."""
+        host, port = self._server.server_address[:2]
+        return str(host), int(port)
+
+    @property
+    def url(self) -> str:
+        """Where it is asked, without a path."""
+        host, port = self.address
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def close(self) -> None:
+        """Answers nothing more, and frees the port; once is enough."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """Closes it."""
+        self.close()
+
+
+def serve(
+    engines: Source | Mapping[str, Source],
+    *,
+    port: int = PORT,
+    host: str = "127.0.0.1",
+    reach: Reach = "loopback",
+    names: Names | None = None,
+) -> MetricsServer:
+    r"""Answers `/metrics` and `/healthz` on one port, for all ranks of the engines of this process.
+
+    `/healthz` is 200, or 503 with the reasons: an engine is dead, a cache is closed or broken, or a
+    loop stands still. Nobody is asked who they are, and neither page has a token, a key, a salt or
+    the id of a request but those that a sentence of a stall names.
+
+    Args:
+        engines: One engine, which has the label `engine="0"`, or several by that label.
+        port: The port; 0 for any that is free.
+        host: An address of this machine.
+        reach: "network" for an address that other machines reach.
+        names: "vllm" to tell vLLM's names of the same numbers, too.
+
+    Raises:
+        Misuse: An argument is out of range, or the address is not loopback while `reach` is.
+        Unavailable: The port is in use, or the address is none of this machine.
+
+    Example:
+        >>> import blockyard as by
+        >>> from urllib.request import urlopen
+        >>> scheduler = by.Scheduler(by.KVCache(device=64), metrics=True)
+        >>> with serve(scheduler, port=0) as server:
+        ...     urlopen(f"{server.url}/healthz").read()
+        b'ok\n'
+    """
+    port = integer("port", port, least=0, most=65_535)
+    _check_reach(host, one_of("reach", reach, ("loopback", "network")))
+    if isinstance(engines, Scheduler | KVCache | Exported):
+        engines = {"0": engines}
+    if not isinstance(engines, Mapping):
+        raise Misuse(f"engines = {engines!r:.60}: give a Scheduler, a KVCache, or several by name")
+    every = {
+        name: source if isinstance(source, Exported) else Exported(source)
+        for name, source in engines.items()
+    }
+    collector = EngineCollector(every, names=names)
+    try:
+        server = make_server(host, port, _pages(collector), _Server, _Silent)
+    except (OSError, OverflowError) as error:
+        raise Unavailable(
+            f"nothing can be served at {host}, port {port}: {error}; give another port, or port=0 "
+            "for any that is free"
+        ) from error
+    return MetricsServer(server)
+
+
+def _check_reach(host: object, reach: Reach) -> None:
+    if not isinstance(host, str):
+        raise Misuse(f'host = {host!r:.60}: must be an address such as "127.0.0.1"')
+    try:
+        alone = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError as error:
+        raise Misuse(f'host = {host!r:.60}: must be an address such as "127.0.0.1"') from error
+    if not alone and reach == "loopback":
+        raise Misuse(
+            f"host = {host!r}: other machines reach that, and nobody is asked who they are: say "
+            'reach="network", behind a firewall'
+        )
+
+
+def _pages(collector: EngineCollector) -> Callable[..., Any]:
+    """The two pages."""
+
+    def page(asked: dict[str, Any], start: _Start) -> Iterable[bytes]:
+        path, method = asked.get("PATH_INFO"), asked.get("REQUEST_METHOD")
+        kind = _TEXT
+        if method not in {"GET", "HEAD"}:
+            status, said = HTTPStatus.METHOD_NOT_ALLOWED, "nothing can be changed here: GET\n"
+        elif path == "/metrics":
+            status, said, kind = HTTPStatus.OK, text(collector.collect()), CONTENT_TYPE
+        elif path == "/healthz":
+            status, said = _health(collector)
+        else:
+            status, said = HTTPStatus.NOT_FOUND, "ask for /metrics or /healthz\n"
+        body = said.encode()
+        length = ("Content-Length", str(len(body)))
+        start(f"{status.value} {status.phrase}", [("Content-Type", kind), length])
+        return [] if method == "HEAD" else [body]
+
+    return page
+
+
+def _health(collector: EngineCollector) -> tuple[HTTPStatus, str]:
+    lines = [
+        f"engine {name}: {reason}\n"
+        for name, facts in collector.facts().items()
+        for reason in facts.reasons
+    ]
+    return (HTTPStatus.SERVICE_UNAVAILABLE, "".join(lines)) if lines else (HTTPStatus.OK, "ok\n")
+
+
+class _Server(ThreadingWSGIServer):
+    """A thread for each question; none is waited for when it is closed."""
+
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, handler)
+
+    @override
+    def server_bind(self) -> None:
+        """Takes the port; unlike its parent it asks no name server for the machine's name."""
+        # Another process that listens is not pushed aside; one that has ended left nothing behind.
+        socket.socket.setsockopt(self.socket, socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
+
+class _Silent(WSGIRequestHandler):
+    """Logs no question: they come every few seconds."""
+
+    timeout = 10
+    """Seconds after which a client that says nothing is given up."""
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the parent's
+        """Logs nothing."""

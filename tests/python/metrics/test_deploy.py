@@ -1,0 +1,181 @@
+"""What an operator deploys, tried with Prometheus itself."""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.error import URLError
+from urllib.parse import quote
+from urllib.request import urlopen
+
+import pytest
+from dashboard import PANELS, Panel, dashboard
+
+from blockyard.metrics.exported import Exported
+from blockyard.metrics.server import MetricsServer, serve
+from blockyard.scheduling.reservations import Reservations
+from busy import Busy
+from needs import need
+
+DEPLOY: Final = Path(__file__).parents[3] / "deploy"
+RULES: Final = DEPLOY / "prometheus" / "rules.yml"
+ALERT: Final = re.compile(r"- alert: (\w+)")
+METRIC: Final = re.compile(r"blockyard_\w+")
+
+
+def promtool(*what: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    tool = need("promtool")
+    return subprocess.run(  # noqa: S603 - the tool that is tested with
+        [tool, *what], input=given, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[tuple[Busy, MetricsServer]]:
+    """An engine under traffic, and its metrics."""
+    loop = Busy()
+    engine = Exported(loop.scheduler, reservations=Reservations(loop.cache))
+    with serve(engine, port=0, names="vllm") as server:
+        for _ in range(150):
+            loop.once()
+        yield loop, server
+    loop.local.close()
+
+
+def scraped(server: MetricsServer) -> str:
+    with urlopen(f"{server.url}/metrics", timeout=20) as answer:  # noqa: S310 - our own
+        words: str = answer.read().decode()
+        return words
+
+
+def test_promtool_finds_no_fault_with_our_names(busy: tuple[Busy, MetricsServer]) -> None:
+    lines = scraped(busy[1]).splitlines(keepends=True)
+    # Colons are for recording rules, and for vLLM.
+    own = "".join(line for line in lines if "vllm:" not in line)
+    checked = promtool("check", "metrics", given=own)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_promtool_finds_no_fault_with_the_rules_and_the_example() -> None:
+    for what, name in (("rules", "rules.yml"), ("config", "prometheus.yml")):
+        checked = promtool("check", what, str(DEPLOY / "prometheus" / name))
+        assert checked.returncode == 0, checked.stderr
+        assert "SUCCESS" in checked.stdout
+
+
+def test_each_alert_fires_for_its_trouble_alone(tmp_path: Path) -> None:
+    tests = sorted((DEPLOY / "prometheus").glob("*_test.yml"))
+    checked = promtool("test", "rules", *map(str, tests))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    tested = "".join(test.read_text() for test in tests)
+    alerts = ALERT.findall(RULES.read_text())
+    assert len(alerts) > 12
+    assert [name for name in alerts if f'"{name}"' not in tested] == []
+    # The tests can fail: here one alert waits for what never comes.
+    shutil.copy(DEPLOY / "prometheus" / "rules_test.yml", tmp_path)
+    broken = RULES.read_text().replace("blockyard_healthy == 0", "blockyard_healthy == 2")
+    (tmp_path / "rules.yml").write_text(broken)
+    assert promtool("test", "rules", str(tmp_path / "rules_test.yml")).returncode != 0
+
+
+def test_rules_panels_and_the_page_name_only_metrics_that_there_are(
+    busy: tuple[Busy, MetricsServer],
+) -> None:
+    told = set(METRIC.findall(scraped(busy[1])))
+    page = (DEPLOY.parent / "docs" / "monitoring.md").read_text()
+    asked = json.dumps(dashboard())
+    for words in (RULES.read_text(), asked, page):
+        named = set(METRIC.findall(words))
+        assert len(named) > 8
+        assert named - told - {"blockyard_core"} == set()
+    assert [name for name in ALERT.findall(RULES.read_text()) if f"`{name}`" not in page] == []
+
+
+def test_the_dashboard_is_what_its_table_says() -> None:
+    made = json.loads((DEPLOY / "grafana" / "blockyard.json").read_text())
+    assert made == dashboard(), "make docs"
+    assert [panel["title"] for panel in made["panels"]] == [panel.title for panel in PANELS]
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in made["panels"]]
+    assert len(set(places)) == len(PANELS)
+
+
+class Prometheus:
+    """A Prometheus that scrapes a port five times a second."""
+
+    def __init__(self, folder: Path, target: tuple[str, int]) -> None:
+        example = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+        settings = example.replace("127.0.0.1:9464", f"{target[0]}:{target[1]}")
+        settings = settings.replace("scrape_interval: 10s", "scrape_interval: 200ms")
+        assert settings.count(str(target[1])) == settings.count("200ms") == 1
+        (folder / "prometheus.yml").write_text(settings)
+        shutil.copy(RULES, folder)
+        self._log = folder / "log"
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(  # noqa: S603 - likewise
+                [
+                    need("prometheus"),
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    "--web.listen-address=127.0.0.1:0",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        self._url = ""
+
+    def url(self) -> str:
+        """Where it is asked: it takes a port that is free, and says which."""
+        if not self._url:
+            found = re.search(r'Listening on".*?address=(127\.0\.0\.1:\d+)', self._log.read_text())
+            assert self.process.poll() is None, self._log.read_text()
+            self._url = f"http://{found[1]}" if found else ""
+        return self._url
+
+    def ask(self, query: str) -> list[Any]:
+        """The rows of an answer; none while it does not listen yet."""
+        try:
+            with urlopen(f"{self.url()}/api/v1/query?query={quote(query)}", timeout=20) as answer:  # noqa: S310
+                rows: list[Any] = json.load(answer)["data"]["result"]
+                return rows
+        except (URLError, ValueError):
+            return []
+
+
+def queries(panel: Panel) -> Iterator[tuple[str, str]]:
+    """What a panel asks as Grafana sends it, and the legend."""
+    (made,) = (one for one in dashboard()["panels"] if one["title"] == panel.title)
+    for target in made["targets"]:
+        asked = target["expr"].replace("$__rate_interval", "5s")
+        yield re.sub(r"\$(engine|instance)", ".*", asked), target["legendFormat"]
+
+
+def test_a_prometheus_that_scrapes_a_live_cache_answers_each_query_of_each_panel(
+    busy: tuple[Busy, MetricsServer], tmp_path: Path
+) -> None:
+    loop, server = busy
+    prometheus = Prometheus(tmp_path, server.address)
+    try:
+        until = time.monotonic() + 60
+        while len(prometheus.ask("count_over_time(blockyard_steps_total[1m]) > 4")) == 0:
+            assert time.monotonic() < until, "it does not scrape"
+            for _ in range(4):
+                loop.once()
+            time.sleep(0.05)
+        for panel in PANELS:
+            for query, legend in queries(panel):
+                rows = prometheus.ask(query)
+                # A rule that does not speak gives no row: that is what one hopes for.
+                assert rows or query.endswith("== 1"), (panel.title, query)
+                for label in re.findall(r"{{(\w+)}}", legend):
+                    assert all(label in row["metric"] for row in rows), (panel.title, label)
+        wanted = 'blockyard_slots{tier="host"}'
+        assert {row["metric"]["engine"] for row in prometheus.ask(wanted)} == {"0"}
+        loaded = prometheus.ask("up{job='blockyard'} == 1")
+        assert len(loaded) == 1
+    finally:
+        prometheus.process.terminate()
+        prometheus.process.wait(20)

@@ -1,0 +1,44 @@
+"""Measured or not, all is decided alike, whatever the clock says."""
+
+import dataclasses
+
+import pytest
+
+import blockyard as by
+from blockyard.shared.timings import Histogram, StepTimes, timed
+from blockyard.testing import Scenario, simulate
+
+
+@pytest.mark.parametrize("seed", [1, 4, 7, 11])
+def test_a_replica_that_is_measured_by_a_lying_clock_and_asked_decides_as_one_that_is_not(
+    seed: int,
+) -> None:
+    # The replicas' steps, plans, counters and digests are compared after every step.
+    scenario = Scenario.seeded(seed)
+    setup = dataclasses.replace(scenario.setup, replicas=2, measured=True)
+    assert simulate(dataclasses.replace(scenario, setup=setup)).ticks > 40
+
+
+def test_a_value_on_an_edge_is_below_it_and_what_a_clock_set_back_says_is_nothing() -> None:
+    times = Histogram((1.0, 2.0))
+    for value in (0.0, 1.0, 1.5, 2.0, 9.0, -5.0):
+        times.add(value)
+    assert times.read() == ((3, 2, 1), 13.5)
+
+
+def test_a_verb_that_raises_is_not_counted() -> None:
+    class Timed:
+        _times: StepTimes | None = StepTimes(lambda: 0.0, "verb")
+
+        @timed("verb")
+        def verb(self, number: int) -> int:
+            if number < 0:
+                raise by.Misuse("below 0")
+            return number
+
+    own = Timed()
+    assert own.verb(3) == 3
+    with pytest.raises(by.Misuse):
+        own.verb(-1)
+    assert own._times is not None
+    assert sum(own._times.read()["verb"].counts) == 1

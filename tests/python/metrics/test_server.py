@@ -1,0 +1,159 @@
+"""One port with `/metrics` and `/healthz`."""
+
+import socket
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import blockyard as by
+from blockyard import _core
+from blockyard.metrics.exported import Exported
+from blockyard.metrics.server import MetricsServer, serve
+from blockyard.shared.stall import StallWatch
+from loop import Loop
+from yard import begin, text
+
+
+def ask(server: MetricsServer, path: str, method: str = "GET") -> tuple[int, str]:
+    connection = HTTPConnection(*server.address, timeout=20)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    said = answer.status, answer.read().decode()
+    connection.close()
+    return said
+
+
+def test_both_pages_are_served_by_one_call_on_loopback() -> None:
+    with serve(by.Scheduler(by.KVCache(device=33)), port=0) as server:
+        assert server.address[0] == "127.0.0.1"
+        assert server.url == f"http://127.0.0.1:{server.address[1]}"
+        assert ask(server, "/healthz") == (200, "ok\n")
+        status, words = ask(server, "/metrics")
+        names = {family.name for family in text_string_to_metric_families(words)}
+        assert status == 200
+        assert {"blockyard_slots", "blockyard_waiting_requests", "blockyard_healthy"} <= names
+        assert ask(server, "/metrics", "HEAD") == (200, "")
+        assert ask(server, "/")[0] == 404
+        assert ask(server, "/metrics", "POST")[0] == 405
+    with pytest.raises(ConnectionRefusedError):
+        ask(server, "/healthz")
+
+
+def test_a_dead_engine_is_unwell_until_it_is_reset() -> None:
+    scheduler = by.Scheduler(by.KVCache(device=33))
+    with serve(scheduler, port=0) as server:
+        scheduler.fail("worker 3 is gone")
+        assert ask(server, "/healthz") == (503, "engine 0: The engine failed: worker 3 is gone.\n")
+        assert '\nblockyard_healthy{engine="0"} 0.0\n' in ask(server, "/metrics")[1]
+        scheduler.reset()
+        assert ask(server, "/healthz")[0] == 200
+
+
+def test_a_cache_that_is_closed_or_broken_is_unwell() -> None:
+    layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8)
+    closed = by.local(layout, device=9)
+    broken = by.KVCache(device=9)
+    with serve({"a": closed, "b": broken}, port=0) as server:
+        assert ask(server, "/healthz")[0] == 200
+        closed.close()
+        with pytest.raises(by.Unavailable):
+            _core._panic(broken, "verb")
+        status, words = ask(server, "/healthz")
+        assert status == 503
+        assert "engine a: The cache is closed: make another one." in words
+        assert "engine b: The cache is broken: " in words
+        assert ask(server, "/metrics")[0] == 200
+
+
+def test_a_loop_that_stands_still_is_unwell_and_the_rule_is_told() -> None:
+    loop = Loop(device=33)
+    held = begin(loop.cache, text(9, 80))
+    loop.add("large", text(1, 60), 2)
+    rule = 'blockyard_stalled{engine="0",rule="no_room"}'
+    with serve(loop.scheduler, port=0) as server:
+        for _ in range(3):
+            assert ask(server, "/healthz")[0] == 200
+            assert f"\n{rule} 0.0\n" in ask(server, "/metrics")[1]
+            for _ in range(30):
+                loop.now += 1.0
+                loop.turn()
+        status, words = ask(server, "/healthz")
+        assert status == 503
+        assert "Request 'large' finds no room" in words
+        assert f"\n{rule} 1.0\n" in ask(server, "/metrics")[1]
+        loop.cache.finish(held)
+        assert ask(server, "/healthz")[0] == 200
+
+
+def test_a_loop_of_your_own_says_what_stands_still() -> None:
+    cache, now = by.KVCache(block_size=4, device=33, host=8), [0.0]
+    watch = StallWatch("mine", lambda: now[0])
+    engine = Exported(cache, stalled=lambda: watch.stalled(cache.standing))
+    lease = begin(cache, text(1, 20))
+    cache.seal(lease, 20)
+    cache.finish(lease)
+    assert cache.demote(2) is not None
+    with serve(engine, port=0) as server:
+        assert ask(server, "/healthz")[0] == 200
+        for _ in range(80):
+            now[0] += 1.0
+            watch.step(cache.standing)
+        status, words = ask(server, "/healthz")
+    assert status == 503
+    assert "to be dispatched" in words
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with serve(by.KVCache(device=9), port=0) as server:
+        port = server.address[1]
+        with pytest.raises(by.Unavailable, match=f"port {port}: .*give another port"):
+            serve(by.KVCache(device=9), port=port)
+    # It is free again at once.
+    serve(by.KVCache(device=9), port=port).close()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"host": "0.0.0.0"}, r"other machines reach that.*reach=\"network\""),  # noqa: S104
+        ({"host": "192.0.2.1"}, "host = '192.0.2.1'"),
+        ({"host": "::"}, "host = '::'"),
+        ({"host": "example.org"}, "must be an address"),
+        ({"host": 5}, "host = 5"),
+        ({"reach": "everywhere"}, "reach = 'everywhere'"),
+        ({"port": 65_536}, "port = 65536"),
+        ({"port": "http"}, "port = 'http'"),
+        ({"names": "sglang"}, "names = 'sglang'"),
+    ],
+)
+def test_an_argument_out_of_range_is_named(keywords: Any, said: str) -> None:
+    with pytest.raises(by.Misuse, match=said):
+        serve(by.KVCache(device=9), **({"port": 0} | keywords))
+
+
+def test_an_address_of_no_machine_here_is_refused_and_what_is_no_engine() -> None:
+    with pytest.raises(by.Unavailable, match=r"nothing can be served at 192\.0\.2\.1"):
+        serve(by.KVCache(device=9), port=0, host="192.0.2.1", reach="network")
+    with pytest.raises(by.Misuse, match="engines = 3"):
+        serve(3, port=0)  # type: ignore[arg-type]
+
+
+def test_other_machines_may_ask_where_that_is_said() -> None:
+    with serve(by.KVCache(device=9), port=0, host="0.0.0.0", reach="network") as server:  # noqa: S104
+        connection = HTTPConnection("127.0.0.1", server.address[1], timeout=20)
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_the_loopback_of_ipv6_is_one() -> None:
+    try:
+        server = serve(by.KVCache(device=9), port=0, host="::1")
+    except by.Unavailable:
+        pytest.skip("no IPv6 loopback")
+    with server:
+        assert server.url.startswith("http://[::1]:")
+        assert ask(server, "/healthz")[0] == 200
