@@ -623,7 +623,7 @@ def test_ctrl_c_before_the_first_run_writes_nothing(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_comparison_that_lacks_a_run_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = []
+    played: list[Run] = []
 
     def once(*words: Any) -> Run:
         if played:
