@@ -4,7 +4,7 @@ use crate::buffers::{Whole, each, integer, integers, is_integer, shown};
 use crate::error::{Failure, Outcome};
 use blockyard_core::{
     Cells, Error, EvictionPolicy, Filling, FlightId, Hints, HostCopies, KeyHash, MAX_TIERS,
-    NextUse, Priority, Retention, Speeds, Tier, WritePolicy,
+    NextUse, Priority, Retention, Salts, Speeds, Tier, WritePolicy,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyMapping, PyString};
@@ -81,7 +81,7 @@ whole!(
     block_size: u32, host: u32, disk: u32, null_slots: u32, copy_retries: u32, groups: u8,
     tokens: u64, reserve: u64, computed: u64, slots: u32, blocks: u32,
     load: Option<u32>, after: Option<u64>, done: Option<u64>, memory: Option<u64>, ghosts: Option<u32>,
-    ttl: Option<u32>
+    ttl: Option<u32>, ring: u32, rank: Option<u32>
 );
 
 /// The slots of the device, and the blocks of an engine that gives them out itself: one of them.
@@ -212,6 +212,14 @@ pub(crate) fn eviction(given: &str) -> Outcome<EvictionPolicy> {
 
 pub(crate) const HOST_COPIES: [(&str, HostCopies); 2] =
     [("first", HostCopies::First), ("last", HostCopies::Last)];
+
+pub(crate) fn salts(given: &str) -> Outcome<Salts> {
+    word(
+        "salts",
+        given,
+        &[("hide", Salts::Hide), ("tell", Salts::Tell)],
+    )
+}
 
 pub(crate) fn host_copies(given: Option<&str>) -> Outcome<Option<HostCopies>> {
     given

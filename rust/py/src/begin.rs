@@ -133,7 +133,12 @@ impl Cache {
         };
         let blocks = (tokens / u64::from(cache.block_size)) as usize;
         let answer = cache.admit(py, blocks, ticket, |state| state.begin(&request));
-        Self::answer(slf, answer?, |id| cache.inner.handle(id, chain))
+        let answer = answer?;
+        if let Answer::Begun(begun) = &answer {
+            let found: u32 = begun.hits.iter().sum();
+            cache.inner.tell_found(&chain, found as usize);
+        }
+        Self::answer(slf, answer, |id| cache.inner.handle(id, chain))
     }
 }
 

@@ -1,17 +1,20 @@
 //! A real cache and the naive yard side by side, with what an engine holds: handles, plans, tables.
 
+use crate::listener::Listener;
 use crate::ops::{Op, Prompt, Setup};
 use crate::yard::Yard;
 use blockyard_core::{
     Cache, Cells, Chain, Config, EvictionPolicy, Extras, FlightId, HostCopies, Key, KeyHash, Lease,
-    LeaseId, Namespace, Need, Parked, Plan, Result, Ticket, Tier,
+    LeaseId, Namespace, Need, Parked, Plan, Result, Salts, Ticket, Tier,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Columns of an engine's block table.
 const WIDTH: usize = 64;
 /// Prompts that are probed after every step.
 const KNOWN: usize = 24;
+/// Events that a ring holds which overflows now and then.
+const SMALL: usize = 40;
 /// More than any script drops: the model forgets none.
 const GHOSTS: u32 = 1 << 12;
 
@@ -33,12 +36,27 @@ pub(crate) struct World {
     /// What a begin would answer, as it was asked just before.
     pub(crate) asked: Option<Result<Need>>,
     known: Vec<Vec<Key>>,
+    /// Who is told what happens, and whether only now and then, of a ring that may be too small.
+    listener: Option<Listener>,
+    seldom: bool,
+    acts: u32,
     /// A row of the engine's block table per lease, of which only changed cells are written.
     rows: BTreeMap<LeaseId, Vec<u32>>,
 }
 
 impl World {
     pub(crate) fn new(setup: &Setup) -> Self {
+        let mut world = Self::deaf(setup);
+        world.seldom = (setup.slots[0] + setup.block_size).is_multiple_of(3);
+        let ring = if world.seldom { SMALL } else { 1 << 12 };
+        let heard = world.cache.listen(ring, Salts::Hide);
+        heard.expect("nobody else listens");
+        world.listener = Some(Listener::default());
+        world
+    }
+
+    /// Nobody is told anything.
+    pub(crate) fn deaf(setup: &Setup) -> Self {
         let config = Config {
             block_size: setup.block_size,
             slots: setup.slots[..setup.tiers].to_vec(),
@@ -86,6 +104,9 @@ impl World {
             fills: 0,
             asked: None,
             known: Vec::new(),
+            listener: None,
+            seldom: false,
+            acts: 0,
             rows: BTreeMap::new(),
         }
     }
@@ -117,6 +138,7 @@ impl World {
             .retain(|lease| self.yard.leases.contains_key(&lease.id()));
         self.yard.haunt();
         self.compare();
+        self.listen();
         let new = |plan: &&Plan| !known.contains(&plan.flight);
         self.waiting
             .extend(self.in_flight.iter().filter(new).cloned());
@@ -130,6 +152,36 @@ impl World {
             waiting.retain(|plan| !self.ended.contains(&plan.flight));
             assert_eq!(self.cache.lock().dispatch(), waiting);
         }
+    }
+
+    /// What a listener knows is what the naive yard has: nothing over, ever, and nothing under but
+    /// while all is told again. O1, O2, O3
+    fn listen(&mut self) {
+        self.acts += 1;
+        let Some(listener) = &mut self.listener else {
+            return;
+        };
+        if self.seldom && !self.acts.is_multiple_of(3) {
+            return;
+        }
+        let drained = self.cache.drain(0.0, None).expect("it listens");
+        listener.hear(drained.payload.as_deref());
+        let mut here = BTreeSet::new();
+        for (at, block) in self.yard.blocks.iter().enumerate() {
+            let Some(key) = block.key.filter(|_| block.epoch == self.yard.epoch) else {
+                continue;
+            };
+            let number = u64::from_be_bytes(*key.0.last_chunk().expect("of 32"));
+            let all = (0..self.yard.tiers).filter(|&tier| self.yard.ready(at, tier).is_some());
+            here.extend(all.map(|tier| (number, tier)));
+        }
+        let heard = self.cache.heard().expect("it listens");
+        listener.compare(&here, drained.more || heard.lacking > 0);
+        let told = self.cache.lock().ready_blocks();
+        assert!(
+            told.into_iter()
+                .all(|(number, tier)| here.contains(&(number, tier.0)))
+        );
     }
 
     fn compare(&mut self) {
