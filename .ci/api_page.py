@@ -34,6 +34,7 @@ scheduling.scheduler scheduling.options scheduling.engine scheduling.request sch
 scheduling.victims scheduling.reservations scheduling.async_engine scheduling.stream
 crane.crane crane.devices crane.tiers crane.tiers.memory crane.tiers.device crane.tiers.pinned
 crane.copiers crane.copiers.threads crane.copiers.cuda crane.copiers.calibrate
+publishing.publisher publishing.options
 shared.layout shared.models shared.plan shared.stats shared.thresholds
 engines.reference engines.model engines.parallel engines.rank engines.sampling engines.weights
 engines.exact

@@ -1537,7 +1537,13 @@ class Cache:
     def done(self) -> int:
         """The last step that `commit` was told is done; 0 before the first."""
 
-    def listen(self, *, ring: int = 131_072, salts: Literal["hide", "tell"] = "hide") -> None:
+    def listen(
+        self,
+        *,
+        ring: int = 131_072,
+        salts: Literal["hide", "tell"] = "hide",
+        clears: Literal["all", "own"] = "all",
+    ) -> None:
         """Keeps a list of what happens to blocks from here on, for a router to be told.
 
         Call it once, when the cache is made: of sequences that are there already the tokens are not
@@ -1549,6 +1555,8 @@ class Cache:
                 counted, and all blocks are told again.
             salts: "hide" tells nothing of blocks with a salt; "tell" tells them with their salt, to
                 everybody who listens.
+            clears: "all" tells a clear as one event, of all blocks of the rank; "own" as the removal
+                of each block that was told, where somebody else tells of other blocks of this rank.
 
         Raises:
             Misuse: Somebody listens already, or a value is out of range.

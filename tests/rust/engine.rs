@@ -7,9 +7,9 @@ mod listener;
 mod naive;
 
 use blockyard_core::{
-    Cache, Chain, Config, EvictionPolicy, Extras, Fetch, FlightId, Hints, HostCopies, KeyHash,
-    Namespace, NextUse, Outcome, ParkedId, Plan, Priority, Retention, Salts, Stop, Tier, Wanted,
-    WritePolicy,
+    Cache, Chain, Clears, Config, EvictionPolicy, Extras, Fetch, FlightId, Hints, HostCopies,
+    KeyHash, Namespace, NextUse, Outcome, ParkedId, Plan, Priority, Retention, Salts, Stop, Tier,
+    Wanted, WritePolicy,
 };
 use listener::Listener;
 use naive::{End, Naive, Why};
@@ -141,7 +141,11 @@ impl World {
         // Every third overflows, and tells all again.
         let ring = if seed.is_multiple_of(3) { 24 } else { 1 << 12 };
         cache
-            .listen(ring, Salts::Hide)
+            .listen(
+                ring,
+                Salts::Hide,
+                [Clears::All, Clears::Own][seed as usize % 2],
+            )
             .expect("nobody else listens");
         Self {
             listener: Listener::default(),
@@ -683,10 +687,14 @@ impl World {
     /// What a listener knows of the tiers below is what is there. O1
     fn listen(&mut self) {
         let here = self.cache.lock().ready_blocks();
-        let here = here.into_iter().map(|(block, tier)| (block, tier.0));
+        let mut here: Vec<_> = here
+            .into_iter()
+            .map(|(block, tier)| (block, tier.0))
+            .collect();
+        here.sort_unstable();
         let drained = self.cache.drain(0.0, None).expect("it listens");
         self.listener.hear(drained.payload.as_deref());
-        self.listener.compare(&here.collect(), drained.more);
+        self.listener.compare(&here, drained.more);
         assert!(self.listener.ready.iter().all(|&(_, tier)| tier > 0));
         self.seen.heard = self.seen.heard.max(self.listener.ready.len());
     }

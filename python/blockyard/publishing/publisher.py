@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Literal, Self
 
-from blockyard._core import Cache, Misuse, Unavailable
+from blockyard._core import Cache, Unavailable
 from blockyard.publishing.endpoints import check_endpoint
+from blockyard.publishing.options import PublisherOptions
 from blockyard.publishing.sent import Sent
-from blockyard.shared.validate import integer, one_of
+from blockyard.shared.validate import one_of
 
 __all__ = ["Publisher"]
 
@@ -38,20 +39,14 @@ class Publisher:
         cache: The cache, which must not have a listener yet.
         endpoint: Where subscribers connect.
         replay: Where they ask for what they have missed; None for nowhere.
-        topic: The first frame. llm-d expects "kv@pod:port@model".
-        rank: The data parallel rank that batches carry; None for none. Each rank has a publisher
-            and ports of its own.
         interfaces: "loopback" refuses endpoints that other machines can reach; "any" takes them.
             Whoever connects reads the tokens of all prompts.
-        salts: "hide" tells nothing of blocks with a salt; "tell" tells them with it.
-        ring: Events that wait in the cache at most, as in `KVCache.listen`.
-        keep: Batches that can be replayed.
-        backlog: Batches that wait for a slow subscriber at most.
-        every: Seconds between two looks, when nothing is asked.
+        options: What it says, and how much it keeps.
         clock: Seconds since 1970, for the first number and the time of batches.
 
     Raises:
-        Misuse: An endpoint is not on loopback, the cache has a listener, or a value is out of range.
+        Misuse: An endpoint is not on loopback, the cache has a listener, or a value is out of
+            range.
         Unavailable: pyzmq is not installed, or an endpoint is in use.
 
     Example:
@@ -69,39 +64,30 @@ class Publisher:
         endpoint: str = "tcp://127.0.0.1:5557",
         *,
         replay: str | None = None,
-        topic: str = "",
-        rank: int | None = None,
         interfaces: Literal["loopback", "any"] = "loopback",
-        salts: Literal["hide", "tell"] = "hide",
-        ring: int = 1 << 17,
-        keep: int = 10_000,
-        backlog: int = 100_000,
-        every: float = 0.01,
+        options: PublisherOptions | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         one_of("interfaces", interfaces, ("loopback", "any"))
-        integer("keep", keep, least=1)
-        integer("backlog", backlog, least=1)
-        if not every > 0:
-            raise Misuse(f"every = {every}: give seconds, above 0")
+        options = options or PublisherOptions()
+        keep = options.keep
         check_endpoint("endpoint", endpoint, interfaces=interfaces)
         if replay is not None:
             check_endpoint("replay", replay, interfaces=interfaces)
-        self._cache, self._topic, self._rank = cache, topic.encode(), rank
-        self._every, self._clock = every, clock
+        self._cache, self._clock = cache, clock
+        self._topic, self._rank = options.topic.encode(), options.rank
+        self._every = options.every
         self._sent = Sent(int(clock() * (1 << _SHIFT)), keep)
-        self._counts = dict.fromkeys(("batches", "replays", "snapshots", "rejected"), 0)
+        self._counts = dict.fromkeys(("batches", "replays", "rejected"), 0)
         self._asked = threading.Condition()
         self._turns = self._wanted = 0
         self._closing = False
         self._context = _context()
         try:
-            self._pub = self._bind("PUB", endpoint, backlog)
-            self._replay = (
-                None if replay is None else self._bind("ROUTER", replay, 2 * (keep + 1))
-            )
+            self._pub = self._bind("PUB", endpoint, options.backlog)
+            self._replay = None if replay is None else self._bind("ROUTER", replay, 2 * (keep + 1))
             # Last, as a cache keeps its listener for good.
-            cache.listen(ring=ring, salts=salts)
+            cache.listen(ring=options.ring, salts=options.salts)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -144,9 +130,9 @@ class Publisher:
     def stats(self) -> dict[str, int]:
         """Returns counters.
 
-        What `events_told` of the cache says, and: "batches" that were sent; "replays" that were
-        answered with batches and "snapshots" that were made in place of them; "rejected" requests
-        that were none; and "next", the number of the next batch.
+        What `events_told` of the cache says, and: "batches" that were sent; "replays", requests
+        that were answered with batches, the others with a snapshot; "rejected" requests that were
+        none; and "next", the number of the next batch.
         """
         return self._cache.events_told() | self._counts | {"next": self._sent.next}
 
@@ -159,6 +145,7 @@ class Publisher:
         """Sends what has happened, and ends its thread and its sockets. The cache goes on."""
         with self._asked:
             self._closing = True
+            self._asked.notify_all()
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -174,7 +161,7 @@ class Publisher:
             while not self._closing:
                 self._turn()
             self._send_all()
-        except Exception:
+        except Exception:  # noqa: BLE001 - nobody else hears of it
             _log.exception("nothing is published any more")
         finally:
             with self._asked:
@@ -193,7 +180,7 @@ class Publisher:
             with self._asked:
                 self._asked.wait(pause / 1000)
         elif self._replay.poll(pause):
-            self._answer(self._replay.recv_multipart())
+            self._answer(self._replay, self._replay.recv_multipart())
 
     def _send_all(self) -> None:
         more = True
@@ -204,7 +191,7 @@ class Publisher:
                 self._counts["batches"] += 1
                 self._pub.send_multipart((self._topic, number, payload))
 
-    def _answer(self, frames: list[bytes]) -> None:
+    def _answer(self, replay: Any, frames: list[bytes]) -> None:  # noqa: ANN401 - as above
         """Answers one request: identity, empty, and the first number that is lacked."""
         *_, start = frames
         if not 1 < len(frames) <= 3 or len(start) != _NUMBER:  # noqa: PLR2004 - as in the docstring
@@ -213,15 +200,14 @@ class Publisher:
         to, topic = frames[0], self._topic
         batches = self._sent.since(int.from_bytes(start, "big"))
         if batches is None:
-            self._counts["snapshots"] += 1
             payload = self._cache.snapshot_events(now=self._clock(), rank=self._rank)
             # What it tells is what the newest batch has left.
             batches = iter([(self._sent.next - 1, payload)])
         else:
             self._counts["replays"] += 1
         for number, payload in batches:
-            self._replay.send_multipart((to, b"", topic, number.to_bytes(_NUMBER, "big"), payload))
-        self._replay.send_multipart((to, b"", b"", _END, b""))
+            replay.send_multipart((to, b"", topic, number.to_bytes(_NUMBER, "big"), payload))
+        replay.send_multipart((to, b"", b"", _END, b""))
 
 
 def _context() -> Any:  # noqa: ANN401 - as above

@@ -6,7 +6,7 @@ use crate::extras::Extras;
 use crate::hash::{KeyHash, Namespace, Seed};
 use crate::id::{Group, Key, LeaseId, ParkedId, TicketId};
 use crate::lease::{Lease, Parked, Ticket};
-use crate::mirror::{Heard, Late, Salts};
+use crate::mirror::{Clears, Heard, Late, Salts};
 use crate::shared::{Drained, Keys, Locked, Shared};
 use crate::state::{Config, State};
 use crate::sync::Arc;
@@ -114,8 +114,9 @@ impl Cache {
     ///
     /// # Errors
     /// `State` where somebody listens already; `Argument` for a ring that holds nothing; `Memory`.
-    pub fn listen(&self, ring: usize, salts: Salts) -> Result<()> {
-        self.shared.listen(ring, self.seed.block_size(), salts)
+    pub fn listen(&self, ring: usize, salts: Salts, clears: Clears) -> Result<()> {
+        let size = self.seed.block_size();
+        self.shared.listen(ring, size, salts, clears)
     }
 
     /// Whether somebody listens.

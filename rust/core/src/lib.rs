@@ -64,7 +64,7 @@ pub use hash::{KeyHash, Namespace, Seed};
 pub use hint::{Hints, NextUse, Priority, Retention};
 pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Slot, TicketId, Tier};
 pub use lease::{Lease, Parked, Seals, Ticket};
-pub use mirror::{Heard, Salts};
+pub use mirror::{Clears, Heard, Salts};
 pub use plan::{End, Outcome, Plan, Run};
 pub use shared::{Drained, Locked};
 pub use state::{

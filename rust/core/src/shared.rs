@@ -4,7 +4,7 @@ use crate::chain::Chain;
 use crate::error::{Error, Result};
 use crate::events::Told;
 use crate::id::{LeaseId, ParkedId, TicketId};
-use crate::mirror::{Heard, Late, Mirror, Salts};
+use crate::mirror::{Clears, Heard, Late, Mirror, Salts};
 use crate::state::State;
 use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
 use crate::wire::Batch;
@@ -95,12 +95,18 @@ impl Shared {
     }
 
     /// Somebody listens from here on.
-    pub(crate) fn listen(&self, most: usize, block_size: u32, salts: Salts) -> Result<()> {
+    pub(crate) fn listen(
+        &self,
+        most: usize,
+        block_size: u32,
+        salts: Salts,
+        clears: Clears,
+    ) -> Result<()> {
         // Under the lock, as two that come together must not both have the room.
         let mut state = self.enter()?;
         let (told, blocks) = state.listen(most)?;
         let ear = Ear {
-            mirror: Mutex::new((Mirror::new(block_size, salts, 2 * blocks), told)),
+            mirror: Mutex::new((Mirror::new(block_size, salts, clears, 2 * blocks), told)),
             late: Mutex::default(),
             lacks: AtomicBool::new(true),
         };

@@ -3,7 +3,7 @@
 use crate::buffers::{Whole, each, integer, integers, is_integer, shown};
 use crate::error::{Failure, Outcome};
 use blockyard_core::{
-    Cells, Error, EvictionPolicy, Filling, FlightId, Hints, HostCopies, KeyHash, MAX_TIERS,
+    Cells, Clears, Error, EvictionPolicy, Filling, FlightId, Hints, HostCopies, KeyHash, MAX_TIERS,
     NextUse, Priority, Retention, Salts, Speeds, Tier, WritePolicy,
 };
 use pyo3::prelude::*;
@@ -218,6 +218,14 @@ pub(crate) fn salts(given: &str) -> Outcome<Salts> {
         "salts",
         given,
         &[("hide", Salts::Hide), ("tell", Salts::Tell)],
+    )
+}
+
+pub(crate) fn clears(given: &str) -> Outcome<Clears> {
+    word(
+        "clears",
+        given,
+        &[("all", Clears::All), ("own", Clears::Own)],
     )
 }
 

@@ -29,21 +29,25 @@ impl Cache {
     ///         counted, and all blocks are told again.
     ///     salts: "hide" tells nothing of blocks with a salt; "tell" tells them with their salt, to
     ///         everybody who listens.
+    ///     clears: "all" tells a clear as one event, of all blocks of the rank; "own" as the
+    ///         removal of each block that was told, where somebody else tells of other blocks of
+    ///         this rank.
     ///
     /// Raises:
     ///     Misuse: Somebody listens already, or a value is out of range.
     ///     Unavailable: There is no memory for the list.
-    #[pyo3(signature = (*, ring=131_072, salts="hide"))]
+    #[pyo3(signature = (*, ring=131_072, salts="hide", clears="all"))]
     fn listen(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::ring)] ring: u32,
         salts: &str,
+        clears: &str,
     ) -> PyResult<()> {
         self.check_open()?;
-        let salts = arguments::salts(salts)?;
+        let (salts, clears) = (arguments::salts(salts)?, arguments::clears(clears)?);
         Ok(beside(py, &self.inner, || {
-            self.inner.listen(ring as usize, salts)
+            self.inner.listen(ring as usize, salts, clears)
         })?)
     }
 

@@ -132,6 +132,8 @@ pub(crate) struct Known {
 pub(crate) struct Listener {
     pub(crate) ready: BTreeSet<(u64, usize)>,
     pub(crate) blocks: BTreeMap<u64, Known>,
+    /// How many children of each block are on the device.
+    children: BTreeMap<u64, usize>,
 }
 
 impl Listener {
@@ -140,7 +142,10 @@ impl Listener {
     pub(crate) fn hear(&mut self, payload: Option<&[u8]>) {
         for event in payload.map(decode).unwrap_or_default() {
             match event.field("type").text() {
-                "AllBlocksCleared" => self.ready.clear(),
+                "AllBlocksCleared" => {
+                    self.ready.clear();
+                    self.children.clear();
+                }
                 "BlockRemoved" => self.removed(&event),
                 "BlockStored" => self.stored(&event),
                 other => panic!("an event {other}"),
@@ -156,10 +161,13 @@ impl Listener {
                 self.ready.remove(&(block, tier)),
                 "{block} goes from {tier} and was not there"
             );
-            let child = self.ready.iter().find(|&&(other, own)| {
-                own == 0 && tier == 0 && self.blocks[&other].parent == Some(block)
-            });
-            assert_eq!(child, None, "{block} goes before its child");
+            if tier == 0 {
+                let children = self.children.remove(&block).unwrap_or(0);
+                assert_eq!(children, 0, "{block} goes before its children");
+                if let Some(parent) = self.blocks[&block].parent {
+                    *self.children.get_mut(&parent).expect("it has this one") -= 1;
+                }
+            }
         }
     }
 
@@ -184,20 +192,25 @@ impl Listener {
                 before.is_none_or(|before| before == known),
                 "{block} is another block"
             );
-            self.ready.insert((block, tier));
+            if self.ready.insert((block, tier))
+                && let Some(parent) = parent.filter(|_| tier == 0)
+            {
+                *self.children.entry(parent).or_default() += 1;
+            }
             parent = Some(block);
         }
     }
 
-    /// Nothing is known that is not `here`, and nothing is unknown, but where some is `untold`.
-    pub(crate) fn compare(&self, here: &BTreeSet<(u64, usize)>, untold: bool) {
-        let over: Vec<_> = self.ready.difference(here).collect();
-        assert_eq!(over, [&(0, 0); 0], "known, and not there");
-        let under: Vec<_> = here.difference(&self.ready).collect();
-        assert!(
-            untold || under.is_empty(),
-            "there, and not known: {under:?}"
-        );
+    /// Nothing is known that is not `here`, which is sorted, and nothing is unknown, but where some
+    /// is `untold`.
+    pub(crate) fn compare(&self, here: &[(u64, usize)], untold: bool) {
+        if self.ready.iter().eq(here) {
+            return;
+        }
+        let over = self.ready.iter().find(|one| !here.contains(one));
+        assert_eq!(over, None, "known, and not there");
+        let under = here.iter().find(|one| !self.ready.contains(one));
+        assert!(untold || under.is_none(), "there, and not known: {under:?}");
     }
 }
 

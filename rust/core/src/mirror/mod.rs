@@ -28,6 +28,16 @@ pub enum Salts {
     Tell,
 }
 
+/// How listeners hear that nothing of what was told is true any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Clears {
+    /// All blocks of the rank are gone.
+    #[default]
+    All,
+    /// Each block that was told is removed: others tell of blocks of this rank, too.
+    Own,
+}
+
 /// What was told, and what was not.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Heard {
@@ -91,6 +101,7 @@ const NO_PLACE: u32 = u32::MAX;
 pub(crate) struct Mirror {
     block_size: u32,
     salts: Salts,
+    clears: Clears,
     places: Vec<Place>,
     tokens: Vec<u32>,
     origins: Origins,
@@ -117,10 +128,11 @@ impl std::fmt::Debug for Mirror {
 
 impl Mirror {
     /// A mirror that remembers the tokens of so many blocks that may come.
-    pub(crate) fn new(block_size: u32, salts: Salts, remembers: usize) -> Self {
+    pub(crate) fn new(block_size: u32, salts: Salts, clears: Clears, remembers: usize) -> Self {
         Self {
             block_size,
             salts,
+            clears,
             places: Vec::new(),
             tokens: Vec::new(),
             origins: Origins::new(),
@@ -180,12 +192,21 @@ impl Mirror {
     }
 
     fn forget_tiers(&mut self, batch: &mut Batch) {
+        if self.clears == Clears::Own {
+            for tier in 0..8 {
+                for at in 0..self.places.len() as u32 {
+                    self.gone(at, tier, batch);
+                }
+            }
+        }
         self.flush(batch);
         for place in &mut self.places {
             (place.tiers, place.told) = (0, 0);
         }
         self.waiting.clear();
-        batch.cleared();
+        if self.clears == Clears::All {
+            batch.cleared();
+        }
     }
 
     fn name(&mut self, name: &Name, staged: &mut Staged<'_>, batch: &mut Batch) {
