@@ -267,8 +267,10 @@ test-engines: wheel  ## in vLLM's real scheduler and SGLang's real cache control
 	$(BIN)/python benches/peers/setup.py vllm sglang
 	target/peers/sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
 	target/peers/sglang/bin/python -W ignore tests/engines/sglang_disk.py
+	target/peers/sglang/bin/python -W ignore tests/engines/events.py
 	target/peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
 	target/peers/vllm/bin/python tests/engines/record.py --check
+	target/peers/vllm/bin/python tests/engines/events.py
 	target/peers/vllm/bin/python tests/engines/run.py --seeds $(or $(SEEDS),500)
 	target/peers/vllm/bin/python tests/engines/cost.py
 	$(BIN)/python tests/engines/setup_cpu.py || exit 0; \

@@ -1555,8 +1555,9 @@ class Cache:
                 counted, and all blocks are told again.
             salts: "hide" tells nothing of blocks with a salt; "tell" tells them with their salt, to
                 everybody who listens.
-            clears: "all" tells a clear as one event, of all blocks of the rank; "own" as the removal
-                of each block that was told, where somebody else tells of other blocks of this rank.
+            clears: "all" tells a clear as one event, of all blocks of the rank; "own" as the
+                removal of each block that was told, where somebody else tells of other blocks of
+                this rank.
 
         Raises:
             Misuse: Somebody listens already, or a value is out of range.
