@@ -105,6 +105,7 @@ def life(port: int, worker: int, *, disk: int, restarts: bool) -> list[int]:
     options = PublisherOptions(ring=ring, rank=0, keep=chance.choice([5, 10_000]))
     cache, endpoint, replay = None, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*"
     prompts: list[list[int]] = []
+    counts = [0, 0, 0]
     for part in range(2 if restarts else 1):
         cache = by.KVCache(block_size=SIZE, device=33, host=30, disk=disk)
         with Publisher(cache, endpoint, replay=replay, options=options) as publisher:

@@ -89,10 +89,7 @@ impl Batch {
         self.text("token_ids");
         self.array(blocks.len() * head.block_size as usize);
         for block in tokens {
-            self.bytes.reserve(5 * block.len());
-            for &token in block {
-                self.unsigned(token.into());
-            }
+            self.tokens(block);
         }
         self.text("block_size");
         self.unsigned(head.block_size.into());
@@ -112,6 +109,30 @@ impl Batch {
             self.text("cache_salt");
             self.text_or_nil(head.salt);
         }
+    }
+
+    /// The tokens of a block, each with its tag: most of a batch is these, so that room is made once.
+    fn tokens(&mut self, block: &[u32]) {
+        let mut at = self.bytes.len();
+        self.bytes.resize(at + 5 * block.len(), 0);
+        for &token in block {
+            let [a, b, c, d] = token.to_be_bytes();
+            let rest = &mut self.bytes[at..];
+            at += if token < 1 << 7 {
+                rest[0] = d;
+                1
+            } else if token < 1 << 8 {
+                rest[..2].copy_from_slice(&[0xCC, d]);
+                2
+            } else if token < 1 << 16 {
+                rest[..3].copy_from_slice(&[0xCD, c, d]);
+                3
+            } else {
+                rest[..5].copy_from_slice(&[0xCE, a, b, c, d]);
+                5
+            };
+        }
+        self.bytes.truncate(at);
     }
 
     fn extra(&mut self, block: &[Extra]) {

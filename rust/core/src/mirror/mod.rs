@@ -398,8 +398,9 @@ impl Mirror {
 
     /// Tells a block, and on the device those that have waited for it.
     fn store(&mut self, at: u32, tier: u8, batch: &mut Batch) {
-        let mut next = vec![at];
-        while let Some(at) = next.pop() {
+        let (mut one, mut next) = (Some(at), Vec::new());
+        while let Some(at) = one.or_else(|| next.pop()) {
+            one = None;
             let place = self.places[at as usize];
             if place.tiers & !place.told & 1 << tier == 0 {
                 continue;
