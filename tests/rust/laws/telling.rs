@@ -3,7 +3,7 @@
 use crate::listener::Listener;
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, cat, config, text, three};
-use blockyard_core::{Clears, Config, Salts, Tier};
+use blockyard_core::{Clears, Config, Key, Salts, Tier};
 
 /// A yard, and whoever listens to it.
 struct Heard {
@@ -186,4 +186,26 @@ fn what_comes_and_goes_while_all_is_told_again_is_told_once() {
     }
     heard.hear();
     assert_eq!(heard.yard.cache.heard().expect("it listens").lacking, 0);
+}
+
+#[test]
+fn what_comes_after_a_block_without_tokens_waits_for_it() {
+    let mut heard = Heard::new(8, 8);
+    let prompt = text(1, 3);
+    let chain = heard.yard.chain(&prompt);
+    let (keys, none) = (chain.keys(), Key::NO_PARENT);
+    let restored =
+        heard
+            .yard
+            .cache
+            .lock()
+            .restore(Tier::HOST, &[0, 1], &keys[..2], &[none, keys[0]]);
+    restored.expect("nothing was there");
+    let lease = heard.yard.run(&prompt);
+    let drained = heard.yard.cache.drain(0.0, None).expect("it listens");
+    heard.listener.hear(drained.payload.as_deref());
+    assert!(heard.listener.ready.is_empty(), "a router would drop it");
+    heard.yard.cache.tell_found(&chain, 2);
+    assert_eq!(heard.known(), [3, 2, 0]);
+    heard.yard.finish(lease);
 }
