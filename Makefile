@@ -266,11 +266,15 @@ bench-peers-disk: install  ## the disk tier beside those of vLLM and LMCache, se
 	$(BIN)/python benches/peers/disk.py --json $(PEERS_DISK_JSON) $(if $(DISK),--path $(DISK))
 
 test-engines: wheel  ## in vLLM's real scheduler and SGLang's real cache controllers, of their published packages (7 GB); SEEDS=500
-	$(BIN)/python benches/peers/setup.py vllm sglang
+	$(BIN)/python benches/peers/setup.py vllm sglang dynamo
 	target/peers/sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
 	target/peers/sglang/bin/python -W ignore tests/engines/sglang_disk.py
+	target/peers/sglang/bin/python -W ignore tests/engines/events.py
 	target/peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
 	target/peers/vllm/bin/python tests/engines/record.py --check
+	target/peers/vllm/bin/python tests/engines/events.py
+	target/peers/dynamo/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
+	target/peers/dynamo/bin/python tests/engines/dynamo_indexer.py
 	target/peers/vllm/bin/python tests/engines/run.py --seeds $(or $(SEEDS),500)
 	target/peers/vllm/bin/python tests/engines/cost.py
 	$(BIN)/python tests/engines/setup_cpu.py || exit 0; \

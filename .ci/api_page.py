@@ -35,6 +35,7 @@ scheduling.victims scheduling.reservations scheduling.async_engine scheduling.st
 scheduling.monitor
 crane.crane crane.devices crane.tiers crane.tiers.memory crane.tiers.device crane.tiers.pinned
 crane.copiers crane.copiers.threads crane.copiers.cuda crane.copiers.calibrate
+publishing.publisher publishing.options
 shared.layout shared.models shared.plan shared.stats shared.timings shared.thresholds
 engines.reference engines.model engines.parallel engines.rank engines.sampling engines.weights
 engines.exact

@@ -1540,6 +1540,112 @@ class Cache:
     def done(self) -> int:
         """The last step that `commit` was told is done; 0 before the first."""
 
+    def listen(
+        self,
+        *,
+        ring: int = 131_072,
+        salts: Literal["hide", "tell"] = "hide",
+        clears: Literal["all", "own"] = "all",
+    ) -> None:
+        """Keeps a list of what happens to blocks from here on, for a router to be told.
+
+        Call it once, when the cache is made: of sequences that are there already the tokens are not
+        known, and blocks without tokens are told when a prompt brings them again. A
+        `Publisher` does all of this.
+
+        Args:
+            ring: Events that are kept until `take_events`: beyond that they are dropped and
+                counted, and all blocks are told again.
+            salts: "hide" tells nothing of blocks with a salt; "tell" tells them with their salt, to
+                everybody who listens.
+            clears: "all" tells a clear as one event, of all blocks of the rank; "own" as the
+                removal of each block that was told, where somebody else tells of other blocks of
+                this rank.
+
+        Raises:
+            Misuse: Somebody listens already, or a value is out of range.
+            Unavailable: There is no memory for the list.
+        """
+
+    def take_events(
+        self, *, now: float = 0.0, rank: int | None = None
+    ) -> tuple[bytes | None, bool]:
+        """Returns what has happened since the last call, in the form that vLLM publishes.
+
+        It locks the cache for one swap. Tokens are added, and all is encoded, outside of that and
+        detached from Python, so that a thread of its own may call it.
+
+        Args:
+            now: The time to put on it, in seconds since 1970. Nothing depends on it.
+            rank: The data parallel rank to put on it; None for none.
+
+        Returns:
+            A batch in msgpack, or None where nothing has happened; and whether more is to come at
+            once, as all is told again in slices.
+
+        Raises:
+            Misuse: Nobody listens.
+        """
+
+    def snapshot_events(self, *, now: float = 0.0, rank: int | None = None) -> bytes:
+        """Returns all that was told and is true still, as a batch that begins with a clear.
+
+        It is for whoever comes late or has lost a batch. What `take_events` has not returned yet is
+        not in it. On each tier parents come before their children.
+
+        Args:
+            now: As in `take_events`.
+            rank: As in `take_events`.
+
+        Raises:
+            Misuse: Nobody listens.
+        """
+
+    def events_told(self) -> dict[str, int]:
+        """Returns how much was told, and how much not.
+
+        Returns:
+            Counters: "stored" and "removed", blocks that were told so, on each tier anew; "lost",
+            events that were dropped because nobody took them, and "retold", how often all was told
+            again for that; "untold", blocks that came to a tier while their tokens were not known,
+            and "hidden", those that have a salt; "lacking", blocks whose tokens are not known now;
+            "snapshots", how many were made.
+
+        Raises:
+            Misuse: Nobody listens.
+        """
+
+    def describe(
+        self,
+        keys: Keys,
+        tokens: _Ints,
+        *,
+        first: int = 0,
+        numbers: _Ints | None = None,
+        lora: str | bytes | None = None,
+        salt: str | bytes | None = None,
+        media: _Media | None = None,
+    ) -> None:
+        """Gives the tokens of blocks whose keys the engine has made, so that they are told.
+
+        They may come before the blocks or after them. The last twice as many as the cache has slots
+        are remembered.
+
+        Args:
+            keys: The keys of the sequence.
+            tokens: The tokens of blocks `first` and following, whole blocks, shape (tokens,).
+            first: The block that the first tokens are of.
+            numbers: What these blocks are told by, shape (blocks,), where that is not the last 8
+                bytes of their keys; where `first` is above 0, the number of the block before them
+                comes first.
+            lora: As in `keys`.
+            salt: As in `keys`.
+            media: As in `keys`, by positions in the sequence.
+
+        Raises:
+            Misuse: Nobody listens, or there are not as many tokens or numbers as the blocks.
+        """
+
     def holders(self) -> list[_Holder]:
         """Returns which sequence or ticket holds how much, the largest first.
 

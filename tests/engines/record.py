@@ -17,6 +17,7 @@ import msgspec
 import vllm
 from vllm.config import (
     CacheConfig,
+    KVEventsConfig,
     KVTransferConfig,
     ModelConfig,
     ParallelConfig,
@@ -24,8 +25,10 @@ from vllm.config import (
     VllmConfig,
     get_current_vllm_config_or_none,
 )
+from vllm.distributed import kv_events
 from vllm.distributed.kv_transfer.kv_connector.v1 import base, metrics
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1 import kv_cache_interface, outputs
 from vllm.v1.core import kv_cache_utils
@@ -68,7 +71,8 @@ def recorded() -> dict[str, Any]:
         *(VllmConfig, ModelConfig, CacheConfig, ParallelConfig, KVTransferConfig, LoRARequest),
         *(SchedulerOutput, NewRequestData, CachedRequestData),
         *(outputs.KVConnectorOutput, base.KVConnectorTransferResults),
-        kv_cache_utils.KVCacheBlock,
+        *(kv_cache_utils.KVCacheBlock, KVEventsConfig),
+        *(MultiModalFeatureSpec, PlaceholderRange),
         *(kv_cache_interface.KVCacheConfig, kv_cache_interface.KVCacheGroupSpec),
         *(kv_cache_interface.FullAttentionSpec, kv_cache_interface.MLAAttentionSpec),
     ]
@@ -82,9 +86,13 @@ def recorded() -> dict[str, Any]:
         "get_current_vllm_config_or_none": get_current_vllm_config_or_none,
         "group_kernel_blocks": kv_cache_interface.group_kernel_blocks,
     }
+    events = kv_events.BlockStored, kv_events.BlockRemoved, kv_events.AllBlocksCleared
+    wire = {kind.__name__: list(kind.__struct_fields__) for kind in events}
+    wire["KVEventBatch"] = list(kv_events.KVEventBatch.__struct_fields__)
     return {
         "version": vllm.__version__,
         "fields": fields,
+        "wire": wire,
         "calls": {
             "KVConnectorBase_V1": calls(base.KVConnectorBase_V1),
             "KVConnectorWorkerMetadata": calls(base.KVConnectorWorkerMetadata),

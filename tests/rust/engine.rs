@@ -1,14 +1,17 @@
 //! An engine that gives out its blocks itself, by seed: every block has bytes, copies read and write
 //! them when they may, and each position that a request uses is checked (laws E1 to E7).
 
+#[path = "support/listener.rs"]
+mod listener;
 #[path = "engine/naive.rs"]
 mod naive;
 
 use blockyard_core::{
-    Cache, Chain, Config, EvictionPolicy, Extras, Fetch, FlightId, Hints, HostCopies, KeyHash,
-    Namespace, NextUse, Outcome, ParkedId, Plan, Priority, Retention, Stop, Tier, Wanted,
-    WritePolicy,
+    Cache, Chain, Clears, Config, EvictionPolicy, Extras, Fetch, FlightId, Hints, HostCopies,
+    KeyHash, Namespace, NextUse, Outcome, ParkedId, Plan, Priority, Retention, Salts, Stop, Tier,
+    Wanted, WritePolicy,
 };
+use listener::Listener;
 use naive::{End, Naive, Why};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -96,6 +99,8 @@ struct Seen {
     unknown: u32,
     refused: u32,
     resumed_whole: u32,
+    /// The most that a listener knew.
+    heard: usize,
 }
 
 struct World {
@@ -110,6 +115,7 @@ struct World {
     seen: Seen,
     /// What lies below, by plain lists, in every other life: none is resized or cleared there.
     naive: Option<Naive>,
+    listener: Listener,
 }
 
 impl World {
@@ -131,8 +137,19 @@ impl World {
             ..Config::default()
         };
         let cache = Cache::new(config, KeyHash::default(), &Namespace::default());
+        let cache = cache.expect("valid");
+        // Every third overflows, and tells all again.
+        let ring = if seed.is_multiple_of(3) { 24 } else { 1 << 12 };
+        cache
+            .listen(
+                ring,
+                Salts::Hide,
+                [Clears::All, Clears::Own][seed as usize % 2],
+            )
+            .expect("nobody else listens");
         Self {
-            cache: cache.expect("valid"),
+            listener: Listener::default(),
+            cache,
             chance,
             engine: vec![Block::default(); engine as usize],
             below: [vec![Block::default(); 64], vec![Block::default(); 64]],
@@ -410,6 +427,7 @@ impl World {
             .map(|naive| naive.stow(chain.keys(), first, ids.len()));
         let stowed = self.cache.lock().stow(chain.keys(), ids, first as u32);
         let plan = stowed.expect("its own");
+        self.describe(&chain, first, &request.tokens[first * SIZE..full * SIZE]);
         if let (Some(naive), Some(wanted)) = (self.naive.as_mut(), wanted) {
             let told = plan.as_ref().map_or(&[][..], |plan| &plan.sources);
             let copied: Vec<u32> = wanted.iter().map(|&at| ids[at]).collect();
@@ -440,6 +458,7 @@ impl World {
             .cache
             .lock()
             .stow_kept(chain.keys(), &ids[..used], computed as u64);
+        self.describe(&chain, 0, &tokens[..computed / SIZE * SIZE]);
         if let Some(wanted) = wanted {
             assert_eq!(answer.is_ok(), wanted.is_some(), "{answer:?}");
         }
@@ -656,9 +675,34 @@ impl World {
         self.sound();
     }
 
+    /// The keys are the engine's, so that the tokens of what it stows come beside them.
+    fn describe(&self, chain: &Chain, first: usize, tokens: &[u32]) {
+        let extras = Extras::default();
+        let described = self
+            .cache
+            .describe(chain.keys(), first, tokens, &[], extras);
+        described.expect("whole blocks");
+    }
+
+    /// What a listener knows of the tiers below is what is there. O1
+    fn listen(&mut self) {
+        let here = self.cache.lock().ready_blocks();
+        let mut here: Vec<_> = here
+            .into_iter()
+            .map(|(block, tier)| (block, tier.0))
+            .collect();
+        here.sort_unstable();
+        let drained = self.cache.drain(0.0, None).expect("it listens");
+        self.listener.hear(drained.payload.as_deref());
+        self.listener.compare(&here, drained.more);
+        assert!(self.listener.ready.iter().all(|&(_, tier)| tier > 0));
+        self.seen.heard = self.seen.heard.max(self.listener.ready.len());
+    }
+
     fn sound(&mut self) {
         let violation = self.cache.lock().audit();
         assert_eq!(violation, None);
+        self.listen();
         if let Some(naive) = &self.naive {
             let stats = self.cache.lock().stats();
             for tier in [Tier::HOST, Tier::DISK] {
@@ -745,6 +789,7 @@ fn no_request_of_an_engine_meets_a_wrong_byte() {
         all.unknown += seen.unknown;
         all.refused += seen.refused;
         all.resumed_whole += seen.resumed_whole;
+        all.heard = all.heard.max(seen.heard);
     }
     let Seen {
         kept,
@@ -764,8 +809,10 @@ fn no_request_of_an_engine_meets_a_wrong_byte() {
         unknown,
         refused,
         resumed_whole,
+        heard,
         ..
     } = all;
+    assert!(heard > 20, "{heard} blocks at most are known to a listener");
     assert!(
         corrupt.min(unknown).min(refused).min(resumed_whole) > 0,
         "{all:?}"

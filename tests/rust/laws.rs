@@ -28,6 +28,8 @@ mod hints;
 mod homes;
 #[path = "laws/keys.rs"]
 mod keys;
+#[path = "support/listener.rs"]
+mod listener;
 #[path = "laws/order.rs"]
 mod order;
 #[path = "laws/parking.rs"]
@@ -50,6 +52,8 @@ mod runs;
 mod sealing;
 #[path = "laws/slots.rs"]
 mod slots;
+#[path = "laws/telling.rs"]
+mod telling;
 #[path = "laws/tickets.rs"]
 mod tickets;
 #[path = "laws/tiers.rs"]

@@ -21,6 +21,8 @@ mod keeps;
 mod land;
 #[path = "model/lift.rs"]
 mod lift;
+#[path = "support/listener.rs"]
+mod listener;
 #[path = "model/moves.rs"]
 mod moves;
 #[path = "model/ops.rs"]
@@ -114,7 +116,8 @@ proptest! {
     #![proptest_config(two_cores())]
     #[test]
     fn two_cores_over_one_script_have_one_digest(Script { setup, ops } in script(120)) {
-        let mut worlds = [World::new(&setup), World::new(&setup)];
+        // One has a listener and the other none. O4
+        let mut worlds = [World::new(&setup), World::deaf(&setup)];
         for op in &ops {
             let [one, other] = worlds.each_mut().map(|world| {
                 world.apply(op);

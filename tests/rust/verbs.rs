@@ -72,7 +72,11 @@ impl Verbs for Cache {
         let parked = self
             .check_lease(&lease)
             .and_then(|()| seals.add(&lease, computed))
-            .and_then(|()| self.enter()?.park(&seals.row(&lease, computed), None));
+            .and_then(|()| {
+                let mut state = self.enter()?;
+                seals.stage(&mut state);
+                state.park(&seals.row(&lease, computed), None)
+            });
         match parked {
             Ok(id) => Ok(lease.into_parked(id)),
             Err(error) => Err((lease, error)),

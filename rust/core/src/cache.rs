@@ -4,11 +4,13 @@ use crate::chain::Chain;
 use crate::error::{Error, Result};
 use crate::extras::Extras;
 use crate::hash::{KeyHash, Namespace, Seed};
-use crate::id::{Group, LeaseId, ParkedId, TicketId};
+use crate::id::{Group, Key, LeaseId, ParkedId, TicketId};
 use crate::lease::{Lease, Parked, Ticket};
-use crate::shared::{Keys, Locked, Shared};
+use crate::mirror::{Clears, Heard, Late, Salts};
+use crate::shared::{Drained, Keys, Locked, Shared};
 use crate::state::{Config, State};
 use crate::sync::Arc;
+use std::ops::Range;
 
 /// A KV cache's bookkeeping, shared between threads: [`Self::enter`] locks the [`State`], which has
 /// the verbs. They take ids; the handles of what they give are made here.
@@ -100,7 +102,125 @@ impl Cache {
     /// # Errors
     /// `Argument` when media ranges overlap or are out of order.
     pub fn chain(&self, extras: Extras) -> Result<Chain> {
-        Chain::new(&self.seed, extras)
+        if !self.shared.has_listener() {
+            return Chain::new(&self.seed, extras);
+        }
+        Ok(Chain::new(&self.seed, extras.clone())?.telling(extras))
+    }
+
+    /// Somebody listens to what happens to its blocks from here on, of `ring` events at a time at
+    /// most: when so many wait, they are dropped and counted, and all blocks are told again. What is
+    /// there already is told when a prompt brings its tokens.
+    ///
+    /// # Errors
+    /// `State` where somebody listens already; `Argument` for a ring that holds nothing; `Memory`.
+    pub fn listen(&self, ring: usize, salts: Salts, clears: Clears) -> Result<()> {
+        let size = self.seed.block_size();
+        self.shared.listen(ring, size, salts, clears)
+    }
+
+    /// Whether somebody listens.
+    pub fn has_listener(&self) -> bool {
+        self.shared.has_listener()
+    }
+
+    /// What has happened since the last time, as a batch of events of this time and rank. It takes the
+    /// lock for one swap, and encodes outside of it.
+    ///
+    /// # Errors
+    /// `State` where nobody listens; `Broken`.
+    pub fn drain(&self, time: f64, rank: Option<u32>) -> Result<Drained> {
+        self.shared.drain(time, rank)
+    }
+
+    /// All that was told and is true still, as one batch that begins with a clear.
+    ///
+    /// # Errors
+    /// `State` where nobody listens.
+    pub fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Vec<u8>> {
+        self.shared.snapshot(time, rank)
+    }
+
+    /// How much was told, and how much not.
+    ///
+    /// # Errors
+    /// `State` where nobody listens.
+    pub fn heard(&self) -> Result<Heard> {
+        self.shared.heard()
+    }
+
+    /// A prompt has begun that has found blocks: tells their tokens, where some are not known.
+    pub fn tell_found(&self, chain: &Chain, blocks: usize) {
+        if !self.shared.lacks_tokens() {
+            return;
+        }
+        self.tell_chain(chain, 0..blocks.min(chain.keys().len()));
+    }
+
+    /// Blocks of an engine's own ids were stowed: tells their tokens, where their keys were made here.
+    pub fn tell_stowed(&self, chain: &Chain, first: u32, blocks: usize) {
+        if self.shared.has_listener() {
+            let first = (first as usize).min(chain.keys().len());
+            self.tell_chain(chain, first..(first + blocks).min(chain.keys().len()));
+        }
+    }
+
+    fn tell_chain(&self, chain: &Chain, blocks: Range<usize>) {
+        if let Some((tokens, origin)) = chain.spoken(blocks.clone()) {
+            self.shared.describe(Late {
+                above: blocks.start.checked_sub(1).map(|above| chain.keys()[above]),
+                first: blocks.start as u32,
+                tokens: tokens.to_vec(),
+                origin: origin.clone(),
+                keys: chain.keys()[blocks].to_vec(),
+                numbers: Vec::new(),
+                number_above: 0,
+                early: false,
+            });
+        }
+    }
+
+    /// Tells the tokens of blocks `first..` of a sequence whose keys the engine has made. They may come
+    /// before their blocks: the last twice as many as there are slots are remembered. `numbers`: what they, and before them the block above, are told by; none
+    /// for their keys' own.
+    ///
+    /// # Errors
+    /// `State` where nobody listens; `Argument` where tokens or numbers are not as many as the blocks.
+    pub fn describe(
+        &self,
+        keys: &[Key],
+        first: usize,
+        tokens: &[u32],
+        numbers: &[u64],
+        extras: Extras,
+    ) -> Result<()> {
+        if !self.shared.has_listener() {
+            let what = "describing blocks of a cache that has no listener".to_owned();
+            return Err(Error::state(what, "call listen first"));
+        }
+        let size = self.seed.block_size() as usize;
+        let blocks = tokens.len() / size;
+        if !tokens.len().is_multiple_of(size) || first + blocks > keys.len() {
+            let help = "give the tokens of whole blocks, no more than there are keys from first on";
+            return Err(Error::argument("tokens", tokens.len(), help));
+        }
+        let above = usize::from(first > 0);
+        if !numbers.is_empty() && numbers.len() != blocks + above {
+            let help = "give one for each block, and before them that of the block above, if any";
+            return Err(Error::argument("numbers", numbers.len(), help));
+        }
+        let (before, own) = numbers.split_at(above.min(numbers.len()));
+        self.shared.describe(Late {
+            keys: keys[first..first + blocks].to_vec(),
+            above: first.checked_sub(1).map(|above| keys[above]),
+            tokens: tokens.to_vec(),
+            first: first as u32,
+            origin: (extras != Extras::default()).then(|| std::sync::Arc::new(extras)),
+            numbers: own.to_vec(),
+            number_above: before.first().copied().unwrap_or(0),
+            early: true,
+        });
+        Ok(())
     }
 
     /// What the cache's keys are seeded with.

@@ -8,6 +8,9 @@ use crate::extras::{Cursor, Extras};
 use crate::hash::{Frame, Seed};
 use crate::id::Key;
 use crate::memory;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// The keys of one sequence in one group; a fork is a clone.
 #[derive(Clone, Debug)]
@@ -16,6 +19,22 @@ pub struct Chain {
     tokens: u64,
     keys: Vec<Key>,
     source: Source,
+    /// Its tokens and its extras, where somebody is told of them.
+    told: Option<Box<Spoken>>,
+}
+
+/// What a listener must know of a sequence that its keys do not say.
+#[derive(Clone)]
+struct Spoken {
+    tokens: Vec<u32>,
+    origin: Option<Arc<Extras>>,
+}
+
+/// Shows none of them.
+impl fmt::Debug for Spoken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tokens", self.tokens.len())
+    }
 }
 
 /// Where a chain's keys come from.
@@ -43,6 +62,7 @@ impl Chain {
             tokens: 0,
             keys: Vec::new(),
             source,
+            told: None,
         })
     }
 
@@ -58,6 +78,7 @@ impl Chain {
             tokens,
             keys,
             source: Source::Engine,
+            told: None,
         })
     }
 
@@ -84,7 +105,32 @@ impl Chain {
             tokens: self.keys.len() as u64 * u64::from(self.block_size),
             keys: self.keys.clone(),
             source,
+            told: self.told_full_blocks(),
         })
+    }
+
+    fn told_full_blocks(&self) -> Option<Box<Spoken>> {
+        let mut told = self.told.clone()?;
+        told.tokens
+            .truncate(self.keys.len() * self.block_size as usize);
+        Some(told)
+    }
+
+    /// The same chain, still empty, but it keeps its tokens for a listener.
+    #[must_use]
+    pub(crate) fn telling(mut self, extras: Extras) -> Self {
+        let origin = (extras != Extras::default()).then(|| Arc::new(extras));
+        let tokens = Vec::new();
+        self.told = Some(Box::new(Spoken { tokens, origin }));
+        self
+    }
+
+    /// The tokens of some of its full blocks, and what its keys have besides; `None`: it keeps none.
+    pub(crate) fn spoken(&self, blocks: Range<usize>) -> Option<(&[u32], &Option<Arc<Extras>>)> {
+        let told = self.told.as_deref()?;
+        let size = self.block_size as usize;
+        let tokens = told.tokens.get(blocks.start * size..blocks.end * size)?;
+        Some((tokens, &told.origin))
     }
 
     /// Appends tokens, and a key for every block that they fill.
@@ -114,6 +160,9 @@ impl Chain {
             }
         }
         self.tokens += tokens.len() as u64;
+        if let Some(told) = &mut self.told {
+            told.tokens.extend_from_slice(tokens);
+        }
         Ok(())
     }
 
@@ -196,6 +245,10 @@ impl Chain {
         // In a step that decodes, most rows fill no block.
         if filled.saturating_add(more) >= self.block_size as usize {
             self.room(self.keys_made_by(more))?;
+        }
+        if let Some(told) = &mut self.told {
+            let had = told.tokens.try_reserve(more);
+            had.map_err(|_| memory::lacking::<u32>("the tokens of a prompt", more))?;
         }
         match &mut self.source {
             Source::Tokens { frame, .. } if frame.grows() => frame.reserve(filled, more),

@@ -3,6 +3,7 @@
 
 use crate::chain::Chain;
 use crate::error::{Error, Result};
+use crate::events::{Stage, StagedRow};
 use crate::id::{Key, LeaseId, ParkedId, TicketId};
 use crate::shared::{Dropped, Keys, Shared};
 use crate::state::{Sealing, State};
@@ -306,6 +307,8 @@ pub struct Seals {
     leases: Vec<LeaseId>,
     keys: Vec<Key>,
     rows: Vec<Row>,
+    /// Their tokens, where somebody listens.
+    stage: Stage,
 }
 
 #[derive(Debug)]
@@ -336,6 +339,15 @@ impl Seals {
         let full = (computed / u64::from(known.chain.block_size())) as usize;
         let first = known.sealed as usize;
         if full > first {
+            if let Some((tokens, origin)) = known.chain.spoken(first..full) {
+                self.stage.tokens.extend_from_slice(tokens);
+                self.stage.rows.push(StagedRow {
+                    lease: lease.id,
+                    blocks: (full - first) as u32,
+                    first: known.sealed,
+                    origin: origin.clone(),
+                });
+            }
             let start = self.keys.len();
             self.keys
                 .extend_from_slice(&known.chain.keys()[first..full]);
@@ -363,6 +375,7 @@ impl Seals {
     /// As [`State::seal`]; nothing is changed then.
     pub fn apply(&mut self, state: &mut State) -> Result<u64> {
         state.check_rows(&self.leases)?;
+        self.stage(state);
         let keys = &self.keys;
         let rows: Vec<Sealing<'_>> = self
             .rows
@@ -379,6 +392,13 @@ impl Seals {
             row.sealed = state.sealed(row.lease);
         }
         Ok(sealed)
+    }
+
+    /// Hands the yard what it may have to tell. [`Self::apply`] does it itself; a park needs it before.
+    pub fn stage(&mut self, state: &mut State) {
+        if !self.stage.rows.is_empty() {
+            state.stage(std::mem::take(&mut self.stage));
+        }
     }
 
     /// The row of the batch that a park seals.

@@ -12,7 +12,9 @@
 //! layer: hash arena list index keeps hint
 //! layer: life
 //! layer: extras pool ledger trie ghost cost evict plan record
-//! layer: chain flight
+//! layer: chain events flight
+//! layer: wire
+//! layer: mirror
 //! layer: stats
 //! layer: state
 //! layer: shared
@@ -26,6 +28,7 @@ mod cache;
 mod chain;
 mod cost;
 mod error;
+mod events;
 mod evict;
 mod extras;
 mod flight;
@@ -40,6 +43,7 @@ mod ledger;
 mod life;
 mod list;
 mod memory;
+mod mirror;
 mod plan;
 mod pool;
 mod record;
@@ -48,6 +52,7 @@ mod state;
 mod stats;
 mod sync;
 mod trie;
+mod wire;
 
 pub use cache::Cache;
 pub use chain::Chain;
@@ -59,8 +64,9 @@ pub use hash::{KeyHash, Namespace, Seed};
 pub use hint::{Hints, NextUse, Priority, Retention};
 pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Slot, TicketId, Tier};
 pub use lease::{Lease, Parked, Seals, Ticket};
+pub use mirror::{Clears, Heard, Salts};
 pub use plan::{End, Outcome, Plan, Run};
-pub use shared::Locked;
+pub use shared::{Drained, Locked};
 pub use state::{
     Answer, Begun, Cells, Config, Fetch, Filling, Holder, HolderId, HostCopies, MAX_RUNS, Need,
     ParkedView, Pending, Probe, Request, Room, Sealing, State, Stop, View, Violation, Wanted,

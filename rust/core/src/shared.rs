@@ -2,9 +2,12 @@
 
 use crate::chain::Chain;
 use crate::error::{Error, Result};
+use crate::events::Told;
 use crate::id::{LeaseId, ParkedId, TicketId};
+use crate::mirror::{Clears, Heard, Late, Mirror, Salts};
 use crate::state::State;
 use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
+use crate::wire::Batch;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -18,6 +21,29 @@ pub(crate) struct Shared {
     any_dropped: AtomicBool,
     /// The message of a panic that a caller has caught.
     broken: OnceLock<String>,
+    /// Who is told what happens, if anybody.
+    ear: OnceLock<Ear>,
+}
+
+/// A listener, beside the yard. Its lock is taken before the yard's, and held while events are encoded.
+struct Ear {
+    mirror: Mutex<(Mirror, Told)>,
+    /// Tokens that come beside their blocks, until the mirror takes them, and of how many.
+    late: Mutex<(Vec<Late>, usize)>,
+    /// Whether the mirror knows blocks without their tokens.
+    lacks: AtomicBool,
+}
+
+/// Blocks whose tokens wait for the mirror at most.
+const MOST_LATE: usize = 1 << 20;
+
+/// What a listener is told at one time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Drained {
+    /// A batch of events in vLLM's form, or `None` where nothing has happened.
+    pub payload: Option<Vec<u8>>,
+    /// Whether everything is told again just now, and more of it is to come.
+    pub more: bool,
 }
 
 #[derive(Debug)]
@@ -64,7 +90,88 @@ impl Shared {
             dropped: Mutex::new(Vec::new()),
             any_dropped: AtomicBool::new(false),
             broken: OnceLock::new(),
+            ear: OnceLock::new(),
         })
+    }
+
+    /// Somebody listens from here on.
+    pub(crate) fn listen(
+        &self,
+        most: usize,
+        block_size: u32,
+        salts: Salts,
+        clears: Clears,
+    ) -> Result<()> {
+        // Under the lock, as two that come together must not both have the room.
+        let mut state = self.enter()?;
+        let (told, blocks) = state.listen(most)?;
+        let ear = Ear {
+            mirror: Mutex::new((Mirror::new(block_size, salts, clears, 2 * blocks), told)),
+            late: Mutex::default(),
+            lacks: AtomicBool::new(true),
+        };
+        // The yard has no listener before, so that there was no ear either.
+        let _ = self.ear.set(ear);
+        Ok(())
+    }
+
+    pub(crate) fn has_listener(&self) -> bool {
+        self.ear.get().is_some()
+    }
+
+    /// Whether tokens are wanted of blocks that were told before.
+    pub(crate) fn lacks_tokens(&self) -> bool {
+        let ear = self.ear.get();
+        ear.is_some_and(|ear| ear.lacks.load(Ordering::Relaxed))
+    }
+
+    /// Takes tokens of blocks that came, or may come, without them.
+    pub(crate) fn describe(&self, late: Late) {
+        if let Some(ear) = self.ear.get() {
+            let mut waiting = wait(&ear.late);
+            // Where nobody takes them, their blocks count as untold.
+            if waiting.1 + late.keys.len() <= MOST_LATE {
+                waiting.1 += late.keys.len();
+                waiting.0.push(late);
+            }
+        }
+    }
+
+    fn ear(&self) -> Result<&Ear> {
+        self.ear.get().ok_or_else(|| {
+            let what = "taking events of a cache that has no listener".to_owned();
+            Error::state(what, "call listen first")
+        })
+    }
+
+    /// What has happened since the last time.
+    pub(crate) fn drain(&self, time: f64, rank: Option<u32>) -> Result<Drained> {
+        let ear = self.ear()?;
+        let mut heard = wait(&ear.mirror);
+        let (mirror, told) = &mut *heard;
+        let whole = self.enter()?.hand_over(told);
+        // Behind the list, so that the blocks that these are of are in it.
+        let (late, _) = std::mem::take(&mut *wait(&ear.late));
+        let mut batch = Batch::new(time);
+        mirror.follow(told, &late, &mut batch);
+        ear.lacks.store(mirror.lacks() > 0, Ordering::Relaxed);
+        let payload = (batch.events() > 0).then(|| batch.finish(rank));
+        Ok(Drained {
+            payload,
+            more: !whole,
+        })
+    }
+
+    /// All that the listener was told and that is true still.
+    pub(crate) fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Vec<u8>> {
+        let mut heard = wait(&self.ear()?.mirror);
+        let mut batch = Batch::new(time);
+        heard.0.snapshot(&mut batch);
+        Ok(batch.finish(rank))
+    }
+
+    pub(crate) fn heard(&self) -> Result<Heard> {
+        Ok(wait(&self.ear()?.mirror).0.heard())
     }
 
     /// The yard, unless a panic has left it half changed.

@@ -130,6 +130,11 @@ impl Trie {
         self.epoch += 1;
     }
 
+    /// Places that nodes have, or have had.
+    pub(crate) fn places(&self) -> usize {
+        self.nodes.places()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.nodes.len()
     }

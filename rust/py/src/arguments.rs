@@ -3,8 +3,8 @@
 use crate::buffers::{Whole, each, integer, integers, is_integer, shown};
 use crate::error::{Failure, Outcome};
 use blockyard_core::{
-    Cells, Error, EvictionPolicy, Filling, FlightId, Hints, HostCopies, KeyHash, MAX_TIERS,
-    NextUse, Priority, Retention, Speeds, Tier, WritePolicy,
+    Cells, Clears, Error, EvictionPolicy, Filling, FlightId, Hints, HostCopies, KeyHash, MAX_TIERS,
+    NextUse, Priority, Retention, Salts, Speeds, Tier, WritePolicy,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyMapping, PyString};
@@ -82,7 +82,7 @@ whole!(
     tokens: u64, reserve: u64, computed: u64, slots: u32, blocks: u32, prompt: u64, answer: u64,
     arrived: u64,
     load: Option<u32>, after: Option<u64>, done: Option<u64>, memory: Option<u64>, ghosts: Option<u32>,
-    ttl: Option<u32>
+    ttl: Option<u32>, ring: u32, rank: Option<u32>
 );
 
 /// The slots of the device, and the blocks of an engine that gives them out itself: one of them.
@@ -213,6 +213,22 @@ pub(crate) fn eviction(given: &str) -> Outcome<EvictionPolicy> {
 
 pub(crate) const HOST_COPIES: [(&str, HostCopies); 2] =
     [("first", HostCopies::First), ("last", HostCopies::Last)];
+
+pub(crate) fn salts(given: &str) -> Outcome<Salts> {
+    word(
+        "salts",
+        given,
+        &[("hide", Salts::Hide), ("tell", Salts::Tell)],
+    )
+}
+
+pub(crate) fn clears(given: &str) -> Outcome<Clears> {
+    word(
+        "clears",
+        given,
+        &[("all", Clears::All), ("own", Clears::Own)],
+    )
+}
 
 pub(crate) fn host_copies(given: Option<&str>) -> Outcome<Option<HostCopies>> {
     given

@@ -135,6 +135,10 @@ impl Cache {
         let blocks = (tokens / u64::from(cache.block_size)) as usize;
         let answer = cache.admit(py, blocks, ticket, |state| state.begin(&request));
         let answer = answer?;
+        if let Answer::Begun(begun) = &answer {
+            let found: u32 = begun.hits.iter().sum();
+            cache.inner.tell_found(&chain, found as usize);
+        }
         let seen = cache.recorder.as_ref().and_then(|to| to.see(tokens));
         Self::answer(slf, answer, seen, |id| cache.inner.handle(id, chain))
     }

@@ -122,14 +122,15 @@ impl Cache {
         first: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         self.check_open()?;
-        if let Ok(keys) = keys.cast::<Keys>() {
-            let keys = self.own_keys(keys)?;
+        if let Ok(held) = keys.cast::<Keys>() {
+            let keys = self.own_keys(held)?;
             let ids: Vec<u32> = integers("ids", ids)?;
             let first = first.map_or(Ok(0), arguments::first)?;
             let plan = enter(py, &self.inner, ids.len(), |state| {
                 state.stow(keys, &ids, first)
-            });
-            return plan?.map(Plan).into_py_any(py);
+            })?;
+            self.inner.tell_stowed(&held.get().0, first, ids.len());
+            return plan.map(Plan).into_py_any(py);
         }
         let held = keys_list(keys)?;
         let ids = ids.try_iter().map_err(|_| {
@@ -155,6 +156,9 @@ impl Cache {
         }
         let blocks = ids.iter().map(Vec::len).sum();
         let plans = enter(py, &self.inner, blocks, |state| state.stow_all(&rows))?;
+        for (keys, &(_, ids, first)) in held.iter().zip(&rows) {
+            self.inner.tell_stowed(&keys.get().0, first, ids.len());
+        }
         let plans: Vec<Option<Plan>> = plans.into_iter().map(|plan| plan.map(Plan)).collect();
         plans.into_py_any(py)
     }
@@ -191,6 +195,7 @@ impl Cache {
         let (id, plan) = enter(py, &cache.inner, ids.len(), |state| {
             state.stow_kept(all, &ids, tokens)
         })?;
+        cache.inner.tell_stowed(&keys.get().0, 0, all.len());
         let handle = cache.inner.handle_kept(id, keys.get().0.clone());
         Ok(Parked::kept(handle, slf.clone().unbind(), tokens, plan))
     }

@@ -84,6 +84,16 @@ pub(crate) fn hash<T: Send>(
     }
 }
 
+/// Does what takes the yard's lock for a moment and works outside of it for longer. A panic in it
+/// breaks the cache: a listener that has half followed would tell what is not so. R2-8
+pub(crate) fn beside<T: Send>(
+    py: Python<'_>,
+    cache: &Cache,
+    act: impl FnOnce() -> core::Result<T> + Send,
+) -> Outcome<T> {
+    away(py, || contained(cache, act))
+}
+
 /// Computes up to `runs` runs of bytes.
 pub(crate) fn reckon<T: Send>(py: Python<'_>, runs: usize, act: impl FnOnce() -> T + Send) -> T {
     if runs <= SHORT_RECKONING {

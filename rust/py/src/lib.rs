@@ -10,7 +10,7 @@
 //! layer: recorder
 //! layer: lease parked ticket prompt
 //! layer: batch
-//! layer: begin cache disk engine finish flights fork park promises questions step sums survey
+//! layer: begin cache disk engine events finish flights fork park promises questions step sums survey
 //!
 //! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
 //! `help` shows them. `make docs` writes them into the stub and into `docs/api.md`.
@@ -27,6 +27,7 @@ mod disk;
 mod dlpack;
 mod engine;
 mod error;
+mod events;
 mod face;
 mod finish;
 mod flights;

@@ -53,18 +53,16 @@ impl Cache {
             .map(|ticket| ticket.get().of(cache, py))
             .transpose()?;
         let computed = Counts::new("computed", computed, 1)?;
-        let seals = batch.seals(&computed)?;
+        let mut seals = batch.seals(&computed)?;
         let handle = &lease.get().inner;
-        let row = seals.row(handle, computed.of(0));
-        let parked = enter(
-            py,
-            &cache.inner,
-            cache.blocks(&batch),
-            |state| match ticket {
+        let parked = enter(py, &cache.inner, cache.blocks(&batch), |state| {
+            seals.stage(state);
+            let row = seals.row(handle, computed.of(0));
+            match ticket {
                 Some(ticket) => state.redeem_parking(ticket.id(), &row, after),
                 None => state.park(&row, after),
-            },
-        );
+            }
+        });
         let inner = handle.into_parked(parked?);
         if let Some(ticket) = ticket {
             ticket.spend();

@@ -23,7 +23,7 @@ impl Apart<'_, '_> {
         self.lora.is_none() && self.salt.is_none() && self.media.is_none()
     }
 
-    fn extras(&self, tokens: usize) -> PyResult<Extras> {
+    pub(crate) fn extras(&self, tokens: usize) -> PyResult<Extras> {
         let mut extras = Extras {
             lora: self.lora.map(|lora| text("lora", lora)).transpose()?,
             salt: self.salt.map(|salt| text("salt", salt)).transpose()?,

@@ -75,6 +75,7 @@ def vllm_config(**changes: Any) -> Any:
         load_config=Load(),
         speculative_config=changes.get("speculative_config"),
         weight_transfer_config=changes.get("weight_transfer_config"),
+        kv_events_config=changes.get("kv_events_config"),
     )
 
 
@@ -127,6 +128,9 @@ class Front:
             "cache_salt": None,
             "kv_transfer_params": None,
             "skip_reading_prefix_cache": False,
+            "all_token_ids": tokens,
+            "mm_features": [],
+            "prompt_embeds": None,
             "resumable": False,
             # As far as it was scheduled: most of these tests stop at its end.
             "num_computed_tokens": 1 << 20,

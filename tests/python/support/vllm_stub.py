@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import kv_events
 from blockyard._typing import override
 
 RECORD: Final = json.loads(
@@ -98,6 +99,8 @@ def install() -> None:
     role = enum.Enum("KVConnectorRole", RECORD["fields"]["KVConnectorRole"])  # type: ignore[misc]
     modules: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": RECORD["version"]},
+        "vllm.envs": {"VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": True},
+        "vllm.distributed.kv_events": {"KVEventBatch": kv_events.KVEventBatch},
         "vllm.config": {"get_current_vllm_config_or_none": lambda: None},
         "vllm.distributed.kv_transfer.kv_connector.v1.base": {
             "KVConnectorBase_V1": base(),

@@ -165,6 +165,8 @@ impl World {
     /// `true` without a lease: it was refused, or is to ask again.
     fn admitted(&mut self, begun: Option<Begun>, chain: Chain) -> bool {
         let Some(begun) = begun else { return true };
+        let found: u32 = begun.hits.iter().sum();
+        self.cache.tell_found(&chain, found as usize);
         self.leases.push(self.cache.handle(begun.lease, chain));
         self.in_flight.extend(begun.plans);
         false
@@ -317,6 +319,7 @@ impl World {
         let computed = self.computed(lease, computed);
         let mut seals = Seals::default();
         seals.add(lease, computed).expect("it was appended");
+        seals.stage(&mut self.cache.lock());
         let row = seals.row(lease, computed);
         let answer = self.park_in(ticket, &row, after, |yard, answer| {
             yard.park(id, chain.keys(), computed, after, answer);

@@ -1,10 +1,11 @@
 //! A real cache and the naive yard side by side, with what an engine holds: handles, plans, tables.
 
+use crate::listener::Listener;
 use crate::ops::{Op, Prompt, Setup};
 use crate::yard::Yard;
 use blockyard_core::{
-    Cache, Cells, Chain, Config, EvictionPolicy, Extras, FlightId, HostCopies, Key, KeyHash, Lease,
-    LeaseId, Namespace, Need, Parked, Plan, Result, Ticket, Tier,
+    Cache, Cells, Chain, Clears, Config, EvictionPolicy, Extras, FlightId, HostCopies, Key,
+    KeyHash, Lease, LeaseId, Namespace, Need, Parked, Plan, Result, Salts, Ticket, Tier,
 };
 use std::collections::BTreeMap;
 
@@ -12,6 +13,10 @@ use std::collections::BTreeMap;
 const WIDTH: usize = 64;
 /// Prompts that are probed after every step.
 const KNOWN: usize = 24;
+/// In so many acts it is compared with the naive yard, too, what a listener must know.
+const CHECKED: u32 = 15;
+/// Events that a ring holds which overflows now and then.
+const SMALL: usize = 40;
 /// More than any script drops: the model forgets none.
 const GHOSTS: u32 = 1 << 12;
 
@@ -33,12 +38,27 @@ pub(crate) struct World {
     /// What a begin would answer, as it was asked just before.
     pub(crate) asked: Option<Result<Need>>,
     known: Vec<Vec<Key>>,
+    /// Who is told what happens, and whether only now and then, of a ring that may be too small.
+    listener: Option<Listener>,
+    seldom: bool,
+    acts: u32,
     /// A row of the engine's block table per lease, of which only changed cells are written.
     rows: BTreeMap<LeaseId, Vec<u32>>,
 }
 
 impl World {
     pub(crate) fn new(setup: &Setup) -> Self {
+        let mut world = Self::deaf(setup);
+        world.seldom = (setup.slots[0] + setup.block_size).is_multiple_of(3);
+        let ring = if world.seldom { SMALL } else { 1 << 12 };
+        let heard = world.cache.listen(ring, Salts::Hide, Clears::All);
+        heard.expect("nobody else listens");
+        world.listener = Some(Listener::default());
+        world
+    }
+
+    /// Nobody is told anything.
+    pub(crate) fn deaf(setup: &Setup) -> Self {
         let config = Config {
             block_size: setup.block_size,
             slots: setup.slots[..setup.tiers].to_vec(),
@@ -86,6 +106,9 @@ impl World {
             fills: 0,
             asked: None,
             known: Vec::new(),
+            listener: None,
+            seldom: false,
+            acts: 0,
             rows: BTreeMap::new(),
         }
     }
@@ -117,6 +140,7 @@ impl World {
             .retain(|lease| self.yard.leases.contains_key(&lease.id()));
         self.yard.haunt();
         self.compare();
+        self.listen();
         let new = |plan: &&Plan| !known.contains(&plan.flight);
         self.waiting
             .extend(self.in_flight.iter().filter(new).cloned());
@@ -130,6 +154,43 @@ impl World {
             waiting.retain(|plan| !self.ended.contains(&plan.flight));
             assert_eq!(self.cache.lock().dispatch(), waiting);
         }
+    }
+
+    /// What a listener knows is what the naive yard has: nothing over, ever, and nothing under but
+    /// while all is told again. O1, O2, O3
+    fn listen(&mut self) {
+        self.acts += 1;
+        let Some(listener) = &mut self.listener else {
+            return;
+        };
+        if self.seldom && !self.acts.is_multiple_of(3) {
+            return;
+        }
+        let drained = self.cache.drain(0.0, None).expect("it listens");
+        listener.hear(drained.payload.as_deref());
+        let told = self.cache.lock().ready_blocks();
+        let mut here: Vec<_> = told
+            .into_iter()
+            .map(|(block, tier)| (block, tier.0))
+            .collect();
+        here.sort_unstable();
+        let heard = self.cache.heard().expect("it listens");
+        listener.compare(&here, drained.more || heard.lacking > 0);
+        if !self.acts.is_multiple_of(CHECKED) {
+            return;
+        }
+        // The naive yard remembers every block that ever was, so that this takes long.
+        let mut naive = Vec::new();
+        for (at, block) in self.yard.blocks.iter().enumerate() {
+            let Some(key) = block.key.filter(|_| block.epoch == self.yard.epoch) else {
+                continue;
+            };
+            let number = u64::from_be_bytes(*key.0.last_chunk().expect("of 32"));
+            let all = (0..self.yard.tiers).filter(|&tier| self.yard.ready(at, tier).is_some());
+            naive.extend(all.map(|tier| (number, tier)));
+        }
+        naive.sort_unstable();
+        assert_eq!(here, naive, "what a listener must know");
     }
 
     fn compare(&mut self) {

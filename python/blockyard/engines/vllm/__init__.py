@@ -6,10 +6,14 @@
 """
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import vllm
+import vllm.envs
 from vllm.config import get_current_vllm_config_or_none
+from vllm.distributed.kv_events import KVEventBatch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 
 from blockyard._typing import override
@@ -53,10 +57,26 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
                 settings, config, weights_change=known.weights_change, again=known.again
             )
             _log.info("%s", settings.said(config))
+            self._listen(vllm_config)
         else:
             self._back = WorkerHalf(
                 known, config, checksums=settings.checksums, disk_path=settings.disk_path
             )
+
+    def _listen(self, vllm_config: Any) -> None:
+        """Has events told where vLLM publishes them."""
+        said = vllm_config.kv_events_config
+        if said is None or not said.enable_kv_cache_events:
+            return
+        if not vllm.envs.VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES:
+            _log.warning(
+                "no events of the host and the disk: they are told by numbers, and "
+                "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0 has vLLM tell its own by bytes"
+            )
+            return
+        # vLLM's own types: the bytes are those of its publisher.
+        self._decode = msgspec.msgpack.Decoder(KVEventBatch).decode
+        self.front.listen()
 
     @property
     def front(self) -> SchedulerHalf:
@@ -141,6 +161,12 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         """Stows what has ended; its blocks may be given to others at once."""
         self.front.finished(request, block_ids)
         return False, None
+
+    @override
+    def take_events(self) -> Iterable[Any]:
+        """Tells vLLM's publisher what came to the host and the disk, and what has gone there."""
+        for payload in self.front.take_events():
+            yield from self._decode(payload).events
 
     @override
     def reset_cache(self) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,8 @@ from blockyard.engines.vllm.messages import Ready, Reports, StepOrders
 from blockyard.engines.vllm.notes import Notes
 from blockyard.engines.vllm.resets import Resets
 from blockyard.engines.vllm.settings import Settings
+from blockyard.engines.vllm.spoiled import spoiled
+from blockyard.engines.vllm.told import Told
 from blockyard.shared.restored import Restored
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
@@ -107,6 +109,7 @@ class SchedulerHalf:
         self._notes = Notes(None)
         self._is_durable = True
         self._dead: Stripes = frozenset()
+        self._told: Told | None = None
         self.restored = 0
         """Blocks that all disks had from before."""
 
@@ -287,7 +290,17 @@ class SchedulerHalf:
         have = len(row.keys) // _KEY
         if len(hashes) > have:
             row.keys += self._root.keys(hashes[have:], row.start)
+            if self._told is not None:
+                self._told.describe(row.request, row.keys, have)
         return len(hashes)
+
+    def listen(self) -> None:
+        """Has what is below told: vLLM publishes events, and tells of its own blocks itself."""
+        self._told = Told(self.cache)
+
+    def take_events(self) -> Iterator[bytes]:
+        """Returns what has happened below since the last call, batches in vLLM's form."""
+        return self._told.take() if self._told is not None else iter(())
 
     # -- a step --------------------------------------------------------------------------
 
@@ -306,7 +319,7 @@ class SchedulerHalf:
         arrived, self._arrived = self._arrived, set()
         missing, self._missing = self._missing, set()
         victims = self._victims(len(written)) if written and self._ahead else ()
-        orders = self.connector.step(written + short, victims, _spoiled(output))
+        orders = self.connector.step(written + short, victims, spoiled(output))
         return StepOrders(self._steps, orders, arrived, missing, self._run, self._cleared)
 
     def _preempted(self, row: _Row) -> None:
@@ -434,9 +447,3 @@ class SchedulerHalf:
     def stats(self) -> dict[str, int]:
         """The cache's numbers."""
         return self.cache.stats()
-
-
-def _spoiled(output: Any) -> list[int]:
-    """Returns the blocks that vLLM's V2 runner writes before it calls the connector."""
-    zeroed, copies = output.new_block_ids_to_zero, output.kv_cache_block_copies
-    return [*(zeroed or ()), *(int(copy[1]) for copy in copies or ())]

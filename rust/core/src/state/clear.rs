@@ -19,6 +19,7 @@ impl State {
             self.break_keep(index);
         }
         self.trie.end_epoch();
+        self.tell_cleared();
         for tier in self.tiers.all() {
             self.tiers[tier].order.clear();
             // The class is in the hold too; it is what the audit and `move_to_back` read.

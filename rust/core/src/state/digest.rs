@@ -95,6 +95,8 @@ impl State {
             headroom,
             done,
             climbed: _,
+            // What is told decides nothing. O4
+            events: _,
         } = self;
         let counters = Counters {
             no_room: 0,

@@ -45,6 +45,7 @@ impl State {
     fn evict_one(&mut self, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
         self.counters.evicted[tier.at()] += 1;
         let node = self.tiers[tier].evict(slot)?.at();
+        self.tell_gone(node, tier);
         // Not busy, or it would be blocked.
         let parent = self.end_residency(node, tier);
         if !self.remove_if_gone(node) && tier == Tier::DEVICE {
@@ -102,6 +103,7 @@ impl State {
         self.tiers[tier].evict_all(&slots);
         self.counters.evicted[tier.at()] += slots.len() as u64;
         for (at, &node) in nodes.iter().enumerate() {
+            self.tell_gone(node, tier);
             match nodes.get(at + 1) {
                 Some(&next) if self.trie[node].parent == Some(self.trie.id(next)) => {
                     self.trie.residency_mut(next, tier).children -= 1;

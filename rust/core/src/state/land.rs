@@ -216,6 +216,7 @@ impl State {
         for &step in bad {
             self.land_one_below(flight, step, false, &mut kept);
         }
+        self.tell_landed(tier, good);
         kept
     }
 
@@ -308,6 +309,9 @@ impl State {
                 Hold::Claimed { leases }
             };
             self.put(Tier::DEVICE, step.to, hold);
+        }
+        if !detached {
+            self.tell_landed(Tier::DEVICE, &moves[..good.min(moves.len())]);
         }
         if good < moves.len() {
             self.shorten(lease, base + good as u32);

@@ -34,6 +34,7 @@ mod runs;
 mod seal;
 mod stow;
 mod stow_kept;
+mod tell;
 mod ticket;
 mod tier;
 mod transitions;
@@ -58,6 +59,7 @@ pub(crate) use tier::{Descent, TierState, Tiers};
 
 use crate::arena::{Arena, Found};
 use crate::error::{Error, Result};
+use crate::events::Events;
 use crate::evict::{Evict, Policy};
 use crate::flight::Flight;
 use crate::ghost::Ghosts;
@@ -151,6 +153,8 @@ pub struct State {
     done: Option<u64>,
     /// Blocks passed on walks towards the root, counted in debug builds alone.
     climbed: u64,
+    /// What a listener will be told, while there is one.
+    events: Option<Box<Events>>,
 }
 
 impl State {
@@ -206,6 +210,7 @@ impl State {
             headroom: 0,
             done: None,
             climbed: 0,
+            events: None,
             config,
         })
     }

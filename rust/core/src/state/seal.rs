@@ -87,9 +87,11 @@ impl State {
         let mut tags = std::mem::take(&mut self.tags);
         self.trie.warm(keys.iter(), &mut tags);
         let mut sealed = before;
+        let staged = self.staged_for(row.lease);
         for (key, &tag) in keys.iter().zip(&tags) {
             let slot = self.leases[lease].table[sealed as usize];
-            let Some(node) = self.publish(slot, parent, key, tag) else {
+            let from = staged.saturating_add(sealed - row.first);
+            let Some(node) = self.publish(slot, parent, (key, tag), from) else {
                 break;
             };
             parent = Some(node);
@@ -111,13 +113,13 @@ impl State {
     }
 
     /// The published block that the slot is, or stands beside, now; `None`: it must wait for the next
-    /// step.
+    /// step. `from`: where its tokens are staged.
     fn publish(
         &mut self,
         slot: SlotIx,
         parent: Option<NodeIx>,
-        key: &Key,
-        tag: Tag,
+        (key, tag): (&Key, Tag),
+        from: u32,
     ) -> Option<NodeIx> {
         let own = self.node_of(slot);
         let node = match self.trie.seek(key, tag) {
@@ -138,6 +140,7 @@ impl State {
                 if own.is_none() {
                     self.adopt(node, slot);
                 }
+                self.tell_named(node, from);
                 return Some(node);
             }
         };
@@ -151,6 +154,7 @@ impl State {
         let Some(published) = self.trie.slot(node, Tier::DEVICE) else {
             // Only below the device so far: the lease's slot becomes its device copy.
             self.adopt(node, slot);
+            self.tell_named(node, from);
             self.note_use(node);
             self.lives.find(node);
             self.reclass_below(node);
@@ -165,6 +169,7 @@ impl State {
             return None;
         }
         self.pin(Tier::DEVICE, published);
+        self.tell_named(node, from);
         self.note_use(node);
         self.lives.find(node);
         if let Hold::Claimed { leases } | Hold::Owned { leases } = self.hold(Tier::DEVICE, slot) {

@@ -223,6 +223,9 @@ impl State {
     /// The block leaves the tier; its slot is the caller's to put somewhere.
     pub(super) fn detach(&mut self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
         let slot = self.trie.slot(node, tier)?;
+        if self.hold(tier, slot).is_ready() {
+            self.tell_gone(node, tier);
+        }
         if self.is_busy(node, tier) {
             self.unblock_ancestors(node, tier);
         }
@@ -327,6 +330,7 @@ impl State {
                         self.move_to_back(parent, tier);
                     }
                 }
+                self.tell_linked(node);
                 true
             }
             _ => false,

@@ -1,0 +1,44 @@
+"""What a publisher says, and how much it keeps."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from blockyard._core import Misuse
+from blockyard.shared.validate import integer, one_of
+
+__all__ = ["PublisherOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherOptions:
+    """What a `Publisher` says, and how much it keeps. It is frozen, and any thread may read it.
+
+    Args:
+        topic: The first frame of each batch. llm-d expects "kv@pod:port@model".
+        rank: The data parallel rank that batches carry; None for none. Each rank has a publisher
+            and ports of its own.
+        salts: "hide" tells nothing of blocks with a salt; "tell" tells them with it, to everybody
+            who connects.
+        ring: Events that wait in the cache at most, as in `KVCache.listen`.
+        keep: Batches that can be replayed.
+        backlog: Batches that wait for a slow subscriber at most.
+        every: Seconds between two looks, when nothing is asked: at most 1.
+
+    Raises:
+        Misuse: A value is out of range.
+    """
+
+    topic: str = ""
+    rank: int | None = None
+    salts: Literal["hide", "tell"] = "hide"
+    ring: int = 1 << 17
+    keep: int = 10_000
+    backlog: int = 100_000
+    every: float = 0.01
+
+    def __post_init__(self) -> None:
+        one_of("salts", self.salts, ("hide", "tell"))
+        integer("keep", self.keep, least=1)
+        integer("backlog", self.backlog, least=1)
+        if not 0 < self.every <= 1:
+            raise Misuse(f"every = {self.every}: give seconds, above 0 and no more than 1")

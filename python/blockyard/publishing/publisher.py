@@ -1,0 +1,224 @@
+"""`Publisher`: tells routers what a cache has, as vLLM tells them what it has itself."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Literal, Self
+
+from blockyard._core import Cache, Unavailable
+from blockyard.publishing.endpoints import check_endpoint
+from blockyard.publishing.options import PublisherOptions
+from blockyard.publishing.sent import Sent
+from blockyard.shared.validate import one_of
+
+__all__ = ["Publisher"]
+
+_log = logging.getLogger(__name__)
+
+_SHIFT: Final = 20
+"""Numbers of batches begin at the seconds since 1970, times 2**20: a restart is a gap forward."""
+_NUMBER: Final = 8
+_END: Final = (-1).to_bytes(_NUMBER, "big", signed=True)
+
+
+class Publisher:
+    """Publishes what happens to a cache's blocks, from a thread of its own.
+
+    A subscriber gets three frames: the topic, a number of 8 bytes, and a batch in msgpack. Numbers
+    rise by one from batch to batch and never come twice, over restarts neither as long as the clock
+    does not go back. Whoever has missed one asks the replay socket with the first number that it
+    lacks, and gets every batch since; where they are not kept any more, one batch, with the newest
+    number, that clears what is known and tells all.
+
+    No call of the cache waits for it, whatever a subscriber does: what a slow one does not take is
+    dropped for it alone, and it sees the gap. Any thread may call its methods. Make it together
+    with the cache, after fork.
+
+    Args:
+        cache: The cache, which must not have a listener yet.
+        endpoint: Where subscribers connect.
+        replay: Where they ask for what they have missed; None for nowhere.
+        interfaces: "loopback" refuses endpoints that other machines can reach; "any" takes them.
+            Whoever connects reads the tokens of all prompts.
+        options: What it says, and how much it keeps.
+        clock: Seconds since 1970, for the first number and the time of batches.
+
+    Raises:
+        Misuse: An endpoint is not on loopback, the cache has a listener, or a value is out of
+            range.
+        Unavailable: pyzmq is not installed, or an endpoint is in use.
+
+    Example:
+        >>> import blockyard as by
+        >>> from blockyard.publishing.publisher import Publisher
+        >>> cache = by.KVCache(device=64)
+        >>> with Publisher(cache, "tcp://127.0.0.1:*") as publisher:
+        ...     publisher.endpoint.startswith("tcp://127.0.0.1:")
+        True
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        endpoint: str = "tcp://127.0.0.1:5557",
+        *,
+        replay: str | None = None,
+        interfaces: Literal["loopback", "any"] = "loopback",
+        options: PublisherOptions | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        one_of("interfaces", interfaces, ("loopback", "any"))
+        options = options or PublisherOptions()
+        keep = options.keep
+        check_endpoint("endpoint", endpoint, interfaces=interfaces)
+        if replay is not None:
+            check_endpoint("replay", replay, interfaces=interfaces)
+        self._cache, self._clock = cache, clock
+        self._topic, self._rank = options.topic.encode(), options.rank
+        self._every = options.every
+        self._sent = Sent(int(clock() * (1 << _SHIFT)), keep)
+        self._counts = dict.fromkeys(("batches", "replays", "rejected"), 0)
+        self._asked = threading.Condition()
+        self._turns = self._wanted = 0
+        self._closing = False
+        self._context = _context()
+        try:
+            self._pub = self._bind("PUB", endpoint, options.backlog)
+            self._replay = None if replay is None else self._bind("ROUTER", replay, 2 * (keep + 1))
+            # Last, as a cache keeps its listener for good.
+            cache.listen(ring=options.ring, salts=options.salts)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self.endpoint: str = _bound(self._pub)
+        """Where subscribers connect, with the port that was found for "*"."""
+        self.replay: str | None = None if self._replay is None else _bound(self._replay)
+        """Where they ask for what they have missed."""
+        self._thread = threading.Thread(target=self._run, name="blockyard-publisher", daemon=True)
+        self._thread.start()
+
+    def _bind(self, kind: str, endpoint: str, most: int) -> Any:  # noqa: ANN401 - zmq has no stubs here
+        import zmq  # noqa: PLC0415 - it is in an extra
+
+        socket = self._context.socket(getattr(zmq, kind))
+        socket.setsockopt(zmq.SNDHWM, most)
+        socket.setsockopt(zmq.LINGER, 0)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise Unavailable(f'"{endpoint}" cannot be bound: {error.strerror}') from error
+        return socket
+
+    def flush(self, *, timeout: float = 10.0) -> bool:
+        """Waits until all is sent that has happened so far.
+
+        Args:
+            timeout: Seconds to wait at most.
+
+        Returns:
+            Whether it is.
+        """
+        with self._asked:
+            # The turn that is under way may have looked before.
+            wanted = self._turns + 2
+            self._wanted = max(self._wanted, wanted)
+            self._asked.notify_all()
+            done = self._asked.wait_for(lambda: self._turns >= wanted or self._closing, timeout)
+        return done and self._turns >= wanted
+
+    def stats(self) -> dict[str, int]:
+        """Returns counters.
+
+        What `events_told` of the cache says, and: "batches" that were sent; "replays", requests
+        that were answered with batches, the others with a snapshot; "rejected" requests that were
+        none; and "next", the number of the next batch.
+        """
+        return self._cache.events_told() | self._counts | {"next": self._sent.next}
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs. It ends with `close`, or when the cache is broken."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Sends what has happened, and ends its thread and its sockets. The cache goes on."""
+        with self._asked:
+            self._closing = True
+            self._asked.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- the thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+            self._send_all()
+        except Exception:  # noqa: BLE001 - nobody else hears of it
+            _log.exception("nothing is published any more")
+        finally:
+            with self._asked:
+                self._closing = True
+                self._asked.notify_all()
+            self._context.destroy(linger=0)
+
+    def _turn(self) -> None:
+        self._send_all()
+        with self._asked:
+            self._turns += 1
+            waits = self._turns >= self._wanted
+            self._asked.notify_all()
+        pause = int(self._every * 1000) or 1 if waits else 0
+        if self._replay is None:
+            with self._asked:
+                self._asked.wait(pause / 1000)
+        elif self._replay.poll(pause):
+            self._answer(self._replay, self._replay.recv_multipart())
+
+    def _send_all(self) -> None:
+        more = True
+        while more:
+            payload, more = self._cache.take_events(now=self._clock(), rank=self._rank)
+            if payload is not None:
+                number = self._sent.add(payload).to_bytes(_NUMBER, "big")
+                self._counts["batches"] += 1
+                self._pub.send_multipart((self._topic, number, payload))
+
+    def _answer(self, replay: Any, frames: list[bytes]) -> None:  # noqa: ANN401 - as above
+        """Answers one request: identity, empty, and the first number that is lacked."""
+        *_, start = frames
+        if not 1 < len(frames) <= 3 or len(start) != _NUMBER:  # noqa: PLR2004 - as in the docstring
+            self._counts["rejected"] += 1
+            return
+        to, topic = frames[0], self._topic
+        batches = self._sent.since(int.from_bytes(start, "big"))
+        if batches is None:
+            payload = self._cache.snapshot_events(now=self._clock(), rank=self._rank)
+            # What it tells is what the newest batch has left.
+            batches = iter([(self._sent.next - 1, payload)])
+        else:
+            self._counts["replays"] += 1
+        for number, payload in batches:
+            replay.send_multipart((to, b"", topic, number.to_bytes(_NUMBER, "big"), payload))
+        replay.send_multipart((to, b"", b"", _END, b""))
+
+
+def _context() -> Any:  # noqa: ANN401 - as above
+    try:
+        import zmq  # noqa: PLC0415 - it is in an extra
+    except ImportError as error:
+        raise Unavailable("publishing needs pyzmq: pip install 'blockyard[events]'") from error
+    return zmq.Context()
+
+
+def _bound(socket: Any) -> str:  # noqa: ANN401 - as above
+    import zmq  # noqa: PLC0415 - it is in an extra
+
+    return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))

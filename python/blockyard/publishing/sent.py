@@ -1,0 +1,36 @@
+"""The batches that were sent last, by their numbers."""
+
+from collections import deque
+from collections.abc import Iterator
+
+__all__ = ["Sent"]
+
+
+class Sent:
+    """What a subscriber can ask for again. One thread uses it.
+
+    Args:
+        first: The number of the first batch.
+        most: Batches that are kept.
+    """
+
+    def __init__(self, first: int, most: int) -> None:
+        self._batches: deque[bytes] = deque(maxlen=most)
+        self.next = first
+        """The number of the batch that is sent next."""
+
+    def add(self, payload: bytes) -> int:
+        """Takes a batch; returns its number."""
+        self._batches.append(payload)
+        self.next += 1
+        return self.next - 1
+
+    def since(self, start: int) -> Iterator[tuple[int, bytes]] | None:
+        """Returns the batches from a number on; None where not all of them are kept.
+
+        A number beyond the next one is of another publisher, one before this: all of this is new.
+        """
+        oldest = self.next - len(self._batches)
+        if not oldest <= start <= self.next:
+            return None
+        return ((at, self._batches[at - oldest]) for at in range(start, self.next))

@@ -1,0 +1,304 @@
+//! What a listener is told: a bounded list that the verbs write under the lock, and that one swap
+//! hands over.
+//!
+//! Blocks are told by their place in the trie, and in order, so that a place may be used again. What
+//! a block is comes once, as a [`Name`]; where it is ready, and where no more, takes eight bytes a
+//! time. Keys are told as 64-bit numbers, which is how they go out.
+
+use crate::extras::Extras;
+use crate::id::{Id, Ix, Key, LeaseId, NodeIx, Tier};
+use crate::memory;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// One thing that has happened, in its order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Word {
+    /// The next name: a block has a key, or another parent.
+    Named,
+    /// A block may be read on a tier from here on.
+    Ready(NodeIx, Tier8),
+    /// No more.
+    Gone(NodeIx, Tier8),
+    /// Nothing of what was told is true any more: the epoch has ended.
+    Cleared,
+    /// Words are missing here. All are told again; so many names stand in for those before it.
+    Lost { names: u32 },
+}
+
+/// A tier in a byte, so that a word takes eight.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Tier8(pub(crate) u8);
+
+impl From<Tier> for Tier8 {
+    fn from(tier: Tier) -> Self {
+        Self(tier.0 as u8)
+    }
+}
+
+/// What stands before a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Above {
+    /// Nothing: it is the first of its sequence.
+    Root,
+    /// The block in this place, of this key.
+    Block(NodeIx, u64),
+    /// A block that was dropped.
+    Unknown,
+}
+
+/// What a block is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Name {
+    pub(crate) node: NodeIx,
+    pub(crate) key: u64,
+    pub(crate) above: Above,
+    /// The block among those whose tokens came with this list; [`NO_TOKENS`] for none.
+    pub(crate) from: u32,
+}
+
+/// Where a block's tokens do not come with it.
+pub(crate) const NO_TOKENS: u32 = u32::MAX;
+
+/// The number by which a key is told: its last eight bytes, as vLLM tells its own.
+#[inline]
+pub(crate) fn number(key: &Key) -> u64 {
+    u64::from_be_bytes(*key.0.last_chunk().unwrap_or(&[0; 8]))
+}
+
+/// What besides its tokens a sequence's keys are made of; `None`: nothing.
+pub(crate) type Origin = Option<Arc<Extras>>;
+
+/// The tokens of blocks that a seal may publish.
+#[derive(Debug, Default)]
+pub(crate) struct Stage {
+    /// Of whole blocks, one behind the other.
+    pub(crate) tokens: Vec<u32>,
+    /// Blocks, one row behind the other.
+    pub(crate) rows: Vec<StagedRow>,
+}
+
+/// Blocks of one sequence in a [`Stage`].
+#[derive(Debug)]
+pub(crate) struct StagedRow {
+    pub(crate) lease: LeaseId,
+    pub(crate) blocks: u32,
+    /// The first one's place in its sequence.
+    pub(crate) first: u32,
+    pub(crate) origin: Origin,
+}
+
+impl Stage {
+    pub(crate) fn blocks(&self) -> u32 {
+        self.rows.iter().map(|row| row.blocks).sum()
+    }
+}
+
+/// What has happened since the last swap.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    pub(crate) words: Vec<Word>,
+    pub(crate) names: Vec<Name>,
+    pub(crate) stages: Vec<Stage>,
+    /// Blocks in all stages so far, and how many of them were dropped.
+    staged: u32,
+    pub(crate) dropped: u32,
+    /// Rows of the last stage that no seal has come to.
+    pending: VecDeque<(LeaseId, u32)>,
+    /// Events that were dropped because nobody took them.
+    pub(crate) lost: u64,
+}
+
+impl Told {
+    /// Empties it for the next swap; its room stays.
+    pub(crate) fn reset(&mut self) {
+        self.words.clear();
+        self.names.clear();
+        self.stages.clear();
+        self.pending.clear();
+        (self.staged, self.dropped, self.lost) = (0, 0, 0);
+    }
+}
+
+/// How far all blocks have been told again.
+#[derive(Debug, Default)]
+pub(crate) struct Retelling {
+    /// By place, whether the block there has been told.
+    told: Vec<bool>,
+    /// Places before this one have been looked at.
+    pub(crate) cursor: u32,
+    /// Blocks to tell, each waiting for the one behind it, which is its parent.
+    pub(crate) path: Vec<Id<NodeIx>>,
+    /// Blocks that came since, below one that had not been told.
+    pub(crate) behind: Vec<Id<NodeIx>>,
+}
+
+impl Retelling {
+    pub(crate) fn is_told(&self, node: NodeIx) -> bool {
+        self.told.get(node.get() as usize).copied().unwrap_or(false)
+    }
+
+    pub(crate) fn set_told(&mut self, node: NodeIx, told: bool) {
+        let at = node.get() as usize;
+        if at >= self.told.len() {
+            self.told.resize(at + 1, false);
+        }
+        self.told[at] = told;
+    }
+}
+
+/// The list, while somebody listens.
+#[derive(Debug)]
+pub(crate) struct Events {
+    told: Told,
+    /// Words that it holds at most.
+    most: usize,
+    /// Names, and blocks in stages, that it holds at most.
+    most_names: usize,
+    pub(crate) retelling: Option<Box<Retelling>>,
+}
+
+impl Events {
+    /// A list of at most `most` words, and of `blocks` names more, so that none is lost that a block
+    /// may need; all room is made now.
+    ///
+    /// # Errors
+    /// `Memory` where there is none.
+    pub(crate) fn new(most: usize, blocks: usize) -> crate::error::Result<Self> {
+        Ok(Self {
+            told: Self::room(most)?,
+            most,
+            most_names: most + blocks,
+            retelling: None,
+        })
+    }
+
+    /// Room for one list: the swap brings another.
+    pub(crate) fn room(most: usize) -> crate::error::Result<Told> {
+        let mut told = Told::default();
+        memory::reserve(&mut told.words, most + 1, "the events")?;
+        memory::reserve(&mut told.names, most.min(1 << 12), "the events")?;
+        Ok(told)
+    }
+
+    /// Hands over what has happened, for an empty list.
+    pub(crate) fn swap(&mut self, other: &mut Told) {
+        other.reset();
+        std::mem::swap(&mut self.told, other);
+    }
+
+    #[inline]
+    fn skips(&self, node: NodeIx) -> bool {
+        self.retelling
+            .as_ref()
+            .is_some_and(|retelling| !retelling.is_told(node))
+    }
+
+    #[inline]
+    fn push(&mut self, word: Word) {
+        if self.told.words.len() >= self.most {
+            return self.overflow();
+        }
+        self.told.words.push(word);
+    }
+
+    #[inline]
+    pub(crate) fn ready(&mut self, node: NodeIx, tier: Tier) {
+        if !self.skips(node) {
+            self.push(Word::Ready(node, tier.into()));
+        }
+    }
+
+    #[inline]
+    pub(crate) fn gone(&mut self, node: NodeIx, tier: Tier) {
+        if !self.skips(node) {
+            self.push(Word::Gone(node, tier.into()));
+        }
+    }
+
+    /// A block has a key. While all are told again it counts as told, but for one whose parent was not.
+    #[inline]
+    pub(crate) fn named(&mut self, name: Name, id: Id<NodeIx>) {
+        if let Some(retelling) = &mut self.retelling {
+            let waits = matches!(name.above, Above::Block(above, _) if !retelling.is_told(above));
+            retelling.set_told(name.node, !waits);
+            if waits {
+                retelling.behind.push(id);
+            }
+        }
+        self.name(name);
+    }
+
+    /// The same of a block that was named before.
+    pub(crate) fn name(&mut self, name: Name) {
+        if self.told.names.len() >= self.most_names {
+            self.told.names.clear();
+            self.told.stages.clear();
+            self.told.dropped = self.told.staged;
+            self.overflow();
+        }
+        if self.told.words.len() >= self.most {
+            self.overflow();
+        }
+        self.told.names.push(name);
+        self.told.words.push(Word::Named);
+    }
+
+    /// Nobody has taken the list for too long: it is dropped, but for the names, and all blocks will
+    /// be told again.
+    #[cold]
+    fn overflow(&mut self) {
+        self.told.lost += self.told.words.len() as u64;
+        self.tell_again();
+    }
+
+    /// All that was told is void, and will be told again.
+    pub(crate) fn tell_again(&mut self) {
+        self.told.words.clear();
+        let names = self.told.names.len() as u32;
+        self.told.words.push(Word::Lost { names });
+        self.retelling = Some(Box::default());
+    }
+
+    /// The epoch has ended: what happened before it is told to nobody.
+    pub(crate) fn clear(&mut self) {
+        let lost = self.told.lost;
+        self.told.reset();
+        self.told.lost = lost;
+        self.told.words.push(Word::Cleared);
+        self.retelling = None;
+    }
+
+    /// Takes tokens of blocks that the next seal may publish.
+    pub(crate) fn stage(&mut self, stage: Stage) {
+        let told = &mut self.told;
+        told.pending.clear();
+        if told.staged - told.dropped + stage.blocks() > self.most_names as u32 {
+            // Nobody takes them: their blocks are told when a prompt brings these tokens again.
+            return;
+        }
+        for row in &stage.rows {
+            told.pending.push_back((row.lease, told.staged));
+            told.staged += row.blocks;
+        }
+        told.stages.push(stage);
+    }
+
+    /// The number of the first block that was staged for a lease: rows are sealed in that order.
+    pub(crate) fn staged_for(&mut self, lease: LeaseId) -> u32 {
+        let pending = &mut self.told.pending;
+        // Rows that nothing was sealed of, as after a clear, are passed.
+        let Some(at) = pending.iter().position(|&(own, _)| own == lease) else {
+            return NO_TOKENS;
+        };
+        pending
+            .drain(..=at)
+            .next_back()
+            .map_or(NO_TOKENS, |(_, first)| first)
+    }
+
+    /// Whether there is room for so many words of a retelling: a slice never overflows.
+    pub(crate) fn has_room(&self, words: usize) -> bool {
+        self.told.words.len() + words <= self.most && self.told.names.len() < self.most_names
+    }
+}

@@ -1,0 +1,240 @@
+//! The bytes of events: msgpack maps in the form of vLLM 0.33 and later, which routers read.
+//!
+//! Field names and their order are those of `vllm/distributed/kv_events.py`; what has its default is
+//! left out. `cache_salt` is as `SGLang` has it.
+
+/// How each tier is called, the device first: "GPU", "CPU" and "STORAGE" are vLLM's.
+const MEDIA: [&str; 4] = ["GPU", "CPU", "STORAGE", "EXTERNAL"];
+
+/// What a sequence of stored blocks has in common.
+#[derive(Debug, Default)]
+pub(crate) struct Head<'a> {
+    /// `None` at the root.
+    pub(crate) parent: Option<u64>,
+    pub(crate) tier: u8,
+    pub(crate) block_size: u32,
+    pub(crate) lora: Option<&'a str>,
+    pub(crate) salt: Option<&'a str>,
+}
+
+/// What a block's key has that is not in its tokens: the salt, or a media item and how far its first
+/// token is behind the block's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Extra {
+    Salt(String),
+    Media(String, i64),
+}
+
+/// One batch, as it grows.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    bytes: Vec<u8>,
+    events: u32,
+}
+
+/// Where the number of events stands: behind the array of three, and the time.
+const EVENTS_AT: usize = 1 + 9 + 1;
+
+impl Batch {
+    /// A batch of this moment, in seconds since 1970.
+    pub(crate) fn new(time: f64) -> Self {
+        let mut bytes = vec![0x93, 0xCB];
+        bytes.extend_from_slice(&time.to_be_bytes());
+        bytes.extend_from_slice(&[0xDD, 0, 0, 0, 0]);
+        Self { bytes, events: 0 }
+    }
+
+    pub(crate) fn events(&self) -> u32 {
+        self.events
+    }
+
+    /// The payload: of one rank, or of none in particular.
+    pub(crate) fn finish(mut self, rank: Option<u32>) -> Vec<u8> {
+        self.bytes[EVENTS_AT..EVENTS_AT + 4].copy_from_slice(&self.events.to_be_bytes());
+        match rank {
+            Some(rank) => self.unsigned(rank.into()),
+            None => self.nil(),
+        }
+        self.bytes
+    }
+
+    /// Everything of this rank is gone.
+    pub(crate) fn cleared(&mut self) {
+        self.event(1, "AllBlocksCleared");
+    }
+
+    /// These blocks are no more on a tier.
+    pub(crate) fn removed(&mut self, tier: u8, blocks: &[u64]) {
+        self.event(3, "BlockRemoved");
+        self.numbers("block_hashes", blocks);
+        self.medium(tier);
+    }
+
+    /// These blocks, one behind the other in their sequence, are on a tier; `tokens` gives each one's.
+    pub(crate) fn stored<'a>(
+        &mut self,
+        head: &Head<'_>,
+        blocks: &[u64],
+        tokens: impl Iterator<Item = &'a [u32]>,
+        extras: Option<&[Vec<Extra>]>,
+    ) {
+        let more = usize::from(extras.is_some()) + usize::from(head.salt.is_some());
+        self.event(8 + more as u8, "BlockStored");
+        self.numbers("block_hashes", blocks);
+        self.text("parent_block_hash");
+        match head.parent {
+            Some(parent) => self.unsigned(parent),
+            None => self.nil(),
+        }
+        self.text("token_ids");
+        self.array(blocks.len() * head.block_size as usize);
+        for block in tokens {
+            self.tokens(block);
+        }
+        self.text("block_size");
+        self.unsigned(head.block_size.into());
+        self.text("lora_id");
+        self.nil();
+        self.medium(head.tier);
+        self.text("lora_name");
+        self.text_or_nil(head.lora);
+        if let Some(extras) = extras {
+            self.text("extra_keys");
+            self.array(extras.len());
+            for block in extras {
+                self.extra(block);
+            }
+        }
+        if head.salt.is_some() {
+            self.text("cache_salt");
+            self.text_or_nil(head.salt);
+        }
+    }
+
+    /// The tokens of a block, each with its tag: most of a batch is these, so that room is made once.
+    fn tokens(&mut self, block: &[u32]) {
+        let mut at = self.bytes.len();
+        self.bytes.resize(at + 5 * block.len(), 0);
+        for &token in block {
+            let [a, b, c, d] = token.to_be_bytes();
+            let rest = &mut self.bytes[at..];
+            at += if token < 1 << 7 {
+                rest[0] = d;
+                1
+            } else if token < 1 << 8 {
+                rest[..2].copy_from_slice(&[0xCC, d]);
+                2
+            } else if token < 1 << 16 {
+                rest[..3].copy_from_slice(&[0xCD, c, d]);
+                3
+            } else {
+                rest[..5].copy_from_slice(&[0xCE, a, b, c, d]);
+                5
+            };
+        }
+        self.bytes.truncate(at);
+    }
+
+    fn extra(&mut self, block: &[Extra]) {
+        if block.is_empty() {
+            return self.nil();
+        }
+        self.array(block.len());
+        for extra in block {
+            match extra {
+                Extra::Salt(salt) => self.text(salt),
+                Extra::Media(id, offset) => {
+                    self.array(2);
+                    self.text(id);
+                    self.signed(*offset);
+                }
+            }
+        }
+    }
+
+    fn event(&mut self, fields: u8, kind: &str) {
+        self.events += 1;
+        self.bytes.push(0x80 | fields);
+        self.text("type");
+        self.text(kind);
+    }
+
+    fn medium(&mut self, tier: u8) {
+        self.text("medium");
+        self.text(MEDIA[usize::from(tier).min(MEDIA.len() - 1)]);
+    }
+
+    fn numbers(&mut self, name: &str, numbers: &[u64]) {
+        self.text(name);
+        self.array(numbers.len());
+        self.bytes.reserve(9 * numbers.len());
+        for &number in numbers {
+            self.unsigned(number);
+        }
+    }
+
+    fn nil(&mut self) {
+        self.bytes.push(0xC0);
+    }
+
+    fn text_or_nil(&mut self, text: Option<&str>) {
+        match text {
+            Some(text) => self.text(text),
+            None => self.nil(),
+        }
+    }
+
+    #[inline]
+    fn unsigned(&mut self, number: u64) {
+        if number < 1 << 7 {
+            self.bytes.push(number as u8);
+        } else if number < 1 << 8 {
+            self.bytes.extend_from_slice(&[0xCC, number as u8]);
+        } else if number < 1 << 16 {
+            let [a, b] = (number as u16).to_be_bytes();
+            self.bytes.extend_from_slice(&[0xCD, a, b]);
+        } else if number < 1 << 32 {
+            let [a, b, c, d] = (number as u32).to_be_bytes();
+            self.bytes.extend_from_slice(&[0xCE, a, b, c, d]);
+        } else {
+            let mut bytes = [0xCF; 9];
+            bytes[1..].copy_from_slice(&number.to_be_bytes());
+            self.bytes.extend_from_slice(&bytes);
+        }
+    }
+
+    fn signed(&mut self, number: i64) {
+        if let Ok(number) = u64::try_from(number) {
+            return self.unsigned(number);
+        }
+        self.bytes.push(0xD3);
+        self.bytes.extend_from_slice(&number.to_be_bytes());
+    }
+
+    fn array(&mut self, len: usize) {
+        self.length(len, [0x90, 0xDC, 0xDD], 16);
+    }
+
+    /// Up to 31 bytes of text have their length in the tag; the names above have no more.
+    fn text(&mut self, text: &str) {
+        let len = text.len();
+        if (32..256).contains(&len) {
+            self.bytes.extend_from_slice(&[0xD9, len as u8]);
+        } else {
+            self.length(len, [0xA0, 0xDA, 0xDB], 32);
+        }
+        self.bytes.extend_from_slice(text.as_bytes());
+    }
+
+    fn length(&mut self, len: usize, [short, two, four]: [u8; 3], least: usize) {
+        if len < least {
+            self.bytes.push(short | len as u8);
+        } else if let Ok(len) = u16::try_from(len) {
+            self.bytes.push(two);
+            self.bytes.extend_from_slice(&len.to_be_bytes());
+        } else {
+            self.bytes.push(four);
+            self.bytes.extend_from_slice(&(len as u32).to_be_bytes());
+        }
+    }
+}

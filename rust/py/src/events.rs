@@ -1,0 +1,185 @@
+//! What routers are told: batches of events, and what was told of them.
+
+use crate::arguments;
+use crate::buffers::integers;
+use crate::error::Failure;
+use crate::face::Cache;
+use crate::gil::beside;
+use crate::keys::Keys;
+use crate::prompt::Apart;
+use blockyard_core::Heard;
+use blockyard_guard::guarded;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+/// A payload, and whether more of a retelling is to come.
+type Taken<'py> = (Option<Bound<'py, PyBytes>>, bool);
+
+#[guarded]
+#[pymethods]
+impl Cache {
+    /// Keeps a list of what happens to blocks from here on, for a router to be told.
+    ///
+    /// Call it once, when the cache is made: of sequences that are there already the tokens are not
+    /// known, and blocks without tokens are told when a prompt brings them again. A
+    /// `Publisher` does all of this.
+    ///
+    /// Args:
+    ///     ring: Events that are kept until `take_events`: beyond that they are dropped and
+    ///         counted, and all blocks are told again.
+    ///     salts: "hide" tells nothing of blocks with a salt; "tell" tells them with their salt, to
+    ///         everybody who listens.
+    ///     clears: "all" tells a clear as one event, of all blocks of the rank; "own" as the
+    ///         removal of each block that was told, where somebody else tells of other blocks of
+    ///         this rank.
+    ///
+    /// Raises:
+    ///     Misuse: Somebody listens already, or a value is out of range.
+    ///     Unavailable: There is no memory for the list.
+    #[pyo3(signature = (*, ring=131_072, salts="hide", clears="all"))]
+    fn listen(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::ring)] ring: u32,
+        salts: &str,
+        clears: &str,
+    ) -> PyResult<()> {
+        self.check_open()?;
+        let (salts, clears) = (arguments::salts(salts)?, arguments::clears(clears)?);
+        Ok(beside(py, &self.inner, || {
+            self.inner.listen(ring as usize, salts, clears)
+        })?)
+    }
+
+    /// Returns what has happened since the last call, in the form that vLLM publishes.
+    ///
+    /// It locks the cache for one swap. Tokens are added, and all is encoded, outside of that and
+    /// detached from Python, so that a thread of its own may call it.
+    ///
+    /// Args:
+    ///     now: The time to put on it, in seconds since 1970. Nothing depends on it.
+    ///     rank: The data parallel rank to put on it; None for none.
+    ///
+    /// Returns:
+    ///     A batch in msgpack, or None where nothing has happened; and whether more is to come at
+    ///     once, as all is told again in slices.
+    ///
+    /// Raises:
+    ///     Misuse: Nobody listens.
+    #[pyo3(signature = (*, now=0.0, rank=None))]
+    fn take_events<'py>(
+        &self,
+        py: Python<'py>,
+        now: f64,
+        #[pyo3(from_py_with = arguments::rank)] rank: Option<u32>,
+    ) -> PyResult<Taken<'py>> {
+        self.check_sound()?;
+        let drained = beside(py, &self.inner, || self.inner.drain(now, rank))?;
+        let payload = drained.payload.map(|bytes| PyBytes::new(py, &bytes));
+        Ok((payload, drained.more))
+    }
+
+    /// Returns all that was told and is true still, as a batch that begins with a clear.
+    ///
+    /// It is for whoever comes late or has lost a batch. What `take_events` has not returned yet is
+    /// not in it. On each tier parents come before their children.
+    ///
+    /// Args:
+    ///     now: As in `take_events`.
+    ///     rank: As in `take_events`.
+    ///
+    /// Raises:
+    ///     Misuse: Nobody listens.
+    #[pyo3(signature = (*, now=0.0, rank=None))]
+    fn snapshot_events<'py>(
+        &self,
+        py: Python<'py>,
+        now: f64,
+        #[pyo3(from_py_with = arguments::rank)] rank: Option<u32>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        self.check_sound()?;
+        let payload = beside(py, &self.inner, || self.inner.snapshot(now, rank))?;
+        Ok(PyBytes::new(py, &payload))
+    }
+
+    /// Returns how much was told, and how much not.
+    ///
+    /// Returns:
+    ///     Counters: "stored" and "removed", blocks that were told so, on each tier anew; "lost",
+    ///     events that were dropped because nobody took them, and "retold", how often all was told
+    ///     again for that; "untold", blocks that came to a tier while their tokens were not known,
+    ///     and "hidden", those that have a salt; "lacking", blocks whose tokens are not known now;
+    ///     "snapshots", how many were made.
+    ///
+    /// Raises:
+    ///     Misuse: Nobody listens.
+    fn events_told<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.check_sound()?;
+        let Heard {
+            stored,
+            removed,
+            lost,
+            retold,
+            untold,
+            hidden,
+            lacking,
+            snapshots,
+        } = beside(py, &self.inner, || self.inner.heard())?;
+        let told = PyDict::new(py);
+        told.set_item("stored", stored)?;
+        told.set_item("removed", removed)?;
+        told.set_item("lost", lost)?;
+        told.set_item("retold", retold)?;
+        told.set_item("untold", untold)?;
+        told.set_item("hidden", hidden)?;
+        told.set_item("lacking", lacking)?;
+        told.set_item("snapshots", snapshots)?;
+        Ok(told)
+    }
+
+    /// Gives the tokens of blocks whose keys the engine has made, so that they are told.
+    ///
+    /// They may come before the blocks or after them. The last twice as many as the cache has slots
+    /// are remembered.
+    ///
+    /// Args:
+    ///     keys: The keys of the sequence.
+    ///     tokens: The tokens of blocks `first` and following, whole blocks, shape (tokens,).
+    ///     first: The block that the first tokens are of.
+    ///     numbers: What these blocks are told by, shape (blocks,), where that is not the last 8
+    ///         bytes of their keys; where `first` is above 0, the number of the block before them
+    ///         comes first.
+    ///     lora: As in `keys`.
+    ///     salt: As in `keys`.
+    ///     media: As in `keys`, by positions in the sequence.
+    ///
+    /// Raises:
+    ///     Misuse: Nobody listens, or there are not as many tokens or numbers as the blocks.
+    #[pyo3(signature = (keys, tokens, *, first=0, numbers=None, lora=None, salt=None, media=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords")]
+    fn describe(
+        &self,
+        keys: &Bound<'_, Keys>,
+        tokens: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::first)] first: u32,
+        numbers: Option<&Bound<'_, PyAny>>,
+        lora: Option<&Bound<'_, PyAny>>,
+        salt: Option<&Bound<'_, PyAny>>,
+        media: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.check_open()?;
+        let chain = &keys.get().0;
+        self.check_keys(chain)?;
+        let tokens: Vec<u32> = integers("tokens", tokens)?;
+        let numbers: Vec<u64> = match numbers {
+            Some(numbers) => integers("numbers", numbers)?,
+            None => Vec::new(),
+        };
+        let apart = Apart { lora, salt, media };
+        let extras = apart.extras(first as usize * self.block_size as usize + tokens.len())?;
+        let described =
+            self.inner
+                .describe(chain.keys(), first as usize, &tokens, &numbers, extras);
+        Ok(described.map_err(Failure::from)?)
+    }
+}

@@ -1,0 +1,227 @@
+"""What a cache tells of its blocks, decoded as vLLM's own types would be (O1 to O5)."""
+
+import random
+
+import msgspec
+import pytest
+
+import blockyard as by
+from kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch, Router, decode
+
+SIZE = 4
+Event = AllBlocksCleared | BlockRemoved | BlockStored
+
+
+def taken(cache: by.KVCache) -> list[Event]:
+    events: list[Event] = []
+    more = True
+    while more:
+        payload, more = cache.take_events()
+        events += [] if payload is None else decode(payload)
+    return events
+
+
+def listening(**config: int) -> by.KVCache:
+    cache = by.KVCache(block_size=SIZE, **({"device": 33, "host": 32} | config))  # type: ignore[arg-type]
+    cache.listen()
+    assert [type(one) for one in taken(cache)] == [AllBlocksCleared], "a start is a clear"
+    return cache
+
+
+def stored(events: list[Event]) -> list[BlockStored]:
+    return [one for one in events if isinstance(one, BlockStored)]
+
+
+def play(cache: by.KVCache, tokens: list[int], **extras: str) -> None:
+    lease = cache.begin(tokens, **extras)  # type: ignore[call-overload]
+    assert isinstance(lease, by.Lease)
+    cache.commit(cache.dispatch())
+    cache.seal(lease, len(tokens))
+    cache.finish(lease)
+
+
+def test_a_sealed_prompt_is_one_event_with_its_tokens_and_what_follows_names_it() -> None:
+    cache = listening()
+    play(cache, list(range(13)))
+    (first,) = taken(cache)
+    assert isinstance(first, BlockStored)
+    assert first.token_ids == list(range(12))
+    assert (first.block_size, first.medium, first.parent_block_hash) == (SIZE, "GPU", None)
+    assert (first.lora_id, first.lora_name, first.extra_keys) == (None, None, None)
+    keys = bytes(cache.keys(range(12)))
+    numbers = [int.from_bytes(keys[at + 24 : at + 32], "big") for at in range(0, len(keys), 32)]
+    assert first.block_hashes == numbers, "the last eight bytes of its keys"
+    play(cache, [*range(12), 50, 51, 52, 53])
+    (second,) = taken(cache)
+    assert isinstance(second, BlockStored)
+    assert second.parent_block_hash == first.block_hashes[-1]
+    assert second.token_ids == [50, 51, 52, 53]
+
+
+def test_a_copy_below_is_told_when_it_has_landed_and_an_eviction_when_it_has_gone() -> None:
+    cache = listening()
+    play(cache, list(range(12)))
+    told = stored(taken(cache))[0].block_hashes
+    plan = cache.demote(3)
+    assert plan is not None
+    assert taken(cache) == [], "in the air it is nowhere"
+    cache.commit([plan])
+    assert {name for one in stored(taken(cache)) for name in one.block_hashes} == set(told)
+    cache.resize("device", 1 + 1)
+    removed = [one for one in taken(cache) if isinstance(one, BlockRemoved)]
+    assert {one.medium for one in removed} == {"GPU"}
+    names = [name for one in removed for name in one.block_hashes]
+    assert names == told[::-1][: len(names)], "the deepest first"
+
+
+def test_a_salted_block_is_told_with_its_salt_or_not_at_all() -> None:
+    hidden, told = listening(), by.KVCache(block_size=SIZE, device=33)
+    told.listen(salts="tell")
+    for cache in (hidden, told):
+        play(cache, list(range(8)), salt="a tenant's")
+    assert taken(hidden) == []
+    assert hidden.events_told()["hidden"] == 2
+    payload, _ = told.take_events()
+    assert payload is not None
+    *_, event = msgspec.msgpack.decode(payload)[1]
+    assert event["cache_salt"] == "a tenant's", "so that no router takes it for another's"
+    assert event["extra_keys"] == [["a tenant's"], None], "as vLLM says it"
+    assert b"a tenant's" not in b"".join(hidden.snapshot_events() for _ in range(2))
+
+
+def test_an_adapter_and_media_are_told_and_split_the_events() -> None:
+    cache = listening()
+    play(cache, list(range(8)), lora="an adapter")
+    keys = cache.keys(range(8), media=[(1, 6, "an image")])
+    lease = cache.begin(keys)
+    assert isinstance(lease, by.Lease)
+    cache.seal(lease, 8)
+    named, shown = stored(taken(cache))
+    assert (named.lora_name, named.extra_keys) == ("an adapter", None)
+    assert shown.lora_name is None
+    assert shown.extra_keys == [(["an image", 1],), (["an image", -3],)]
+
+
+def test_what_the_engine_has_made_the_keys_of_is_told_by_its_own_numbers() -> None:
+    cache = by.KVCache(block_size=SIZE, engine=8, host=8)
+    cache.listen(clears="own")
+    keys = cache.ready_keys([bytes([at] * 32) for at in (1, 2, 3)], 12)
+    cache.describe(keys, range(4), numbers=[101])
+    plan = cache.stow(keys, [0, 1, 2])
+    assert plan is not None
+    cache.commit([plan])
+    cache.describe(keys, range(4, 12), first=1, numbers=[101, 102, 1 << 63 | 103])
+    events = stored(taken(cache))
+    blocks = {name: one.medium for one in events for name in one.block_hashes}
+    assert blocks == dict.fromkeys((101, 102, 1 << 63 | 103), "CPU")
+    assert [one.token_ids for one in events] == [list(range(12))]
+    assert [one.parent_block_hash for one in events] == [None]
+    cache.clear()
+    (gone,) = taken(cache)
+    assert isinstance(gone, BlockRemoved), "what others tell of this rank stays"
+    assert set(gone.block_hashes) == set(blocks)
+
+
+def test_what_a_restart_has_found_is_told_when_a_prompt_brings_its_tokens() -> None:
+    cache = by.KVCache(block_size=SIZE, device=33, host=8)
+    cache.listen()
+    keys = bytes(cache.keys(range(12)))
+    rows = [keys[at : at + 32] for at in range(0, 96, 32)]
+    both = [b"".join(rows), b"".join([bytes(32), *rows[:-1]])]
+    own, parents = (memoryview(one).cast("B", (3, 32)) for one in both)
+    cache.restore("host", [0, 1, 2], own, parents)
+    assert stored(taken(cache)) == []
+    assert cache.events_told()["lacking"] == 3
+    play(cache, list(range(13)))
+    media = {(name, one.medium) for one in stored(taken(cache)) for name in one.block_hashes}
+    assert len(media) == 6, "on both tiers"
+    assert cache.events_told()["lacking"] == 0
+
+
+def test_a_ring_that_overflows_is_counted_and_all_is_told_again() -> None:
+    cache = by.KVCache(block_size=SIZE, device=257, host=64)
+    cache.listen(ring=16)
+    router = Router()
+    for name in range(12):
+        play(cache, [name] * 40)
+    more, batches = True, 0
+    while more:
+        payload, more = cache.take_events()
+        batches += 1
+        if payload is not None:
+            router.hear(payload)
+    told = cache.events_told()
+    assert told["lost"] > 0
+    assert told["retold"] == 1
+    assert batches > 3, "no slice is larger than the ring"
+    assert all(router.found([name] * 40, "GPU", SIZE) == 10 for name in range(12))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_router_knows_of_every_prompt_what_the_cache_knows(seed: int) -> None:
+    chance = random.Random(seed)
+    cache, router = listening(device=25, host=30, disk=40), Router()
+    late: bytes | None = None
+    for turn in range(150):
+        stem = [chance.randrange(3)] * SIZE * chance.randrange(1, 4)
+        prompt = stem + [chance.randrange(4)] * SIZE * chance.randrange(1, 3)
+        play(cache, [*prompt, 99])
+        for _ in range(chance.randrange(3)):
+            tier = chance.choice(["device", "host"])
+            plan = cache.demote(chance.randrange(1, 6), tier=tier)  # type: ignore[arg-type]
+            if plan is not None:
+                whole = chance.random() < 0.8
+                cache.commit([plan], good=[len(plan) if whole else 0])
+        if turn % 50 == 49:
+            cache.clear()
+        payload, _ = cache.take_events()
+        if payload is not None:
+            router.hear(payload)
+        late = cache.snapshot_events()
+        probe = cache.probe(prompt)
+        assert router.found(prompt, "GPU", SIZE) == probe.device, "no block over or under"
+    again = Router()
+    assert late is not None
+    again.hear(late)
+    assert again.blocks == router.blocks, "who comes late knows the same"
+
+
+def test_who_listens_changes_no_answer_and_no_digest() -> None:
+    caches = [by.KVCache(block_size=SIZE, device=17, host=16) for _ in range(2)]
+    caches[0].listen(ring=64)
+    chance = random.Random(1)
+    for _ in range(60):
+        prompt = [chance.randrange(3)] * SIZE * chance.randrange(1, 4) + [9]
+        for cache in caches:
+            play(cache, prompt)
+        caches[0].take_events()
+        assert caches[0].digest() == caches[1].digest()
+
+
+def test_what_is_refused_says_what_to_do() -> None:
+    cache = by.KVCache(block_size=SIZE, device=9)
+    for call in (cache.take_events, cache.snapshot_events, cache.events_told):
+        with pytest.raises(by.Misuse, match="call listen first"):
+            call()
+    with pytest.raises(by.Misuse, match="salts"):
+        cache.listen(salts="some")  # type: ignore[arg-type]
+    with pytest.raises(by.Misuse, match="ring = 3"):
+        cache.listen(ring=3)
+    cache.listen()
+    with pytest.raises(by.Misuse, match="has a listener"):
+        cache.listen()
+    keys = cache.ready_keys([bytes([1] * 32)], 4)
+    with pytest.raises(by.Misuse, match="tokens = 3"):
+        cache.describe(keys, range(3))
+    with pytest.raises(by.Misuse, match="numbers = 2"):
+        cache.describe(keys, range(4), numbers=[1, 2])
+
+
+def test_a_batch_carries_its_time_and_rank() -> None:
+    cache = by.KVCache(device=9)
+    cache.listen()
+    payload, more = cache.take_events(now=12.5, rank=3)
+    assert payload is not None
+    assert not more
+    batch = msgspec.msgpack.decode(payload, type=KVEventBatch)
+    assert (batch.ts, batch.data_parallel_rank) == (12.5, 3)
