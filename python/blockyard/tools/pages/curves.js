@@ -67,7 +67,8 @@ const curves = (() => {
     }));
   }
 
-  const top = (points) => points.reduce((least, [, y]) => Math.min(least, y), Infinity);
+  // The part of some points that lies on a line; all, where there is none.
+  const shared = (points, line) => points.filter((point) => near(point, line)).length / (points.length || 1) || Number(!points.length);
 
   // Says of each line whether an earlier one lies on it: "", "same as …" or "mostly as …".
   function twins(lines) {
@@ -76,13 +77,12 @@ const curves = (() => {
       const points = line.flat();
       for (const other of lines.slice(0, i)) {
         if (other.one.kind !== "line" || !points.length) continue;
-        const shared = points.filter((point) => near(point, other.line)).length / points.length;
-        const back = shared > 0.6 ? other.line.flat() : [];
-        const known = back.filter((point) => near(point, line)).length / (back.length || 1);
-        if (shared === 1 && known === 1) return `same as ${other.one.name}`;
-        // Two that rest on the axis and rise apart are not alike.
-        const apart = Math.abs(top(points) - top(other.line.flat()));
-        if (Math.min(shared, known) > 0.6 && apart < 24) return `mostly as ${other.one.name}`;
+        const theirs = other.line.flat();
+        if (shared(points, other.line) === 1 && shared(theirs, line) === 1) return `same as ${other.one.name}`;
+        // Where both rest on the axis says nothing of two that rise apart.
+        const floor = Math.max(...[...points, ...theirs].map(([, y]) => y)) - 1;
+        const risen = [points, theirs].map((some) => some.filter(([, y]) => y < floor));
+        if (Math.min(shared(risen[0], other.line), shared(risen[1], line)) > 0.6) return `mostly as ${other.one.name}`;
       }
       return "";
     });
