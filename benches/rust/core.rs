@@ -2,6 +2,7 @@
 
 mod engine;
 mod tiers;
+mod told;
 mod work;
 
 use criterion::{Criterion, criterion_group, criterion_main};

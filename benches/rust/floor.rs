@@ -10,6 +10,7 @@
 
 mod engine;
 mod tiers;
+mod told;
 mod work;
 
 use blockyard_core::{Key, Tier};

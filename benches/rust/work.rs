@@ -3,6 +3,7 @@
 
 use crate::engine::{self, Engine};
 use crate::tiers::Below;
+use crate::told::{self, Told};
 use blockyard_core::{
     Answer, Cache, Cells, Chain, Config, EvictionPolicy, Extras, Filling, Key, KeyHash, Lease,
     LeaseId, Namespace, Plan, Request, Retention, Sealing, Seals, Tier,
@@ -618,6 +619,13 @@ pub(crate) const ROWS_BY_NAME: &[&str] = &[
     "engine-stow",
     "engine-land",
     "engine-step",
+    "quiet-begin",
+    "quiet-seal",
+    "told-begin",
+    "told-seal",
+    "told-drain",
+    "told-snapshot",
+    "told-retell",
 ];
 
 pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
@@ -686,6 +694,13 @@ pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
         "engine-stow" => Box::new(Engine::new(blocks, engine::Verb::Stow)),
         "engine-land" => Box::new(Engine::new(blocks, engine::Verb::Land)),
         "engine-step" => Box::new(Engine::new(blocks, engine::Verb::Step)),
+        "quiet-begin" => Box::new(Told::new(blocks, told::Verb::Begin, false)),
+        "quiet-seal" => Box::new(Told::new(blocks, told::Verb::Seal, false)),
+        "told-begin" => Box::new(Told::new(blocks, told::Verb::Begin, true)),
+        "told-seal" => Box::new(Told::new(blocks, told::Verb::Seal, true)),
+        "told-drain" => Box::new(Told::new(blocks, told::Verb::Drain, true)),
+        "told-snapshot" => Box::new(Told::new(blocks, told::Verb::Snapshot, true)),
+        "told-retell" => Box::new(Told::new(blocks, told::Verb::Retell, true)),
         "keys" => {
             let cache = Rig::empty(1, 0, EvictionPolicy::Recency).cache;
             Box::new(Hashing {

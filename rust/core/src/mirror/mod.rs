@@ -255,7 +255,7 @@ impl Mirror {
 
     /// Another block has the place.
     fn rename(&mut self, at: u32, key: u64, batch: &mut Batch) {
-        for tier in 0..8 {
+        for tier in bits(self.places[at as usize].told) {
             self.gone(at, tier, batch);
         }
         let place = &mut self.places[at as usize];
@@ -389,10 +389,8 @@ impl Mirror {
         if !tellable(place) {
             return;
         }
-        for tier in 0..8 {
-            if place.tiers & !place.told & 1 << tier != 0 {
-                self.store(at, tier, batch);
-            }
+        for tier in bits(place.tiers & !place.told) {
+            self.store(at, tier, batch);
         }
     }
 
@@ -434,6 +432,15 @@ impl Mirror {
             place.flags & PARENT != 0 && above.number == place.parent && above.told & 1 == 0
         })
     }
+}
+
+/// The tiers of a set, the fastest first.
+fn bits(mut set: u8) -> impl Iterator<Item = u8> {
+    std::iter::from_fn(move || {
+        let tier = set.trailing_zeros() as u8;
+        set &= set.checked_sub(1)?;
+        Some(tier)
+    })
 }
 
 /// Whether all is known that an event must say.

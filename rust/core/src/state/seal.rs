@@ -87,11 +87,9 @@ impl State {
         let mut tags = std::mem::take(&mut self.tags);
         self.trie.warm(keys.iter(), &mut tags);
         let mut sealed = before;
-        let staged = self.staged_for(row.lease);
         for (key, &tag) in keys.iter().zip(&tags) {
             let slot = self.leases[lease].table[sealed as usize];
-            let from = staged.saturating_add(sealed - row.first);
-            let Some(node) = self.publish(slot, parent, (key, tag), from) else {
+            let Some(node) = self.publish(slot, parent, (key, tag)) else {
                 break;
             };
             parent = Some(node);
@@ -99,6 +97,7 @@ impl State {
         }
         self.tags = tags;
         self.leases[lease].sealed = sealed;
+        self.tell_sealed(row.lease, row.first, before..sealed);
         sealed - before
     }
 
@@ -113,13 +112,12 @@ impl State {
     }
 
     /// The published block that the slot is, or stands beside, now; `None`: it must wait for the next
-    /// step. `from`: where its tokens are staged.
+    /// step.
     fn publish(
         &mut self,
         slot: SlotIx,
         parent: Option<NodeIx>,
         (key, tag): (&Key, Tag),
-        from: u32,
     ) -> Option<NodeIx> {
         let own = self.node_of(slot);
         let node = match self.trie.seek(key, tag) {
@@ -140,7 +138,6 @@ impl State {
                 if own.is_none() {
                     self.adopt(node, slot);
                 }
-                self.tell_named(node, from);
                 return Some(node);
             }
         };
@@ -154,7 +151,6 @@ impl State {
         let Some(published) = self.trie.slot(node, Tier::DEVICE) else {
             // Only below the device so far: the lease's slot becomes its device copy.
             self.adopt(node, slot);
-            self.tell_named(node, from);
             self.note_use(node);
             self.lives.find(node);
             self.reclass_below(node);
@@ -169,7 +165,6 @@ impl State {
             return None;
         }
         self.pin(Tier::DEVICE, published);
-        self.tell_named(node, from);
         self.note_use(node);
         self.lives.find(node);
         if let Hold::Claimed { leases } | Hold::Owned { leases } = self.hold(Tier::DEVICE, slot) {

@@ -4,7 +4,6 @@
 use super::State;
 use super::engine::check_range;
 use crate::error::{Error, Result};
-use crate::events::NO_TOKENS;
 use crate::flight::{Move, Purpose};
 use crate::id::{FlightIx, Ix, Key, NodeIx, SlotIx, Tier};
 use crate::index::{Gap, Tag};
@@ -211,7 +210,7 @@ impl State {
             let uses = ghost.map_or(Uses::Once, |_| Uses::Repeated);
             self.trie.name(node, *key, gap, uses);
             self.lives.born(node, ghost.unwrap_or(0));
-            self.tell_named(node, NO_TOKENS);
+            self.tell_named(node);
         } else {
             self.lives.born(node, 0);
         }

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::events::{Above, Events, NO_TOKENS, Name, Stage, Told, number};
 use crate::flight::Move;
 use crate::id::{Id, Ix, LeaseId, MAX_TIERS, NodeIx, Tier};
+use std::ops::Range;
 
 /// Blocks that are told again in one slice, or places that are passed.
 const SLICE: usize = 1024;
@@ -55,15 +56,6 @@ impl State {
         }
     }
 
-    /// The number of the first block that was staged for this row.
-    #[inline]
-    pub(super) fn staged_for(&mut self, lease: LeaseId) -> u32 {
-        match &mut self.events {
-            Some(events) => events.staged_for(lease),
-            None => NO_TOKENS,
-        }
-    }
-
     /// Whether what happens to a block is told.
     #[inline]
     fn is_told(&self, node: NodeIx) -> bool {
@@ -72,10 +64,8 @@ impl State {
     }
 
     /// A block may be read on a tier from here on.
-    #[inline]
-    pub(super) fn tell_ready(&mut self, node: NodeIx, tier: Tier) {
-        if self.events.is_some()
-            && self.is_told(node)
+    fn tell_ready(&mut self, node: NodeIx, tier: Tier) {
+        if self.is_told(node)
             && let Some(events) = &mut self.events
         {
             events.ready(node, tier);
@@ -99,22 +89,53 @@ impl State {
     /// A copy that could be read leaves a tier.
     #[inline]
     pub(super) fn tell_gone(&mut self, node: NodeIx, tier: Tier) {
-        if self.events.is_some()
-            && self.is_told(node)
+        if self.events.is_some() {
+            self.tell_gone_to_listener(node, tier);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell_gone_to_listener(&mut self, node: NodeIx, tier: Tier) {
+        if self.is_told(node)
             && let Some(events) = &mut self.events
         {
             events.gone(node, tier);
         }
     }
 
-    /// A block has got its key, and may have been there before. `from`: its staged tokens.
+    /// These blocks of a lease are published; the first of `row` has that key. One branch for all of
+    /// them, as a seal is nothing but its blocks.
     #[inline]
-    pub(super) fn tell_named(&mut self, node: NodeIx, from: u32) {
+    pub(super) fn tell_sealed(&mut self, lease: LeaseId, first: u32, blocks: Range<u32>) {
         if self.events.is_some() {
-            self.tell_name_and_copies(node, from);
+            self.tell_sealed_to_listener(lease, first, blocks);
         }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn tell_sealed_to_listener(&mut self, lease: LeaseId, first: u32, blocks: Range<u32>) {
+        let staged = match &mut self.events {
+            Some(events) => events.staged_for(lease),
+            None => NO_TOKENS,
+        };
+        for block in blocks {
+            if let Some(node) = self.published(&self.leases[lease.at()], block) {
+                self.tell_name_and_copies(node, staged.saturating_add(block - first));
+            }
+        }
+    }
+
+    /// A block has got its key, and may have been there before.
+    #[inline]
+    pub(super) fn tell_named(&mut self, node: NodeIx) {
+        if self.events.is_some() {
+            self.tell_name_and_copies(node, NO_TOKENS);
+        }
+    }
+
+    /// `from`: its staged tokens.
     #[inline(never)]
     fn tell_name_and_copies(&mut self, node: NodeIx, from: u32) {
         let (name, id) = (self.name_of(node, from), self.trie.id(node));
