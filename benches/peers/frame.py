@@ -6,6 +6,8 @@ made beforehand: a row times the calls of these alone.
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from peers import work as sizes
@@ -59,6 +61,14 @@ class Pool(Row):
 
     def turnover(self, tokens: array[int]) -> Operation:
         """Admits a request whose keys are ready, and ends it."""
+        raise NotImplementedError
+
+    def take(self) -> object:
+        """Takes the events that have happened, as the thread must that calls the cache."""
+        raise NotImplementedError
+
+    def encode(self, taken: object) -> object:
+        """Makes a message of them, as the publisher's thread does."""
         raise NotImplementedError
 
     @override
@@ -129,6 +139,45 @@ class Admit(_OnPool):
             operation()
         held, pool.held = pool.held, []
         return [pool.ending(one) for one in held]
+
+
+class Events(Row):
+    """What events add to an admission: it is made in a pool with them and in one without, in turns.
+
+    With `encode` their message counts, too, and not only what the thread does that admits.
+    """
+
+    def __init__(self, quiet: Pool, told: Pool, *, encode: bool) -> None:
+        self.quiet, self.told, self.encodes = quiet, told, encode
+
+    def pair(self, quiet: Operation, told: Operation) -> float:
+        """Returns nanoseconds."""
+        times = [time.thread_time_ns()]
+        quiet()
+        times.append(time.thread_time_ns())
+        told()
+        taken = self.told.take()
+        if self.encodes:
+            self.told.encode(taken)
+        times.append(time.thread_time_ns())
+        return times[2] - 2 * times[1] + times[0]
+
+    @override
+    def prepare(self) -> Sequence[Operation]:
+        made: list[Operation] = []
+        for _ in range(sizes.REQUESTS):
+            before, whole = self.quiet.work.turn()
+            for pool in (self.quiet, self.told):
+                pool.visit(before)
+            made.append(partial(self.pair, self.quiet.admission(whole), self.told.admission(whole)))
+        self.told.encode(self.told.take())
+        return made
+
+    @override
+    def restore(self) -> None:
+        self.quiet.restore()
+        self.told.restore()
+        self.told.encode(self.told.take())
 
 
 class Turnover(_OnPool):

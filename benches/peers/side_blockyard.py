@@ -91,6 +91,34 @@ class Pool(frame.Pool):
         return partial(self.turn, self.keys(tokens))
 
 
+class Told(Pool):
+    """A cache that has a listener. The publisher's thread does all the rest."""
+
+    @override
+    def open(self, blocks: int) -> None:
+        super().open(blocks)
+        self.cache.listen()
+
+    @override
+    def visit(self, tokens: array[int]) -> None:
+        super().visit(tokens)
+        # Filling the pool is more than a ring has.
+        self.cache.take_events()
+
+    @override
+    def take(self) -> None:
+        """Nothing: the ring is taken by another thread."""
+
+    @override
+    def encode(self, _taken: object) -> object:
+        payload, _ = self.cache.take_events(now=1.0)
+        return payload
+
+
+def _events(work: Work, blocks: int, *, encode: bool) -> Row:
+    return frame.Events(Pool(work, blocks), Told(work, blocks), encode=encode)
+
+
 class Decode(frame.Decode):
     """Append, grow, the changed cells of the tables, and seal."""
 
@@ -212,6 +240,7 @@ ROWS: Makers = {
     "keys": lambda work, _: _keys(work),
     "match": lambda work, asked: frame.Match(Pool(work, asked["blocks"]), 20),
     "admit": lambda work, asked: frame.Admit(Pool(work, asked["blocks"]), asked["what"]),
+    "events": lambda work, asked: _events(work, asked["blocks"], encode=asked["encode"]),
     "turnover": lambda work, asked: frame.Turnover(Pool(work, asked["blocks"]), 2_000),
     "decode": lambda work, asked: Decode(Pool(work, 100_000), asked["rows"]),
     "schedule": lambda work, _: Schedule(work),

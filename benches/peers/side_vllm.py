@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from peers import frame
 from peers import work as sizes
-from peers.driver import Makers, Operation, override, serve
+from peers.driver import Makers, Operation, Row, override, serve
 from peers.vllm_requests import config, hasher, request, torch
 from peers.vllm_steps import Offload, Schedule
-from peers.work import BLOCK
+from peers.work import BLOCK, Work
 
 if TYPE_CHECKING:
     from array import array
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 class Pool(frame.Pool):
     """A `KVCacheManager`."""
 
+    #: Whether it makes events.
+    tells = False
+
     @override
     def open(self, blocks: int) -> None:
         self.manager: Any = import_module("vllm.v1.core.kv_cache_manager").KVCacheManager(
@@ -38,6 +41,7 @@ class Pool(frame.Pool):
             max_model_len=131_072,
             scheduler_block_size=BLOCK,
             hash_block_size=BLOCK,
+            enable_kv_cache_events=self.tells,
         )
 
     @override
@@ -80,6 +84,30 @@ class Pool(frame.Pool):
     @override
     def turnover(self, tokens: array[int]) -> Operation:
         return partial(self.turn, request(tokens))
+
+
+class Told(Pool):
+    """A `KVCacheManager` that makes events, and the encoding of its publisher."""
+
+    tells = True
+
+    @override
+    def open(self, blocks: int) -> None:
+        super().open(blocks)
+        self.batch: Any = import_module("vllm.distributed.kv_events").KVEventBatch
+        self.encoder: Any = import_module("msgspec").msgpack.Encoder()
+
+    @override
+    def take(self) -> object:
+        return self.manager.take_events()
+
+    @override
+    def encode(self, taken: object) -> object:
+        return self.encoder.encode(self.batch(ts=1.0, events=taken))
+
+
+def _events(work: Work, blocks: int, *, encode: bool) -> Row:
+    return frame.Events(Pool(work, blocks), Told(work, blocks), encode=encode)
 
 
 class Decode(frame.Decode):
@@ -127,6 +155,7 @@ ROWS: Makers = {
     "keys": lambda work, _: frame.Keys(work, lambda run: partial(hasher, request(run, None))),
     "match": lambda work, asked: frame.Match(Pool(work, asked["blocks"]), 4),
     "admit": lambda work, asked: frame.Admit(Pool(work, asked["blocks"]), asked["what"]),
+    "events": lambda work, asked: _events(work, asked["blocks"], encode=asked["encode"]),
     "turnover": lambda work, asked: frame.Turnover(Pool(work, asked["blocks"]), 500),
     "decode": lambda work, asked: Decode(Pool(work, 100_000), asked["rows"]),
     "schedule": lambda work, _: Schedule(work),

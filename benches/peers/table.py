@@ -69,6 +69,22 @@ ROWS: dict[str, Spec] = {
         "the same from tokens, pool of 100,000", "admit", (VLLM, RUST), {**FULL, "what": "tokens"}
     ),
     "finish": Spec("finish 306 blocks", "admit", (VLLM, *TREES), {**FULL, "what": "finish"}),
+    "events": Spec(
+        "events of an admission of 306 blocks, 117 new, with their message",
+        "events",
+        (VLLM,),
+        {**FULL, "encode": True},
+        stat="told",
+        goals={VLLM: 30},
+    ),
+    "events-beside": Spec(
+        "what of that the thread does that admits",
+        "events",
+        (VLLM,),
+        {**FULL, "encode": False},
+        stat="told",
+        goals={VLLM: 70},
+    ),
     "decode-256": Spec("decode step of 256", "decode", (VLLM,), {"rows": 256}, goals={VLLM: 40}),
     "decode-1024": Spec("decode step of 1,024", "decode", (VLLM,), {"rows": 1024}),
     "schedule": Spec("schedule and output of 256 decodes", "schedule", (VLLM,), goals={VLLM: 20}),
@@ -171,6 +187,10 @@ NOTES: dict[tuple[str, str], str] = {
     ("finish", RUST): "unlocks one path of nodes, frees the page that is not full",
     ("finish", PYTHON): "as the Rust tree",
     ("finish", LEGACY): "as the Rust tree",
+    ("events", OURS): "117 stored and 117 removed; the message in Rust, as the publisher makes it",
+    ("events", VLLM): "likewise; take_events and its msgspec encoder",
+    ("events-beside", OURS): "a word in a ring for each; another thread takes it",
+    ("events-beside", VLLM): "structs with their tokens, and take_events",
     ("decode-256", OURS): "append, grow, the changed cells of the tables, seal",
     ("decode-256", VLLM): "append and allocate_slots each; its tables are written in the worker",
     ("decode-1024", OURS): "likewise",
@@ -213,7 +233,7 @@ LACKING = """\
 - Dynamo's tree knows which worker has what; it allocates, evicts and schedules nothing.
 - Two threads that allocate from one cache: vLLM's pool and SGLang's trees raise, so that they have
   no line; what they raise is printed as it happens.
-- Blockyard alone can park a whole sequence. No side publishes events in these rows."""
+- Blockyard alone can park a whole sequence. No side publishes events but in the rows of these."""
 
 
 def shown(value: float, stat: str) -> str:

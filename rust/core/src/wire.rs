@@ -35,6 +35,13 @@ pub(crate) struct Batch {
 /// Where the number of events stands: behind the array of three, and the time.
 const EVENTS_AT: usize = 1 + 9 + 1;
 
+/// Bytes that a token and a number take at most, and what an event has besides.
+const LONGEST_TOKEN: usize = 5;
+const LONGEST_NUMBER: usize = 9;
+const EVENT: usize = 256;
+/// Room that is made in advance at most.
+const MOST_ROOM: usize = 1 << 24;
+
 impl Batch {
     /// A batch of this moment, in seconds since 1970.
     pub(crate) fn new(time: f64) -> Self {
@@ -42,6 +49,14 @@ impl Batch {
         bytes.extend_from_slice(&time.to_be_bytes());
         bytes.extend_from_slice(&[0xDD, 0, 0, 0, 0]);
         Self { bytes, events: 0 }
+    }
+
+    /// Makes room for events of so many blocks that come with their tokens, and so many that go, so that
+    /// it does not grow as they are written.
+    pub(crate) fn reserve(&mut self, stored: usize, removed: usize, block_size: u32) {
+        let tokens = LONGEST_TOKEN * block_size as usize;
+        let bytes = stored * (LONGEST_NUMBER + tokens) + removed * LONGEST_NUMBER;
+        self.bytes.reserve(EVENT + bytes.min(MOST_ROOM));
     }
 
     pub(crate) fn events(&self) -> u32 {
@@ -119,7 +134,7 @@ impl Batch {
         /// By the length of a token's bytes.
         const TAGS: [u64; 6] = [0, 0, 0xCC << 56, 0xCD << 56, 0, 0xCE << 56];
         let start = self.bytes.len();
-        self.bytes.resize(start + 5 * block.len() + WORD, 0);
+        self.bytes.resize(start + LONGEST_TOKEN * block.len() + WORD, 0);
         let room = &mut self.bytes[start..];
         let mut at = 0;
         for &token in block {
@@ -167,11 +182,11 @@ impl Batch {
         self.text(name);
         self.array(numbers.len());
         let (start, mut at) = (self.bytes.len(), 0);
-        self.bytes.resize(start + 9 * numbers.len(), 0);
+        self.bytes.resize(start + LONGEST_NUMBER * numbers.len(), 0);
         let room = &mut self.bytes[start..];
         for &number in numbers {
             let (bytes, len) = tagged(number);
-            room[at..at + 9].copy_from_slice(&bytes);
+            room[at..at + LONGEST_NUMBER].copy_from_slice(&bytes);
             at += len;
         }
         self.bytes.truncate(start + at);
@@ -231,7 +246,7 @@ impl Batch {
 
 /// A number with its tag, in the fewest bytes that msgpack has for it, and how many they are.
 #[inline]
-fn tagged(number: u64) -> ([u8; 9], usize) {
+fn tagged(number: u64) -> ([u8; LONGEST_NUMBER], usize) {
     let (tag, len) = match number {
         0..0x80 => return ([number as u8, 0, 0, 0, 0, 0, 0, 0, 0], 1),
         0x80..0x100 => (0xCC, 1),
@@ -239,7 +254,7 @@ fn tagged(number: u64) -> ([u8; 9], usize) {
         0x1_0000..0x1_0000_0000 => (0xCE, 4),
         _ => (0xCF, 8),
     };
-    let mut bytes = [tag; 9];
+    let mut bytes = [tag; LONGEST_NUMBER];
     bytes[1..].copy_from_slice(&(number << (64 - 8 * len)).to_be_bytes());
     (bytes, 1 + len)
 }

@@ -161,6 +161,8 @@ impl Mirror {
     /// Follows what has happened, and adds it to a batch.
     pub(crate) fn follow(&mut self, told: &Told, late: &[Late], batch: &mut Batch) {
         self.heard.lost += told.lost;
+        let words = told.words.len() - told.names.len().min(told.words.len());
+        batch.reserve(told.names.len(), words, self.block_size);
         let mut names = told.names.iter();
         let mut staged = Staged::new(told);
         for &word in &told.words {
