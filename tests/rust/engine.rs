@@ -700,7 +700,7 @@ impl World {
     }
 
     fn sound(&mut self) {
-        let violation = self.cache.lock().audit();
+        let violation = self.cache.audit();
         assert_eq!(violation, None);
         self.listen();
         if let Some(naive) = &self.naive {

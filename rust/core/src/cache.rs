@@ -8,7 +8,7 @@ use crate::id::{Group, Key, LeaseId, ParkedId, TicketId};
 use crate::lease::{Lease, Parked, Ticket};
 use crate::mirror::{Clears, Heard, Late, Salts};
 use crate::shared::{Drained, Keys, Locked, Shared};
-use crate::state::{Config, State};
+use crate::state::{Config, State, Violation};
 use crate::sync::Arc;
 use std::ops::Range;
 
@@ -139,6 +139,11 @@ impl Cache {
     /// `State` where nobody listens.
     pub fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Vec<u8>> {
         self.shared.snapshot(time, rank)
+    }
+
+    /// The first law found broken: [`State::audit`], and whether a listener knows what there is.
+    pub fn audit(&self) -> Option<Violation> {
+        self.shared.audit()
     }
 
     /// How much was told, and how much not.

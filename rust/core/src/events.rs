@@ -187,6 +187,11 @@ impl Events {
         std::mem::swap(&mut self.told, other);
     }
 
+    /// What has happened since the last swap.
+    pub(crate) fn pending(&self) -> &Told {
+        &self.told
+    }
+
     #[inline]
     fn skips(&self, node: NodeIx) -> bool {
         self.retelling

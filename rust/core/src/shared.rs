@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::events::Told;
 use crate::id::{LeaseId, ParkedId, TicketId};
 use crate::mirror::{Clears, Heard, Late, Mirror, Salts};
-use crate::state::State;
+use crate::state::{State, Violation};
 use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
 use crate::wire::Batch;
 use std::fmt;
@@ -172,6 +172,24 @@ impl Shared {
 
     pub(crate) fn heard(&self) -> Result<Heard> {
         Ok(wait(&self.ear()?.mirror).0.heard())
+    }
+
+    /// The first law found broken, of what a listener knows too. What it was not told yet counts as told.
+    pub(crate) fn audit(&self) -> Option<Violation> {
+        let Some(ear) = self.ear.get() else {
+            return self.lock().audit();
+        };
+        let heard = wait(&ear.mirror);
+        let state = self.lock();
+        state.audit().or_else(|| {
+            let told = heard.0.check(state.pending_events(), &state.told_blocks());
+            Some(Violation {
+                law: "O1",
+                detail: told.err()?,
+                slot: None,
+                block: None,
+            })
+        })
     }
 
     /// The yard, unless a panic has left it half changed.

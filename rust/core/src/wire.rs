@@ -134,7 +134,8 @@ impl Batch {
         /// By the length of a token's bytes.
         const TAGS: [u64; 6] = [0, 0, 0xCC << 56, 0xCD << 56, 0, 0xCE << 56];
         let start = self.bytes.len();
-        self.bytes.resize(start + LONGEST_TOKEN * block.len() + WORD, 0);
+        self.bytes
+            .resize(start + LONGEST_TOKEN * block.len() + WORD, 0);
         let room = &mut self.bytes[start..];
         let mut at = 0;
         for &token in block {

@@ -5,7 +5,7 @@ use crate::arguments;
 use crate::buffers::{array, integers};
 use crate::error::Failure;
 use crate::face::Cache;
-use crate::gil::{LONG, enter};
+use crate::gil::{LONG, beside, enter};
 use crate::keys::key_rows;
 use crate::recorder::Recorder;
 use blockyard_core::{self as core, Config, KeyHash, Speeds};
@@ -272,7 +272,7 @@ impl Cache {
     /// Returns the first law found broken, or None. It takes time in proportion to the cache.
     fn audit(&self, py: Python<'_>) -> PyResult<Option<Violation>> {
         self.check_sound()?;
-        let violation = enter(py, &self.inner, LONG, |state| Ok(state.audit()))?;
+        let violation = beside(py, &self.inner, || Ok(self.inner.audit()))?;
         Ok(violation.map(Violation::from))
     }
 

@@ -93,7 +93,7 @@ impl Yard {
 
     /// Nothing that is counted or linked contradicts what is held.
     pub(crate) fn sound(&self) {
-        if let Some(violation) = self.cache.lock().audit() {
+        if let Some(violation) = self.cache.audit() {
             panic!("{violation}");
         }
     }

@@ -132,7 +132,7 @@ impl World {
                 "the digest of what was refused"
             );
         }
-        if let Some(violation) = self.cache.lock().audit() {
+        if let Some(violation) = self.cache.audit() {
             panic!("{violation}");
         }
         // A fork that was undone leaves a spent handle.

@@ -4,6 +4,7 @@
 //! A block is told once its tokens and its parent are known and its origin may be told; until then
 //! it is counted. The mirror is as large as the trie has been: about 45 bytes a block, and its tokens.
 
+mod check;
 mod foretold;
 mod origins;
 mod runs;
@@ -12,6 +13,7 @@ mod staged;
 use crate::events::{Above, Name, Origin, Told, Word, number};
 use crate::id::{Ix, Key};
 use crate::wire::{Batch, Extra};
+pub(crate) use check::Known;
 use foretold::{Coming, Foretold};
 use origins::{Origins, PLAIN, extras_of};
 use runs::{Kind, Run};

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::events::{Above, Events, NO_TOKENS, Name, Stage, Told, number};
 use crate::flight::Move;
 use crate::id::{Id, Ix, LeaseId, MAX_TIERS, NodeIx, Tier};
+use crate::mirror::Known;
 use std::ops::Range;
 
 /// Blocks that are told again in one slice, or places that are passed.
@@ -272,6 +273,27 @@ impl State {
             }
         }
         ready
+    }
+
+    /// The same by place, with a bit for each tier, but for what is to be told again and was not yet:
+    /// what the audit compares a listener with.
+    pub(crate) fn told_blocks(&self) -> Vec<Known> {
+        let told = |&(node, _): &(NodeIx, _)| self.is_told(node) && !self.is_untold(node);
+        let known = |(node, block): (NodeIx, &crate::trie::Node)| {
+            let ready = self
+                .tiers
+                .all()
+                .filter(|&tier| self.ready(node, tier).is_some());
+            let tiers = ready.fold(0, |set, tier| set | 1 << tier.at());
+            (node.get(), number(&block.key), tiers)
+        };
+        let known = self.trie.iter().filter(told).map(known);
+        known.filter(|&(_, _, tiers)| tiers != 0).collect()
+    }
+
+    /// What a listener has not taken yet.
+    pub(crate) fn pending_events(&self) -> Option<&Told> {
+        self.events.as_ref().map(|events| events.pending())
     }
 
     /// The epoch has ended.
