@@ -50,11 +50,11 @@ class Replicas:
     ) -> None:
         self._replicas = [
             _replica(setup, Counter() if number else seen, fenced, clock)
-            for number in range(max(setup.replicas, 1) - setup.measured)
+            for number in range(max(setup.replicas, 1) - setup.watched)
         ]
         self._honest = tuple(self._replicas)
-        if setup.measured:
-            self._replicas.append(_replica(setup, Counter(), fenced, _jumping(), metrics=True))
+        if setup.watched:
+            self._replicas.append(_replica(setup, Counter(), fenced, _jumping(), watched=True))
         first = self._replicas[0]
         self.cache = first.cache
         self.scheduler = first.scheduler
@@ -156,6 +156,8 @@ class Replicas:
         for replica in self._replicas[len(self._honest) :]:
             _ask(replica)
             check(replica.cache.digest() in digests, "O6: a replica that was asked has changed")
+            _listen(replica)
+            check(replica.cache.digest() in digests, "O4: a replica that is heard has changed")
 
     def fill(self) -> None:
         """Begins a sequence in all the room there is: a dead engine may write none of it (T29).
@@ -195,16 +197,27 @@ def _ask(replica: Replica) -> None:
     check(waited is not None and min(waited.begun.counts) >= 0, "O6: a measured replica is silent")
 
 
+def _listen(replica: Replica) -> None:
+    """Takes a slice of what has happened, now and then; the audit compares what is known with it."""
+    if replica.scheduler.stats()["steps"] % 7 == 0:
+        replica.cache.take_events()
+        told = replica.cache.events_told()
+        check(told["removed"] <= told["stored"], f"O1: more is gone than has come: {told}")
+
+
 def _replica(
     setup: Setup,
     seen: Counter[str],
     fenced: Callable[[], set[int]],
     clock: Clock,
     *,
-    metrics: bool = False,
+    watched: bool = False,
 ) -> Replica:
     cache = CheckedCache(config_of(setup))
     cache.watch(seen, fenced)
+    if watched:
+        # So few that some are lost.
+        cache.listen(ring=24)
     scheduler = Scheduler(
         cache,
         SchedulerOptions(
@@ -220,7 +233,7 @@ def _replica(
             num_speculative_tokens=setup.drafts,
         ),
         clock=clock,
-        metrics=metrics,
+        metrics=watched,
     )
     return Replica(cache, scheduler, CheckedReservations(cache, seen))
 

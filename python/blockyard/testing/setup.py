@@ -156,9 +156,9 @@ class Setup:
     """With "elsewhere" there are no bytes to check: each copy is good, some ticks later."""
     tick_ms: int = 10
     """Milliseconds of a tick on the scheduler's clock, which decides nothing."""
-    measured: bool = False
-    """Whether the last replica alone counts times, by a clock that jumps, and is asked for all of
-    its numbers after every step."""
+    watched: bool = False
+    """Whether the last replica alone counts times, by a clock that jumps, is asked for all of its
+    numbers after every step, and tells a listener, at times too late, what happens to its blocks."""
 
 
 WORDS: Final[dict[str, tuple[int, frozenset[str]]]] = {

@@ -15,7 +15,7 @@ def test_a_replica_that_is_measured_by_a_lying_clock_and_asked_decides_as_one_th
 ) -> None:
     # The replicas' steps, plans, counters and digests are compared after every step.
     scenario = Scenario.seeded(seed)
-    setup = dataclasses.replace(scenario.setup, replicas=2, measured=True)
+    setup = dataclasses.replace(scenario.setup, replicas=2, watched=True)
     assert simulate(dataclasses.replace(scenario, setup=setup)).ticks > 40
 
 

@@ -263,7 +263,7 @@ impl Mirror {
             self.gone(at, tier, batch);
         }
         let place = &mut self.places[at as usize];
-        let (before, flags) = (place.key, place.flags);
+        let (before, flags, origin) = (place.key, place.flags, place.origin);
         *place = Place {
             key,
             number: key,
@@ -271,6 +271,7 @@ impl Mirror {
             flags: NAMED,
             ..Place::default()
         };
+        self.origins.release(origin);
         if flags & MEDIA != 0 {
             self.extras.remove(&at);
         }
@@ -288,7 +289,7 @@ impl Mirror {
         self.tokens[start..start + size].copy_from_slice(tokens);
         let (mut flags, mut own) = (TOKENS, PLAIN);
         if let Some(origin) = origin {
-            own = self.origins.intern(origin, self.salts);
+            own = self.origins.hold(origin, self.salts);
             let first = u64::from(block) * u64::from(self.block_size);
             let extras = extras_of(origin, first..first + u64::from(self.block_size));
             if origin.salt.is_some() {

@@ -15,10 +15,19 @@ pub(super) struct Apart {
 /// The adapter and the salt, as they were given.
 type Given = (Option<Vec<u8>>, Option<Vec<u8>>);
 
-/// Every adapter with every salt that was heard of, once.
+/// Every adapter with every salt that some block has, once.
 pub(super) struct Origins {
-    all: Vec<Apart>,
+    all: Vec<Kept>,
     interned: BTreeMap<Given, u32>,
+    /// Numbers that no block has.
+    free: Vec<u32>,
+}
+
+#[derive(Default)]
+struct Kept {
+    own: Apart,
+    given: Given,
+    blocks: u32,
 }
 
 /// What has neither.
@@ -27,30 +36,61 @@ pub(super) const PLAIN: u32 = 0;
 impl Origins {
     pub(super) fn new() -> Self {
         Self {
-            all: vec![Apart::default()],
+            all: vec![Kept::default()],
             interned: BTreeMap::new(),
+            free: Vec::new(),
         }
     }
 
     pub(super) fn get(&self, origin: u32) -> &Apart {
-        &self.all[origin as usize]
+        &self.all[origin as usize].own
     }
 
-    /// The number of an origin. A salt that nobody is told need not be kept.
-    pub(super) fn intern(&mut self, origin: &Extras, salts: Salts) -> u32 {
+    /// A block has it: returns its number. A salt that nobody is told need not be kept.
+    pub(super) fn hold(&mut self, origin: &Extras, salts: Salts) -> u32 {
         let salt = origin.salt.clone().filter(|_| salts == Salts::Tell);
         let given = (origin.lora.clone(), salt);
         if given == (None, None) {
             return PLAIN;
         }
-        let (next, all) = (self.all.len() as u32, &mut self.all);
-        *self.interned.entry(given).or_insert_with_key(|given| {
-            all.push(Apart {
-                lora: given.0.as_deref().map(text),
-                salt: given.1.as_deref().map(text),
-            });
-            next
-        })
+        if let Some(&known) = self.interned.get(&given) {
+            self.all[known as usize].blocks += 1;
+            return known;
+        }
+        let own = Apart {
+            lora: given.0.as_deref().map(text),
+            salt: given.1.as_deref().map(text),
+        };
+        let next = self.free.pop().unwrap_or_else(|| {
+            self.all.push(Kept::default());
+            self.all.len() as u32 - 1
+        });
+        self.interned.insert(given.clone(), next);
+        self.all[next as usize] = Kept {
+            own,
+            given,
+            blocks: 1,
+        };
+        next
+    }
+
+    /// A block has it no more: it is forgotten with its last one.
+    pub(super) fn release(&mut self, origin: u32) {
+        if origin == PLAIN {
+            return;
+        }
+        let kept = &mut self.all[origin as usize];
+        kept.blocks -= 1;
+        if kept.blocks == 0 {
+            self.interned.remove(&std::mem::take(kept).given);
+            self.free.push(origin);
+        }
+    }
+
+    /// How many there are beside the plain one.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.interned.len()
     }
 }
 
@@ -79,4 +119,32 @@ fn text(bytes: &[u8]) -> String {
     let digits = b"0123456789abcdef";
     let pair = |byte: &u8| [digits[(byte >> 4) as usize], digits[(byte & 15) as usize]];
     bytes.iter().flat_map(pair).map(char::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Origins, PLAIN};
+    use crate::extras::Extras;
+    use crate::mirror::Salts;
+
+    #[test]
+    fn what_no_block_has_any_more_is_forgotten_and_its_number_is_given_again() {
+        let mut origins = Origins::new();
+        let salted = |number: u32| Extras {
+            salt: Some(number.to_be_bytes().to_vec()),
+            ..Extras::default()
+        };
+        assert_eq!(origins.hold(&salted(0), Salts::Hide), PLAIN);
+        let first = origins.hold(&salted(0), Salts::Tell);
+        assert_eq!(origins.hold(&salted(0), Salts::Tell), first);
+        origins.release(first);
+        assert_eq!(origins.len(), 1, "a block has it still");
+        for number in 1..1000 {
+            let other = origins.hold(&salted(number), Salts::Tell);
+            origins.release(other);
+        }
+        origins.release(first);
+        assert_eq!(origins.len(), 0);
+        assert!(origins.all.len() <= 3, "numbers are given again");
+    }
 }
