@@ -13,13 +13,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 #: Approximate instructions of an allocation and its end.
 ALLOCATION = 100
 #: Instructions that only some processors have; valgrind hides them from a program so far.
 UNEVEN = ("x86_sha::", "aarch64_sha2::")
 
 
-def build() -> str:
+def build(tree: Path = ROOT) -> str:
     """Builds the native program like the wheel, with symbols for callgrind; returns its path."""
     built = subprocess.run(
         [
@@ -28,6 +29,7 @@ def build() -> str:
             *("--message-format", "json-render-diagnostics"),
         ],
         check=True,
+        cwd=tree,
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -5,6 +5,7 @@
 //! floor count row blocks times  runs a row for callgrind with --toggle-collect='*floor::measured';
 //!                               answers operations, of one time, and allocations, of all times
 //! floor worst blocks calls      the longest of as many calls, three times over
+//! floor slices blocks           nanoseconds for which each slice of a retelling holds the lock
 //! floor bytes slots             live bytes per slot, by a counting allocator
 //! ```
 
@@ -18,7 +19,8 @@ use cpu_time::ThreadTime;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::io::BufRead;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
 use work::{Rig, Row, row};
 
 struct Counting;
@@ -169,6 +171,32 @@ fn worst(blocks: u32, calls: usize) {
     ));
 }
 
+/// Everything is told again, beside a thread that asks for the lock all the time: how long it is away.
+fn slices(blocks: u32) {
+    let mut told = told::Told::new(blocks, told::Verb::Retell, true);
+    let cache = told.cache.clone();
+    told.prepare();
+    let done = AtomicBool::new(false);
+    let away = std::thread::scope(|scope| {
+        let asks = scope.spawn(|| {
+            let mut away = Vec::new();
+            while !done.load(Ordering::Relaxed) {
+                if cache.try_lock().is_none() {
+                    let start = Instant::now();
+                    while cache.try_lock().is_none() {}
+                    away.push(start.elapsed().as_nanos());
+                }
+            }
+            away
+        });
+        measured(&mut told);
+        done.store(true, Ordering::Relaxed);
+        asks.join().expect("no panic")
+    });
+    let text: Vec<String> = away.iter().map(ToString::to_string).collect();
+    answer(&text.join(" "));
+}
+
 fn bytes(slots: u32) {
     let before = LIVE.load(Ordering::Relaxed);
     let rig = Rig::new(
@@ -227,10 +255,12 @@ fn main() {
         Some("serve") => serve(),
         Some("count") => count(&arguments[1], number(2), number(3)),
         Some("worst") => worst(number(1), number(2) as usize),
+        Some("slices") => slices(number(1)),
         Some("bytes") => bytes(number(1)),
         Some("restore") => restore(number(1)),
         _ => answer(
-            "floor serve | count row blocks times | worst blocks calls | bytes slots | restore rows",
+            "floor serve | count row blocks times | worst blocks calls | slices blocks | bytes slots \
+             | restore rows",
         ),
     }
 }

@@ -35,7 +35,7 @@ pub(crate) enum Verb {
 }
 
 pub(crate) struct Told {
-    cache: Cache,
+    pub(crate) cache: Cache,
     source: Source,
     verb: Verb,
     prompts: Vec<Chain>,

@@ -42,6 +42,21 @@ const EVENT: usize = 256;
 /// Room that is made in advance at most.
 const MOST_ROOM: usize = 1 << 24;
 
+/// By how many bits a token has: its tag, in the highest byte, and how many bytes it takes with it.
+const TAGS: [(u64, u8); 33] = {
+    let mut tags = [(0, 1); 33];
+    let mut bits = 8;
+    while bits <= 32 {
+        tags[bits] = match bits {
+            8 => (0xCC << 56, 2),
+            9..=16 => (0xCD << 56, 3),
+            _ => (0xCE << 56, 5),
+        };
+        bits += 1;
+    }
+    tags
+};
+
 impl Batch {
     /// A batch of this moment, in seconds since 1970.
     pub(crate) fn new(time: f64) -> Self {
@@ -102,10 +117,7 @@ impl Batch {
             None => self.nil(),
         }
         self.text("token_ids");
-        self.array(blocks.len() * head.block_size as usize);
-        for block in tokens {
-            self.tokens(block);
-        }
+        self.tokens(blocks.len() * head.block_size as usize, tokens);
         self.text("block_size");
         self.unsigned(head.block_size.into());
         self.text("lora_id");
@@ -126,28 +138,28 @@ impl Batch {
         }
     }
 
-    /// The tokens of a block, each with its tag: most of a batch is these, and tokens of three and of five
-    /// bytes come as they like. So room is made once, and there is no branch: each token is written as eight
+    /// So many tokens of blocks, each with its tag. Most of a batch is these, and those of three and of five
+    /// bytes come as they like: so room is made once, and there is no branch. Each is written as eight
     /// bytes, of which the next one leaves as many as it has.
-    fn tokens(&mut self, block: &[u32]) {
-        const WORD: usize = size_of::<u64>();
-        /// By the length of a token's bytes.
-        const TAGS: [u64; 6] = [0, 0, 0xCC << 56, 0xCD << 56, 0, 0xCE << 56];
+    fn tokens<'a>(&mut self, count: usize, blocks: impl Iterator<Item = &'a [u32]>) {
+        self.array(count);
         let start = self.bytes.len();
-        self.bytes
-            .resize(start + LONGEST_TOKEN * block.len() + WORD, 0);
-        let room = &mut self.bytes[start..];
-        let mut at = 0;
-        for &token in block {
-            let len = 1
-                + usize::from(token >= 1 << 7)
-                + usize::from(token >= 1 << 8)
-                + 2 * usize::from(token >= 1 << 16);
-            let word = TAGS[len] | u64::from(token) << (64 - 8 * len);
-            room[at..at + WORD].copy_from_slice(&word.to_be_bytes());
-            at += len;
+        let whole = LONGEST_TOKEN * count + size_of::<u64>();
+        self.bytes.resize(start + whole, 0);
+        let mut room = &mut self.bytes[start..];
+        for block in blocks {
+            for &token in block {
+                let bits = 32 - (token | 1).leading_zeros();
+                let (tag, len) = TAGS[bits as usize];
+                let word = tag | u64::from(token) << (64 - 8 * u32::from(len));
+                if let Some((next, _)) = room.split_first_chunk_mut() {
+                    *next = word.to_be_bytes();
+                }
+                room = room.split_at_mut(len.into()).1;
+            }
         }
-        self.bytes.truncate(start + at);
+        let left = room.len();
+        self.bytes.truncate(start + whole - left);
     }
 
     fn extra(&mut self, block: &[Extra]) {

@@ -147,9 +147,14 @@ impl State {
     }
 
     fn tell_copies(&mut self, node: NodeIx) {
+        if !self.is_told(node) {
+            return;
+        }
         for tier in self.tiers.all() {
-            if self.ready(node, tier).is_some() {
-                self.tell_ready(node, tier);
+            if self.ready(node, tier).is_some()
+                && let Some(events) = &mut self.events
+            {
+                events.ready(node, tier);
             }
         }
     }
