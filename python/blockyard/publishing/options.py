@@ -21,6 +21,7 @@ class PublisherOptions:
             who connects.
         ring: Events that wait in the cache at most, as in `KVCache.listen`.
         keep: Batches that can be replayed.
+        keep_bytes: Bytes that these have together at most. Whoever asks for more gets a snapshot.
         backlog: Batches that wait for a slow subscriber at most.
         every: Seconds between two looks, when nothing is asked: at most 1.
 
@@ -33,12 +34,14 @@ class PublisherOptions:
     salts: Literal["hide", "tell"] = "hide"
     ring: int = 1 << 17
     keep: int = 10_000
+    keep_bytes: int = 64 << 20
     backlog: int = 100_000
     every: float = 0.01
 
     def __post_init__(self) -> None:
         one_of("salts", self.salts, ("hide", "tell"))
         integer("keep", self.keep, least=1)
+        integer("keep_bytes", self.keep_bytes, least=1)
         integer("backlog", self.backlog, least=1)
         if not 0 < self.every <= 1:
             raise Misuse(f"every = {self.every}: give seconds, above 0 and no more than 1")

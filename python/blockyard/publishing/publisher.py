@@ -70,14 +70,13 @@ class Publisher:
     ) -> None:
         one_of("interfaces", interfaces, ("loopback", "any"))
         options = options or PublisherOptions()
-        keep = options.keep
         check_endpoint("endpoint", endpoint, interfaces=interfaces)
         if replay is not None:
             check_endpoint("replay", replay, interfaces=interfaces)
         self._cache, self._clock = cache, clock
         self._topic, self._rank = options.topic.encode(), options.rank
         self._every = options.every
-        self._sent = Sent(int(clock() * (1 << _SHIFT)), keep)
+        self._sent = Sent(int(clock() * (1 << _SHIFT)), options.keep, options.keep_bytes)
         self._counts = dict.fromkeys(("batches", "replays", "rejected"), 0)
         self._asked = threading.Condition()
         self._turns = self._wanted = 0
@@ -85,7 +84,9 @@ class Publisher:
         self._context = _context()
         try:
             self._pub = self._bind("PUB", endpoint, options.backlog)
-            self._replay = None if replay is None else self._bind("ROUTER", replay, 2 * (keep + 1))
+            self._replay = (
+                None if replay is None else self._bind("ROUTER", replay, 2 * (options.keep + 1))
+            )
             # Last, as a cache keeps its listener for good.
             cache.listen(ring=options.ring, salts=options.salts)
         except BaseException:

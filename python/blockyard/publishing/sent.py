@@ -12,16 +12,23 @@ class Sent:
     Args:
         first: The number of the first batch.
         most: Batches that are kept.
+        most_bytes: Bytes that are kept; the last batch is, however long it is.
     """
 
-    def __init__(self, first: int, most: int) -> None:
-        self._batches: deque[bytes] = deque(maxlen=most)
+    def __init__(self, first: int, most: int, most_bytes: int) -> None:
+        self._batches: deque[bytes] = deque()
+        self._most, self._most_bytes = most, most_bytes
+        self._bytes = 0
         self.next = first
         """The number of the batch that is sent next."""
 
     def add(self, payload: bytes) -> int:
         """Takes a batch; returns its number."""
-        self._batches.append(payload)
+        kept = self._batches
+        kept.append(payload)
+        self._bytes += len(payload)
+        while len(kept) > self._most or (self._bytes > self._most_bytes and len(kept) > 1):
+            self._bytes -= len(kept.popleft())
         self.next += 1
         return self.next - 1
 

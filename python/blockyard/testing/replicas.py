@@ -198,7 +198,7 @@ def _ask(replica: Replica) -> None:
 
 
 def _listen(replica: Replica) -> None:
-    """Takes a slice of what has happened, now and then; the audit compares what is known with it."""
+    """Takes what has happened, now and then: the audit compares it with what there is."""
     if replica.scheduler.stats()["steps"] % 7 == 0:
         replica.cache.take_events()
         told = replica.cache.events_told()

@@ -158,7 +158,7 @@ class Setup:
     """Milliseconds of a tick on the scheduler's clock, which decides nothing."""
     watched: bool = False
     """Whether the last replica alone counts times, by a clock that jumps, is asked for all of its
-    numbers after every step, and tells a listener, at times too late, what happens to its blocks."""
+    numbers after every step, and tells a listener, at times too late, what its blocks do."""
 
 
 WORDS: Final[dict[str, tuple[int, frozenset[str]]]] = {

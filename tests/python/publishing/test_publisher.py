@@ -119,6 +119,23 @@ def test_whoever_has_lost_a_batch_gets_it_again_and_whoever_comes_late_gets_all_
         assert (stats["replays"], stats["snapshots"], stats["rejected"]) == (2, 4, 0)
 
 
+def test_of_long_batches_fewer_are_kept(cache: by.KVCache) -> None:
+    options = PublisherOptions(keep_bytes=1)
+    with (
+        Publisher(cache, ANY, replay=ANY, options=options) as publisher,
+        subscribed(publisher) as router,
+    ):
+        for name in range(3):
+            play(cache, name)
+            assert publisher.flush()
+        newest = publisher.stats()["next"] - 1
+        (last,) = router.ask(newest)
+        (all_of_it,) = router.ask(newest - 1)
+        assert last[0] == all_of_it[0] == newest
+        assert len(last[1]) < len(all_of_it[1])
+        assert publisher.stats()["snapshots"] == 1
+
+
 def test_a_restart_begins_above_every_number_of_before() -> None:
     seconds = 1_700_000_000.0
     ends = []
@@ -203,7 +220,14 @@ def test_closing_sends_the_rest_and_leaves_the_cache_as_it_is(cache: by.KVCache)
 
 
 def test_what_is_out_of_range_is_named(cache: by.KVCache) -> None:
-    for wrong in ({"keep": 0}, {"backlog": 0}, {"every": 0}, {"every": 2}, {"salts": "some"}):
+    for wrong in (
+        {"keep": 0},
+        {"keep_bytes": 0},
+        {"backlog": 0},
+        {"every": 0},
+        {"every": 2},
+        {"salts": "some"},
+    ):
         arguments: dict[str, Any] = dict(wrong)
         with pytest.raises(by.Misuse, match=next(iter(wrong))):
             PublisherOptions(**arguments)
