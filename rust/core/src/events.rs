@@ -100,9 +100,8 @@ pub(crate) struct Told {
     pub(crate) words: Vec<Word>,
     pub(crate) names: Vec<Name>,
     pub(crate) stages: Vec<Stage>,
-    /// Blocks in all stages so far, and how many of them were dropped.
+    /// Blocks in all stages so far.
     staged: u32,
-    pub(crate) dropped: u32,
     /// Rows of the last stage that no seal has come to.
     pending: VecDeque<(LeaseId, u32)>,
     /// Events that were dropped because nobody took them.
@@ -110,13 +109,13 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// Empties it for the next swap; its room stays.
+    /// Empties it for the next swap; its room stays. It frees all tokens, which no lock waits for.
     pub(crate) fn reset(&mut self) {
         self.words.clear();
         self.names.clear();
         self.stages.clear();
         self.pending.clear();
-        (self.staged, self.dropped, self.lost) = (0, 0, 0);
+        (self.staged, self.lost) = (0, 0);
     }
 }
 
@@ -177,13 +176,13 @@ impl Events {
     pub(crate) fn room(most: usize) -> crate::error::Result<Told> {
         let mut told = Told::default();
         memory::reserve(&mut told.words, most + 1, "the events")?;
-        memory::reserve(&mut told.names, most.min(1 << 12), "the events")?;
+        memory::reserve(&mut told.names, most, "the events")?;
         Ok(told)
     }
 
     /// Hands over what has happened, for an empty list.
     pub(crate) fn swap(&mut self, other: &mut Told) {
-        other.reset();
+        debug_assert!(other.words.is_empty(), "it was reset outside the lock");
         std::mem::swap(&mut self.told, other);
     }
 
@@ -237,9 +236,8 @@ impl Events {
     /// The same of a block that was named before.
     pub(crate) fn name(&mut self, name: Name) {
         if self.told.names.len() >= self.most_names {
+            // The tokens stay until the swap: to free them would take a while, and their room is bounded.
             self.told.names.clear();
-            self.told.stages.clear();
-            self.told.dropped = self.told.staged;
             self.overflow();
         }
         if self.told.words.len() >= self.most {
@@ -267,9 +265,9 @@ impl Events {
 
     /// The epoch has ended: what happened before it is told to nobody.
     pub(crate) fn clear(&mut self) {
-        let lost = self.told.lost;
-        self.told.reset();
-        self.told.lost = lost;
+        self.told.words.clear();
+        self.told.names.clear();
+        self.told.pending.clear();
         self.told.words.push(Word::Cleared);
         self.retelling = None;
     }
@@ -278,7 +276,7 @@ impl Events {
     pub(crate) fn stage(&mut self, stage: Stage) {
         let told = &mut self.told;
         told.pending.clear();
-        if told.staged - told.dropped + stage.blocks() > self.most_names as u32 {
+        if (told.staged + stage.blocks()) as usize > self.most_names {
             // Nobody takes them: their blocks are told when a prompt brings these tokens again.
             return;
         }

@@ -154,6 +154,7 @@ impl Shared {
         let (late, _) = std::mem::take(&mut *wait(&ear.late));
         let mut batch = Batch::new(time);
         mirror.follow(told, &late, &mut batch);
+        told.reset();
         ear.lacks.store(mirror.lacks() > 0, Ordering::Relaxed);
         let payload = (batch.events() > 0).then(|| batch.finish(rank));
         Ok(Drained {

@@ -68,9 +68,49 @@ fn what_is_published_loaded_and_evicted_is_told_a_parent_before_its_child() {
     assert_eq!(heard.known(), [0, 4, 0], "what loads is not there yet");
     heard.yard.land(&begun.plans);
     assert_eq!(heard.known(), [4, 4, 0]);
+    let told = heard.yard.cache.heard().expect("it listens");
+    assert_eq!(told.untold, 0, "no child came before its parent");
     heard.yard.finish(lease);
     heard.yard.squeeze(2);
     assert_eq!(heard.known(), [2, 4, 0]);
+}
+
+#[test]
+fn what_is_evicted_together_is_told_block_by_block() {
+    let mut heard = Heard::new(33, 8);
+    for name in 0..4 {
+        heard.yard.publish(&text(name, 8));
+    }
+    assert_eq!(heard.known(), [32, 0, 0]);
+    heard.yard.squeeze(20);
+    assert_eq!(heard.known(), [12, 0, 0]);
+}
+
+#[test]
+fn where_names_were_lost_a_prompt_brings_its_tokens_again() {
+    let mut heard = Heard::of(config(9, 0), 12);
+    // As many names as are kept, for 9 blocks and 12 events, and many more.
+    for name in 0..30 {
+        heard.yard.publish(&text(name, 4));
+    }
+    heard.yard.sound();
+    let lacking = loop {
+        let drained = heard.yard.cache.drain(0.0, None).expect("it listens");
+        heard.listener.hear(drained.payload.as_deref());
+        if !drained.more {
+            break heard.yard.cache.heard().expect("it listens").lacking;
+        }
+    };
+    assert!(lacking > 0, "their tokens had no room");
+    for name in 27..30 {
+        let prompt = text(name, 4);
+        let found = heard.yard.on_device(&prompt) as usize;
+        heard
+            .yard
+            .cache
+            .tell_found(&heard.yard.chain(&prompt), found);
+    }
+    assert_eq!(heard.known(), [9, 0, 0]);
 }
 
 #[test]

@@ -31,23 +31,14 @@ impl Mirror {
         }
         for &(at, key, tiers) in there_is {
             let found = seen.get_mut(at as usize).map(std::mem::take);
-            let right = Seen {
-                key: Some(key),
-                tiers,
-            };
-            if found.unwrap_or_default() != right {
-                return Err(format!(
-                    "a listener knows {found:?} of place {at}, which is {right:?}"
-                ));
+            let found = found.unwrap_or_default();
+            if found.key != Some(key) {
+                return Err(format!("a listener has another block in place {at}"));
             }
+            check_tiers(at, found.tiers, tiers)?;
         }
-        match seen.iter().position(|seen| seen.tiers != 0) {
-            Some(at) => Err(format!(
-                "a listener knows {:?} of place {at}, where nothing is to be told",
-                seen[at]
-            )),
-            None => Ok(()),
-        }
+        let mut rest = seen.iter().enumerate();
+        rest.try_for_each(|(at, seen)| check_tiers(at as u32, seen.tiers, 0))
     }
 
     /// A block is told where it is, if it may be told, and nowhere else.
@@ -69,6 +60,15 @@ impl Mirror {
         }
         Ok(())
     }
+}
+
+fn check_tiers(at: u32, found: u8, right: u8) -> Result<(), String> {
+    if found == right {
+        return Ok(());
+    }
+    Err(format!(
+        "a listener knows place {at} on tiers {found:#b}, and it is on {right:#b}"
+    ))
 }
 
 fn seen_of(place: &Place) -> Seen {

@@ -18,7 +18,7 @@ impl<'a> Staged<'a> {
             told,
             stage: 0,
             row: 0,
-            first: told.dropped,
+            first: 0,
             offset: 0,
         }
     }
@@ -29,7 +29,7 @@ impl<'a> Staged<'a> {
         block: u32,
         size: usize,
     ) -> Option<(&'a [u32], &'a Origin, u32)> {
-        if block < self.told.dropped || block == NO_TOKENS {
+        if block == NO_TOKENS {
             return None;
         }
         if block < self.first {

@@ -28,7 +28,7 @@ impl State {
         }
         // A slice names a block, and tells it on every tier.
         if most <= 2 * MAX_TIERS {
-            let help = "room for a few events at least: 131,072 are 10 MiB";
+            let help = "room for a few events at least: 131,072 are 12 MiB";
             return Err(Error::argument("ring", most, help));
         }
         let blocks: usize = self.tiers.iter().map(|tier| tier.pool.len() as usize).sum();
@@ -38,12 +38,11 @@ impl State {
         Ok((Events::room(most)?, blocks))
     }
 
-    /// Hands over what has happened, for a list that was worked through, and tells the next slice
+    /// Hands over what has happened, for a list that was worked through and reset, and tells the next slice
     /// where all is told again. `false`: more of that is to come.
     pub(crate) fn hand_over(&mut self, other: &mut Told) -> bool {
         self.tell_slice();
         let Some(events) = &mut self.events else {
-            other.reset();
             return true;
         };
         events.swap(other);
