@@ -14,7 +14,7 @@ from blockyard._core import Misuse
 from blockyard.shared.models import MODELS as LAYOUTS
 from blockyard.shared.models import Heads
 
-__all__ = ["MACHINES", "MODELS", "GpuSpec", "ModelSpec", "Roofline", "preset"]
+__all__ = ["MACHINES", "MODELS", "GpuSpec", "ModelSpec", "Roofline", "preset", "roofline_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +316,42 @@ def preset(name: str) -> Roofline:
     if gpu not in MACHINES:
         raise _unknown("GPU", gpu, MACHINES)
     return Roofline(model=MODELS[model], machine=MACHINES[gpu], ranks=int(ranks or 1))
+
+
+def roofline_of(name: str, figures: Iterable[str], ranks: int | None) -> Roofline:
+    """Returns a preset as options change it.
+
+    Args:
+        name: As in `preset`.
+        figures: Figures to replace, each "NAME=VALUE".
+        ranks: GPUs to split the model over; None for as many as the preset says.
+
+    Raises:
+        Misuse: The preset or a figure is unknown or out of range, the model cannot be split so, or
+            its KV would take no memory.
+    """
+    given = {}
+    for figure in figures:
+        key, equals, value = figure.partition("=")
+        if not equals:
+            raise Misuse(f"--set {figure}: must be FIGURE=VALUE, like hbm_share=0.8")
+        if key == "ranks":
+            raise Misuse(f"--set {figure}: give --ranks {value} instead")
+        given[key] = value
+    if ranks is not None:
+        given["ranks"] = str(ranks)
+    roofline = preset(name).with_(given)
+    split, model = roofline.ranks, roofline.model
+    # A KV head is never split, but several ranks may hold the same one.
+    shared = model.kv_heads % split == 0 or split % model.kv_heads == 0
+    if model.heads % split or not shared:
+        raise Misuse(
+            f"--ranks {split}: must divide the {model.heads} heads of {model.name}, and divide its "
+            f"{model.kv_heads} KV heads or be a multiple of them"
+        )
+    if not roofline.kv_bytes_per_token:
+        raise Misuse(f"--set kv_bytes={model.kv_bytes:g}: KV would take no memory; give more")
+    return roofline
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> Misuse:

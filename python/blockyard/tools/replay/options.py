@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Literal, NamedTuple, TypeAlias
 
 from blockyard._core import Misuse, Unavailable
 from blockyard.crane.devices import DeviceName, device
 from blockyard.scheduling.headroom import Role, default_headroom
-from blockyard.tools.replay.hardware import Roofline, preset
+from blockyard.tools.replay.hardware import Roofline, roofline_of
 from blockyard.tools.replay.hints import Hints
 from blockyard.tools.replay.routing import RouterName, faster, routed
 from blockyard.tools.replay.sizes import blocks_in, check_memory
@@ -25,9 +25,8 @@ from blockyard.tools.replay.spec import (
     full_sizes,
     tight_sizes,
 )
-from blockyard.tools.traces.adversaries import ADVERSARIES, AdversaryName
-from blockyard.tools.traces.trace import Trace, read
-from blockyard.tools.traces.workload import WORKLOADS, WorkloadName, generate
+from blockyard.tools.traces.source import Source, check_source, trace_of
+from blockyard.tools.traces.trace import Trace
 from blockyard.yard.parking import PreemptMode
 
 __all__ = ["Options", "Replays", "resolve"]
@@ -35,15 +34,9 @@ __all__ = ["Options", "Replays", "resolve"]
 _Cache: TypeAlias = tuple[Policy, HostCopies | None, WritePolicy, Hints | None, Owner]
 
 
-class Options(TypedDict):
+class Options(Source):
     """The options of `blockyard replay`; None where one was left out."""
 
-    trace: Path | None
-    trace_block: int | None
-    requests: int | None
-    rate: float | None
-    workload: WorkloadName | AdversaryName | None
-    seed: int
     save_trace: Path | None
     device_blocks: int | None
     host_blocks: int | None
@@ -100,8 +93,8 @@ def resolve(options: Options) -> Replays:
         Misuse: An option is wrong, or does not go with another.
     """
     _check(options)
-    roofline = _roofline(options)
-    trace = faster(_trace(options), options["speed"])
+    roofline = roofline_of(options["preset"], options["figures"], options["ranks"])
+    trace = faster(trace_of(options), options["speed"])
     specs = _specs(options, roofline, trace)
     router = (options["router"] or "prefix") if options["replicas"] > 1 else None
     parts = routed(trace, options["replicas"], router or "prefix", options["seed"])
@@ -114,7 +107,7 @@ def _check(options: Options) -> None:
         blocks, gib = options[f"{tier}_blocks"], options[f"{tier}_gib"]  # type: ignore[literal-required]
         if blocks is not None and gib is not None:
             raise Misuse(f"--{tier}-blocks and --{tier}-gib exclude each other: give one")
-    _check_source(options)
+    check_source(options)
     if options["router"] is not None and options["replicas"] == 1:
         raise Misuse(f"--router {options['router']} needs engines to choose from: give --replicas")
     for text in options["hints"]:
@@ -134,14 +127,6 @@ def _check_device(options: Options) -> None:
         device(name)
     except Unavailable as error:
         raise Misuse(f"--device {name}: {error}") from error
-
-
-def _check_source(options: Options) -> None:
-    if options["trace"] is None and options["trace_block"] is not None:
-        raise Misuse("--trace-block is for a TRACE: a generated workload has 16 tokens per id")
-    for option, value in (("--rate", options["rate"]), ("--workload", options["workload"])):
-        if options["trace"] is not None and value is not None:
-            raise Misuse(f"{option} is for a generated workload: leave it out with a TRACE")
 
 
 def _check_virtual(options: Options) -> None:
@@ -171,46 +156,6 @@ def _check_sequential(options: Options) -> None:
         raise Misuse("--policy optimum knows one tier: give --host-blocks 0, or leave the host out")
     if "optimum" in options["policy"] and options["third_gib"]:
         raise Misuse("--policy optimum knows one tier: leave --third-gib out")
-
-
-def _roofline(options: Options) -> Roofline:
-    figures = {}
-    for figure in options["figures"]:
-        name, equals, value = figure.partition("=")
-        if not equals:
-            raise Misuse(f"--set {figure}: must be FIGURE=VALUE, like hbm_share=0.8")
-        if name == "ranks":
-            raise Misuse(f"--set {figure}: give --ranks {value} instead")
-        figures[name] = value
-    if options["ranks"] is not None:
-        figures["ranks"] = str(options["ranks"])
-    roofline = preset(options["preset"]).with_(figures)
-    ranks, model = roofline.ranks, roofline.model
-    # A KV head is never split, but several ranks may hold the same one.
-    shared = model.kv_heads % ranks == 0 or ranks % model.kv_heads == 0
-    if model.heads % ranks or not shared:
-        raise Misuse(
-            f"--ranks {ranks}: must divide the {model.heads} heads of {model.name}, and divide its "
-            f"{model.kv_heads} KV heads or be a multiple of them"
-        )
-    if not roofline.kv_bytes_per_token:
-        raise Misuse(f"--set kv_bytes={model.kv_bytes:g}: KV would take no memory; give more")
-    return roofline
-
-
-def _trace(options: Options) -> Trace:
-    if options["trace"] is not None:
-        return read(
-            options["trace"], trace_block=options["trace_block"], requests=options["requests"]
-        )
-    rate = 4.0 if options["rate"] is None else options["rate"]
-    requests = options["requests"] or 1000
-    match options["workload"] or "mixed":
-        case "loop" | "flood" | "shift" as name:
-            return ADVERSARIES[name](options["seed"], requests=requests, rate=rate)
-        case name:
-            workload = WORKLOADS[name]
-    return generate(options["seed"], requests=requests, rate=rate, workload=workload)
 
 
 def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:

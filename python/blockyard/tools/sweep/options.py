@@ -2,16 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypedDict, get_args
+from typing import Final, get_args
 
 from blockyard._core import Misuse
 from blockyard.shared.machine import free_memory
-from blockyard.tools.replay.hardware import Roofline, preset
+from blockyard.tools.replay.hardware import Roofline, roofline_of
 from blockyard.tools.replay.spec import Eviction, Policy
 from blockyard.tools.sweep.sizes import SplitText, parse_size
-from blockyard.tools.traces.adversaries import ADVERSARIES, AdversaryName
-from blockyard.tools.traces.trace import Trace, read
-from blockyard.tools.traces.workload import WORKLOADS, WorkloadName, generate
+from blockyard.tools.traces.source import Source, check_source, trace_of
+from blockyard.tools.traces.trace import Trace
 from blockyard.tools.units import size
 
 __all__ = ["MOST_POINTS", "MOST_SPLITS", "Options", "Plan", "resolve"]
@@ -20,15 +19,9 @@ MOST_SPLITS: Final = 5
 MOST_POINTS: Final = 200
 
 
-class Options(TypedDict):
+class Options(Source):
     """The options as given; None where one was left out."""
 
-    trace: Path | None
-    trace_block: int | None
-    requests: int | None
-    rate: float | None
-    workload: WorkloadName | AdversaryName | None
-    seed: int
     preset: str
     figures: tuple[str, ...]
     ranks: int | None
@@ -92,7 +85,7 @@ def resolve(options: Options) -> Plan:
         Misuse: An option is wrong, or does not go with another.
     """
     _check(options)
-    roofline = _roofline(options)
+    roofline = roofline_of(options["preset"], options["figures"], options["ranks"])
     texts = options["split"]
     if len(dict.fromkeys(texts)) > MOST_SPLITS:
         raise Misuse(f"--split: {len(texts)} of them; give at most {MOST_SPLITS}")
@@ -134,11 +127,7 @@ def resolve(options: Options) -> Plan:
 
 
 def _check(options: Options) -> None:
-    if options["trace"] is None and options["trace_block"] is not None:
-        raise Misuse("--trace-block is for a TRACE: a generated workload has 16 tokens per id")
-    for option, value in (("--rate", options["rate"]), ("--workload", options["workload"])):
-        if options["trace"] is not None and value is not None:
-            raise Misuse(f"{option} is for a generated workload: leave it out with a TRACE")
+    check_source(options)
     if options["sizes"] is not None and (options["first"] or options["last"]):
         raise Misuse("--sizes says them all: leave --from and --to out")
     sample = options["sample"]
@@ -166,52 +155,16 @@ def _modelled(options: Options, requests: int) -> int:
     return requests if requests <= _QUICK else 0
 
 
-def _roofline(options: Options) -> Roofline:
-    figures = {}
-    for figure in options["figures"]:
-        name, equals, value = figure.partition("=")
-        if not equals:
-            raise Misuse(f"--set {figure}: must be FIGURE=VALUE, like hbm_share=0.8")
-        if name == "ranks":
-            raise Misuse(f"--set {figure}: give --ranks {value} instead")
-        figures[name] = value
-    if options["ranks"] is not None:
-        figures["ranks"] = str(options["ranks"])
-    roofline = preset(options["preset"]).with_(figures)
-    ranks, model = roofline.ranks, roofline.model
-    # A KV head is never split, but several ranks may hold the same one.
-    shared = model.kv_heads % ranks == 0 or ranks % model.kv_heads == 0
-    if model.heads % ranks or not shared:
-        raise Misuse(
-            f"--ranks {ranks}: must divide the {model.heads} heads of {model.name}, and divide its "
-            f"{model.kv_heads} KV heads or be a multiple of them"
-        )
-    if not roofline.kv_bytes_per_token:
-        raise Misuse(
-            f"--set kv_bytes={roofline.model.kv_bytes:g}: KV would take no memory; give more"
-        )
-    return roofline
-
-
 def _trace(options: Options) -> Trace:
-    path = options["trace"]
+    trace, path = trace_of(options), options["trace"]
     if path is not None:
-        trace = read(path, trace_block=options["trace_block"], requests=options["requests"])
         if trace.hits_unknown:
             raise Misuse(
                 f"{path}: it does not tell what a cache would find: {trace.hits_unknown}; give a "
                 "trace of prompts, from `blockyard trace from`"
             )
         _check_memory(path, trace)
-        return trace
-    rate = 4.0 if options["rate"] is None else options["rate"]
-    requests = options["requests"] or 1000
-    match options["workload"] or "mixed":
-        case "loop" | "flood" | "shift" as name:
-            return ADVERSARIES[name](options["seed"], requests=requests, rate=rate)
-        case name:
-            workload = WORKLOADS[name]
-    return generate(options["seed"], requests=requests, rate=rate, workload=workload)
+    return trace
 
 
 def _check_memory(path: Path, trace: Trace) -> None:
