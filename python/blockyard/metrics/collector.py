@@ -12,9 +12,9 @@ from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard._typing import override
 from blockyard.metrics.aliases import Alias, Names, aliases, checked_names
 from blockyard.metrics.exported import Exported, Facts
-from blockyard.metrics.families import ENGINE, RANK, Family, families
 from blockyard.metrics.histograms import Buckets, joined
 from blockyard.scheduling.monitor import REASONS
+from blockyard.shared.families import ENGINE, RANK, Family, families
 from blockyard.shared.stall import Rule
 from blockyard.shared.stats import PREFIX, Stat
 from blockyard.shared.timings import COPIES, STEPS, WAITS, CraneNumbers, Reading
