@@ -13,11 +13,11 @@ from blockyard._typing import override
 from blockyard.metrics.aliases import Alias, Names, aliases, checked_names
 from blockyard.metrics.exported import Exported, Facts
 from blockyard.metrics.histograms import Buckets, joined
-from blockyard.scheduling.monitor import REASONS
+from blockyard.scheduling.waits import BEGUN
 from blockyard.shared.families import ENGINE, RANK, Family, families
 from blockyard.shared.stall import Rule
 from blockyard.shared.stats import PREFIX, Stat
-from blockyard.shared.timings import COPIES, STEPS, WAITS, CraneNumbers, Reading
+from blockyard.shared.timings import COPIES, SIZES, STEPS, WAITS, CraneNumbers
 
 __all__ = ["MOST", "EngineCollector"]
 
@@ -34,12 +34,14 @@ _MORE: Final = {
     "stalled": ("gauge", "1 where a rule says that the loop stands still."),
     "block_tokens": ("gauge", "Tokens of a block."),
     "block_bytes": ("gauge", "Bytes of a block on one rank; 0 without a layout."),
-    "waiting_reasons": ("gauge", "Requests that wait, by the reason; each counts once."),
     "step_seconds": ("histogram", "How long a part of the bookkeeping's step takes."),
-    "wait_seconds": ("histogram", "How long requests waited for their begin."),
+    "wait_seconds": (
+        "histogram",
+        "How long requests waited for their begin, by what kept them last.",
+    ),
     "parked_seconds": ("histogram", "How long parked requests waited for their resume."),
     "copy_seconds": ("histogram", "How long flights took, from submission to report."),
-    "copied_bytes": ("counter", "Bytes of the blocks that came whole, of all ranks."),
+    "copy_bytes": ("histogram", "Bytes of the blocks of a flight that came whole, of all ranks."),
 }
 """What is exported beside the numbers of `stats()`."""
 
@@ -154,16 +156,13 @@ class _Engine:
         self._rows = [self._row(family, stat) for family in own for stat in family.stats]
         self._crane_rows = [self._row(family, stat) for family in cranes for stat in family.stats]
         self._steps = {part: self._buckets("step_seconds", STEPS, part=part) for part in _PARTS}
-        self._copies = {
-            pair: self._buckets("copy_seconds", COPIES, **_between(pair))
-            for pair in exported.pairs()
-        }
-        self._waits = self._buckets("wait_seconds", WAITS)
+        self._copies = {way: self._of_a_way(*way) for way in exported.ways()}
+        self._waits = {why: self._buckets("wait_seconds", WAITS, reason=why) for why in BEGUN}
         self._parked = self._buckets("parked_seconds", WAITS)
-        histograms = (*self._steps.values(), *self._copies.values(), self._waits, self._parked)
-        # Beside the rows: the info, 3 numbers, the rules, the reasons, and bytes of each pair.
-        fixed = len(self._rows) + 4 + len(Rule) + len(REASONS) + len(self._copies)
-        fixed += sum(map(len, histograms))
+        copies = chain.from_iterable(self._copies.values())
+        histograms = (*self._steps.values(), *copies, *self._waits.values(), self._parked)
+        # Beside the rows and the histograms: the info, 3 numbers, and the rules.
+        fixed = len(self._rows) + 4 + len(Rule) + sum(map(len, histograms))
         by_rank = len(self._crane_rows) * exported.ranks
         self._by_rank = fixed + by_rank <= MOST
         self.most_series = fixed + (by_rank if self._by_rank else len(self._crane_rows))
@@ -172,6 +171,12 @@ class _Engine:
         """Its family's name, its sample's, its labels, and its key in what is read."""
         ending = "_total" if family.kind == "counter" else ""
         return family.name, f"{family.name}{ending}", {**self.labels, **stat.labels}, stat.metric
+
+    def _of_a_way(self, source: str, destination: str) -> tuple[Buckets, Buckets]:
+        """Times and sizes of copies from there to there."""
+        labels = {"from": source, "to": destination}
+        times = self._buckets("copy_seconds", COPIES, **labels)
+        return times, self._buckets("copy_bytes", SIZES, **labels)
 
     def _buckets(self, name: str, edges: tuple[float, ...], **labels: str) -> Buckets:
         return Buckets(f"{PREFIX}{name}", {**self.labels, **labels}, edges)
@@ -192,7 +197,8 @@ class _Engine:
             # A broken cache answers nothing; that it is not healthy was said.
             return None
         for family, name, labels, key in self._rows:
-            told[family].append(Sample(name, labels, stats[key]))
+            if key in stats:
+                told[family].append(Sample(name, labels, stats[key]))
         cranes = self.exported.cranes()
         self._tell_cranes(told, cranes)
         self._tell_times(told, cranes)
@@ -217,26 +223,19 @@ class _Engine:
         steps = self.exported.steps()
         for part, buckets in self._steps.items() if steps else ():
             told[f"{PREFIX}step_seconds"] += buckets.samples(steps.get(part, nothing))
-        for pair, copied in self.exported.copies(cranes).items():
-            if not any(crane.copies for crane in cranes) or pair not in self._copies:
+        measured = any(crane.copies for crane in cranes)
+        for way, copied in self.exported.copies(cranes).items() if measured else ():
+            if way not in self._copies:
                 continue
-            times = joined((one.times for one in copied), COPIES)
-            told[f"{PREFIX}copy_seconds"] += self._copies[pair].samples(times)
-            labels = {**self.labels, **_between(pair)}
-            nbytes = sum(one.nbytes for one in copied)
-            told[f"{PREFIX}copied_bytes"].append(
-                Sample(f"{PREFIX}copied_bytes_total", labels, nbytes)
+            times, sizes = self._copies[way]
+            told[f"{PREFIX}copy_seconds"] += times.samples(
+                joined((one.times for one in copied), COPIES)
             )
-        if self.exported.monitor is None:
-            return
-        for reason, number in self.exported.monitor.waiting().items():
-            self._tell(told, "waiting_reasons", number, reason=reason)
-        waited: tuple[Reading, ...] = self.exported.monitor.waited() or ()
-        for name, buckets, reading in zip(
-            ("wait_seconds", "parked_seconds"), (self._waits, self._parked), waited, strict=False
-        ):
-            told[f"{PREFIX}{name}"] += buckets.samples(reading)
-
-
-def _between(pair: tuple[str, str]) -> dict[str, str]:
-    return {"from": pair[0], "to": pair[1]}
+            told[f"{PREFIX}copy_bytes"] += sizes.samples(
+                joined((one.sizes for one in copied), SIZES)
+            )
+        waited = None if self.exported.monitor is None else self.exported.monitor.waited()
+        if waited is not None:
+            for why, buckets in self._waits.items():
+                told[f"{PREFIX}wait_seconds"] += buckets.samples(waited.begun[why])
+            told[f"{PREFIX}parked_seconds"] += self._parked.samples(waited.resumed)

@@ -14,7 +14,13 @@ DISK_STATS: Final = (
         "disk_written_blocks",
         "blocks that this rank's disk has written durably",
     ),
-    Stat("disk_written_bytes", "bytes", "counter", "disk_written_bytes", "their bytes"),
+    Stat(
+        "disk_written_bytes",
+        "bytes",
+        "counter",
+        "disk_written_bytes",
+        "bytes of the blocks that this rank's disk has written durably",
+    ),
     Stat(
         "disk_read_blocks",
         "blocks",
@@ -22,7 +28,13 @@ DISK_STATS: Final = (
         "disk_read_blocks",
         "blocks that it has read and checked",
     ),
-    Stat("disk_read_bytes", "bytes", "counter", "disk_read_bytes", "their bytes"),
+    Stat(
+        "disk_read_bytes",
+        "bytes",
+        "counter",
+        "disk_read_bytes",
+        "bytes of the blocks that it has read and checked",
+    ),
     Stat("disk_syncs", "syncs", "counter", "disk_syncs", "group commits"),
     Stat(
         "disk_failed",
@@ -71,7 +83,7 @@ DISK_STATS: Final = (
         "slots",
         "gauge",
         "disk_hung_slots",
-        "of these, those whose copy was given up",
+        "slots of its threads whose copy was given up",
     ),
     Stat(
         "disk_down_rests",
