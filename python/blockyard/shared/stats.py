@@ -1,5 +1,6 @@
 """The schema of `stats()`: name, unit, kind, metric and meaning of each number."""
 
+from functools import cache
 from typing import Final, Literal, NamedTuple, TypeAlias, cast
 
 from blockyard._core import stats_schema
@@ -78,6 +79,7 @@ class Stat(NamedTuple):
         return f"{PREFIX}{self.family}{ending}" + (f"{{{labels}}}" if labels else "")
 
 
+@cache
 def core_schema() -> tuple[Stat, ...]:
     """Returns what the bookkeeping counts: for all tiers together, tier by tier, and by pairs."""
     whole, per_tier = stats_schema()
