@@ -89,8 +89,8 @@ PANELS: Final = (
     ),
     Panel(
         "Requests by state",
-        "waiting never ran; loading waits for its blocks; stopping, for the engine's ack; parked has "
-        "its work kept; recompute computes it again.",
+        "waiting never ran; loading waits for its blocks; stopping, for the engine's ack; parked "
+        "has its work kept; recompute computes it again.",
         "none",
         (Query("sum by (state) (blockyard_requests{@})", "{{state}}"),),
         stacked=True,
