@@ -144,7 +144,7 @@ PANELS: Final = (
     ),
     Panel(
         "Blockyard's part of a step",
-        "99 of 100 took no longer. `output` has the `commit` of its step within.",
+        "99 of 100 took no longer. `output` has what its own step commits within.",
         "s",
         (Query(_quantile(0.99, "step_seconds", "part"), "{{part}}"),),
     ),

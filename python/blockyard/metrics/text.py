@@ -7,6 +7,8 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
+from blockyard.metrics.labels import Labels
+
 __all__ = ["CONTENT_TYPE", "text"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -27,8 +29,9 @@ def text(metrics: Iterable[Metric]) -> str:
 def _lines(metrics: Iterable[Metric]) -> Iterator[str]:
     for metric in metrics:
         yield _head(metric.name, metric.type, metric.documentation)
-        for sample in metric.samples:
-            yield f"{_series(sample.name, tuple(sample.labels.items()))} {_number(sample.value)}\n"
+        for name, labels, value, *_ in metric.samples:
+            words = labels.words if isinstance(labels, Labels) else Labels(labels).words
+            yield f"{name}{words} {value if isinstance(value, int) else _number(value)}\n"
 
 
 @lru_cache(1024)
@@ -39,21 +42,7 @@ def _head(name: str, kind: str, about: str) -> str:
     return f"# HELP {full} {said}\n# TYPE {full} {kind}\n"
 
 
-@lru_cache(8192)
-def _series(name: str, labels: tuple[tuple[str, str], ...]) -> str:
-    if not labels:
-        return name
-    return f"{name}{{{','.join(f'{label}={_quoted(value)}' for label, value in labels)}}}"
-
-
-def _quoted(value: str) -> str:
-    escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-    return f'"{escaped}"'
-
-
 def _number(value: float) -> str:
-    if isinstance(value, int):
-        return str(value)
     if isnan(value):
         return "NaN"
     if isinf(value):
