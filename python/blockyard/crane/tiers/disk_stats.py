@@ -26,14 +26,14 @@ DISK_STATS: Final = (
         "blocks",
         "counter",
         "disk_read_blocks",
-        "blocks that it has read and checked",
+        "blocks that this rank's disk has read and checked",
     ),
     Stat(
         "disk_read_bytes",
         "bytes",
         "counter",
         "disk_read_bytes",
-        "bytes of the blocks that it has read and checked",
+        "bytes of the blocks that this rank's disk has read and checked",
     ),
     Stat("disk_syncs", "syncs", "counter", "disk_syncs", "group commits"),
     Stat(
@@ -62,7 +62,7 @@ DISK_STATS: Final = (
         "rests",
         "counter",
         "disk_rests",
-        "how often it was left alone after failures in a row",
+        "how often a disk was left alone after failures in a row",
     ),
     Stat(
         "disk_in_flight",
@@ -76,14 +76,14 @@ DISK_STATS: Final = (
         "slots",
         "gauge",
         "disk_held_slots",
-        "slots that its threads write, or hang at",
+        "slots that a disk's threads write, or hang at",
     ),
     Stat(
         "disk_hung",
         "slots",
         "gauge",
         "disk_hung_slots",
-        "slots of its threads whose copy was given up",
+        "slots that a disk's threads hang at, whose copy was given up",
     ),
     Stat(
         "disk_down_rests",
