@@ -18,10 +18,11 @@ _ENDINGS: Final = {"counter": "_total", "info": "_info"}
 
 
 def text(metrics: Iterable[Metric]) -> str:
-    """Returns metrics as `prometheus_client.generate_latest` does, in a third of its time.
+    """Returns metrics as `prometheus_client.generate_latest` does, so that a scrape is below 1 ms.
 
-    That one looks at each label of each sample anew, 1.2 ms for 250 series. Here a name with its
-    labels is written once, as the series of an engine stay the same.
+    A scrape of 249 series takes 1.5 ms with that one, which looks at each label of each sample
+    anew, and 0.4 ms with this: thread CPU time of `benches/python/exporting.py`, on two cores of an
+    AMD EPYC. Here labels are written once, as the series of an engine stay the same.
     """
     return "".join(_lines(metrics))
 

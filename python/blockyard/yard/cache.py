@@ -345,7 +345,7 @@ class KVCache(Cache):
     def measure(self, clock: Clock = time.monotonic) -> None:
         """Counts from now on how long `dispatch` and `commit` take, for `step_times`.
 
-        A commit of nothing is left out. It is off otherwise, and costs some 0.5 us a step.
+        A commit of nothing is left out. It is off otherwise, and costs some 1 us a step.
 
         Args:
             clock: Seconds. Nothing is decided by it.
