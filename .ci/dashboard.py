@@ -30,7 +30,11 @@ class Panel(NamedTuple):
 
 
 def _rate(name: str, *by: str, more: str = "") -> str:
-    return f"sum by ({', '.join(by)}) (rate(blockyard_{name}_total{{@{more}}}[$__rate_interval]))"
+    return f"{_sum(*by)} (rate(blockyard_{name}_total{{@{more}}}[$__rate_interval]))"
+
+
+def _sum(*by: str) -> str:
+    return f"sum by ({', '.join(by)})" if by else "sum"
 
 
 def _quantile(part: float, name: str, *by: str) -> str:
@@ -50,14 +54,16 @@ PANELS: Final = (
     ),
     Panel(
         "Prompt tokens found",
-        "Of the prompt tokens of all begins, those whose KV was found.",
+        "Of the prompt tokens of all begins, those whose KV was found, by the tier that had it.",
         "percentunit",
         (
             Query(
-                f"{_rate('cached_tokens', 'engine')} / {_rate('prompt_tokens', 'engine')}",
-                "engine {{engine}}",
+                f"{_rate('cached_tokens', 'tier')} / ignoring (tier) group_left () "
+                f"{_rate('prompt_tokens')}",
+                "{{tier}}",
             ),
         ),
+        stacked=True,
     ),
     Panel(
         "Hits by tier",
@@ -82,21 +88,30 @@ PANELS: Final = (
         stacked=True,
     ),
     Panel(
+        "Requests by state",
+        "waiting never ran; loading waits for its blocks; stopping, for the engine's ack; parked "
+        "has its work kept; recompute computes it again.",
+        "none",
+        (Query("sum by (state) (blockyard_requests{@})", "{{state}}"),),
+        stacked=True,
+    ),
+    Panel(
         "Why requests wait",
-        "Each waiting request counts once.",
+        "Each request without a seat counts once.",
         "none",
         (
-            Query("sum by (reason) (blockyard_waiting_reasons{@})", "{{reason}}"),
+            Query("sum by (reason) (blockyard_waiting_requests{@})", "{{reason}}"),
             Query("sum(blockyard_seats{@})", "seats taken"),
         ),
     ),
     Panel(
         "How long requests wait",
-        "From their arrival to their begin; a parked one from its park to its resume.",
+        "From their arrival to their begin, by what kept them last; a parked one from its park to "
+        "its resume.",
         "s",
         (
             Query(_quantile(0.5, "wait_seconds"), "begin, half"),
-            Query(_quantile(0.99, "wait_seconds"), "begin, 99 of 100"),
+            Query(_quantile(0.99, "wait_seconds", "reason"), "begin, 99 of 100: {{reason}}"),
             Query(_quantile(0.5, "parked_seconds"), "resume, half"),
         ),
     ),
@@ -112,9 +127,14 @@ PANELS: Final = (
     ),
     Panel(
         "Bytes between tiers",
-        "Blocks that came whole, of all ranks.",
+        "Blocks that came whole, of all ranks. above is the device or the host, seen from a disk.",
         "Bps",
-        (Query(_rate("copied_bytes", "from", "to"), "{{from}} to {{to}}"),),
+        (
+            Query(
+                "sum by (from, to) (rate(blockyard_copy_bytes_sum{@}[$__rate_interval]))",
+                "{{from}} to {{to}}",
+            ),
+        ),
     ),
     Panel(
         "How long copies take",
@@ -124,7 +144,7 @@ PANELS: Final = (
     ),
     Panel(
         "Blockyard's part of a step",
-        "99 of 100 took no longer. `output` has the `commit` of its step within.",
+        "99 of 100 took no longer. `output` has what its own step commits within.",
         "s",
         (Query(_quantile(0.99, "step_seconds", "part"), "{{part}}"),),
     ),
@@ -137,6 +157,7 @@ PANELS: Final = (
             Query(_rate("refusals", "what"), "refused: {{what}}"),
             Query(_rate("handles_leaked", "engine"), "handles leaked, engine {{engine}}"),
             Query(_rate("disk_failures", "engine"), "disk, engine {{engine}}"),
+            Query(_rate("events_lost", "engine"), "events lost, engine {{engine}}"),
         ),
     ),
 )

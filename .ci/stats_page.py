@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 
 from blockyard.crane.crane import Crane
+from blockyard.crane.tiers.disk import DiskTier
+from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.stats import core_schema, page
@@ -16,8 +18,10 @@ PARTS = {
     "What is in flight": Flights.SCHEMA,
     "A recording": Recording.SCHEMA,
     "A crane": Crane.SCHEMA,
+    "A crane's disk": DiskTier.SCHEMA,
     "The scheduler": Scheduler.SCHEMA,
     "Reservations for others": Reservations.SCHEMA,
+    "Events for routers": Publisher.SCHEMA,
 }
 
 

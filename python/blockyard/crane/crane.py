@@ -82,14 +82,14 @@ class Crane:
             "flights",
             "gauge",
             "crane_flights_in_flight",
-            "of these, not yet reported",
+            "plans that this rank's crane has taken and not reported yet",
         ),
         Stat(
             "crane_failed",
             "flights",
             "counter",
             "crane_flights_failed",
-            "of these, not every block came whole",
+            "plans of which not every block came whole on this rank",
         ),
         Stat(
             "crane_blocks",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -12,12 +12,13 @@ from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard._typing import override
 from blockyard.metrics.aliases import Alias, Names, aliases, checked_names
 from blockyard.metrics.exported import Exported, Facts
-from blockyard.metrics.families import ENGINE, RANK, Family, families
 from blockyard.metrics.histograms import Buckets, joined
-from blockyard.scheduling.monitor import REASONS
+from blockyard.metrics.labels import Labels
+from blockyard.scheduling.waits import BEGUN
+from blockyard.shared.families import ENGINE, RANK, Family, families
 from blockyard.shared.stall import Rule
 from blockyard.shared.stats import PREFIX, Stat
-from blockyard.shared.timings import COPIES, STEPS, WAITS, CraneNumbers, Reading
+from blockyard.shared.timings import COPIES, SIZES, STEPS, WAITS, CraneNumbers
 
 __all__ = ["MOST", "EngineCollector"]
 
@@ -34,12 +35,14 @@ _MORE: Final = {
     "stalled": ("gauge", "1 where a rule says that the loop stands still."),
     "block_tokens": ("gauge", "Tokens of a block."),
     "block_bytes": ("gauge", "Bytes of a block on one rank; 0 without a layout."),
-    "waiting_reasons": ("gauge", "Requests that wait, by the reason; each counts once."),
     "step_seconds": ("histogram", "How long a part of the bookkeeping's step takes."),
-    "wait_seconds": ("histogram", "How long requests waited for their begin."),
+    "wait_seconds": (
+        "histogram",
+        "How long requests waited for their begin, by what kept them last.",
+    ),
     "parked_seconds": ("histogram", "How long parked requests waited for their resume."),
     "copy_seconds": ("histogram", "How long flights took, from submission to report."),
-    "copied_bytes": ("counter", "Bytes of the blocks that came whole, of all ranks."),
+    "copy_bytes": ("histogram", "Bytes of the blocks of a flight that came whole, of all ranks."),
 }
 """What is exported beside the numbers of `stats()`."""
 
@@ -134,44 +137,66 @@ def _metric(name: str, about: str, kind: str, samples: list[Sample]) -> Metric:
     return metric
 
 
+class _Row(NamedTuple):
+    """One series of the schema."""
+
+    family: str
+    name: str
+    """That of its sample: counters have an ending."""
+    labels: Labels
+    key: str
+    """Where its number is in what is read."""
+
+
 class _Engine:
     """One engine with the labels of all its series, which are made once."""
 
     def __init__(self, name: str, exported: Exported) -> None:
         self.name = name
         self.exported = exported
-        self.labels = {ENGINE: name}
+        self.labels = Labels({ENGINE: name})
         config = exported.cache.config
-        self.info = {
-            **self.labels,
-            "version": __version__,
-            "eviction": config.eviction,
-            "fingerprint": config.fingerprint[:12],
-            "ranks": str(exported.ranks),
-        }
+        self.info = self._labelled(
+            version=__version__,
+            eviction=config.eviction,
+            fingerprint=config.fingerprint[:12],
+            ranks=str(exported.ranks),
+        )
+        self._rules = {rule: self._labelled(rule=rule.replace(" ", "_")) for rule in Rule}
         own, cranes = families(exported.schema()), families(exported.crane_schema())
         self.families = (*own, *cranes)
         self._rows = [self._row(family, stat) for family in own for stat in family.stats]
-        self._crane_rows = [self._row(family, stat) for family in cranes for stat in family.stats]
+        crane_stats = [(family, stat) for family in cranes for stat in family.stats]
         self._steps = {part: self._buckets("step_seconds", STEPS, part=part) for part in _PARTS}
-        self._copies = {
-            pair: self._buckets("copy_seconds", COPIES, **_between(pair))
-            for pair in exported.pairs()
-        }
-        self._waits = self._buckets("wait_seconds", WAITS)
+        self._copies = {way: self._of_a_way(*way) for way in exported.ways()}
+        self._waits = {why: self._buckets("wait_seconds", WAITS, reason=why) for why in BEGUN}
         self._parked = self._buckets("parked_seconds", WAITS)
-        histograms = (*self._steps.values(), *self._copies.values(), self._waits, self._parked)
-        # Beside the rows: the info, 3 numbers, the rules, the reasons, and bytes of each pair.
-        fixed = len(self._rows) + 4 + len(Rule) + len(REASONS) + len(self._copies)
-        fixed += sum(map(len, histograms))
-        by_rank = len(self._crane_rows) * exported.ranks
+        copies = chain.from_iterable(self._copies.values())
+        histograms = (*self._steps.values(), *copies, *self._waits.values(), self._parked)
+        # Beside the rows and the histograms: the info, 3 numbers, and the rules.
+        fixed = len(self._rows) + 4 + len(Rule) + sum(map(len, histograms))
+        by_rank = len(crane_stats) * exported.ranks
         self._by_rank = fixed + by_rank <= MOST
-        self.most_series = fixed + (by_rank if self._by_rank else len(self._crane_rows))
+        ranks = [str(rank) for rank in range(exported.ranks)] if self._by_rank else [_SUMMED]
+        self._crane_rows = {
+            rank: [self._row(family, stat, **{RANK: rank}) for family, stat in crane_stats]
+            for rank in ranks
+        }
+        self.most_series = fixed + len(crane_stats) * len(ranks)
 
-    def _row(self, family: Family, stat: Stat) -> tuple[str, str, dict[str, str], str]:
-        """Its family's name, its sample's, its labels, and its key in what is read."""
+    def _labelled(self, **labels: str) -> Labels:
+        return Labels({**self.labels, **labels})
+
+    def _row(self, family: Family, stat: Stat, **more: str) -> _Row:
         ending = "_total" if family.kind == "counter" else ""
-        return family.name, f"{family.name}{ending}", {**self.labels, **stat.labels}, stat.metric
+        labels = self._labelled(**stat.labels, **more)
+        return _Row(family.name, f"{family.name}{ending}", labels, stat.metric)
+
+    def _of_a_way(self, source: str, destination: str) -> tuple[Buckets, Buckets]:
+        """Times and sizes of copies from there to there."""
+        labels = {"from": source, "to": destination}
+        times = self._buckets("copy_seconds", COPIES, **labels)
+        return times, self._buckets("copy_bytes", SIZES, **labels)
 
     def _buckets(self, name: str, edges: tuple[float, ...], **labels: str) -> Buckets:
         return Buckets(f"{PREFIX}{name}", {**self.labels, **labels}, edges)
@@ -180,8 +205,8 @@ class _Engine:
         """Adds its samples, and returns its numbers; None where its cache is broken."""
         facts = self.exported.facts()
         self._tell(told, "healthy", float(not facts.reasons))
-        for rule in Rule:
-            self._tell(told, "stalled", float(rule in facts.rules), rule=rule.replace(" ", "_"))
+        for rule, labels in self._rules.items():
+            self._tell(told, "stalled", float(rule in facts.rules), labels)
         config = self.exported.cache.config
         self._tell(told, "block_tokens", config.block_size)
         layout = config.layout
@@ -192,14 +217,16 @@ class _Engine:
             # A broken cache answers nothing; that it is not healthy was said.
             return None
         for family, name, labels, key in self._rows:
-            told[family].append(Sample(name, labels, stats[key]))
+            if key in stats:
+                told[family].append(Sample(name, labels, stats[key]))
         cranes = self.exported.cranes()
         self._tell_cranes(told, cranes)
         self._tell_times(told, cranes)
         return stats
 
-    def _tell(self, told: _Told, name: str, number: float, **labels: str) -> None:
-        told[f"{PREFIX}{name}"].append(Sample(f"{PREFIX}{name}", {**self.labels, **labels}, number))
+    def _tell(self, told: _Told, name: str, number: float, labels: Labels | None = None) -> None:
+        full = f"{PREFIX}{name}"
+        told[full].append(Sample(full, labels or self.labels, number))
 
     def _tell_cranes(self, told: _Told, cranes: list[CraneNumbers]) -> None:
         keys = [(stat.name, stat.metric) for stat in self.exported.crane_schema()]
@@ -209,34 +236,25 @@ class _Engine:
             for name, metric in keys:
                 numbers[metric] = numbers.get(metric, 0) + crane.stats.get(name, 0)
         for rank, numbers in ranks.items():
-            for family, name, labels, key in self._crane_rows:
-                told[family].append(Sample(name, {**labels, RANK: rank}, numbers[key]))
+            for family, name, labels, key in self._crane_rows[rank]:
+                told[family].append(Sample(name, labels, numbers[key]))
 
     def _tell_times(self, told: _Told, cranes: list[CraneNumbers]) -> None:
-        nothing = joined((), STEPS)
+        nothing = joined([], STEPS)
         steps = self.exported.steps()
         for part, buckets in self._steps.items() if steps else ():
             told[f"{PREFIX}step_seconds"] += buckets.samples(steps.get(part, nothing))
-        for pair, copied in self.exported.copies(cranes).items():
-            if not any(crane.copies for crane in cranes) or pair not in self._copies:
+        measured = any(crane.copies for crane in cranes)
+        for way, copied in self.exported.copies(cranes).items() if measured else ():
+            if way not in self._copies:
                 continue
-            times = joined((one.times for one in copied), COPIES)
-            told[f"{PREFIX}copy_seconds"] += self._copies[pair].samples(times)
-            labels = {**self.labels, **_between(pair)}
-            nbytes = sum(one.nbytes for one in copied)
-            told[f"{PREFIX}copied_bytes"].append(
-                Sample(f"{PREFIX}copied_bytes_total", labels, nbytes)
-            )
-        if self.exported.monitor is None:
-            return
-        for reason, number in self.exported.monitor.waiting().items():
-            self._tell(told, "waiting_reasons", number, reason=reason)
-        waited: tuple[Reading, ...] = self.exported.monitor.waited() or ()
-        for name, buckets, reading in zip(
-            ("wait_seconds", "parked_seconds"), (self._waits, self._parked), waited, strict=False
-        ):
-            told[f"{PREFIX}{name}"] += buckets.samples(reading)
-
-
-def _between(pair: tuple[str, str]) -> dict[str, str]:
-    return {"from": pair[0], "to": pair[1]}
+            times, sizes = self._copies[way]
+            taken = joined([one.times for one in copied], COPIES)
+            moved = joined([one.sizes for one in copied], SIZES)
+            told[f"{PREFIX}copy_seconds"] += times.samples(taken)
+            told[f"{PREFIX}copy_bytes"] += sizes.samples(moved)
+        waited = None if self.exported.monitor is None else self.exported.monitor.waited()
+        if waited is not None:
+            for why, buckets in self._waits.items():
+                told[f"{PREFIX}wait_seconds"] += buckets.samples(waited.begun[why])
+            told[f"{PREFIX}parked_seconds"] += self._parked.samples(waited.resumed)

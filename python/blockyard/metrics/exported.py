@@ -1,12 +1,15 @@
 """An engine as an exporter sees it: its numbers, its histograms, and whether it is well."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from blockyard._core import BlockyardError, Misuse
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.local import LocalCache
+from blockyard.publishing.event_stats import EVENT_STATS, PUBLISHER_STATS
+from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.layout import TIERS
@@ -18,7 +21,8 @@ from blockyard.yard.cache import KVCache
 
 __all__ = ["Exported", "Facts"]
 
-_OF_A_TIER: Final = tuple(f"{tier}_" for tier in TIERS)
+_ABOVE: Final = "above"
+"""The device or the host, seen from a disk below both."""
 
 
 class Facts(NamedTuple):
@@ -37,11 +41,12 @@ class Exported:
     Args:
         source: The scheduler; or the cache, where a scheduler of your own drives it.
         reservations: Reservations for other instances, where there are some.
+        publisher: What publishes the events of its cache, where routers are told.
         stalled: Says in sentences what stands still in a loop of your own: `StallWatch.stalled` of
             `cache.standing`. A `Scheduler` knows by itself.
 
     Raises:
-        Misuse: It is neither a scheduler nor a cache.
+        Misuse: It is neither a scheduler nor a cache, or the publisher is of another cache.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Exported:
         source: Scheduler | KVCache,
         *,
         reservations: Reservations | None = None,
+        publisher: Publisher | None = None,
         stalled: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         given: object = source
@@ -59,7 +65,13 @@ class Exported:
         """What a scheduler is asked; None where only the cache is there."""
         self.cache = source.cache if isinstance(source, Scheduler) else source
         """The cache of the engine."""
+        tells: object = publisher
+        if not isinstance(tells, Publisher | None):
+            raise Misuse(f"publisher = {tells!r:.60}: give a Publisher")
+        if tells is not None and tells.cache is not self.cache:
+            raise Misuse("this publisher tells of another cache: give the one of this engine")
         self._reservations = reservations
+        self._publisher = publisher
         self._stalled = stalled
         self._cranes: dict[int, CraneNumbers] = {}
 
@@ -85,12 +97,14 @@ class Exported:
 
     def schema(self) -> tuple[Stat, ...]:
         """Returns the numbers of `stats`: those of tiers that it has not are left out."""
-        own = [stat for stat in KVCache.schema() if not self._is_absent(stat)]
+        own = [*KVCache.schema(), *EVENT_STATS]
         if self._scheduler is not None:
             own += Scheduler.SCHEMA
         if self._reservations is not None:
             own += Reservations.SCHEMA
-        return tuple(own)
+        if self._publisher is not None:
+            own += PUBLISHER_STATS
+        return tuple(stat for stat in own if not self._is_absent(stat))
 
     def crane_schema(self) -> tuple[Stat, ...]:
         """Returns the numbers of each rank's crane."""
@@ -104,6 +118,8 @@ class Exported:
     def stats(self) -> dict[str, int]:
         """Returns the numbers of `schema`, each under its metric: names of parts are alike.
 
+        Those of events are not there before somebody listens.
+
         Raises:
             Unavailable: The cache is broken.
         """
@@ -112,6 +128,10 @@ class Exported:
             found |= _by_metric(Scheduler.SCHEMA, self._scheduler.stats())
         if self._reservations is not None:
             found |= _by_metric(Reservations.SCHEMA, self._reservations.stats())
+        if self._publisher is not None:
+            return found | _by_metric(Publisher.SCHEMA, self._publisher.stats())
+        with suppress(Misuse):
+            found |= _by_metric(EVENT_STATS, self.cache.events_told())
         return found
 
     def cranes(self) -> list[CraneNumbers]:
@@ -120,18 +140,28 @@ class Exported:
             return [self.cache.crane.numbers()]
         return [numbers for _, numbers in sorted(self._cranes.items())]
 
-    def pairs(self) -> list[tuple[str, str]]:
-        """Returns the tiers between which copies may go."""
+    def ways(self) -> list[tuple[str, str]]:
+        """Returns from where to where copies are told apart."""
         here = [tier for tier in TIERS if tier == "device" or self.cache.config.blocks_of(tier)]
-        return [(one, other) for one in here for other in here if one != other]
+        pairs = [(one, other) for one in here for other in here if one != other]
+        return list(dict.fromkeys(self._way(pair) for pair in pairs))
 
     def copies(self, cranes: Iterable[CraneNumbers]) -> dict[tuple[str, str], list[Copied]]:
-        """Returns what all ranks have copied between each two tiers."""
-        found: dict[tuple[str, str], list[Copied]] = {pair: [] for pair in self.pairs()}
+        """Returns what all ranks have copied, by `ways`."""
+        found: dict[tuple[str, str], list[Copied]] = {way: [] for way in self.ways()}
         for numbers in cranes:
             for pair, copied in numbers.copies.items():
-                found.setdefault(pair, []).append(copied)
+                found.setdefault(self._way(pair), []).append(copied)
         return found
+
+    def _way(self, pair: tuple[str, str]) -> tuple[str, str]:
+        """From where to where a copy is told to go: what is beside a disk hardly changes its time.
+
+        Of six ways between three tiers four are left, so that an engine keeps to its series.
+        """
+        if "disk" not in pair or not self.cache.config.blocks_of("host"):
+            return pair
+        return (_ABOVE, "disk") if pair[1] == "disk" else ("disk", _ABOVE)
 
     def steps(self) -> dict[str, Reading]:
         """Returns how long the parts of a step take, where that is measured."""

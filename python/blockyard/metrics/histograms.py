@@ -6,6 +6,7 @@ from typing import Final
 
 from prometheus_client.samples import Sample
 
+from blockyard.metrics.labels import Labels
 from blockyard.shared.timings import Reading
 
 __all__ = ["Buckets", "joined"]
@@ -21,10 +22,12 @@ class Buckets:
     """
 
     def __init__(self, name: str, labels: dict[str, str], edges: Iterable[float]) -> None:
-        self._name: Final = name
-        self._labels: Final = labels
+        self._bucket, self._count, self._sum = (
+            f"{name}_{ending}" for ending in ("bucket", "count", "sum")
+        )
+        self._labels: Final = Labels(labels)
         every = (*edges, float("inf"))
-        self._edges = [{**labels, "le": _words(edge)} for edge in every]
+        self._edges = [Labels({**labels, "le": _words(edge)}) for edge in every]
 
     def __len__(self) -> int:
         """How many series it has."""
@@ -34,9 +37,9 @@ class Buckets:
         """Yields what was counted; the count is the sum of the buckets, so that they agree."""
         count = 0
         for labels, count in zip(self._edges, accumulate(reading.counts), strict=True):
-            yield Sample(f"{self._name}_bucket", labels, count)
-        yield Sample(f"{self._name}_count", self._labels, count)
-        yield Sample(f"{self._name}_sum", self._labels, reading.total)
+            yield Sample(self._bucket, labels, count)
+        yield Sample(self._count, self._labels, count)
+        yield Sample(self._sum, self._labels, reading.total)
 
 
 def _words(edge: float) -> str:
@@ -44,8 +47,10 @@ def _words(edge: float) -> str:
     return "+Inf" if edge == float("inf") else repr(edge)
 
 
-def joined(readings: Iterable[Reading], edges: tuple[float, ...]) -> Reading:
+def joined(readings: list[Reading], edges: tuple[float, ...]) -> Reading:
     """Returns several histograms of the same edges as one."""
+    if len(readings) == 1:
+        return readings[0]
     counts, total = [0] * (len(edges) + 1), 0.0
     for reading in readings:
         counts = [mine + more for mine, more in zip(counts, reading.counts, strict=True)]

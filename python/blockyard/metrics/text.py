@@ -7,6 +7,8 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
+from blockyard.metrics.labels import Labels
+
 __all__ = ["CONTENT_TYPE", "text"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -16,10 +18,11 @@ _ENDINGS: Final = {"counter": "_total", "info": "_info"}
 
 
 def text(metrics: Iterable[Metric]) -> str:
-    """Returns metrics as `prometheus_client.generate_latest` does, in a third of its time.
+    """Returns metrics as `prometheus_client.generate_latest` does, so that a scrape is below 1 ms.
 
-    That one looks at each label of each sample anew, 1.2 ms for 250 series. Here a name with its
-    labels is written once, as the series of an engine stay the same.
+    A scrape of 249 series takes 1.5 ms with that one, which looks at each label of each sample
+    anew, and 0.4 ms with this: thread CPU time of `benches/python/exporting.py`, on two cores of an
+    AMD EPYC. Here labels are written once, as the series of an engine stay the same.
     """
     return "".join(_lines(metrics))
 
@@ -27,8 +30,9 @@ def text(metrics: Iterable[Metric]) -> str:
 def _lines(metrics: Iterable[Metric]) -> Iterator[str]:
     for metric in metrics:
         yield _head(metric.name, metric.type, metric.documentation)
-        for sample in metric.samples:
-            yield f"{_series(sample.name, tuple(sample.labels.items()))} {_number(sample.value)}\n"
+        for name, labels, value, *_ in metric.samples:
+            words = labels.words if isinstance(labels, Labels) else Labels(labels).words
+            yield f"{name}{words} {value if isinstance(value, int) else _number(value)}\n"
 
 
 @lru_cache(1024)
@@ -39,21 +43,7 @@ def _head(name: str, kind: str, about: str) -> str:
     return f"# HELP {full} {said}\n# TYPE {full} {kind}\n"
 
 
-@lru_cache(8192)
-def _series(name: str, labels: tuple[tuple[str, str], ...]) -> str:
-    if not labels:
-        return name
-    return f"{name}{{{','.join(f'{label}={_quoted(value)}' for label, value in labels)}}}"
-
-
-def _quoted(value: str) -> str:
-    escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-    return f'"{escaped}"'
-
-
 def _number(value: float) -> str:
-    if isinstance(value, int):
-        return str(value)
     if isnan(value):
         return "NaN"
     if isinf(value):

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Self
 
 from blockyard._core import Cache, Unavailable
 from blockyard.publishing.endpoints import check_endpoint
+from blockyard.publishing.event_stats import EVENT_STATS, PUBLISHER_STATS
 from blockyard.publishing.options import PublisherOptions
 from blockyard.publishing.sent import Sent
 from blockyard.shared.validate import one_of
@@ -58,6 +59,9 @@ class Publisher:
         True
     """
 
+    SCHEMA: Final = (*EVENT_STATS, *PUBLISHER_STATS)
+    """Name, unit, kind, metric and meaning of each number in `stats` that is exported."""
+
     def __init__(
         self,
         cache: Cache,
@@ -73,7 +77,9 @@ class Publisher:
         check_endpoint("endpoint", endpoint, interfaces=interfaces)
         if replay is not None:
             check_endpoint("replay", replay, interfaces=interfaces)
-        self._cache, self._clock = cache, clock
+        self.cache: Final = cache
+        """The cache of which it tells."""
+        self._clock = clock
         self._topic, self._rank = options.topic.encode(), options.rank
         self._every = options.every
         self._sent = Sent(int(clock() * (1 << _SHIFT)), options.keep, options.keep_bytes)
@@ -135,7 +141,7 @@ class Publisher:
         that were answered with batches, the others with a snapshot; "rejected" requests that were
         none; and "next", the number of the next batch.
         """
-        return self._cache.events_told() | self._counts | {"next": self._sent.next}
+        return self.cache.events_told() | self._counts | {"next": self._sent.next}
 
     @property
     def alive(self) -> bool:
@@ -186,7 +192,7 @@ class Publisher:
     def _send_all(self) -> None:
         more = True
         while more:
-            payload, more = self._cache.take_events(now=self._clock(), rank=self._rank)
+            payload, more = self.cache.take_events(now=self._clock(), rank=self._rank)
             if payload is not None:
                 number = self._sent.add(payload).to_bytes(_NUMBER, "big")
                 self._counts["batches"] += 1
@@ -201,7 +207,7 @@ class Publisher:
         to, topic = frames[0], self._topic
         batches = self._sent.since(int.from_bytes(start, "big"))
         if batches is None:
-            payload = self._cache.snapshot_events(now=self._clock(), rank=self._rank)
+            payload = self.cache.snapshot_events(now=self._clock(), rank=self._rank)
             # What it tells is what the newest batch has left.
             batches = iter([(self._sent.next - 1, payload)])
         else:

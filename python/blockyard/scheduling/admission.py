@@ -168,6 +168,7 @@ class Admission:
                 continue
             except NoRoom as error:
                 admitted.refused.append(entry)
+                entry.waited_for = "room"
                 lack = error.need - error.available
                 admitted.lacks.append(lack)
                 back += [entry] * popped
@@ -175,6 +176,7 @@ class Admission:
                 continue
             if lease is None:
                 admitted.soon.append(entry)
+                entry.waited_for = "prefix"
                 aside += [entry] * popped
                 out.append(entry)
                 continue

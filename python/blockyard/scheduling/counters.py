@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Final
 
+from blockyard._core import Lease
 from blockyard.shared.stats import Stat
 
 __all__ = ["COUNTERS", "Counters"]
@@ -25,6 +26,15 @@ class Counters:
         "requests", "forked_samples", "samples forked of one that had computed their prompt"
     )
     preempted: int = _counter("requests", "preempted_requests", "requests preempted")
+    cached_device: int = _counter(
+        "tokens", "cached_tokens{tier=device}", "prompt tokens whose KV was found on the device"
+    )
+    cached_host: int = _counter(
+        "tokens", "cached_tokens{tier=host}", "prompt tokens whose KV was found on the host"
+    )
+    cached_disk: int = _counter(
+        "tokens", "cached_tokens{tier=disk}", "prompt tokens whose KV was found on the disk"
+    )
     lost: int = _counter(
         "tokens", "lost_tokens", "tokens of KV that preemption gave up: found, or recomputed"
     )
@@ -45,6 +55,22 @@ class Counters:
     outputs_ignored: int = _counter(
         "rows", "outputs_ignored", "rows of output of requests that had left"
     )
+
+    def found(self, lease: Lease, block_size: int) -> None:
+        """Counts what the begin of a lease has found of its prompt, by the tier that had it."""
+        device, host, disk = (blocks * block_size for blocks in lease.hits)
+        # Of a prompt that was found whole the last token is computed again: one less was found
+        # where its last block is, which is copied last.
+        if device + host + disk > lease.cached:
+            last = lease.plans[-1].source_tier
+            device, host, disk = (
+                device - (last == "device"),
+                host - (last == "host"),
+                disk - (last == "disk"),
+            )
+        self.cached_device += device
+        self.cached_host += host
+        self.cached_disk += disk
 
     def stats(self) -> dict[str, int]:
         """The counters by name."""

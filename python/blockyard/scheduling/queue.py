@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, TypeAlias
 
-from blockyard.scheduling.request import Request
+from blockyard.scheduling.request import Request, RequestState
 from blockyard.scheduling.waits import Waits
 
 __all__ = ["WaitingQueue"]
@@ -43,6 +43,7 @@ class WaitingQueue:
         self._parked: set[Request] = set()
         self._promised: set[Request] = set()
         self._held: set[Request] = set()
+        self._recomputed: set[Request] = set()
         self.changes = 0
         """A number that differs whenever the set of waiting requests has changed."""
 
@@ -54,6 +55,11 @@ class WaitingQueue:
     def parked(self) -> AbstractSet[Request]:
         """The waiting requests whose work is kept."""
         return self._parked
+
+    @property
+    def recomputed(self) -> AbstractSet[Request]:
+        """The waiting requests that ran, and whose work is computed again."""
+        return self._recomputed
 
     @property
     def promised(self) -> AbstractSet[Request]:
@@ -76,6 +82,8 @@ class WaitingQueue:
         self._current[entry] = self._entries
         if entry.parked is not None:
             self._parked.add(entry)
+        elif entry.state is RequestState.RECOMPUTE:
+            self._recomputed.add(entry)
         if entry.ticket is not None:
             self._promised.add(entry)
         (self._held.add if entry.held else self._held.discard)(entry)
@@ -107,6 +115,7 @@ class WaitingQueue:
         del self._current[entry]
         self.changes += 1
         self._parked.discard(entry)
+        self._recomputed.discard(entry)
         self._promised.discard(entry)
         self._held.discard(entry)
         if not self._current:
@@ -114,8 +123,9 @@ class WaitingQueue:
             self._aside.clear()
 
     def drop_parked(self, entry: Request) -> None:
-        """Notes that the work of a waiting request is kept no more."""
+        """Notes that the work of a waiting request is kept no more: it is computed again."""
         self._parked.discard(entry)
+        self._recomputed.add(entry)
 
     def drop_ticket(self, entry: Request) -> None:
         """Takes the ticket of a waiting request away: it waits on without it."""

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +126,8 @@ class Request:
     # For a histogram alone, where there is one:
     queued_at: float | None = None
     """The second at which it came to wait."""
+    waited_for: Literal["room", "seat", "prefix"] = "seat"
+    """What kept it when its turn came last; a seat, or the turn itself, before that."""
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -69,7 +69,13 @@ class Reservations:
 
     SCHEMA: Final = (
         Stat("tickets_open", "tickets", "gauge", "open_reservations", "reservations that are open"),
-        Stat("tickets_blocks", "blocks", "gauge", "reserved_blocks", "blocks that they keep"),
+        Stat(
+            "tickets_blocks",
+            "blocks",
+            "gauge",
+            "reserved_blocks",
+            "blocks that open reservations keep",
+        ),
         Stat(
             "tickets_committed",
             "tickets",

@@ -107,11 +107,11 @@ class Scheduler:
             cache, queue, seats, batch, self._admission, lifecycle, clock
         )
         self._explainer = Explainer(cache, queue, seats, batch, self._admission, lifecycle, stalls)
-        self._stats = SchedulerStats(cache, queue, seats, batch, lifecycle, counters)
+        self._stats = SchedulerStats(cache, queue, seats, batch, lifecycle, stalls, counters)
         self._times = times = StepTimes(clock, "schedule", "output") if metrics else None
         if metrics:
             cache.measure(clock)
-        self.monitor = Monitor(cache, queue, seats, lifecycle, stalls, times)
+        self.monitor = Monitor(cache, queue, lifecycle, stalls, times)
         """What an exporter asks, from any thread."""
         self._added = 0
         self._driver = Driver(cache, lifecycle, seats, batch)

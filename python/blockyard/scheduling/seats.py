@@ -75,11 +75,6 @@ class Seats:
         """The bound seat of that number; None where it is free or does not exist."""
         return self._seats[number] if 0 <= number < len(self._seats) else None
 
-    @property
-    def living(self) -> int:
-        """Seats whose request has not ended."""
-        return sum(not seat.ended for seat in self.bound())
-
     def lives(self, seat: Seat) -> bool:
         """Whether the request still runs in this seat."""
         return self._seats[seat.number] is seat and not seat.ended

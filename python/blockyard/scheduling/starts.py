@@ -66,6 +66,8 @@ class Starts:
             self._admission.take_back(but=admitted.refused[0])
         starts = []
         for seat in admitted.seats:
+            if not seat.request.resumes:
+                self._counters.found(seat.lease, self._cache.block_size)
             if seat.lease.state == "loading":
                 seat.request.state = RequestState.LOADING
                 self._batch.add_loading(seat)

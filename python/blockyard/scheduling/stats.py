@@ -5,10 +5,12 @@ from typing import Final
 
 from blockyard._core import SpentLease
 from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.census import Census
 from blockyard.scheduling.counters import COUNTERS, Counters
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.seats import Seats
+from blockyard.scheduling.stall import Stalls
 from blockyard.shared.stats import Stat
 from blockyard.yard.cache import KVCache
 
@@ -24,22 +26,20 @@ class SchedulerStats:
         seats: What runs or stops.
         batch: The steps in flight.
         lifecycle: Whether the engine lives.
+        stalls: Whether a request was refused room.
         counters: What was counted.
     """
 
     SCHEMA: Final = (
-        Stat(
-            "waiting", "requests", "gauge", "waiting_requests", "requests that wait for their turn"
-        ),
+        *Census.SCHEMA,
         Stat("seats", "seats", "gauge", "seats", "seats that are not free"),
         Stat(
             "stopping",
             "seats",
             "gauge",
             "stopping_seats",
-            "of these, seats that wait for their ack",
+            "seats that wait for the ack of their stop",
         ),
-        Stat("parked", "requests", "gauge", "parked_requests", "requests that are parked"),
         Stat(
             "headroom",
             "blocks",
@@ -64,10 +64,11 @@ class SchedulerStats:
         seats: Seats,
         batch: Batch,
         lifecycle: Lifecycle,
+        stalls: Stalls,
         counters: Counters,
     ) -> None:
         self._cache = cache
-        self._queue = queue
+        self._census = Census(queue, seats, lifecycle, stalls)
         self._seats = seats
         self._batch = batch
         self._lifecycle = lifecycle
@@ -76,14 +77,12 @@ class SchedulerStats:
     def read(self) -> dict[str, int]:
         """Sizes and counters; `SCHEMA` has units and meanings."""
         sizes = {
-            "waiting": len(self._lifecycle) - self._seats.living,
             "seats": len(self._seats),
             "stopping": self._seats.stopping,
-            "parked": len(self._queue.parked),
             "headroom": self._cache.room().headroom,
             "pinned_until_reset": self._pinned_until_reset(),
         }
-        return sizes | self._counters.stats()
+        return self._census.read() | sizes | self._counters.stats()
 
     def _pinned_until_reset(self) -> int:
         """Blocks of a dead engine's seats, each once, and those that its steps hold back."""

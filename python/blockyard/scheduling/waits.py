@@ -6,7 +6,11 @@ from blockyard.scheduling.request import Request
 from blockyard.shared.stall import Clock
 from blockyard.shared.timings import WAITS, Histogram
 
-__all__ = ["Waits"]
+__all__ = ["BEGUN", "Waits"]
+
+BEGUN: Final = ("room", "seat", "prefix")
+"""What keeps a request from its begin: blocks; a seat or its turn; another request that computes or
+loads its prefix."""
 
 
 class Waits:
@@ -18,8 +22,9 @@ class Waits:
 
     def __init__(self, clock: Clock) -> None:
         self._clock: Final = clock
-        self.begun: Final = Histogram(WAITS)
-        """Those that had no work kept, since they were added or had to be recomputed."""
+        self.begun: Final = {why: Histogram(WAITS) for why in BEGUN}
+        """Those that had no work kept, since they were added or had to be recomputed, by what kept
+        them last."""
         self.resumed: Final = Histogram(WAITS)
         """Those that were parked, since then."""
 
@@ -32,6 +37,7 @@ class Waits:
         """Counts the wait of a request that has a lease now."""
         if entry.queued_at is not None:
             # It has begun to come back as often since it was parked: 0 for what begins anew.
-            times = self.resumed if entry.resumes else self.begun
+            times = self.resumed if entry.resumes else self.begun[entry.waited_for]
             times.add(self._clock() - entry.queued_at)
             entry.queued_at = None
+        entry.waited_for = "seat"

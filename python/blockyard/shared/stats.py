@@ -1,5 +1,6 @@
 """The schema of `stats()`: name, unit, kind, metric and meaning of each number."""
 
+from functools import cache
 from typing import Final, Literal, NamedTuple, TypeAlias, cast
 
 from blockyard._core import stats_schema
@@ -20,16 +21,19 @@ Prometheus, where [each has a label `engine`, too](monitoring.md#prometheus). Wh
 family have more labels, a number is their sum."""
 
 HELP: Final = {
+    "cached_tokens": "Prompt tokens whose KV begins found, by the tier that had them.",
     "copied_blocks": "Blocks in plans, by the tiers that they are copied between.",
     "copies_failed": "Copies that did not end well: blocks that failed or were corrupt below, and "
     "flights without a known end at their deadline.",
     "disk_resting": "Disks that are left alone after failures, until they are tried again.",
+    "events": "Blocks that came to a tier or left it, by what routers were told of that.",
     "evicted_blocks": "Blocks evicted from a tier.",
     "hit_blocks": "Blocks that begins found, by the tier that had them.",
     "miss_blocks": "Full blocks of prompts that begins did not find or did not use, by the reason.",
     "parked_lost": "Parked sequences that were recomputed after all.",
     "recorded_requests": "Requests that ended while `record` was on, by what became of them.",
     "refusals": "Requests of begins and rows of grows that found no room.",
+    "requests": "Requests that have not ended, by their state.",
     "reservations": "What came of reservations.",
     "sequences": "What has happened to sequences.",
     "slots": "Slots of a tier, by the set that they are in.",
@@ -37,6 +41,7 @@ HELP: Final = {
     "slots_takeable": "Idle slots of a tier that may be evicted now.",
     "tier_slots": "Slots of a tier.",
     "victims": "What became of preempted sequences' work.",
+    "waiting_requests": "Requests that have no seat, by what they wait for; each counts once.",
 }
 """What a family of several numbers means; one of a single number means what that does."""
 
@@ -74,6 +79,7 @@ class Stat(NamedTuple):
         return f"{PREFIX}{self.family}{ending}" + (f"{{{labels}}}" if labels else "")
 
 
+@cache
 def core_schema() -> tuple[Stat, ...]:
     """Returns what the bookkeeping counts: for all tiers together, tier by tier, and by pairs."""
     whole, per_tier = stats_schema()

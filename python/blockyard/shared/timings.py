@@ -9,6 +9,7 @@ from blockyard.shared.stall import Clock
 
 __all__ = [
     "COPIES",
+    "SIZES",
     "STEPS",
     "WAITS",
     "Copied",
@@ -20,11 +21,13 @@ __all__ = [
     "timed",
 ]
 
-STEPS: Final = (4e-6, 16e-6, 64e-6, 256e-6, 4e-3)
-"""Edges for a part of the bookkeeping, in seconds: between 5 and 500 us, a step is at its best."""
-COPIES: Final = (3e-4, 3e-3, 3e-2, 0.3)
+STEPS: Final = (2e-5, 2e-4, 2e-3)
+"""Edges for a part of the bookkeeping, in seconds: at its best it takes between 5 and 500 us."""
+COPIES: Final = (1e-3, 1e-2, 0.1)
 """Edges for a flight, from its submission to its report, in seconds."""
-WAITS: Final = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+SIZES: Final = (float(1 << 20),)
+"""The edge for the bytes of a flight: below it the latency of a link counts, not its bandwidth."""
+WAITS: Final = (0.1, 1.0, 10.0)
 """Edges for what requests wait, in seconds."""
 
 
@@ -77,8 +80,8 @@ class Copied(NamedTuple):
 
     times: Reading
     """Of the flights of which every block came whole, from their submission to their report."""
-    nbytes: int
-    """Bytes of the blocks that came whole."""
+    sizes: Reading
+    """Of the flights of which a block came whole, the bytes of those blocks."""
 
 
 class CraneNumbers(NamedTuple):
@@ -92,23 +95,29 @@ class CraneNumbers(NamedTuple):
 
 
 class CopyTimes:
-    """How long flights between two tiers take, and how much came whole. One thread adds."""
+    """How long flights between two tiers take, and how large they are. One thread adds."""
 
-    __slots__ = ("_nbytes", "_times")
+    __slots__ = ("_sizes", "_times")
 
     def __init__(self) -> None:
-        self._nbytes = 0
+        self._sizes = Histogram(SIZES)
         self._times = Histogram(COPIES)
 
     def add(self, seconds: float | None, nbytes: int) -> None:
-        """Counts a flight; one of which not all came whole has no time that says anything."""
-        self._nbytes += nbytes
+        """Counts a flight.
+
+        Args:
+            seconds: How long it took; None where not all of it came whole, as that says nothing.
+            nbytes: Bytes of the blocks that came whole; a flight without one has no size.
+        """
+        if nbytes:
+            self._sizes.add(nbytes)
         if seconds is not None:
             self._times.add(seconds)
 
     def read(self) -> Copied:
         """Returns what was counted."""
-        return Copied(self._times.read(), self._nbytes)
+        return Copied(self._times.read(), self._sizes.read())
 
 
 class StepTimes:
@@ -156,9 +165,10 @@ def timed(part: str) -> Callable[[_Verb[_S, _P, _R]], _Verb[_S, _P, _R]]:
             times = self._times
             if times is None:
                 return verb(self, *args, **keywords)
-            began = times.clock()
+            clock = times.clock
+            began = clock()
             answer = verb(self, *args, **keywords)
-            times.parts[part].add(times.clock() - began)
+            times.parts[part].add(clock() - began)
             return answer
 
         return measured

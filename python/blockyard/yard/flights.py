@@ -75,7 +75,7 @@ class Flights:
             "outcomes",
             "counter",
             "outcomes_ignored",
-            "of these, those that came twice, late or from nowhere",
+            "outcomes of cranes that came twice, late or from nowhere",
         ),
         Stat(
             "flights_failed",

@@ -79,7 +79,7 @@ class Parking:
             "blocks",
             "counter",
             "kept_blocks",
-            "blocks of those sequences when they were parked",
+            "blocks of the sequences that were parked, when they were",
         ),
         Stat(
             "resumes", "sequences", "counter", "resumes", "parked sequences that began to come back"

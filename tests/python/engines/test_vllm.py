@@ -314,10 +314,12 @@ def test_the_caches_numbers_are_on_vllms_own_metrics(front: Front) -> None:
     assert len(told) == 3, "one in 32 steps"
     for one in told:
         metrics.observe(Blockyard.build_kv_connector_stats(one.data).data)
-    assert Metric.made["blockyard_copied_blocks"].values["0", "host"] == 6, "of all reports"
+    assert Metric.made["blockyard_copied_blocks"].values["0", "device", "host"] == 6, (
+        "of all reports"
+    )
     assert Metric.made["blockyard_slots"].values["0", "host", "idle"] == 6, "of the last one"
     joined = told[0].aggregate(told[1]).aggregate(told[2])
-    assert joined.reduce()["blockyard host_in"] == 6
+    assert joined.reduce()["blockyard copied_device_to_host"] == 6
     assert joined.reduce()["blockyard host_idle"] == 6
     assert not joined.is_empty()
     joined.reset()

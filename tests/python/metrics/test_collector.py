@@ -12,16 +12,20 @@ from prometheus_client.parser import text_string_to_metric_families
 import blockyard as by
 from blockyard import _core
 from blockyard.crane.copiers.threads import ThreadCopier
-from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.metrics.collector import MOST, EngineCollector
 from blockyard.metrics.exported import Exported
 from blockyard.metrics.text import text as page
+from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
-from blockyard.shared.timings import CraneNumbers
+from blockyard.scheduling.waits import BEGUN
+from blockyard.shared.layout import TIERS
+from blockyard.shared.timings import CopyTimes, CraneNumbers
 from busy import LAYOUT, Busy
 from loop import Loop
 from yard import begin, text
+
+ANY = "tcp://127.0.0.1:*"
 
 
 def told(collector: EngineCollector) -> dict[str, float]:
@@ -76,11 +80,82 @@ def test_each_number_of_stats_is_told_once_and_as_it_is() -> None:
 
 def test_there_are_at_most_250_series_with_all_that_there_may_be() -> None:
     loop = Busy()
-    collector = exported(loop, reservations=Reservations(loop.cache))
-    found = [name for name in told(collector) if not name.startswith("blockyard_disk")]
-    disk = [stat for stat in DiskTier.SCHEMA if stat.metric]
-    assert len(found) + len(disk) == collector.most_series <= MOST
+    with Publisher(loop.cache, ANY) as publisher:
+        reservations = Reservations(loop.cache)
+        collector = exported(loop, reservations=reservations, publisher=publisher)
+        # Whatever was counted so far: a series is there from the first scrape on.
+        before = set(told(collector))
+        for _ in range(200):
+            loop.once()
+        found = told(collector)
+    assert found.keys() == before
+    assert len(found) == collector.most_series <= MOST
+    assert found["blockyard_copy_bytes_count{from=disk,to=above}"] > 0
     loop.local.close()
+
+
+def test_six_ways_between_three_tiers_are_told_as_four_and_of_two_tiers_each() -> None:
+    ways = {("device", "host"), ("host", "device")}
+    assert set(Exported(by.KVCache(device=9, host=9)).ways()) == ways
+    assert set(Exported(by.KVCache(device=9, host=9, disk=9)).ways()) == ways | {
+        ("above", "disk"),
+        ("disk", "above"),
+    }
+    below = Exported(by.KVCache(device=9, disk=9))
+    assert set(below.ways()) == {("device", "disk"), ("disk", "device")}
+    one = CopyTimes()
+    one.add(0.5, 64)
+    three = Exported(by.KVCache(device=9, host=9, disk=9))
+    pairs = [(a, b) for a in TIERS for b in TIERS if a != b]
+    copies = three.copies([CraneNumbers(0, {}, dict.fromkeys(pairs, one.read()))])
+    # None is lost.
+    assert {way: len(copied) for way, copied in copies.items()} == dict.fromkeys(ways, 1) | {
+        ("above", "disk"): 2,
+        ("disk", "above"): 2,
+    }
+
+
+def test_events_are_told_as_soon_as_somebody_listens_and_a_publishers_beside() -> None:
+    cache = by.KVCache(block_size=4, device=33, host=8)
+    collector = EngineCollector({"0": Exported(cache)})
+    most = collector.most_series
+    assert not [name for name in told(collector) if name.startswith("blockyard_event")]
+    with Publisher(cache, ANY) as publisher:
+        own = EngineCollector({"0": Exported(cache, publisher=publisher)})
+        lease = begin(cache, text(1, 17))
+        cache.seal(lease, 17)
+        cache.finish(lease)
+        hidden = begin(cache, text(2, 9), salt="s")
+        cache.seal(hidden, 9)
+        cache.finish(hidden)
+        assert publisher.flush()
+        for found in (told(collector), told(own)):
+            assert found["blockyard_events_total{kind=stored}"] == 4
+            assert found["blockyard_events_total{kind=hidden}"] == 2
+            assert found["blockyard_events_total{kind=removed}"] == 0
+            assert found["blockyard_events_lost_total{}"] == 0
+        assert "blockyard_event_batches_total{}" not in told(collector)
+        assert told(own)["blockyard_event_batches_total{}"] == publisher.stats()["batches"] > 0
+        assert told(own)["blockyard_event_replays_total{}"] == 0
+        assert (collector.most_series, own.most_series) == (most, most + 3)
+        with pytest.raises(by.Misuse, match="this publisher tells of another cache"):
+            Exported(by.KVCache(device=9), publisher=publisher)
+    with pytest.raises(by.Misuse, match="publisher = 3"):
+        Exported(cache, publisher=3)  # type: ignore[arg-type]
+
+
+def test_events_that_are_lost_are_told() -> None:
+    cache = by.KVCache(block_size=4, device=65)
+    cache.listen(ring=16)
+    for name in range(4):
+        lease = begin(cache, text(name, 41))
+        cache.seal(lease, 41)
+        cache.finish(lease)
+    collector = EngineCollector({"0": Exported(cache)})
+    assert told(collector)["blockyard_events_total{kind=stored}"] == 0, "nobody took them"
+    cache.take_events()
+    found = told(collector)
+    assert found["blockyard_events_lost_total{}"] == cache.events_told()["lost"] > 0
 
 
 @pytest.mark.parametrize(("ranks", "labels"), [(2, {"0", "1"}), (32, {"all"})])
@@ -134,10 +209,13 @@ def test_what_cranes_in_other_processes_have_copied_comes_with_what_they_send() 
         engine.tell(pickle.loads(pickle.dumps(crane.numbers())))
     found = told(collector)
     pair = "from=device,to=host"
-    assert found[f"blockyard_copied_bytes_total{{{pair}}}"] == 2 * 3 * layout.block_bytes
+    sizes = "blockyard_copy_bytes"
+    assert found[f"{sizes}_sum{{{pair}}}"] == 2 * 3 * layout.block_bytes
+    assert found[f"{sizes}_count{{{pair}}}"] == 2
+    assert found[f"{sizes}_bucket{{{pair},le=1048576.0}}"] == 2
     times = "blockyard_copy_seconds"
-    assert found[f"{times}_count{{{pair}}}"] == found[f"{times}_bucket{{{pair},le=0.03}}"] == 2
-    assert found[f"{times}_bucket{{{pair},le=0.003}}"] == 0
+    assert found[f"{times}_count{{{pair}}}"] == found[f"{times}_bucket{{{pair},le=0.1}}"] == 2
+    assert found[f"{times}_bucket{{{pair},le=0.01}}"] == 0
     assert found[f"{times}_count{{from=host,to=device}}"] == 0
     assert found["blockyard_crane_blocks_total{rank=1}"] == 3
     for crane in cranes:
@@ -211,11 +289,11 @@ def test_the_parts_of_a_step_waits_and_copies_are_counted_by_the_clock_given() -
     found = told(EngineCollector({"0": Exported(scheduler)}))
     part = "blockyard_step_seconds"
     assert found[f"{part}_count{{part=schedule}}"] == 1
-    assert found[f"{part}_bucket{{part=schedule,le=0.000256}}"] == 0
+    assert found[f"{part}_bucket{{part=schedule,le=0.0002}}"] == 0
     assert found[f"{part}_bucket{{part=schedule,le=+Inf}}"] == 1
     assert 0.001 <= found[f"{part}_sum{{part=schedule}}"] < 0.01
-    assert found["blockyard_wait_seconds_count{}"] == 1
-    assert 0 < found["blockyard_wait_seconds_sum{}"] < 0.1
+    assert found["blockyard_wait_seconds_count{reason=seat}"] == 1
+    assert 0 < found["blockyard_wait_seconds_sum{reason=seat}"] < 0.1
 
     for _ in range(200):
         loop.once()
@@ -223,36 +301,37 @@ def test_the_parts_of_a_step_waits_and_copies_are_counted_by_the_clock_given() -
     assert found[f"{part}_count{{part=schedule}}"] == 200
     assert found[f"{part}_count{{part=output}}"] == 200
     assert found[f"{part}_count{{part=dispatch}}"] == 200
-    # Once by `step` of the cache, and once by the output, which says that its step is done.
-    assert found[f"{part}_count{{part=commit}}"] == 400
+    # By `step` of the cache: that of the output, which says only that its step is done, is not.
+    assert found[f"{part}_count{{part=commit}}"] == 200
     stats = loop.scheduler.stats()
     assert found["blockyard_parked_seconds_count{}"] == stats["resumes"] > 0
-    assert found["blockyard_wait_seconds_count{}"] == stats["admitted"] - stats["resumes"] > 0
+    waits = {why: found[f"blockyard_wait_seconds_count{{reason={why}}}"] for why in BEGUN}
+    assert sum(waits.values()) == stats["admitted"] - stats["resumes"]
+    assert all(waits.values()), waits
     for pair in ("from=device,to=host", "from=host,to=device"):
         plans = found[f"blockyard_copied_blocks_total{{{pair}}}"]
-        nbytes = found[f"blockyard_copied_bytes_total{{{pair}}}"]
+        nbytes = found[f"blockyard_copy_bytes_sum{{{pair}}}"]
         assert nbytes == plans * LAYOUT.block_bytes > 0
         assert found[f"blockyard_copy_seconds_count{{{pair}}}"] > 0
     loop.local.close()
 
 
-def test_a_request_waits_for_one_reason() -> None:
-    loop = Loop(device=17, host=32, max_num_seqs=2, metrics=True)
-    monitor = loop.scheduler.monitor
-    loop.add("runs", text(1, 30), 8)
-    loop.turn()
+def test_a_wait_is_counted_by_what_kept_the_request_last() -> None:
+    loop = Loop(device=17, max_num_seqs=2, metrics=True)
+    loop.add("first", text(1, 30), 8)
+    loop.add("same", text(1, 30), 2)
     loop.add("large", text(2, 50), 2)
-    loop.add("same", text(2, 50), 2)
-    loop.add("held", text(3, 4), 2)
-    loop.scheduler.hold("held")
-    loop.turn()
-    waits = monitor.waiting()
-    assert sum(waits.values()) == loop.scheduler.stats()["waiting"] == 3
-    assert waits["held"] == 1
-    assert waits["room"] == 2
-    loop.scheduler.unhold("held")
+    while not loop.scheduler.idle:
+        loop.now += 1.0
+        loop.turn()
+    waited = loop.scheduler.monitor.waited()
+    assert waited is not None
+    # The first waited for its turn, the second for the prompt of the first, the third for room.
+    assert {why: sum(times.counts) for why, times in waited.begun.items()} == dict.fromkeys(
+        BEGUN, 1
+    )
+    assert waited.begun["seat"].total < waited.begun["prefix"].total < waited.begun["room"].total
     loop.finish()
-    assert sum(monitor.waiting().values()) == 0
 
 
 def test_nothing_is_measured_where_nobody_asked_for_it() -> None:

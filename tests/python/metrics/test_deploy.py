@@ -17,6 +17,7 @@ from dashboard import PANELS, Panel, dashboard
 
 from blockyard.metrics.exported import Exported
 from blockyard.metrics.server import MetricsServer, serve
+from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
 from busy import Busy
 from needs import need
@@ -38,11 +39,14 @@ def promtool(*what: str, given: str | None = None) -> subprocess.CompletedProces
 def busy() -> Iterator[tuple[Busy, MetricsServer]]:
     """An engine under traffic, and its metrics."""
     loop = Busy()
-    engine = Exported(loop.scheduler, reservations=Reservations(loop.cache))
-    with serve(engine, port=0, names="vllm") as server:
-        for _ in range(150):
-            loop.once()
-        yield loop, server
+    with Publisher(loop.cache, "tcp://127.0.0.1:*") as publisher:
+        engine = Exported(
+            loop.scheduler, reservations=Reservations(loop.cache), publisher=publisher
+        )
+        with serve(engine, port=0, names="vllm") as server:
+            for _ in range(150):
+                loop.once()
+            yield loop, server
     loop.local.close()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import blockyard as by
 from blockyard.local import LocalCache
+from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
 from blockyard.shared.log import Limited
 from blockyard.shared.stats import HELP, Stat
@@ -31,7 +32,12 @@ def test_the_schema_names_every_number_once() -> None:
 
 
 def test_each_number_has_a_kind_a_unit_and_a_metric_of_its_own() -> None:
-    every = (*LocalCache.schema(), *by.Scheduler.SCHEMA, *Reservations.SCHEMA)
+    every = (
+        *LocalCache.schema(),
+        *by.Scheduler.SCHEMA,
+        *Reservations.SCHEMA,
+        *Publisher.SCHEMA,
+    )
     metrics = [stat.metric for stat in every]
     assert len(set(metrics)) == len(metrics)
     families: dict[str, list[Stat]] = {}

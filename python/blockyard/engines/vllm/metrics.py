@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
@@ -10,94 +10,44 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from blockyard._typing import override
-from blockyard.shared.layout import BELOW
+from blockyard.shared.families import families
+from blockyard.shared.stats import Stat
+from blockyard.yard.cache import KVCache
 
 __all__ = ["Figures", "Metrics", "Reporter"]
 
 _EVERY: Final = 32
 """Steps from one report to the next: a report costs 20 us."""
-_SETS: Final = ("free", "claimed", "pinned", "idle", "quarantined")
+_TOLD: Final = (
+    "hit_blocks",
+    "evicted_blocks",
+    "copied_blocks",
+    "copies_failed",
+    "slots",
+    "tier_slots",
+    "slots_promised",
+    "slots_takeable",
+    "outcomes_ignored",
+    "clears",
+    "recorded_requests",
+    "parked",
+    "flights",
+)
+"""Families that say something where vLLM has the device: its requests never begin here."""
+_EVENTS: Final = ("parked", "broken")
+"""What happens here to sequences of vLLM."""
 
 
-class _Family(NamedTuple):
-    """A metric, its labels, and the numbers of the cache that it has by their values."""
-
-    kind: str
-    help: str
-    labels: tuple[str, ...]
-    values: dict[tuple[str, ...], str]
+def _said(stat: Stat) -> bool:
+    """Whether a number of the cache is told: vLLM tells what its own blocks do itself."""
+    if stat.family == "sequences":
+        return stat.labels["event"] in _EVENTS
+    return stat.family in _TOLD and stat.labels.get("tier") != "device"
 
 
-_FAMILIES: Final = {
-    "blockyard_hit_blocks": _Family(
-        "counter",
-        "Blocks that came up from a tier.",
-        ("tier",),
-        {(tier,): f"{tier}_hits" for tier in BELOW},
-    ),
-    "blockyard_evicted_blocks": _Family(
-        "counter",
-        "Blocks that were evicted from a tier.",
-        ("tier",),
-        {(tier,): f"{tier}_evicted" for tier in BELOW},
-    ),
-    "blockyard_copied_blocks": _Family(
-        "counter",
-        "Blocks that were copied to a tier.",
-        ("to",),
-        {(tier,): f"{tier}_in" for tier in ("device", *BELOW)},
-    ),
-    "blockyard_copies_failed": _Family(
-        "counter",
-        "Blocks whose copy has failed, and flights whose end is unknown.",
-        ("cause",),
-        {("failed",): "failed", ("corrupt",): "corrupt", ("unknown",): "flights_unknown"},
-    ),
-    "blockyard_sequences": _Family(
-        "counter",
-        "Preempted requests that were parked, and those of them whose KV was lost.",
-        ("event",),
-        {("parked",): "parkings", ("broken",): "broken"},
-    ),
-    "blockyard_slots": _Family(
-        "gauge",
-        "Slots of a tier, by the set that they are in.",
-        ("tier", "set"),
-        {(tier, kind): f"{tier}_{kind}" for tier in BELOW for kind in _SETS},
-    ),
-    "blockyard_tier_slots": _Family(
-        "gauge",
-        "Slots that a tier has.",
-        ("tier",),
-        {(tier,): f"{tier}_capacity" for tier in BELOW},
-    ),
-    "blockyard_slots_promised": _Family(
-        "gauge",
-        "Slots of a tier that are promised to requests.",
-        ("tier",),
-        {(tier,): f"{tier}_promised" for tier in BELOW},
-    ),
-    "blockyard_slots_takeable": _Family(
-        "gauge",
-        "Slots of a tier whose blocks may be evicted.",
-        ("tier",),
-        {(tier,): f"{tier}_takeable" for tier in BELOW},
-    ),
-    "blockyard_outcomes_ignored": _Family(
-        "counter", "Reports of copies that came twice or too late.", (), {(): "outcomes_ignored"}
-    ),
-    "blockyard_clears": _Family(
-        "counter", "Resets that have ended what is below.", (), {(): "epoch"}
-    ),
-    "blockyard_recorded_requests": _Family(
-        "counter",
-        "Requests that were written to the file of `record`, and those that were not.",
-        ("outcome",),
-        {("written",): "recorded", ("dropped",): "record_dropped"},
-    ),
-    "blockyard_parked": _Family("gauge", "Requests that are parked.", (), {(): "parked"}),
-    "blockyard_flights": _Family("gauge", "Flights in the air.", (), {(): "flights"}),
-}
+_FAMILIES: Final = families(stat for stat in KVCache.schema() if _said(stat))
+_STATS: Final = tuple(stat for family in _FAMILIES for stat in family.stats)
+_COUNTED: Final = frozenset(stat.name for stat in _STATS if stat.kind == "counter")
 
 
 @dataclass
@@ -129,14 +79,6 @@ class Figures(KVConnectorStats):  # type: ignore[misc]
         return not self.data
 
 
-_COUNTED: Final = frozenset(
-    name
-    for family in _FAMILIES.values()
-    if family.kind == "counter"
-    for name in family.values.values()
-)
-
-
 class Reporter:
     """Makes a report of a cache's numbers every few steps."""
 
@@ -154,10 +96,10 @@ class Reporter:
         if self._steps % _EVERY != 1:
             return None
         now = stats()
-        names = [name for family in _FAMILIES.values() for name in family.values.values()]
         data = {
-            name: now[name] - (self._before.get(name, 0) if name in _COUNTED else 0)
-            for name in names
+            stat.name: now[stat.name]
+            - (self._before.get(stat.name, 0) if stat.name in _COUNTED else 0)
+            for stat in _STATS
         }
         self._before = now
         return Figures(data)
@@ -170,24 +112,24 @@ class Metrics(KVConnectorPromMetrics):  # type: ignore[misc]
         super().__init__(*what)
         classes = {"counter": self._counter_cls, "gauge": self._gauge_cls}
         self._metrics = {
-            name: classes[family.kind](
-                name=name,
+            family.name: classes[family.kind](
+                name=family.name,
                 documentation=family.help,
-                labelnames=[*self._labelnames, *family.labels],
+                labelnames=[*self._labelnames, *family.stats[0].labels],
             )
-            for name, family in _FAMILIES.items()
+            for family in _FAMILIES
         }
 
     @override
     def observe(self, transfer_stats_data: Mapping[str, int], engine_idx: int = 0) -> None:
         """Takes a report of an engine."""
         engine = self.per_engine_labelvalues[engine_idx]
-        for name, family in _FAMILIES.items():
-            for labels, number in family.values.items():
-                if number not in transfer_stats_data:
+        for family in _FAMILIES:
+            for stat in family.stats:
+                if stat.name not in transfer_stats_data:
                     continue
-                metric = self._metrics[name].labels(*engine, *labels)
-                told = transfer_stats_data[number]
+                metric = self._metrics[family.name].labels(*engine, *stat.labels.values())
+                told = transfer_stats_data[stat.name]
                 if family.kind == "counter":
                     metric.inc(told)
                 else:
