@@ -94,6 +94,21 @@ impl Stage {
     }
 }
 
+/// A row of the last [`Stage`], and the number of its first block.
+#[derive(Debug)]
+struct Pending {
+    lease: LeaseId,
+    first: u32,
+    blocks: u32,
+    number: u32,
+}
+
+impl Pending {
+    fn is(&self, lease: LeaseId, first: u32, blocks: u32) -> bool {
+        self.lease == lease && self.first == first && self.blocks == blocks
+    }
+}
+
 /// What has happened since the last swap.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
@@ -103,7 +118,7 @@ pub(crate) struct Told {
     /// Blocks in all stages so far.
     staged: u32,
     /// Rows of the last stage that no seal has come to.
-    pending: VecDeque<(LeaseId, u32)>,
+    pending: VecDeque<Pending>,
     /// Events that were dropped because nobody took them.
     pub(crate) lost: u64,
 }
@@ -281,23 +296,24 @@ impl Events {
             return;
         }
         for row in &stage.rows {
-            told.pending.push_back((row.lease, told.staged));
+            told.pending.push_back(Pending {
+                lease: row.lease,
+                first: row.first,
+                blocks: row.blocks,
+                number: told.staged,
+            });
             told.staged += row.blocks;
         }
         told.stages.push(stage);
     }
 
-    /// The number of the first block that was staged for a lease: rows are sealed in that order.
-    pub(crate) fn staged_for(&mut self, lease: LeaseId) -> u32 {
+    /// The number of the first block that was staged for this row of a seal. A lease may come twice, and
+    /// rows that nothing was sealed of are passed: so a row is known by its blocks, too.
+    pub(crate) fn staged_for(&mut self, lease: LeaseId, first: u32, blocks: u32) -> u32 {
         let pending = &mut self.told.pending;
-        // Rows that nothing was sealed of, as after a clear, are passed.
-        let Some(at) = pending.iter().position(|&(own, _)| own == lease) else {
-            return NO_TOKENS;
-        };
-        pending
-            .drain(..=at)
-            .next_back()
-            .map_or(NO_TOKENS, |(_, first)| first)
+        let found = pending.iter().position(|row| row.is(lease, first, blocks));
+        let row = found.and_then(|at| pending.drain(..=at).next_back());
+        row.map_or(NO_TOKENS, |row| row.number)
     }
 
     /// Whether there is room for so many words of a retelling: a slice never overflows.

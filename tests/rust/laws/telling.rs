@@ -3,7 +3,7 @@
 use crate::listener::Listener;
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, cat, config, text, three};
-use blockyard_core::{Clears, Config, Key, Salts, Tier};
+use blockyard_core::{Clears, Config, Key, Salts, Seals, Tier};
 
 /// A yard, and whoever listens to it.
 struct Heard {
@@ -84,6 +84,30 @@ fn what_is_evicted_together_is_told_block_by_block() {
     assert_eq!(heard.known(), [32, 0, 0]);
     heard.yard.squeeze(20);
     assert_eq!(heard.known(), [12, 0, 0]);
+}
+
+/// Found by the model with seed 77: the first row has nothing to seal, and the second one's blocks were
+/// told with tokens counted from the first one's.
+#[test]
+fn of_a_lease_that_comes_twice_in_a_seal_each_block_has_its_own_tokens() {
+    let mut heard = Heard::new(8, 8);
+    heard.yard.publish(&text(1, 2));
+    heard.known();
+    let prompt = cat(&text(1, 2), &text(2, 1));
+    let (lease, _) = heard.yard.begin(&and_one(&prompt));
+    let mut seals = Seals::default();
+    for computed in [SIZE, 3 * SIZE] {
+        seals.add(&lease, computed).expect("appended");
+    }
+    let sealed = seals.apply(&mut heard.yard.cache.lock());
+    assert_eq!(sealed.expect("live"), 1);
+    assert_eq!(heard.known(), [3, 0, 0]);
+    let told = heard.listener.blocks.values();
+    let tokens: Vec<u64> = told.flat_map(|known| known.tokens.clone()).collect();
+    for token in &prompt {
+        assert!(tokens.contains(&u64::from(*token)), "{token}: {tokens:?}");
+    }
+    heard.yard.finish(lease);
 }
 
 #[test]

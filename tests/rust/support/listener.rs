@@ -189,8 +189,8 @@ impl Listener {
             let known = Known { parent, tokens };
             let before = self.blocks.insert(block, known.clone());
             assert!(
-                before.is_none_or(|before| before == known),
-                "{block} is another block"
+                before.as_ref().is_none_or(|before| *before == known),
+                "{block} was {before:?} and is {known:?}"
             );
             if self.ready.insert((block, tier))
                 && let Some(parent) = parent.filter(|_| tier == 0)

@@ -97,7 +97,7 @@ impl State {
         }
         self.tags = tags;
         self.leases[lease].sealed = sealed;
-        self.tell_sealed(row.lease, row.first, before..sealed);
+        self.tell_sealed(row, before..sealed);
         sealed - before
     }
 

@@ -4,11 +4,11 @@
 //! Blocks without a key, and those of an ended epoch, are not told. On the device a parent is told
 //! before its child.
 
-use super::State;
+use super::{Sealing, State};
 use crate::error::{Error, Result};
 use crate::events::{Above, Events, NO_TOKENS, Name, Stage, Told, number};
 use crate::flight::Move;
-use crate::id::{Id, Ix, LeaseId, MAX_TIERS, NodeIx, Tier};
+use crate::id::{Id, Ix, MAX_TIERS, NodeIx, Tier};
 use crate::mirror::Known;
 use std::ops::Range;
 
@@ -104,25 +104,25 @@ impl State {
         }
     }
 
-    /// These blocks of a lease are published; the first of `row` has that key. One branch for all of
-    /// them, as a seal is nothing but its blocks.
+    /// These blocks of a row are published. One branch for all of them, as a seal is nothing but its
+    /// blocks.
     #[inline]
-    pub(super) fn tell_sealed(&mut self, lease: LeaseId, first: u32, blocks: Range<u32>) {
+    pub(super) fn tell_sealed(&mut self, row: &Sealing<'_>, blocks: Range<u32>) {
         if self.events.is_some() {
-            self.tell_sealed_to_listener(lease, first, blocks);
+            self.tell_sealed_to_listener(row, blocks);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn tell_sealed_to_listener(&mut self, lease: LeaseId, first: u32, blocks: Range<u32>) {
+    fn tell_sealed_to_listener(&mut self, row: &Sealing<'_>, blocks: Range<u32>) {
         let staged = match &mut self.events {
-            Some(events) => events.staged_for(lease),
+            Some(events) => events.staged_for(row.lease, row.first, row.keys.len() as u32),
             None => NO_TOKENS,
         };
         for block in blocks {
-            if let Some(node) = self.published(&self.leases[lease.at()], block) {
-                self.tell_name_and_copies(node, staged.saturating_add(block - first));
+            if let Some(node) = self.published(&self.leases[row.lease.at()], block) {
+                self.tell_name_and_copies(node, staged.saturating_add(block - row.first));
             }
         }
     }
