@@ -8,6 +8,7 @@ the one that each has no place for and that is said in another field.
 """
 
 import importlib.util
+import logging
 import random
 import sys
 from typing import Any
@@ -83,6 +84,8 @@ def check(name: str, payload: bytes, met: set[str]) -> int:
 
 def main() -> int:
     """Checks what is installed here."""
+    # What PyTorch warns of when an engine imports it is not about events.
+    logging.disable(logging.WARNING)
     here = [name for name in TYPES if importlib.util.find_spec(name) is not None]
     if not here:
         print("BROKEN  events: neither vLLM nor SGLang is installed here")
