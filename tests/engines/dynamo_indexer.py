@@ -1,158 +1,145 @@
-"""Does Dynamo's own indexer know of every prompt what the cache knows?
+"""Does Dynamo's own indexer know of a cache what the cache has?
 
-    python dynamo_indexer.py [--seeds 12]
+    python dynamo_indexer.py [--seeds 12] [--mistake NAME]
 
 It starts `python -m dynamo.indexer` of ai-dynamo-runtime, on loopback, and publishes caches of two
-and three tiers in random lives to it: with copies that fail, clears, resizes, rings that overflow,
-an indexer that comes late, and a publisher that is restarted under its name.
+and three tiers in random lives to it: with copies that fail, corrupt blocks, parks, clears,
+resizes, rings that overflow, an indexer that comes late, and publishers that are restarted. In the
+end every block that the indexer knows is compared with the slots of the cache, and what it answers
+for a prompt with what its own rule gives. Each check is a line. With a mistake, it has to fail.
 """
 
 import argparse
-import json
-import random
-import socket
-import subprocess
+import itertools
 import sys
 import time
-import urllib.error
-import urllib.request
-from typing import Any
+import traceback
+from collections.abc import Callable
+from functools import partial
 
-import blockyard as by
+import dynamo_cases
+import dynamo_rules
 from blockyard.publishing.options import PublisherOptions
 from blockyard.publishing.publisher import Publisher
+from dynamo_life import TURNS, Life
+from dynamo_mistakes import FROM_0, MISTAKES, told
+from dynamo_process import ANY, Blocks, Indexer, Wrong
 
-SIZE, TURNS, ASKED = 16, 120, 36
-MODEL = "default"
-
-
-def ask(port: int, path: str, body: dict[str, object] | None = None) -> Any:
-    """An answer of the indexer."""
-    data = None if body is None else json.dumps(body).encode()
-    head = {"content-type": "application/json"}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, head)
-    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - it is on loopback
-        text = answer.read().decode()
-    return json.loads(text) if text else None
+RING = 64
+"""Events that wait at most in a third of the lives; they are lost there, and told again."""
 
 
-def begin(port: int) -> subprocess.Popen[bytes]:
-    """An indexer that answers."""
-    words = [sys.executable, "-m", "dynamo.indexer", "--port", str(port), "--threads", "1"]
-    process = subprocess.Popen([*words, "--block-size", str(SIZE)], stderr=subprocess.DEVNULL)
-    for _ in range(100):
-        try:
-            ask(port, "/health")
-        except (OSError, urllib.error.URLError, ValueError):
-            time.sleep(0.1)
-        else:
-            return process
-    process.kill()
-    raise RuntimeError("the indexer does not answer")
+def settled(indexer: Indexer, worker: int, life: Life, publisher: Publisher, pokes: int) -> str:
+    """Waits until it knows all; returns what it does not know, or knows wrong.
+
+    A gap is seen with the next batch, so that whoever has missed the last one needs one more.
+    """
+    blocks: Blocks = set()
+    for poke in range(pokes + 1):
+        if poke:
+            life.turn()
+        blocks = life.blocks()
+        publisher.flush()
+        if indexer.has(blocks, worker, 1):
+            break
+    known = indexer.blocks(worker)
+    over, under = len(known - blocks), len(blocks - known)
+    answers = [(indexer.known(worker, one), right) for one, right in life.answers(blocks)]
+    wrong = [pair for pair in answers if pair[0] != pair[1]]
+    if over or under or wrong:
+        return f"{over} blocks over, {under} under, {len(wrong)} of {len(answers)} prompts wrong"
+    return ""
 
 
-def register(port: int, worker: int, publisher: Publisher) -> None:
-    """Tells it of a publisher."""
-    said = {"instance_id": worker, "endpoint": publisher.endpoint, "model_name": MODEL}
-    more = {"block_size": SIZE, "dp_rank": 0, "replay_endpoint": publisher.replay}
-    ask(port, "/register", said | more)
-
-
-def play(cache: by.KVCache, chance: random.Random) -> list[int]:
-    """One request, and what is copied and resized around it."""
-    stem = [chance.randrange(4)] * SIZE * chance.randrange(1, 4)
-    prompt = stem + [chance.randrange(12)] * SIZE * chance.randrange(1, 4)
-    lease = cache.begin([*prompt, 99])
-    assert isinstance(lease, by.Lease)
-    cache.commit(cache.dispatch())
-    cache.seal(lease, len(prompt))
-    if chance.random() < 0.2:
-        parked = cache.park(lease, len(prompt))
-        cache.abandon(parked)
-    else:
-        cache.finish(lease)
-    for _ in range(chance.randrange(3)):
-        plan = cache.demote(chance.randrange(1, 6), tier=chance.choice(["device", "host"]))
-        if plan is not None:
-            good = len(plan) if chance.random() < 0.8 else chance.randrange(len(plan))
-            cache.commit([plan], good=[good], corrupt=[good < len(plan)])
-    if chance.random() < 0.03:
-        cache.resize("host", chance.choice([20, 30]))
-    if chance.random() < 0.01:
-        cache.clear()
-    return prompt
-
-
-def compare(port: int, worker: int, cache: by.KVCache, prompts: list[list[int]]) -> list[int]:
-    """How many prompts are known exactly, over and under."""
-    counts = [0, 0, 0]
-    for prompt in prompts:
-        answer = ask(port, "/query", {"token_ids": prompt, "model_name": MODEL})
-        known = answer["instances"].get(str(worker), {"gpu": 0, "disk": 0})
-        probe = cache.probe(prompt)
-        all_tiers = probe.device + probe.host + probe.disk
-        told = known["gpu"] // SIZE, known["disk"] // SIZE
-        true = probe.device, all_tiers
-        over = any(one > other for one, other in zip(told, true, strict=True))
-        counts[0 if told == true else 1 if over else 2] += 1
-    return counts
-
-
-def life(port: int, worker: int, *, disk: int, restarts: bool) -> list[int]:
-    """One life; what the indexer knows at its end, of the prompts of its last turns."""
-    chance = random.Random(worker)
-    ring = 64 if worker % 3 == 0 else 1 << 17
-    options = PublisherOptions(ring=ring, rank=0, keep=chance.choice([5, 10_000]))
-    cache, endpoint, replay = None, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*"
-    prompts: list[list[int]] = []
-    counts = [0, 0, 0]
-    for part in range(2 if restarts else 1):
-        cache = by.KVCache(block_size=SIZE, device=33, host=30, disk=disk)
-        with Publisher(cache, endpoint, replay=replay, options=options) as publisher:
-            endpoint, replay = publisher.endpoint, publisher.replay or replay
+def play(indexer: Indexer, worker: int, seed: int, *, disk: int, mistake: str | None) -> Life:
+    """One life; a fourth of the publishers are restarted under their name."""
+    ring = RING if seed % 3 == 0 else 1 << 17
+    endpoint = replay = ANY
+    last = 0
+    for part in range(2 if seed % 4 == 3 else 1):
+        life = Life(1000 * part + worker, disk=disk)
+        chance = life.chance
+        # Where much is to be lost, nobody looks for as long as may be.
+        every = 0.1 if ring == RING else 0.01
+        options = PublisherOptions(ring=ring, rank=0, keep=chance.choice([5, 10_000]), every=every)
+        clock = time.time if part == 0 or mistake != FROM_0 else lambda: 0.0
+        cache = told(life.cache, mistake)
+        with Publisher(cache, endpoint, replay=replay, options=options, clock=clock) as publisher:
+            endpoint, replay = publisher.endpoint, str(publisher.replay)
+            first = publisher.stats()["next"] - publisher.stats()["batches"]
+            if part and mistake is None and first <= last:
+                raise Wrong(f"a restart begins at {first}, which is no gap after {last - 1}")
             for turn in range(TURNS):
-                prompts.append(play(cache, chance))
+                life.turn()
                 if part == 0 and turn == TURNS // 2:
-                    register(port, worker, publisher)
-                if chance.random() < 0.3:
+                    indexer.register(worker, endpoint, replay)
+                if turn % 12 == 11 if ring == RING else chance.random() < 0.3:
                     publisher.flush()
-            if part == 1:
-                time.sleep(1)  # the indexer connects again
-                play(cache, chance)
-            publisher.flush()
-            time.sleep(0.5)
-            asked = prompts[-ASKED:]
-            counts = compare(port, worker, cache, asked)
-    return counts
+            fault = settled(indexer, worker, life, publisher, pokes=4 if mistake is None else 1)
+            if fault:
+                raise Wrong(f"seed {seed}, {'three' if disk else 'two'} tiers: {fault}")
+            lost = publisher.stats()["lost"]
+            last = publisher.stats()["next"]
+            if mistake is None and (lost > 0) != (ring == RING):
+                raise Wrong(f"seed {seed}: {lost} events were lost with a ring of {ring}")
+    indexer.unregister(worker)
+    return life
+
+
+def lives(indexer: Indexer, seeds: int, *, disk: int, mistake: str | None = None) -> str:
+    """All lives of so many tiers."""
+    prompts = blocks = 0
+    for seed in range(seeds):
+        life = play(indexer, (300 if disk else 200) + seed + 1, seed, disk=disk, mistake=mistake)
+        prompts += len(life.prompts)
+        blocks += len(life.blocks())
+    return f"{seeds} lives, {prompts} prompts and {blocks} blocks known exactly, 0 over, 0 under"
+
+
+def noticed(indexer: Indexer, mistake: str, workers: "itertools.count[int]") -> str:
+    """A mistake that lives must not survive."""
+    for seed, disk in itertools.product((1, 2, 4, 7), (0, 30)):
+        try:
+            play(indexer, next(workers), seed, disk=disk, mistake=mistake)
+        except Wrong as seen:
+            return str(seen)
+    raise Wrong("nothing has noticed it")
+
+
+def run(name: str, check: Callable[[], str | None]) -> int:
+    """Runs a check, and says in a line what it has seen; returns 1 where it is broken."""
+    try:
+        said = check()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the check shows it
+        print(f"BROKEN  dynamo: {name}: {error}", flush=True)
+        if not isinstance(error, Wrong):
+            traceback.print_exc()
+        return 1
+    print(f"ok      dynamo: {name}{f': {said}' if said else ''}", flush=True)
+    return 0
 
 
 def main() -> int:
-    """Plays the lives, and says what was known."""
-    parser = argparse.ArgumentParser()
+    """Runs all, or the lives with a mistake."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=12)
-    seeds = parser.parse_args().seeds
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    indexer = begin(port)
-    bad = 0
+    parser.add_argument("--mistake", choices=MISTAKES)
+    options = parser.parse_args()
+    indexer = Indexer()
+    checks: dict[str, Callable[[], str | None]] = {}
+    for tiers, disk in (("two", 0), ("three", 30)):
+        live = partial(lives, indexer, options.seeds, disk=disk, mistake=options.mistake)
+        checks[f"{tiers} tiers"] = live
+    if options.mistake is None:
+        for one in (*dynamo_cases.CASES, *dynamo_rules.RULES):
+            checks[one.__name__.replace("_", " ")] = partial(one, indexer)
+        workers = itertools.count(10_000)
+        for mistake in MISTAKES:
+            checks[f"noticed {mistake}"] = partial(noticed, indexer, mistake, workers)
     try:
-        for tiers, disk in ((2, 0), (3, 30)):
-            sums = [0, 0, 0]
-            for seed in range(seeds):
-                worker = 100 * tiers + seed + 1
-                counts = life(port, worker, disk=disk, restarts=seed % 4 == 3)
-                sums = [one + other for one, other in zip(sums, counts, strict=True)]
-            print(
-                f"dynamo: {tiers} tiers: {sums[0]} prompts known exactly, {sums[1]} over, "
-                f"{sums[2]} under"
-            )
-            # On three tiers a path may lie on the disk before the host: Dynamo follows them once.
-            bad += sums[1] + (sums[2] if tiers == 2 else 0)
+        return int(sum(run(*named) for named in checks.items()) > 0)
     finally:
-        indexer.terminate()
-        indexer.wait()
-    return int(bad > 0)
+        indexer.kill()
 
 
 if __name__ == "__main__":

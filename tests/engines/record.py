@@ -114,7 +114,9 @@ def main() -> int:
     if "--check" in sys.argv:
         same = FILE.exists() and FILE.read_text() == text
         if not same:
-            print(f"{FILE.name} is not what vLLM {vllm.__version__} has: run record.py, and look")
+            print(f"BROKEN  {FILE.name} is not what vLLM {vllm.__version__} has: run record.py")
+        else:
+            print(f"ok      {FILE.name} is what vLLM {vllm.__version__} has")
         return int(not same)
     FILE.write_text(text)
     return 0

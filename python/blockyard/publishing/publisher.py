@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 _SHIFT: Final = 20
 """Numbers of batches begin at the seconds since 1970, times 2**20: a restart is a gap forward."""
 _NUMBER: Final = 8
+_LINGER: Final = 1_000
+"""Milliseconds in which subscribers can still take what was sent last, once it is closed."""
 _END: Final = (-1).to_bytes(_NUMBER, "big", signed=True)
 
 
@@ -149,7 +151,10 @@ class Publisher:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Sends what has happened, and ends its thread and its sockets. The cache goes on."""
+        """Sends what has happened, and ends its thread and its sockets. The cache goes on.
+
+        It waits a second at most for a subscriber that does not take it.
+        """
         with self._asked:
             self._closing = True
             self._asked.notify_all()
@@ -174,7 +179,7 @@ class Publisher:
             with self._asked:
                 self._closing = True
                 self._asked.notify_all()
-            self._context.destroy(linger=0)
+            self._context.destroy(linger=_LINGER)
 
     def _turn(self) -> None:
         self._send_all()

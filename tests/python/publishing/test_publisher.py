@@ -1,6 +1,7 @@
 """A publisher, and subscribers that come late, lose batches or ask for nonsense (O3)."""
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -217,6 +218,27 @@ def test_closing_sends_the_rest_and_leaves_the_cache_as_it_is(cache: by.KVCache)
     play(cache, 2)
     with pytest.raises(by.Misuse, match="has a listener"):
         Publisher(cache, ANY)
+
+
+def test_what_was_sent_last_arrives_though_it_is_closed_before_it_is_read() -> None:
+    cache = by.KVCache(block_size=SIZE, device=30_001)
+    publisher = Publisher(cache, ANY)
+    router = Subscriber(publisher, most=1)
+    while not router.sub.poll(5):
+        play(cache, 0, blocks=1)
+        assert publisher.flush()
+        cache.clear()
+    # More than the buffers of the system hold, so that the rest waits in the publisher.
+    for name in range(10):
+        play(cache, 1 << 20 | name, blocks=29_000)
+        assert publisher.flush()
+    closing = threading.Thread(target=publisher.close)
+    closing.start()
+    router.hear(wait=1000)
+    closing.join()
+    assert router.numbers[-1] == publisher.stats()["next"] - 1
+    assert cache.audit() is None
+    router.context.destroy(linger=0)
 
 
 def test_what_is_out_of_range_is_named(cache: by.KVCache) -> None:
