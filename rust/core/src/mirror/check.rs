@@ -142,12 +142,12 @@ mod tests {
         let from = NO_TOKENS;
         let mut told = Told::default();
         told.words = words.to_vec();
-        told.names = vec![Name {
+        told.names = std::collections::VecDeque::from([Name {
             node,
             key,
             above,
             from,
-        }];
+        }]);
         told
     }
 

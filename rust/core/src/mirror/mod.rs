@@ -8,16 +8,14 @@ mod check;
 mod foretold;
 mod origins;
 mod runs;
-mod staged;
 
-use crate::events::{Above, Name, Origin, Told, Word, number};
+use crate::events::{Above, Name, Origin, Reader, Told, Word, number};
 use crate::id::{Ix, Key};
 use crate::wire::{Batch, Extra};
 pub(crate) use check::Known;
 use foretold::{Coming, Foretold};
 use origins::{Origins, PLAIN, extras_of};
 use runs::{Kind, Run};
-use staged::Staged;
 use std::collections::{BTreeMap, HashMap};
 
 /// Whether blocks with a tenant's salt are told.
@@ -166,7 +164,7 @@ impl Mirror {
         let words = told.words.len() - told.names.len().min(told.words.len());
         batch.reserve(told.names.len(), words, self.block_size);
         let mut names = told.names.iter();
-        let mut staged = Staged::new(told);
+        let mut staged = Reader::new(&told.tokens);
         for &word in &told.words {
             match word {
                 Word::Named => {
@@ -213,7 +211,7 @@ impl Mirror {
         }
     }
 
-    fn name(&mut self, name: &Name, staged: &mut Staged<'_>, batch: &mut Batch) {
+    fn name(&mut self, name: &Name, staged: &mut Reader<'_>, batch: &mut Batch) {
         let at = name.node.get();
         self.make_place(at);
         let known = self.places[at as usize];

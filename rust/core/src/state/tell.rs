@@ -120,9 +120,34 @@ impl State {
             Some(events) => events.staged_for(row.lease, row.first, row.keys.len() as u32),
             None => NO_TOKENS,
         };
+        let named = blocks.end - blocks.start;
         for block in blocks {
             if let Some(node) = self.published(&self.leases[row.lease.at()], block) {
-                self.tell_name_and_copies(node, staged.saturating_add(block - row.first));
+                let from = staged.saturating_add(u64::from(block - row.first));
+                self.tell_name_and_copies(node, from);
+            }
+        }
+        self.pass_names(named);
+    }
+
+    /// So many blocks were named. Where nobody takes the list, twice as many of the oldest names make
+    /// room, and those that stand still are named again: so each block keeps its name and its tokens,
+    /// and no verb does much for it.
+    fn pass_names(&mut self, named: u32) {
+        let size = self.config.block_size as usize;
+        for _ in 0..2 * named {
+            let Some(passed) = self.events.as_mut().and_then(|events| events.pass(size)) else {
+                return;
+            };
+            let node = passed.node;
+            let stands = self.trie.alive(node)
+                && self.is_told(node)
+                && number(&self.trie[node].key) == passed.key;
+            if stands && !passed.is_again {
+                let name = self.name_of(node, NO_TOKENS);
+                if let Some(events) = &mut self.events {
+                    events.name_again(name, passed.kept);
+                }
             }
         }
     }
@@ -132,12 +157,13 @@ impl State {
     pub(super) fn tell_named(&mut self, node: NodeIx) {
         if self.events.is_some() {
             self.tell_name_and_copies(node, NO_TOKENS);
+            self.pass_names(1);
         }
     }
 
     /// `from`: its staged tokens.
     #[inline(never)]
-    fn tell_name_and_copies(&mut self, node: NodeIx, from: u32) {
+    fn tell_name_and_copies(&mut self, node: NodeIx, from: u64) {
         let (name, id) = (self.name_of(node, from), self.trie.id(node));
         if let Some(events) = &mut self.events {
             events.named(name, id);
@@ -178,6 +204,7 @@ impl State {
         if let Some(events) = &mut self.events {
             events.name(name);
         }
+        self.pass_names(1);
     }
 
     /// Whether a block is to be told again, and was not yet.
@@ -186,7 +213,7 @@ impl State {
         retelling.is_some_and(|retelling| !retelling.is_told(node)) && self.is_told(node)
     }
 
-    fn name_of(&self, node: NodeIx, from: u32) -> Name {
+    fn name_of(&self, node: NodeIx, from: u64) -> Name {
         let above = match self.trie[node].parent {
             None => Above::Root,
             Some(id) => match self.trie.live(id) {

@@ -5,11 +5,15 @@
 //! a block is comes once, as a [`Name`]; where it is ready, and where no more, takes eight bytes a
 //! time. Keys are told as 64-bit numbers, which is how they go out.
 
+mod tokens;
+
 use crate::extras::Extras;
 use crate::id::{Id, Ix, Key, LeaseId, NodeIx, Tier};
 use crate::memory;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use tokens::Kept;
+pub(crate) use tokens::{NO_TOKENS, Reader, Tokens};
 
 /// One thing that has happened, in its order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,12 +57,12 @@ pub(crate) struct Name {
     pub(crate) node: NodeIx,
     pub(crate) key: u64,
     pub(crate) above: Above,
-    /// The block among those whose tokens came with this list; [`NO_TOKENS`] for none.
-    pub(crate) from: u32,
+    /// The number of its tokens; [`NO_TOKENS`] where they do not come with it.
+    pub(crate) from: u64,
 }
 
-/// Where a block's tokens do not come with it.
-pub(crate) const NO_TOKENS: u32 = u32::MAX;
+/// Blocks of which tokens are staged at most, for each name that there is room for.
+const MOST_STAGED: u64 = 8;
 
 /// The number by which a key is told: its last eight bytes, as vLLM tells its own.
 #[inline]
@@ -100,7 +104,7 @@ struct Pending {
     lease: LeaseId,
     first: u32,
     blocks: u32,
-    number: u32,
+    number: u64,
 }
 
 impl Pending {
@@ -113,10 +117,8 @@ impl Pending {
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     pub(crate) words: Vec<Word>,
-    pub(crate) names: Vec<Name>,
-    pub(crate) stages: Vec<Stage>,
-    /// Blocks in all stages so far.
-    staged: u32,
+    pub(crate) names: VecDeque<Name>,
+    pub(crate) tokens: Tokens,
     /// Rows of the last stage that no seal has come to.
     pending: VecDeque<Pending>,
     /// Events that were dropped because nobody took them.
@@ -128,9 +130,9 @@ impl Told {
     pub(crate) fn reset(&mut self) {
         self.words.clear();
         self.names.clear();
-        self.stages.clear();
+        self.tokens.reset();
         self.pending.clear();
-        (self.staged, self.lost) = (0, 0);
+        self.lost = 0;
     }
 }
 
@@ -161,20 +163,41 @@ impl Retelling {
     }
 }
 
+/// A name that has made room.
+#[derive(Debug)]
+pub(crate) struct Passed {
+    pub(crate) node: NodeIx,
+    pub(crate) key: u64,
+    /// Its tokens, if it had some.
+    pub(crate) kept: Option<Kept>,
+    /// Whether the block was named again since, with all that is known of it.
+    pub(crate) is_again: bool,
+}
+
+/// A name that was made again: its number among all names, and whether it has tokens.
+#[derive(Clone, Copy, Default, Debug)]
+struct Newest {
+    number: u64,
+    has_tokens: bool,
+}
+
 /// The list, while somebody listens.
 #[derive(Debug)]
 pub(crate) struct Events {
     told: Told,
     /// Words that it holds at most.
     most: usize,
-    /// Names, and blocks in stages, that it holds at most.
-    most_names: usize,
+    /// Names from which on those of blocks that are no more make room.
+    crowd: usize,
+    /// Names that have made room.
+    passed: u64,
+    /// By place, the last name that was made again.
+    newest: Vec<Newest>,
     pub(crate) retelling: Option<Box<Retelling>>,
 }
 
 impl Events {
-    /// A list of at most `most` words, and of `blocks` names more, so that none is lost that a block
-    /// may need; all room is made now.
+    /// A list of at most `most` words, and of about `blocks` names more, so that each block has one.
     ///
     /// # Errors
     /// `Memory` where there is none.
@@ -182,7 +205,9 @@ impl Events {
         Ok(Self {
             told: Self::room(most)?,
             most,
-            most_names: most + blocks,
+            crowd: most + blocks,
+            passed: 0,
+            newest: Vec::new(),
             retelling: None,
         })
     }
@@ -191,7 +216,9 @@ impl Events {
     pub(crate) fn room(most: usize) -> crate::error::Result<Told> {
         let mut told = Told::default();
         memory::reserve(&mut told.words, most + 1, "the events")?;
-        memory::reserve(&mut told.names, most, "the events")?;
+        let mut names = Vec::new();
+        memory::reserve(&mut names, most, "the events")?;
+        told.names = names.into();
         Ok(told)
     }
 
@@ -199,6 +226,8 @@ impl Events {
     pub(crate) fn swap(&mut self, other: &mut Told) {
         debug_assert!(other.words.is_empty(), "it was reset outside the lock");
         std::mem::swap(&mut self.told, other);
+        self.passed = 0;
+        self.newest.clear();
     }
 
     /// What has happened since the last swap.
@@ -250,16 +279,56 @@ impl Events {
 
     /// The same of a block that was named before.
     pub(crate) fn name(&mut self, name: Name) {
-        if self.told.names.len() >= self.most_names {
-            // The tokens stay until the swap: to free them would take a while, and their room is bounded.
-            self.told.names.clear();
-            self.overflow();
-        }
         if self.told.words.len() >= self.most {
             self.overflow();
         }
-        self.told.names.push(name);
+        debug_assert!(self.told.names.len() <= 4 * self.crowd, "names make room");
+        self.told.names.push_back(name);
         self.told.words.push(Word::Named);
+    }
+
+    /// Takes out the oldest name, where there are so many that those of blocks that are no more must make
+    /// room. The oldest are those that stand in for what was lost.
+    pub(crate) fn pass(&mut self, block_size: usize) -> Option<Passed> {
+        if self.told.names.len() <= self.crowd {
+            return None;
+        }
+        let Some(Word::Lost {
+            names: before @ 1..,
+        }) = self.told.words.first_mut()
+        else {
+            return None;
+        };
+        *before -= 1;
+        let Name {
+            node, key, from, ..
+        } = self.told.names.pop_front()?;
+        let own = self.passed;
+        self.passed += 1;
+        let kept = self.told.tokens.take(from, block_size);
+        let newest = self.newest.get(node.get() as usize);
+        let is_again = newest
+            .is_some_and(|newest| newest.number > own && (newest.has_tokens || kept.is_none()));
+        Some(Passed {
+            node,
+            key,
+            kept,
+            is_again,
+        })
+    }
+
+    /// A block whose name was taken out stands still: it is named again, as it is now.
+    pub(crate) fn name_again(&mut self, name: Name, kept: Option<Kept>) {
+        let at = name.node.get() as usize;
+        if at >= self.newest.len() {
+            self.newest.resize(at + 1, Newest::default());
+        }
+        self.newest[at] = Newest {
+            number: self.passed + self.told.names.len() as u64,
+            has_tokens: kept.is_some(),
+        };
+        let from = kept.map_or(NO_TOKENS, |kept| self.told.tokens.keep(kept));
+        self.name(Name { from, ..name });
     }
 
     /// Nobody has taken the list for too long: it is dropped, but for the names, and all blocks will
@@ -281,6 +350,7 @@ impl Events {
     /// The epoch has ended: what happened before it is told to nobody.
     pub(crate) fn clear(&mut self) {
         self.told.words.clear();
+        self.passed += self.told.names.len() as u64;
         self.told.names.clear();
         self.told.pending.clear();
         self.told.words.push(Word::Cleared);
@@ -291,25 +361,27 @@ impl Events {
     pub(crate) fn stage(&mut self, stage: Stage) {
         let told = &mut self.told;
         told.pending.clear();
-        if (told.staged + stage.blocks()) as usize > self.most_names {
-            // Nobody takes them: their blocks are told when a prompt brings these tokens again.
-            return;
-        }
+        let mut number = told.tokens.next();
         for row in &stage.rows {
             told.pending.push_back(Pending {
                 lease: row.lease,
                 first: row.first,
                 blocks: row.blocks,
-                number: told.staged,
+                number,
             });
-            told.staged += row.blocks;
+            number += u64::from(row.blocks);
         }
-        told.stages.push(stage);
+        // A seal stages blocks that it has found, too, and names those alone that are new.
+        let most = MOST_STAGED * self.crowd as u64;
+        if !told.tokens.stage(stage, most) {
+            // Nobody takes them: their blocks are told when a prompt brings these tokens again.
+            told.pending.clear();
+        }
     }
 
     /// The number of the first block that was staged for this row of a seal. A lease may come twice, and
     /// rows that nothing was sealed of are passed: so a row is known by its blocks, too.
-    pub(crate) fn staged_for(&mut self, lease: LeaseId, first: u32, blocks: u32) -> u32 {
+    pub(crate) fn staged_for(&mut self, lease: LeaseId, first: u32, blocks: u32) -> u64 {
         let pending = &mut self.told.pending;
         let found = pending.iter().position(|row| row.is(lease, first, blocks));
         let row = found.and_then(|at| pending.drain(..=at).next_back());
@@ -318,6 +390,6 @@ impl Events {
 
     /// Whether there is room for so many words of a retelling: a slice never overflows.
     pub(crate) fn has_room(&self, words: usize) -> bool {
-        self.told.words.len() + words <= self.most && self.told.names.len() < self.most_names
+        self.told.words.len() + words <= self.most
     }
 }
