@@ -4,10 +4,12 @@ import ipaddress
 from typing import Final
 
 from blockyard._core import Misuse
+from blockyard.shared.validate import shown
 
 __all__ = ["check_endpoint"]
 
-_LOCAL: Final = ("ipc://", "inproc://")
+_MOST_PORT: Final = 65_535
+_FORM: Final = f'give "tcp://host:port" with a port up to {_MOST_PORT} or "*", or "ipc://path"'
 _HELP: Final = (
     'name one of this machine, as "tcp://127.0.0.1:5557"; or say interfaces="any" where a '
     "network that nobody else is in leads to the routers: it has no password"
@@ -20,12 +22,14 @@ def check_endpoint(name: str, endpoint: str, *, interfaces: str) -> None:
     Raises:
         Misuse: It is no endpoint, or it is not of this machine alone.
     """
-    if endpoint.startswith(_LOCAL):
-        return
+    if not isinstance(endpoint, str):
+        raise Misuse(f"{name} = {shown(endpoint)}: {_FORM}")
     scheme, _, address = endpoint.partition("://")
+    if scheme == "ipc" and address:
+        return
     host, _, port = address.rpartition(":")
-    if scheme != "tcp" or not host or not (port.isdigit() or port == "*"):
-        raise Misuse(f'{name} = "{endpoint}": give "tcp://host:port", "ipc://path" or "inproc://…"')
+    if scheme != "tcp" or not host or not (port == "*" or _is_port(port)):
+        raise Misuse(f'{name} = "{endpoint}": {_FORM}')
     if interfaces == "any":
         return
     try:
@@ -34,3 +38,8 @@ def check_endpoint(name: str, endpoint: str, *, interfaces: str) -> None:
         local = host == "localhost"
     if not local:
         raise Misuse(f'{name} = "{endpoint}" can be reached from other machines: {_HELP}')
+
+
+def _is_port(text: str) -> bool:
+    # Of a larger one the socket would take what is left of it in 16 bits.
+    return text.isascii() and text.isdigit() and int(text) <= _MOST_PORT

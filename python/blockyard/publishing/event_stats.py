@@ -50,7 +50,7 @@ PUBLISHER_STATS: Final = (
         "requests",
         "counter",
         "event_requests_rejected",
-        "messages to the replay socket that were no request",
+        "messages to the replay socket that were no request, or of one who reads no answer",
     ),
 )
 """Of what `Publisher.stats` returns beside."""

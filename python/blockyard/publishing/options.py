@@ -1,12 +1,16 @@
 """What a publisher says, and how much it keeps."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from blockyard._core import Misuse
-from blockyard.shared.validate import integer, one_of
+from blockyard.shared.validate import integer, one_of, shown
 
 __all__ = ["PublisherOptions"]
+
+_MOST_RANK: Final = (1 << 32) - 1
+_MOST_BATCHES: Final = (1 << 30) - 1
+"""A socket counts what waits in 31 bits; replays have twice as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +43,22 @@ class PublisherOptions:
     every: float = 0.01
 
     def __post_init__(self) -> None:
+        _text("topic", self.topic)
+        if self.rank is not None:
+            integer("rank", self.rank, least=0, most=_MOST_RANK)
         one_of("salts", self.salts, ("hide", "tell"))
-        integer("keep", self.keep, least=1)
+        integer("keep", self.keep, least=1, most=_MOST_BATCHES - 1)
         integer("keep_bytes", self.keep_bytes, least=1)
-        integer("backlog", self.backlog, least=1)
-        if not 0 < self.every <= 1:
-            raise Misuse(f"every = {self.every}: give seconds, above 0 and no more than 1")
+        integer("backlog", self.backlog, least=1, most=_MOST_BATCHES)
+        _seconds("every", self.every)
+
+
+def _text(name: str, value: object) -> None:
+    # Surrogates are no text that could be sent.
+    if not isinstance(value, str) or value != value.encode(errors="ignore").decode():
+        raise Misuse(f"{name} = {shown(value)}: give text")
+
+
+def _seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise Misuse(f"{name} = {shown(value)}: give seconds, above 0 and no more than 1")

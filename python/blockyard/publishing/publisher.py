@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Literal, Self
 
-from blockyard._core import Cache, Unavailable
+from blockyard._core import Cache, Misuse, Unavailable
 from blockyard.publishing.endpoints import check_endpoint
 from blockyard.publishing.event_stats import EVENT_STATS, PUBLISHER_STATS
 from blockyard.publishing.options import PublisherOptions
 from blockyard.publishing.sent import Sent
-from blockyard.shared.validate import one_of
+from blockyard.shared.validate import one_of, shown
 
 __all__ = ["Publisher"]
 
@@ -23,6 +23,10 @@ _NUMBER: Final = 8
 _LINGER: Final = 1_000
 """Milliseconds in which subscribers can still take what was sent last, once it is closed."""
 _END: Final = (-1).to_bytes(_NUMBER, "big", signed=True)
+_MOST_SECONDS: Final = 1 << 42
+"""So that no number looks like that of an end."""
+_UNREAD: Final = 2
+"""Answers that wait for one asker at most: each is as long as all that is kept, or a snapshot."""
 
 
 class Publisher:
@@ -35,8 +39,8 @@ class Publisher:
     number, that clears what is known and tells all.
 
     No call of the cache waits for it, whatever a subscriber does: what a slow one does not take is
-    dropped for it alone, and it sees the gap. Any thread may call its methods. Make it together
-    with the cache, after fork.
+    dropped for it alone, and it sees the gap. For one who asks and does not read, two answers wait.
+    Any thread may call its methods. Make it together with the cache, after fork.
 
     Args:
         cache: The cache, which must not have a listener yet.
@@ -84,8 +88,9 @@ class Publisher:
         self._clock = clock
         self._topic, self._rank = options.topic.encode(), options.rank
         self._every = options.every
-        self._sent = Sent(int(clock() * (1 << _SHIFT)), options.keep, options.keep_bytes)
+        self._sent = Sent(_first(clock()), options.keep, options.keep_bytes)
         self._counts = dict.fromkeys(("batches", "replays", "rejected"), 0)
+        self._unread: dict[bytes, list[Any]] = {}
         self._asked = threading.Condition()
         self._turns = self._wanted = 0
         self._closing = False
@@ -113,6 +118,9 @@ class Publisher:
         socket = self._context.socket(getattr(zmq, kind))
         socket.setsockopt(zmq.SNDHWM, most)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        # Only what is not copied says when it has gone.
+        socket.copy_threshold = 0
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -141,7 +149,7 @@ class Publisher:
 
         What `events_told` of the cache says, and: "batches" that were sent; "replays", requests
         that were answered with batches, the others with a snapshot; "rejected" requests that were
-        none; and "next", the number of the next batch.
+        none, or of one who has not read two answers yet; and "next", the number of the next batch.
         """
         return self.cache.events_told() | self._counts | {"next": self._sent.next}
 
@@ -210,6 +218,10 @@ class Publisher:
             self._counts["rejected"] += 1
             return
         to, topic = frames[0], self._topic
+        unread = self._unread_by(to)
+        if len(unread) >= _UNREAD:
+            self._counts["rejected"] += 1
+            return
         batches = self._sent.since(int.from_bytes(start, "big"))
         if batches is None:
             payload = self.cache.snapshot_events(now=self._clock(), rank=self._rank)
@@ -219,7 +231,22 @@ class Publisher:
             self._counts["replays"] += 1
         for number, payload in batches:
             replay.send_multipart((to, b"", topic, number.to_bytes(_NUMBER, "big"), payload))
-        replay.send_multipart((to, b"", b"", _END, b""))
+        unread.append(replay.send_multipart((to, b"", b"", _END, b""), copy=False, track=True))
+        self._unread[to] = unread
+
+    def _unread_by(self, asker: bytes) -> list[Any]:
+        """The ends of answers that have not gone out yet to one who asks."""
+        for one, ends in list(self._unread.items()):
+            self._unread[one] = [end for end in ends if not end.done]
+            if not self._unread[one]:
+                del self._unread[one]
+        return self._unread.get(asker, [])
+
+
+def _first(seconds: float) -> int:
+    if not 0 <= seconds < _MOST_SECONDS:
+        raise Misuse(f"clock() = {shown(seconds)}: give one of seconds since 1970")
+    return int(seconds * (1 << _SHIFT))
 
 
 def _context() -> Any:  # noqa: ANN401 - as above

@@ -182,15 +182,50 @@ def test_a_subscriber_that_never_reads_holds_up_nobody(cache: by.KVCache) -> Non
         assert late.found([3] * SIZE * 5, "GPU", SIZE) == 5
 
 
+def test_whoever_asks_and_does_not_read_has_few_answers_and_the_others_get_theirs() -> None:
+    long = by.KVCache(block_size=16, device=12_001)
+    with Publisher(long, ANY, replay=ANY, options=PublisherOptions(keep_bytes=1)) as publisher:
+        lease = long.begin(range(16 * 12_000))
+        long.seal(lease, 16 * 12_000)
+        assert publisher.flush()
+        with subscribed(publisher) as idle, subscribed(publisher) as router:
+            asks = idle.context.socket(zmq.DEALER)
+            # So that little fits between the two.
+            asks.setsockopt(zmq.RCVHWM, 1)
+            asks.setsockopt(zmq.RCVBUF, 1 << 16)
+            assert publisher.replay
+            asks.connect(publisher.replay)
+            for _ in range(100):
+                asks.send_multipart((b"", bytes(8)))
+            stats = publisher.stats()
+            for _ in range(1000):
+                if stats["snapshots"] + stats["rejected"] == 100:
+                    break
+                assert publisher.flush()
+                stats = publisher.stats()
+            assert stats["snapshots"] + stats["rejected"] == 100
+            # Those that are on their way, and two behind them.
+            assert 2 <= stats["snapshots"] <= 50
+            assert len(router.ask(0)) == 1, "nobody else waits for it"
+            ends = 0
+            while asks.poll(500):
+                ends += asks.recv_multipart()[2] == END
+            assert ends == stats["snapshots"], "what was begun was ended"
+            asks.send_multipart((b"", bytes(8)))
+            assert asks.poll(10_000), "whoever reads is answered again"
+
+
 def test_it_binds_to_this_machine_alone_unless_it_is_told_otherwise(cache: by.KVCache) -> None:
     for endpoint in ("tcp://*:5557", "tcp://0.0.0.0:5557", "tcp://192.0.2.1:5557", "tcp://[::]:1"):
         with pytest.raises(by.Misuse, match='interfaces="any"'):
             Publisher(cache, endpoint)
         with pytest.raises(by.Misuse, match="replay = "):
             Publisher(cache, ANY, replay=endpoint)
-    for endpoint in ("127.0.0.1:5557", "tcp://5557", "udp://127.0.0.1:1", "tcp://127.0.0.1:http"):
+    wrong: list[Any] = ["127.0.0.1:5557", "tcp://5557", "udp://127.0.0.1:1", "tcp://127.0.0.1:http"]
+    wrong += ["tcp://127.0.0.1:65536", "tcp://127.0.0.1:\u0665", "inproc://own", "ipc://", 5557]
+    for given in wrong:
         with pytest.raises(by.Misuse, match='give "tcp://host:port"'):
-            Publisher(cache, endpoint, interfaces="any")
+            Publisher(cache, given, interfaces="any")
     with Publisher(cache, "tcp://0.0.0.0:*", interfaces="any") as publisher:
         assert publisher.endpoint.startswith("tcp://0.0.0.0:")
 
@@ -247,13 +282,24 @@ def test_what_is_out_of_range_is_named(cache: by.KVCache) -> None:
         {"keep_bytes": 0},
         {"backlog": 0},
         {"every": 0},
+        {"keep": 1 << 30},
+        {"backlog": 1 << 31},
         {"every": 2},
+        {"every": "often"},
         {"salts": "some"},
+        {"rank": -1},
+        {"rank": "0"},
+        {"rank": 1 << 32},
+        {"topic": b"kv"},
+        {"topic": "\ud800"},
     ):
         arguments: dict[str, Any] = dict(wrong)
         with pytest.raises(by.Misuse, match=next(iter(wrong))):
             PublisherOptions(**arguments)
     with pytest.raises(by.Misuse, match="interfaces"):
         Publisher(cache, ANY, interfaces="lo")  # type: ignore[arg-type]
+    for seconds in (-1.0, float("nan"), 1e20):
+        with pytest.raises(by.Misuse, match="clock"):
+            Publisher(cache, ANY, clock=lambda seconds=seconds: seconds)  # type: ignore[misc]
     with pytest.raises(by.Misuse, match="ring"):
         Publisher(cache, ANY, options=PublisherOptions(ring=1))
