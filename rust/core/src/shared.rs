@@ -28,14 +28,14 @@ pub(crate) struct Shared {
 /// A listener, beside the yard. Its lock is taken before the yard's, and held while events are encoded.
 struct Ear {
     mirror: Mutex<(Mirror, Told)>,
-    /// Tokens that come beside their blocks, until the mirror takes them, and of how many.
+    /// Tokens that come beside their blocks, until the mirror takes them, and how many.
     late: Mutex<(Vec<Late>, usize)>,
     /// Whether the mirror knows blocks without their tokens.
     lacks: AtomicBool,
 }
 
-/// Blocks whose tokens wait for the mirror at most.
-const MOST_LATE: usize = 1 << 20;
+/// Tokens that wait for the mirror at most.
+const MOST_LATE: usize = 1 << 24;
 
 /// What a listener is told at one time.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -130,8 +130,8 @@ impl Shared {
         if let Some(ear) = self.ear.get() {
             let mut waiting = wait(&ear.late);
             // Where nobody takes them, their blocks count as untold.
-            if waiting.1 + late.keys.len() <= MOST_LATE {
-                waiting.1 += late.keys.len();
+            if !late.keys.is_empty() && waiting.1 + late.tokens.len() <= MOST_LATE {
+                waiting.1 += late.tokens.len();
                 waiting.0.push(late);
             }
         }
@@ -149,9 +149,9 @@ impl Shared {
         let ear = self.ear()?;
         let mut heard = wait(&ear.mirror);
         let (mirror, told) = &mut *heard;
-        let whole = self.enter()?.hand_over(told);
-        // Behind the list, so that the blocks that these are of are in it.
+        // Before the list, so that the blocks that these are of are in it.
         let (late, _) = std::mem::take(&mut *wait(&ear.late));
+        let whole = self.enter()?.hand_over(told);
         let mut batch = Batch::new(time);
         mirror.follow(told, &late, &mut batch);
         told.reset();

@@ -1,5 +1,6 @@
 """What a cache tells of its blocks, decoded as vLLM's own types would be (O1 to O5)."""
 
+import contextlib
 import random
 
 import msgspec
@@ -184,6 +185,66 @@ def test_a_router_knows_of_every_prompt_what_the_cache_knows(seed: int) -> None:
     assert late is not None
     again.hear(late)
     assert again.blocks == router.blocks, "who comes late knows the same"
+
+
+@pytest.mark.parametrize(("seed", "ring"), [(1, 9), (4, 9), (6, 12), (28, 12)])
+def test_while_all_is_told_again_what_goes_is_told_too(seed: int, ring: int) -> None:
+    chance = random.Random(seed)
+    cache = by.KVCache(block_size=SIZE, device=60, host=50, disk=40, write="through")
+    cache.listen(ring=ring)
+    router, running = Router(), []
+    for _ in range(1500):
+        prompt = [chance.randrange(4)] * SIZE * chance.randrange(1, 5)
+        prompt += [*[chance.randrange(6)] * SIZE * chance.randrange(5), 1]
+        with contextlib.suppress(by.NoRoom):
+            running.append((cache.begin(prompt), len(prompt)))
+        if running and chance.random() < 0.6:
+            lease, length = running.pop(chance.randrange(len(running)))
+            if lease.state == "ready":
+                cache.seal(lease, length)
+                assert cache.audit() is None
+            cache.finish(lease)
+        if chance.random() < 0.2:
+            cache.demote(chance.randrange(1, 20), tier=chance.choice(["device", "host"]))
+        if chance.random() < 0.2 and (plans := cache.dispatch()):
+            good = [chance.choice([len(plan), chance.randrange(len(plan) + 1)]) for plan in plans]
+            cache.commit(plans, good=good)
+        assert cache.audit() is None
+        if chance.random() < 0.1:
+            payload, _ = cache.take_events()
+            if payload is not None:
+                router.hear(payload)
+
+
+def test_what_is_told_again_names_its_parent_by_the_number_that_it_had() -> None:
+    cache = by.KVCache(block_size=SIZE, engine=64, host=64)
+    cache.listen(ring=16)
+    keys = cache.ready_keys([bytes([at] * 32) for at in (1, 2)], 2 * SIZE)
+    # Of the first block nobody says the tokens.
+    cache.describe(keys, range(SIZE), first=1, numbers=[101, 102])
+    cache.stow(keys, [0, 1])
+    cache.commit(cache.dispatch())
+    assert [(one.block_hashes, one.parent_block_hash) for one in stored(taken(cache))] == [
+        ([102], 101)
+    ]
+    for name in range(3, 30):
+        cache.stow(cache.ready_keys([bytes([name] * 32)], SIZE), [name])
+        cache.commit(cache.dispatch())
+    again = stored(taken(cache))
+    assert cache.events_told()["retold"] == 1
+    assert [(one.block_hashes, one.parent_block_hash) for one in again] == [([102], 101)]
+
+
+def test_a_block_that_has_gone_lacks_nothing() -> None:
+    cache = by.KVCache(block_size=SIZE, device=33, host=8)
+    cache.listen()
+    keys = memoryview(bytes(cache.keys(range(3 * SIZE)))).cast("B", (3, 32))
+    cache.restore("host", [0, 1, 2], keys, memoryview(bytes(96)).cast("B", (3, 32)))
+    taken(cache)
+    assert cache.events_told()["lacking"] == 3
+    assert cache.withdraw("host", [0, 1, 2]) == 3
+    taken(cache)
+    assert cache.events_told()["lacking"] == 0
 
 
 def test_who_listens_changes_no_answer_and_no_digest() -> None:

@@ -11,6 +11,7 @@ use crate::extras::Extras;
 use crate::id::{Id, Ix, Key, LeaseId, NodeIx, Tier};
 use crate::memory;
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use tokens::Kept;
 pub(crate) use tokens::{NO_TOKENS, Reader, Tokens};
@@ -139,8 +140,8 @@ impl Told {
 /// How far all blocks have been told again.
 #[derive(Debug, Default)]
 pub(crate) struct Retelling {
-    /// By place, whether the block there has been told.
-    told: Vec<bool>,
+    /// By place, the generation of the last block there that was told: another may have the place.
+    told: Vec<Option<NonZeroU32>>,
     /// Places before this one have been looked at.
     pub(crate) cursor: u32,
     /// Blocks to tell, each waiting for the one behind it, which is its parent.
@@ -150,16 +151,16 @@ pub(crate) struct Retelling {
 }
 
 impl Retelling {
-    pub(crate) fn is_told(&self, node: NodeIx) -> bool {
-        self.told.get(node.get() as usize).copied().unwrap_or(false)
+    pub(crate) fn is_told(&self, id: Id<NodeIx>) -> bool {
+        self.told.get(id.index.get() as usize) == Some(&Some(id.generation))
     }
 
-    pub(crate) fn set_told(&mut self, node: NodeIx, told: bool) {
-        let at = node.get() as usize;
+    pub(crate) fn set_told(&mut self, id: Id<NodeIx>) {
+        let at = id.index.get() as usize;
         if at >= self.told.len() {
-            self.told.resize(at + 1, false);
+            self.told.resize(at + 1, None);
         }
-        self.told[at] = told;
+        self.told[at] = Some(id.generation);
     }
 }
 
@@ -236,10 +237,9 @@ impl Events {
     }
 
     #[inline]
-    fn skips(&self, node: NodeIx) -> bool {
-        self.retelling
-            .as_ref()
-            .is_some_and(|retelling| !retelling.is_told(node))
+    fn skips(&self, id: Id<NodeIx>) -> bool {
+        let retelling = self.retelling.as_ref();
+        retelling.is_some_and(|retelling| !retelling.is_told(id))
     }
 
     #[inline]
@@ -251,26 +251,27 @@ impl Events {
     }
 
     #[inline]
-    pub(crate) fn ready(&mut self, node: NodeIx, tier: Tier) {
-        if !self.skips(node) {
-            self.push(Word::Ready(node, tier.into()));
+    pub(crate) fn ready(&mut self, id: Id<NodeIx>, tier: Tier) {
+        if !self.skips(id) {
+            self.push(Word::Ready(id.index, tier.into()));
         }
     }
 
     #[inline]
-    pub(crate) fn gone(&mut self, node: NodeIx, tier: Tier) {
-        if !self.skips(node) {
-            self.push(Word::Gone(node, tier.into()));
+    pub(crate) fn gone(&mut self, id: Id<NodeIx>, tier: Tier) {
+        if !self.skips(id) {
+            self.push(Word::Gone(id.index, tier.into()));
         }
     }
 
-    /// A block has a key. While all are told again it counts as told, but for one whose parent was not.
+    /// A block has a key. While all are told again it counts as told, but for one that `waits`, as its
+    /// parent was not.
     #[inline]
-    pub(crate) fn named(&mut self, name: Name, id: Id<NodeIx>) {
+    pub(crate) fn named(&mut self, name: Name, id: Id<NodeIx>, waits: bool) {
         if let Some(retelling) = &mut self.retelling {
-            let waits = matches!(name.above, Above::Block(above, _) if !retelling.is_told(above));
-            retelling.set_told(name.node, !waits);
-            if waits {
+            if !waits {
+                retelling.set_told(id);
+            } else if !retelling.is_told(id) {
                 retelling.behind.push(id);
             }
         }

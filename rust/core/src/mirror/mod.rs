@@ -146,7 +146,7 @@ impl Mirror {
     }
 
     pub(crate) fn heard(&self) -> Heard {
-        let lacking = self.lacking.len() + self.waiting.len();
+        let lacking = self.lacking.len() + self.waiting.values().map(Vec::len).sum::<usize>();
         Heard {
             lacking: lacking as u64,
             ..self.heard
@@ -174,16 +174,15 @@ impl Mirror {
                 }
                 Word::Ready(node, tier) => self.ready(node.get(), tier.0, batch),
                 Word::Gone(node, tier) => self.gone(node.get(), tier.0, batch),
-                Word::Cleared => {
-                    self.forget_tiers(batch);
-                    self.lacking.clear();
-                }
+                Word::Cleared => self.forget_tiers(batch),
                 Word::Lost { names: before } => {
                     self.heard.retold += u64::from(told.lost > 0);
                     self.forget_tiers(batch);
                     for name in names.by_ref().take(before as usize) {
                         self.name(name, &mut staged, batch);
                     }
+                    // Those that are there still are named again.
+                    self.lacking.clear();
                 }
             }
         }
@@ -206,6 +205,7 @@ impl Mirror {
             (place.tiers, place.told) = (0, 0);
         }
         self.waiting.clear();
+        self.lacking.clear();
         if self.clears == Clears::All {
             batch.cleared();
         }
@@ -231,8 +231,13 @@ impl Mirror {
         let place = &mut self.places[at as usize];
         let told = tellable(*place);
         if let Some((above, parent, flag)) = above {
-            (place.above, place.parent) = (above, parent);
-            place.flags = place.flags & !(ROOT | PARENT) | flag;
+            place.above = above;
+            // A key says its whole prefix: what stands before a block that was told stays what it was, by the
+            // number that it was told by. The block above may not have its own number yet.
+            if !told {
+                place.parent = parent;
+                place.flags = place.flags & !(ROOT | PARENT) | flag;
+            }
         }
         if place.flags & TOKENS == 0 {
             if let Some((tokens, row, block)) = staged.block(name.from, self.block_size as usize) {
@@ -362,6 +367,9 @@ impl Mirror {
         let place = &mut self.places[at as usize];
         if place.tiers & 1 << tier == 0 {
             place.tiers |= 1 << tier;
+            if place.flags & TOKENS == 0 {
+                self.lacking.insert(place.key, at);
+            }
             self.store(at, tier, batch);
         }
     }
@@ -374,8 +382,12 @@ impl Mirror {
         let was_told = place.told & bit != 0;
         place.tiers &= !bit;
         place.told &= !bit;
-        let number = place.number;
+        let (number, key) = (place.number, place.key);
         if !was_told {
+            let lacks = place.flags & TOKENS == 0 && place.tiers == 0;
+            if lacks && self.lacking.get(&key) == Some(&at) {
+                self.lacking.remove(&key);
+            }
             return;
         }
         if self.run.kind != Kind::Removed || self.run.tier != tier {
@@ -416,7 +428,10 @@ impl Mirror {
             }
             if tier == 0 && self.waits(place) {
                 self.heard.untold += 1;
-                self.waiting.entry(place.above).or_default().push(at);
+                let waiting = self.waiting.entry(place.above).or_default();
+                if !waiting.contains(&at) {
+                    waiting.push(at);
+                }
                 continue;
             }
             self.write(at, tier, batch);

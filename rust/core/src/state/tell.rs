@@ -68,7 +68,7 @@ impl State {
         if self.is_told(node)
             && let Some(events) = &mut self.events
         {
-            events.ready(node, tier);
+            events.ready(self.trie.id(node), tier);
         }
     }
 
@@ -100,7 +100,7 @@ impl State {
         if self.is_told(node)
             && let Some(events) = &mut self.events
         {
-            events.gone(node, tier);
+            events.gone(self.trie.id(node), tier);
         }
     }
 
@@ -165,8 +165,9 @@ impl State {
     #[inline(never)]
     fn tell_name_and_copies(&mut self, node: NodeIx, from: u64) {
         let (name, id) = (self.name_of(node, from), self.trie.id(node));
+        let waits = self.is_below_untold(node);
         if let Some(events) = &mut self.events {
-            events.named(name, id);
+            events.named(name, id, waits);
         }
         self.tell_copies(node);
     }
@@ -179,7 +180,7 @@ impl State {
             if self.ready(node, tier).is_some()
                 && let Some(events) = &mut self.events
             {
-                events.ready(node, tier);
+                events.ready(self.trie.id(node), tier);
             }
         }
     }
@@ -198,6 +199,10 @@ impl State {
             above = self.trie.parent(next);
         }
         for next in path.into_iter().rev() {
+            if self.is_below_untold(next) {
+                // The list has overflowed meanwhile: all are told again, these in their turn.
+                break;
+            }
             self.tell_whole(next);
         }
         let name = self.name_of(node, NO_TOKENS);
@@ -210,7 +215,14 @@ impl State {
     /// Whether a block is to be told again, and was not yet.
     fn is_untold(&self, node: NodeIx) -> bool {
         let retelling = self.events.as_ref().and_then(|own| own.retelling.as_ref());
-        retelling.is_some_and(|retelling| !retelling.is_told(node)) && self.is_told(node)
+        retelling.is_some_and(|retelling| !retelling.is_told(self.trie.id(node)))
+            && self.is_told(node)
+    }
+
+    /// Whether the block above this one is.
+    fn is_below_untold(&self, node: NodeIx) -> bool {
+        let above = self.trie.parent(node);
+        above.is_some_and(|above| self.is_untold(above))
     }
 
     fn name_of(&self, node: NodeIx, from: u64) -> Name {
@@ -234,9 +246,10 @@ impl State {
     /// Tells what a block is, and where.
     fn tell_whole(&mut self, node: NodeIx) {
         let name = self.name_of(node, NO_TOKENS);
+        let id = self.trie.id(node);
         if let Some(events) = &mut self.events {
             if let Some(retelling) = &mut events.retelling {
-                retelling.set_told(node, true);
+                retelling.set_told(id);
             }
             events.name(name);
         }
