@@ -8,7 +8,7 @@ from blockyard.metrics.exported import Exported
 from blockyard.shared.stats import Kind
 from blockyard.shared.validate import one_of
 
-__all__ = ["Alias", "Names", "aliases", "checked_names"]
+__all__ = ["Alias", "Names", "aliases", "checked_names", "every_alias"]
 
 Names: TypeAlias = Literal["vllm"]
 """An engine whose names are told, too."""
@@ -51,6 +51,11 @@ def checked_names(names: object) -> Names | None:
     return one_of("names", names, ("vllm",))
 
 
+def every_alias(names: Names | None) -> list[Alias]:
+    """Returns all that may be told where these names are."""
+    return [] if names is None else list(_VLLM.values())
+
+
 def aliases(exported: Exported, stats: Mapping[str, int]) -> dict[Alias, float]:
     """Returns vLLM's numbers, made of an engine's own.
 
@@ -73,8 +78,9 @@ def aliases(exported: Exported, stats: Mapping[str, int]) -> dict[Alias, float]:
     }
     if exported.monitor is not None:
         numbers |= {
-            "running": stats["seats"] - stats["stopping_seats"],
-            "waiting": stats["waiting_requests"],
+            # In vLLM a request whose blocks come up from below waits still.
+            "running": stats["requests{state=prefill}"] + stats["requests{state=decode}"],
+            "waiting": stats["waiting_requests"] + stats["requests{state=loading}"],
             "preemptions": stats["preempted_requests"],
         }
     return {alias: numbers[what] for what, alias in _VLLM.items() if what in numbers}
