@@ -63,7 +63,8 @@ def aliases(exported: Exported, stats: Mapping[str, int]) -> dict[Alias, float]:
         exported: The engine.
         stats: Its numbers by metric, as `Exported.stats` returns them.
     """
-    size = exported.cache.config.block_size
+    config = exported.cache.config
+    size = config.block_size
     total = stats["tier_slots{tier=device}"]
     unused = stats["slots{tier=device,set=free}"] + stats["slots{tier=device,set=idle}"]
     found = stats["hit_blocks{tier=device}"] * size
@@ -73,7 +74,10 @@ def aliases(exported: Exported, stats: Mapping[str, int]) -> dict[Alias, float]:
         "queries": stats["prompt_tokens"],
         # The last token of a prompt is computed even where its block was found.
         "hits": min(found, stats["prompt_tokens"]),
-        "external_queries": max(stats["prompt_tokens"] - found, 0),
+        # Where there is nothing below the device, nobody looks there.
+        "external_queries": max(stats["prompt_tokens"] - found, 0)
+        if config.host_blocks or config.disk_blocks
+        else 0,
         "external_hits": below,
     }
     if exported.monitor is not None:

@@ -465,6 +465,14 @@ def test_vllms_names_tell_running_and_waiting_requests_as_vllm_counts_them() -> 
     assert (loop.told("seats"), found[running], found[waiting]) == (1, 0, 2)
 
 
+def test_nothing_is_looked_for_below_a_device_that_is_alone() -> None:
+    cache = by.KVCache(block_size=4, device=33)
+    begin(cache, text(1, 17))
+    found = told(EngineCollector({"0": Exported(cache)}, names="vllm"))
+    assert found["vllm:prefix_cache_queries_total{}"] == 17
+    assert found["vllm:external_prefix_cache_queries_total{}"] == 0
+
+
 def test_a_registry_refuses_vllms_names_where_they_are_there_already() -> None:
     for name, kind in (("vllm:prefix_cache_hits", Counter), ("vllm:cache_config", Info)):
         registry = CollectorRegistry()
