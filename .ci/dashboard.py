@@ -9,6 +9,7 @@ PAGE: Final = Path(__file__).parents[1] / "deploy" / "grafana" / "blockyard.json
 _OWN: Final = 'engine=~"$engine",instance=~"$instance"'
 _WIDTH: Final = 12
 _HEIGHT: Final = 8
+_MEAN: Final = ("sum", "count")
 
 
 class Query(NamedTuple):
@@ -40,6 +41,11 @@ def _sum(*by: str) -> str:
 def _quantile(part: float, name: str, *by: str) -> str:
     inside = f"rate(blockyard_{name}_bucket{{@}}[$__rate_interval])"
     return f"histogram_quantile({part}, sum by ({', '.join(('le', *by))}) ({inside}))"
+
+
+def _mean(name: str, *by: str) -> str:
+    parts = (f"{_sum(*by)} (rate(blockyard_{name}_{of}{{@}}[$__rate_interval]))" for of in _MEAN)
+    return " / ".join(parts)
 
 
 PANELS: Final = (
@@ -107,11 +113,12 @@ PANELS: Final = (
     Panel(
         "How long requests wait",
         "From their arrival to their begin, by what kept them last; a parked one from its park to "
-        "its resume.",
+        "its resume. What is above 10 s is drawn at 10 s, but for the mean.",
         "s",
         (
             Query(_quantile(0.5, "wait_seconds"), "begin, half"),
             Query(_quantile(0.99, "wait_seconds", "reason"), "begin, 99 of 100: {{reason}}"),
+            Query(_mean("wait_seconds", "reason"), "begin, mean: {{reason}}"),
             Query(_quantile(0.5, "parked_seconds"), "resume, half"),
         ),
     ),
@@ -138,15 +145,23 @@ PANELS: Final = (
     ),
     Panel(
         "How long copies take",
-        "99 of 100 flights took no longer, from their submission to their report.",
+        "99 of 100 flights took no longer, from their submission to their report. What is above "
+        "0.1 s is drawn at 0.1 s, but for the mean.",
         "s",
-        (Query(_quantile(0.99, "copy_seconds", "from", "to"), "{{from}} to {{to}}"),),
+        (
+            Query(_quantile(0.99, "copy_seconds", "from", "to"), "{{from}} to {{to}}"),
+            Query(_mean("copy_seconds", "from", "to"), "{{from}} to {{to}}, mean"),
+        ),
     ),
     Panel(
         "Blockyard's part of a step",
-        "99 of 100 took no longer. `output` has what its own step commits within.",
+        "99 of 100 took no longer. `output` has what its own step commits within. What is above "
+        "2 ms is drawn at 2 ms, but for the mean.",
         "s",
-        (Query(_quantile(0.99, "step_seconds", "part"), "{{part}}"),),
+        (
+            Query(_quantile(0.99, "step_seconds", "part"), "{{part}}"),
+            Query(_mean("step_seconds", "part"), "{{part}}, mean"),
+        ),
     ),
     Panel(
         "What goes wrong",

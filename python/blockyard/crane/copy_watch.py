@@ -6,7 +6,7 @@ from typing import Final
 from blockyard.crane.copiers import Pair
 from blockyard.crane.lanes import Flight
 from blockyard.shared.plan import Plan
-from blockyard.shared.stall import Clock
+from blockyard.shared.stall import Clock, checked_clock
 from blockyard.shared.timings import Copied, CopyTimes
 
 __all__ = ["CopyWatch"]
@@ -21,10 +21,13 @@ class CopyWatch:
         pairs: The two tiers of each lane.
         block_bytes: Bytes of a block on this rank.
         clock: Seconds. Nothing is decided by it.
+
+    Raises:
+        Misuse: The clock does not return seconds.
     """
 
     def __init__(self, pairs: Iterable[Pair], block_bytes: int, clock: Clock) -> None:
-        self._clock: Final = clock
+        self._clock: Final = checked_clock(clock)
         self._block_bytes: Final = block_bytes
         self._copied = {pair: CopyTimes() for pair in pairs if pair[0] != pair[1]}
         self._since: dict[int, tuple[Pair, float]] = {}

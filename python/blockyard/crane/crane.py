@@ -143,7 +143,7 @@ class Crane:
         self._reported: list[Outcome] = []
         self._counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
         self._closed = False
-        self._polls = 0
+        self._polls, self._made = 0, time.time_ns()
         self._watch = StallWatch(__name__, clock)
         self._watched: CopyWatch | None = None
 
@@ -319,7 +319,7 @@ class Crane:
         """Counts from now on how long flights take between each two tiers, for `numbers`.
 
         Args:
-            clock: Seconds. Nothing is decided by it.
+            clock: As in `KVCache.measure`.
         """
         if self._watched is None:
             self._watched = CopyWatch(self._lanes, self._layout.block_bytes, clock)
@@ -327,7 +327,7 @@ class Crane:
     def numbers(self) -> CraneNumbers:
         """Returns what the process that exports is told of this rank: it can be pickled."""
         copies = {} if self._watched is None else dict(self._watched.read())
-        return CraneNumbers(self._rank, self.stats(), copies)
+        return CraneNumbers(self._rank, self.stats(), copies, self._made)
 
     def close(self) -> None:
         """Ends the copiers, then frees the tiers. `poll` still reports what was in flight."""

@@ -8,7 +8,7 @@ from blockyard.metrics.exported import Exported
 from blockyard.shared.stats import Kind
 from blockyard.shared.validate import one_of
 
-__all__ = ["Alias", "Names", "aliases", "checked_names"]
+__all__ = ["Alias", "Names", "aliases", "checked_names", "every_alias"]
 
 Names: TypeAlias = Literal["vllm"]
 """An engine whose names are told, too."""
@@ -51,6 +51,11 @@ def checked_names(names: object) -> Names | None:
     return one_of("names", names, ("vllm",))
 
 
+def every_alias(names: Names | None) -> list[Alias]:
+    """Returns all that may be told where these names are."""
+    return [] if names is None else list(_VLLM.values())
+
+
 def aliases(exported: Exported, stats: Mapping[str, int]) -> dict[Alias, float]:
     """Returns vLLM's numbers, made of an engine's own.
 
@@ -58,7 +63,8 @@ def aliases(exported: Exported, stats: Mapping[str, int]) -> dict[Alias, float]:
         exported: The engine.
         stats: Its numbers by metric, as `Exported.stats` returns them.
     """
-    size = exported.cache.config.block_size
+    config = exported.cache.config
+    size = config.block_size
     total = stats["tier_slots{tier=device}"]
     unused = stats["slots{tier=device,set=free}"] + stats["slots{tier=device,set=idle}"]
     found = stats["hit_blocks{tier=device}"] * size
@@ -68,13 +74,17 @@ def aliases(exported: Exported, stats: Mapping[str, int]) -> dict[Alias, float]:
         "queries": stats["prompt_tokens"],
         # The last token of a prompt is computed even where its block was found.
         "hits": min(found, stats["prompt_tokens"]),
-        "external_queries": max(stats["prompt_tokens"] - found, 0),
+        # Where there is nothing below the device, nobody looks there.
+        "external_queries": max(stats["prompt_tokens"] - found, 0)
+        if config.host_blocks or config.disk_blocks
+        else 0,
         "external_hits": below,
     }
     if exported.monitor is not None:
         numbers |= {
-            "running": stats["seats"] - stats["stopping_seats"],
-            "waiting": stats["waiting_requests"],
+            # In vLLM a request whose blocks come up from below waits still.
+            "running": stats["requests{state=prefill}"] + stats["requests{state=decode}"],
+            "waiting": stats["waiting_requests"] + stats["requests{state=loading}"],
             "preemptions": stats["preempted_requests"],
         }
     return {alias: numbers[what] for what, alias in _VLLM.items() if what in numbers}

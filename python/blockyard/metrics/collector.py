@@ -10,7 +10,7 @@ from prometheus_client.samples import Sample
 
 from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard._typing import override
-from blockyard.metrics.aliases import Alias, Names, aliases, checked_names
+from blockyard.metrics.aliases import Alias, Names, aliases, checked_names, every_alias
 from blockyard.metrics.exported import Exported, Facts
 from blockyard.metrics.histograms import Buckets, joined
 from blockyard.metrics.labels import Labels
@@ -28,6 +28,7 @@ MOST: Final = 250
 _SUMMED: Final = "all"
 """The rank of numbers that are summed over ranks."""
 _PARTS: Final = ("schedule", "output", "dispatch", "commit")
+_CACHE_CONFIG: Final = ("vllm:cache_config", "Sizes of the cache.", "info")
 _Told = Mapping[str, list[Sample]]
 
 _MORE: Final = {
@@ -83,9 +84,16 @@ class EngineCollector(Collector):
         return max(engine.most_series for engine in self._engines)
 
     def describe(self) -> Iterator[Metric]:
-        """Yields the families without a number, so that two collectors are not of one name."""
+        """Yields the families without a number, so that no two of a registry have one name.
+
+        In a process of vLLM that has those of `names` itself, `register` refuses them.
+        """
         for name, (kind, about) in self._kinds.items():
             yield Metric(name, about, kind)
+        for alias in every_alias(self._names):
+            yield Metric(alias.name, alias.help, alias.kind)
+        if self._names is not None:
+            yield _metric(*_CACHE_CONFIG, [])
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -112,7 +120,7 @@ class EngineCollector(Collector):
 
     def _cache_config(self) -> Metric:
         """What routers that know vLLM ask for: how large a block is, and how many there are."""
-        metric = Metric("vllm:cache_config", "Sizes of the cache.", "info")
+        metric = _metric(*_CACHE_CONFIG, [])
         for engine in self._engines:
             config = engine.exported.cache.config
             sizes = {
@@ -127,6 +135,8 @@ class EngineCollector(Collector):
 def _check(name: object, engine: object) -> None:
     if not isinstance(name, str) or not name:
         raise Misuse(f"engines[{name!r:.60}]: its name must be a word, as its label `engine` is")
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise Misuse(f"engines[{name!r:.60}]: its name is no text")
     if not isinstance(engine, Exported):
         raise Misuse(f"engines[{name!r:.60}] = {engine!r:.60}: must be Exported(...)")
 

@@ -8,6 +8,7 @@ from blockyard._core import BlockyardError, Misuse
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.local import LocalCache
+from blockyard.metrics.ranks import Ranks
 from blockyard.publishing.event_stats import EVENT_STATS, PUBLISHER_STATS
 from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
@@ -16,7 +17,6 @@ from blockyard.shared.layout import TIERS
 from blockyard.shared.stall import Rule
 from blockyard.shared.stats import Stat
 from blockyard.shared.timings import Copied, CraneNumbers, Reading
-from blockyard.shared.validate import integer
 from blockyard.yard.cache import KVCache
 
 __all__ = ["Exported", "Facts"]
@@ -46,7 +46,8 @@ class Exported:
             `cache.standing`. A `Scheduler` knows by itself.
 
     Raises:
-        Misuse: It is neither a scheduler nor a cache, or the publisher is of another cache.
+        Misuse: It is neither a scheduler nor a cache, another argument is something else, or the
+            publisher is of another cache.
     """
 
     def __init__(
@@ -70,25 +71,28 @@ class Exported:
             raise Misuse(f"publisher = {tells!r:.60}: give a Publisher")
         if tells is not None and tells.cache is not self.cache:
             raise Misuse("this publisher tells of another cache: give the one of this engine")
+        others: object = reservations
+        if not isinstance(others, Reservations | None):
+            raise Misuse(f"reservations = {others!r:.60}: give Reservations")
+        if stalled is not None and not callable(stalled):
+            raise Misuse(f"stalled = {stalled!r:.60}: give what returns sentences")
         self._reservations = reservations
         self._publisher = publisher
         self._stalled = stalled
-        self._cranes: dict[int, CraneNumbers] = {}
+        self._ranks = Ranks(self.crane_schema(), self.ranks)
 
     def tell(self, numbers: CraneNumbers) -> None:
         """Takes what a rank in another process says: `Crane.numbers`, every second or so.
 
-        This process exports for all ranks. What has not come is 0.
+        This process exports for all ranks. What has not come is 0. A crane that was made anew
+        counts on from what the one before it had said; what comes late changes nothing.
 
         Raises:
             Misuse: It is something else, or the cache has no such rank.
         """
-        if not isinstance(numbers, CraneNumbers):
-            raise Misuse(f"{numbers!r:.60}: give what Crane.numbers() returns")
         if isinstance(self.cache, LocalCache):
             raise Misuse("this cache has its crane in its own process, which is asked already")
-        integer("rank", numbers.rank, least=0, most=self.ranks - 1)
-        self._cranes[numbers.rank] = numbers
+        self._ranks.tell(numbers)
 
     @property
     def ranks(self) -> int:
@@ -138,7 +142,7 @@ class Exported:
         """Returns what each rank has said last."""
         if isinstance(self.cache, LocalCache):
             return [self.cache.crane.numbers()]
-        return [numbers for _, numbers in sorted(self._cranes.items())]
+        return self._ranks.read()
 
     def ways(self) -> list[tuple[str, str]]:
         """Returns from where to where copies are told apart."""
@@ -186,8 +190,17 @@ class Exported:
             rules = self.monitor.spoken()
             reasons += [line for rule, line in rules.items() if rule is not Rule.DEAD]
         if self._stalled is not None:
-            reasons += self._stalled()
+            reasons += _sentences(self._stalled)
         return Facts(tuple(reasons), frozenset(rules))
+
+
+def _sentences(stalled: Callable[[], Iterable[str]]) -> list[str]:
+    """What stands still in a loop of another's. Where it cannot say so, that is said."""
+    try:
+        lines = stalled()
+        return [lines] if isinstance(lines, str) else [str(line) for line in lines]
+    except Exception as error:  # noqa: BLE001 - the other engines of this process are told of still
+        return [f"What stands still cannot be said, as `stalled` raised {error!r:.200}."]
 
 
 def _by_metric(schema: Iterable[Stat], numbers: dict[str, int]) -> dict[str, int]:

@@ -2,9 +2,11 @@
 
 import ipaddress
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
-from threading import Thread
+from threading import Lock, Thread
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -26,11 +28,20 @@ __all__ = ["PORT", "MetricsServer", "Reach", "Source", "serve"]
 PORT: Final = 9464
 """The port where none is given, which is customary for exporters within a process."""
 
+_CLIENTS: Final = 16
+"""Clients at a time: one more, and the oldest is given up."""
+_MOST_CLIENTS: Final = 2 * _CLIENTS
+"""Clients at a time that are not refused: none of these can be given up while the cache hangs."""
+_PAUSE: Final = 0.05
+"""Seconds until it is tried again to take a client, where the process has no file left for one."""
+
 Reach: TypeAlias = Literal["loopback", "network"]
 """From where it may be asked."""
 Source: TypeAlias = Scheduler | KVCache | Exported
 """An engine: its scheduler, its cache where that has another scheduler, or what has more to it."""
 
+_Client: TypeAlias = Any
+"""A client's socket, or its address."""
 _Start: TypeAlias = Callable[[str, list[tuple[str, str]]], object]
 _TEXT: Final = "text/plain; charset=utf-8"
 
@@ -63,7 +74,9 @@ class MetricsServer:
 
     def close(self) -> None:
         """Answers nothing more, and frees the port; once is enough."""
-        self._server.shutdown()
+        # After a fork there is no thread in the child, and nobody to wait for.
+        if self._thread.is_alive():
+            self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
@@ -151,6 +164,8 @@ def _check_reach(host: object, reach: Reach) -> None:
 
 def _pages(collector: EngineCollector) -> Callable[..., Any]:
     """The two pages."""
+    # However many ask, one of their threads at a time competes with the engine's for the GIL.
+    turn = Lock()
 
     def page(asked: dict[str, Any], start: _Start) -> Iterable[bytes]:
         path, method = asked.get("PATH_INFO"), asked.get("REQUEST_METHOD")
@@ -158,12 +173,14 @@ def _pages(collector: EngineCollector) -> Callable[..., Any]:
         if method not in {"GET", "HEAD"}:
             status, said = HTTPStatus.METHOD_NOT_ALLOWED, "nothing can be changed here: GET\n"
         elif path == "/metrics":
-            status, said, kind = HTTPStatus.OK, text(collector.collect()), CONTENT_TYPE
+            with turn:
+                status, said, kind = HTTPStatus.OK, text(collector.collect()), CONTENT_TYPE
         elif path == "/healthz":
             status, said = _health(collector)
         else:
             status, said = HTTPStatus.NOT_FOUND, "ask for /metrics or /healthz\n"
-        body = said.encode()
+        # A reason may have what is no text.
+        body = said.encode(errors="backslashreplace")
         length = ("Content-Length", str(len(body)))
         start(f"{status.value} {status.phrase}", [("Content-Type", kind), length])
         return [] if method == "HEAD" else [body]
@@ -181,12 +198,46 @@ def _health(collector: EngineCollector) -> tuple[HTTPStatus, str]:
 
 
 class _Server(ThreadingWSGIServer):
-    """A thread for each question; none is waited for when it is closed."""
+    """A thread for each question, and few at a time; none is waited for when it is closed."""
 
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
+        self._clients: dict[_Client, None] = {}
+        """Those that are answered, the oldest first."""
         super().__init__(address, handler)
+
+    @override
+    def get_request(self) -> tuple[_Client, _Client]:
+        """Takes a client; where that fails it is not tried again at once, as it would be."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_PAUSE)
+            raise
+
+    @override
+    def process_request(self, request: _Client, client_address: _Client) -> None:
+        """Answers a client in a thread. Where there are many, one that is slow makes room."""
+        clients = list(self._clients)
+        if len(clients) >= _MOST_CLIENTS:
+            self.shutdown_request(request)
+            return
+        if len(clients) >= _CLIENTS:
+            with suppress(OSError):
+                clients[len(clients) - _CLIENTS].shutdown(socket.SHUT_RDWR)
+        self._clients[request] = None
+        super().process_request(request, client_address)
+
+    @override
+    def shutdown_request(self, request: _Client) -> None:
+        """Ends with a client."""
+        self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    @override
+    def handle_error(self, request: _Client, client_address: _Client) -> None:
+        """Says nothing: it is of the client, which went away, or said nothing for too long."""
 
     @override
     def server_bind(self) -> None:

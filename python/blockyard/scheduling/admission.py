@@ -38,6 +38,8 @@ class Admitted(NamedTuple):
     """Requests whose prefix another request computes or loads now."""
     lacks: list[int]
     """Blocks that each refused request lacks."""
+    still: bool = False
+    """Whether nobody was asked, as those that found no room before would find none now."""
 
 
 class _Refused(NamedTuple):
@@ -92,8 +94,10 @@ class Admission:
 
     def admit(self) -> Admitted:
         """Begins every request that fits, in turn (T1, T2, T5, T16, T17, T22)."""
-        if not len(self._queue) or self._seats.full or self._refused_still():
+        if not len(self._queue) or self._seats.full:
             return Admitted([], [], [], [], [])
+        if self._refused_still():
+            return Admitted([], [], [], [], [], still=True)
         admitted = self._admit(lambda tried: chain(self._in_turn(tried), self._owed(tried)))
         self._refused = None
         if admitted.refused:

@@ -58,6 +58,8 @@ class Lifecycle:
         self._results: list[Result] = []
         self.dead: str | None = None
         """Why the engine failed; None while it lives."""
+        self.pinned = 0
+        """Device blocks of the seats that a dead engine had, each once."""
 
     def check_alive(self) -> None:
         """Refuses a step.
@@ -336,13 +338,27 @@ class Lifecycle:
             if not seat.ended:
                 self._seats.mark_ended(seat)
                 self.end(seat.request, RequestState.FAILED, reason)
+        self.pinned = self._blocks_of_seats()
         self._cache.set_headroom(0)
+
+    def _blocks_of_seats(self) -> int:
+        """Device blocks of all seats, each once. They stay as they are while the engine is dead."""
+        if self._cache.closed:
+            return 0
+        held: set[int] = set()
+        size = self._cache.block_size
+        for seat in self._seats.bound():
+            # Not of its block table: to ask for that changes what is told of it next.
+            blocks = seat.lease.blocks
+            first = np.arange(blocks) * size
+            held.update((self._cache.slot_mapping([seat.lease] * blocks, first) // size).tolist())
+        return len(held)
 
     def reset(self, requests: Literal["recompute", "abort"]) -> None:
         """Recomputes or aborts all that ran, as the engine has lost its KV (T33)."""
         one_of("requests", requests, ("recompute", "abort"))
         self._cache.clear()
-        self.dead = None
+        self.dead, self.pinned = None, 0
         self._batch.clear()
         for seat in self._seats.bound():
             if seat.ended:

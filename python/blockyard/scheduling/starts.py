@@ -58,7 +58,7 @@ class Starts:
     def begun(self, admitted: Admitted) -> list[Start]:
         """Starts admitted requests, but for those that load first."""
         self._counters.admitted += len(admitted.seats)
-        self._counters.no_room += bool(admitted.refused)
+        self._counters.no_room += bool(admitted.refused) or admitted.still
         self._counters.soon += len(admitted.soon)
         for entry, why in admitted.failed:
             self._lifecycle.end(entry, RequestState.FAILED, why)

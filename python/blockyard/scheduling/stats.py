@@ -1,9 +1,7 @@
 """How much a scheduler has of everything, and what it has counted."""
 
-from contextlib import suppress
 from typing import Final
 
-from blockyard._core import SpentLease
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.census import Census
 from blockyard.scheduling.counters import COUNTERS, Counters
@@ -85,13 +83,7 @@ class SchedulerStats:
         return self._census.read() | sizes | self._counters.stats()
 
     def _pinned_until_reset(self) -> int:
-        """Blocks of a dead engine's seats, each once, and those that its steps hold back."""
+        """Blocks of a dead engine's seats, and those that its steps hold back."""
         if self._lifecycle.dead is None:
             return 0
-        held: set[int] = set()
-        for seat in self._seats.bound():
-            # Another thread may ask while the engine is reset.
-            with suppress(SpentLease):
-                table = self._cache.block_tables(seat.lease).ravel().tolist()
-                held.update(table[: seat.lease.blocks])
-        return len(held) + self._batch.held_back
+        return self._lifecycle.pinned + self._batch.held_back

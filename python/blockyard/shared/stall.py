@@ -9,7 +9,17 @@ from typing import Final, NamedTuple, TypeAlias
 from blockyard._core import Misuse
 from blockyard.shared.log import Limited
 
-__all__ = ["SECONDS", "STEPS", "Clock", "Fact", "Rule", "StallWatch", "lasting", "those"]
+__all__ = [
+    "SECONDS",
+    "STEPS",
+    "Clock",
+    "Fact",
+    "Rule",
+    "StallWatch",
+    "checked_clock",
+    "lasting",
+    "those",
+]
 
 STEPS: Final = 64
 SECONDS: Final = 2.0
@@ -86,10 +96,7 @@ class StallWatch:
     __slots__ = ("_clock", "_lock", "_log", "_since", "_steps")
 
     def __init__(self, name: str, clock: Clock = time.monotonic) -> None:
-        given: object = clock
-        if not callable(given) or not isinstance(given(), int | float):
-            raise Misuse(f"clock = {clock!r:.60}: must return seconds, such as time.monotonic")
-        self._clock = clock
+        self._clock = checked_clock(clock)
         self._lock = Lock()
         self._log = Limited(name, _MINUTE, clock)
         self._since: dict[Rule, _Since] = {}
@@ -144,6 +151,18 @@ class StallWatch:
     def _warn(self, stalls: dict[Rule, str]) -> None:
         for rule, sentence in stalls.items():
             self._log.warning(f"stalled, {rule}: %s", sentence)
+
+
+def checked_clock(clock: Clock) -> Clock:
+    """A clock that returns seconds, as far as one can see.
+
+    Raises:
+        Misuse: It does not.
+    """
+    given: object = clock
+    if not callable(given) or not isinstance(given(), int | float):
+        raise Misuse(f"clock = {clock!r:.60}: must return seconds, such as time.monotonic")
+    return clock
 
 
 def lasting(steps: int, seconds: float) -> str:

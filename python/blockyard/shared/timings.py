@@ -3,9 +3,10 @@
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import wraps
+from math import inf
 from typing import Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from blockyard.shared.stall import Clock
+from blockyard.shared.stall import Clock, checked_clock
 
 __all__ = [
     "COPIES",
@@ -65,8 +66,11 @@ class Histogram:
         self._total = 0.0
 
     def add(self, value: float) -> None:
-        """Counts a value; one below 0, as of a clock that was set back, counts as 0."""
-        if value > 0.0:
+        """Counts a value; one below 0, as of a clock that was set back, counts as 0.
+
+        One that is no number or has no end is counted, and not summed: sums stay numbers.
+        """
+        if 0.0 < value < inf:
             self._total += value
         self._counts[bisect_left(self.edges, value)] += 1
 
@@ -92,6 +96,8 @@ class CraneNumbers(NamedTuple):
     """As `Crane.stats` has it."""
     copies: dict[tuple[str, str], Copied]
     """By the two tiers; empty where the crane does not measure."""
+    made: int = 0
+    """When its crane was made, in nanoseconds: one that was made anew counts from 0."""
 
 
 class CopyTimes:
@@ -126,12 +132,15 @@ class StepTimes:
     Args:
         clock: Seconds. Nothing is decided by it.
         parts: The names of the parts.
+
+    Raises:
+        Misuse: The clock does not return seconds.
     """
 
     __slots__ = ("clock", "parts")
 
     def __init__(self, clock: Clock, *parts: str) -> None:
-        self.clock = clock
+        self.clock = checked_clock(clock)
         self.parts = {part: Histogram(STEPS) for part in parts}
         """A histogram of each part."""
 

@@ -349,6 +349,9 @@ class KVCache(Cache):
 
         Args:
             clock: Seconds. Nothing is decided by it.
+
+        Raises:
+            Misuse: The clock does not return seconds.
         """
         if self._times is None:
             self._times = StepTimes(clock, "dispatch", "commit")

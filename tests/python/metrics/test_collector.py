@@ -5,7 +5,7 @@ import pickle
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Info, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,9 +20,9 @@ from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.waits import BEGUN
 from blockyard.shared.layout import TIERS
-from blockyard.shared.timings import CopyTimes, CraneNumbers
+from blockyard.shared.timings import Copied, CopyTimes, CraneNumbers, Reading
 from busy import LAYOUT, Busy
-from loop import Loop
+from loop import Loop, loading
 from yard import begin, text
 
 ANY = "tcp://127.0.0.1:*"
@@ -222,6 +222,68 @@ def test_what_cranes_in_other_processes_have_copied_comes_with_what_they_send() 
         crane.close()
 
 
+def copied(flights: int, nbytes: int) -> dict[tuple[str, str], Copied]:
+    one = CopyTimes()
+    for _ in range(flights):
+        one.add(0.5, nbytes)
+    return {("device", "host"): one.read()}
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [(2, "1"), (32, "all")])
+def test_no_counter_falls_where_a_crane_in_another_process_is_made_anew(
+    ranks: int, rank: str
+) -> None:
+    engine = Exported(by.KVCache(device=9, host=9, ranks=ranks))
+    collector = EngineCollector({"0": engine})
+    names = (
+        f"blockyard_crane_blocks_total{{rank={rank}}}",
+        f"blockyard_crane_memory_bytes{{rank={rank}}}",
+        "blockyard_copy_bytes_sum{from=device,to=host}",
+        "blockyard_copy_seconds_count{from=device,to=host}",
+    )
+
+    def after(blocks: int, memory: int, flights: int, made: int) -> tuple[float, ...]:
+        stats = {stat.name: 0 for stat in by.Crane.SCHEMA}
+        stats |= {"crane_blocks": blocks, "crane_bytes": memory}
+        engine.tell(CraneNumbers(1, stats, copied(flights, 8), made))
+        found = told(collector)
+        return tuple(found[name] for name in names)
+
+    assert after(70, 5, 9, made=1) == (70, 5, 72, 9)
+    # What overtook it was later: counters stay.
+    assert after(60, 5, 8, made=1) == (70, 5, 72, 9)
+    # Another crane: it counts from 0, and gauges are its own.
+    assert after(2, 6, 1, made=2) == (72, 6, 80, 10)
+    assert after(80, 6, 3, made=2) == (150, 6, 96, 12)
+    # The last word of the first comes late.
+    assert after(71, 5, 9, made=1) == (150, 6, 96, 12)
+    assert after(1, 7, 0, made=3) == (151, 7, 96, 12)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        CraneNumbers(0, {"crane_blocks": "7"}, {}),  # type: ignore[dict-item]
+        CraneNumbers(0, None, {}),  # type: ignore[arg-type]
+        CraneNumbers(0, {}, {("device", "host"): Copied(Reading((1,), 0.0), Reading((1,), 0.0))}),
+    ],
+)
+def test_what_no_crane_of_this_version_says_is_refused_and_spoils_no_scrape(
+    numbers: CraneNumbers,
+) -> None:
+    engine = Exported(by.KVCache(device=9, host=9))
+    with pytest.raises(by.Misuse, match=r"give what Crane\.numbers\(\) returns"):
+        engine.tell(numbers)
+    assert "blockyard_crane_blocks_total{rank=0}" not in told(EngineCollector({"0": engine}))
+
+
+def test_each_crane_says_when_it_was_made() -> None:
+    cranes = [by.local(LAYOUT, device=9).crane for _ in range(2)]
+    first, second = (crane.numbers().made for crane in cranes)
+    assert 0 < first != second
+    assert cranes[0].numbers().made == first
+
+
 def test_no_counter_falls_and_a_scrape_changes_nothing() -> None:
     loop = Busy()
     collector = exported(loop)
@@ -387,6 +449,39 @@ def test_vllms_names_say_the_same_numbers() -> None:
     cache.finish(held)
 
 
+def test_vllms_names_tell_running_and_waiting_requests_as_vllm_counts_them() -> None:
+    loop = loading()
+    loop.add("two", text(2, 9), 3)
+    loop.turn()
+    collector = EngineCollector({"0": Exported(loop.scheduler)}, names="vllm")
+    # What is loaded from below waits there.
+    running, waiting = "vllm:num_requests_running{}", "vllm:num_requests_waiting{}"
+    loop.add("three", text(3, 9), 3)
+    found = told(collector)
+    assert (found[running], found[waiting]) == (1, 2)
+    loop.scheduler.fail("gone")
+    found = told(collector)
+    # Of a dead engine none runs, though its seats are not free yet.
+    assert (loop.told("seats"), found[running], found[waiting]) == (1, 0, 2)
+
+
+def test_nothing_is_looked_for_below_a_device_that_is_alone() -> None:
+    cache = by.KVCache(block_size=4, device=33)
+    begin(cache, text(1, 17))
+    found = told(EngineCollector({"0": Exported(cache)}, names="vllm"))
+    assert found["vllm:prefix_cache_queries_total{}"] == 17
+    assert found["vllm:external_prefix_cache_queries_total{}"] == 0
+
+
+def test_a_registry_refuses_vllms_names_where_they_are_there_already() -> None:
+    for name, kind in (("vllm:prefix_cache_hits", Counter), ("vllm:cache_config", Info)):
+        registry = CollectorRegistry()
+        kind(name, "Those of the engine.", registry=registry)
+        own = EngineCollector({"0": Exported(by.KVCache(device=9))}, names="vllm")
+        with pytest.raises(ValueError, match=name):
+            registry.register(own)
+
+
 def test_two_engines_of_a_process_have_a_label_each() -> None:
     engines = {name: Exported(by.KVCache(device=blocks)) for name, blocks in (("a", 9), ("b", 17))}
     (slots,) = (
@@ -416,6 +511,7 @@ def test_of_a_broken_cache_only_that_is_told() -> None:
     [
         ({}, None, "give one at least"),
         ({"": None}, None, "its name must be a word"),
+        ({"a\ud800": by.KVCache}, None, r"engines\['a\\ud800'\]: its name is no text"),
         ({"0": by.KVCache}, None, r"engines\['0'\] = .*must be Exported"),
         ({"0": Exported(by.KVCache(device=9))}, "sglang", "names = 'sglang': must be one of"),
         ({"0": Exported(by.KVCache(device=9))}, 3, "names = 3"),
@@ -429,3 +525,8 @@ def test_what_cannot_be_collected_is_named(engines: Any, names: Any, said: str) 
 def test_only_an_engine_can_be_exported() -> None:
     with pytest.raises(by.Misuse, match="give a Scheduler or a KVCache"):
         Exported(3)  # type: ignore[arg-type]
+    cache = by.KVCache(device=9)
+    with pytest.raises(by.Misuse, match="reservations = 3"):
+        Exported(cache, reservations=3)  # type: ignore[arg-type]
+    with pytest.raises(by.Misuse, match="stalled = 3"):
+        Exported(cache, stalled=3)  # type: ignore[arg-type]

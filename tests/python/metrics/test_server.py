@@ -1,6 +1,14 @@
 """One port with `/metrics` and `/healthz`."""
 
+import contextlib
+import errno
 import socket
+import socketserver
+import struct
+import subprocess
+import sys
+import threading
+import time
 from http.client import HTTPConnection
 from typing import Any
 
@@ -13,7 +21,7 @@ from blockyard.metrics.exported import Exported
 from blockyard.metrics.server import MetricsServer, serve
 from blockyard.shared.stall import StallWatch
 from loop import Loop
-from yard import begin, text
+from yard import at_last, begin, text
 
 
 def ask(server: MetricsServer, path: str, method: str = "GET") -> tuple[int, str]:
@@ -112,6 +120,145 @@ def test_a_port_in_use_is_refused() -> None:
             serve(by.KVCache(device=9), port=port)
     # It is free again at once.
     serve(by.KVCache(device=9), port=port).close()
+
+
+def connected(server: MetricsServer, words: bytes = b"") -> socket.socket:
+    client = socket.create_connection(server.address, timeout=20)
+    client.sendall(words)
+    return client
+
+
+def threads() -> int:
+    time.sleep(0.02)
+    return threading.active_count()
+
+
+def test_clients_that_say_nothing_or_never_end_take_few_threads_and_hold_up_nobody(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    before = threading.active_count()
+    with serve(by.Scheduler(by.KVCache(device=33)), port=0) as server:
+        # It stays below what waits in the system's queue: all of these are taken.
+        slow = []
+        for _ in range(60):
+            slow.append(connected(server, b"GET /metrics HTTP/1.1\r\nX: "))
+            assert ask(server, "/healthz") == (200, "ok\n")
+            assert threading.active_count() - before < 24
+        # The first are given up, and the last are not.
+        assert slow[0].recv(9) == b""
+        slow[-1].sendall(b"y\r\n\r\n")
+        assert slow[-1].recv(15) == b"HTTP/1.0 200 OK"
+        for client in slow:
+            client.close()
+        assert ask(server, "/metrics")[0] == 200
+    at_last(threads, lambda count: count == before)
+    assert capfd.readouterr().err == ""
+
+
+def test_clients_are_refused_while_the_cache_hangs() -> None:
+    hangs, goes_on = threading.Semaphore(0), threading.Event()
+
+    def stalled() -> list[str]:
+        hangs.release()
+        goes_on.wait(20)
+        return []
+
+    with serve(Exported(by.KVCache(device=9), stalled=stalled), port=0) as server:
+        asked = []
+        for _ in range(32):
+            asked.append(connected(server, b"GET /healthz HTTP/1.1\r\n\r\n"))
+            hangs.acquire(timeout=20)
+        one_more = connected(server, b"GET /healthz HTTP/1.1\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert one_more.recv(9) == b""
+        goes_on.set()
+        assert asked[-1].recv(15) == b"HTTP/1.0 200 OK"
+        for client in (*asked, one_more):
+            client.close()
+
+
+def test_a_process_without_a_file_for_a_client_tries_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[int] = []
+    pauses: list[float] = []
+    take = socketserver.TCPServer.get_request
+
+    def get_request(server: socketserver.TCPServer) -> Any:
+        tries.append(1)
+        if len(tries) < 4:
+            raise OSError(errno.EMFILE, "too many open files")
+        return take(server)
+
+    monkeypatch.setattr(socketserver.TCPServer, "get_request", get_request)
+    monkeypatch.setattr("blockyard.metrics.server.time.sleep", pauses.append)
+    with serve(by.KVCache(device=9), port=0) as server:
+        assert ask(server, "/healthz")[0] == 200
+    assert (len(tries), len(pauses)) == (4, 3)
+
+
+def test_what_a_client_says_wrong_is_answered_and_not_logged(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with serve(by.KVCache(device=9), port=0) as server:
+        for words, status in (
+            (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"414"),
+            (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", b"431"),
+            (b"GET /metrics?debug=1 HTTP/1.1\r\n\r\n", b"200"),
+            (b"GET http://elsewhere/metrics HTTP/1.1\r\n\r\n", b"404"),
+            (b"DELETE /metrics HTTP/1.1\r\n\r\n", b"405"),
+        ):
+            client = connected(server)
+            with contextlib.suppress(ConnectionError):
+                client.sendall(words)
+            assert client.recv(12).removeprefix(b"HTTP/1.0 ") == status
+            client.close()
+        gone = connected(server, b"GET /metrics HTTP/1.1\r\n\r\n")
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.close()
+        assert ask(server, "/healthz")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_a_reason_that_is_no_text_is_shown() -> None:
+    scheduler = by.Scheduler(by.KVCache(device=33))
+    scheduler.fail("rank \ud800")
+    with serve(scheduler, port=0) as server:
+        assert ask(server, "/healthz") == (503, "engine 0: The engine failed: rank \\ud800.\n")
+
+
+def test_an_engine_that_cannot_say_what_stands_still_is_unwell_and_the_others_are_told() -> None:
+    def stalled() -> list[str]:
+        raise KeyError("my_loop")
+
+    broken = Exported(by.KVCache(device=9), stalled=stalled)
+    with serve({"a": broken, "b": by.KVCache(device=9)}, port=0) as server:
+        status, words = ask(server, "/healthz")
+        assert status == 503
+        assert words == (
+            "engine a: What stands still cannot be said, as `stalled` raised KeyError('my_loop').\n"
+        )
+        status, words = ask(server, "/metrics")
+        assert status == 200
+        assert '\nblockyard_healthy{engine="a"} 0.0\n' in words
+        assert '\nblockyard_healthy{engine="b"} 1.0\n' in words
+    one = Exported(by.KVCache(device=9), stalled=lambda: "It rests.")
+    assert one.facts().reasons == ("It rests.",)
+
+
+def test_the_child_of_a_fork_can_close_it() -> None:
+    script = """
+import os
+import blockyard as by
+from blockyard.metrics.server import serve
+server = serve(by.KVCache(device=9), port=0)
+child = os.fork()
+server.close()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    subprocess.run(command, check=True, timeout=60)  # noqa: S603 - our own
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import blockyard as by
 from blockyard.scheduling.engine import Ack
 from blockyard.scheduling.request import RequestState
+from busy import LAYOUT
 from loop import Loop, continuation, loading, stopping
 from yard import text
 
@@ -177,6 +178,31 @@ def test_t29_when_the_engine_is_dead_its_requests_fail_and_their_slots_wait_for_
     loop.bound.clear()
     loop.finish()
     assert loop.results["waits"].state is RequestState.FINISHED
+
+
+def test_t29_to_ask_for_the_slots_of_a_dead_engine_changes_nothing() -> None:
+    cache = by.local(LAYOUT, device=33)
+    loop = Loop(cache=cache)
+    loop.add("one", text(1, 9), 5)
+    loop.turn()
+    loop.schedule()
+    loop.scheduler.fail("gone")
+    before = cache.digest()
+    assert loop.told("pinned_until_reset") == 3
+    assert cache.digest() == before
+    # It is said of a cache that was closed meanwhile, too.
+    cache.close()
+    assert loop.told("pinned_until_reset") == 3
+
+
+def test_t29_an_engine_that_dies_after_its_cache_was_closed_holds_nothing() -> None:
+    cache = by.local(LAYOUT, device=33)
+    loop = Loop(cache=cache)
+    loop.add("one", text(1, 9), 5)
+    loop.turn()
+    cache.close()
+    loop.scheduler.fail("gone")
+    assert loop.told("pinned_until_reset") == 0
 
 
 def test_t29_what_a_dead_engine_still_says_is_counted_and_a_loading_request_waits_again() -> None:

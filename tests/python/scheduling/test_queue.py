@@ -7,7 +7,7 @@ from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from loop import Loop, continuation, stopping
-from yard import publish, publish_below, text
+from yard import begin, publish, publish_below, text
 
 
 def test_a_request_that_shares_what_is_there_already_is_not_waited_for() -> None:
@@ -299,6 +299,19 @@ def test_steps_without_room_and_begins_put_off_are_counted() -> None:
         loop.add(name, text(len(name), 28), 2)
     loop.schedule()
     assert (loop.told("soon"), loop.told("no_room")) == (4, 1)
+    loop.finish()
+
+
+def test_a_step_is_without_room_also_where_nothing_has_changed_since_the_last() -> None:
+    loop = Loop(device=33)
+    held = begin(loop.cache, text(9, 80))
+    loop.add("large", text(1, 60), 2)
+    loop.turn(20)
+    # Nobody was asked again, and each step was one more.
+    assert (loop.told("no_room"), loop.cache.stats()["no_room"]) == (20, 1)
+    loop.cache.finish(held)
+    loop.turn()
+    assert loop.told("no_room") == 20
     loop.finish()
 
 
