@@ -39,7 +39,7 @@ class PublisherOptions:
     ring: int = 1 << 17
     keep: int = 10_000
     keep_bytes: int = 64 << 20
-    backlog: int = 100_000
+    backlog: int = 1_000
     every: float = 0.01
 
     def __post_init__(self) -> None:

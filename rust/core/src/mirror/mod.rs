@@ -6,14 +6,16 @@
 
 mod check;
 mod foretold;
+mod late;
 mod origins;
 mod runs;
 
-use crate::events::{Above, Name, Origin, Reader, Told, Word, number};
-use crate::id::{Ix, Key};
+use crate::events::{Above, Name, Origin, Reader, Told, Word};
+use crate::id::Ix;
 use crate::wire::{Batch, Extra};
 pub(crate) use check::Known;
-use foretold::{Coming, Foretold};
+use foretold::Foretold;
+pub(crate) use late::Late;
 use origins::{Origins, PLAIN, extras_of};
 use runs::{Kind, Run};
 use std::collections::{BTreeMap, HashMap};
@@ -49,7 +51,7 @@ pub struct Heard {
     pub lost: u64,
     /// How often all was told again.
     pub retold: u64,
-    /// Blocks that came to a tier and were not told, as their tokens are not known.
+    /// Blocks that came to a tier and were not told with the same batch, as their tokens were not known.
     pub untold: u64,
     /// Blocks that came to a tier and were not told, as they have a salt.
     pub hidden: u64,
@@ -57,23 +59,6 @@ pub struct Heard {
     pub lacking: u64,
     /// Snapshots that were made.
     pub snapshots: u64,
-}
-
-/// Tokens of blocks that are told already, or will be, under keys that do not come with them.
-#[derive(Debug)]
-pub(crate) struct Late {
-    pub(crate) keys: Vec<Key>,
-    /// The key before the first; `None` at the root.
-    pub(crate) above: Option<Key>,
-    pub(crate) tokens: Vec<u32>,
-    /// The first block's place in its sequence.
-    pub(crate) first: u32,
-    pub(crate) origin: Origin,
-    /// The numbers that they are told by, with that of the block before them; none for their keys'.
-    pub(crate) numbers: Vec<u64>,
-    pub(crate) number_above: u64,
-    /// Whether they may come before their blocks do.
-    pub(crate) early: bool,
 }
 
 #[derive(Clone, Copy, Default, Debug)]
@@ -112,6 +97,8 @@ pub(crate) struct Mirror {
     foretold: Foretold,
     /// Blocks on the device that wait for the one before them to be told there.
     waiting: BTreeMap<u32, Vec<u32>>,
+    /// Blocks that have come to a tier in this list, and could not be told then.
+    untold: Vec<(u32, u8)>,
     run: Run,
     heard: Heard,
 }
@@ -140,6 +127,7 @@ impl Mirror {
             lacking: HashMap::new(),
             foretold: Foretold::new(remembers),
             waiting: BTreeMap::new(),
+            untold: Vec::new(),
             run: Run::default(),
             heard: Heard::default(),
         }
@@ -190,12 +178,17 @@ impl Mirror {
             self.describe(late, batch);
         }
         self.flush(batch);
+        for (at, tier) in std::mem::take(&mut self.untold) {
+            let place = self.places[at as usize];
+            self.heard.untold += u64::from(place.tiers & !place.told & 1 << tier != 0);
+        }
     }
 
     fn forget_tiers(&mut self, batch: &mut Batch) {
         if self.clears == Clears::Own {
+            let order = self.parents_first();
             for tier in 0..8 {
-                for at in 0..self.places.len() as u32 {
+                for &at in order.iter().rev() {
                     self.gone(at, tier, batch);
                 }
             }
@@ -312,56 +305,6 @@ impl Mirror {
         }
     }
 
-    /// The tokens of blocks that came, or will come, without them.
-    fn describe(&mut self, late: &Late, batch: &mut Batch) {
-        let size = self.block_size as usize;
-        let mut above = late.above.as_ref().map(number);
-        if !late.numbers.is_empty() && above.is_some() {
-            above = Some(late.number_above);
-        }
-        let blocks = late.keys.iter().zip(late.tokens.chunks_exact(size));
-        for (at, (key, tokens)) in blocks.enumerate() {
-            let key = number(key);
-            let coming = Coming {
-                tokens: tokens.into(),
-                number: late.numbers.get(at).copied().unwrap_or(key),
-                parent: above,
-                origin: late.origin.clone(),
-                block: late.first + at as u32,
-            };
-            above = Some(coming.number);
-            if let Some(&place) = self.lacking.get(&key) {
-                self.complete(place, &coming);
-                self.store_all(place, batch);
-            }
-            if late.early {
-                self.foretold.insert(key, coming);
-            }
-        }
-    }
-
-    /// The same where they have come before it.
-    fn complete_early(&mut self, at: u32, key: u64) {
-        if self.lacking.get(&key) != Some(&at) || self.foretold.get(key).is_none() {
-            return;
-        }
-        let foretold = std::mem::replace(&mut self.foretold, Foretold::new(0));
-        if let Some(coming) = foretold.get(key) {
-            self.complete(at, coming);
-        }
-        self.foretold = foretold;
-    }
-
-    /// A block's tokens have come, and what stands before it.
-    fn complete(&mut self, at: u32, coming: &Coming) {
-        let place = &mut self.places[at as usize];
-        place.number = coming.number;
-        place.parent = coming.parent.unwrap_or(0);
-        let flag = coming.parent.map_or(ROOT, |_| PARENT);
-        place.flags = place.flags & !(ROOT | PARENT) | flag;
-        self.set_tokens(at, &coming.tokens, &coming.origin, coming.block);
-    }
-
     fn ready(&mut self, at: u32, tier: u8, batch: &mut Batch) {
         self.make_place(at);
         let place = &mut self.places[at as usize];
@@ -419,7 +362,7 @@ impl Mirror {
                 continue;
             }
             if !tellable(place) {
-                self.heard.untold += 1;
+                self.untold.push((at, tier));
                 continue;
             }
             if place.flags & SALTED != 0 && self.salts == Salts::Hide {
@@ -427,7 +370,7 @@ impl Mirror {
                 continue;
             }
             if tier == 0 && self.waits(place) {
-                self.heard.untold += 1;
+                self.untold.push((at, tier));
                 let waiting = self.waiting.entry(place.above).or_default();
                 if !waiting.contains(&at) {
                     waiting.push(at);

@@ -1,6 +1,6 @@
 //! Blocks that one event tells together, and the snapshot, which is all of them.
 
-use super::{MEDIA, Mirror, NO_PLACE, PARENT};
+use super::{Clears, MEDIA, Mirror, NO_PLACE, PARENT};
 use crate::wire::{Batch, Extra, Head};
 
 /// Blocks that one event can tell together.
@@ -21,12 +21,14 @@ pub(super) enum Kind {
 }
 
 impl Mirror {
-    /// All that is known, as one batch for whoever knows nothing: a clear, and on each tier every
-    /// block behind its parent.
+    /// All that is known, as one batch for whoever knows nothing: a clear, unless others tell of blocks
+    /// of this rank too, and on each tier every block behind its parent.
     pub(crate) fn snapshot(&mut self, batch: &mut Batch) {
         self.heard.snapshots += 1;
         let heard = self.heard;
-        batch.cleared();
+        if self.clears == Clears::All {
+            batch.cleared();
+        }
         let order = self.parents_first();
         for tier in 0..8 {
             for &place in &order {
@@ -40,7 +42,7 @@ impl Mirror {
     }
 
     /// Blocks that are somewhere, each behind its parent and before what follows another.
-    fn parents_first(&self) -> Vec<u32> {
+    pub(super) fn parents_first(&self) -> Vec<u32> {
         let mut child = vec![NO_PLACE; self.places.len()];
         let mut sibling = vec![NO_PLACE; self.places.len()];
         let mut roots = Vec::new();
