@@ -25,6 +25,7 @@ ROWS = [
     *("park", "resume", "demote", "promote"),
     *("commit", "commit-lease", "decode", "grow", "evict4-list", "evict4-heap", "keys"),
     *("begin-learned", "finish-learned", "evict4-learned"),
+    *("told-begin", "told-seal", "told-drain"),
     *("engine-find", "engine-fetch", "engine-stow", "engine-land", "engine-step"),
 ]
 ALLOWED = 0.05
