@@ -283,7 +283,6 @@ impl Events {
         if self.told.words.len() >= self.most {
             self.overflow();
         }
-        debug_assert!(self.told.names.len() <= 4 * self.crowd, "names make room");
         self.told.names.push_back(name);
         self.told.words.push(Word::Named);
     }
@@ -358,8 +357,9 @@ impl Events {
         self.retelling = None;
     }
 
-    /// Takes tokens of blocks that the next seal may publish.
-    pub(crate) fn stage(&mut self, stage: Stage) {
+    /// Takes tokens of blocks that the next seal may publish; there are so many slots now.
+    pub(crate) fn stage(&mut self, stage: Stage, slots: usize) {
+        self.crowd = self.most + slots;
         let told = &mut self.told;
         told.pending.clear();
         let mut number = told.tokens.next();

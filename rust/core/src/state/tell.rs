@@ -31,11 +31,17 @@ impl State {
             let help = "room for a few events at least: 131,072 are 12 MiB";
             return Err(Error::argument("ring", most, help));
         }
-        let blocks: usize = self.tiers.iter().map(|tier| tier.pool.len() as usize).sum();
+        let blocks = self.slots();
         let mut events = Box::new(Events::new(most, blocks)?);
         events.tell_again();
         self.events = Some(events);
         Ok((Events::room(most)?, blocks))
+    }
+
+    /// Slots of all tiers.
+    fn slots(&self) -> usize {
+        let slots = self.tiers.iter().map(|tier| tier.pool.len() as usize);
+        slots.sum()
     }
 
     /// Hands over what has happened, for a list that was worked through and reset, and tells the next slice
@@ -51,8 +57,9 @@ impl State {
 
     /// Takes the tokens of blocks that the next seal may publish.
     pub(crate) fn stage(&mut self, stage: Stage) {
+        let slots = self.slots();
         if let Some(events) = &mut self.events {
-            events.stage(stage);
+            events.stage(stage, slots);
         }
     }
 
