@@ -286,3 +286,65 @@ def test_a_batch_carries_its_time_and_rank() -> None:
     assert not more
     batch = msgspec.msgpack.decode(payload, type=KVEventBatch)
     assert (batch.ts, batch.data_parallel_rank) == (12.5, 3)
+
+
+def unheard(ring: int, **config: int) -> by.KVCache:
+    """A cache that tells of what comes from now on, and that nobody asks for a while."""
+    cache = by.KVCache(block_size=SIZE, **({"device": 64} | config))  # type: ignore[arg-type]
+    cache.listen(ring=ring)
+    taken(cache)
+    return cache
+
+
+def test_blocks_that_a_prompt_has_found_take_no_room_from_those_that_are_new() -> None:
+    cache = unheard(4096, device=512)
+    prefix = list(range(300 * SIZE))
+    play(cache, prefix)
+    for one in range(200):
+        play(cache, [*prefix, *[5000 + one] * SIZE])
+    assert sum(len(one.block_hashes) for one in stored(taken(cache))) == 500
+    assert (cache.events_told()["lost"], cache.events_told()["lacking"]) == (0, 0)
+
+
+def test_seals_that_publish_nothing_take_no_room_either() -> None:
+    cache = unheard(16)
+    running = cache.begin(list(range(20 * SIZE)))
+    assert isinstance(running, by.Lease)
+    cache.clear()
+    for _ in range(100):
+        cache.seal(running, 20 * SIZE)
+    cache.finish(running)
+    for one in range(20):
+        play(cache, [1000 + one] * SIZE)
+    assert sum(len(one.block_hashes) for one in stored(taken(cache))) == 20
+    assert cache.events_told()["lacking"] == 0
+
+
+def test_a_block_whose_parent_was_dropped_is_told_behind_it_however_long_nobody_asks() -> None:
+    cache = by.KVCache(block_size=SIZE, device=16, host=64, write="through")
+    cache.listen(ring=16)
+    taken(cache)
+
+    def publish(tokens: list[int]) -> None:
+        lease = cache.begin(tokens, read_prefix=False)
+        assert isinstance(lease, by.Lease)
+        cache.seal(lease, len(tokens))
+        cache.finish(lease)
+        while plans := cache.dispatch():
+            cache.commit(plans)
+
+    prompt = list(range(4 * SIZE))
+    publish(prompt)
+    for one in range(6):
+        publish([500 + one] * 3 * SIZE)
+    assert cache.withdraw("host", [0]) == 1
+    assert cache.probe(prompt).host == 0, "its first block is gone"
+    for one in range(200):
+        publish([1000 + one % 6] * 3 * SIZE)
+    keys = bytes(cache.keys(prompt))
+    numbers = [int.from_bytes(keys[at + 24 : at + 32], "big") for at in range(0, len(keys), 32)]
+    events = [one for one in stored(taken(cache)) if one.block_hashes[0] in numbers]
+    told = [one for event in events for one in event.block_hashes]
+    assert sorted(told) == sorted(numbers[1:])
+    for event in events:
+        assert event.parent_block_hash == numbers[numbers.index(event.block_hashes[0]) - 1]

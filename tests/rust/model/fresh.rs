@@ -60,6 +60,12 @@ impl Yard {
     pub(crate) fn take_fresh(&mut self, most: usize, sources: &[u32]) -> Vec<Block> {
         let mut taken = Vec::new();
         while self.writes[DEVICE] == WritePolicy::Through && taken.len() < most {
+            let next = sources.get(taken.len());
+            let next = next.and_then(|&slot| self.block_in(DEVICE, slot));
+            if let Some(block) = next.filter(|block| self.maybe.remove(block)) {
+                taken.push(block);
+                continue;
+            }
             let Some(block) = self.fresh.pop_front() else {
                 break;
             };
@@ -68,6 +74,9 @@ impl Yard {
             let next = source.is_some() && sources.get(taken.len()).copied() == source;
             let bare = self.wants_copy(DEVICE, block) || (next && self.leaves_copies(1));
             if !bare || taken.contains(&block) {
+                if !bare && self.leaves_copies(1) && source.is_some() {
+                    self.maybe.insert(block);
+                }
                 continue;
             }
             if !next {
@@ -92,13 +101,25 @@ impl Yard {
             return (0, Vec::new());
         }
         let mut taken = 0;
-        while taken < most
-            && let Some(block) = self.fresh.pop_front()
-        {
+        while taken < most {
+            // It may stand in line still, though it had a copy when it was passed.
+            while plan.get(taken).is_some_and(|next| self.maybe.remove(next)) {
+                taken += 1;
+            }
+            if taken >= most {
+                break;
+            }
+            let Some(block) = self.fresh.pop_front() else {
+                break;
+            };
             // What had a copy may have lost it to the one before.
             let next = plan.get(taken) == Some(&block);
             let bare = before.contains(&block) || (next && self.leaves_copies(1));
             if !bare || plan[..taken].contains(&block) {
+                // The plan has taken its copy: before its turn, or after it.
+                if !bare && self.leaves_copies(1) && self.wants_copy(DEVICE, block) {
+                    self.maybe.insert(block);
+                }
                 continue;
             }
             if !next {

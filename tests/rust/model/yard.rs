@@ -161,6 +161,8 @@ pub(crate) struct Yard {
     pub(crate) writes: [WritePolicy; MAX_TIERS],
     /// Published and not copied down yet.
     pub(crate) fresh: VecDeque<Block>,
+    /// Of those that were passed, as they had a copy then: what may stand in line still.
+    pub(crate) maybe: BTreeSet<Block>,
     /// What has come to each tier below the device.
     pub(crate) came: [VecDeque<Arrival>; MAX_TIERS],
     /// How many blocks of each tier are remembered so: the most slots that it has had.

@@ -97,6 +97,24 @@ impl Stage {
     pub(crate) fn blocks(&self) -> u32 {
         self.rows.iter().map(|row| row.blocks).sum()
     }
+
+    /// Cuts off so many leading blocks of each row as `known` says: of those no seal tells.
+    pub(crate) fn cut(&mut self, size: usize, known: impl Fn(&StagedRow) -> u32) {
+        let (mut read, mut write) = (0, 0);
+        for row in &mut self.rows {
+            let cut = known(row).min(row.blocks);
+            let end = read + row.blocks as usize * size;
+            let start = read + cut as usize * size;
+            self.tokens.copy_within(start..end, write);
+            (row.first, row.blocks) = (row.first + cut, row.blocks - cut);
+            (read, write) = (end, write + end - start);
+        }
+        if write < read {
+            self.tokens.truncate(write);
+            self.tokens.shrink_to_fit();
+            self.rows.retain(|row| row.blocks > 0);
+        }
+    }
 }
 
 /// A row of the last [`Stage`], and the number of its first block.
@@ -109,8 +127,9 @@ struct Pending {
 }
 
 impl Pending {
-    fn is(&self, lease: LeaseId, first: u32, blocks: u32) -> bool {
-        self.lease == lease && self.first == first && self.blocks == blocks
+    /// The last block of a row says which it is: the first ones need no tokens where they are sealed.
+    fn ends(&self, lease: LeaseId, end: u32) -> bool {
+        self.lease == lease && self.first + self.blocks == end
     }
 }
 
@@ -169,6 +188,7 @@ impl Retelling {
 pub(crate) struct Passed {
     pub(crate) node: NodeIx,
     pub(crate) key: u64,
+    pub(crate) above: Above,
     /// Its tokens, if it had some.
     pub(crate) kept: Option<Kept>,
     /// Whether the block was named again since, with all that is known of it.
@@ -283,6 +303,7 @@ impl Events {
         if self.told.words.len() >= self.most {
             self.overflow();
         }
+        self.told.tokens.named(name.from);
         self.told.names.push_back(name);
         self.told.words.push(Word::Named);
     }
@@ -301,7 +322,10 @@ impl Events {
         };
         *before -= 1;
         let Name {
-            node, key, from, ..
+            node,
+            key,
+            above,
+            from,
         } = self.told.names.pop_front()?;
         let own = self.passed;
         self.passed += 1;
@@ -312,6 +336,7 @@ impl Events {
         Some(Passed {
             node,
             key,
+            above,
             kept,
             is_again,
         })
@@ -352,6 +377,7 @@ impl Events {
         self.told.words.clear();
         self.passed += self.told.names.len() as u64;
         self.told.names.clear();
+        self.told.tokens.reset();
         self.told.pending.clear();
         self.told.words.push(Word::Cleared);
         self.retelling = None;
@@ -362,6 +388,7 @@ impl Events {
         self.crowd = self.most + slots;
         let told = &mut self.told;
         told.pending.clear();
+        told.tokens.forget_unnamed();
         let mut number = told.tokens.next();
         for row in &stage.rows {
             told.pending.push_back(Pending {
@@ -372,7 +399,6 @@ impl Events {
             });
             number += u64::from(row.blocks);
         }
-        // A seal stages blocks that it has found, too, and names those alone that are new.
         let most = MOST_STAGED * self.crowd as u64;
         if !told.tokens.stage(stage, most) {
             // Nobody takes them: their blocks are told when a prompt brings these tokens again.
@@ -380,13 +406,13 @@ impl Events {
         }
     }
 
-    /// The number of the first block that was staged for this row of a seal. A lease may come twice, and
-    /// rows that nothing was sealed of are passed: so a row is known by its blocks, too.
-    pub(crate) fn staged_for(&mut self, lease: LeaseId, first: u32, blocks: u32) -> u64 {
+    /// The first block that was staged for the row of a seal that ends here, and its number. A lease may
+    /// come twice, and rows that nothing was sealed of are passed: so a row is known by its end, too.
+    pub(crate) fn staged_for(&mut self, lease: LeaseId, end: u32) -> Option<(u32, u64)> {
         let pending = &mut self.told.pending;
-        let found = pending.iter().position(|row| row.is(lease, first, blocks));
+        let found = pending.iter().position(|row| row.ends(lease, end));
         let row = found.and_then(|at| pending.drain(..=at).next_back());
-        row.map_or(NO_TOKENS, |row| row.number)
+        row.map(|row| (row.first, row.number))
     }
 
     /// Whether there is room for so many words of a retelling: a slice never overflows.

@@ -27,6 +27,8 @@ pub(crate) struct Tokens {
     /// The number of the first block of the first stage, and of the block that comes next.
     base: u64,
     staged: u64,
+    /// The number behind the last that a name has.
+    named: u64,
     kept: VecDeque<Kept>,
     kept_base: u64,
 }
@@ -42,10 +44,27 @@ impl Tokens {
         self.staged
     }
 
-    /// Takes a stage, unless there are more than so many blocks then.
+    /// A name has this number.
+    pub(super) fn named(&mut self, from: u64) {
+        if from < KEPT {
+            self.named = self.named.max(from + 1);
+        }
+    }
+
+    /// Frees the last stage where no name has come to it: none will.
+    pub(super) fn forget_unnamed(&mut self) {
+        if let Some(last) = self.stages.back()
+            && self.staged - u64::from(last.blocks()) >= self.named
+        {
+            self.staged -= u64::from(last.blocks());
+            self.stages.pop_back();
+        }
+    }
+
+    /// Takes a stage, unless there are more than so many blocks then; one alone is always taken.
     pub(super) fn stage(&mut self, stage: Stage, most: u64) -> bool {
         let blocks = u64::from(stage.blocks());
-        if self.staged - self.base + blocks > most {
+        if self.staged > self.base && self.staged - self.base + blocks > most {
             return false;
         }
         self.staged += blocks;

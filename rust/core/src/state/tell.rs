@@ -6,7 +6,7 @@
 
 use super::{Sealing, State};
 use crate::error::{Error, Result};
-use crate::events::{Above, Events, NO_TOKENS, Name, Stage, Told, number};
+use crate::events::{Above, Events, NO_TOKENS, Name, Stage, StagedRow, Told, number};
 use crate::flight::Move;
 use crate::id::{Id, Ix, MAX_TIERS, NodeIx, Tier};
 use crate::mirror::Known;
@@ -56,7 +56,17 @@ impl State {
     }
 
     /// Takes the tokens of blocks that the next seal may publish.
-    pub(crate) fn stage(&mut self, stage: Stage) {
+    pub(crate) fn stage(&mut self, mut stage: Stage) {
+        if self.events.is_none() {
+            return;
+        }
+        let known = |row: &StagedRow| match self.lease(row.lease) {
+            Ok(lease) if !self.detached(lease) => {
+                self.leases[lease].sealed.saturating_sub(row.first)
+            }
+            _ => row.blocks,
+        };
+        stage.cut(self.config.block_size as usize, known);
         let slots = self.slots();
         if let Some(events) = &mut self.events {
             events.stage(stage, slots);
@@ -123,15 +133,16 @@ impl State {
     #[cold]
     #[inline(never)]
     fn tell_sealed_to_listener(&mut self, row: &Sealing<'_>, blocks: Range<u32>) {
-        let staged = match &mut self.events {
-            Some(events) => events.staged_for(row.lease, row.first, row.keys.len() as u32),
-            None => NO_TOKENS,
-        };
+        let end = row.first + row.keys.len() as u32;
+        let events = self.events.as_mut();
+        let staged = events.and_then(|events| events.staged_for(row.lease, end));
         let named = blocks.end - blocks.start;
         for block in blocks {
             if let Some(node) = self.published(&self.leases[row.lease.at()], block) {
-                let from = staged.saturating_add(u64::from(block - row.first));
-                self.tell_name_and_copies(node, from);
+                let from = staged.and_then(|(first, number)| {
+                    Some(number + u64::from(block.checked_sub(first)?))
+                });
+                self.tell_name_and_copies(node, from.unwrap_or(NO_TOKENS));
             }
         }
         self.pass_names(named);
@@ -151,7 +162,11 @@ impl State {
                 && self.is_told(node)
                 && number(&self.trie[node].key) == passed.key;
             if stands && !passed.is_again {
-                let name = self.name_of(node, NO_TOKENS);
+                let mut name = self.name_of(node, NO_TOKENS);
+                if name.above == Above::Unknown {
+                    // What was before it stays what it was.
+                    name.above = passed.above;
+                }
                 if let Some(events) = &mut self.events {
                     events.name_again(name, passed.kept);
                 }
@@ -205,18 +220,20 @@ impl State {
             path.push(next);
             above = self.trie.parent(next);
         }
+        let mut named = 1;
         for next in path.into_iter().rev() {
             if self.is_below_untold(next) {
                 // The list has overflowed meanwhile: all are told again, these in their turn.
                 break;
             }
             self.tell_whole(next);
+            named += 1;
         }
         let name = self.name_of(node, NO_TOKENS);
         if let Some(events) = &mut self.events {
             events.name(name);
         }
-        self.pass_names(1);
+        self.pass_names(named);
     }
 
     /// Whether a block is to be told again, and was not yet.
