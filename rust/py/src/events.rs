@@ -81,8 +81,8 @@ impl Cache {
 
     /// Returns all that was told and is true still, as a batch that begins with a clear.
     ///
-    /// It is for whoever comes late or has lost a batch. With `clears="own"` it has no clear, as others
-    /// tell of blocks of this rank, too. What `take_events` has not returned yet is
+    /// It is for whoever comes late or has lost a batch. With `clears="own"` it has no clear, as
+    /// others tell of blocks of this rank, too. What `take_events` has not returned yet is
     /// not in it. On each tier parents come before their children.
     ///
     /// Args:
