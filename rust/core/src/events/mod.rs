@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use tokens::Kept;
-pub(crate) use tokens::{NO_TOKENS, Reader, Tokens};
+pub(crate) use tokens::{NO_TOKENS, Reader, Stage, StagedRow, Tokens};
 
 /// One thing that has happened, in its order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,49 +73,6 @@ pub(crate) fn number(key: &Key) -> u64 {
 
 /// What besides its tokens a sequence's keys are made of; `None`: nothing.
 pub(crate) type Origin = Option<Arc<Extras>>;
-
-/// The tokens of blocks that a seal may publish.
-#[derive(Debug, Default)]
-pub(crate) struct Stage {
-    /// Of whole blocks, one behind the other.
-    pub(crate) tokens: Vec<u32>,
-    /// Blocks, one row behind the other.
-    pub(crate) rows: Vec<StagedRow>,
-}
-
-/// Blocks of one sequence in a [`Stage`].
-#[derive(Debug)]
-pub(crate) struct StagedRow {
-    pub(crate) lease: LeaseId,
-    pub(crate) blocks: u32,
-    /// The first one's place in its sequence.
-    pub(crate) first: u32,
-    pub(crate) origin: Origin,
-}
-
-impl Stage {
-    pub(crate) fn blocks(&self) -> u32 {
-        self.rows.iter().map(|row| row.blocks).sum()
-    }
-
-    /// Cuts off so many leading blocks of each row as `known` says: of those no seal tells.
-    pub(crate) fn cut(&mut self, size: usize, known: impl Fn(&StagedRow) -> u32) {
-        let (mut read, mut write) = (0, 0);
-        for row in &mut self.rows {
-            let cut = known(row).min(row.blocks);
-            let end = read + row.blocks as usize * size;
-            let start = read + cut as usize * size;
-            self.tokens.copy_within(start..end, write);
-            (row.first, row.blocks) = (row.first + cut, row.blocks - cut);
-            (read, write) = (end, write + end - start);
-        }
-        if write < read {
-            self.tokens.truncate(write);
-            self.tokens.shrink_to_fit();
-            self.rows.retain(|row| row.blocks > 0);
-        }
-    }
-}
 
 /// A row of the last [`Stage`], and the number of its first block.
 #[derive(Debug)]

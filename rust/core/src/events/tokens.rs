@@ -1,7 +1,8 @@
 //! The tokens of blocks that are told, by number: as they were staged, in the order in which their
 //! blocks are named. What a name that stands aside goes on to need is kept by itself.
 
-use super::{Origin, Stage};
+use super::Origin;
+use crate::id::LeaseId;
 use std::collections::VecDeque;
 
 /// Where a block's tokens do not come with it.
@@ -11,6 +12,49 @@ const KEPT: u64 = 1 << 63;
 
 /// A block's tokens, its origin, and its place in its sequence.
 pub(crate) type Spoken<'a> = (&'a [u32], &'a Origin, u32);
+
+/// The tokens of blocks that a seal may publish.
+#[derive(Debug, Default)]
+pub(crate) struct Stage {
+    /// Of whole blocks, one behind the other.
+    pub(crate) tokens: Vec<u32>,
+    /// Blocks, one row behind the other.
+    pub(crate) rows: Vec<StagedRow>,
+}
+
+/// Blocks of one sequence in a [`Stage`].
+#[derive(Debug)]
+pub(crate) struct StagedRow {
+    pub(crate) lease: LeaseId,
+    pub(crate) blocks: u32,
+    /// The first one's place in its sequence.
+    pub(crate) first: u32,
+    pub(crate) origin: Origin,
+}
+
+impl Stage {
+    pub(crate) fn blocks(&self) -> u32 {
+        self.rows.iter().map(|row| row.blocks).sum()
+    }
+
+    /// Cuts off so many leading blocks of each row as `known` says: of those no seal tells.
+    pub(crate) fn cut(&mut self, size: usize, known: impl Fn(&StagedRow) -> u32) {
+        let (mut read, mut write) = (0, 0);
+        for row in &mut self.rows {
+            let cut = known(row).min(row.blocks);
+            let end = read + row.blocks as usize * size;
+            let start = read + cut as usize * size;
+            self.tokens.copy_within(start..end, write);
+            (row.first, row.blocks) = (row.first + cut, row.blocks - cut);
+            (read, write) = (end, write + end - start);
+        }
+        if write < read {
+            self.tokens.truncate(write);
+            self.tokens.shrink_to_fit();
+            self.rows.retain(|row| row.blocks > 0);
+        }
+    }
+}
 
 /// The tokens of one block whose stage is freed.
 #[derive(Debug)]
