@@ -1,14 +1,18 @@
-"""Words on the command line: the field's other names for them, and the nearest known word."""
+"""What options of the command line may be: words, by other names too, numbers and files."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 import click
 
 from blockyard._typing import override
 
-__all__ = ["ORDERS", "Word"]
+__all__ = ["FILE", "ORDERS", "Word", "number"]
+
+FILE: Final = click.Path(path_type=Path)
+"""The type of an option that is a path."""
 
 ORDERS: Final = {
     "lru": "recency",
@@ -56,3 +60,11 @@ class Word(click.Choice):  # type: ignore[type-arg]  # it takes one only from cl
         known = (*self.choices, *self.aliases)
         near = difflib.get_close_matches(typed, known, n=1, cutoff=0.0)[0]
         return f"{near!r}, here {self.aliases[near]!r}" if near in self.aliases else f"{near!r}"
+
+
+def number(
+    option: str, least: int, most: int, default: int | None, text: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns the option of a whole number from `least` to `most`, with `text` as its help."""
+    within = click.IntRange(least, most)
+    return click.option(option, type=within, metavar="N", default=default, help=text)

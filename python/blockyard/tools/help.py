@@ -1,5 +1,6 @@
-"""Help in sections, each with an example, for commands with many options."""
+"""Commands with many options: help in sections, each with an example."""
 
+import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import click
 
 from blockyard._typing import override
 
-__all__ = ["Section", "Sectioned"]
+__all__ = ["Remembered", "Section", "Sectioned"]
 
 
 class Section(NamedTuple):
@@ -51,3 +52,13 @@ class Sectioned(click.Command):
         if left:
             with formatter.section("Other"):
                 formatter.write_dl(list(left.values()))
+
+
+class Remembered(Sectioned):
+    """The same, and it keeps the command line in the context, so that the result can repeat it."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keeps them as they were typed."""
+        ctx.obj = shlex.join(["blockyard", ctx.info_name or "", *args])
+        return super().parse_args(ctx, args)

@@ -1,7 +1,6 @@
 """`blockyard replay`: checks all options, then runs, shows and writes the result."""
 
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack, get_args
 
@@ -9,11 +8,10 @@ import click
 from rich.console import Console
 
 from blockyard._core import __version__
-from blockyard._typing import override
 from blockyard.crane.devices import DeviceName
 from blockyard.scheduling.headroom import Role
-from blockyard.tools.choices import ORDERS, Word
-from blockyard.tools.help import Sectioned
+from blockyard.tools.choices import FILE, ORDERS, Word, number
+from blockyard.tools.help import Remembered
 from blockyard.tools.outputs import claim, write
 from blockyard.tools.replay import terminal
 from blockyard.tools.replay.comparison import compare, jobs_of
@@ -43,29 +41,10 @@ _BREACH, _INTERRUPTED = 1, 130
 """Exit statuses."""
 
 
-class _Remembered(Sectioned):
-    """Keeps the command line, so that the result can repeat it."""
-
-    @override
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.obj = shlex.join(["blockyard", "replay", *args])
-        return super().parse_args(ctx, args)
-
-
-_FILE = click.Path(path_type=Path)
-
-
-def _number(
-    option: str, least: int, most: int, default: int | None, text: str
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    within = click.IntRange(least, most)
-    return click.option(option, type=within, metavar="N", default=default, help=text)
-
-
-@click.command(cls=_Remembered, sections=SECTIONS)
-@click.argument("trace", required=False, type=_FILE)
-@_number("--trace-block", 1, 10**6, None, "Tokens per id of TRACE; derived from it by default.")
-@_number("--requests", 1, 10**7, None, "Replay only the first N; default: all, or 1000 generated.")
+@click.command(cls=Remembered, sections=SECTIONS)
+@click.argument("trace", required=False, type=FILE)
+@number("--trace-block", 1, 10**6, None, "Tokens per id of TRACE; derived from it by default.")
+@number("--requests", 1, 10**7, None, "Replay only the first N; default: all, or 1000 generated.")
 @click.option("--rate", type=float, metavar="HZ", help="Generated requests per second; default: 4.")
 @click.option(
     "--workload",
@@ -73,8 +52,8 @@ def _number(
     help="Traffic to generate: chats and agents (default), chats with long answers, or an adversary"
     " of eviction orders.",
 )
-@_number("--seed", 0, 2**64 - 1, 0, "Seed of the tokens and of a generated workload.")
-@click.option("--save-trace", type=_FILE, metavar="PATH", help="Write the requests as a trace.")
+@number("--seed", 0, 2**64 - 1, 0, "Seed of the tokens and of a generated workload.")
+@click.option("--save-trace", type=FILE, metavar="PATH", help="Write the requests as a trace.")
 @click.option(
     "--speed",
     type=float,
@@ -82,14 +61,14 @@ def _number(
     default=1.0,
     help="Let requests arrive X times as fast as in the trace.",
 )
-@_number("--replicas", 1, 1024, 1, "Engines that share the requests, each of these sizes.")
+@number("--replicas", 1, 1024, 1, "Engines that share the requests, each of these sizes.")
 @click.option(
     "--router",
     type=Word(get_args(RouterName)),
     help="What sends a request to a replica: where its prefix went (default), or chance.",
 )
-@_number("--device-blocks", 1, MOST_BLOCKS, None, "Blocks of the device.")
-@_number("--host-blocks", 0, MOST_BLOCKS, None, "Blocks of the host; 0 for no host.")
+@number("--device-blocks", 1, MOST_BLOCKS, None, "Blocks of the device.")
+@number("--host-blocks", 0, MOST_BLOCKS, None, "Blocks of the host; 0 for no host.")
 @click.option(
     "--device-gib",
     type=float,
@@ -107,7 +86,7 @@ def _number(
     default=5.0,
     help="Its bandwidth in each direction, GB/s over all ranks.",
 )
-@_number("--block-size", 1, 10**5, None, "Tokens per block of the cache; default: 16.")
+@number("--block-size", 1, 10**5, None, "Tokens per block of the cache; default: 16.")
 @click.option(
     "--policy",
     type=Word(get_args(Policy), ORDERS),
@@ -189,10 +168,10 @@ def _number(
     metavar="FIGURE=VALUE",
     help="Replace a figure of the preset.",
 )
-@_number("--ranks", 1, 1024, None, "GPUs that share the model; default: the preset's.")
-@_number("--max-num-batched-tokens", 1, 10**6, 8192, "The most tokens that a step computes.")
-@_number("--max-num-seqs", 1, 4096, 256, "The most requests that run at once.")
-@_number("--prefetch", 0, 4096, 0, "Waiting requests whose prefix is loaded early.")
+@number("--ranks", 1, 1024, None, "GPUs that share the model; default: the preset's.")
+@number("--max-num-batched-tokens", 1, 10**6, 8192, "The most tokens that a step computes.")
+@number("--max-num-seqs", 1, 4096, 256, "The most requests that run at once.")
+@number("--prefetch", 0, 4096, 0, "Waiting requests whose prefix is loaded early.")
 @click.option("--verify", is_flag=True, help="Move real bytes and check every block.")
 @click.option(
     "--device",
@@ -201,8 +180,8 @@ def _number(
     help="Where --verify keeps the device's blocks: in main memory, or on a GPU.",
 )
 @click.option("--json", metavar="PATH", help="Write the result as JSON; - is stdout.")
-@click.option("--report", type=_FILE, metavar="PATH", help="Write a page with plots.")
-@_number("--jobs", 1, 1024, None, "The most runs at once; default: as many as suit this machine.")
+@click.option("--report", type=FILE, metavar="PATH", help="Write a page with plots.")
+@number("--jobs", 1, 1024, None, "The most runs at once; default: as many as suit this machine.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @click.pass_context
 def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:

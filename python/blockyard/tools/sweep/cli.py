@@ -1,16 +1,13 @@
 """`blockyard sweep`: checks all options, then sweeps, shows and writes the result."""
 
-import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Unpack, get_args
 
 import click
 from rich.console import Console
 
-from blockyard._typing import override
-from blockyard.tools.choices import ORDERS, Word
-from blockyard.tools.help import Section, Sectioned
+from blockyard.tools.choices import FILE, ORDERS, Word, number
+from blockyard.tools.help import Remembered, Section
 from blockyard.tools.outputs import claim, write
 from blockyard.tools.replay.spec import Policy
 from blockyard.tools.sweep import terminal
@@ -27,16 +24,6 @@ _INTERRUPTED = 130
 """Exit status."""
 
 
-class _Remembered(Sectioned):
-    """Keeps the command line, so that the result can repeat it."""
-
-    @override
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.obj = shlex.join(["blockyard", "sweep", *args])
-        return super().parse_args(ctx, args)
-
-
-_FILE = click.Path(path_type=Path)
 _SECTIONS: Final = (
     Section(
         "The requests",
@@ -69,24 +56,17 @@ _SECTIONS: Final = (
 """The options by what they are about."""
 
 
-def _number(
-    option: str, least: int, most: int, default: int | None, text: str
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    within = click.IntRange(least, most)
-    return click.option(option, type=within, metavar="N", default=default, help=text)
-
-
-@click.command(cls=_Remembered, sections=_SECTIONS)
-@click.argument("trace", required=False, type=_FILE)
-@_number("--trace-block", 1, 10**6, None, "Tokens per id of TRACE; derived from it by default.")
-@_number("--requests", 1, 10**7, None, "Sweep only the first N; default: all, or 1000 generated.")
+@click.command(cls=Remembered, sections=_SECTIONS)
+@click.argument("trace", required=False, type=FILE)
+@number("--trace-block", 1, 10**6, None, "Tokens per id of TRACE; derived from it by default.")
+@number("--requests", 1, 10**7, None, "Sweep only the first N; default: all, or 1000 generated.")
 @click.option("--rate", type=float, metavar="HZ", help="Generated requests per second; default: 4.")
 @click.option(
     "--workload",
     type=Word([*get_args(WorkloadName), *get_args(AdversaryName)]),
     help="Traffic to generate instead of reading TRACE.",
 )
-@_number("--seed", 0, 2**64 - 1, 0, "Seed of a generated workload.")
+@number("--seed", 0, 2**64 - 1, 0, "Seed of a generated workload.")
 @click.option(
     "--preset",
     default="llama-3-8b/h100",
@@ -100,7 +80,7 @@ def _number(
     metavar="FIGURE=VALUE",
     help="Replace a figure of the preset.",
 )
-@_number("--ranks", 1, 1024, None, "GPUs that share the model; default: the preset's.")
+@number("--ranks", 1, 1024, None, "GPUs that share the model; default: the preset's.")
 @click.option(
     "--sizes",
     metavar="SIZE,…",
@@ -115,7 +95,7 @@ def _number(
 @click.option(
     "--to", "last", metavar="SIZE", help="The largest size; default: all distinct blocks."
 )
-@_number(
+@number(
     "--points", 2, MOST_POINTS, 20, "How many sizes, each by the same factor larger than the last."
 )
 @click.option(
@@ -140,23 +120,23 @@ def _number(
     help="A size whose time to first token and throughput is modelled; default: the knee and its "
     "double.",
 )
-@_number(
+@number(
     "--model-requests",
     0,
     10**7,
     None,
     "Model only the first N requests; default: all if they are at most 1000, else none.",
 )
-@_number(
+@number(
     "--sample",
     1,
     1024,
     None,
     "Simulate one block in N, a power of two; default: 1 up to some 700,000 uses.",
 )
-@_number("--jobs", 1, 1024, None, "Simulations at once; default: one for each core.")
+@number("--jobs", 1, 1024, None, "Simulations at once; default: one for each core.")
 @click.option("--json", metavar="PATH", help="Write the result as JSON; - is stdout.")
-@click.option("--report", type=_FILE, metavar="PATH", help="Write a page with plots.")
+@click.option("--report", type=FILE, metavar="PATH", help="Write a page with plots.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @click.pass_context
 def sweep(ctx: click.Context, /, **options: Unpack[Options]) -> None:

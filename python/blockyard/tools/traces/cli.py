@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from blockyard._core import Misuse
-from blockyard.tools.choices import Word
+from blockyard.tools.choices import FILE, Word
 from blockyard.tools.outputs import claim, write
 from blockyard.tools.traces.convert import Converted, convert
 from blockyard.tools.traces.describe import describe
@@ -23,7 +23,6 @@ from blockyard.tools.units import duration
 
 __all__ = ["trace"]
 
-_FILE: Final = click.Path(path_type=Path)
 _BLOCK: Final = 16
 _LEAST_RATE: Final = 1e-6
 """Requests per second."""
@@ -68,11 +67,11 @@ def trace() -> None:
     "docs/traces.md for the fields of each format.",
 )
 @click.argument("form", metavar="FORMAT", type=Word(FORMATS))
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=_FILE)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=FILE)
 @click.option(
     "-o",
     "--output",
-    type=_FILE,
+    type=FILE,
     metavar="PATH",
     required=True,
     help="The trace; gzipped if its name ends in .gz.",
@@ -88,7 +87,7 @@ def trace() -> None:
 )
 @click.option(
     "--tokenizer",
-    type=_FILE,
+    type=FILE,
     metavar="PATH",
     help="The model's tokenizer.json, for prompts that are text; default: by words.",
 )
@@ -156,7 +155,7 @@ def make(ctx: click.Context, /, **options: Unpack[_Options]) -> None:
     "describe",
     epilog="For example: blockyard trace describe trace.jsonl.gz --report trace.html",
 )
-@click.argument("path", metavar="TRACE", type=_FILE)
+@click.argument("path", metavar="TRACE", type=FILE)
 @click.option(
     "--trace-block",
     type=click.IntRange(1, LONGEST),
@@ -167,7 +166,7 @@ def make(ctx: click.Context, /, **options: Unpack[_Options]) -> None:
     "--requests", type=click.IntRange(1), metavar="N", help="Only the first N; default: all."
 )
 @click.option("--json", metavar="PATH", help="Write all figures as JSON; - is stdout.")
-@click.option("--report", type=_FILE, metavar="PATH", help="Write a page with plots.")
+@click.option("--report", type=FILE, metavar="PATH", help="Write a page with plots.")
 def tell(
     path: Path, trace_block: int | None, requests: int | None, json: str | None, report: Path | None
 ) -> None:
