@@ -29,6 +29,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "parked": {"blocks": 20, "host": 64},
     "parked, asynchronous": {"blocks": 20, "host": 64, "async_scheduling": True},
     "parked, two workers": {"blocks": 20, "host": 64, "tensor_parallel_size": 2},
+    "parked, told": {"blocks": 20, "host": 64, "told": True},
     "parked, n-grams": {"blocks": 20, "host": 64, "speculative_config": NGRAM},
     "ample, from the host": {"blocks": 60, "host": 64},
 }
@@ -87,12 +88,56 @@ def write_model(folder: Path) -> None:
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-def answer(blocks: int, host: int | None = None, **more: Any) -> dict[str, Any]:
+class Subscriber:
+    """Hears vLLM's own publisher, and knows which blocks are on which medium."""
+
+    def __init__(self, endpoint: str) -> None:
+        import zmq
+
+        self.socket: Any = zmq.Context.instance().socket(zmq.SUB)
+        self.socket.subscribe(b"")
+        self.socket.connect(endpoint)
+        self.media: dict[str, set[int]] = {}
+        #: What was ever stored there.
+        self.ever: dict[str, set[int]] = {}
+        #: Events without all of their tokens.
+        self.unknown = 0
+
+    def hear(self) -> None:
+        """Takes what comes until nothing does for a second."""
+        import msgspec
+        from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch
+
+        while self.socket.poll(1000):
+            *_, payload = self.socket.recv_multipart()
+            for event in msgspec.msgpack.decode(payload, type=KVEventBatch).events:
+                if isinstance(event, BlockStored):
+                    here = self.media.setdefault(str(event.medium), set())
+                    here.update(event.block_hashes)
+                    self.ever.setdefault(str(event.medium), set()).update(event.block_hashes)
+                    whole = len(event.token_ids) == len(event.block_hashes) * event.block_size
+                    self.unknown += not whole
+                elif isinstance(event, BlockRemoved):
+                    self.media.setdefault(str(event.medium), set()).difference_update(
+                        event.block_hashes
+                    )
+                else:
+                    self.media.clear()
+
+
+def answer(
+    blocks: int, host: int | None = None, *, told: bool = False, **more: Any
+) -> dict[str, Any]:
     """Answers the requests twice in one engine; returns answers and what it computed."""
     import numpy as np
     from vllm import LLM, SamplingParams
-    from vllm.config import KVTransferConfig
+    from vllm.config import KVEventsConfig, KVTransferConfig
 
+    endpoint = f"ipc://{tempfile.mkdtemp()}/events"
+    if told:
+        more["kv_events_config"] = KVEventsConfig(
+            enable_kv_cache_events=True, publisher="zmq", endpoint=endpoint
+        )
     folder = Path(tempfile.gettempdir()) / "blockyard-llama"
     write_model(folder)
     if host is not None:
@@ -117,6 +162,7 @@ def answer(blocks: int, host: int | None = None, **more: Any) -> dict[str, Any]:
         **more,
     )
     scheduler = engine.llm_engine.engine_core.engine_core.scheduler
+    subscriber = Subscriber(endpoint) if told else None
     seen = {"computed": 0, "preempted": 0}
     inner = scheduler.schedule
 
@@ -138,6 +184,17 @@ def answer(blocks: int, host: int | None = None, **more: Any) -> dict[str, Any]:
         seen.update(computed=0, preempted=0)
         for _ in range(20):
             engine.llm_engine.step()
+        if subscriber is not None:
+            subscriber.hear()
+            cache = scheduler.connector.front.cache
+            rounds[-1]["told"] = {
+                "host": len(subscriber.media.get("CPU", ())),
+                "there": cache.stats()["host_idle"],
+                "of vLLM's": len(subscriber.ever["CPU"] & subscriber.ever["GPU"]),
+                "ever": len(subscriber.ever["CPU"]),
+                "unknown": subscriber.unknown,
+                "audit": str(cache.audit()),
+            }
         scheduler.reset_prefix_cache()
     stats = None if host is None else scheduler.connector.front.cache.stats()
     return {"rounds": rounds, "stats": stats}
@@ -183,6 +240,12 @@ def judge(name: str, result: dict[str, Any], ample: dict[str, Any]) -> list[str]
     # Drafts are computed, and rejected, on top.
     if parked and "n-grams" not in name and first["computed"] > needed:
         wrong.append(f"{first['computed'] - needed} tokens are computed again")
+    for number, told in enumerate(one["told"] for one in result["rounds"] if "told" in one):
+        # vLLM has reset its own cache between the rounds, and told that all is gone.
+        if told["host"] != told["there"] or told["of vLLM's"] != told["ever"] or told["unknown"]:
+            wrong.append(f"a router was told otherwise in round {number + 1}: {told}")
+        if told["audit"] != "None":
+            wrong.append(f"the audit: {told['audit']}")
     if "host" in RUNS[name] and second["computed"] >= first["computed"]:
         wrong.append("nothing came from the host in round 2")
     return wrong

@@ -8,7 +8,7 @@ import pytest
 import kv_events
 import vllm_front  # noqa: F401 - its stubs come first
 from kv_events import AllBlocksCleared, BlockRemoved, BlockStored
-from vllm_front import SIZE, Front, no_torch
+from vllm_front import SIZE, Front, Pool, no_torch
 from vllm_stub import RECORD, Recorded
 
 __all__ = ["no_torch"]
@@ -44,6 +44,18 @@ def test_what_is_stowed_is_told_by_the_numbers_of_vllm_with_its_tokens() -> None
     assert sorted(told) == sorted(numbers(tokens))
     assert [token for one in events for token in one.token_ids] == tokens[:-1]
     assert events[0].parent_block_hash is None
+    assert list(front.scheduler.take_events()) == []
+
+
+def test_what_a_reset_leaves_below_is_told_again_behind_vllms_clear() -> None:
+    front, pool = Front(changes=events_config()), Pool()
+    front.scheduler.bind_gpu_block_pool(pool)
+    tokens = list(range(3 * SIZE + 1))
+    finished(front, "one", tokens, [1, 2, 3, 4])
+    pool.reset()
+    events = list(front.scheduler.take_events())
+    assert all(isinstance(one, BlockStored) and one.medium == "CPU" for one in events)
+    assert [name for one in events for name in one.block_hashes] == numbers(tokens)
     assert list(front.scheduler.take_events()) == []
 
 

@@ -20,6 +20,7 @@ class Resets:
         self.pool: Any = None
         """vLLM's block pool; a reset gives it another table of cached blocks."""
         self._table: object = None
+        self._published: object = None
         self._told = False
 
     def heard(self) -> None:
@@ -42,6 +43,11 @@ class Resets:
                 '"keep_on_reset": false, or old KV is served'
             )
         return False
+
+    def published(self) -> bool:
+        """Returns whether there was one since the last call: vLLM tells of it as a clear of all."""
+        before, self._published = self._published, self._now()
+        return before is not None and before is not self._published
 
     def _now(self) -> object:
         return getattr(self.pool, "cached_block_hash_to_block", None)

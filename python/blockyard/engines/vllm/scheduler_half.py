@@ -300,7 +300,7 @@ class SchedulerHalf:
 
     def take_events(self) -> Iterator[bytes]:
         """Returns what has happened below since the last call, batches in vLLM's form."""
-        return self._told.take() if self._told is not None else iter(())
+        return iter(()) if self._told is None else self._told.take(again=self.resets.published())
 
     # -- a step --------------------------------------------------------------------------
 

@@ -60,10 +60,17 @@ class Told:
             media=[item for item in media if item[0] < full * size] or None,
         )
 
-    def take(self) -> Iterator[bytes]:
-        """Returns batches of what has happened since the last call."""
+    def take(self, *, again: bool = False) -> Iterator[bytes]:
+        """Returns batches of what has happened since the last call.
+
+        Args:
+            again: Whether vLLM has told meanwhile that all blocks are gone, as it does of its own.
+                What is below is there still, and told again.
+        """
         more = True
         while more:
             payload, more = self._cache.take_events()
             if payload is not None:
                 yield payload
+        if again:
+            yield self._cache.snapshot_events()
