@@ -41,7 +41,8 @@ TARGETS := x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
 # A wheel for the target $1 into the folder $2, from the unpacked sdist. What cargo and zig make is kept.
 build = ( cd target/unpacked && CARGO_TARGET_DIR=$(CURDIR)/target CARGO_ZIGBUILD_CACHE_DIR=$(CURDIR)/target/zig \
 	ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/target/zig CARGO_ZIGBUILD_PYTHON_PATH=$(PYO3_PYTHON) \
-	$(CURDIR)/$(BIN)/maturin build --release --zig --compatibility manylinux2014 --target $1 --out $(CURDIR)/$2 )
+	$(CURDIR)/$(BIN)/maturin build --release --zig --compatibility manylinux2014 --target $1 --out $(CURDIR)/$2 \
+	-- -C link-arg=$(CURDIR)/target/libgcc/$1/libgcc_s.so.1 )
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -77,7 +78,13 @@ target/sources.txt: FORCE
 	@echo $(SOURCES) >$@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-$(WHEEL_STAMP): $(SOURCES) .ci/unpack.py target/sources.txt $(ENV_STAMP) | check-tools
+# The unwinder that the wheel links against, for the target %: .ci/libgcc_s.c says why.
+LIBGCC := $(TARGETS:%=target/libgcc/%/libgcc_s.so.1)
+$(LIBGCC): target/libgcc/%/libgcc_s.so.1: .ci/libgcc_s.c $(ENV_STAMP)
+	@mkdir -p $(@D)
+	$(BIN)/python -m ziglang cc -target $(subst -unknown,,$*).2.17 -shared -nostdlib -Wl,-soname,$(@F) -o $@ $<
+
+$(WHEEL_STAMP): $(SOURCES) .ci/unpack.py target/sources.txt $(LIBGCC) $(ENV_STAMP) | check-tools
 	@rm -rf target/wheels target/sdist
 # The sdist leaves packages out that Cargo.lock has, so cargo may not be told there that it is complete.
 	@cargo tree --locked --quiet --package blockyard-py >/dev/null

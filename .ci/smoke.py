@@ -18,6 +18,18 @@ from pathlib import Path
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 README = Path(__file__).parents[1] / "README.md"
 ALONE = {"blockyard", "click", "numpy"}
+ENDS = 4
+ENDING = """
+import threading, time, blockyard as by
+cache = by.KVCache(device=200_000)
+lease = cache.begin(range(160_000))
+def ask():
+    while True:
+        cache.{verb}()
+threading.Thread(target=ask, daemon=True).start()
+time.sleep(0.1)
+"""
+"""A program that ends while a thread of its own is in a verb that has let go of the GIL."""
 
 
 def find(version: str) -> str | None:
@@ -67,6 +79,8 @@ def smoke(python: str, wheel: Path, constraints: Path, folder: Path) -> None:
     if example is None:
         raise RuntimeError(f"{README} has no example")
     ran(inside, "-W", "error", "-c", example[1])
+    for verb in ("audit", "digest") * ENDS:
+        ran(inside, "-c", ENDING.format(verb=verb))
     for words, status, what in (
         (["--help"], 0, "proof"),
         (["proof", "--conversations", "4"], 0, "tokens identical"),
