@@ -27,6 +27,7 @@ from blockyard.crane.tiers import Tier
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.single import Single
 from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
 from blockyard.shared.stats import Stat
 from blockyard.shared.thresholds import Thresholds
@@ -38,7 +39,7 @@ __all__ = ["Crane"]
 _log = Limited("blockyard")
 
 
-class Crane:
+class Crane(Single):
     """Moves the bytes of one rank. It knows slots and bytes, but no block, lease or policy.
 
     Only `reset` and `close` wait. Use it from one thread at a time, and make it after fork or

@@ -23,6 +23,7 @@ from blockyard.engines.loads import Loads
 from blockyard.engines.orders import NO_IDS, Ids, Orders
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
 from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
@@ -55,7 +56,7 @@ class _Row:
         return None if self.kept is None or self.kept.computed <= tokens else self.kept
 
 
-class Connector:
+class Connector(Single):
     """Finds, fetches, stows and keeps for the requests of one engine, which has an id for each.
 
     It is for one thread, the one that schedules. All that it decides follows from the calls.

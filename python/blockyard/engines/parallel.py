@@ -21,6 +21,7 @@ from blockyard.engines.weights import Floats, ModelConfig
 from blockyard.shared.layout import Hello
 from blockyard.shared.plan import Outcome, Plan
 from blockyard.shared.processes import ignore_sigint
+from blockyard.shared.single import Single
 from blockyard.yard.config import Config
 
 __all__ = ["Ranks", "exchanged"]
@@ -31,7 +32,7 @@ _GLANCE: Final = 500e-6
 """Seconds between two polls of copies in flight."""
 
 
-class Ranks:
+class Ranks(Single):
     """All ranks of the reference engine, each in its own process.
 
     An engine uses it like a `Rank`. A yard uses it as all cranes: `submit` takes plans, and `poll`

@@ -11,6 +11,7 @@ from blockyard._core import Misuse
 from blockyard.crane.tiers import Mapped
 from blockyard.engines.model import Gather, Model, ModelInput
 from blockyard.engines.sampling import Sampling
+from blockyard.shared.single import Single
 
 __all__ = ["Rank", "RankStart", "RankStep", "SampledTokens"]
 
@@ -66,7 +67,7 @@ class _Row:
     tokens: list[int]
 
 
-class Rank:
+class Rank(Single):
     """Computes steps in order, each one as late as possible: when its result is taken.
 
     A step uses the tokens of the step before, whether or not the scheduler knows them yet.

@@ -15,6 +15,7 @@ from blockyard.engines.rank import Rank, RankStart, RankStep
 from blockyard.engines.sampling import Sampling, key_of
 from blockyard.local import LocalCache, local
 from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
+from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
@@ -39,7 +40,7 @@ class _Air(NamedTuple):
     stops: tuple[Stop, ...]
 
 
-class ReferenceEngine:
+class ReferenceEngine(Single):
     """An `Engine` of a `Rank` in this process, or of `Ranks` in others.
 
     Block tables and slot mappings come from the cache when a step is submitted, so a step in flight

@@ -22,6 +22,7 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.engines.orders import Orders
 from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.single import Single
 from blockyard.yard.config import Config
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _PAUSE: Final = 5e-5
 """Seconds between two questions whether a copy has ended that the engine waits for."""
 
 
-class Worker:
+class Worker(Single):
     """Carries out a connector's orders, and keeps their fence. Use it from one thread at a time.
 
     In a step of the engine `begin` comes before anything is written to a block, and `outcomes`

@@ -20,6 +20,7 @@ from blockyard.metrics.collector import EngineCollector
 from blockyard.metrics.exported import Exported
 from blockyard.metrics.text import CONTENT_TYPE, text
 from blockyard.scheduling.scheduler import Scheduler
+from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
 
@@ -46,7 +47,7 @@ _Start: TypeAlias = Callable[[str, list[tuple[str, str]]], object]
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
-class MetricsServer:
+class MetricsServer(Single):
     """A port that answers `/metrics` and `/healthz`, in threads of its own. `serve` makes it.
 
     Closing it, or leaving its `with`, frees the port; so does the end of the process.

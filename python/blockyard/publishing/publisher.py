@@ -1,6 +1,5 @@
 """`Publisher`: tells routers what a cache has, as vLLM tells them what it has itself."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,11 +10,13 @@ from blockyard.publishing.endpoints import check_endpoint
 from blockyard.publishing.event_stats import EVENT_STATS, PUBLISHER_STATS
 from blockyard.publishing.options import PublisherOptions
 from blockyard.publishing.sent import Sent
+from blockyard.shared.log import Limited
+from blockyard.shared.single import Single
 from blockyard.shared.validate import one_of, shown
 
 __all__ = ["Publisher"]
 
-_log = logging.getLogger(__name__)
+_log = Limited(__name__, 0)
 
 _SHIFT: Final = 20
 """Numbers of batches begin at the seconds since 1970, times 2**20: a restart is a gap forward."""
@@ -29,7 +30,7 @@ _UNREAD: Final = 2
 """Answers that wait for one asker at most: each is as long as all that is kept, or a snapshot."""
 
 
-class Publisher:
+class Publisher(Single):
     """Publishes what happens to a cache's blocks, from a thread of its own.
 
     A subscriber gets three frames: the topic, a number of 8 bytes, and a batch in msgpack. Numbers

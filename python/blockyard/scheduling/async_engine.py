@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Self, TypeVar, Unpack
 
 from blockyard._core import Misuse, Unavailable
@@ -15,6 +15,7 @@ from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.step_loop import Call, StepLoop
 from blockyard.scheduling.stream import Channel, Front, Stream
 from blockyard.scheduling.validate import prompt_of
+from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
 
 __all__ = ["AsyncEngine"]
@@ -22,7 +23,7 @@ __all__ = ["AsyncEngine"]
 _T = TypeVar("_T")
 
 
-class AsyncEngine:
+class AsyncEngine(Single):
     """Runs a scheduler and its engine in a thread of its own, and streams tokens to coroutines.
 
     `add` and `abort` may be called from any thread; streams are read in the event loop that
@@ -209,6 +210,8 @@ class AsyncEngine:
 
         Raises:
             Exception: What the question raises.
+            Misuse: It raised what would end a thread, a loop or a task, such as SystemExit or
+                StopIteration.
             Unavailable: It is closed, or its engine has failed.
         """
         answer: Future[_T] = Future()
@@ -218,8 +221,8 @@ class AsyncEngine:
                 return  # nobody waits for it any more
             try:
                 answer.set_result(question(self._scheduler))
-            except Exception as error:  # noqa: BLE001 - it is raised where the question was asked
-                answer.set_exception(error)
+            except BaseException as error:  # noqa: BLE001 - it is raised where the question was asked
+                answer.set_exception(_raised_by_question(error))
 
         self._steps.do(act)
         return await asyncio.wrap_future(answer)
@@ -315,3 +318,13 @@ class AsyncEngine:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._steps.wake)
+
+
+def _raised_by_question(error: BaseException) -> Exception:
+    """What `ask` raises of it: a future cannot hand on what ends loops and tasks."""
+    ends = StopIteration | StopAsyncIteration | CancelledError
+    if isinstance(error, Exception) and not isinstance(error, ends):
+        return error
+    refused = Misuse(f"the question raised {type(error).__name__}: it must raise an Exception")
+    refused.__cause__ = error
+    return refused

@@ -13,6 +13,7 @@ from blockyard.scheduling.headroom import (
     checked_headroom,
     default_headroom,
 )
+from blockyard.shared.single import Single
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import integer
 from blockyard.yard.cache import KVCache
@@ -53,7 +54,7 @@ class Reservation:
         return self._ticket.id
 
 
-class Reservations:
+class Reservations(Single):
     """Reservations for other instances, such as a prefill instance that will send its KV here.
 
     Time is a tick that `expire` is given from outside. All of it is for one thread.

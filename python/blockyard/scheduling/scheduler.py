@@ -27,6 +27,7 @@ from blockyard.scheduling.starts import Starts
 from blockyard.scheduling.stats import SchedulerStats
 from blockyard.scheduling.waits import Waits
 from blockyard.shared.hints import Retention
+from blockyard.shared.single import Single
 from blockyard.shared.stall import Clock
 from blockyard.shared.timings import StepTimes, timed
 from blockyard.yard.cache import KVCache
@@ -36,7 +37,7 @@ from blockyard.yard.parking import Parking
 __all__ = ["Scheduler"]
 
 
-class Scheduler:
+class Scheduler(Single):
     """Waiting and running requests. Steps drive it; it does no I/O, and never waits.
 
     `schedule` says what to run and what to stop; `on_output` and `on_acks` take what the engine

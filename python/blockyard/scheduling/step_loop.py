@@ -15,7 +15,8 @@ from blockyard.scheduling.engine import Engine
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.stream import Channel
-from blockyard.shared.log import Limited
+from blockyard.shared.log import Limited, described
+from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
 
 __all__ = ["Call", "StepLoop"]
@@ -35,7 +36,7 @@ _log = Limited(__name__)
 _mute = Limited(__name__, 60.0)
 
 
-class StepLoop:
+class StepLoop(Single):
     """Schedules, submits, polls and moves copies, and tells the readers of tokens what came.
 
     `run` is the thread's. `do`, `resume`, `abort`, `drop`, `close` and `wake` are for any thread.
@@ -122,7 +123,7 @@ class StepLoop:
             Unavailable: The engine, or a turn, has failed.
         """
         if self._failure is not None:
-            raise Unavailable(f"the engine failed: {self._failure}") from self._failure
+            raise Unavailable(f"the engine failed: {described(self._failure)}") from self._failure
 
     def close(self, *, abort: bool) -> None:
         """Takes nothing more, and ends when all requests have: by themselves, or as aborted."""
@@ -318,13 +319,13 @@ class StepLoop:
         """Ends every request, as the engine or a turn has failed."""
         with self._lock:
             self._failure, self._over = error, True
-        _log.warning("the engine failed, and all its requests with it: %r", error)
+        _log.warning("the engine failed, and all its requests with it: %s", described(error))
         while self._commands:
             # Requests that were added are told, too.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BaseException):
                 self._commands.popleft()()
-        reason = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(Exception):
+        reason = described(error)
+        with contextlib.suppress(BaseException):
             self._scheduler.fail(reason)
             self._finish()
             self._abort_all()

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple, Self
 
 from blockyard._core import Misuse
 from blockyard.scheduling.request import Result
+from blockyard.shared.single import Single
 
 __all__ = ["Channel", "Front", "Stream"]
 
@@ -21,7 +22,7 @@ class Front(NamedTuple):
     """The same from a destructor, which may run anywhere and must take no lock."""
 
 
-class Channel:
+class Channel(Single):
     """What has come of one request and was not read yet.
 
     `sent` and `held` belong to the thread that schedules, the rest to the event loop. Each reads
@@ -89,7 +90,7 @@ class Channel:
             self._waiter = None
 
 
-class Stream:
+class Stream(Single):
     """The tokens of one request as they come, and its one result.
 
     `async for` gives lists of tokens: all that have come since the last one, at least one. It ends

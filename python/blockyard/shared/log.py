@@ -1,20 +1,32 @@
-"""The logger `blockyard`, which limits how often it writes a line."""
+"""The logger `blockyard`, which limits how often it writes a line, and never raises."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 
-__all__ = ["Limited"]
+__all__ = ["Limited", "described"]
+
+
+def described(error: BaseException) -> str:
+    """Kind and text of an error, also of one that cannot be written as text."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - it may be of any kind
+        return type(error).__name__
 
 
 class Limited:
     """A logger that writes one line per message and second, and counts those that it left out.
 
+    A handler or filter of the program's that raises loses its line and nothing else: a copy, a
+    flight or a stream that is about to be told goes on.
+
     Wall time is read here, and by the stall rules: neither ever decides anything.
 
     Args:
         name: Name of the logger, "blockyard" or below it.
-        seconds: Between two lines of one message.
+        seconds: Between two lines of one message; 0 writes all.
         clock: Returns the seconds.
     """
 
@@ -33,20 +45,32 @@ class Limited:
         """Logs what helps to find a fault."""
         self._line(logging.DEBUG, message, values)
 
+    def info(self, message: str, *values: object) -> None:
+        """Logs, for the operator, what was set up or found."""
+        self._line(logging.INFO, message, values)
+
     def warning(self, message: str, *values: object) -> None:
         """Logs, for the operator, that something was lost or given up."""
         self._line(logging.WARNING, message, values)
 
-    def _line(self, level: int, message: str, values: tuple[object, ...]) -> None:
+    def exception(self, message: str, *values: object) -> None:
+        """Logs an error that nobody else hears of, with the traceback of the one being handled."""
+        self._line(logging.ERROR, message, values, exc_info=True)
+
+    def _line(
+        self, level: int, message: str, values: tuple[object, ...], *, exc_info: bool = False
+    ) -> None:
         if not self._logger.isEnabledFor(level):
             return
-        now = self._clock()
-        last = self._last.get(message)
-        if last is not None and now - last < self._seconds:
-            self._swallowed[message] = self._swallowed.get(message, 0) + 1
-            return
-        self._last[message] = now
-        more = self._swallowed.pop(message, 0)
-        if more:
-            message, values = message + " (and %d more like it)", (*values, more)
-        self._logger.log(level, message, *values)
+        if self._seconds:
+            now = self._clock()
+            last = self._last.get(message)
+            if last is not None and now - last < self._seconds:
+                self._swallowed[message] = self._swallowed.get(message, 0) + 1
+                return
+            self._last[message] = now
+            more = self._swallowed.pop(message, 0)
+            if more:
+                message, values = message + " (and %d more like it)", (*values, more)
+        with contextlib.suppress(Exception):
+            self._logger.log(level, message, *values, exc_info=exc_info)

@@ -83,8 +83,10 @@ def shown(value: object) -> str:
     """The beginning of a value as an error shows it, the whole where it is short."""
     try:
         return f"{value!r:.60}"
-    except ValueError:  # Python writes no integer of more than 4,300 digits.
-        return "an integer of thousands of digits"
+    except Exception as error:  # noqa: BLE001 - it is its own
+        if isinstance(value, int):  # Python writes none of more than 4,300 digits
+            return "an integer of thousands of digits"
+        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
 
 
 def file(name: str, given: object) -> str:

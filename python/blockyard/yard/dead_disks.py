@@ -1,7 +1,5 @@
 """Disks that have died: their slots are withdrawn, with what was in them, and no others."""
 
-import logging
-
 import numpy as np
 
 from blockyard._core import InUse
@@ -11,7 +9,7 @@ from blockyard.yard.cache import KVCache
 
 __all__ = ["Stripes", "withdraw_dead"]
 
-_log = logging.getLogger("blockyard")
+_log = Limited("blockyard", 0)
 _limited = Limited("blockyard")
 
 Stripes = frozenset[tuple[int, int]]

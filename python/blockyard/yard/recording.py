@@ -1,14 +1,14 @@
 """The recording of a cache's requests, and what became of it."""
 
-import logging
 from typing import Final
 
 from blockyard._core import Recorder
+from blockyard.shared.log import Limited
 from blockyard.shared.stats import Stat
 
 __all__ = ["Recording"]
 
-_log = logging.getLogger(__name__)
+_log = Limited(__name__, 0)
 
 
 class Recording:

@@ -18,6 +18,7 @@ from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
+from blockyard.shared.single import Single
 from blockyard.shared.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _BYTES: Final = 64 << 20
 """Pinned memory that blocks pass through, where a block is not larger."""
 
 
-class BounceCopier:
+class BounceCopier(Single):
     """Copies blocks between a GPU and a disk, a few at a time by way of pinned memory of its own.
 
     No call waits. Copies begin in the order in which they were submitted, and go on when receipts

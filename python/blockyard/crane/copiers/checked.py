@@ -23,6 +23,7 @@ from blockyard.crane.copiers import (
 from blockyard.crane.tiers import Tier, is_mapped, planes_of
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
+from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
 
 __all__ = ["CheckedCopier", "CheckedKeyedCopier", "Checksums", "checked"]
@@ -103,7 +104,7 @@ class Checksums:
         return self._sums[plane], self._known[plane]
 
 
-class CheckedCopier:
+class CheckedCopier(Single):
     """A copier whose blocks are checked before they leave a tier below the device.
 
     A block is no longer what it was where its memory has failed, or something else has written to

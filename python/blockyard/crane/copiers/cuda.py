@@ -22,6 +22,7 @@ from blockyard.crane.gpu import Gpu, GpuError, Memory, Places, address_of, freed
 from blockyard.crane.tiers import Tier
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
+from blockyard.shared.single import Single
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import integer
 
@@ -51,7 +52,7 @@ class Device(Placed, Protocol):
         """The stream on which the engine computes."""
 
 
-class CudaCopier:
+class CudaCopier(Single):
     """Copies down and up on a stream each, and within the device on the one that goes up.
 
     It makes all device and pinned memory, streams and events at construction; afterwards it

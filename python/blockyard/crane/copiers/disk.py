@@ -1,6 +1,5 @@
 """Copies between memory and slot files, by the threads of a disk."""
 
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +12,17 @@ from blockyard._core import DiskLane, Misuse
 from blockyard.crane.copiers import BlockKeys, Landed, Receipt, Slots
 from blockyard.crane.tiers import Tier, planes_of
 from blockyard.crane.tiers.disk import DiskTier
+from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
+from blockyard.shared.single import Single
 
 __all__ = ["DiskCopier"]
 
-_log = logging.getLogger("blockyard")
+_log = Limited("blockyard", 0)
 _CAUSES: Final = {"": None, "failed": Cause.FAILED, "corrupt": Cause.CORRUPT}
 
 
-class DiskCopier:
+class DiskCopier(Single):
     """Copies blocks from and to one disk. Nothing waits but the disk's own threads.
 
     A copy that hangs is given up in time: no memory is read or written for it then. A slot that a

@@ -14,6 +14,7 @@ from blockyard.crane.tiers import Tier, planes_of
 from blockyard.crane.tiers.pieces import aligned
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Cause
+from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
 
 __all__ = ["ThreadCopier"]
@@ -25,7 +26,7 @@ _LONG = 256 << 10
 _log = Limited("blockyard")
 
 
-class ThreadCopier:
+class ThreadCopier(Single):
     """Copies with a few threads, which start with the first copy and share every one.
 
     Beside a thread that keeps the interpreter busy, a worker waits for the interpreter's lock (5

@@ -11,11 +11,12 @@ from blockyard.crane.gpu.cuda import current
 from blockyard.crane.tiers.adopt import places
 from blockyard.crane.tiers.memory import sized
 from blockyard.shared.layout import KVLayout, Plane
+from blockyard.shared.single import Single
 
 __all__ = ["DeviceTier"]
 
 
-class DeviceTier:
+class DeviceTier(Single):
     """A device tier on a GPU, zero at first, its planes in the layout's own order.
 
     `adopt` makes one of an engine's own tensors. It belongs to its crane, and to the crane's

@@ -15,6 +15,7 @@ from blockyard.crane.tiers.disk_stats import DISK_STATS
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.restored import Restored
+from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, known
 
 __all__ = ["DiskPath", "DiskTier", "Part"]
@@ -54,7 +55,7 @@ class Part:
         return slots if self.step == 1 else slots // np.uint32(self.step)
 
 
-class DiskTier:
+class DiskTier(Single):
     """The slots of one rank in folders, which this process owns until it ends.
 
     A block is served only where its record says that it is what was asked for, and its checksum

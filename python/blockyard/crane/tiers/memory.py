@@ -12,12 +12,13 @@ from blockyard._core import Misuse, Unavailable
 from blockyard.crane.tiers.adopt import places
 from blockyard.crane.tiers.pieces import Bytes, plane_view
 from blockyard.shared.layout import TIERS, KVLayout, Plane
+from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, known
 
 __all__ = ["MemoryTier", "mapped", "sized", "slots"]
 
 
-class MemoryTier:
+class MemoryTier(Single):
     """A tier in ordinary memory, zero at first. Pages are taken when touched.
 
     A device tier has its planes in the layout's own order. One below it has each block in one

@@ -21,6 +21,7 @@ from blockyard.crane.tiers.memory import mapped, sized, slots
 from blockyard.crane.tiers.pieces import Bytes
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.log import Limited
+from blockyard.shared.single import Single
 from blockyard.shared.validate import known
 
 __all__ = ["Pinned", "PinnedTier"]
@@ -140,7 +141,7 @@ def _unpinned(gpu: Gpu, address: int, _array: Bytes) -> None:
         _log.warning("pinned memory was not given back: %s", error)
 
 
-class PinnedTier:
+class PinnedTier(Single):
     """A tier below the device that a GPU copies to and from: each block in one contiguous slot.
 
     It belongs to its crane, and to the crane's thread.

@@ -7,7 +7,6 @@ python -m sglang.launch_server --model-path MODEL --enable-hierarchical-cache
     "hicache_storage_pass_prefix_keys": true, "disk": "200 GiB", "disk_path": "/data/kv"}'
 """
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,7 @@ from blockyard.engines.disk_pages import KEY_BYTES, DiskPages
 from blockyard.engines.sglang.host_pool import HostPages, host_pages, page_ids
 from blockyard.engines.sglang.identity import identity_of
 from blockyard.engines.sglang.settings import START, Settings, check_config
+from blockyard.shared.log import Limited
 from blockyard.yard.sizes import in_blocks
 
 __all__ = ["TESTED", "Storage"]
@@ -39,7 +39,7 @@ _LEAVES = (
 )
 """Options of the server that the bytes of its pages depend on."""
 _GB = 1e9
-_log = logging.getLogger(__name__)
+_log = Limited(__name__, 0)
 
 
 class Storage(HiCacheStorage):  # type: ignore[misc]

@@ -5,7 +5,6 @@
   "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"host": "64 GiB"}}'
 """
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,10 +22,11 @@ from blockyard.engines.vllm.metrics import Figures, Metrics, Reporter
 from blockyard.engines.vllm.scheduler_half import SchedulerHalf
 from blockyard.engines.vllm.settings import Settings
 from blockyard.engines.vllm.worker_half import WorkerHalf
+from blockyard.shared.log import Limited
 
 __all__ = ["Blockyard"]
 
-_log = logging.getLogger(__name__)
+_log = Limited(__name__, 0)
 
 
 class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]

@@ -1,12 +1,12 @@
 """What vLLM has, read from its configuration; what cannot be served is refused before it loads."""
 
-import logging
 import os
 from typing import Any, Final, NamedTuple
 
 from blockyard._core import Misuse, Unsupported
 from blockyard.engines.files import stamp
 from blockyard.shared.layout import WIDTHS, KVLayout, Plane
+from blockyard.shared.log import Limited
 
 __all__ = ["TESTED", "Facts", "facts"]
 
@@ -15,7 +15,7 @@ TESTED: Final = ("0.33",)
 _OLDEST: Final = (0, 33)
 _LATENT: Final = "MLAAttentionSpec"
 _SHA: Final = ("sha256", "sha256_cbor")
-_log = logging.getLogger(__name__)
+_log = Limited(__name__, 0)
 
 
 class Facts(NamedTuple):

@@ -1,7 +1,6 @@
 """What the scheduler's process notes beside the folders of its ranks, for the next engine."""
 
 import hashlib
-import logging
 import os
 import threading
 from pathlib import Path
@@ -11,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Unavailable
+from blockyard.shared.log import Limited
 
 __all__ = ["Notes"]
 
-_log = logging.getLogger(__name__)
+_log = Limited(__name__, 0)
 _PATIENCE: Final = 1.0
 """Seconds that a reset, or the end of an engine, waits for a disk."""
 _MAGIC: Final = b"BYE1"

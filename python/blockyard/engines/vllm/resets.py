@@ -1,11 +1,12 @@
 """What a reset of vLLM's prefix cache means for what lies below it."""
 
-import logging
 from typing import Any
+
+from blockyard.shared.log import Limited
 
 __all__ = ["Resets"]
 
-_log = logging.getLogger(__name__)
+_log = Limited(__name__, 0)
 
 
 class Resets:

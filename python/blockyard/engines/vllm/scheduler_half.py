@@ -1,6 +1,5 @@
 """The connector in the scheduler's process: vLLM's requests as those of a `Connector`."""
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from blockyard.engines.vllm.resets import Resets
 from blockyard.engines.vllm.settings import Settings
 from blockyard.engines.vllm.spoiled import spoiled
 from blockyard.engines.vllm.told import Told
+from blockyard.shared.log import Limited
 from blockyard.shared.restored import Restored
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
@@ -30,7 +30,7 @@ _LOOK: Final = 64
 """Free blocks that are looked at, at least."""
 _PAUSE: Final = 250
 """Milliseconds after which deadlines are looked at, where no worker reports."""
-_log = logging.getLogger(__name__)
+_log = Limited(__name__, 0)
 
 
 @dataclass(slots=True, eq=False)
