@@ -1446,8 +1446,8 @@ class Cache:
 
         What was in them is dropped. All else stays: what follows a dropped block in a sequence is
         found again when that block is there again. Parked sequences that kept one there are
-        computed again. Slots that a copy still reads or writes leave when it has ended, and when
-        nothing keeps what came there.
+        computed again. What a copy still brings there is not published. Slots that a copy still
+        reads or writes leave when it has ended.
 
         Args:
             tier: "host" or "disk".

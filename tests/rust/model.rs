@@ -41,7 +41,7 @@ mod world;
 mod yard;
 
 use blockyard_core::MAX_TIERS;
-use ops::{Op, Script, Setup, script};
+use ops::{Op, Script, Setup, script, withdrawals};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence, RngSeed, TestCaseError, TestRunner};
 use std::panic;
@@ -125,6 +125,14 @@ proptest! {
             });
             prop_assert_eq!(one, other, "{:?} on {:?}", op, setup);
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(two_cores())]
+    #[test]
+    fn no_withdrawn_slot_is_in_service_again(Script { setup, ops } in withdrawals(200)) {
+        walk(&setup, &ops);
     }
 }
 

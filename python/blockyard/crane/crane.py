@@ -26,7 +26,7 @@ from blockyard.crane.lasting import LastingTiers
 from blockyard.crane.tiers import Tier
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.log import Limited
-from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.plan import Cause, Outcome, Plan, plans_of
 from blockyard.shared.single import Single
 from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
 from blockyard.shared.stats import Stat
@@ -185,15 +185,15 @@ class Crane(Single):
             plans: One plan, or several.
 
         Raises:
-            Misuse: A flight is in flight already, a tier or slot is not there, or the crane is
-                closed. Nothing of this call is taken.
+            Misuse: One is no plan, or in flight already, a tier or slot is not there, or the crane
+                is closed. Nothing of this call is taken.
         """
         if self._closed:
             raise Misuse("the crane is closed: it takes no plan")
         self._watch.step(self.standing)
         taken: dict[int, Flight] = {}
         copies: list[Copy] = []
-        plans = [plans] if isinstance(plans, Plan) else list(plans)
+        plans = plans_of(plans)
         for plan in plans:
             if plan.flight in self._flights or plan.flight in taken:
                 raise Misuse(f"flight = {plan.flight}: it is in flight already; submit it once")

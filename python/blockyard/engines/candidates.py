@@ -8,10 +8,13 @@ from numpy.typing import NDArray
 
 from blockyard._core import Keys, Misuse
 from blockyard.engines.orders import Ids
+from blockyard.shared.validate import integer, shown
 
 __all__ = ["Candidates"]
 
 _KEY: Final = 32
+_FEW: Final = 32
+"""Ids up to which NumPy's calls would cost more than a look at each."""
 
 
 class Candidates:
@@ -65,7 +68,7 @@ class Candidates:
             The keys of a row of blocks, 32 bytes each, with that of the block before them; the ids;
             and the place of the first id among the keys, 1, or 0 where the first key is its own.
         """
-        self._check(ids)
+        self.check(ids)
         known = self._known
         # The end of a sequence is evicted before its start.
         found = [one for one in ids if known[one]][::-1]
@@ -79,13 +82,41 @@ class Candidates:
             first = int(above.any())
             yield above.tobytes() * first + self._keys[row].tobytes(), row, first
 
+    def check(self, *each: Ids) -> None:
+        """Refuses what are no ids of the engine.
+
+        Raises:
+            Misuse: One is no integer, or out of range.
+        """
+        blocks = len(self._known)
+        for ids in each:
+            if len(ids) > _FEW:
+                given = np.asarray(ids)
+                if given.dtype.kind in "iu" and given.min() >= 0 and given.max() < blocks:
+                    continue
+            for one in ids:
+                integer("ids", one, least=0, most=blocks - 1)
+
+    def row(self, keys: Keys, ids: Ids, first: int) -> tuple[Keys, Ids, int] | None:
+        """What may be stowed of a request, with the ids copied; None for nothing.
+
+        Args:
+            keys: The keys of its full blocks.
+            ids: The ids of those from block `first` on, or more.
+            first: The block that the first id is for.
+
+        Raises:
+            Misuse: A number is out of range, or an id comes twice.
+        """
+        first = integer("first", first, least=0, most=len(keys))
+        self.check(ids)
+        own = ids[: len(keys) - first]
+        if len(own) > 1 and len(set(own)) < len(own):
+            raise Misuse(f"ids = {shown(ids)}: one comes twice, and an id has one block")
+        return (keys, np.array(own), first) if len(own) else None
+
     def _mark(self, ids: Ids, *, known: bool) -> None:
-        self._check(ids)
+        self.check(ids)
         marks = self._known
         for one in ids:
             marks[one] = known
-
-    def _check(self, ids: Ids) -> None:
-        if len(ids) and not 0 <= min(ids) <= max(ids) < len(self._known):
-            bad = next(one for one in ids if not 0 <= one < len(self._known))
-            raise Misuse(f"ids = {bad}: the engine has blocks 0 to {len(self._known) - 1}")

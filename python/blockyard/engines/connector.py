@@ -153,8 +153,8 @@ class Connector(Single):
         row = self._rows.get(request)
         if row is None:
             raise Misuse(f"request {request!r} was not matched: call `matched` first")
+        self._candidates.check(ids)
         self._flush()
-        self._arrivals.run(request)
         if len(ids):
             kept = row.beyond(row.first * self._size)
             self._loads.begin(request, row.keys if kept is None else kept, ids, row.first)
@@ -162,6 +162,7 @@ class Connector(Single):
             self._waiting.pop(row, None)
         else:
             self._run(request, row)
+        self._arrivals.run(request)
 
     def arrived(self) -> dict[Hashable, int]:
         """Returns whose loads have ended since the last call, and the tokens that each has now.
@@ -248,13 +249,14 @@ class Connector(Single):
             they may be given to others at once.
 
         Raises:
-            Misuse: A hint or a number is out of range.
+            Misuse: A hint, a number or an id is out of range, or as in `stow`; it has not ended.
         """
         hints = Hints.checked(retention, next_use, priority, ttl)
+        stow = None if keys is None else self._stow_of(keys, ids, 0)
         self._arrivals.end(request, keys, prompt, answer)
-        if keys is not None and len(ids) and request not in self._loads:
+        if keys is not None and stow is not None and request not in self._loads:
             self._candidates.add(keys, ids)
-            self.stow(keys, ids)
+            self._stows.append(stow)
             if self._learns or hints != NO_HINTS:
                 self._ended.setdefault(hints, []).append(keys)
         row = self._rows.pop(request, None)
@@ -270,8 +272,16 @@ class Connector(Single):
             keys: The keys of its full blocks.
             ids: The engine's ids of those whose KV is computed, from block `first` on, or more.
             first: The block that the first id is for.
+
+        Raises:
+            Misuse: As in `KVCache.stow`. What others stow is as it was.
         """
-        self._stows.append((keys, np.array(ids[: len(keys) - first]), first))
+        if (row := self._stow_of(keys, ids, first)) is not None:
+            self._stows.append(row)
+
+    def _stow_of(self, keys: Keys, ids: Ids, first: int) -> tuple[Keys, Ids, int] | None:
+        self.cache.find(keys, len(keys))  # It takes the keys of this cache's blocks alone.
+        return self._candidates.row(keys, ids, first)
 
     def step(self, written: Ids = (), victims: Ids = (), spoiled: Ids = ()) -> Orders:
         """Returns the orders of this step, for the workers of all ranks.
@@ -285,8 +295,9 @@ class Connector(Single):
                 being copied from them ends before the first such block.
 
         Raises:
-            Misuse: An id is out of range.
+            Misuse: An id is out of range; no order is given.
         """
+        self._candidates.check(written, victims, spoiled)
         self._flush()
         self._loads.ask_again()
         self._candidates.forget(written)

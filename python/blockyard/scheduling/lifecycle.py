@@ -14,9 +14,9 @@ from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState, Result
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.step_output import check_acks
-from blockyard.scheduling.validate import bounded, whole
+from blockyard.scheduling.validate import whole
 from blockyard.shared.hints import NO_HINTS
-from blockyard.shared.validate import one_of
+from blockyard.shared.validate import bounded, one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 

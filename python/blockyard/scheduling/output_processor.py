@@ -57,17 +57,17 @@ class OutputProcessor:
 
     def apply(self, output: Output) -> None:
         """Takes an output, or refuses it and takes nothing of it."""
-        check(output)
+        acks = check(output)
         if self._lifecycle.dead is not None:
             self._counters.outputs_ignored += len(output.seats)
-            self._counters.acks_ignored += len(output.acks)
+            self._counters.acks_ignored += len(acks)
             return
         oldest = self._batch.oldest
         if oldest is None or output.step != oldest.number:
             wanted = "none" if oldest is None else oldest.number
             raise Misuse(f"output of step {output.step}: the oldest in flight is {wanted}")
         waits = self._drafts or (self._in_order and self._seats.stopping)
-        if not waits and plain(output, oldest, self._seats):
+        if not waits and not acks and plain(output, oldest, self._seats):
             self._plain(output, self._batch.retire())
             return
         rows = sampled(output, oldest, self._seats)
@@ -93,7 +93,7 @@ class OutputProcessor:
         self._end(output, rows)
         if self._in_order:
             self._lifecycle.ack_in_order(output.step)
-        self._lifecycle.on_acks(output.acks)
+        self._lifecycle.on_acks(acks)
 
     def _plain(self, output: Output, in_flight: InFlightStep) -> None:
         """Applies a plain step: every row decoded one token, and none left or ended."""

@@ -9,13 +9,13 @@ from blockyard._core import Misuse
 from blockyard.scheduling.batch import InFlightStep
 from blockyard.scheduling.engine import Ack, Output
 from blockyard.scheduling.seats import Seat, Seats
-from blockyard.scheduling.validate import bounded
+from blockyard.shared.validate import bounded
 
 __all__ = ["accepted", "check", "check_acks", "plain", "sampled"]
 
 
-def check(output: object) -> None:
-    """Refuses what is no output of any step.
+def check(output: object) -> list[Ack]:
+    """Refuses what is no output of any step; returns its acks.
 
     Raises:
         Misuse: A field has another type or shape than `Output` says.
@@ -41,8 +41,9 @@ def check(output: object) -> None:
                 f"{name} of step {step} are {array.dtype} of shape {array.shape}: must be "
                 f"{wanted}, one-dimensional"
             )
-    if output.acks:
-        check_acks(output.acks)
+    # Most outputs have none.
+    acks: object = output.acks
+    return [] if isinstance(acks, tuple) and not acks else check_acks(output.acks)
 
 
 def check_acks(acks: Iterable[Ack]) -> list[Ack]:
@@ -57,17 +58,23 @@ def check_acks(acks: Iterable[Ack]) -> list[Ack]:
     for ack in given:
         if not isinstance(ack, Ack) or not all(type(number) is int for number in ack[1:]):
             raise Misuse(f"ack = {ack!r:.60}: must be an Ack(request, seat, epoch) of a Stop")
+        try:
+            hash(ack.request)
+        except TypeError as error:
+            raise Misuse(f"ack = {ack!r:.60}: its request must be the id in a Stop") from error
     return [ack for ack in given if isinstance(ack, Ack)]
 
 
 def plain(output: Output, in_flight: InFlightStep, seats: Seats) -> bool:
-    """Whether every row decoded one token, and none has left or ends: most steps are so."""
+    """Whether every row decoded one token, and none has left or ends: most steps are so.
+
+    The output has no acks.
+    """
     numbers = in_flight.numbers
     return bool(
         in_flight.departures == seats.departures
         and in_flight.decodes == len(numbers) > 0
         and output.counts is None
-        and not output.acks
         and output.tokens.dtype == np.uint32
         and len(output.tokens) == len(numbers)
         and np.array_equal(output.seats, numbers)

@@ -1,7 +1,6 @@
 """Checks of what callers give: each returns the value, or raises `Misuse` and says what to do."""
 
-from collections.abc import Hashable, Iterable
-from itertools import islice
+from collections.abc import Hashable
 from typing import Final
 
 import numpy as np
@@ -11,12 +10,10 @@ from blockyard._core import Misuse, Ticket
 from blockyard.shared.validate import integer
 from blockyard.yard.cache import KVCache
 
-__all__ = ["bounded", "prompt_of", "ticket_of", "whole"]
+__all__ = ["prompt_of", "ticket_of", "whole"]
 
 _LARGEST_TOKEN: Final = 0xFFFFFFFF
 _LARGEST: Final = 2**31 - 1
-_MANY: Final = 2**20
-"""Values that one call takes of what is an object each: acks, or seats."""
 
 
 def whole(name: str, value: object, least: int | None = 1) -> int:
@@ -26,18 +23,6 @@ def whole(name: str, value: object, least: int | None = 1) -> int:
         Misuse: The value is no integer, or out of range.
     """
     return integer(name, value, least=-_LARGEST if least is None else least, most=_LARGEST)
-
-
-def bounded(name: str, values: Iterable[object]) -> list[object]:
-    """All values of an iterable that ends soon enough.
-
-    Raises:
-        Misuse: There are more values than any engine has seats.
-    """
-    given = list(islice(values, _MANY + 1))
-    if len(given) > _MANY:
-        raise Misuse(f"{name} has more than {_MANY:,} values: one call takes no more")
-    return given
 
 
 def prompt_of(tokens: object) -> NDArray[np.uint32]:

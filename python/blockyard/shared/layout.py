@@ -21,7 +21,7 @@ from typing import (
 
 from blockyard._core import Misuse
 from blockyard.shared.models import MODELS, Heads
-from blockyard.shared.validate import integer, one_of
+from blockyard.shared.validate import integer, one_of, shown
 
 __all__ = [
     "BELOW",
@@ -116,7 +116,7 @@ class Plane:
     def __post_init__(self) -> None:
         """Checks every field."""
         if not self.name or not isinstance(self.name, str):
-            raise Misuse(f"plane name = {self.name!r}: must be a non-empty string")
+            raise Misuse(f"plane name = {shown(self.name)}: must be a non-empty string")
         for name in ("pieces", "piece_bytes"):
             checked = integer(f"{name} of plane {self.name!r}", getattr(self, name))
             object.__setattr__(self, name, checked)
@@ -166,7 +166,7 @@ class KVLayout:
             object.__setattr__(self, word, integer(word, getattr(self, word)))
         _width("dtype", self.dtype)
         if not self.name or not isinstance(self.name, str):
-            raise Misuse(f"name = {self.name!r}: must be a non-empty string")
+            raise Misuse(f"name = {shown(self.name)}: must be a non-empty string")
 
     @classmethod
     def llama(  # noqa: PLR0913 - they are the figures of a model
@@ -271,9 +271,10 @@ class KVLayout:
         Raises:
             Misuse: A name is unknown; the nearest is offered.
         """
-        model = MODELS.get(str(name))
+        given: object = name
+        model = MODELS.get(given) if isinstance(given, str) else None
         if model is None:
-            _unknown(f"preset {name!r}", name, MODELS)
+            _unknown(f"preset {shown(name)}", name, MODELS)
         heads = isinstance(model, Heads)
         known = [*model._fields, "dtype", "block_size", "ranks", "order"]
         for word in overrides:
@@ -297,7 +298,7 @@ class KVLayout:
             return cls.preset(given.pop("preset"), **given)
         planes = mapping.get("planes")
         if not isinstance(planes, Iterable) or not all(isinstance(one, Mapping) for one in planes):
-            raise Misuse(f"planes = {planes!r} in a layout: give a list of mappings")
+            raise Misuse(f"planes = {shown(planes)} in a layout: give a list of mappings")
         parts = tuple(Plane(**_given(Plane, "a plane", plane)) for plane in planes)
         return cls(**_given(cls, "a layout", mapping) | {"planes": parts})
 
@@ -338,9 +339,9 @@ class KVLayout:
 
 def _width(name: str, dtype: object) -> int:
     if not isinstance(dtype, str) or dtype not in WIDTHS:
-        near = difflib.get_close_matches(str(dtype), WIDTHS, n=1, cutoff=0.0)
+        near = difflib.get_close_matches(shown(dtype), WIDTHS, n=1, cutoff=0.0)
         raise Misuse(
-            f"{name} = {dtype!r}: did you mean {near[0]!r}? A dtype is one of these names: "
+            f"{name} = {shown(dtype)}: did you mean {near[0]!r}? A dtype is one of these names: "
             f"{', '.join(WIDTHS)}"
         )
     return WIDTHS[dtype]
@@ -364,5 +365,5 @@ def _given(kind: type[Plane | KVLayout], what: str, mapping: Mapping[str, Any]) 
 
 
 def _unknown(what: str, name: object, known: Iterable[str]) -> NoReturn:
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(shown(name), known, n=1, cutoff=0.0)
     raise Misuse(f"there is no {what}: did you mean {near[0]!r}?")

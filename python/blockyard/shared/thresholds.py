@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from blockyard._core import Misuse
-from blockyard.shared.validate import integer
+from blockyard.shared.validate import integer, shown
 
 __all__ = ["Thresholds"]
 
@@ -80,7 +80,9 @@ class Thresholds:
             return given
         names = [field.name for field in fields(cls)]
         if not isinstance(given, Mapping):
-            raise Misuse(f"thresholds = {given!r}: give a mapping with some of {', '.join(names)}")
+            raise Misuse(
+                f"thresholds = {shown(given)}: give a mapping with some of {', '.join(names)}"
+            )
         for name in given:
             if name not in names:
                 near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.0)

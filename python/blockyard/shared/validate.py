@@ -3,14 +3,17 @@
 import difflib
 import os
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from itertools import islice
+from typing import Final, TypeVar
 
 import numpy as np
 
 from blockyard._core import Misuse
 
-__all__ = ["file", "integer", "known", "one_of", "shown"]
+__all__ = ["bounded", "file", "integer", "known", "one_of", "shown"]
 
+_MANY: Final = 2**20
+"""Values that one call takes of what is an object each: acks, seats, or flights."""
 _Word = TypeVar("_Word", bound=str | bool | None)
 
 
@@ -34,6 +37,22 @@ def integer(name: str, value: object, *, least: int | None = 1, most: int | None
     if most is not None:
         wanted = f"an integer <= {most}" if least is None else f"an integer from {least} to {most}"
     raise Misuse(f"{name} = {shown(value)}: must be {wanted}")
+
+
+def bounded(name: str, values: Iterable[object]) -> list[object]:
+    """All values of an iterable that ends soon enough.
+
+    Args:
+        name: What the error calls it.
+        values: What was given.
+
+    Raises:
+        Misuse: There are more values than any engine has seats or flights.
+    """
+    given = list(islice(values, _MANY + 1))
+    if len(given) > _MANY:
+        raise Misuse(f"{name} has more than {_MANY:,} values: one call takes no more")
+    return given
 
 
 def one_of(name: str, value: object, words: Iterable[_Word]) -> _Word:
@@ -86,6 +105,8 @@ def shown(value: object) -> str:
     except Exception as error:  # noqa: BLE001 - it is its own
         if isinstance(value, int):  # Python writes none of more than 4,300 digits
             return "an integer of thousands of digits"
+        if isinstance(error, RecursionError):
+            return "a value nested thousands deep"
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from blockyard._core import Misuse
-from blockyard.shared.validate import one_of
+from blockyard.shared.validate import one_of, shown
 
 __all__ = ["ByTier", "by_tier", "of_tier", "tiers_below"]
 
@@ -32,13 +32,13 @@ def by_tier(
         try:
             given = dict(given)
         except (TypeError, ValueError):
-            raise Misuse(f"{name} = {given!r}: give one value, or a mapping by tier") from None
+            raise Misuse(f"{name} = {shown(given)}: give one value, or a mapping by tier") from None
     if not isinstance(given, Mapping):
         return check(name, given)
     for tier in given:
         if tier not in tiers:
             known = ", ".join(repr(known) for known in tiers)
-            raise Misuse(f"{name} names {tier!r}: it is for {known}")
+            raise Misuse(f"{name} names {shown(tier)}: it is for {known}")
     return tuple((tier, check(f"{name}: {tier}", given[tier])) for tier in tiers if tier in given)
 
 
@@ -56,6 +56,6 @@ def tiers_below(name: str, given: object) -> tuple[str, ...]:
     """
     below = ("host", "disk")
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise Misuse(f"{name} = {given!r}: give a sequence of names of tiers")
+        raise Misuse(f"{name} = {shown(given)}: give a sequence of names of tiers")
     names = {one_of(name, tier, below) for tier in given}
     return tuple(tier for tier in below if tier in names)

@@ -17,7 +17,7 @@ from blockyard.shared.plan import Outcome
 from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat, core_schema
 from blockyard.shared.timings import Reading, StepTimes, timed
-from blockyard.shared.validate import integer, one_of
+from blockyard.shared.validate import bounded, integer, one_of
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
 from blockyard.yard.flights import Ended, Flights
@@ -204,8 +204,7 @@ class KVCache(Cache):
     ) -> int:
         if now is not None:
             now = integer("now", now, least=self._now)
-        if isinstance(flights, Outcome):
-            flights = [flights]
+        flights = [flights] if isinstance(flights, Outcome) else _read(flights)
         if isinstance(flights, Sequence) and all(isinstance(one, Outcome) for one in flights):
             if good is not None or corrupt is not None:
                 raise Misuse("good and corrupt go with flights or plans: an outcome has its own")
@@ -268,7 +267,7 @@ class KVCache(Cache):
             Misuse: There is no such rank, or another word for `memory`.
         """
         one_of("memory", memory, ("lost", "kept"))
-        ended = self._flights.reset(rank)
+        ended = self._flights.reset(integer("rank", rank, least=0))
         if memory == "lost":
             self.clear()
         return self._end(ended)
@@ -292,8 +291,9 @@ class KVCache(Cache):
         Raises:
             ForeignLease: A flight or plan is not of this cache; nothing is changed.
         """
-        count = super().abort(flights)
-        self._forget(cast("Plan | int | Sequence[Plan | int]", flights))
+        ids = cast("Plan | int | Sequence[Plan | int]", _read(flights))
+        count = super().abort(ids)
+        self._forget(ids)
         return count
 
     def _forget(self, flights: Plan | int | Sequence[Plan | int]) -> None:
@@ -372,6 +372,15 @@ class KVCache(Cache):
     def schema() -> tuple[Stat, ...]:
         """Returns name, unit, kind, metric and meaning of each number in `stats`."""
         return core_schema() + Flights.SCHEMA + Recording.SCHEMA
+
+
+def _read(flights: Any) -> Any:  # noqa: ANN401 - as `commit` takes it
+    """Flights in a form that can be read twice: by the core, and then here."""
+    if isinstance(flights, np.ndarray | np.generic):
+        return np.atleast_1d(flights)
+    if isinstance(flights, (Plan, int, list, tuple)) or not isinstance(flights, Iterable):
+        return flights
+    return bounded("flights", flights)
 
 
 def _memory(config: Config) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypedDict, 
 from blockyard._core import Misuse
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.thresholds import Thresholds
-from blockyard.shared.validate import file, integer, known, one_of
+from blockyard.shared.validate import file, integer, known, one_of, shown
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
 from blockyard.yard.sizes import in_blocks
 
@@ -164,12 +164,12 @@ class Config:
         settle = object.__setattr__
         layout = self.layout
         if layout is not None and not isinstance(layout, KVLayout):
-            raise Misuse(f"layout = {layout!r}: give a KVLayout, a mapping, or a preset's name")
+            raise Misuse(f"layout = {shown(layout)}: give a KVLayout, a mapping, or a preset")
         for name in ("block_size", "ranks"):
             given = getattr(self, name)
             own = given if layout is None else getattr(layout, name)
             if given != own and not isinstance(given, _Default):
-                raise Misuse(f"{name} = {given!r}, but the layout has {own}: give it once, there")
+                raise Misuse(f"{name} = {shown(given)}, but the layout has {own}: give it there")
             settle(self, name, int(own) if isinstance(own, _Default) else own)
         for tier, blocks in _sizes(self).items():
             settle(self, tier, blocks)
@@ -195,11 +195,11 @@ class Config:
         """
         known = [field.name for field in fields(cls)]
         if not isinstance(mapping, Mapping):
-            raise Misuse(f"a configuration is a mapping of names to values, not {mapping!r}")
+            raise Misuse(f"a configuration is a mapping of names to values, not {shown(mapping)}")
         for name in mapping:
             if name not in known:
                 near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
-                raise Misuse(f"there is no {name!r} in a configuration: did you mean {near[0]!r}?")
+                raise Misuse(f"there is no {shown(name)} in a Config: did you mean {near[0]!r}?")
         values = dict(mapping)
         if "device" not in values and "engine" not in values:
             raise Misuse("device is missing: give the number of blocks on the device")
@@ -223,7 +223,7 @@ class Config:
         try:
             with Path(path).open("rb") as file:
                 table = tomllib.load(file)
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Misuse(f"{path} is no configuration: {error}") from error
         return cls.of(table.get("blockyard", table))
 
@@ -375,6 +375,7 @@ _LEAST = {
     "null_slots": 0,
     "ghosts": 0,
     "copy_retries": 0,
+    "groups": 0,
 }
 
 
@@ -391,7 +392,7 @@ _WORDS: dict[str, tuple[str | bool, ...]] = {
 def _speeds(given: object) -> Speeds:
     """Whole numbers."""
     if not isinstance(given, tuple | list) or len(given) not in {2, 3, 4}:
-        raise Misuse(f"speeds = {given!r}: give (load, compute, attend) in nanoseconds a block")
+        raise Misuse(f"speeds = {shown(given)}: give (load, compute, attend), in ns a block")
     named = zip(Speeds._fields, given, strict=False)
     return Speeds(
         *(
@@ -411,10 +412,10 @@ def _namespace(given: object) -> tuple[tuple[str, str], ...]:
     try:
         pairs = sorted(dict(given).items())  # type: ignore[call-overload]
     except (TypeError, ValueError):
-        raise Misuse(f"namespace = {given!r}: give a mapping of names to text") from None
+        raise Misuse(f"namespace = {shown(given)}: give a mapping of names to text") from None
     for pair in pairs:
         if not all(isinstance(part, str) for part in pair):
-            raise Misuse(f"namespace has {pair}: give text for a name that is text")
+            raise Misuse(f"namespace has {shown(pair)}: give text for a name that is text")
     return tuple(pairs)
 
 
@@ -424,8 +425,8 @@ def _sizes(config: Config) -> dict[str, int | str]:
     given = {tier: size for tier, size in sizes.items() if not isinstance(size, _Default)}
     if ("device" in given) is ("engine" in given):
         raise Misuse(
-            f"device = {config.device!r}, engine = {config.engine!r}: give the blocks of a device; "
-            "or in their place, as engine, those of an engine that gives them out itself"
+            f"device = {shown(config.device)}, engine = {shown(config.engine)}: give the blocks of "
+            "a device; or in their place, as engine, those of an engine that gives them out itself"
         )
     blocks = {tier: in_blocks(tier, size, config.layout) for tier, size in given.items()}
     if "engine" in blocks:

@@ -147,6 +147,8 @@ class Flights:
         for outcome in outcomes:
             if not all(type(number) is int for number in outcome[:3]):
                 raise Misuse(f"{outcome}: flight, rank and good must be integers")
+            if outcome.cause is not None and not isinstance(outcome.cause, Cause):
+                raise Misuse(f"{outcome}: cause must be a Cause, or None")
             entry = self._in_flight.get(outcome.flight)
             if entry is not None and not 0 <= outcome.good <= entry.blocks:
                 raise Misuse(

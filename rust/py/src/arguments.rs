@@ -289,6 +289,31 @@ pub(crate) fn write(given: &str) -> Outcome<WritePolicy> {
     word("write", given, &WRITES)
 }
 
+/// The same for each tier below the device that has another one below it, in order.
+pub(crate) fn writes_below(from: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<WritePolicy>> {
+    let what = "what is copied down from each tier below the device";
+    let given = from.map(|from| words("writes_below", what, from, &WRITES));
+    given.unwrap_or_else(|| Ok(Vec::new()))
+}
+
+/// Several words.
+fn words<T: Copy>(
+    name: &'static str,
+    what: &str,
+    from: &Bound<'_, PyAny>,
+    known: &[(&str, T)],
+) -> PyResult<Vec<T>> {
+    let wrong = || Failure::misuse(format!("{name} = {}: pass {what}", shown(from)));
+    if from.is_instance_of::<PyString>() {
+        return Err(wrong().into());
+    }
+    let items = from.try_iter().map_err(|_| wrong())?;
+    each(name, from, items, |_, item| {
+        let given: String = item.extract().map_err(|_| wrong())?;
+        Ok(word(name, &given, known)?)
+    })
+}
+
 /// Counts of nanoseconds, in order: load, compute, attend; and what a load from the disk takes, where
 /// that is not what it takes from the host.
 pub(crate) fn speeds(from: &Bound<'_, PyAny>) -> PyResult<Option<Speeds>> {
@@ -342,15 +367,7 @@ pub(crate) fn keyed(from: Option<&Bound<'_, PyAny>>) -> PyResult<[bool; MAX_TIER
     let Some(from) = from else {
         return Ok(keyed);
     };
-    let wrong = || Failure::misuse(format!("keyed = {}: pass names of tiers", shown(from)));
-    if from.is_instance_of::<PyString>() {
-        return Err(wrong().into());
-    }
-    let names = from.try_iter().map_err(|_| wrong())?;
-    for tier in each("keyed", from, names, |_, name| {
-        let name: String = name.extract().map_err(|_| wrong())?;
-        Ok(word("keyed", &name, &TIERS)?)
-    })? {
+    for tier in words("keyed", "names of tiers", from, &TIERS)? {
         keyed[tier.0] = true;
     }
     Ok(keyed)

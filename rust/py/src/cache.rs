@@ -32,7 +32,7 @@ impl Cache {
         eviction: &str,
         host_copies: Option<&str>,
         write: &str,
-        writes_below: Option<Vec<String>>,
+        writes_below: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = arguments::ghosts)] ghosts: Option<u32>,
         #[pyo3(from_py_with = arguments::speeds)] speeds: Option<Speeds>,
         recompute: bool,
@@ -66,10 +66,6 @@ impl Cache {
         } else {
             vec![device, host]
         };
-        let below = writes_below
-            .iter()
-            .flatten()
-            .map(|word| arguments::write(word));
         let config = Config {
             block_size,
             slots,
@@ -78,7 +74,7 @@ impl Cache {
             policy: arguments::eviction(eviction)?,
             host_copies: arguments::host_copies(host_copies)?,
             write: arguments::write(write)?,
-            writes_below: below.collect::<Result<_, _>>()?,
+            writes_below: arguments::writes_below(writes_below)?,
             ghosts,
             speeds,
             recompute,
@@ -183,8 +179,8 @@ impl Cache {
     ///
     /// What was in them is dropped. All else stays: what follows a dropped block in a sequence is
     /// found again when that block is there again. Parked sequences that kept one there are
-    /// computed again. Slots that a copy still reads or writes leave when it has ended, and when
-    /// nothing keeps what came there.
+    /// computed again. What a copy still brings there is not published. Slots that a copy still
+    /// reads or writes leave when it has ended.
     ///
     /// Args:
     ///     tier: "host" or "disk".

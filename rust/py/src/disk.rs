@@ -1,10 +1,10 @@
 //! The disk: a rank's blocks in slot files, read from and written to memory by address.
 
-use crate::buffers::integers;
+use crate::buffers::{each, integers, shown};
 use crate::error::{Failure, Outcome};
 use crate::gil::wait;
 use crate::on_disk::{Restored, duration, owner, refused, restored, rows};
-use crate::places::{Addresses, Plane};
+use crate::places::Addresses;
 use blockyard_disk as disk;
 use blockyard_guard::guarded;
 use disk::{Asked, Copy, Folder, Geometry, Options, Owner, Place, Short, SlotFiles, Way, Written};
@@ -54,7 +54,7 @@ impl DiskLane {
     fn new(
         py: Python<'_>,
         root: PathBuf,
-        fields: Vec<(String, String)>,
+        fields: &Bound<'_, PyAny>,
         rank: u16,
         slots: u32,
         block_bytes: u32,
@@ -63,6 +63,7 @@ impl DiskLane {
         owned: bool,
         rest: f64,
     ) -> PyResult<Self> {
+        let fields = names_and_values(fields)?;
         let fields: Vec<(&str, &str)> = fields
             .iter()
             .map(|(name, value)| (name.as_str(), value.as_str()))
@@ -157,7 +158,7 @@ impl DiskLane {
         keys: &Bound<'_, PyAny>,
         parents: &Bound<'_, PyAny>,
         stamps: &Bound<'_, PyAny>,
-        planes: Vec<Plane<'_>>,
+        planes: &Bound<'_, PyAny>,
         sources: &Bound<'_, PyAny>,
     ) -> PyResult<u64> {
         self.owned()?;
@@ -201,7 +202,7 @@ impl DiskLane {
         &self,
         slots: &Bound<'_, PyAny>,
         keys: &Bound<'_, PyAny>,
-        planes: Vec<Plane<'_>>,
+        planes: &Bound<'_, PyAny>,
         destinations: &Bound<'_, PyAny>,
     ) -> PyResult<u64> {
         self.check_process()?;
@@ -375,6 +376,20 @@ impl DiskLane {
         }
         Ok(())
     }
+}
+
+/// Reads what the bytes on a disk depend on.
+fn names_and_values(from: &Bound<'_, PyAny>) -> PyResult<Vec<(String, String)>> {
+    let wrong = |given: &Bound<'_, PyAny>| {
+        let given = shown(given);
+        Failure::misuse(format!(
+            "fields = {given}: pass a name and a value of each, as text"
+        ))
+    };
+    let items = from.try_iter().map_err(|_| wrong(from))?;
+    each("fields", from, items, |_, item| {
+        Ok(item.extract().map_err(|_| wrong(&item))?)
+    })
 }
 
 impl DiskLane {

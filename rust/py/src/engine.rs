@@ -133,13 +133,11 @@ impl Cache {
             return plan.map(Plan).into_py_any(py);
         }
         let held = keys_list(keys)?;
-        let ids = ids.try_iter().map_err(|_| {
+        let items = ids.try_iter().map_err(|_| {
             let kind = ids.get_type();
             Failure::misuse(format!("ids is {kind}: pass an array for each of the keys"))
         })?;
-        let ids: Vec<Vec<u32>> = ids
-            .map(|row| integers("ids", &row?))
-            .collect::<PyResult<_>>()?;
+        let ids: Vec<Vec<u32>> = each("ids", ids, items, |_, row| integers("ids", &row))?;
         let first: Vec<u32> = match first {
             None => vec![0; held.len()],
             Some(first) => integers("first", first)?,

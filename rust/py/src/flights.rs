@@ -12,7 +12,7 @@ use crate::plan::Plan;
 use blockyard_core::{self as core, FlightId, State, Tier};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyList, PyTuple};
+use pyo3::types::{PyBool, PyInt, PyList, PyTuple};
 
 #[guarded]
 #[pymethods]
@@ -290,7 +290,9 @@ impl<'py> Named<'py> {
                 plan: Some(plan.clone()),
             });
         }
-        let number = from.extract().map_err(|_| {
+        let number = from.extract().ok();
+        let number = number.filter(|_| !from.is_instance_of::<PyBool>());
+        let number = number.ok_or_else(|| {
             Failure::misuse(format!(
                 "flight {}: pass a Plan, or the number of its flight",
                 shown(from)

@@ -1,13 +1,13 @@
 //! Places: where the bytes of blocks are in memory, for a disk's threads.
 
-use crate::buffers::integers;
+use crate::buffers::{each, integers, shown};
 use crate::error::{Failure, Outcome};
 use blockyard_disk::Memory;
 use pyo3::prelude::*;
 use std::{ptr, slice};
 
 /// The addresses of a plane's pieces in slot 0, the bytes from a slot to the next, and of a piece.
-pub(crate) type Plane<'py> = (Bound<'py, PyAny>, u64, u64);
+type Plane<'py> = (Bound<'py, PyAny>, u64, u64);
 
 /// Bytes of a block in memory: piece p of slot s begins at `pieces[p] + s * stride`.
 #[derive(Debug)]
@@ -25,22 +25,32 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    pub(crate) fn new(planes: Vec<Plane<'_>>, slots: Vec<u32>, block_bytes: u32) -> PyResult<Self> {
-        let mut made = Vec::new();
-        for (pieces, stride, bytes) in planes {
-            let pieces = integers("pieces", &pieces)?;
-            let bytes = usize::try_from(bytes)?;
-            made.push(Place {
-                pieces,
+    pub(crate) fn new(
+        planes: &Bound<'_, PyAny>,
+        slots: Vec<u32>,
+        block_bytes: u32,
+    ) -> PyResult<Self> {
+        let wrong = |given: &Bound<'_, PyAny>| {
+            let given = shown(given);
+            Failure::misuse(format!(
+                "planes = {given}: pass (addresses, stride, bytes) of each"
+            ))
+        };
+        let items = planes.try_iter().map_err(|_| wrong(planes))?;
+        let made = each("planes", planes, items, |_, item| {
+            let (pieces, stride, bytes): Plane<'_> = item.extract().map_err(|_| wrong(&item))?;
+            Ok(Place {
+                pieces: integers("pieces", &pieces)?,
                 stride,
-                bytes,
-            });
-        }
-        let all: usize = made
+                bytes: usize::try_from(bytes)?,
+            })
+        })?;
+        let bytes = |plane: &Place| plane.pieces.len().checked_mul(plane.bytes);
+        let all = made
             .iter()
-            .map(|plane| plane.pieces.len() * plane.bytes)
-            .sum();
-        if all != block_bytes as usize {
+            .try_fold(0_usize, |all, plane| all.checked_add(bytes(plane)?));
+        if all != Some(block_bytes as usize) {
+            let all = all.unwrap_or(usize::MAX);
             let message = format!(
                 "a block of these planes has {all} bytes, and one of the disk {block_bytes}"
             );

@@ -140,6 +140,9 @@ def test_a_file_without_a_table_is_named(tmp_path: Path) -> None:
     path.write_text("blockyard = 5")
     with pytest.raises(by.Misuse, match="blockyard = 5 in it"):
         read({"config": str(path)})
+    path.write_text("host = " + "[" * 5_000 + "]" * 5_000)
+    with pytest.raises(by.Misuse, match="it is no configuration"):
+        read({"config": str(path)})
     assert read({"host": 64, "deadline": None})[1].deadline_of("host") == 60_000
 
 

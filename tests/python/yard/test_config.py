@@ -231,6 +231,31 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path) -> None:
             by.Config.read(path)
 
 
+@pytest.mark.parametrize("text", ["device = {}{}", "[blockyard]\nspeeds = {}{}", "{}a{}\nx = 1"])
+def test_a_file_nested_thousands_deep_is_no_configuration(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text(text.format("[" * 5_000, "]" * 5_000))
+    with pytest.raises(by.Misuse, match=str(path)):
+        by.Config.read(path)
+
+
+def test_a_value_nested_thousands_deep_is_refused_whatever_it_is_for() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    names = [field.name for field in fields(by.Config)]
+    for name in names:
+        with pytest.raises(by.Misuse):
+            by.Config.of({"device": 8, name: deep})
+        with pytest.raises(by.Misuse):
+            by.Config.of({"device": 8, name: {"device": deep, "host": deep}})
+    for layout in ({"preset": deep}, {"planes": deep}, {"planes": [{"name": deep}]}):
+        with pytest.raises(by.Misuse):
+            by.Config.of({"device": 8, "layout": layout})
+    with pytest.raises(by.Misuse):
+        by.Config.of(deep)
+
+
 def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
     config = by.Config(device=100, host=50, layout=LAYOUT)
     prints = {config.fingerprint}

@@ -77,6 +77,73 @@ fn a_slot_in_flight_leaves_when_its_copy_has_ended() {
     }
 }
 
+/// What is below it in its sequence lands elsewhere, and keeps nothing of it.
+#[test]
+fn what_a_copy_brings_to_a_withdrawn_slot_is_found_by_nobody() {
+    for lost in 0..3 {
+        let yard = Yard::new(8, 6);
+        let lease = yard.run(&text(1, 3));
+        let plan = yard.demote_lease(&lease, 3);
+        let slot = plan.destinations[lost];
+        assert_eq!(withdraw(&yard, HOST, &[slot]), Ok(0));
+        yard.land(&[plan]);
+        assert_eq!((yard.host().capacity, yard.host().idle), (5, 2));
+        // It is copied again, to another slot.
+        let again = yard.demote_lease(&lease, 3);
+        assert_eq!(again.len(), 1);
+        assert_ne!(again.destinations, [slot]);
+        yard.finish(lease);
+        yard.land(&[again]);
+        yard.squeeze(yard.device().idle as u32);
+        assert_eq!(yard.hits(&text(1, 3)), [0, 3, 0]);
+        yard.at_rest();
+    }
+}
+
+/// Nobody waits for it either: its block counts as missing at once.
+#[test]
+fn what_comes_up_to_a_withdrawn_slot_is_read_where_it_was() {
+    let yard = Yard::of(three(8, 4, 4));
+    let keys = yard.chain(&text(1, 2)).keys().to_vec();
+    let parents = [Key([0; 32]), keys[0]];
+    let told = yard.cache.lock().restore(DISK, &[0, 1], &keys, &parents);
+    told.unwrap();
+    let plans = yard.cache.lock().promote(&keys, 2, HOST).unwrap();
+    assert_eq!(withdraw(&yard, HOST, &plans[0].destinations), Ok(0));
+    yard.land(&plans);
+    assert_eq!((yard.host().capacity, yard.host().free), (2, 2));
+    assert_eq!(yard.hits(&text(1, 2)), [0, 0, 2]);
+    yard.at_rest();
+}
+
+/// It goes down once more, to another slot, and nothing of it is computed again.
+#[test]
+fn a_kept_block_on_its_way_to_a_withdrawn_slot_stays_kept() {
+    for resumes in [true, false] {
+        let yard = Yard::new(12, 12);
+        let parked = yard.park(yard.run(&text(1, 3)), 12);
+        let plan = yard.demote_parked(&parked, 9).unwrap();
+        let slot = plan.destinations[0];
+        assert_eq!(withdraw(&yard, HOST, &[slot]), Ok(0));
+        yard.land(&[plan]);
+        assert!(!yard.broken(&parked));
+        let again = yard.demote_parked(&parked, 9).unwrap();
+        assert_eq!(again.len(), 1);
+        assert_ne!(again.destinations, [slot]);
+        yard.land(&[again]);
+        if resumes {
+            let (lease, begun) = yard.resume(parked);
+            yard.land(&begun.plans);
+            assert_eq!(yard.view(&lease).cached, 12);
+            yard.finish(lease);
+        } else {
+            yard.abandon(parked);
+        }
+        assert_eq!(yard.host().capacity, 11);
+        yard.at_rest();
+    }
+}
+
 #[test]
 fn a_slot_that_is_read_leaves_when_the_copy_has_ended() {
     let yard = Yard::new(8, 4);

@@ -493,3 +493,15 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
         },
     )
 }
+
+/// The same, and at random moments single slots below the device are withdrawn.
+pub(crate) fn withdrawals(steps: usize) -> impl Strategy<Value = Script> {
+    let slot = (1..MAX_TIERS as u8, 0..24_u8);
+    let lost = vec((any::<prop::sample::Index>(), slot), 1..steps / 8);
+    (script(steps), lost).prop_map(|(Script { setup, mut ops }, lost)| {
+        for (at, (tier, slot)) in lost {
+            ops.insert(at.index(ops.len()), Op::Withdraw(tier, slot, u8::MAX));
+        }
+        Script { setup, ops }
+    })
+}

@@ -88,17 +88,27 @@ impl Yard {
         self.settle();
     }
 
-    /// Drops what is ready in these slots, with the keeps that need it; returns how many there were.
+    /// Drops what is ready in these slots, with the keeps that need it, and gives up what is on its way
+    /// there; returns how many were ready.
     fn lose(&mut self, tier: usize, slots: &[u32]) -> u64 {
         let slots: BTreeSet<u32> = slots.iter().copied().collect();
         let mut dropped = 0;
         for &slot in slots.difference(&self.withdrawn[tier].clone()) {
-            let block = self.block_in(tier, slot);
-            if let Some(block) = block.filter(|&block| self.ready(block, tier) == Some(slot)) {
+            let Some(block) = self.block_in(tier, slot) else {
+                continue;
+            };
+            if let Some(flight) = self.filling(block, tier) {
+                self.blocks[block].slots[tier] = None;
+                self.slots[tier].insert(slot, What::Filling(None));
+                let from = self.flights[&flight].from;
+                if from < tier {
+                    self.note_copy(from, block, false);
+                }
+            } else {
                 self.drop_copy(tier, block, slot);
-                self.retire();
                 dropped += 1;
             }
+            self.retire();
         }
         self.withdrawn[tier].extend(slots);
         dropped

@@ -142,9 +142,32 @@ impl World {
         self.compare();
         self.listen();
         let new = |plan: &&Plan| !known.contains(&plan.flight);
-        self.waiting
-            .extend(self.in_flight.iter().filter(new).cloned());
+        let new: Vec<Plan> = self.in_flight.iter().filter(new).cloned().collect();
+        self.out_of_service(&new);
+        self.waiting.extend(new);
         self.dispatch(stats.counters.flights);
+    }
+
+    /// No withdrawn slot holds a block that is found, and no plan reads or fills one. Whether they count
+    /// as room, the comparison says.
+    fn out_of_service(&self, new: &[Plan]) {
+        let state = self.cache.lock();
+        for (tier, withdrawn) in self.yard.withdrawn.iter().enumerate() {
+            let named = new.iter().flat_map(|plan| {
+                let reads = plan.sources.iter().filter(|_| plan.from.0 == tier);
+                reads.chain(plan.destinations.iter().filter(|_| plan.to.0 == tier))
+            });
+            for slot in named {
+                assert!(
+                    !withdrawn.contains(slot),
+                    "a copy of slot {slot} of tier {tier}"
+                );
+            }
+            for &slot in withdrawn {
+                let found = state.holds_block(Tier(tier), slot);
+                assert!(!found, "slot {slot} of tier {tier} was withdrawn");
+            }
+        }
     }
 
     /// Now and then, so that some have landed before they were dispatched.

@@ -257,7 +257,7 @@ def _table(path: object) -> dict[str, Any]:
 
     try:
         table = tomllib.loads(Path(str(path)).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Misuse(f"config = {str(path)!r}: it is no configuration: {error}") from error
     own = table.get("blockyard", table)
     if not isinstance(own, dict):

@@ -313,6 +313,8 @@ def _value(text: str, field: str, index: str | None) -> str:
         value: Any = json.loads(text)[field]
     except ValueError:  # an integer of thousands of digits
         return "a number too large"
+    except RecursionError:
+        return "a value too deep"
     shown = json.dumps(value if index is None else value[int(index)])
     return shown if len(shown) <= 60 else shown[:60] + "…"  # noqa: PLR2004 - some of a line
 

@@ -184,19 +184,23 @@ impl State {
         self.cut_kept(moves.iter().filter_map(|step| step.node), to);
         for step in &moves {
             if let Some(node) = self.arrival(to, step) {
-                self.detach(node, to);
-                if self.keeps_at(node, to) > 0 {
-                    self.tiers[to].ledger.promise(1);
-                }
-                self.put(to, step.to, Hold::Quarantined);
-                self.note_copy(from, to, node, false);
-                self.remove_if_gone(node);
-            } else {
-                self.put(to, step.to, Hold::Quarantined);
+                self.lose_arrival(from, node, to);
             }
+            self.put(to, step.to, Hold::Quarantined);
         }
         self.break_unbacked(to);
         Ok(true)
+    }
+
+    /// What a copy brings to a tier below the device will not be published: its block is not there, and
+    /// where that was its home, the tier owes it a slot again.
+    pub(super) fn lose_arrival(&mut self, from: Tier, node: NodeIx, to: Tier) {
+        self.detach(node, to);
+        if self.keeps_at(node, to) > 0 {
+            self.tiers[to].ledger.promise(1);
+        }
+        self.note_copy(from, to, node, false);
+        self.remove_if_gone(node);
     }
 
     /// The lease falls back to its good prefix: the table ends before `block`, and growth up to

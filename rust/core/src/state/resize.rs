@@ -179,7 +179,7 @@ impl State {
             node.is_some_and(|node| unkept.get(&node) == Some(&self.trie[node].keeps.count()))
         };
         let idle = |slot: SlotIx| matches!(self.hold(tier, slot), Hold::Idle { .. });
-        let lost = |slot: SlotIx| leaves(slot) && self.hold(tier, slot).is_ready();
+        let lost = |slot: SlotIx| leaves(slot) && self.node_in(tier, slot).is_some();
         let gone = |slot: SlotIx| lost(slot) || dissolves(slot) && (idle(slot) || kept(slot));
         let blocked = self.blocked_without(tier, |slot| lost(slot) || dissolves(slot));
         let promised = match tier {

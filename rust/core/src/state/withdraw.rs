@@ -4,12 +4,14 @@
 use super::State;
 use crate::error::{Error, Result};
 use crate::id::{Ix, SlotIx, Tier};
+use crate::pool::Hold;
 
 impl State {
     /// Gives these slots of a tier below the device out no more. Ready copies in them are dropped:
     /// what follows them in a sequence stays, and parked sequences that kept them are computed again.
-    /// Slots that a copy still reads or writes leave when it has ended. Slots that were withdrawn
-    /// before are left as they are. Returns how many copies were dropped.
+    /// What a copy brings there is not published, however it ends. Slots that a copy still reads or
+    /// writes leave when it has ended. Slots that were withdrawn before are left as they are. Returns
+    /// how many copies were dropped.
     ///
     /// It takes time in proportion to the tier.
     ///
@@ -41,8 +43,16 @@ impl State {
         }
         let mut dropped = 0;
         for &slot in &fresh {
-            let node = self.node_in(tier, slot);
-            if let Some(node) = node.filter(|&node| self.ready(node, tier) == Some(slot)) {
+            let Some(node) = self.node_in(tier, slot) else {
+                continue;
+            };
+            if let Hold::Filling { flight } = self.hold(tier, slot) {
+                self.cut_kept(std::iter::once(self.trie.id(node)), tier);
+                // An anonymous block dissolved with its keep.
+                if self.node_in(tier, slot).is_some() {
+                    self.lose_arrival(self.flights[flight].from, node, tier);
+                }
+            } else {
                 self.drop_copy(tier, node, slot);
                 dropped += 1;
             }

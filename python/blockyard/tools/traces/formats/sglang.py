@@ -130,7 +130,7 @@ def _fields(place: Place, line: str, start: int) -> dict[str, Any]:
 def _value(place: Place, name: str, value: str) -> Any:  # noqa: ANN401 - whatever it is
     try:
         return ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         raise place.wrong(name, f"{value[:40]}… is cut off; {_CUT}") from None
 
 

@@ -148,7 +148,7 @@ def _unquoted(place: Place, quoted: str) -> str | None:
     """Returns the text that Python has written with quotes."""
     try:
         text: str | None = ast.literal_eval(quoted)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         raise place.wrong(
             "prompt", "it is no text as Python quotes it; give the log as vLLM wrote it"
         ) from None

@@ -173,7 +173,7 @@ impl State {
     }
 
     /// A tier has no more slots than it was given, but for those that cannot retire yet: they are held
-    /// or read, or something is below them (INV-14).
+    /// or read, or something is below them. One that was withdrawn has no block in any case (INV-14).
     pub(super) fn budget(&self, tier: Tier) -> Check {
         let pool = &self.tiers[tier].pool;
         for (slot, cell) in pool.cells() {
@@ -181,6 +181,11 @@ impl State {
             let retired = cell.hold == Hold::Retired && pool.stays(slot);
             if free || retired || self.retires(tier, slot) {
                 let detail = format!("{:?}, and the tier's size is {}", cell.hold, pool.limit());
+                return Err(self.violation("INV-14", tier, slot, detail));
+            }
+            let found = cell.node.is_some() || cell.hold.is_ready();
+            if found && pool.is_withdrawn(slot) {
+                let detail = format!("{:?}, with a block, and its memory is gone", cell.hold);
                 return Err(self.violation("INV-14", tier, slot, detail));
             }
         }
