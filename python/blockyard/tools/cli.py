@@ -11,12 +11,10 @@ import click
 from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard._typing import override
 from blockyard.tools.disk.cli import disk
+from blockyard.tools.endings import BROKEN, FAILED, INTERRUPTED, MISUSE, STATUSES, Broken
 from blockyard.tools.proof.cli import proof
 
 __all__ = ["cli"]
-
-_BREACH, _MISUSE, _INTERRUPTED = 1, 2, 130
-"""Exit statuses."""
 
 _EXTRA: Final = ("msgspec", "rich")
 """The packages that `replay`, `sweep` and `trace` need beside the library's own dependencies."""
@@ -54,6 +52,12 @@ class _Commands(click.Group):
                 formatter.write_dl(said)
 
     @override
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit status"):
+            formatter.write_dl([(str(status), said) for status, said in STATUSES.items()])
+        super().format_epilog(ctx, formatter)
+
+    @override
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -69,15 +73,20 @@ class _Commands(click.Group):
         try:
             sys.exit(super().main(*args, **kwargs))
         except click.ClickException as error:
-            _fail(error.format_message(), _MISUSE)
+            _fail(error.format_message(), MISUSE)
         except Misuse as error:
-            _fail(str(error), _MISUSE)
+            _fail(str(error), MISUSE)
         except MemoryError:
-            _fail("memory runs out; give fewer --requests, or use a larger machine", _MISUSE)
+            _fail("memory runs out; give fewer --requests, or use a larger machine", MISUSE)
+        except Broken as error:
+            _fail(str(error), BROKEN)
         except BlockyardError as error:
-            _fail(str(error), _BREACH)
+            _fail(str(error), FAILED)
+        except OSError as error:
+            where = "" if error.filename is None else f"{error.filename}: "
+            _fail(f"{where}{error.strerror or error}", FAILED)
         except click.Abort:
-            _fail("interrupted", _INTERRUPTED)
+            _fail("interrupted", INTERRUPTED)
 
 
 @click.group(

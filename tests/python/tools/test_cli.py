@@ -458,7 +458,7 @@ def spoiled(change: Callable[[Run], Run]) -> Callable[..., Run]:
 
 @pytest.mark.parametrize("what", ["audit", "bytes", "answers"])
 @pytest.mark.parametrize("complete", [True, False])
-def test_a_breach_or_a_wrong_byte_is_status_1_whether_or_not_it_was_interrupted(
+def test_a_breach_or_a_wrong_byte_is_status_3_whether_or_not_it_was_interrupted(
     what: str, monkeypatch: pytest.MonkeyPatch, *, complete: bool
 ) -> None:
     def change(run: Run) -> Run:
@@ -472,7 +472,13 @@ def test_a_breach_or_a_wrong_byte_is_status_1_whether_or_not_it_was_interrupted(
 
     monkeypatch.setattr(comparison, "play", spoiled(change))
     done = typed("--requests", "5", "--verify", "--json", "r.json")
-    assert done.exit_code == 1
+    assert done.exit_code == 3
+    lines = {
+        "audit": "blockyard: a law is broken: INV-1: two and two make five",
+        "bytes": "blockyard: 7 blocks had wrong bytes",
+        "answers": "blockyard: 7 answers were wrong",
+    }
+    assert done.stderr.splitlines()[-1] == lines[what]
     assert ("INV-1: two and two" if what == "audit" else "7 WRONG") in " ".join(done.stdout.split())
     assert Path("r.json").exists()
 
