@@ -3,13 +3,13 @@
 import difflib
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Final, NoReturn
 
 import click
 
 from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard._typing import override
+from blockyard.shared.extras import install, missing
 from blockyard.tools.disk.cli import disk
 from blockyard.tools.endings import BROKEN, FAILED, INTERRUPTED, MISUSE, STATUSES, Broken
 from blockyard.tools.proof.cli import proof
@@ -26,7 +26,6 @@ _GROUPS: Final = {
     "Look after a disk": ("disk",),
 }
 """The commands by what they are for."""
-_INSTALL: Final = "pip install 'blockyard[replay]'"
 
 
 class _Commands(click.Group):
@@ -109,8 +108,8 @@ cli.add_command(proof)
 
 def _extra(name: str) -> click.Command:
     """Returns the command; without the extra, one that only says what to install."""
-    missing = [package for package in _EXTRA if find_spec(package) is None]
-    if not missing:
+    lacking = missing(*_EXTRA)
+    if not lacking:
         command: click.Command = getattr(
             import_module(f"blockyard.tools.{_WITH_EXTRA[name]}"), name
         )
@@ -118,13 +117,14 @@ def _extra(name: str) -> click.Command:
 
     @click.command(
         name,
-        help=f"Needs the extra `replay`: {_INSTALL}",
+        help=f"Needs the extra `replay`: {install('replay')}",
+        short_help="Needs the extra `replay`: run it to see what to install.",
         add_help_option=False,
         context_settings={"ignore_unknown_options": True},
     )
     @click.argument("words", nargs=-1)
     def refusal(words: tuple[str, ...]) -> NoReturn:  # noqa: ARG001 - as click has it
-        raise Misuse(f"{name} needs {', '.join(missing)}: {_INSTALL}")
+        raise Misuse(f"{name} needs {', '.join(lacking)}: {install('replay')}")
 
     return refusal
 
